@@ -19,7 +19,7 @@
 #include "bench/harness.h"
 #include "tessera/base/error.h"
 #include "tessera/base/files/staged.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/launch/launcher.h"
@@ -329,7 +329,7 @@ void measure_state(Harness& harness, Halves& halves, const std::string& state, c
 int run(Harness& harness, const std::string& self) {
   harness.threads = kRanks;
   // On the disk of the build folder, not in memory.
-  const auto folder = fs::path(source_folder()) / "build" / (".bench-" + random_word(8));
+  const auto folder = fs::path(source_folder()) / "build" / (".bench-" + random_hex(8));
   fs::create_directories(folder);
   const struct Cleanup {
     fs::path folder;

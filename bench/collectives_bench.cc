@@ -92,7 +92,7 @@ std::shared_ptr<comm::Group> group_of(comm::World& world, int hosts) {
                                               .rank = world.rank(),
                                               .size = world.size(),
                                               .ranks = ranks,
-                                              .crowded = world.info().cores_per_rank < 1,
+                                              .oversubscribed = world.info().cores_per_rank < 1,
                                               .host = std::to_string(world.rank() % hosts),
                                               .timeout = std::chrono::hours(1)});
   return std::make_shared<comm::Group>("hosts", ranks, world.rank(), std::move(backend));

@@ -27,7 +27,7 @@ constexpr int kRanks = 2;
 constexpr int64_t kRows = 2, kLength = 1024, kVocabulary = 151'936;
 
 // This rank's columns: element (t, v) of the whole is ((t V + v) 7919 mod 10007) / 1000 - 5, as in the peer.
-at::Tensor make_logits(const kernels::VocabPart& part, c10::ScalarType dtype) {
+at::Tensor make_logits(const kernels::VocabShard& part, c10::ScalarType dtype) {
   const auto logits = at::empty({kRows * kLength, part.end - part.start}, dtype);
   for (int64_t t = 0; t < kRows * kLength; ++t) {
     const int64_t first = t * kVocabulary;
@@ -49,7 +49,7 @@ int64_t memory_of(const std::string& name) {
 int rank_main(const std::string& dtype) {
   const auto world = comm::World::connect({});
   const int64_t each = kVocabulary / world->size();
-  const kernels::VocabPart part{world->rank() * each, (world->rank() + 1) * each, world->group()};
+  const kernels::VocabShard part{world->rank() * each, (world->rank() + 1) * each, world->group()};
   const auto logits = make_logits(part, dtype == "bfloat16" ? at::kBFloat16 : at::kFloat);
   const auto target =
       at::arange(kRows * kLength, at::kLong).mul_(104'729).remainder_(kVocabulary).view({kRows, kLength});

@@ -94,7 +94,7 @@ void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows) {
   train::TrainStep step(model, *optimizer, world.group(),
                         {.max_grad_norm = rows.early ? 0.0 : 1.0,
                          .early_step = rows.early,
-                         .counts = rows.counts,
+                         .is_counted = rows.is_counted,
                          .pipeline = rows.pipeline});
   const int64_t at_once = rows.rows / rows.micro_batches;
   const auto micro_batches = [&](int64_t first) {
@@ -154,11 +154,11 @@ int serve_layout(const LayoutRank& given) {
                                 .cp = parallel.cp,
                                 .pp = parallel.pp,
                                 .ep = parallel.ep};
-  const train::RunMesh place(layout, given.device, world);
+  const train::RunMesh run_mesh(layout, given.device, world);
   const auto config = ModelConfig::from_folder(given.model);
-  const auto stages = train::pipeline_options(recipe, config, place.mesh());
+  const auto stages = train::pipeline_options(recipe, config, run_mesh.mesh());
   const auto model = make_parallel_model(config, at::kFloat,
-                                         {.mesh = place.mesh(),
+                                         {.mesh = run_mesh.mesh(),
                                           .ep = parallel.ep,
                                           .cp_rotate_method = "alltoall",
                                           .sequence_parallel = parallel.sequence_parallel,
@@ -166,13 +166,13 @@ int serve_layout(const LayoutRank& given) {
                                          stages);
   load_pretrained(*model, given.model);
   serve_steps(*model, *world,
-              {.rows = given.rows / place.data_size(),
+              {.rows = given.rows / run_mesh.data_size(),
                .length = given.length,
-               .data_ranks = place.data_size(),
-               .data_rank = place.data_rank(),
-               .counts = place.counts(),
-               .micro_batches = std::max<int64_t>(given.micro_batches / place.data_size(), 1),
-               .own = [&](const data::Batch& batch) { return place.own_tokens(batch); },
+               .data_ranks = run_mesh.data_size(),
+               .data_rank = run_mesh.data_rank(),
+               .is_counted = run_mesh.is_counted(),
+               .micro_batches = std::max<int64_t>(given.micro_batches / run_mesh.data_size(), 1),
+               .own = [&](const data::Batch& batch) { return run_mesh.local_tokens(batch); },
                .pipeline = stages,
                .kernels = given.kernels});
   return 0;

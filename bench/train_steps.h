@@ -29,7 +29,7 @@ struct StepRows {
   int64_t document = 0;                                     // tokens of each document of a row; 0: it is one
   bool early = false;                                       // updates in backward, no clipping
   int64_t data_ranks = 1, data_rank = 0;                    // those that have rows of their own
-  bool counts = true;                                       // train::StepOptions::counts
+  bool is_counted = true;                                   // train::StepOptions::is_counted
   int64_t micro_batches = 1;                                // that the rows of this rank are cut into
   std::function<data::Batch(const data::Batch&)> own = {};  // the tokens of this rank; none: all
   pipeline::PipelineOptions pipeline = {};

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the tables of measured figures from the JSON lines in bench/results: README's, of the rows that bench/table.txt
-lists, and bench/results/README.md, of all cases; a folder in bench/results holds those of another machine.
+"""Writes the tables of measured figures from the JSON lines in bench/results: README.md and docs/performance.md have the
+rows that bench/table.txt lists, bench/results/README.md has all cases. A folder in bench/results holds the cases of another
+machine.
 
     bench_table.py [--check]      --check: writes nothing, fails where a table is not that of the results
 """
@@ -25,7 +26,7 @@ def read_results(folder):
 
 
 def cells(cases):
-    """What ours, the peer and their ratio come to, of one case or of several of a row."""
+    """Our figure, the peer's and their ratio, of one case or of several cases of a row."""
     unit = cases[0]["unit"] if len({case["unit"] for case in cases}) == 1 else None
     shown = lambda value, case: number(value) + ("" if unit else f" {case['unit']}")
     ours = "; ".join(shown(case["ours"], case) for case in cases)
@@ -57,28 +58,68 @@ def places_of(lines):
     return [place for place, _ in collections.Counter(map(where_of, lines)).most_common()]
 
 
-def readme_table(results):
-    rows = ["| what | Tessera | peer | times better | threads | by |", "|---|---|---|---|---|---|"]
-    places = places_of([line for lines in results.values() for line in lines])
-    marks = {place: f"{index + 1}" for index, place in enumerate(places)} if len(places) > 1 else {}
+def ratio_of(value):
+    return f"{value:.2f}" if value < 10 else number(value)
+
+
+def case_of(results, bench, name):
+    """The measured case, or None where this machine has not measured it."""
+    case = next((case for case in results.get(bench, []) if case["case"] == name), None)
+    if case is None and bench in results:  # bf16 is measured only where the processor has instructions for it
+        print(f"bench_table.py: bench/results/{bench}.json has no case '{name}'", file=sys.stderr)
+    return case
+
+
+def table_lines():
+    """The lines of bench/table.txt without its comments."""
     for line in (ROOT / "bench/table.txt").read_text().splitlines():
-        if line.startswith("#"):
+        if not line.startswith("# ") and not line.startswith("#   "):
+            yield line
+
+
+def readme_table(results):
+    rows = ["| measured | unit | Tessera | peer | ratio | the peer is |", "|---|---|---|---|---|---|"]
+    for line in table_lines():
+        fields = [field.strip() for field in line.split(" | ")]
+        if fields[0] != "readme":
             continue
-        title, bench, names = (part.strip() for part in line.split(" | "))
-        if bench not in results:
-            continue  # not measured on this machine
-        known = {case["case"]: case for case in results[bench]}
-        cases = [known[name.strip()] for name in names.split(";") if name.strip() in known]
-        for name in names.split(";"):
-            if name.strip() not in known:  # bf16 is measured only where the processor has it
-                print(f"bench_table.py: bench/results/{bench}.json has no case '{name.strip()}'", file=sys.stderr)
-        if not cases:
+        _, title, peer, bench, name = fields
+        case = case_of(results, bench, name)
+        if case:
+            rows.append(f"| {title} | {case['unit']} | {number(case['ours'])} | {number(case['peer'])} "
+                        f"| {ratio_of(case['ratio'])} | {peer} |")
+    return "\n".join(rows) + "\n"
+
+
+def performance_sections(results):
+    """The sections of bench/table.txt: a heading, its text, and a table with one number in a cell."""
+    head = ["| case | unit | Tessera | peer | ratio | tuned peer | ratio to it | threads |", "|---|---|---|---|---|---|---|---|"]
+    parts, in_table = [], False
+    places = places_of([line for lines in results.values() for line in lines])
+    parts += ["Machines:", ""] + [f"{index + 1}. {place}" for index, place in enumerate(places)]
+    for line in table_lines():
+        fields = [field.strip() for field in line.split(" | ")]
+        if fields[0] == "readme":
             continue
-        machines = "".join(sorted({marks.get(where_of(case), "") for case in cases}))
-        threads = "; ".join(sorted({str(case["threads"]) for case in cases}))
-        rows.append(f"| {title} | {' | '.join(cells(cases))} | {threads} | `./dev bench {bench}`{f' [{machines}]' if machines else ''} |")
-    said = "Measured on " + "; ".join(f"{f'[{marks[place]}] ' if marks else ''}{place}" for place in places) + ".\n\n"
-    return said + "\n".join(rows) + "\n"
+        if len(fields) != 2:
+            if line or parts[-1]:
+                parts.append(line)
+            in_table = False
+            continue
+        bench, name = fields
+        case = case_of(results, bench, name)
+        if not case:
+            continue
+        if not in_table:
+            parts += head
+            in_table = True
+        tuned = "tuned_peer" in case
+        machine = "" if len(places) == 1 or places.index(where_of(case)) == 0 else f" (machine {places.index(where_of(case)) + 1})"
+        title = name.removesuffix(f" {case['unit']}").removesuffix(",")
+        parts.append(f"| {title}{machine} | {case['unit']} | {number(case['ours'])} | {number(case['peer'])} "
+                     f"| {ratio_of(case['ratio'])} | {number(case['tuned_peer']) if tuned else ''} "
+                     f"| {ratio_of(case['tuned_ratio']) if tuned else ''} | {case['threads']} |")
+    return "\n".join(parts) + "\n"
 
 
 def whole_table(results):
@@ -94,16 +135,21 @@ def whole_table(results):
     return "".join(parts)
 
 
+def with_table(file, table):
+    """The text of the file with `table` between its two marks."""
+    head, rest = file.read_text().split(BEGIN)
+    return head + BEGIN + "\n" + table + "\n" + END + rest.split(END)[1]
+
+
 def main():
     results = read_results(RESULTS)
-    readme = (ROOT / "README.md").read_text()
-    head, rest = readme.split(BEGIN)
-    tail = rest.split(END)[1]
-    wanted = {ROOT / "README.md": head + BEGIN + "\n" + readme_table(results) + "\n" + END + tail,
-              RESULTS / "README.md": whole_table(results)}
+    readme, performance = ROOT / "README.md", ROOT / "docs/performance.md"
+    written = {readme: with_table(readme, readme_table(results)),
+               performance: with_table(performance, performance_sections(results)),
+               RESULTS / "README.md": whole_table(results)}
     for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
-        wanted[folder / "README.md"] = whole_table(read_results(folder))
-    for file, text in wanted.items():
+        written[folder / "README.md"] = whole_table(read_results(folder))
+    for file, text in written.items():
         if sys.argv[1:] != ["--check"]:
             file.write_text(text)
         elif not file.exists() or file.read_text() != text:

@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 tests='
-  test_comm_unit:Watchdog.*:Monitor.*:HubStore.*:RestartPolicy.*
+  test_comm_unit:Watchdog.*:Monitor.*:RunStore.*:RestartPolicy.*
   test_comm_dist:Faults.*
   test_comm_dist:KilledPhases.*
   test_comm_dist:BrokenMessages.*

@@ -1,8 +1,8 @@
-// Ranks that work together: errors, how ranks find each other, groups and their collectives. A function that
-// communicates is COLLECTIVE over the group or world that its comment names: all ranks of it call the function, in the
-// same order.
+// Communication between the ranks of a run: rendezvous, process groups, collectives and their errors. The comment of a
+// function that communicates says COLLECTIVE over a group or world: all ranks of this group or world must call the
+// function, in the same order.
 //
-//   const auto world = comm::World::connect({});  // ranks that tessera launch, torchrun, Slurm or MPI has started
+//   const auto world = comm::World::connect({});  // in a process of tessera launch, torchrun, Slurm or MPI
 //   comm::all_reduce(*world->group(), sums, comm::ReduceOp::kSum).wait();
 #pragma once
 

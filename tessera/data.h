@@ -1,4 +1,5 @@
-// Training data: files of records, tokenized and packed into rows on disk, and the order in which ranks read them.
+// Training data: files of records, which are tokenized and packed into rows on disk, and the order in which the ranks
+// read these rows.
 //
 //   const auto dataset = data::Dataset::load(options, tokenizer);
 #pragma once

@@ -1,5 +1,5 @@
-// Distributed tensors: DeviceMesh, placements, redistribution, sharding rules for operations of your own.
-// PyTorch: torch.distributed.device_mesh and torch.distributed.tensor.
+// Public header of distributed tensors: DeviceMesh, placements, redistribution, and sharding rules for a user's own
+// operations. It corresponds to torch.distributed.device_mesh and torch.distributed.tensor of PyTorch.
 //
 //   const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp", "tp"});
 //   const at::Tensor weight = distribute_tensor(values, mesh, {Replicate(), Shard(0)});
@@ -15,6 +15,6 @@
 #include "tessera/dtensor/rules/reductions/loss_parallel.h"
 #include "tessera/dtensor/rules/register_sharding.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/dtensor/tensor/placement.h"
 #include "tessera/mesh/device_mesh.h"

@@ -1,4 +1,4 @@
-// Files of tensors: safetensors, GGUF, torch.save and torch.distributed.checkpoint. Single process, no communication.
+// Tensor files: safetensors, GGUF, torch.save and torch.distributed.checkpoint. For a single process; no communication.
 //
 //   const auto files = TensorFiles::open("model-folder");
 #pragma once

@@ -1,5 +1,5 @@
-// Fused operations with derivatives and sharding rules, and log-probabilities over a vocabulary that is sharded.
-// NeMo RL: distributed/model_utils.py.
+// Fused operations with derivatives and sharding rules, and log-probabilities over a vocabulary that is sharded over
+// ranks (NeMo RL: distributed/model_utils.py).
 //
 //   const at::Tensor loss = kernels::linear_cross_entropy(hidden, head, labels);
 #pragma once
@@ -7,10 +7,10 @@
 #include "tessera/dtensor.h"
 #include "tessera/kernels/attention/causal_attention.h"
 #include "tessera/kernels/attention/context_layout.h"
+#include "tessera/kernels/linear/batch_invariant_linear.h"
 #include "tessera/kernels/linear/grouped_linear.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/linear/quantized_weight.h"
-#include "tessera/kernels/linear/row_product.h"
 #include "tessera/kernels/logprobs/context.h"
 #include "tessera/kernels/logprobs/linear_logprobs.h"
 #include "tessera/kernels/logprobs/logprobs.h"

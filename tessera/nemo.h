@@ -1,5 +1,6 @@
-// Helpers of NVIDIA NeMo AutoModel and NeMo RL under their names: gradient accumulation hooks, module offloading, tail
-// padding, THD batches, gradients of experts and of tensor parallel replicas. docs/upstream.md lists them.
+// Helpers of NVIDIA NeMo AutoModel and NeMo RL under their original names: gradient accumulation hooks, module
+// offloading, tail padding, THD batches, gradients of experts and of tensor parallel replicas. docs/upstream.md lists
+// these functions.
 #pragma once
 
 #include "tessera/data/nemo/thd.h"

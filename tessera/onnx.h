@@ -1,4 +1,4 @@
-// ONNX models: the graph, its file, and the pad operation.
+// ONNX models: the graph, the model file, and the pad operation.
 #pragma once
 
 #include "tessera/base/error.h"

@@ -1,4 +1,4 @@
-// The server of `tessera serve`: OpenAI's API over HTTP.
+// The server of `tessera serve`, which offers OpenAI's API over HTTP.
 #pragma once
 
 #include "tessera/models.h"

@@ -1,4 +1,5 @@
-// State dicts that do not depend on how a model is parallel, and checkpoints that any number of ranks resumes from.
+// State dicts that do not depend on how a model is parallelized, and checkpoints that a run resumes from with any
+// number of ranks.
 // PyTorch: torch.distributed.checkpoint.
 //
 //   const auto [weights, states] = get_state_dict(*model, {optimizer.get()});

@@ -1,4 +1,5 @@
-// Tokenizers, chat templates and grammars of JSON Schema, as Hugging Face folders hold them. Without libtorch.
+// Tokenizers and chat templates from Hugging Face model folders, and grammars from JSON Schemas. This layer does not
+// use libtorch.
 //
 //   const auto tokenizer = text::Tokenizer::from_folder("SmolLM2-135M-Instruct");
 #pragma once

@@ -1,4 +1,4 @@
-// Training runs: a recipe, its settings, and the trainer that carries it out.
+// Training runs: the recipe, which holds all settings of a run, and the trainer, which runs it.
 //
 //   train::Trainer trainer(recipe, world);
 //   trainer.run();

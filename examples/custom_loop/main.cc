@@ -41,9 +41,9 @@ int train(const std::string& setting) {
 
   double first = 0, loss_value = 0;
   for (int step = 0; step < 100; ++step) {
-    const auto x = at::linspace(-1, 4, 240, device).view({-1, 1});
-    const auto mine = x.chunk(world->size()).at(world->rank());
-    const auto loss = (net(mine) - at::sin(mine)).pow(2).mean();
+    const auto batch = at::linspace(-1, 4, 240, device).view({-1, 1});
+    const auto x = batch.chunk(world->size()).at(world->rank());  // this rank's rows of the batch
+    const auto loss = (net(x) - at::sin(x)).pow(2).mean();
     loss.backward();
     optim::clip_grad_norm(net.parameters(), 1.0);
     optimizer->step();

@@ -8,7 +8,7 @@
 namespace tessera {
 
 int Error::exit_code() const noexcept {
-  static constexpr int kExitCodes[] = {2, 3, 3, 3, 4, 5, 1};  // in the order of the kinds
+  static constexpr int kExitCodes[] = {2, 3, 3, 3, 4, 5, 1};  // in the order of ErrorKind
   const auto place = static_cast<size_t>(kind_);
   return place < std::size(kExitCodes) ? kExitCodes[place] : 1;
 }
@@ -20,6 +20,7 @@ const char* to_string(ErrorKind kind) noexcept {
 int exit_code_for(const std::exception& error) noexcept {
   if (const auto* ours = dynamic_cast<const Error*>(&error)) return ours->exit_code();
   if (dynamic_cast<const std::bad_alloc*>(&error)) return 5;
+  // libtorch's allocators report exhausted memory as c10::Error, which only its message shows.
   const std::string_view message = error.what();
   if (message.find("can't allocate memory") != message.npos || message.find("out of memory") != message.npos) return 5;
   return 1;

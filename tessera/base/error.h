@@ -3,7 +3,7 @@
 //   TESSERA_CHECK(saved == wanted, ErrorKind::kShape, "[checkpoint] {}: saved {}, wanted {}", name, saved, wanted);
 //   raise(ErrorKind::kConfig, "[train] unknown key '{}'. Did you mean '{}'?", key, nearest);
 //
-// A message says what was being done, on which object, found against expected, where, and what to do.
+// A message says: the operation, the object, the found and the expected value, the place, and what to do.
 // Errors are thrown as exceptions; every kind maps to one exit code of the program. Thread-safe.
 #pragma once
 
@@ -17,10 +17,10 @@
 namespace tessera {
 
 enum class ErrorKind {
-  kConfig,    // what the user asked for cannot be: flags, recipe, config.json values
+  kConfig,    // the user's settings are invalid: flags, recipe, config.json values
   kIo,        // the operating system refused: missing file, full disk, no permission
-  kFormat,    // a file or a message is not what it claims to be
-  kShape,     // tensors, meshes or placements that do not fit together
+  kFormat,    // the contents of a file or a message are invalid
+  kShape,     // tensors, meshes or placements do not fit together
   kComm,      // a collective, a rendezvous or a peer failed, or timed out
   kMemory,    // out of memory
   kInternal,  // a defect of Tessera
@@ -45,11 +45,12 @@ const char* to_string(ErrorKind kind) noexcept;
 // allocator failures), 1 for everything else.
 int exit_code_for(const std::exception& error) noexcept;
 
-// What it says, without the backtrace that libtorch's exceptions bring.
+// The first line of the exception's message: without the backtrace that libtorch appends to a message.
 std::string first_line(const std::exception& error);
 std::string first_line(std::string_view text);
 
-// Any exception as ours, of others' the first line: kMemory where memory was exhausted, else kInternal.
+// Converts any exception to an Error. An Error is returned unchanged. Another exception becomes an Error with the first
+// line of its message: kMemory where memory was exhausted, else kInternal.
 Error as_error(const std::exception& error);
 
 template <class... Args>

@@ -1,4 +1,4 @@
-// The label of a token that teaches nothing, as ignore_index of torch's cross_entropy.
+// The label of a token without loss: the default ignore_index of torch's cross_entropy.
 #pragma once
 
 #include <cstdint>

@@ -37,6 +37,7 @@ void set_log_prefix(std::string value) {
   prefix() = std::move(value);
 }
 
+// One write() for each line, so lines of several threads and processes are not mixed.
 void log_line(LogLevel level, std::string_view message) {
   const char* label = level == LogLevel::kWarning ? "warning: " : level == LogLevel::kError ? "error: " : "";
   std::string line;
@@ -44,7 +45,7 @@ void log_line(LogLevel level, std::string_view message) {
     const std::lock_guard lock(prefix_mutex);
     line = fmt::format("[tessera] {}{}{}\n", prefix(), label, message);
   }
-  // A line that cannot be written has nowhere else to go.
+  // A failed write to stderr cannot be reported anywhere.
   [[maybe_unused]] const auto ignored = ::write(STDERR_FILENO, line.data(), line.size());
   if (level == LogLevel::kWarning) WarningLog::notify(message);
 }

@@ -19,7 +19,7 @@ void set_log_level(LogLevel level) noexcept;
 LogLevel log_level() noexcept;
 // "debug", "info", "warning", "error", "off"; Error kConfig for anything else.
 LogLevel parse_log_level(std::string_view name);
-// What precedes each message of this process, e.g. "rank 1: ". Empty by default.
+// Sets the text before each message of this process, e.g. "rank 1: ". Empty by default.
 void set_log_prefix(std::string prefix);
 void log_line(LogLevel level, std::string_view message);
 

@@ -32,14 +32,14 @@ inline PhiloxBlock philox(uint64_t key, uint64_t counter_low, uint64_t counter_h
   return x;
 }
 
-// The number of what has a name (FNV-1a): a stream or a part of a key, the same on every machine.
+// The number of a name (FNV-1a), the same on every machine; used as a stream or as part of a key.
 inline uint64_t philox_stream(std::string_view name) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const char each : name) hash = (hash ^ static_cast<unsigned char>(each)) * 0x100000001b3;
   return hash;
 }
 
-// In (0, 1]: 53 bits of the first two words.
+// A uniform number in (0, 1], from 53 bits of the first two words.
 inline double philox_uniform(const PhiloxBlock& words) {
   const uint64_t bits = (uint64_t{words[0]} << 21) ^ (words[1] >> 11);
   return (static_cast<double>(bits & ((uint64_t{1} << 53) - 1)) + 1.0) * 0x1.0p-53;

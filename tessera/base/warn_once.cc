@@ -9,9 +9,9 @@ namespace tessera {
 bool is_first_time(std::string_view message) {
   constexpr size_t kMostKept = 1000;
   static std::mutex mutex;
-  static std::set<std::string, std::less<>> told;
+  static std::set<std::string, std::less<>> logged;
   const std::lock_guard lock(mutex);
-  return told.size() < kMostKept && told.emplace(message).second;
+  return logged.size() < kMostKept && logged.emplace(message).second;
 }
 
 }  // namespace tessera

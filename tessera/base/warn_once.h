@@ -1,8 +1,8 @@
-// Warnings that this process tells once, whatever repeats their cause.
+// Warnings that are logged once in a process, even if their cause repeats.
 //
 //   log_warning_once("[models.load] {}: {} is not used", dir, name);
 //
-// Thread-safe. Of more than 1,000 different ones the later ones are not told.
+// Thread-safe. After 1,000 different warnings no more warnings are logged.
 #pragma once
 
 #include <string_view>
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// Whether this process asks for the first time with this message.
+// Whether this is the first call with this message in the process. False after 1,000 different messages.
 bool is_first_time(std::string_view message);
 
 template <class... Args>

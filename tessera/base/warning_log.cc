@@ -30,17 +30,18 @@ WarningLog::~WarningLog() {
   std::erase(logs.all, this);
 }
 
-std::vector<std::string> WarningLog::take() {
+std::vector<std::string> WarningLog::take_warnings() {
   const std::lock_guard lock(mutex_);
-  return std::exchange(kept_, {});
+  return std::exchange(warnings_, {});
 }
 
+// The list is locked while its logs are notified, so no log is destroyed during the call.
 void WarningLog::notify(std::string_view message) {
   auto& logs = warning_logs();
   const std::lock_guard lock(logs.mutex);
   for (auto* log : logs.all) {
     const std::lock_guard own(log->mutex_);
-    if (log->kept_.size() < kMostWarnings) log->kept_.emplace_back(message);
+    if (log->warnings_.size() < kMostWarnings) log->warnings_.emplace_back(message);
   }
 }
 

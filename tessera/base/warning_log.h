@@ -1,10 +1,10 @@
-// The warnings of this process, kept for whoever tells of the run afterwards.
+// Collects the warnings of this process, for a report about the run afterwards.
 //
-//   WarningLog warnings;                       // from here on
+//   WarningLog warnings;                       // collects from now on
 //   ...
-//   for (const auto& text : warnings.take())   // without "[tessera] rank 0: warning: "
+//   for (const auto& text : warnings.take_warnings())   // without "[tessera] rank 0: warning: "
 //
-// Thread-safe. Of more than 1,000 that nobody has taken the later ones are dropped.
+// Thread-safe. Keeps at most 1,000 warnings until take_warnings(); later warnings are dropped.
 #pragma once
 
 #include <mutex>
@@ -21,15 +21,15 @@ class WarningLog {
   WarningLog(const WarningLog&) = delete;
   WarningLog& operator=(const WarningLog&) = delete;
 
-  // Those since the last call, in order.
-  std::vector<std::string> take();
+  // The warnings since the last call, in order.
+  std::vector<std::string> take_warnings();
 
-  // Told of every warning by log_line().
+  // Adds a warning to all logs of the process. log_line() calls it for every warning.
   static void notify(std::string_view message);
 
  private:
   std::mutex mutex_;
-  std::vector<std::string> kept_;
+  std::vector<std::string> warnings_;
 };
 
 }  // namespace tessera

@@ -6,11 +6,12 @@
 //   auto checkpoint = Checkpoint::latest(run / "checkpoints", *world->group());          // COLLECTIVE over the world
 //   if (checkpoint) checkpoint->load({{"model.norm.weight", norm}, ...});
 //
-// A checkpoint is a folder step-XXXXXXXX, which is a PyTorch distributed checkpoint (torch.distributed.checkpoint loads
-// it) with a manifest.json beside it: an XXH3 hash of each file and what is no tensor (docs/format/checkpoint.md). It
-// is written under another name, synced and renamed; LATEST is replaced last. What is published is never half-written,
-// never overwritten, and an older checkpoint goes only after a newer one is there. Loading takes any world size and any
-// placements of Shard, StridedShard and Replicate, and folders that PyTorch wrote.
+// A checkpoint is a folder step-XXXXXXXX. It is a PyTorch distributed checkpoint, which torch.distributed.checkpoint
+// can load, plus a manifest.json with an XXH3 hash of each file and all state that is not a tensor
+// (docs/format/checkpoint.md). The folder is written under a temporary name, synced and renamed; LATEST is replaced
+// last. So a published checkpoint is always complete and never overwritten, and an older checkpoint is deleted only
+// after a newer checkpoint is published. load() works with any world size, with any placements of Shard, StridedShard
+// and Replicate, and with folders that PyTorch wrote.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,50 +34,55 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 using NamedObjects = std::vector<std::pair<std::string, StateValue>>;  // numbers, text, lists of them
 
 struct CheckpointOptions {
-  std::filesystem::path folder;  // made when it is not there
+  std::filesystem::path folder;  // created when missing
   std::shared_ptr<comm::World> world;
-  int64_t keep_last = 2;  // how many of those published last stay; 0: all
-  int64_t keep_best = 1;  // and how many with the lowest validation loss
-  bool async = true;      // write in a thread while training goes on; false: no copy of the tensors is made
-  // With async: the copy that is written is made by that thread, too, of tensors on the CPU; of those of an accelerator
-  // it is under way on a stream of its own. Whoever saves then calls wait_for_snapshot() before one of them changes,
-  // which orders what its thread launches next behind the latter.
+  int64_t keep_last = 2;  // number of latest checkpoints to keep; 0: all
+  int64_t keep_best = 1;  // number of checkpoints with the lowest validation loss to keep
+  bool async = true;  // write in a thread during training; false: write inside save(), without copies of CPU tensors
+  // Only with async. true: save() does not wait for the copy of the tensors. The writer thread copies CPU tensors;
+  // tensors of an accelerator are copied on a separate stream. The caller must call wait_for_snapshot() before one of
+  // the tensors changes; that call makes the caller's stream wait for the copies of the accelerator tensors.
   bool defer_copy = false;
-  // The ranks whose tensors are called as this rank's: of its pipeline stage. They share the writing of what they all
-  // have; of DTensors on some of them only, the mesh with the lowest rank writes. None: all ranks.
-  std::vector<int> holders = {};
+  // The ranks that hold the same tensors as this rank: the ranks of its pipeline stage. They divide the writing of
+  // replicated tensors among them. A DTensor whose mesh covers only some of these ranks is written by the mesh with the
+  // lowest rank. Empty: all ranks.
+  std::vector<int> stage_ranks = {};
 };
 
 struct Manifest;  // checkpoint/manifest.h
 
 class CheckpointWriter {
  public:
-  // No communication. Rank 0 removes from the folder what saves left that were killed, so that no other writer may be
-  // at work in it.
+  // No communication. Rank 0 deletes the remains of interrupted saves from the folder, so no other writer may use this
+  // folder at the same time.
   explicit CheckpointWriter(CheckpointOptions options);
-  ~CheckpointWriter();  // waits for this rank's own writing; errors are logged
+  ~CheckpointWriter();  // waits until this rank has written its files; errors are logged
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  // Takes a copy (see defer_copy) of this rank's parts of `tensors` (the same names on all ranks of a pipeline stage,
-  // others on those of another; replicas and a tensor under two names are written once) and starts writing. `objects`
-  // are alike on those ranks, too. PyTorch finds "model.NAME" as NAME in its state dict "model". A save still under way
-  // is finished first. Returns when written unless async. Ranks may take any time to write. `validation_loss` ranks the
-  // checkpoint for keep_best. COLLECTIVE over the world. Error kIo when this or the previous save failed on any rank,
-  // or when the ranks together did not hold each tensor exactly once; nothing of the failed one stays. Error kShape for
-  // placements that cannot be saved (Partial), before anything is done. What cannot be pruned is logged.
+  // Copies this rank's shards of `tensors` and starts to write them. Returns when the copies are made (with defer_copy
+  // at once; without async when the checkpoint is written). A save that is still running is finished first.
+  //
+  // `tensors` must have the same names on all ranks of a pipeline stage, and other names on other stages. A replicated
+  // tensor, or a tensor under two names, is written once. `objects` must be equal on the ranks of a stage, too. PyTorch
+  // finds "model.NAME" as NAME in its state dict "model". `validation_loss` orders checkpoints for keep_best.
+  //
+  // Errors: kIo when this or the previous save failed on any rank, or when the ranks together did not hold each element
+  // exactly once; a failed save leaves no files. kShape for placements that cannot be saved (Partial), before anything
+  // is done. A failure to delete old checkpoints is only logged. Ranks may take any time to write: no collective waits
+  // for them. COLLECTIVE over the world.
   void save(int64_t step, const NamedTensors& tensors, const nlohmann::json& extra,
             std::optional<double> validation_loss = std::nullopt, const NamedObjects& objects = {});
-  // Returns when the tensors of the last save() may change, which without defer_copy is at once. What must not happen
-  // before: writes to them, and to memory that they share; reading, forward and backward are free. A save is published
-  // once every rank has called this (or finish(), or the next save()), in the thread that called save(). A tensor that
-  // changed before fails the save as a file that cannot be written does, by name and on all ranks; so does a copy that
-  // fails. No communication.
+  // Returns when the tensors of the last save() may change; without defer_copy that is at once. Before this call the
+  // caller must not write to the tensors or to memory that they share; reading, forward and backward are allowed. A
+  // save is published once every rank has called this function (or finish(), or the next save()) in the thread that
+  // called save(). A tensor that changed too early fails the save on all ranks, with an error that names the
+  // tensor; so does a copy that failed. No communication.
   void wait_for_snapshot();
-  // Waits until the last save is published; Error kIo as above. COLLECTIVE over the world.
+  // Waits until the last save is published. Error kIo as in save(). COLLECTIVE over the world.
   void finish();
-  // Whether the save under way has failed, as far as this rank knows: rank 0 knows of all, another of its own part.
-  // Then finish() throws on every rank. No communication.
+  // Whether the running save has failed, as far as this rank knows: rank 0 knows the failures of all ranks, another
+  // rank only its own. If true, finish() will throw on every rank. No communication.
   bool failed() const;
 
  private:
@@ -86,32 +92,32 @@ class CheckpointWriter {
 
 class Checkpoint {
  public:
-  // The one that LATEST names, or nullopt when there is none. Error kFormat when it is damaged.
+  // The checkpoint that LATEST names, or nullopt without LATEST. Error kFormat when the checkpoint is damaged.
   static std::optional<Checkpoint> latest(const std::filesystem::path& folder);
-  // The same for a run: the first rank of the group reads LATEST for all, and every file is compared with its hash (in
-  // a folder without, every record with its checksum), by one rank each. The same Error on all ranks, which names the
-  // rank that found it. COLLECTIVE over the group.
+  // The same for a run, with a check of all contents. The first rank of the group reads LATEST and broadcasts it. Every
+  // file is compared with its hash (in a folder without hashes, every record with its checksum) by one of the ranks.
+  // All ranks throw the same Error, which names the rank that found the damage. COLLECTIVE over the group.
   static std::optional<Checkpoint> latest(const std::filesystem::path& folder, comm::Group& group);
-  // One checkpoint, compared and opened likewise. COLLECTIVE over the group.
+  // Opens one checkpoint and checks its contents in the same way. COLLECTIVE over the group.
   static Checkpoint open(const std::filesystem::path& checkpoint, comm::Group& group);
-  // The folder of one checkpoint. Reads and checks manifest.json, .metadata and the sizes of the files. A folder
-  // without manifest.json is one that PyTorch wrote: step 0, nothing extra, no hashes to compare but records' CRCs.
-  // Among a run's checkpoints it is an Error kFormat.
+  // Opens one checkpoint without reading its tensors: checks manifest.json, .metadata and the sizes of the files. A
+  // folder without manifest.json was written by PyTorch: step 0, no extra, no hashes, only the CRCs of its records.
+  // Such a folder inside a run's checkpoint folder is Error kFormat.
   static Checkpoint open(const std::filesystem::path& checkpoint);
 
   const std::filesystem::path& path() const { return path_; }
   int64_t step() const;
   const nlohmann::json& extra() const;
-  // false: PyTorch wrote it, and verify() compares what checksums its records have
+  // false: PyTorch wrote the checkpoint, and verify() compares the checksums that its records have.
   bool has_hashes() const { return manifest_ != nullptr; }
   const Manifest* manifest() const { return manifest_.get(); }  // null in a folder that PyTorch wrote
   const DcpFolder& contents() const { return *contents_; }
-  // Fills the tensors in place, each rank reading only what its parts need. All problems (missing tensors, other shapes
-  // or dtypes) are found before anything is changed: Error kShape. No communication.
+  // Fills the tensors in place. Each rank reads only the parts of the files that its shards need. All problems (missing
+  // tensors, other shapes or dtypes) are found before any tensor is changed: Error kShape. No communication.
   void load(const NamedTensors& tensors) const;
-  // Compares every file with its hash, or without hashes every record with its checksum, and reads every record; Error
-  // kFormat names the first that differs. Returns how many records have neither, so that their values may be anything.
-  // No communication.
+  // Compares every file with its hash (without hashes: every record with its checksum) and reads every record. Error
+  // kFormat names the first difference. Returns the number of records with neither hash nor checksum, whose values may
+  // be damaged unnoticed. No communication.
   size_t verify() const;
 
  private:

@@ -2,17 +2,20 @@
 
 namespace tessera {
 
-c10::OptionalStreamGuard DeviceCopies::of(const at::Tensor& tensor) {
+// The first tensor of a snapshot makes the copy stream wait for the work launched so far, so the copies read finished
+// values. The caching allocator may reuse a tensor's memory once the tensor is freed; sources_ keeps it until the
+// owner's stream waits for the copies.
+c10::OptionalStreamGuard DeviceCopies::enter_copy_stream(const at::Tensor& tensor) {
   if (!has_streams(tensor.device())) return c10::OptionalStreamGuard();
-  if (!stream_.exists()) stream_ = SideStream(tensor.device(), /*high_priority=*/false);
-  if (sources_.empty()) stream_.follow_current();
+  if (!stream_.exists()) stream_ = DeviceStream(tensor.device(), /*high_priority=*/false);
+  if (sources_.empty()) stream_.wait_current_stream();
   sources_.push_back(tensor);
-  return stream_.enter();
+  return stream_.make_current();
 }
 
-void DeviceCopies::hold_current() {
+void DeviceCopies::block_current_stream() {
   if (sources_.empty()) return;
-  done_.hold_current();
+  done_.block_current_stream();
   sources_.clear();
 }
 

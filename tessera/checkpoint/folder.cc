@@ -28,7 +28,7 @@ bool all_in(std::string_view text, std::string_view characters) {
   return !text.empty() && text.find_first_not_of(characters) == text.npos;
 }
 
-// step-00000050 or step-00000050-2.
+// Matches step-00000050 and step-00000050-2.
 bool is_step_name(std::string_view name) {
   constexpr std::string_view kDigits = "0123456789";
   if (!name.starts_with("step-")) return false;
@@ -38,7 +38,8 @@ bool is_step_name(std::string_view name) {
          (dash == name.npos || all_in(name.substr(dash + 1), kDigits));
 }
 
-// .STEM.RANDOM.tmp, as make_new() calls it, of a checkpoint or of LATEST; and step-XXXXXXXX.tmp of earlier versions.
+// Matches the names that create_temporary() gives to folders of a checkpoint or to LATEST while they are written,
+// .STEM.RANDOM.tmp, and step-XXXXXXXX.tmp of earlier versions.
 bool is_staged_name(std::string_view name) {
   if (!name.ends_with(".tmp")) return false;
   name.remove_suffix(4);
@@ -67,47 +68,50 @@ std::optional<std::string> CheckpointFolder::latest_name(const fs::path& folder)
   std::string name = read_file(pointer, 4096);
   while (!name.empty() && name.back() == '\n') name.pop_back();
   TESSERA_CHECK(is_step_name(name), ErrorKind::kFormat,
-                "[checkpoint.load] {}: does not name a checkpoint, step-XXXXXXXX", pointer.string());
+                "[checkpoint.load] {}: does not name a checkpoint (wanted step-XXXXXXXX)", pointer.string());
   return name;
 }
 
-fs::path CheckpointFolder::find(const fs::path& path) {
+fs::path CheckpointFolder::resolve_latest(const fs::path& path) {
   for (const auto& folder : {path, path / "checkpoints"}) {
     if (const auto name = latest_name(folder)) return folder / *name;
   }
   return path;
 }
 
-bool CheckpointFolder::is_of_a_run(const fs::path& path) {
+bool CheckpointFolder::is_run_checkpoint(const fs::path& path) {
   const auto plain = path.has_filename() ? path : path.parent_path();
   return is_step_name(plain.filename().string()) && fs::exists(fs::absolute(plain).parent_path() / kLatest);
 }
 
-void CheckpointFolder::sweep() noexcept {
+void CheckpointFolder::remove_leftovers() noexcept {
   try {
     if (!fs::is_directory(folder_)) return;
     for (const auto& entry : fs::directory_iterator(folder_)) {
       if (is_staged_name(entry.path().filename().string())) fs::remove_all(entry.path());
     }
   } catch (const std::exception& error) {
-    log_warning("[checkpoint.save] {}: what an earlier save left cannot be removed: {}", folder_.string(),
+    log_warning("[checkpoint.save] {}: the remains of an earlier save cannot be removed: {}", folder_.string(),
                 error.what());
   }
 }
 
-fs::path CheckpointFolder::stage(int64_t step) {
+fs::path CheckpointFolder::create_staged(int64_t step) {
   std::error_code failed;
-  fs::create_directories(folder_, failed);  // make_new() says why there is none
-  return make_new(folder_, step_name(step), make_folder);
+  fs::create_directories(folder_, failed);  // an error is reported by create_temporary()
+  return create_temporary(folder_, step_name(step), make_folder);
 }
 
-void CheckpointFolder::drop(const fs::path& staged) noexcept {
+void CheckpointFolder::discard_staged(const fs::path& staged) noexcept {
   std::error_code ignored;
   fs::remove_all(staged, ignored);
 }
 
+// Everything is written and synced before the rename, and LATEST is replaced after it. So a crash at any point leaves
+// LATEST on a complete checkpoint. If LATEST cannot be written, the rename is undone, because save() reports this
+// checkpoint as failed.
 std::string CheckpointFolder::publish(const fs::path& staged, Manifest manifest) {
-  look_around();
+  refresh_known();
   manifest.number = 1;
   for (const auto& [name, known] : known_) manifest.number = std::max(manifest.number, known.number + 1);
   publish_file(staged / kManifest, manifest.dump());
@@ -122,14 +126,16 @@ std::string CheckpointFolder::publish(const fs::path& staged, Manifest manifest)
   } catch (const std::exception&) {
     std::error_code ignored;
     fs::rename(folder_ / name, staged, ignored);
-    drop(staged);
+    discard_staged(staged);
     throw;
   }
   known_[name] = {true, manifest.number, manifest.step, manifest.validation_loss};
   return name;
 }
 
-CheckpointFolder::Known CheckpointFolder::examine(const std::string& name) const {
+// Whether a folder was written by a save alone: it has a valid manifest and no file that the manifest does not list.
+// Anything else is kept, because it may hold a user's files.
+CheckpointFolder::PublishedCheckpoint CheckpointFolder::examine(const std::string& name) const {
   const auto path = folder_ / name;
   try {
     const auto manifest = Manifest::parse(read_file(path / kManifest), path / kManifest);
@@ -137,18 +143,18 @@ CheckpointFolder::Known CheckpointFolder::examine(const std::string& name) const
     for (const auto& file : manifest.files) ours.insert(file.name);
     for (const auto& entry : fs::directory_iterator(path)) {
       const auto inside = entry.path().filename().string();
-      TESSERA_CHECK(ours.contains(inside), ErrorKind::kFormat, "it holds {}, which no save wrote", inside);
+      TESSERA_CHECK(ours.contains(inside), ErrorKind::kFormat, "it holds {}, which its manifest does not list", inside);
     }
     return {true, manifest.number, manifest.step, manifest.validation_loss};
   } catch (const std::exception& error) {
-    log_warning("[checkpoint.prune] {} is left alone: {}", path.string(), error.what());
+    log_warning("[checkpoint.prune] {} is not deleted: {}", path.string(), error.what());
     return {};
   }
 }
 
-// Learns what is there now; a checkpoint is examined once.
-void CheckpointFolder::look_around() {
-  std::map<std::string, Known> found;
+// Updates known_ to the present contents of the folder. Each checkpoint is examined once.
+void CheckpointFolder::refresh_known() {
+  std::map<std::string, PublishedCheckpoint> found;
   for (const auto& entry : fs::directory_iterator(folder_)) {
     const auto name = entry.path().filename().string();
     if (!is_step_name(name) || !fs::is_directory(entry.symlink_status())) continue;
@@ -158,17 +164,20 @@ void CheckpointFolder::look_around() {
   known_ = std::move(found);
 }
 
-std::vector<std::string> CheckpointFolder::go_back_to(const std::string& name, const std::function<fs::path()>& aside) {
-  look_around();
+// LATEST is changed before later checkpoints are moved. So an interruption leaves LATEST on the chosen checkpoint, with
+// some of the later checkpoints still in the folder.
+std::vector<std::string> CheckpointFolder::rewind_to(const std::string& name,
+                                                     const std::function<fs::path()>& make_archive_folder) {
+  refresh_known();
   const auto manifest = folder_ / name / kManifest;
   const int64_t step = Manifest::parse(read_file(manifest), manifest).step;
   std::vector<std::string> later;
   for (const auto& [each, known] : known_) {
     if (known.ours && known.step > step) later.push_back(each);
   }
-  const auto into = later.empty() ? fs::path() : aside();
+  const auto into = later.empty() ? fs::path() : make_archive_folder();
   TESSERA_CHECK(later.empty() || on_one_device(folder_, into), ErrorKind::kIo,
-                "[checkpoint.resume] {}: later checkpoints cannot be put aside in {}, which is on another file system. "
+                "[checkpoint.resume] {}: later checkpoints cannot be moved to {}, which is on another file system. "
                 "Move them yourself, or resume into another checkpoint.dir.",
                 folder_.string(), into.string());
   publish_file(folder_ / kLatest, name + "\n");
@@ -185,8 +194,8 @@ std::vector<std::string> CheckpointFolder::go_back_to(const std::string& name, c
 
 namespace {
 
-// Several at once: the call that unlinks a file gives its pages back, a sixth of a second a GB. What stays is left to
-// the caller's remove_all.
+// Deletes the files of a folder in 4 threads: unlink() frees the pages of a file, about 1/6 s per GB. Files that cannot
+// be deleted are left to the caller's remove_all().
 void unlink_files(const fs::path& folder) {
   constexpr size_t kAtOnce = 4;
   std::vector<fs::path> files;
@@ -205,24 +214,26 @@ void unlink_files(const fs::path& folder) {
 
 }  // namespace
 
-// Out of sight first, so that what is seen is always whole.
+// Renames the folder to a staged name before deleting, so a visible checkpoint is always complete. An interrupted
+// deletion is finished by remove_leftovers().
 void CheckpointFolder::remove(const std::string& name) const {
-  const auto hidden = make_new(folder_, name, make_folder);
+  const auto hidden = create_temporary(folder_, name, make_folder);
   std::error_code failed;
   fs::rename(folder_ / name, hidden, failed);
   const auto reason = failed;
   if (!reason) unlink_files(hidden);
   fs::remove_all(hidden, failed);
   if (!reason && !failed) return;
-  log_warning("[checkpoint.prune] {} stays: {}", (folder_ / name).string(), (reason ? reason : failed).message());
+  log_warning("[checkpoint.prune] {} cannot be deleted: {}", (folder_ / name).string(),
+              (reason ? reason : failed).message());
 }
 
 void CheckpointFolder::prune(int64_t keep_last, int64_t keep_best) noexcept {
   if (keep_last <= 0) return;
   try {
     const auto latest = latest_name(folder_);
-    look_around();
-    using Item = std::map<std::string, Known>::value_type;
+    refresh_known();
+    using Item = std::map<std::string, PublishedCheckpoint>::value_type;
     std::vector<const Item*> ours, ranked;
     for (const auto& item : known_) {
       if (item.second.ours) ours.push_back(&item);
@@ -240,11 +251,11 @@ void CheckpointFolder::prune(int64_t keep_last, int64_t keep_best) noexcept {
     for (size_t i = 0; i < std::min(ours.size(), static_cast<size_t>(keep_last)); ++i) kept.insert(ours[i]->first);
     for (size_t i = 0; i < std::min(ranked.size(), static_cast<size_t>(keep_best)); ++i) kept.insert(ranked[i]->first);
     for (const Item* item : ours) {
-      // Looked at again: somebody may have put a file of his own there since.
+      // Examined again, because a user may have put a file there since.
       if (!kept.contains(item->first) && examine(item->first).ours) remove(item->first);
     }
   } catch (const std::exception& error) {
-    log_warning("[checkpoint.prune] {}: {}. Nothing is removed.", folder_.string(), error.what());
+    log_warning("[checkpoint.prune] {}: {}. No more checkpoints are deleted.", folder_.string(), error.what());
   }
 }
 

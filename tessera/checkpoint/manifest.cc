@@ -66,6 +66,7 @@ Manifest manifest_of(const JsonReader& top) {
 
 }  // namespace
 
+// The version is compared before the other keys are read, because a manifest of another version is not damaged.
 Manifest Manifest::parse(const std::string& text, const std::filesystem::path& path) {
   int64_t version = kVersion;
   try {

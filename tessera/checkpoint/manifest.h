@@ -1,4 +1,4 @@
-// manifest.json of a checkpoint: what a PyTorch distributed checkpoint does not say of itself.
+// manifest.json of a checkpoint: the data of a run that a PyTorch distributed checkpoint has no place for.
 // docs/format/checkpoint.md.
 #pragma once
 
@@ -20,18 +20,18 @@ struct ManifestFile {
 
 struct Manifest {
   int64_t step = 0;
-  int64_t number = 0;  // of the save in its folder: higher ones were published later
+  int64_t number = 0;  // counts the saves of the folder: a higher number was published later
   int64_t world_size = 1;
   std::optional<double> validation_loss;
-  std::vector<ManifestFile> files;  // all but the manifest itself
+  std::vector<ManifestFile> files;  // all files except the manifest itself
   nlohmann::json extra;
 
   std::string dump() const;
-  // Error kFormat, naming `path`, for anything that is not such a manifest, or names files outside the folder.
+  // Error kFormat, naming `path`, for text that is not a manifest of this version or names files outside the folder.
   static Manifest parse(const std::string& text, const std::filesystem::path& path);
 };
 
-// XXH3, 64 bits; of a whole file.
+// 64-bit XXH3 hashes of bytes and of a whole file.
 uint64_t hash_bytes(std::string_view bytes);
 uint64_t hash_file(const std::filesystem::path& path);
 

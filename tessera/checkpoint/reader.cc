@@ -5,7 +5,7 @@
 #include "tessera/base/files/file.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/folder.h"
-#include "tessera/checkpoint/held_boxes.h"
+#include "tessera/checkpoint/local_boxes.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
@@ -26,6 +26,7 @@ std::optional<Checkpoint> Checkpoint::latest(const std::filesystem::path& folder
   return open(folder / *name);
 }
 
+// Only one rank reads LATEST: with a shared folder, ranks that read it at different times could see different values.
 std::optional<Checkpoint> Checkpoint::latest(const std::filesystem::path& folder, comm::Group& group) {
   std::string name;
   comm::attempt_together(group, [&] {
@@ -52,6 +53,8 @@ void check_sizes(const std::filesystem::path& checkpoint, const Manifest& manife
 
 }  // namespace
 
+// The files (or records) are divided round-robin over the ranks, so each is read once. attempt_together() throws the
+// first error of any rank on all ranks.
 Checkpoint Checkpoint::open(const std::filesystem::path& path, comm::Group& group) {
   std::optional<Checkpoint> checkpoint;
   comm::attempt_together(group, [&] {
@@ -70,21 +73,21 @@ Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
   TESSERA_CHECK(
       std::filesystem::is_directory(checkpoint), ErrorKind::kFormat, "[checkpoint.load] {}: is no folder{}",
       checkpoint.string(),
-      CheckpointFolder::is_of_a_run(checkpoint)
-          ? ", though LATEST lies beside it. Take another checkpoint, in a recipe with checkpoint.resume=PATH."
+      CheckpointFolder::is_run_checkpoint(checkpoint)
+          ? ", although LATEST is next to it. Take another checkpoint, in a recipe with checkpoint.resume=PATH."
           : "");
   const auto path = checkpoint / "manifest.json";
   const bool has_manifest = std::filesystem::exists(path);
   TESSERA_CHECK(
-      has_manifest || DcpFolder::is_one(checkpoint), ErrorKind::kFormat,
-      "[checkpoint.load] {}: holds neither manifest.json nor .metadata. It is no checkpoint, or its save never "
-      "ended.",
+      has_manifest || DcpFolder::is_dcp_folder(checkpoint), ErrorKind::kFormat,
+      "[checkpoint.load] {}: holds neither manifest.json nor .metadata. It is not a checkpoint, or its save was "
+      "interrupted.",
       checkpoint.string());
   TESSERA_CHECK(
-      has_manifest || !CheckpointFolder::is_of_a_run(checkpoint), ErrorKind::kFormat,
-      "[checkpoint.load] {}: manifest.json is missing, so that there are no hashes to compare and nothing that "
-      "a run could go on with. The checkpoint is damaged; take another one, in a recipe with "
-      "checkpoint.resume=PATH, or move the folder out of the run's to take its tensors unchecked.",
+      has_manifest || !CheckpointFolder::is_run_checkpoint(checkpoint), ErrorKind::kFormat,
+      "[checkpoint.load] {}: manifest.json is missing, so there are no hashes to compare and no state from which a run "
+      "could resume. The checkpoint is damaged; take another one, in a recipe with checkpoint.resume=PATH, or move the "
+      "folder out of the run's folder to load its tensors unchecked.",
       checkpoint.string());
   if (has_manifest) {
     opened.manifest_ = std::make_shared<const Manifest>(Manifest::parse(read_file(path), path));
@@ -94,6 +97,7 @@ Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
   return opened;
 }
 
+// With a manifest the hashes cover all bytes, so only the pickles are checked in addition.
 size_t Checkpoint::verify() const {
   for (size_t file = 0; manifest_ && file < manifest_->files.size(); ++file) verify_file(file);
   const auto unknown = contents_->check_records(manifest_ ? DcpFolder::Check::kPickles : DcpFolder::Check::kValues);
@@ -109,6 +113,7 @@ void Checkpoint::verify_file(size_t index) const {
                 (path_ / file.name).string(), found, file.xxh3);
 }
 
+// All tensors are compared with the checkpoint before the first is filled, so an error leaves the tensors unchanged.
 void Checkpoint::load(const NamedTensors& tensors) const {
   const at::NoGradGuard no_grad;
   for (const auto& [name, tensor] : tensors) {
@@ -123,7 +128,7 @@ void Checkpoint::load(const NamedTensors& tensors) const {
   }
   for (const auto& [name, tensor] : tensors) {
     const at::Tensor local = is_dtensor(tensor) ? to_local(tensor) : tensor;
-    for (const auto& box : held_boxes(tensor)) contents_->read(name, box.offset, held_part(local, box));
+    for (const auto& box : local_boxes(tensor)) contents_->read(name, box.offset, local_box_view(local, box));
   }
 }
 

@@ -1,10 +1,10 @@
-// A file of records, one after another, hashed while it is written. Internal to checkpoint.
+// A file of records, written one after another and hashed while it is written. Internal to checkpoint.
 //
 //   RecordFile file(staged / "__0_0.distcp");
 //   const auto place = file.append([&](const ByteSink& sink) { write_tensor_record(tensor, sink); });
 //   const ManifestFile written = file.publish();
 //
-// Appears whole or not at all, as StagedFile. Belongs to one thread. Error kIo.
+// The file appears whole or not at all, as with StagedFile. Used by one thread. Error kIo.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,9 @@ class RecordFile {
  public:
   explicit RecordFile(const std::filesystem::path& path);
 
-  // What `write` hands to the sink is the next record. Returns where it lies.
+  // Appends one record: the bytes that `write` passes to the sink. Returns the record's position.
   DcpStorageInfo append(const std::function<void(const ByteSink&)>& write);
-  // Syncs; the file is there. Its name, size and hash.
+  // Syncs the file and makes it visible. Returns its name, size and hash.
   ManifestFile publish();
 
  private:

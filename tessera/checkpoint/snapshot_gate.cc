@@ -9,47 +9,50 @@ namespace tessera {
 
 SnapshotGate::SnapshotGate(const NamedTensors& tensors) {
   const at::NoGradGuard no_grad;
-  seen_.reserve(tensors.size());
+  tracked_.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) {
-    seen_.push_back({name, tensor, is_dtensor(tensor) ? to_local(tensor) : tensor, 0});
-    seen_.back().version = version_of(seen_.back());
+    tracked_.push_back({name, tensor, is_dtensor(tensor) ? to_local(tensor) : tensor, 0});
+    tracked_.back().version = version_of(tracked_.back());
   }
 }
 
-// Those of inference mode have no counter, and are copied at once.
-uint64_t SnapshotGate::version_of(const Seen& seen) {
+// Tensors made in inference mode have no version counter; copy_snapshot() copies them at once.
+uint64_t SnapshotGate::version_of(const TrackedTensor& tracked) {
   const auto version = [](const at::Tensor& tensor) {
     return !tensor.defined() || tensor.is_inference() ? 0 : static_cast<uint64_t>(tensor._version());
   };
-  return version(seen.tensor) + version(seen.local);
+  return version(tracked.tensor) + version(tracked.local);
 }
 
-void SnapshotGate::copied() {
+void SnapshotGate::mark_copied() {
   const std::lock_guard lock(mutex_);
   copied_ = true;
   changed_.notify_all();
 }
 
-void SnapshotGate::settle() {
+// Runs on the owner's thread: only this thread changes the tensors, so between the end of the copies and the return of
+// this function no change can happen. A counter that has moved therefore moved before or during the copies.
+void SnapshotGate::wait_and_check() {
   std::unique_lock lock(mutex_);
-  if (settled_) return;
+  if (checked_) return;
   changed_.wait(lock, [&] { return copied_; });
-  for (const auto& seen : seen_) {
-    if (version_of(seen) == seen.version) continue;
+  for (const auto& tracked : tracked_) {
+    if (version_of(tracked) == tracked.version) continue;
     problem_ = fmt::format(
-        "{}: changed before its copy was taken. Call wait_for_snapshot() between save() and the first change, or leave "
-        "CheckpointOptions::defer_copy out",
-        quote(seen.name));
+        "{}: changed before its copy was taken. Call wait_for_snapshot() between save() and the first change, or do "
+        "not set "
+        "CheckpointOptions::defer_copy",
+        quote(tracked.name));
     break;
   }
-  seen_.clear();
-  settled_ = true;
+  tracked_.clear();
+  checked_ = true;
   changed_.notify_all();
 }
 
-std::string SnapshotGate::wait_settled() {
+std::string SnapshotGate::wait_for_check() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return settled_; });
+  changed_.wait(lock, [&] { return checked_; });
   return problem_;
 }
 

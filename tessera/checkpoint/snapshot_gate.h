@@ -1,13 +1,14 @@
-// A snapshot that a writer's thread takes while its owner goes on: who waits for whom, and whether the owner changed
-// what was still to be copied. Internal to checkpoint.
+// Synchronizes a snapshot that the writer thread copies while the owner's thread continues: the owner waits for the
+// copies before it changes tensors, and the writer learns whether the owner changed a tensor too early. Internal to
+// checkpoint.
 //
-//   SnapshotGate gate(tensors);              // the owner's thread
-//   ... gate.copied(); ... gate.wait_settled() ...      // the writer's thread: "" or what is wrong
-//   gate.settle();                           // the owner's thread, before it changes anything
+//   SnapshotGate gate(tensors);                     // the owner's thread
+//   gate.mark_copied(); ... gate.wait_for_check();  // the writer thread: "" or the problem
+//   gate.wait_and_check();                          // the owner's thread, before it changes a tensor
 //
-// Writes are told by PyTorch's version counters, which in-place operations, collectives and optimizers count up once
-// they have written; so only the owner's own thread can say that there were none. What no counter tells (writes through
-// a data pointer) is not seen.
+// Changes are detected by PyTorch's version counters. In-place operations, collectives and optimizers increase the
+// counter after they have written, so only the owner's thread can know that no write is in progress. Writes through a
+// data pointer have no counter and are not detected.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,27 +27,27 @@ class SnapshotGate {
  public:
   explicit SnapshotGate(const NamedTensors& tensors);
 
-  // The writer has its copies, or has given up. May be called again.
-  void copied();
-  // Waits for that, and says whether the tensors are still as they were given. The owner's thread; the first call
-  // counts.
-  void settle();
-  // Waits for the owner. "" or which tensor it changed too early.
-  std::string wait_settled();
+  // The writer thread has made its copies, or has failed. May be called several times.
+  void mark_copied();
+  // Waits for mark_copied(), then compares the version counters. The owner's thread calls this; only the first call has
+  // an effect.
+  void wait_and_check();
+  // Waits for wait_and_check(). Returns "", or a message that names the tensor that was changed too early.
+  std::string wait_for_check();
 
  private:
-  struct Seen {
+  struct TrackedTensor {
     std::string name;
-    at::Tensor tensor;  // the one given, and its part of this rank: a write may count at either
+    at::Tensor tensor;  // the tensor, and below its local shard: a write may increase either counter
     at::Tensor local;
     uint64_t version;
   };
-  static uint64_t version_of(const Seen& seen);
+  static uint64_t version_of(const TrackedTensor& tracked);
 
-  std::vector<Seen> seen_;
+  std::vector<TrackedTensor> tracked_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool copied_ = false, settled_ = false;
+  bool copied_ = false, checked_ = false;
   std::string problem_;
 };
 

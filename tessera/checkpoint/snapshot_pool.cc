@@ -8,7 +8,7 @@ at::Tensor SnapshotPool::copy(const at::Tensor& tensor) {
   const auto found = free_.find({!tensor.is_cpu(), tensor.scalar_type(), tensor.numel()});
   at::Tensor memory;
   if (found == free_.end()) {
-    memory = host_empty(tensor.numel(), tensor.scalar_type(), tensor.device());
+    memory = pinned_empty(tensor.numel(), tensor.scalar_type(), tensor.device());
   } else {
     memory = std::move(found->second);
     free_.erase(found);
@@ -17,7 +17,7 @@ at::Tensor SnapshotPool::copy(const at::Tensor& tensor) {
   return memory.view(tensor.sizes()).copy_(tensor.contiguous(), /*non_blocking=*/true);
 }
 
-void SnapshotPool::give_back(const at::Tensor& copy) {
+void SnapshotPool::recycle(const at::Tensor& copy) {
   if (copy.numel() == 0) return;
   free_.emplace(std::tuple(copy.is_pinned(), copy.scalar_type(), copy.numel()), copy.view({-1}));
 }

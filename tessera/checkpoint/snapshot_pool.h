@@ -1,10 +1,10 @@
-// Memory of earlier snapshots, taken again for the next one: touching fresh pages costs more than the copies do.
+// Reuses the host memory of earlier snapshots, because the page faults of new memory cost more than the copies.
 // Internal to checkpoint.
 //
-//   at::Tensor copy = pool.copy(parameter);     // the caller goes on changing the parameter
-//   pool.give_back(copy);                       // when it is written
+//   at::Tensor copy = pool.copy(parameter);     // afterwards a CPU parameter may change
+//   pool.recycle(copy);                         // when the copy is written
 //
-// One thread at a time.
+// Not thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,13 +17,14 @@ namespace tessera {
 
 class SnapshotPool {
  public:
-  // A contiguous copy of a plain tensor, on the CPU. Of a tensor of an accelerator it is under way only, behind what
-  // the current stream was given, and into pinned memory.
+  // A contiguous CPU copy of a plain tensor. The copy of an accelerator's tensor goes into pinned memory and is only
+  // launched, on the current stream.
   at::Tensor copy(const at::Tensor& tensor);
-  void give_back(const at::Tensor& copy);
+  void recycle(const at::Tensor& copy);
 
  private:
-  std::multimap<std::tuple<bool, c10::ScalarType, int64_t>, at::Tensor> free_;  // pinned, dtype, number of elements
+  std::multimap<std::tuple<bool, c10::ScalarType, int64_t>, at::Tensor>
+      free_;  // by (pinned, dtype, number of elements)
 };
 
 }  // namespace tessera

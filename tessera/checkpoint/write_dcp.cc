@@ -12,8 +12,8 @@
 #include "tessera/base/files/staged.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/rank_snapshot.h"
 #include "tessera/checkpoint/record_file.h"
-#include "tessera/checkpoint/share.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/formats/companions.h"
 #include "tessera/formats/torch/dcp_folder.h"
@@ -21,19 +21,19 @@
 namespace tessera {
 namespace {
 
-// What a folder will hold; written rank by rank, so that one file is open at a time.
-class DcpInProgress {
+// A DCP folder that is being written, rank by rank, so only one file is open at a time.
+class DcpFolderWriter {
  public:
   using ReadBox = std::function<void(c10::IntArrayRef offset, const at::Tensor& into)>;
 
-  DcpInProgress(const std::filesystem::path& dir, int ranks) : folder_(dir), ranks_(ranks) {
+  DcpFolderWriter(const std::filesystem::path& dir, int ranks) : folder_(dir), ranks_(ranks) {
     TESSERA_CHECK(ranks > 0 && ranks <= 65536, ErrorKind::kConfig, "[checkpoint.write] {} ranks, wanted 1 to 65536",
                   ranks);
   }
 
   const std::filesystem::path& path() const { return folder_.path(); }
 
-  // `read` fills the box of into's shape from an offset on.
+  // `read` fills its second argument with the box of that shape at an offset.
   void add_tensor(const std::string& name, const DcpPath& path, const StoredTensor& stored, ReadBox read) {
     contents_.entry_of(name, path).tensor = DcpTensor{.dtype = stored.dtype, .size = stored.shape};
     readers_.push_back(std::move(read));
@@ -45,7 +45,7 @@ class DcpInProgress {
     readers_.emplace_back();
   }
 
-  // A manifest is written when there is one to go on.
+  // Writes all files. A manifest is written if the source has one.
   void publish(const Manifest* of_source) {
     for (int rank = 0; rank < ranks_; ++rank) write_rank(rank);
     contents_.publish_metadata(folder_.path());
@@ -73,7 +73,7 @@ class DcpInProgress {
     contents_.files.push_back(file.publish());
   }
 
-  // Dim 0 as torch.chunk cuts it. What cannot be cut is rank 0's.
+  // Writes chunk `rank` of dim 0, split as by torch.chunk. A 0-d or empty tensor is written by rank 0.
   void write_chunk(RecordFile& file, int rank, DcpEntry& entry, const ReadBox& read) {
     const auto& tensor = *entry.tensor;
     std::vector<int64_t> offset(tensor.size.size(), 0), shape = tensor.size;
@@ -93,7 +93,7 @@ class DcpInProgress {
 
   StagedFolder folder_;
   int ranks_;
-  std::vector<ReadBox> readers_;  // of each entry of the metadata; none of an object
+  std::vector<ReadBox> readers_;  // by entry of the metadata; empty for an object
   std::vector<std::pair<std::string, PickleValue>> objects_;
   CheckpointContents contents_;
 };
@@ -101,7 +101,7 @@ class DcpInProgress {
 }  // namespace
 
 void write_dcp(const TensorFiles& from, const std::filesystem::path& dir, const WriteDcpOptions& options) {
-  DcpInProgress out(dir, options.ranks);
+  DcpFolderWriter out(dir, options.ranks);
   for (const auto& [name, stored] : from.tensors()) {
     out.add_tensor(options.prefix + name, planner_path(options.prefix + name), stored,
                    [&, &name = name](c10::IntArrayRef offset, const at::Tensor& into) {
@@ -115,10 +115,10 @@ void write_dcp(const TensorFiles& from, const std::filesystem::path& dir, const 
 
 void reshard(const std::filesystem::path& from, const std::filesystem::path& dir, int ranks) {
   const auto checkpoint = Checkpoint::open(from);
-  checkpoint.verify();  // what is damaged is not given new hashes
+  checkpoint.verify();  // throws for damaged data, which must not get new hashes
   const auto& source = checkpoint.contents();
   const DcpLookup lookup(source.metadata());
-  DcpInProgress out(dir, ranks);
+  DcpFolderWriter out(dir, ranks);
   for (const auto& entry : source.metadata().entries) {
     const auto* path = lookup.find_path(entry.name);
     const auto whole_path = path ? *path : DcpPath{entry.name};

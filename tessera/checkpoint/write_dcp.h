@@ -1,10 +1,10 @@
-// Any checkpoint as a folder of torch.distributed.checkpoint, in one process.
+// Writes any checkpoint as a folder of torch.distributed.checkpoint (DCP), in one process.
 //
 //   write_dcp(*TensorFiles::open("smollm2"), "out", {.ranks = 4, .prefix = "model."});
 //   reshard("runs/a/checkpoints/step-00000050", "out", 8);
 //
-// Tensors are cut along dim 0 as torch.chunk cuts them, chunk r into the file of rank r; one chunk at a time is in
-// memory. The folder must not exist, or be empty, and appears when it is complete. Error kIo and kFormat. No
+// Tensors are split along dim 0 as by torch.chunk; chunk r goes into the file of rank r. One chunk at a time is in
+// memory. The output folder must be absent or empty, and appears when it is complete. Errors kIo and kFormat. No
 // communication.
 #pragma once
 
@@ -20,19 +20,20 @@ namespace tessera {
 
 struct WriteDcpOptions {
   int ranks = 1;
-  std::string prefix = {};  // of every name; "model." makes the state dict that get_state_dict's is loaded from
-  // Files of this folder that are copied beside the checkpoint: config.json, tokenizer.json, ...
+  std::string prefix =
+      {};  // put before every name; "model." gives the state dict that get_state_dict's model part is loaded from
+  // Folder with config.json, tokenizer.json, ... that are copied next to the checkpoint. Empty: none are copied.
   std::filesystem::path companions = {};
-  // Called with the name and a part of the values of each tensor before the part is written; what it throws ends the
-  // call.
+  // Called for each tensor with its name and a chunk of its values, before that chunk is written. An exception of this
+  // function ends the call.
   std::function<void(const std::string& name, const at::Tensor& values)> check = {};
 };
 
 void write_dcp(const TensorFiles& from, const std::filesystem::path& dir, const WriteDcpOptions& options = {});
 
-// The same checkpoint in the files of another number of ranks: every tensor and object, and what a run's manifest says
-// beside them, so that the run goes on from it (checkpoint.resume), or the files of a model. Error kFormat for a source
-// that is damaged, by its hashes where it has some.
+// Writes the same checkpoint into the files of another number of ranks: every tensor, every object, and the manifest of
+// a run. A run can resume from the result (checkpoint.resume); a model's files stay a model's files. Error kFormat for
+// a damaged source; its hashes are compared if it has them.
 void reshard(const std::filesystem::path& from, const std::filesystem::path& dir, int ranks);
 
 }  // namespace tessera

@@ -16,7 +16,7 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/folder.h"
-#include "tessera/checkpoint/share.h"
+#include "tessera/checkpoint/rank_snapshot.h"
 #include "tessera/checkpoint/snapshot_gate.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
@@ -27,7 +27,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// The bytes of every rank, on rank 0 alone.
+// Gathers the bytes of every rank on rank 0; the result is empty on other ranks. COLLECTIVE over the group.
 std::vector<std::string> gather_bytes(comm::Group& group, const std::string& own) {
   const int size = group.size();
   auto lengths = at::empty({size}, at::kLong);
@@ -50,58 +50,60 @@ std::vector<std::string> gather_bytes(comm::Group& group, const std::string& own
 void check_written(const DcpMetadata& metadata) {
   for (const auto& entry : metadata.entries) {
     TESSERA_CHECK(!entry.tensor || !entry.tensor->chunks.empty(), ErrorKind::kIo,
-                  "{}: no rank wrote any of it. Not all ranks that are taken to hold it do; give "
-                  "CheckpointOptions::holders",
+                  "{}: no rank wrote any of it, because not all ranks that should hold it do. Set "
+                  "CheckpointOptions::stage_ranks",
                   quote(entry.name));
   }
 }
 
 }  // namespace
 
-// A save has two threads on each rank: one writes, the other, `thread`, meets its peers in `group`. They meet in short
-// rounds, so that no rank waits for a slow one longer than a round and the death of one is noticed as anywhere else.
+// A save uses two threads on each rank: one task writes the file; `thread` runs the collectives of `group`. These are
+// short all-gathers, one round at a time, so no collective lasts longer than a round while a rank is slow, and the
+// death of a rank is detected as in any other collective.
 struct CheckpointWriter::Impl {
-  explicit Impl(CheckpointOptions given) : options(std::move(given)), folder(options.folder) {}
+  explicit Impl(CheckpointOptions checkpoint_options)
+      : options(std::move(checkpoint_options)), folder(options.folder) {}
 
   CheckpointOptions options;
-  CheckpointFolder folder;  // rank 0 uses it
+  CheckpointFolder folder;  // used by rank 0
   SnapshotPool pool;
-  DeviceCopies device_copies;          // of the save under way
-  std::shared_ptr<comm::Group> group;  // of all ranks and of the saves alone; made by the first one
+  DeviceCopies device_copies;          // of the running save
+  std::shared_ptr<comm::Group> group;  // all ranks; used by saves only, created by the first save
   std::atomic<bool> failed{false};
-  bool under_way = false;
+  bool is_save_running = false;
   std::thread thread;
-  std::atomic<bool> thread_over{false};
-  std::unique_ptr<SnapshotGate> gate;  // of the save under way, where its copy is made in its thread
-  Share share;                // what the save under way writes; this and the next two are the thread's until it ends
-  std::string problem;        // why it failed
-  std::exception_ptr broken;  // the ranks lost each other
+  std::atomic<bool> is_thread_done{false};
+  std::unique_ptr<SnapshotGate> gate;  // of the running save, when its copy is deferred
+  RankSnapshot snapshot;               // of the running save; until `thread` ends it owns this and the next two members
+  std::string problem;                 // error of the save; empty: none
+  std::exception_ptr collective_error;  // a collective of the save failed
 
   int rank() const { return options.world->rank(); }
   int size() const { return options.world->size(); }
-  bool chief() const { return rank() == 0; }
+  bool is_rank_zero() const { return rank() == 0; }
   std::vector<int> all_ranks() const {
     std::vector<int> ranks(static_cast<size_t>(size()));
     std::iota(ranks.begin(), ranks.end(), 0);
     return ranks;
   }
-  std::vector<int> holders() const { return options.holders.empty() ? all_ranks() : options.holders; }
+  std::vector<int> stage_ranks() const { return options.stage_ranks.empty() ? all_ranks() : options.stage_ranks; }
 
-  std::filesystem::path stage(int64_t step);
-  void save(const std::string& not_taken, Manifest manifest, const std::filesystem::path& staged);
+  std::filesystem::path create_staged(int64_t step);
+  void save(const std::string& copy_failure_report, Manifest manifest, const std::filesystem::path& staged);
   std::string write(const std::filesystem::path& staged);
   std::string publish(const std::vector<std::string>& reports, Manifest manifest, const std::filesystem::path& staged);
   std::string await_all(std::future<std::string> own);
   void join_and_check();
-  void leave_failed_step();
+  void abandon_failed_step();
 };
 
-// Rank 0 makes the folder, all ranks learn its name. COLLECTIVE over the world.
-std::filesystem::path CheckpointWriter::Impl::stage(int64_t step) {
-  std::string outcome;  // "+NAME" or "-ERROR"; the folder may be mounted elsewhere on another host
-  if (chief()) {
+// Rank 0 creates the folder and broadcasts its name. COLLECTIVE over the world.
+std::filesystem::path CheckpointWriter::Impl::create_staged(int64_t step) {
+  std::string outcome;  // "+NAME" or "-ERROR"; only the name is sent, as hosts may mount the folder at other paths
+  if (is_rank_zero()) {
     try {
-      outcome = "+" + folder.stage(step).filename().string();
+      outcome = "+" + folder.create_staged(step).filename().string();
     } catch (const std::exception& error) {
       outcome = std::string("-") + error.what();
     }
@@ -112,7 +114,8 @@ std::filesystem::path CheckpointWriter::Impl::stage(int64_t step) {
   return options.folder / outcome.substr(1);
 }
 
-// Waits until the task of every rank has ended. Returns this rank's result.
+// Waits until the tasks of all ranks have ended. Returns this rank's result. COLLECTIVE over `group`, in rounds of a
+// quarter of the world's timeout, but 50 ms to 1 s.
 std::string CheckpointWriter::Impl::await_all(std::future<std::string> own) {
   const auto round = std::clamp<milliseconds>(options.world->timeout() / 4, milliseconds(50), milliseconds(1000));
   auto all = at::empty({size()}, at::kByte);
@@ -125,73 +128,77 @@ std::string CheckpointWriter::Impl::await_all(std::future<std::string> own) {
   return own.get();
 }
 
-// This rank's report as JSON, {"error": ...} when it could not copy its tensors or write its file, or when they changed
-// too early.
+// Makes this rank's copies and writes its file. Returns the report as JSON, {"error": ...} when the copies or the file
+// failed, or a tensor changed too early.
 std::string CheckpointWriter::Impl::write(const std::filesystem::path& staged) {
   std::string report;
   try {
-    if (DeviceCopies none; gate) copy_share(share, pool, none);  // those of a device are under way
-    if (gate) gate->copied();
+    if (DeviceCopies none; gate) copy_snapshot(snapshot, pool, none);  // device tensors are being copied already
+    if (gate) gate->mark_copied();
     device_copies.wait();
-    report = write_share(share, staged, rank());
-    const auto changed = gate ? gate->wait_settled() : "";
+    report = write_snapshot(snapshot, staged, rank());
+    const auto changed = gate ? gate->wait_for_check() : "";
     TESSERA_CHECK(changed.empty(), ErrorKind::kIo, "{}", changed);
   } catch (const std::exception& error) {
     failed = true;
     report = failure_report(rank(), error);
   }
-  if (gate) gate->copied();  // or given up
+  if (gate) gate->mark_copied();  // also after a failure
   return report;
 }
 
-// On rank 0. Returns "" or what went wrong.
+// Publishes the checkpoint on rank 0. Returns "" or the error.
 std::string CheckpointWriter::Impl::publish(const std::vector<std::string>& reports, Manifest manifest,
                                             const std::filesystem::path& staged) {
-  const auto hold = options.world->monitor().hold();  // all parts are there: nothing that happens to a peer undoes that
+  // All files are written, so the failure of a peer must not stop the publishing.
+  const auto hold = options.world->monitor().hold();
   try {
     CheckpointContents contents;
     for (const auto& report : reports) add_report(contents, report);
     check_written(contents.metadata);
-    contents.publish_metadata(staged);  // what could not be loaded is not published
+    contents.publish_metadata(staged);  // throws for metadata that could not be loaded
     manifest.files = std::move(contents.files);
     folder.publish(staged, std::move(manifest));
     return "";
   } catch (const std::exception& error) {
-    folder.drop(staged);
+    folder.discard_staged(staged);
     return error.what();
   }
 }
 
-// The whole save, in a thread of its own.
-void CheckpointWriter::Impl::save(const std::string& not_taken, Manifest manifest,
+// The body of `thread`: write, gather the reports, publish on rank 0, broadcast the result. Every rank takes part in
+// every step even if its own copy or file failed, so the collectives match. COLLECTIVE over `group`.
+void CheckpointWriter::Impl::save(const std::string& copy_failure_report, Manifest manifest,
                                   const std::filesystem::path& staged) {
   try {
-    auto report =
-        await_all(std::async(std::launch::async, [&] { return not_taken.empty() ? write(staged) : not_taken; }));
+    auto report = await_all(std::async(
+        std::launch::async, [&] { return copy_failure_report.empty() ? write(staged) : copy_failure_report; }));
     const auto reports = gather_bytes(*group, report);
-    problem = await_all(std::async(
-        std::launch::async, [&] { return chief() ? publish(reports, std::move(manifest), staged) : std::string(); }));
+    problem = await_all(std::async(std::launch::async, [&] {
+      return is_rank_zero() ? publish(reports, std::move(manifest), staged) : std::string();
+    }));
     problem = comm::broadcast_bytes(*group, problem);
     failed = !problem.empty();
-    if (chief() && problem.empty()) folder.prune(options.keep_last, options.keep_best);
+    if (is_rank_zero() && problem.empty()) folder.prune(options.keep_last, options.keep_best);
   } catch (const std::exception&) {
-    broken = std::current_exception();
+    collective_error = std::current_exception();
     failed = true;
-    if (chief()) folder.drop(staged);
+    if (is_rank_zero()) folder.discard_staged(staged);
   }
-  if (gate) gate->copied();
+  if (gate) gate->mark_copied();
 }
 
+// The order matters: the gate must be settled before the join, because `thread` waits for it.
 void CheckpointWriter::Impl::join_and_check() {
-  if (!under_way) return;
-  under_way = false;
-  if (gate) gate->settle();
-  device_copies.hold_current();
+  if (!is_save_running) return;
+  is_save_running = false;
+  if (gate) gate->wait_and_check();
+  device_copies.block_current_stream();
   if (thread.joinable()) thread.join();
   gate.reset();
-  give_back(std::exchange(share, {}), pool);
+  recycle_memory(std::exchange(snapshot, {}), pool);
   failed = false;
-  if (broken) std::rethrow_exception(std::exchange(broken, nullptr));
+  if (collective_error) std::rethrow_exception(std::exchange(collective_error, nullptr));
   if (problem.ends_with('.')) problem.pop_back();
   TESSERA_CHECK(problem.empty(), ErrorKind::kIo,
                 "[checkpoint.save] {}: not saved: {}. Earlier checkpoints are untouched.", options.folder.string(),
@@ -199,31 +206,33 @@ void CheckpointWriter::Impl::join_and_check() {
 }
 
 CheckpointWriter::CheckpointWriter(CheckpointOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
-  if (impl_->chief()) impl_->folder.sweep();
+  if (impl_->is_rank_zero()) impl_->folder.remove_leftovers();
 }
 
-// A rank that fails alone between save() and its next wait_for_snapshot() leaves its peers' writers waiting for owners
-// that are in the middle of a step with it. Ranks that fail together still publish.
-void CheckpointWriter::Impl::leave_failed_step() {
-  if (!under_way || !gate || std::uncaught_exceptions() == 0) return;
-  gate->settle();
-  constexpr std::chrono::seconds kTogether(20), kToHear(5);
+// Called when the writer is destroyed. If an exception of this rank alone ends the step, the peers' `thread`s wait for
+// owners that wait for this rank in a collective of the step. So this rank first lets its own save end, for up to 20 s:
+// if all ranks failed together, the checkpoint is still published. Otherwise it reports its failure to the peers, and
+// aborts the world if they do not react.
+void CheckpointWriter::Impl::abandon_failed_step() {
+  if (!is_save_running || !gate || std::uncaught_exceptions() == 0) return;
+  gate->wait_and_check();
+  constexpr std::chrono::seconds kSaveGrace(20), kReportGrace(5);
   const auto wait_for = [&](std::chrono::seconds limit) {
     const auto end = std::chrono::steady_clock::now() + limit;
-    while (!thread_over && std::chrono::steady_clock::now() < end) {
+    while (!is_thread_done && std::chrono::steady_clock::now() < end) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
   };
-  wait_for(kTogether);
-  if (thread_over) return;
+  wait_for(kSaveGrace);
+  if (is_thread_done) return;
   options.world->monitor().give_up();
-  wait_for(kToHear);
-  if (!thread_over) options.world->abort();  // ranks that are threads hear of it once this one has unwound
+  wait_for(kReportGrace);
+  if (!is_thread_done) options.world->abort();  // ranks that are threads get the report after this thread has unwound
 }
 
 CheckpointWriter::~CheckpointWriter() {
   try {
-    impl_->leave_failed_step();
+    impl_->abandon_failed_step();
     impl_->join_and_check();
   } catch (const std::exception& error) {
     log_error("{}", error.what());
@@ -234,45 +243,47 @@ void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlo
                             std::optional<double> validation_loss, const NamedObjects& objects) {
   impl_->join_and_check();
   if (!impl_->group) impl_->group = impl_->options.world->new_group(impl_->all_ranks(), "checkpoint");
-  comm::attempt_together(*impl_->group, [&] { check_placements(tensors); });  // stages have tensors of their own
-  const auto claims = comm::all_gather_bytes(*impl_->group, partial_mesh_claims(tensors, impl_->holders()));
-  const auto staged = impl_->stage(step);
+  comm::attempt_together(*impl_->group, [&] { check_placements(tensors); });  // pipeline stages have different tensors
+  const auto claims = comm::all_gather_bytes(*impl_->group, partial_mesh_claims(tensors, impl_->stage_ranks()));
+  const auto staged = impl_->create_staged(step);
   Manifest manifest;
   manifest.step = step;
   manifest.world_size = impl_->size();
   manifest.validation_loss = validation_loss;
   manifest.extra = extra;
   const bool defer = impl_->options.async && impl_->options.defer_copy;
-  std::string not_taken;  // the other ranks are told in the same way as of a file that cannot be written
+  std::string copy_failure_report;  // sent to the other ranks like a failed write
   try {
-    impl_->share =
-        plan_share(tensors, objects, Writers(impl_->rank(), impl_->holders(), choose_meshes(claims, impl_->holders())));
-    // A save that its caller waits for is written from where the tensors lie.
+    impl_->snapshot = plan_snapshot(
+        tensors, objects,
+        WriterAssignment(impl_->rank(), impl_->stage_ranks(), choose_meshes(claims, impl_->stage_ranks())));
+    // Without async the caller waits, so the tensors are written without a copy where possible.
     const bool at_once = impl_->options.async && !defer;
-    copy_share(impl_->share, impl_->pool, impl_->device_copies, at_once ? CopyWhat::kAll : CopyWhat::kWhatCannotWait);
-    if (!defer) impl_->device_copies.hold_current();
+    copy_snapshot(impl_->snapshot, impl_->pool, impl_->device_copies,
+                  at_once ? SnapshotCopyMode::kAll : SnapshotCopyMode::kOnlyUndeferrable);
+    if (!defer) impl_->device_copies.block_current_stream();
     if (defer) impl_->gate = std::make_unique<SnapshotGate>(tensors);
   } catch (const std::exception& error) {
-    not_taken = failure_report(impl_->rank(), error);
-    impl_->device_copies.launched();
-    impl_->device_copies.hold_current();
+    copy_failure_report = failure_report(impl_->rank(), error);
+    impl_->device_copies.record_launched();
+    impl_->device_copies.block_current_stream();
     impl_->device_copies.wait();
-    give_back(std::exchange(impl_->share, {}), impl_->pool);
+    recycle_memory(std::exchange(impl_->snapshot, {}), impl_->pool);
   }
-  impl_->failed = !not_taken.empty();
-  impl_->thread_over = false;
-  impl_->thread = std::thread([this, not_taken, manifest = std::move(manifest), staged]() mutable {
-    impl_->save(not_taken, std::move(manifest), staged);
-    impl_->thread_over = true;
+  impl_->failed = !copy_failure_report.empty();
+  impl_->is_thread_done = false;
+  impl_->thread = std::thread([this, copy_failure_report, manifest = std::move(manifest), staged]() mutable {
+    impl_->save(copy_failure_report, std::move(manifest), staged);
+    impl_->is_thread_done = true;
   });
-  impl_->under_way = true;
+  impl_->is_save_running = true;
   if (!impl_->options.async) impl_->join_and_check();
 }
 
 void CheckpointWriter::wait_for_snapshot() {
-  if (!impl_->under_way || !impl_->gate) return;
-  impl_->gate->settle();
-  impl_->device_copies.hold_current();
+  if (!impl_->is_save_running || !impl_->gate) return;
+  impl_->gate->wait_and_check();
+  impl_->device_copies.block_current_stream();
 }
 
 void CheckpointWriter::finish() { impl_->join_and_check(); }

@@ -1,4 +1,4 @@
-// `tessera doctor`: what this machine, this build and libtorch can do, in well under a second.
+// `tessera doctor`: reports what this machine, this build and libtorch support, in well under a second.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
@@ -21,15 +21,15 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/machine/available_memory.h"
 #include "tessera/base/machine/host.h"
-#include "tessera/base/machine/memory_room.h"
 #include "tessera/base/text/json_numbers.h"
 #include "tessera/base/version.h"
 #include "tessera/cli/flags.h"
 #include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/shm/handshake.h"
+#include "tessera/kernels/linear/batch_invariant_linear.h"
 #include "tessera/kernels/linear/linear.h"
-#include "tessera/kernels/linear/row_product.h"
 
 namespace tessera::cli {
 namespace {
@@ -48,7 +48,7 @@ Json report_versions() {
   };
 }
 
-// The instruction sets of the first processor that decide about kernels.
+// The instruction sets of the first processor that the choice of kernels depends on.
 Json deciding_cpu_flags() {
   constexpr std::array<std::string_view, 14> kDeciding{"avx",         "avx2",        "fma",      "f16c",     "avx512f",
                                                        "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8",
@@ -77,8 +77,9 @@ Json report_cpu() {
   return cpu;
 }
 
+// The limit is that of the control groups (containers), which may be lower than the memory of the machine.
 Json report_memory() {
-  const auto room = read_memory_room();
+  const auto room = read_available_memory();
   Json memory = {{"total_bytes", room.machine_bytes}, {"available_bytes", room.machine_available_bytes}};
   if (room.limit_bytes) memory["limit_bytes"] = *room.limit_bytes;
   return memory;
@@ -106,7 +107,7 @@ Json report_kernels() {
   return {{"fp32_matmul", kernels::linear_kernel_name()},
           {"bf16_matmul", kernels::linear_kernel_name(at::kBFloat16)},
           {"fp16_matmul", kernels::linear_kernel_name(at::kHalf)},
-          {"loops", kernels::row_kernels_name()},
+          {"loops", kernels::vector_level_name()},
           {"onednn", at::hasMKLDNN()},
           {"mkl", at::hasMKL()}};
 }
@@ -139,7 +140,7 @@ Json report_files() {
   return files;
 }
 
-// What will hurt a run on this machine, one sentence each.
+// One sentence for each condition that will slow down or break a run on this machine.
 Json report_warnings(const Json& cpu, const Json& files) {
   Json warnings = Json::array();
   if (!files["temp_folder_writable"].get<bool>()) {
@@ -147,7 +148,7 @@ Json report_warnings(const Json& cpu, const Json& files) {
                                    files["temp_folder"].get<std::string>()));
   }
   if (!files["memfd"].get<bool>()) warnings.push_back("memfd_create is refused: local ranks cannot share memory");
-  // MKL bounds what libtorch starts, but not what other OpenMP code in the process does.
+  // MKL limits the threads of libtorch to the cores, but other OpenMP code in the process starts OMP_NUM_THREADS.
   const char* asked = std::getenv("OMP_NUM_THREADS");
   const int threads = std::max(at::get_num_threads(), asked ? std::atoi(asked) : 0);
   if (const auto cores = cpu["cores_allowed"].get<int64_t>(); threads > cores) {
@@ -159,6 +160,7 @@ Json report_warnings(const Json& cpu, const Json& files) {
   return warnings;
 }
 
+// "1.5 GiB" for keys that end in "_bytes", "yes" or "no", words joined by spaces, or the JSON itself.
 std::string format_value(const std::string& key, const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";

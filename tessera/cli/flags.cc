@@ -24,8 +24,10 @@ void collect_flags(const CLI::App& app, std::vector<std::string>& names) {
   }
 }
 
-// The flag or word that CLI11 did not know, with its nearest relative.
+// A message about the first flag or word that CLI11 did not know, with the nearest known flag or subcommand.
 std::string unknown_word_message(const CLI::App& app, const std::vector<std::string>& words) {
+  // A suggestion is made only if at most a third of the characters differ (2 for short words); a farther one would
+  // mislead.
   std::vector<std::string> names;
   collect_flags(app, names);
   std::string word = words.front();
@@ -54,7 +56,7 @@ class HelpFormatter : public CLI::Formatter {
     if (!option->get_option_text().empty()) return " " + option->get_option_text();
     if (option->get_type_size() == 0) return "";
     auto value = option->get_type_name();
-    value.resize(std::min(value.find(':'), value.size()));  // what is checked stands behind
+    value.resize(std::min(value.find(':'), value.size()));  // CLI11 appends the validator after a colon
     if (value == "INT" || value == "UINT") value = "N";
     if (value == "FLOAT") value = "X";
     if (!option->get_default_str().empty()) value += fmt::format(" [{}]", option->get_default_str());
@@ -82,10 +84,10 @@ std::shared_ptr<CLI::App> make_app(const std::string& verb) {
 }
 
 std::optional<int> parse_flags(CLI::App& app, VerbArguments args) {
-  std::vector<std::string> reversed(args.rbegin(), args.rend());  // CLI11 takes them last first
+  std::vector<std::string> reversed(args.rbegin(), args.rend());  // CLI11 expects the last argument first
   try {
     app.parse(std::move(reversed));
-  } catch (const CLI::CallForHelp&) {
+  } catch (const CLI::CallForHelp&) {  // prints the help of the innermost subcommand that was named
     const CLI::App* innermost = &app;
     std::string outer;  // "tessera ckpt" of "tessera ckpt verify"
     while (!innermost->get_subcommands().empty()) {
@@ -95,7 +97,7 @@ std::optional<int> parse_flags(CLI::App& app, VerbArguments args) {
     std::fputs(innermost->help(outer).c_str(), stdout);
     return 0;
   } catch (const CLI::ParseError& error) {
-    // A subcommand that is misspelled is one that is missing to CLI11.
+    // For a misspelt subcommand CLI11 reports a missing one, and leaves the word in remaining().
     const auto words = app.remaining(/*recurse=*/true);
     const bool lacks_subcommand = app.get_subcommands().empty() && !app.get_subcommands(nullptr).empty();
     const bool is_unknown = dynamic_cast<const CLI::ExtrasError*>(&error) || (lacks_subcommand && !words.empty());
@@ -136,12 +138,12 @@ void set_context(int64_t context_tokens, ModelConfig& config, GenerationOptions&
   config.context_tokens = options.context_tokens = context_tokens;
 }
 
-std::string read_standard_input(const char* where, size_t most_bytes) {
+std::string read_standard_input(const char* where, size_t max_bytes) {
   std::string text;
   char buffer[1 << 16];
   while (const size_t got = std::fread(buffer, 1, sizeof buffer, stdin)) {
     text.append(buffer, got);
-    TESSERA_CHECK(text.size() <= most_bytes, ErrorKind::kConfig, "{}: more than {} bytes", where, most_bytes);
+    TESSERA_CHECK(text.size() <= max_bytes, ErrorKind::kConfig, "{}: more than {} bytes", where, max_bytes);
   }
   TESSERA_CHECK(!std::ferror(stdin), ErrorKind::kIo, "{}: standard input cannot be read", where);
   return text;

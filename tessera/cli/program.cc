@@ -28,7 +28,7 @@ void print_help(std::FILE* to) {
   }
   text +=
       "\nEvery verb:\n"
-      "  --help              what it does, its flags\n"
+      "  --help              description and flags of the verb\n"
       "  --log-level LEVEL   debug, info (default), warning, error or off\n"
       "  --nproc N           local ranks to start, on verbs that run a model\n"
       "\n"
@@ -38,13 +38,13 @@ void print_help(std::FILE* to) {
       "5 out of memory, 128+n signal n.\n"
       "\n"
       "First steps:\n"
-      "  tessera doctor                                                what this machine can do\n"
+      "  tessera doctor                                                check this machine\n"
       "  tessera train recipes/demo.yaml --nproc 2                     fine-tune over two processes\n"
       "  tessera generate --model DIR --prompt 'Once upon a time'      try a model\n";
   std::fputs(text.c_str(), to);
 }
 
-// One line, also from libtorch's exceptions, whose what() carries a backtrace.
+// Prints only the first line of the message: what() of libtorch's exceptions also holds a backtrace.
 void print_error(std::string_view message) {
   const std::string line = fmt::format("tessera: error: {}\n", first_line(message));
   std::fputs(line.c_str(), stderr);
@@ -76,7 +76,9 @@ int run_verb(VerbArguments args) {
   return verb->run(args.subspan(1));
 }
 
-int fail_with(const std::exception& error) {
+// A rank of our launcher leaves its message to the launcher, which prints the first failure once; otherwise the message
+// is printed here.
+int report_failure(const std::exception& error) {
   std::fflush(stdout);
   if (!comm::report_error(error)) print_error(error.what());
   return exit_code_for(error);
@@ -86,22 +88,24 @@ int fail_with(const std::exception& error) {
 
 std::string message_of(const std::exception& error) {
   if (!dynamic_cast<const std::bad_alloc*>(&error)) return error.what();
-  return "[tessera] out of memory: the system gave no more. Take smaller batches or sequences, or more ranks.";
+  return "[tessera] out of memory: an allocation failed. Use smaller batches or sequences, or more ranks.";
 }
 
+// The only place where exceptions become exit codes. bad_alloc is caught apart, because its what() names no remedy. An
+// unknown exception (none of std::exception) ends with code 1.
 int run_program(VerbArguments args) noexcept {
   int code = 1;
   report_cut_files();
   try {
     code = run_verb(args);
-    // A result that did not reach its reader is a failure (full disk).
+    // A result that could not be written (full disk) is a failure, although the verb succeeded.
     TESSERA_CHECK(std::fflush(stdout) == 0 && !std::ferror(stdout), ErrorKind::kIo,
                   "[tessera] standard output: cannot be written. Is the disk full?");
   } catch (const std::bad_alloc& error) {
-    // The launcher shows the same words.
-    code = fail_with(Error(ErrorKind::kMemory, message_of(error)));
+    // Raised again as an Error, so that the launcher shows the same message and exit code.
+    code = report_failure(Error(ErrorKind::kMemory, message_of(error)));
   } catch (const std::exception& error) {
-    code = fail_with(error);
+    code = report_failure(error);
   } catch (...) {
     print_error("[tessera] an unknown kind of exception. This is a defect of tessera.");
   }

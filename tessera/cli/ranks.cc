@@ -13,27 +13,29 @@ namespace tessera::cli {
 void add_launch_flags(CLI::App& app, LaunchFlags& flags) {
   app.add_option(
          "--max-restarts", flags.max_restarts,
-         "Start all ranks again when one fails, so often without progress; two alike failures at one step end it")
+         "Restart all ranks when one fails, at most N times without progress; the same failure twice at one step ends "
+         "the run")
       ->option_text("N [0]");
-  app.add_option("--log-dir", flags.log_dir, "Output of ranks in files: DIR/RUN/attempt_N/RANK/stdout.log, stderr.log")
+  app.add_option("--log-dir", flags.log_dir,
+                 "Write the output of each rank to DIR/RUN/attempt_N/RANK/stdout.log and stderr.log")
       ->option_text("DIR");
-  app.add_flag("--tee", flags.tee, "Show it here too, each line with its rank");
-  app.add_option("--log-rank", flags.log_rank, "Show only these local ranks' output here: 0 or 0,2 [LOG_RANK]")
+  app.add_flag("--tee", flags.tee, "With --log-dir: also show the output here, each line with its rank");
+  app.add_option("--log-rank", flags.log_rank, "Show only the output of these local ranks: 0 or 0,2 [LOG_RANK]")
       ->option_text("RANKS [all]");
   app.add_option("--pin", flags.pin, "Bind ranks to their share of the cores and memory nodes: auto, on or off")
       ->option_text("MODE [auto]");
 }
 
-void apply(const LaunchFlags& flags, comm::LauncherOptions& options) {
+void apply_launch_flags(const LaunchFlags& flags, comm::LauncherOptions& options) {
   options.max_restarts = flags.max_restarts;
   options.pin = comm::parse_pin_mode(flags.pin);
-  const char* given = std::getenv("LOG_RANK");
+  const char* log_rank_variable = std::getenv("LOG_RANK");
   const bool own = !flags.log_rank.empty();
   options.output = {.log_dir = flags.log_dir,
                     .tee = flags.tee,
-                    .shown = comm::parse_log_ranks(own     ? flags.log_rank
-                                                   : given ? given
-                                                           : "",
+                    .shown = comm::parse_log_ranks(own                 ? flags.log_rank
+                                                   : log_rank_variable ? log_rank_variable
+                                                                       : "",
                                                    own ? "--log-rank" : "LOG_RANK")};
 }
 
@@ -46,13 +48,13 @@ std::vector<std::string> command_of(const std::string& verb, VerbArguments args,
   return arguments;
 }
 
-bool is_rank() { return comm::who_started(comm::process_environment()) != "single"; }
+bool is_launched_rank() { return comm::launcher_name(comm::process_environment()) != "single"; }
 
-// Whoever started this rank starts it again, or nobody does: a flag that says otherwise is told once.
-void tell_ignored_restarts(int max_restarts) {
+// Warns on rank 0 that --max-restarts has no effect when another launcher started this rank: only the launcher can
+// restart ranks. Our own launcher passes its flags on to its ranks, which is no reason to warn.
+void warn_ignored_restarts(int max_restarts) {
   const auto environment = comm::process_environment();
-  const auto source = comm::who_started(environment);
-  // Our own launcher hands its flags on to its ranks.
+  const auto source = comm::launcher_name(environment);
   const bool launched_with_it =
       source == "flags" && environment("TORCHELASTIC_MAX_RESTARTS") == std::to_string(max_restarts);
   if (max_restarts == 0 || launched_with_it) return;
@@ -61,16 +63,15 @@ void tell_ignored_restarts(int max_restarts) {
     if (rank && *rank != "0") return;
     if (rank) break;
   }
-  log_warning(
-      "[launch] --max-restarts {}: has no effect, as {} started this rank. Give it there what starts ranks again.",
-      max_restarts, source == "flags" ? "'tessera launch'" : source);
+  log_warning("[launch] --max-restarts {}: has no effect, because {} started this rank. Configure restarts there.",
+              max_restarts, source == "flags" ? "'tessera launch'" : source);
 }
 
 }  // namespace
 
 std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int64_t nproc) {
   const auto arguments = command_of(verb, args, nproc);
-  if (nproc <= 1 || is_rank()) return std::nullopt;
+  if (nproc <= 1 || is_launched_rank()) return std::nullopt;
   return comm::launch_local_ranks(arguments, {.nproc = static_cast<int>(nproc)});
 }
 
@@ -78,24 +79,27 @@ std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int
                                 const std::filesystem::path& checkpoints) {
   const auto arguments = command_of(verb, args, nproc);
   comm::LauncherOptions options{.nproc = static_cast<int>(nproc)};
-  apply(flags, options);
+  apply_launch_flags(flags, options);
+  // A single rank needs a launcher, too, if it is to be restarted or its output is to be stored.
   const bool launches = nproc > 1 || flags.max_restarts > 0 || !flags.log_dir.empty() || flags.tee;
-  if (is_rank()) tell_ignored_restarts(flags.max_restarts);
-  if (!launches || is_rank()) return std::nullopt;
-  options.saved_mark = [checkpoints]() -> std::optional<std::string> {
+  if (is_launched_rank()) warn_ignored_restarts(flags.max_restarts);
+  if (!launches || is_launched_rank()) return std::nullopt;
+  // Progress of a run is a new checkpoint: after it the launcher grants max_restarts anew. A folder that cannot be read
+  // now is no progress and no error.
+  options.last_checkpoint_name = [checkpoints]() -> std::optional<std::string> {
     try {
       return CheckpointFolder::latest_name(checkpoints).value_or("");
-    } catch (const Error&) {  // the run itself says what is wrong with it
+    } catch (const Error&) {  // the run itself reports a damaged folder
       return std::nullopt;
     }
   };
-  options.tells_steps = true;
-  options.usr1_stops = true;
+  options.reports_steps = true;
+  options.stops_on_usr1 = true;
   return comm::launch_local_ranks(arguments, options);
 }
 
 std::shared_ptr<comm::World> join_world(const comm::RendezvousFlags& flags) {
-  return is_rank() ? comm::World::connect(flags) : comm::World::single();
+  return is_launched_rank() ? comm::World::connect(flags) : comm::World::single();
 }
 
 }  // namespace tessera::cli

@@ -1,11 +1,11 @@
-// The ranks behind a verb: starting them for --nproc N, and joining their world.
+// The ranks of a verb: starts them for --nproc N, and connects each of them to their world.
 //
 //   LaunchFlags flags;
 //   add_launch_flags(*app, flags);                                            // --max-restarts, --log-dir, ...
-//   if (const auto code = launch_ranks("score", args, nproc)) return *code;   // this process was their launcher
-//   const auto world = join_world({.nproc = static_cast<int>(nproc)});
+//   if (const auto code = launch_ranks("score", args, nproc)) return *code;   // this process was the launcher
+//   const auto world = join_world({.nproc = static_cast<int>(nproc)});        // this process is a rank
 //
-// Call from a process with one thread.
+// Launching forks, so the process must have only one thread.
 #pragma once
 
 #include <cstdint>
@@ -27,25 +27,26 @@ struct LauncherOptions;
 
 namespace tessera::cli {
 
-// How a launcher treats its ranks, as `tessera launch` and verbs have it.
+// Flags of the launcher that `tessera launch` and `tessera train` share.
 struct LaunchFlags {
   int max_restarts = 0;
   std::string log_dir = "", log_rank = "", pin = "auto";
   bool tee = false;
 };
 void add_launch_flags(CLI::App& app, LaunchFlags& flags);
-// LOG_RANK stands for --log-rank where that is not given. Error kConfig.
-void apply(const LaunchFlags& flags, comm::LauncherOptions& options);
+// Copies the flags into the options. Without --log-rank the environment variable LOG_RANK is used. Error kConfig.
+void apply_launch_flags(const LaunchFlags& flags, comm::LauncherOptions& options);
 
-// When --nproc asks for several ranks and nobody (our launcher, torchrun, srun, mpirun) has started this process
-// as one, runs `tessera VERB args` in each of them and returns the exit code. Error kConfig unless it is 1 to 4096.
+// If `nproc` is above 1 and no launcher (ours, torchrun, srun, mpirun) has started this process as a rank: runs
+// `tessera VERB args` in nproc processes and returns their exit code. Otherwise returns nothing. Error kConfig unless
+// nproc is 1 to 4096.
 std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int64_t nproc);
-// The same with the flags of a launcher, and for a single rank too when it is to be started again or logged.
-// `checkpoints`: the folder whose LATEST tells progress.
+// The same with the flags of a launcher; also launches a single rank if it is to be restarted or logged. `checkpoints`:
+// the folder whose file LATEST shows the progress of the run.
 std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int64_t nproc, const LaunchFlags& flags,
                                 const std::filesystem::path& checkpoints);
 
-// comm::World::connect(), or a world of one rank where nobody started this process as a rank. COLLECTIVE over all
+// comm::World::connect() if a launcher started this process as a rank, else a world of one rank. COLLECTIVE over all
 // ranks.
 std::shared_ptr<comm::World> join_world(const comm::RendezvousFlags& flags);
 

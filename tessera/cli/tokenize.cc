@@ -1,4 +1,4 @@
-// `tessera tokenize`: lines of text to lines of token ids, and back.
+// `tessera tokenize`: converts lines of text to lines of token ids, and back.
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
@@ -17,6 +17,7 @@
 namespace tessera::cli {
 namespace {
 
+// Ids are separated by spaces, tabs or commas. Each one is checked against the vocabulary.
 std::vector<text::TokenId> parse_ids(std::string_view line, int64_t line_number, const text::Tokenizer& tokenizer) {
   std::vector<text::TokenId> ids;
   const auto is_space = [](char c) { return c == ' ' || c == '\t' || c == '\r' || c == ','; };
@@ -50,11 +51,11 @@ int run_tokenize(VerbArguments args) {
   std::string model;
   bool decode = false, no_special = false;
   app->add_option("--model", model, "Hugging Face folder with tokenizer.json")->required()->type_name("DIR");
-  app->add_flag("--decode", decode, "Ids on stdin to text on stdout");
+  app->add_flag("--decode", decode, "Convert ids on stdin to text on stdout");
   app->add_flag("--no-special", no_special,
-                "Add no BOS or EOS and read <|...|> as plain text; with --decode, leave special tokens out");
+                "Add no BOS or EOS, and read <|...|> as plain text; with --decode, leave special tokens out");
   app->footer(
-      "One line on stdin gives one line on stdout: ids with a space between them, or text.\n"
+      "Each line on stdin becomes one line on stdout: ids separated by spaces, or text.\n"
       "  echo 'In the beginning' | tessera tokenize --model DIR | tessera tokenize --model DIR --decode");
   if (const auto code = parse_flags(*app, args)) return *code;
 

@@ -26,12 +26,13 @@ int run_train(VerbArguments args) {
   int64_t nproc = 1;
   bool print_config = false, check = false, recipe_docs = false;
   app->add_option("RECIPE", recipe_path, "Recipe, a YAML file");
-  app->add_option("overrides", overrides, "Settings that replace the recipe's")->option_text("[section.key=value ...]");
+  app->add_option("overrides", overrides, "Settings that replace those of the recipe")
+      ->option_text("[section.key=value ...]");
   app->add_option("--nproc", nproc, "Local ranks to start")->option_text("N");
   LaunchFlags launch;
   add_launch_flags(*app, launch);
-  app->add_flag("--print-config", print_config, "Print every setting with its value and meaning, train nothing");
-  app->add_flag("--check", check, "Check recipe, data, model and layout, train nothing");
+  app->add_flag("--print-config", print_config, "Print every setting with its value and meaning; do not train");
+  app->add_flag("--check", check, "Check recipe, data, model and layout; do not train");
   app->add_flag("--recipe-docs", recipe_docs, "Print docs/recipe.md");
   app->footer(train::recipe_help());
   if (const auto code = parse_flags(*app, args)) return *code;
@@ -53,23 +54,24 @@ int run_train(VerbArguments args) {
     return 0;
   }
   TESSERA_CHECK(launch.max_restarts == 0 || recipe.checkpoint.resume == "auto", ErrorKind::kConfig,
-                "[train] --max-restarts with checkpoint.resume: found '{}', wanted auto: ranks that are started again "
-                "go on from the newest checkpoint",
+                "[train] --max-restarts with checkpoint.resume: found '{}', wanted auto: restarted ranks resume from "
+                "the newest checkpoint",
                 recipe.checkpoint.resume);
-  train::check_run_folder(recipe);  // before there are ranks, which leave flight records in it when they fail
+  train::check_run_folder(recipe);  // before ranks start: a rank that fails writes flight records into the folder
   if (const auto code = launch_ranks("train", args, nproc, launch, recipe.checkpoint.dir + "/checkpoints")) {
     return *code;
   }
+  // From here on this process is a rank. Everything before ran in the launcher as well, and again in each rank.
   const auto world = comm::World::connect({.backend = recipe.comm.backend,
                                            .timeout = std::chrono::seconds(recipe.comm.timeout_seconds),
                                            .check = recipe.comm.check,
                                            .trace_folder = recipe.checkpoint.dir + "/trace"});
-  // Bound before anything is loaded: a port in use ends all ranks at once.
+  // The port is bound before data and model are loaded, so that a port in use ends all ranks at once.
   std::unique_ptr<report::LivePage> page;
   comm::attempt_together(*world->group(), [&] {
     if (world->rank() != 0 || recipe.train.page == 0) return;
     page = std::make_unique<report::LivePage>(static_cast<uint16_t>(recipe.train.page), recipe.checkpoint.dir);
-    log_info("[report.live] the run is to be seen at http://127.0.0.1:{}", recipe.train.page);
+    log_info("[report.live] the page of the run is at http://127.0.0.1:{}", recipe.train.page);
   });
   train::Trainer(recipe, world).run();
   return 0;

@@ -1,16 +1,16 @@
-// The verbs of the program: one table, one function and one file a verb.
+// The verbs of the program: one table; each verb has one function and one file.
 //
 //   int run_doctor(std::span<const std::string> args) {           // tessera/cli/doctor.cc
 //     auto app = make_app("doctor");                              // flags.h: --help and --log-level are in it
 //     bool json = false;
 //     app->add_flag("--json", json, "One JSON object instead of lines");
-//     if (const auto code = parse_flags(*app, args)) return *code;  // --help was asked for and printed
+//     if (const auto code = parse_flags(*app, args)) return *code;  // --help was given and is printed
 //     ...
 //     return 0;
 //   }
 //
-// A verb returns the exit code of the program or throws; main() turns exceptions into one line on stderr and
-// their exit code. Results go to stdout, logs and progress to stderr. `args` excludes the program and the verb.
+// A verb returns the exit code of the program or throws. run_program() prints an exception as one line on stderr and
+// returns its exit code. Results go to stdout, logs and progress to stderr. `args` excludes the program and the verb.
 #pragma once
 
 #include <exception>
@@ -24,7 +24,7 @@ using VerbArguments = std::span<const std::string>;
 
 struct Verb {
   const char* name;
-  const char* group;  // the heading it stands under in `tessera --help`
+  const char* group;  // the heading of the verb in `tessera --help`
   const char* help;   // one line
   int (*run)(VerbArguments args);
 };
@@ -34,10 +34,11 @@ std::span<const Verb> verbs();
 // Null when there is no verb of that name.
 const Verb* find_verb(std::string_view name);
 
-// What the program says about an exception that ended it; of one whose own words say nothing, what to do.
+// The message about an exception that ended the program. For std::bad_alloc, whose what() is of no help, the message
+// says what to do.
 std::string message_of(const std::exception& error);
 
-// The whole program behind main(): `args` excludes the program's name. Never throws; returns the exit code.
+// Runs the program for main(). `args` excludes the program's name. Returns the exit code; never throws.
 int run_program(VerbArguments args) noexcept;
 
 int run_train(VerbArguments args);

@@ -10,13 +10,13 @@ namespace tessera::dtensor {
 
 namespace {
 
-// What a part of a tensor that is still to be reduced holds where another rank of the mesh dim has the values: what
-// leaves those as they are. None where the part has the values itself.
+// The value that a local tensor holds under Partial if another rank of the mesh dim holds the real values: 0 for a sum,
+// 1 for a product. nullopt if this rank holds the real values.
 std::optional<int> neutral_of(const char* verb, const DeviceMesh& mesh, const Placements& placements) {
   std::optional<int> neutral;
   for (size_t i = 0; i < placements.size(); ++i) {
     TESSERA_CHECK(placements[i].kind != Placement::Kind::kNormPartial, ErrorKind::kShape,
-                  "[dtensor.{}] placements {}: a norm partial comes from norm operations only.", verb,
+                  "[dtensor.{}] placements {}: only norm operations make a norm partial. Use another placement.", verb,
                   to_string(placements));
     if (!placements[i].is_partial() || !mesh.coordinate() || (*mesh.coordinate())[i] == 0) continue;
     if (placements[i].reduce_op == ReduceOp::kSum) neutral = 0;
@@ -25,6 +25,8 @@ std::optional<int> neutral_of(const char* verb, const DeviceMesh& mesh, const Pl
   return neutral;
 }
 
+// `fill(local, placements, counts)` writes the values. `counts` is false if this rank's values are replaced by the
+// neutral value or if the rank is outside the mesh; random factories then only count the operation.
 template <class Fill>
 at::Tensor make(const char* verb, const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
                 const FactoryOptions& options, c10::ScalarType default_type, Fill fill) {
@@ -46,7 +48,7 @@ at::Tensor make(const char* verb, const std::vector<int64_t>& size, const MeshPt
       fill(local, placements, false);
     }
   }
-  at::Tensor made = make_dtensor(local, mesh, share(placements), size);
+  at::Tensor made = make_dtensor(local, mesh, make_shared_placements(placements), size);
   return made.set_requires_grad(options.requires_grad);
 }
 
@@ -65,8 +67,9 @@ at::Tensor make_random(const char* verb, const std::vector<int64_t>& size, const
                   skip_random_operation(*mesh);
                   return;
                 }
-                const RandomKey key = next_random_key(*mesh, std::nullopt);  // in step also where zeros go
-                if (counts) fill_random(local, Region(size, *mesh, checked), key, distribution);
+                // All ranks count the operation, also those with the neutral value.
+                const RandomStreamKey key = next_random_key(*mesh, std::nullopt);
+                if (counts) fill_random(local, ShardRegion(size, *mesh, checked), key, distribution);
               });
 }
 
@@ -82,7 +85,7 @@ at::Tensor empty(const std::vector<int64_t>& size, const MeshPtr& mesh, Placemen
 
 at::Tensor zeros(const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
                  const FactoryOptions& options) {
-  // The product of ones on the other ranks with the zeros of the first is right for Partial(product) too.
+  // For Partial(product) the first rank has zeros and the others have ones, so the product is zero as well.
   return make_filled("zeros", size, 0, mesh, std::move(placements), options, default_type());
 }
 
@@ -102,20 +105,23 @@ at::Tensor full(const std::vector<int64_t>& size, const c10::Scalar& value, cons
 
 at::Tensor rand(const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
                 const FactoryOptions& options) {
-  return make_random("rand", size, mesh, std::move(placements), options, default_type(), {Law::kUniform, 0, 1});
+  return make_random("rand", size, mesh, std::move(placements), options, default_type(),
+                     {DistributionKind::kUniform, 0, 1});
 }
 
 at::Tensor randn(const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
                  const FactoryOptions& options) {
-  return make_random("randn", size, mesh, std::move(placements), options, default_type(), {Law::kNormal, 0, 1});
+  return make_random("randn", size, mesh, std::move(placements), options, default_type(),
+                     {DistributionKind::kNormal, 0, 1});
 }
 
 at::Tensor randint(int64_t low, int64_t high, const std::vector<int64_t>& size, const MeshPtr& mesh,
                    Placements placements, const FactoryOptions& options) {
-  TESSERA_CHECK(low < high, ErrorKind::kShape, "[dtensor.randint] found integers from {} to {}, wanted a range.", low,
-                high);
-  const Distribution integers{
-      .law = Law::kInteger, .low = low, .range = static_cast<uint64_t>(high) - static_cast<uint64_t>(low)};
+  TESSERA_CHECK(low < high, ErrorKind::kShape,
+                "[dtensor.randint] found integers from {} to {}, wanted a range with low < high.", low, high);
+  const Distribution integers{.kind = DistributionKind::kInteger,
+                              .low = low,
+                              .range = static_cast<uint64_t>(high) - static_cast<uint64_t>(low)};
   return make_random("randint", size, mesh, std::move(placements), options, at::kLong, integers);
 }
 

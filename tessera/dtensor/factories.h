@@ -1,11 +1,11 @@
-// New DTensors of a global shape: each rank makes its own part. No communication (but see random.h for the first rand
-// or randn without manual_seed).
+// Functions that create DTensors from a global shape. Each rank makes its own local tensor. No communication, except
+// that the first rand or randn without manual_seed agrees on a seed (random.h).
 //
 //   at::Tensor w = dtensor::zeros({1024, 512}, mesh, {Shard(0)}, {.dtype = at::kBFloat16});
 //
-// Names and defaults of torch.distributed.tensor's factories; placements default to Replicate. With Partial the values
-// are those of the reduced tensor: ones with P(sum) hold the ones on the first rank of the mesh dim and zeros on the
-// others (upstream fills every rank, so that full_tensor() gives a multiple).
+// Names and defaults are those of torch.distributed.tensor's factories; the default placement is Replicate. With
+// Partial the values are those of the reduced tensor: ones() with P(sum) holds ones on the first rank of the mesh dim
+// and zeros on the others. PyTorch instead fills every rank, so that full_tensor() gives a multiple of the value.
 #pragma once
 
 #include <c10/core/Scalar.h>
@@ -20,7 +20,8 @@
 namespace tessera::dtensor {
 
 struct FactoryOptions {
-  std::optional<c10::ScalarType> dtype = std::nullopt;  // default: libtorch's default dtype (full: the value's kind)
+  // Default: libtorch's default dtype; for full() the kind of the value.
+  std::optional<c10::ScalarType> dtype = std::nullopt;
   bool requires_grad = false;
 };
 
@@ -32,12 +33,12 @@ at::Tensor ones(const std::vector<int64_t>& size, const MeshPtr& mesh, Placement
                 const FactoryOptions& options = {});
 at::Tensor full(const std::vector<int64_t>& size, const c10::Scalar& value, const MeshPtr& mesh,
                 Placements placements = {}, const FactoryOptions& options = {});
-// Uniform in [0, 1), normal; the values do not depend on mesh or placements.
+// rand is uniform in [0, 1), randn has mean 0 and deviation 1. The values do not depend on the mesh or the placements.
 at::Tensor rand(const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements = {},
                 const FactoryOptions& options = {});
 at::Tensor randn(const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements = {},
                  const FactoryOptions& options = {});
-// Integers from low to high - 1; int64 unless a dtype is given.
+// Integers from low to high - 1. The dtype is int64 unless options.dtype is set.
 at::Tensor randint(int64_t low, int64_t high, const std::vector<int64_t>& size, const MeshPtr& mesh,
                    Placements placements = {}, const FactoryOptions& options = {});
 

@@ -1,13 +1,13 @@
-// Collectives on plain tensors along one mesh dim that return new tensors and are differentiable (twice too). Semantics
-// of torch.distributed's functional collectives.
+// Collectives on plain tensors along one mesh dim. They return new tensors and are differentiable, also twice. The
+// semantics are those of PyTorch's functional collectives.
 //
 //   at::Tensor whole = functional::all_gather(part, {mesh, mesh->dim_of("tp")}, /*dim=*/-1);
 //   at::Tensor sum = functional::all_reduce(loss, {mesh});
 //
-// Each is COLLECTIVE over the mesh dim's group and waits for its result; its backward is COLLECTIVE over the same
-// group. Shapes must agree on all ranks of the group but where splits are given. Errors kShape: a DTensor (use
-// redistribute), a rank outside the mesh, sizes that do not divide. Gradients exist for sums and averages; asking for
-// others is an error in backward.
+// Each function is COLLECTIVE over the group of the mesh dim and waits for its result; its backward is COLLECTIVE over
+// the same group. Shapes must be equal on all ranks of the group, except where splits are given. Error kShape for a
+// DTensor (use redistribute), for a rank outside the mesh and for sizes that do not divide. Only sums and averages have
+// gradients; the backward of another reduction is an Error kShape.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -19,22 +19,24 @@
 
 namespace tessera::functional {
 
-struct Along {
+struct MeshAxis {
   MeshPtr mesh;
   int64_t mesh_dim = 0;
 };
 
-at::Tensor all_reduce(const at::Tensor& tensor, const Along& along, comm::ReduceOp op = comm::ReduceOp::kSum);
-// The ranks' tensors one after another along `dim`. Backward: reduce_scatter.
-at::Tensor all_gather(const at::Tensor& tensor, const Along& along, int64_t dim = 0);
-// The r-th part of `dim`, which must divide evenly, of the reduced tensor. Backward: all_gather.
-at::Tensor reduce_scatter(const at::Tensor& tensor, const Along& along, int64_t dim = 0,
+at::Tensor all_reduce(const at::Tensor& tensor, const MeshAxis& axis, comm::ReduceOp op = comm::ReduceOp::kSum);
+// Concatenates the ranks' tensors along `dim`. Backward: reduce_scatter.
+at::Tensor all_gather(const at::Tensor& tensor, const MeshAxis& axis, int64_t dim = 0);
+// Reduces the tensors and returns the r-th part along `dim` on rank r. The size of `dim` must be a multiple of the
+// number of ranks. Backward: all_gather.
+at::Tensor reduce_scatter(const at::Tensor& tensor, const MeshAxis& axis, int64_t dim = 0,
                           comm::ReduceOp op = comm::ReduceOp::kSum);
-// Rows of dim 0: input_splits[r] go to rank r, output_splits[r] come from it. Empty: equal splits. Backward: the way
-// back.
-at::Tensor all_to_all(const at::Tensor& tensor, const Along& along, const std::vector<int64_t>& output_splits = {},
+// Sends input_splits[r] rows of dim 0 to rank r and receives output_splits[r] rows from rank r. Empty lists mean equal
+// splits. Backward: an all_to_all with the two lists exchanged.
+at::Tensor all_to_all(const at::Tensor& tensor, const MeshAxis& axis, const std::vector<int64_t>& output_splits = {},
                       const std::vector<int64_t>& input_splits = {});
-// The tensor of the root (a position on the mesh dim). Backward: the sum of the gradients on the root, zeros elsewhere.
-at::Tensor broadcast(const at::Tensor& tensor, const Along& along, int root = 0);
+// Returns the tensor of rank `root`, a coordinate on the mesh dim. Backward: the root gets the sum of the gradients,
+// the other ranks get zeros.
+at::Tensor broadcast(const at::Tensor& tensor, const MeshAxis& axis, int root = 0);
 
 }  // namespace tessera::functional

@@ -13,6 +13,7 @@ std::string name_of(size_t i, const at::Tensor& tensor) {
   return fmt::format("{} of shape [{}]", i, fmt::join(tensor.sizes(), ", "));
 }
 
+// The local tensor of DTensor input i: redistributed if allowed, with the gradient placements of the options.
 at::Tensor localize(size_t i, at::Tensor input, const LocalMapOptions& options) {
   if (options.in_placements) {
     const auto& wanted = (*options.in_placements)[i];
@@ -44,6 +45,9 @@ void check_lengths(const LocalMapOptions& options, size_t inputs) {
   }
 }
 
+// The messages and the order of the checks are those of torch.distributed.tensor's local_map. The mesh of the outputs
+// is the option, or the mesh of the first DTensor input. Without a DTensor input the outputs are returned without a
+// check.
 std::vector<at::Tensor> run(const TensorsFunction& function, const LocalMapOptions& options,
                             const std::vector<at::Tensor>& inputs) {
   check_lengths(options, inputs.size());

@@ -1,12 +1,12 @@
-// Runs a function that is written for plain tensors on the parts of DTensors.
+// Runs a function that is written for plain tensors on the local tensors of DTensors.
 //
 //   auto mm = local_map([](const std::vector<at::Tensor>& parts) { return std::vector{at::mm(parts[0], parts[1])}; },
 //                       {.out_placements = {Placements{Partial()}},
 //                        .in_placements = {{Placements{Shard(1)}, Placements{Shard(0)}}}});
 //   at::Tensor y = mm({a, b})[0];                       // a DTensor
 //
-// The function communicates or not as it likes; local_map does only for redistribute_inputs. Differentiable. Errors
-// kShape.
+// The function may communicate. local_map itself communicates only for redistribute_inputs. Differentiable. Errors have
+// the kind kShape.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,18 +23,19 @@ using TensorsFunction = std::function<std::vector<at::Tensor>(const std::vector<
 
 struct LocalMapOptions {
   using List = std::vector<std::optional<Placements>>;
-  // One for each output; none: the output stays as it is.
+  // One entry for each output; nullopt returns the output unchanged.
   List out_placements;
-  // One for each input, none for what is no tensor (an undefined one). Plain tensors are passed as they are. Not given:
-  // inputs may lie as they like.
+  // One entry for each input, nullopt for an undefined tensor. Plain tensors are passed unchanged. Without this list
+  // inputs may have any placements.
   std::optional<List> in_placements = std::nullopt;
-  // How the gradients of the parts lie; as to_local's grad_placements.
+  // Placements of the gradients of the local tensors, as `grad_placements` of to_local.
   std::optional<List> in_grad_placements = std::nullopt;
-  MeshPtr device_mesh = nullptr;     // of the outputs; default: the first DTensor's
-  bool redistribute_inputs = false;  // bring inputs to in_placements instead of an error. COLLECTIVE over the mesh
+  MeshPtr device_mesh = nullptr;  // mesh of the outputs; default: the mesh of the first DTensor
+  // Redistribute inputs to in_placements instead of raising an error. COLLECTIVE over the mesh.
+  bool redistribute_inputs = false;
 };
 
-// Without any DTensor among the inputs the function runs as it is.
+// Returns a function that runs `function` as described above. Inputs without any DTensor are passed unchanged.
 TensorsFunction local_map(TensorsFunction function, LocalMapOptions options);
 
 }  // namespace tessera

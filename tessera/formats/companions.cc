@@ -32,7 +32,7 @@ constexpr const char* kCompanions[] = {"generation_config.json",
                                        "processor_config.json"};
 constexpr const char* kTemplateFolder = "additional_chat_templates";
 
-// LICENSE, LICENSE.txt, NOTICE, USE_POLICY.md and the like.
+// Matches LICENSE, LICENSE.txt, NOTICE, USE_POLICY.md and similar names.
 bool is_legal_text(const std::string& name) {
   constexpr std::array<std::string_view, 5> kBeginnings = {"license", "licence", "notice", "use_policy", "copying"};
   std::string lower = name;
@@ -40,7 +40,8 @@ bool is_legal_text(const std::string& name) {
   return std::ranges::any_of(kBeginnings, [&](std::string_view beginning) { return lower.starts_with(beginning); });
 }
 
-// Files of FOLDER whose number and size a folder cannot choose freely: at most 100, each of up to 1 MiB.
+// Names of wanted files directly in `folder`, sorted. The folder comes from an untrusted source, so number and size are
+// limited: at most 100 files of up to 1 MiB each; other files are skipped.
 template <class Wanted>
 std::vector<fs::path> small_files(const fs::path& folder, const Wanted& is_wanted) {
   constexpr size_t kMostFiles = 100;
@@ -57,10 +58,11 @@ std::vector<fs::path> small_files(const fs::path& folder, const Wanted& is_wante
   return names;
 }
 
+// Copies from/name to to/name. A missing file is skipped; a link out of `from` is skipped with a warning.
 void copy_file_of(const fs::path& from, const fs::path& to, const fs::path& name) {
   std::error_code ignored;
   if (!fs::is_regular_file(from / name, ignored)) return;
-  const auto place = follow_links(from, name);
+  const auto place = resolve_links(from, name);
   if (place.is_inside) {
     fs::create_directories((to / name).parent_path());
     return publish_file(to / name, read_file(place.real));
@@ -84,7 +86,7 @@ void copy_companions(const fs::path& from, const fs::path& to) {
 void copy_config_and_companions(const fs::path& from, const fs::path& to) {
   std::error_code ignored;
   if (fs::is_regular_file(from / "config.json", ignored)) {
-    const auto place = follow_links(from, "config.json");
+    const auto place = resolve_links(from, "config.json");
     TESSERA_CHECK(place.is_inside, ErrorKind::kFormat,
                   "[formats.copy] {}: is a link to {}, outside the model's folder. Put a copy in its place.",
                   (from / "config.json").string(), quote(place.real.string()));

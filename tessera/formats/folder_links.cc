@@ -5,14 +5,14 @@
 namespace tessera {
 namespace {
 
-bool lies_below(const std::filesystem::path& file, const std::filesystem::path& folder) {
+bool is_below(const std::filesystem::path& file, const std::filesystem::path& folder) {
   const auto relative = file.lexically_relative(folder);
   return !relative.empty() && *relative.begin() != "..";
 }
 
 }  // namespace
 
-bool is_inner_path(std::string_view path) {
+bool is_path_inside_folder(std::string_view path) {
   if (path.find('\0') != path.npos || path.find('\\') != path.npos) return false;
   for (size_t at = 0; at <= path.size();) {
     const size_t slash = std::min(path.find('/', at), path.size());
@@ -23,15 +23,17 @@ bool is_inner_path(std::string_view path) {
   return true;
 }
 
-LinkedPlace follow_links(const std::filesystem::path& dir, const std::filesystem::path& name) {
+// canonical() resolves every link of both paths, so a lexical comparison of the results decides where the file is. A
+// snapshot of the Hub's cache is a folder of links into ../../blobs; that folder is trusted like the snapshot itself.
+ResolvedLink resolve_links(const std::filesystem::path& dir, const std::filesystem::path& name) {
   std::error_code error;
   const auto folder = std::filesystem::canonical(dir, error);
   if (error) return {};
   const auto file = std::filesystem::canonical(dir / name, error);
   if (error) return {};
   const auto cache = folder.parent_path();
-  const bool is_blob = cache.filename() == "snapshots" && lies_below(file, cache.parent_path() / "blobs");
-  return {file, is_blob || lies_below(file, folder)};
+  const bool is_blob = cache.filename() == "snapshots" && is_below(file, cache.parent_path() / "blobs");
+  return {file, is_blob || is_below(file, folder)};
 }
 
 }  // namespace tessera

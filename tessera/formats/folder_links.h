@@ -1,8 +1,8 @@
-// Symbolic links in folders that come from strangers. A link may lead to any file of this machine, and a program that
-// copies what it finds would publish that file.
+// Checks of symbolic links in folders from untrusted sources. A link may lead to any file of this machine, and a
+// program that copies linked files would publish that file.
 //
-//   const auto place = follow_links(dir, "merges.txt");
-//   if (!place.is_inside) ...                              // place.real is where it leads
+//   const auto place = resolve_links(dir, "merges.txt");
+//   if (!place.is_inside) ...                              // place.real is the file that the link leads to
 #pragma once
 
 #include <filesystem>
@@ -10,17 +10,17 @@
 
 namespace tessera {
 
-// Whether a path that a file gives stays inside of its folder, before links: parts between single slashes, none of them
-// "." or "..", without a backslash or a NUL.
-bool is_inner_path(std::string_view path);
+// Whether a relative path from a file stays inside its folder (links are not followed here): parts between single
+// slashes, no part "." or "..", no backslash, no NUL.
+bool is_path_inside_folder(std::string_view path);
 
-struct LinkedPlace {
-  std::filesystem::path real;  // without any link in it; empty for a link that leads nowhere
+struct ResolvedLink {
+  std::filesystem::path real;  // path without links; empty for a link to a missing file
   bool is_inside = false;
 };
 
-// Where DIR/NAME lies once every link is followed. It is inside when that is below DIR itself, or below the blobs that
-// the Hub's cache keeps beside a snapshot (snapshots/ID/NAME -> ../../blobs/HASH).
-LinkedPlace follow_links(const std::filesystem::path& dir, const std::filesystem::path& name);
+// Resolves all links of DIR/NAME. The file is inside when it is below DIR, or below the blobs folder next to a snapshot
+// of the Hub's cache (snapshots/ID/NAME -> ../../blobs/HASH).
+ResolvedLink resolve_links(const std::filesystem::path& dir, const std::filesystem::path& name);
 
 }  // namespace tessera

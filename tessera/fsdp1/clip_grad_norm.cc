@@ -18,7 +18,7 @@ namespace {
 
 using optim::PowerSum;
 
-// The norm of a vector whose parts have these norms.
+// Returns the norm of a vector from the norms of its parts.
 double norm_of_norms(const std::vector<double>& norms, double p) {
   return optim::norm_of_sums(p, [&](const PowerSum& power) {
     double sum = 0;
@@ -27,7 +27,8 @@ double norm_of_norms(const std::vector<double>& norms, double p) {
   });
 }
 
-// Over all ranks of the group, taken in their order. COLLECTIVE.
+// Returns the norm over all ranks of the group. The norms are added in rank order, so every rank gets the same bits.
+// COLLECTIVE over the group.
 double norm_over_ranks(comm::Group& group, double own, double p) {
   if (group.size() == 1) return own;
   at::Tensor all = at::empty({group.size()}, at::kDouble);
@@ -36,9 +37,9 @@ double norm_over_ranks(comm::Group& group, double own, double p) {
   return norm_of_norms({values, values + group.size()}, p);
 }
 
-// Gradients by the ranks that their shards lie on.
+// Gradients that are sharded over the same ranks.
 struct ShardedGradients {
-  std::shared_ptr<comm::Group> group;  // null: every rank has them whole
+  std::shared_ptr<comm::Group> group;  // null: every rank has these gradients whole
   std::vector<at::Tensor> gradients;
 };
 
@@ -52,6 +53,9 @@ double clip_grad_norm_(nn::Module& root, double max_norm, double norm_type) {
       !handles.empty(), ErrorKind::kShape,
       "[fsdp1.clip_grad_norm] no module here is wrapped. Call wrap_fsdp1 first, or take optim::clip_grad_norm.");
   const c10::NoGradGuard no_grad;
+  // The gradients are sorted by the ranks that they are sharded over; kinds[0] has the gradients that every rank has
+  // whole. Each kind is reduced over its own group once, so a whole gradient is not counted once per rank. Each tensor
+  // is counted once, although unit parameters are listed again in root.parameters().
   std::vector<ShardedGradients> kinds(1);
   std::unordered_set<const c10::TensorImpl*> counted;
   const auto count = [&](const at::Tensor& parameter, ShardedGradients& kind) {
@@ -67,7 +71,7 @@ double clip_grad_norm_(nn::Module& root, double max_norm, double norm_type) {
     }
     for (const auto& parameter : handle->parameters()) count(parameter, kinds[kind]);
   }
-  for (const auto& parameter : root.parameters()) count(parameter, kinds.front());  // of no unit
+  for (const auto& parameter : root.parameters()) count(parameter, kinds.front());  // parameters outside units
   std::vector<at::Tensor> gradients;
   std::vector<double> parts;
   for (const auto& kind : kinds) {
@@ -77,6 +81,7 @@ double clip_grad_norm_(nn::Module& root, double max_norm, double norm_type) {
   }
   const double total = norm_of_norms(parts, norm_type);
   const double factor = max_norm / (total + 1e-6);
+  // The negated comparison is also true for a NaN factor, so a NaN norm reaches the gradients.
   if (!(factor >= 1) && !gradients.empty()) at::_foreach_mul_(gradients, factor);
   return total;
 }

@@ -17,11 +17,14 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kAlignBytes = 16;
-constexpr int kPaddingValue = 42;  // that upstream leaves in the gaps; nobody computes with it
+// Upstream's value for the padding between members; it is never used in a computation.
+constexpr int kPaddingValue = 42;
 
-int64_t numel_up_to(int64_t numel, int64_t unit) { return (unit - numel % unit) % unit; }
+// Number of elements from `numel` to the next multiple of `unit`.
+int64_t padding_to_multiple(int64_t numel, int64_t unit) { return (unit - numel % unit) % unit; }
 
-// Whether the elements lie without gaps or overlaps, in whatever order.
+// Whether the elements fill their memory without gaps or overlaps, in any order of the dims. Sorted by stride, each dim
+// must start where the product of the smaller dims ends.
 bool is_dense(const FlatMember& member) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
   for (size_t i = 0; i < member.shape.size(); ++i) {
@@ -86,6 +89,8 @@ FlatParameterLayout FlatParameterLayout::make(std::vector<FlatMember> members, s
   const auto compute = options.compute_dtype == c10::ScalarType::Undefined ? layout.dtype_ : options.compute_dtype;
   const int64_t unit = options.use_orig_params ? kAlignBytes / static_cast<int64_t>(c10::elementSize(compute)) : 1;
   int64_t total = 0;
+  // Offsets follow from a running total. With use_orig_params each member starts at a multiple of 16 bytes of the
+  // compute dtype, and the total is a multiple of the ranks.
   const auto append = [&](int64_t numel, bool padding) {
     if (padding && numel == 0) return;
     layout.numels_with_padding_.push_back(numel);
@@ -94,12 +99,12 @@ FlatParameterLayout FlatParameterLayout::make(std::vector<FlatMember> members, s
   };
   for (auto& member : members) {
     complete(member);
-    append(numel_up_to(total, unit), true);
+    append(padding_to_multiple(total, unit), true);
     layout.offsets_.push_back(total);
     append(member.numel, false);
     layout.requires_grad_ = layout.requires_grad_ || member.requires_grad;
   }
-  if (options.use_orig_params) append(numel_up_to(total, world_size), true);
+  if (options.use_orig_params) append(padding_to_multiple(total, world_size), true);
   layout.members_ = std::move(members);
   layout.shared_ = std::move(shared);
   layout.unpadded_numel_ = total;
@@ -107,17 +112,20 @@ FlatParameterLayout FlatParameterLayout::make(std::vector<FlatMember> members, s
   return layout;
 }
 
+// The part of the shard after the end of the flat parameter. It can be the whole shard on the last ranks.
 int64_t FlatParameterLayout::shard_padding(int64_t rank) const {
   return sharded_numel_ - std::clamp<int64_t>(unpadded_numel_ - rank * sharded_numel_, 0, sharded_numel_);
 }
 
+// Intersects the range [begin, end) of the flat parameter with each member. Ends are inclusive, as upstream's.
 std::vector<ShardParamInfo> FlatParameterLayout::param_infos(int64_t begin, int64_t end) const {
   std::vector<ShardParamInfo> out;
   const int64_t last = end - 1;
   for (size_t i = 0; i < members_.size(); ++i) {
     const int64_t first_of = offsets_[i], last_of = offsets_[i] + members_[i].numel - 1;
     ShardParamInfo info;
-    // As upstream's inclusive ranges have it: an empty member is in the shard that its place lies inside of.
+    // With upstream's inclusive ranges an empty member is in the shard only when its place is after the shard's first
+    // element.
     if (begin <= last_of && last >= first_of) {
       info.in_shard = true;
       info.offset_in_shard = std::max<int64_t>(first_of - begin, 0);
@@ -149,6 +157,7 @@ at::Tensor FlatParameterLayout::flatten(const std::vector<at::Tensor>& tensors) 
                 "[fsdp1.flatten] found {} tensors, wanted one for each of {} parameters", tensors.size(),
                 members_.size());
   auto options = at::TensorOptions().dtype(dtype_).device(members_[0].device);
+  // The dtype and device are those of the first defined tensor.
   for (size_t i = tensors.size(); i-- > 0;) {
     if (tensors[i].defined()) options = at::TensorOptions().dtype(tensors[i].dtype()).device(tensors[i].device());
   }

@@ -1,5 +1,5 @@
-// How the parameters of an FSDP1 unit lie in its flat parameter, and which part of that each rank holds. Arithmetic
-// only: no communication, the same on every rank.
+// The layout of an FSDP1 unit's parameters in its flat parameter, and the range of elements that each rank holds. The
+// layout is pure arithmetic: no communication, and the same result on every rank.
 //
 //   auto layout = FlatParameterLayout::make(members, {.dtype = at::kFloat, .use_orig_params = true}, world_size);
 //   at::Tensor flat = layout.flatten(parameters);            // [unpadded_numel()], alignment gaps hold 42
@@ -17,19 +17,19 @@
 
 namespace tessera {
 
-// A parameter that takes space in the flat one.
+// A parameter in the flat parameter.
 struct FlatMember {
-  std::string fqn;  // from the module of the unit, without wrapper prefixes
+  std::string fqn;  // name below the unit's module, without wrapper prefixes
   std::vector<int64_t> shape;
-  bool contiguous = true;             // otherwise it lies in storage order and is read back with `strides`
-  std::vector<int64_t> strides = {};  // of the parameter; make() sets those of contiguous ones
-  int64_t numel = 0;                  // make() sets it
+  bool contiguous = true;             // false: the elements are stored in storage order, and views use `strides`
+  std::vector<int64_t> strides = {};  // of the parameter; make() sets them for contiguous parameters
+  int64_t numel = 0;                  // set by make()
   c10::ScalarType dtype = c10::ScalarType::Float;
   c10::Device device = c10::kCPU;
   bool requires_grad = true;
 };
 
-// A name of a parameter that has a place already under another one.
+// A further name of a shared parameter, which is stored once, under its first name.
 struct SharedFlatMember {
   std::string fqn;
   std::string primary_fqn;
@@ -37,14 +37,15 @@ struct SharedFlatMember {
 
 struct FlatParameterOptions {
   bool use_orig_params = false;
-  // Of forward and backward (MixedPrecision.param_dtype); Undefined: the members' own. Sets the alignment.
+  // Dtype of forward and backward (MixedPrecision.param_dtype); Undefined: the dtype of the members. It sets the
+  // alignment.
   c10::ScalarType compute_dtype = c10::ScalarType::Undefined;
 };
 
-// What of one member is in the shard of a rank. Positions count elements.
+// The part of one member in a rank's shard. Positions count elements.
 struct ShardParamInfo {
   bool in_shard = false;
-  int64_t offset_in_shard = 0;  // of the piece in the shard; this and the rest only when in_shard
+  int64_t offset_in_shard = 0;  // of the piece in the shard; this and the later fields are set only when in_shard
   int64_t numel_in_shard = 0;
   int64_t intra_param_start = 0;  // of the piece in the flattened member
   int64_t intra_param_end = 0;    // inclusive, as upstream
@@ -52,8 +53,9 @@ struct ShardParamInfo {
 
 class FlatParameterLayout {
  public:
-  // Errors kShape, upstream's texts among them: no members, dtypes or devices that differ, integers, mixed
-  // requires_grad unless use_orig_params; also strides that leave gaps or overlap, which upstream flattens wrongly.
+  // Errors kShape, with upstream's texts where upstream has the check: no members; members of different dtypes or
+  // devices; integer dtypes; mixed requires_grad without use_orig_params; strides that leave gaps or overlap (upstream
+  // flattens these wrongly).
   static FlatParameterLayout make(std::vector<FlatMember> members, std::vector<SharedFlatMember> shared,
                                   const FlatParameterOptions& options, int64_t world_size);
 
@@ -61,26 +63,28 @@ class FlatParameterLayout {
   const std::vector<SharedFlatMember>& shared() const { return shared_; }
   c10::ScalarType dtype() const { return dtype_; }
   bool use_orig_params() const { return use_orig_params_; }
-  bool requires_grad() const { return requires_grad_; }  // of any member
+  bool requires_grad() const { return requires_grad_; }  // whether any member requires a gradient
   int64_t world_size() const { return world_size_; }
-  // Members and the gaps between them, in order; is_padding says which is which.
+  // Sizes of the members and of the padding between them, in order; is_padding() marks the padding.
   const std::vector<int64_t>& numels_with_padding() const { return numels_with_padding_; }
   const std::vector<bool>& is_padding() const { return is_padding_; }
   int64_t offset(size_t member) const { return offsets_[member]; }  // of a member in the flat parameter
-  int64_t unpadded_numel() const { return unpadded_numel_; }        // with alignment gaps, without shard padding
-  int64_t sharded_numel() const { return sharded_numel_; }          // of every rank's shard, padded
+  // With the padding between members, without the padding of shards.
+  int64_t unpadded_numel() const { return unpadded_numel_; }
+  int64_t sharded_numel() const { return sharded_numel_; }  // of every rank's shard, with its padding
   int64_t padded_numel() const { return sharded_numel_ * world_size_; }
-  int64_t shard_padding(int64_t rank) const;  // zeros at the end of its shard
+  int64_t shard_padding(int64_t rank) const;  // zeros at the end of the rank's shard
   std::vector<ShardParamInfo> shard_param_infos(int64_t rank) const;
-  std::vector<ShardParamInfo> whole_param_infos() const;  // of a rank that holds everything (NO_SHARD)
+  std::vector<ShardParamInfo> whole_param_infos() const;  // for a rank with the whole flat parameter (NO_SHARD)
 
-  // One tensor a member, each of its shape, in whatever strides; undefined ones count as zeros. Alignment gaps hold 42.
-  // Any dtype, all alike.
+  // Returns a flat tensor of unpadded_numel() elements. `tensors` has one tensor per member, of the member's shape and
+  // any strides. All have one dtype, which may differ from dtype(). Undefined tensors become zeros; the padding between
+  // members is filled with 42.
   at::Tensor flatten(const std::vector<at::Tensor>& tensors) const;
-  // The members of a flat tensor of unpadded_numel() or padded_numel() elements; views of it, with the members'
-  // strides.
+  // Returns the members as views of a flat tensor of unpadded_numel() or padded_numel() elements, with the members'
+  // shapes and strides.
   std::vector<at::Tensor> unflatten(const at::Tensor& flat) const;
-  // This rank's part of a flat tensor of unpadded_numel() elements, a copy of sharded_numel() elements.
+  // Returns a copy of the rank's shard, of sharded_numel() elements. `flat` has unpadded_numel() elements.
   at::Tensor shard(const at::Tensor& flat, int64_t rank) const;
 
  private:

@@ -5,37 +5,40 @@
 #include <algorithm>
 #include <utility>
 
-#include "tessera/mesh/side_stream.h"
+#include "tessera/mesh/device_stream.h"
 
 namespace tessera {
 
 Fsdp1State::Fsdp1State(nn::Module& module, ShardingStrategy strategy, MixedPrecision precision,
-                       std::shared_ptr<FlatGroup> group)
-    : GatheredState(module, {}, group),
+                       std::shared_ptr<FlatParamGroup> group)
+    : ShardingState(module, {}, group),
       wrapped_(module),
       strategy_(strategy),
       precision_(precision),
       group_(std::move(group)) {
   if (!precision_.param_dtype) return;
+  // cast_inputs() runs before the hooks of ShardingState. It first finishes the pending set-up, which finds out whether
+  // this unit is the root.
   module.register_forward_pre_hook([this](nn::Module&, nn::TensorRefs& inputs) { cast_inputs(inputs); });
 }
 
 void Fsdp1State::cast_inputs(const nn::TensorRefs& inputs) {
-  settle();
+  lazy_init();
   const bool casts = (is_root_ && precision_.cast_root_forward_inputs) || (group_ && precision_.cast_forward_inputs);
   if (casts) cast_floating(inputs, *precision_.param_dtype);
 }
 
-// Gathers ahead where gathers have a stream. Inner units first: a buffer follows the settings of the innermost unit
-// that it is in.
-bool Fsdp1State::begin_root(const std::vector<Named>& states) {
+// Casts the buffers, and returns whether gathers can be prefetched (when they have a stream of their own). Inner units
+// are visited first, because a buffer follows the settings of the innermost unit around it; `visited` keeps outer units
+// from casting it again.
+bool Fsdp1State::init_root(const std::vector<NamedState>& states) {
   is_root_ = true;
   std::unordered_set<const at::Tensor*> visited;
   for (auto each = states.rbegin(); each != states.rend(); ++each) {
     if (auto* state = dynamic_cast<Fsdp1State*>(each->second)) state->cast_buffers(visited);
   }
-  return std::ranges::any_of(states, [](const Named& each) {
-    const auto* group = each.second->gathered();
+  return std::ranges::any_of(states, [](const NamedState& each) {
+    const auto* group = each.second->param_group();
     return group != nullptr && has_streams(group->device());
   });
 }

@@ -1,4 +1,4 @@
-// What wrap_fsdp1 attaches to a module.
+// The state that wrap_fsdp1 attaches to a module.
 #pragma once
 
 #include <memory>
@@ -8,23 +8,24 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/fsdp1/flat_group.h"
+#include "tessera/fsdp1/flat_param_group.h"
 #include "tessera/fsdp1/fully_sharded_data_parallel.h"
 #include "tessera/nn/module.h"
-#include "tessera/parallel/fsdp/gathered_state.h"
+#include "tessera/parallel/fsdp/sharding_state.h"
 #include "tessera/state/state_dict_handler.h"
 
 namespace tessera {
 
 struct StateDictSettings;  // fsdp1/state/state_dict_type.h
 
-class Fsdp1State : public GatheredState, public StateDictHandler {
+class Fsdp1State : public ShardingState, public StateDictHandler {
  public:
-  // The group is null when nested calls have all parameters. Registers the hook that casts inputs, which has to come
-  // before those of install_hooks().
-  Fsdp1State(nn::Module& module, ShardingStrategy strategy, MixedPrecision precision, std::shared_ptr<FlatGroup> group);
+  // `group` is null when nested calls have all parameters. The constructor registers the hook that casts inputs; it
+  // must run before the hooks of install_hooks().
+  Fsdp1State(nn::Module& module, ShardingStrategy strategy, MixedPrecision precision,
+             std::shared_ptr<FlatParamGroup> group);
 
-  // StateDictHandler; defined in fsdp1/state/state_dict_handover.cc.
+  // StateDictHandler; defined in fsdp1/state/fsdp1_state_dict_handler.cc.
   bool has_parameters() const override { return group_ != nullptr; }
   StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& options) const override;
   IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& values,
@@ -34,16 +35,16 @@ class Fsdp1State : public GatheredState, public StateDictHandler {
   void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
                                 const StateDict& values, const StateDictOptions& options) const override;
 
-  const std::shared_ptr<FlatGroup>& group() const { return group_; }
+  const std::shared_ptr<FlatParamGroup>& group() const { return group_; }
   ShardingStrategy strategy() const { return strategy_; }
-  // By the member that holds it: what mixed precision has cast.
+  // The original dtype of each buffer that mixed precision has cast, by the module member that holds the buffer.
   const std::unordered_map<const at::Tensor*, c10::ScalarType>& buffer_dtypes() const { return buffer_dtypes_; }
 
-  // What set_state_dict_type set for this unit; null: the defaults.
+  // Set by set_state_dict_type for this unit; null means the defaults.
   std::shared_ptr<const StateDictSettings> state_dict_settings;
 
  private:
-  bool begin_root(const std::vector<Named>& states) override;
+  bool init_root(const std::vector<NamedState>& states) override;
   bool reshards_after_forward(bool is_root, bool backward_follows) const override {
     const bool frees = strategy_ == ShardingStrategy::kFullShard || strategy_ == ShardingStrategy::kHybridShard;
     return !backward_follows || (frees && !is_root);
@@ -56,10 +57,10 @@ class Fsdp1State : public GatheredState, public StateDictHandler {
   MixedPrecision precision_;
   bool is_root_ = false;
   std::unordered_map<const at::Tensor*, c10::ScalarType> buffer_dtypes_;
-  std::shared_ptr<FlatGroup> group_;
+  std::shared_ptr<FlatParamGroup> group_;
 };
 
-// Those of the module and all below it with their paths, outermost first.
+// Returns the states of the module and of all modules below it with their paths, outermost first.
 std::vector<std::pair<std::string, Fsdp1State*>> fsdp1_states(nn::Module& module);
 
 }  // namespace tessera

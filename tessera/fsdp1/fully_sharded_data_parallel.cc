@@ -10,8 +10,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/collectives/agreement.h"
-#include "tessera/fsdp1/flat_sources.h"
 #include "tessera/fsdp1/fsdp1_state.h"
+#include "tessera/fsdp1/original_params.h"
 
 namespace tessera {
 std::vector<std::pair<std::string, Fsdp1State*>> fsdp1_states(nn::Module& module) {
@@ -33,8 +33,8 @@ void check_wrap_options(const Fsdp1Options& options) {
                       options.sharding_strategy == ShardingStrategy::kHybridShardZero2;
   TESSERA_CHECK(
       hybrid == (options.replicate_group != nullptr), ErrorKind::kConfig,
-      "[fsdp1.wrap] {}: found {} replicate_group. The hybrid strategies, and no others, take the group of the "
-      "ranks with the same shards.",
+      "[fsdp1.wrap] {}: found {} replicate_group. The hybrid strategies need the group of the ranks with the same "
+      "shards; the other strategies do not take one.",
       name_of(options.sharding_strategy), options.replicate_group ? "a" : "no");
   const auto& precision = options.mixed_precision;
   for (const auto& [name, dtype] : {std::pair("param_dtype", precision.param_dtype),
@@ -50,21 +50,23 @@ void check_offload(const CPUOffload& offload, const FlatParameterLayout& layout,
   const auto& first = layout.members()[0];
   TESSERA_CHECK(
       first.device.is_cpu(), ErrorKind::kConfig,
-      "[fsdp1.wrap] {}: CPUOffload of parameters on {} is not there. Leave cpu_offload out, or wrap the model "
-      "on the CPU.",
+      "[fsdp1.wrap] {}: CPUOffload of parameters on {} is not supported. Leave cpu_offload out, or wrap the model on "
+      "the CPU.",
       first.fqn, first.device.str());
-  static std::atomic<bool> said{false};
-  if (group.rank() == 0 && !said.exchange(true)) {
+  static std::atomic<bool> warned{false};
+  if (group.rank() == 0 && !warned.exchange(true)) {
     log_warning("[fsdp1.wrap] cpu_offload: the parameters are on the CPU, where their shards stay; nothing changes");
   }
 }
 
 struct FlatUnit {
-  std::vector<FlatSource> sources;
-  std::optional<FlatParameterLayout> layout;  // none: nested units have all parameters
+  std::vector<OriginalParam> original_params;
+  std::optional<FlatParameterLayout> layout;  // nullopt: nested units have all parameters
 };
 
-FlatUnit unit_of(nn::Module& module, const Fsdp1Options& options) {
+// Makes the layout of one unit without changing the module, except that param_init_fn materialises its meta tensors.
+// The parameters of nested units are left to these units.
+FlatUnit make_flat_unit(nn::Module& module, const Fsdp1Options& options) {
   TESSERA_CHECK(
       !module.sharding(), ErrorKind::kShape,
       "[fsdp1.wrap] wrap_fsdp1, fully_shard or replicate was called on this module already. Call one of them, "
@@ -73,30 +75,30 @@ FlatUnit unit_of(nn::Module& module, const Fsdp1Options& options) {
   TESSERA_CHECK(data_parallel_states(module).size() == states.size(), ErrorKind::kShape,
                 "[fsdp1.wrap] fully_shard or replicate was called on a module below this one. Use one of the three.");
   if (options.param_init_fn) materialise(module, options.param_init_fn);
-  std::vector<FlatGroup*> nested;
+  std::vector<FlatParamGroup*> nested;
   for (const auto& [path, state] : states) {
     if (state->group()) nested.push_back(state->group().get());
   }
-  auto found = flat_sources(module, nested);
+  auto found = collect_original_params(module, nested);
   FlatUnit unit;
-  if (found.sources.empty()) return unit;
+  if (found.params.empty()) return unit;
   std::vector<FlatMember> members;
-  for (const auto& source : found.sources) members.push_back(source.member);
+  for (const auto& original : found.params) members.push_back(original.member);
   unit.layout = FlatParameterLayout::make(
       std::move(members), std::move(found.shared),
       {.use_orig_params = options.use_orig_params,
        .compute_dtype = options.mixed_precision.param_dtype.value_or(c10::ScalarType::Undefined)},
       options.group->size());
   check_offload(options.cpu_offload, *unit.layout, *options.group);
-  unit.sources = std::move(found.sources);
+  unit.original_params = std::move(found.params);
   return unit;
 }
 
-// What all ranks must agree on.
-comm::Facts facts_of(const FlatUnit& unit, const Fsdp1Options& options) {
+// The options and parameters that must be equal on all ranks.
+comm::NamedValues facts_of(const FlatUnit& unit, const Fsdp1Options& options) {
   const auto& precision = options.mixed_precision;
   const auto dtype = [](const std::optional<c10::ScalarType>& of) { return of ? c10::toString(*of) : "none"; };
-  comm::Facts facts = {
+  comm::NamedValues facts = {
       {"sharding_strategy", name_of(options.sharding_strategy)},
       {"use_orig_params", fmt::format("{}", options.use_orig_params)},
       {"mixed_precision", fmt::format("param_dtype={}, reduce_dtype={}, buffer_dtype={}, keep_low_precision_grads={}, "
@@ -115,16 +117,18 @@ comm::Facts facts_of(const FlatUnit& unit, const Fsdp1Options& options) {
   return facts;
 }
 
-// What one rank of a group refuses, or has otherwise than another, is an error on all of them; with a hybrid strategy
-// on the ranks of both groups. COLLECTIVE over the groups.
-FlatUnit agreed_unit(nn::Module& module, const Fsdp1Options& options) {
+// Builds the unit, and makes an error or a difference on one rank an error on all ranks. With replicas the outer
+// attempt_together runs over the replicate group: an error in one sharding group then reaches the ranks of the other
+// groups. Communication, memory and internal errors keep their kind; other errors become kShape. COLLECTIVE over the
+// groups.
+FlatUnit make_unit_on_all_ranks(nn::Module& module, const Fsdp1Options& options) {
   constexpr const char* kRemedy = "Call wrap_fsdp1 for the same modules, with the same options, on all ranks.";
   FlatUnit unit;
-  comm::Facts facts;
+  comm::NamedValues facts;
   const auto agree = [&] {
     comm::attempt_together(*options.group, [&] {
       check_wrap_options(options);
-      unit = unit_of(module, options);
+      unit = make_flat_unit(module, options);
       facts = facts_of(unit, options);
     });
     comm::check_same(*options.group, facts, kRemedy);
@@ -144,9 +148,10 @@ FlatUnit agreed_unit(nn::Module& module, const Fsdp1Options& options) {
   return unit;
 }
 
+// The public view of a unit below one root: its names have the path from that root as a prefix.
 class UnitHandle : public FlatParameterHandle {
  public:
-  UnitHandle(std::shared_ptr<FlatGroup> group, ShardingStrategy strategy, std::string prefix)
+  UnitHandle(std::shared_ptr<FlatParamGroup> group, ShardingStrategy strategy, std::string prefix)
       : group_(std::move(group)), strategy_(strategy), prefix_(std::move(prefix)) {}
   const FlatParameterLayout& layout() const override { return group_->layout(); }
   const std::shared_ptr<comm::Group>& group() const override { return group_->group(); }
@@ -163,7 +168,7 @@ class UnitHandle : public FlatParameterHandle {
   std::vector<at::Tensor> parameters() const override { return group_->all_leaves(); }
 
  private:
-  std::shared_ptr<FlatGroup> group_;
+  std::shared_ptr<FlatParamGroup> group_;
   ShardingStrategy strategy_;
   std::string prefix_;
 };
@@ -172,27 +177,29 @@ class UnitHandle : public FlatParameterHandle {
 
 void wrap_fsdp1(nn::Module& module, const Fsdp1Options& options) {
   TESSERA_CHECK(options.group != nullptr, ErrorKind::kShape,
-                "[fsdp1.wrap] no group given. Pass the world's, or one of a DeviceMesh.");
-  auto unit = agreed_unit(module, options);
+                "[fsdp1.wrap] options.group is not set. Pass the group of the world, or a group of a DeviceMesh.");
+  auto unit = make_unit_on_all_ranks(module, options);
+  // A group of one rank has nothing to shard.
   const auto strategy = options.group->size() == 1 ? ShardingStrategy::kNoShard : options.sharding_strategy;
-  std::shared_ptr<FlatGroup> group;
+  std::shared_ptr<FlatParamGroup> group;
   if (unit.layout) {
     const auto& precision = options.mixed_precision;
     const auto own = c10::ScalarType::Undefined;
-    group = std::make_shared<FlatGroup>(
+    group = std::make_shared<FlatParamGroup>(
         module, options.group,
-        FlatGroupOptions{.sharded = strategy != ShardingStrategy::kNoShard,
-                         .replicas = options.replicate_group,
-                         .compute_dtype = precision.param_dtype.value_or(own),
-                         .reduce_dtype = precision.reduce_dtype.value_or(precision.param_dtype.value_or(own)),
-                         .keep_low_precision_grads = precision.keep_low_precision_grads},
-        *std::move(unit.layout), std::move(unit.sources));
+        FlatParamGroupOptions{.sharded = strategy != ShardingStrategy::kNoShard,
+                              .replicas = options.replicate_group,
+                              .compute_dtype = precision.param_dtype.value_or(own),
+                              .reduce_dtype = precision.reduce_dtype.value_or(precision.param_dtype.value_or(own)),
+                              .keep_low_precision_grads = precision.keep_low_precision_grads},
+        *std::move(unit.layout), std::move(unit.original_params));
   }
   auto state = std::make_shared<Fsdp1State>(module, strategy, options.mixed_precision, std::move(group));
   module.set_sharding(state);
   state->install_hooks();
 }
 
+// The unit that cast the buffer stored the dtype before the cast. At most one unit casts a buffer (init_root).
 c10::ScalarType saved_buffer_dtype(nn::Module& root, const at::Tensor& buffer) {
   for (const auto& [path, state] : fsdp1_states(root)) {
     const auto found = state->buffer_dtypes().find(&buffer);

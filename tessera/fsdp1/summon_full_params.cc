@@ -8,7 +8,7 @@
 namespace tessera {
 
 void summon_full_params(nn::Module& module, const SummonOptions& options, const std::function<void()>& body) {
-  std::vector<FlatGroup*> groups;
+  std::vector<FlatParamGroup*> groups;
   for (const auto& [path, state] : fsdp1_states(module)) {
     if (state->group() && (options.recurse || path.empty())) groups.push_back(state->group().get());
   }
@@ -19,19 +19,20 @@ void summon_full_params(nn::Module& module, const SummonOptions& options, const 
     TESSERA_CHECK(!options.offload_to_cpu || group->sharded(), ErrorKind::kConfig,
                   "[fsdp1.summon] {}: offload_to_cpu=True and NO_SHARD is not supported. Leave offload_to_cpu out.",
                   group->name());
-    TESSERA_CHECK(
-        !options.with_grads || (group->layout().use_orig_params() && !options.offload_to_cpu), ErrorKind::kConfig,
-        "[fsdp1.summon] {}: with_grads=True, use_orig_params={}, offload_to_cpu={} is not supported. It takes "
-        "use_orig_params, and no offload_to_cpu.",
-        group->name(), group->layout().use_orig_params(), options.offload_to_cpu);
+    TESSERA_CHECK(!options.with_grads || (group->layout().use_orig_params() && !options.offload_to_cpu),
+                  ErrorKind::kConfig,
+                  "[fsdp1.summon] {}: with_grads=True, use_orig_params={}, offload_to_cpu={} is not supported. Set "
+                  "use_orig_params and leave offload_to_cpu off.",
+                  group->name(), group->layout().use_orig_params(), options.offload_to_cpu);
   }
-  // All are put back, whatever one of them says.
-  std::vector<FlatGroup*> shown;
-  const auto hide = [&] {
+  // Restores all units, also when restoring one of them throws; returns the first error. Units are restored in reverse
+  // order, since inner units were replaced after outer ones.
+  std::vector<FlatParamGroup*> summoned;
+  const auto restore = [&] {
     std::exception_ptr first;
-    for (auto group = shown.rbegin(); group != shown.rend(); ++group) {
+    for (auto group = summoned.rbegin(); group != summoned.rend(); ++group) {
       try {
-        (*group)->hide_full(options.writeback);
+        (*group)->restore_sharded_params(options.writeback);
       } catch (...) {
         if (!first) first = std::current_exception();
       }
@@ -40,17 +41,17 @@ void summon_full_params(nn::Module& module, const SummonOptions& options, const 
   };
   try {
     for (auto* group : groups) {
-      group->show_full({.here = !options.rank0_only || group->group()->rank() == 0,
-                        .on_cpu = options.offload_to_cpu,
-                        .gradients = options.with_grads});
-      shown.push_back(group);
+      group->gather_full_params({.on_this_rank = !options.rank0_only || group->group()->rank() == 0,
+                                 .on_cpu = options.offload_to_cpu,
+                                 .gradients = options.with_grads});
+      summoned.push_back(group);
     }
     body();
   } catch (...) {
-    if (hide()) log_error("[fsdp1.summon] what was written was not written back, after another error");
+    if (restore()) log_error("[fsdp1.summon] changes of the body were not written back: restoring a unit failed");
     throw;
   }
-  if (const auto failure = hide()) std::rethrow_exception(failure);
+  if (const auto failure = restore()) std::rethrow_exception(failure);
 }
 
 }  // namespace tessera

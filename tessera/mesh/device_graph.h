@@ -1,18 +1,19 @@
-// Graphs of an accelerator: what a thread launches is kept once, and launched again as one. CUDA has them; for the
-// device type that a vendor registered with libtorch (PrivateUse1) the vendor's code registers them.
+// Graphs of an accelerator: the launches of a thread are captured once and can then be replayed as one launch. CUDA has
+// them. For an accelerator that a vendor registered with libtorch (PrivateUse1) the vendor's library registers them.
 //
-//   const auto memory = make_graph_memory(device);
+//   const auto memory = make_graph_pool(device);
 //   const auto graph = memory->make_graph();
-//   const SideStream captures(device);
-//   capture(*graph, captures, [&] { y = at::relu(x); });   // launches nothing: y holds nothing yet
+//   const DeviceStream captures(device);
+//   capture(*graph, captures, [&] { y = at::relu(x); });   // launches nothing: y has no values yet
 //   x.copy_(values);
 //   graph->replay();                                     // on this thread's current stream: y = relu(values)
 //
-// A graph has the addresses and the host's numbers of its capture. What is made during a capture lies in the graph's
-// memory; what has been given back there, a later capture into the same memory may take, and both graphs write to it
-// with each replay. So graphs may share memory where none of them leaves there what is read after another one's replay.
-// While capturing, a thread may not wait for the device, copy from or to memory that is not pinned, or draw from the
-// device's generator where that does not know graphs. A graph and its memory belong to one rank.
+// The addresses and host numbers at capture are constants of the graph. Memory that is allocated during a capture comes
+// from the graph's GraphPool. A later capture into the same GraphPool may reuse memory that was freed; each replay
+// of either graph then overwrites it. So graphs may share a GraphPool only if no result of one graph is read after a
+// replay of another. While a thread captures, it may not wait for the device, copy from or to memory that is not
+// pinned, or use a random generator of the device that does not support graphs. A graph and its memory belong to one
+// rank.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -20,35 +21,36 @@
 #include <functional>
 #include <memory>
 
-#include "tessera/mesh/side_stream.h"
+#include "tessera/mesh/device_stream.h"
 
 namespace tessera {
 
 class DeviceGraph {
  public:
   virtual ~DeviceGraph() = default;
-  // Between them the launches of this thread's current stream, which is not the default one, are captured; once.
+  // Starts and ends the capture of this thread's current stream, which must not be the default stream. Once for each
+  // graph.
   virtual void begin_capture() = 0;
   virtual void end_capture() = 0;
-  // On the current stream. All replays of graphs with one memory must come behind one another.
+  // Launches the graph on the current stream. Replays of graphs with one GraphPool must be ordered one after another.
   virtual void replay() = 0;
 };
 
-// Memory stays, given back or not, as long as this or one of its graphs lives.
-class GraphMemory {
+// A memory pool of graphs. Its memory stays allocated as long as this object or one of its graphs exists.
+class GraphPool {
  public:
-  virtual ~GraphMemory() = default;
-  virtual std::unique_ptr<DeviceGraph> make_graph() = 0;  // may outlive this
+  virtual ~GraphPool() = default;
+  virtual std::unique_ptr<DeviceGraph> make_graph() = 0;  // the graph may outlive this object
 };
 
-using GraphMemoryMaker = std::function<std::shared_ptr<GraphMemory>(c10::Device device)>;
-// Takes the place of one that was there. Thread-safe.
-void register_device_graphs(c10::DeviceType type, GraphMemoryMaker maker);
+using GraphPoolFactory = std::function<std::shared_ptr<GraphPool>(c10::Device device)>;
+// Replaces an earlier factory for the device type. Thread-safe.
+void register_device_graphs(c10::DeviceType type, GraphPoolFactory factory);
 bool has_device_graphs(c10::DeviceType type);
-// Error kConfig: the device's type has no graphs.
-std::shared_ptr<GraphMemory> make_graph_memory(c10::Device device);
+// Error kConfig if there are no graphs for the type of the device.
+std::shared_ptr<GraphPool> make_graph_pool(c10::Device device);
 
-// Captures what `work` launches on `stream`. Where it throws, so does this, and the graph is of no use.
-void capture(DeviceGraph& graph, const SideStream& stream, const std::function<void()>& work);
+// Captures the launches of `work` on `stream`. If `work` throws, capture() rethrows and the graph must not be used.
+void capture(DeviceGraph& graph, const DeviceStream& stream, const std::function<void()>& work);
 
 }  // namespace tessera

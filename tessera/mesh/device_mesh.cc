@@ -18,9 +18,8 @@ c10::Device DeviceMesh::device() const { return comm::device_of_rank(device_type
 
 int64_t DeviceMesh::local_rank(int64_t dim) const {
   TESSERA_CHECK(coordinate_.has_value(), ErrorKind::kShape,
-                "[mesh.local_rank] {}: rank {} is not part of the mesh. "
-                "Ask for coordinate() first.",
-                to_string(), rank());
+                "[mesh.local_rank] {}: rank {} is not part of the mesh. Check coordinate() first.", to_string(),
+                rank());
   TESSERA_CHECK(dim >= 0 && dim < ndim(), ErrorKind::kShape, "[mesh.local_rank] {}: found dim {}, wanted 0..{}.",
                 to_string(), dim, ndim() - 1);
   return (*coordinate_)[dim];
@@ -50,7 +49,7 @@ const std::shared_ptr<comm::Group>& DeviceMesh::group(int64_t dim) const {
 }
 
 const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::string& name) const {
-  // The slot lives as long as the root's table.
+  // The table of the root owns the slot, so the returned reference stays valid.
   return has_dim(name) ? group(dim_of(name))
                        : DeviceMeshBuilder::group_of(*this, DeviceMeshBuilder::named_dim(*this, name).slot);
 }
@@ -69,13 +68,15 @@ const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::vector<int64_t>
       fmt::join(dims, ", "), ndim() - 1);
   std::shared_ptr<GroupSlot> slot;
   {
-    std::lock_guard lock(flattened_->mutex);
-    slot = flattened_->slot_of(DeviceMeshBuilder::ranks_over(*this, dims),
-                               fmt::format("mesh_dims_{}", fmt::join(dims, "_")));
+    std::lock_guard lock(root_state_->mutex);
+    slot = root_state_->slot_of(DeviceMeshBuilder::ranks_over(*this, dims),
+                                fmt::format("mesh_dims_{}", fmt::join(dims, "_")));
   }
-  return DeviceMeshBuilder::group_of(*this, slot);  // the slot lives as long as the root's table
+  return DeviceMeshBuilder::group_of(*this, slot);  // the table of the root owns the slot
 }
 
+// Names of this mesh only give a submesh over its own dims. If a name belongs to a flattened mesh, the dims are looked
+// up in the layouts of the root instead.
 MeshPtr DeviceMesh::slice(const std::vector<std::string>& names) const {
   TESSERA_CHECK(!names.empty(), ErrorKind::kShape, "[mesh.slice] {}: found no dim names, wanted at least one of {}.",
                 to_string(), quoted_names(dim_names_));
@@ -92,9 +93,12 @@ MeshPtr DeviceMesh::slice(const std::vector<std::string>& names) const {
       to_string(), quoted_names(names));
   return static_cast<int64_t>(dims.size()) == ndim()
              ? shared_from_this()
-             : DeviceMeshBuilder::submesh(*this, named, DeviceMeshBuilder::ranks_over(*this, dims));
+             : DeviceMeshBuilder::make_submesh(*this, named, DeviceMeshBuilder::ranks_over(*this, dims));
 }
 
+// All flattened meshes with one name share the slot that the root's table has for their ranks, so they share one group.
+// The table also records the dims that were flattened; a flattened dim is replaced by the dims it consists of, so that
+// slice() can locate the name in a layout of the root. A rank outside the mesh registers nothing.
 MeshPtr DeviceMesh::flatten(const std::string& name) const {
   if (ndim() == 1 && (name.empty() || (!dim_names_.empty() && dim_names_[0] == name))) return shared_from_this();
   std::string flat_name = name;
@@ -105,20 +109,20 @@ MeshPtr DeviceMesh::flatten(const std::string& name) const {
   }
   auto mesh = DeviceMeshBuilder::make(world_, device_type_, {size()}, {flat_name}, ranks_);
   DeviceMeshBuilder::add_slots(*mesh);
-  DeviceMeshBuilder::join(*mesh, flattened_);
-  std::lock_guard lock(flattened_->mutex);
-  const auto& taken = flattened_->arrangements.front().names;
+  DeviceMeshBuilder::register_submesh(*mesh, root_state_);
+  std::lock_guard lock(root_state_->mutex);
+  const auto& taken = root_state_->layouts.front().names;
   TESSERA_CHECK(std::ranges::find(taken, flat_name) == taken.end(), ErrorKind::kShape,
                 "[mesh.flatten] '{}' already exists for submesh of the root mesh, whose dims are ({}). Give the "
                 "flattened mesh another name.",
                 flat_name, quoted_names(taken));
   if (!coordinate_) return mesh;
-  auto& known = flattened_->by_name[flat_name];
+  auto& known = root_state_->by_name[flat_name];
   if (!known.slot) {
-    known.slot = flattened_->slot_of(ranks_, mesh->slots_[0]->name);
+    known.slot = root_state_->slot_of(ranks_, mesh->slots_[0]->name);
     for (const auto& dim : dim_names_) {
-      const auto flat = flattened_->by_name.find(dim);
-      const bool is_flat = flat != flattened_->by_name.end() && !flat->second.dims.empty();
+      const auto flat = root_state_->by_name.find(dim);
+      const bool is_flat = flat != root_state_->by_name.end() && !flat->second.dims.empty();
       const auto& dims = is_flat ? flat->second.dims : std::vector<std::string>{dim};
       known.dims.insert(known.dims.end(), dims.begin(), dims.end());
     }
@@ -140,11 +144,14 @@ std::string DeviceMesh::to_string() const {
   return "DeviceMesh((" + dims + "), '" + c10::DeviceTypeName(device_type_, /*lower_case=*/true) + "')";
 }
 
+// The hash is compared first because it decides most cases.
 bool DeviceMesh::operator==(const DeviceMesh& other) const {
   return this == &other || (hash_ == other.hash_ && world_ == other.world_ && device_type_ == other.device_type_ &&
                             shape_ == other.shape_ && ranks_ == other.ranks_ && dim_names_ == other.dim_names_);
 }
 
+// The new dims get new slots; the other dims keep their slots and thus their groups. The new layout is recorded at
+// the root, so that slice() and concatenate() find dims of both the old and the new shape.
 MeshPtr DeviceMesh::unflatten(int64_t dim, const std::vector<int64_t>& sizes,
                               const std::vector<std::string>& names) const {
   TESSERA_CHECK(dim >= 0 && dim < ndim(), ErrorKind::kShape, "[mesh.unflatten] {}: found dim {}, wanted 0..{}.",
@@ -177,13 +184,13 @@ MeshPtr DeviceMesh::unflatten(int64_t dim, const std::vector<int64_t>& sizes,
   }
   auto mesh = DeviceMeshBuilder::make(world_, device_type_, shape, all_names, ranks_);
   DeviceMeshBuilder::add_slots(*mesh);
-  DeviceMeshBuilder::join(*mesh, flattened_);
+  DeviceMeshBuilder::register_submesh(*mesh, root_state_);
   for (int64_t i = 0; i < mesh->ndim() && mesh->coordinate_; ++i) {
     const auto inner = static_cast<int64_t>(sizes.size());
     if (i < dim || i >= dim + inner) mesh->slots_[i] = slots_[i < dim ? i : i - inner + 1];
   }
-  std::lock_guard lock(flattened_->mutex);
-  flattened_->arrangements.push_back({mesh->shape_, mesh->dim_names_, mesh->ranks_});
+  std::lock_guard lock(root_state_->mutex);
+  root_state_->layouts.push_back({mesh->shape_, mesh->dim_names_, mesh->ranks_});
   return mesh;
 }
 

@@ -1,15 +1,16 @@
-// An n-dimensional, named arrangement of ranks on one kind of device. Semantics of torch.distributed.DeviceMesh.
+// An n-dimensional arrangement of ranks on one kind of device, with optional names for its dims. The semantics are
+// those of torch.distributed.DeviceMesh.
 //
-//   auto mesh = init_device_mesh(world, "cpu", {2, 4}, {"dp", "tp"});   // COLLECTIVE over all ranks
+//   auto mesh = init_device_mesh(world, "cpu", {2, 4}, {"dp", "tp"});   // call it on all ranks
 //   auto dp = mesh->slice({"dp"});                                     // this rank's 1-d submesh
 //   comm::all_reduce(*mesh->group("dp"), tensor).wait();
 //
-// Making, slicing, flattening or unflattening a mesh communicates nothing: a group is made when it is first used, and
-// then by its own ranks only, so a rank never has more groups than it uses. But for an accelerator's mesh of the whole
-// world: init_device_mesh splits its groups from the world's communicator, which takes all ranks at once
-// (`comm.split_groups`).
+// Creating, slicing, flattening and unflattening a mesh do not communicate. A group is created at its first use, by its
+// own ranks only, so a rank has no more groups than it uses. The exception is an accelerator mesh over the whole world:
+// init_device_mesh splits its groups from the world's communicator, which is COLLECTIVE over the world (setting
+// `comm.split_groups`).
 //
-// Immutable after creation and shared by shared_ptr (MeshPtr); belongs to one rank.
+// A mesh is immutable, is shared by shared_ptr (MeshPtr) and belongs to one rank.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -33,35 +34,38 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   const std::vector<int64_t>& shape() const { return shape_; }
   int64_t size() const;  // number of ranks
   int64_t size(int64_t dim) const { return shape_.at(static_cast<size_t>(dim)); }
-  const std::vector<std::string>& dim_names() const { return dim_names_; }  // empty: unnamed
+  const std::vector<std::string>& dim_names() const { return dim_names_; }  // empty when the dims have no names
   c10::DeviceType device_type() const { return device_type_; }
-  c10::Device device() const;  // this rank's: the CPU, or the accelerator that it takes (device_choice.h)
+  c10::Device device() const;  // this rank's device: the CPU, or the accelerator of its local rank (device_choice.h)
   const std::vector<int>& ranks() const { return ranks_; }  // global ranks, row-major
-  int rank() const;                                         // this rank, global
-  // This rank's position on each dim; nullopt when it is not part of the mesh.
+  int rank() const;                                         // global number of this rank
+  // This rank's coordinate, one number for each dim; nullopt when this rank is not part of the mesh.
   const std::optional<std::vector<int64_t>>& coordinate() const { return coordinate_; }
-  int64_t local_rank(int64_t dim) const;  // coordinate on one dim
+  int64_t local_rank(int64_t dim) const;  // this rank's coordinate on one dim
 
-  int64_t dim_of(const std::string& name) const;  // Error kShape names the valid ones
+  int64_t dim_of(const std::string& name) const;  // Error kShape for an unknown name; the message lists the valid names
   bool has_dim(const std::string& name) const;
-  // The group along dim that holds this rank. COLLECTIVE over it at its first use; a dim that spans the world shares
-  // the world's group.
+  // The group of the ranks along `dim` that contains this rank. COLLECTIVE over the group at its first use. A dim that
+  // spans the world shares the world's group.
   const std::shared_ptr<comm::Group>& group(int64_t dim) const;
-  // Of a dim, or of what flatten() gave this name in any mesh of the root.
+  // The group of a dim of this mesh, or of a mesh that flatten() created under this name from any mesh of the same
+  // root.
   const std::shared_ptr<comm::Group>& group(const std::string& name) const;
-  // The group over several dims (ascending): the ranks that agree with this one on all others. Like group(dim); shared
-  // by all meshes of one root.
+  // The group over several dims, given in ascending order: the ranks with the same coordinate as this rank on all other
+  // dims. COLLECTIVE over the group at its first use. All meshes of one root share the group.
   const std::shared_ptr<comm::Group>& group(const std::vector<int64_t>& dims) const;
-  // That of each dim. COLLECTIVE over each of them, in the order of dims, at their first use.
+  // The group of each dim. COLLECTIVE over each group at its first use, in the order of the dims.
   std::vector<std::shared_ptr<comm::Group>> groups() const;
-  // The submesh over some dims (in mesh order) that holds this rank; groups are shared with this mesh. Names that
-  // flatten() gave count as dims, too: slice({"dp_cp", "tp"}). Errors kShape: no such dim, one that is in two of them.
+  // The submesh over some dims, in mesh order, that contains this rank. It shares its groups with this mesh. Names that
+  // flatten() registered are valid, too: slice({"dp_cp", "tp"}). Error kShape for an unknown dim and for a dim that two
+  // names contain.
   MeshPtr slice(const std::vector<std::string>& names) const;
-  // All dims as one. Its group is kept at the root under the name, so a second call shares it; slice({name}) finds it.
-  // Error kShape: the name of a dim of the root, or of a flattened mesh of other ranks.
+  // A 1-d mesh of all ranks of this mesh. The root keeps its group under `name`, so a second call shares the group and
+  // slice({name}) finds it. Error kShape if `name` is a dim of the root or a flattened mesh of other ranks.
   MeshPtr flatten(const std::string& name = "") const;
-  // Dim `dim` as several, of which the last varies fastest: flatten's inverse. Other dims keep their groups. Errors
-  // kShape: sizes whose product is not the dim's, names that are taken or missing.
+  // Splits dim `dim` into several dims, of which the last varies fastest. This is the inverse of flatten. Other dims
+  // keep their groups. Error kShape if the product of `sizes` is not the size of the dim, and for duplicate or missing
+  // names.
   MeshPtr unflatten(int64_t dim, const std::vector<int64_t>& sizes, const std::vector<std::string>& names = {}) const;
   MeshPtr unflatten(const std::string& dim, const std::vector<int64_t>& sizes,
                     const std::vector<std::string>& names) const {
@@ -69,19 +73,19 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   }
   const std::shared_ptr<comm::World>& world() const { return world_; }
 
-  // "DeviceMesh((dp=2, tp=4), 'cpu')"
+  // For example "DeviceMesh((dp=2, tp=4), 'cpu')".
   std::string to_string() const;
-  // Same ranks, shape, names and device. `hash()` agrees with it.
+  // Equal meshes have the same world, ranks, shape, names and device type, and the same hash().
   bool operator==(const DeviceMesh& other) const;
   size_t hash() const { return hash_; }
-  // For caches, which need not keep meshes alive: no other mesh of this process has it but the same part of the same
-  // root that was sliced or flattened again.
+  // A key for caches that must not keep meshes alive. Two meshes of a process have the same id only if they are
+  // submeshes of one root with the same shape and ranks.
   uint64_t id() const { return id_; }
 
  private:
   friend struct DeviceMeshBuilder;
   struct GroupSlot;
-  struct FlattenedMeshes;
+  struct RootMeshState;
   DeviceMesh() = default;
   std::shared_ptr<comm::World> world_;
   c10::DeviceType device_type_ = c10::DeviceType::CPU;
@@ -89,31 +93,32 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   std::vector<std::string> dim_names_;
   std::vector<int> ranks_;
   std::optional<std::vector<int64_t>> coordinate_;
-  std::vector<std::shared_ptr<GroupSlot>> slots_;  // one per dim; groups are made at first use
-  std::shared_ptr<FlattenedMeshes> flattened_;     // shared with the root
+  std::vector<std::shared_ptr<GroupSlot>> slots_;  // one for each dim; the group in it is created at its first use
+  std::shared_ptr<RootMeshState> root_state_;      // shared with the root
   size_t hash_ = 0;
   uint64_t id_ = 0;
 };
 
-// Ranks 0..product-1 of the world in row-major order; to be called alike on all ranks, COLLECTIVE over the world where
-// an accelerator's groups are split from the world's. device_type: "cpu",
-// "cuda", or the name under which a library registered its accelerator with libtorch (PrivateUse1). Errors kShape:
-// device type with an index, names that are not unique or do not match the shape, mesh larger than the world.
+// A mesh of the ranks 0..product-1 of the world in row-major order. Call it with equal arguments on all ranks of the
+// world. It is COLLECTIVE over the world when it splits an accelerator's groups from the world's communicator.
+// `device_type` is "cpu", "cuda" or the name that a library registered for its accelerator with libtorch (PrivateUse1).
+// Error kShape for a device type with an index, for names that are not unique or do not match the shape, and for a mesh
+// larger than the world.
 MeshPtr init_device_mesh(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names = {});
 
-// Any arrangement: `ranks` (global, row-major, each once) in the given shape. Ranks that are not among them have no
-// coordinate. As torch's DeviceMesh(type, tensor).
+// A mesh of any ranks. `ranks` are global ranks in row-major order, each at most once. Other ranks have no coordinate.
+// It corresponds to torch's DeviceMesh(type, tensor).
 MeshPtr make_device_mesh(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<int>& ranks, const std::vector<int64_t>& shape,
                          const std::vector<std::string>& dim_names = {});
-// The submesh over the dims of two slices of one mesh, in its order: (dp) and (tp) give (dp, tp) again. Groups are
-// shared. As torch's DeviceMesh._concatenate. Errors kShape: meshes of different origin, a dim that both have, a
-// flattened dim.
+// The submesh over the dims of two slices of one mesh, in the order of that mesh: (dp) and (tp) give (dp, tp). Groups
+// are shared. It corresponds to torch's DeviceMesh._concatenate. Error kShape for meshes of different roots, a dim in
+// both meshes, and a flattened dim.
 MeshPtr concatenate(const MeshPtr& first, const MeshPtr& second);
-// Over groups that exist already, one a dim; they are shared, not made again. A comm::Group holds any c10d back-end.
-// With one group the mesh is 1-d over its ranks. With several, `ranks` and `shape` say how all ranks lie, and each
-// group must be this rank's row along its dim. Errors kShape where they are not.
+// A mesh over existing groups, one for each dim; the mesh shares the groups. A comm::Group can hold any c10d back-end.
+// With one group the mesh is 1-d over its ranks. With several groups `ranks` and `shape` give the arrangement, and each
+// group must consist of this rank's row along its dim (Error kShape).
 MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<std::shared_ptr<comm::Group>>& groups, const std::vector<int>& ranks = {},
                          const std::vector<int64_t>& shape = {}, const std::vector<std::string>& dim_names = {});

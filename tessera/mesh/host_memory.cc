@@ -14,11 +14,13 @@ bool pins_for(c10::Device device) {
 
 }  // namespace
 
-at::TensorBase host_empty(int64_t numel, c10::ScalarType dtype, c10::Device device) {
+at::TensorBase pinned_empty(int64_t numel, c10::ScalarType dtype, c10::Device device) {
   return at::empty({numel}, at::TensorOptions().dtype(dtype).device(c10::kCPU).pinned_memory(pins_for(device)));
 }
 
-at::Tensor sent_to(c10::Device device, const at::Tensor& tensor) {
+// pin_memory() copies to pinned memory. The caching host allocator keeps this memory until the copy on the stream has
+// run.
+at::Tensor to_device_async(c10::Device device, const at::Tensor& tensor) {
   const bool pin = tensor.is_cpu() && pins_for(device);
   return pin ? tensor.pin_memory().to(device, /*non_blocking=*/true) : tensor.to(device);
 }

@@ -1,7 +1,7 @@
-// Memory of the host that an accelerator copies from and to beside its work: pinned, where there is such.
+// Host memory for asynchronous copies from and to an accelerator. It is pinned if the device supports pinned memory.
 //
-//   at::Tensor shards = host_empty(numel, at::kByte, mesh->device());
-//   const auto angles = sent_to(x.device(), frequencies);
+//   at::Tensor shards = pinned_empty(numel, at::kByte, mesh->device());
+//   const auto angles = to_device_async(x.device(), frequencies);
 //
 // No communication. Thread-safe.
 #pragma once
@@ -12,11 +12,11 @@
 
 namespace tessera {
 
-// [numel], uninitialised, on the CPU. `device`: whose copies it is for.
-at::TensorBase host_empty(int64_t numel, c10::ScalarType dtype, c10::Device device);
+// An uninitialised CPU tensor of shape [numel] for copies from and to `device`.
+at::TensorBase pinned_empty(int64_t numel, c10::ScalarType dtype, c10::Device device);
 
-// `tensor` on `device`; itself where it lies there. From the CPU the host does not wait: the copy is in the order of
-// the current stream, from pinned memory that lasts until it has run.
-at::Tensor sent_to(c10::Device device, const at::Tensor& tensor);
+// `tensor` on `device`, or the tensor itself if it is there already. A copy from the CPU goes through pinned memory and
+// is ordered on the current stream, so the host does not wait. The pinned memory is kept until the copy has run.
+at::Tensor to_device_async(c10::Device device, const at::Tensor& tensor);
 
 }  // namespace tessera

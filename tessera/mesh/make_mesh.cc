@@ -1,4 +1,4 @@
-// Meshes made of a world, of groups, and of other meshes.
+// Creates meshes from a world, from groups and from other meshes.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -19,14 +19,15 @@ c10::DeviceType checked_type(const std::string& device_type) {
       device_type);
   const auto type = comm::parse_device_type(device_type);
   TESSERA_CHECK(type.has_value(), ErrorKind::kShape,
-                "[mesh.init] device type: found '{}', wanted {}. An accelerator is known by the name that its library "
-                "registers with libtorch, once it is loaded.",
+                "[mesh.init] device type: found '{}', wanted {}. Load the library of an accelerator first: it "
+                "registers the device name with libtorch.",
                 device_type, comm::device_type_names());
   return *type;
 }
 
-// Number of ranks.
-int64_t checked_shape(const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names, int64_t most) {
+// Checks shape and names. Returns the number of ranks in the shape, which must not exceed `world_size`.
+int64_t checked_shape(const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names,
+                      int64_t world_size) {
   TESSERA_CHECK(!shape.empty(), ErrorKind::kShape, "[mesh.init] shape: found no dims, wanted at least one.");
   TESSERA_CHECK(dim_names.empty() || dim_names.size() == shape.size(), ErrorKind::kShape,
                 "[mesh.init] mesh_shape and mesh_dim_names should have same length! Found {} names for {} dims.",
@@ -40,10 +41,10 @@ int64_t checked_shape(const std::vector<int64_t>& shape, const std::vector<std::
   for (const int64_t extent : shape) {
     TESSERA_CHECK(extent > 0, ErrorKind::kShape, "[mesh.init] shape: found {}, wanted positive sizes.", extent);
     TESSERA_CHECK(
-        count <= most / extent, ErrorKind::kShape,
+        count <= world_size / extent, ErrorKind::kShape,
         "[mesh.init] Mesh should not be bigger than default world size {}, but found shape {}. Start more ranks or "
         "shrink the mesh.",
-        most, fmt::join(shape, "x"));
+        world_size, fmt::join(shape, "x"));
     count *= extent;
   }
   return count;
@@ -56,7 +57,7 @@ MeshPtr init_device_mesh(const std::shared_ptr<comm::World>& world, const std::s
   const auto type = checked_type(device_type);
   std::vector<int> ranks(checked_shape(shape, dim_names, world->size()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  auto mesh = DeviceMeshBuilder::root(world, type, shape, dim_names, std::move(ranks));
+  auto mesh = DeviceMeshBuilder::make_root(world, type, shape, dim_names, std::move(ranks));
   DeviceMeshBuilder::split_groups(*mesh);
   return mesh;
 }
@@ -67,8 +68,8 @@ MeshPtr make_device_mesh(const std::shared_ptr<comm::World>& world, const std::s
   const auto type = checked_type(device_type);
   const int64_t count = checked_shape(shape, dim_names, world->size());
   TESSERA_CHECK(count == static_cast<int64_t>(ranks.size()), ErrorKind::kShape,
-                "[mesh.init] ranks: found {} of them for shape {}, wanted {}.", ranks.size(), fmt::join(shape, "x"),
-                count);
+                "[mesh.init] ranks: found {} of them for shape {}, wanted {}, one for each element of the mesh.",
+                ranks.size(), fmt::join(shape, "x"), count);
   std::vector<bool> seen(world->size(), false);
   for (const int rank : ranks) {
     TESSERA_CHECK(rank >= 0 && rank < world->size(), ErrorKind::kShape,
@@ -77,15 +78,17 @@ MeshPtr make_device_mesh(const std::shared_ptr<comm::World>& world, const std::s
                   rank);
     seen[rank] = true;
   }
-  return DeviceMeshBuilder::root(world, type, shape, dim_names, ranks);
+  return DeviceMeshBuilder::make_root(world, type, shape, dim_names, ranks);
 }
 
+// The mesh is made as usual; then each dim's slot gets the given group instead of a new one. set_group() checks that
+// the group has the ranks of this rank's row.
 MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<std::shared_ptr<comm::Group>>& groups, const std::vector<int>& ranks,
                          const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names) {
-  TESSERA_CHECK(!groups.empty() && std::ranges::none_of(groups, [](const auto& g) { return g == nullptr; }),
-                ErrorKind::kShape,
-                "[mesh.from_groups] groups: found none, or an empty one, wanted one for each mesh dim.");
+  TESSERA_CHECK(
+      !groups.empty() && std::ranges::none_of(groups, [](const auto& g) { return g == nullptr; }), ErrorKind::kShape,
+      "[mesh.from_groups] groups: found no groups, or a null pointer among them, wanted one group for each mesh dim.");
   TESSERA_CHECK(
       groups.size() == 1 || (!ranks.empty() && shape.size() == groups.size()), ErrorKind::kShape,
       "[mesh.from_groups] found {} groups and a shape of {} dims: Must pass mesh if passing multiple ProcessGroups. "
@@ -95,10 +98,10 @@ MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::s
   auto mesh = make_device_mesh(world, device_type, one ? groups[0]->ranks() : ranks,
                                one ? std::vector<int64_t>{groups[0]->size()} : shape, dim_names);
   TESSERA_CHECK(mesh->coordinate().has_value(), ErrorKind::kShape,
-                "[mesh.from_groups] {}: rank {} is not part of the mesh and can have no group of it.",
+                "[mesh.from_groups] {}: rank {} is not part of the mesh. Call this on ranks of the mesh only.",
                 mesh->to_string(), world->rank());
   for (size_t dim = 0; dim < groups.size(); ++dim) {
-    DeviceMeshBuilder::use_group(*mesh, static_cast<int64_t>(dim), groups[dim]);
+    DeviceMeshBuilder::set_group(*mesh, static_cast<int64_t>(dim), groups[dim]);
   }
   return mesh;
 }
@@ -111,7 +114,7 @@ MeshPtr concatenate(const MeshPtr& first, const MeshPtr& second) {
   auto mesh = DeviceMeshBuilder::concatenate(*first, *second);
   TESSERA_CHECK(mesh != nullptr, ErrorKind::kShape,
                 "[mesh.concatenate] {} and {} are no slices of one mesh with named dims. Slice both from one mesh that "
-                "init_device_mesh made.",
+                "init_device_mesh created.",
                 first->to_string(), second->to_string());
   return mesh;
 }

@@ -35,10 +35,10 @@ std::shared_ptr<DeviceMesh> DeviceMeshBuilder::make(const std::shared_ptr<comm::
   const auto found = std::ranges::find(mesh->ranks_, world->rank());
   if (found != mesh->ranks_.end()) {
     std::vector<int64_t> coordinate(mesh->shape_.size());
-    int64_t rest = found - mesh->ranks_.begin();
+    int64_t remaining_index = found - mesh->ranks_.begin();
     for (int64_t dim = mesh->ndim() - 1; dim >= 0; --dim) {
-      coordinate[dim] = rest % mesh->shape_[dim];
-      rest /= mesh->shape_[dim];
+      coordinate[dim] = remaining_index % mesh->shape_[dim];
+      remaining_index /= mesh->shape_[dim];
     }
     mesh->coordinate_ = std::move(coordinate);
   }
@@ -46,16 +46,18 @@ std::shared_ptr<DeviceMesh> DeviceMeshBuilder::make(const std::shared_ptr<comm::
   return mesh;
 }
 
+// Enumerates the coordinates over `dims`, of which the last varies fastest, with this rank's coordinate on all other
+// dims. Hence every rank of the group computes the same list.
 std::vector<int> DeviceMeshBuilder::ranks_over(const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
   int64_t count = 1;
   for (const int64_t dim : dims) count *= mesh.shape_[dim];
   std::vector<int> ranks(count);
   std::vector<int64_t> at = mesh.coordinate_ ? *mesh.coordinate_ : std::vector<int64_t>(mesh.ndim(), 0);
   for (int64_t flat = 0; flat < count; ++flat) {
-    int64_t rest = flat;
+    int64_t remaining_index = flat;
     for (size_t i = dims.size(); i-- > 0;) {
-      at[dims[i]] = rest % mesh.shape_[dims[i]];
-      rest /= mesh.shape_[dims[i]];
+      at[dims[i]] = remaining_index % mesh.shape_[dims[i]];
+      remaining_index /= mesh.shape_[dims[i]];
     }
     int64_t index = 0;
     for (int64_t dim = 0; dim < mesh.ndim(); ++dim) index = index * mesh.shape_[dim] + at[dim];
@@ -75,6 +77,9 @@ void DeviceMeshBuilder::add_slots(DeviceMesh& mesh) {
   }
 }
 
+// new_group_by_split splits the world's communicator, so all ranks of the world must call it together, in the order of
+// the dims. `part` numbers the rows along a dim; ranks with an equal number form one group. A dim of one rank needs no
+// group, and a dim with all ranks uses the world's group.
 void DeviceMeshBuilder::split_groups(const DeviceMesh& mesh) {
   if (mesh.device_type_ == c10::DeviceType::CPU || mesh.size() != mesh.world_->size()) return;
   if (!comm::device_backend_settings().split_groups) return;
@@ -85,31 +90,32 @@ void DeviceMeshBuilder::split_groups(const DeviceMesh& mesh) {
       if (other != dim) part = part * mesh.shape_[other] + mesh.coordinate_->at(other);
     }
     auto& slot = *mesh.slots_[dim];
-    slot.group = mesh.world_->new_group_of_parts(slot.ranks, slot.name, mesh.device_type_, static_cast<int>(part));
+    slot.group = mesh.world_->new_group_by_split(slot.ranks, slot.name, mesh.device_type_, static_cast<int>(part));
   }
 }
 
-void DeviceMeshBuilder::join(DeviceMesh& mesh, const std::shared_ptr<DeviceMesh::FlattenedMeshes>& root) {
-  mesh.flattened_ = root;
+// Submeshes with equal shape and ranks get one id, so caches find plans of an equal submesh that was made before.
+void DeviceMeshBuilder::register_submesh(DeviceMesh& mesh, const std::shared_ptr<DeviceMesh::RootMeshState>& root) {
+  mesh.root_state_ = root;
   std::lock_guard lock(root->mutex);
   mesh.id_ = root->ids.try_emplace({mesh.shape_, mesh.ranks_}, mesh.id_).first->second;
 }
 
-MeshPtr DeviceMeshBuilder::root(const std::shared_ptr<comm::World>& world, c10::DeviceType type,
-                                const std::vector<int64_t>& shape, const std::vector<std::string>& names,
-                                std::vector<int> ranks) {
+MeshPtr DeviceMeshBuilder::make_root(const std::shared_ptr<comm::World>& world, c10::DeviceType type,
+                                     const std::vector<int64_t>& shape, const std::vector<std::string>& names,
+                                     std::vector<int> ranks) {
   auto mesh = make(world, type, shape, names, std::move(ranks));
   add_slots(*mesh);
-  mesh->flattened_ = std::make_shared<DeviceMesh::FlattenedMeshes>();
-  mesh->flattened_->arrangements.push_back({mesh->shape_, mesh->dim_names_, mesh->ranks_});
+  mesh->root_state_ = std::make_shared<DeviceMesh::RootMeshState>();
+  mesh->root_state_->layouts.push_back({mesh->shape_, mesh->dim_names_, mesh->ranks_});
   return mesh;
 }
 
 DeviceMeshBuilder::NamedDim DeviceMeshBuilder::named_dim(const DeviceMesh& mesh, const std::string& name) {
   if (!mesh.has_dim(name)) {
-    std::lock_guard lock(mesh.flattened_->mutex);
-    const auto known = mesh.flattened_->by_name.find(name);
-    if (known != mesh.flattened_->by_name.end()) {
+    std::lock_guard lock(mesh.root_state_->mutex);
+    const auto known = mesh.root_state_->by_name.find(name);
+    if (known != mesh.root_state_->by_name.end()) {
       const auto& [slot, dims] = known->second;
       return {.name = name, .size = static_cast<int64_t>(slot->ranks.size()), .slot = slot, .dims = dims};
     }
@@ -118,7 +124,8 @@ DeviceMeshBuilder::NamedDim DeviceMeshBuilder::named_dim(const DeviceMesh& mesh,
   return {.name = name, .size = mesh.shape_[dim], .slot = mesh.slots_.at(dim), .dims = {name}};
 }
 
-MeshPtr DeviceMeshBuilder::submesh(const DeviceMesh& from, const std::vector<NamedDim>& dims, std::vector<int> ranks) {
+MeshPtr DeviceMeshBuilder::make_submesh(const DeviceMesh& from, const std::vector<NamedDim>& dims,
+                                        std::vector<int> ranks) {
   std::vector<int64_t> shape;
   std::vector<std::string> names;
   for (const auto& dim : dims) {
@@ -127,15 +134,16 @@ MeshPtr DeviceMeshBuilder::submesh(const DeviceMesh& from, const std::vector<Nam
   }
   auto mesh = make(from.world_, from.device_type_, std::move(shape), std::move(names), std::move(ranks));
   for (const auto& dim : dims) mesh->slots_.push_back(dim.slot);
-  join(*mesh, from.flattened_);
+  register_submesh(*mesh, from.root_state_);
   return mesh;
 }
 
 namespace {
 
-// Which dims of `all` these are made of, one after the other; nothing where not all of them lie in it.
-std::optional<std::vector<int64_t>> dims_within(const DeviceMesh& all,
-                                                const std::vector<DeviceMeshBuilder::NamedDim>& dims) {
+// The dims of mesh `all` that `dims` consist of, in the order of `dims`. nullopt if a name is missing in `all` or
+// stands for other ranks there.
+std::optional<std::vector<int64_t>> find_dims(const DeviceMesh& all,
+                                              const std::vector<DeviceMeshBuilder::NamedDim>& dims) {
   std::vector<int64_t> within;
   for (const auto& dim : dims) {
     std::vector<int64_t> own;
@@ -152,47 +160,52 @@ std::optional<std::vector<int64_t>> dims_within(const DeviceMesh& all,
 
 }  // namespace
 
-std::vector<DeviceMesh::FlattenedMeshes::Arrangement> DeviceMeshBuilder::arrangements_of(const DeviceMesh& mesh) {
-  std::lock_guard lock(mesh.flattened_->mutex);
-  return mesh.flattened_->arrangements;
+std::vector<DeviceMesh::RootMeshState::MeshLayout> DeviceMeshBuilder::layouts_of(const DeviceMesh& mesh) {
+  std::lock_guard lock(mesh.root_state_->mutex);
+  return mesh.root_state_->layouts;
 }
 
+// Looks for a layout of the root in which all requested dims occur, and takes the ranks over these dims from it.
+// The dims must be in ascending order and disjoint.
 MeshPtr DeviceMeshBuilder::slice_flattened(const DeviceMesh& from, const std::vector<NamedDim>& dims) {
-  if (dims.size() == 1) return submesh(from, dims, dims[0].slot->ranks);
+  if (dims.size() == 1) return make_submesh(from, dims, dims[0].slot->ranks);
   std::vector<std::string> names;
   for (const auto& dim : dims) names.push_back(dim.name);
-  for (const auto& whole : arrangements_of(from)) {
+  for (const auto& whole : layouts_of(from)) {
     const auto all = make(from.world_, from.device_type_, whole.shape, whole.names, whole.ranks);
-    const auto within = dims_within(*all, dims);
+    const auto within = find_dims(*all, dims);
     if (!within) continue;
     TESSERA_CHECK(std::ranges::is_sorted(*within, std::less_equal<>()), ErrorKind::kShape,
                   "[mesh.slice] {}: Invalid mesh_dim_names ({}) specified. Mesh dim indices should be in ascending "
                   "order, and no dim in two of them; found dims [{}] of the root.",
                   from.to_string(), quoted_names(names), fmt::join(*within, ", "));
-    return submesh(from, dims, ranks_over(*all, *within));
+    return make_submesh(from, dims, ranks_over(*all, *within));
   }
-  raise(ErrorKind::kShape, "[mesh.slice] {}: ({}) are no dims of one mesh, flattened or not.", from.to_string(),
-        quoted_names(names));
+  raise(ErrorKind::kShape,
+        "[mesh.slice] {}: the dims ({}) do not all belong to one shape of the root mesh. Use dims of the root, or of "
+        "one mesh that unflatten() made.",
+        from.to_string(), quoted_names(names));
 }
 
+// Layouts are tried in the order in which they were made. The dims of both meshes are sorted as in the layout.
 MeshPtr DeviceMeshBuilder::concatenate(const DeviceMesh& first, const DeviceMesh& second) {
-  if (first.flattened_ != second.flattened_ || first.dim_names_.empty() || second.dim_names_.empty()) return nullptr;
+  if (first.root_state_ != second.root_state_ || first.dim_names_.empty() || second.dim_names_.empty()) return nullptr;
   std::vector<NamedDim> dims;
   for (const DeviceMesh* mesh : {&first, &second}) {
     for (const auto& name : mesh->dim_names_) dims.push_back(named_dim(*mesh, name));
   }
-  for (const auto& whole : arrangements_of(first)) {
+  for (const auto& whole : layouts_of(first)) {
     const auto all = make(first.world_, first.device_type_, whole.shape, whole.names, whole.ranks);
-    auto within = dims_within(*all, dims);
+    auto within = find_dims(*all, dims);
     if (!within) continue;
     std::ranges::sort(dims, {}, [&](const NamedDim& dim) { return all->dim_of(dim.name); });
     std::ranges::sort(*within);
-    return submesh(first, dims, ranks_over(*all, *within));
+    return make_submesh(first, dims, ranks_over(*all, *within));
   }
   return nullptr;
 }
 
-void DeviceMeshBuilder::use_group(const DeviceMesh& mesh, int64_t dim, const std::shared_ptr<comm::Group>& group) {
+void DeviceMeshBuilder::set_group(const DeviceMesh& mesh, int64_t dim, const std::shared_ptr<comm::Group>& group) {
   TESSERA_CHECK(group->ranks() == mesh.slots_[dim]->ranks, ErrorKind::kShape,
                 "[mesh.from_groups] group '{}' for dim {}: found ranks [{}], wanted this rank's row [{}] of {}.",
                 group->name(), dim, fmt::join(group->ranks(), ", "), fmt::join(mesh.slots_[dim]->ranks, ", "),
@@ -200,6 +213,8 @@ void DeviceMeshBuilder::use_group(const DeviceMesh& mesh, int64_t dim, const std
   mesh.slots_[dim]->group = group;
 }
 
+// Creates the group at the first call. The slot's mutex makes this happen once, also if several meshes share the slot.
+// A group over all ranks of the world in order is the world's own group.
 const std::shared_ptr<comm::Group>& DeviceMeshBuilder::group_of(const DeviceMesh& mesh,
                                                                 const std::shared_ptr<DeviceMesh::GroupSlot>& slot) {
   TESSERA_CHECK(mesh.coordinate_.has_value(), ErrorKind::kShape,

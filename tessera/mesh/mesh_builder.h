@@ -1,4 +1,4 @@
-// How meshes are made of one another, and the groups that they share. Internal to mesh.
+// How meshes are built from one another, and the groups that they share. Internal to mesh/.
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// One group along one dim, made when first asked for and shared by every mesh that holds the dim.
+// One group along one dim. It is created at its first use and shared by every mesh that contains the dim.
 struct DeviceMesh::GroupSlot {
   std::mutex mutex;
   std::vector<int> ranks;
@@ -20,25 +20,26 @@ struct DeviceMesh::GroupSlot {
   std::shared_ptr<comm::Group> group;
 };
 
-// The groups over several dims of a root and its submeshes; those of flatten() also by name. Meshes own this, so it
-// must not own meshes.
-struct DeviceMesh::FlattenedMeshes {
-  struct Flattened {
+// Data that a root mesh shares with all its submeshes: the groups over several dims, the names that flatten()
+// registered, and mesh ids. Meshes own this object, so it must not own meshes.
+struct DeviceMesh::RootMeshState {
+  struct FlattenedDim {
     std::shared_ptr<GroupSlot> slot;
-    std::vector<std::string> dims;  // that it was made of, none of them flattened itself
+    std::vector<std::string> dims;  // dims that were flattened; a flattened dim is replaced by its own dims
   };
   std::mutex mutex;
-  std::map<std::string, Flattened> by_name;
-  std::map<std::vector<int>, std::shared_ptr<GroupSlot>> by_ranks;            // groups over several dims
-  std::map<std::pair<std::vector<int64_t>, std::vector<int>>, uint64_t> ids;  // of submeshes, by shape and ranks
-  struct Arrangement {
+  std::map<std::string, FlattenedDim> by_name;
+  std::map<std::vector<int>, std::shared_ptr<GroupSlot>> by_ranks;  // groups over several dims
+  // mesh ids of submeshes, by shape and ranks
+  std::map<std::pair<std::vector<int64_t>, std::vector<int>>, uint64_t> ids;
+  struct MeshLayout {
     std::vector<int64_t> shape;
     std::vector<std::string> names;
     std::vector<int> ranks;
   };
-  std::vector<Arrangement> arrangements;  // the root's, and those that unflatten() made of its ranks
+  std::vector<MeshLayout> layouts;  // the root's layout and those that unflatten() added
 
-  // One slot for the same ranks, however they were asked for. The mutex must be held.
+  // Returns one slot for the same ranks, whatever dims they were requested by. The caller holds `mutex`.
   std::shared_ptr<GroupSlot> slot_of(const std::vector<int>& ranks, const std::string& name) {
     auto& slot = by_ranks[ranks];
     if (!slot) {
@@ -51,45 +52,47 @@ struct DeviceMesh::FlattenedMeshes {
 };
 
 struct DeviceMeshBuilder {
-  // A dim that a submesh is made of: one of the mesh that is sliced, or one that flatten() gave a name.
+  // A dim of a submesh: a dim of the sliced mesh, or a flattened dim with a name.
   struct NamedDim {
     std::string name;
     int64_t size = 0;
     std::shared_ptr<DeviceMesh::GroupSlot> slot;  // null on a rank that is not part of the mesh
-    std::vector<std::string> dims;                // that it was made of; its own name where it is no flattened one
+    std::vector<std::string> dims;                // dims that were flattened; the own name for an ordinary dim
   };
 
   static std::shared_ptr<DeviceMesh> make(const std::shared_ptr<comm::World>& world, c10::DeviceType device_type,
                                           std::vector<int64_t> shape, std::vector<std::string> names,
                                           std::vector<int> ranks);
-  // The ranks that differ from this one on the given dims only, row-major. On a rank outside the mesh: at the origin of
-  // the other dims.
+  // The ranks whose coordinate differs from this rank's on the given dims only, in row-major order of these dims. On a
+  // rank outside the mesh the other coordinates are 0.
   static std::vector<int> ranks_over(const DeviceMesh& mesh, const std::vector<int64_t>& dims);
-  // Slots along each dim for the row that holds this rank.
+  // Adds a slot for each dim, for the row of ranks that contains this rank.
   static void add_slots(DeviceMesh& mesh);
-  // Where the mesh is of accelerators and of all ranks, which are here, its groups are split from the world's.
+  // Splits the groups from the world's communicator if the mesh has accelerators and contains all ranks of the world.
+  // COLLECTIVE over the world.
   static void split_groups(const DeviceMesh& mesh);
-  // Makes `mesh` a submesh. One made again has the id of the first.
-  static void join(DeviceMesh& mesh, const std::shared_ptr<DeviceMesh::FlattenedMeshes>& root);
-  static MeshPtr root(const std::shared_ptr<comm::World>& world, c10::DeviceType type,
-                      const std::vector<int64_t>& shape, const std::vector<std::string>& names, std::vector<int> ranks);
-  // Error kShape for a name that neither the mesh nor flatten() knows.
+  // Makes `mesh` a submesh of the root. A submesh with the same shape and ranks as an earlier one gets its id.
+  static void register_submesh(DeviceMesh& mesh, const std::shared_ptr<DeviceMesh::RootMeshState>& root);
+  static MeshPtr make_root(const std::shared_ptr<comm::World>& world, c10::DeviceType type,
+                           const std::vector<int64_t>& shape, const std::vector<std::string>& names,
+                           std::vector<int> ranks);
+  // Error kShape for a name that is neither a dim of the mesh nor registered by flatten().
   static NamedDim named_dim(const DeviceMesh& mesh, const std::string& name);
-  // The submesh of these ranks over these dims.
-  static MeshPtr submesh(const DeviceMesh& from, const std::vector<NamedDim>& dims, std::vector<int> ranks);
-  // The arrangements of the root's ranks so far.
-  static std::vector<DeviceMesh::FlattenedMeshes::Arrangement> arrangements_of(const DeviceMesh& mesh);
-  // A slice some of whose dims are flattened ones.
+  // Makes the submesh with these dims and ranks.
+  static MeshPtr make_submesh(const DeviceMesh& from, const std::vector<NamedDim>& dims, std::vector<int> ranks);
+  // A copy of the layouts of the root's ranks; takes the mutex.
+  static std::vector<DeviceMesh::RootMeshState::MeshLayout> layouts_of(const DeviceMesh& mesh);
+  // A slice in which at least one dim is flattened. It is taken from a layout that contains all the dims.
   static MeshPtr slice_flattened(const DeviceMesh& from, const std::vector<NamedDim>& dims);
-  // The slice of an arrangement of the same ranks that has the dims of both; null when there is none.
+  // The slice over the dims of both meshes, taken from a layout that contains all of them; null when there is none.
   static MeshPtr concatenate(const DeviceMesh& first, const DeviceMesh& second);
-  static void use_group(const DeviceMesh& mesh, int64_t dim, const std::shared_ptr<comm::Group>& group);
-  // Error kShape on a rank that is not part of the mesh.
+  static void set_group(const DeviceMesh& mesh, int64_t dim, const std::shared_ptr<comm::Group>& group);
+  // The group of a slot, created at the first call. Error kShape on a rank that is not part of the mesh.
   static const std::shared_ptr<comm::Group>& group_of(const DeviceMesh& mesh,
                                                       const std::shared_ptr<DeviceMesh::GroupSlot>& slot);
 };
 
-// "'a', 'b'"
+// Names for messages: "'a', 'b'".
 std::string quoted_names(const std::vector<std::string>& names);
 
 }  // namespace tessera

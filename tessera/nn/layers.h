@@ -1,10 +1,10 @@
-// The layers that transformers are made of, with the parameter names of Hugging Face.
+// The layers of transformer models, with the parameter names of Hugging Face.
 //
 //   auto mlp = std::make_shared<nn::MLP>(576, 1536, nn::MLPOptions{}, nn::ParameterOptions{});
 //   at::Tensor y = (*mlp)(x);                     // x [..., 576]
 //
-// A layer may be derived from and put in another's place (Module::replace_child): forward is virtual. Parameters are
-// uninitialised (see options.h). Layers have the ownership and thread rules of nn::Module.
+// A derived layer may replace its base (Module::replace_child), because forward is virtual. Parameters are
+// uninitialised (options.h). Ownership and thread rules are those of nn::Module.
 #pragma once
 
 #include <functional>
@@ -16,21 +16,21 @@
 
 namespace tessera::nn {
 
-// weight [out, in], bias [out] where asked for.
+// weight [out, in]; bias [out] where with_bias is true.
 struct Linear : Callable<Linear> {
   at::Tensor weight, bias;
   Linear(int64_t in, int64_t out, bool with_bias, const ParameterOptions& options);
   virtual at::Tensor forward(const at::Tensor& x);
 
  protected:
-  // In the place of `former`, whose parameters it shows; without its weight where that is kept in another form.
+  // Takes over the parameters of `former` (without the weight where with_weight is false), to replace it in its parent.
   Linear(Linear& former, bool with_weight);
 };
 
-// Puts what `make` gives in the place of each Linear below `root` that is one exactly; derived ones are left alone.
+// Replaces each Linear below `root` by make(linear). Layers of classes derived from Linear stay unchanged.
 void replace_linears(Module& root, const std::function<std::shared_ptr<Linear>(Linear& former)>& make);
 
-// The tokens whose log-probs are asked for: int64, one each of the positions, or kIgnoredLabel.
+// The tokens whose log-probs are requested: int64, one per position, or kIgnoredLabel.
 struct TokenTargets {
   at::Tensor ids;
   template <class F>
@@ -42,13 +42,13 @@ struct TokenTargets {
 // The last layer of a language model: weight [classes, width].
 struct Head : Callable<Head> {
   at::Tensor weight;
-  // softcap > 0: logits are softcap * tanh(logits / softcap).
+  // softcap > 0: logits become softcap * tanh(logits / softcap).
   Head(int64_t width, int64_t classes, const ParameterOptions& options, double softcap = 0);
   virtual at::Tensor forward(const at::Tensor& x);  // logits
-  // The cross entropy of the logits, summed over the labels that are not kIgnoredLabel; never holds all logits.
+  // The cross entropy of the logits, summed over all labels that are not kIgnoredLabel. The full logits never exist.
   virtual at::Tensor forward(const at::Tensor& x, const at::Tensor& labels);
-  // log p(target) of each position, float32 at least and plain; 0 for kIgnoredLabel. Of x and weight that are DTensors
-  // it is of all positions. Never holds all logits: see kernels/logprobs/linear_logprobs.h.
+  // log p(target) of each position, a plain tensor in float32 or wider; 0 for kIgnoredLabel. With DTensors x and weight
+  // it covers all positions. The full logits never exist (kernels/logprobs/linear_logprobs.h).
   virtual at::Tensor forward(const at::Tensor& x, const TokenTargets& targets);
 
  private:
@@ -56,13 +56,12 @@ struct Head : Callable<Head> {
 };
 
 struct EmbeddingOptions {
-  // The row of padding_id learns nothing from being looked up, as in torch.nn.Embedding(padding_idx); -1: all rows
-  // learn.
+  // Lookups of padding_id give its row no gradient, as in torch.nn.Embedding(padding_idx). -1: no such row.
   int64_t padding_id = -1;
-  double scale = 1;  // of what is looked up, rounded to the weight's dtype first
+  double scale = 1;  // factor of the embeddings, rounded to the weight's dtype first
 };
 
-// weight [rows, width]; ids int64 of any shape, each below rows (not checked here).
+// weight [rows, width]; ids int64 of any shape, each below rows (not checked).
 struct Embedding : Callable<Embedding> {
   at::Tensor weight;
   Embedding(int64_t rows, int64_t width, const ParameterOptions& options, const EmbeddingOptions& embedding = {});
@@ -74,7 +73,7 @@ struct Embedding : Callable<Embedding> {
 
 struct NormOptions {
   double eps = 1e-6;
-  bool one_plus = false;  // rows are multiplied with 1 + weight, whose values begin at zero
+  bool one_plus = false;  // the factor is 1 + weight, and the weight starts at zero
 };
 
 // weight [width], without weight decay. See kernels/rows/rms_norm.h.

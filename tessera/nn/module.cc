@@ -11,6 +11,7 @@ std::string join(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "." + name;
 }
 
+// Depth-first. A module that several parents share is listed under the first path only.
 void collect_modules(Module& module, const std::string& prefix, std::unordered_set<Module*>& seen,
                      std::vector<std::pair<std::string, Module*>>& out) {
   if (!seen.insert(&module).second) return;
@@ -38,6 +39,7 @@ void Module::for_each_module(const std::function<void(Module&)>& visit) {
   visit_modules(*this, seen, visit);
 }
 
+// Tied weights are one TensorImpl in the slots of two modules, so the TensorImpl identifies a parameter.
 std::vector<NamedParameter> Module::named_parameters(bool all) {
   std::vector<NamedParameter> out;
   std::unordered_set<const at::TensorImpl*> seen;
@@ -78,13 +80,15 @@ int Module::register_forward_pre_hook(ForwardPreHook hook) {
   return next_hook_id_++;
 }
 
+// children_ and child_slots_ have the same order. The function in child_slots_ sets the parent's member; it returns
+// false for a module that is not of the member's type, and then nothing has changed.
 void Module::replace_child(const std::string& name, const std::shared_ptr<Module>& replacement) {
   for (size_t i = 0; i < children_.size(); ++i) {
     if (children_[i].first != name) continue;
     TESSERA_CHECK(child_slots_[i] && child_slots_[i](replacement), ErrorKind::kConfig,
                   "[nn.module] child '{}' cannot be replaced: {}", name,
                   child_slots_[i] ? "its member holds another type of module. Derive from that type."
-                                  : "its parent holds it beside any member. Register it with its member.");
+                                  : "it was registered without the parent's member. Register it with its member.");
     if (replacement) {
       children_[i].second = replacement;
     } else {
@@ -117,6 +121,7 @@ at::Tensor Module::register_parameter(std::string name, at::Tensor& slot, at::Te
     TESSERA_CHECK(own.name != name, ErrorKind::kInternal, "[nn.module] parameter '{}' is registered twice", name);
   }
   value.set_requires_grad(true);
+  // Weight decay is for matrices: parameters of fewer than two dims have none by default.
   parameters_.push_back({std::move(name), &slot, value, decay && value.dim() >= 2, initial});
   slot = value;
   return value;

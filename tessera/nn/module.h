@@ -7,9 +7,10 @@
 //   };
 //   auto y = linear(x);                      // pre-hooks, forward, post-hooks
 //
-// A parameter is a plain at::Tensor member registered by address. Its slot holds what forward reads; parallel/ swaps
-// that for the unsharded tensor while parameters() goes on showing the sharded DTensor, so optimizers keep their
-// identities. Modules are neither copied nor moved; children are held by shared_ptr. A module belongs to one rank.
+// A parameter is a plain at::Tensor member that is registered by address. Its slot holds the tensor that forward reads.
+// Under FSDP the slot gets the unsharded tensor during forward, while parameters() still returns the sharded DTensor,
+// so optimizers keep their parameters. Modules are neither copied nor moved; parents hold children by shared_ptr. A
+// module belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,9 +32,9 @@ class Module;
 struct ParameterSlot {
   std::string name;
   at::Tensor* slot = nullptr;  // the member that forward reads
-  at::Tensor parameter;        // what parameters() shows and the optimizer updates
+  at::Tensor parameter;        // the tensor that parameters() returns and the optimizer updates
   bool decay = true;           // false: no weight decay by default (norms, biases)
-  double initial = 0;          // of a vector's elements in a fresh model; matrices are drawn at random
+  double initial = 0;          // initial value of a vector's elements; matrices are initialised at random
 };
 
 struct BufferSlot {
@@ -43,35 +44,35 @@ struct BufferSlot {
 };
 
 struct NamedParameter {
-  std::string name;  // dotted path from the module asked
+  std::string name;  // dotted path (FQN) from the module on which named_parameters() was called
   ParameterSlot* slot;
   Module* owner;
 };
 
-// Hooks see every tensor among the arguments (or results) of a call and may replace it.
+// Hooks get every tensor among the arguments (or results) of a call and may replace them.
 using TensorRefs = std::vector<at::Tensor*>;
 using ForwardPreHook = std::function<void(Module&, TensorRefs& inputs)>;
 using ForwardHook = std::function<void(Module&, TensorRefs& outputs)>;
 using ForwardHookWithInputs = std::function<void(Module&, const TensorRefs& inputs, TensorRefs& outputs)>;
 
-// Runs forward again on other tensors in place of the inputs, and gives the outputs.
-using Rerun = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
-// Stands around forward, inside all hooks, where autograd records (activation checkpoints): called before forward,
-// which then runs without recording; what it returned is called with the inputs and outputs afterwards, and makes the
-// outputs results of a graph node of its own.
-using WrapOutputs = std::function<void(const TensorRefs& inputs, TensorRefs& outputs, Rerun rerun)>;
+// Runs forward again with other input tensors and returns the outputs.
+using ForwardFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
+// Wraps forward where autograd records (activation checkpointing); hooks run outside of the wrapper. The wrapper is
+// called before forward, which then runs without recording. The returned WrapOutputs is called with the inputs and
+// outputs afterwards, and makes the outputs results of its own graph node.
+using WrapOutputs = std::function<void(const TensorRefs& inputs, TensorRefs& outputs, ForwardFunction rerun)>;
 using ForwardWrapper = std::function<WrapOutputs(Module&)>;
 
-// A call of a forward that gives one tensor, for who may run it otherwise than once in its place.
+// One call of a forward that returns one tensor, for code that may replay the call instead of running it (CUDA graphs).
 struct ForwardCall {
-  TensorRefs tensors;  // those of the arguments that hooks see, then what else forward reads of them
-  // What it depends on beside tensors and their shapes: with the same numbers it launches the same kernels again. None:
-  // more than numbers.
+  TensorRefs tensors;  // the tensors that hooks see, then the other tensors that forward reads from the arguments
+  // The values, besides tensors and shapes, on which the launched kernels depend: equal numbers mean equal kernels.
+  // Nullopt: the call depends on more than numbers and cannot be replayed.
   std::optional<std::vector<int64_t>> numbers;
-  Rerun run;  // forward with its wrapper, on other tensors in place of `tensors`
+  ForwardFunction run;  // runs forward with its wrapper on other tensors in place of `tensors`
 };
-// Stands around forward and its wrapper, inside all hooks, where autograd records (graphs of a device): gives the
-// result, or nothing, and forward runs.
+// Wraps forward and its wrapper where autograd records (CUDA graphs of a layer); hooks run outside of it. Returns the
+// result, or nullopt to run forward.
 using ForwardReplay = std::function<std::optional<at::Tensor>(Module&, const ForwardCall&)>;
 
 class Module {
@@ -81,50 +82,53 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  // Each parameter once, in registration order, own before children's; a parameter that two modules share (tied
-  // weights: both slots show the same tensor) is listed at its first place only, unless all is set.
+  // Each parameter once, in registration order: a module's own parameters, then those of its children. A parameter that
+  // two modules share (tied weights: both slots hold the same tensor) is listed for the first module only, unless `all`
+  // is true.
   std::vector<NamedParameter> named_parameters(bool all = false);
   std::vector<at::Tensor> parameters();
-  // This module as "" first, then children depth-first; a shared child once.
+  // This module as "" first, then its children depth-first. A shared child is listed once.
   std::vector<std::pair<std::string, Module*>> named_modules();
-  void for_each_module(const std::function<void(Module&)>& visit);  // the same modules in the same order
+  void for_each_module(const std::function<void(Module&)>& visit);  // same modules, same order
   const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& named_children() const { return children_; }
-  // Puts another module in a child's place: the parent's member shows it from now on, so it must be of the member's
-  // type or derive from it (one that wraps the former child overrides forward). None at all takes the child away, which
-  // the parent's forward must allow for. Error kConfig: no such child, another type, or a child without a member.
+  // Replaces a child: the parent's member then holds `replacement`, which must be of the member's type or derive from
+  // it (a module that wraps the former child overrides forward). Null removes the child; the parent's forward must
+  // support that. Error kConfig: no such child, another type, or a child that was registered without a member.
   void replace_child(const std::string& name, const std::shared_ptr<Module>& replacement);
   std::vector<ParameterSlot>& own_parameters() { return parameters_; }
   std::vector<BufferSlot>& own_buffers() { return buffers_; }
 
-  // Replaces a parameter for good: slot and parameters() both show `value`.
+  // Replaces a parameter: the slot and parameters() both hold `value` afterwards.
   static void set_parameter(ParameterSlot& slot, const at::Tensor& value);
 
   void train(bool on = true);
   bool training() const { return training_; }
-  void zero_grad();  // gradients become undefined
+  void zero_grad();  // sets all gradients to undefined
   void set_requires_grad(bool on);
 
-  // Run in the order of registration, outside forward; removed by the id that register returns.
+  // Hooks run in registration order, before or after forward. remove_hook() takes the id that the registration
+  // returned.
   int register_forward_pre_hook(ForwardPreHook hook);
   int register_forward_hook(ForwardHook hook);
-  int register_forward_hook(ForwardHookWithInputs hook);  // the inputs as forward saw them
+  int register_forward_hook(ForwardHookWithInputs hook);  // gets the inputs as forward got them
   void remove_hook(int id);
   bool has_registered_hooks() const { return !pre_hooks_.empty() || !post_hooks_.empty(); }
   bool has_hooks() const { return has_registered_hooks() || wrapper_ || replay_; }
-  // At most one; an empty one takes it away.
+  // A module has at most one wrapper; an empty function removes it.
   void set_forward_wrapper(ForwardWrapper wrapper) { wrapper_ = std::move(wrapper); }
   const ForwardWrapper& forward_wrapper() const { return wrapper_; }
-  // The same. Of modules whose forward gives one tensor; others ignore it.
+  // A module has at most one replay; an empty function removes it. Only for modules whose forward returns one tensor;
+  // other modules ignore it.
   void set_forward_replay(ForwardReplay replay) { replay_ = std::move(replay); }
   const ForwardReplay& forward_replay() const { return replay_; }
 
-  // What parallel/ keeps with a module (its sharding); it lives and dies with it.
-  struct Attachment {
-    virtual ~Attachment() = default;
+  // The state of FSDP or DDP for this module. The module owns it.
+  struct ModuleState {
+    virtual ~ModuleState() = default;
   };
-  const std::shared_ptr<Attachment>& sharding() const { return sharding_; }
-  void set_sharding(std::shared_ptr<Attachment> state) { sharding_ = std::move(state); }
-  // True the first time only; parallel/distribute_module asks.
+  const std::shared_ptr<ModuleState>& sharding() const { return sharding_; }
+  void set_sharding(std::shared_ptr<ModuleState> state) { sharding_ = std::move(state); }
+  // Returns true for the first call only. distribute_module (parallel/modules) uses it to process a module once.
   bool mark_distributed() { return !std::exchange(distributed_, true); }
 
  protected:
@@ -137,7 +141,7 @@ class Module {
     child_slots_.emplace_back();
     return child;
   }
-  // A child that may be replaced: `slot` is the member that holds it.
+  // Registers a child that replace_child() can replace: `slot` is the member that holds it.
   template <class M>
   void register_module(std::string name, std::shared_ptr<M>& slot, std::shared_ptr<std::type_identity_t<M>> child) {
     slot = std::move(child);
@@ -157,18 +161,18 @@ class Module {
   std::vector<ParameterSlot> parameters_;
   std::vector<BufferSlot> buffers_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
-  std::vector<std::function<bool(const std::shared_ptr<Module>&)>> child_slots_;  // of each child; empty: fixed
+  std::vector<std::function<bool(const std::shared_ptr<Module>&)>> child_slots_;  // set the member; empty: fixed
   std::vector<std::pair<int, ForwardPreHook>> pre_hooks_;
   std::vector<std::pair<int, ForwardHookWithInputs>> post_hooks_;
   ForwardWrapper wrapper_;
   ForwardReplay replay_;
-  std::shared_ptr<Attachment> sharding_;
+  std::shared_ptr<ModuleState> sharding_;
   int next_hook_id_ = 1;
   bool training_ = true;
   bool distributed_ = false;
 };
 
-// Collects the tensors in a value: a tensor, or a struct with `void visit_tensors(F)` that hands over each member.
+// Collects the tensors of a value: a tensor, or a struct with `void visit_tensors(F)` that passes each tensor member.
 template <class T>
 void collect_tensors(T& value, TensorRefs& out) {
   if constexpr (std::is_same_v<std::remove_const_t<T>, at::Tensor>) {
@@ -178,8 +182,8 @@ void collect_tensors(T& value, TensorRefs& out) {
   }
 }
 
-// Of an argument that hooks do not see into, a struct with `void visit_read_tensors(F)` and
-// `std::optional<std::vector<int64_t>> read_numbers() const`: what forward reads of it (ForwardCall).
+// For ForwardCall: collects what forward reads from an argument whose tensors hooks do not see. The argument is a
+// struct with `void visit_read_tensors(F)` and `std::optional<std::vector<int64_t>> read_numbers() const`.
 template <class T>
 void collect_read_tensors(T& value, TensorRefs& out) {
   if constexpr (requires { value.visit_read_tensors([](at::Tensor&) {}); }) {
@@ -195,8 +199,8 @@ void collect_read_numbers(const T& value, std::optional<std::vector<int64_t>>& o
   }
 }
 
-// Gives a module its call operator: hooks around Self::forward. Arguments are copied (handles, not data) before the
-// hooks see them, so a caller's tensors are never replaced. Without hooks it is a direct call.
+// Gives a module its call operator: hooks around Self::forward. With hooks, the arguments are copied first (handles,
+// not data), so hooks never replace the caller's tensors. Without hooks the call is a direct call of forward.
 template <class Self>
 class Callable : public Module {
  public:
@@ -224,9 +228,9 @@ class Callable : public Module {
     return refs;
   }
 
-  // `call` on a copy of the arguments with other tensors in it.
+  // Returns a function that runs `call` on a copy of the arguments with other tensors in it.
   template <class Arguments, class Call>
-  static Rerun rerun_of(const Arguments& arguments, Call call) {
+  static ForwardFunction rerun_of(const Arguments& arguments, Call call) {
     return [call, kept = arguments](const std::vector<at::Tensor>& tensors) {
       Arguments again = kept;
       const TensorRefs refs = tensors_of(again);
@@ -261,7 +265,7 @@ class Callable : public Module {
       return std::apply([&](auto&... each) { return self.forward(each...); }, with);
     };
     if (!forward_wrapper() || !c10::GradMode::is_enabled()) return call(arguments);
-    Rerun rerun = rerun_of(arguments, call);
+    ForwardFunction rerun = rerun_of(arguments, call);
     const auto wrap_outputs = forward_wrapper()(self);
     auto result = [&] {
       const c10::NoGradGuard no_grad;

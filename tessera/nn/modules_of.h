@@ -1,8 +1,8 @@
-// The modules of one kind below a root.
+// Finds the modules of one type below a root.
 //
 //   for (const auto& [path, block] : nn::modules_of<nn::MoE>(*model)) ...
 //
-// They stay the root's. Belongs to one rank.
+// The root keeps the modules. They belong to one rank.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace tessera::nn {
 
-// At and below `root`, those that are an M or derive from it, in the order and with the paths of named_modules().
+// The modules at and below `root` that are an M or derive from M, in the order and with the paths of named_modules().
 template <class M>
 std::vector<std::pair<std::string, M*>> modules_of(Module& root) {
   std::vector<std::pair<std::string, M*>> out;

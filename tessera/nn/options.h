@@ -1,8 +1,8 @@
-// Where and in which dtype a module makes its parameters.
+// Dtype and device of a module's parameters.
 //
 //   Linear linear(8, 4, false, {.dtype = at::kBFloat16, .device = at::kMeta});   // allocates nothing
 //
-// Constructors do not choose values: load_pretrained or init_weights fills them.
+// Constructors leave parameters uninitialised; load_pretrained or init_weights fills them.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -15,7 +15,7 @@ class AdamW : public Optimizer {
   }
 
  private:
-  void apply(const std::vector<Update>& updates, const Group& group) override {
+  void apply(const std::vector<ParameterUpdate>& updates, const SettingsGroup& group) override {
     detail::apply_adamw(updates, group.lr, group.settings, found_inf());
   }
 

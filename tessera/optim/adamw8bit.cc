@@ -2,7 +2,7 @@
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/optim/detail/adamw_update.h"
 #include "tessera/optim/detail/hyperparameters.h"
 #include "tessera/optim/optimizer.h"
@@ -13,7 +13,7 @@ namespace {
 
 using detail::number_of;
 
-constexpr const char* kBits = "optim_bits";  // as bitsandbytes calls it
+constexpr const char* kBits = "optim_bits";  // bitsandbytes' name
 constexpr int64_t kChunkElements = int64_t{1} << 22;
 
 Hyperparameters with_bits(Hyperparameters settings, int64_t bits) {
@@ -21,15 +21,15 @@ Hyperparameters with_bits(Hyperparameters settings, int64_t bits) {
   return settings;
 }
 
-// The moments of one parameter, between their codes of before and after an update.
+// The moments of one parameter during an update, between decoding and encoding.
 struct Moments {
-  tessera::Region region;
+  tessera::ShardRegion region;
   at::Tensor average, square;                  // float32, this rank's part
-  at::Tensor largest_average, largest_square;  // of each block
+  at::Tensor largest_average, largest_square;  // per block
 };
 
-// The largest over the ranks that hold other parts of the parameter.
-void take_largest_of_ranks(const at::Tensor& parameter, const at::Tensor& largest) {
+// The maximum over the ranks that hold other shards of the parameter. COLLECTIVE over the sharded dims.
+void all_reduce_max(const at::Tensor& parameter, const at::Tensor& largest) {
   if (!is_dtensor(parameter)) return;
   const auto& mesh = device_mesh(parameter);
   for (int64_t dim = 0; dim < mesh->ndim(); ++dim) {
@@ -53,30 +53,32 @@ class AdamW8bit : public Optimizer {
     for (const auto& [name, slot, owner] : module.named_parameters()) {
       const at::Tensor& parameter = slot->parameter;
       if (!parameter.requires_grad() || !is_quantized(parameter.numel())) continue;
-      check_moments_may_lie_on(local_part(parameter).device(), name);
+      check_moment_device(local_tensor_of(parameter).device(), name);
     }
     set_up_groups("make_adamw8bit");
   }
 
  private:
-  // In chunks, so that few moments are float32 at a time and few reductions are started.
-  void apply(const std::vector<Update>& updates, const Group& group) override {
+  // Works in chunks of parameters with equal placements: few moments are float32 at a time, and one all-reduce per mesh
+  // dim serves a whole chunk.
+  void apply(const std::vector<ParameterUpdate>& updates, const SettingsGroup& group) override {
     const bool quantized = number_of(group.settings, kBits) == 8;
     for (size_t begin = 0; begin < updates.size();) {
       size_t end = begin;
       for (int64_t elements = 0; end < updates.size() && (end == begin || elements < kChunkElements); ++end) {
-        if (end > begin && !lie_alike(updates[begin].entry->parameter, updates[end].entry->parameter)) break;
+        if (end > begin && !have_equal_placements(updates[begin].entry->parameter, updates[end].entry->parameter))
+          break;
         elements += updates[end].value.numel();
       }
-      const std::vector<Update> chunk(updates.begin() + static_cast<std::ptrdiff_t>(begin),
-                                      updates.begin() + static_cast<std::ptrdiff_t>(end));
+      const std::vector<ParameterUpdate> chunk(updates.begin() + static_cast<std::ptrdiff_t>(begin),
+                                               updates.begin() + static_cast<std::ptrdiff_t>(end));
       if (quantized) {
         update_quantized(chunk, group);
       } else {
         for (const auto& update : chunk) {
           auto& state = update.entry->state;
-          const auto [average, square] =
-              updated(update, state.at("exp_avg").to(at::kFloat), state.at("exp_avg_sq").to(at::kFloat), group);
+          const auto [average, square] = apply_adamw_step(update, state.at("exp_avg").to(at::kFloat),
+                                                          state.at("exp_avg_sq").to(at::kFloat), group);
           state.at("exp_avg").copy_(average);
           state.at("exp_avg_sq").copy_(square);
         }
@@ -85,12 +87,15 @@ class AdamW8bit : public Optimizer {
     }
   }
 
-  static bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
+  // Parameters of one chunk share the all-reduce of their scales, so they need the same mesh and placements.
+  static bool have_equal_placements(const at::Tensor& a, const at::Tensor& b) {
     if (!is_dtensor(a) || !is_dtensor(b)) return is_dtensor(a) == is_dtensor(b);
     return *device_mesh(a) == *device_mesh(b) && placements(a) == placements(b);
   }
 
-  void update_quantized(const std::vector<Update>& chunk, const Group& group) const {
+  // Decodes the moments, updates parameters and moments in float32, and encodes again. A block may be on several ranks,
+  // so its new scale is the maximum over the ranks; all ranks then encode with the same scale.
+  void update_quantized(const std::vector<ParameterUpdate>& chunk, const SettingsGroup& group) const {
     int64_t blocks = 0;
     for (const auto& update : chunk) blocks += update.entry->parameter.numel() / kMomentBlock;
     const auto largest = at::zeros({2, blocks}, at::kFloat);
@@ -108,14 +113,14 @@ class AdamW8bit : public Optimizer {
         return dequantized(state.at(codes), state.at(scale), map, moments.region);
       };
       std::tie(moments.average, moments.square) =
-          updated(update, before("exp_avg_codes", "exp_avg_scale", signed_map_),
-                  before("exp_avg_sq_codes", "exp_avg_sq_scale", unsigned_map_), group);
+          apply_adamw_step(update, before("exp_avg_codes", "exp_avg_scale", signed_map_),
+                           before("exp_avg_sq_codes", "exp_avg_sq_scale", unsigned_map_), group);
       add_block_maxima(moments.average, moments.region, moments.largest_average);
       add_block_maxima(moments.square, moments.region, moments.largest_square);
       all.push_back(std::move(moments));
       block += own_blocks;
     }
-    take_largest_of_ranks(chunk.front().entry->parameter, largest);
+    all_reduce_max(chunk.front().entry->parameter, largest);
     for (size_t i = 0; i < chunk.size(); ++i) {
       const auto& state = chunk[i].entry->state;
       const auto& moments = all[i];
@@ -126,12 +131,13 @@ class AdamW8bit : public Optimizer {
     }
   }
 
-  // Updates the parameter with the new moments, which it gives, all in float32 and in torchao's order of roundings.
-  static std::pair<at::Tensor, at::Tensor> updated(const Update& update, const at::Tensor& average,
-                                                   const at::Tensor& square, const Group& group) {
+  // Updates the parameter and returns the new moments, in float32 and with torchao's order of roundings.
+  static std::pair<at::Tensor, at::Tensor> apply_adamw_step(const ParameterUpdate& update, const at::Tensor& average,
+                                                            const at::Tensor& square, const SettingsGroup& group) {
     const auto [beta1, beta2] = detail::pair_of(group.settings, "betas");
     const at::Tensor lr = at::scalar_tensor(group.lr, at::kFloat), gradient = update.gradient.to(at::kFloat);
     at::Tensor value = update.value.to(at::kFloat);
+    // With bias corrections c: value (1 - lr decay) - lr (average / c1) / (sqrt(square) / sqrt(c2) + eps).
     value = value - lr * number_of(group.settings, "weight_decay") * value;
     const at::Tensor correction1 = 1 - at::pow(at::Scalar(beta1), update.entry->step);
     const at::Tensor correction2 = 1 - at::pow(at::Scalar(beta2), update.entry->step);

@@ -11,7 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/redistribute/autograd.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/nn/module.h"
 #include "tessera/optim/detail/mesh_dims.h"
 #include "tessera/optim/detail/model_parameters.h"
@@ -20,8 +20,8 @@
 namespace tessera::optim {
 namespace {
 
-// Replaces `value` by that over all ranks of the group, taken in their order. The number is the host's already, and
-// groups carry what lies there.
+// Replaces `value` by its sum over the ranks of the group, added in rank order. The number is on the host, so the group
+// must support CPU tensors.
 void sum_over_group(comm::Group& group, const PowerSum& power, double& value) {
   if (group.size() == 1) return;
   at::Tensor own = at::empty({1}, at::kDouble);
@@ -33,7 +33,7 @@ void sum_over_group(comm::Group& group, const PowerSum& power, double& value) {
   for (int rank = 1; rank < group.size(); ++rank) value = power.add(value, values[rank]);
 }
 
-// The sum of squares of what lies on one accelerator, without waiting for it; undefined: of nothing.
+// Sums of squares on one accelerator, without a wait of the host. An undefined tensor is the sum over nothing.
 struct SquaresOnDevice {
   c10::Device device;
 
@@ -61,86 +61,90 @@ void sum_over_group(comm::Group& group, const SquaresOnDevice& squares, at::Tens
   value = all.sum();
 }
 
-// What this rank counts of some gradients, by where they lie: the gradients themselves, or numbers made of them.
+// The part of the gradients that this rank counts, sorted by where it must be summed: over no mesh (plain), or over
+// the dims of a mesh. Counted is a list of gradients, or a sum computed from them.
 template <class Counted>
-struct ByPlace {
+struct SumsByMesh {
   struct OnMesh {
     MeshPtr mesh;
     bool local_experts;
     Counted counted{};
   };
   Counted plain{};
-  Counted plain_experts{};       // those of this rank only
-  std::vector<OnMesh> placed{};  // each mesh once, or twice with experts, in the order of the parameters
+  Counted plain_experts{};          // experts of this rank only
+  std::vector<OnMesh> on_meshes{};  // each mesh once (twice with experts), in parameter order
 
   Counted& on(const MeshPtr& mesh, bool local_experts) {
     const auto is_its = [&](const OnMesh& other) {
       return other.local_experts == local_experts && *other.mesh == *mesh;
     };
-    auto at = std::ranges::find_if(placed, is_its);
-    if (at == placed.end()) at = placed.insert(at, {mesh, local_experts});
+    auto at = std::ranges::find_if(on_meshes, is_its);
+    if (at == on_meshes.end()) at = on_meshes.insert(at, {mesh, local_experts});
     return at->counted;
   }
 };
 
-using Gradients = ByPlace<std::vector<at::Tensor>>;
+using Gradients = SumsByMesh<std::vector<at::Tensor>>;
 
-// One rank speaks for replicas.
-bool counts_here(const DeviceMesh& mesh, const Placements& placements) {
+// Replicas count on the rank with coordinate 0 in all replicated dims.
+bool counts_on_this_rank(const DeviceMesh& mesh, const Placements& placements) {
   for (size_t dim = 0; dim < placements.size(); ++dim) {
     if (placements[dim].is_replicate() && mesh.local_rank(static_cast<int64_t>(dim)) != 0) return false;
   }
   return true;
 }
 
-// COLLECTIVE over the meshes of pending sums.
-Gradients sort_gradients(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& local_experts = {}) {
+// Sorts the gradients by place and reduces Partial ones. A mesh is entered even if its gradient is missing, so that
+// all ranks have the same meshes in the same order. COLLECTIVE over the meshes of Partial gradients.
+Gradients group_by_mesh(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& local_experts = {}) {
   std::unordered_set<const c10::TensorImpl*> experts;
   for (const auto& parameter : local_experts) experts.insert(parameter.unsafeGetTensorImpl());
   Gradients found;
   for (const auto& parameter : parameters) {
     at::Tensor gradient = parameter.grad();
     const bool expert = experts.contains(parameter.unsafeGetTensorImpl());
-    const at::Tensor& shown = gradient.defined() ? gradient : parameter;
-    if (!is_dtensor(shown)) {
+    const at::Tensor& gradient_or_parameter = gradient.defined() ? gradient : parameter;
+    if (!is_dtensor(gradient_or_parameter)) {
       if (gradient.defined()) (expert ? found.plain_experts : found.plain).push_back(gradient);
       continue;
     }
-    const MeshPtr mesh = device_mesh(shown);
+    const MeshPtr mesh = device_mesh(gradient_or_parameter);
     auto& parts = found.on(mesh, expert);
     if (!gradient.defined()) continue;
-    const Placements wanted = tessera::partial_to_replicated(placements(gradient));
-    gradient = redistribute(gradient, wanted);
-    if (mesh->coordinate() && counts_here(*mesh, wanted)) parts.push_back(to_local(gradient));
+    // A norm needs complete elements: Partial gradients are all-reduced first.
+    const Placements complete = tessera::partial_to_replicated(placements(gradient));
+    gradient = redistribute(gradient, complete);
+    if (mesh->coordinate() && counts_on_this_rank(*mesh, complete)) parts.push_back(to_local(gradient));
   }
   return found;
 }
 
-// The two groups of the plain gradients; null: those are alike everywhere. And that of experts of one rank.
+// The groups of plain gradients; null: plain gradients are equal on all ranks. ep: the mesh of experts of one rank.
 struct ShardGroups {
   comm::Group* dp_cp = nullptr;
   comm::Group* tp = nullptr;
   const DeviceMesh* ep = nullptr;
 };
 
-// The sums of some gradients on this rank: numbers of the host by a PowerSum, of the device by SquaresOnDevice.
+// The sums of the gradients on this rank: numbers on the host (PowerSum) or on the device (SquaresOnDevice).
 template <class Power>
 auto local_sums(const Gradients& gradients, const Power& power) {
-  ByPlace<decltype(power.of(gradients.plain))> sums{power.of(gradients.plain), power.of(gradients.plain_experts)};
-  for (const auto& [mesh, local_experts, parts] : gradients.placed) {
-    sums.placed.push_back({mesh, local_experts, power.of(parts)});
+  SumsByMesh<decltype(power.of(gradients.plain))> sums{power.of(gradients.plain), power.of(gradients.plain_experts)};
+  for (const auto& [mesh, local_experts, parts] : gradients.on_meshes) {
+    sums.on_meshes.push_back({mesh, local_experts, power.of(parts)});
   }
   return sums;
 }
 
-// Sum of |x|^p, or the largest |x|, over all ranks.
+// The sum of |x|^p, or the largest |x|, over all ranks: plain sums over the groups, each mesh's sums over its dims, and
+// experts finally over the expert-parallel ranks. All ranks run the collectives in this order.
 template <class Number, class Power>
-Number sum_over_ranks(ByPlace<Number> sums, const ShardGroups& groups, const Power& power) {
+Number sum_over_ranks(SumsByMesh<Number> sums, const ShardGroups& groups, const Power& power) {
   Number total = std::move(sums.plain), experts = std::move(sums.plain_experts);
   for (auto* group : {groups.dp_cp, groups.tp}) {
     if (group != nullptr) sum_over_group(*group, power, total);
   }
-  for (auto& [mesh, local_experts, sum] : sums.placed) {
+  for (auto& [mesh, local_experts, sum] : sums.on_meshes) {
     if (!mesh->coordinate()) continue;
     for (int64_t dim = 0; dim < mesh->ndim(); ++dim) sum_over_group(*mesh->group(dim), power, sum);
     auto& part = local_experts ? experts : total;
@@ -155,13 +159,13 @@ auto sum_of_all(const Gradients& gradients, const ShardGroups& groups, const Pow
   return sum_over_ranks(local_sums(gradients, power), groups, power);
 }
 
-// Where all gradients lie, whether there or not, so that ranks decide alike; nullopt: not on one accelerator, or of 64
-// bits.
+// The accelerator of all gradients. It is derived from the parameters, whether they have gradients or not, so that all
+// ranks decide the same. nullopt: several devices, the CPU, or 64-bit parameters.
 std::optional<c10::Device> accelerator_of(const std::vector<at::Tensor>& parameters) {
   std::optional<c10::Device> found;
   for (const auto& parameter : parameters) {
     if (!parameter.requires_grad()) continue;
-    const auto device = local_part(parameter).device();
+    const auto device = local_tensor_of(parameter).device();
     if (device.is_cpu() || parameter.element_size() > 4 || (found && *found != device)) return std::nullopt;
     found = device;
   }
@@ -175,20 +179,21 @@ void check_norm_type(double norm_type) {
 
 void check_sum_dtype(at::ScalarType dtype) {
   TESSERA_CHECK(dtype == at::kFloat || dtype == at::kDouble, ErrorKind::kConfig,
-                "[optim.grad_norm] dtype: found {}, wanted float32 or float64. Gradients of any dtype are read.",
+                "[optim.grad_norm] dtype: found {}, wanted float32 or float64. Gradients of any dtype are supported.",
                 c10::toString(dtype));
 }
 
 double norm_of(const std::vector<at::Tensor>& parameters, const ShardGroups& groups, double norm_type,
                const std::vector<at::Tensor>& local_experts = {}) {
   c10::NoGradGuard no_grad;
-  const Gradients gradients = sort_gradients(parameters, local_experts);
+  // The gradients are sorted and reduced once; norm_of_sums() may sum them up to three times.
+  const Gradients gradients = group_by_mesh(parameters, local_experts);
   return norm_of_sums(norm_type, [&](const PowerSum& power) { return sum_of_all(gradients, groups, power); });
 }
 
-// Whether the ranks of `group` that are in the mesh are those along some of its dims. whole: all of them are in the
-// mesh.
-bool lies_along_dims(const comm::Group& group, const DeviceMesh& mesh, bool& whole) {
+// Returns whether the ranks of `group` that are in the mesh are exactly those along some of its dims. whole: set to
+// whether all ranks of the group are in the mesh.
+bool spans_mesh_dims(const comm::Group& group, const DeviceMesh& mesh, bool& whole) {
   const auto shared = std::ranges::count_if(
       group.ranks(), [&](int rank) { return std::ranges::find(mesh.ranks(), rank) != mesh.ranks().end(); });
   whole = shared == group.size();
@@ -197,34 +202,34 @@ bool lies_along_dims(const comm::Group& group, const DeviceMesh& mesh, bool& who
   return shared == 0 || along == shared;
 }
 
-// Every group is made of dims of some mesh, and cuts none across.
+// Checks that the group consists of dims of some mesh and does not cross the dims of any mesh.
 void check_group(const comm::Group& group, const std::vector<MeshPtr>& meshes, const char* name) {
   bool found = group.size() == 1;
   std::string seen;
   for (const auto& mesh : meshes) {
     if (!mesh->coordinate()) continue;
     bool whole = false;
-    TESSERA_CHECK(lies_along_dims(group, *mesh, whole), ErrorKind::kShape,
-                  "[optim.get_grad_norm] {}: '{}' of {} ranks crosses {}, on which a gradient lies; wanted one of its "
-                  "dims, or several flattened",
+    TESSERA_CHECK(spans_mesh_dims(group, *mesh, whole), ErrorKind::kShape,
+                  "[optim.get_grad_norm] {}: found '{}' of {} ranks, which crosses the dims of {}, the mesh of a "
+                  "gradient; wanted one of its dims, or several flattened",
                   name, group.name(), group.size(), mesh->to_string());
     found = found || whole;
     seen += (seen.empty() ? "" : ", ") + mesh->to_string();
   }
   TESSERA_CHECK(found || seen.empty(), ErrorKind::kShape,
-                "[optim.get_grad_norm] {}: '{}' of {} ranks is no dim, nor several dims flattened, of {}, on which "
-                "gradients lie. Pass a group of their mesh, or call get_grad_norm without groups.",
+                "[optim.get_grad_norm] {}: found '{}' of {} ranks, wanted a dim, or several dims flattened, of {}, on "
+                "which gradients are. Pass a group of their mesh, or call get_grad_norm without groups.",
                 name, group.name(), group.size(), seen);
 }
 
-// Each in its own dtype. factor: a number, or a scalar where the gradients lie.
+// Scales each gradient in its own dtype. factor: a number, or a scalar tensor on the gradients' device.
 template <class Factor>
 void scale_gradients(const std::vector<at::Tensor>& parameters, const Factor& factor) {
   c10::NoGradGuard no_grad;
-  std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;  // what one kernel takes
+  std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;  // one kernel call per dtype
   for (const auto& parameter : parameters) {
     if (!parameter.grad().defined()) continue;
-    const at::Tensor part = local_part(parameter.grad());
+    const at::Tensor part = local_tensor_of(parameter.grad());
     if (part.numel() > 0) by_dtype[part.scalar_type()].push_back(part);
   }
   for (const auto& [dtype, parts] : by_dtype) at::_foreach_mul_(parts, factor);
@@ -255,18 +260,18 @@ at::Tensor grad_norm_tensor(const std::vector<at::Tensor>& parameters) {
   c10::NoGradGuard no_grad;
   if (const auto device = accelerator_of(parameters)) {
     const SquaresOnDevice squares{*device};
-    return squares.number(sum_of_all(sort_gradients(parameters), {}, squares)).sqrt();
+    return squares.number(sum_of_all(group_by_mesh(parameters), {}, squares)).sqrt();
   }
   return at::scalar_tensor(norm_of(parameters, {}, 2), at::kDouble);
 }
 
 namespace {
 
-// Sums of one kind of number. Those of `more` are on meshes of `sums`.
+// Adds `more` to `sums`. Both use the same meshes.
 template <class Number, class Power>
-void add_sums(ByPlace<Number>& sums, const ByPlace<Number>& more, const Power& power) {
+void add_sums(SumsByMesh<Number>& sums, const SumsByMesh<Number>& more, const Power& power) {
   sums.plain = power.add(sums.plain, more.plain);
-  for (const auto& [mesh, local_experts, more_sum] : more.placed) {
+  for (const auto& [mesh, local_experts, more_sum] : more.on_meshes) {
     Number& sum = sums.on(mesh, local_experts);
     sum = power.add(sum, more_sum);
   }
@@ -274,31 +279,32 @@ void add_sums(ByPlace<Number>& sums, const ByPlace<Number>& more, const Power& p
 
 }  // namespace
 
-struct GradNormInParts::Impl {
+struct GradNormAccumulator::Impl {
   std::vector<at::Tensor> parameters;
   std::optional<c10::Device> device;
-  ByPlace<double> on_host{};
-  ByPlace<at::Tensor> on_device{};
+  SumsByMesh<double> on_host{};
+  SumsByMesh<at::Tensor> on_device{};
 };
 
-GradNormInParts::GradNormInParts(std::vector<at::Tensor> parameters) : impl_(std::make_unique<Impl>()) {
+GradNormAccumulator::GradNormAccumulator(std::vector<at::Tensor> parameters) : impl_(std::make_unique<Impl>()) {
   impl_->device = accelerator_of(parameters);
   impl_->parameters = std::move(parameters);
 }
 
-GradNormInParts::~GradNormInParts() = default;
+GradNormAccumulator::~GradNormAccumulator() = default;
 
-void GradNormInParts::add(const std::vector<at::Tensor>& parameters) {
+void GradNormAccumulator::add(const std::vector<at::Tensor>& parameters) {
   c10::NoGradGuard no_grad;
   for (const auto& parameter : parameters) {
     const at::Tensor& gradient = parameter.grad();
     if (!gradient.defined() || !is_dtensor(gradient)) continue;
-    TESSERA_CHECK(placements(gradient) == placements(parameter), ErrorKind::kShape,
-                  "[optim.grad_norm] a gradient lies as {}, its parameter as {}: ranks would have to meet for its part "
-                  "of the norm. Redistribute it.",
-                  to_string(placements(gradient)), to_string(placements(parameter)));
+    TESSERA_CHECK(
+        placements(gradient) == placements(parameter), ErrorKind::kShape,
+        "[optim.grad_norm] found a gradient with placements {} and a parameter with placements {}, wanted the "
+        "same, because another placement needs communication. Redistribute the gradient.",
+        to_string(placements(gradient)), to_string(placements(parameter)));
   }
-  const Gradients gradients = sort_gradients(parameters);
+  const Gradients gradients = group_by_mesh(parameters);
   if (impl_->device) {
     const SquaresOnDevice squares{*impl_->device};
     add_sums(impl_->on_device, local_sums(gradients, squares), squares);
@@ -308,11 +314,12 @@ void GradNormInParts::add(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-at::Tensor GradNormInParts::norm() {
+at::Tensor GradNormAccumulator::norm() {
   c10::NoGradGuard no_grad;
-  const Gradients rest = sort_gradients(impl_->parameters);  // with all meshes, in the order of the parameters
+  const Gradients remaining_gradients = group_by_mesh(impl_->parameters);  // includes all meshes, in parameter order
+  // Adds the sums of earlier add() calls to those of the gradients that exist now, then reduces everything at once.
   const auto sum_with = [&](auto& added, const auto& squares) {
-    auto sums = local_sums(rest, squares);
+    auto sums = local_sums(remaining_gradients, squares);
     add_sums(sums, std::exchange(added, {}), squares);
     return sum_over_ranks(std::move(sums), {}, squares);
   };
@@ -348,6 +355,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
   }
   double total = norm_of(parameters, groups, options.norm_type,
                          groups.ep != nullptr ? options.ep_parameters : std::vector<at::Tensor>{});
+  // The stages' norms are combined as the norm of norms, again relative to the largest one where powers overflow.
   if (options.pp_mesh) {
     const auto& mesh = *options.pp_mesh;
     TESSERA_CHECK(mesh.ndim() == 1, ErrorKind::kShape, "[optim.clip_grad_norm] pp_mesh: found {}, wanted one dim",
@@ -360,9 +368,10 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
     });
   }
   TESSERA_CHECK(!options.error_if_nonfinite || std::isfinite(total), ErrorKind::kInternal,
-                "[optim.clip_grad_norm] the norm of order {} is {}, so gradients cannot be clipped by it",
+                "[optim.clip_grad_norm] found a gradient norm of order {} of {}, wanted a finite norm for clipping",
                 options.norm_type, total);
   const double factor = max_norm / (total + 1e-6);
+  // Written so that a NaN factor scales, too: NaN then reaches all gradients.
   if (!(factor >= 1)) scale_gradients(parameters, factor);
   return total;
 }
@@ -372,6 +381,7 @@ double clip_grad_norm(std::optional<double> max_grad_norm, const std::vector<nn:
   if (!max_grad_norm) return 0;
   TESSERA_CHECK(!options.pp_enabled || !options.pp_axis_name.empty(), ErrorKind::kConfig,
                 "[optim.clip_grad_norm] pp_axis_name must be provided when pp_enabled is true");
+  // Experts are also summed over the expert-parallel ranks if there are several.
   const auto& moe = options.moe_mesh;
   const bool over_experts = moe && moe->has_dim(options.ep_axis_name) && moe->coordinate() &&
                             moe->size(moe->dim_of(options.ep_axis_name)) > 1;

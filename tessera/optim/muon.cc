@@ -18,7 +18,7 @@ namespace {
 using detail::flag_of;
 using detail::number_of;
 
-constexpr const char* kUseMuon = "use_muon";  // as in Keller Jordan's MuonWithAuxAdam
+constexpr const char* kUseMuon = "use_muon";  // the name in Keller Jordan's MuonWithAuxAdam
 
 Hyperparameters muon_settings(const MuonOptions& options) {
   return {{"weight_decay", options.weight_decay},
@@ -31,7 +31,7 @@ Hyperparameters muon_settings(const MuonOptions& options) {
           {kUseMuon, true}};
 }
 
-Hyperparameters settings_beside_muon(const MuonOptions& options) {
+Hyperparameters adamw_settings_of_muon(const MuonOptions& options) {
   auto adamw = options.adamw;
   adamw.weight_decay = options.weight_decay;
   auto settings = detail::adamw_settings(adamw);
@@ -53,7 +53,7 @@ std::vector<double> coefficients_of(const Hyperparameters& settings) {
   return *numbers;
 }
 
-// How lr depends on the shape. None is "original", as in torch.optim.Muon.
+// The factor of lr for a matrix of this shape. None means "original", as in torch.optim.Muon.
 double lr_ratio(const Hyperparameters& settings, c10::IntArrayRef shape, const char* verb) {
   const auto* value = detail::find_hyperparameter(settings, "adjust_lr_fn");
   const bool none = !value || std::holds_alternative<std::monostate>(*value);
@@ -69,36 +69,40 @@ double lr_ratio(const Hyperparameters& settings, c10::IntArrayRef shape, const c
 class Muon : public Optimizer {
  public:
   Muon(nn::Module& module, const MuonOptions& options)
-      : Optimizer(module, options.lr, {muon_settings(options), settings_beside_muon(options)}, options.groups,
+      : Optimizer(module, options.lr, {muon_settings(options), adamw_settings_of_muon(options)}, options.groups,
                   {options.master_weights, options.stochastic_rounding, options.seed},
                   {.kind_of = kind_of_muon, .setting = kUseMuon}) {
     set_up_groups("make_muon");
   }
 
  private:
-  void apply(const std::vector<Update>& updates, const Group& group) override {
+  // The directions of all matrices are computed first; then orthogonalize_all() assigns the matrices to the ranks of
+  // their mesh and returns this rank's part of each result.
+  void apply(const std::vector<ParameterUpdate>& updates, const SettingsGroup& group) override {
     if (!flag_of(group.settings, kUseMuon)) return detail::apply_adamw(updates, group.lr, group.settings);
     const double weight_decay = number_of(group.settings, "weight_decay");
     std::vector<at::Tensor> matrices;
     detail::for_each_chunk(
-        updates, [](const Update& update) { return update.value.numel(); },
-        [&](const std::vector<Update>& chunk) {
+        updates, [](const ParameterUpdate& update) { return update.value.numel(); },
+        [&](const std::vector<ParameterUpdate>& chunk) {
           for (const auto& part : directions_of(chunk, group)) {
-            matrices.push_back(laid_as(updates[matrices.size()].entry->parameter, part));
+            matrices.push_back(as_dtensor_like(updates[matrices.size()].entry->parameter, part));
           }
         });
-    const detail::NewtonSchulz how{.coefficients = coefficients_of(group.settings),
-                                   .steps = static_cast<int64_t>(number_of(group.settings, "ns_steps")),
-                                   .eps = number_of(group.settings, "eps")};
-    detail::orthogonalize_all(matrices, how, [&](size_t i, const at::Tensor& part) {
+    const detail::NewtonSchulz newton_schulz{.coefficients = coefficients_of(group.settings),
+                                             .steps = static_cast<int64_t>(number_of(group.settings, "ns_steps")),
+                                             .eps = number_of(group.settings, "eps")};
+    detail::orthogonalize_all(matrices, newton_schulz, [&](size_t i, const at::Tensor& part) {
       const auto& [entry, value, gradient] = updates[i];
+      // Decoupled weight decay, then the step along the orthogonalized direction.
       value.mul_(1 - group.lr * weight_decay);
       value.add_(part, -group.lr * lr_ratio(group.settings, entry->parameter.sizes(), "muon"));
     });
   }
 
-  // Of each momentum, which takes the gradient in: bfloat16, this rank's part.
-  static std::vector<at::Tensor> directions_of(const std::vector<Update>& updates, const Group& group) {
+  // Adds the gradients to the momentum buffers and returns the update directions: bfloat16, local parts.
+  static std::vector<at::Tensor> directions_of(const std::vector<ParameterUpdate>& updates,
+                                               const SettingsGroup& group) {
     const double momentum = number_of(group.settings, "momentum");
     std::vector<at::Tensor> buffers, gradients, out;
     for (const auto& [entry, value, gradient] : updates) {
@@ -112,7 +116,7 @@ class Muon : public Optimizer {
     return out;
   }
 
-  static at::Tensor laid_as(const at::Tensor& parameter, const at::Tensor& part) {
+  static at::Tensor as_dtensor_like(const at::Tensor& parameter, const at::Tensor& part) {
     if (!is_dtensor(parameter)) return part;
     return from_local(part, device_mesh(parameter), placements(parameter),
                       {.shape = parameter.sizes().vec(), .stride = parameter.strides().vec()});

@@ -10,7 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor_impl.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/optim/detail/chunks.h"
 #include "tessera/optim/detail/hyperparameters.h"
 #include "tessera/optim/detail/stochastic_rounding.h"
@@ -23,13 +23,13 @@ constexpr const char* kMaster = "master";
 
 bool is_narrow(const at::Tensor& tensor) { return tensor.is_floating_point() && tensor.itemsize() < 4; }
 
-// Grows with every counted write.
+// The version counter of a tensor, which grows with every in-place write that autograd counts.
 uint64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
 uint64_t version_of(const at::Tensor& parameter, const at::Tensor& local) {
   return parameter.is_inference() || local.is_inference() ? 0 : version_of(parameter) + version_of(local);
 }
 
-// Those that are float32 themselves.
+// Converts tensors to float32; tensors that are already float32 are returned unchanged.
 std::vector<at::Tensor> in_float32(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> out, narrow, wide;
   for (const auto& each : tensors) {
@@ -45,11 +45,11 @@ std::vector<at::Tensor> in_float32(const std::vector<at::Tensor>& tensors) {
 }  // namespace
 
 Optimizer::Optimizer(nn::Module& module, double lr, const std::vector<Hyperparameters>& kinds,
-                     const std::vector<ParameterGroup>& groups, const Precision& precision, const KindChoice& choice)
+                     const std::vector<ParameterGroup>& groups, const Precision& precision, const UpdateKinds& choice)
     : lr_(lr), precision_(precision), kind_setting_(choice.setting) {
   TESSERA_CHECK(!precision.stochastic_rounding || !precision.master_weights, ErrorKind::kConfig,
-                "[optim.make] stochastic_rounding beside master_weights, which are rounded from: set master_weights to "
-                "false");
+                "[optim.make] found stochastic_rounding with master_weights, wanted one of the two: a master copy is "
+                "rounded to the nearest. Set master_weights to false.");
   for (const auto& settings : kinds) {
     const double weight_decay = detail::number_of(settings, "weight_decay");
     TESSERA_CHECK(lr >= 0 && weight_decay >= 0, ErrorKind::kConfig,
@@ -60,16 +60,19 @@ Optimizer::Optimizer(nn::Module& module, double lr, const std::vector<Hyperparam
   for (const auto& named : module.named_parameters()) {
     const at::Tensor& parameter = named.slot->parameter;
     TESSERA_CHECK(!parameter.is_meta(), ErrorKind::kShape,
-                  "[optim.make] {}: still on the meta device. Call to_empty(module, device) and load it first.",
+                  "[optim.make] {}: found a parameter on the meta device, wanted one with values. Call "
+                  "to_empty(module, device) and load it first.",
                   named.name);
     TESSERA_CHECK(!precision.stochastic_rounding || parameter.scalar_type() != at::kHalf, ErrorKind::kConfig,
-                  "[optim.make] {}: stochastic_rounding of float16, wanted bfloat16 or wider", named.name);
-    Entry entry;
+                  "[optim.make] {}: found stochastic_rounding for float16, wanted a parameter in bfloat16 or wider",
+                  named.name);
+    ParameterEntry entry;
     entry.name = named.name;
     entry.slot = named.slot;
     entry.parameter = parameter;
-    entry.local = local_part(parameter).detach();
-    entry.step = at::zeros({}, entry.local.options().dtype(at::kFloat));  // beside them: fused updates read it there
+    entry.local = local_tensor_of(parameter).detach();
+    // On the parameter's device, where fused updates read it.
+    entry.step = at::zeros({}, entry.local.options().dtype(at::kFloat));
     position_[entry.name] = entries_.size();
     entries_.push_back(std::move(entry));
     kind_of_entry.push_back(choice.kind_of ? choice.kind_of(named) : 0);
@@ -79,7 +82,8 @@ Optimizer::Optimizer(nn::Module& module, double lr, const std::vector<Hyperparam
 
 namespace {
 
-// Over the settings of a kind those that a group gives itself; what the kind has not is another's.
+// Replaces the settings of a kind by the group's own ones. Settings that this kind does not have belong to another
+// kind.
 Hyperparameters with_own_settings(Hyperparameters settings, const ParameterGroup& group) {
   for (const auto& [name, value] : group.settings) {
     if (detail::find_hyperparameter(settings, name)) detail::set_hyperparameter(settings, name, value);
@@ -89,6 +93,8 @@ Hyperparameters with_own_settings(Hyperparameters settings, const ParameterGroup
 
 }  // namespace
 
+// A group of the options whose parameters are of two kinds becomes two groups, because the settings of kinds differ.
+// The groups of the options come first, in their order.
 void Optimizer::make_groups(const std::vector<Hyperparameters>& kinds, const std::vector<size_t>& kind_of_entry,
                             const std::vector<ParameterGroup>& groups) {
   const auto add = [&](Hyperparameters settings, double lr_factor, double decay) {
@@ -110,7 +116,7 @@ void Optimizer::make_groups(const std::vector<Hyperparameters>& kinds, const std
     for (const auto& name : group.names) {
       const auto found = position_.find(name);
       TESSERA_CHECK(found != position_.end(), ErrorKind::kConfig,
-                    "[optim.make] parameter group names '{}', which the model has not", name);
+                    "[optim.make] a parameter group names '{}', which is no parameter of the model", name);
       const size_t entry = found->second, kind = kind_of_entry[entry];
       TESSERA_CHECK(!grouped[entry], ErrorKind::kConfig, "[optim.make] '{}' is in two parameter groups", name);
       if (!by_kind.contains(kind)) {
@@ -121,6 +127,7 @@ void Optimizer::make_groups(const std::vector<Hyperparameters>& kinds, const std
       groups_[by_kind[kind]].entries.push_back(entry);
     }
   }
+  // The remaining parameters, in groups of equal kind and default weight decay.
   std::map<std::pair<size_t, double>, size_t> by_decay;
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (grouped[i]) continue;
@@ -142,27 +149,30 @@ void Optimizer::set_up_groups(const char* verb) {
   fit_state_to_settings();
 }
 
-void Optimizer::restart(Entry& entry) {
+void Optimizer::reset_step(ParameterEntry& entry) {
   entry.step.zero_();
   entry.steps = 0;
   entry.steps_version = version_of(entry.step);
 }
 
-void Optimizer::make_state(Entry& entry) const {
+// The state is float32 where a master copy exists or stochastic rounding is on, else in the parameter's dtype. A
+// parameter that gets a new state counts its steps from 0.
+void Optimizer::make_state(ParameterEntry& entry) const {
   const bool narrow = is_narrow(entry.local), master = precision_.master_weights && narrow;
   const bool wide_state = master || (precision_.stochastic_rounding && narrow);
   const auto options = entry.local.options().dtype(wide_state ? c10::kFloat : entry.local.scalar_type());
   for (const auto& name : groups_[entry.group].state_names) {
     if (entry.state.contains(name)) continue;
     entry.state[name] = new_state(name, entry.parameter, entry.local, options);
-    restart(entry);
+    reset_step(entry);
   }
   if (!master || entry.state.contains(kMaster)) return;
   entry.state[kMaster] = entry.local.to(c10::kFloat);
   entry.rounded_version = version_of(entry.parameter, entry.local);
 }
 
-// Frozen parameters get what they lack when they are updated.
+// Drops states that the settings do not need and makes missing ones. A frozen parameter gets its state at its first
+// update.
 void Optimizer::fit_state_to_settings() {
   c10::NoGradGuard no_grad;
   for (auto& group : groups_) {
@@ -176,15 +186,18 @@ void Optimizer::fit_state_to_settings() {
   }
 }
 
-// Takes over what somebody wrote into the parameter.
-void Optimizer::follow_writes(Entry& entry) {
+// If other code wrote into the parameter since its master was rounded into it, elements of the master that no longer
+// round to the parameter's value take over that value. The other elements keep their float32 digits.
+void Optimizer::refresh_master(ParameterEntry& entry) {
   if (version_of(entry.parameter, entry.local) == entry.rounded_version) return;
   const at::Tensor& master = entry.state.at(kMaster);
   const at::Tensor elsewhere = master.to(entry.local.scalar_type()).ne(entry.local);
   master.copy_(at::where(elsewhere, entry.local.to(c10::kFloat), master));
 }
 
-int64_t Optimizer::steps_of(Entry& entry) {
+// `steps` caches the scalar tensor `step`, so that the host does not wait for a device; a version change invalidates
+// it.
+int64_t Optimizer::steps_of(ParameterEntry& entry) {
   if (entry.step.is_inference() || version_of(entry.step) != entry.steps_version) {
     entry.steps = entry.step.item().toLong();
     entry.steps_version = version_of(entry.step);
@@ -192,9 +205,10 @@ int64_t Optimizer::steps_of(Entry& entry) {
   return entry.steps;
 }
 
-void Optimizer::count_step(const std::vector<Entry*>& entries) const {
+// With found_inf the counts grow by 1 - found_inf on the device, and the cached counts become stale.
+void Optimizer::count_step(const std::vector<ParameterEntry*>& entries) const {
   std::vector<at::Tensor> counts;
-  std::vector<Entry*> known;
+  std::vector<ParameterEntry*> known;
   for (auto* entry : entries) {
     counts.push_back(entry->step);
     if (version_of(entry->step) == entry->steps_version) known.push_back(entry);
@@ -207,19 +221,19 @@ void Optimizer::count_step(const std::vector<Entry*>& entries) const {
   }
 }
 
-// Of one dtype, device and group. A few at a time: gradients, and without masters the values too, are needed in float32
-// only for so long.
-void Optimizer::update_in_float32(const std::vector<Entry*>& entries) {
-  // Ranks that work together in apply() take the same chunks.
-  const auto elements_of = [&](const Entry* entry) {
+// Updates entries of one dtype, device and group through float32. It works in chunks, because the float32 gradients
+// (and without masters the float32 values) are temporary.
+void Optimizer::update_in_float32(const std::vector<ParameterEntry*>& entries) {
+  // Ranks that communicate in apply() must form equal chunks, so these count global elements.
+  const auto elements_of = [&](const ParameterEntry* entry) {
     return communicates() ? entry->parameter.numel() : entry->local.numel();
   };
-  detail::for_each_chunk(entries, elements_of, [&](const std::vector<Entry*>& chunk) {
+  detail::for_each_chunk(entries, elements_of, [&](const std::vector<ParameterEntry*>& chunk) {
     count_step(chunk);
     std::vector<at::Tensor> locals, gradients, values;
     for (auto* entry : chunk) {
       locals.push_back(entry->local);
-      gradients.push_back(local_part(entry->parameter.grad()));
+      gradients.push_back(local_tensor_of(entry->parameter.grad()));
     }
     gradients = in_float32(gradients);
     if (precision_.stochastic_rounding) {
@@ -227,7 +241,7 @@ void Optimizer::update_in_float32(const std::vector<Entry*>& entries) {
     } else {
       for (auto* entry : chunk) values.push_back(entry->state.at(kMaster));
     }
-    std::vector<Update> updates;
+    std::vector<ParameterUpdate> updates;
     for (size_t i = 0; i < chunk.size(); ++i) updates.push_back({chunk[i], values[i], gradients[i]});
     apply(updates, groups_[chunk.front()->group]);
     if (!precision_.stochastic_rounding) return at::_foreach_copy_(locals, values);
@@ -241,16 +255,18 @@ void Optimizer::update_in_float32(const std::vector<Entry*>& entries) {
 void Optimizer::step(const at::Tensor& found_inf) {
   TESSERA_CHECK(
       !found_inf.defined() || takes_found_inf(), ErrorKind::kConfig,
-      "[optim.step] found_inf for updates that cannot be left out on a device: wait for it, and take step() or "
-      "no step.");
+      "[optim.step] found found_inf for an optimizer without takes_found_inf(): its updates cannot be skipped on a "
+      "device. Read found_inf on the host, and skip step() if it is 1.");
   found_inf_ = found_inf;
   const auto reset = c10::make_scope_exit([this] { found_inf_.reset(); });
-  std::vector<Entry*> ready;
+  std::vector<ParameterEntry*> ready;
   for (auto& entry : entries_) {
+    // A parameter that was replaced has no connection to this state any more.
     const at::Tensor& parameter = entry.slot->parameter;
     if (!parameter.grad().defined() || !parameter.requires_grad()) continue;
     TESSERA_CHECK(parameter.is_same(entry.parameter), ErrorKind::kShape,
-                  "[optim.step] {}: the parameter was replaced after the optimizer was made. Make the optimizer last.",
+                  "[optim.step] {}: the parameter was replaced after the optimizer was made. Make the optimizer after "
+                  "all changes of the model.",
                   entry.name);
     ready.push_back(&entry);
   }
@@ -262,10 +278,12 @@ void Optimizer::step(const at::Tensor& found_inf) {
 void Optimizer::step_early(const std::vector<at::Tensor>& parameters) {
   TESSERA_CHECK(
       !communicates(), ErrorKind::kConfig,
-      "[optim.step_early] these updates need other ranks, which may be elsewhere. Use AdamW or SGD, or step().");
+      "[optim.step_early] found an optimizer whose updates communicate, wanted one whose ranks can update alone. Use "
+      "AdamW or SGD, or call step() only.");
+  // update() marks the entries; the next step() then rejects further gradients of them and clears the marks.
   std::unordered_set<const c10::TensorImpl*> asked;
   for (const auto& parameter : parameters) asked.insert(parameter.unsafeGetTensorImpl());
-  std::vector<Entry*> ready;
+  std::vector<ParameterEntry*> ready;
   for (auto& entry : entries_) {
     if (!entry.parameter.grad().defined() || !asked.contains(entry.parameter.unsafeGetTensorImpl())) continue;
     ready.push_back(&entry);
@@ -273,23 +291,27 @@ void Optimizer::step_early(const std::vector<at::Tensor>& parameters) {
   update(ready);
 }
 
-void Optimizer::update(const std::vector<Entry*>& entries) {
+void Optimizer::update(const std::vector<ParameterEntry*>& entries) {
   c10::NoGradGuard no_grad;
   using Key = std::tuple<c10::ScalarType, c10::Device, size_t>;
-  std::vector<std::pair<Key, std::vector<Entry*>>> batches, narrow_batches;  // few, in the order of the parameters
+  std::vector<std::pair<Key, std::vector<ParameterEntry*>>> batches, narrow_batches;  // few, in parameter order
   for (auto* const each : entries) {
     auto& entry = *each;
     const at::Tensor &parameter = entry.parameter, &gradient = parameter.grad();
-    TESSERA_CHECK(!std::exchange(entry.updated, true), ErrorKind::kInternal,
-                  "[optim.step] {}: updated early in this step, and now a further gradient of it has come. Update "
-                  "parameters when their gradients are whole.",
-                  entry.name);
+    TESSERA_CHECK(
+        !std::exchange(entry.updated, true), ErrorKind::kInternal,
+        "[optim.step] {}: found a further gradient after an early update in this step. Update parameters only "
+        "when their gradients are complete.",
+        entry.name);
     TESSERA_CHECK(is_dtensor(gradient) == is_dtensor(parameter) &&
                       (!is_dtensor(parameter) || placements(gradient) == placements(parameter)),
-                  ErrorKind::kShape, "[optim.step] {}: the gradient lies as {}, the parameter as {}. Redistribute it.",
+                  ErrorKind::kShape,
+                  "[optim.step] {}: found a gradient with placements {} and a parameter with placements {}, wanted the "
+                  "same. Redistribute the gradient.",
                   entry.name, is_dtensor(gradient) ? to_string(placements(gradient)) : "a plain tensor",
                   is_dtensor(parameter) ? to_string(placements(parameter)) : "a plain tensor");
-    make_state(entry);  // it was frozen when others got theirs
+    make_state(entry);  // for a parameter that was frozen when the others got their state
+    // Entries of one dtype, device and group are updated by one call of a fused or foreach kernel.
     const bool narrow = entry.state.contains(kMaster) || (precision_.stochastic_rounding && is_narrow(entry.local));
     auto& among = narrow ? narrow_batches : batches;
     const Key key{entry.local.scalar_type(), entry.local.device(), entry.group};
@@ -297,7 +319,8 @@ void Optimizer::update(const std::vector<Entry*>& entries) {
     if (batch == among.end()) batch = among.insert(among.end(), {key, {}});
     batch->second.push_back(&entry);
   }
-  // Parameters may share a version counter, as pieces of a flat one do: an update counts as a write of all of them.
+  // Parameters may share a version counter (views of one flat parameter): an update of one counts as a write to all. So
+  // all masters are compared before any update, and all versions are recorded after the last one.
   const auto for_each_master = [&](const auto& visit) {
     for (const auto& [key, batch] : narrow_batches) {
       for (auto* entry : batch) {
@@ -305,15 +328,15 @@ void Optimizer::update(const std::vector<Entry*>& entries) {
       }
     }
   };
-  for_each_master([this](Entry& entry) { follow_writes(entry); });
+  for_each_master([this](ParameterEntry& entry) { refresh_master(entry); });
   for (const auto& [key, batch] : narrow_batches) update_in_float32(batch);
-  for_each_master([](Entry& entry) { entry.rounded_version = version_of(entry.parameter, entry.local); });
+  for_each_master([](ParameterEntry& entry) { entry.rounded_version = version_of(entry.parameter, entry.local); });
   for (const auto& [key, batch] : batches) {
     count_step(batch);
-    std::vector<Update> updates;
-    for (auto* entry : batch) updates.push_back({entry, entry->local, local_part(entry->parameter.grad())});
+    std::vector<ParameterUpdate> updates;
+    for (auto* entry : batch) updates.push_back({entry, entry->local, local_tensor_of(entry->parameter.grad())});
     apply(updates, groups_[std::get<2>(key)]);
-    // Fused kernels do not count their writes, but those who keep copies of parameters go by the count.
+    // Fused kernels do not bump the version counter, but holders of parameter copies rely on it.
     for (const auto* entry : batch) {
       if (!entry->local.is_inference()) entry->local.unsafeGetTensorImpl()->bump_version();
     }
@@ -330,7 +353,7 @@ std::vector<std::string> Optimizer::parameter_names() const {
   return names;
 }
 
-const Optimizer::Entry& Optimizer::entry_of(const std::string& parameter, const char* verb) const {
+const Optimizer::ParameterEntry& Optimizer::entry_of(const std::string& parameter, const char* verb) const {
   const auto found = position_.find(parameter);
   TESSERA_CHECK(found != position_.end(), ErrorKind::kConfig, "[optim.{}] no parameter is named '{}'", verb, parameter);
   return entries_[found->second];
@@ -345,16 +368,18 @@ bool Optimizer::has_master(const std::string& parameter) const {
   return entry.state.empty() ? precision_.master_weights && is_narrow(entry.local) : entry.state.contains(kMaster);
 }
 
+// Local states become DTensors with the parameter's placements, without a copy: a checkpoint loads by writing into
+// them.
 std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter) const {
   c10::NoGradGuard no_grad;
   const auto& entry = entry_of(parameter, "state");
   std::map<std::string, at::Tensor> out;
   for (const auto& [name, local] : entry.state) {
     out[name] = local;
-    if (is_dtensor(entry.parameter) && !is_whole_state(name)) {
-      out[name] =
-          tessera::make_dtensor(local, device_mesh(entry.parameter), tessera::share(placements(entry.parameter)),
-                                entry.parameter.sizes(), entry.parameter.strides());
+    if (is_dtensor(entry.parameter) && !is_replicated_state(name)) {
+      out[name] = tessera::make_dtensor(local, device_mesh(entry.parameter),
+                                        tessera::make_shared_placements(placements(entry.parameter)),
+                                        entry.parameter.sizes(), entry.parameter.strides());
     }
   }
   out["step"] = entry.step;
@@ -363,8 +388,8 @@ std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter)
 
 void Optimizer::reset_state(const std::string& parameter, bool even_frozen, const std::set<std::string>& except) {
   c10::NoGradGuard no_grad;
-  auto& entry = const_cast<Entry&>(entry_of(parameter, "reset_state"));
-  restart(entry);
+  auto& entry = const_cast<ParameterEntry&>(entry_of(parameter, "reset_state"));
+  reset_step(entry);
   if (even_frozen || entry.slot->parameter.requires_grad()) make_state(entry);
   for (const auto& [name, value] : entry.state) {
     if (except.contains(name)) continue;

@@ -11,14 +11,15 @@ namespace tessera::optim {
 namespace {
 
 constexpr int64_t kPieceElements = 1 << 16;
-constexpr int kSumLanes = 8;
+constexpr int kPartialSums = 8;
 
+// Eight partial sums, which the compiler keeps in vector registers, added in a fixed order.
 template <class T, class Term, class Add>
 double sum_terms(const T* data, int64_t n, Term term, Add add) {
-  double lanes[kSumLanes] = {};
+  double lanes[kPartialSums] = {};
   int64_t i = 0;
-  for (; i + kSumLanes <= n; i += kSumLanes) {
-    for (int lane = 0; lane < kSumLanes; ++lane) {
+  for (; i + kPartialSums <= n; i += kPartialSums) {
+    for (int lane = 0; lane < kPartialSums; ++lane) {
       lanes[lane] = add(lanes[lane], term(static_cast<double>(data[i + lane])));
     }
   }
@@ -40,14 +41,14 @@ double sum_terms(const T* data, int64_t n, const PowerSum& power) {
       data, n, [&power](double x) { return power.term(x); }, plus);
 }
 
-// Pieces of fixed size of all tensors, which threads take in any order.
+// Sums pieces of a fixed size. Threads take the pieces in any order; the partial sums are added in order.
 double sum_on_cpu(const std::vector<at::Tensor>& tensors, const PowerSum& power) {
-  struct Piece {
+  struct TensorPiece {
     size_t tensor;
     int64_t begin;
   };
   std::vector<at::Tensor> flat;
-  std::vector<Piece> pieces;
+  std::vector<TensorPiece> pieces;
   for (const auto& tensor : tensors) {
     for (int64_t begin = 0; begin < tensor.numel(); begin += kPieceElements) pieces.push_back({flat.size(), begin});
     flat.push_back(tensor.contiguous());
@@ -55,7 +56,7 @@ double sum_on_cpu(const std::vector<at::Tensor>& tensors, const PowerSum& power)
   std::vector<double> sums(pieces.size());
   at::parallel_for(0, static_cast<int64_t>(pieces.size()), 1, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
-      const Piece& piece = pieces[static_cast<size_t>(i)];
+      const TensorPiece& piece = pieces[static_cast<size_t>(i)];
       const at::Tensor& tensor = flat[piece.tensor];
       const int64_t count = std::min(kPieceElements, tensor.numel() - piece.begin);
       AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, tensor.scalar_type(), "get_grad_norm", [&] {
@@ -68,6 +69,8 @@ double sum_on_cpu(const std::vector<at::Tensor>& tensors, const PowerSum& power)
   return total;
 }
 
+// One foreach call for the norms of all tensors and one copy to the host. Values are divided before the power, which
+// keeps the powers in range.
 double sum_on_device(const std::vector<at::Tensor>& tensors, const PowerSum& power) {
   std::vector<at::Tensor> read;
   for (const auto& tensor : tensors) {
@@ -86,6 +89,7 @@ double sum_on_device(const std::vector<at::Tensor>& tensors, const PowerSum& pow
 }  // namespace
 
 double PowerSum::of(const std::vector<at::Tensor>& tensors) const {
+  // Sorted by device, so that the host waits once per device and the order of the sums is fixed.
   std::map<c10::Device, std::vector<at::Tensor>, decltype([](c10::Device a, c10::Device b) {
              return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
            })>

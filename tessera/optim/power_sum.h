@@ -13,10 +13,10 @@ class Tensor;
 
 namespace tessera::optim {
 
-// The larger one; a NaN stays.
+// The larger of two numbers; NaN if one is NaN.
 inline double larger(double a, double b) { return a >= b || a != a ? a : b; }
 
-// |x / divisor|^p added up, or for infinite p the largest |x|.
+// The sum of |x / divisor|^p, or for infinite p the largest |x|.
 struct PowerSum {
   double p = 2;
   double divisor = 1;
@@ -24,13 +24,14 @@ struct PowerSum {
   bool infinite() const { return std::isinf(p); }
   double term(double x) const { return infinite() ? std::fabs(x) : std::pow(std::fabs(x / divisor), p); }
   double add(double a, double b) const { return infinite() ? larger(a, b) : a + b; }
-  // Over all elements of all tensors, floating and plain, of any dtypes and devices; 0 of none. The number of threads
-  // does not show in the result. One wait a device.
+  // Over all elements of all tensors: floating-point, plain, of any dtypes and devices. 0 for no elements. The result
+  // does not depend on the number of threads. The host waits once per device.
   double of(const std::vector<at::Tensor>& tensors) const;
 };
 
-// The norm as a sum of powers that may have to be taken again over the largest value: `sum_of` gives the sum over all
-// ranks, alike on all of them.
+// The norm from a sum of powers. If the sum overflows or loses digits, it is computed again relative to the largest
+// value. sum_of must return the sum over all ranks, the same on all of them, so that they agree on the second
+// computation.
 template <class SumOf>
 double norm_of_sums(double norm_type, const SumOf& sum_of) {
   const PowerSum largest{.p = std::numeric_limits<double>::infinity()};
@@ -39,9 +40,9 @@ double norm_of_sums(double norm_type, const SumOf& sum_of) {
   // Below this, terms may have lost digits or vanished.
   constexpr double kSmall = std::numeric_limits<double>::min() / std::numeric_limits<double>::epsilon();
   if (std::isnan(sum) || (sum >= kSmall && !std::isinf(sum))) return std::pow(sum, 1 / norm_type);
-  const double most = sum_of(largest);
-  if (!std::isfinite(most) || most == 0) return most;
-  return most * std::pow(sum_of(PowerSum{.p = norm_type, .divisor = most}), 1 / norm_type);
+  const double maximum = sum_of(largest);
+  if (!std::isfinite(maximum) || maximum == 0) return maximum;
+  return maximum * std::pow(sum_of(PowerSum{.p = norm_type, .divisor = maximum}), 1 / norm_type);
 }
 
 }  // namespace tessera::optim

@@ -13,10 +13,10 @@
 namespace tessera::optim {
 namespace {
 
-// Calls visit(local, count, block) for stretches of one block each, from several threads.
+// Calls visit(local, count, block) for runs of elements within one block, from several threads.
 template <class Visit>
-void for_each_block_part(const Region& region, const Visit& visit) {
-  tessera::for_each_stretch(region, [&](int64_t local, int64_t global, int64_t count) {
+void for_each_block_part(const ShardRegion& region, const Visit& visit) {
+  tessera::for_each_contiguous_range(region, [&](int64_t local, int64_t global, int64_t count) {
     while (count > 0) {
       const int64_t part = std::min(count, kMomentBlock - global % kMomentBlock);
       visit(local, part, global / kMomentBlock);
@@ -28,27 +28,29 @@ void for_each_block_part(const Region& region, const Visit& visit) {
 }
 
 void check_on_cpu(const at::Tensor& tensor) {
-  TESSERA_CHECK(tensor.is_cpu() && tensor.is_contiguous(), ErrorKind::kConfig,
-                "[optim.adamw8bit] found moments on {}, wanted contiguous ones on the CPU: this version has no 8-bit "
-                "moments elsewhere. Use optimizer.name=adamw.",
-                tensor.device().str());
+  TESSERA_CHECK(
+      tensor.is_cpu() && tensor.is_contiguous(), ErrorKind::kConfig,
+      "[optim.adamw8bit] found moments on {}, wanted contiguous moments on the CPU: this version has no 8-bit "
+      "moments on other devices. Use optimizer.name=adamw.",
+      tensor.device().str());
 }
 
-// Of non-negative floats, whose bits are ordered as they are.
-void raise_to(float& target, float value) {
+// Atomic maximum of non-negative floats: their bit patterns have the order of their values, and NaN is above all. Two
+// threads may hold parts of the same block.
+void atomic_max(float& target, float value) {
   std::atomic_ref<uint32_t> bits(reinterpret_cast<uint32_t&>(target));
-  const auto wanted = std::bit_cast<uint32_t>(value);
-  uint32_t found = bits.load(std::memory_order_relaxed);
-  while (found < wanted && !bits.compare_exchange_weak(found, wanted, std::memory_order_relaxed)) {
+  const auto value_bits = std::bit_cast<uint32_t>(value);
+  uint32_t current = bits.load(std::memory_order_relaxed);
+  while (current < value_bits && !bits.compare_exchange_weak(current, value_bits, std::memory_order_relaxed)) {
   }
 }
 
 }  // namespace
 
-void check_moments_may_lie_on(c10::Device device, const std::string& parameter) {
+void check_moment_device(c10::Device device, const std::string& parameter) {
   TESSERA_CHECK(device.is_cpu(), ErrorKind::kConfig,
-                "[optim.make_adamw8bit] {}: lies on {}, wanted the CPU: this version has no 8-bit moments elsewhere. "
-                "Use optimizer.name=adamw.",
+                "[optim.make_adamw8bit] {}: found a parameter on {}, wanted one on the CPU: this version has no 8-bit "
+                "moments on other devices. Use optimizer.name=adamw.",
                 parameter, device.str());
 }
 
@@ -56,7 +58,8 @@ bool is_quantized(int64_t numel) { return numel >= 4096 && numel % kMomentBlock 
 
 at::Tensor dynamic_map(bool is_signed) { return kernels::dynamic_map(is_signed); }
 
-at::Tensor dequantized(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& map, const Region& region) {
+at::Tensor dequantized(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& map,
+                       const ShardRegion& region) {
   check_on_cpu(codes);
   const auto out = at::empty(codes.sizes(), codes.options().dtype(at::kFloat));
   const auto* from = codes.const_data_ptr<uint8_t>();
@@ -69,21 +72,22 @@ at::Tensor dequantized(const at::Tensor& codes, const at::Tensor& scale, const a
   return out;
 }
 
-void add_block_maxima(const at::Tensor& values, const Region& region, const at::Tensor& largest) {
+void add_block_maxima(const at::Tensor& values, const ShardRegion& region, const at::Tensor& largest) {
   check_on_cpu(values);
   const auto* from = values.const_data_ptr<float>();
   auto* to = largest.mutable_data_ptr<float>();
   for_each_block_part(region, [=](int64_t local, int64_t count, int64_t block) {
-    float most = 0;
+    // A NaN counts as the largest value, so the block's scale becomes NaN and the error stays visible.
+    float maximum = 0;
     for (int64_t i = local; i < local + count; ++i) {
       const float size = std::fabs(from[i]);
-      most = size > most || std::isnan(size) ? size : most;
+      maximum = size > maximum || std::isnan(size) ? size : maximum;
     }
-    raise_to(to[block], most);
+    atomic_max(to[block], maximum);
   });
 }
 
-void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Tensor& map, const Region& region,
+void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Tensor& map, const ShardRegion& region,
               const at::Tensor& codes, const at::Tensor& scale) {
   check_on_cpu(codes);
   scale.copy_(largest.clamp_min(1e-12));
@@ -98,15 +102,15 @@ void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Ten
 
 at::Tensor new_state(std::string_view name, const at::Tensor& parameter, const at::Tensor& local,
                      const at::TensorOptions& options) {
-  if (is_whole_state(name)) return at::zeros({parameter.numel() / kMomentBlock}, options.dtype(at::kFloat));
+  if (is_replicated_state(name)) return at::zeros({parameter.numel() / kMomentBlock}, options.dtype(at::kFloat));
   if (name.ends_with("_codes")) return at::zeros(local.sizes(), options.dtype(at::kByte));
   return at::zeros_like(local, options);
 }
 
-bool is_whole_state(std::string_view name) { return name.ends_with("_scale"); }
+bool is_replicated_state(std::string_view name) { return name.ends_with("_scale"); }
 
-at::Tensor state_form(std::string_view name, const at::Tensor& parameter) {
-  if (!is_whole_state(name)) return parameter;
+at::Tensor state_template(std::string_view name, const at::Tensor& parameter) {
+  if (!is_replicated_state(name)) return parameter;
   return at::empty({parameter.numel() / kMomentBlock}, at::TensorOptions(at::kFloat).device(at::kMeta));
 }
 

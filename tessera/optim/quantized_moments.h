@@ -1,4 +1,4 @@
-// Moments of an optimizer in 8 bits: codes of a map of 256 values, and a scale for each block of elements.
+// 8-bit moments of an optimizer: codes into a map of 256 values, and a scale for each block of elements.
 //
 //   const at::Tensor map = dynamic_map(/*is_signed=*/true);
 //   at::Tensor moment = dequantized(codes, scale, map, region_of(parameter));
@@ -6,8 +6,8 @@
 //   add_block_maxima(moment, region, largest);                        // then the maximum over ranks
 //   quantize(moment, largest, map, region, codes, scale);
 //
-// Blocks are of kMomentBlock elements of the whole parameter, flattened; a rank's part may hold pieces of some. Codes
-// lie as the parameter does, scales are whole on every rank. No communication. As torchao's OptimState8bit.
+// Blocks have kMomentBlock elements of the whole flattened parameter; a rank's shard may hold parts of blocks. Codes
+// have the parameter's placements, scales are whole on every rank. No communication. As torchao's OptimState8bit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,32 +22,32 @@ namespace tessera::optim {
 
 inline constexpr int64_t kMomentBlock = 256;
 
-// Whether a parameter of so many elements has its moments in 8 bits: at least 4096, and whole blocks.
+// Returns whether a parameter of this size has 8-bit moments: at least 4096 elements, and whole blocks.
 bool is_quantized(int64_t numel);
 
-// Error kConfig: there are no moments of 8 bits there.
-void check_moments_may_lie_on(c10::Device device, const std::string& parameter);
+// Error kConfig for a device without 8-bit moments. `parameter` is the name in the message.
+void check_moment_device(c10::Device device, const std::string& parameter);
 
-// 256 rising values in [-1, 1], or [0, 1]: the dynamic map of bitsandbytes, float32.
+// 256 ascending values in [-1, 1], or [0, 1]: the dynamic map of bitsandbytes, float32.
 at::Tensor dynamic_map(bool is_signed);
 
-// float32, shaped as codes.
+// The moments that the codes stand for, float32, of the codes' shape.
 at::Tensor dequantized(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& map,
-                       const tessera::Region& region);
-// The largest |value| of each block into `largest`, where it is larger than what is there.
-void add_block_maxima(const at::Tensor& values, const tessera::Region& region, const at::Tensor& largest);
-// The code nearest to each value over its block's scale, which is `largest`, but at least 1e-12.
-void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Tensor& map, const tessera::Region& region,
-              const at::Tensor& codes, const at::Tensor& scale);
+                       const tessera::ShardRegion& region);
+// Raises `largest` to the largest |value| of each block, where that is larger.
+void add_block_maxima(const at::Tensor& values, const tessera::ShardRegion& region, const at::Tensor& largest);
+// Sets scale to max(largest, 1e-12), and each code to that of the map's value nearest to value / scale of its block.
+void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Tensor& map,
+              const tessera::ShardRegion& region, const at::Tensor& codes, const at::Tensor& scale);
 
-// Zeros for a state of a parameter whose part here is `local`: *_codes is uint8, *_scale has a float32 for each block,
-// others are like `local` with these options.
+// Zeros for the state `name` of a parameter whose local part is `local`: uint8 for *_codes, one float32 per block for
+// *_scale, and a tensor like `local` with `options` for other names.
 at::Tensor new_state(std::string_view name, const at::Tensor& parameter, const at::Tensor& local,
                      const at::TensorOptions& options);
-// Of the whole parameter on every rank, not a part of it: *_scale.
-bool is_whole_state(std::string_view name);
-// A tensor shaped and placed as the state of a parameter is that has none yet: the parameter itself, for *_scale one on
-// the meta device.
-at::Tensor state_form(std::string_view name, const at::Tensor& parameter);
+// Returns whether every rank holds the whole state (*_scale), not a shard.
+bool is_replicated_state(std::string_view name);
+// A tensor with the shape and placements of a state that does not exist yet: the parameter itself, or for *_scale a
+// meta tensor.
+at::Tensor state_template(std::string_view name, const at::Tensor& parameter);
 
 }  // namespace tessera::optim

@@ -11,7 +11,7 @@
 namespace tessera::optim {
 namespace {
 
-// From 1 at progress 0 to 0 at progress 1.
+// The decay's factor: 1 at progress 0, 0 at progress 1.
 double decay_shape(const std::string& type, double progress) {
   if (type == "linear") return 1 - progress;
   if (type == "1-sqrt") return 1 - std::sqrt(progress);
@@ -24,8 +24,8 @@ void check_wsd(const ScheduleOptions& o, int64_t decay_steps) {
   TESSERA_CHECK(o.decay_ratio >= 0 && o.decay_ratio <= 1, ErrorKind::kConfig,
                 "[optim.schedule] decay_ratio: found {}, wanted 0 to 1", o.decay_ratio);
   TESSERA_CHECK(decay_steps >= 0 && decay_steps <= o.total_steps - o.warmup_steps, ErrorKind::kConfig,
-                "[optim.schedule] wsd of {} steps: found {} of warm-up and {} of decay, wanted no more together. Lower "
-                "schedule.warmup_steps, schedule.decay_steps or schedule.decay_ratio.",
+                "[optim.schedule] wsd of {} steps: found {} steps of warm-up and {} of decay, wanted at most all steps "
+                "together. Lower schedule.warmup_steps, schedule.decay_steps or schedule.decay_ratio.",
                 o.total_steps, o.warmup_steps, decay_steps);
 }
 
@@ -38,7 +38,8 @@ Schedule::Schedule(ScheduleOptions options) : options_(std::move(options)) {
   TESSERA_CHECK(std::isfinite(o.lr) && o.lr >= 0, ErrorKind::kConfig,
                 "[optim.schedule] lr: found {}, wanted at least 0", o.lr);
   TESSERA_CHECK(o.warmup_steps >= 0 && o.total_steps >= 0, ErrorKind::kConfig,
-                "[optim.schedule] found {} warm-up steps of {}, wanted none below 0", o.warmup_steps, o.total_steps);
+                "[optim.schedule] found {} warm-up steps of {} steps, wanted numbers of at least 0", o.warmup_steps,
+                o.total_steps);
   TESSERA_CHECK(o.min_lr_ratio >= 0 && o.min_lr_ratio <= 1, ErrorKind::kConfig,
                 "[optim.schedule] min_lr_ratio: found {}, wanted 0 to 1", o.min_lr_ratio);
   decay_start_ = o.warmup_steps;
@@ -53,7 +54,7 @@ double Schedule::at(int64_t step) const {
   if (step < o.warmup_steps) return o.lr * static_cast<double>(step + 1) / static_cast<double>(o.warmup_steps);
   if (o.name == "constant" || (step < decay_start_ && o.name == "wsd")) return o.lr;
   const auto decay_steps = static_cast<double>(std::max<int64_t>(o.total_steps - decay_start_, 1));
-  // A wsd schedule without decay has its floor from the end on.
+  // A wsd schedule without decay steps drops to its floor at the end.
   const bool over = o.name == "wsd" && step >= o.total_steps;
   const double progress = over ? 1.0 : std::min(static_cast<double>(step - decay_start_) / decay_steps, 1.0);
   const double shape = decay_shape(o.name == "wsd" ? o.decay_type : o.name, progress);

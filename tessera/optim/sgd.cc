@@ -20,13 +20,16 @@ class Sgd : public Optimizer {
   }
 
  private:
-  void apply(const std::vector<Update>& updates, const Group& group) override {
+  void apply(const std::vector<ParameterUpdate>& updates, const SettingsGroup& group) override {
     detail::for_each_chunk(
-        updates, [](const Update& update) { return update.value.numel(); },
-        [&](const std::vector<Update>& chunk) { apply_chunk(chunk, group); });
+        updates, [](const ParameterUpdate& update) { return update.value.numel(); },
+        [&](const std::vector<ParameterUpdate>& chunk) { apply_chunk(chunk, group); });
   }
 
-  static void apply_chunk(const std::vector<Update>& updates, const Group& group) {
+  // d = gradient + weight_decay * value; buffer = momentum * buffer + (1 - dampening) * d; then value -= lr * buffer,
+  // or with Nesterov value -= lr * (d + momentum * buffer). The foreach operations process all parameters of a chunk at
+  // once.
+  static void apply_chunk(const std::vector<ParameterUpdate>& updates, const SettingsGroup& group) {
     const double weight_decay = number_of(group.settings, "weight_decay");
     const double momentum = number_of(group.settings, "momentum");
     std::vector<at::Tensor> values, directions;
@@ -42,15 +45,15 @@ class Sgd : public Optimizer {
     at::_foreach_add_(values, directions, -group.lr);
   }
 
-  // The buffers, which take the directions in.
-  static std::vector<at::Tensor> with_momentum(const std::vector<Update>& updates,
+  // Adds the directions to the momentum buffers and returns the buffers.
+  static std::vector<at::Tensor> with_momentum(const std::vector<ParameterUpdate>& updates,
                                                const std::vector<at::Tensor>& directions, double momentum,
                                                double dampening) {
     std::vector<at::Tensor> buffers;
     std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> undampened, dampened;
     for (size_t i = 0; i < updates.size(); ++i) {
       const auto& buffer = buffers.emplace_back(updates[i].entry->state.at("momentum_buffer"));
-      // The first step takes the gradient as it is, without dampening.
+      // Without dampening at the first step, as in torch.optim.SGD: the buffer starts as the gradient.
       auto& [into, from] = dampening != 0 && steps_of(*updates[i].entry) > 1 ? dampened : undampened;
       into.push_back(buffer);
       from.push_back(directions[i]);
@@ -64,11 +67,12 @@ class Sgd : public Optimizer {
   void check(const Hyperparameters& settings, const char* verb) const override {
     const double momentum = number_of(settings, "momentum"), dampening = number_of(settings, "dampening");
     TESSERA_CHECK(momentum >= 0, ErrorKind::kConfig, "[optim.{}] found momentum {}, wanted at least 0", verb, momentum);
-    TESSERA_CHECK(!flag_of(settings, "nesterov") || (momentum > 0 && dampening == 0), ErrorKind::kConfig,
-                  "[optim.{}] nesterov wants momentum above 0 and no dampening, found {} and {}", verb, momentum,
-                  dampening);
+    TESSERA_CHECK(
+        !flag_of(settings, "nesterov") || (momentum > 0 && dampening == 0), ErrorKind::kConfig,
+        "[optim.{}] found momentum {} and dampening {} with nesterov, wanted momentum above 0 and dampening 0", verb,
+        momentum, dampening);
     TESSERA_CHECK(!flag_of(settings, "maximize"), ErrorKind::kConfig,
-                  "[optim.{}] SGD here does not maximize. Negate the loss.", verb);
+                  "[optim.{}] found maximize, wanted minimization: this SGD does not maximize. Negate the loss.", verb);
   }
 
   std::vector<std::string> state_names(const Hyperparameters& settings) const override {

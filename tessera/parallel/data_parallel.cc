@@ -5,7 +5,7 @@
 namespace tessera {
 
 void fully_shard_blocks(nn::Module& root, const std::vector<nn::Module*>& blocks, const FullyShardOptions& options) {
-  // Blocks compute in param_dtype and hand it on; only the root's outputs are cast.
+  // Blocks pass their outputs to the next block in param_dtype; only the root casts its outputs.
   FullyShardOptions inner = options;
   inner.mp_policy.output_dtype.reset();
   for (auto* block : blocks) fully_shard(*block, inner);
@@ -21,7 +21,8 @@ void data_parallel(nn::Module& root, const std::vector<nn::Module*>& blocks, con
   const auto size_of = [&](const char* name) { return mesh.has_dim(name) ? mesh.size(mesh.dim_of(name)) : 0; };
   const int64_t replicas = size_of("dp_replicate"), shards = size_of("dp_shard");
   TESSERA_CHECK(replicas + shards > 0, ErrorKind::kShape,
-                "[parallel.data_parallel] {} has neither a dim dp_replicate nor dp_shard. Name one of its dims so.",
+                "[parallel.data_parallel] mesh {} has neither a dim dp_replicate nor dp_shard. Pass one of these dim "
+                "names to init_device_mesh.",
                 mesh.to_string());
   if (replicas > 0 && shards <= 1 && (replicas > 1 || shards == 0)) {
     auto replica = options.replicate;

@@ -1,4 +1,4 @@
-// Data parallelism of a whole model in one call: the mesh says which kind.
+// Makes a whole model data parallel in one call. The sizes of the mesh's dims choose between DDP, FSDP and HSDP.
 //
 //   std::vector<nn::Module*> blocks;
 //   for (auto& layer : model->layers) blocks.push_back(layer.get());
@@ -13,21 +13,24 @@
 
 namespace tessera {
 
-// fully_shard on each block, then on the root for what is left. options.reshard_after_forward, when given, is for the
-// blocks; the root decides as fully_shard does by default. COLLECTIVE as fully_shard, in the order of the blocks.
+// Calls fully_shard on each block, then on the root for the remaining parameters. options.reshard_after_forward applies
+// to the blocks; the root keeps fully_shard's default. options.mp_policy.output_dtype applies to the root alone.
+// COLLECTIVE as fully_shard, in the order of the blocks.
 void fully_shard_blocks(nn::Module& root, const std::vector<nn::Module*>& blocks, const FullyShardOptions& options);
 
 struct DataParallelOptions {
-  MeshPtr mesh = {};  // with a dim dp_replicate, dp_shard or both; others (tp) are left alone
+  MeshPtr mesh = {};  // has a dim dp_replicate, dp_shard or both; other dims (tp) are ignored
   MixedPrecisionPolicy mp_policy = {};
-  // What only one of the ways takes; mesh and mp_policy are those above.
+  // Options of fully_shard and of replicate. The fields mesh and mp_policy in both are ignored: the two fields above
+  // replace them.
   FullyShardOptions shard = {};
   ReplicateOptions replicate = {};
 };
 
-// Data parallelism as the mesh says: replicate(root) when there are several replicas of one shard, else
-// fully_shard_blocks over dp_shard, with replicas over dp_replicate. Gradients are averaged over both dims. COLLECTIVE
-// over the mesh where its groups are not made yet. Error kShape for a mesh with neither dim.
+// Calls replicate(root) when dp_replicate is above 1 and dp_shard is 1 or missing, or when the mesh has dp_replicate
+// alone. Otherwise calls fully_shard_blocks over dp_shard, with replicas over dp_replicate if that dim is above 1.
+// Gradients are averaged over both dims. COLLECTIVE over the mesh when its process groups do not exist yet. Error
+// kShape for no mesh, or a mesh with neither dim.
 void data_parallel(nn::Module& root, const std::vector<nn::Module*>& blocks, const DataParallelOptions& options);
 
 }  // namespace tessera

@@ -16,28 +16,28 @@
 namespace tessera {
 namespace {
 
-// The dims of a mesh that count here, dp_shard and cp as one, each of its slices null where there is none.
+// The slices of the mesh that this file uses, with dp_shard and cp merged into one dim.
 struct ModelMesh {
   MeshPtr data_parallel;    // (shard), or (replicate, shard)
-  MeshPtr tensor_parallel;  // null when of one rank
-  MeshPtr all;
-  MeshPtr experts;  // (ep_shard, ep); null where experts are parameters like the others
+  MeshPtr tensor_parallel;  // null for one rank
+  MeshPtr all;              // all dims used here, with dp_shard and cp merged
+  MeshPtr experts;          // (ep_shard, ep); null if experts are sharded like other parameters
   int64_t replicas = 1, shards = 1, tensor_ranks = 1;
 };
 
-// 0: the mesh has no such dim.
+// The size of a dim; 0 if the mesh has no such dim.
 int64_t dim_ranks(const DeviceMesh& mesh, const std::string& dim) {
   return mesh.has_dim(dim) ? mesh.size(mesh.dim_of(dim)) : 0;
 }
 
-// The ranks of a context-parallel group hold the same parameters, so they share in one copy: (dp_replicate, dp_shard,
-// cp, tp) as (dp_replicate, dp_shard_cp, tp), over the same groups.
-MeshPtr sharded_over_context(const MeshPtr& given, const std::string& shard) {
+// Context-parallel ranks hold the same parameters, so FSDP shards one copy over them, too. Turns (dp_replicate,
+// dp_shard, cp, tp) into (dp_replicate, dp_shard_cp, tp), over the existing process groups.
+MeshPtr merge_shard_and_cp_dims(const MeshPtr& mesh, const std::string& shard) {
   std::vector<std::string> names, kept;
   for (const auto& name : {std::string("dp_replicate"), shard, std::string("cp"), std::string("tp")}) {
-    if (given->has_dim(name)) names.push_back(name);
+    if (mesh->has_dim(name)) names.push_back(name);
   }
-  const auto stage = given->slice(names);  // of this rank's pipeline stage
+  const auto stage = mesh->slice(names);  // the ranks of this rank's pipeline stage
   std::vector<std::shared_ptr<comm::Group>> groups;
   std::vector<int64_t> shape, joined;
   for (const auto& name : names) {
@@ -49,31 +49,31 @@ MeshPtr sharded_over_context(const MeshPtr& given, const std::string& shard) {
     groups.push_back(is_last_joined ? stage->group(joined) : stage->group(dim));
     shape.push_back(groups.back()->size());
   }
-  return mesh_from_groups(given->world(), c10::DeviceTypeName(given->device_type(), /*lower_case=*/true), groups,
+  return mesh_from_groups(mesh->world(), c10::DeviceTypeName(mesh->device_type(), /*lower_case=*/true), groups,
                           stage->ranks(), shape, kept);
 }
 
-ModelMesh model_mesh(const MeshPtr& given) {
-  TESSERA_CHECK(given != nullptr, ErrorKind::kShape,
+ModelMesh model_mesh(const MeshPtr& mesh) {
+  TESSERA_CHECK(mesh != nullptr, ErrorKind::kShape,
                 "[parallel.parallelize_model] no mesh given. Make one with init_device_mesh.");
   ModelMesh out;
-  out.all = given;
-  std::string shard = given->has_dim("dp_shard") || !given->has_dim("dp") ? "dp_shard" : "dp";
-  if (dim_ranks(*given, "cp") > 1) {
-    out.all = sharded_over_context(given, shard);
+  out.all = mesh;
+  std::string shard = mesh->has_dim("dp_shard") || !mesh->has_dim("dp") ? "dp_shard" : "dp";
+  if (dim_ranks(*mesh, "cp") > 1) {
+    out.all = merge_shard_and_cp_dims(mesh, shard);
     shard = "dp_shard_cp";
   }
   const bool replicated = out.all->has_dim("dp_replicate"), sharded = out.all->has_dim(shard);
-  TESSERA_CHECK(replicated || sharded || given->has_dim("tp"), ErrorKind::kShape,
-                "[parallel.parallelize_model] {} has none of the dims dp_replicate, dp_shard, cp and tp. Name its dims "
-                "so.",
-                given->to_string());
-  // A shard dim of one rank where there is none.
+  TESSERA_CHECK(replicated || sharded || mesh->has_dim("tp"), ErrorKind::kShape,
+                "[parallel.parallelize_model] mesh {}: found none of the dims dp_replicate, dp_shard, cp and tp. Pass "
+                "these dim names to init_device_mesh.",
+                mesh->to_string());
+  // The code below needs a shard dim: a mesh without one gets a dim of one rank.
   if (!sharded) {
     const std::string last = replicated ? "dp_replicate" : "tp";
     const int64_t size = dim_ranks(*out.all, last);
-    out.all = replicated ? given->unflatten(last, {size, 1}, {last, shard})
-                         : given->unflatten(last, {1, size}, {shard, last});
+    out.all =
+        replicated ? mesh->unflatten(last, {size, 1}, {last, shard}) : mesh->unflatten(last, {1, size}, {shard, last});
   }
   out.replicas = std::max<int64_t>(dim_ranks(*out.all, "dp_replicate"), 1);
   out.shards = dim_ranks(*out.all, shard);
@@ -89,10 +89,11 @@ ExpertParallelOptions expert_options(const ModelMesh& mesh, const ParallelizeMod
           .sequence_parallel = options.sequence_parallel && mesh.tensor_ranks > 1};
 }
 
+// Experts need a mesh of their own with ep or tp above 1. With both 1 they are ordinary parameters of their layer.
 MeshPtr expert_mesh(const CausalLM& model, const ModelMesh& mesh, int64_t ep) {
-  const bool has_experts = model.config().experts.count > 0;
+  const bool has_experts = model.config().experts.num_experts > 0;
   TESSERA_CHECK(has_experts || ep == 1, ErrorKind::kConfig,
-                "[parallel.parallelize_model] ep {}: {} has no experts here. Set parallel.ep to 1.", ep,
+                "[parallel.parallelize_model] found ep {}, but {} has no experts. Set parallel.ep to 1.", ep,
                 model.config().architecture);
   if (!has_experts || (ep == 1 && mesh.tensor_ranks == 1)) return nullptr;
   auto names = mesh.data_parallel->dim_names();
@@ -100,7 +101,8 @@ MeshPtr expert_mesh(const CausalLM& model, const ModelMesh& mesh, int64_t ep) {
   return make_expert_mesh(mesh.all->slice(names), ep);
 }
 
-// Projections to keys and values that every rank holds whole.
+// Gives the column-wise key and value projections of the plan the style ReplicatedKeyValue. A custom style of the plan
+// is kept.
 void replicate_key_values(ParallelPlan& plan, int64_t kv_heads) {
   const auto style = std::make_shared<ReplicatedKeyValue>(kv_heads);
   const auto entries = plan.entries();
@@ -117,7 +119,7 @@ void apply_plan(CausalLM& model, const ModelMesh& mesh, const ParallelizeModelOp
   if (options.async_tensor_parallel) {
     TESSERA_CHECK(
         options.sequence_parallel && !custom && config.num_key_value_heads >= mesh.tensor_ranks &&
-            config.experts.count == 0,
+            config.experts.num_experts == 0,
         ErrorKind::kConfig,
         "[parallel.parallelize_model] async_tensor_parallel needs sequence_parallel, the family's own plan, a "
         "key-value head for each of {} ranks and layers without experts. Set it to false.",
@@ -125,13 +127,14 @@ void apply_plan(CausalLM& model, const ModelMesh& mesh, const ParallelizeModelOp
     plan = with_overlap(model, plan);
   }
   if (config.num_key_value_heads < mesh.tensor_ranks) replicate_key_values(plan, config.num_key_value_heads);
-  const bool speaks = mesh.all->rank() == mesh.all->ranks().front();
-  parallelize_module(model, mesh.tensor_parallel, plan, {.warn_unmatched = custom && speaks});
+  const bool is_logging_rank = mesh.all->rank() == mesh.all->ranks().front();
+  parallelize_module(model, mesh.tensor_parallel, plan, {.warn_unmatched = custom && is_logging_rank});
 }
 
-// Embedding and head, where neither has the other's weight.
-std::vector<std::pair<nn::Module*, bool>> units_of_vocabulary(nn::Module& model) {
-  std::vector<std::pair<nn::Module*, bool>> out;  // and whether it stays gathered after forward
+// The embedding and the head as FSDP units of their own, with true for the head, which stays gathered after forward
+// because its backward comes first. Empty if they share a weight: a tied parameter must be in one unit, the root's.
+std::vector<std::pair<nn::Module*, bool>> vocabulary_units(nn::Module& model) {
+  std::vector<std::pair<nn::Module*, bool>> out;  // module, and whether it stays gathered after forward
   std::vector<at::Tensor> weights;
   for (const auto& [path, module] : model.named_modules()) {
     const bool head = dynamic_cast<nn::Head*>(module) != nullptr;
@@ -141,14 +144,14 @@ std::vector<std::pair<nn::Module*, bool>> units_of_vocabulary(nn::Module& model)
       if (other.is_same(weight)) return {};
     }
     weights.push_back(weight);
-    out.emplace_back(module, head);  // the head's backward comes at once
+    out.emplace_back(module, head);
   }
   return out;
 }
 
-// What a stage without the head gives is for the next one, and stays as it is. Of a rank that has such stages beside
-// the head, the head alone casts what it gives.
-MixedPrecisionPolicy policy_of_root(CausalLM& model, const ParallelizeModelOptions& options) {
+// The root's mixed-precision policy. In a pipeline the hidden states that a stage sends must keep their dtype, so the
+// root must not cast its outputs: a hook on the head casts the head's outputs instead.
+MixedPrecisionPolicy root_mp_policy(CausalLM& model, const ParallelizeModelOptions& options) {
   auto policy = options.mp_policy;
   const bool is_cut = static_cast<int64_t>(model.blocks().size()) < model.config().num_hidden_layers;
   if (!is_cut || !policy.output_dtype) return policy;
@@ -160,19 +163,20 @@ MixedPrecisionPolicy policy_of_root(CausalLM& model, const ParallelizeModelOptio
   return policy;
 }
 
-void graph_layers_of(CausalLM& model, const std::vector<nn::Module*>& layers, const ModelMesh& mesh,
-                     const ParallelizeModelOptions& options) {
-  TESSERA_CHECK(mesh.tensor_ranks == 1 && dim_ranks(*options.mesh, "cp") <= 1 && model.config().experts.count == 0,
-                ErrorKind::kConfig,
-                "[parallel.parallelize_model] layer_graphs with tensor or context parallelism, or experts: such layers "
-                "communicate, or wait for counts, which no graph can hold. Set train.layer_graphs to false, or "
-                "parallel.tp and parallel.cp to 1.");
+void apply_layer_graphs(CausalLM& model, const std::vector<nn::Module*>& layers, const ModelMesh& mesh,
+                        const ParallelizeModelOptions& options) {
+  TESSERA_CHECK(
+      mesh.tensor_ranks == 1 && dim_ranks(*options.mesh, "cp") <= 1 && model.config().experts.num_experts == 0,
+      ErrorKind::kConfig,
+      "[parallel.parallelize_model] layer_graphs with tensor or context parallelism, or experts: the layers "
+      "of this model communicate or read counts on the host, which a graph cannot contain. Set "
+      "train.layer_graphs to false, or parallel.tp and parallel.cp to 1.");
   if (!mesh.all->device().is_cpu()) {
-    for (const auto& [path, decoder] : nn::modules_of<DecoderModel>(model)) decoder->make_documents_repeat();
+    for (const auto& [path, decoder] : nn::modules_of<DecoderModel>(model)) decoder->pad_document_lists();
     return graph_layers(layers, mesh.all->device());
   }
   if (mesh.all->rank() == mesh.all->ranks().front()) {
-    log_info("[parallel.parallelize_model] layer_graphs: the mesh is of CPUs, which have none; it changes nothing.");
+    log_info("[parallel.parallelize_model] layer_graphs has no effect: the mesh's device is the CPU, without graphs.");
   }
 }
 
@@ -182,18 +186,18 @@ void shard_units(CausalLM& model, const std::vector<nn::Module*>& layers, const 
                           .mp_policy = options.mp_policy,
                           .replicated_over = mesh.tensor_parallel,
                           .cpu_offload = options.cpu_offload};
-  inner.mp_policy.output_dtype.reset();  // they compute in param_dtype and hand it on
+  inner.mp_policy.output_dtype.reset();  // only the root casts its outputs
   if (mesh.experts) shard_experts(model, mesh.experts, inner);
   auto of_layers = inner;
-  of_layers.fixed_places = options.layer_graphs;
+  of_layers.fixed_addresses = options.layer_graphs;
   for (auto* layer : layers) fully_shard(*layer, of_layers);
-  for (const auto& [module, stays] : units_of_vocabulary(model)) {
+  for (const auto& [module, keeps_gathered] : vocabulary_units(model)) {
     auto unit = inner;
-    if (stays) unit.reshard_after_forward = false;
+    if (keeps_gathered) unit.reshard_after_forward = false;
     fully_shard(*module, unit);
   }
   auto root = inner;
-  root.mp_policy = policy_of_root(model, options);
+  root.mp_policy = root_mp_policy(model, options);
   fully_shard(model, root);
 }
 
@@ -202,6 +206,7 @@ void shard_units(CausalLM& model, const std::vector<nn::Module*>& layers, const 
 void check_heads(const ModelConfig& config, int64_t tp, bool replicate_kv) {
   const int64_t kv_heads = config.num_key_value_heads, heads = config.num_attention_heads;
   if (kv_heads % tp != 0) {
+    // `can`: replicate_kv would make this tp size possible.
     const bool can = kv_heads < tp && tp % kv_heads == 0;
     TESSERA_CHECK(can && replicate_kv, ErrorKind::kConfig,
                   "[parallel.parallelize_model] num_key_value_heads ({}) must be divisible by TP size ({}). {}",
@@ -217,40 +222,44 @@ void check_heads(const ModelConfig& config, int64_t tp, bool replicate_kv) {
 }
 
 void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) {
+  // The order matters. The plan and the experts replace parameters by DTensors. Activation checkpoints and graphs wrap
+  // the forward of each layer, inside its hooks. Data parallelism comes last: it shards the parameters that the steps
+  // before have made, and its hooks gather them around the wrapped forward.
   auto mesh = model_mesh(options.mesh);
   const bool on_cpu = mesh.all->device_type() == c10::DeviceType::CPU;
-  const bool speaks = mesh.all->rank() == mesh.all->ranks().front();
+  const bool is_logging_rank = mesh.all->rank() == mesh.all->ranks().front();
   mesh.experts = expert_mesh(model, mesh, options.ep);
   if (mesh.experts) check_expert_parallel(model, expert_options(mesh, options));
   if (mesh.tensor_ranks > 1) {
     apply_plan(model, mesh, options);
-  } else if (options.sequence_parallel && speaks) {
-    log_warning("[parallel.parallelize_model] sequence_parallel is on, but tp is 1: it changes nothing.");
+  } else if (options.sequence_parallel && is_logging_rank) {
+    log_warning("[parallel.parallelize_model] sequence_parallel has no effect, because tp is 1.");
   }
   if (mesh.experts) apply_expert_parallel(model, expert_options(mesh, options));
   if (dim_ranks(*options.mesh, "cp") > 1) {
     TESSERA_CHECK(model.config().experts.capacity_factor == 0, ErrorKind::kConfig,
-                  "[parallel.parallelize_model] capacity_factor {} with context parallelism: a capacity is one of "
-                  "whole sequences, of which a rank has a part. Set it to 0, or parallel.cp to 1.",
+                  "[parallel.parallelize_model] found capacity_factor {} with context parallelism: the capacity is "
+                  "counted per whole sequence, but a rank has only a part of each. Set it to 0, or parallel.cp to 1.",
                   model.config().experts.capacity_factor);
     apply_context_parallel(model, options.mesh->slice({"cp"}), {.rotate_method = options.cp_rotate_method});
   }
   std::vector<nn::Module*> layers;
   for (const auto& block : model.blocks()) layers.push_back(block.get());
   checkpoint_layers(layers, options.activation_checkpointing);
-  if (options.layer_graphs) graph_layers_of(model, layers, mesh, options);
-  if (options.cpu_offload && on_cpu && speaks) {
-    log_info("[parallel.parallelize_model] cpu_offload: the mesh is of CPUs, where it changes nothing.");
+  if (options.layer_graphs) apply_layer_graphs(model, layers, mesh, options);
+  if (options.cpu_offload && on_cpu && is_logging_rank) {
+    log_info("[parallel.parallelize_model] cpu_offload has no effect: the mesh's device is the CPU.");
   }
   if (mesh.tensor_ranks == 1 && mesh.replicas > 1 && mesh.shards == 1 && !mesh.experts) {
-    TESSERA_CHECK(!options.cpu_offload || on_cpu, ErrorKind::kConfig,
-                  "[parallel.parallelize_model] cpu_offload of replicas on {}: found dp_shard 1, wanted shards to "
-                  "offload. Set parallel.dp_shard above 1, or parallel.cpu_offload to false.",
-                  mesh.all->to_string());
+    TESSERA_CHECK(
+        !options.cpu_offload || on_cpu, ErrorKind::kConfig,
+        "[parallel.parallelize_model] cpu_offload on {}: found dp_shard 1, but only sharded parameters can be "
+        "offloaded. Set parallel.dp_shard above 1, or parallel.cpu_offload to false.",
+        mesh.all->to_string());
     auto replica = options.replicate;
     replica.mesh = mesh.all->slice({"dp_replicate"});
-    replica.mp_policy = policy_of_root(model, options);
-    replica.fixed_places = options.layer_graphs;
+    replica.mp_policy = root_mp_policy(model, options);
+    replica.fixed_addresses = options.layer_graphs;
     return replicate(model, replica);
   }
   shard_units(model, layers, mesh, options);

@@ -1,12 +1,13 @@
-// A whole language model over a mesh in one call: tensor and sequence parallelism, activation checkpoints, mixed
-// precision, FSDP or HSDP.
+// Makes a whole language model parallel over a mesh in one call: tensor and sequence parallelism, expert and context
+// parallelism, activation checkpointing, mixed precision, and FSDP, HSDP or DDP.
 //
 //   auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp_shard", "tp"});
 //   auto model = make_parallel_model(config, at::kFloat, {.mesh = mesh, .sequence_parallel = true});
 //   load_pretrained(*model, folder);
 //
-// Semantics of NeMo RL's _parallelize_model. Everything is checked before a parameter is touched, so a model on the
-// meta device is refused before any weight is read.
+// Semantics of NeMo RL's _parallelize_model. The checks need no parameter values, so an option that does not fit is
+// refused while the model is on the meta device, before any weight is read. After an error the model may be partly
+// changed.
 #pragma once
 
 #include "tessera/models/decoder/causal_lm.h"
@@ -18,50 +19,63 @@
 namespace tessera {
 
 struct ParallelizeModelOptions {
-  // With dims among dp_replicate, dp_shard (or dp), cp and tp, others are left alone. What it has not counts as 1.
+  // The dims dp_replicate, dp_shard (or dp), cp and tp are used; other dims are ignored. A missing dim counts as one
+  // rank. At least one of the four must exist.
   MeshPtr mesh = {};
   MixedPrecisionPolicy mp_policy = {};
-  // Ranks that share the experts of a layer: must divide the ranks of all dims of the mesh together, and the experts.
+  // Expert-parallel size: the number of ranks that share the experts of a layer. It must divide the number of experts,
+  // and the product of the sizes of the four dims above.
   int64_t ep = 1;
-  // Of context parallelism: how keys and values reach the other ranks (apply_context_parallel).
+  // How context parallelism exchanges keys and values: "allgather", or "alltoall" for the ring
+  // (apply_context_parallel).
   std::string cp_rotate_method = "allgather";
-  // Residuals between tensor-parallel blocks are sharded along the tokens. With tp 1 a warning, nothing else.
+  // The residual stream between tensor-parallel blocks is sharded along the sequence. With tp 1 a warning is logged and
+  // nothing changes.
   bool sequence_parallel = false;
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::kNone;
-  // Layers as graphs of the accelerator (layer_graphs.h). On a CPU mesh, which has none, this is said once and changes
-  // nothing. Error kConfig with tp, cp or ep above 1, and what graph_layers refuses.
+  // Decoder layers are captured as CUDA graphs (layer_graphs.h). A CPU mesh has no graphs: a line is logged and nothing
+  // changes. Error kConfig with tp or cp above 1, for a model with experts, and for every layer that graph_layers
+  // refuses.
   bool layer_graphs = false;
-  // Shards, gradients and optimizer state in host memory (FullyShardOptions). On a CPU mesh they are there already,
-  // which is said once. Replicas alone (dp_shard 1, tp 1) are refused on an accelerator: Error kConfig.
+  // Keeps shards, gradients and optimizer state in host memory (FullyShardOptions::cpu_offload). On a CPU mesh a line
+  // is logged and nothing changes. Error kConfig on an accelerator when the mesh has replicas alone (DDP: dp_shard 1
+  // and tp 1).
   bool cpu_offload = false;
   PlanChoice plan = AutoPlan{};
-  // Where there are fewer key-value heads than tp, which must be a multiple of them: their projections are kept whole
-  // on all ranks, each of which uses the head that its queries read.
+  // For models with fewer key-value heads than tp ranks, where tp is a multiple of the heads: every rank keeps the
+  // whole key and value projections, and uses the one head that its query heads read.
   bool replicate_kv = false;
-  // Gathers and scatters of sequence parallelism run in chunks beside the products; needs sequence_parallel, the
-  // family's plan and a key-value head for each rank.
+  // Asynchronous tensor parallelism: the all-gathers and reduce-scatters of sequence parallelism run in chunks that
+  // overlap the matrix products. Needs sequence_parallel, the model family's own plan, at least one key-value head per
+  // tp rank, and layers without experts.
   bool async_tensor_parallel = false;
-  ReplicateOptions replicate = {};  // where the mesh says DDP: several dp_replicate, one dp_shard, tp 1
+  ReplicateOptions replicate = {};  // used where the mesh means DDP: dp_replicate above 1, dp_shard x cp of 1, and tp 1
 };
 
-// In this order: head counts (key-value heads first), plan, experts, attention over cp, activation checkpoints, graphs
-// of layers, then fully_shard of each layer over dp_shard x cp, of embedding and head where they are not tied, and of
-// the rest, with replicas over dp_replicate. With cp above 1 each rank passes its own tokens of the rows
-// (kernels::ContextLayout). With tp above 1 all parameters are DTensors over the dims of data parallelism and tp, those
-// outside the plan as replicas. With ep or tp above 1 experts lie over a mesh of their own, (ep_shard, ep), as units of
-// FSDP of their own: parallel/experts/expert_parallel.h. COLLECTIVE over the mesh. Errors kConfig: head counts that tp
-// does not divide, experts or ranks that ep does not divide, ep above 1 for a model without experts, a plan that fits
-// no module or has an unknown style, and what resolve_plan refuses; kShape: a mesh with none of the dims.
+// Applies, in this order: the tensor-parallel plan (head counts are checked first, key-value heads before query heads),
+// expert parallelism, context parallelism of attention, activation checkpoints, graphs of layers, and data parallelism.
+// Data parallelism calls fully_shard over dp_shard x cp, with replicas over dp_replicate, on each layer, then on the
+// embedding and the head if their weights are not tied, then on the model for the remaining parameters. A mesh of
+// replicas alone uses replicate() instead.
+//
+// With cp above 1 each rank passes its own tokens of every row (kernels::ContextLayout). With tp above 1 all parameters
+// become DTensors over the data-parallel dims and tp; a parameter outside the plan is replicated over tp. With ep or tp
+// above 1 the experts are sharded over a mesh of their own, (ep_shard, ep), and are FSDP units of their own
+// (parallel/experts/expert_parallel.h).
+//
+// COLLECTIVE over the mesh. Errors kConfig: head counts that tp does not divide, experts or ranks that ep does not
+// divide, ep above 1 for a model without experts, a plan that matches no module or has an unknown style, and every plan
+// that resolve_plan refuses; kShape: no mesh, or a mesh with none of the four dims.
 void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options);
 
-// A model made on the meta device, cut to this rank's stages of a pipeline, parallelized, and given memory on the
-// mesh's device: shards of a group lie in one buffer. Its values are for the caller to load or draw. COLLECTIVE over
-// the mesh. Errors as above.
+// Makes a model on the meta device, keeps this rank's pipeline stages of it, parallelizes it, and allocates its
+// parameters on the mesh's device without initialising them: load or initialise the values next. The shards of one FSDP
+// unit share one buffer. COLLECTIVE over the mesh. Errors as parallelize_model and keep_stages.
 std::shared_ptr<CausalLM> make_parallel_model(const ModelConfig& config, c10::ScalarType dtype,
                                               const ParallelizeModelOptions& options,
                                               const pipeline::PipelineOptions& stages = {});
 
-// The checks of head counts alone. Error kConfig.
+// Checks only that the head counts fit tp ranks. Error kConfig.
 void check_heads(const ModelConfig& config, int64_t tp, bool replicate_kv);
 
 }  // namespace tessera

@@ -13,7 +13,9 @@
 namespace tessera::report {
 namespace {
 
-constexpr size_t kTail = 64;  // lines of one step differ in their times
+// Bytes before the position that is_continued() compares. A file that was cut and has grown again differs there: even
+// lines of the same step have other times.
+constexpr size_t kTail = 64;
 constexpr size_t kChunk = size_t{1} << 18;
 
 size_t read_at(const UniqueFd& file, uint64_t offset, char* data, size_t bytes, const std::filesystem::path& path) {
@@ -27,8 +29,8 @@ size_t read_at(const UniqueFd& file, uint64_t offset, char* data, size_t bytes, 
 
 }  // namespace
 
-GrowingLines::Open GrowingLines::open() const {
-  Open found{.file = UniqueFd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK))};
+GrowingLines::OpenFile GrowingLines::open() const {
+  OpenFile found{.file = UniqueFd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK))};
   if (!found.file.open()) {
     TESSERA_CHECK(errno == ENOENT || errno == ENOTDIR, ErrorKind::kIo, "[report] {}: cannot be opened: {}",
                   path_.string(), std::strerror(errno));
@@ -42,9 +44,11 @@ GrowingLines::Open GrowingLines::open() const {
   return found;
 }
 
+// A file that was replaced by rename has another inode; one that was cut is shorter, or differs in its tail if it has
+// grown again since.
 bool GrowingLines::is_continued() const {
   if (offset_ == 0) return true;
-  const Open now = open();
+  const OpenFile now = open();
   if (!now.file.open() || now.inode != inode_ || now.size < offset_) return false;
   char data[kTail];
   const size_t got = read_at(now.file, offset_ - tail_.size(), data, tail_.size(), path_);
@@ -53,32 +57,34 @@ bool GrowingLines::is_continued() const {
 
 void GrowingLines::restart() { *this = GrowingLines(std::move(path_)); }
 
-void GrowingLines::read(const std::function<void(std::string_view)>& take) {
-  const Open now = open();
+void GrowingLines::read(const std::function<void(std::string_view)>& on_line) {
+  const OpenFile now = open();
   if (!now.file.open()) return;
   inode_ = now.inode;
   std::vector<char> chunk(std::min<uint64_t>(kChunk, now.size > offset_ ? now.size - offset_ : 0));
-  while (offset_ < now.size) {  // what comes meanwhile is for the next call
-    const size_t wanted = std::min<uint64_t>(chunk.size(), now.size - offset_);
-    const size_t got = read_at(now.file, offset_, chunk.data(), wanted, path_);
-    if (got == 0) return;  // it was cut
-    std::string_view rest(chunk.data(), got);
+  while (offset_ < now.size) {  // bytes that are appended meanwhile are left for the next call
+    const size_t bytes_to_read = std::min<uint64_t>(chunk.size(), now.size - offset_);
+    const size_t got = read_at(now.file, offset_, chunk.data(), bytes_to_read, path_);
+    if (got == 0) return;  // the file was cut since open()
+    std::string_view unread(chunk.data(), got);
     offset_ += got;
-    tail_.append(rest.substr(got - std::min(got, kTail)));
+    tail_.append(unread.substr(got - std::min(got, kTail)));
     tail_.erase(0, tail_.size() - std::min(tail_.size(), kTail));
-    for (size_t end; (end = rest.find('\n')) != rest.npos; rest.remove_prefix(end + 1)) {
-      if (begun_.empty() && !too_long_) {
-        take(rest.substr(0, end));
+    // A line within the chunk is passed without a copy. Only a line that began in an earlier chunk is put together in
+    // partial_line_.
+    for (size_t end; (end = unread.find('\n')) != unread.npos; unread.remove_prefix(end + 1)) {
+      if (partial_line_.empty() && !too_long_) {
+        on_line(unread.substr(0, end));
         continue;
       }
-      begun_ += rest.substr(0, end);
-      take(too_long_ ? std::string_view() : std::string_view(begun_));
-      begun_.clear();
+      partial_line_ += unread.substr(0, end);
+      on_line(too_long_ ? std::string_view() : std::string_view(partial_line_));
+      partial_line_.clear();
       too_long_ = false;
     }
-    if (!too_long_) begun_ += rest;
-    if (begun_.size() > kLongestLine) {
-      begun_ = std::string();
+    if (!too_long_) partial_line_ += unread;
+    if (partial_line_.size() > kLongestLine) {
+      partial_line_ = std::string();
       too_long_ = true;
     }
   }

@@ -23,14 +23,14 @@ namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
-constexpr size_t kMostPoints = 2000;  // sent every two seconds
-constexpr size_t kMostRows = 16'384, kMostEvents = 200;
+constexpr size_t kMostPoints = 2000;                    // steps in data.json, which is sent every two seconds
+constexpr size_t kMostRows = 16'384, kMaxEvents = 200;  // kept in memory
 constexpr unsigned kMostConnections = 32, kIdleSeconds = 15;
-constexpr int kShareOfCore = 50;
+constexpr int kShareOfCore = 50;  // after a refresh of t CPU seconds the next one comes 50 t later at the earliest
 
 UniqueFd listen_on_loopback(uint16_t port) {
   try {
-    return listen_at("127.0.0.1", port, Reach::kThisHost).socket;
+    return listen_at("127.0.0.1", port, ListenScope::kThisHost).socket;
   } catch (const Error& error) {
     const bool in_use = error.kind() == ErrorKind::kComm;
     raise(ErrorKind::kConfig, "[report.live] {} Give another with train.page, or 0 for no page.",
@@ -38,7 +38,8 @@ UniqueFd listen_on_loopback(uint16_t port) {
   }
 }
 
-// A page of another name that leads here (DNS rebinding) gets nothing.
+// Whether the Host header names loopback. Against DNS rebinding: a foreign page whose name resolves to 127.0.0.1 sends
+// its own name as Host and is refused.
 bool is_loopback_name(const char* host) {
   if (!host) return false;
   std::string_view name = host;
@@ -55,22 +56,23 @@ double cpu_seconds() {
 }  // namespace
 
 struct LivePage::Server {
-  explicit Server(fs::path run) : folder(std::move(run)), follower(folder, {.rows = kMostRows, .events = kMostEvents}) {
-    told.folder = folder;
-    told.name = fs::weakly_canonical(folder).filename().string();
+  explicit Server(fs::path run) : folder(std::move(run)), follower(folder, {.rows = kMostRows, .events = kMaxEvents}) {
+    last_history.folder = folder;
+    last_history.name = fs::weakly_canonical(folder).filename().string();
   }
 
   const fs::path folder;
   MHD_Daemon* daemon = nullptr;
-  // Of the server's thread alone.
+  // All members below are used by the thread of the HTTP server only, so they need no lock.
   RunFollower follower;
-  RunHistory told;
-  bool calm = false;
-  std::vector<std::pair<uintmax_t, fs::file_time_type>> seen;
-  std::shared_ptr<const std::string> data;
-  Clock::time_point next{};
+  RunHistory last_history;        // the last history that could be read
+  bool priority_lowered = false;  // the thread has lowered its priority
+  // Sizes and times of the files that `data` is made from.
+  std::vector<std::pair<uintmax_t, fs::file_time_type>> data_file_states;
+  std::shared_ptr<const std::string> data;  // data.json
+  Clock::time_point next{};                 // no refresh before this time
 
-  std::vector<std::pair<uintmax_t, fs::file_time_type>> look() const {
+  std::vector<std::pair<uintmax_t, fs::file_time_type>> file_states() const {
     std::vector<std::pair<uintmax_t, fs::file_time_type>> states;
     for (const char* name : {"metrics.jsonl", "events.jsonl", "recipe.yaml", "recipe.resolved.yaml"}) {
       std::error_code error;
@@ -81,38 +83,41 @@ struct LivePage::Server {
     return states;
   }
 
-  // What the page then says of itself, where something is wrong.
+  // The history of the run; one with the state "starting" before the run has written metrics.
   RunHistory read() {
     std::error_code unknown;
-    if (!fs::exists(folder / "metrics.jsonl", unknown) && !unknown) {  // it has written nothing yet
-      told.state = "starting";
-      return told;
+    if (!fs::exists(folder / "metrics.jsonl", unknown) && !unknown) {
+      last_history.state = "starting";
+      return last_history;
     }
-    told = follower.history();
-    return told;
+    last_history = follower.history();
+    return last_history;
   }
 
-  std::shared_ptr<const std::string> refreshed() {
+  // data.json, made again only if a file has changed and the share of the core allows it. If reading fails, the page
+  // shows the last history that could be read, with the error as its state.
+  std::shared_ptr<const std::string> refreshed_data() {
     if (data && Clock::now() < next) return data;
-    auto states = look();
-    if (data && states == seen) return data;
+    auto states = file_states();
+    if (data && states == data_file_states) return data;
     const double begun = cpu_seconds();
     try {
       data = std::make_shared<const std::string>(page_data({read()}, kMostPoints));
-      seen = std::move(states);
-    } catch (const Error& error) {  // what was told before, and why no more
-      auto last = told;
+      data_file_states = std::move(states);
+    } catch (const Error& error) {
+      auto last = last_history;
       last.state = std::string("cannot be read: ") + error.what();
       data = std::make_shared<const std::string>(page_data({last}, kMostPoints));
-      seen.clear();
+      data_file_states.clear();
     }
-    const std::chrono::duration<double> rest((cpu_seconds() - begun) * kShareOfCore);
-    next = Clock::now() + std::chrono::duration_cast<Clock::duration>(rest);
+    // CPU time of this thread, not wall time: a busy machine must not make the page slower than the share demands.
+    const std::chrono::duration<double> pause((cpu_seconds() - begun) * kShareOfCore);
+    next = Clock::now() + std::chrono::duration_cast<Clock::duration>(pause);
     return data;
   }
 
   MHD_Result send(MHD_Connection* connection, unsigned code, const char* type, const std::string& text) const {
-    // The library copies it, so that it may be replaced while it is sent.
+    // The library copies the text, so that it may be replaced while the response is still being sent.
     MHD_Response* response =
         MHD_create_response_from_buffer(text.size(), const_cast<char*>(text.data()), MHD_RESPMEM_MUST_COPY);
     if (!response) return MHD_NO;
@@ -128,9 +133,10 @@ struct LivePage::Server {
 
   MHD_Result answer(MHD_Connection* connection, std::string_view url, std::string_view method) {
     constexpr const char* kPlain = "text/plain; charset=utf-8";
-    if (!calm) {  // steps come first
+    // Once: lowers the priority of this thread of rank 0's process, so that training goes first.
+    if (!priority_lowered) {
       ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10);
-      calm = true;
+      priority_lowered = true;
     }
     if (method != "GET" && method != "HEAD") {
       return send(connection, MHD_HTTP_METHOD_NOT_ALLOWED, kPlain, "only GET and HEAD\n");
@@ -139,19 +145,20 @@ struct LivePage::Server {
       return send(connection, MHD_HTTP_FORBIDDEN, kPlain, "wanted Host: 127.0.0.1 or localhost\n");
     }
     try {
-      if (url == "/") return send(connection, MHD_HTTP_OK, "text/html; charset=utf-8", page_around(*refreshed()));
-      if (url == "/data.json") return send(connection, MHD_HTTP_OK, "application/json", *refreshed());
+      if (url == "/") return send(connection, MHD_HTTP_OK, "text/html; charset=utf-8", page_around(*refreshed_data()));
+      if (url == "/data.json") return send(connection, MHD_HTTP_OK, "application/json", *refreshed_data());
     } catch (const std::exception& error) {
       return send(connection, MHD_HTTP_INTERNAL_SERVER_ERROR, kPlain, std::string(error.what()) + "\n");
     }
     return send(connection, MHD_HTTP_NOT_FOUND, kPlain, "there are / and /data.json\n");
   }
 
-  // What a client sends beyond its request ends the connection: nobody keeps it.
+  // Callback of libmicrohttpd: called once with the header of a request, then with its body. A request with a body
+  // closes the connection, because no request here needs one.
   static MHD_Result handle(void* self, MHD_Connection* connection, const char* url, const char* method, const char*,
                            const char*, size_t* upload_bytes, void** state) {
     static char begun;
-    if (*state == nullptr) {  // only the head of the request is there
+    if (*state == nullptr) {  // the first call, with the header only
       *state = &begun;
       return MHD_YES;
     }
@@ -161,7 +168,7 @@ struct LivePage::Server {
 };
 
 LivePage::LivePage(uint16_t port, fs::path run_folder) : server_(std::make_unique<Server>(std::move(run_folder))) {
-  static_cast<void>(page_around("{}"));  // an error without the charts
+  static_cast<void>(page_around("{}"));  // throws if the program was built without the chart library
   UniqueFd socket = listen_on_loopback(port);
   server_->daemon =
       MHD_start_daemon(MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL, port, nullptr, nullptr, &Server::handle,

@@ -1,9 +1,9 @@
-// The page of a run that is at work, over HTTP on this host's loopback alone: it grows without being loaded again.
+// Serves the page of a running run over HTTP, on the loopback address of this host only. The page updates itself.
 //
 //   const LivePage page(8080, "runs/demo");      // http://127.0.0.1:8080 until it is destroyed
 //
-// One thread of its own at low priority, which reads what the run has written to its folder; it takes at most a
-// fiftieth of a core for that, so that the page of a long run is refreshed less often, and no step waits for it.
+// The server has one thread of low priority, which reads the files of the run's folder, never the state of the run. So
+// no step waits for it. Reading takes at most 1/50 of a core; the page of a long run is refreshed less often.
 // docs/design/report.md. No communication.
 #pragma once
 
@@ -15,7 +15,8 @@ namespace tessera::report {
 
 class LivePage {
  public:
-  // Error kConfig: the port is in use or not ours to take; a program without the charts. The folder may come later.
+  // Serves until the object is destroyed. The folder need not exist yet. Error kConfig if the port is in use or may not
+  // be bound, or the program was built without the chart library.
   LivePage(uint16_t port, std::filesystem::path run_folder);
   ~LivePage();
   LivePage(const LivePage&) = delete;

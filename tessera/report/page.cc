@@ -15,8 +15,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Values that are not finite become null in the text of the page.
-ordered_json series(const Series& all, const std::vector<size_t>& rows) {
+// The columns of a series at the given rows. dump_json() writes values that are not finite as null.
+ordered_json series(const MetricSeries& all, const std::vector<size_t>& rows) {
   ordered_json out = {{"step", ordered_json::array()}};
   for (const size_t row : rows) out["step"].push_back(all.step[row]);
   for (const auto& [name, values] : all.columns) {
@@ -26,7 +26,7 @@ ordered_json series(const Series& all, const std::vector<size_t>& rows) {
   return out;
 }
 
-// The rows whose value stands out, as steps and z-scores.
+// Steps and z-scores of the rows that are outliers.
 ordered_json outliers(const std::vector<int64_t>& steps, const std::vector<double>& scores) {
   ordered_json out = ordered_json::array();
   for (size_t row = 0; row < scores.size(); ++row) {
@@ -37,15 +37,16 @@ ordered_json outliers(const std::vector<int64_t>& steps, const std::vector<doubl
 }
 
 ordered_json as_json(const RunHistory& run, const std::string& name, size_t most_points) {
-  constexpr size_t kMostValues = 400'000;  // of all columns: what a browser still reads at once
+  constexpr size_t kMostValues = 400'000;  // values in all columns together; a browser parses these without delay
+  // Many columns (ranks, parts) leave fewer rows for each.
   most_points = std::min(most_points, kMostValues / std::max<size_t>(run.steps.columns.size(), 1));
   ordered_json out = {{"name", name},
                       {"folder", run.folder.string()},
                       {"state", run.state},
                       {"recipe", run.recipe},
-                      {"rows", std::max(run.steps.step.size(), run.steps_told)},
-                      {"steps", series(run.steps, thinned(run.steps, most_points))},
-                      {"validation", series(run.validation, thinned(run.validation, most_points))},
+                      {"rows", std::max(run.steps.step.size(), run.step_count)},
+                      {"steps", series(run.steps, thinned_rows(run.steps, most_points))},
+                      {"validation", series(run.validation, thinned_rows(run.validation, most_points))},
                       {"loss_outliers", outliers(run.steps.step, run.loss_z)},
                       {"grad_norm_outliers", outliers(run.steps.step, run.grad_norm_z)},
                       {"samples", ordered_json::array()},
@@ -63,8 +64,8 @@ ordered_json as_json(const RunHistory& run, const std::string& name, size_t most
   return out;
 }
 
-// Runs of one name are told apart by their folders.
-std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
+// The names of the runs; runs with the same name are shown with their folders.
+std::vector<std::string> display_names(const std::vector<RunHistory>& runs) {
   std::vector<std::string> names;
   for (const auto& run : runs) {
     const auto alike = std::ranges::count_if(runs, [&](const auto& other) { return other.name == run.name; });
@@ -73,14 +74,14 @@ std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
   return names;
 }
 
-// "</script>" inside a script would end it, and "<!--" begin a comment.
-std::string inside_script(std::string_view text) {
+// Escapes "<" in JSON, so that text of a run that holds "</script>" or "<!--" cannot end the script element.
+std::string escape_for_script(std::string_view text) {
   std::string out;
   for (const char c : text) c == '<' ? out += "\\u003c" : out += c;
   return out;
 }
 
-void put(std::string& page, std::string_view mark, std::string_view content) {
+void replace_mark(std::string& page, std::string_view mark, std::string_view content) {
   const size_t at = page.find(mark);
   TESSERA_CHECK(at != page.npos, ErrorKind::kInternal, "[report.page] page.html: found no {}", mark);
   page.replace(at, mark.size(), content);
@@ -90,7 +91,7 @@ void put(std::string& page, std::string_view mark, std::string_view content) {
 
 std::string page_data(const std::vector<RunHistory>& runs, size_t most_points) {
   ordered_json out = {{"version", version()}, {"differing", differing_settings(runs)}, {"runs", ordered_json::array()}};
-  const auto names = names_of(runs);
+  const auto names = display_names(runs);
   for (size_t i = 0; i < runs.size(); ++i) out["runs"].push_back(as_json(runs[i], names[i], most_points));
   return dump_json(out);
 }
@@ -101,12 +102,12 @@ std::string page_around(std::string_view data) {
                 "[report.page] this program was built without uPlot, which draws the charts. Build it where npm can "
                 "fetch the package (./dev setup).");
   std::string page(parts.html);
-  // What users wrote goes in last, so that nothing in it is taken for a mark.
-  put(page, "/*CHART STYLE*/", parts.chart_style);
-  put(page, "/*STYLE*/", parts.style);
-  put(page, "/*CHART SCRIPT*/", parts.chart_script);
-  put(page, "/*SCRIPT*/", parts.script);
-  put(page, "/*DATA*/", inside_script(data));
+  // The data, which holds text of users, is inserted last, so that a mark in it is not replaced.
+  replace_mark(page, "/*CHART STYLE*/", parts.chart_style);
+  replace_mark(page, "/*STYLE*/", parts.style);
+  replace_mark(page, "/*CHART SCRIPT*/", parts.chart_script);
+  replace_mark(page, "/*SCRIPT*/", parts.script);
+  replace_mark(page, "/*DATA*/", escape_for_script(data));
   return page;
 }
 

@@ -1,5 +1,6 @@
-// One HTML file of one run, or of several laid over each other, that opens without a network: charts, samples, recipes,
-// warnings, restarts. A page served over HTTP asks for "data.json" beside it every few seconds and draws what is new.
+// Makes one HTML file about one or several runs, which a browser opens without a network: charts, samples, recipes,
+// warnings, restarts. Several runs are drawn in the same charts. A page that is served over HTTP fetches "data.json"
+// from the same folder every two seconds and updates itself.
 //
 //   write_file("report.html", render_page({read_run("runs/a"), read_run("runs/b")}));
 //
@@ -14,13 +15,14 @@
 
 namespace tessera::report {
 
-// What the page draws, as JSON. Rows beyond `most_points` a run are thinned out (run_history.h).
+// The data of the page as JSON. A run with more than `most_points` steps is thinned out (run_history.h).
 std::string page_data(const std::vector<RunHistory>& runs, size_t most_points = 20000);
 
-// The page with what page_data() gave in it. Error kConfig as below.
+// The HTML page for `data`, the result of page_data(). Error kConfig if the program was built without the chart
+// library.
 std::string page_around(std::string_view data);
 
-// Error kConfig where the program was built without the chart library.
+// page_data() and page_around() in one.
 std::string render_page(const std::vector<RunHistory>& runs, size_t most_points = 20000);
 
 }  // namespace tessera::report

@@ -1,4 +1,4 @@
-// The parts of the page that stand in files of their own (page/) or come from npm, embedded at build.
+// The parts of the page: the files of page/, and the chart library from npm. The build embeds them into the program.
 #pragma once
 
 #include <string_view>
@@ -6,8 +6,8 @@
 namespace tessera::report {
 
 struct PageParts {
-  std::string_view html, style, script;        // of page/
-  std::string_view chart_style, chart_script;  // uPlot's; empty where it was not there at build
+  std::string_view html, style, script;        // files of page/
+  std::string_view chart_style, chart_script;  // uPlot; empty if npm could not provide it at build time
 };
 const PageParts& page_parts();
 

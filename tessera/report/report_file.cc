@@ -27,12 +27,12 @@ namespace tessera::report {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr std::string_view kMark = "Tessera report";  // in the head of each file of ours
+constexpr std::string_view kReportMark = "Tessera report";  // each report has it near its beginning
 constexpr std::string_view kPngSignature = "\x89PNG\r\n\x1a\n";
-constexpr size_t kPngHeader = 8 + 25;  // signature, IHDR
+constexpr size_t kPngHeader = 8 + 25;  // bytes of the signature and the IHDR chunk
 
-// The type and content of a PNG's chunk that says whose it is.
-std::string png_text() { return std::string("tEXtSoftware") + '\0' + std::string(kMark); }
+// Type and content of the PNG chunk that marks a picture as a report: a tEXt chunk with the keyword Software.
+std::string png_text() { return std::string("tEXtSoftware") + '\0' + std::string(kReportMark); }
 
 bool is_report(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -40,7 +40,7 @@ bool is_report(const fs::path& path) {
   file.read(head.data(), static_cast<std::streamsize>(head.size()));
   head.resize(static_cast<size_t>(file.gcount()));
   const bool page = head.starts_with("<!DOCTYPE html>") &&
-                    head.find(fmt::format("<meta name=\"generator\" content=\"{}\">", kMark)) != head.npos;
+                    head.find(fmt::format("<meta name=\"generator\" content=\"{}\">", kReportMark)) != head.npos;
   const bool picture = head.starts_with(kPngSignature) && head.find(png_text()) == kPngHeader + 4;
   return page || picture;
 }
@@ -49,6 +49,7 @@ std::optional<fs::path> find_browser() {
   if (const char* given = std::getenv("TESSERA_CHROMIUM"); given && *given) return given;
   const char* path = std::getenv("PATH");
   std::string_view left = path ? path : "";
+  // The order of the names matters more than the order of PATH.
   for (const char* name : {"chromium", "chromium-browser", "google-chrome", "chrome"}) {
     for (std::string_view rest = left; !rest.empty();) {
       const size_t end = std::min(rest.find(':'), rest.size());
@@ -60,8 +61,10 @@ std::optional<fs::path> find_browser() {
   return std::nullopt;
 }
 
-// The exit status, or none when the time is over; then the program and what it started are gone.
-std::optional<int> run(const std::vector<std::string>& command, const fs::path& log, std::chrono::seconds limit) {
+// Runs a program with its output in `log`. Returns its wait status; nothing if it did not end within `limit`, and then
+// its process group is killed, because Chromium starts further processes.
+std::optional<int> run_command(const std::vector<std::string>& command, const fs::path& log,
+                               std::chrono::seconds limit) {
   std::vector<char*> arguments;
   for (const auto& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
@@ -97,10 +100,11 @@ std::string big_endian(uint32_t value) {
   return out;
 }
 
-// The picture with a tEXt chunk after its header that says whose it is.
-std::string marked(const std::string& png) {
+// The PNG with a tEXt chunk after its header, which marks it as a report. A chunk is: size of the content, type,
+// content, CRC of type and content.
+std::string with_report_mark(const std::string& png) {
   TESSERA_CHECK(png.size() > kPngHeader && png.starts_with(kPngSignature), ErrorKind::kIo,
-                "[report.picture] the browser wrote {} bytes that are no PNG. Look whether it runs by itself.",
+                "[report.picture] the browser wrote {} bytes that are no PNG. Check that it runs without this program.",
                 png.size());
   const std::string body = png_text();
   const auto sum = crc32(0, std::as_bytes(std::span(body)));
@@ -113,8 +117,7 @@ std::string marked(const std::string& png) {
 void check_report_path(const fs::path& path) {
   const auto status = fs::symlink_status(path);
   TESSERA_CHECK(!fs::exists(status) || (fs::is_regular_file(status) && is_report(path)), ErrorKind::kConfig,
-                "[report.write] {}: found something there that is no report, which is left alone. Give another file "
-                "with -o.",
+                "[report.write] {}: exists and is no report, so it is not replaced. Give another file with -o.",
                 path.string());
 }
 
@@ -126,8 +129,9 @@ void write_report(const fs::path& path, std::string_view content) {
 std::string picture_of(std::string_view page, int width, int height) {
   const auto browser = find_browser();
   TESSERA_CHECK(browser, ErrorKind::kConfig,
-                "[report.picture] found no Chromium in PATH, which draws the picture. Install one (Debian: chromium), "
-                "or set TESSERA_CHROMIUM to its path.");
+                "[report.picture] --png needs Chromium, but PATH has none. Install it (Debian: package chromium), or "
+                "set TESSERA_CHROMIUM to its path.");
+  // Page, log and the browser's profile are in a scratch folder: the browser does not touch the user's profile.
   const ScratchFolder scratch("report.picture");
   const auto html = scratch / "page.html", png = scratch / "page.png", log = scratch / "log";
   publish_file(html, page);
@@ -141,16 +145,17 @@ std::string picture_of(std::string_view page, int width, int height) {
                                       "--virtual-time-budget=5000",
                                       fmt::format("--window-size={},{}", width, height),
                                       "--screenshot=" + png.string()};
-  if (::geteuid() == 0) command.emplace_back("--no-sandbox");  // which Chromium wants of root; the page is ours
+  // Chromium refuses to run as root with its sandbox. The page is made by this program and loads nothing else.
+  if (::geteuid() == 0) command.emplace_back("--no-sandbox");
   command.push_back("file://" + html.string() + "#picture");
-  const auto code = run(command, log, std::chrono::seconds(60));
+  const auto code = run_command(command, log, std::chrono::seconds(60));
   std::error_code ignored;
   TESSERA_CHECK(code && *code == 0 && fs::exists(png, ignored), ErrorKind::kIo, "[report.picture] {}: {}{}",
                 browser->string(),
                 code ? fmt::format("ended with {}", WIFEXITED(*code) ? WEXITSTATUS(*code) : 128 + WTERMSIG(*code))
                      : "drew nothing within 60 s",
                 fs::exists(log, ignored) && fs::file_size(log) > 0 ? ": " + read_file(log).substr(0, 300) : "");
-  return marked(read_file(png));
+  return with_report_mark(read_file(png));
 }
 
 }  // namespace tessera::report

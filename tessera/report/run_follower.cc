@@ -17,6 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// A value as one line of text, for display only.
 std::string inline_yaml(const train::YamlNode& node) {
   using Kind = train::YamlNode::Kind;
   std::vector<std::string> parts;
@@ -29,6 +30,7 @@ std::string inline_yaml(const train::YamlNode& node) {
   return parts.empty() ? "null" : fmt::format("{{{}}}", fmt::join(parts, ", "));
 }
 
+// Appends a pair "section.key", value for each leaf below `node`.
 void flatten(const train::YamlNode& node, const std::string& path,
              std::vector<std::pair<std::string, std::string>>& out) {
   using Kind = train::YamlNode::Kind;
@@ -40,6 +42,7 @@ void flatten(const train::YamlNode& node, const std::string& path,
 }
 
 std::vector<std::pair<std::string, std::string>> read_recipe(const fs::path& folder) {
+  // A run writes recipe.resolved.yaml only if the user has changed recipe.yaml; it then holds the settings of the run.
   for (const char* name : {"recipe.resolved.yaml", "recipe.yaml"}) {
     const auto path = folder / name;
     if (!fs::is_regular_file(path)) continue;
@@ -50,8 +53,8 @@ std::vector<std::pair<std::string, std::string>> read_recipe(const fs::path& fol
   return {};
 }
 
-// "pid N on HOST" of the run that took the folder last. A lock taken here, even for a moment, could turn a starting run
-// away.
+// Whether the process that locked the folder last, "pid N on HOST", still runs on this host. The lock itself is not
+// tested: taking it, even for a moment, could make a run that starts now fail.
 bool holder_is_alive(const fs::path& folder) {
   const auto path = train::private_folder(folder) / "lock";
   if (!fs::is_regular_file(path)) return false;
@@ -69,36 +72,37 @@ RunFollower::RunFollower(fs::path folder, HistoryLimits limits)
       limits_(limits),
       metrics_{.lines = GrowingLines(folder_ / "metrics.jsonl")},
       events_{.lines = GrowingLines(folder_ / "events.jsonl")},
-      told_(limits) {}
+      lines_(limits) {}
 
+// Lines of the two files refer to the same steps, so both are read again from the start if one of them was replaced.
 RunHistory RunFollower::history() {
   TESSERA_CHECK(fs::is_directory(folder_), ErrorKind::kConfig,
-                "[report] {}: found no folder of that name, wanted that of a run (its checkpoint.dir).",
+                "[report] {}: found no folder of this name, wanted the folder of a run (its checkpoint.dir).",
                 folder_.string());
   TESSERA_CHECK(fs::is_regular_file(metrics_.lines.path()), ErrorKind::kConfig,
                 "[report] {}: found no metrics.jsonl in it. Give the folder of a run with log.jsonl=true.",
                 folder_.string());
   if (!metrics_.lines.is_continued() || !events_.lines.is_continued()) {
-    for (Source* source : {&metrics_, &events_}) {
-      source->lines.restart();
-      source->skipped = 0;
+    for (FollowedFile* file : {&metrics_, &events_}) {
+      file->lines.restart();
+      file->skipped = 0;
     }
-    told_ = RunLines(limits_);
+    lines_ = RunLines(limits_);
   }
   std::vector<std::string> notes;
-  for (Source* source : {&metrics_, &events_}) {
-    source->lines.read([&](std::string_view line) { source->skipped += told_.take(line) ? 0 : 1; });
-    if (source->skipped == 0) continue;
+  for (FollowedFile* file : {&metrics_, &events_}) {
+    file->lines.read([&](std::string_view line) { file->skipped += lines_.add_line(line) ? 0 : 1; });
+    if (file->skipped == 0) continue;
     notes.push_back(
-        fmt::format("{} lines of {} tell nothing", source->skipped, source->lines.path().filename().string()));
+        fmt::format("{} lines of {} could not be read", file->skipped, file->lines.path().filename().string()));
   }
-  RunHistory run = told_.history();
+  RunHistory run = lines_.history();
   run.folder = folder_;
   run.name = fs::weakly_canonical(folder_).filename().string();
   run.notes = std::move(notes);
   run.recipe = read_recipe(folder_);
-  if (run.state.empty()) {  // it has not said how it ended
-    run.state = holder_is_alive(folder_) ? "running" : "not running: it was killed, or is at work on another host";
+  if (run.state.empty()) {  // the run has written no end
+    run.state = holder_is_alive(folder_) ? "running" : "not running: it was killed, or runs on another host";
   }
   return run;
 }

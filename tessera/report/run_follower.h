@@ -1,4 +1,4 @@
-// A run that is at work, read again and again: each line of its files once, in bounded memory.
+// Reads the history of a running run repeatedly. Each line of its files is read once, and memory is bounded.
 //
 //   RunFollower follower("runs/demo", {.rows = 16384, .events = 200});
 //   const RunHistory now = follower.history();
@@ -16,18 +16,19 @@ namespace tessera::report {
 class RunFollower {
  public:
   RunFollower(std::filesystem::path folder, HistoryLimits limits);
-  // As read_run() (run_history.h), but for the limits; files of any size. After an error the next call goes on.
+  // The history so far, like read_run() (run_history.h), but with the limits and for files of any size. After an error
+  // the next call continues. Errors as read_run(), without that of the file size.
   RunHistory history();
 
  private:
-  struct Source {
+  struct FollowedFile {
     GrowingLines lines;
-    size_t skipped = 0;
+    size_t skipped = 0;  // lines that could not be read
   };
   std::filesystem::path folder_;
   HistoryLimits limits_;
-  Source metrics_, events_;
-  RunLines told_;
+  FollowedFile metrics_, events_;
+  RunLines lines_;
 };
 
 }  // namespace tessera::report

@@ -28,6 +28,7 @@ RunHistory read_run(const fs::path& folder) {
 std::vector<std::string> differing_settings(const std::vector<RunHistory>& runs) {
   std::vector<std::string> keys;
   std::set<std::string> known;
+  // All keys of all runs, in the order of the first run; keys that only later runs have come at the end.
   for (const auto& run : runs) {
     for (const auto& [key, value] : run.recipe) {
       if (known.insert(key).second) keys.push_back(key);
@@ -44,19 +45,21 @@ std::vector<std::string> differing_settings(const std::vector<RunHistory>& runs)
   return keys;
 }
 
-std::vector<size_t> thinned(const Series& steps, size_t most) {
+std::vector<size_t> thinned_rows(const MetricSeries& steps, size_t max_rows) {
   const size_t count = steps.step.size();
   std::vector<size_t> kept;
-  if (count <= most) {
+  if (count <= max_rows) {
     for (size_t row = 0; row < count; ++row) kept.push_back(row);
     return kept;
   }
   const auto found = steps.columns.find("loss");
+  // A loss that is not finite counts as the largest, so that its row is kept.
   const auto loss = [&](size_t row) {
-    const double value = found == steps.columns.end() ? kNothing : found->second[row];
+    const double value = found == steps.columns.end() ? kMissing : found->second[row];
     return std::isfinite(value) ? value : std::numeric_limits<double>::infinity();
   };
-  const size_t stretches = std::max<size_t>(most / 2, 2) - 1;
+  // Each range gives at most two rows, and first and last row come on top: together at most `max_rows`.
+  const size_t stretches = std::max<size_t>(max_rows / 2, 2) - 1;
   std::set<size_t> rows = {0, count - 1};
   for (size_t stretch = 0; stretch < stretches; ++stretch) {
     const size_t begin = count * stretch / stretches, end = count * (stretch + 1) / stretches;

@@ -14,8 +14,9 @@ using namespace std::string_literals;
 
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
 
-// RunHistory::profile, whatever else the line holds.
-Json profile_of(const Json& json) {
+// Copies the fields of RunHistory::profile and checks their types. The file may hold anything; other fields and rows
+// beyond kMostRows are dropped. Throws if a field is missing or has another type.
+Json parse_profile(const Json& json) {
   constexpr size_t kMostRows = 64;
   const auto number = [](const Json& value) { return value.is_number() ? value.get<double>() : 0; };
   Json out = {{"first_step", json.at("first_step").get<int64_t>()},
@@ -44,10 +45,11 @@ Json profile_of(const Json& json) {
   return out;
 }
 
-// What the page draws; a file may hold anything. Parts become "parts.compute", ranks "communication_by_rank.0".
-std::map<std::string, double> numbers(const Json& row) {
+// The columns of a line that the page draws. Nested values get names such as "parts.compute" and
+// "communication_by_rank.0". Unknown keys are ignored, so that a file cannot create any number of columns.
+std::map<std::string, double> drawn_columns(const Json& row) {
   std::map<std::string, double> out;
-  const auto number = [](const Json& value) { return value.is_number() ? value.get<double>() : kNothing; };
+  const auto number = [](const Json& value) { return value.is_number() ? value.get<double>() : kMissing; };
   for (const char* name : {"loss", "validation_loss", "grad_norm", "balance_loss", "lr", "tokens_per_second",
                            "memory_bytes", "peak_share", "seconds"}) {
     if (const auto found = row.find(name); found != row.end()) out[name] = number(*found);
@@ -67,61 +69,62 @@ std::map<std::string, double> numbers(const Json& row) {
 }
 
 template <class T>
-void keep_last(std::vector<T>& all, size_t most) {
-  if (all.size() > most) all.erase(all.begin());
+void keep_last(std::vector<T>& all, size_t max_size) {
+  if (all.size() > max_size) all.erase(all.begin());
 }
 
 }  // namespace
 
-bool RunLines::take(std::string_view line) {
+bool RunLines::add_line(std::string_view line) {
   try {
+    // The kind of a line is its key other than "step". A new session clears the end of an earlier session.
     const Json row = parse_json_object(line, "[report] line");
     const int64_t step = JsonReader(row, "[report] line").integer("step", -1, 0, INT64_MAX);
     if (step < 0) return false;
     if (row.contains("session")) {
-      Session session{.first_step = step, .facts = {}};
+      RunSession session{.first_step = step, .facts = {}};
       for (const auto& [key, value] : row.at("session").items()) session.facts.emplace_back(key, text_of(value));
-      told_.sessions.push_back(std::move(session));
-      told_.state.clear();
+      history_.sessions.push_back(std::move(session));
+      history_.state.clear();
     } else if (row.contains("warning")) {
-      told_.warnings.push_back({step, text_of(row.at("warning"))});
+      history_.warnings.push_back({step, text_of(row.at("warning"))});
     } else if (row.contains("restart")) {
       const auto& restart = row.at("restart");
-      told_.warnings.push_back(
+      history_.warnings.push_back(
           {step, fmt::format("restart {}: {}", text_of(restart.at("attempt")), text_of(restart.at("reason")))});
     } else if (row.contains("sample")) {
       const auto& sample = row.at("sample");
-      told_.samples.push_back({step, text_of(sample.at("prompt")), text_of(sample.at("text"))});
+      history_.samples.push_back({step, text_of(sample.at("prompt")), text_of(sample.at("text"))});
     } else if (row.contains("profile")) {
-      told_.profile = profile_of(row.at("profile"));
+      history_.profile = parse_profile(row.at("profile"));
     } else if (row.contains("early_stop")) {
       early_stop_ = {step, text_of(row.at("early_stop"))};
     } else if (row.contains("end")) {
-      if (told_.state.empty()) told_.state = text_of(row.at("end"));
+      if (history_.state.empty()) history_.state = text_of(row.at("end"));
     } else if (row.contains("validation_loss")) {
-      validation_.put(step, numbers(row));
+      validation_.put(step, drawn_columns(row));
     } else if (row.contains("loss")) {
-      steps_.put(step, numbers(row));
+      steps_.put(step, drawn_columns(row));
     } else {
       return false;
     }
-  } catch (const std::exception&) {  // no JSON, or a value of another type
+  } catch (const std::exception&) {  // the line is no JSON object, or a value has another type
     return false;
   }
-  keep_last(told_.sessions, limits_.events);
-  keep_last(told_.warnings, limits_.events);
-  keep_last(told_.samples, limits_.events);
+  keep_last(history_.sessions, limits_.events);
+  keep_last(history_.warnings, limits_.events);
+  keep_last(history_.samples, limits_.events);
   return true;
 }
 
 RunHistory RunLines::history() const {
-  RunHistory run = told_;
+  RunHistory run = history_;
   run.steps = steps_.series();
-  run.steps_told = steps_.told();
+  run.step_count = steps_.step_count();
   run.validation = validation_.series();
   run.loss_z = steps_.loss_scores();
   run.grad_norm_z = steps_.grad_norm_scores();
-  // A run that has gone on since is not over.
+  // An early stop does not count if the run has later steps: it was resumed with other settings.
   const auto& steps = run.steps.step;
   if (early_stop_ && (steps.empty() || early_stop_->step >= steps.back())) {
     run.state = "ended early: " + early_stop_->text;

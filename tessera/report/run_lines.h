@@ -1,7 +1,7 @@
-// The lines of metrics.jsonl and events.jsonl, sorted by what they tell (docs/format/run.md).
+// Parses the lines of metrics.jsonl and events.jsonl and collects them by kind (docs/format/run.md).
 //
 //   RunLines lines({.rows = 16384, .events = 200});
-//   if (!lines.take(R"({"step":1,"loss":4.5})")) ++skipped;
+//   if (!lines.add_line(R"({"step":1,"loss":4.5})")) ++skipped;
 //   RunHistory run = lines.history();
 //
 // Not thread-safe.
@@ -11,11 +11,12 @@
 #include <optional>
 #include <string_view>
 
-#include "tessera/report/step_rows.h"
+#include "tessera/report/metric_rows.h"
 
 namespace tessera::report {
 
-// What is kept of a run; of steps see step_rows.h, of samples, warnings and sessions the last ones.
+// Limits of memory. `rows`: steps that are kept (metric_rows.h). `events`: how many of the last samples, of the last
+// warnings and of the last sessions are kept.
 struct HistoryLimits {
   size_t rows = SIZE_MAX, events = SIZE_MAX;
 };
@@ -24,20 +25,19 @@ class RunLines {
  public:
   explicit RunLines(HistoryLimits limits)
       : limits_(limits),
-        steps_({.loss = "loss", .most = limits.rows}),
-        validation_({.loss = "validation_loss", .most = limits.rows}) {}
+        steps_({.loss = "loss", .max_rows = limits.rows}),
+        validation_({.loss = "validation_loss", .max_rows = limits.rows}) {}
 
-  // False: it tells nothing.
-  bool take(std::string_view line);
-  // Everything but the names, the recipe and what could not be read. `state` is "" unless the run has said how it
-  // ended.
+  // Adds a line. Returns false if the line cannot be read or has none of the known keys.
+  bool add_line(std::string_view line);
+  // The history so far, without folder, name, recipe and notes. `state` is empty unless a line says how the run ended.
   RunHistory history() const;
 
  private:
   HistoryLimits limits_;
-  StepRows steps_, validation_;
-  RunHistory told_;  // samples, warnings, sessions, profile, state
-  std::optional<Note> early_stop_;
+  MetricRows steps_, validation_;
+  RunHistory history_;  // samples, warnings, sessions, profile, state
+  std::optional<StepNote> early_stop_;
 };
 
 }  // namespace tessera::report

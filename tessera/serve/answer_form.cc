@@ -15,15 +15,15 @@
 namespace tessera::serve {
 namespace {
 
-using Part = text::Grammar::Part;
+using PartId = text::Grammar::PartId;
 
-constexpr size_t kKept = 16;                      // forms
-constexpr size_t kLongestKey = size_t{64} << 10;  // of those that are kept
-constexpr size_t kSmallForm = size_t{64} << 10;   // for which there is always room
+constexpr size_t kMaxKeptForms = 16;              // number of forms that are kept
+constexpr size_t kLongestKey = size_t{64} << 10;  // bytes; a form with a longer key is not kept
+constexpr size_t kSmallForm = size_t{64} << 10;   // bytes; a form of this size is always accepted
 
-Part format_part(text::JsonParts& json, const JsonReader& format) {
+PartId format_part(text::JsonParts& json, const JsonReader& format) {
   const auto type = format.string("type");
-  if (type == "json_object") {  // with a schema as llama.cpp and Together have it
+  if (type == "json_object") {  // llama.cpp and Together allow a schema here
     const auto schema = format.find("schema");
     return schema && !schema->is_null() ? text::JsonSchema(json, *schema).value() : json.any_object();
   }
@@ -35,71 +35,77 @@ Part format_part(text::JsonParts& json, const JsonReader& format) {
   return text::JsonSchema(json, format.at("json_schema").at("schema")).value();
 }
 
-// A function without parameters takes no arguments, as in OpenAI's API; an empty schema takes any object.
-Part arguments_part(text::JsonParts& json, const JsonReader& function) {
+// The arguments of a function. Without "parameters" the object is empty, as in OpenAI's API; an empty schema allows any
+// object.
+PartId arguments_part(text::JsonParts& json, const JsonReader& function) {
   const auto parameters = function.find("parameters");
   if (!parameters || parameters->is_null()) return json.braces(json.builder().literal(""));
   const bool any = parameters->value().empty();
   return any ? json.any_object() : text::JsonSchema(json, *parameters).value();
 }
 
-Part call_part(text::JsonParts& json, const WantedForm& wanted) {
+// The grammar of a tool call: {"name": NAME, "arguments": OBJECT}, where the key may also be "parameters" (Llama 3).
+PartId call_part(text::JsonParts& json, const AnswerFormOptions& options) {
   auto& build = json.builder();
   const auto key = [&](const char* name) { return build.sequence({json.literal(name), json.colon()}); };
-  std::vector<Part> calls;
-  for (const auto& tool : wanted.tools->items()) {
+  std::vector<PartId> calls;
+  for (const auto& tool : options.tools->items()) {
     const auto function = tool.at("function");
     const auto name = function.string("name");
-    if (!wanted.tool.empty() && name != wanted.tool) continue;
+    if (!options.tool.empty() && name != options.tool) continue;
     calls.push_back(json.braces(
         build.sequence({key("name"), json.literal(name), json.comma(),
                         build.choice({key("arguments"), key("parameters")}), arguments_part(json, function)})));
   }
   const auto call = build.choice(calls);
-  if (!wanted.tagged) return call;
+  if (!options.tagged) return call;
   return build.sequence(
       {build.literal("<tool_call>"), json.space(), call, json.space(), build.literal("</tool_call>")});
 }
 
 }  // namespace
 
-std::shared_ptr<text::GrammarMasks> AnswerForms::known(const std::string& key) {
-  const auto at = std::ranges::find_if(last_, [&](const auto& each) { return each.first == key; });
-  if (at == last_.end()) return nullptr;
-  last_.splice(last_.begin(), last_, at);
+std::shared_ptr<text::GrammarMasks> AnswerForms::find_kept_form(const std::string& key) {
+  const auto at = std::ranges::find_if(recent_forms_, [&](const auto& each) { return each.first == key; });
+  if (at == recent_forms_.end()) return nullptr;
+  recent_forms_.splice(recent_forms_.begin(), recent_forms_, at);
   return at->second;
 }
 
-// Lets go of forms that are kept, the one first that was not used for longest, while half of the memory is in use: what
-// remains is that of sequences at work.
+// Drops kept forms, the least recently used first, until at most kMaxKeptForms are left and all forms take at most half
+// of the memory. A dropped form that a sequence still uses stays in memory until the sequence ends.
 void AnswerForms::make_room() {
-  while (!last_.empty() && (last_.size() > kKept || memory_->bytes() > kMostBytes / 2)) last_.pop_back();
+  while (!recent_forms_.empty() && (recent_forms_.size() > kMaxKeptForms || memory_->bytes() > kMostBytes / 2)) {
+    recent_forms_.pop_back();
+  }
 }
 
-std::shared_ptr<text::GrammarMasks> AnswerForms::of(const WantedForm& wanted, const text::Tokenizer& tokenizer) {
-  if (!wanted.format && !wanted.tools) return nullptr;
+std::shared_ptr<text::GrammarMasks> AnswerForms::of(const AnswerFormOptions& options,
+                                                    const text::Tokenizer& tokenizer) {
+  if (!options.format && !options.tools) return nullptr;
   const auto text_of = [](const auto& json) { return json ? dump_json(json->value()) : std::string(); };
   const auto key =
-      fmt::format("{}\n{}\n{}\n{}", text_of(wanted.format), text_of(wanted.tools), wanted.tagged, wanted.tool);
-  // One at a time, whatever the number of connections: a form costs a tenth of a second at most.
+      fmt::format("{}\n{}\n{}\n{}", text_of(options.format), text_of(options.tools), options.tagged, options.tool);
+  // The lock lets only one connection at a time build a form, so many clients cannot take all cores. A form takes at
+  // most a tenth of a second.
   const std::lock_guard lock(mutex_);
-  if (auto masks = known(key)) return masks;
-  step_behind_the_model();
+  if (auto masks = find_kept_form(key)) return masks;
+  lower_thread_priority();
   make_room();
   if (!vocabulary_) vocabulary_ = std::make_shared<const text::SortedVocabulary>(tokenizer);
   text::GrammarBuilder build;
   text::JsonParts json(build);
-  std::vector<Part> ways;
-  if (wanted.format) ways.push_back(format_part(json, *wanted.format));
-  if (wanted.tools) ways.push_back(call_part(json, wanted));
+  std::vector<PartId> ways;
+  if (options.format) ways.push_back(format_part(json, *options.format));
+  if (options.tools) ways.push_back(call_part(json, options));
   const auto root = build.choice(ways);
   const auto grammar = std::move(build).finish(root);
-  if (grammar.bytes() > kSmallForm && memory_->part_bytes() + grammar.bytes() > kMostBytes / 2) {
-    throw ApiError(503, "The server is busy with answers of large forms. Try again later.", "overloaded");
+  if (grammar.bytes() > kSmallForm && memory_->grammar_bytes() + grammar.bytes() > kMostBytes / 2) {
+    throw ApiError(503, "The server is busy with large schemas of other requests. Try again later.", "overloaded");
   }
   auto masks = std::make_shared<text::GrammarMasks>(grammar, vocabulary_, memory_);
   if (key.size() > kLongestKey) return masks;
-  last_.emplace_front(key, masks);
+  recent_forms_.emplace_front(key, masks);
   make_room();
   return masks;
 }

@@ -1,13 +1,14 @@
-// The form that an answer must have: that of "response_format", a call of a tool ("tool_choice"), or either.
+// Structured output: the grammar of an answer that must have the form of "response_format", be a tool call
+// ("tool_choice"), or be one of the two.
 //
-//   AnswerForms forms;                                        // a server's, which keeps the last ones
+//   AnswerForms forms;                                        // one per server; keeps the forms used last
 //   auto masks = forms.of({.format = *top.find("response_format")}, tokenizer);
-//   options.constraint = std::make_shared<text::TokenConstraint>(masks, options.stop_tokens);   // of each sequence
+//   options.constraint = std::make_shared<text::TokenConstraint>(masks, options.stop_tokens);   // one per sequence
 //
-// A call is the JSON of its name and arguments, between <tool_call> tags where the model was taught those: what
-// tool_calls.h reads. Forms are made one at a time, each of at most 4 MiB (text/grammar/grammar.h), and all of them
-// together, those that are kept and those that are in use, take kMostBytes at most, with room of a few MiB for each
-// that is in use. Thread-safe.
+// A tool call is the JSON of its name and arguments. It is between <tool_call> tags if the chat template uses them;
+// this is the format that tool_calls.h reads. Forms are built one at a time. One grammar takes at most 4 MiB
+// (text/grammar/grammar.h). All forms together, kept or in use, take at most kMostBytes, plus a few MiB for each form
+// in use. Thread-safe.
 #pragma once
 
 #include <list>
@@ -24,31 +25,31 @@
 
 namespace tessera::serve {
 
-struct WantedForm {
-  std::optional<JsonReader> format{};  // "response_format", of another type than text
-  std::optional<JsonReader> tools{};   // of which one may be called
-  std::string tool{};                  // the one, by its name; "": any of them
-  bool tagged = false;                 // calls stand between tags
+struct AnswerFormOptions {
+  std::optional<JsonReader> format{};  // "response_format", if its type is not text
+  std::optional<JsonReader> tools{};   // the tools that the answer may call
+  std::string tool{};                  // the name of the tool that it must call; "": any of them
+  bool tagged = false;                 // the call is between <tool_call> tags
 };
 
 class AnswerForms {
  public:
   static constexpr size_t kMostBytes = size_t{256} << 20;
 
-  // Null where any text will do. Errors of JsonSchema and of Grammar; ApiError for types that are not known, and 503
-  // where the forms in use leave no memory for a large one.
-  std::shared_ptr<text::GrammarMasks> of(const WantedForm& wanted, const text::Tokenizer& tokenizer);
-  size_t bytes() const { return memory_->bytes(); }  // of all forms, kept or in use
+  // The masks of the form; null when every text is allowed. Raises the errors of JsonSchema and Grammar; ApiError 400
+  // for an unknown type, and 503 when the forms in use leave no memory for a large form.
+  std::shared_ptr<text::GrammarMasks> of(const AnswerFormOptions& options, const text::Tokenizer& tokenizer);
+  size_t bytes() const { return memory_->bytes(); }  // memory of all forms, kept or in use
 
  private:
-  std::shared_ptr<text::GrammarMasks> known(const std::string& key);
+  std::shared_ptr<text::GrammarMasks> find_kept_form(const std::string& key);  // the kept form with this key, or null
 
   void make_room();
 
   const std::shared_ptr<text::GrammarMemory> memory_ = std::make_shared<text::GrammarMemory>(kMostBytes);
-  std::mutex mutex_;  // held while a form is made
+  std::mutex mutex_;  // held while a form is built
   std::shared_ptr<const text::SortedVocabulary> vocabulary_;
-  std::list<std::pair<std::string, std::shared_ptr<text::GrammarMasks>>> last_;  // the last one used first
+  std::list<std::pair<std::string, std::shared_ptr<text::GrammarMasks>>> recent_forms_;  // kept forms, last used first
 };
 
 }  // namespace tessera::serve

@@ -1,4 +1,4 @@
-// What a client did wrong, in OpenAI's words: status and the JSON of its error.
+// An error that is sent to the client: an HTTP status and the JSON error object of OpenAI's API.
 #pragma once
 
 #include <nlohmann/json.hpp>

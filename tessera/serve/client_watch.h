@@ -1,11 +1,12 @@
-// Whether the client of a request still waits for the answer.
+// Detects that the client of a request has closed its connection before the answer.
 //
 //   ClientWatch watch(socket);
 //   if (watch.is_gone([&] { send_comment(); })) stop();
 //
-// A client that closes its connection and one that closes only its sending side, as `nc -N` does, look the same until
-// something is sent: the first answers with a reset. So the first look that finds the sending side closed calls
-// `probe`, which sends bytes that no client minds, and later looks tell the two apart. One thread at a time.
+// A client that has closed its connection and a client that has closed only its sending side (`nc -N`) look the same
+// until the server sends something: then the first one answers with a reset. So the first call that finds the sending
+// side closed calls `probe`, which sends bytes that every client ignores; later calls see whether a reset came. Not
+// thread-safe.
 #pragma once
 
 #include <poll.h>
@@ -16,10 +17,10 @@ class ClientWatch {
  public:
   explicit ClientWatch(int socket) : socket_(socket) {}
 
-  // True when the connection is gone. `probe` is called once at most.
+  // True when the connection is gone. `probe` is called at most once per ClientWatch.
   template <class Probe>
   bool is_gone(const Probe& probe) {
-    // Not by reading: bytes that the client sent ahead would hide its end.
+    // poll() instead of recv(): bytes that the client has already sent for its next request would hide the end.
     pollfd look{.fd = socket_, .events = POLLRDHUP, .revents = 0};
     if (::poll(&look, 1, 0) <= 0) return false;
     if ((look.revents & (POLLERR | POLLHUP | POLLNVAL)) != 0) return true;

@@ -9,7 +9,7 @@
 namespace tessera::serve {
 namespace {
 
-// A client that has only just connected has its header on the way.
+// A connection younger than this is not yet late with its header.
 constexpr std::chrono::milliseconds kJustConnected{500};
 
 }  // namespace
@@ -48,15 +48,17 @@ int64_t Connections::count_open(const std::string* address) const {
   });
 }
 
-// Of this address, or of any: one whose first header is late, else an idle one, else one whose header, then one whose
-// body or reply is on the way; of those the oldest. False where the model works for all.
-bool Connections::shut_silent(const std::string* address) {
+// Shuts down one connection of this address (null: of any address). The order of preference: the first header is late;
+// idle; the first header is still on time; a body or a reply is on the way. Within each group the connection that has
+// been in its stage longest is chosen. False when all connections are in kAnswer. The socket is only shut down here;
+// the thread of the connection sees the end and closes it, so the file descriptor cannot be reused meanwhile.
+bool Connections::shut_down_silent_connection(const std::string* address) {
   const auto now = Clock::now();
-  const auto turn_of = [&](const Connection& connection) {
+  const auto shutdown_priority = [&](const Connection& connection) {
     switch (connection.stage) {
-      case Stage::kHeader:
+      case ConnectionStage::kHeader:
         return now - connection.since > kJustConnected ? 0 : 2;
-      case Stage::kIdle:
+      case ConnectionStage::kIdle:
         return 1;
       default:
         return 3;
@@ -64,21 +66,26 @@ bool Connections::shut_silent(const std::string* address) {
   };
   Connection* found = nullptr;
   for (auto& [key, connection] : open_) {
-    if (connection.is_shut || connection.stage == Stage::kAnswer) continue;
+    if (connection.is_shut || connection.stage == ConnectionStage::kAnswer) continue;
     if (address != nullptr && connection.address != *address) continue;
-    const auto place = [&](const Connection& of) { return std::pair(turn_of(of), of.since); };
+    const auto place = [&](const Connection& of) { return std::pair(shutdown_priority(of), of.since); };
     if (found == nullptr || place(connection) < place(*found)) found = &connection;
   }
   if (found == nullptr) return false;
   found->is_shut = true;
-  ::shutdown(found->socket, SHUT_RDWR);  // its own thread closes it
+  ::shutdown(found->socket, SHUT_RDWR);
   return true;
 }
 
+// The limit of all connections refuses no client: without a silent connection the new one is accepted, up to the limit
+// of libmicrohttpd (server.cc).
 bool Connections::admit(const std::string& address) {
   const std::lock_guard lock(mutex_);
-  if (!address.empty() && count_open(&address) >= limits_.address_connections && !shut_silent(&address)) return false;
-  if (count_open(nullptr) >= limits_.connections) shut_silent(nullptr);
+  if (!address.empty() && count_open(&address) >= limits_.address_connections &&
+      !shut_down_silent_connection(&address)) {
+    return false;
+  }
+  if (count_open(nullptr) >= limits_.connections) shut_down_silent_connection(nullptr);
   return true;
 }
 
@@ -87,7 +94,7 @@ void Connections::opened(const void* key, int socket, const std::string& address
   open_[key] = {.socket = socket, .address = address, .since = Clock::now()};
 }
 
-void Connections::enter(const void* key, Stage stage) {
+void Connections::enter(const void* key, ConnectionStage stage) {
   const std::lock_guard lock(mutex_);
   const auto found = open_.find(key);
   if (found == open_.end()) return;
@@ -100,20 +107,21 @@ void Connections::closed(const void* key) {
   open_.erase(key);
 }
 
-int64_t Connections::being_answered() const {
+int64_t Connections::count_answering() const {
   const std::lock_guard lock(mutex_);
   return std::ranges::count_if(open_, [](const auto& entry) {
-    return entry.second.stage == Stage::kAnswer || entry.second.stage == Stage::kReply;
+    return entry.second.stage == ConnectionStage::kAnswer || entry.second.stage == ConnectionStage::kReply;
   });
 }
 
-std::chrono::duration<double> Connections::time_for(Stage stage) const {
-  const double seconds = stage == Stage::kHeader   ? limits_.header_seconds
-                         : stage == Stage::kAnswer ? limits_.request_seconds + limits_.read_seconds
-                                                   : limits_.read_seconds;
+std::chrono::duration<double> Connections::time_for(ConnectionStage stage) const {
+  const double seconds = stage == ConnectionStage::kHeader   ? limits_.header_seconds
+                         : stage == ConnectionStage::kAnswer ? limits_.request_seconds + limits_.read_seconds
+                                                             : limits_.read_seconds;
   return std::chrono::duration<double>(seconds);
 }
 
+// The loop of the internal thread. A late connection is only shut down; its own thread sees this and closes it.
 void Connections::watch() {
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, std::chrono::milliseconds(500), [this] { return ending_; })) {

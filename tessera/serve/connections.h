@@ -1,15 +1,16 @@
-// Open connections: those that are silent for too long are shut, and silent ones make room for new ones.
+// The open connections of the server. Connections that are silent for too long are shut down, and when there are too
+// many connections, a silent one is shut down for a new one.
 //
 //   Connections connections({.connections = 256, .address_connections = 192, .header_seconds = 5, ...});
 //   if (!connections.admit(address)) refuse();                 // before a connection is accepted
 //   connections.opened(key, socket, address);
-//   connections.enter(key, Connections::Stage::kBody);         // its header is here
-//   connections.enter(key, Connections::Stage::kAnswer);
-//   connections.enter(key, Connections::Stage::kIdle);
+//   connections.enter(key, Connections::ConnectionStage::kBody);  // the header has arrived
+//   connections.enter(key, Connections::ConnectionStage::kAnswer);
+//   connections.enter(key, Connections::ConnectionStage::kIdle);
 //   connections.closed(key);
 //
-// Every connection may be shut to make room but one for which the model works. Thread-safe; a thread of its own looks
-// for late connections once in half a second.
+// Any connection may be shut down to make room, except one that waits for an answer of the model (kAnswer).
+// Thread-safe; an internal thread checks the time limits every half second.
 #pragma once
 
 #include <sys/socket.h>
@@ -27,38 +28,41 @@ namespace tessera::serve {
 
 class Connections {
  public:
-  enum class Stage {
-    kHeader,  // since it was opened
-    kBody,    // the header of a request is here
-    kReply,   // a reply that needs no model, as of a refused request, is on the way
-    kAnswer,  // a whole request of a client that may ask the model is here
-    kIdle,    // it waits for the next request
+  enum class ConnectionStage {
+    kHeader,  // the connection is open, its first header has not arrived
+    kBody,    // the header of a request has arrived, the body not yet
+    kReply,   // a reply without the model is being sent, e.g. an error
+    kAnswer,  // a whole request has arrived, and its answer is being computed or sent
+    kIdle,    // the last reply has been sent, the next request has not begun
   };
   explicit Connections(const Limits& limits);
   ~Connections();
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
 
-  // Whether a connection from this address may come in. Where there are too many, a silent one is shut for it. An empty
-  // address has no limit of its own.
+  // Whether to accept a connection from `address` (limited_address). When there are too many connections, of this
+  // address or in all, a silent one is shut down first. False when this address has too many and none of them is
+  // silent. An empty address has no limit of its own.
   bool admit(const std::string& address);
-  void opened(const void* key, int socket, const std::string& address);
-  void enter(const void* key, Stage stage);
+  // `key` identifies the connection in the calls below.
+  void opened(const void* key, int socket, const std::string& address);  // the connection begins in kHeader
+  void enter(const void* key, ConnectionStage stage);                    // the time limit of the stage begins now
   void closed(const void* key);
-  int64_t being_answered() const;  // replies too
+  int64_t count_answering() const;  // number of connections in kAnswer or kReply
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Connection {
     int socket = -1;
     std::string address{};
-    Stage stage = Stage::kHeader;
-    Clock::time_point since{};  // of the stage
-    bool is_shut = false;       // and not closed yet
+    ConnectionStage stage = ConnectionStage::kHeader;
+    Clock::time_point since{};  // begin of the stage
+    bool is_shut = false;       // shut down, but not closed yet
   };
+  // `address` null: all addresses.
   int64_t count_open(const std::string* address) const;
-  bool shut_silent(const std::string* address);
-  std::chrono::duration<double> time_for(Stage stage) const;
+  bool shut_down_silent_connection(const std::string* address);
+  std::chrono::duration<double> time_for(ConnectionStage stage) const;
   void watch();
 
   const Limits limits_;
@@ -69,8 +73,9 @@ class Connections {
   std::thread thread_;
 };
 
-// The address for Connections: the digits of an IPv4 address, the first 64 bits of an IPv6 one, which a provider gives
-// to one customer; empty for loopback, where a proxy may stand for many clients, and for sockets without an address.
+// The address by which Connections counts clients: an IPv4 address, or the first 64 bits of an IPv6 address, because a
+// provider gives such a network to one customer. Empty (no limit) for loopback, because a proxy may connect from there
+// for many clients, and for sockets without an address.
 std::string limited_address(const sockaddr* address);
 
 }  // namespace tessera::serve

@@ -1,4 +1,4 @@
-// What `tessera serve` takes from clients at most; every one is a flag of the verb.
+// The limits of `tessera serve` for its clients. Each limit is a flag of the verb.
 #pragma once
 
 #include <cstdint>
@@ -6,19 +6,22 @@
 namespace tessera::serve {
 
 struct Limits {
-  int64_t connections = 256;          // open at once, for which silent ones are shut; twice as many where none is
+  // Connections open at once. For each one beyond this number a silent connection is shut down; when none is silent, up
+  // to twice as many may be open.
+  int64_t connections = 256;
   int64_t address_connections = 192;  // of one address that is not loopback; more are refused
-  int64_t sequences = 64;             // computed together
-  int64_t queue = 128;                // requests that wait beside those; more get 503
-  int64_t choices = 64;               // of a request: its prompts times "n"
-  int64_t body_bytes = 4 << 20;       // of a request; more get 413
-  int64_t header_bytes = 32 << 10;    // of a request, more get 431 or are cut off
-  int64_t stops = 16;                 // strings of "stop"
-  int64_t top_logprobs = 20;
-  double header_seconds = 5;     // for the first header of a connection to arrive
-  double read_seconds = 30;      // for a body to arrive, idle connections, and to take what is answered
-  double request_seconds = 600;  // from a request to its last token; longer answers are cut off
-  double drain_seconds = 30;     // after SIGTERM, for requests that are being answered
+  int64_t sequences = 64;             // computed in one step of the engine
+  int64_t queue = 128;                // sequences that wait for a place; a request beyond this gets 503
+  int64_t choices = 64;               // per request: the number of prompts times "n"
+  int64_t body_bytes = 4 << 20;       // per request; a larger body gets 413
+  int64_t header_bytes = 32 << 10;    // per request; a larger header gets 431, or the connection is closed
+  int64_t stops = 16;                 // number of strings in "stop"
+  int64_t top_logprobs = 20;          // largest "top_logprobs", or "logprobs" of a completion
+  double header_seconds = 5;          // time for the first header of a connection to arrive
+  // Time for a body to arrive, for the next request on an idle connection, and for a client to read a reply.
+  double read_seconds = 30;
+  double request_seconds = 600;  // time from a request to its last token; longer answers are cut off
+  double drain_seconds = 30;     // time after SIGTERM for the requests that are being answered
 };
 
 }  // namespace tessera::serve

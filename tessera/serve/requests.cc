@@ -15,7 +15,7 @@
 #include "tessera/text/chat/chat_messages.h"
 #include "tessera/text/chat/chat_prompt.h"
 #include "tessera/text/document.h"
-#include "tessera/text/token_rows.h"
+#include "tessera/text/embedding_rows.h"
 
 namespace tessera::serve {
 namespace {
@@ -47,28 +47,28 @@ void check_keys(const JsonReader& top, Endpoint endpoint) {
   static const std::set<std::string> chat = {"messages",    "max_completion_tokens", "top_logprobs",        "tools",
                                              "tool_choice", "parallel_tool_calls",   "chat_template_kwargs"};
   static const std::set<std::string> text = {"prompt", "echo"};
-  // Labels of a request, which have no effect on its answer.
-  static const std::set<std::string> idle = {"user", "metadata", "service_tier", "safety_identifier",
-                                             "prompt_cache_key"};
-  // Keys of which one value, OpenAI's default, has no effect on an answer; others are errors.
-  static const std::map<std::string, Json> neutral = {{"best_of", 1},
-                                                      {"echo", false},
-                                                      {"suffix", ""},
-                                                      {"store", false},
-                                                      {"verbosity", "medium"},
-                                                      {"functions", nullptr},
-                                                      {"function_call", nullptr},
-                                                      {"audio", nullptr},
-                                                      {"prediction", nullptr},
-                                                      {"reasoning_effort", nullptr},
-                                                      {"web_search_options", nullptr},
-                                                      {"modalities", Json::array({"text"})}};
+  // Labels of a request. They have no effect on the answer.
+  static const std::set<std::string> ignored_keys = {"user", "metadata", "service_tier", "safety_identifier",
+                                                     "prompt_cache_key"};
+  // Keys that are accepted only with the value that has no effect on the answer, OpenAI's default.
+  static const std::map<std::string, Json> keys_with_neutral_value = {{"best_of", 1},
+                                                                      {"echo", false},
+                                                                      {"suffix", ""},
+                                                                      {"store", false},
+                                                                      {"verbosity", "medium"},
+                                                                      {"functions", nullptr},
+                                                                      {"function_call", nullptr},
+                                                                      {"audio", nullptr},
+                                                                      {"prediction", nullptr},
+                                                                      {"reasoning_effort", nullptr},
+                                                                      {"web_search_options", nullptr},
+                                                                      {"modalities", Json::array({"text"})}};
   for (const auto& [key, value] : top.members()) {
-    if (value.is_null()) continue;  // absent
-    if (both.contains(key) || idle.contains(key)) continue;
+    if (value.is_null()) continue;  // null counts as absent
+    if (both.contains(key) || ignored_keys.contains(key)) continue;
     if ((endpoint == Endpoint::kChat ? chat : text).contains(key)) continue;
-    const auto accepted = neutral.find(key);
-    if (accepted == neutral.end()) {
+    const auto accepted = keys_with_neutral_value.find(key);
+    if (accepted == keys_with_neutral_value.end()) {
       refuse(escape(key), fmt::format("Unrecognized request argument: {}", quote(key)));
     }
     if (value.value() == accepted->second) continue;
@@ -77,7 +77,7 @@ void check_keys(const JsonReader& top, Endpoint endpoint) {
   }
 }
 
-// {"TOKEN ID": what is added to its score}
+// Reads "logit_bias", {"TOKEN ID": BIAS}; the bias is added to the logit of the token.
 std::vector<std::pair<int64_t, float>> read_bias(const JsonReader& top, const ModelConfig& config) {
   std::vector<std::pair<int64_t, float>> biases;
   const auto given = top.find("logit_bias");
@@ -93,10 +93,11 @@ std::vector<std::pair<int64_t, float>> read_bias(const JsonReader& top, const Mo
   return biases;
 }
 
-void read_sampling(const JsonReader& top, const Served& served, GenerationOptions& options) {
+// Sampling options that the request does not set come from generation_config.json if this file asks for sampling, else
+// they have OpenAI's defaults.
+void read_sampling(const JsonReader& top, const ServedModel& served, GenerationOptions& options) {
   options = served.defaults;
-  const bool files =
-      served.defaults.folder_samples;  // what it leaves open is as OpenAI has it: sampled as the model says
+  const bool files = served.defaults.folder_samples;
   const double temperature = top.number("temperature", files ? options.temperature : 1.0, 0, 100);
   options.sample = temperature > 0;
   if (options.sample) options.temperature = std::max(temperature, 1e-4);
@@ -111,7 +112,7 @@ void read_sampling(const JsonReader& top, const Served& served, GenerationOption
   if (top.has("seed")) {
     options.seed = static_cast<uint64_t>(
         top.integer("seed", 0, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()));
-  } else {  // a new answer each time
+  } else {  // without a seed each request samples differently
     std::random_device random;
     options.seed = uint64_t{random()} << 32 | random();
   }
@@ -147,21 +148,21 @@ std::optional<int64_t> read_log_probs(const JsonReader& top, Endpoint endpoint, 
   }
   const bool wanted = top.boolean("logprobs", false);
   const int64_t likeliest = top.integer("top_logprobs", 0, 0, limits.top_logprobs);
-  if (likeliest > 0 && !wanted) refuse("top_logprobs", "top_logprobs wants logprobs: true beside it");
+  if (likeliest > 0 && !wanted) refuse("top_logprobs", "top_logprobs is set without logprobs: true. Set both.");
   return wanted ? std::optional(likeliest) : std::nullopt;
 }
 
 struct Prompt {
   std::vector<int64_t> tokens{};
-  std::optional<std::string> text{};  // where it was given as that
+  std::optional<std::string> text{};  // nullopt when the prompt was given as token ids
 };
 
-Prompt prompt_of(const JsonReader& prompt, const Served& served) {
+Prompt prompt_of(const JsonReader& prompt, const ServedModel& served) {
   Prompt found;
   if (!prompt.is_array()) {
     found.text = prompt.as_string();
     const auto encoded = text::encode_document(served.tokenizer, *found.text).ids;
-    text::check_token_rows(served.tokenizer, encoded, served.config.vocab_size, "prompt");
+    text::check_embedding_rows(served.tokenizer, encoded, served.config.vocab_size, "prompt");
     found.tokens.assign(encoded.begin(), encoded.end());
     return found;
   }
@@ -175,23 +176,24 @@ std::string text_of(const Prompt& prompt, const text::Tokenizer& tokenizer) {
   return tokenizer.decode(ids, false);
 }
 
-// Of one of each, or of lists of them.
-std::vector<Prompt> text_prompts(const JsonReader& top, const Served& served, int64_t most) {
+// Reads "prompt": a text, a list of token ids, or a list of at most `max_prompts` texts or lists of token ids.
+std::vector<Prompt> text_prompts(const JsonReader& top, const ServedModel& served, int64_t max_prompts) {
   const auto prompt = top.at("prompt");
   if (!prompt.is_array()) return {prompt_of(prompt, served)};
   const auto items = prompt.items();
   if (items.empty()) refuse("prompt", "prompt: found an empty list, wanted text or token ids");
   if (items[0].value().is_number()) return {prompt_of(prompt, served)};
-  if (static_cast<int64_t>(items.size()) > most) {
-    refuse("prompt", fmt::format("prompt: found {} prompts, this server takes {} choices a request (prompts x n)",
-                                 items.size(), served.limits.choices));
+  if (static_cast<int64_t>(items.size()) > max_prompts) {
+    refuse("prompt",
+           fmt::format("prompt: found {} prompts, this server allows at most {} choices per request (prompts x n)",
+                       items.size(), served.limits.choices));
   }
   std::vector<Prompt> prompts;
   for (const auto& item : items) prompts.push_back(prompt_of(item, served));
   return prompts;
 }
 
-// Their names.
+// The names of the functions in "tools".
 std::set<std::string> names_of(const JsonReader& tools) {
   std::set<std::string> names;
   for (const auto& tool : tools.items()) {
@@ -202,8 +204,9 @@ std::set<std::string> names_of(const JsonReader& tools) {
   return names;
 }
 
-// "auto", "none" or "required"; where a tool is named, `form` hears which.
-std::string read_tool_choice(const JsonReader& top, const std::set<std::string>& names, WantedForm& form) {
+// Reads "tool_choice" and returns "auto", "none" or "required". For a named tool the result is "required", and
+// form.tool receives the name.
+std::string read_tool_choice(const JsonReader& top, const std::set<std::string>& names, AnswerFormOptions& form) {
   const auto choice = top.find("tool_choice");
   if (!choice || choice->is_null()) return "auto";
   if (!choice->is_object()) {
@@ -215,15 +218,19 @@ std::string read_tool_choice(const JsonReader& top, const std::set<std::string>&
     form.tool = choice->at("function").string("name");
     if (!names.contains(form.tool)) choice->at("function").at("name").fail("the name of one of the tools");
   }
-  if (names.empty()) refuse("tool_choice", "tool_choice: a call is wanted, and there are no tools");
+  if (names.empty()) refuse("tool_choice", "tool_choice: a tool call is required, but there are no tools");
   return "required";
 }
 
-std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, std::set<std::string>& told,
-                                 WantedForm& form) {
+// The prompt tokens of a chat. `prompt_tools` receives the names of the tools in the prompt, and `form` the tools of
+// which a call is required, or allowed next to a response format. The chat is rendered with and without tools: equal
+// texts show that the template ignores them, which is an error. A tool call has <tool_call> tags if the rendered tools
+// mention this tag.
+std::vector<int64_t> chat_prompt(const JsonReader& top, const ServedModel& served, std::set<std::string>& prompt_tools,
+                                 AnswerFormOptions& form) {
   if (!served.chat) refuse("messages", "this model has no chat template; use /v1/completions");
   const auto messages =
-      text::messages_for(*served.chat, data::openai_messages(top.at("messages").value(), "messages", kWhere));
+      text::adapt_messages(*served.chat, data::openai_messages(top.at("messages").value(), "messages", kWhere));
   Json extra = Json::object();
   if (const auto more = top.find("chat_template_kwargs"); more && !more->is_null()) {
     if (!more->is_object()) more->fail("an object");
@@ -233,11 +240,11 @@ std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, st
   const auto names = tools && !tools->is_null() ? names_of(*tools) : std::set<std::string>{};
   const auto choice = read_tool_choice(top, names, form);
   if (!names.empty() && choice != "none") {
-    told = names;
+    prompt_tools = names;
     const auto without = served.chat->render(messages, true, extra).text;
     extra["tools"] = tools->value();
     const auto with = served.chat->render(messages, true, extra).text;
-    if (with == without) refuse("tools", "this model's chat template takes no tools");
+    if (with == without) refuse("tools", "this model's chat template does not support tools");
     if (choice == "required" || form.format) {
       form.tools = tools;
       form.tagged = with.find("<tool_call>") != with.npos;
@@ -245,34 +252,37 @@ std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, st
     if (choice == "required") form.format.reset();
   }
   const auto ids = text::chat_prompt(*served.chat, served.tokenizer, messages, extra);
-  text::check_token_rows(served.tokenizer, ids, served.config.vocab_size, "messages");
+  text::check_embedding_rows(served.tokenizer, ids, served.config.vocab_size, "messages");
   return {ids.begin(), ids.end()};
 }
 
-// 0 may be said where the prompt is echoed.
-int64_t read_most_tokens(const JsonReader& top, const Served& served, Endpoint endpoint, int64_t prompt, bool echo) {
-  constexpr int64_t kCompletionDefault = 16;  // OpenAI's
+// The number of new tokens that the request allows. 0 is accepted only with `echo`, and then the prompt may fill the
+// whole context. ApiError "context_length_exceeded", with OpenAI's wording, when prompt and new tokens do not fit.
+int64_t read_max_tokens(const JsonReader& top, const ServedModel& served, Endpoint endpoint, int64_t prompt,
+                        bool echo) {
+  constexpr int64_t kCompletionDefault = 16;  // OpenAI's default of max_tokens for completions
   constexpr int64_t kHuge = int64_t{1} << 40;
   const int64_t context = std::min(served.config.context_tokens, served.cache_tokens), room = context - prompt;
   const char* key = top.has("max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
   const bool given = top.has(key);
-  const int64_t unsaid = endpoint == Endpoint::kText ? std::min(room, kCompletionDefault) : room;
-  const int64_t most = given ? top.integer(key, 1, echo ? 0 : 1, kHuge) : unsaid;
-  const int64_t least_room = given && most == 0 ? 0 : 1;  // the prompt alone may fill the context
-  if (room < least_room || most > room) {
+  const int64_t default_max_tokens = endpoint == Endpoint::kText ? std::min(room, kCompletionDefault) : room;
+  const int64_t max_tokens = given ? top.integer(key, 1, echo ? 0 : 1, kHuge) : default_max_tokens;
+  const int64_t least_room = given && max_tokens == 0 ? 0 : 1;
+  if (room < least_room || max_tokens > room) {
     throw ApiError(
         400,
         fmt::format("This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the "
                     "{}, {} in the completion). Please reduce the length of the {}.",
-                    context, prompt + std::max<int64_t>(most, given ? most : 1), prompt,
-                    endpoint == Endpoint::kChat ? "messages" : "prompt", std::max<int64_t>(most, 1),
+                    context, prompt + std::max<int64_t>(max_tokens, given ? max_tokens : 1), prompt,
+                    endpoint == Endpoint::kChat ? "messages" : "prompt", std::max<int64_t>(max_tokens, 1),
                     room < 1 ? "prompt" : "prompt or completion"),
         "context_length_exceeded", endpoint == Endpoint::kChat ? "messages" : "prompt");
   }
-  return most;
+  return max_tokens;
 }
 
-// Keys that narrow an answer are never ignored. AnswerForms has the error for a type that is not known.
+// Checks the keys of "response_format", because a key that restricts the answer must not be ignored. AnswerForms raises
+// the error for an unknown type.
 void check_format(const JsonReader& format) {
   static const std::map<std::string, const char*> kNarrowedBy = {
       {"text", nullptr}, {"json_object", "schema"}, {"json_schema", "json_schema"}};
@@ -289,11 +299,13 @@ void check_format(const JsonReader& format) {
   }
 }
 
-CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served& served) {
+// Everything is checked before a sequence is queued. The grammar of the answer is built once and shared by all choices;
+// each choice has its own constraint and, from the second on, its own seed.
+CompletionRequest read_object(const Json& json, Endpoint endpoint, const ServedModel& served) {
   const JsonReader top(json, kWhere);
   check_keys(top, endpoint);
   const auto model = top.string("model", served.name);
-  if (!served.is_called(model)) {
+  if (!served.has_name(model)) {
     throw ApiError(404,
                    fmt::format("The model {} does not exist here: this server has '{}'", quote(model), served.name),
                    "model_not_found", "model");
@@ -301,7 +313,7 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
   CompletionRequest request;
   request.stream = top.boolean("stream", false);
   if (const auto options = top.find("stream_options"); options && !options->is_null()) {
-    if (!request.stream) refuse("stream_options", "stream_options wants stream: true beside it");
+    if (!request.stream) refuse("stream_options", "stream_options is set without stream: true. Set both.");
     request.stream_usage = options->boolean("include_usage", false);
     for (const auto& [key, value] : options->members()) {
       const bool is_known = key == "include_usage" || value.is_null() || value.value() == Json(false);
@@ -315,7 +327,7 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
   request.echo = endpoint == Endpoint::kText && top.boolean("echo", false);
   request.one_tool_call = endpoint == Endpoint::kChat && !top.boolean("parallel_tool_calls", true);
   const int64_t each = top.integer("n", 1, 1, served.limits.choices);
-  WantedForm form;
+  AnswerFormOptions form;
   if (const auto format = top.find("response_format"); format && !format->is_null()) {
     check_format(*format);
     if (format->string("type") != "text") form.format = format;
@@ -327,14 +339,15 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
   for (const auto& prompt : prompts) {
     const auto given = static_cast<int64_t>(prompt.tokens.size());
     request.prompt_tokens += given;
-    const int64_t most = read_most_tokens(top, served, endpoint, given, request.echo);
-    request.no_new_tokens = most == 0;
-    options.max_new_tokens = std::max<int64_t>(most, 1);
-    // The token that is made behind a prompt which fills the context is never given to the model.
+    const int64_t max_tokens = read_max_tokens(top, served, endpoint, given, request.echo);
+    request.no_new_tokens = max_tokens == 0;
+    options.max_new_tokens = std::max<int64_t>(max_tokens, 1);
+    // The engine generates one token after the prompt and drops it. This token is never an input of the model, so it
+    // may exceed the context by one.
     options.context_tokens = request.no_new_tokens ? given + 1 : 0;
     generation_capacity(served.config, prompt.tokens, options);
     const auto echoed = request.echo ? text_of(prompt, served.tokenizer) : std::string();
-    auto of_choice = options;  // the first of each prompt is what it would be alone
+    auto of_choice = options;  // choice 0 keeps the seed, so it equals the answer of a request with n = 1
     for (int64_t i = 0; i < each; ++i) {
       if (masks) of_choice.constraint = std::make_shared<text::TokenConstraint>(masks, options.stop_tokens);
       request.choices.push_back({prompt.tokens, of_choice, echoed});
@@ -346,7 +359,7 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
 
 }  // namespace
 
-CompletionRequest read_request(std::string_view body, Endpoint endpoint, const Served& served) {
+CompletionRequest read_request(std::string_view body, Endpoint endpoint, const ServedModel& served) {
   try {
     constexpr JsonLimits kJson{
         .max_bytes = size_t{1} << 30, .max_depth = 64, .max_keys = 100'000, .exact_numbers = true};

@@ -9,7 +9,7 @@
 namespace tessera::serve {
 namespace {
 
-// Nine letters and digits, which Mistral's templates want.
+// A random id of nine letters and digits, the form that Mistral's templates require.
 std::string call_id() {
   constexpr std::string_view kLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
   std::random_device random;
@@ -20,7 +20,7 @@ std::string call_id() {
 
 }  // namespace
 
-Response::Response(Endpoint endpoint, std::string id, const Served& served, const CompletionRequest& request)
+Response::Response(Endpoint endpoint, std::string id, const ServedModel& served, const CompletionRequest& request)
     : endpoint_(endpoint),
       id_(std::move(id)),
       served_(served),
@@ -44,14 +44,15 @@ Response::Response(Endpoint endpoint, std::string id, const Served& served, cons
   for (auto& choice : choices_) choice.reader.emplace(request.tools);
 }
 
-// Null where the piece brings none.
-Json Response::log_probs_of(Choice& choice, const Piece& piece, const std::string& content) {
+// The log-probs to send with a piece, or null. `content` is the text of the piece without tool calls. For a chat the
+// entries follow the content, so they may come later than their token; the last piece releases the rest.
+Json Response::log_probs_of(Choice& choice, const AnswerPiece& piece, const std::string& content) {
   if (!log_probs_) return nullptr;
   const auto& tokenizer = served_.tokenizer;
   const bool has_token = piece.token && piece.log_probs;
   if (!is_chat()) {
     if (!has_token) return nullptr;
-    return completion_log_probs(*piece.token, *piece.log_probs, choice.offsets->place_of(*piece.token), tokenizer);
+    return completion_log_probs(*piece.token, *piece.log_probs, choice.offsets->offset_of(*piece.token), tokenizer);
   }
   if (has_token) choice.entries.add(*piece.token, *piece.log_probs, tokenizer);
   auto entries = choice.entries.take(content, tokenizer);
@@ -61,8 +62,9 @@ Json Response::log_probs_of(Choice& choice, const Piece& piece, const std::strin
   return entries.empty() ? Json() : Json({{"content", std::move(entries)}});
 }
 
-// Puts the prompt before the answer.
-void Response::echo(Choice& choice, const Piece& piece, std::string& text, Json& log_probs) {
+// Puts the echoed prompt and its log-probs in front of the first piece. With no_new_tokens the generated token is
+// dropped.
+void Response::echo(Choice& choice, const AnswerPiece& piece, std::string& text, Json& log_probs) {
   if (no_new_tokens_) text.clear();
   const auto prompt_text = std::exchange(choice.echoed, {});
   text.insert(0, prompt_text);
@@ -73,21 +75,21 @@ void Response::echo(Choice& choice, const Piece& piece, std::string& text, Json&
   log_probs = std::move(whole);
 }
 
-// The text that a piece brings, beside the tool calls.
-std::string Response::read(Choice& choice, const Piece& piece) {
+// Splits the text of a piece into tool calls, which are added to the choice, and other text, which is returned.
+std::string Response::read(Choice& choice, const AnswerPiece& piece) {
   if (!choice.reader) return piece.text;
   std::string text;
-  const auto take = [&](ToolCallReader::Read read) {
-    if (one_tool_call_ && choice.called > 0) return;  // the answer has ended
+  const auto take = [&](ToolCallReader::ToolCallOutput read) {
+    if (one_tool_call_ && choice.tool_call_count > 0) return;  // the answer has ended with its first call
     text += read.text;
     for (auto& call : read.calls) {
-      if (one_tool_call_ && choice.called > 0) return;
+      if (one_tool_call_ && choice.tool_call_count > 0) return;
       Json json = {{"id", call_id()},
                    {"type", "function"},
                    {"function", {{"name", std::move(call.name)}, {"arguments", std::move(call.arguments)}}}};
-      if (stream_) json["index"] = choice.called;
+      if (stream_) json["index"] = choice.tool_call_count;
       choice.calls.push_back(std::move(json));
-      ++choice.called;
+      ++choice.tool_call_count;
     }
   };
   take(choice.reader->push(piece.text));
@@ -95,18 +97,20 @@ std::string Response::read(Choice& choice, const Piece& piece) {
   return text;
 }
 
-std::optional<Json> Response::add(const Piece& piece) {
+// The order matters: tool calls are taken out of the text first; log-probs are computed for the text that is left; only
+// then the echoed prompt is put in front. Without a stream everything is collected in the choice for full_response().
+std::optional<Json> Response::add(const AnswerPiece& piece) {
   auto& choice = choices_[piece.choice];
   if (choice.finish) return std::nullopt;
   if (piece.token && !no_new_tokens_) ++new_tokens_;
-  const int64_t called_before = choice.called;
+  const int64_t called_before = choice.tool_call_count;
   auto text = read(choice, piece);
-  const bool has_called = choice.called > called_before;
+  const bool has_called = choice.tool_call_count > called_before;
   choice.finish = no_new_tokens_ ? Finish::kLength : piece.finish;
   if (one_tool_call_ && has_called) choice.finish = Finish::kStop;
   if (!choice.echoed_tokens.empty() && choice.offsets) choice.offsets->skip(choice.echoed);
   auto log_probs = log_probs_of(choice, piece, text);
-  if (has_called) choice.entries = {};  // those of the call
+  if (has_called) choice.entries = {};  // tokens of the call have no entries
   echo(choice, piece, text, log_probs);
   if (!stream_) {
     choice.text += text;
@@ -127,7 +131,8 @@ std::optional<Json> Response::add(const Piece& piece) {
   } else {
     content["text"] = std::move(text);
   }
-  return frame(Json::array({choice_json(piece.choice, std::move(content), choice.finish, std::move(log_probs))}));
+  return response_object(
+      Json::array({choice_json(piece.choice, std::move(content), choice.finish, std::move(log_probs))}));
 }
 
 bool Response::done() const {
@@ -140,55 +145,57 @@ Json Response::usage() const {
           {"total_tokens", prompt_tokens_ + new_tokens_}};
 }
 
-Json Response::frame(Json choices) const {
+Json Response::response_object(Json choices) const {
   const char* object = !is_chat() ? "text_completion" : stream_ ? "chat.completion.chunk" : "chat.completion";
   Json json = {
       {"id", id_}, {"object", object}, {"created", created_}, {"model", served_.name}, {"choices", std::move(choices)}};
-  if (usage_in_chunks_) json["usage"] = nullptr;  // but in the last chunk
+  if (usage_in_chunks_) json["usage"] = nullptr;  // only the last chunk has a value
   return json;
 }
 
+// One element of "choices". `content` has its "text", "message" or "delta". finish_reason is null until the choice
+// ends.
 Json Response::choice_json(size_t index, Json content, const std::optional<Finish>& finish, Json log_probs) const {
   Json choice = {{"index", index}};
   choice.update(content);
   choice["logprobs"] = std::move(log_probs);
-  choice["finish_reason"] = !finish                      ? Json()
-                            : *finish == Finish::kLength ? Json("length")
-                            : choices_[index].called > 0 ? Json("tool_calls")
-                                                         : Json("stop");
+  choice["finish_reason"] = !finish                               ? Json()
+                            : *finish == Finish::kLength          ? Json("length")
+                            : choices_[index].tool_call_count > 0 ? Json("tool_calls")
+                                                                  : Json("stop");
   return choice;
 }
 
-Json Response::whole() const {
+Json Response::full_response() const {
   Json choices = Json::array();
   for (size_t i = 0; i < choices_.size(); ++i) {
     const auto& choice = choices_[i];
     Json content = {{"text", choice.text}};
     if (is_chat()) {
-      const bool calls_alone = choice.called > 0 && choice.text.empty();
+      const bool calls_alone = choice.tool_call_count > 0 && choice.text.empty();
       Json message = {
           {"role", "assistant"}, {"content", calls_alone ? Json() : Json(choice.text)}, {"refusal", nullptr}};
-      if (choice.called > 0) message["tool_calls"] = choice.calls;
+      if (choice.tool_call_count > 0) message["tool_calls"] = choice.calls;
       content = {{"message", std::move(message)}};
     }
     choices.push_back(choice_json(i, std::move(content), choice.finish, choice.log_probs));
   }
-  auto json = frame(std::move(choices));
+  auto json = response_object(std::move(choices));
   json["usage"] = usage();
   return json;
 }
 
-std::vector<Json> Response::first() const {
+std::vector<Json> Response::first_chunks() const {
   std::vector<Json> chunks;
   for (size_t i = 0; is_chat() && i < choices_.size(); ++i) {
     const Json content = {{"delta", {{"role", "assistant"}, {"content", ""}}}};
-    chunks.push_back(frame(Json::array({choice_json(i, content, std::nullopt, nullptr)})));
+    chunks.push_back(response_object(Json::array({choice_json(i, content, std::nullopt, nullptr)})));
   }
   return chunks;
 }
 
 Json Response::usage_chunk() const {
-  auto json = frame(Json::array());
+  auto json = response_object(Json::array());
   json["usage"] = usage();
   return json;
 }

@@ -1,10 +1,11 @@
-// The JSON of answers, whole and in pieces, as OpenAI's API has it.
+// Builds the JSON of an answer in the format of OpenAI's API, as a whole or as chunks of a stream.
 //
 //   Response response(Endpoint::kChat, "chatcmpl-1", served, request);
-//   while (!response.done()) response.add(piece);    // each as it comes
-//   response.whole()                                 // of a stream instead: first(), what add() gives, usage_chunk()
+//   while (!response.done()) response.add(piece);    // in the order of the pieces
+//   response.full_response()
 //
-// One thread at a time.
+// For a stream, send first_chunks(), the results of add(), and usage_chunk() instead of full_response().
+// Not thread-safe.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -22,41 +23,41 @@ namespace tessera::serve {
 
 class Response {
  public:
-  Response(Endpoint endpoint, std::string id, const Served& served, const CompletionRequest& request);
+  Response(Endpoint endpoint, std::string id, const ServedModel& served, const CompletionRequest& request);
 
-  // Of a stream of a chat: the role of each choice.
-  std::vector<Json> first() const;
-  // Counts a piece in; of a choice that is finished it is ignored. Of a stream: the chunk that it brings, if any.
-  std::optional<Json> add(const Piece& piece);
+  // The first chunks of a stream: for a chat the role of each choice, for a completion none.
+  std::vector<Json> first_chunks() const;
+  // Adds a piece; a piece of a finished choice is ignored. For a stream it returns the chunk to send, if there is one.
+  std::optional<Json> add(const AnswerPiece& piece);
   bool is_finished(size_t choice) const { return choices_[choice].finish.has_value(); }
   bool done() const;  // all choices are finished
-  Json whole() const;
+  Json full_response() const;
   Json usage_chunk() const;
 
  private:
   struct Choice {
-    std::optional<ToolCallReader> reader{};  // where the model was told of tools
-    std::string echoed{};                    // the prompt's text, with which the first piece begins
-    std::vector<int64_t> echoed_tokens{};    // of which log-probs come with that text
-    std::optional<TextOffsets> offsets{};    // of a completion with log-probs
-    ContentEntries entries{};                // of a chat with log-probs
-    std::string text{};                      // of no stream
-    Json calls = Json::array();              // of a stream: those that are not sent yet
+    std::optional<ToolCallReader> reader{};  // set when the prompt has tools
+    std::string echoed{};                    // the text of the prompt, sent before the first piece
+    std::vector<int64_t> echoed_tokens{};    // the tokens of the prompt, if their log-probs are sent with its text
+    std::optional<TextOffsets> offsets{};    // for a completion with log-probs
+    ContentEntries entries{};                // for a chat with log-probs
+    std::string text{};                      // without stream: the text so far
+    Json calls = Json::array();              // tool calls; for a stream only those that are not sent yet
     Json log_probs{};
     std::optional<Finish> finish{};
-    int64_t called = 0;
+    int64_t tool_call_count = 0;  // number of tool calls so far
   };
-  Json frame(Json choices) const;
+  Json response_object(Json choices) const;
   Json choice_json(size_t index, Json content, const std::optional<Finish>& finish, Json log_probs) const;
-  Json log_probs_of(Choice& choice, const Piece& piece, const std::string& content);
-  void echo(Choice& choice, const Piece& piece, std::string& text, Json& log_probs);
+  Json log_probs_of(Choice& choice, const AnswerPiece& piece, const std::string& content);
+  void echo(Choice& choice, const AnswerPiece& piece, std::string& text, Json& log_probs);
   Json usage() const;
   bool is_chat() const { return endpoint_ == Endpoint::kChat; }
-  std::string read(Choice& choice, const Piece& piece);
+  std::string read(Choice& choice, const AnswerPiece& piece);
 
   Endpoint endpoint_;
   std::string id_;
-  const Served& served_;
+  const ServedModel& served_;
   int64_t created_, prompt_tokens_, new_tokens_ = 0;
   bool stream_, log_probs_, usage_in_chunks_, no_new_tokens_, one_tool_call_;
   std::vector<Choice> choices_;

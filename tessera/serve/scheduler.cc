@@ -10,33 +10,36 @@
 namespace tessera::serve {
 namespace {
 
-constexpr std::chrono::seconds kIdle{10};  // then other ranks are told to wait on
+constexpr std::chrono::seconds kIdle{10};  // interval of Engine::keep_alive(), within the time-out of other ranks
 
 }  // namespace
 
-Answer::Answer(const text::Tokenizer& tokenizer, const CompletionRequest& request) : ended_(request.choices.size()) {
+AnswerQueue::AnswerQueue(const text::Tokenizer& tokenizer, const CompletionRequest& request)
+    : ended_(request.choices.size()) {
   for (const auto& choice : request.choices) streams_.emplace_back(tokenizer, request.stop, choice.options.stop_tokens);
 }
 
-std::optional<Piece> Answer::next(std::chrono::milliseconds wait) {
+std::optional<AnswerPiece> AnswerQueue::next(std::chrono::milliseconds wait) {
   std::unique_lock lock(mutex_);
-  if (!came_.wait_for(lock, wait, [this] { return !pieces_.empty(); })) return std::nullopt;
+  if (!piece_added_.wait_for(lock, wait, [this] { return !pieces_.empty(); })) return std::nullopt;
   auto piece = std::move(pieces_.front());
   pieces_.pop_front();
   return piece;
 }
 
-void Answer::cancel() {
+void AnswerQueue::cancel() {
   const std::lock_guard lock(mutex_);
   cancelled_ = true;
 }
 
-void Answer::stop(size_t choice) {
+void AnswerQueue::stop(size_t choice) {
   const std::lock_guard lock(mutex_);
   ended_[choice] = true;
 }
 
-bool Answer::cut_off() {
+// The connection's thread calls cut_off(). It sets ended_ under the lock, so take() on the engine's thread adds no
+// piece after the last one.
+bool AnswerQueue::cut_off() {
   const std::lock_guard lock(mutex_);
   cancelled_ = true;
   if (!has_tokens_) return false;
@@ -45,16 +48,18 @@ bool Answer::cut_off() {
     ended_[choice] = true;
     pieces_.push_back({.choice = choice, .text = streams_[choice].finish(), .finish = Finish::kLength});
   }
-  came_.notify_all();
+  piece_added_.notify_all();
   return true;
 }
 
-bool Answer::take(size_t choice, const NewToken& made) {
+// The engine calls take() for each new token. TextStream holds back text that may become a stop string. The piece that
+// ends a choice has all the text that is left.
+bool AnswerQueue::take(size_t choice, const NewToken& made) {
   if (made.error) log_error("[serve] {}", made.error->what());
   const std::lock_guard lock(mutex_);
   if (cancelled_ || ended_[choice]) return false;
   auto& stream = streams_[choice];
-  Piece piece{
+  AnswerPiece piece{
       .choice = choice, .log_probs = made.log_probs, .finish = made.finish, .prompt_log_probs = made.prompt_log_probs};
   if (made.error) {
     piece.error = made.error->what();
@@ -67,14 +72,14 @@ bool Answer::take(size_t choice, const NewToken& made) {
   if (stream.stopped()) piece.finish = Finish::kStop;
   ended_[choice] = piece.finish.has_value();
   pieces_.push_back(std::move(piece));
-  came_.notify_all();
+  piece_added_.notify_all();
   return !ended_[choice];
 }
 
-void Answer::end(const std::string& error) {
+void AnswerQueue::end(const std::string& error) {
   const std::lock_guard lock(mutex_);
   pieces_.push_back({.finish = Finish::kError, .error = error});
-  came_.notify_all();
+  piece_added_.notify_all();
 }
 
 Scheduler::Scheduler(std::shared_ptr<CausalLM> model, const EngineOptions& options, const Limits& limits,
@@ -82,11 +87,11 @@ Scheduler::Scheduler(std::shared_ptr<CausalLM> model, const EngineOptions& optio
     : limits_(limits), failed_(std::move(failed)), engine_(std::move(model), options) {
   {
     const c10::DeviceGuard here(engine_.device());
-    engine_.allocate_pages();  // memory that cannot be had is an error here, not of the first request
+    engine_.allocate_pages();  // a lack of memory is then an error of the start, not of the first request
   }
   thread_ = std::thread([this] { work(); });
-  // The workers of this thread, which has loaded the model, count against the cores: those of the engine's thread would
-  // sleep between loops instead of spin, and a token takes twice as long.
+  // Stops the OpenMP workers of this thread, which has loaded the model. With more workers than cores, libgomp lets the
+  // workers of the engine's thread sleep between loops instead of spinning, and a token takes twice as long.
   omp_pause_resource_all(omp_pause_soft);
 }
 
@@ -99,30 +104,32 @@ Scheduler::~Scheduler() {
   thread_.join();
 }
 
-std::shared_ptr<Answer> Scheduler::submit(const CompletionRequest& request, const text::Tokenizer& tokenizer) {
-  auto answer = std::make_shared<Answer>(tokenizer, request);
+// The callback of a sequence has a weak pointer to the AnswerQueue, so the engine does not keep an AnswerQueue alive
+// that the connection has dropped.
+std::shared_ptr<AnswerQueue> Scheduler::submit(const CompletionRequest& request, const text::Tokenizer& tokenizer) {
+  auto answer = std::make_shared<AnswerQueue>(tokenizer, request);
   {
     const std::lock_guard lock(mutex_);
-    const int64_t ahead = counts_.running + counts_.waiting + static_cast<int64_t>(arrivals_.size());
+    const int64_t ahead = counts_.running + counts_.waiting + static_cast<int64_t>(queued_requests_.size());
     const auto wanted = static_cast<int64_t>(request.choices.size());
     if (ending_ || ahead + wanted > limits_.sequences + limits_.queue) {
       throw ApiError(
           503, fmt::format("The server is busy: {} requests are being answered or waiting. Try again later.", ahead),
           "overloaded");
     }
-    const std::weak_ptr<Answer> held = answer;
+    const std::weak_ptr<AnswerQueue> held = answer;
     for (size_t choice = 0; choice < request.choices.size(); ++choice) {
       const auto& of = request.choices[choice];
-      arrivals_.push_back({{.prompt = of.prompt,
-                            .options = of.options,
-                            .log_probs = request.log_probs,
-                            .prompt_log_probs = request.echo,
-                            .on_token =
-                                [held, choice](const NewToken& made) {
-                                  const auto to = held.lock();
-                                  return to && to->take(choice, made);
-                                }},
-                           held});
+      queued_requests_.push_back({{.prompt = of.prompt,
+                                   .options = of.options,
+                                   .log_probs = request.log_probs,
+                                   .prompt_log_probs = request.echo,
+                                   .on_token =
+                                       [held, choice](const NewToken& made) {
+                                         const auto to = held.lock();
+                                         return to && to->take(choice, made);
+                                       }},
+                                  held});
     }
   }
   wake_.notify_all();
@@ -132,19 +139,21 @@ std::shared_ptr<Answer> Scheduler::submit(const CompletionRequest& request, cons
 EngineCounts Scheduler::counts() const {
   const std::lock_guard lock(mutex_);
   auto counts = counts_;
-  counts.waiting += static_cast<int64_t>(arrivals_.size());
+  counts.waiting += static_cast<int64_t>(queued_requests_.size());
   return counts;
 }
 
-void Scheduler::take_arrivals(std::unique_lock<std::mutex>& lock) {
-  while (!arrivals_.empty()) {
-    auto arrival = std::move(arrivals_.front());
-    arrivals_.pop_front();
-    const auto answer = arrival.answer.lock();
+// Passes the queued requests to the engine. The lock is released during Engine::add(), so submit() and counts() do not
+// wait for it.
+void Scheduler::start_queued_requests(std::unique_lock<std::mutex>& lock) {
+  while (!queued_requests_.empty()) {
+    auto queued = std::move(queued_requests_.front());
+    queued_requests_.pop_front();
+    const auto answer = queued.answer.lock();
     if (!answer) continue;
     lock.unlock();
     try {
-      active_.emplace_back(engine_.add(std::move(arrival.request)), answer);
+      active_.emplace_back(engine_.add(std::move(queued.request)), answer);
     } catch (const std::exception& error) {
       answer->end(as_error(error).what());
     }
@@ -153,7 +162,8 @@ void Scheduler::take_arrivals(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-// Those whose client has gone, also while they wait or compute a prompt.
+// Cancels the sequences whose answer was cancelled or destroyed. Sequences that wait or compute their prompt call no
+// callback, so they are checked here between two steps.
 void Scheduler::drop_cancelled() {
   std::erase_if(active_, [this](const auto& active) {
     if (const auto answer = active.second.lock()) {
@@ -173,11 +183,13 @@ void Scheduler::fail_all(const std::string& error) {
   active_.clear();
 }
 
+// The loop of the engine's thread: accept requests, drop cancelled ones, compute one step. mutex_ is not held during a
+// step. Without work the thread waits for a request, and wakes every kIdle to call keep_alive().
 void Scheduler::work() {
-  const c10::DeviceGuard here(engine_.device());  // a thread begins with the first one as its current device
+  const c10::DeviceGuard here(engine_.device());  // a new thread starts with device 0 as its current device
   std::unique_lock lock(mutex_);
   while (!ending_) {
-    take_arrivals(lock);
+    start_queued_requests(lock);
     lock.unlock();
     bool busy = false;
     try {
@@ -198,11 +210,11 @@ void Scheduler::work() {
     counts_ = engine_.counts();
     if (!busy) {
       active_.clear();
-      wake_.wait_for(lock, kIdle, [this] { return ending_ || !arrivals_.empty(); });
+      wake_.wait_for(lock, kIdle, [this] { return ending_ || !queued_requests_.empty(); });
     }
   }
   lock.unlock();
-  fail_all("The server is ending.");
+  fail_all("The server is shutting down.");
 }
 
 }  // namespace tessera::serve

@@ -1,10 +1,10 @@
-// The engine on a thread of its own, and the answers that come out of it.
+// Runs the generation engine on its own thread, and passes the generated tokens to the threads of the connections.
 //
 //   Scheduler scheduler(model, {.pages = pages}, limits);
 //   const auto answer = scheduler.submit(request, tokenizer);
 //   while (const auto piece = answer->next(200ms)) ...
 //
-// Thread-safe. An answer that nobody holds any more frees its sequence.
+// Thread-safe. When the last shared_ptr of an AnswerQueue is destroyed, its sequences are cancelled.
 #pragma once
 
 #include <chrono>
@@ -26,74 +26,79 @@
 
 namespace tessera::serve {
 
-// The part of an answer that one token of a choice brought.
-struct Piece {
+// The part of an answer that comes from one generated token of a choice.
+struct AnswerPiece {
   size_t choice = 0;
-  std::string text{};              // may be empty: held back, or no text
-  std::optional<int64_t> token{};  // absent where a choice ends without one: at the deadline, or with an error
+  std::string text{};              // empty when the text is held back, or when the token has no text
+  std::optional<int64_t> token{};  // nullopt when a choice ends without a token: at the deadline, or with an error
   std::optional<TokenLogProbs> log_probs{};
   std::optional<Finish> finish{};
-  std::string error{};                            // of kError
-  std::vector<TokenLogProbs> prompt_log_probs{};  // of the first one, where they are wanted
+  std::string error{};                            // the message, with Finish::kError
+  std::vector<TokenLogProbs> prompt_log_probs{};  // in the first piece of a choice, when they are requested
 };
 
-class Answer {
+// The answer to one request: a queue of pieces between the engine's thread, which adds them, and the thread of the
+// connection, which calls next().
+class AnswerQueue {
  public:
-  Answer(const text::Tokenizer& tokenizer, const CompletionRequest& request);
-  // The next piece of any choice; nothing when none came in time. After one with `finish` there is none of that choice,
-  // after kError none that counts.
-  std::optional<Piece> next(std::chrono::milliseconds wait);
+  AnswerQueue(const text::Tokenizer& tokenizer, const CompletionRequest& request);
+  // The next piece of any choice; nullopt when none came within `wait`. A piece with `finish` is the last one of its
+  // choice. After Finish::kError all further pieces must be ignored.
+  std::optional<AnswerPiece> next(std::chrono::milliseconds wait);
   void cancel();
-  // No further token of that choice.
+  // Ends the sequence of this choice.
   void stop(size_t choice);
-  // Ends all choices with the text that was made until now, as kLength: their last pieces come next. False, and no
-  // piece, where no token was made. Cancels.
+  // Cancels the sequences and ends all choices with the text generated so far: next() returns a last piece with
+  // Finish::kLength for each. Returns false, without pieces, when no token has been generated.
   bool cut_off();
 
  private:
   friend class Scheduler;
-  bool take(size_t choice, const NewToken& made);  // on the engine's thread
+  bool take(size_t choice, const NewToken& made);  // engine's thread: adds a piece; false ends the sequence
   void end(const std::string& error);
 
   std::mutex mutex_;
-  std::condition_variable came_;
-  std::deque<Piece> pieces_;
+  std::condition_variable piece_added_;
+  std::deque<AnswerPiece> pieces_;
   bool cancelled_ = false, has_tokens_ = false;
   std::vector<TextStream> streams_;
-  std::vector<bool> ended_;  // choices of which no piece may follow
+  std::vector<bool> ended_;  // by choice: no further piece may be added
 };
 
 class Scheduler {
  public:
-  // failed: what ends an engine whose model several ranks hold, on its thread; nothing is taken any more.
+  // With `failed`, for a model that several ranks hold, an error of the engine ends the scheduler: `failed` is called
+  // with the error on the engine's thread, and no further request is accepted. Without it only the current requests
+  // fail.
   Scheduler(std::shared_ptr<CausalLM> model, const EngineOptions& options, const Limits& limits,
             std::function<void(std::exception_ptr)> failed = {});
-  // Cancels what is left.
+  // Cancels all requests.
   ~Scheduler();
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
-  // ApiError 503 where the queue is full.
-  std::shared_ptr<Answer> submit(const CompletionRequest& request, const text::Tokenizer& tokenizer);
+  // Queues one sequence per choice. ApiError 503 when the queue is full.
+  std::shared_ptr<AnswerQueue> submit(const CompletionRequest& request, const text::Tokenizer& tokenizer);
   EngineCounts counts() const;
 
  private:
-  struct Arrival {
+  struct QueuedRequest {
     GenerationRequest request;
-    std::weak_ptr<Answer> answer;
+    std::weak_ptr<AnswerQueue> answer;
   };
   void work();
-  void take_arrivals(std::unique_lock<std::mutex>& lock);
+  void start_queued_requests(std::unique_lock<std::mutex>& lock);
   void drop_cancelled();
   void fail_all(const std::string& error);
 
   const Limits limits_;
-  const std::function<void(std::exception_ptr)> failed_;           // of a model that is shared
-  Engine engine_;                                                  // of the thread, as active_
-  std::vector<std::pair<int64_t, std::weak_ptr<Answer>>> active_;  // by the sequence's number
-  mutable std::mutex mutex_;
+  const std::function<void(std::exception_ptr)> failed_;
+  Engine engine_;  // used only by thread_ after the constructor
+  // Sequence ids with their answers; used only by thread_.
+  std::vector<std::pair<int64_t, std::weak_ptr<AnswerQueue>>> active_;
+  mutable std::mutex mutex_;  // protects the members below
   std::condition_variable wake_;
-  std::deque<Arrival> arrivals_;
+  std::deque<QueuedRequest> queued_requests_;
   EngineCounts counts_;
   bool ending_ = false;
   std::thread thread_;

@@ -1,11 +1,12 @@
-// HTTP over libmicrohttpd: /v1/chat/completions, /v1/completions, /v1/models and /health.
+// The HTTP server, based on libmicrohttpd: /v1/chat/completions, /v1/completions, /v1/models and /health.
 //
-//   Server server(served, scheduler, {.listening = listen_at("127.0.0.1", 8000, Reach::kThisHost), .token = ""});
+//   Server server(served, scheduler, {.listening = listen_at("127.0.0.1", 8000, ListenScope::kThisHost), .token = ""});
 //   ... until a signal comes ...
-//   server.drain();                    // no new requests; those that are being answered come to their end
+//   server.drain();                    // accepts no new requests and completes the current ones
 //
-// A thread a connection. Without a token only requests that name this host as it is called here are answered, and
-// bodies must be application/json, so that no page in a browser can reach it. Thread-safe.
+// Each connection has a thread. Without a token the server answers only requests whose Host header is localhost or the
+// address it listens at, and bodies must be application/json; so a web page in a browser cannot use the server.
+// Thread-safe.
 #pragma once
 
 #include <memory>
@@ -18,24 +19,25 @@
 namespace tessera::serve {
 
 struct ServerOptions {
-  Listening listening;
-  std::string token{};  // that clients must bring; empty: none
+  ListeningSocket listening;
+  std::string token{};  // clients must send it as a bearer token; empty: no token is needed
 };
 
 class Server {
  public:
-  // Both must outlive it. Error kInternal where the HTTP library refuses.
-  Server(const Served& served, Scheduler& scheduler, ServerOptions options);
-  ~Server();  // cuts off what is left
+  // `served` and `scheduler` must outlive the server. Error kInternal when libmicrohttpd does not start.
+  Server(const ServedModel& served, Scheduler& scheduler, ServerOptions options);
+  ~Server();  // closes all connections, without waiting for their answers
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // True when all requests came to their end in limits.drain_seconds.
+  // Closes the listening socket and waits for the requests that are being answered. True when all of them were
+  // completed within limits.drain_seconds.
   bool drain();
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  struct ServerState;
+  std::unique_ptr<ServerState> state_;
 };
 
 }  // namespace tessera::serve

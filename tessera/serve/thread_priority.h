@@ -1,4 +1,4 @@
-// The priority of threads that read large requests.
+// Lowers the priority of threads that process large requests.
 #pragma once
 
 #include <sys/resource.h>
@@ -6,11 +6,12 @@
 
 namespace tessera::serve {
 
-// From here on the calling thread gets about a seventieth of the time that a thread of the model gets where both want a
-// core. For a thread of a connection that has much to read or to prepare: on a machine of few cores clients that send
-// large requests one after another would hold up the answers of all others. It stays so, since the system lets no
-// thread raise its priority again.
-inline void step_behind_the_model() {
+// Gives the calling thread the lowest priority (nice 19). When it competes for a core with a thread of the model, it
+// gets about a seventieth of the time. The thread of a connection calls this function before it reads a large body or
+// builds a grammar: on a machine with few cores, clients that send large requests one after another would otherwise
+// delay all other answers. The thread cannot undo it, because Linux does not let an unprivileged thread raise its
+// priority.
+inline void lower_thread_priority() {
   constexpr int kNice = 19;
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kNice);
 }

@@ -13,7 +13,7 @@ std::string bytes_of(const text::Tokenizer& tokenizer, int64_t token) {
   return tokenizer.token_bytes(static_cast<text::TokenId>(token));
 }
 
-// Text, or "bytes:\xe2\x80" for a token that ends or begins inside a character, as OpenAI has it.
+// The token as text, or as "bytes:\xe2\x80" when it begins or ends inside a character, as in OpenAI's API.
 std::string shown_token(const std::string& bytes) {
   if (is_valid_utf8(bytes)) return bytes;
   std::string text = "bytes:";
@@ -21,7 +21,7 @@ std::string shown_token(const std::string& bytes) {
   return text;
 }
 
-// JSON has no infinity; a token that cannot come has OpenAI's -9999.
+// JSON has no infinity. Like OpenAI's API, an impossible token has the log-prob -9999.
 double finite_log_prob(double log_prob) { return std::max(log_prob, -9999.0); }
 
 Json entry_of(const std::string& token_bytes, double log_prob) {
@@ -30,12 +30,12 @@ Json entry_of(const std::string& token_bytes, double log_prob) {
   return {{"token", shown_token(token_bytes)}, {"logprob", finite_log_prob(log_prob)}, {"bytes", std::move(bytes)}};
 }
 
-Json top_log_probs(int64_t token, const TokenLogProbs& found, const text::Tokenizer& tokenizer) {
+Json top_log_probs(int64_t token, const TokenLogProbs& log_probs, const text::Tokenizer& tokenizer) {
   Json top = Json::object();
-  for (const auto& [likely, log_prob] : found.likeliest) {
+  for (const auto& [likely, log_prob] : log_probs.top_tokens) {
     top[shown_token(bytes_of(tokenizer, likely))] = finite_log_prob(log_prob);
   }
-  top[shown_token(bytes_of(tokenizer, token))] = finite_log_prob(found.chosen);
+  top[shown_token(bytes_of(tokenizer, token))] = finite_log_prob(log_probs.chosen);
   return top;
 }
 
@@ -43,7 +43,8 @@ int64_t count_characters(std::string_view text) {
   return std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
-// Characters of special tokens that a tokenizer has put before a prompt and that are not in its text.
+// The number of characters of the special tokens that the tokenizer has added before the prompt, and that its text does
+// not contain.
 int64_t added_characters(const std::vector<int64_t>& prompt, const std::string& text,
                          const text::Tokenizer& tokenizer) {
   int64_t characters = 0;
@@ -57,24 +58,25 @@ int64_t added_characters(const std::vector<int64_t>& prompt, const std::string& 
 
 }  // namespace
 
-Json completion_log_probs(int64_t token, const TokenLogProbs& found, int64_t offset, const text::Tokenizer& tokenizer) {
+Json completion_log_probs(int64_t token, const TokenLogProbs& log_probs, int64_t offset,
+                          const text::Tokenizer& tokenizer) {
   return {{"tokens", Json::array({shown_token(bytes_of(tokenizer, token))})},
-          {"token_logprobs", Json::array({finite_log_prob(found.chosen)})},
-          {"top_logprobs", Json::array({top_log_probs(token, found, tokenizer)})},
+          {"token_logprobs", Json::array({finite_log_prob(log_probs.chosen)})},
+          {"top_logprobs", Json::array({top_log_probs(token, log_probs, tokenizer)})},
           {"text_offset", Json::array({offset})}};
 }
 
 Json prompt_log_probs(const std::vector<int64_t>& prompt, const std::string& text,
-                      const std::vector<TokenLogProbs>& found, const text::Tokenizer& tokenizer) {
+                      const std::vector<TokenLogProbs>& log_probs, const text::Tokenizer& tokenizer) {
   Json tokens = Json::array(), chosen = Json::array(), top = Json::array(), offsets = Json::array();
   TextOffsets places(tokenizer, /*skip_special_tokens=*/false);
   const int64_t added = added_characters(prompt, text, tokenizer), end = count_characters(text);
   for (size_t i = 0; i < prompt.size(); ++i) {
     tokens.push_back(shown_token(bytes_of(tokenizer, prompt[i])));
-    offsets.push_back(std::clamp<int64_t>(places.place_of(prompt[i]) - added, 0, end));
-    const bool is_known = i > 0 && i <= found.size();
-    chosen.push_back(is_known ? Json(finite_log_prob(found[i - 1].chosen)) : Json());
-    top.push_back(is_known ? top_log_probs(prompt[i], found[i - 1], tokenizer) : Json());
+    offsets.push_back(std::clamp<int64_t>(places.offset_of(prompt[i]) - added, 0, end));
+    const bool is_known = i > 0 && i <= log_probs.size();
+    chosen.push_back(is_known ? Json(finite_log_prob(log_probs[i - 1].chosen)) : Json());
+    top.push_back(is_known ? top_log_probs(prompt[i], log_probs[i - 1], tokenizer) : Json());
   }
   return {{"tokens", std::move(tokens)},
           {"token_logprobs", std::move(chosen)},
@@ -88,7 +90,7 @@ void append_lists(Json& lists, const Json& more) {
   }
 }
 
-int64_t TextOffsets::place_of(int64_t token) {
+int64_t TextOffsets::offset_of(int64_t token) {
   const int64_t place = characters_;
   characters_ += count_characters(decoder_.push(static_cast<text::TokenId>(token)));
   return place;
@@ -96,21 +98,22 @@ int64_t TextOffsets::place_of(int64_t token) {
 
 void TextOffsets::skip(std::string_view text) { characters_ += count_characters(text); }
 
-void ContentEntries::add(int64_t token, TokenLogProbs found, const text::Tokenizer& tokenizer) {
-  if (tokenizer.is_special(static_cast<text::TokenId>(token))) return;  // no text comes of it
-  waiting_.push_back({.taken = "", .left = bytes_of(tokenizer, token), .found = std::move(found)});
+void ContentEntries::add(int64_t token, TokenLogProbs log_probs, const text::Tokenizer& tokenizer) {
+  if (tokenizer.is_special(static_cast<text::TokenId>(token))) return;  // special tokens have no text
+  waiting_.push_back({.matched_bytes = "", .left = bytes_of(tokenizer, token), .log_probs = std::move(log_probs)});
 }
 
-// The content is what tokens wait for it in their order, but for bytes that never come. So the first place where the
-// waiting bytes hold this piece is its own, and bytes before that place come no more.
+// The content has the bytes of the waiting tokens in their order, except for bytes that never reach it (of a tool call
+// or of trimmed whitespace). So the piece `content` is at its first position in the waiting bytes, and the bytes before
+// this position will not come any more.
 Json ContentEntries::take(std::string_view content, const text::Tokenizer& tokenizer) {
   Json entries = Json::array();
   if (content.empty()) return entries;
-  const auto release = [&](const Waiting& token) {
-    if (token.taken.empty()) return;
-    auto entry = entry_of(token.taken, token.found.chosen);
+  const auto release = [&](const PendingToken& token) {
+    if (token.matched_bytes.empty()) return;
+    auto entry = entry_of(token.matched_bytes, token.log_probs.chosen);
     entry["top_logprobs"] = Json::array();
-    for (const auto& [likely, log_prob] : token.found.likeliest) {
+    for (const auto& [likely, log_prob] : token.log_probs.top_tokens) {
       entry["top_logprobs"].push_back(entry_of(bytes_of(tokenizer, likely), log_prob));
     }
     entries.push_back(std::move(entry));
@@ -118,7 +121,8 @@ Json ContentEntries::take(std::string_view content, const text::Tokenizer& token
   std::string bytes;
   for (const auto& token : waiting_) bytes += token.left;
   const auto place = bytes.find(content);
-  // Bytes that are no UTF-8 come as U+FFFD: then all that waits is in this piece.
+  // Bytes that are not UTF-8 are U+FFFD in the content, so it may not be found; then all waiting bytes are in this
+  // piece.
   size_t skipped = place == bytes.npos ? 0 : place, needed = place == bytes.npos ? bytes.size() : content.size();
   size_t released = 0;
   for (auto& token : waiting_) {
@@ -126,7 +130,7 @@ Json ContentEntries::take(std::string_view content, const text::Tokenizer& token
     token.left.erase(0, skip);
     skipped -= skip;
     const size_t part = std::min(needed, token.left.size());
-    token.taken += token.left.substr(0, part);
+    token.matched_bytes += token.left.substr(0, part);
     token.left.erase(0, part);
     needed -= part;
     if (!token.left.empty()) break;
@@ -138,10 +142,10 @@ Json ContentEntries::take(std::string_view content, const text::Tokenizer& token
 }
 
 Json ContentEntries::finish(const text::Tokenizer& tokenizer) {
-  std::erase_if(waiting_, [](const Waiting& token) { return token.taken.empty(); });
+  std::erase_if(waiting_, [](const PendingToken& token) { return token.matched_bytes.empty(); });
   if (waiting_.empty()) return Json::array();
   auto& last = waiting_.front();
-  last.left = std::exchange(last.taken, "");
+  last.left = std::exchange(last.matched_bytes, "");
   const auto content = last.left;
   auto entries = take(content, tokenizer);
   waiting_.clear();

@@ -21,7 +21,9 @@ std::optional<Json> json_of(std::string_view text) {
   }
 }
 
-std::optional<ToolCall> call_of(const Json& json) {
+// Reads the JSON of a call. Arguments are an object, or a string with the JSON of an object, under "arguments" or
+// "parameters"; a call without them has "{}". nullopt when it is not a call.
+std::optional<ToolCall> parse_call(const Json& json) {
   if (!json.is_object() || !json.contains("name") || !json["name"].is_string()) return std::nullopt;
   auto name = json["name"].get<std::string>();
   const auto found = json.contains("arguments") ? json.find("arguments") : json.find("parameters");
@@ -34,8 +36,8 @@ std::optional<ToolCall> call_of(const Json& json) {
   return ToolCall{std::move(name), text};
 }
 
-// Bytes at the end of the text that may be the beginning of the word.
-size_t begun(std::string_view text, std::string_view word) {
+// The length of the longest end of `text` that is a proper prefix of `word`.
+size_t partial_match_length(std::string_view text, std::string_view word) {
   size_t length = std::min(text.size(), word.size() - 1);
   while (length > 0 && !word.starts_with(text.substr(text.size() - length))) --length;
   return length;
@@ -43,87 +45,90 @@ size_t begun(std::string_view text, std::string_view word) {
 
 }  // namespace
 
-// False when more text is wanted.
-bool ToolCallReader::advance(Read& read) {
-  if (place_ == Place::kStart) {
+// Moves from one state to the next, and returns false when it needs more output. A message that begins with '{' or '['
+// is held until its end, because only the whole JSON shows whether it is a call. Between tags the output is held until
+// the closing tag. Other text is returned, except its end if this may be the beginning of a tag.
+bool ToolCallReader::advance(ToolCallOutput& output) {
+  if (state_ == ReadState::kStart) {
     const auto first = held_.find_first_not_of(kSpaces);
     if (first == held_.npos) return false;
-    place_ = held_[first] == '{' || held_[first] == '[' ? Place::kJson : Place::kText;
+    state_ = held_[first] == '{' || held_[first] == '[' ? ReadState::kJson : ReadState::kText;
   }
-  if (place_ == Place::kJson) return false;  // until its end
-  if (place_ == Place::kTagged) {
-    const auto end = held_.find(kClose, looked_);
+  if (state_ == ReadState::kJson) return false;  // finish() reads it
+  if (state_ == ReadState::kTagged) {
+    const auto end = held_.find(kClose, searched_bytes_);
     if (end == held_.npos) {
-      looked_ = held_.size() - std::min(held_.size(), kClose.size() - 1);
+      searched_bytes_ = held_.size() - std::min(held_.size(), kClose.size() - 1);
       return false;
     }
     const auto json = json_of(std::string_view(held_).substr(0, end));
-    if (const auto call = json ? call_of(*json) : std::nullopt) {
-      read.calls.push_back(*call);
+    if (const auto call = json ? parse_call(*json) : std::nullopt) {
+      output.calls.push_back(*call);
       called_ = true;
     } else {
-      read.text += fmt::format("{}{}{}{}", blanks_, kOpen, held_.substr(0, end), kClose);
+      output.text += fmt::format("{}{}{}{}", leading_whitespace_, kOpen, held_.substr(0, end), kClose);
     }
     held_.erase(0, end + kClose.size());
-    place_ = Place::kText;
+    state_ = ReadState::kText;
   }
-  // Blanks before and between calls are no text.
+  // Whitespace before and between calls is dropped, so whitespace is held until other text follows.
   const auto open = held_.find(kOpen);
-  const auto text = std::string_view(held_).substr(0, open == held_.npos ? held_.size() - begun(held_, kOpen) : open);
+  const auto text =
+      std::string_view(held_).substr(0, open == held_.npos ? held_.size() - partial_match_length(held_, kOpen) : open);
   const auto end = text.find_last_not_of(kSpaces);
   const size_t certain = end == text.npos ? 0 : end + 1;
-  read.text += text.substr(0, certain);
+  output.text += text.substr(0, certain);
   if (open == held_.npos) {
     held_.erase(0, certain);
     return false;
   }
-  blanks_ = text.substr(certain);
+  leading_whitespace_ = text.substr(certain);
   held_.erase(0, open + kOpen.size());
-  place_ = Place::kTagged;
-  looked_ = 0;
+  state_ = ReadState::kTagged;
+  searched_bytes_ = 0;
   return true;
 }
 
-ToolCallReader::Read ToolCallReader::push(std::string_view text) {
+ToolCallReader::ToolCallOutput ToolCallReader::push(std::string_view text) {
   held_ += text;
-  Read read;
-  while (advance(read)) {
+  ToolCallOutput output;
+  while (advance(output)) {
   }
-  return read;
+  return output;
 }
 
-// A message that is JSON as a whole.
-bool ToolCallReader::read_message(Read& read) const {
+// Reads the held message as one call or a list of calls. False when it is not JSON, or calls an unknown function.
+bool ToolCallReader::read_message(ToolCallOutput& output) const {
   const auto json = json_of(held_);
   if (!json) return false;
   const auto list = json->is_array() ? *json : Json::array({*json});
   std::vector<ToolCall> calls;
   for (const auto& each : list) {
-    auto call = call_of(each);
+    auto call = parse_call(each);
     if (!call || !names_.contains(call->name)) return false;
     calls.push_back(std::move(*call));
   }
   if (calls.empty()) return false;
-  read.calls = std::move(calls);
+  output.calls = std::move(calls);
   return true;
 }
 
-ToolCallReader::Read ToolCallReader::finish() {
-  Read read;
-  if (place_ == Place::kJson) {
-    if (!read_message(read)) read.text = held_;
-  } else if (place_ == Place::kTagged) {  // whose end is that of the message
+ToolCallReader::ToolCallOutput ToolCallReader::finish() {
+  ToolCallOutput output;
+  if (state_ == ReadState::kJson) {
+    if (!read_message(output)) output.text = held_;
+  } else if (state_ == ReadState::kTagged) {  // the message ends without the closing tag
     const auto json = json_of(held_);
-    if (const auto call = json ? call_of(*json) : std::nullopt) {
-      read.calls.push_back(*call);
+    if (const auto call = json ? parse_call(*json) : std::nullopt) {
+      output.calls.push_back(*call);
     } else {
-      read.text = fmt::format("{}{}{}", blanks_, kOpen, held_);
+      output.text = fmt::format("{}{}{}", leading_whitespace_, kOpen, held_);
     }
   } else if (!called_ || held_.find_first_not_of(kSpaces) != held_.npos) {
-    read.text = held_;
+    output.text = held_;
   }
   held_.clear();
-  return read;
+  return output;
 }
 
 }  // namespace tessera::serve

@@ -1,11 +1,11 @@
-// The tool calls in what a model writes, in the forms that chat templates teach: <tool_call>{...}</tool_call> (Hermes,
-// Qwen), and a whole message that is the JSON of a call, or of a list of calls (Llama 3, Mistral).
+// Finds the tool calls in the output of a model. Two formats are read: <tool_call>{...}</tool_call> (Hermes, Qwen), and
+// a whole message that is the JSON of a call or of a list of calls (Llama 3, Mistral).
 //
 //   ToolCallReader reader({"get_weather"});
-//   for (const auto& piece : pieces) show(reader.push(piece));   // text that is certainly no call, and whole calls
+//   for (const auto& piece : pieces) show(reader.push(piece));   // text that cannot be part of a call, and whole calls
 //   show(reader.finish());
 //
-// What looks like a call and is none comes back as the text that it was. One thread at a time.
+// Output that begins like a call but is not one is returned unchanged as text. Not thread-safe.
 #pragma once
 
 #include <set>
@@ -17,31 +17,31 @@ namespace tessera::serve {
 
 struct ToolCall {
   std::string name;
-  std::string arguments;  // the JSON of an object; numbers that 64 bits or a double do not hold keep their digits
+  std::string arguments;  // the JSON of an object; numbers beyond 64 bits or a double keep all their digits
 };
 
 class ToolCallReader {
  public:
-  struct Read {
+  struct ToolCallOutput {
     std::string text{};
     std::vector<ToolCall> calls{};
   };
-  // `names`: functions that a message of JSON alone may call; between tags any may be called.
+  // `names` are the functions that a message of bare JSON may call. Between tags any function may be called.
   explicit ToolCallReader(std::set<std::string> names) : names_(std::move(names)) {}
 
-  Read push(std::string_view text);
-  Read finish();
+  ToolCallOutput push(std::string_view text);
+  ToolCallOutput finish();
 
  private:
-  enum class Place { kStart, kText, kTagged, kJson };
-  bool advance(Read& read);
-  bool read_message(Read& read) const;
+  enum class ReadState { kStart, kText, kTagged, kJson };
+  bool advance(ToolCallOutput& output);
+  bool read_message(ToolCallOutput& output) const;
 
   std::set<std::string> names_;
-  std::string held_, blanks_;  // what is not clear yet, and what stood before a call that is begun
-  Place place_ = Place::kStart;
-  size_t looked_ = 0;  // bytes of held_ in which the end of a call does not begin
-  bool called_ = false;
+  std::string held_, leading_whitespace_;  // output that may be part of a call; whitespace before the current call
+  ReadState state_ = ReadState::kStart;
+  size_t searched_bytes_ = 0;  // the closing tag does not begin in the first searched_bytes_ bytes of held_
+  bool called_ = false;        // a call between tags has been read
 };
 
 }  // namespace tessera::serve

@@ -17,6 +17,9 @@
 namespace tessera {
 namespace {
 
+// Broadcasts one leaf of a processed state dict. Every rank takes the same branch for a leaf: rank `root` has the
+// tensor where the other ranks have a meta tensor, and all other values, tensors without dims among them, were already
+// sent with the dict. Therefore all ranks call the same broadcasts in the same order.
 StateValue broadcast_one(comm::Group& group, const StateValue& value, c10::Device device, std::string_view subject,
                          int root) {
   if (!value.is_tensor() && !value.is_sharded()) return value;
@@ -36,6 +39,8 @@ StateValue broadcast_one(comm::Group& group, const StateValue& value, c10::Devic
 StateDict broadcast_processed_state(comm::Group& group, const StateDict& state, int root) {
   const bool is_root = group.rank() == root;
   std::string packed;
+  // Encoding fails for values that cannot be sent. attempt_together makes this error of the root an error of all ranks;
+  // otherwise the other ranks would wait for the root in the broadcast.
   comm::attempt_together(group, [&] {
     if (is_root) packed = encode_state(state, TensorsInMessage::kShapes);
   });
@@ -52,14 +57,19 @@ StateValue broadcast_state(comm::Group& group, const StateValue& value, c10::Dev
 
 at::Tensor broadcast_tensor(comm::Group& group, const at::Tensor& tensor, c10::Device device, std::string_view subject,
                             int root) {
+  // The bytes are broadcast, so every dtype works with every back-end. Conjugate and negative views are resolved first,
+  // because their bytes are not the values that the tensor has.
   const at::Tensor values = group.rank() == root ? tensor.detach().resolve_conj().resolve_neg().to(device).contiguous()
                                                  : at::empty(tensor.sizes(), tensor.options().device(device));
   if (values.numel() > 0) comm::broadcast(group, values.view({-1}).view(at::kByte), root, subject).wait();
   return values;
 }
 
-void check_alike(comm::Group& group, const comm::Facts& facts, std::string_view remedy) {
+void check_equal_on_ranks(comm::Group& group, const comm::NamedValues& facts, std::string_view remedy) {
   if (group.size() == 1) return;
+  // Each name and value is written with its length, so different facts give different texts. The digest is the length
+  // and two hashes. Only when digests differ does check_same send the facts themselves. It throws the error that lists
+  // the differences; the last error is a guard that equal facts never reach.
   std::string text;
   for (const auto& [name, value] : facts) text += fmt::format("{}:{}{}:{}", name.size(), name, value.size(), value);
   const std::hash<std::string_view> hash;
@@ -68,8 +78,10 @@ void check_alike(comm::Group& group, const comm::Facts& facts, std::string_view 
   const auto same = [&](const std::string& digest) { return digest == digests[0]; };
   if (std::ranges::all_of(digests, same)) return;
   comm::check_same(group, facts, remedy);
-  raise(ErrorKind::kConfig, "[fsdp1.agree] the ranks differ: this one has {} facts, the last of {}. {}", facts.size(),
-        facts.empty() ? "nothing" : facts.back().first, remedy);
+  raise(ErrorKind::kConfig,
+        "[fsdp1.agree] the ranks differ: this rank passes {} values, the last one for {}, another rank passes other "
+        "values. {}",
+        facts.size(), facts.empty() ? "nothing" : facts.back().first, remedy);
 }
 
 StateValue clone_state(const StateValue& value) {

@@ -1,10 +1,11 @@
-// State that only rank 0 has, given to all ranks of a group: first its tree, in which tensors with dims are only
-// announced, then one tensor at a time, so that no rank ever holds more than it is working on.
+// Broadcasts a state dict that only rank 0 has to all ranks of a group. First the nested dict is sent; each tensor with
+// at least one dim is replaced in it by a meta tensor of the same shape and dtype (an announced tensor). Then the
+// values of these tensors are sent one at a time, so that no rank holds more than one tensor in flight.
 //
 //   StateDict tree = broadcast_processed_state(group, rank == 0 ? saved : StateDict{});
 //   for (auto& [name, value] : tree.at("state").dict().at("a.weight").dict()) value = broadcast_state(group, value);
 //
-// What torch.distributed.fsdp does for rank0_only. Announced tensors are meta tensors.
+// This is what torch.distributed.fsdp does for rank0_only.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,25 +18,27 @@
 
 namespace tessera {
 
-// The root's tree: itself on the root, with meta tensors on the others. What others pass is not looked at. COLLECTIVE
-// over the group; when the root's tree cannot travel (DTensors, ShardedTensors) every rank throws Error kShape.
+// Returns the state dict of the root: `state` itself on the root, and the same dict with meta tensors on the other
+// ranks. `state` is ignored on the other ranks. COLLECTIVE over the group. Error kShape on every rank when the root's
+// dict contains DTensors or ShardedTensors, which cannot be sent.
 StateDict broadcast_processed_state(comm::Group& group, const StateDict& state, int root = 0);
-// The value of which broadcast_processed_state made `value`: on the root itself, but tensors on `device`; elsewhere
-// announced tensors, also those inside lists and dicts, become those of the root. COLLECTIVE over the group, once for
-// each tensor with dims. Error kShape for one that is neither announced nor without dims on another rank than the root.
+// Replaces each announced tensor in `value` by the root's values, also inside lists and dicts. `value` is a value of
+// the dict that broadcast_processed_state returned. On every rank the tensors of the result are on `device`. `subject`
+// names the value in messages. COLLECTIVE over the group, with one broadcast for each tensor that has dims. Error
+// kShape, on a rank other than the root, for a tensor with dims that is not a meta tensor.
 StateValue broadcast_state(comm::Group& group, const StateValue& value, c10::Device device, std::string_view subject,
                            int root = 0);
 
-// The tensor of the root on every rank, on `device`; of `tensor` the others look at dtype and shape alone. COLLECTIVE
-// over the group.
+// Returns the root's tensor on every rank, on `device`. The other ranks pass a tensor with the dtype and the shape of
+// the root's tensor; its values are ignored. COLLECTIVE over the group.
 at::Tensor broadcast_tensor(comm::Group& group, const at::Tensor& tensor, c10::Device device, std::string_view subject,
                             int root = 0);
 
-// Throws on every rank, with what differs, when facts do; sends digests where they are alike. COLLECTIVE over the
-// group.
-void check_alike(comm::Group& group, const comm::Facts& facts, std::string_view remedy);
+// Throws Error kConfig on every rank, with the facts that differ, unless all ranks pass equal facts. The ranks first
+// exchange digests of the facts, so that equal facts cost one small message. COLLECTIVE over the group.
+void check_equal_on_ranks(comm::Group& group, const comm::NamedValues& facts, std::string_view remedy);
 
-// The same values, tensors copied.
+// Returns the same values with copied tensors.
 StateValue clone_state(const StateValue& value);
 
 }  // namespace tessera

@@ -19,14 +19,16 @@ bool holds_dtensor(const StateValue& value) {
   return value.is_tensor() && value.tensor().defined() && is_dtensor(value.tensor());
 }
 
+// Throws when a value of the flat dict is a container or a ShardedTensor, or does not fit the DTensor that it is loaded
+// into.
 void check_entry(const StateKey& key, const StateValue& value, const StateDict& local) {
   TESSERA_CHECK(value.is_tensor() || (!value.is_dict() && !value.is_sharded()), ErrorKind::kShape,
                 "[state.broadcast] {}: a {} in a flat dict. Flatten it first (flatten_state_dict).",
                 quote(to_string(key)), type_name(value));
   const auto* target = local.find(key);
   if (!value.is_tensor() || !target || !holds_dtensor(*target)) return;
-  const auto misfit = detail::loading_misfit(target->tensor(), value.tensor());
-  TESSERA_CHECK(misfit.empty(), ErrorKind::kShape, "[state.broadcast] {}: {}", quote(to_string(key)), misfit);
+  const auto mismatch = detail::load_mismatch(target->tensor(), value.tensor());
+  TESSERA_CHECK(mismatch.empty(), ErrorKind::kShape, "[state.broadcast] {}: {}", quote(to_string(key)), mismatch);
 }
 
 bool is_written_in_place(const StateValue& target, const at::Tensor& values, c10::Device device) {
@@ -36,8 +38,9 @@ bool is_written_in_place(const StateValue& target, const at::Tensor& values, c10
          tensor.device() == device;
 }
 
-// Puts whole values in the place of what is there. `fresh`: nobody else has `values`.
-void put_whole(StateValue& target, const at::Tensor& values, c10::Device device, bool fresh) {
+// Puts whole values into `target`. `can_take_values` says that no other owner uses `values`, so a plain target may keep
+// them without a copy.
+void load_whole_tensor(StateValue& target, const at::Tensor& values, c10::Device device, bool can_take_values) {
   if (holds_dtensor(target)) {
     const at::Tensor tensor = target.tensor();
     const at::Tensor local = to_local(tensor.detach());
@@ -45,23 +48,28 @@ void put_whole(StateValue& target, const at::Tensor& values, c10::Device device,
       detail::load_tensor(tensor, values);
       return;
     }
-    const at::Tensor part = is_dtensor(values) ? to_local(values) : detail::part_of_whole(values, tensor);
-    target = detail::with_local(tensor, part.to(device).clone(c10::MemoryFormat::Contiguous));
+    // A DTensor on the meta device has no memory to write into, so it is replaced by a DTensor with a new local tensor.
+    const at::Tensor part = is_dtensor(values) ? to_local(values) : detail::local_shard_of(values, tensor);
+    target = detail::dtensor_with_local(tensor, part.to(device).clone(c10::MemoryFormat::Contiguous));
     return;
   }
   if (is_written_in_place(target, values, device)) {
     target.tensor().detach().copy_(values);
   } else {
     const at::Tensor placed = values.detach().to(device);
-    target = !fresh && placed.is_alias_of(values) ? placed.clone() : placed;
+    target = !can_take_values && placed.is_alias_of(values) ? placed.clone() : placed;
   }
 }
 
 }  // namespace
 
 void broadcast_state_dict(const StateDict& full, StateDict& local, const BroadcastStateOptions& options) {
-  TESSERA_CHECK(options.group, ErrorKind::kConfig, "[state.broadcast] found no group, wanted the ranks that take part");
+  TESSERA_CHECK(options.group, ErrorKind::kConfig,
+                "[state.broadcast] found no group, wanted the ranks that take part in options.group");
   const c10::NoGradGuard no_grad;
+  // plan_load runs this check on all ranks before any tensor is sent, and throws an error of one rank on all ranks.
+  // Values other than tensors with dims are in the message and are stored at once. Each announced tensor is identified
+  // by its TensorImpl, so keys[] leads from a received tensor to its key.
   const auto check = [&](const StateDict& message, const detail::IncomingTensors*) {
     for (const auto& [key, value] : message) check_entry(key, value, local);
   };
@@ -72,17 +80,19 @@ void broadcast_state_dict(const StateDict& full, StateDict& local, const Broadca
       keys.emplace(value.tensor().unsafeGetTensorImpl(), key);
     } else if (auto* target = local.find(key)) {
       if (value.is_tensor() && holds_dtensor(*target)) {
-        put_whole(*target, value.tensor(), options.device, /*fresh=*/true);
+        load_whole_tensor(*target, value.tensor(), options.device, /*can_take_values=*/true);
       } else {
         *target = value;
       }
     }
   }
+  // On rank 0 the received values are the caller's own tensors, so a plain target gets a copy. On the other ranks they
+  // are new tensors that the target may keep.
   const bool is_source = options.group->rank() == 0;
-  incoming->each(options.device, [&](const at::Tensor& announced, const at::Tensor& values) {
+  incoming->receive_each(options.device, [&](const at::Tensor& announced, const at::Tensor& values) {
     const auto found = keys.find(announced.unsafeGetTensorImpl());
     if (found == keys.end()) return;
-    if (auto* target = local.find(found->second)) put_whole(*target, values, options.device, !is_source);
+    if (auto* target = local.find(found->second)) load_whole_tensor(*target, values, options.device, !is_source);
   });
   if (options.strict) {
     StateDict kept;
@@ -104,7 +114,7 @@ void distribute_state_dict(const StateDict& full, StateDict& local, c10::Device 
     auto* target = local.find(key);
     if (target == nullptr) continue;
     if (value.is_tensor() && (value.tensor().dim() > 0 || holds_dtensor(*target))) {
-      put_whole(*target, value.tensor(), device, /*fresh=*/false);
+      load_whole_tensor(*target, value.tensor(), device, /*can_take_values=*/false);
     } else {
       *target = value.is_tensor() ? StateValue(value.tensor().detach().to(c10::kCPU, value.tensor().scalar_type(),
                                                                           /*non_blocking=*/false, /*copy=*/true))

@@ -1,10 +1,11 @@
-// Whole values into a dict of DTensors: from one rank, or each rank its own copy. Flat dicts (flatten_state_dict).
+// Loads whole tensors into a dict of DTensors: from rank 0, or from a copy that each rank has. All dicts are flat
+// (flatten_state_dict).
 //
-//   broadcast_state_dict(full, local, {.group = world->group()});     // COLLECTIVE; `full` counts on rank 0 only
-//   distribute_state_dict(full, local, c10::kCPU);                    // every rank has `full`
+//   broadcast_state_dict(full, local, {.group = world->group()});     // COLLECTIVE; reads `full` on rank 0 only
+//   distribute_state_dict(full, local, c10::kCPU);                    // every rank passes `full`
 //
-// Semantics of torch.distributed._state_dict_utils; parts of any placement are right (PyTorch's are not for uneven
-// strided shards).
+// Semantics of torch.distributed._state_dict_utils. The local shards are correct for every placement; PyTorch's are
+// wrong for uneven strided shards.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -17,21 +18,22 @@
 namespace tessera {
 
 struct BroadcastStateOptions {
-  std::shared_ptr<comm::Group> group = {};  // its rank 0 has the values
-  c10::Device device = c10::kCPU;           // on which tensors travel, and plain ones stay
-  bool strict = false;                      // keys that rank 0 has not are taken out of `local`
-  bool cpu_offload = false;                 // results lie on the CPU
+  std::shared_ptr<comm::Group> group = {};  // rank 0 of this group passes the values
+  c10::Device device = c10::kCPU;           // device of the broadcast tensors; plain tensors stay on it
+  bool strict = false;                      // removes from `local` the keys that rank 0's dict does not have
+  bool cpu_offload = false;                 // moves the results to the CPU
 };
 
-// One tensor at a time: at most one whole one is in memory beside what was there. Keys that `local` lacks are received
-// and dropped. A DTensor gets its part: in place, or as a new one when it is on the meta device; a plain tensor of
-// `local` is written in place where it has the size, dtype and device; anything else is replaced. COLLECTIVE over the
-// group. Errors, alike on all ranks: kShape for another shape than a DTensor's, tensors inside of lists or dicts,
-// DTensors among rank 0's values.
+// Sends rank 0's tensors one at a time, so that at most one whole tensor is in memory in addition to `local`. The ranks
+// receive and drop tensors whose key `local` does not have. A DTensor of `local` takes its local shard: it is written
+// in place, or replaced by a new DTensor when it is on the meta device. A plain tensor of `local` is written in place
+// when its size, dtype and device match, and is replaced otherwise. Any other value is replaced. COLLECTIVE over the
+// group. Error kShape, on all ranks, for a value whose shape is not the DTensor's, for tensors inside lists or dicts,
+// and for DTensors in rank 0's dict.
 void broadcast_state_dict(const StateDict& full, StateDict& local, const BroadcastStateOptions& options);
 
-// The same without communication, from this rank's own copies: keys that `local` lacks are skipped. Error kShape for
-// another shape than a DTensor's.
+// Does the same without communication, from this rank's own copy of the whole tensors. Keys that `local` does not have
+// are skipped. Error kShape for a value whose shape is not the DTensor's.
 void distribute_state_dict(const StateDict& full, StateDict& local, c10::Device device);
 
 }  // namespace tessera

@@ -23,12 +23,13 @@ at::Tensor to_local_if_dtensor(const at::Tensor& tensor) {
 
 StateDict get_cpu_state_dict(const StateDict& state_dict, bool pin_memory) {
   const c10::NoGradGuard no_grad;
-  std::optional<c10::Device> device;  // from which copies may still be under way
+  std::optional<c10::Device> device;  // device of copies that may still be running
   const auto copied = [&](const at::Tensor& tensor, const std::string& name) {
-    TESSERA_CHECK(tensor.defined(), ErrorKind::kShape, "[state.get_cpu] {}: an undefined tensor", quote(name));
+    TESSERA_CHECK(tensor.defined(), ErrorKind::kShape, "[state.get_cpu] {}: found an undefined tensor", quote(name));
     const at::Tensor local = to_local_if_dtensor(tensor);
     TESSERA_CHECK(!local.is_meta(), ErrorKind::kShape,
                   "[state.get_cpu] {}: on the meta device, without values. Call to_empty and load it.", quote(name));
+    // The copies from an accelerator are non-blocking; one wait at the end covers all of them.
     at::Tensor copy = detail::empty_on_cpu(local, pin_memory && local.dim() > 0);
     copy.copy_(local, /*non_blocking=*/!local.is_cpu());
     if (!local.is_cpu()) device = local.device();
@@ -39,8 +40,10 @@ StateDict get_cpu_state_dict(const StateDict& state_dict, bool pin_memory) {
     if (!leaf.is_sharded() || !leaf.sharded()) return leaf;
     const auto& shards = leaf.sharded()->local_shards;
     TESSERA_CHECK(shards.size() <= 1, ErrorKind::kShape,
-                  "[state.get_cpu] {}: a ShardedTensor with {} local shards, wanted one. Gather it first.", quote(name),
-                  shards.size());
+                  "[state.get_cpu] {}: a ShardedTensor with {} local shards, wanted at most one. Gather it first "
+                  "(gather_state_dict).",
+                  quote(name), shards.size());
+    // Every rank returns the same keys, also a rank without a shard.
     if (shards.empty()) return at::empty({0}, at::TensorOptions(leaf.sharded()->dtype));
     return copied(shards.front().tensor, name);
   });
@@ -59,7 +62,7 @@ StateValue to_cpu(const StateValue& value) {
   const c10::NoGradGuard no_grad;
   const at::Tensor& tensor = value.tensor();
   if (!is_dtensor(tensor)) return tensor.is_cpu() ? value : StateValue(tensor.detach().cpu());
-  return detail::whole_of_dtensor(tensor, "[state.to_cpu]").cpu();
+  return detail::gather_full_tensor(tensor, "[state.to_cpu]").cpu();
 }
 
 }  // namespace tessera

@@ -1,9 +1,9 @@
-// Values on the CPU, and this rank's part of a tensor.
+// Copies of state dicts on the CPU, and the local shards of DTensors.
 //
 //   StateDict shards = get_cpu_state_dict(model_state);      // each rank its own shards
 //   StateValue whole = to_cpu(weight);                       // COLLECTIVE when weight is a DTensor
 //
-// Names of NeMo AutoModel's tensor_utils.
+// The functions have the names of NeMo AutoModel's tensor_utils.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,20 +16,23 @@
 
 namespace tessera {
 
-// The local part of a DTensor, without gradients: nothing is gathered, pending sums stay pending. Any other tensor is
-// returned itself. No communication.
+// Returns the local tensor of a DTensor, detached from autograd. Nothing is gathered, and a Partial placement stays
+// unreduced. Any other tensor is returned unchanged. No communication.
 at::Tensor to_local_if_dtensor(const at::Tensor& tensor);
 
-// Contiguous copies on the CPU of the local parts, complete on return; nothing is gathered, and no result shares memory
-// with its source (PyTorch's scalars do). Later values of a name overwrite earlier ones. Other values of a dict are
-// kept. pin_memory: in page-locked memory; without an accelerator a warning, once. No communication. Of a ShardedTensor
-// the local shard; [0] on ranks that have none. Error kShape for several.
+// Returns contiguous copies of the local tensors on the CPU. The copies are complete on return, and no copy shares
+// memory with its source (in PyTorch, scalars do). Nothing is gathered. Values that are not tensors are kept. When a
+// name occurs twice in `named_tensors`, the later value is used. For a ShardedTensor the copy is of its local shard,
+// and an empty tensor of size [0] on a rank without a shard; Error kShape when this rank has several shards.
+// `pin_memory` puts the copies in page-locked memory; without an accelerator there is one warning and the memory is
+// ordinary. No communication.
 StateDict get_cpu_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& named_tensors,
                              bool pin_memory = false);
 StateDict get_cpu_state_dict(const StateDict& state_dict, bool pin_memory = false);
 
-// The whole of a DTensor on every rank, from any device: COLLECTIVE over its mesh (AutoModel's gives the local part of
-// one that is on the CPU already). A plain tensor on the CPU, itself when it is there; anything else as it is. Error
+// Returns the whole of a DTensor on every rank, on the CPU. COLLECTIVE over the mesh of the DTensor, on whichever
+// device its local tensor is (AutoModel's to_cpu returns only the local tensor of a DTensor on the CPU). A plain tensor
+// is copied to the CPU, or returned unchanged when it is there already. Any other value is returned unchanged. Error
 // kShape for a DTensor on the meta device.
 StateValue to_cpu(const StateValue& value);
 

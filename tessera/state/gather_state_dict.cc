@@ -14,7 +14,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/state/detail/cpu_memory.h"
 #include "tessera/state/detail/map_tensors.h"
 #include "tessera/state/sharded_tensor.h"
@@ -23,7 +23,7 @@
 namespace tessera {
 namespace detail {
 
-at::Tensor with_local(const at::Tensor& dtensor, const at::Tensor& local) {
+at::Tensor dtensor_with_local(const at::Tensor& dtensor, const at::Tensor& local) {
   return from_local(local, device_mesh(dtensor), placements(dtensor),
                     {.shape = dtensor.sizes().vec(), .stride = dtensor.strides().vec()});
 }
@@ -33,7 +33,7 @@ StateValue map_local_parts(const StateValue& value, const std::function<at::Tens
     const at::Tensor detached = value.tensor().detach();
     if (!is_dtensor(detached)) return change(detached);
     const at::Tensor local = to_local(detached), changed = change(local);
-    return changed.is_same(local) ? value : with_local(detached, changed);
+    return changed.is_same(local) ? value : dtensor_with_local(detached, changed);
   }
   if (value.is_sharded() && value.sharded()) {
     auto out = std::make_shared<ShardedTensor>(*value.sharded());
@@ -43,13 +43,15 @@ StateValue map_local_parts(const StateValue& value, const std::function<at::Tens
   return value;
 }
 
-at::Tensor whole_of_dtensor(const at::Tensor& dtensor, const char* where) {
+// The all-gather runs on the mesh's device. A local tensor on another device (after offloading to the CPU) is moved
+// there first.
+at::Tensor gather_full_tensor(const at::Tensor& dtensor, const char* where) {
   const at::Tensor detached = dtensor.detach(), local = to_local(detached);
   TESSERA_CHECK(!local.is_meta(), ErrorKind::kShape,
                 "{} found a DTensor on the meta device, which has no values. Call to_empty and load it.", where);
   const auto device = device_mesh(dtensor)->device();
   const bool is_there = local.device().type() == device.type();
-  return full_tensor(is_there ? detached : with_local(detached, local.to(device)));
+  return full_tensor(is_there ? detached : dtensor_with_local(detached, local.to(device)));
 }
 
 void wait_for_copies(const std::optional<c10::Device>& device) {
@@ -60,7 +62,8 @@ void wait_for_copies(const std::optional<c10::Device>& device) {
 
 namespace {
 
-// The global rank of this process, if a distributed tensor of the dict tells it.
+// Returns the global rank of this process from the mesh or the group of the first distributed tensor in the dict, or
+// nullopt without one.
 std::optional<int> rank_known_by(const StateDict& state_dict) {
   std::optional<int> rank;
   any_leaf(state_dict, [&](const StateValue& leaf) {
@@ -75,11 +78,15 @@ std::optional<int> rank_known_by(const StateDict& state_dict) {
   return rank;
 }
 
-class StateIteration {
+// Walks a nested dict once. Each leaf goes through its function on every rank, because the function may be a
+// collective; only then does `keeps_result` decide whether this rank stores the result. The companion is walked in
+// parallel, by the same keys and positions.
+class StateDictWalk {
  public:
-  StateIteration(const LeafFunctions& functions, const IterateOptions& options, bool keep)
-      : functions_(functions), options_(options), keep_(keep) {}
+  StateDictWalk(const LeafFunctions& functions, const IterateOptions& options, bool keeps_result)
+      : functions_(functions), options_(options), keeps_result_(keeps_result) {}
 
+  // `companion` is the value of the companion dict at the same path, or null without a companion.
   StateValue visit(const StateValue& value, const StateValue* companion, const std::string& path) {
     if (value.is_dict()) return visit_dict(value.dict(), companion, path);
     if (const auto* items = items_of(value)) {
@@ -88,19 +95,20 @@ class StateIteration {
       return StateTuple{std::move(visited)};
     }
     StateValue result = leaf(value, path);
-    if (!keep_) return {};
+    if (!keeps_result_) return {};
     if (companion && (result.is_tensor() || result.is_sharded())) return copied(result, *companion, path);
     if (!options_.cpu_offload) return result;
     return detail::map_local_parts(result, [&](const at::Tensor& local) { return moved_to_cpu(local); });
   }
 
-  // Copies that may still be under way.
+  // The device of non-blocking copies that may still be running; nullopt when there are none.
   const std::optional<c10::Device>& accelerator() const { return accelerator_; }
 
  private:
-  [[noreturn]] static void mismatch(const std::string& path, const std::string& what) {
-    raise(ErrorKind::kShape, "[state.copy] CompanionMismatch at {}: {}. Make it again (create_cpu_state_dict).",
-          quote(path), what);
+  [[noreturn]] static void mismatch(const std::string& path, const std::string& reason) {
+    raise(ErrorKind::kShape,
+          "[state.copy] CompanionMismatch at {}: {}. Make the companion again with create_cpu_state_dict.", quote(path),
+          reason);
   }
 
   StateValue leaf(const StateValue& value, const std::string& path) {
@@ -127,34 +135,34 @@ class StateIteration {
     StateDict out;
     for (const auto& [key, child] : dict) {
       const auto inner = path.empty() ? to_string(key) : path + "." + to_string(key);
-      const StateValue* beside = companion ? companion->dict().find(key) : nullptr;
-      if (companion && !beside) mismatch(inner, "the companion lacks this key");
-      auto value = visit(child, beside, inner);
-      if (keep_) out.set(key, std::move(value));
+      const StateValue* companion_value = companion ? companion->dict().find(key) : nullptr;
+      if (companion && !companion_value) mismatch(inner, "the companion lacks this key");
+      auto value = visit(child, companion_value, inner);
+      if (keeps_result_) out.set(key, std::move(value));
     }
     return out;
   }
 
   StateList visit_items(const StateList& items, const StateValue* companion, const std::string& path) {
-    const StateList* beside = companion ? items_of(*companion) : nullptr;
-    if (companion && (!beside || beside->size() != items.size())) {
+    const StateList* companion_value = companion ? items_of(*companion) : nullptr;
+    if (companion && (!companion_value || companion_value->size() != items.size())) {
       mismatch(path, fmt::format("found a {}{}, wanted {} items", type_name(*companion),
-                                 beside ? fmt::format(" of {}", beside->size()) : "", items.size()));
+                                 companion_value ? fmt::format(" of {}", companion_value->size()) : "", items.size()));
     }
     StateList out;
     for (size_t i = 0; i < items.size(); ++i) {
-      out.push_back(visit(items[i], beside ? &(*beside)[i] : nullptr, fmt::format("{}.{}", path, i)));
+      out.push_back(visit(items[i], companion_value ? &(*companion_value)[i] : nullptr, fmt::format("{}.{}", path, i)));
     }
     return out;
   }
 
   at::Tensor moved_to_cpu(const at::Tensor& local) {
     if (local.is_cpu()) return local;
-    remember(local);
+    note_accelerator(local);
     return local.to(local.options().device(c10::kCPU), options_.non_blocking);
   }
 
-  void remember(const at::Tensor& tensor) {
+  void note_accelerator(const at::Tensor& tensor) {
     if (options_.non_blocking && !tensor.is_cpu() && !tensor.is_meta()) accelerator_ = tensor.device();
   }
 
@@ -163,11 +171,13 @@ class StateIteration {
       mismatch(path, fmt::format("found a tensor of [{}], wanted [{}]", fmt::join(to.sizes(), ", "),
                                  fmt::join(from.sizes(), ", ")));
     }
-    remember(from);
-    remember(to);
+    note_accelerator(from);
+    note_accelerator(to);
     to.copy_(from.detach(), options_.non_blocking);
   }
 
+  // Copies local tensors into the companion and returns the companion's value. DTensors are compared by shape first,
+  // because local tensors of equal size can belong to different shapes.
   StateValue copied(const StateValue& from, const StateValue& to, const std::string& path) {
     if (from.is_sharded() && to.is_sharded() && to.sharded()) {
       const auto &source = from.sharded()->local_shards, &target = to.sharded()->local_shards;
@@ -182,28 +192,29 @@ class StateIteration {
     if (is_dtensor(to.tensor()) && from.tensor().sizes() != to.tensor().sizes()) {
       mismatch(path, "it is a DTensor of another shape");
     }
-    copy_local(local_part(to.tensor()), local_part(from.tensor()), path);
+    copy_local(local_tensor_of(to.tensor()), local_tensor_of(from.tensor()), path);
     return to;
   }
 
   inline static const std::function<StateValue(const StateValue&)> kNothing = {};
   const LeafFunctions& functions_;
   const IterateOptions& options_;
-  bool keep_;
+  bool keeps_result_;
   std::optional<c10::Device> accelerator_;
 };
 
+// Decided before any collective: an error in the options is thrown before a rank waits for another.
 bool keeps_result(const StateDict& state_dict, const IterateOptions& options) {
   if (options.ranks_only.empty()) return true;
   const auto rank = options.group ? std::optional<int>(options.group->rank()) : rank_known_by(state_dict);
   TESSERA_CHECK(rank, ErrorKind::kConfig,
-                "[state.iterate] ranks_only without a group, and no distributed tensor tells which rank this is. Pass "
-                "the group.");
+                "[state.iterate] ranks_only is set, but the rank of this process is unknown: options.group is empty "
+                "and the dict has no DTensor or ShardedTensor. Set options.group.");
   return std::ranges::find(options.ranks_only, *rank) != options.ranks_only.end();
 }
 
 StateValue gathered_dtensor(const StateValue& value) {
-  return detail::whole_of_dtensor(value.tensor(), "[state.gather]");
+  return detail::gather_full_tensor(value.tensor(), "[state.gather]");
 }
 
 StateValue gathered_sharded(const StateValue& value) { return all_gather_sharded_tensor(*value.sharded()); }
@@ -213,10 +224,10 @@ StateValue gathered_sharded(const StateValue& value) { return all_gather_sharded
 StateDict iterate_state_dict(const StateDict& state_dict, const LeafFunctions& functions,
                              const IterateOptions& options) {
   const c10::NoGradGuard no_grad;
-  StateIteration iteration(functions, options, keeps_result(state_dict, options));
+  StateDictWalk walk(functions, options, keeps_result(state_dict, options));
   const StateValue companion = options.companion ? StateValue(*options.companion) : StateValue();
-  auto result = iteration.visit(state_dict, options.companion ? &companion : nullptr, "");
-  detail::wait_for_copies(iteration.accelerator());
+  auto result = walk.visit(state_dict, options.companion ? &companion : nullptr, "");
+  detail::wait_for_copies(walk.accelerator());
   return std::move(result.dict());
 }
 
@@ -245,7 +256,8 @@ StateDict create_cpu_state_dict(const StateDict& state_dict, const CpuStateDictO
                                 : detail::empty_on_cpu(local, options.pin_memory);
   };
   const auto each = [&](const StateValue& value) { return detail::map_local_parts(value, make); };
-  // Contiguous whatever the strides, so that no other memory is needed.
+  // The new local tensors are contiguous whatever the strides of `tensor` are, so they need no more memory than their
+  // elements. dtensor_with_local() would declare the strides of `tensor`.
   const auto parts = [&](const StateValue& value) -> StateValue {
     const at::Tensor& tensor = value.tensor();
     return from_local(make(to_local(tensor)), device_mesh(tensor), placements(tensor),

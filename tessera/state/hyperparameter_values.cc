@@ -5,7 +5,7 @@
 
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/state/state_dict_structure.h"
 
 namespace tessera {
@@ -17,7 +17,7 @@ std::optional<std::vector<double>> numbers_of(const StateList& items) {
   std::vector<double> numbers;
   for (const auto& item : items) {
     if (item.is_tensor() && item.tensor().defined() && item.tensor().numel() == 1) {
-      numbers.push_back(local_part(item.tensor().detach()).item().toDouble());
+      numbers.push_back(local_tensor_of(item.tensor().detach()).item().toDouble());
     } else if (item.is_int() || item.is_double()) {
       numbers.push_back(item.number());
     } else {
@@ -82,6 +82,8 @@ optim::Hyperparameters hyperparameters_of(const StateDict& group) {
   return out;
 }
 
+// Every hyper-parameter of `a` must have an equal one in `b`. `names` counts those of `a`; it returns to 0 when `b` has
+// the same number.
 bool same_hyperparameters(const StateDict& a, const StateDict& b) {
   size_t names = 0;
   for (const auto& [key, value] : a) {
@@ -94,6 +96,7 @@ bool same_hyperparameters(const StateDict& a, const StateDict& b) {
   return names == 0;
 }
 
+// check_hyperparameters without changes lists the states of each group, except master and step.
 bool keeps_no_state(const optim::Optimizer& optimizer) {
   const std::vector<optim::Hyperparameters> unchanged(optimizer.param_groups().size());
   return std::ranges::all_of(optimizer.check_hyperparameters(unchanged),

@@ -1,4 +1,4 @@
-// Hyper-parameters of a group as values of a state dict, and back.
+// Converts the hyper-parameters of a group to values of a state dict, and back.
 #pragma once
 
 #include "tessera/optim/optimizer.h"
@@ -6,14 +6,14 @@
 
 namespace tessera {
 
-StateValue to_state_value(const optim::Hyperparameter& value);  // lists as tuples, as betas
+StateValue to_state_value(const optim::Hyperparameter& value);  // lists become tuples, such as betas
 StateDict to_state_dict(const optim::Hyperparameters& hyperparameters);
-// All of a group but params and param_names; tensors of one element as numbers. What no optimizer here can hold (dicts,
-// larger tensors) is left out with a warning.
+// Returns all hyper-parameters of a saved group, without params and param_names. Tensors of one element become numbers.
+// A value that no optimizer here can hold (a dict, a larger tensor) is left out with a warning.
 optim::Hyperparameters hyperparameters_of(const StateDict& group);
-// Whether two groups may be one: the same names and values, params and param_names aside.
+// Returns whether two groups have the same hyper-parameters; params and param_names are ignored.
 bool same_hyperparameters(const StateDict& a, const StateDict& b);
-// Whether the optimizer, with its hyper-parameters, keeps no state of any parameter but the step.
+// Returns whether the optimizer, with its present hyper-parameters, keeps no state for a parameter except the step.
 bool keeps_no_state(const optim::Optimizer& optimizer);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// What loading a state dict found beside what it was for.
+// The keys in which a loaded state dict and the model differ.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 namespace tessera {
 
 struct IncompatibleKeys {
-  std::vector<std::string> missing;     // in the dict
-  std::vector<std::string> unexpected;  // that the model does not know
+  std::vector<std::string> missing_keys;     // names of the model that the dict does not have
+  std::vector<std::string> unexpected_keys;  // keys of the dict that the model does not have
 };
 
 }  // namespace tessera

@@ -9,7 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/state/gather_state_dict.h"
 
 namespace tessera {
@@ -17,6 +17,7 @@ namespace tessera {
 std::string clean_fqn(const std::string& name) {
   static const std::unordered_set<std::string> kWrappers = {"_orig_mod", "_fsdp_wrapped_module",
                                                             "_checkpoint_wrapped_module"};
+  // Drops the components of the name that are wrappers. All other components keep their order and dots.
   std::string out;
   for (size_t begin = 0; begin <= name.size();) {
     const size_t end = std::min(name.find('.', begin), name.size());
@@ -34,9 +35,10 @@ ValuesByName values_by_clean_fqn(const StateDict& state_dict, const char* where)
   ValuesByName values;
   for (const auto& [key, value] : state_dict) {
     const auto name = clean_fqn(to_string(key));
-    TESSERA_CHECK(values.emplace(name, &value).second, ErrorKind::kShape,
-                  "{} two values are for {}, once the names of wrappers are taken away. Leave one.", where,
-                  quote(name));
+    TESSERA_CHECK(
+        values.emplace(name, &value).second, ErrorKind::kShape,
+        "{} two values are for {}: two keys differ only in the prefixes of PyTorch's wrappers. Remove one of them.",
+        where, quote(name));
   }
   return values;
 }
@@ -48,17 +50,19 @@ std::string quoted_list(const std::vector<std::string>& names) {
   return names.size() > kMostShown ? text + fmt::format(" and {} more", names.size() - kMostShown) : text;
 }
 
-ModelNames::ModelNames(nn::Module& model, const StateDictOptions& options) {
+ModelTensorNames::ModelTensorNames(nn::Module& model, const StateDictOptions& options) {
   visit(model, "", options);
   std::unordered_set<std::string_view> seen;
   for (const auto& [name, entry] : names_) {
-    TESSERA_CHECK(seen.insert(name).second, ErrorKind::kConfig, "[state.names] two tensors of the model are named {}",
+    TESSERA_CHECK(seen.insert(name).second, ErrorKind::kConfig,
+                  "[state.names] two tensors of the model are named {}. Give each its own name (options.fqn_modifier).",
                   quote(name));
   }
 }
 
-// Shared modules are visited at each of their places, as Module.state_dict() does.
-void ModelNames::visit(nn::Module& module, const std::string& prefix, const StateDictOptions& options) {
+// A shared module is visited at each of its places, as Module.state_dict() does, so that its tensors get all their
+// names.
+void ModelTensorNames::visit(nn::Module& module, const std::string& prefix, const StateDictOptions& options) {
   for (auto& slot : module.own_parameters()) {
     add(prefix + slot.name, {.names = {}, .parameter = &slot, .buffer = nullptr}, options);
   }
@@ -70,7 +74,8 @@ void ModelNames::visit(nn::Module& module, const std::string& prefix, const Stat
   for (const auto& [name, child] : module.named_children()) visit(*child, prefix + name + ".", options);
 }
 
-void ModelNames::add(const std::string& fqn, const Entry& entry, const StateDictOptions& options) {
+void ModelTensorNames::add(const std::string& fqn, const NamedTensor& entry, const StateDictOptions& options) {
+  // Tensors are recognised by identity (TensorImpl): the second name of a shared tensor is added to its entry.
   const auto name = options.fqn_modifier ? options.fqn_modifier(fqn) : fqn;
   const auto [found, is_new] = by_tensor_.try_emplace(entry.tensor().unsafeGetTensorImpl(), entries_.size());
   if (is_new) entries_.push_back(entry);
@@ -78,12 +83,14 @@ void ModelNames::add(const std::string& fqn, const Entry& entry, const StateDict
   names_.emplace_back(name, found->second);
 }
 
-const ModelNames::Entry* ModelNames::find(const at::Tensor& parameter) const {
+const ModelTensorNames::NamedTensor* ModelTensorNames::find(const at::Tensor& parameter) const {
   const auto found = by_tensor_.find(parameter.unsafeGetTensorImpl());
   return found == by_tensor_.end() ? nullptr : &entries_[found->second];
 }
 
-std::shared_ptr<comm::Group> group_of(const ModelNames& model, const StateDictOptions& options) {
+// The first DTensor's world is used, not its mesh: with several meshes (pipeline stages, experts) only the world has
+// all ranks.
+std::shared_ptr<comm::Group> group_of(const ModelTensorNames& model, const StateDictOptions& options) {
   if (options.group) return options.group;
   for (const auto& entry : model.entries()) {
     if (!is_dtensor(entry.tensor())) continue;
@@ -93,7 +100,7 @@ std::shared_ptr<comm::Group> group_of(const ModelNames& model, const StateDictOp
   return nullptr;
 }
 
-std::shared_ptr<comm::Group> broadcasting_group(const ModelNames& model, const StateDictOptions& options,
+std::shared_ptr<comm::Group> broadcasting_group(const ModelTensorNames& model, const StateDictOptions& options,
                                                 const char* where) {
   if (!options.broadcast_from_rank0) return nullptr;
   auto group = group_of(model, options);
@@ -102,11 +109,13 @@ std::shared_ptr<comm::Group> broadcasting_group(const ModelNames& model, const S
   return group;
 }
 
-c10::Device device_of(const ModelNames& model, const comm::Group* group, std::string_view complaint) {
+c10::Device device_of(const ModelTensorNames& model, const comm::Group* group, std::string_view complaint) {
   std::optional<c10::Device> device;
   for (const auto& entry : model.entries()) {
+    // Local tensors without dims do not count, because a step or a scale may be on the CPU in any model. A meta DTensor
+    // counts with the device of its mesh, where its values will be; a plain meta tensor has no device yet.
     const c10::NoGradGuard no_grad;
-    const at::Tensor part = local_part(entry.tensor());
+    const at::Tensor part = local_tensor_of(entry.tensor());
     auto own = part.device();
     if (part.is_meta() && is_dtensor(entry.tensor())) own = device_mesh(entry.tensor())->device();
     if (part.dim() == 0 || own.is_meta()) continue;
@@ -122,16 +131,21 @@ void check_options(const StateDictOptions& options) {
   TESSERA_CHECK(!options.broadcast_from_rank0 || options.full_state_dict, ErrorKind::kConfig,
                 "[state] full_state_dict must be True when broadcast_from_rank0 is True.");
   TESSERA_CHECK(options.keep_submodule_prefixes || options.submodules.size() == 1, ErrorKind::kConfig,
-                "[state] keep_submodule_prefixes is off for {} submodules, wanted one, whose names alone cannot clash",
+                "[state] keep_submodule_prefixes is False with {} submodules, wanted exactly one. Without prefixes, "
+                "names of several submodules could be equal.",
                 options.submodules.size());
 }
 
-StateDict full_or_on_cpu(const StateDict& state_dict, const ModelNames& model, const StateDictOptions& options) {
-  IterateOptions how{.cpu_offload = options.cpu_offload, .group = options.group};
-  if (!options.full_state_dict) return options.cpu_offload ? offload_state_dict_to_cpu(state_dict, how) : state_dict;
-  if (options.cpu_offload) how.group = group_of(model, options);
-  if (options.cpu_offload && how.group) how.ranks_only = {0};
-  return gather_state_dict(state_dict, how);
+StateDict gather_or_offload(const StateDict& state_dict, const ModelTensorNames& model,
+                            const StateDictOptions& options) {
+  // With cpu_offload the result is for rank 0 alone. Without a group, for a plain model, every rank gets the result.
+  IterateOptions iterate_options{.cpu_offload = options.cpu_offload, .group = options.group};
+  if (!options.full_state_dict) {
+    return options.cpu_offload ? offload_state_dict_to_cpu(state_dict, iterate_options) : state_dict;
+  }
+  if (options.cpu_offload) iterate_options.group = group_of(model, options);
+  if (options.cpu_offload && iterate_options.group) iterate_options.ranks_only = {0};
+  return gather_state_dict(state_dict, iterate_options);
 }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// The tensors of a model by the names that state dicts have for them. No communication.
+// The parameters and buffers of a model by their names (FQNs) in state dicts. No communication.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,52 +13,55 @@
 
 namespace tessera {
 
-// Without the prefixes of PyTorch's wrappers.
+// Removes the prefixes of PyTorch's wrappers (_orig_mod, _fsdp_wrapped_module, _checkpoint_wrapped_module) from a name.
 std::string clean_fqn(const std::string& name);
-// The values of a dict by these names. Error kShape, which begins with `where`, for two values of one name.
+// Maps clean_fqn of each key to its value. Error kShape when two keys give one name; its message begins with `where`.
 using ValuesByName = std::unordered_map<std::string, const StateValue*>;
 ValuesByName values_by_clean_fqn(const StateDict& state_dict, const char* where);
-// Names in a message, in quotes: the first 20, and how many more there are.
+// Formats names for a message, in quotes: the first 20 names and the number of further names.
 std::string quoted_list(const std::vector<std::string>& names);
 
-class ModelNames {
+class ModelTensorNames {
  public:
-  struct Entry {
-    std::vector<std::string> names;          // all of them, in the order of the modules
-    nn::ParameterSlot* parameter = nullptr;  // else a buffer
+  struct NamedTensor {
+    std::vector<std::string> names;          // all names of the tensor, in the order of the modules
+    nn::ParameterSlot* parameter = nullptr;  // null for a buffer
     at::Tensor* buffer = nullptr;
     const at::Tensor& tensor() const { return parameter ? parameter->parameter : *buffer; }
   };
-  // Error kConfig when options.fqn_modifier gives two tensors one name.
-  ModelNames(nn::Module& model, const StateDictOptions& options);
+  // Error kConfig when two tensors get one name, for example from options.fqn_modifier.
+  ModelTensorNames(nn::Module& model, const StateDictOptions& options);
 
-  // Each parameter and persistent buffer once.
-  const std::vector<Entry>& entries() const { return entries_; }
-  // Every name with its entry, in the order of the modules.
+  // Each parameter and each persistent buffer once.
+  const std::vector<NamedTensor>& entries() const { return entries_; }
+  // Every name with the index of its entry, in the order of the modules.
   const std::vector<std::pair<std::string, size_t>>& names() const { return names_; }
-  // nullptr when it is none of the model's.
-  const Entry* find(const at::Tensor& parameter) const;
+  // Returns nullptr for a tensor that is not in the model.
+  const NamedTensor* find(const at::Tensor& parameter) const;
 
  private:
   void visit(nn::Module& module, const std::string& prefix, const StateDictOptions& options);
-  void add(const std::string& fqn, const Entry& entry, const StateDictOptions& options);
-  std::vector<Entry> entries_;
+  void add(const std::string& fqn, const NamedTensor& entry, const StateDictOptions& options);
+  std::vector<NamedTensor> entries_;
   std::vector<std::pair<std::string, size_t>> names_;
   std::unordered_map<const c10::TensorImpl*, size_t> by_tensor_;
 };
 
-// The ranks of options.group, or of the world of the first DTensor; null when there is none. COLLECTIVE over all ranks
-// when they had no group yet.
-std::shared_ptr<comm::Group> group_of(const ModelNames& model, const StateDictOptions& options);
-// The same group when rank 0's dict counts, else null. Error kConfig, which begins with `where`, when there is none.
-std::shared_ptr<comm::Group> broadcasting_group(const ModelNames& model, const StateDictOptions& options,
+// Returns options.group, or the group of all ranks in the world of the first DTensor, or null for a model without
+// DTensors. COLLECTIVE over all ranks when the world has no such group yet.
+std::shared_ptr<comm::Group> group_of(const ModelTensorNames& model, const StateDictOptions& options);
+// Returns group_of() when options.broadcast_from_rank0 is set, else null. Error kConfig when there is no group; its
+// message begins with `where`.
+std::shared_ptr<comm::Group> broadcasting_group(const ModelTensorNames& model, const StateDictOptions& options,
                                                 const char* where);
-// On which tensors for the model travel: that of its local parts. Error kShape, which begins with `complaint`, when
-// they are on several.
-c10::Device device_of(const ModelNames& model, const comm::Group* group, std::string_view complaint);
-// Errors kConfig: broadcast_from_rank0 without full_state_dict.
+// Returns the device on which tensors for the model are sent, which is the device of the model's local tensors. Error
+// kShape when these are on several devices; its message begins with `complaint`.
+c10::Device device_of(const ModelTensorNames& model, const comm::Group* group, std::string_view complaint);
+// Errors kConfig: broadcast_from_rank0 without full_state_dict, and keep_submodule_prefixes = false without exactly one
+// submodule.
 void check_options(const StateDictOptions& options);
-// full_state_dict and cpu_offload of a dict. COLLECTIVE as gather_state_dict and group_of.
-StateDict full_or_on_cpu(const StateDict& state_dict, const ModelNames& model, const StateDictOptions& options);
+// Applies the options full_state_dict and cpu_offload to a dict. COLLECTIVE as gather_state_dict and group_of are.
+StateDict gather_or_offload(const StateDict& state_dict, const ModelTensorNames& model,
+                            const StateDictOptions& options);
 
 }  // namespace tessera

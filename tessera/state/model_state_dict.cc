@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
 #include "tessera/state/detail/incoming_tensors.h"
 #include "tessera/state/detail/load_tensor.h"
@@ -19,35 +19,36 @@
 namespace tessera {
 namespace {
 
-// What of a dict goes where in a model, checked.
+// Plans the loading of a dict into a model: which value goes into which tensor. The constructor collects all faults and
+// throws one error that lists them; the model is not changed. copies() gives the plan.
 class ModelLoad {
  public:
-  // `incoming`: what is still to come of the values; null: nothing is.
-  ModelLoad(const ModelNames& model, const StateDict& values, const StateDictOptions& options,
+  // `incoming` has the values of the dict that are received later; null when all values are here.
+  ModelLoad(const ModelTensorNames& model, const StateDict& values, const StateDictOptions& options,
             const detail::IncomingTensors* incoming)
       : options_(options), incoming_(incoming) {
-    const auto given = values_by_clean_fqn(values, "[state.set_model]");
+    const auto values_by_name = values_by_clean_fqn(values, "[state.set_model]");
     std::unordered_set<std::string_view> known;
     for (const auto& [name, entry] : model.names()) known.insert(name);
     for (const auto& [key, value] : values) {
-      if (!known.contains(clean_fqn(to_string(key)))) keys_.unexpected.push_back(to_string(key));
+      if (!known.contains(clean_fqn(to_string(key)))) keys_.unexpected_keys.push_back(to_string(key));
     }
-    for (const auto& entry : model.entries()) plan(entry, given);
-    const bool complete = keys_.missing.empty() && keys_.unexpected.empty();
-    TESSERA_CHECK(misfits_.empty() && (complete || !options.strict), ErrorKind::kShape,
-                  "[state.set_model] Error(s) in loading state_dict:{}{}{}", misfits_,
-                  keys_.missing.empty() || !options.strict
+    for (const auto& entry : model.entries()) plan(entry, values_by_name);
+    const bool complete = keys_.missing_keys.empty() && keys_.unexpected_keys.empty();
+    TESSERA_CHECK(mismatches_.empty() && (complete || !options.strict), ErrorKind::kShape,
+                  "[state.set_model] Error(s) in loading state_dict:{}{}{}", mismatches_,
+                  keys_.missing_keys.empty() || !options.strict
                       ? ""
-                      : fmt::format(" Missing key(s) in state_dict: {}.", quoted_list(keys_.missing)),
-                  keys_.unexpected.empty() || !options.strict
+                      : fmt::format(" Missing key(s) in state_dict: {}.", quoted_list(keys_.missing_keys)),
+                  keys_.unexpected_keys.empty() || !options.strict
                       ? ""
-                      : fmt::format(" Unexpected key(s) in state_dict: {}.", quoted_list(keys_.unexpected)));
+                      : fmt::format(" Unexpected key(s) in state_dict: {}.", quoted_list(keys_.unexpected_keys)));
   }
 
   const IncompatibleKeys& keys() const { return keys_; }
   bool fills_meta() const { return fills_meta_; }
 
-  // Once what is filled is real.
+  // Valid after the tensors on the meta device were allocated.
   std::vector<detail::TensorCopy> copies() const {
     std::vector<detail::TensorCopy> out;
     for (const auto& [entry, source] : sources_) out.push_back({source, entry->tensor().detach()});
@@ -55,23 +56,28 @@ class ModelLoad {
   }
 
  private:
-  bool is_to_come(const at::Tensor& tensor) const {
-    return incoming_ && tensor.defined() && incoming_->announces(tensor);
+  bool is_announced(const at::Tensor& tensor) const {
+    return incoming_ && tensor.defined() && incoming_->is_announced(tensor);
   }
 
+  // Whether the values under two names of one tensor are known to differ. Announced tensors are compared by this rank's
+  // shards; other tensors without values are not compared.
   bool differ(const StateValue& a, const StateValue& b) const {
     if (!a.is_tensor() || !b.is_tensor()) return false;
-    if (is_to_come(a.tensor()) && is_to_come(b.tensor())) return incoming_->are_known_to_differ(a.tensor(), b.tensor());
+    if (is_announced(a.tensor()) && is_announced(b.tensor())) {
+      return incoming_->are_known_to_differ(a.tensor(), b.tensor());
+    }
     const bool has_values = !a.tensor().is_meta() && !b.tensor().is_meta();
     return has_values && !same_values(a, b);
   }
 
-  // The values under the names of one tensor; all of them when they are equal.
-  const StateValue* value_of(const ModelNames::Entry& entry, const ValuesByName& given) {
+  // Returns the value under the first name of the tensor that the dict has, or null. Values under its other names must
+  // be equal, since all of them would be written to the same memory.
+  const StateValue* value_of(const ModelTensorNames::NamedTensor& entry, const ValuesByName& values_by_name) {
     const StateValue* value = nullptr;
     for (const auto& name : entry.names) {
-      const auto found = given.find(name);
-      if (found == given.end()) continue;
+      const auto found = values_by_name.find(name);
+      if (found == values_by_name.end()) continue;
       TESSERA_CHECK(!value || !differ(*value, *found->second), ErrorKind::kShape,
                     "[state.set_model] {} and {} are one tensor of the model, but the dict has different values",
                     quote(entry.names.front()), quote(name));
@@ -80,25 +86,27 @@ class ModelLoad {
     return value;
   }
 
-  void plan(const ModelNames::Entry& entry, const ValuesByName& given) {
+  void plan(const ModelTensorNames::NamedTensor& entry, const ValuesByName& values_by_name) {
     const auto& name = entry.names.front();
-    const bool is_meta = local_part(entry.tensor().detach()).is_meta();
-    const auto* value = value_of(entry, given);
+    const bool is_meta = local_tensor_of(entry.tensor().detach()).is_meta();
+    const auto* value = value_of(entry, values_by_name);
     if (!value) {
       const bool may_miss = options_.ignore_frozen_params && entry.parameter && !entry.tensor().requires_grad();
-      if (!may_miss) keys_.missing.insert(keys_.missing.end(), entry.names.begin(), entry.names.end());
-      if (is_meta) misfits_ += fmt::format(" {} is on the meta device, and there is no value for it.", quote(name));
+      if (!may_miss) keys_.missing_keys.insert(keys_.missing_keys.end(), entry.names.begin(), entry.names.end());
+      if (is_meta) {
+        mismatches_ += fmt::format(" {} is on the meta device, and the dict has no value for it.", quote(name));
+      }
       return;
     }
     fills_meta_ |= is_meta;
     if (!value->is_tensor()) {
-      misfits_ += fmt::format(" {} is a {}, wanted a Tensor.", quote(name), type_name(*value));
+      mismatches_ += fmt::format(" {} is a {}, wanted a Tensor.", quote(name), type_name(*value));
       return;
     }
-    const auto misfit = detail::loading_misfit(entry.tensor(), value->tensor());
-    if (!misfit.empty()) misfits_ += fmt::format(" size mismatch for {}: it {}.", quote(name), misfit);
-    if (value->tensor().defined() && value->tensor().is_meta() && !is_to_come(value->tensor())) {
-      misfits_ += fmt::format(" {} is on the meta device, without values.", quote(name));
+    const auto mismatch = detail::load_mismatch(entry.tensor(), value->tensor());
+    if (!mismatch.empty()) mismatches_ += fmt::format(" size mismatch for {}: it {}.", quote(name), mismatch);
+    if (value->tensor().defined() && value->tensor().is_meta() && !is_announced(value->tensor())) {
+      mismatches_ += fmt::format(" {} is on the meta device, without values.", quote(name));
     }
     sources_.emplace_back(&entry, value->tensor());
   }
@@ -106,12 +114,13 @@ class ModelLoad {
   const StateDictOptions& options_;
   const detail::IncomingTensors* incoming_;
   IncompatibleKeys keys_;
-  std::string misfits_;
-  std::vector<std::pair<const ModelNames::Entry*, at::Tensor>> sources_;
+  std::string mismatches_;
+  std::vector<std::pair<const ModelTensorNames::NamedTensor*, at::Tensor>> sources_;
   bool fills_meta_ = false;
 };
 
-// Parameters and persistent buffers; others would have values that nobody wrote.
+// Allocates the parameters and the persistent buffers that are on the meta device. Non-persistent buffers are put back
+// on the meta device: a state dict has no values for them, so their memory would stay uninitialised.
 void materialise(nn::Module& model, c10::Device device) {
   std::vector<std::pair<at::Tensor*, at::Tensor>> kept;
   for (const auto& [path, module] : model.named_modules()) {
@@ -136,7 +145,7 @@ std::vector<std::string> submodule_prefixes(nn::Module& model, const StateDictOp
   std::vector<std::string> prefixes;
   if (options.submodules.empty()) return prefixes;
   log_warning(
-      "[state] Getting submodules only model/optim state_dict is deprecated: filter what get_state_dict returns");
+      "[state] Getting submodules only model/optim state_dict is deprecated: filter the result of get_state_dict");
   for (const auto* wanted : options.submodules) {
     const size_t before = prefixes.size();
     for (const auto& [path, module] : model.named_modules()) {
@@ -151,6 +160,7 @@ std::vector<std::string> submodule_prefixes(nn::Module& model, const StateDictOp
 }  // namespace
 
 const StateDictHandler* state_dict_handler(nn::Module& model) {
+  // for_each_module visits a parent before its children, so the first match is the outermost wrapped module.
   const StateDictHandler* found = nullptr;
   model.for_each_module([&](nn::Module& module) {
     const auto* handler = dynamic_cast<const StateDictHandler*>(module.sharding().get());
@@ -163,11 +173,11 @@ StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& option
   check_options(options);
   if (const auto* handler = state_dict_handler(model)) return handler->get_model_state_dict(model, options);
   const c10::NoGradGuard no_grad;
-  const ModelNames names(model, options);
+  const ModelTensorNames names(model, options);
   const auto prefixes = submodule_prefixes(model, options);
   StateDict parts;
-  std::vector<at::Tensor>
-      values;  // one handle for all names of a shared parameter, which is how a checkpoint knows them
+  // A shared tensor has one handle for all its names; a checkpoint recognises it by the equal handles.
+  std::vector<at::Tensor> values;
   for (const auto& entry : names.entries()) values.push_back(entry.tensor().detach());
   for (const auto& [name, index] : names.names()) {
     const auto& entry = names.entries()[index];
@@ -176,7 +186,7 @@ StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& option
     const bool keeps_prefix = prefixes.empty() || options.keep_submodule_prefixes;
     parts.set(keeps_prefix ? name : name.substr(prefixes.front().size()), values[index]);
   }
-  auto out = full_or_on_cpu(parts, names, options);
+  auto out = gather_or_offload(parts, names, options);
   verify_model_state_dict(out, options);
   return out;
 }
@@ -188,16 +198,18 @@ IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& model_
     return handler->set_model_state_dict(model, model_state_dict, options);
   }
   const c10::NoGradGuard no_grad;
-  const ModelNames names(model, options);
+  const ModelTensorNames names(model, options);
   const auto group = broadcasting_group(names, options, "[state.set_model]");
   const auto device = device_of(names, group.get(), "Multiple devices found");
   std::optional<ModelLoad> load;
   const auto plan = [&](const StateDict& values, const detail::IncomingTensors* incoming) {
     if (!group) verify_model_state_dict(model_state_dict, options);
-    // Compares values under several names.
+    // Rank 0 has all values, so it compares the values under several names of one tensor here; the message has no
+    // values.
     if (group && group->rank() == 0) ModelLoad(names, model_state_dict, options, nullptr);
     load.emplace(names, values, options, incoming);
   };
+  // plan_load has checked the dict on all ranks. Only now are meta tensors allocated and values written.
   const auto incoming = detail::plan_load(model_state_dict, group.get(), plan);
   if (load->fills_meta()) materialise(model, device);
   detail::load_copies(load->copies(), incoming.get(), device);

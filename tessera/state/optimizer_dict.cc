@@ -11,7 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/optim/quantized_moments.h"
 #include "tessera/state/detail/load_tensor.h"
 #include "tessera/state/detail/optimizer_load.h"
@@ -24,20 +24,23 @@ namespace {
 
 constexpr const char* kMasterState = "master";
 
+// PyTorch saves `step` as a number or as a tensor of one element.
 double step_value(const std::string& name, const StateValue& value) {
   if (value.is_int() || value.is_double()) return value.number();
   TESSERA_CHECK(
       value.is_tensor() && value.tensor().defined() && !value.tensor().is_meta() && value.tensor().numel() == 1,
       ErrorKind::kShape, "[state.load_optimizer] {}: step is a {}, wanted one number", quote(name), type_name(value));
-  return local_part(value.tensor().detach()).item().toDouble();
+  return local_tensor_of(value.tensor().detach()).item().toDouble();
 }
 
-// None, and the empty dict that older flattened dicts of stateless optimizers have for it.
+// Whether a state has no value: it is absent, None, or the empty dict that older flattened dicts of stateless
+// optimizers have.
 bool is_missing(const StateValue* value) {
   return value == nullptr || value->is_none() || (value->is_dict() && value->dict().empty());
 }
 
-// Where an optimizer has its parameters in another order than param_names, ids would go to the wrong ones.
+// Ids are positions. When the dict lists its parameters in another order than this optimizer, each state would be
+// loaded into the wrong parameter, so `param_names` is compared where the dict has it.
 void check_names(const StateDict& group, const std::vector<std::string>& params) {
   const auto* saved = group.find("param_names");
   if (saved == nullptr || !saved->is_list() || saved->list().size() != params.size()) return;
@@ -54,11 +57,12 @@ void check_names(const StateDict& group, const std::vector<std::string>& params)
   }
 }
 
-using Ids = std::unordered_map<int64_t, size_t>;  // id of a saved parameter to our position
+// Id of a saved parameter -> position of the parameter in this optimizer.
+using PositionsById = std::unordered_map<int64_t, size_t>;
 
-// By position, as torch.optim does.
-Ids match_ids(const StateDict& state_dict, const std::vector<optim::ParamGroup>& groups) {
-  Ids ids;
+// Matches parameters by position, as torch.optim does. Without `param_groups` an id is the position itself.
+PositionsById match_ids(const StateDict& state_dict, const std::vector<optim::ParamGroup>& groups) {
+  PositionsById ids;
   size_t position = 0;
   const auto* saved_groups = state_dict.find("param_groups");
   if (saved_groups == nullptr) {
@@ -95,41 +99,46 @@ Ids match_ids(const StateDict& state_dict, const std::vector<optim::ParamGroup>&
 
 }  // namespace
 
-void OptimizerLoad::plan_state(Parameter& parameter, size_t position, const StateValue& entry) {
+// Checks one entry of `state` and plans its copies. An entry is complete or absent: a parameter with steps needs every
+// state of the optimizer, except master (then copied from the parameter) and momentum_buffer (then the next step starts
+// a new buffer, as step 0 does). An entry with a state needs a step, except that torch.optim.SGD saves a
+// momentum_buffer without one.
+void OptimizerLoad::plan_state(ParameterPlan& parameter, size_t position, const StateValue& entry) {
   TESSERA_CHECK(entry.is_dict(), ErrorKind::kShape, "[state.load_optimizer] {}: its state is a {}, wanted a dict",
                 quote(parameter.name), type_name(entry));
   const StateDict& values = entry.dict();
-  auto wanted = state_names_[parameter.group];
+  auto expected_states = state_names_[parameter.group];
   const auto own = optimizer_->state(parameter.name);
   const bool has_master = optimizer_->has_master(parameter.name);
-  if (has_master) wanted.emplace_back(kMasterState);
+  if (has_master) expected_states.emplace_back(kMasterState);
   const auto* step = values.find("step");
   if (!is_missing(step)) parameter.step = step_value(parameter.name, *step);
 
   parameter.first_copy = copies_.size();
-  for (const auto& state : wanted) {
+  for (const auto& state : expected_states) {
     const auto* value = values.find(state);
     if (is_missing(value)) {
       TESSERA_CHECK(state == kMasterState || state == "momentum_buffer" || parameter.step == 0, ErrorKind::kShape,
                     "[state.load_optimizer] {}: found step {} without {}. Save all states of a parameter, or none.",
                     quote(parameter.name), parameter.step, state);
-      if (state == "momentum_buffer") parameter.step = 0;  // the next step takes the gradient as it is
+      if (state == "momentum_buffer") parameter.step = 0;  // the next step uses the gradient as the first momentum
       continue;
     }
     TESSERA_CHECK(value->is_tensor(), ErrorKind::kShape, "[state.load_optimizer] {}: {} is a {}, wanted a Tensor",
                   quote(parameter.name), state, type_name(*value));
     const auto like = own.find(state);
     const auto form =
-        like != own.end() ? like->second : optim::state_form(state, optimizer_->slot(parameter.name).parameter);
-    const auto misfit = loading_misfit(form, value->tensor());
-    TESSERA_CHECK(misfit.empty(), ErrorKind::kShape, "[state.load_optimizer] {}: {} {}", quote(parameter.name), state,
-                  misfit);
+        like != own.end() ? like->second : optim::state_template(state, optimizer_->slot(parameter.name).parameter);
+    const auto mismatch = load_mismatch(form, value->tensor());
+    TESSERA_CHECK(mismatch.empty(), ErrorKind::kShape, "[state.load_optimizer] {}: {} {}", quote(parameter.name), state,
+                  mismatch);
     copies_.push_back({position, state, value->tensor(), {}});
     if (is_missing(step)) {
       TESSERA_CHECK(state == "momentum_buffer" || state == kMasterState, ErrorKind::kShape,
                     "[state.load_optimizer] {}: found {} without step. Save both, or neither.", quote(parameter.name),
                     state);
-      if (state == "momentum_buffer") parameter.step = 1;  // torch.optim.SGD does not count; it is not the first
+      // torch.optim.SGD saves no step count; any count but 0 continues with the saved momentum.
+      if (state == "momentum_buffer") parameter.step = 1;
     }
   }
   parameter.copies = copies_.size() - parameter.first_copy;
@@ -140,7 +149,7 @@ OptimizerLoad plan_optimizer_load(optim::Optimizer& optimizer, const StateDict& 
   load.optimizer_ = &optimizer;
   const auto groups = optimizer.param_groups();
   const auto* saved_groups = state_dict.find("param_groups");
-  const Ids ids = match_ids(state_dict, groups);
+  const PositionsById ids = match_ids(state_dict, groups);
   for (size_t i = 0; i < groups.size(); ++i) {
     load.groups_.push_back(saved_groups ? hyperparameters_of(saved_groups->list()[i].dict())
                                         : optim::Hyperparameters{});
@@ -159,25 +168,29 @@ OptimizerLoad plan_optimizer_load(optim::Optimizer& optimizer, const StateDict& 
   return load;
 }
 
+// Prepares the optimizer for the copies: sets the hyper-parameters, resets every state that gets no value, and looks up
+// the tensors to write.
 void OptimizerLoad::begin() {
-  copy_sources_of_other_states();
+  clone_aliased_sources();
   optimizer_->set_hyperparameters(groups_);
   for (auto& parameter : parameters_) {
     const auto copies = std::span(copies_).subspan(parameter.first_copy, parameter.copies);
-    // These may be their own sources (optimizer_state_dict shares memory).
-    std::set<std::string> given;
-    for (const auto& copy : copies) given.insert(copy.state);
-    optimizer_->reset_state(parameter.name, /*even_frozen=*/!given.empty(), given);
+    // States that get a value are not reset: they may be their own sources, because optimizer_state_dict shares memory.
+    std::set<std::string> states_with_values;
+    for (const auto& copy : copies) states_with_values.insert(copy.state);
+    optimizer_->reset_state(parameter.name, /*even_frozen=*/!states_with_values.empty(), states_with_values);
     const auto states = optimizer_->state(parameter.name);
     parameter.step_target = states.at("step");
     for (auto& copy : copies) copy.target = states.at(copy.state);
   }
 }
 
-// Where a dict that shares memory with this optimizer gives a state to another one, both are written in turn.
-void OptimizerLoad::copy_sources_of_other_states() {
+// A dict that shares memory with this optimizer may give the state of one parameter to another parameter (a swap, for
+// example). The first copy would then overwrite the source of the second. Such sources are cloned before any state is
+// written.
+void OptimizerLoad::clone_aliased_sources() {
   const auto storage_of = [](const at::Tensor& tensor) -> const c10::StorageImpl* {
-    const at::Tensor local = local_part(tensor.detach());
+    const at::Tensor local = local_tensor_of(tensor.detach());
     return local.has_storage() ? local.storage().unsafeGetStorageImpl() : nullptr;
   };
   std::unordered_map<const c10::StorageImpl*, std::pair<size_t, std::string>> own;
@@ -193,14 +206,15 @@ void OptimizerLoad::copy_sources_of_other_states() {
   }
 }
 
+// begin() has reset the steps. The optimizer's own count becomes the largest step of its parameters.
 void OptimizerLoad::finish() {
   const c10::NoGradGuard no_grad;
-  double most = 0;
+  double max_step = 0;
   for (const auto& parameter : parameters_) {
     parameter.step_target.fill_(parameter.step);
-    most = std::max(most, parameter.step);
+    max_step = std::max(max_step, parameter.step);
   }
-  optimizer_->set_step(static_cast<int64_t>(most));
+  optimizer_->set_step(static_cast<int64_t>(max_step));
 }
 
 }  // namespace detail
@@ -218,7 +232,8 @@ StateDict optimizer_state_dict(const optim::Optimizer& optimizer) {
   StateList groups;
   int64_t id = 0;
   for (const auto& group : optimizer.param_groups()) {
-    StateDict shown = to_state_dict(group.hyperparameters);
+    // Every parameter gets an id. Only parameters that require a gradient or have more state than `step` get an entry.
+    StateDict group_entry = to_state_dict(group.hyperparameters);
     StateList ids;
     for (const auto& name : group.params) {
       const auto state = optimizer.state(name);
@@ -232,8 +247,8 @@ StateDict optimizer_state_dict(const optim::Optimizer& optimizer) {
       }
       ids.emplace_back(id++);
     }
-    shown.set("params", std::move(ids));
-    groups.emplace_back(std::move(shown));
+    group_entry.set("params", std::move(ids));
+    groups.emplace_back(std::move(group_entry));
   }
   return detail::optimizer_dict_of(std::move(states), std::move(groups));
 }

@@ -1,14 +1,16 @@
-// The state of one optimizer as torch.optim's state_dict() shows it: parameters are numbered over the groups.
+// The state of one optimizer in the form of torch.optim's state_dict(). The id of a parameter is its position over all
+// groups.
 //
 //   StateDict saved = optimizer_state_dict(*optimizer);
 //   // {"state": {0: {"exp_avg": ..., "exp_avg_sq": ..., "step": ...}, ...},
 //   //  "param_groups": [{"lr": 0.001, "betas": (0.9, 0.999), ..., "params": [0, 1]}, ...]}
 //   load_optimizer_state_dict(*other, saved);
 //
-// torch.optim.AdamW and SGD load such a dict and go on training, and theirs load here. Beside their values there are
-// `master`, the float32 copy of a 16-bit parameter, and SGD's `step`; PyTorch keeps what it does not know.
+// torch.optim.AdamW and SGD load such a dict and continue training, and load_optimizer_state_dict loads theirs. The
+// dict has two states that PyTorch's does not have: `master`, the float32 copy of a 16-bit parameter, and SGD's `step`.
+// PyTorch keeps states that it does not know.
 //
-// No communication. Belongs to the rank of the optimizer.
+// No communication. A dict belongs to the rank of its optimizer.
 #pragma once
 
 #include <string>
@@ -19,21 +21,25 @@
 
 namespace tessera {
 
-// Names of the parameters by id: param_groups() in order.
+// Returns the names of the parameters in the order of their ids, group after group of param_groups().
 std::vector<std::string> optimizer_parameter_names(const optim::Optimizer& optimizer);
 
-// States share memory with the optimizer and lie as its parameters do (DTensors of DTensors). Every parameter that
-// requires a gradient has an entry, before the first step as well (zeros, step 0); frozen ones that never were trained
-// have none.
+// Returns the state, which shares memory with the optimizer. States of a DTensor parameter are DTensors with the same
+// layout. Every parameter that requires a gradient has an entry, also before the first step (zeros, step 0). A frozen
+// parameter has an entry only when it was trained before.
 StateDict optimizer_state_dict(const optim::Optimizer& optimizer);
 
-// Copies values into the optimizer and takes over hyper-parameters. A parameter without an entry is as before its first
-// step; so is a state that an entry lacks or has as None, except that `master` then follows the parameter. A value for
-// a DTensor is one that lies alike, or the whole as a plain tensor, from which this rank's part is cut. Values are
-// converted to the dtype of the optimizer's state. optimizer.steps() becomes the largest `step`. Entries of numbers
-// that are no parameter, and states that this optimizer has not, are left out. Errors, before anything is changed:
-// kShape for another number of groups, groups of other sizes, values of another shape, layout or type, param_names that
-// are this optimizer's in another order; kConfig from set_hyperparameters.
+// Copies the state into the optimizer and sets the hyper-parameters.
+// - A parameter without an entry becomes as before its first step. So does a state that is missing or None in an entry;
+//   a missing `master` is then copied from the parameter.
+// - A value for a DTensor is a DTensor with the same layout, or the whole as a plain tensor, from which this rank's
+// shard
+//   is taken. Values are converted to the dtype of the optimizer's state.
+// - optimizer.steps() becomes the largest `step`.
+// - Entries whose id is in no group, and states that this optimizer does not have, are ignored.
+// Errors, before anything is changed: kShape for another number of groups, for groups of other sizes, for values of
+// another shape, layout or type, and for param_names that list this optimizer's parameters in another order; kConfig
+// from set_hyperparameters.
 void load_optimizer_state_dict(optim::Optimizer& optimizer, const StateDict& state_dict);
 
 }  // namespace tessera

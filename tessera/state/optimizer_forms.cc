@@ -29,7 +29,8 @@ std::optional<FlatKey> FlatKeyReader::read(std::string_view key) {
   const bool is_state = key.starts_with(kStatePrefix);
   if (!is_state && !key.starts_with(kGroupsPrefix)) return std::nullopt;
   const auto path = key.substr(is_state ? kStatePrefix.size() : kGroupsPrefix.size());
-  // The longest known name that leaves something: names of states and hyper-parameters seldom have dots.
+  // Looks for the longest known name before a dot that leaves a rest: names of parameters often have dots, names of
+  // states and hyper-parameters seldom do, so the search from the right ends soon.
   for (size_t dot = path.rfind('.'); dot != std::string_view::npos && dot > 0; dot = path.rfind('.', dot - 1)) {
     ++lookups_;
     const auto found = parameters_.find(path.substr(0, dot));
@@ -42,7 +43,7 @@ std::optional<FlatKey> FlatKeyReader::read(std::string_view key) {
 
 namespace {
 
-// What each group's `params` become; `rename` is told each id or name, in order.
+// Returns the groups with the result of `rename` for each id or name in `params`. `rename` is called in order.
 template <class Rename>
 StateList renamed_groups(const StateDict& optimizer_dict, const Rename& rename) {
   StateList groups;
@@ -56,7 +57,7 @@ StateList renamed_groups(const StateDict& optimizer_dict, const Rename& rename) 
   return groups;
 }
 
-// {"state": of the same entries under other keys, "param_groups": groups}.
+// Returns {"state": the same entries under new keys, "param_groups": groups}. A key that is not in `keys` stays.
 StateDict rekeyed(const StateDict& optimizer_dict, const std::unordered_map<StateKey, StateKey>& keys,
                   StateList groups) {
   StateDict state;
@@ -77,6 +78,7 @@ void set_new(StateDict& flat, const std::string& key, const StateValue& value) {
                 quote(key));
 }
 
+// Takes nested dicts of a state apart: {"a": {"b": 1}} at `prefix` becomes "prefix.a.b".
 void flatten_state(const StateDict& nested, const std::string& prefix, StateDict& out) {
   for (const auto& [key, value] : nested) {
     const auto full = prefix + "." + to_string(key);
@@ -94,7 +96,8 @@ void flatten_state(const StateDict& nested, const std::string& prefix, StateDict
   }
 }
 
-// Sets `value` at "a.b.c" below `nested`.
+// Sets `value` at the path "a.b.c" below `nested`, and makes the dicts on the way. `key` is the whole flat key, for
+// messages.
 void set_nested(StateDict& nested, std::string_view path, const StateValue& value, const std::string& key) {
   const auto dot = path.find('.');
   if (dot == std::string_view::npos) {
@@ -111,7 +114,8 @@ void set_nested(StateDict& nested, std::string_view path, const StateValue& valu
   set_nested(inner->dict(), path.substr(dot + 1), value, key);
 }
 
-// Settings of two parameters that are in one group here.
+// Throws when two parameters of one group have different hyper-parameters. Both dicts are searched for the keys of the
+// other, so a missing key counts as a difference.
 void check_same_settings(const StateDict& first, const std::string& name, const StateDict& settings) {
   const auto compare = [&](const StateKey& key) {
     const auto *value = settings.find(key), *other = first.find(key);
@@ -181,16 +185,19 @@ StateDict unflatten_optimizer_dict(const StateDict& flat, const std::vector<std:
   for (const auto& group : groups) names.insert(names.end(), group.begin(), group.end());
   detail::FlatKeyReader reader(names);
   std::vector<StateDict> states(names.size()), settings(names.size());
+  // The keys are distributed over the parameters first, in one pass. The groups are then built in order from these
+  // parts.
   for (const auto& [key, value] : flat) {
     TESSERA_CHECK(std::holds_alternative<std::string>(key), ErrorKind::kShape,
-                  "[state.unflatten_optimizer] found the key {}, wanted text. Is it a dict by id?", to_string(key));
+                  "[state.unflatten_optimizer] found the key {}, wanted text. A dict by id is not flat.",
+                  to_string(key));
     const auto& text = std::get<std::string>(key);
     const auto parts = reader.read(text);
     if (!parts) continue;
     if (parts->is_state) {
-      set_nested(states[parts->parameter], parts->rest, value, text);
+      set_nested(states[parts->parameter], parts->rest_of_key, value, text);
     } else {
-      settings[parts->parameter].set(std::string(parts->rest), value);
+      settings[parts->parameter].set(std::string(parts->rest_of_key), value);
     }
   }
   StateDict state;
@@ -203,6 +210,7 @@ StateDict unflatten_optimizer_dict(const StateDict& flat, const std::vector<std:
     for (; position < begin + group.size(); ++position) {
       const auto& name = names[position];
       if (settings[position].empty() && states[position].empty()) continue;
+      // The hyper-parameters of a group are those of its first saved parameter; the others must agree.
       if (first) check_same_settings(*first, name, settings[position]);
       if (!first) first = &settings[position];
       if (!states[position].empty()) state.set(name, std::move(states[position]));

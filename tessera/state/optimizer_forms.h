@@ -1,4 +1,5 @@
-// The three forms of an optimizer's dict, and the ways between them. No communication; values are shared, not copied.
+// The three forms of an optimizer's dict, and the conversions between the forms. No communication; tensors are shared,
+// not copied.
 //
 //   by id    {"state": {0: {...}}, "param_groups": [{"lr": ..., "params": [0, 1]}]}        torch.optim
 //   by name  {"state": {"a.weight": {...}}, "param_groups": [{"lr": ..., "params": ["a.weight", "a.bias"]}]}
@@ -9,7 +10,7 @@
 //   named = unflatten_optimizer_dict(flat, {{"a.weight", "a.bias"}});
 //   StateDict by_id = optimizer_dict_to_ids(named);
 //
-// Each takes time linear in the number of parameters, states and groups. Errors are kShape.
+// The time of each function is linear in the number of parameters, states and groups. All errors are kShape.
 #pragma once
 
 #include <string>
@@ -19,20 +20,21 @@
 
 namespace tessera {
 
-// names: of the parameters over all groups in order. Keys of state that are in no group stay. Errors: another number of
-// names, one name twice, an id that is in two groups.
+// `names` are the names of the parameters over all groups, in order. Keys of `state` that are in no group are kept.
+// Errors: a different number of names, a name that occurs twice, an id that is in two groups.
 StateDict optimizer_dict_to_names(const StateDict& by_id, const std::vector<std::string>& names);
 
-// Ids are positions over all groups. Keys of state that are in no group stay.
+// Replaces each name by its position over all groups. Keys of `state` that are in no group are kept.
 StateDict optimizer_dict_to_ids(const StateDict& by_name);
 
-// Hyper-parameters are repeated for each parameter; membership of groups, and groups without parameters, are not kept.
-// Errors: states other than tensors, numbers and dicts of these; two values of one key.
+// Repeats the hyper-parameters of a group for each of its parameters. The flat form does not keep which parameters
+// share a group, nor groups without parameters. Errors: a state that is not a tensor, a number or a dict of these; two
+// values for one key.
 StateDict flatten_optimizer_dict(const StateDict& by_name);
 
-// groups: names of the parameters of each group. Keys of other parameters are left out, and so are parameters that no
-// key names (their groups are shorter). What has no state gets no entry. Error: parameters of one group whose
-// hyper-parameters differ.
+// `groups` lists the names of the parameters of each group. Keys of other parameters are ignored. A parameter without
+// any key is left out of its group. A parameter without a state gets no entry in `state`. Error: two parameters of one
+// group have different hyper-parameters.
 StateDict unflatten_optimizer_dict(const StateDict& flat, const std::vector<std::vector<std::string>>& groups);
 
 }  // namespace tessera

@@ -19,18 +19,19 @@
 namespace tessera {
 namespace {
 
-// Names of the parameters of each group as the model has them, all names of a shared one.
-std::vector<detail::GroupNames> group_names(const optim::Optimizer& optimizer, const ModelNames& model) {
+// Returns the parameters of each group by the names in the model, with all names of a shared parameter.
+std::vector<detail::GroupNames> group_names(const optim::Optimizer& optimizer, const ModelTensorNames& model) {
   std::vector<detail::GroupNames> groups;
   for (const auto& group : optimizer.param_groups()) {
     auto& names = groups.emplace_back();
     for (const auto& name : group.params) {
       const auto& parameter = optimizer.slot(name).parameter;
       const auto* entry = model.find(parameter);
-      TESSERA_CHECK(entry, ErrorKind::kConfig,
-                    "[state] {} of an optimizer is no parameter of this model. Pass the model that it was made for, or "
-                    "make the optimizer after the model is sharded and loaded.",
-                    quote(name));
+      TESSERA_CHECK(
+          entry, ErrorKind::kConfig,
+          "[state] {} of an optimizer is not a parameter of this model. Pass the model that it was made for, or "
+          "make the optimizer after the model is sharded and loaded.",
+          quote(name));
       names.push_back({.names = entry->names, .wants_state = parameter.requires_grad()});
     }
   }
@@ -39,11 +40,12 @@ std::vector<detail::GroupNames> group_names(const optim::Optimizer& optimizer, c
 
 void check_optimizers(const std::vector<optim::Optimizer*>& optimizers) {
   TESSERA_CHECK(!optimizers.empty() && std::ranges::find(optimizers, nullptr) == optimizers.end(), ErrorKind::kConfig,
-                "[state] Optimizers are not passed in, but their state is asked for.");
+                "[state] Optimizers are not passed in, but their state is asked for. Pass at least one optimizer, and "
+                "no null pointer.");
 }
 
 std::vector<detail::OptimizerNames> optimizer_names(const std::vector<optim::Optimizer*>& optimizers,
-                                                    const ModelNames& model) {
+                                                    const ModelTensorNames& model) {
   std::vector<detail::OptimizerNames> out;
   for (const auto* optimizer : optimizers) {
     out.push_back({.groups = group_names(*optimizer, model), .is_stateless = keeps_no_state(*optimizer)});
@@ -61,7 +63,7 @@ StateDict get_optimizer_state_dict(nn::Module& model, const std::vector<optim::O
     return handler->get_optimizer_state_dict(model, optimizers, options);
   }
   const c10::NoGradGuard no_grad;
-  const ModelNames names(model, options);
+  const ModelTensorNames names(model, options);
   StateDict state;
   StateList groups;
   for (const auto* optimizer : optimizers) {
@@ -79,7 +81,7 @@ StateDict get_optimizer_state_dict(nn::Module& model, const std::vector<optim::O
   }
   StateDict out = detail::optimizer_dict_of(std::move(state), std::move(groups));
   if (options.flatten_optimizer_state_dict) out = flatten_optimizer_dict(out);
-  out = full_or_on_cpu(out, names, options);
+  out = gather_or_offload(out, names, options);
   verify_optimizer_state_dict(out, options);
   return out;
 }
@@ -92,10 +94,12 @@ void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimi
     return handler->set_optimizer_state_dict(model, optimizers, optimizer_state_dict, options);
   }
   const c10::NoGradGuard no_grad;
-  const ModelNames names(model, options);
+  const ModelTensorNames names(model, options);
   const auto group = broadcasting_group(names, options, "[state.set_optimizer]");
   const auto device = device_of(names, group.get(), "Device mismatch");
   std::vector<detail::OptimizerLoad> loads;
+  // The plan is made and checked on all ranks before the first state is written, and an error of one rank is thrown on
+  // all ranks.
   const auto plan = [&](const StateDict& saved, const detail::IncomingTensors* incoming) {
     verify_optimizer_state_dict(saved, {});
     const auto split = detail::select_optimizers(saved, optimizer_names(optimizers, names), options.strict);
@@ -104,14 +108,16 @@ void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimi
     }
     for (const auto& load : loads) {
       for (const auto& copy : load.copies()) {
-        const bool is_to_come = incoming && incoming->announces(copy.source);
-        TESSERA_CHECK(is_to_come || !copy.source.is_meta(), ErrorKind::kShape,
+        const bool is_announced = incoming && incoming->is_announced(copy.source);
+        TESSERA_CHECK(is_announced || !copy.source.is_meta(), ErrorKind::kShape,
                       "[state.set_optimizer] a value of {} is on the meta device, without values", copy.state);
       }
     }
   };
   const auto incoming = detail::plan_load(optimizer_state_dict, group.get(), plan);
   std::vector<detail::TensorCopy> copies;
+  // begin() writes only into this rank's optimizer. The tensors of all optimizers are then loaded in one pass, in the
+  // order of the message, because all ranks must receive them in one order.
   for (auto& load : loads) {
     load.begin();
     for (const auto& copy : load.copies()) copies.push_back({copy.source, copy.target});
@@ -120,6 +126,8 @@ void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimi
   for (auto& load : loads) load.finish();
 }
 
+// A dict is valid in the flat form (only keys that begin with "state." or "param_groups.") or in the nested form (a
+// dict "state" and a list "param_groups").
 void verify_optimizer_state_dict(const StateDict& optimizer_state_dict, const StateDictOptions& options) {
   const bool may_be_empty = options.broadcast_from_rank0 || (options.cpu_offload && options.full_state_dict);
   if (optimizer_state_dict.empty() && may_be_empty) return;
@@ -130,13 +138,15 @@ void verify_optimizer_state_dict(const StateDict& optimizer_state_dict, const St
     for (const auto& [key, value] : optimizer_state_dict) {
       const auto text = to_string(key);
       TESSERA_CHECK(text.starts_with("state.") || text.starts_with("param_groups."), ErrorKind::kShape,
-                    "[state.verify] {} is no key of an optimizer's dict, flat or not", quote(text));
+                    "[state.verify] {} is not a key of an optimizer's dict, wanted state and param_groups, or keys "
+                    "that begin with these and a dot.",
+                    quote(text));
     }
     return;
   }
   const auto *state = optimizer_state_dict.find("state"), *groups = optimizer_state_dict.find("param_groups");
   TESSERA_CHECK(state && state->is_dict() && groups && groups->is_list(), ErrorKind::kShape,
-                "[state.verify] an optimizer's dict wants a dict \"state\" and a list \"param_groups\"");
+                "[state.verify] an optimizer's dict needs a dict \"state\" and a list \"param_groups\"");
 }
 
 void verify_state_dict(const StateDict& model_state_dict, const StateDict& optimizer_state_dict,
@@ -151,6 +161,7 @@ ModelAndOptimizerState get_state_dict(nn::Module& model, const std::vector<optim
   return {.model = std::move(weights), .optimizer = get_optimizer_state_dict(model, optimizers, options)};
 }
 
+// Loads in upstream's order: the optimizers, then the model.
 IncompatibleKeys set_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
                                 const StateDict& model_state_dict, const StateDict& optimizer_state_dict,
                                 const StateDictOptions& options) {

@@ -33,7 +33,7 @@ struct ToPickle {
   }
   PickleValue operator()(const at::Tensor& value) const {
     TESSERA_CHECK(tensor, ErrorKind::kShape,
-                  "[state.pickle] a tensor inside an object; a tensor is saved under a name of its own");
+                  "[state.pickle] found a tensor inside an object. Save each tensor under its own name.");
     return PickleValue::persistent(tensor(value));
   }
   PickleValue operator()(const std::shared_ptr<ShardedTensor>&) const {
@@ -81,6 +81,7 @@ struct FromPickle {
         return StateTuple{items(value)};
       case PickleKind::kDict:
         return dict(value);
+      // Without a function for tensors, a persistent value falls through to the error.
       case PickleKind::kPersistent:
         if (tensor) return tensor(value.persistent_id());
         [[fallthrough]];

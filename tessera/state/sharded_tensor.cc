@@ -21,13 +21,14 @@
 namespace tessera {
 namespace {
 
-// What every rank must know of the others' shards, so that all find the same faults.
-struct ShardsOfAll {
-  std::vector<DcpChunk> boxes;    // rank by rank
-  std::vector<size_t> holders;    // of each box: its rank in the group
-  std::vector<int64_t> elements;  // of each rank
+// The shards of all ranks, from one exchange of metadata. Every rank has the same data and finds the same faults, so
+// all ranks throw or none does.
+struct GatheredShardMetadata {
+  std::vector<DcpChunk> boxes;    // of all ranks, rank after rank
+  std::vector<size_t> holders;    // rank in the group of each box
+  std::vector<int64_t> elements;  // number of elements of each rank
   bool any_on_accelerator = false;
-  std::string fault;  // of one rank, or between two; empty: none
+  std::string fault;  // first fault in a shard of one rank, or between two ranks; empty when there is none
 };
 
 StateValue to_list(const std::vector<int64_t>& numbers) { return StateList(numbers.begin(), numbers.end()); }
@@ -41,14 +42,14 @@ std::vector<int64_t> to_numbers(const StateValue& list) {
 std::string fault_of(const LocalShard& shard, c10::ScalarType dtype) {
   const auto& [offsets, sizes, placement] = shard.metadata;
   if (!shard.tensor.defined() || is_dtensor(shard.tensor) || shard.tensor.is_meta()) {
-    return "is no plain tensor with values";
+    return "is not a plain tensor with values";
   }
   if (shard.tensor.sizes() != c10::IntArrayRef(sizes)) {
-    return fmt::format("has shape [{}], its metadata says [{}]", fmt::join(shard.tensor.sizes(), ", "),
+    return fmt::format("has shape [{}], but its metadata says [{}]", fmt::join(shard.tensor.sizes(), ", "),
                        fmt::join(sizes, ", "));
   }
   if (shard.tensor.scalar_type() != dtype) {
-    return fmt::format("is of dtype {}, the whole of {}", c10::toString(shard.tensor.scalar_type()),
+    return fmt::format("has dtype {}, the whole tensor {}", c10::toString(shard.tensor.scalar_type()),
                        c10::toString(dtype));
   }
   return "";
@@ -70,69 +71,71 @@ std::string describe_shards(const ShardedTensor& tensor) {
                                 {"accelerator", on_accelerator}});
 }
 
-ShardsOfAll exchange_shards(const ShardedTensor& tensor) {
-  ShardsOfAll all;
+GatheredShardMetadata all_gather_shard_metadata(const ShardedTensor& tensor) {
+  GatheredShardMetadata all;
   const auto messages = comm::all_gather_bytes(*tensor.group, describe_shards(tensor));
   std::optional<StateDict> first;
   for (size_t rank = 0; rank < messages.size(); ++rank) {
-    const StateDict said = decode_state(messages[rank]).dict();
-    if (!first) first = said;
+    const StateDict rank_metadata = decode_state(messages[rank]).dict();
+    if (!first) first = rank_metadata;
     int64_t elements = 0;
-    for (const auto& box : said.at("boxes").list()) {
+    for (const auto& box : rank_metadata.at("boxes").list()) {
       all.boxes.push_back({to_numbers(box.list().at(0)), to_numbers(box.list().at(1))});
       all.holders.push_back(rank);
       elements += c10::multiply_integers(all.boxes.back().sizes);
     }
     all.elements.push_back(elements);
-    all.any_on_accelerator |= std::get<bool>(said.at("accelerator").variant());
+    all.any_on_accelerator |= std::get<bool>(rank_metadata.at("accelerator").variant());
     if (!all.fault.empty()) continue;
-    const auto& fault = said.at("fault").string();
+    const auto& fault = rank_metadata.at("fault").string();
     if (!fault.empty()) all.fault = fmt::format("a shard of rank {} {}", rank, fault);
-    if (to_numbers(said.at("size")) != to_numbers(first->at("size")) ||
-        said.at("dtype").string() != first->at("dtype").string()) {
-      all.fault = fmt::format("rank 0 says it is {} [{}], rank {} {} [{}]", first->at("dtype").string(),
-                              fmt::join(to_numbers(first->at("size")), ", "), rank, said.at("dtype").string(),
-                              fmt::join(to_numbers(said.at("size")), ", "));
+    if (to_numbers(rank_metadata.at("size")) != to_numbers(first->at("size")) ||
+        rank_metadata.at("dtype").string() != first->at("dtype").string()) {
+      all.fault = fmt::format("rank 0 has it as {} [{}], rank {} as {} [{}]", first->at("dtype").string(),
+                              fmt::join(to_numbers(first->at("size")), ", "), rank, rank_metadata.at("dtype").string(),
+                              fmt::join(to_numbers(rank_metadata.at("size")), ", "));
     }
   }
   return all;
 }
 
-// How the shards of all ranks fail to hold each element of a tensor of this size once; empty: they do.
-std::string layout_fault(const std::vector<int64_t>& size, const ShardsOfAll& all) {
+// Returns why the shards of all ranks do not hold each element exactly once, or an empty text when they do. Boxes that
+// are inside the tensor, do not overlap, and have as many elements as the tensor cover it completely.
+std::string layout_fault(const std::vector<int64_t>& size, const GatheredShardMetadata& all) {
   const auto place = [&](size_t box) {
     return fmt::format("at [{}] of [{}]", fmt::join(all.boxes[box].offsets, ", "),
                        fmt::join(all.boxes[box].sizes, ", "));
   };
-  int64_t held = 0;
+  int64_t covered_elements = 0;
   for (size_t i = 0; i < all.boxes.size(); ++i) {
-    if (!lies_inside(all.boxes[i], size)) {
+    if (!is_chunk_inside(all.boxes[i], size)) {
       return fmt::format("a shard of rank {} {} reaches beyond [{}]", all.holders[i], place(i), fmt::join(size, ", "));
     }
-    held += c10::multiply_integers(all.boxes[i].sizes);
+    covered_elements += c10::multiply_integers(all.boxes[i].sizes);
   }
   if (const auto pair = find_overlap(all.boxes, "[state.all_gather_sharded_tensor] a ShardedTensor")) {
     return fmt::format("shards of ranks {} and {} overlap: {}, {}", all.holders[pair->first], all.holders[pair->second],
                        place(pair->first), place(pair->second));
   }
-  const int64_t wanted = c10::multiply_integers(size);
-  if (held == wanted) return "";
-  return fmt::format("the shards of all ranks hold {} of {} elements", held, wanted);
+  const int64_t expected_elements = c10::multiply_integers(size);
+  if (covered_elements == expected_elements) return "";
+  return fmt::format("the shards of all ranks hold {} of {} elements", covered_elements, expected_elements);
 }
 
-// Of the devices that a rank sees.
+// Returns the device of a rank: its rank modulo the number of devices that this process sees.
 c10::Device accelerator_of(int rank, c10::DeviceType type) {
   const int seen = std::max<int>(1, c10::impl::VirtualGuardImpl(type).deviceCount());
   return {type, static_cast<c10::DeviceIndex>(rank % seen)};
 }
 
-// Where the elements of all ranks come together: on an accelerator also for a rank without a shard.
+// Returns the device of the all-gather. All ranks must use the same kind of device, so a rank without a shard uses its
+// accelerator when another rank has a shard on one.
 c10::Device gathering_device(const comm::Group& group, c10::Device home, bool any_on_accelerator) {
   if (!home.is_cpu() || !any_on_accelerator) return home;
   return accelerator_of(group.ranks()[static_cast<size_t>(group.rank())], group.context().accelerator_type);
 }
 
-// This rank's elements, shard after shard, as bytes; `elements` long.
+// Returns this rank's elements, shard after shard, as bytes. The result is padded with zeros to `elements` elements.
 at::Tensor packed(const ShardedTensor& tensor, int64_t elements, at::TensorOptions options) {
   std::vector<at::Tensor> pieces;
   int64_t own = 0;
@@ -159,6 +162,7 @@ std::shared_ptr<ShardedTensor> chunk_sharded_tensor(const at::Tensor& full, cons
                 : full.dim() == 0 ? "a tensor without dims"
                                   : "a DTensor");
   const c10::NoGradGuard no_grad;
+  // Chunks of ceil(rows / ranks), as torch.chunk: the last chunks may be short or missing.
   const int64_t rows = full.size(0), chunk = (rows + group->size() - 1) / group->size();
   const int64_t first = std::min(rows, chunk * group->rank());
   const at::Tensor own = full.detach().narrow(0, first, std::min(chunk, rows - first));
@@ -187,7 +191,7 @@ std::shared_ptr<ShardedTensor> chunks_of_ranks(const at::Tensor& own, at::IntArr
 at::Tensor all_gather_sharded_tensor(const ShardedTensor& tensor) {
   TESSERA_CHECK(tensor.group, ErrorKind::kShape, "[state.all_gather_sharded_tensor] the tensor has no group");
   const c10::NoGradGuard no_grad;
-  auto all = exchange_shards(tensor);
+  auto all = all_gather_shard_metadata(tensor);
   if (all.fault.empty()) all.fault = layout_fault(tensor.size, all);
   TESSERA_CHECK(all.fault.empty(), ErrorKind::kShape,
                 "[state.all_gather_sharded_tensor] {} [{}]: {}. Each element must be in one shard of one rank.",
@@ -197,12 +201,14 @@ at::Tensor all_gather_sharded_tensor(const ShardedTensor& tensor) {
   const auto options = at::TensorOptions().dtype(tensor.dtype).device(device);
   if (c10::multiply_integers(tensor.size) == 0) return at::empty(tensor.size, options).to(home);
 
-  const int64_t most = std::ranges::max(all.elements);
-  const at::Tensor gathered = at::empty({most * tensor.group->size()}, options);
-  comm::all_gather_into(*tensor.group, gathered.view(c10::kByte), packed(tensor, most, options),
+  // One all-gather with equal counts: each rank sends as many elements as the largest rank has. Rank r's elements start
+  // at r * max_elements, and its boxes follow each other in the order of its metadata.
+  const int64_t max_elements = std::ranges::max(all.elements);
+  const at::Tensor gathered = at::empty({max_elements * tensor.group->size()}, options);
+  comm::all_gather_into(*tensor.group, gathered.view(c10::kByte), packed(tensor, max_elements, options),
                         "all_gather_sharded_tensor")
       .wait();
-  at::Tensor whole = at::empty(tensor.size, options);  // once what was sent is gone
+  at::Tensor whole = at::empty(tensor.size, options);  // allocated after the send buffer was freed
   std::vector<int64_t> taken(tensor.group->size(), 0);
   for (size_t i = 0; i < all.boxes.size(); ++i) {
     const auto& [offsets, sizes] = all.boxes[i];
@@ -210,7 +216,7 @@ at::Tensor all_gather_sharded_tensor(const ShardedTensor& tensor) {
     for (size_t d = 0; d < sizes.size(); ++d) place = place.narrow(static_cast<int64_t>(d), offsets[d], sizes[d]);
     const int64_t count = c10::multiply_integers(sizes);
     const size_t holder = all.holders[i];
-    place.copy_(gathered.narrow(0, most * static_cast<int64_t>(holder) + taken[holder], count).view(sizes));
+    place.copy_(gathered.narrow(0, max_elements * static_cast<int64_t>(holder) + taken[holder], count).view(sizes));
     taken[holder] += count;
   }
   return whole.to(home);

@@ -1,8 +1,9 @@
-// A tensor in boxes on several ranks, as torch.distributed._shard.sharded_tensor.ShardedTensor: what FSDP1 and older
-// checkpoints call a sharded value. It has no operations; it is gathered, copied and saved.
+// A tensor that is divided into boxes on several ranks, as torch.distributed._shard.sharded_tensor.ShardedTensor. FSDP1
+// and older checkpoints save sharded values in this form. It has no operations: it can only be gathered, copied and
+// saved.
 //
 //   auto sharded = chunk_sharded_tensor(full, group);           // dim 0 in chunks of ceil(n / ranks)
-//   for (const auto& local : sharded->local_shards) ...         // none on a rank beyond the last chunk
+// empty on a rank beyond the last chunk
 //   at::Tensor whole = all_gather_sharded_tensor(*sharded);     // COLLECTIVE over the group
 #pragma once
 
@@ -29,29 +30,30 @@ struct LocalShard {
 };
 
 struct ShardedTensor {
-  std::vector<int64_t> size;  // of the whole
+  std::vector<int64_t> size;  // of the whole tensor
   c10::ScalarType dtype = c10::ScalarType::Float;
-  std::vector<ShardMetadata> shards_metadata;  // of all ranks
-  std::vector<LocalShard> local_shards;        // this rank's
+  std::vector<ShardMetadata> shards_metadata;  // shards of all ranks
+  std::vector<LocalShard> local_shards;        // shards of this rank
   std::shared_ptr<comm::Group> group;
 };
 
-// "rank:1/cpu", "rank:5/cuda:1": what metadata says of the shard at this position of the group. On an accelerator each
-// rank has the device of its number among those that a rank sees, as torch has it; `device` is this rank's own.
+// Returns the placement text of the shard at this position of the group, such as "rank:1/cpu" or "rank:5/cuda:1".
+// `device` is this rank's device. On an accelerator, the device index of a rank is its global rank modulo the number of
+// devices that a rank sees, as in torch.
 std::string shard_placement(const comm::Group& group, int position, c10::Device device);
 
-// This rank's chunk of dim 0 of a tensor that every rank has whole; a copy of it. No communication. Error kShape for
-// one without dims.
+// Returns a ShardedTensor whose local shard is a copy of this rank's chunk of dim 0. Every rank passes the whole
+// tensor. No communication. Error kShape for a tensor without dims.
 std::shared_ptr<ShardedTensor> chunk_sharded_tensor(const at::Tensor& full, const std::shared_ptr<comm::Group>& group);
 
-// The same of the rows that each rank has: `own` are those of this rank, contiguous, in any shape. Shares its memory.
-// No communication.
+// Returns a ShardedTensor of shape `size` in the same chunks, from the rows that each rank has. `own` holds this rank's
+// rows, is contiguous and may have any shape. The local shard shares memory with `own`. No communication.
 std::shared_ptr<ShardedTensor> chunks_of_ranks(const at::Tensor& own, at::IntArrayRef size,
                                                const std::shared_ptr<comm::Group>& group);
 
-// The whole tensor on every rank, on the device of the local shard (the CPU without one). Any boxes, several a rank.
-// COLLECTIVE over the tensor's group. Error kShape, alike on all ranks, when the boxes leave gaps, overlap or reach
-// beyond the tensor, where upstream gives wrong values silently.
+// Returns the whole tensor on every rank, on the device of the local shard (the CPU on a rank without one). The shards
+// may be any boxes, several per rank. COLLECTIVE over the tensor's group. Error kShape, on all ranks, when the boxes
+// leave gaps, overlap or reach beyond the tensor; upstream then returns wrong values without an error.
 at::Tensor all_gather_sharded_tensor(const ShardedTensor& tensor);
 
 }  // namespace tessera

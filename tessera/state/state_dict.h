@@ -1,14 +1,15 @@
-// State dicts of a model and its optimizers that do not depend on how the model is parallel: names are those of the
-// plain model, and values fit any other layout. For fully_shard (FSDP2, HSDP), tensor parallelism, replicate (DDP),
-// FSDP1 and plain models.
+// State dicts of a model and its optimizers that do not depend on how the model is parallelised. The names are those of
+// the plain model, and the values can be loaded into a model with any other layout. For fully_shard (FSDP2, HSDP),
+// tensor parallelism, replicate (DDP), FSDP1 and plain models.
 //
 //   auto [weights, states] = get_state_dict(*model, {optimizer.get()});                  // DTensors, nothing gathered
 //   StateDict whole = get_model_state_dict(*model, {.full_state_dict = true, .cpu_offload = true});   // COLLECTIVE
 //   set_model_state_dict(*other, whole, {.full_state_dict = true, .broadcast_from_rank0 = true});     // COLLECTIVE
 //
-// Semantics of torch.distributed.checkpoint.state_dict; docs/design/state.md says where they differ. Values of get_ may
-// share memory with the model and the optimizer (no values are copied that need not be), so that a checkpoint can be
-// loaded into them in place. A model and its optimizers belong to one rank.
+// Semantics of torch.distributed.checkpoint.state_dict; docs/design/state.md lists the differences. Values that the
+// get_ functions return may share memory with the model and the optimizer, because tensors are copied only where
+// necessary. A checkpoint can therefore be loaded into these values in place. A model and its optimizers belong to one
+// rank.
 #pragma once
 
 #include <functional>
@@ -25,37 +26,40 @@
 namespace tessera {
 
 struct StateDictOptions {
-  // get: whole tensors instead of parts. set: values are whole, on every rank unless broadcast_from_rank0.
+  // get: whole tensors instead of shards. set: the values are whole tensors, on every rank, or on rank 0 only with
+  // broadcast_from_rank0.
   bool full_state_dict = false;
-  // get: values lie on the CPU; with full_state_dict only rank 0 gets any, the others {}.
+  // get: moves the values to the CPU. With full_state_dict only rank 0 gets values, and the other ranks get {}.
   bool cpu_offload = false;
-  // get: parameters that need no gradient are left out. set: they may be missing.
+  // get: leaves out parameters that need no gradient. set: the dict may lack these parameters.
   bool ignore_frozen_params = false;
-  bool keep_submodule_prefixes = true;  // of submodules
-  // set: missing and unexpected names, and parameters without a saved optimizer state, are Errors.
+  bool keep_submodule_prefixes = true;  // get: names keep the prefix of their module in `submodules`
+  // set: missing and unexpected names, and parameters without a saved optimizer state, are errors.
   bool strict = true;
-  // set: rank 0's dict counts, the others' are not looked at. Wants full_state_dict.
+  // set: uses the dict of rank 0 and ignores the dicts of the other ranks. Requires full_state_dict.
   bool broadcast_from_rank0 = false;
-  bool flatten_optimizer_state_dict = false;  // get: the flat form (optimizer_forms.h); set: takes any form
-  // From a parameter's or buffer's name in the model to that in dicts (dsd_fqn_modifiers); empty: the same. No two may
-  // get one name.
+  bool flatten_optimizer_state_dict = false;  // get: returns the flat form (optimizer_forms.h); set accepts every form
+  // Maps the name of a parameter or buffer in the model to its name in dicts (upstream's dsd_fqn_modifiers). Empty: the
+  // names are equal. Two tensors must not get one name.
   std::function<std::string(const std::string& fqn)> fqn_modifier = {};
-  // get: only these modules of the model. Deprecated upstream; without their prefixes when keep_submodule_prefixes is
-  // off, which takes one.
+  // get: only the tensors of these modules of the model. Deprecated upstream. With keep_submodule_prefixes = false
+  // there must be exactly one module.
   std::vector<nn::Module*> submodules = {};
-  // Its rank 0 is meant above. Default: all ranks, of the world of the first DTensor in the model; a model without any
-  // needs it for broadcast_from_rank0, and without it every rank gets what else rank 0 gets.
+  // The group whose rank 0 the options above mean. Default: all ranks in the world of the first DTensor of the model. A
+  // model without DTensors needs a group for broadcast_from_rank0; without a group every rank gets what otherwise only
+  // rank 0 gets.
   std::shared_ptr<comm::Group> group = {};
 };
 
-// Parameters and persistent buffers by name; what modules share is there under each of its names. COLLECTIVE over the
-// meshes of the parameters when full_state_dict. Errors: kConfig for options that contradict one another; kShape for
-// whole values of what is on the meta device.
+// Returns the parameters and persistent buffers by name. A shared tensor is in the dict under each of its names.
+// COLLECTIVE over the meshes of the parameters with full_state_dict. Errors: kConfig for options that contradict each
+// other; kShape for full_state_dict of a tensor on the meta device.
 StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& options = {});
 
-// States by name and groups, of all optimizers together: {"state": {...}, "param_groups": [...]}, or flat. States exist
-// before the first step, too. A shared parameter has its first name. COLLECTIVE as above. Error kConfig: no optimizers,
-// one that holds no parameters of the model, two that hold the same one.
+// Returns the states of all optimizers by name, with their groups: {"state": {...}, "param_groups": [...]}, or the flat
+// form. States exist also before the first step. A shared parameter has its first name. COLLECTIVE as
+// get_model_state_dict. Error kConfig: no optimizers, an optimizer with parameters that are not in the model, two
+// optimizers with the same parameter.
 StateDict get_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
                                    const StateDictOptions& options = {});
 
@@ -65,31 +69,35 @@ struct ModelAndOptimizerState {
 ModelAndOptimizerState get_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
                                       const StateDictOptions& options = {});
 
-// Copies values into the model. A value is whole, or lies as the parameter does, or is a ShardedTensor (COLLECTIVE over
-// its group). Names may have the prefixes of PyTorch's wrappers (_orig_mod, _fsdp_wrapped_module,
-// _checkpoint_wrapped_module). What modules share may be there under any of its names. Parameters and persistent
-// buffers on the meta device become real ones (to_empty): make optimizers afterwards; other buffers there stay. With
-// broadcast_from_rank0 COLLECTIVE over the group, one tensor at a time. Nothing is changed before everything is
-// checked. Errors kShape: missing and unexpected keys when strict; other shapes; different values under the names of
-// one parameter; no value for something on the meta device.
+// Copies values into the model.
+// - A value is a whole tensor, a DTensor with the layout of the parameter, or a ShardedTensor (COLLECTIVE over its
+// group).
+// - Names may have the prefixes of PyTorch's wrappers (_orig_mod, _fsdp_wrapped_module, _checkpoint_wrapped_module). A
+//   shared tensor may be in the dict under any of its names.
+// - Parameters and persistent buffers on the meta device are allocated (to_empty), so optimizers must be made
+// afterwards.
+//   Other buffers stay on the meta device.
+// - With broadcast_from_rank0 the function is COLLECTIVE over the group and sends one tensor at a time.
+// All checks come before the first change. Errors kShape: missing and unexpected keys with `strict`; a value of another
+// shape; different values under two names of one tensor; no value for a tensor on the meta device.
 IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& model_state_dict,
                                       const StateDictOptions& options = {});
 
-// Copies states and hyper-parameters into the optimizers, as load_optimizer_state_dict does. Takes dicts by name, flat
-// ones, and by id for a single optimizer. Saved groups and states of other parameters are ignored, so that any stage of
-// a pipeline loads the whole. COLLECTIVE as above. Errors kShape, before anything is changed: a trained parameter
-// without a state when strict; parameters of one group that were saved in groups with different hyper-parameters;
-// several groups without parameters.
+// Copies states and hyper-parameters into the optimizers, as load_optimizer_state_dict does. The dict is by name or
+// flat, or by id for a single optimizer. Saved groups and states of other parameters are ignored, so each pipeline
+// stage can load the dict of the whole model. COLLECTIVE as set_model_state_dict. Errors kShape, before anything is
+// changed: with `strict`, a parameter that requires a gradient has no saved state; parameters of one group were saved
+// in groups with different hyper-parameters; there are several groups without parameters.
 void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
                               const StateDict& optimizer_state_dict, const StateDictOptions& options = {});
 
-// Optimizers, then the model.
+// Loads the optimizers first, then the model.
 IncompatibleKeys set_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
                                 const StateDict& model_state_dict, const StateDict& optimizer_state_dict,
                                 const StateDictOptions& options = {});
 
-// What no dict of these functions may be: without anything in it although something was asked for, or with the flat
-// parameters of FSDP1. No communication. Error kShape.
+// Throw Error kShape for a dict that the functions above cannot have made: an empty dict although the options ask for
+// values, or a model's dict with the flat parameters of FSDP1 (_flat_param). No communication.
 void verify_model_state_dict(const StateDict& model_state_dict, const StateDictOptions& options = {});
 void verify_optimizer_state_dict(const StateDict& optimizer_state_dict, const StateDictOptions& options = {});
 void verify_state_dict(const StateDict& model_state_dict, const StateDict& optimizer_state_dict,

@@ -1,5 +1,5 @@
-// Wrappers of a model that make its state dicts in their own way: FSDP1, whose parameters are flat. The functions of
-// state_dict.h call the handler that is attached to a module of the model, if there is one.
+// A wrapper of a model may make the state dicts itself. FSDP1 does so, because its parameters are flat. The functions
+// of state_dict.h call the handler that is attached to a module of the model, if there is one.
 #pragma once
 
 #include <vector>
@@ -10,12 +10,12 @@
 
 namespace tessera {
 
-// Implemented by what a wrapper attaches to a module (nn::Module::set_sharding). Each function does what the function
-// of the same name in state_dict.h does, for the whole model, and is COLLECTIVE over the wrapper's group.
+// A wrapper attaches an object of this class to a module (nn::Module::set_sharding). Each function does the work of the
+// function of the same name in state_dict.h, for the whole model, and is COLLECTIVE over the wrapper's group.
 class StateDictHandler {
  public:
   virtual ~StateDictHandler() = default;
-  // False for a wrapped module without parameters of its own, whose handler is then not used.
+  // False for a wrapped module without own parameters; its handler is not used.
   virtual bool has_parameters() const = 0;
   virtual StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& options) const = 0;
   virtual IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& values,
@@ -26,7 +26,7 @@ class StateDictHandler {
                                         const StateDict& values, const StateDictOptions& options) const = 0;
 };
 
-// The handler of the outermost wrapped module with parameters, or null for a model without such a wrapper.
+// Returns the handler of the outermost wrapped module with parameters, or null for a model without such a wrapper.
 const StateDictHandler* state_dict_handler(nn::Module& model);
 
 }  // namespace tessera

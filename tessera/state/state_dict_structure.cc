@@ -7,7 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/state/sharded_tensor.h"
 
 namespace tessera {
@@ -15,12 +15,13 @@ namespace {
 
 using Into = PathStep::Into;
 
+// Walks a dict depth first. `key` and `path` describe the present position; both are cut back after each step.
 struct Flattener {
   FlatStateDict out;
   StatePath path;
   std::string key;
 
-  void step_into(Into into, const StateKey& step, const StateValue& value) {
+  void flatten_child(Into into, const StateKey& step, const StateValue& value) {
     const size_t length = key.size();
     if (!path.empty()) key += '.';
     key += to_string(step);
@@ -32,12 +33,12 @@ struct Flattener {
 
   void visit(const StateValue& value) {
     if (value.is_dict() && !value.dict().empty()) {
-      for (const auto& [step, child] : value.dict()) step_into(Into::kDict, step, child);
+      for (const auto& [step, child] : value.dict()) flatten_child(Into::kDict, step, child);
       return;
     }
     if (const auto* items = items_of(value); items && !items->empty()) {
       const auto into = value.is_list() ? Into::kList : Into::kTuple;
-      for (size_t i = 0; i < items->size(); ++i) step_into(into, static_cast<int64_t>(i), (*items)[i]);
+      for (size_t i = 0; i < items->size(); ++i) flatten_child(into, static_cast<int64_t>(i), (*items)[i]);
       return;
     }
     TESSERA_CHECK(out.mapping.emplace(key, path).second, ErrorKind::kShape,
@@ -46,8 +47,9 @@ struct Flattener {
   }
 };
 
-// What `value` has to be to be stepped into; makes it so when it is new.
-StateValue& stepped_into(StateValue& value, const PathStep& step, const std::string& key) {
+// Returns the value at `step` of the container `value`. An unset `value` becomes the container that the step needs; an
+// existing one must be of that type.
+StateValue& child_at(StateValue& value, const PathStep& step, const std::string& key) {
   if (value.is_none()) {
     if (step.into == Into::kDict) value = StateDict();
     if (step.into == Into::kList) value = StateList();
@@ -65,7 +67,8 @@ StateValue& stepped_into(StateValue& value, const PathStep& step, const std::str
   }
   const auto position = std::get<int64_t>(step.key);
   auto& items = value.is_list() ? value.list() : std::get<StateTuple>(value.variant()).items;
-  // A list that is made from parts of it (a shard of a checkpoint) has None where values are missing.
+  // A list that is rebuilt from parts (a shard of a checkpoint) has None where values are missing. The limit keeps a
+  // hostile position from allocating memory without bound.
   constexpr int64_t kLongest = int64_t{1} << 24;
   TESSERA_CHECK(position >= 0 && position < kLongest, ErrorKind::kShape,
                 "[state.unflatten] {}: found position {} of a list, wanted 0..{}", quote(key), position, kLongest - 1);
@@ -73,12 +76,14 @@ StateValue& stepped_into(StateValue& value, const PathStep& step, const std::str
   return items[static_cast<size_t>(position)];
 }
 
+// Equal dtype and size, and for DTensors an equal size of the local tensors. Values are not read.
 bool similar_tensors(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && is_dtensor(a) == is_dtensor(b) &&
          (!is_dtensor(a) || to_local(a).sizes() == to_local(b).sizes());
 }
 
+// The local shards must be equal boxes in the same order; the shards of other ranks are not compared.
 bool similar_sharded(const ShardedTensor* a, const ShardedTensor* b) {
   if (!a || !b) return a == b;
   if (a->size != b->size || a->dtype != b->dtype || a->local_shards.size() != b->local_shards.size()) return false;
@@ -89,11 +94,12 @@ bool similar_sharded(const ShardedTensor* a, const ShardedTensor* b) {
   return true;
 }
 
+// Compares this rank's elements only, so no communication is needed. Two meta tensors of the same kind are equal.
 bool equal_tensors(const at::Tensor& a, const at::Tensor& b) {
   if (!similar_tensors(a, b)) return false;
   if (!a.defined() || a.is_same(b)) return true;
   if (is_dtensor(a) && (placements(a) != placements(b) || !(*device_mesh(a) == *device_mesh(b)))) return false;
-  const at::Tensor left = local_part(a.detach()), right = local_part(b.detach());
+  const at::Tensor left = local_tensor_of(a.detach()), right = local_tensor_of(b.detach());
   if (left.is_meta() || right.is_meta()) return left.is_meta() && right.is_meta();
   return at::equal(left, right.to(left.device()));
 }
@@ -106,7 +112,7 @@ bool equal_sharded(const ShardedTensor* a, const ShardedTensor* b) {
   return true;
 }
 
-// Compares structure, and leaves through `leaves`.
+// Compares the structure of two trees, and their leaves with `leaves`.
 template <class Leaves>
 bool same_structure(const StateValue& a, const StateValue& b, const Leaves& leaves) {
   if (a.is_dict() && b.is_dict()) {
@@ -134,20 +140,21 @@ bool is_number(const StateValue& value) { return value.is_int() || value.is_doub
 
 FlatStateDict flatten_state_dict(const StateDict& state_dict) {
   Flattener flattener;
-  for (const auto& [key, value] : state_dict) flattener.step_into(Into::kDict, key, value);
+  for (const auto& [key, value] : state_dict) flattener.flatten_child(Into::kDict, key, value);
   return std::move(flattener.out);
 }
 
 StateDict unflatten_state_dict(const FlatStateDict& flat) {
   StateValue root = StateDict();
   for (const auto& [key, value] : flat.values) {
+    // Each path makes the containers that it needs and must end at an unset value.
     const auto found = flat.mapping.find(to_string(key));
     TESSERA_CHECK(found != flat.mapping.end() && !found->second.empty(), ErrorKind::kShape,
                   "[state.unflatten] {}: the mapping has no path for it", quote(to_string(key)));
     StateValue* place = &root;
-    for (const auto& step : found->second) place = &stepped_into(*place, step, found->first);
+    for (const auto& step : found->second) place = &child_at(*place, step, found->first);
     TESSERA_CHECK(place->is_none(), ErrorKind::kShape,
-                  "[state.unflatten] {}: its path is that of another value, or inside of one", quote(found->first));
+                  "[state.unflatten] {}: another value is stored at its path, or below it", quote(found->first));
     *place = value;
   }
   return std::move(root.dict());

@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kMessage = "a message between ranks";
 
-// The persistent id of a tensor: (number of the dtype, sizes, bytes). None in place of the bytes: the shape alone.
+// Returns the persistent id of a tensor: (dtype number, sizes, bytes). None instead of the bytes means shape only.
 PickleValue pickle_tensor(const at::Tensor& tensor, TensorsInMessage tensors) {
   TESSERA_CHECK(tensor.defined() && !is_dtensor(tensor) && tensor.layout() == c10::kStrided && !tensor.is_quantized(),
                 ErrorKind::kShape, "[state.encode] found {}, wanted a plain dense tensor. Gather it first.",
@@ -39,9 +39,11 @@ PickleValue pickle_tensor(const at::Tensor& tensor, TensorsInMessage tensors) {
 }
 
 void check_id(bool holds, const char* fault) {
-  TESSERA_CHECK(holds, ErrorKind::kFormat, "[state.decode] {}: a tensor with {}", kMessage, fault);
+  TESSERA_CHECK(holds, ErrorKind::kFormat, "[state.decode] {}: found a tensor with {}", kMessage, fault);
 }
 
+// Checks every field before memory is allocated: a damaged message must give an error, not a wrong tensor. Sizes of 0
+// count as 1 in the product, so that the other sizes of an empty tensor are checked for overflow too.
 at::Tensor unpickle_tensor(const PickleValue& id) {
   const auto parts = id.items();
   check_id(parts.size() == 3, "another number of parts than 3");

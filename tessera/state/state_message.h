@@ -1,10 +1,11 @@
-// Values of state dicts as bytes, for messages between ranks of one run: a pickle in which each tensor is a persistent
-// value. Not a file format: numbers of dtypes and the bytes of tensors are those of the build and the machine.
+// Encodes values of state dicts as bytes for messages between the ranks of one run. The bytes are a pickle in which
+// each tensor is a persistent value. This is not a file format: dtype numbers and tensor bytes depend on the build and
+// the machine.
 //
 //   std::string bytes = encode_state(value);
 //   StateValue same = decode_state(bytes);
 //
-// Thread-safe. The same value gives the same bytes. Reading is bounded as unpickle() is.
+// Thread-safe. Equal values give equal bytes. The limits of unpickle() apply when reading.
 #pragma once
 
 #include <string>
@@ -14,17 +15,18 @@
 
 namespace tessera {
 
-// What is sent of tensors with at least one dim (those without any go by value).
+// The part of a tensor that a message contains. Tensors without dims are always sent with their values.
 enum class TensorsInMessage {
   kValues,
-  kShapes,  // dtype and shape; they arrive on the meta device, which is where their values are still to come from
+  kShapes,  // dtype and shape only; decode_state returns a meta tensor, whose values are sent separately
 };
 
-// Errors kShape: a DTensor, a ShardedTensor, a sparse, quantised or undefined tensor; with kValues also one on the meta
-// device. Errors kFormat: text that is no UTF-8, containers more than 90 deep.
+// Errors kShape: a DTensor, a ShardedTensor, a sparse, quantised or undefined tensor, and with kValues a meta tensor.
+// Errors kFormat: text that is not UTF-8, containers nested more than 90 deep.
 std::string encode_state(const StateValue& value, TensorsInMessage tensors = TensorsInMessage::kValues);
 
-// Tensors are new, on the CPU (kShapes: meta). Error kFormat for bytes that encode_state did not write.
+// Returns new tensors on the CPU (on the meta device for kShapes). Error kFormat for bytes that encode_state did not
+// write.
 StateValue decode_state(std::string_view bytes);
 
 }  // namespace tessera

@@ -46,6 +46,7 @@ StateValue& StateDict::set(StateKey key, StateValue value) {
   return items_[found->second].second = std::move(value);
 }
 
+// Removes the item and moves the indices of all later items down by one.
 void StateDict::erase(const StateKey& key) {
   const auto found = index_.find(key);
   if (found == index_.end()) return;
@@ -58,10 +59,11 @@ void StateDict::erase(const StateKey& key) {
 namespace {
 
 template <class T>
-const T& state_value_as(const StateValue& value, const char* wanted) {
-  const auto* held = std::get_if<T>(&value.variant());
-  TESSERA_CHECK(held, ErrorKind::kShape, "[state] found a value of type {}, expected {}", type_name(value), wanted);
-  return *held;
+const T& state_value_as(const StateValue& value, const char* expected_type) {
+  const auto* found = std::get_if<T>(&value.variant());
+  TESSERA_CHECK(found, ErrorKind::kShape, "[state] found a value of type {}, expected {}", type_name(value),
+                expected_type);
+  return *found;
 }
 
 }  // namespace

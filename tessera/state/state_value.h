@@ -1,5 +1,5 @@
-// Values of a state dict, as torch knows them: tensors (DTensors among them), sharded tensors, numbers, text, bytes,
-// and lists, tuples and dicts of these.
+// The values of a state dict, with torch's types: tensors (also DTensors), sharded tensors, numbers, text, bytes, and
+// lists, tuples and dicts of these.
 //
 //   StateDict model;
 //   model.set("layers.0.weight", weight);                          // insertion order is kept
@@ -7,7 +7,8 @@
 //   for (const auto& [key, value] : optimizer) ...
 //   const at::Tensor& step = model.at("step").tensor();
 //
-// Copies share tensors and nothing else. Not thread-safe. Keys are text or integers (parameter ids of torch.optim).
+// A copy shares its tensors with the original and nothing else. Not thread-safe. Keys are text or integers (parameter
+// ids of torch.optim).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,35 +29,36 @@ class StateValue;
 
 using StateKey = std::variant<int64_t, std::string>;
 std::string to_string(const StateKey& key);
-// A key as a value, and a value as a key; Error kShape for a value that is neither an int nor text.
+// Convert a key to a value, and a value to a key. Error kShape for a value that is neither an int nor text.
 StateValue to_value(const StateKey& key);
 StateKey to_key(const StateValue& value);
 
-// A dict in insertion order; finding a key takes constant time.
+// A dict that keeps insertion order. Finding a key takes constant time.
 class StateDict {
  public:
   using Item = std::pair<StateKey, StateValue>;
 
   StateDict() = default;
-  StateDict(std::initializer_list<Item> items);  // later duplicates overwrite
+  StateDict(std::initializer_list<Item> items);  // a later item overwrites an earlier one with its key
 
   bool empty() const { return index_.empty(); }
   size_t size() const { return index_.size(); }
   bool contains(const StateKey& key) const { return index_.contains(key); }
-  // nullptr when there is no such key.
+  // Returns nullptr for a key that is not in the dict.
   const StateValue* find(const StateKey& key) const;
   StateValue* find(const StateKey& key);
-  // Error kShape when there is no such key.
+  // Error kShape for a key that is not in the dict.
   const StateValue& at(const StateKey& key) const;
   StateValue& at(const StateKey& key);
-  // Inserts at the end, or overwrites in place. Returns what is stored; a later insertion invalidates the reference.
+  // Inserts at the end, or overwrites the value of an existing key. Returns the stored value; a later insertion
+  // invalidates the reference.
   StateValue& set(StateKey key, StateValue value);
-  // Takes time linear in the size.
+  // The time is linear in the size of the dict.
   void erase(const StateKey& key);
 
   auto begin() const { return items_.begin(); }
   auto end() const { return items_.end(); }
-  auto begin() { return items_.begin(); }  // do not change keys
+  auto begin() { return items_.begin(); }  // keys must not be changed
   auto end() { return items_.end(); }
 
  private:
@@ -104,7 +106,7 @@ class StateValue {
   bool is_tuple() const { return std::holds_alternative<StateTuple>(value_); }
   bool is_dict() const { return std::holds_alternative<StateDict>(value_); }
 
-  // Error kShape, which names both types, when it is something else.
+  // Error kShape, which names both types, when the value has another type.
   const at::Tensor& tensor() const;
   at::Tensor& tensor();
   const std::shared_ptr<ShardedTensor>& sharded() const;
@@ -114,7 +116,7 @@ class StateValue {
   StateList& list();
   const std::string& string() const;
   int64_t integer() const;
-  double number() const;  // an int as well
+  double number() const;  // also for an int
 
   const Variant& variant() const { return value_; }
   Variant& variant() { return value_; }
@@ -123,12 +125,12 @@ class StateValue {
   Variant value_;
 };
 
-// The items of a list or a tuple; null for any other value.
+// Returns the items of a list or a tuple, or null for any other value.
 const StateList* items_of(const StateValue& value);
 
-// "Tensor", "DTensor", "ShardedTensor", "int", "dict", ...: as messages name the type of a value.
+// Returns the name of the value's type for messages: "Tensor", "DTensor", "ShardedTensor", "int", "dict", ...
 const char* type_name(const StateValue& value);
-// As messages show it: numbers, text and tensors without dims by value, anything else by type.
+// Formats a value for messages: numbers, text and tensors without dims by value, any other value by its type.
 std::string scalar_text(const StateValue& value);
 
 }  // namespace tessera

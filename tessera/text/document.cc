@@ -5,11 +5,13 @@ namespace tessera::text {
 Document encode_document(const Tokenizer& tokenizer, std::string_view text) {
   Document document{tokenizer.encode(text)};
   auto& ids = document.ids;
+  // Two equal special tokens in front are a duplicate only if one of them comes from the text and the other one from
+  // the post-processor; encoding the text and the special tokens separately shows both.
   if (ids.size() < 2 || ids[0] != ids[1] || !tokenizer.is_special(ids[0])) return document;
   const auto own = tokenizer.encode(text, {.add_special_tokens = false});
   const auto added = tokenizer.encode("");
   if (own.empty() || own[0] != ids[0] || added.empty() || added[0] != ids[0]) return document;
-  document.spells_start = true;
+  document.begins_with_bos = true;
   ids.erase(ids.begin());
   return document;
 }

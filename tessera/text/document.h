@@ -1,6 +1,6 @@
-// The tokens of a text that stands for itself: a document, or the prompt of a completion.
+// The tokens of a plain text that is not a chat: a document, or the prompt of a completion.
 //
-//   const auto document = encode_document(tokenizer, "<s>In the beginning");  // one <s>, whoever writes it
+//   const auto document = encode_document(tokenizer, "<s>In the beginning");  // one <s>, not two
 //
 // Thread-safe.
 #pragma once
@@ -14,11 +14,11 @@ namespace tessera::text {
 
 struct Document {
   std::vector<TokenId> ids;
-  bool spells_start = false;  // the text has itself the token that the tokenizer puts in front
+  bool begins_with_bos = false;  // the text itself begins with the BOS token that the tokenizer adds in front
 };
 
-// As Tokenizer::encode, but a text that begins with the special token that the post-processor adds (BOS) does not get a
-// second one.
+// Encodes like Tokenizer::encode, with one difference: when the text already begins with the special token that the
+// post-processor adds in front (BOS), the result has this token once.
 Document encode_document(const Tokenizer& tokenizer, std::string_view text);
 
 }  // namespace tessera::text

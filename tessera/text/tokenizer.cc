@@ -9,9 +9,9 @@
 #include "tessera/base/warn_once.h"
 #include "tessera/text/tokenizer/added_tokens.h"
 #include "tessera/text/tokenizer/bpe.h"
+#include "tessera/text/tokenizer/config_tokens.h"
 #include "tessera/text/tokenizer/decoder.h"
 #include "tessera/text/tokenizer/encode_scratch.h"
-#include "tessera/text/tokenizer/named_tokens.h"
 #include "tessera/text/tokenizer/normalizer.h"
 #include "tessera/text/tokenizer/post_processor.h"
 #include "tessera/text/tokenizer/pre_tokenizer.h"
@@ -35,7 +35,8 @@ TokenizerFile& checked_bpe(TokenizerFile& file) {
   return file;
 }
 
-// A text as valid UTF-8, each U+FFFD with the range of the bytes it replaces.
+// Copies `text` to `out` as valid UTF-8. Each invalid byte sequence becomes U+FFFD, whose origin is the range of the
+// bytes that it replaces.
 void make_valid(std::string_view text, bool track, AlignedText& out) {
   out.clear();
   out.tracked = track;
@@ -55,10 +56,10 @@ void make_valid(std::string_view text, bool track, AlignedText& out) {
 
 }  // namespace
 
-struct Tokenizer::State {
+struct Tokenizer::TokenizerData {
   // `named` are the added tokens of tokenizer_config.json.
-  State(TokenizerFile file, const std::vector<AddedToken>& named) : State(file, file.root(), named) {}
-  State(TokenizerFile& file, const JsonReader& root, const std::vector<AddedToken>& named)
+  TokenizerData(TokenizerFile file, const std::vector<AddedToken>& named) : TokenizerData(file, file.root(), named) {}
+  TokenizerData(TokenizerFile& file, const JsonReader& root, const std::vector<AddedToken>& named)
       : normalizer(root.find("normalizer")),
         pre_tokenizer(root.find("pre_tokenizer")),
         post_processor(root.find("post_processor")),
@@ -75,9 +76,9 @@ struct Tokenizer::State {
   void warn_of_ignored_keys(const JsonReader& config) const;
   void encode(std::string_view text, const EncodeOptions& options, std::vector<TokenId>& ids, Offsets* offsets) const;
   std::optional<TokenId> find(std::string_view token) const;
-  // Of kExists, kSpecial and kAdded; none for an id that names no token.
+  // A combination of kExists, kSpecial and kAdded; 0 for an id that has no token.
   uint8_t flags_of(TokenId id) const {
-    const auto index = static_cast<size_t>(id);  // of a negative id beyond all
+    const auto index = static_cast<size_t>(id);  // a negative id becomes a huge index
     return index < token_flags.size() ? token_flags[index] : uint8_t{0};
   }
   std::optional<TokenId> token_from_config(const JsonReader& config, const char* key) const;
@@ -89,30 +90,33 @@ struct Tokenizer::State {
   BpeModel model;
   AddedTokens added;
   std::vector<std::string> tokens;   // by id
-  std::vector<uint8_t> token_flags;  // by id, of kExists, kSpecial and kAdded
+  std::vector<uint8_t> token_flags;  // by id: kExists, kSpecial and kAdded
   std::optional<TokenId> bos, eos, pad;
   bool track_always = false;
   mutable ScratchPool scratch_pool;
 
  private:
-  // One encode call: from the text to ids, part by part.
-  class Run {
+  // One encode call. The text passes through five steps, each on smaller parts: raw added tokens are cut out, the rest
+  // is normalized, normalized added tokens are cut out, the rest is pre-tokenized, and the BPE model encodes each
+  // piece. `origins` has the input byte range of each byte of the current text, and is null when nothing needs offsets.
+  class EncodeCall {
    public:
-    Run(const State& state, EncodeScratch& scratch, const EncodeOptions& options, std::vector<TokenId>& ids,
-        Offsets* offsets)
+    EncodeCall(const TokenizerData& state, EncodeScratch& scratch, const EncodeOptions& options,
+               std::vector<TokenId>& ids, Offsets* offsets)
         : state_(state), scratch_(scratch), options_(options), ids_(ids), offsets_(offsets) {}
-    void whole(std::string_view text);
+    void encode_text(std::string_view text);
 
    private:
-    using Encode = void (Run::*)(std::string_view text, const Span* origins, bool at_start);
+    using Encode = void (EncodeCall::*)(std::string_view text, const Span* origins, bool at_start);
     void part(std::string_view text, const Span* origins, bool at_start);
     void normalized_part(std::string_view text, const Span* origins, bool at_start);
-    // Takes the matcher's tokens out of the text; `encode` is called with what stands between them.
-    void cut(const AddedMatcher& matcher, std::vector<AddedPart>& parts, std::string_view text, const Span* origins,
-             bool at_start, Encode encode);
+    // Appends the ids of the added tokens that the matcher finds, and calls `encode` for the text between them.
+    // `at_start`: the text begins where the input begins.
+    void split_added_tokens(const AddedMatcher& matcher, std::vector<TextSegment>& parts, std::string_view text,
+                            const Span* origins, bool at_start, Encode encode);
     void token(TokenId id, Span part, const Span* origins);
 
-    const State& state_;
+    const TokenizerData& state_;
     EncodeScratch& scratch_;
     const EncodeOptions& options_;
     std::vector<TokenId>& ids_;
@@ -120,7 +124,8 @@ struct Tokenizer::State {
   };
 };
 
-void Tokenizer::State::fill_tokens() {
+// Fills the tables by id. Added tokens come last, because they replace a vocabulary token that has the same id.
+void Tokenizer::TokenizerData::fill_tokens() {
   TokenId largest = -1;
   for (const auto& [token, id] : model.vocab().tokens()) largest = std::max(largest, id);
   for (const auto& [token, id] : added.ids()) largest = std::max(largest, id);
@@ -135,27 +140,29 @@ void Tokenizer::State::fill_tokens() {
   for (const auto& [id, token] : added.strings()) set(token, id);
 }
 
-std::optional<TokenId> Tokenizer::State::find(std::string_view token) const {
+std::optional<TokenId> Tokenizer::TokenizerData::find(std::string_view token) const {
   if (const auto found = added.ids().find(std::string(token)); found != added.ids().end()) return found->second;
   const int32_t id = model.vocab().find(token);
   return id == TokenTable::kNone ? std::nullopt : std::optional<TokenId>(id);
 }
 
-std::optional<TokenId> Tokenizer::State::token_from_config(const JsonReader& config, const char* key) const {
+std::optional<TokenId> Tokenizer::TokenizerData::token_from_config(const JsonReader& config, const char* key) const {
   if (!config.has(key)) return std::nullopt;
   const JsonReader node = config.at(key);
   return find(node.is_object() ? node.string("content") : node.as_string());
 }
 
-void Tokenizer::State::apply_config(const JsonReader& config) {
+void Tokenizer::TokenizerData::apply_config(const JsonReader& config) {
   bos = token_from_config(config, "bos_token");
   eos = token_from_config(config, "eos_token");
   pad = token_from_config(config, "pad_token");
   warn_of_ignored_keys(config);
 }
 
-// Versions of transformers before 5 made the post-processor of some classes from these keys.
-void Tokenizer::State::warn_of_ignored_keys(const JsonReader& config) const {
+// Compares the special tokens around a text as tokenizer.json adds them with those that add_bos_token and add_eos_token
+// ask for. transformers before version 5 built the post-processor of some classes from these keys; version 5 ignores
+// the keys.
+void Tokenizer::TokenizerData::warn_of_ignored_keys(const JsonReader& config) const {
   if (!config.has("add_bos_token") && !config.has("add_eos_token")) return;
   const bool wants_bos = config.boolean("add_bos_token", false) && bos;
   const bool wants_eos = config.boolean("add_eos_token", false) && eos;
@@ -177,11 +184,13 @@ void Tokenizer::State::warn_of_ignored_keys(const JsonReader& config) const {
   };
   log_warning_once(
       "{}: add_bos_token and add_eos_token are ignored, as in transformers 5: a text becomes '{}' by tokenizer.json, "
-      "not '{}'. A model that was trained otherwise wants another post_processor in tokenizer.json.",
+      "not '{}'. If the model was trained with the second form, change post_processor in tokenizer.json.",
       config.name(), spelled(found), spelled(wanted));
 }
 
-void Tokenizer::State::Run::whole(std::string_view text) {
+// Origins are computed only when something reads them: the caller's offsets, barriers, or a pre-tokenizer that needs
+// the input position of its pieces. Valid text without origins is used without a copy.
+void Tokenizer::TokenizerData::EncodeCall::encode_text(std::string_view text) {
   AlignedText& input = scratch_.input;
   const bool track = offsets_ || state_.track_always || !options_.barriers.empty();
   const bool valid = is_valid_utf8(text);
@@ -190,15 +199,17 @@ void Tokenizer::State::Run::whole(std::string_view text) {
     make_valid(text, track, input);
     text = input.text;
   }
-  cut(state_.added.raw(), scratch_.raw_parts, text, track ? input.origins.data() : nullptr, true, &Run::part);
+  split_added_tokens(state_.added.raw(), scratch_.raw_parts, text, track ? input.origins.data() : nullptr, true,
+                     &EncodeCall::part);
 }
 
-void Tokenizer::State::Run::cut(const AddedMatcher& matcher, std::vector<AddedPart>& parts, std::string_view text,
-                                const Span* origins, bool at_start, Encode encode) {
+void Tokenizer::TokenizerData::EncodeCall::split_added_tokens(const AddedMatcher& matcher,
+                                                              std::vector<TextSegment>& parts, std::string_view text,
+                                                              const Span* origins, bool at_start, Encode encode) {
   if (matcher.empty()) return (this->*encode)(text, origins, at_start);
   matcher.split(text, {options_.parse_special, options_.barriers, origins}, parts);
   for (const auto& [span, id] : parts) {
-    if (id != AddedPart::kText) {
+    if (id != TextSegment::kText) {
       token(id, span, origins);
     } else {
       (this->*encode)(text.substr(span.begin, span.end - span.begin), origins ? origins + span.begin : nullptr,
@@ -207,7 +218,9 @@ void Tokenizer::State::Run::cut(const AddedMatcher& matcher, std::vector<AddedPa
   }
 }
 
-void Tokenizer::State::Run::part(std::string_view text, const Span* origins, bool at_start) {
+// Normalizes a part of the text between raw added tokens. Normalization may change the length of the text, so from here
+// on `origins` is the normalized text's own array.
+void Tokenizer::TokenizerData::EncodeCall::part(std::string_view text, const Span* origins, bool at_start) {
   if (!state_.normalizer.empty()) {
     AlignedText& normalized = scratch_.normalized;
     normalized.text = text;
@@ -217,10 +230,13 @@ void Tokenizer::State::Run::part(std::string_view text, const Span* origins, boo
     text = normalized.text;
     if (origins) origins = normalized.origins.data();
   }
-  cut(state_.added.normalized(), scratch_.normalized_parts, text, origins, at_start, &Run::normalized_part);
+  split_added_tokens(state_.added.normalized(), scratch_.normalized_parts, text, origins, at_start,
+                     &EncodeCall::normalized_part);
 }
 
-void Tokenizer::State::Run::normalized_part(std::string_view text, const Span* origins, bool at_start) {
+// Splits normalized text into pieces and encodes each of them. Without offsets encode() uses the word cache; with
+// offsets encode_symbols() returns the length of each token.
+void Tokenizer::TokenizerData::EncodeCall::normalized_part(std::string_view text, const Span* origins, bool at_start) {
   PreTokens& tokens = scratch_.tokens;
   tokens.start(text, origins, at_start);
   state_.pre_tokenizer.apply(tokens);
@@ -230,10 +246,12 @@ void Tokenizer::State::Run::normalized_part(std::string_view text, const Span* o
       continue;
     }
     state_.model.encode_symbols(tokens.piece(piece), scratch_.bpe);
+    // Symbols cover the bytes of the piece in order, except for the bytes in `dropped_bytes`, which no symbol covers.
+    // next_kept() skips dropped bytes and returns the next covered byte.
     uint32_t at = piece.begin;
-    auto lost = scratch_.bpe.lost.begin();
+    auto dropped = scratch_.bpe.dropped_bytes.begin();
     const auto next_kept = [&] {
-      for (; lost != scratch_.bpe.lost.end() && piece.begin + *lost == at; ++lost) ++at;
+      for (; dropped != scratch_.bpe.dropped_bytes.end() && piece.begin + *dropped == at; ++dropped) ++at;
       return at++;
     };
     for (const BpeSymbol symbol : scratch_.bpe.symbols) {
@@ -244,17 +262,17 @@ void Tokenizer::State::Run::normalized_part(std::string_view text, const Span* o
   }
 }
 
-void Tokenizer::State::Run::token(TokenId id, Span part, const Span* origins) {
+void Tokenizer::TokenizerData::EncodeCall::token(TokenId id, Span part, const Span* origins) {
   ids_.push_back(id);
   if (offsets_) offsets_->emplace_back(origins[part.begin].begin, origins[part.end - 1].end);
 }
 
-void Tokenizer::State::encode(std::string_view text, const EncodeOptions& options, std::vector<TokenId>& ids,
-                              Offsets* offsets) const {
+void Tokenizer::TokenizerData::encode(std::string_view text, const EncodeOptions& options, std::vector<TokenId>& ids,
+                                      Offsets* offsets) const {
   check_text_size(text.size());
-  const auto scratch = scratch_pool.take();
+  const auto scratch = scratch_pool.acquire();
   ids.reserve(text.size() / 4 + 16);
-  Run(*this, *scratch, options, ids, offsets).whole(text);
+  EncodeCall(*this, *scratch, options, ids, offsets).encode_text(text);
   post_processor.apply(options.add_special_tokens, text, ids, offsets, [&](TokenId id) -> const std::string& {
     static const std::string none;
     const auto index = static_cast<size_t>(id);
@@ -262,18 +280,19 @@ void Tokenizer::State::encode(std::string_view text, const EncodeOptions& option
   });
 }
 
-Tokenizer::Tokenizer(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+Tokenizer::Tokenizer(std::shared_ptr<const TokenizerData> state) : state_(std::move(state)) {}
 
 namespace {
 
-// Names what a folder without tokenizer.json holds in its place.
+// Error kIo for a folder without tokenizer.json; the message names the tokenizer file of another format that the folder
+// holds.
 void check_tokenizer_is_there(const std::filesystem::path& dir) {
   if (std::filesystem::exists(dir / "tokenizer.json")) return;
   for (const char* other : {"tekken.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt"}) {
     TESSERA_CHECK(!std::filesystem::exists(dir / other), ErrorKind::kIo,
-                  "[text.tokenizer] {}: holds {} and no tokenizer.json, which alone is read. Write it once in Python: "
-                  "transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), or take it from a copy of the "
-                  "model on the Hub that has one.",
+                  "[text.tokenizer] {}: holds {} but no tokenizer.json, the only format that is read. Convert it once "
+                  "in Python: transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), or take "
+                  "tokenizer.json from a copy of the model on the Hub that has one.",
                   dir.string(), other);
   }
   raise(ErrorKind::kIo,
@@ -282,9 +301,10 @@ void check_tokenizer_is_there(const std::filesystem::path& dir) {
         dir.string());
 }
 
-// Tokens of special_tokens_map.json beside those of special_token_keys(). transformers reads them where
-// tokenizer_config.json has no added_tokens_decoder; a list of further tokens counts where the config has none.
-void take_more_tokens(const Json& map, Json& config) {
+// Copies from special_tokens_map.json (`map`) to tokenizer_config.json (`config`) the tokens under keys other than
+// special_token_keys(). Like transformers, it does so only where the config has no added_tokens_decoder, and copies a
+// list of additional tokens only where the config has no such list.
+void copy_extra_tokens(const Json& map, Json& config) {
   if (config.contains("added_tokens_decoder")) return;
   const auto standard = special_token_keys();
   const bool has_list = config.contains("extra_special_tokens") || config.contains("additional_special_tokens");
@@ -295,16 +315,17 @@ void take_more_tokens(const Json& map, Json& config) {
   }
 }
 
-// tokenizer_config.json with the tokens of special_tokens_map.json where that file has others.
+// The content of tokenizer_config.json, in which the special tokens of special_tokens_map.json replace different ones
+// (special_tokens_of has the precedence).
 Json config_of_tokenizer(const std::filesystem::path& dir, const std::string& where) {
-  Json config = read_object_if_there(dir / "tokenizer_config.json", where, /*max_keys=*/4'000'000);
+  Json config = read_optional_json_object(dir / "tokenizer_config.json", where, /*max_keys=*/4'000'000);
   const Json map = read_special_tokens_map(dir);
   if (map.empty()) return config;
-  take_more_tokens(map, config);
+  copy_extra_tokens(map, config);
   const Json special_tokens = special_tokens_of(map, config);
   for (const auto& [name, text] : special_tokens.items()) {
     const auto found = config.find(name);
-    const bool is_object = found != config.end() && found->is_object();  // with flags, which stay
+    const bool is_object = found != config.end() && found->is_object();  // an object has flags, which are kept
     if (!is_object || found->value("content", Json()) != text) config[name] = text;
   }
   return config;
@@ -319,14 +340,15 @@ Tokenizer Tokenizer::from_folder(const std::filesystem::path& dir) {
   const auto where = "[text.load] " + (dir / "tokenizer_config.json").string();
   const Json json = config_of_tokenizer(dir, where);
   const JsonReader config(json, where);
-  const auto named = named_tokens(config, file.root());
-  auto state = std::make_shared<State>(std::move(file), named);
+  const auto named = read_config_tokens(config, file.root());
+  auto state = std::make_shared<TokenizerData>(std::move(file), named);
   state->apply_config(config);
   return Tokenizer(std::move(state));
 }
 
 Tokenizer Tokenizer::from_json(std::string_view json, std::string name) {
-  return Tokenizer(std::make_shared<State>(parse_tokenizer_file(json, std::move(name)), std::vector<AddedToken>()));
+  return Tokenizer(
+      std::make_shared<TokenizerData>(parse_tokenizer_file(json, std::move(name)), std::vector<AddedToken>()));
 }
 
 std::vector<TokenId> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
@@ -374,11 +396,11 @@ std::optional<TokenId> Tokenizer::eos_id() const { return state_->eos; }
 std::optional<TokenId> Tokenizer::pad_id() const { return state_->pad; }
 
 std::vector<std::pair<size_t, size_t>> Tokenizer::special_tokens_in(std::string_view text) const {
-  return state_->added.written().find_all(text);
+  return state_->added.special_token_matcher().find_all(text);
 }
 
 std::vector<std::pair<size_t, size_t>> Tokenizer::added_tokens_in(std::string_view text) const {
-  return state_->added.all_written().find_all(text);
+  return state_->added.all_token_matcher().find_all(text);
 }
 
 }  // namespace tessera::text

@@ -1,4 +1,4 @@
-// Text to token ids and back, from the tokenizer.json of a Hugging Face model folder.
+// Converts text to token ids and back, with the tokenizer.json of a Hugging Face model folder.
 //
 //   const auto tokenizer = Tokenizer::from_folder("SmolLM2-135M-Instruct");
 //   std::vector<TokenId> ids = tokenizer.encode("Hello world");
@@ -10,12 +10,12 @@
 //
 // Ids, offsets and decoded text are those of the Python package `tokenizers`: BPE models, byte-level and
 // SentencePiece-style, with the normalizers, pre-tokenizers, post-processors and decoders that Llama, Qwen, Gemma,
-// Mistral and SmolLM files use. A file that asks for anything else is Error kFormat that names it. Bytes that are no
-// UTF-8 count as U+FFFD. One thing differs: of a character that the vocabulary lacks and no unknown token stands for,
-// the package moves the offsets of the tokens behind it in its word to the left; here they are those of the tokens'
-// text.
+// Mistral and SmolLM files use. A file that needs any other component raises Error kFormat, which names the component.
+// Bytes that are not valid UTF-8 are read as U+FFFD. Offsets differ from the package in one case: a character that is
+// not in the vocabulary, in a file without an unknown token. The package then shifts the offsets of the later tokens of
+// this word to the left; here offsets always point at the text of the token.
 //
-// A Tokenizer is immutable: every const method may be called from many threads at once. Copies share one state.
+// A Tokenizer is immutable: every const method may be called from many threads at once. Copies share the same data.
 #pragma once
 
 #include <cstddef>
@@ -34,77 +34,88 @@ namespace tessera::text {
 using TokenId = int32_t;
 
 struct EncodeOptions {
-  bool add_special_tokens = true;      // what the post-processor adds, e.g. BOS
-  bool parse_special = true;           // "<|im_end|>" inside the text becomes the special token, else plain text
-  std::span<const size_t> barriers{};  // places in the text, rising, over which no added token reaches
+  bool add_special_tokens = true;  // add the tokens of the post-processor, e.g. BOS
+  bool parse_special = true;       // "<|im_end|>" in the text becomes the special token; if false, it is plain text
+  // Byte positions in the text, in ascending order. An added token that would contain a barrier between two of its
+  // bytes stays plain text.
+  std::span<const size_t> barriers{};
 };
 
 struct Encoding {
   std::vector<TokenId> ids;
-  // Half-open byte range of the input for each id; {0, 0} for tokens the post-processor added. A token that holds part
-  // of a character has the range of the whole character.
+  // The half-open byte range of the input for each id; {0, 0} for a token that the post-processor added. A token that
+  // covers only some bytes of a character has the range of the whole character.
   std::vector<std::pair<size_t, size_t>> offsets;
 };
 
 class Tokenizer {
  public:
-  // DIR/tokenizer.json, and DIR/tokenizer_config.json and special_tokens_map.json where they are there: bos, eos and
-  // pad token, and which tokens are special, as transformers 5 reads them. Tokens that these files name and
-  // tokenizer.json lacks get the next free ids; the model may have no rows for them (token_rows.h). Like transformers,
-  // the tokenizer ignores "add_bos_token" and "add_eos_token" beside the first file, with a warning where texts get
-  // other tokens for it.
+  // Reads DIR/tokenizer.json, and where they exist DIR/tokenizer_config.json and DIR/special_tokens_map.json. The two
+  // optional files give the bos, eos and pad token and say which tokens are special, as transformers 5 reads them. A
+  // token that only these two files name gets the next free id; the model may have no embedding row for this id
+  // (embedding_rows.h). Like transformers 5, the tokenizer ignores the keys "add_bos_token" and "add_eos_token", and
+  // logs a warning when these keys would change the tokens of a text. Error kIo when the folder has no tokenizer.json;
+  // kFormat for a file with wrong content.
   static Tokenizer from_folder(const std::filesystem::path& dir);
-  // `name` stands for the file in error messages.
+  // `json` is the content of a tokenizer.json; error messages use `name` as the name of the file.
   static Tokenizer from_json(std::string_view json, std::string name);
 
+  // Error kConfig for a text of about 4 GiB or more; kFormat when a regular expression of the file needs too many steps
+  // for this text.
   std::vector<TokenId> encode(std::string_view text, const EncodeOptions& options = {}) const;
   Encoding encode_with_offsets(std::string_view text, const EncodeOptions& options = {}) const;
-  // Ids that name no token are skipped. The result is valid UTF-8.
+  // Skips ids that have no token. The result is valid UTF-8.
   std::string decode(std::span<const TokenId> ids, bool skip_special_tokens = true) const;
 
-  // The bytes that a token adds inside a text, which may be part of a character; of a special token its name. Empty for
-  // ids that name no token.
+  // The bytes that a token adds in the middle of a text; they may be only a part of a character. For a special token
+  // the result is its name, e.g. "<|im_end|>". Empty for an id that has no token.
   std::string token_bytes(TokenId id) const;
 
+  // The id of the token with exactly this string; nullopt when there is none.
   std::optional<TokenId> token_to_id(std::string_view token) const;
-  // Error kConfig for an id that names no token.
+  // Error kConfig for an id that has no token.
   const std::string& id_to_token(TokenId id) const;
-  bool is_known(TokenId id) const;  // names a token
-  // Largest id + 1, added tokens included: the rows an embedding needs for all of them. It may have fewer.
+  bool is_known(TokenId id) const;  // the id has a token
+  // The largest id + 1, with added tokens: the number of rows that an embedding of all tokens has. The embedding of a
+  // model may have fewer rows.
   size_t vocab_size() const;
+  // The tokens that tokenizer_config.json or special_tokens_map.json names; nullopt when they name none.
   std::optional<TokenId> bos_id() const;
   std::optional<TokenId> eos_id() const;
   std::optional<TokenId> pad_id() const;
   bool is_special(TokenId id) const;
-  // Found in a text as a whole, before it is cut into words. Special tokens are such tokens.
+  // Added tokens are found in the text as whole strings, before the text is split into words. All special tokens are
+  // added tokens.
   bool is_added(TokenId id) const;
-  // Where a special token is written in a text, overlapping ones too: half-open byte ranges.
+  // The half-open byte ranges at which `text` contains the string of a special token. Ranges may overlap.
   std::vector<std::pair<size_t, size_t>> special_tokens_in(std::string_view text) const;
-  // Likewise of all added tokens, the longest at each place: those too that are not called special (<tool_call>).
+  // The same for all added tokens, with the longest one at each position. Added tokens that are not special, such as
+  // Qwen's <tool_call>, are included.
   std::vector<std::pair<size_t, size_t>> added_tokens_in(std::string_view text) const;
 
  private:
-  struct State;
-  explicit Tokenizer(std::shared_ptr<const State> state);
-  std::shared_ptr<const State> state_;
+  struct TokenizerData;
+  explicit Tokenizer(std::shared_ptr<const TokenizerData> state);
+  std::shared_ptr<const TokenizerData> state_;
 };
 
-// Decodes one token at a time. The pieces, joined, are what decode() gives for all ids of well-formed text; each piece
-// is complete UTF-8, so a character whose bytes are spread over several tokens comes with the last of them. Not
+// Decodes one token at a time. For well-formed text the returned pieces, joined, equal decode() of all ids. Each piece
+// is complete UTF-8: a character whose bytes come from several tokens is returned with the last of these tokens. Not
 // thread-safe; keeps a copy of the tokenizer.
 class StreamDecoder {
  public:
   explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true);
+  // Adds a token and returns the text that is now certain; it may be empty.
   std::string push(TokenId id);
-  // What is still held back, e.g. an incomplete character as U+FFFD. The decoder is then as new.
+  // Returns the text that push() has held back so far, e.g. an incomplete character as U+FFFD, and resets the decoder.
   std::string finish();
 
  private:
   Tokenizer tokenizer_;
   bool skip_special_tokens_;
-  std::vector<TokenId> window_;  // ids from the last clean cut on; the first `context_` of them are already emitted
-  size_t context_ = 0;
-  size_t emitted_bytes_ = 0;  // of decode(window_)
+  std::vector<TokenId> window_;  // the ids of the last returned piece, then the ids whose text is held back
+  size_t context_ = 0;           // number of ids in window_ whose text has been returned; they come first
+  size_t emitted_bytes_ = 0;     // bytes of decode(window_) that have been returned
 };
 
 }  // namespace tessera::text

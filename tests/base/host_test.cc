@@ -21,16 +21,16 @@ TEST(Host, CoresAreThoseOfTheAffinityNotOfTheMachine) {
     ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
     EXPECT_EQ(usable_cores(), 1);
     EXPECT_EQ(core_mask(), std::string(core / 4, '0') + "1248"[core % 4]);
-    EXPECT_EQ(united(core_mask(), before), before);
+    EXPECT_EQ(union_of_core_masks(core_mask(), before), before);
   })
       .join();
 }
 
 TEST(Host, MasksOfUnlikeLengthAreUnited) {
-  EXPECT_EQ(united("1", "0008"), "1008");
-  EXPECT_EQ(united("0008", "1"), "1008");
-  EXPECT_EQ(united("c5", "3a"), "ff");
-  EXPECT_EQ(count_cores(united("c5", "3a")), 8);
+  EXPECT_EQ(union_of_core_masks("1", "0008"), "1008");
+  EXPECT_EQ(union_of_core_masks("0008", "1"), "1008");
+  EXPECT_EQ(union_of_core_masks("c5", "3a"), "ff");
+  EXPECT_EQ(count_cores(union_of_core_masks("c5", "3a")), 8);
   EXPECT_EQ(count_cores(""), 0);
 }
 

@@ -58,14 +58,14 @@ TEST(ParseJson, LimitsDepthBytesAndKeys) {
   EXPECT_THAT(refused(R"({"a":{"b":1},"c":1})", {.max_keys = 2}), HasSubstr("more than 2 keys"));
 }
 
-TEST(FindJsonFault, SaysWhereATextStopsBeingJson) {
-  EXPECT_FALSE(find_json_fault(R"({"a": [1, 2, {}]})"));
-  const auto fault = find_json_fault(R"({"a": 1 "b": 2})");
-  ASSERT_TRUE(fault);
-  EXPECT_EQ(fault->byte, 11u);  // the end of "b"
-  EXPECT_THAT(fault->reason, ::testing::StartsWith("syntax error"));
-  EXPECT_TRUE(find_json_fault(""));
-  EXPECT_FALSE(find_json_fault(std::string(1000, '[') + std::string(1000, ']')));
+TEST(FindJsonSyntaxError, SaysWhereATextStopsBeingJson) {
+  EXPECT_FALSE(find_json_syntax_error(R"({"a": [1, 2, {}]})"));
+  const auto syntax_error = find_json_syntax_error(R"({"a": 1 "b": 2})");
+  ASSERT_TRUE(syntax_error);
+  EXPECT_EQ(syntax_error->byte, 11u);  // the end of "b"
+  EXPECT_THAT(syntax_error->reason, ::testing::StartsWith("syntax error"));
+  EXPECT_TRUE(find_json_syntax_error(""));
+  EXPECT_FALSE(find_json_syntax_error(std::string(1000, '[') + std::string(1000, ']')));
 }
 
 // But for two that keep a part of the document elsewhere, and have limits of their own.
@@ -105,7 +105,8 @@ TEST(ParseJson, SyntaxErrorsNameTheByteInOneCleanLine) {
   const std::string long_token = refused("\"" + std::string(1 << 20, 'a') + "\x1b");
   EXPECT_LT(long_token.size(), 1000u);
   EXPECT_THAT(long_token, Not(HasSubstr("\x1b")));
-  EXPECT_THAT(message_of([] { parse_json_object("[1]", "[t] f"); }), HasSubstr("is no JSON object, but an array of 1"));
+  EXPECT_THAT(message_of([] { parse_json_object("[1]", "[t] f"); }),
+              HasSubstr("is not a JSON object, but an array of 1"));
 }
 
 TEST(ParseJson, NumbersThatNothingHoldsKeepTheirDigits) {

@@ -21,7 +21,7 @@ namespace {
 using ::testing::HasSubstr;
 
 // The address that a socket listens at; "" on all interfaces.
-std::string bound_to(const Listening& listening) {
+std::string bound_to(const ListeningSocket& listening) {
   sockaddr_storage bound{};
   socklen_t size = sizeof bound;
   EXPECT_EQ(::getsockname(listening.socket.get(), reinterpret_cast<sockaddr*>(&bound), &size), 0);
@@ -44,10 +44,10 @@ bool connects(int port) {
 }
 
 TEST(Listen, ForThisHostAtTheAddressOnly) {
-  const Listening here = listen_at("127.0.0.1", 0, Reach::kThisHost);
+  const ListeningSocket here = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
   EXPECT_EQ(bound_to(here), "127.0.0.1");
   EXPECT_GT(here.port, 0);
-  EXPECT_FALSE(here.everywhere);
+  EXPECT_FALSE(here.on_all_interfaces);
 }
 
 // Runs `body` in a process with a network of its own, which has loopback and nobody else; 0, 1 when it expected
@@ -75,12 +75,12 @@ TEST(Listen, ForOtherHostsANameThatLeadsToLoopbackIsEverywhere) {
   const int outcome = in_own_network([] {
     for (const char* host : {"localhost", "127.0.1.1", "192.0.2.1"}) {
       SCOPED_TRACE(host);
-      const Listening master = listen_at(host, 0, Reach::kOtherHosts);
+      const ListeningSocket master = listen_at(host, 0, ListenScope::kOtherHosts);
       EXPECT_EQ(bound_to(master), "");
-      EXPECT_TRUE(master.everywhere);
+      EXPECT_TRUE(master.on_all_interfaces);
       EXPECT_TRUE(connects(master.port));
     }
-    const Listening meant = listen_at("127.0.0.1", 0, Reach::kOtherHosts);
+    const ListeningSocket meant = listen_at("127.0.0.1", 0, ListenScope::kOtherHosts);
     EXPECT_EQ(bound_to(meant), "127.0.0.1");
     EXPECT_TRUE(interface_addresses().empty());
     EXPECT_EQ(address_towards("127.0.0.1"), "");
@@ -92,8 +92,8 @@ TEST(Listen, ForOtherHostsANameThatLeadsToLoopbackIsEverywhere) {
 }
 
 TEST(Listen, SaysWhyNot) {
-  const Listening here = listen_at("127.0.0.1", 0, Reach::kThisHost);
-  const auto error_of = [](const std::string& host, int port, Reach reach) -> std::string {
+  const ListeningSocket here = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
+  const auto error_of = [](const std::string& host, int port, ListenScope reach) -> std::string {
     try {
       listen_at(host, port, reach);
     } catch (const Error& error) {
@@ -101,11 +101,11 @@ TEST(Listen, SaysWhyNot) {
     }
     return "none";
   };
-  EXPECT_EQ(error_of("127.0.0.1", here.port, Reach::kThisHost),
+  EXPECT_EQ(error_of("127.0.0.1", here.port, ListenScope::kThisHost),
             "comm [listen] port " + std::to_string(here.port) + " of 127.0.0.1 is in use");
-  EXPECT_THAT(error_of("192.0.2.1", 2000, Reach::kThisHost),
+  EXPECT_THAT(error_of("192.0.2.1", 2000, ListenScope::kThisHost),
               HasSubstr("config [listen] cannot listen on 192.0.2.1:2000"));
-  EXPECT_THAT(error_of("no-such-name.invalid", 2000, Reach::kOtherHosts),
+  EXPECT_THAT(error_of("no-such-name.invalid", 2000, ListenScope::kOtherHosts),
               HasSubstr("config [listen] no-such-name.invalid"));
 }
 

@@ -212,7 +212,8 @@ TEST(Checkpoint, DamageIsNamed) {
   publish_file(folder / "step-00000005" / "manifest.json", "{\"format\": 3}");
   EXPECT_ERROR(ErrorKind::kFormat, "step-00000005/manifest.json", Checkpoint::latest(folder.path()));
   publish_file(folder / "LATEST", "step-00000004\n");
-  EXPECT_ERROR(ErrorKind::kFormat, "step-00000004: is no folder, though LATEST lies beside it. Take another checkpoint",
+  EXPECT_ERROR(ErrorKind::kFormat,
+               "step-00000004: is no folder, although LATEST is next to it. Take another checkpoint",
                Checkpoint::latest(folder.path()));
   publish_file(folder / "LATEST", "../elsewhere\n");
   EXPECT_ERROR(ErrorKind::kFormat, "LATEST: does not name a checkpoint", Checkpoint::latest(folder.path()));

@@ -120,7 +120,7 @@ NamedTensors of_stage(const WorldOfRanks& world, double factor) {
 TEST(CheckpointPlaces, PipelineStagesSaveTheirOwnTensors) {
   const testing::TempFolder folder;
   testing::run_ranks({.size = 4}, [&](const WorldOfRanks& world) {
-    CheckpointWriter writer({.folder = folder.path(), .world = world, .holders = stage_of(world->rank())});
+    CheckpointWriter writer({.folder = folder.path(), .world = world, .stage_ranks = stage_of(world->rank())});
     writer.save(1, of_stage(world, 1), {});
     writer.finish();
     const auto again = of_stage(world, 0);

@@ -169,12 +169,12 @@ TEST(SnapshotGate, WaitsForTheCopyAndTellsChangesOfAnyHandle) {
     SnapshotGate gate({{"w", base.detach()}});
     std::thread writer([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      gate.copied();
+      gate.mark_copied();
     });
     if (change) base.narrow(0, 1, 2).add_(1);
-    gate.settle();
+    gate.wait_and_check();
     writer.join();
-    EXPECT_EQ(gate.wait_settled().empty(), !change);
+    EXPECT_EQ(gate.wait_for_check().empty(), !change);
   }
 }
 

@@ -94,7 +94,7 @@ TEST(Ckpt, VerifySaysWithWhatItComparedAndWhatHadNothingToCompareWith) {
     return run.exit_code == 0 ? run.out : fmt::format("exit code {}: {}", run.exit_code, run.err);
   };
   EXPECT_THAT(verify(folder / "hf"), HasSubstr("all good; the format has no checksums"));
-  EXPECT_THAT(verify(dcp), HasSubstr("all good; there are no hashes of it: compared were the checksums"));
+  EXPECT_THAT(verify(dcp), HasSubstr("all good; it has no hashes, so the checksums of its records were compared"));
   // A writer that was told to compute no checksums leaves zeros.
   auto bytes = read_file(dcp / "__0_0.distcp");
   const auto ones = at::ones({4});
@@ -138,7 +138,7 @@ TEST(Ckpt, VerifyComparesAFolderWithTheModelOfItsConfig) {
     return AllOf(HasSubstr("exit code 3"), HasSubstr(what), Not(HasSubstr("good")));
   };
   EXPECT_THAT(verify_changed(untied, [](auto&) {}),
-              AllOf(HasSubstr("exit code 0"), HasSubstr("; names and shapes are those that its config.json wants")));
+              AllOf(HasSubstr("exit code 0"), HasSubstr("; names and shapes are those of its config.json")));
   EXPECT_THAT(verify_changed(untied, [](auto& tensors) { tensors.erase("model.layers.1.mlp.up_proj.weight"); }),
               bad("model.layers.1.mlp.up_proj.weight is missing"));
   EXPECT_THAT(verify_changed(untied,
@@ -159,10 +159,9 @@ TEST(Ckpt, VerifyComparesAFolderWithTheModelOfItsConfig) {
   std::filesystem::remove(folder / "m" / "adapter_config.json");
   const auto config = read_file(folder / "m" / "config.json");
   publish_file(folder / "m" / "config.json", R"({"architectures": ["MambaForCausalLM"]})");
-  EXPECT_THAT(
-      verify(folder / "m"),
-      AllOf(HasSubstr("exit code 0"), HasSubstr("names and shapes were not compared with a model's, as this version "
-                                                "has no model of the architecture 'MambaForCausalLM'")));
+  EXPECT_THAT(verify(folder / "m"), AllOf(HasSubstr("exit code 0"),
+                                          HasSubstr("names and shapes were not compared with a model's: this version "
+                                                    "has no model of the architecture 'MambaForCausalLM'")));
   publish_file(folder / "m" / "config.json", "{");
   EXPECT_THAT(verify(folder / "m"), bad("config.json"));
   auto impossible = json::parse(config);
@@ -171,7 +170,7 @@ TEST(Ckpt, VerifyComparesAFolderWithTheModelOfItsConfig) {
   EXPECT_THAT(verify(folder / "m"), bad("hidden_size: found -1"));
   std::filesystem::remove(folder / "m" / "config.json");
   EXPECT_THAT(verify(folder / "m"),
-              AllOf(HasSubstr("exit code 0"), HasSubstr("were not compared with a model's, as it holds "
+              AllOf(HasSubstr("exit code 0"), HasSubstr("were not compared with a model's: it holds "
                                                         "no config.json")));
 }
 
@@ -283,10 +282,10 @@ TEST(Ckpt, WrongUseIsExitCodeTwoAndMissingFilesAreThree) {
     const char* message;
   } cases[] = {
       {{"convert", dir, dir + "/x", "--to", "onnx"}, 2, "wanted hf, gguf, dcp or torch"},
-      {{"convert", dir, dir + "/x", "--to", "torch"}, 2, "takes a distributed checkpoint"},
+      {{"convert", dir, dir + "/x", "--to", "torch"}, 2, "needs a distributed checkpoint"},
       {{"convert", dir, dir + "/x", "--to", "dcp", "--dtype", "bf16"}, 2, "keeps the dtypes"},
       {{"convert", dir, dir + "/x", "--to", "torch", "--dtype", "bf16"}, 2, "keeps the dtypes"},
-      {{"convert", dir, dir + "/x", "--to", "gguf", "--config", dir}, 2, "goes with --to hf and --to dcp"},
+      {{"convert", dir, dir + "/x", "--to", "gguf", "--config", dir}, 2, "can be used only with --to hf and --to dcp"},
       {{"convert", dir, dir + "/x", "--to", "hf", "--config", dir}, 2, "holds no config.json"},
       {{"reshard", dir, dir + "/x", "--ranks", "2"}, 3, "holds neither manifest.json nor .metadata"},
       {{"reshard", dir, dir + "/x"}, 2, "--ranks"},

@@ -301,7 +301,7 @@ TEST_F(Generate, MistakesEndWithTheirExitCodeAndOneLine) {
   expect(run({"--prompt", "a", "--dtype", "int3"}), 2, "int3");
   expect(run({"--prompt", "a", "--dtype", "int4", "--nproc", "2"}), 2, "one rank");
   expect(run({}), 2, "--batch FILE");
-  expect(run({"--prompt", "a", "--batch", "x"}), 2, "neither --prompt");
+  expect(run({"--prompt", "a", "--batch", "x"}), 2, "cannot be used with --prompt");
   expect(run({"--prompt", "a", "--system", "x"}), 2, "Add --chat");
   expect(run({"--batch", "/nowhere/x.jsonl"}), 3, "/nowhere/x.jsonl");
   expect(run({"--prompt", "a", "--temperature", "nan"}), 2, "temperature");

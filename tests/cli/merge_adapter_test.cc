@@ -36,7 +36,7 @@ TEST(MergeAdapter, GivesTheModelThatTheAdapterMakes) {
       convert_checkpoint(folder / "base", folder / "no", {.to = "hf", .dtype = "", .adapter = folder / "base"}), Error);
   EXPECT_FALSE(std::filesystem::exists(folder / "no"));
   EXPECT_THAT(testing::error_of(ErrorKind::kIo, [&] { from_pretrained(folder / "adapter"); }),
-              HasSubstr("holds adapters alone. Add them to their model with 'tessera ckpt convert"));
+              HasSubstr("holds only adapters. Merge them into their model with 'tessera ckpt convert"));
 }
 
 // transformers loads such a folder with the adapter; a copy of the model alone is another model.

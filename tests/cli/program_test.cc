@@ -57,7 +57,7 @@ TEST(Program, AReportIsNotWrittenUnderAnotherKindsName) {
   EXPECT_THAT(picture.err, HasSubstr("a name that ends in .png"));
   const auto page = run_process({program(), "report", "runs/none", "-o", "page.png"});
   expect_one_line_error(page, 2);
-  EXPECT_THAT(page.err, HasSubstr("a picture's name"));
+  EXPECT_THAT(page.err, HasSubstr("the name of a picture"));
   for (const std::vector<std::string>& png : {std::vector<std::string>{"--png", "a.png"}, {"--png=a.png"}}) {
     std::vector<std::string> command = {program(), "report", "runs/none"};
     command.insert(command.end(), png.begin(), png.end());

@@ -42,7 +42,7 @@ TEST(TrainVerb, WrongRecipesExitWithTwoAndOneLine) {
       {"wrong-type", fine + "optimizer: {lr: fast}\n", {}, ":3: optimizer.lr: found 'fast', wanted number >= 0"},
       {"wrong-range", fine, {"schedule.min_lr_ratio=2"}, "schedule.min_lr_ratio: found '2', wanted number in [0, 1]"},
       {"lora-without", fine, {"model.lora.merge=true"}, "model.lora.merge: found true without adapters"},
-      {"lora-twice", fine, {"lora.rank=2", "lora.double_quant=true"}, "model.lora.double_quant: found true beside"},
+      {"lora-twice", fine, {"lora.rank=2", "lora.double_quant=true"}, "model.lora.double_quant: found true with"},
       {"missing", "model: {path: m}\n", {}, "data.train is missing"},
       {"bomb", bomb, {}, "once its aliases are expanded"},
       {"deep", std::string(200000, '['), {}, "nested deeper than 16 levels"},

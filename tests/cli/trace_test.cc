@@ -44,7 +44,7 @@ TEST(Trace, AMissingRankIsAnErrorButWhatTheOthersSayIsPrinted) {
   const auto run = trace(folder.path().string());
   EXPECT_EQ(run.exit_code, 3);
   EXPECT_THAT(run.out, HasSubstr("culprit: rank 1\n"));
-  EXPECT_THAT(run.err, HasSubstr("left no record, the first is rank 1"));
+  EXPECT_THAT(run.err, HasSubstr("left no record, the first of them is rank 1"));
 }
 
 TEST(Trace, BadInputIsAnErrorOfOneLine) {

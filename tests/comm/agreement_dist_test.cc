@@ -58,13 +58,13 @@ TESSERA_RANKS_TEST(Agreement, FactsThatDifferAreNamedWithBothSides, (3)) {
   EXPECT_THAT(text, AllOf(HasSubstr("data: abc on rank 0, abd on rank 2"), HasSubstr("Use the same files."),
                           ::testing::Not(HasSubstr("seed"))));
   const auto [more, long_text] = error_of([&] {
-    Facts facts;
+    NamedValues facts;
     for (int i = 0; i < 5; ++i) facts.emplace_back(fmt::format("fact {}", i), odd ? "x" : "y");
     check_same(group, facts, "");
   });
   EXPECT_EQ(more, ErrorKind::kConfig);
   EXPECT_THAT(long_text, AllOf(HasSubstr("fact 2: y on rank 0, x on rank 2"), HasSubstr("and 2 more")));
-  const auto facts_of = [&](const Facts& first, const Facts& others) {
+  const auto facts_of = [&](const NamedValues& first, const NamedValues& others) {
     return error_of([&] { check_same(group, odd ? others : first, ""); }).second;
   };
   EXPECT_THAT(facts_of({}, {{"seed", "1"}}), HasSubstr("seed: nothing on rank 0, 1 on rank 2"));

@@ -1,6 +1,6 @@
 // Messages and collectives over Gloo whose bytes were on their way when the other rank was killed. Gloo leaves those
-// waits standing until the time-out of the group (tessera/comm/watch/end_message.h): a rank that already has its error
-// must not wait there without a word.
+// waits standing until the time-out of the group (tessera/comm/watch/end_broken_message.h): a rank that already has its
+// error must not wait there without a word.
 #pragma once
 
 #include <fstream>
@@ -39,8 +39,8 @@ inline void await_stop_of_the_other(World& world) {
 // hears of the death in a receive, and must end within the limit.
 struct Case {
   const char* name;
-  std::function<std::vector<Pending>(Group&)> posts, under_way;
-  std::function<void(Group&, std::vector<Pending>)> fails;  // in rank 0
+  std::function<std::vector<PendingCollective>(Group&)> posts, under_way;
+  std::function<void(Group&, std::vector<PendingCollective>)> fails;  // in rank 0
 };
 
 inline Fleet::End end_of_rank_0(const Case& one) {
@@ -69,8 +69,8 @@ inline Fleet::End end_of_rank_0(const Case& one) {
 
 inline at::Tensor big() { return at::zeros({kMoreThanSocketsHold}, at::kByte); }
 
-inline std::vector<Pending> one_of(Pending pending) {
-  std::vector<Pending> all;
+inline std::vector<PendingCollective> one_of(PendingCollective pending) {
+  std::vector<PendingCollective> all;
   all.push_back(std::move(pending));
   return all;
 }
@@ -78,8 +78,8 @@ inline std::vector<Pending> one_of(Pending pending) {
 // The call in which rank 0 learns that rank 1 has ended.
 inline void fail(Group& group) { recv(group, at::zeros({1}), 1, kSmallTag).wait(); }
 
-inline std::vector<Pending> post_receive(Group& group) { return one_of(recv(group, big(), 0, kBigTag)); }
-inline std::vector<Pending> send_big(Group& group) { return one_of(send(group, big(), 1, kBigTag)); }
+inline std::vector<PendingCollective> post_receive(Group& group) { return one_of(recv(group, big(), 0, kBigTag)); }
+inline std::vector<PendingCollective> send_big(Group& group) { return one_of(send(group, big(), 1, kBigTag)); }
 
 // Rank 0 ends in time, with code 4 and the name of the other one.
 inline void expect_prompt_end(const Case& one, const std::string& more = "") {
@@ -87,7 +87,7 @@ inline void expect_prompt_end(const Case& one, const std::string& more = "") {
   const auto end = end_of_rank_0(one);
   EXPECT_EQ(end.code, 4) << end.text;
   EXPECT_LT(end.time, testing::kPromptSeconds);
-  EXPECT_THAT(end.text, ::testing::HasSubstr("rank 1 has ended without a word"));
+  EXPECT_THAT(end.text, ::testing::HasSubstr("rank 1 has ended without an error message"));
   EXPECT_THAT(end.text, ::testing::HasSubstr(more));
 }
 

@@ -9,7 +9,7 @@ TEST(BrokenMessages, AreNotWaitedForInACatchBlock) {
   expect_prompt_end({.name = "dropped",
                      .posts = post_receive,
                      .under_way = send_big,
-                     .fails = [](Group& group, std::vector<Pending> sent) {
+                     .fails = [](Group& group, std::vector<PendingCollective> sent) {
                        try {
                          fail(group);
                        } catch (const PeerFailed&) {
@@ -21,14 +21,14 @@ TEST(BrokenMessages, AreNotWaitedForInACatchBlock) {
 
 TEST(BrokenMessages, ManyAreAbandonedWhileTheErrorUnwindsTheStack) {
   expect_prompt_end({.name = "many",
-                     .posts = [](Group&) { return std::vector<Pending>(); },
+                     .posts = [](Group&) { return std::vector<PendingCollective>(); },
                      .under_way =
                          [](Group& group) {
-                           std::vector<Pending> sent;
+                           std::vector<PendingCollective> sent;
                            for (int i = 0; i < 60; ++i) sent.push_back(send(group, at::zeros({1}), 1, kOtherTag + i));
                            return sent;
                          },
-                     .fails = [](Group& group, const std::vector<Pending>&) { fail(group); }});
+                     .fails = [](Group& group, const std::vector<PendingCollective>&) { fail(group); }});
 }
 
 }  // namespace

@@ -5,7 +5,7 @@ namespace {
 
 using namespace broken_messages;
 
-void fail_and_wait(Group& group, std::vector<Pending> under_way) {
+void fail_and_wait(Group& group, std::vector<PendingCollective> under_way) {
   try {
     fail(group);
   } catch (const PeerFailed&) {
@@ -21,7 +21,7 @@ TEST(BrokenMessages, AWaitForOneAfterTheErrorThrows) {
 TEST(BrokenMessages, ARankThatWaitsForACollectiveThatCannotEndIsEnded) {
   const auto begin = [](Group& group) { return one_of(broadcast(group, big(), 0)); };
   expect_prompt_end({.name = "collective", .posts = begin, .under_way = begin, .fails = fail_and_wait},
-                    "A collective that was broken off does not end");
+                    "A collective that was aborted does not end");
 }
 
 }  // namespace

@@ -311,7 +311,7 @@ class OwnChecks : RankChecks {
     uneven_all_to_all(type, count);
     if (size_ == 1) return;
     at::Tensor got = at::empty({count}, type);
-    Pending sent = send(group_, own, (rank_ + 1) % size_);
+    PendingCollective sent = send(group_, own, (rank_ + 1) % size_);
     recv(group_, got, (rank_ + size_ - 1) % size_).wait();
     sent.wait();
     check(got, data_of((rank_ + size_ - 1) % size_ + 2, count, type), "recv");
@@ -415,7 +415,7 @@ inline void check_table(const std::shared_ptr<World>& world, const std::string& 
     check_backend(group->backend(), extent);
   } else {  // a group of one needs no back-end, but those there are take one rank too
     const auto alone = choose_backend(c10::make_intrusive<c10d::PrefixStore>("alone", store),
-                                      {.wanted = backend, .group = "alone", .ranks = {0}});
+                                      {.requested = backend, .group = "alone", .ranks = {0}});
     ASSERT_EQ(alone->getBackendName(), backend);
     check_backend(*alone, extent);
   }

@@ -174,8 +174,8 @@ TESSERA_RANKS_TEST(Collectives, AllToAllWithUnevenSplits, (1, 3, 4)) {
 TESSERA_RANKS_TEST(Collectives, SendAndReceiveInARing, (2, 4)) {
   const int size = world->size(), rank = world->rank();
   at::Tensor received = at::zeros({7}, at::kBFloat16);
-  Pending in = recv(*world->group(), received, (rank + size - 1) % size, 5);
-  Pending out = send(*world->group(), data_of(rank, {7}, at::kBFloat16), (rank + 1) % size, 5);
+  PendingCollective in = recv(*world->group(), received, (rank + size - 1) % size, 5);
+  PendingCollective out = send(*world->group(), data_of(rank, {7}, at::kBFloat16), (rank + 1) % size, 5);
   in.wait();
   out.wait();
   EXPECT_TRUE(same(received, data_of((rank + size - 1) % size, {7}, at::kBFloat16)));
@@ -198,9 +198,9 @@ TESSERA_RANKS_TEST(Collectives, TwoInFlightMayBeWaitedForOutOfOrder, (2, 4)) {
   for (int round = 0; round < 5; ++round) {
     at::Tensor sum = at::full({1000}, 1.0, at::kFloat), part = at::empty({10}, at::kFloat);
     const at::Tensor input = at::full({10 * world->size()}, 2.0, at::kFloat);
-    Pending first = all_reduce(group, sum);
-    Pending second = reduce_scatter_into(group, part, input);
-    Pending third = reduce_scatter_into(group, part, input);  // no scratch memory is left over for this one
+    PendingCollective first = all_reduce(group, sum);
+    PendingCollective second = reduce_scatter_into(group, part, input);
+    PendingCollective third = reduce_scatter_into(group, part, input);  // no scratch memory is left over for this one
     third.wait();
     second.wait();
     first.wait();
@@ -241,8 +241,8 @@ TESSERA_RANKS_TEST(Collectives, MayOutliveTheirGroup, (2)) {
     auto group = over->new_group({0, 1}, "short-lived");
     const at::Tensor parts = at::full({size, 1000}, 1.0F + static_cast<float>(rank)), sum = at::empty({1000});
     const at::Tensor sent = at::full({3}, static_cast<float>(rank)), got = at::empty({3});
-    Pending reduced = reduce_scatter_into(*group, sum, parts), sends = send(*group, sent, 1 - rank),
-            receives = recv(*group, got, 1 - rank);
+    PendingCollective reduced = reduce_scatter_into(*group, sum, parts), sends = send(*group, sent, 1 - rank),
+                      receives = recv(*group, got, 1 - rank);
     const std::weak_ptr<Group> gone = group;
     group.reset();
     ASSERT_TRUE(gone.expired());
@@ -278,7 +278,7 @@ TESSERA_RANKS_TEST(Collectives, MessagesThatAreComparedLeaveNothingInTheStore, (
   const int before = store->writes;
   at::Tensor got = at::empty({3});
   for (int tag = 0; tag < 20; ++tag) {
-    Pending sent = send(group, at::full({3}, static_cast<float>(tag)), 1 - world->rank(), tag % 3);
+    PendingCollective sent = send(group, at::full({3}, static_cast<float>(tag)), 1 - world->rank(), tag % 3);
     recv(group, got, 1 - world->rank(), tag % 3).wait();
     sent.wait();
     EXPECT_EQ(got[2].item<float>(), static_cast<float>(tag));
@@ -295,7 +295,7 @@ TESSERA_RANKS_TEST(Collectives, MessagesThatAreComparedLeaveNothingInTheStore, (
 
 TESSERA_RANKS_TEST(Collectives, DestroyingAPendingWaits, (2)) {
   at::Tensor sum = at::full({1 << 20}, 1.0, at::kFloat);
-  { Pending dropped = all_reduce(*world->group(), sum); }
+  { PendingCollective dropped = all_reduce(*world->group(), sum); }
   EXPECT_EQ(sum[(1 << 20) - 1].item<float>(), 2.0F);
 }
 
@@ -392,10 +392,10 @@ TEST(ThreadRanks, AThrowingRankWithCollectivesInFlightEndsTheOthers) {
                       world->new_group(world->rank() < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 3}, "pair");
                   at::Tensor sum = at::ones({4}), part = at::ones({2}), other = at::ones({4});
                   Group& everyone = *world->group();
-                  Pending first = all_reduce(everyone, sum);
+                  PendingCollective first = all_reduce(everyone, sum);
                   if (world->rank() == 2) {
-                    Pending second = reduce_scatter_into(*pair, part, other);  // rank 3 never joins in
-                    Pending third = recv(*pair, sum, 1);
+                    PendingCollective second = reduce_scatter_into(*pair, part, other);  // rank 3 never joins in
+                    PendingCollective third = recv(*pair, sum, 1);
                     throw std::runtime_error("rank 2 gives up");
                   }
                   first.wait();
@@ -433,7 +433,7 @@ TEST(ThreadRanks, TheSurvivorsErrorSaysWhichCollectiveAndWhy) {
                                 }),
                std::runtime_error);
   EXPECT_TRUE(message.starts_with("[comm.all_reduce] model.norm, group 'world' (rank 0 of 2), call 2: ")) << message;
-  EXPECT_NE(message.find("A peer has ended or broken off"), std::string::npos) << message;
+  EXPECT_NE(message.find("A peer has ended or has aborted the group"), std::string::npos) << message;
 }
 
 TEST(World, SingleNeedsNoPeers) {

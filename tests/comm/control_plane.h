@@ -25,7 +25,7 @@
 
 #include "tessera/base/log.h"
 #include "tessera/base/machine/host.h"
-#include "tessera/comm/rendezvous/hub_store.h"
+#include "tessera/comm/rendezvous/run_store.h"
 #include "tessera/comm/watch/monitor.h"
 #include "tessera/comm/watch/watchdog.h"
 #include "tests/comm/fleet.h"
@@ -79,10 +79,12 @@ struct Tally {
   std::atomic<int> met{0}, watched{0}, well{0};
 };
 
-class Listener final : public PeerListener {
+class Listener final : public FailureListener {
  public:
-  FlightRecord where(uint32_t, uint64_t) override { return {}; }
-  void hear(const Verdict& verdict) override { std::fprintf(stderr, "verdict: %s\n", verdict.text.c_str()); }
+  FlightRecord recent_calls(uint32_t, uint64_t) override { return {}; }
+  void on_failure_report(const FailureReport& verdict) override {
+    std::fprintf(stderr, "verdict: %s\n", verdict.text.c_str());
+  }
 };
 
 // Rarely asks: thousands of threads that do would be the load that is measured.
@@ -91,16 +93,16 @@ inline void await(const std::atomic<int>& count, int size, int every_ms = 1000) 
 }
 
 inline void run_rank(int rank, int size, int local_size, int port, Tally& tally, ControlPlane* figures, double start) {
-  Meeting meeting;
-  meeting.info = {.rank = rank, .size = size, .local_rank = rank % local_size, .local_size = local_size};
-  meeting.host = "127.0.0.1";
-  meeting.port = port;
-  meeting.serve = rank == 0;
-  meeting.run = "scale";
-  meeting.token = "token";
+  RendezvousPoint point;
+  point.info = {.rank = rank, .size = size, .local_rank = rank % local_size, .local_size = local_size};
+  point.host = "127.0.0.1";
+  point.port = port;
+  point.serve = rank == 0;
+  point.run = "scale";
+  point.token = "token";
   Listener listener;
   try {
-    auto store = meet(meeting, std::chrono::seconds(120));
+    auto store = meet(point, std::chrono::seconds(120));
     tally.met.fetch_add(1);
     if (figures) {
       await(tally.met, size, 10);
@@ -123,9 +125,9 @@ inline void run_rank(int rank, int size, int local_size, int port, Tally& tally,
       figures->descriptors = descriptors();
       auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get());
       const auto hub =
-          prefixed ? c10::dynamic_intrusive_pointer_cast<HubStore>(prefixed->getUnderlyingStore()) : nullptr;
+          prefixed ? c10::dynamic_intrusive_pointer_cast<RunStore>(prefixed->getUnderlyingStore()) : nullptr;
       if (hub && hub->server()) {
-        const HubFigures told = hub->server()->figures();
+        const RunStoreStatistics told = hub->server()->figures();
         figures->store_requests = static_cast<double>(told.requests);
         figures->store_bytes = static_cast<double>(told.bytes);
       }

@@ -29,7 +29,7 @@ TEST(ControlPlaneSlow, GroupsOfAThousandHostsCostWhatTheirRanksDo) {
   for (const int hosts : {125, 1000}) {
     const int size = hosts * 8;
     const double before = scale::resident_bytes(), start = clock_seconds();
-    const auto world = World::create_fake(size / 2, size, std::make_shared<FakeAccount>());
+    const auto world = World::create_fake(size / 2, size, std::make_shared<FakeCostAccount>());
     std::vector<std::shared_ptr<Group>> groups = {world->group()};
     std::vector<int> across;
     for (int host = 0; host < hosts; ++host) across.push_back(host * 8 + size / 2 % 8);

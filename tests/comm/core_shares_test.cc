@@ -39,7 +39,7 @@ CoreShares shares(const HostCores& host, int ranks, PinMode mode = PinMode::kAut
 
 TEST(CoreShares, RanksGetWholeCoresOfOneMemoryNode) {
   const auto found = shares(two_nodes(), 4);
-  ASSERT_EQ(found.of_ranks.size(), 4u) << found.why_not;
+  ASSERT_EQ(found.of_ranks.size(), 4u) << found.unbound_reason;
   EXPECT_THAT(found.of_ranks[0].cores, ElementsAre(0, 8, 1, 9));
   EXPECT_THAT(found.of_ranks[3].cores, ElementsAre(6, 14, 7, 15));
   EXPECT_EQ(found.of_ranks[1].node, 0);
@@ -51,7 +51,7 @@ TEST(CoreShares, AreOfTheCoresThatMayBeUsed) {
   HostCores host = two_nodes();
   std::erase_if(host.allowed, [](const LogicalCore& core) { return core.number < 2 || core.number > 7; });
   const auto found = shares(host, 2);  // taskset -c 2-7
-  ASSERT_EQ(found.of_ranks.size(), 2u) << found.why_not;
+  ASSERT_EQ(found.of_ranks.size(), 2u) << found.unbound_reason;
   EXPECT_THAT(found.of_ranks[0].cores, ElementsAre(2, 3, 4));
   EXPECT_EQ(found.of_ranks[0].node, -1);
   EXPECT_THAT(found.of_ranks[1].cores, ElementsAre(5, 6, 7));
@@ -59,23 +59,24 @@ TEST(CoreShares, AreOfTheCoresThatMayBeUsed) {
 }
 
 TEST(CoreShares, RanksAreNotBoundWhereThatCouldSlowThemDown) {
-  EXPECT_THAT(shares(two_nodes(), 9).why_not, HasSubstr("9 ranks share 8 cores"));
-  EXPECT_THAT(shares(two_nodes(), 8).why_not, HasSubstr("one core"));
-  EXPECT_THAT(shares(two_nodes(), 1).why_not, HasSubstr("all cores"));
+  EXPECT_THAT(shares(two_nodes(), 9).unbound_reason, HasSubstr("9 ranks share 8 cores"));
+  EXPECT_THAT(shares(two_nodes(), 8).unbound_reason, HasSubstr("one core"));
+  EXPECT_THAT(shares(two_nodes(), 1).unbound_reason, HasSubstr("all cores"));
   HostCores limited = two_nodes();
   limited.quota = 3.5;
   const auto found = shares(limited, 2);
-  EXPECT_THAT(found.why_not, HasSubstr("3.5 of 8 cores"));
+  EXPECT_THAT(found.unbound_reason, HasSubstr("3.5 of 8 cores"));
   EXPECT_THAT(found.of_ranks, IsEmpty());
   EXPECT_EQ(found.threads, 1);
   EXPECT_EQ(shares(two_nodes(), 9).threads, 1);
 }
 
 TEST(CoreShares, WhatTheUserSaysWins) {
-  EXPECT_THAT(shares(two_nodes(), 4, PinMode::kAuto, {{"OMP_NUM_THREADS", "8"}}).why_not,
+  EXPECT_THAT(shares(two_nodes(), 4, PinMode::kAuto, {{"OMP_NUM_THREADS", "8"}}).unbound_reason,
               HasSubstr("OMP_NUM_THREADS=8"));
-  EXPECT_EQ(shares(two_nodes(), 4, PinMode::kAuto, {{"OMP_NUM_THREADS", "1"}}).why_not, "");
-  EXPECT_THAT(shares(two_nodes(), 4, PinMode::kAuto, {{"OMP_PROC_BIND", "close"}}).why_not, HasSubstr("OMP_PROC_BIND"));
+  EXPECT_EQ(shares(two_nodes(), 4, PinMode::kAuto, {{"OMP_NUM_THREADS", "1"}}).unbound_reason, "");
+  EXPECT_THAT(shares(two_nodes(), 4, PinMode::kAuto, {{"OMP_PROC_BIND", "close"}}).unbound_reason,
+              HasSubstr("OMP_PROC_BIND"));
   EXPECT_THAT(shares(two_nodes(), 4, PinMode::kOff).of_ranks, IsEmpty());
   EXPECT_EQ(shares(two_nodes(), 8, PinMode::kOn).of_ranks.size(), 8u);
   EXPECT_THROW(shares(two_nodes(), 9, PinMode::kOn), Error);
@@ -86,17 +87,17 @@ TEST(CoreShares, AreAtTheMemoryNodesOfTheRanksGpus) {
   HostCores host = two_nodes();
   host.gpu_nodes = {1, 1, 0, 0};
   const auto found = shares(host, 4);
-  ASSERT_EQ(found.of_ranks.size(), 4u) << found.why_not;
+  ASSERT_EQ(found.of_ranks.size(), 4u) << found.unbound_reason;
   EXPECT_THAT(found.of_ranks[0].cores, ElementsAre(4, 12, 5, 13));
   EXPECT_THAT(found.of_ranks[2].cores, ElementsAre(0, 8, 1, 9));
   EXPECT_EQ(found.of_ranks[1].node, 1);
   const auto chosen = shares(host, 2, PinMode::kAuto, {{"CUDA_VISIBLE_DEVICES", "3,0"}});
-  ASSERT_EQ(chosen.of_ranks.size(), 2u) << chosen.why_not;
+  ASSERT_EQ(chosen.of_ranks.size(), 2u) << chosen.unbound_reason;
   EXPECT_EQ(chosen.of_ranks[0].node, 0);
   EXPECT_EQ(chosen.of_ranks[1].node, 1);
   const auto crowded = shares(host, 2);  // both GPUs at node 1, a share of it for one
   EXPECT_THAT(crowded.of_ranks, IsEmpty());
-  EXPECT_THAT(crowded.why_not, HasSubstr("GPUs are at other memory nodes"));
+  EXPECT_THAT(crowded.unbound_reason, HasSubstr("GPUs are at other memory nodes"));
   EXPECT_EQ(shares(host, 2, PinMode::kOn).of_ranks.size(), 2u) << "as it was asked for";
   for (const char* unknown : {"GPU-8f2c", "7", "0"}) {  // by name, none of these, fewer than ranks
     EXPECT_EQ(shares(host, 2, PinMode::kAuto, {{"CUDA_VISIBLE_DEVICES", unknown}}).of_ranks.at(0).node, 0) << unknown;

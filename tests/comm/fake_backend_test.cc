@@ -11,7 +11,7 @@ namespace tessera::comm {
 namespace {
 
 struct FakeRank {
-  std::shared_ptr<FakeAccount> account = std::make_shared<FakeAccount>();
+  std::shared_ptr<FakeCostAccount> account = std::make_shared<FakeCostAccount>();
   std::shared_ptr<World> world;
   FakeRank(int rank, int size, int local_size = 8) : world(World::create_fake(rank, size, account, local_size)) {}
 };

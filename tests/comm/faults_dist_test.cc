@@ -50,8 +50,8 @@ TEST(Faults, AKilledRankIsNoticedByRanksThatCompute) {
     const auto& end = fleet.end_of(rank);
     EXPECT_EQ(end.code, 4) << end.text;
     EXPECT_LT(end.time - killed, kPromptSeconds);
-    EXPECT_THAT(end.text,
-                AllOf(HasSubstr("rank 1 has ended without a word"), HasSubstr("has made no collective since")))
+    EXPECT_THAT(end.text, AllOf(HasSubstr("rank 1 has ended without an error message"),
+                                HasSubstr("has made no collective since")))
         << rank;
   }
 }
@@ -73,7 +73,8 @@ TEST(Faults, ARankWhoseConnectionsDoNotCloseIsEnded) {
   const auto& end = fleet.end_of(0);
   EXPECT_EQ(end.code, 4) << end.text;
   EXPECT_LT(end.time - killed, kPromptSeconds);
-  EXPECT_THAT(end.text, AllOf(HasSubstr("rank 1 has ended without a word"), HasSubstr("connections do not close")));
+  EXPECT_THAT(end.text,
+              AllOf(HasSubstr("rank 1 has ended without an error message"), HasSubstr("connections do not close")));
 }
 
 TEST(Faults, AStoppedRankIsNamed) {
@@ -89,7 +90,7 @@ TEST(Faults, AStoppedRankIsNamed) {
     const auto& end = fleet.end_of(rank);
     EXPECT_EQ(end.code, 4) << end.text;
     EXPECT_LT(end.time - stopped, kPromptSeconds);
-    EXPECT_THAT(end.text, HasSubstr("rank 2 has not been heard of for 4 s")) << rank;
+    EXPECT_THAT(end.text, HasSubstr("rank 2 has sent no message for 4 s")) << rank;
   }
 }
 
@@ -136,7 +137,7 @@ TEST(Faults, MismatchedCallsAreRefusedBeforeDataMoves) {
        [&](Group& group, bool odd) { broadcast(group, floats(4), odd ? 2 : 0).wait(); }},
       {"order", {"for model.a", "for model.b"}, [&](Group& group, bool odd) {
          const at::Tensor a = floats(4), b = floats(4);
-         Pending first = all_reduce(group, odd ? b : a, ReduceOp::kSum, odd ? "model.b" : "model.a");
+         PendingCollective first = all_reduce(group, odd ? b : a, ReduceOp::kSum, odd ? "model.b" : "model.a");
          all_reduce(group, odd ? a : b, ReduceOp::kSum, odd ? "model.a" : "model.b").wait();
        }}};
   for (const Case& one : cases) {
@@ -180,7 +181,7 @@ TEST(Faults, AtATimeoutTheRanksThatDisagreeAreNamed) {
                   });
   const auto records = read_flight_records(folder.path());
   ASSERT_EQ(records.size(), 3U);
-  EXPECT_EQ(diagnose(records).fault, Fault::kDisagreement);
+  EXPECT_EQ(diagnose(records).cause, HangCause::kDisagreement);
 }
 
 // It computes instead, and is ended although it makes no collective at all.
@@ -188,7 +189,7 @@ TEST(Faults, ARankThatSkipsACallIsNamedAndEnded) {
   const testing::TempFolder folder;
   expect_all_fail({.timeout = seconds(2), .trace_folder = folder.path().string()},
                   {"rank 1 has not made all_reduce(sum) of float32 [4] for loss (call 3 of group 'world')",
-                   "ranks 0, 2 wait", "its last one there is barrier"},
+                   "ranks 0, 2 wait", "its last call of this group is barrier"},
                   [](const auto& world) {
                     Group& group = *world->group();
                     barrier(group);
@@ -196,7 +197,7 @@ TEST(Faults, ARankThatSkipsACallIsNamedAndEnded) {
                     all_reduce(group, at::ones({4}), ReduceOp::kSum, "loss").wait();
                   });
   const Diagnosis diagnosis = diagnose(read_flight_records(folder.path()));
-  EXPECT_EQ(diagnosis.fault, Fault::kAbsent);
+  EXPECT_EQ(diagnosis.cause, HangCause::kAbsent);
   EXPECT_EQ(diagnosis.culprit, 1);
 }
 
@@ -234,7 +235,7 @@ TEST(Faults, ARankThatFailsOnItsOwnIsNamedByTheOthersAtOnce) {
     Group& group = *world->group();
     barrier(group);
     at::Tensor sum = at::ones({4});
-    Pending first = world->rank() == 2 ? all_reduce(group, sum) : Pending();
+    PendingCollective first = world->rank() == 2 ? all_reduce(group, sum) : PendingCollective();
     if (world->rank() == 2) raise(ErrorKind::kFormat, "[test] bad data");
     std::this_thread::sleep_for(seconds(1));
     all_reduce(group, sum).wait();
@@ -242,7 +243,7 @@ TEST(Faults, ARankThatFailsOnItsOwnIsNamedByTheOthersAtOnce) {
   EXPECT_EQ(fleet.end_of(2).code, 3);
   for (const int rank : {0, 1}) {
     EXPECT_EQ(fleet.end_of(rank).code, 4);
-    EXPECT_THAT(fleet.end_of(rank).text, HasSubstr("rank 2 failed: its own message says why")) << rank;
+    EXPECT_THAT(fleet.end_of(rank).text, HasSubstr("rank 2 failed: see the error message of that rank")) << rank;
   }
 }
 

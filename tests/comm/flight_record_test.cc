@@ -231,7 +231,7 @@ TEST(Diagnosis, NamesTheFirstCallOnWhichRanksDisagree) {
   const auto found =
       diagnose({rank_in(0, {sum_of(1), sum_of(2, "a"), sum_of(3)}), rank_in(1, {sum_of(1), sum_of(2, "a"), sum_of(3)}),
                 rank_in(2, {sum_of(1), sum_of(2, "b"), sum_of(3)})});
-  EXPECT_EQ(found.fault, Fault::kDisagreement);
+  EXPECT_EQ(found.cause, HangCause::kDisagreement);
   EXPECT_EQ(found.text,
             "the ranks disagree on call 2 of group 'world': rank 0 calls all_reduce(sum) of float32 [4] for a, rank 2 "
             "all_reduce(sum) of float32 [4] for b");
@@ -240,7 +240,7 @@ TEST(Diagnosis, NamesTheFirstCallOnWhichRanksDisagree) {
 TEST(Diagnosis, NamesTheRankThatHasNotMadeTheCall) {
   const auto found = diagnose(
       {rank_in(0, {sum_of(1), sum_of(2)}), rank_in(1, {sum_of(1)}, false), rank_in(2, {sum_of(1), sum_of(2)})});
-  EXPECT_EQ(found.fault, Fault::kAbsent);
+  EXPECT_EQ(found.cause, HangCause::kAbsent);
   EXPECT_EQ(found.culprit, 1);
   EXPECT_THAT(
       found.text,
@@ -251,32 +251,32 @@ TEST(Diagnosis, NamesTheRankThatHasNotMadeTheCall) {
 // 0 waits for 1 in one group, 1 for 2 in another, and 2 for nobody.
 TEST(Diagnosis, FollowsTheWaitsToTheirEnd) {
   const auto found = diagnose({rank_in(0, {sum_of(1)}), rank_in(1, {barrier_of(kOther, 1)}), rank_in(2, {}, false)});
-  EXPECT_EQ(found.fault, Fault::kAbsent);
+  EXPECT_EQ(found.cause, HangCause::kAbsent);
   EXPECT_EQ(found.culprit, 2);
-  EXPECT_THAT(found.text, HasSubstr("it made none there"));
+  EXPECT_THAT(found.text, HasSubstr("it has made no call of this group"));
 }
 
 TEST(Diagnosis, FindsACircle) {
   const auto found = diagnose({rank_in(0, {sum_of(1)}), rank_in(1, {barrier_of(kOther, 1)}), rank_in(2, {sum_of(1)})});
-  EXPECT_EQ(found.fault, Fault::kDeadlock);
+  EXPECT_EQ(found.cause, HangCause::kDeadlock);
   EXPECT_THAT(found.text, HasSubstr("ranks 0, 1 wait for one another"));
 }
 
 TEST(Diagnosis, ARankWithoutARecordIsSilentUnlessItLeft) {
   const std::vector<FlightRecord> records = {rank_in(0, {sum_of(1)}), rank_in(1, {sum_of(1)})};
-  EXPECT_EQ(diagnose(records).fault, Fault::kSilent);
+  EXPECT_EQ(diagnose(records).cause, HangCause::kSilent);
   EXPECT_EQ(diagnose(records).culprit, 2);
-  EXPECT_EQ(diagnose(records, {2}).fault, Fault::kLeft);
+  EXPECT_EQ(diagnose(records, {2}).cause, HangCause::kLeft);
 }
 
 TEST(Diagnosis, AReceiverWaitsForItsSenderAlone) {
   const auto found = diagnose({rank_in(0, {sum_of(1)}, false), rank_in(1, {sum_of(1), message(Op::kRecv, 1, 2)}),
                                rank_in(2, {sum_of(1)}, false)});
-  EXPECT_EQ(found.fault, Fault::kAbsent);
+  EXPECT_EQ(found.cause, HangCause::kAbsent);
   EXPECT_EQ(found.culprit, 2);
   const auto sent = diagnose({rank_in(0, {sum_of(1)}, false), rank_in(1, {sum_of(1), message(Op::kRecv, 1, 2)}),
                               rank_in(2, {sum_of(1), message(Op::kSend, 2, 1)}, false)});
-  EXPECT_EQ(sent.fault, Fault::kAllInside);
+  EXPECT_EQ(sent.cause, HangCause::kAllInside);
 }
 
 // Each rank by itself against each other one would take minutes.
@@ -289,18 +289,18 @@ TEST(Diagnosis, ThousandsOfRanksAreLookedThrough) {
   auto& members = records[0].groups.at(0).ranks;  // of one record: the others need not repeat it
   members.resize(kRanks);
   std::iota(members.begin(), members.end(), 0);
-  EXPECT_EQ(diagnose(records).fault, Fault::kAllInside);
+  EXPECT_EQ(diagnose(records).cause, HangCause::kAllInside);
   computes.rank = 4321;
   records[4321] = computes;
   const auto found = diagnose(records);
-  EXPECT_EQ(found.fault, Fault::kAbsent);
+  EXPECT_EQ(found.cause, HangCause::kAbsent);
   EXPECT_EQ(found.culprit, 4321);
 }
 
 TEST(Diagnosis, SaysWhenNothingIsWrong) {
-  EXPECT_EQ(diagnose({rank_in(0, {sum_of(1)}, false)}).fault, Fault::kNone);
-  EXPECT_EQ(diagnose({rank_in(0, {sum_of(1)}), rank_in(1, {sum_of(1)}), rank_in(2, {sum_of(1)})}).fault,
-            Fault::kAllInside);
+  EXPECT_EQ(diagnose({rank_in(0, {sum_of(1)}, false)}).cause, HangCause::kNone);
+  EXPECT_EQ(diagnose({rank_in(0, {sum_of(1)}), rank_in(1, {sum_of(1)}), rank_in(2, {sum_of(1)})}).cause,
+            HangCause::kAllInside);
 }
 
 TEST(TraceReport, PutsTheCulpritFirst) {

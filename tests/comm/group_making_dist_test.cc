@@ -23,7 +23,8 @@ void expect_others_to_name(Fleet& fleet, int size, int victim) {
     if (rank == victim) continue;
     EXPECT_EQ(end.code, 4) << "rank " << rank << ": " << end.text;
     EXPECT_LT(end.time - killed, 20) << "rank " << rank;  // groups wait 60 s
-    EXPECT_THAT(end.text, HasSubstr(fmt::format("rank {} has ended without a word", victim))) << "rank " << rank;
+    EXPECT_THAT(end.text, HasSubstr(fmt::format("rank {} has ended without an error message", victim)))
+        << "rank " << rank;
     EXPECT_THAT(end.text, HasSubstr("[comm.new_group] group 'late'")) << "rank " << rank;
   }
 }
@@ -61,7 +62,7 @@ TEST(GroupMaking, ARankThatDiesBetweenTheMeetingAndTheWatchIsNamedByAll) {
           if (files) over_files(folder)(rank);
           if (rank != 2) return;
           // Meets, and goes no further.
-          auto meeting = find_meeting({}, process_environment());
+          auto meeting = find_rendezvous({}, process_environment());
           meet(meeting, std::chrono::seconds(30));
           ::raise(SIGKILL);
         });

@@ -17,16 +17,16 @@ const std::vector<InterfaceAddress> kHost = {{"lo", "127.0.0.1"},   {"lo", "::1"
                                              {"ib0", "192.168.0.7"}};
 
 TEST(Interface, WishesAreReadAsNcclReadsThem) {
-  EXPECT_TRUE(interface_fits("eth", "eth1"));
-  EXPECT_TRUE(interface_fits("ib,eth0", "eth0"));
-  EXPECT_FALSE(interface_fits("ib,eth0", "eth1"));
-  EXPECT_TRUE(interface_fits("=eth1", "eth1"));
-  EXPECT_FALSE(interface_fits("=eth1", "eth10"));
-  EXPECT_TRUE(interface_fits("^docker,lo", "eth0"));
-  EXPECT_FALSE(interface_fits("^docker,lo", "docker0"));
-  EXPECT_FALSE(interface_fits("^=eth1", "eth1"));
-  EXPECT_TRUE(interface_fits("^=eth1", "eth10"));
-  EXPECT_FALSE(interface_fits(",", "eth0"));
+  EXPECT_TRUE(interface_matches("eth", "eth1"));
+  EXPECT_TRUE(interface_matches("ib,eth0", "eth0"));
+  EXPECT_FALSE(interface_matches("ib,eth0", "eth1"));
+  EXPECT_TRUE(interface_matches("=eth1", "eth1"));
+  EXPECT_FALSE(interface_matches("=eth1", "eth10"));
+  EXPECT_TRUE(interface_matches("^docker,lo", "eth0"));
+  EXPECT_FALSE(interface_matches("^docker,lo", "docker0"));
+  EXPECT_FALSE(interface_matches("^=eth1", "eth1"));
+  EXPECT_TRUE(interface_matches("^=eth1", "eth10"));
+  EXPECT_FALSE(interface_matches(",", "eth0"));
 }
 
 TEST(Interface, OfSeveralThatFitTheWayToTheOthersCounts) {
@@ -50,7 +50,7 @@ TEST(Interface, AWishThatNothingFitsIsAnErrorThatNamesWhatThereIs) {
     ADD_FAILURE() << "found one";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kConfig);
-    EXPECT_THAT(error.what(), HasSubstr("GLOO_SOCKET_IFNAME='=no-such-interface': no interface that is up fits it"));
+    EXPECT_THAT(error.what(), HasSubstr("GLOO_SOCKET_IFNAME='=no-such-interface': no active network interface fits"));
     EXPECT_THAT(error.what(), HasSubstr("lo"));
   }
   ::unsetenv("GLOO_SOCKET_IFNAME");

@@ -38,9 +38,9 @@ inline double expect_survivors_to_end(const KilledRank& killed) {
         at::Tensor sum = at::ones({3000}), all = at::empty({group.size() * 16}), part = at::empty({16});
         const int next = (group.rank() + 1) % group.size(), last = (group.rank() + group.size() - 1) % group.size();
         for (int step = 0; step < 20; ++step) {
-          Pending sent = send(group, sum, next, step), received = recv(group, at::empty({3000}), last, step);
+          PendingCollective sent = send(group, sum, next, step), received = recv(group, at::empty({3000}), last, step);
           all_gather_into(group, all, part).wait();
-          Pending later = reduce_scatter_into(group, part, all);
+          PendingCollective later = reduce_scatter_into(group, part, all);
           received.wait();
           later.wait();
           sent.wait();

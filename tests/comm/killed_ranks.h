@@ -20,7 +20,7 @@ inline void communicate(World& world) {
   for (int64_t step = 0;; ++step) {
     at::Tensor sum = at::ones({1 + step % 7 * 1000}), all = at::empty({group.size() * 16}), part = at::empty({16});
     all_gather_into(group, all, part, "weights").wait();
-    Pending later = reduce_scatter_into(group, part, all, ReduceOp::kSum, "gradients");
+    PendingCollective later = reduce_scatter_into(group, part, all, ReduceOp::kSum, "gradients");
     all_reduce(*pair, sum).wait();
     later.wait();
     broadcast(group, sum, static_cast<int>(step % group.size())).wait();
@@ -52,7 +52,7 @@ inline void expect_survivors_to_notice(int rounds, unsigned seed) {
       }
       EXPECT_EQ(end.code, 4) << "rank " << rank << ": " << end.text;
       EXPECT_LT(end.time - killed, testing::kPromptSeconds) << "rank " << rank;
-      EXPECT_THAT(end.text, ::testing::HasSubstr(fmt::format("rank {} has ended without a word", victim)))
+      EXPECT_THAT(end.text, ::testing::HasSubstr(fmt::format("rank {} has ended without an error message", victim)))
           << "rank " << rank;
     }
   }

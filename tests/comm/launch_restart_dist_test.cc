@@ -73,7 +73,7 @@ TEST(Restart, TheBudgetEndsTheRunWithTheCodeOfTheLastAttempt) {
   const auto run = launch({"--nproc", "2", "--max-restarts", "2"}, "exit $((RANK * (TORCHELASTIC_RESTART_COUNT + 5)))");
   EXPECT_EQ(run.code, 7);
   EXPECT_THAT(run.err, AllOf(HasSubstr("error: rank 1 of 2: ended with exit code 7"),
-                             HasSubstr("2 without progress is what --max-restarts allows")));
+                             HasSubstr("2 restarts without progress, as many as --max-restarts allows")));
 }
 
 TEST(Restart, StepsThatWereNotReachedBeforeGiveRestartsBack) {
@@ -92,7 +92,7 @@ TEST(Restart, TwoAlikeFailuresAtOneStepEndTheRun) {
                           "until grep -q 4 $TESSERA_PROGRESS_FILE; do sleep 0.02; done; exit 3");
   EXPECT_EQ(run.code, 3);
   EXPECT_EQ(count(run.err, "restart 1:"), 1);
-  EXPECT_THAT(run.err, AllOf(HasSubstr("no restart: two alike failures after step 4. First: rank "),
+  EXPECT_THAT(run.err, AllOf(HasSubstr("no restart: the same failure twice after step 4. First: rank "),
                              HasSubstr("Then: rank "), Not(HasSubstr("restart 2:"))));
 }
 
@@ -120,7 +120,7 @@ TEST(Restart, AProgramThatFailsWhenItIsToldToStopIsNotStartedAgain) {
   const TempFolder folder;
   const std::string script = "echo start >> " + (folder / "starts").string() +
                              "; trap 'exit 3' USR1; kill -USR1 $PPID; while :; do sleep 0.02; done";
-  EXPECT_EQ(launch_local_ranks({"sh", "-c", script}, {.max_restarts = 3, .usr1_stops = true}), 3);
+  EXPECT_EQ(launch_local_ranks({"sh", "-c", script}, {.max_restarts = 3, .stops_on_usr1 = true}), 3);
   EXPECT_EQ(read_file(folder / "starts"), "start\n");
 }
 
@@ -182,7 +182,7 @@ TEST(Restart, OneBudgetIsOfAllHosts) {
   EXPECT_EQ(outcomes[0].code, 7) << outcomes[0].err;  // that of the rank at fault, also where all ranks ended well
   EXPECT_EQ(outcomes[1].code, 7) << outcomes[1].err;
   EXPECT_THAT(outcomes[1].err, AllOf(HasSubstr("error: rank 1 of 2: ended with exit code 7"),
-                                     HasSubstr("2 without progress is what --max-restarts allows")));
+                                     HasSubstr("2 restarts without progress, as many as --max-restarts allows")));
 }
 
 TEST(RankOutput, EachRankAndAttemptHasFilesOfItsOwn) {

@@ -138,7 +138,7 @@ void run_rank(const std::string& mode) {
   at::Tensor sum = at::ones({4});
   all_reduce(*world->group(), sum).wait();
   note(fmt::format("pid-{}", rank), std::to_string(::getpid()));
-  const Listening own = listen_at("127.0.0.1", 0, Reach::kThisHost);  // shows that the tables are read
+  const ListeningSocket own = listen_at("127.0.0.1", 0, ListenScope::kThisHost);  // shows that the tables are read
   if (mode.starts_with("listen")) {
     note(fmt::format("listen-{}", rank), fmt::format("{}", fmt::join(listening_addresses(), "\n")));
   }
@@ -169,7 +169,7 @@ void run_rank(const std::string& mode) {
   barrier(*world->group());
   if (rank == 1) note("time", std::to_string(now_seconds()));
   if (rank == 1 && mode == "throw") {
-    Pending in_flight = all_reduce(*world->group(), sum);
+    PendingCollective in_flight = all_reduce(*world->group(), sum);
     raise(ErrorKind::kFormat, "[test] rank {} gives up", rank);
   }
   if (rank == 1 && mode == "kill") ::raise(SIGKILL);

@@ -57,19 +57,19 @@ class HungDisk {
   std::shared_ptr<State> state_ = std::make_shared<State>();  // the writer's thread may outlive a test
 };
 
-class SilentPeers final : public Peers {
+class SilentReporter final : public FailureReporter {
  public:
-  explicit SilentPeers(std::vector<Trouble>& heard) : heard_(heard) {}
-  bool report_trouble(const Trouble& trouble) override {
+  explicit SilentReporter(std::vector<CallFailure>& heard) : heard_(heard) {}
+  bool report_call_failure(const CallFailure& trouble) override {
     heard_.push_back(trouble);
     return false;
   }
-  void report_failure(const std::string&) override {}
-  bool hears_of_ends() const override { return false; }
+  void report_rank_failure(const std::string&) override {}
+  bool detects_dead_ranks() const override { return false; }
   void leave(bool) noexcept override {}
 
  private:
-  std::vector<Trouble>& heard_;
+  std::vector<CallFailure>& heard_;
 };
 
 Signature call(uint64_t number) {
@@ -82,10 +82,10 @@ TEST(Monitor, AVerdictBreaksOffThoughTheFileSystemHangs) {
   {
     Monitor monitor({.trace_folder = "/nowhere", .publish = disk.publish()});
     monitor.recorder().add_group({.id = 1, .name = "world", .ranks = {0, 1}});
-    monitor.on_verdict([&] { broken_off = true; });
+    monitor.set_abort_groups([&] { broken_off = true; });
     const uint64_t ticket = monitor.start(call(1));
     monitor.wait(ticket);
-    monitor.hear({.text = "rank 1 has ended", .culprit = 1, .consequence = true});
+    monitor.on_failure_report({.text = "rank 1 has ended", .culprit = 1, .is_consequence = true});
     EXPECT_TRUE(broken_off);
     const auto verdict = monitor.fail(ticket, {.group = 1, .sequence = 1, .text = "broken"});
     ASSERT_TRUE(verdict);
@@ -129,16 +129,16 @@ using Works = std::vector<c10::intrusive_ptr<DeviceWork>>;
 
 uint64_t begin(Monitor& monitor, uint64_t number) {
   const uint64_t ticket = monitor.start(call(number));
-  monitor.begin_on_device(ticket, call(number));
+  monitor.before_device_start(ticket, call(number));
   return ticket;
 }
 
 // Call `number`, waited for as a device's calls are.
 uint64_t leave_to_device(Monitor& monitor, uint64_t number, const c10::intrusive_ptr<DeviceWork>& work) {
   const uint64_t ticket = begin(monitor, number);
-  monitor.begun_on_device(ticket, work);
+  monitor.after_device_start(ticket, work);
   monitor.wait(ticket);
-  monitor.leave_running(ticket);
+  monitor.detach_to_device(ticket);
   return ticket;
 }
 
@@ -148,7 +148,7 @@ CallState state_of(Monitor& monitor, uint64_t number) {
 
 // Rank 0 of two, whose tensors that are not the CPU's go over a back-end of their own.
 std::unique_ptr<Group> group_of_device(const std::shared_ptr<Monitor>& monitor) {
-  const auto backend = [] { return make_fake_backend(0, 2, true, std::make_shared<FakeAccount>()); };
+  const auto backend = [] { return make_fake_backend(0, 2, true, std::make_shared<FakeCostAccount>()); };
   monitor->recorder().add_group({.id = 1, .name = "world", .ranks = {0, 1}});
   GroupContext context;
   context.monitor = monitor;
@@ -159,7 +159,7 @@ std::unique_ptr<Group> group_of_device(const std::shared_ptr<Monitor>& monitor) 
 }
 
 template <class Begin>
-Pending sum_on_device(Group& group, const Begin& begin) {
+PendingCollective sum_on_device(Group& group, const Begin& begin) {
   CollectiveStart call(group, Op::kAllReduce, "w");
   call.keep(at::empty({4}, at::TensorOptions().device(at::kMeta)));
   call.sign({.dtype = static_cast<int>(at::kFloat), .sizes = {4}});
@@ -178,9 +178,9 @@ std::string text_of(const std::function<void()>& action) {
 
 TEST(Monitor, ACallThatIsOnlyOrderedOnAStreamIsUnderWayUntilItHasRun) {
   Monitor monitor({.timeout = milliseconds(1)});
-  std::vector<Trouble> troubles;
-  monitor.attend(std::make_unique<SilentPeers>(troubles));
-  monitor.withdraw(begin(monitor, 1));
+  std::vector<CallFailure> troubles;
+  monitor.set_reporter(std::make_unique<SilentReporter>(troubles));
+  monitor.untrack(begin(monitor, 1));
   monitor.fail(begin(monitor, 2), {.group = 1, .sequence = 2, .text = "refused"});
   troubles.clear();
   Works works;
@@ -203,8 +203,8 @@ TEST(Monitor, ACallThatIsOnlyOrderedOnAStreamIsUnderWayUntilItHasRun) {
 TEST(Monitor, ACallThatFailsOnItsDeviceIsFailedAndReported) {
   for (const bool in_error : {false, true}) {
     Monitor monitor({});
-    std::vector<Trouble> troubles;
-    monitor.attend(std::make_unique<SilentPeers>(troubles));
+    std::vector<CallFailure> troubles;
+    monitor.set_reporter(std::make_unique<SilentReporter>(troubles));
     const auto work = c10::make_intrusive<DeviceWork>();
     leave_to_device(monitor, 1, work);
     monitor.tick();
@@ -235,7 +235,7 @@ TEST(Monitor, TheNextCallSaysThatOneHasFailedOnItsDevice) {
   const auto start = [&](c10d::Backend&) { return work; };
   sum_on_device(*group, start).wait();
   work->fail("NCCL error: remote process exited");
-  EXPECT_EQ(monitor->where(1, 1).calls.at(0).state, CallState::kFailed);
+  EXPECT_EQ(monitor->recent_calls(1, 1).calls.at(0).state, CallState::kFailed);
   EXPECT_THAT(text_of<PeerFailed>([&] { sum_on_device(*group, start); }),
               ::testing::AllOf(HasSubstr("[comm.all_reduce] w, group 'world' (rank 0 of 2), call 2: "),
                                HasSubstr("all_reduce(sum) of float32 [4] for w (call 1 of group 'world') failed on the "
@@ -244,11 +244,11 @@ TEST(Monitor, TheNextCallSaysThatOneHasFailedOnItsDevice) {
 
 TEST(Monitor, AWaitForACallThatHasFailedOnItsDeviceThrows) {
   const auto monitor = std::make_shared<Monitor>(MonitorOptions{.size = 2});
-  std::vector<Trouble> troubles;
-  monitor->attend(std::make_unique<SilentPeers>(troubles));
+  std::vector<CallFailure> troubles;
+  monitor->set_reporter(std::make_unique<SilentReporter>(troubles));
   const auto group = group_of_device(monitor);
   const auto work = c10::make_intrusive<DeviceWork>();
-  Pending sum = sum_on_device(*group, [&](c10d::Backend&) { return work; });
+  PendingCollective sum = sum_on_device(*group, [&](c10d::Backend&) { return work; });
   EXPECT_EQ(state_of(*monitor, 1), CallState::kStarted);
   work->fail("NCCL error: remote process exited");
   EXPECT_THAT(text_of<PeerFailed>([&] { sum.wait(); }),
@@ -266,9 +266,9 @@ TEST(Monitor, ARankThatIsAbsentFromAStartThatBlocksIsNamed) {
     monitors.push_back(std::make_shared<Monitor>(MonitorOptions{.rank = rank, .size = 2, .timeout = milliseconds(1)}));
   }
   std::atomic<bool> broken_off = false;
-  monitors[0]->on_verdict([&] { broken_off = true; });
+  monitors[0]->set_abort_groups([&] { broken_off = true; });
   const auto attend = [&](int rank) {
-    monitors[rank]->attend(start_watchdog(*store, {.rank = rank, .size = 2}, *monitors[rank]));
+    monitors[rank]->set_reporter(start_watchdog(*store, {.rank = rank, .size = 2}, *monitors[rank]));
   };
   std::thread other([&] { attend(1); });
   attend(0);
@@ -299,12 +299,12 @@ TEST(Monitor, ACallThatIsRefusedAtItsStartIsNoLongerUnderWay) {
 TEST(Monitor, TheWatchGoesOnWhileAStartHoldsUpTheEndOfItsGroup) {
   std::atomic<bool> returned = false, broken_off = false;
   Monitor monitor({});
-  monitor.on_verdict([&] {
+  monitor.set_abort_groups([&] {
     while (!returned) std::this_thread::sleep_for(milliseconds(1));
     broken_off = true;
   });
   const uint64_t ticket = begin(monitor, 1);
-  monitor.hear({.text = "rank 1 has ended", .culprit = 1, .consequence = true});
+  monitor.on_failure_report({.text = "rank 1 has ended", .culprit = 1, .is_consequence = true});
   EXPECT_FALSE(broken_off);
   returned = true;
   monitor.fail(ticket, {.group = 1, .sequence = 1, .text = "broken"});

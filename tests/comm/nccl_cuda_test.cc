@@ -101,8 +101,8 @@ TEST(Nccl, GroupsOfPartsWork) {
     Fleet fleet(4, {.timeout = std::chrono::seconds(50)}, [](const auto& world) {
       const int rank = world->rank(), row = rank / 2, column = rank % 2;
       const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(rank));
-      const auto of_row = world->new_group_of_parts({2 * row, 2 * row + 1}, "row", c10::DeviceType::CUDA, row);
-      const auto of_column = world->new_group_of_parts({column, column + 2}, "column", c10::DeviceType::CUDA, column);
+      const auto of_row = world->new_group_by_split({2 * row, 2 * row + 1}, "row", c10::DeviceType::CUDA, row);
+      const auto of_column = world->new_group_by_split({column, column + 2}, "column", c10::DeviceType::CUDA, column);
       for (int step = 0; step < 2; ++step) {
         at::Tensor over_row = at::full({3}, rank, at::kFloat).to(device), over_column = over_row.clone();
         all_reduce(*of_row, over_row).wait();

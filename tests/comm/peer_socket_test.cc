@@ -30,9 +30,9 @@ TEST(PeerSocket, WhatTheOtherEndDoesNotReadAtOnceArrivesWholeLater) {
   PeerSocket sender{UniqueFd(ends[0])}, receiver{UniqueFd(ends[1])};
   const std::string text(100'000, 'x');
   constexpr int kFrames = 20;  // more than a socket holds
-  for (int i = 0; i < kFrames; ++i) ASSERT_TRUE(sender.send({FrameKind::kStatus, i, text})) << i;
+  for (int i = 0; i < kFrames; ++i) ASSERT_TRUE(sender.send({WatchdogFrameKind::kRecord, i, text})) << i;
   EXPECT_TRUE(sender.has_unsent());
-  std::vector<Frame> frames;
+  std::vector<WatchdogFrame> frames;
   for (const auto limit = Clock::now() + seconds(20); frames.size() < kFrames && Clock::now() < limit;) {
     ASSERT_TRUE(receiver.receive(frames));
     ASSERT_TRUE(sender.flush());
@@ -52,32 +52,32 @@ TEST(PeerSocket, OneThatNeverReadsCountsAsGoneInTheEnd) {
   const UniqueFd other(ends[1]);
   const std::string text(1'000'000, 'x');
   bool open = true;
-  for (int i = 0; i < 30 && open; ++i) open = sender.send({FrameKind::kStatus, 0, text});
+  for (int i = 0; i < 30 && open; ++i) open = sender.send({WatchdogFrameKind::kRecord, 0, text});
   EXPECT_FALSE(open);
-  std::vector<Frame> frames;
+  std::vector<WatchdogFrame> frames;
   EXPECT_FALSE(sender.receive(frames));
 }
 
 // 40 of them, 5 s each, would have kept the one that speaks waiting for 200 s.
-TEST(Reception, WhoSaysNothingHoldsUpNobody) {
-  Listening here = listen_at("127.0.0.1", 0, Reach::kThisHost);
+TEST(ConnectionAcceptor, WhoSaysNothingHoldsUpNobody) {
+  ListeningSocket here = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 40; ++i) silent.push_back(connected(here.port));
   PeerSocket speaks(connected(here.port));
-  speaks.send({FrameKind::kHello, 7, "here"});
-  Reception reception(std::move(here.socket));
+  speaks.send({WatchdogFrameKind::kHello, 7, "here"});
+  ConnectionAcceptor reception(std::move(here.socket));
   const auto [socket, frames] = reception.next(Clock::now() + seconds(20));
   ASSERT_TRUE(socket.open());
   EXPECT_EQ(frames.at(0).rank, 7);
 }
 
-TEST(Reception, WithoutDescriptorsTheSilentOnesMakeRoom) {
-  Listening here = listen_at("127.0.0.1", 0, Reach::kThisHost);
+TEST(ConnectionAcceptor, WithoutDescriptorsTheSilentOnesMakeRoom) {
+  ListeningSocket here = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 30; ++i) silent.push_back(connected(here.port));
   PeerSocket speaks(connected(here.port));
-  speaks.send({FrameKind::kHello, 7, "here"});
-  Reception reception(std::move(here.socket));
+  speaks.send({WatchdogFrameKind::kHello, 7, "here"});
+  ConnectionAcceptor reception(std::move(here.socket));
   const testing::FewDescriptors few(4);
   const auto [socket, frames] = reception.next(Clock::now() + seconds(20));
   ASSERT_TRUE(socket.open());

@@ -31,19 +31,19 @@ TEST(RankOutputs, ShowAPartOfALotAndComeBackForTheRest) {
   RankOutputs outputs({.tee = true}, "run");
   outputs.begin_attempt(0, folder.path());
   const auto streams = outputs.open(0, 0);
-  EXPECT_EQ(outputs.look_again_after(), std::nullopt);
+  EXPECT_EQ(outputs.poll_interval(), std::nullopt);
   std::string line(100, 'x'), lines;
   line.back() = '\n';
   while (lines.size() < size_t{5} << 20) lines += line;
   say(streams.out, lines + "begun");
-  std::string text = shown_by([&] { outputs.pump(); });
+  std::string text = shown_by([&] { outputs.show_new_output(); });
   EXPECT_GT(text.size(), size_t{1} << 20);
   EXPECT_LT(text.size(), size_t{2} << 20);
-  EXPECT_EQ(outputs.look_again_after(), milliseconds(0));
+  EXPECT_EQ(outputs.poll_interval(), milliseconds(0));
   text += shown_by([&] {
-    for (int i = 0; i < 20 && outputs.look_again_after(); ++i) outputs.pump();
+    for (int i = 0; i < 20 && outputs.poll_interval(); ++i) outputs.show_new_output();
   });
-  EXPECT_EQ(outputs.look_again_after(), std::nullopt);
+  EXPECT_EQ(outputs.poll_interval(), std::nullopt);
   text += shown_by([&] { outputs.finish(); });
   EXPECT_EQ(static_cast<size_t>(std::ranges::count(text, '\n')), lines.size() / 100 + 1);
   EXPECT_TRUE(text.ends_with("[rank0]: begun\n"));
@@ -58,11 +58,11 @@ TEST(RankOutputs, AreShownWithoutTheKernelsNotices) {
   }
   EXPECT_LT(outputs.descriptor(), 0);
   const auto streams = outputs.open(3, 0);
-  ASSERT_TRUE(outputs.look_again_after());
-  EXPECT_LE(*outputs.look_again_after(), milliseconds(1000));
-  EXPECT_GT(*outputs.look_again_after(), milliseconds(0));
+  ASSERT_TRUE(outputs.poll_interval());
+  EXPECT_LE(*outputs.poll_interval(), milliseconds(1000));
+  EXPECT_GT(*outputs.poll_interval(), milliseconds(0));
   say(streams.out, "hello\n");
-  EXPECT_EQ(shown_by([&] { outputs.pump(); }), "[rank3]: hello\n");
+  EXPECT_EQ(shown_by([&] { outputs.show_new_output(); }), "[rank3]: hello\n");
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ std::string error_of(ErrorKind kind, const Call& call) {
 }
 
 std::string config_error(const Variables& values, const RendezvousFlags& flags = {}) {
-  return error_of(ErrorKind::kConfig, [&] { find_meeting(flags, variables(values)); });
+  return error_of(ErrorKind::kConfig, [&] { find_rendezvous(flags, variables(values)); });
 }
 
 TEST(NodeList, ExpandsRangesAndKeepsLeadingZeros) {
@@ -81,9 +81,9 @@ TEST(Endpoint, HostAndPort) {
 }
 
 TEST(FindMeeting, NothingSetIsASingleRank) {
-  const auto meeting = find_meeting({}, variables({}));
-  EXPECT_EQ(meeting.info.source, "single");
-  EXPECT_EQ(meeting.info.size, 1);
+  const auto point = find_rendezvous({}, variables({}));
+  EXPECT_EQ(point.info.source, "single");
+  EXPECT_EQ(point.info.size, 1);
 }
 
 const Variables kTorchrun = {{"RANK", "3"},        {"WORLD_SIZE", "4"},
@@ -92,29 +92,29 @@ const Variables kTorchrun = {{"RANK", "3"},        {"WORLD_SIZE", "4"},
 
 TEST(FindMeeting, TorchrunWithAndWithoutItsAgentsStore) {
   Variables values = kTorchrun;
-  auto meeting = find_meeting({}, variables(values));
-  EXPECT_EQ(meeting.info.source, "torchrun");
-  EXPECT_EQ(meeting.info.rank, 3);
-  EXPECT_EQ(meeting.info.size, 4);
-  EXPECT_EQ(meeting.info.local_rank, 1);
-  EXPECT_EQ(meeting.info.local_size, 2);
-  EXPECT_EQ(meeting.place(), "h:29400");
+  auto point = find_rendezvous({}, variables(values));
+  EXPECT_EQ(point.info.source, "torchrun");
+  EXPECT_EQ(point.info.rank, 3);
+  EXPECT_EQ(point.info.size, 4);
+  EXPECT_EQ(point.info.local_rank, 1);
+  EXPECT_EQ(point.info.local_size, 2);
+  EXPECT_EQ(point.place(), "h:29400");
   values["RANK"] = "0";
   values["LOCAL_RANK"] = "0";
-  EXPECT_TRUE(find_meeting({}, variables(values)).serve);
+  EXPECT_TRUE(find_rendezvous({}, variables(values)).serve);
   values["TORCHELASTIC_USE_AGENT_STORE"] = "True";
-  EXPECT_FALSE(find_meeting({}, variables(values)).serve);
+  EXPECT_FALSE(find_rendezvous({}, variables(values)).serve);
 }
 
 TEST(FindMeeting, OurLauncherComesBeforeTheRestAndFilesNeedNoPort) {
   Variables values = kTorchrun;
   values["TESSERA_RENDEZVOUS"] = "file:/x";
   values["OMPI_COMM_WORLD_SIZE"] = "9";
-  const auto meeting = find_meeting({}, variables(values));
-  EXPECT_EQ(meeting.info.source, "flags");
-  EXPECT_EQ(meeting.folder, "/x");
+  const auto point = find_rendezvous({}, variables(values));
+  EXPECT_EQ(point.info.source, "flags");
+  EXPECT_EQ(point.folder, "/x");
   values["TORCHELASTIC_RUN_ID"] = "7";  // a torchrun inside one of our ranks
-  EXPECT_EQ(find_meeting({}, variables(values)).info.source, "torchrun");
+  EXPECT_EQ(find_rendezvous({}, variables(values)).info.source, "torchrun");
 }
 
 TEST(FindMeeting, SlurmStep) {
@@ -126,34 +126,34 @@ TEST(FindMeeting, SlurmStep) {
                             {"SLURM_STEP_TASKS_PER_NODE", "3,2"},
                             {"SLURM_JOB_ID", "77"},
                             {"SLURM_STEP_ID", "0"}};
-  const auto meeting = find_meeting({}, variables(values));
-  EXPECT_EQ(meeting.info.source, "slurm");
-  EXPECT_EQ(meeting.info.rank, 4);
-  EXPECT_EQ(meeting.info.local_size, 2);
-  EXPECT_EQ(meeting.host, "gpu09");
-  EXPECT_GE(meeting.port, 20000);
-  EXPECT_FALSE(meeting.serve);
+  const auto point = find_rendezvous({}, variables(values));
+  EXPECT_EQ(point.info.source, "slurm");
+  EXPECT_EQ(point.info.rank, 4);
+  EXPECT_EQ(point.info.local_size, 2);
+  EXPECT_EQ(point.host, "gpu09");
+  EXPECT_GE(point.port, 20000);
+  EXPECT_FALSE(point.serve);
   Variables other = values;
   other["SLURM_STEP_ID"] = "1";
-  EXPECT_NE(find_meeting({}, variables(other)).port, meeting.port);
+  EXPECT_NE(find_rendezvous({}, variables(other)).port, point.port);
   other["SLURM_STEP_TASKS_PER_NODE"] = "3,3";
   EXPECT_THAT(config_error(other), HasSubstr("SLURM_STEP_TASKS_PER_NODE=3,3"));
 }
 
 TEST(FindMeeting, ABatchScriptIsNoStep) {
-  EXPECT_EQ(who_started(variables({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}})), "single");
+  EXPECT_EQ(launcher_name(variables({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}})), "single");
 }
 
 TEST(FindMeeting, OpenMpiAndHydra) {
-  const auto open_mpi = find_meeting({}, variables({{"OMPI_COMM_WORLD_RANK", "1"},
-                                                    {"OMPI_COMM_WORLD_SIZE", "2"},
-                                                    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                                                    {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
-                                                    {"PMIX_NAMESPACE", "123"}}));
+  const auto open_mpi = find_rendezvous({}, variables({{"OMPI_COMM_WORLD_RANK", "1"},
+                                                       {"OMPI_COMM_WORLD_SIZE", "2"},
+                                                       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                                       {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                                                       {"PMIX_NAMESPACE", "123"}}));
   EXPECT_EQ(open_mpi.info.source, "mpi");
   EXPECT_EQ(open_mpi.host, "127.0.0.1");
-  const auto hydra =
-      find_meeting({}, variables({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "5"}}));
+  const auto hydra = find_rendezvous(
+      {}, variables({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "5"}}));
   EXPECT_TRUE(hydra.serve);
   EXPECT_EQ(hydra.place(), "h:5");
   EXPECT_EQ(hydra.info.local_size, 0);  // found out when they meet
@@ -162,15 +162,15 @@ TEST(FindMeeting, OpenMpiAndHydra) {
 
 TEST(FindMeeting, TheRunHasTheNameThatItsLauncherGives) {
   Variables values = kTorchrun;
-  EXPECT_EQ(find_meeting({}, variables(values)).run, "");
+  EXPECT_EQ(find_rendezvous({}, variables(values)).run, "");
   values["TORCHELASTIC_RUN_ID"] = "none";  // torchrun's word for it
-  EXPECT_EQ(find_meeting({}, variables(values)).run, "");
+  EXPECT_EQ(find_rendezvous({}, variables(values)).run, "");
   values["TORCHELASTIC_RUN_ID"] = "nightly";
-  EXPECT_EQ(find_meeting({}, variables(values)).run, "nightly");
+  EXPECT_EQ(find_rendezvous({}, variables(values)).run, "nightly");
   values["TESSERA_RUN_ID"] = "mine";
   values["TESSERA_TOKEN"] = "secret";
-  EXPECT_EQ(find_meeting({}, variables(values)).run, "mine");
-  EXPECT_EQ(find_meeting({}, variables(values)).token, "secret");
+  EXPECT_EQ(find_rendezvous({}, variables(values)).run, "mine");
+  EXPECT_EQ(find_rendezvous({}, variables(values)).token, "secret");
 }
 
 TEST(FindMeeting, NamesTheVariableThatIsMissingOrWrong) {
@@ -193,28 +193,28 @@ TEST(FindMeeting, FlagsThatContradictTheLauncherAreRefused) {
   EXPECT_THAT(config_error({}, {.nproc = 2}), HasSubstr("tessera launch"));
   EXPECT_THAT(config_error({}, {.nnodes = 2, .node_rank = 2}), HasSubstr("--node-rank 2"));
   EXPECT_THAT(config_error({}, {.nnodes = 2, .node_rank = 1}), HasSubstr("--master"));
-  const auto meeting = find_meeting({.nnodes = 2, .node_rank = 0, .master = "h:9"}, variables({}));
-  EXPECT_TRUE(meeting.serve);
-  EXPECT_EQ(meeting.info.size, 2);
+  const auto point = find_rendezvous({.nnodes = 2, .node_rank = 0, .master = "h:9"}, variables({}));
+  EXPECT_TRUE(point.serve);
+  EXPECT_EQ(point.info.size, 2);
 }
 
-Meeting file_meeting(const testing::TempFolder& folder, int rank, int size) {
-  Meeting meeting;
-  meeting.info = {.rank = rank, .size = size, .local_rank = 0, .local_size = 0, .source = "flags"};
-  meeting.folder = folder.path().string();
-  return meeting;
+RendezvousPoint file_rendezvous(const testing::TempFolder& folder, int rank, int size) {
+  RendezvousPoint point;
+  point.info = {.rank = rank, .size = size, .local_rank = 0, .local_size = 0, .source = "flags"};
+  point.folder = folder.path().string();
+  return point;
 }
 
 // What each of these meetings says when held at the same time, one thread each: "" or its error.
-std::vector<std::string> meet_all(std::vector<Meeting>& meetings, std::chrono::milliseconds timeout) {
-  std::vector<std::string> errors(meetings.size());
+std::vector<std::string> meet_all(std::vector<RendezvousPoint>& points, std::chrono::milliseconds timeout) {
+  std::vector<std::string> errors(points.size());
   std::vector<std::thread> threads;
-  std::atomic<int64_t> guests = std::ranges::count_if(meetings, [](const Meeting& one) { return !one.serve; });
-  for (size_t i = 0; i < meetings.size(); ++i) {
+  std::atomic<int64_t> guests = std::ranges::count_if(points, [](const RendezvousPoint& one) { return !one.serve; });
+  for (size_t i = 0; i < points.size(); ++i) {
     threads.emplace_back([&, i] {
-      const bool serves = meetings[i].serve;
+      const bool serves = points[i].serve;
       try {
-        const auto store = meet(meetings[i], timeout);
+        const auto store = meet(points[i], timeout);
         while (serves && guests > 0) {
           std::this_thread::sleep_for(std::chrono::milliseconds(5));  // they read their verdict
         }
@@ -230,39 +230,40 @@ std::vector<std::string> meet_all(std::vector<Meeting>& meetings, std::chrono::m
 
 TEST(Meet, FindsOutWhoSharesAHost) {
   const testing::TempFolder folder;
-  std::vector<Meeting> meetings = {file_meeting(folder, 0, 3), file_meeting(folder, 1, 3), file_meeting(folder, 2, 3)};
-  EXPECT_THAT(meet_all(meetings, std::chrono::seconds(20)), ElementsAre("", "", ""));
+  std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 3), file_rendezvous(folder, 1, 3),
+                                         file_rendezvous(folder, 2, 3)};
+  EXPECT_THAT(meet_all(points, std::chrono::seconds(20)), ElementsAre("", "", ""));
   for (int rank = 0; rank < 3; ++rank) {
-    EXPECT_EQ(meetings[rank].info.local_rank, rank);
-    EXPECT_EQ(meetings[rank].info.local_size, 3);
+    EXPECT_EQ(points[rank].info.local_rank, rank);
+    EXPECT_EQ(points[rank].info.local_size, 3);
   }
 }
 
 TEST(Meet, NamesTheRanksThatDoNotArrive) {
   const testing::TempFolder folder;
-  std::vector<Meeting> meetings = {file_meeting(folder, 0, 4), file_meeting(folder, 2, 4)};
+  std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 4), file_rendezvous(folder, 2, 4)};
   const std::string wanted = "[comm.rendezvous] rank 1, 3 of 4 did not arrive within 1 s at " + folder.path().string();
-  EXPECT_THAT(meet_all(meetings, std::chrono::seconds(1)), ElementsAre(wanted, wanted));
+  EXPECT_THAT(meet_all(points, std::chrono::seconds(1)), ElementsAre(wanted, wanted));
 }
 
 TEST(Meet, NamesRankZeroWhenItIsTheOneThatDoesNotArrive) {
   const testing::TempFolder folder;
-  std::vector<Meeting> meetings = {file_meeting(folder, 1, 2)};
-  EXPECT_THAT(meet_all(meetings, std::chrono::milliseconds(200))[0], HasSubstr("rank 0 of 2 did not arrive"));
+  std::vector<RendezvousPoint> points = {file_rendezvous(folder, 1, 2)};
+  EXPECT_THAT(meet_all(points, std::chrono::milliseconds(200))[0], HasSubstr("rank 0 of 2 did not arrive"));
 }
 
 TEST(Meet, RanksThatDisagreeOnTheSizeAllSaySo) {
   const testing::TempFolder folder;
-  std::vector<Meeting> meetings = {file_meeting(folder, 0, 4), file_meeting(folder, 1, 2)};
-  for (const auto& error : meet_all(meetings, std::chrono::seconds(20))) {
+  std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 4), file_rendezvous(folder, 1, 2)};
+  for (const auto& error : meet_all(points, std::chrono::seconds(20))) {
     EXPECT_THAT(error, ::testing::ContainsRegex("rank 1 \\(.*\\) says the world has 2 ranks, rank 0 \\(.*\\) says 4"));
   }
 }
 
 TEST(Meet, TwoProcessesOfOneRankAreFound) {
   const testing::TempFolder folder;
-  std::vector<Meeting> meetings = {file_meeting(folder, 0, 2), file_meeting(folder, 0, 2)};
-  const auto errors = meet_all(meetings, std::chrono::seconds(1));
+  std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 2), file_rendezvous(folder, 0, 2)};
+  const auto errors = meet_all(points, std::chrono::seconds(1));
   EXPECT_THAT(errors[0] + errors[1], HasSubstr("two processes say that they are rank 0 of 2"));
   EXPECT_THAT(errors[0] + errors[1], HasSubstr(": rank 0 (process "));
   EXPECT_THAT(errors[0] + errors[1], HasSubstr("), and this, rank 0 (process "));
@@ -271,8 +272,9 @@ TEST(Meet, TwoProcessesOfOneRankAreFound) {
 // Two launchers, --nproc 2 and --nproc 1 of 2 hosts: one counts 4 ranks, the other 2, and both have a rank 1.
 TEST(Meet, LaunchersWithUnlikeNumbersAreAnErrorOnBothSidesAtOnce) {
   const testing::TempFolder folder;
-  std::vector<Meeting> meetings = {file_meeting(folder, 0, 4), file_meeting(folder, 1, 4), file_meeting(folder, 1, 2)};
-  for (const auto& error : meet_all(meetings, std::chrono::seconds(40))) {
+  std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 4), file_rendezvous(folder, 1, 4),
+                                         file_rendezvous(folder, 1, 2)};
+  for (const auto& error : meet_all(points, std::chrono::seconds(40))) {
     EXPECT_THAT(error, ::testing::ContainsRegex("says the world has [24] ranks, .* says [24]"));
     EXPECT_THAT(error, HasSubstr("--nproc 4,2"));
   }
@@ -280,37 +282,38 @@ TEST(Meet, LaunchersWithUnlikeNumbersAreAnErrorOnBothSidesAtOnce) {
 
 TEST(Meet, RanksThatWereToldUnlikeThingsOfTheirHostsAllSaySo) {
   const testing::TempFolder folder;
-  std::vector<Meeting> meetings = {file_meeting(folder, 0, 2), file_meeting(folder, 1, 2)};
-  meetings[0].info.local_size = 2;
-  meetings[1].info.local_size = 1;
-  for (const auto& error : meet_all(meetings, std::chrono::seconds(20))) {
+  std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 2), file_rendezvous(folder, 1, 2)};
+  points[0].info.local_size = 2;
+  points[1].info.local_size = 1;
+  for (const auto& error : meet_all(points, std::chrono::seconds(20))) {
     EXPECT_THAT(error,
-                ::testing::ContainsRegex("rank 0 .* was told that all 2 ranks share its host, but rank 1 .* of 1"));
+                ::testing::ContainsRegex("rank 0 .* was started with all 2 ranks on its host, but rank 1 .* with 1"));
   }
 }
 
 TEST(Meet, AllKnowTheSameOfHosts) {
   const testing::TempFolder folder;
-  std::vector<Meeting> meetings = {file_meeting(folder, 0, 3), file_meeting(folder, 1, 3), file_meeting(folder, 2, 3)};
+  std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 3), file_rendezvous(folder, 1, 3),
+                                         file_rendezvous(folder, 2, 3)};
   for (int rank = 0; rank < 3; ++rank) {
-    meetings[rank].info.local_rank = rank % 2;
-    meetings[rank].info.local_size = rank < 2 ? 2 : 1;  // as two launchers on one machine would say
+    points[rank].info.local_rank = rank % 2;
+    points[rank].info.local_size = rank < 2 ? 2 : 1;  // as two launchers on one machine would say
   }
-  EXPECT_THAT(meet_all(meetings, std::chrono::seconds(20)), ElementsAre("", "", ""));
-  for (const Meeting& meeting : meetings) {
-    EXPECT_EQ(meeting.info.hosts.count, 2);
-    EXPECT_EQ(meeting.info.hosts.least_ranks, 1);
-    EXPECT_EQ(meeting.info.hosts.most_ranks, 2);
-    EXPECT_EQ(meeting.info.hosts.least_cores_per_rank, meetings[0].info.cores_per_rank);
+  EXPECT_THAT(meet_all(points, std::chrono::seconds(20)), ElementsAre("", "", ""));
+  for (const RendezvousPoint& point : points) {
+    EXPECT_EQ(point.info.hosts.count, 2);
+    EXPECT_EQ(point.info.hosts.least_ranks, 1);
+    EXPECT_EQ(point.info.hosts.most_ranks, 2);
+    EXPECT_EQ(point.info.hosts.least_cores_per_rank, points[0].info.cores_per_rank);
   }
 }
 
 TEST(Meet, TwoRunsAtOnePlaceAreToldApart) {
   const testing::TempFolder folder;
-  std::vector<Meeting> meetings = {file_meeting(folder, 0, 2), file_meeting(folder, 1, 2)};
-  meetings[0].run = "train a.yaml";
-  meetings[1].run = "train b.yaml";
-  const auto errors = meet_all(meetings, std::chrono::seconds(1));
+  std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 2), file_rendezvous(folder, 1, 2)};
+  points[0].run = "train a.yaml";
+  points[1].run = "train b.yaml";
+  const auto errors = meet_all(points, std::chrono::seconds(1));
   EXPECT_THAT(errors[1],
               AllOf(HasSubstr("two runs at "), HasSubstr("rank 1 (process"), HasSubstr("of run 'train b.yaml'"),
                     HasSubstr("rank 0 (process"), HasSubstr("of run 'train a.yaml'")));
@@ -319,47 +322,46 @@ TEST(Meet, TwoRunsAtOnePlaceAreToldApart) {
 
 TEST(Meet, WhoDoesNotKnowTheTokenIsRefused) {
   const testing::TempFolder folder;
-  std::vector<Meeting> meetings = {file_meeting(folder, 0, 2), file_meeting(folder, 1, 2)};
-  meetings[0].token = "secret";
-  meetings[1].token = "guess";
-  const auto errors = meet_all(meetings, std::chrono::seconds(1));
+  std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 2), file_rendezvous(folder, 1, 2)};
+  points[0].token = "secret";
+  points[1].token = "guess";
+  const auto errors = meet_all(points, std::chrono::seconds(1));
   EXPECT_THAT(errors[1], AllOf(HasSubstr("has another TESSERA_TOKEN than this, rank 1"), Not(HasSubstr("secret"))));
   const testing::TempFolder other;
-  std::vector<Meeting> same = {file_meeting(other, 0, 2), file_meeting(other, 1, 2)};
+  std::vector<RendezvousPoint> same = {file_rendezvous(other, 0, 2), file_rendezvous(other, 1, 2)};
   same[0].token = same[1].token = "secret";
   EXPECT_THAT(meet_all(same, std::chrono::seconds(20)), ElementsAre("", ""));
 }
 
-Meeting tcp_meeting(int port, int rank, int size) {
-  Meeting meeting;
-  meeting.info = {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "torchrun"};
-  meeting.host = "127.0.0.1";
-  meeting.port = port;
-  meeting.serve = rank == 0;
-  return meeting;
+RendezvousPoint tcp_rendezvous(int port, int rank, int size) {
+  RendezvousPoint point;
+  point.info = {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "torchrun"};
+  point.host = "127.0.0.1";
+  point.port = port;
+  point.serve = rank == 0;
+  return point;
 }
 
 TEST(Meet, OverTcp) {
   const int port = testing::free_port();
-  std::vector<Meeting> meetings = {tcp_meeting(port, 0, 2), tcp_meeting(port, 1, 2)};
-  EXPECT_THAT(meet_all(meetings, std::chrono::seconds(20)), ElementsAre("", ""));
+  std::vector<RendezvousPoint> points = {tcp_rendezvous(port, 0, 2), tcp_rendezvous(port, 1, 2)};
+  EXPECT_THAT(meet_all(points, std::chrono::seconds(20)), ElementsAre("", ""));
 }
 
 TEST(Meet, APortInUseIsSaid) {
   const testing::TakenPort port;
-  Meeting meeting = tcp_meeting(port.number(), 0, 2);
+  RendezvousPoint point = tcp_rendezvous(port.number(), 0, 2);
   EXPECT_EQ(
-      error_of(ErrorKind::kComm, [&] { meet(meeting, std::chrono::seconds(1)); }),
+      error_of(ErrorKind::kComm, [&] { meet(point, std::chrono::seconds(1)); }),
       fmt::format(
           "[comm.rendezvous] port {} of 127.0.0.1 is in use. Choose another one: --master HOST:PORT or MASTER_PORT.",
           port.number()));
 }
 
 TEST(Meet, AnAddressOfAnotherHostCannotBeServed) {
-  Meeting meeting = tcp_meeting(2000, 0, 2);
-  meeting.host = "192.0.2.1";  // kept for documents: no host has it
-  EXPECT_THAT(error_of(ErrorKind::kConfig, [&] { meet(meeting, std::chrono::seconds(1)); }),
-              HasSubstr("192.0.2.1:2000"));
+  RendezvousPoint point = tcp_rendezvous(2000, 0, 2);
+  point.host = "192.0.2.1";  // kept for documents: no host has it
+  EXPECT_THAT(error_of(ErrorKind::kConfig, [&] { meet(point, std::chrono::seconds(1)); }), HasSubstr("192.0.2.1:2000"));
 }
 
 }  // namespace

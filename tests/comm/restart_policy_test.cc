@@ -9,11 +9,11 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-Failure own(const std::string& cause, int rank = 1) {
+RankFailure own(const std::string& cause, int rank = 1) {
   return {.text = "rank " + std::to_string(rank) + " of 4: " + cause, .cause = cause, .exit_code = 1};
 }
 
-Failure killed() {
+RankFailure killed() {
   return {
       .text = "rank 1 of 4: ended by signal 9", .cause = "ended by signal 9", .exit_code = 137, .from_outside = true};
 }
@@ -26,7 +26,7 @@ TEST(RestartPolicy, WithoutRestartsSaysNothing) {
 }
 
 TEST(RestartPolicy, AllowsSoManyWithoutProgress) {
-  RestartPolicy policy({.max_restarts = 2, .has_marks = true, .tells_steps = true}, "step-1");
+  RestartPolicy policy({.max_restarts = 2, .has_marks = true, .reports_steps = true}, "step-1");
   EXPECT_TRUE(policy.decide(killed(), {.step = 3, .mark = "step-1"}).restarts);
   const auto second = policy.decide(killed(), {.step = 4, .mark = "step-1"});  // steps that were not saved are lost
   EXPECT_TRUE(second.restarts);
@@ -37,7 +37,7 @@ TEST(RestartPolicy, AllowsSoManyWithoutProgress) {
 }
 
 TEST(RestartPolicy, ProgressGivesRestartsBack) {
-  RestartPolicy policy({.max_restarts = 1, .has_marks = true, .tells_steps = true}, "");
+  RestartPolicy policy({.max_restarts = 1, .has_marks = true, .reports_steps = true}, "");
   for (int i = 0; i < 50; ++i) {
     const auto decision = policy.decide(killed(), {.step = i, .mark = "step-" + std::to_string(i)});
     EXPECT_TRUE(decision.restarts);
@@ -47,7 +47,7 @@ TEST(RestartPolicy, ProgressGivesRestartsBack) {
 }
 
 TEST(RestartPolicy, AMarkThatCannotBeReadIsNoProgress) {
-  RestartPolicy policy({.max_restarts = 2, .has_marks = true, .tells_steps = true}, "step-1");
+  RestartPolicy policy({.max_restarts = 2, .has_marks = true, .reports_steps = true}, "step-1");
   EXPECT_TRUE(policy.decide(killed(), {.step = 3, .mark = "step-1"}).restarts);
   EXPECT_EQ(policy.decide(killed(), {.step = 4, .mark = std::nullopt}).tries, 2);
   EXPECT_FALSE(policy.decide(killed(), {.step = 5, .mark = "step-1"}).restarts) << "it is what it was";
@@ -61,23 +61,23 @@ TEST(RestartPolicy, WithoutMarksProgressIsAStepThatWasNotReachedBefore) {
 }
 
 TEST(RestartPolicy, TwoAlikeFailuresAtOneStepEndTheRunWithBothNamed) {
-  RestartPolicy policy({.max_restarts = 9, .has_marks = true, .tells_steps = true}, "");
+  RestartPolicy policy({.max_restarts = 9, .has_marks = true, .reports_steps = true}, "");
   EXPECT_TRUE(policy.decide(own("[train] loss of step 8 is nan", 3), {.step = 7}).restarts);
   const auto decision = policy.decide(own("[train] loss of step 8 is nan", 0), {.step = 7});
   EXPECT_FALSE(decision.restarts);
-  EXPECT_THAT(decision.text, AllOf(HasSubstr("two alike failures after step 7"),
+  EXPECT_THAT(decision.text, AllOf(HasSubstr("the same failure twice after step 7"),
                                    HasSubstr("First: rank 3 of 4: [train] loss of step 8 is nan"),
                                    HasSubstr("Then: rank 0 of 4: [train] loss of step 8 is nan")));
 }
 
 TEST(RestartPolicy, NumbersInAMessageDoNotMakeItAnotherFailure) {
-  RestartPolicy policy({.max_restarts = 9, .tells_steps = true}, "");
+  RestartPolicy policy({.max_restarts = 9, .reports_steps = true}, "");
   EXPECT_TRUE(policy.decide(own("out of memory: wanted 512 MiB"), {.step = 7}).restarts);
   EXPECT_FALSE(policy.decide(own("out of memory: wanted 640 MiB"), {.step = 7}).restarts);
 }
 
 TEST(RestartPolicy, UnlikeFailuresAndOtherStepsAreTriedAgain) {
-  RestartPolicy policy({.max_restarts = 9, .tells_steps = true}, "");
+  RestartPolicy policy({.max_restarts = 9, .reports_steps = true}, "");
   EXPECT_TRUE(policy.decide(own("a"), {.step = 7}).restarts);
   EXPECT_TRUE(policy.decide(own("b"), {.step = 7}).restarts);
   EXPECT_TRUE(policy.decide(own("b"), {.step = 8}).restarts);
@@ -86,9 +86,9 @@ TEST(RestartPolicy, UnlikeFailuresAndOtherStepsAreTriedAgain) {
 }
 
 TEST(RestartPolicy, BeforeItsFirstStepAProgramThatTellsStepsIsAtOnePlace) {
-  RestartPolicy tells({.max_restarts = 9, .tells_steps = true}, "");
+  RestartPolicy tells({.max_restarts = 9, .reports_steps = true}, "");
   EXPECT_TRUE(tells.decide(own("no such file"), {}).restarts);
-  EXPECT_THAT(tells.decide(own("no such file"), {}).text, HasSubstr("two alike failures before its first step"));
+  EXPECT_THAT(tells.decide(own("no such file"), {}).text, HasSubstr("the same failure twice before its first step"));
   RestartPolicy any({.max_restarts = 9}, "");  // one that never says where it is may be anywhere
   EXPECT_TRUE(any.decide(own("exit code 1"), {}).restarts);
   EXPECT_TRUE(any.decide(own("exit code 1"), {}).restarts);

@@ -11,7 +11,7 @@
 #include <fstream>
 
 #include "tessera/comm/shm/channel.h"
-#include "tessera/comm/shm/segment.h"
+#include "tessera/comm/shm/shared_memory.h"
 #include "tests/comm/collective_table.h"
 #include "tests/comm/shm_faults.h"
 
@@ -231,13 +231,13 @@ TEST(SharedBuffers, AreReadInVainWhenTheGroupBreaksOffMeanwhile) {
   options.rank = 1;
   shm::Channel owner(memory, options);
   {
-    shm::Reading reading(reader);
+    shm::InPlaceRead reading(reader);
     EXPECT_NO_THROW(reading.end());
   }
-  shm::Reading reading(reader);
-  owner.break_off("the owner frees its memory");
+  shm::InPlaceRead reading(reader);
+  owner.abort_group("the owner frees its memory");
   EXPECT_THROW(reading.end(), PeerFailed);
-  EXPECT_THROW(shm::Reading again(reader), PeerFailed);
+  EXPECT_THROW(shm::InPlaceRead again(reader), PeerFailed);
   EXPECT_FALSE(reader.words(0).readers.are_there());
 }
 

@@ -39,7 +39,7 @@ c10::intrusive_ptr<CollectiveWork> work_of(const std::shared_ptr<Engine>& engine
 }
 
 std::unique_ptr<Operation> barrier_of(int size) {
-  return make_exchange({.kind = Op::kBarrier}, std::vector<Outgoing>(size), std::vector<Incoming>(size), true);
+  return make_exchange({.kind = Op::kBarrier}, std::vector<SendBuffer>(size), std::vector<ReceiveBuffer>(size), true);
 }
 
 c10::intrusive_ptr<MessageWork> message_of(const std::shared_ptr<Engine>& engine, c10d::OpType type, int peer,
@@ -55,8 +55,8 @@ class Slow final : public Operation {
 
  private:
   bool ends_in_first_round(const Channel&) const override { return true; }
-  void write_first(Channel&, const Slot&) override {}
-  Steps run(Channel&) override {
+  void write_first(Channel&, const SlotView&) override {}
+  StepCoroutine run(Channel&) override {
     moves_.count_down();
     may_end_.wait();
     co_return;
@@ -84,7 +84,7 @@ TEST(ShmMessages, ASmallOneDoesNotWaitForALargeOneOfAnotherRank) {
   const Ranks ranks(3);
   const at::Tensor large = at::ones({16 << 20}), small = at::ones({1});
   at::Tensor got_large = at::zeros({16 << 20}), got_small = at::zeros({1});
-  std::vector<Ended> ended;
+  std::vector<EndedWork> ended;
   std::vector<std::unique_ptr<Messages>> of;
   for (const auto& channel : ranks.channels) of.push_back(std::make_unique<Messages>(*channel));
   of[1]->add(message_of(ranks.engines[1], c10d::OpType::SEND, 0, large));
@@ -116,7 +116,7 @@ TEST(ShmMessages, ALateOneIsNamedWhileOthersMove) {
     messages.check(Clock::now() + 2s, left, true);
     ADD_FAILURE() << "no error";
   } catch (const TimedOut& error) {
-    EXPECT_STREQ(error.what(), "timed out: recv from rank 2, tag 5: the other side did not come");
+    EXPECT_STREQ(error.what(), "timed out: recv from rank 2, tag 5: the other rank did not take part");
   }
 }
 

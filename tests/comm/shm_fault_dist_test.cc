@@ -14,7 +14,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "tessera/comm/shm/handshake.h"
-#include "tessera/comm/shm/segment.h"
+#include "tessera/comm/shm/shared_memory.h"
 #include "tests/comm/shm_faults.h"
 #include "tests/support/ranks.h"
 
@@ -59,7 +59,7 @@ TEST(ShmFault, AStoppedRankIsNamedAtTheTimeout) {
     EXPECT_EQ(ends[rank].exit_code, 4);
     EXPECT_NE(ends[rank].message.find("timed out"), std::string::npos) << ends[rank].message;
     // The watchdog's verdict.
-    EXPECT_NE(ends[rank].message.find("rank 1 left no word"), std::string::npos) << ends[rank].message;
+    EXPECT_NE(ends[rank].message.find("rank 1 did not answer"), std::string::npos) << ends[rank].message;
     EXPECT_NE(ends[rank].message.find("model.norm"), std::string::npos) << ends[rank].message;
     EXPECT_LT(ends[rank].seconds, testing::kPromptSeconds);  // the timeout, and what it takes to say so
   }
@@ -92,7 +92,7 @@ TEST(ShmFault, AnAbortWakesTheOthers) {
   });
   for (const int rank : {1, 2}) {
     EXPECT_EQ(ends[rank].exit_code, 4);
-    EXPECT_NE(ends[rank].message.find("rank 0 broke off"), std::string::npos) << ends[rank].message;
+    EXPECT_NE(ends[rank].message.find("rank 0 aborted the group"), std::string::npos) << ends[rank].message;
     EXPECT_LT(ends[rank].seconds, ends[0].seconds - 1);
   }
 }

@@ -177,8 +177,8 @@ inline void communicate_forever(Group& group, uint32_t seed) {
         all_to_all_single(group, at::empty_like(all), all).wait();
         break;
       default: {
-        Pending sent = send(group, one, (rank + 1) % size);
-        Pending received = recv(group, at::empty({count}), (rank + size - 1) % size);
+        PendingCollective sent = send(group, one, (rank + 1) % size);
+        PendingCollective received = recv(group, at::empty({count}), (rank + size - 1) % size);
         received.wait();
         sent.wait();
       }

@@ -35,7 +35,7 @@ TEST(ShmMany, SeventyTwoProcessesShareOneGroup) {
     broadcast(group, from_last, kMany - 1).wait();
     require_equal(from_last, at::full({3}, kMany - 1, at::kLong), "broadcast");
     at::Tensor left = at::empty({1}, at::kLong);
-    Pending sent = send(group, own, static_cast<int>((rank + 1) % kMany));
+    PendingCollective sent = send(group, own, static_cast<int>((rank + 1) % kMany));
     recv(group, left, static_cast<int>((rank + kMany - 1) % kMany)).wait();
     sent.wait();
     require_equal(left, at::full({1}, (rank + kMany - 1) % kMany, at::kLong), "recv");

@@ -54,7 +54,7 @@ class Machine {
     uint64_t value = 0;
     Clock clock{};
   };
-  struct Slot {
+  struct SlotView {
     uint64_t value = 0;
     Clock written{};                       // time of the last write
     std::array<Clock, kMaxFibers> read{};  // of the last reads
@@ -62,7 +62,7 @@ class Machine {
 
   static inline Machine* current = nullptr;
   std::vector<Word*> words;
-  std::vector<Slot> slots;
+  std::vector<SlotView> slots;
   std::string failure;
   bool lose_wakes = false;
 
@@ -101,7 +101,7 @@ class Machine {
       hash.add(word->value);
       hash.add(word->clock);
     }
-    for (const Slot& slot : slots) {
+    for (const SlotView& slot : slots) {
       hash.add(slot.value);
       hash.add(slot.written);
       for (const Clock& clock : slot.read) hash.add(clock);
@@ -143,7 +143,7 @@ class Machine {
   // Accesses to slots are no steps: those that are not ordered by the words are found by their times, in any schedule.
   void write_slot(int index, uint64_t value) {
     tick();
-    Slot& slot = slots[index];
+    SlotView& slot = slots[index];
     bool ordered = before(slot.written, clock());
     for (const Clock& read : slot.read) ordered = ordered && before(read, clock());
     if (!ordered) fail("a slot is overwritten while others may read it");
@@ -153,7 +153,7 @@ class Machine {
   }
   uint64_t read_slot(int index) {
     tick();
-    Slot& slot = slots[index];
+    SlotView& slot = slots[index];
     if (!before(slot.written, clock())) fail("a slot is read while it may be written");
     slot.read[running_] = clock();
     observe(slot.value);
@@ -239,7 +239,7 @@ struct ModelWaiter {
   }
 };
 
-using ModelBell = Bell<Model>;
+using ModelBell = EventCount<Model>;
 
 // What the fibers of one run share, and do.
 class Protocol {
@@ -376,7 +376,7 @@ class Meet final : public Protocol {
     Rounds<Model, ModelBell> rounds(words_, bells, rank, meeting_.first);
     try {
       for (int i = 0; i < meeting_.rounds; ++i) {
-        if (rank == meeting_.breaks_off && i == meeting_.rounds - 1) return rounds.break_off();
+        if (rank == meeting_.breaks_off && i == meeting_.rounds - 1) return rounds.abort_group();
         machine.forget_all_but(rounds.next());
         machine.write_slot(slot_of(rank, rounds.next()), rounds.next() * 10 + rank);
         rounds.arrive();
@@ -533,7 +533,7 @@ class ReadInPlace final : public Protocol {
   static constexpr uint64_t kFreed = 99;
   bool waits_;
   Model::Word32 broken_;
-  Readers<Model> readers_;
+  InPlaceReaderCount<Model> readers_;
 };
 
 Search search_of_reads(bool waits_for_readers) {
@@ -567,29 +567,29 @@ class HandOver final : public Protocol {
     if (fiber == 2) return work(machine);
     Rounds<Model> rounds(words_, all_, fiber);
     if (fiber == 1) return rounds.arrive();
-    Bell<Model>& bell = bells_[0].worker;
+    EventCount<Model>& bell = bells_[0].worker;
     driven_.value = 1;
     rounds.arrive();
-    bell.enlist();
-    enlisted_.value = 1;
+    bell.register_sleeper();
+    worker_registered_.value = 1;
     const bool moved = rules_.looks_once_more && rounds.complete();
     machine.step();
-    const bool rings = moved || (rules_.hears_of_vain_wakes && woke_in_vain_.value != 0);
+    const bool rings = moved || (rules_.hears_of_vain_wakes && woke_while_driven_.value != 0);
     driven_.value = 0;
-    if (rings) bell.ring_always();
+    if (rings) bell.ring_unconditionally();
   }
 
  private:
   void work(Machine& machine) {
-    Bell<Model>& bell = bells_[0].worker;
+    EventCount<Model>& bell = bells_[0].worker;
     for (;;) {
       machine.forget_all_but(0);
       const uint32_t seen = bell.count.load();
       machine.step();
-      machine.observe(enlisted_.value * 2 + driven_.value);
-      if (enlisted_.value != 0 && driven_.value != 0) {
-        woke_in_vain_.value = 1;
-      } else if (enlisted_.value != 0 && words_.done.load() == 1) {
+      machine.observe(worker_registered_.value * 2 + driven_.value);
+      if (worker_registered_.value != 0 && driven_.value != 0) {
+        woke_while_driven_.value = 1;
+      } else if (worker_registered_.value != 0 && words_.done.load() == 1) {
         return;
       }
       ModelWaiter().sleep(bell.count, seen);
@@ -598,9 +598,9 @@ class HandOver final : public Protocol {
 
   HandOverRules rules_;
   RoundWords<Model> words_;
-  Bells<Model> bells_[2];
-  std::vector<Bells<Model>*> all_;
-  Model::Word32 driven_, enlisted_, woke_in_vain_;
+  RankEventCounts<Model> bells_[2];
+  std::vector<RankEventCounts<Model>*> all_;
+  Model::Word32 driven_, worker_registered_, woke_while_driven_;
 };
 
 Search search_of(const HandOverRules& rules) {

@@ -22,7 +22,7 @@ at::Tensor token() { return at::zeros({1}); }
 
 // A collective of `bytes` to or from each rank, and what checks it.
 struct Started {
-  Pending pending;
+  PendingCollective pending;
   std::function<bool()> is_right;
 };
 using Start = Started (*)(Group&, int64_t bytes);
@@ -163,7 +163,7 @@ TESSERA_RANKS_TEST(ShmProgress, ThreadsThatWaitDriveForEachOther, (2)) {
 Started start_ring(Group& group, int64_t bytes) {
   const int size = group.size(), from = (group.rank() + size - 1) % size;
   const at::Tensor sent = data_of(group.rank(), bytes / 4), got = at::empty({bytes / 4});
-  auto sends = std::make_shared<Pending>(send(group, sent, (group.rank() + 1) % size, 1));
+  auto sends = std::make_shared<PendingCollective>(send(group, sent, (group.rank() + 1) % size, 1));
   return {recv(group, got, from, 1), [got, from, sends] {
             sends->wait();
             return holds(got, value_of(from));

@@ -74,7 +74,7 @@ TEST(Signature, LongNamesAndManyDimsAreCutNotRead) {
 TEST(Signature, ADisagreementNamesBothSides) {
   auto fields = call();
   fields.op = Op::kBarrier;
-  const std::vector<SignedBy> calls = {{0, sign(call())}, {1, sign(call())}, {2, sign(fields)}};
+  const std::vector<RankSignature> calls = {{0, sign(call())}, {1, sign(call())}, {2, sign(fields)}};
   try {
     raise_disagreement("dp", calls);
   } catch (const Disagreement& error) {

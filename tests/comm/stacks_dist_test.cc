@@ -30,7 +30,7 @@ TEST(Stacks, OfARankAreThoseOfAllItsThreads) {
   const auto printed = testing::run_process({testing::print_stacks_program(), std::to_string(fleet.process(0))});
   EXPECT_EQ(printed.exit_code, 0);
   EXPECT_THAT(printed.err, AllOf(HasSubstr(kStandsHere), HasSubstr("gloo::transport::tcp::Loop::run()"),
-                                 HasSubstr("tessera::comm::WatchLoop::run()")));
+                                 HasSubstr("tessera::comm::WatchdogLoop::run()")));
 }
 
 // The limit that ctest gives a test, in a program of its own: the stacks of it and of the ranks that it has started.

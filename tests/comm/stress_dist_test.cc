@@ -91,7 +91,7 @@ TEST(Rendezvous, ABusyPortIsSaidAndEndsAllRanks) {
   EXPECT_LT(fleet.end_of(0).time - begun, kPromptSeconds);
   EXPECT_EQ(fleet.end_of(1).code, 4) << fleet.end_of(1).text;
   EXPECT_THAT(fleet.end_of(1).text,
-              HasSubstr(fmt::format("rank 1 of 2 found no one at 127.0.0.1:{} within 3 s", port)));
+              HasSubstr(fmt::format("rank 1 of 2 found no store at 127.0.0.1:{} within 3 s", port)));
   EXPECT_LT(fleet.end_of(1).time - begun, kPromptSeconds);
   ::close(listener);
 }

@@ -156,8 +156,8 @@ TEST_F(TwoHosts, AHostThatIsCutOffEndsTheRunOnBothSides) {
   EXPECT_LT(now_seconds() - cut, 35);  // their collectives last 40 s
   EXPECT_THAT(hosts_[0]->said(),
               AllOf(AnyOf(HasSubstr("rank 2 has"), HasSubstr("rank 3 has")),
-                    HasSubstr("not been heard of for 4 s: it is stopped, or its host is down or unreachable")));
-  EXPECT_THAT(hosts_[1]->said(), HasSubstr("rank 0 has not been heard of for 4 s"));
+                    HasSubstr("sent no message for 4 s: it is stopped, or its host is down or unreachable")));
+  EXPECT_THAT(hosts_[1]->said(), HasSubstr("rank 0 has sent no message for 4 s"));
 }
 
 }  // namespace

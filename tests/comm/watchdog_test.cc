@@ -11,15 +11,15 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/watch/peers.h"
+#include "tessera/comm/watch/failure_reporter.h"
 
 namespace tessera::comm {
 namespace {
 
-class Listener final : public PeerListener {
+class Listener final : public FailureListener {
  public:
-  FlightRecord where(uint32_t, uint64_t) override { return {}; }
-  void hear(const Verdict& verdict) override {
+  FlightRecord recent_calls(uint32_t, uint64_t) override { return {}; }
+  void on_failure_report(const FailureReport& verdict) override {
     const std::lock_guard lock(mutex_);
     heard_ += verdict.text;
   }
@@ -131,18 +131,18 @@ TEST(Watchdog, WhereOneRankCannotReachRankZeroNoneIsWatched) {
 }
 
 TEST(WatchWords, AreReadBackAndRubbishIsAnError) {
-  const Trouble trouble{.group = 4'000'000'000, .sequence = UINT64_MAX, .text = "a \"b\"\n", .timed_out = true};
-  EXPECT_EQ(to_text(parse_trouble(to_text(trouble), 3)), to_text(trouble));
-  const Verdict verdict{.text = "rank 1 has ended", .culprit = 1, .consequence = true};
-  EXPECT_EQ(to_text(parse_verdict(to_text(verdict))), to_text(verdict));
+  const CallFailure trouble{.group = 4'000'000'000, .sequence = UINT64_MAX, .text = "a \"b\"\n", .timed_out = true};
+  EXPECT_EQ(to_text(parse_call_failure(to_text(trouble), 3)), to_text(trouble));
+  const FailureReport verdict{.text = "rank 1 has ended", .culprit = 1, .is_consequence = true};
+  EXPECT_EQ(to_text(parse_failure_report(to_text(verdict))), to_text(verdict));
   for (const std::string& rubbish :
        {std::string(), std::string("{}"), std::string("[1]"), std::string(100'000, '['),
         std::string(
             R"({"group": -1, "sequence": 1, "text": "", "timed_out": true, "culprit": -2, "consequence": false})"),
         std::string(R"({"group": 1, "sequence": 1, "text": [], "timed_out": 1, "culprit": 0, "consequence": 0})"),
         R"({"text": ")" + std::string(2 << 20, 'x') + R"(", "culprit": 0, "consequence": true})"}) {
-    EXPECT_THROW(parse_trouble(rubbish, 3), Error) << rubbish.substr(0, 60);
-    EXPECT_THROW(parse_verdict(rubbish), Error) << rubbish.substr(0, 60);
+    EXPECT_THROW(parse_call_failure(rubbish, 3), Error) << rubbish.substr(0, 60);
+    EXPECT_THROW(parse_failure_report(rubbish), Error) << rubbish.substr(0, 60);
   }
 }
 

@@ -34,7 +34,7 @@ int64_t step_bytes(const Placement& from, const Placement& to, int64_t local_byt
 // Of an operation that no kernel here runs: what its rule plans.
 Behaviour planned(const Sample& sample, const std::vector<Slot>& slots, const std::vector<c10::IValue>& args,
                   const Tensors& placed) {
-  const OpEntry entry(sample.op);
+  const OpInfo entry(sample.op);
   entry.rule = find_rule(entry);
   const auto plan = make_plan(entry, args);
   Behaviour behaviour;

@@ -11,18 +11,18 @@
 namespace tessera::testing {
 
 inline constexpr const char* kLostWriteTexts[] = {
-    "Sharding dimension mismatch: [dtensor.dispatch] aten::{}: '{}' is a view along a sharded dim, which holds a "
-    "gathered copy, so that what is written to it would be lost. Clone it, or redistribute the tensor before taking "
+    "Sharding dimension mismatch: [dtensor.dispatch] aten::{}: '{}' is a view along a sharded dim and holds a gathered "
+    "copy, so a write to it would be lost. Clone it, or redistribute the tensor before taking "
     "the view."};
 inline constexpr const char* kInPlaceTexts[] = {
     "Sharding dimension mismatch: [dtensor.dispatch] aten::{}: in-place operations that require placement changes are "
-    "not supported. What is written has placement {}, but no valid strategy preserves it on mesh dim {}. Use the "
+    "not supported. The written tensor has placement {}, but no valid strategy preserves it on mesh dim {}. Use the "
     "out-of-place version, or redistribute first.",
     "Sharding dimension mismatch: [dtensor.dispatch] aten::{}: in-place operations that require placement changes are "
     "not supported. '{}' is written and has placement {}, wanted {}. Use the out-of-place version, or redistribute "
     "first.",
-    "Sharding dimension mismatch: [dtensor.dispatch] aten::{}: nothing brings the other operands to where what is "
-    "written lies. Use the out-of-place version, or redistribute first."};
+    "Sharding dimension mismatch: [dtensor.dispatch] aten::{}: the other operands cannot be redistributed to the "
+    "placements of the written tensor. Use the out-of-place version, or redistribute first."};
 // Of operations that write what every rank must see whole.
 inline constexpr const char* kWholeTexts[] = {
     "Sharding dimension mismatch: [dtensor.dispatch] aten::{}: a gradient of shape [{}] has placements ({}), wanted "

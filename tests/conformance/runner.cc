@@ -93,7 +93,7 @@ class Checker {
       leaves_.push_back(leaf);
     }
     if (sample.plan_only) {
-      const OpEntry entry(sample.op);
+      const OpInfo entry(sample.op);
       entry.rule = find_rule(entry);
       make_plan(entry, with_tensors(sample, reference_->slots, leaves_));
       return;

@@ -208,7 +208,7 @@ TEST_F(CacheTest, AFileThatChangesWhileItIsReadIsAnErrorAndKeepsNothing) {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   std::ofstream(path, std::ios::app) << "{\"text\": \"more\"}\n";
   try {
-    DataCache(cache()).find_or_make("0123", [&](const std::filesystem::path& folder) {
+    DataCache(cache()).open_or_make("0123", [&](const std::filesystem::path& folder) {
       std::ofstream(folder / "begun") << "x";
       files.check();
     });
@@ -282,7 +282,7 @@ TEST_F(CacheTest, WhereHostsShareNoLocksTheFirstEntryCounts) {
   const auto name = entry();
   const auto theirs = folder_ / "theirs";
   std::filesystem::rename(name, theirs);
-  const auto rows = DataCache(cache()).find_or_make(name.filename(), [&](const std::filesystem::path& folder) {
+  const auto rows = DataCache(cache()).open_or_make(name.filename(), [&](const std::filesystem::path& folder) {
     std::ofstream(folder / "begun") << "x";
     std::filesystem::rename(theirs, name);  // another host was quicker
   });
@@ -418,7 +418,7 @@ TEST_F(CacheTest, AnEntryThatCannotBeOpenedJustNowIsNotMadeAgain) {
   std::string said;
   try {
     const testing::FewDescriptors none;
-    DataCache(cache()).find_or_make(name, [](const std::filesystem::path&) { ADD_FAILURE() << "made again"; });
+    DataCache(cache()).open_or_make(name, [](const std::filesystem::path&) { ADD_FAILURE() << "made again"; });
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kIo);
     said = error.what();
@@ -439,7 +439,7 @@ TEST_F(CacheTest, WhoWaitsForAnotherProcessStopsWhenAskedTo) {
     stop = true;
   });
   try {
-    DataCache(cache()).find_or_make(
+    DataCache(cache()).open_or_make(
         key('7'), [](const std::filesystem::path&) { ADD_FAILURE() << "made beside the other"; }, &stop);
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {

@@ -293,7 +293,7 @@ TEST_F(DatasetTest, AnAnswerBehindTheCutIsToldAsThat) {
   EXPECT_EQ(stats.truncated, 1);
   EXPECT_EQ(stats.unlabelled, 2);
   EXPECT_EQ(stats.cut_away, 1);
-  EXPECT_EQ(stats.losses(32),
+  EXPECT_EQ(stats.describe_dropped(32),
             "1 cut to data.sequence_length 32, 2 left out without anything to learn (1 of them because of the cut)");
   const auto text =
       error_of({.sources = {write("b.jsonl", chat(question))}, .sequence_length = 16}, ErrorKind::kFormat);
@@ -303,8 +303,8 @@ TEST_F(DatasetTest, AnAnswerBehindTheCutIsToldAsThat) {
   const auto silent = write("c.jsonl", R"({"messages": [{"role": "user", "content": "Q"}]})");
   EXPECT_THAT(error_of({.sources = {silent}}, ErrorKind::kFormat),
               AllOf(HasSubstr("1 left out without anything to learn. Give it other files"), Not(HasSubstr("Raise"))));
-  EXPECT_EQ(DataStats{.dropped = 3}.losses(8), "3 longer than data.sequence_length 8 dropped");
-  EXPECT_EQ(DataStats{.documents = 3}.losses(8), "");
+  EXPECT_EQ(DataStats{.dropped = 3}.describe_dropped(8), "3 longer than data.sequence_length 8 dropped");
+  EXPECT_EQ(DataStats{.documents = 3}.describe_dropped(8), "");
 }
 
 TEST_F(DatasetTest, ARowOfPaddingCountsNothing) {

@@ -24,8 +24,8 @@ TEST(ExactNumbers, OfToolsAndTheirCallsAreRenderedAsTheyStand) {
   for (const char* name : {"rows.jsonl", "rows.json"}) {
     const bool array = std::string(name) == "rows.json";
     std::ofstream(folder / name) << (array ? "[" + line + "]" : line + "\n");
-    const auto source = open_rows(folder / name, array ? Container::kJsonArray : Container::kJsonLines);
-    Row row;
+    const auto source = open_rows(folder / name, array ? DataContainer::kJsonArray : DataContainer::kJsonLines);
+    RecordRow row;
     ASSERT_TRUE(source->next(row));
     Json extra = Json::object();
     add_tools(row.value, extra, row.where);

@@ -24,7 +24,7 @@ TEST(Permuted, IsAPermutationOfEverySize) {
   for (const int64_t size : {1, 2, 3, 4, 5, 7, 16, 17, 63, 100, 1000, 4097}) {
     std::set<int64_t> seen;
     for (int64_t i = 0; i < size; ++i) {
-      const int64_t value = permuted(i, size, 42, 3);
+      const int64_t value = permuted_index(i, size, 42, 3);
       EXPECT_TRUE(value >= 0 && value < size);
       seen.insert(value);
     }
@@ -35,9 +35,9 @@ TEST(Permuted, IsAPermutationOfEverySize) {
 TEST(Permuted, DependsOnSeedAndEpochAndMovesMost) {
   int same = 0, same_epoch = 0, same_seed = 0;
   for (int64_t i = 0; i < 1000; ++i) {
-    same += permuted(i, 1000, 42, 0) == i;
-    same_epoch += permuted(i, 1000, 42, 0) == permuted(i, 1000, 42, 1);
-    same_seed += permuted(i, 1000, 42, 0) == permuted(i, 1000, 43, 0);
+    same += permuted_index(i, 1000, 42, 0) == i;
+    same_epoch += permuted_index(i, 1000, 42, 0) == permuted_index(i, 1000, 42, 1);
+    same_seed += permuted_index(i, 1000, 42, 0) == permuted_index(i, 1000, 43, 0);
   }
   EXPECT_LT(same, 10);
   EXPECT_LT(same_epoch, 10);
@@ -181,9 +181,9 @@ TEST_F(LoaderTest, RefusesTheStateOfOtherData) {
     return "";
   };
   EXPECT_THAT(error(DataLoader(make(6), 42, true), state, ErrorKind::kConfig),
-              HasSubstr("not those of the checkpoint"));
+              HasSubstr("differ from the data of the checkpoint"));
   EXPECT_THAT(error(DataLoader(make(5, 9), 42, true), state, ErrorKind::kConfig),
-              HasSubstr("not those of the checkpoint"));
+              HasSubstr("differ from the data of the checkpoint"));
   EXPECT_THAT(error(DataLoader(set, 43, true), state, ErrorKind::kConfig), HasSubstr("seed"));
   EXPECT_THAT(error(DataLoader(set, 42, false), state, ErrorKind::kConfig), HasSubstr("shuffle"));
   nlohmann::json damaged = state;

@@ -46,13 +46,13 @@ class ParquetOracle : public ::testing::Test {
     std::ifstream lines(*folder_ / (name + ".jsonl"));
     size_t number = 0;
     for (std::string line; std::getline(lines, line); ++number) {
-      Row row;
+      RecordRow row;
       EXPECT_TRUE(rows->next(row)) << name << " ends before row " << number + 1;
       EXPECT_EQ(row.value, Json::parse(line)) << name << " row " << number + 1;
       EXPECT_THAT(row.where, HasSubstr(fmt::format("{} row {}", name, number + 1)));
       if (::testing::Test::HasFailure()) return number;
     }
-    Row row;
+    RecordRow row;
     EXPECT_FALSE(rows->next(row)) << name;
     return number;
   }
@@ -100,7 +100,7 @@ TEST_F(ParquetOracle, FilesThatAreNotWholeAreErrorsByName) {
     std::ofstream(*folder_ / "broken.parquet", std::ios::binary) << content;
     const auto rows = open_parquet(*folder_ / "broken.parquet");
     size_t count = 0;
-    for (Row row; rows->next(row);) ++count;
+    for (RecordRow row; rows->next(row);) ++count;
     return count;
   };
   const auto error = [&](const std::string& content) -> std::string {
@@ -114,13 +114,13 @@ TEST_F(ParquetOracle, FilesThatAreNotWholeAreErrorsByName) {
     return "no error";
   };
   for (const size_t size : {size_t{0}, size_t{3}, size_t{12}, whole.size() / 2, whole.size() - 1}) {
-    EXPECT_THAT(error(whole.substr(0, size)), HasSubstr("broken.parquet: no whole Parquet file:")) << size;
+    EXPECT_THAT(error(whole.substr(0, size)), HasSubstr("broken.parquet: not a complete Parquet file:")) << size;
   }
   // The footer is whole, pages are missing or other bytes: an error or, where nothing tells, other values; never a
   // crash.
   auto gap = whole;
   gap.erase(whole.size() / 4, whole.size() / 4);
-  EXPECT_THAT(error(gap), HasSubstr("no whole Parquet file:"));
+  EXPECT_THAT(error(gap), HasSubstr("not a complete Parquet file:"));
   for (size_t at = 5; at < whole.size(); at += whole.size() / 60) {
     auto flipped = whole;
     flipped[at] = static_cast<char>(flipped[at] ^ 0x55);

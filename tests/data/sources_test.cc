@@ -60,7 +60,7 @@ class SourcesTest : public ::testing::Test {
   std::vector<std::string> texts(const DataSource& source, const std::string& purpose = "train") {
     std::vector<std::string> found;
     for (const auto& file : files_of(source, purpose)) {
-      read_records(file, source, [&](const Record& record) {
+      read_records(file, source, [&](const TrainingRecord& record) {
         found.push_back(record.text + record.where.substr(file.path.string().size()));
       });
     }
@@ -138,7 +138,7 @@ TEST_F(SourcesTest, LargeTextsComeInPartsThatJoinToTheWhole) {
   int parts = 0;
   bool first = true, last = false;
   const auto path = write("a.txt", text);
-  read_records({path, Container::kText}, {}, [&](const Record& part) {
+  read_records({path, DataContainer::kText}, {}, [&](const TrainingRecord& part) {
     EXPECT_EQ(part.first, first);
     EXPECT_FALSE(last);
     EXPECT_TRUE(part.last || part.text.back() == '\n');
@@ -203,7 +203,7 @@ TEST_F(SourcesTest, PatternsGiveTheirFilesInOrder) {
   write("w/c-1.jsonl", "{\"text\": \"c\"}\n");
   EXPECT_THAT(texts((folder_ / "w/b-*.jsonl").string()), ElementsAre("a line 1", "b line 1"));
   EXPECT_THAT(texts((folder_ / "w/{b,c}-1.jsonl").string()), ElementsAre("a line 1", "c line 1"));
-  EXPECT_THAT(error_of((folder_ / "w/d*").string(), ErrorKind::kIo), HasSubstr("no file has a name of this pattern"));
+  EXPECT_THAT(error_of((folder_ / "w/d*").string(), ErrorKind::kIo), HasSubstr("no file name matches this pattern"));
   EXPECT_THAT(error_of((folder_ / "w/none.jsonl").string(), ErrorKind::kIo), HasSubstr("no such file or folder"));
 }
 
@@ -240,7 +240,7 @@ TEST_F(SourcesTest, MegatronsIdsAreReadByDocumentInBothTypes) {
       const DataSource source((folder_ / name).string());
       const auto found = files_of(source, "train");
       ASSERT_EQ(found.size(), 1u) << name;
-      read_records(found[0], source, [&](const Record& record) {
+      read_records(found[0], source, [&](const TrainingRecord& record) {
         EXPECT_EQ(record.kind, RecordKind::kTokens);
         documents.push_back(record.tokens);
       });
@@ -264,11 +264,11 @@ TEST_F(SourcesTest, MegatronsPairsThatDoNotFitAreNamed) {
     return index;
   };
   EXPECT_THAT(error(good.index, good.ids.substr(0, 4)),
-              AllOf(HasSubstr("m.bin: 4 bytes"), HasSubstr("m.idx speaks of 6")));
+              AllOf(HasSubstr("m.bin: 4 bytes"), HasSubstr("m.idx describes 6")));
   EXPECT_THAT(error(good.index, good.ids + "x"), HasSubstr("m.bin: 7 bytes"));
   EXPECT_THAT(error(good.index.substr(0, good.index.size() - 1), good.ids), HasSubstr("do not hold exactly"));
-  EXPECT_THAT(error(good.index.substr(0, 20), good.ids), HasSubstr("no index of Megatron's"));
-  EXPECT_THAT(error(changed(0, 'X'), good.ids), HasSubstr("no index of Megatron's"));
+  EXPECT_THAT(error(good.index.substr(0, 20), good.ids), HasSubstr("is not an index of Megatron"));
+  EXPECT_THAT(error(changed(0, 'X'), good.ids), HasSubstr("is not an index of Megatron"));
   EXPECT_THAT(error(changed(9, 2), good.ids), HasSubstr("found version 2, wanted 1"));
   EXPECT_THAT(error(changed(17, 6), good.ids), HasSubstr("ids of type 6"));
   EXPECT_THAT(error(changed(25, 0x7f), good.ids), HasSubstr("do not hold exactly"));  // sequences, beyond all bounds

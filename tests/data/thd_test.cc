@@ -74,7 +74,7 @@ TEST(Thd, WithoutLengthsTheTokenTells) {
   const auto batch = process_input_for_thd({.input_ids = integers({{1, 2, 0, 0}, {1, 2, 3, 4}})});
   EXPECT_EQ(list(batch.padding_mask), (List{0, 0, 1, 1, 0, 0, 0, 0}));
   EXPECT_FALSE(batch.cu_seqlens.defined());
-  EXPECT_THAT(refusal({.input_ids = integers({{1, 0, 2, 0}})}), HasSubstr("in front of another token"));
+  EXPECT_THAT(refusal({.input_ids = integers({{1, 0, 2, 0}})}), HasSubstr("before another token"));
   EXPECT_THAT(refusal({.input_ids = at::zeros({1, 2, 3})}), HasSubstr("without seq_lens"));
 }
 
@@ -127,7 +127,7 @@ TEST(Thd, WhatDoesNotFitIsAnError) {
   EXPECT_THAT(changed([](ThdInput& in) {
                 in.seq_lens = integers({{3, -1000}, {6, -1000}});
               }),
-              HasSubstr("one of which stands for none"));
+              HasSubstr("only one of which is the value of an unused entry"));
   EXPECT_THAT(changed([](ThdInput& in) {
                 in.seq_lens_padded = integers({{4, 3}, {6, -1000}});
               }),

@@ -27,8 +27,8 @@ class DeviceGraphs : public OnPretendDevice {
     return *graphs_.back();
   }
 
-  std::shared_ptr<GraphMemory> memory_ = make_graph_memory(pretend_device());
-  SideStream stream_{pretend_device()};
+  std::shared_ptr<GraphPool> memory_ = make_graph_pool(pretend_device());
+  DeviceStream stream_{pretend_device()};
   std::vector<std::unique_ptr<DeviceGraph>> graphs_;
 };
 
@@ -95,10 +95,10 @@ TEST_F(DeviceGraphs, WhatAGraphCannotHoldIsRefused) {
   refused("aten::normal_ while a graph is captured", [&] { at::empty_like(x).normal_(); });
   refused("synchronizeDevice makes the host wait",
           [] { c10::impl::VirtualGuardImpl(c10::kPrivateUse1).synchronizeDevice(0); });
-  const SideStream other(pretend_device());
-  refused("a stream that captures a graph and one that does not", [&] { other.follow_current(); });
-  refused("a stream that captures a graph and one that does not", [&] { other.hold_current(); });
-  EXPECT_THAT([&] { capture(*memory_->make_graph(), SideStream(), [] {}); },
+  const DeviceStream other(pretend_device());
+  refused("a stream that captures a graph and one that does not", [&] { other.wait_current_stream(); });
+  refused("a stream that captures a graph and one that does not", [&] { other.block_current_stream(); });
+  EXPECT_THAT([&] { capture(*memory_->make_graph(), DeviceStream(), [] {}); },
               ThrowsMessage<c10::Error>(HasSubstr("default stream")));
   // None of that is in the way of the next one.
   at::Tensor y;
@@ -109,14 +109,14 @@ TEST_F(DeviceGraphs, WhatAGraphCannotHoldIsRefused) {
 TEST_F(DeviceGraphs, MemoryThatIsGoneOrNotReadyIsFound) {
   at::Tensor x = counted(512), y;
   auto& graph = captured([&] { y = x * 2; });
-  const SideStream writes(pretend_device());
-  writes.follow_current();
+  const DeviceStream writes(pretend_device());
+  writes.wait_current_stream();
   {
-    const auto entered = writes.enter();
+    const auto entered = writes.make_current();
     x.fill_(1);
   }
   EXPECT_THAT([&] { graph.replay(); }, ThrowsMessage<c10::Error>(HasSubstr("race"))) << "nothing orders the write";
-  writes.hold_current();
+  writes.block_current_stream();
   graph.replay();
   EXPECT_EQ(y.sum().item<float>(), 1024);
   x.reset();
@@ -125,7 +125,7 @@ TEST_F(DeviceGraphs, MemoryThatIsGoneOrNotReadyIsFound) {
 
 TEST_F(DeviceGraphs, DevicesWithoutThemAreNamed) {
   EXPECT_FALSE(has_device_graphs(c10::DeviceType::CPU));
-  EXPECT_THAT([] { make_graph_memory(c10::Device(c10::kCPU)); },
+  EXPECT_THAT([] { make_graph_pool(c10::Device(c10::kCPU)); },
               ThrowsMessage<Error>(HasSubstr("cpu: no graphs of such devices")));
 }
 

@@ -8,7 +8,7 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/attention/flash_attention.h"
 #include "tessera/kernels/attention/partial_attention.h"
-#include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/kernels/autograd/activation_checkpoint_cache.h"
 #include "tessera/nn/attention/attention_pattern.h"
 #include "tests/devices/pretend.h"
 #include "tests/parallel/small_model.h"
@@ -73,7 +73,8 @@ Operands operands(const at::Tensor& ids, int64_t groups, int64_t d) {
   return out;
 }
 
-Attended attended(const Operands& of, const nn::AttentionPattern& pattern, const nn::AttentionScores& scores = {}) {
+Attended attended(const Operands& of, const nn::AttentionPattern& pattern,
+                  const nn::AttentionScoreOptions& scores = {}) {
   const auto leaf = [](const at::Tensor& each) { return each.detach().clone().set_requires_grad(true); };
   const auto q = leaf(of.q), k = leaf(of.k), v = leaf(of.v);
   const auto out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), pattern, scores).transpose(1, 2);
@@ -132,7 +133,7 @@ TEST_F(FlashOnDevice, OfDocumentsAndWindowsIsTheCpusWithOneKernel) {
       ASSERT_TRUE(kernels::has_flash_attention(pretend_device(), type));
       const auto host = operands(rows.ids, groups, 16);
       const auto there = host.on(pretend_device(), type);
-      const nn::AttentionScores scores{.scale = groups == 2 ? 0.3 : 0.0};
+      const nn::AttentionScoreOptions scores{.scale = groups == 2 ? 0.3 : 0.0};
       const auto wanted = attended(host.on(c10::kCPU, at::kFloat), pattern_of(rows, at::kFloat), scores);
       Attended found;
       const auto before = pretend::counters(0);
@@ -162,7 +163,7 @@ TEST_F(FlashOnDevice, OtherHeadsTypesAndScoresGoOnWithoutThem) {
                                          {16, at::kBFloat16, 2}}) {
     const auto host = operands(rows.ids, 2, d);
     const auto there = host.on(pretend_device(), type);
-    const nn::AttentionScores scores{.softcap = softcap};
+    const nn::AttentionScoreOptions scores{.softcap = softcap};
     const auto wanted = attended(host.on(c10::kCPU, at::kFloat), pattern_of(rows, at::kFloat), scores);
     Attended found;
     const auto names = launches_of([&] { found = attended(there, pattern_of(rows, there.q.options()), scores); });
@@ -179,15 +180,15 @@ TEST_F(FlashOnDevice, TakesWhatSelectiveCheckpointingHasKept) {
     const auto there = operands(rows.ids, 2, 16).on(pretend_device(), type);
     const auto pattern = pattern_of(rows, there.q.options());
     const auto wanted = attended(there, pattern);
-    const auto kept = std::make_shared<kernels::KeptResults>();
+    const auto kept = std::make_shared<kernels::ActivationCheckpointCache>();
     {
-      const kernels::KeptResults::Scope record(kept, kernels::KeptResults::Mode::kRecord);
+      const kernels::ActivationCheckpointCache::Scope record(kept, kernels::ActivationCheckpointCache::Mode::kRecord);
       const at::NoGradGuard no_grad;
       attend(there.q.transpose(1, 2), there.k.transpose(1, 2), there.v.transpose(1, 2), pattern);
     }
     Attended found;
     const auto names = launches_of([&] {
-      const kernels::KeptResults::Scope replay(kept, kernels::KeptResults::Mode::kReplay);
+      const kernels::ActivationCheckpointCache::Scope replay(kept, kernels::ActivationCheckpointCache::Mode::kReplay);
       found = attended(there, pattern);
     });
     EXPECT_THAT(names, Not(Contains(launches_either())));
@@ -206,17 +207,17 @@ TEST_F(FlashOnDevice, PartsOfTheKeysJoinToTheWhole) {
     const int64_t half = kTokens / 2;
     const auto late = [&](const at::Tensor& of) { return of.narrow(2, half, half); };
     const auto early = [&](const at::Tensor& of) { return of.narrow(2, 0, half); };
-    kernels::AttentionSums sums(late(q));
+    kernels::PartialAttentionMerger sums(late(q));
     const auto names = launches_of([&] {
-      sums.add(kernels::attend_part(late(q), early(k), early(v), {}), 0, 0);
-      sums.add(kernels::attend_part(late(q), late(k), late(v), {.causal = true}), 0, 0);
+      sums.add(kernels::partial_attention_forward(late(q), early(k), early(v), {}), 0, 0);
+      sums.add(kernels::partial_attention_forward(late(q), late(k), late(v), {.causal = true}), 0, 0);
     });
     EXPECT_EQ(std::ranges::count(names, kernel_of(type)), 2);
-    const auto joined = sums.joined();
-    const kernels::AttentionPart whole{joined.out.to(type), joined.log_sums};
-    const auto of_early = kernels::attend_part_backward(late(gradient), late(q), early(k), early(v), whole, {}),
-               of_late =
-                   kernels::attend_part_backward(late(gradient), late(q), late(k), late(v), whole, {.causal = true});
+    const auto joined = sums.merged();
+    const kernels::PartialAttention whole{joined.out.to(type), joined.log_sums};
+    const auto of_early = kernels::partial_attention_backward(late(gradient), late(q), early(k), early(v), whole, {}),
+               of_late = kernels::partial_attention_backward(late(gradient), late(q), late(k), late(v), whole,
+                                                             {.causal = true});
     const auto plain = host.on(c10::kCPU, at::kFloat);
     const auto wanted = attended({plain.q, plain.k, plain.v,
                                   [&] {

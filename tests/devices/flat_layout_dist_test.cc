@@ -65,7 +65,7 @@ TEST(PretendFlatLayout, PacksWhatTheCpuPacks) {
     for (size_t i = 0; i < here.size(); ++i) pack_gradient(layout, i, here[i], expected, false);
     zero_unfilled(layout, expected, std::vector<bool>(here.size(), true));
     expected.view({layout.ranks, -1}).slice(1, -flags).fill_(1);
-    FlatFill fill;
+    FillConstants fill;
     for (int times = 0; times < 2; ++times) {  // with what the first one left
       found.fill_(7);
       pack_gradients(layout, there, flags, found, fill);

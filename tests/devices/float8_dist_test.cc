@@ -45,7 +45,7 @@ TEST_F(Float8OnDevice, MultipliesThereAndConvertsAWeightOnceAStep) {
     OneProduct host(in, out, c10::kCPU), there(in, out, pretend_device());
     nn::convert_to_float8(host);
     const auto steps = nn::convert_to_float8(there);
-    steps->begin();
+    steps->begin_float8_step();
     const auto wanted = trained(host, x, gradient);
     pretend::keep_names(true);
     pretend::take_launches(0);

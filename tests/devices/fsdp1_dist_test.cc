@@ -1,10 +1,10 @@
 // wrap_fsdp1 on the pretend device: the CPU's values, what its gathers and reductions run beside, what a step costs.
-#include "tessera/mesh/side_stream.h"
+#include "tessera/mesh/device_stream.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/data_parallel/comm_streams.h"
 #include "tessera/parallel/data_parallel/reduction_stages.h"
-#include "tessera/parallel/fsdp/gathered_state.h"
-#include "tessera/parallel/fsdp/whole_storage.h"
+#include "tessera/parallel/fsdp/sharding_state.h"
+#include "tessera/parallel/fsdp/unsharded_storage.h"
 #include "tests/devices/overlap.h"
 #include "tests/fsdp1/fsdp1_model.h"
 
@@ -63,7 +63,7 @@ struct Wrapped {
     optimizer->step();
     optimizer->zero_grad();
   }
-  void set_prefetch(bool on) { gathered_states(model)[0]->schedule()->set_prefetch(on); }
+  void set_prefetch(bool on) { sharding_states(model)[0]->schedule()->set_prefetch(on); }
 };
 
 const MixedPrecision kHalfWide = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
@@ -303,17 +303,17 @@ TEST_F(PretendFsdp1, StepsObtainNothingAndDoNotMakeTheHostWait) {
 
 // ---- the deliberate errors, each beside what is right ----
 
-// A gather as FlatGroup does it: into memory of its stream, where the parameters are to lie.
+// A gather as FlatParamGroup does it: into memory of its stream, where the parameters are to lie.
 void gather_in_place(CommStreams& streams, const at::Tensor& shard, bool follows, bool holds, bool retires) {
   BufferPool pool;
-  WholeStorage whole(shard.device());
-  if (follows) streams.gather.follow_current();
+  UnshardedStorage whole(shard.device());
+  if (follows) streams.gather.wait_current_stream();
   {
-    const auto beside = streams.gather.enter();
+    const auto beside = streams.gather.make_current();
     whole.fill(pool, static_cast<int64_t>(shard.nbytes()));
     whole.tensor(0, shard.sizes(), at::kFloat).copy_(shard);
   }
-  if (holds) streams.gather.hold_current();
+  if (holds) streams.gather.block_current_stream();
   whole.tensor(0, shard.sizes(), at::kFloat).add(1);
   auto memory = whole.free("freed");
   if (retires) streams.retire(std::move(memory));
@@ -343,7 +343,7 @@ TEST_F(PretendFsdp1, ARemovedWaitOfAGatherIsFound) {
               HasSubstr("nothing orders the two"));
   EXPECT_THAT(error_of([&] { gather_in_place(streams, shard, true, false, true); }),
               HasSubstr("nothing orders the two"));
-  streams.gather.hold_current();
+  streams.gather.block_current_stream();
   streams.free_retired();
   pretend::take_faults();
   gather_in_place(streams, shard, true, true, false);
@@ -368,14 +368,14 @@ TEST_F(PretendFsdp1, ARemovedWaitOfAReductionIsFound) {
         stages.start(route, parts, pool, "sum");
         while (stages.advance("sum", true)) {
         }
-        const at::Tensor sum = waits ? stages.take() : stages.take(*other);
+        const at::Tensor sum = waits ? stages.take_result() : stages.take_result(*other);
         const auto read = [&] { EXPECT_EQ((sum * 1).sum().item<float>(), total); };
         if (waits) {
           read();
         } else {
           EXPECT_THAT(error_of(read), HasSubstr("nothing orders the two"));
         }
-        other->hold_current();
+        other->block_current_stream();
       }
     }
   });

@@ -48,7 +48,7 @@ std::shared_ptr<CausalLM> model_on(c10::Device device, bool graphs, at::ScalarTy
   init_weights(*model, 7);
   if (!graphs) return model;
   for (const auto& [path, module] : model->named_modules()) {
-    if (auto* decoder = dynamic_cast<DecoderModel*>(module)) decoder->make_documents_repeat();
+    if (auto* decoder = dynamic_cast<DecoderModel*>(module)) decoder->pad_document_lists();
   }
   graph_layers_of(*model, device);
   return model;
@@ -427,7 +427,7 @@ TEST_F(LayerGraphs, PackedWeightsThatAreReplacedHaveGraphsOfTheirOwn) {
           whole =
               kernels::QuantizedWeight::nf4(at::cat({values, values.flip(0) * 2}), {.double_quant = true}).to(device);
         }
-        packed->take(whole.part(0, half * packed->out, packed->out));
+        packed->set_weight(whole.part(0, half * packed->out, packed->out));
       }
     }
   };

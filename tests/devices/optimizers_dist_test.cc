@@ -164,7 +164,7 @@ TEST_F(Optimizers, With8BitMomentsOnADeviceAreRefusedWhenMade) {
   };
   One large(64), small(4);
   EXPECT_THAT([&] { make_adamw8bit(large, {}); },
-              ThrowsMessage<Error>(HasSubstr("weight: lies on pretend:0, wanted the CPU")));
+              ThrowsMessage<Error>(HasSubstr("weight: found a parameter on pretend:0, wanted one on the CPU")));
   EXPECT_NO_THROW(make_adamw8bit(small, {})) << "its moments are AdamW's";
   large.set_requires_grad(false);
   EXPECT_NO_THROW(make_adamw8bit(large, {})) << "it has no moments";

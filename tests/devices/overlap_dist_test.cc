@@ -6,8 +6,8 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/backends/device_backends.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/mesh/device_stream.h"
 #include "tessera/mesh/host_memory.h"
-#include "tessera/mesh/side_stream.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/data_parallel/comm_streams.h"
 #include "tests/devices/overlap.h"
@@ -233,15 +233,15 @@ TEST_F(PretendOverlap, GroupsOfAMeshAreSplitFromTheWorlds) {
 
 // ---- the deliberate errors, each beside what is right ----
 
-// A gather as ParamGroup does it: cast on its stream, read by what computes.
+// A gather as FsdpParamGroup does it: cast on its stream, read by what computes.
 void gather_once(CommStreams& streams, const at::Tensor& shard, bool follows, bool holds, bool retires) {
-  if (follows) streams.gather.follow_current();
+  if (follows) streams.gather.wait_current_stream();
   at::Tensor gathered;
   {
-    const auto beside = streams.gather.enter();
+    const auto beside = streams.gather.make_current();
     gathered = shard.to(at::kBFloat16);
   }
-  if (holds) streams.gather.hold_current();
+  if (holds) streams.gather.block_current_stream();
   at::Tensor whole = gathered.to(at::kFloat);
   if (retires) streams.retire({std::exchange(gathered, {})});
 }
@@ -254,7 +254,7 @@ TEST_F(PretendOverlap, ARemovedWaitIsFound) {
   at::Tensor(shard).add_(1);  // the optimizer
   EXPECT_THAT(error_of([&] { gather_once(streams, shard, false, true, true); }), HasSubstr("nothing orders the two"));
   EXPECT_THAT(error_of([&] { gather_once(streams, shard, true, false, true); }), HasSubstr("nothing orders the two"));
-  streams.gather.hold_current();
+  streams.gather.block_current_stream();
   pretend::take_faults();
 }
 
@@ -270,20 +270,20 @@ TEST_F(PretendOverlap, ABufferFreedTooEarlyIsFound) {
 
 // A buffer that two copies take in turn, as of a pinned or double one.
 TEST_F(PretendOverlap, ABufferReusedTooEarlyIsFound) {
-  const SideStream copies(pretend_device());
-  const at::Tensor first = host_empty(100, at::kFloat, pretend_device()), buffer = at::zeros({100}, on(0));
+  const DeviceStream copies(pretend_device());
+  const at::Tensor first = pinned_empty(100, at::kFloat, pretend_device()), buffer = at::zeros({100}, on(0));
   first.fill_(1);
   for (const bool waits : {true, false}) {
-    copies.follow_current();
+    copies.wait_current_stream();
     {
-      const auto entered = copies.enter();
+      const auto entered = copies.make_current();
       buffer.copy_(first, /*non_blocking=*/true);
     }
-    copies.hold_current();
+    copies.block_current_stream();
     const at::Tensor read = buffer * 2;
-    if (waits) copies.follow(StreamMark::here(pretend_device()));
+    if (waits) copies.wait_event(DeviceEvent::record_on_current(pretend_device()));
     const auto again = [&] {
-      const auto entered = copies.enter();
+      const auto entered = copies.make_current();
       buffer.copy_(first, /*non_blocking=*/true);
     };
     if (waits) {
@@ -291,10 +291,10 @@ TEST_F(PretendOverlap, ABufferReusedTooEarlyIsFound) {
     } else {
       EXPECT_THAT(error_of(again), HasSubstr("nothing orders the two"));
     }
-    copies.hold_current();
+    copies.block_current_stream();
     // And on the host: pinned memory that is written to while it is being copied.
     if (!waits) first.fill_(2);
-    copies.mark().wait();
+    copies.record_event().wait();
     EXPECT_THAT(pretend::take_faults(), SizeIs(waits ? 0 : 1));
   }
 }

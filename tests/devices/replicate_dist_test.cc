@@ -1,6 +1,6 @@
 // replicate on the pretend device: its buckets are packed, summed and divided beside what computes, with the CPU's
 // values.
-#include "tessera/mesh/side_stream.h"
+#include "tessera/mesh/device_stream.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/data_parallel/comm_streams.h"
 #include "tessera/parallel/ddp/grad_bucket.h"
@@ -18,7 +18,7 @@ class PretendReplicate : public PretendOverlap {};
 
 // So small that SmallModel fills several.
 ReplicateOptions buckets_on(const MeshPtr& mesh) {
-  return {.mesh = mesh, .bucket_bytes = 500, .first_bucket_bytes = 100, .learn_order = false};
+  return {.mesh = mesh, .bucket_bytes = 500, .first_bucket_bytes = 100, .rebuild_buckets = false};
 }
 
 struct Replica {
@@ -157,7 +157,7 @@ struct Branches : nn::Callable<Branches> {
 };
 
 struct DdpWay {
-  bool find_unused = false, static_graph = false, learn_order = false;
+  bool find_unused = false, static_graph = false, rebuild_buckets = false;
   bool all_use = true;   // the layer that ranks may leave out
   uint64_t without = 0;  // a bit for each of three backwards that do not synchronise
   MixedPrecisionPolicy policy = {};
@@ -173,7 +173,7 @@ std::vector<at::Tensor> branches_trained(const WorldPtr& world, const std::strin
                     .first_bucket_bytes = 100,
                     .find_unused_parameters = way.find_unused,
                     .static_graph = way.static_graph,
-                    .learn_order = way.learn_order});
+                    .rebuild_buckets = way.rebuild_buckets});
   model.uses = way.all_use || world->rank() == 0;
   const auto optimizer = optim::make_sgd(model, {.lr = 0.1, .momentum = 0.9});
   for (int step = 0; step < 2; ++step) {
@@ -197,14 +197,14 @@ TEST_F(PretendReplicate, UnusedParametersAndAccumulationEqualTheCpu) {
   for (const int size : {1, 2, 4}) {
     on_threads(size, [](const WorldPtr& world) {
       for (const auto& way :
-           {DdpWay{}, DdpWay{.find_unused = true}, DdpWay{.static_graph = true}, DdpWay{.learn_order = true},
+           {DdpWay{}, DdpWay{.find_unused = true}, DdpWay{.static_graph = true}, DdpWay{.rebuild_buckets = true},
             DdpWay{.all_use = false}, DdpWay{.find_unused = true, .all_use = false}, DdpWay{.without = 3},
-            DdpWay{.find_unused = true, .all_use = false, .without = 2}, DdpWay{.learn_order = true, .without = 1},
+            DdpWay{.find_unused = true, .all_use = false, .without = 2}, DdpWay{.rebuild_buckets = true, .without = 1},
             DdpWay{.without = 1, .policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}},
             DdpWay{.without = 2, .policy = {.param_dtype = at::kHalf, .reduce_dtype = at::kHalf}}}) {
-        SCOPED_TRACE(::testing::Message()
-                     << world->size() << " ranks, unused " << way.find_unused << ", static " << way.static_graph
-                     << ", learns " << way.learn_order << ", all use " << way.all_use << ", without " << way.without);
+        SCOPED_TRACE(::testing::Message() << world->size() << " ranks, unused " << way.find_unused << ", static "
+                                          << way.static_graph << ", learns " << way.rebuild_buckets << ", all use "
+                                          << way.all_use << ", without " << way.without);
         const double tolerance = way.policy.param_dtype ? 1e-2 : 1e-6;
         EXPECT_LT(distance(branches_trained(world, "pretend", way), branches_trained(world, "cpu", way)), tolerance);
       }
@@ -257,20 +257,20 @@ std::string run_bucket(const std::shared_ptr<comm::Group>& group, c10::Device de
   GradBucket bucket({&param}, at::kFloat, std::make_shared<BufferPool>(), streams, nullptr, "one");
   const auto error = error_of([&] {
     at::Tensor gradient = bucket.prepare(0, at::ones({4, 4}, options) * 3);
-    if (mistake.follows) streams->reduce.follow_current();
+    if (mistake.follows) streams->reduce.wait_current_stream();
     {
-      const auto beside = streams->reduce.enter();
+      const auto beside = streams->reduce.make_current();
       bucket.add(0, gradient);
     }
-    if (mistake.releases) streams->reduce.hold_current();
+    if (mistake.releases) streams->reduce.block_current_stream();
     gradient.reset();
     bucket.start(group, 2);
-    bucket.bring_values();
+    bucket.write_values();
     bucket.finish();
     EXPECT_EQ(param.parameter.grad().sum().item<float>(), 16 * 3.0F * static_cast<float>(group->size()) / 2);
   });
-  streams->reduce.hold_current();
-  streams->replicas.hold_current();
+  streams->reduce.block_current_stream();
+  streams->replicas.block_current_stream();
   bucket.drop();
   return error;
 }

@@ -7,7 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/kernels/loss/linear_cross_entropy.h"
 #include "tessera/train/recipe/recipe.h"
 #include "tessera/train/run/run_layout.h"
@@ -95,7 +95,7 @@ struct StepRig {
                                          StepOptions{.max_grad_norm = recipe.optimizer.max_grad_norm,
                                                      .skip_nonfinite = recipe.train.on_nonfinite == "skip",
                                                      .early_step = recipe.optimizer.early_step_in_backward,
-                                                     .counts = place.counts(),
+                                                     .is_counted = place.is_counted(),
                                                      .pipeline = pipeline_options(recipe, config, place.mesh())});
   }
   StepResult step() { return runner->run(next_batches(), 1e-2, {}); }
@@ -104,7 +104,7 @@ struct StepRig {
     std::vector<data::Batch> batches;
     for (int64_t micro = 0; micro < layout.micro_batches; ++micro) {
       const int64_t share = (steps * layout.micro_batches + micro) * place.data_size() + place.data_rank();
-      batches.push_back(place.own_tokens(rows_of(share, one_document)));
+      batches.push_back(place.local_tokens(rows_of(share, one_document)));
       if (label > 0) batches.back().labels.select(1, 0).fill_(label);
     }
     ++steps;
@@ -163,7 +163,7 @@ StepCost cost_of_next_step(StepRig& rig, int device) {
   pretend::take_sync_names(device), pretend::take_launches(device);
   const auto before = pretend::counters(device);
   rig.launch();
-  rig.runner->settle();
+  rig.runner->read_step_result();
   std::map<std::string, int> kernels;
   const auto spent = pretend::counters(device) - before;
   for (const auto& launch : pretend::take_launches(device)) ++kernels[launch.name];
@@ -192,7 +192,7 @@ TEST_P(OnPretendLayouts, StepsDoNotMakeTheHostWait) {
     const int before = rig.recipe.train.layer_graphs ? 5 : 3;
     for (int step = 0; step < before; ++step) {
       rig.launch();
-      if (step > 0 || !rig.runner->runs_ahead()) rig.runner->settle();
+      if (step > 0 || !rig.runner->runs_ahead()) rig.runner->read_step_result();
     }
     for (int step = 0; step < 3; ++step) {
       expect_waits(cost_of_next_step(rig, world->rank()), wanted.waits, rig.runner->runs_ahead());
@@ -274,18 +274,18 @@ TEST(PretendSteps, ResultsOfAStepAreReadWhileTheNextOneRuns) {
     EXPECT_TRUE(late.runner->runs_ahead());
     EXPECT_FALSE(StepRig(llama_recipe(folder, "cpu", {}), world).runner->runs_ahead());
     std::vector<double> losses, norms;
-    const auto settle = [&] {
-      const auto result = late.runner->settle();
+    const auto read_result = [&] {
+      const auto result = late.runner->read_step_result();
       losses.push_back(result.loss), norms.push_back(result.grad_norm);
     };
     for (int step = 0; step < 3; ++step) {
       late.launch();
-      EXPECT_EQ(late.runner->unsettled(), std::min(step + 1, 2));
-      if (step > 0) settle();
+      EXPECT_EQ(late.runner->pending_steps(), std::min(step + 1, 2));
+      if (step > 0) read_result();
     }
     EXPECT_THROW(late.step(), Error) << "run() beside a step that is not settled";
-    settle();
-    EXPECT_THROW(late.runner->settle(), Error);
+    read_result();
+    EXPECT_THROW(late.runner->read_step_result(), Error);
     for (int step = 0; step < 3; ++step) {
       const auto expected = at_once.step();
       EXPECT_EQ(losses[static_cast<size_t>(step)], expected.loss) << step;
@@ -304,14 +304,15 @@ TEST(PretendSteps, AStepThatIsNotFiniteIsLeftOutWhileTheNextOneRuns) {
     StepRig disturbed(recipe, world), plain(recipe, world);
     ASSERT_TRUE(disturbed.runner->runs_ahead());
     for (StepRig* rig : {&disturbed, &plain}) rig->step();
-    const auto weight = local_part(disturbed.model->parameters().front()).detach();
+    const auto weight = local_tensor_of(disturbed.model->parameters().front()).detach();
     const auto before = weight.clone();
     if (world->rank() == 1) weight.fill_(std::numeric_limits<double>::quiet_NaN());
     disturbed.launch();
     if (world->rank() == 1) weight.copy_(before);
     disturbed.steps = plain.steps;
     disturbed.launch();
-    const auto skipped = disturbed.runner->settle(), taken = disturbed.runner->settle(), expected = plain.step();
+    const auto skipped = disturbed.runner->read_step_result(), taken = disturbed.runner->read_step_result(),
+               expected = plain.step();
     EXPECT_TRUE(skipped.skipped);
     EXPECT_FALSE(taken.skipped);
     EXPECT_EQ(taken.loss, expected.loss);
@@ -321,7 +322,8 @@ TEST(PretendSteps, AStepThatIsNotFiniteIsLeftOutWhileTheNextOneRuns) {
     for (const auto& name : plain.optimizer->parameter_names()) {
       const auto states = plain.optimizer->state(name);
       for (const auto& [key, value] : disturbed.optimizer->state(name)) {
-        EXPECT_TRUE(at::equal(local_part(value).cpu(), local_part(states.at(key)).cpu())) << name << " " << key;
+        EXPECT_TRUE(at::equal(local_tensor_of(value).cpu(), local_tensor_of(states.at(key)).cpu()))
+            << name << " " << key;
       }
     }
   });
@@ -358,14 +360,14 @@ TEST(PretendSteps, WhatIsNotFiniteOrNoClassEndsAllRanks) {
     rig.label = world->rank() == 1 ? kVocabulary : 0;
     EXPECT_THAT([&] { rig.launch(); },
                 ThrowsMessage<Error>(HasSubstr("rank 1: found label 64, wanted one of the 64 classes")));
-    EXPECT_EQ(rig.runner->unsettled(), 0);
+    EXPECT_EQ(rig.runner->pending_steps(), 0);
     rig.label = 0;
     {
       const at::NoGradGuard no_grad;
-      if (world->rank() == 0) local_part(rig.model->parameters().back()).fill_(std::nan(""));
+      if (world->rank() == 0) local_tensor_of(rig.model->parameters().back()).fill_(std::nan(""));
     }
     rig.launch();
-    EXPECT_THAT([&] { rig.runner->settle(); }, ThrowsMessage<Error>(HasSubstr("not finite")));
+    EXPECT_THAT([&] { rig.runner->read_step_result(); }, ThrowsMessage<Error>(HasSubstr("not finite")));
   });
 }
 
@@ -444,7 +446,7 @@ TEST(PretendSteps, GraphsOfLayersAreRefusedWhereMoreThanShapesCounts) {
         {{"parallel.tp=2"}, "found true with tp 2"},
         {{"parallel.cp=2"}, "found true with tp 1, cp 2"},
         {{"precision.fp8=true"}, "found true with precision.fp8"},
-        {{"model.lora.rank=2", "model.lora.dropout=0.1"}, "found true with lora.dropout 0.1"}};
+        {{"model.lora.rank=2", "model.lora.dropout=0.1"}, "found true with model.lora.dropout 0.1"}};
     for (const auto& [settings, what] : refused) {
       const auto recipe = llama_recipe(folder, "pretend", with(settings, {"train.layer_graphs=true"}));
       EXPECT_THAT([&] { check_layout(recipe, resolve_layout(recipe, world->size()), load_model_config(recipe)); },
@@ -459,7 +461,7 @@ TEST(PretendBudgets, StepsOfFsdpStayWithin) {
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
     StepRig rig(llama_recipe(folder, "pretend", {"train.global_batch_size=4"}), world);
     for (int step = 0; step < 3; ++step) rig.launch();
-    rig.runner->settle(), rig.runner->settle();
+    rig.runner->read_step_result(), rig.runner->read_step_result();
     const auto cost = cost_of_next_step(rig, world->rank());
     expect_waits(cost, 0);
     EXPECT_LE(cost.counters.launches, 230) << cost.kernels;
@@ -497,7 +499,7 @@ TEST(PretendBudgets, LaunchesAreAtMostSixtyPercentOfPyTorchs) {
     testing::run_ranks({.size = layout.ranks}, [&](const WorldPtr& world) {
       StepRig rig(llama_recipe(folder, "pretend", layout.settings), world, /*one_document_a_row=*/true);
       for (int step = 0; step < 3; ++step) rig.launch();
-      rig.runner->settle(), rig.runner->settle();
+      rig.runner->read_step_result(), rig.runner->read_step_result();
       const auto cost = cost_of_next_step(rig, world->rank());
       if (world->rank() > 0) return;  // as PyTorch's
       EXPECT_LE(cost.counters.launches, layout.share * pytorchs.at(layout.name)) << layout.name << ": " << cost.kernels;

@@ -6,9 +6,9 @@
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/factories.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/kernels/loss/linear_cross_entropy.h"
-#include "tessera/nn/attention/context_scope.h"
+#include "tessera/nn/attention/context_parallel_guard.h"
 #include "tessera/optim/found_inf.h"
 #include "tessera/optim/grad_norm.h"
 #include "tessera/optim/optimizer.h"
@@ -257,7 +257,7 @@ TEST(PretendGradients, NormAndClippingAreTheHostsWithoutAWait) {
       EXPECT_NEAR(norm.item<double>(), expected, 1e-12 * expected);
       optim::clip_grad_by_total_norm_(host, most, expected);
       for (size_t i = 0; i < host.size(); ++i) {
-        EXPECT_TRUE(at::equal(local_part(there[i].grad()).cpu(), local_part(host[i].grad()).cpu())) << i;
+        EXPECT_TRUE(at::equal(local_tensor_of(there[i].grad()).cpu(), local_tensor_of(host[i].grad()).cpu())) << i;
       }
     }
     auto wide = at::ones({2}, at::TensorOptions(at::kDouble).device(mesh->device())).set_requires_grad(true);
@@ -280,11 +280,11 @@ TEST(PretendRouters, TheBalanceLossIsKnownWithoutAWait) {
     const at::Tensor far = probabilities.to(mesh->device()), far_chosen = chosen.to(mesh->device());
     host.begin(), there.begin();
     host.count(probabilities, chosen, {});
-    const at::Tensor expected = settle_router_statistics(host, *world->group());
+    const at::Tensor expected = reduce_router_statistics(host, *world->group());
     auto& group = *mesh->group(0);  // making it waits
     const auto before = pretend::counters(world->rank());
     there.count(far, far_chosen, {});
-    const at::Tensor found = settle_router_statistics(there, group, mesh->device());
+    const at::Tensor found = reduce_router_statistics(there, group, mesh->device());
     const at::Tensor gradient = there.gradient();
     EXPECT_EQ((pretend::counters(world->rank()) - before).host_syncs, 0);
     EXPECT_EQ(found.device(), mesh->device());
@@ -293,7 +293,7 @@ TEST(PretendRouters, TheBalanceLossIsKnownWithoutAWait) {
     // Over a group that does not carry the device's tensors.
     there.begin();
     there.count(far, far_chosen, {});
-    EXPECT_NEAR(settle_router_statistics(there, *world->group(), mesh->device()).item<double>(),
+    EXPECT_NEAR(reduce_router_statistics(there, *world->group(), mesh->device()).item<double>(),
                 expected.item<double>(), 1e-12);
   });
 }
@@ -309,7 +309,7 @@ TEST(PretendContexts, TravelToTheThreadsThatRunBackward) {
       bool in_force = false, elsewhere = false;
       const at::Tensor y = x * 2;
       y.register_hook([&](const at::Tensor&) {
-        in_force = nn::ContextScope::current() != nullptr;
+        in_force = nn::ContextParallelGuard::current() != nullptr;
         elsewhere = std::this_thread::get_id() != here;
       });
       y.sum().backward();

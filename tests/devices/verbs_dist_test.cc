@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "tessera/cli/shared_model.h"
+#include "tessera/cli/sharded_model.h"
 #include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/models/generation/engine.h"
 #include "tessera/models/generation/load.h"
@@ -194,7 +194,7 @@ TEST_F(PretendVerbs, CachesTakeWhatTheDeviceWithTheLeastRoomHolds) {
   const int64_t page_bytes = Engine::page_bytes(config, /*element_bytes=*/2);  // bfloat16
   const auto whole = comm::World::single();
   const auto first = testing::pretend_device(0);
-  const auto one = load_shared(model(), "bfloat16", config, first, whole);
+  const auto one = load_sharded_model(model(), "bfloat16", config, first, whole);
   EXPECT_EQ(shared_cache_tokens(*one, 512, *whole), std::max<int64_t>(512, config.max_position_embeddings))
       << "the device does not say: the host's memory bounds it";
 
@@ -203,7 +203,7 @@ TEST_F(PretendVerbs, CachesTakeWhatTheDeviceWithTheLeastRoomHolds) {
   EXPECT_EQ(shared_cache_tokens(*one, 512, *whole), config.max_position_embeddings) << "a context of 256 pages";
   testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
     const auto device = comm::choose_device(*world, {.setting = "pretend"});
-    const auto shared = load_shared(model(), "bfloat16", config, device, world);
+    const auto shared = load_sharded_model(model(), "bfloat16", config, device, world);
     EXPECT_EQ(shared_cache_tokens(*shared, kMany, *world), 60 * kernels::kPageTokens)
         << "of the second device, where a page has half of the heads";
   });

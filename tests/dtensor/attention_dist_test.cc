@@ -109,7 +109,7 @@ void check_attention(const Attention& attention, const MeshPtr& mesh, const Plac
     EXPECT_EQ(placements(found.output), how) << where;
     EXPECT_EQ(placements(found.gradients[1]), how) << where;
     for (const auto& record : log.records()) {
-      EXPECT_TRUE(record.asked_for || record.moved.total() == 0) << where << ": " << record.to_string();
+      EXPECT_TRUE(record.is_explicit || record.comm_counts.total() == 0) << where << ": " << record.to_string();
     }
   }
 }
@@ -186,7 +186,7 @@ class Planned : public ::testing::Test {
       const auto given = named.find(argument.name());
       args.push_back(given != named.end() ? given->second : argument.default_value().value_or(c10::IValue()));
     }
-    OpEntry entry(op);
+    OpInfo entry(op);
     entry.rule = find_rule(entry);
     const auto made = make_plan(entry, args);
     std::vector<std::string> results;
@@ -203,7 +203,8 @@ class Planned : public ::testing::Test {
     return results;
   }
 
-  MeshPtr mesh = init_device_mesh(comm::World::create_fake(0, 4, std::make_shared<comm::FakeAccount>()), "cpu", {2, 2});
+  MeshPtr mesh =
+      init_device_mesh(comm::World::create_fake(0, 4, std::make_shared<comm::FakeCostAccount>()), "cpu", {2, 2});
   const std::vector<Placements> samples_and_heads{
       {Shard(0), Shard(1)}, {Shard(1), Shard(0)}, {Shard(0), Shard(0)}, {Shard(1), Shard(1)}, {Replicate(), Shard(1)}};
 };

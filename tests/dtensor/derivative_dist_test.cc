@@ -71,7 +71,7 @@ TEST(DerivativeThatWrites, GathersOnceForTheOperationAndItsDerivative) {
     const at::Tensor product = at::linalg_householder_product(input, tau);
     ASSERT_EQ(log.records().size(), 1U) << log.to_string();
     EXPECT_EQ(log.records()[0].cause, "aten::linalg_householder_product");
-    EXPECT_FALSE(log.records()[0].asked_for);
+    EXPECT_FALSE(log.records()[0].is_explicit);
     const CommDebugMode comm;
     product.sum().backward();
     EXPECT_EQ(comm.total(), 0);

@@ -13,7 +13,7 @@ namespace {
 
 TEST(FakeWorld, SixteenThousandRanksMakeAMeshAndMultiply) {
   constexpr int kRank = 12345, kSize = 16384;
-  const auto account = std::make_shared<comm::FakeAccount>();
+  const auto account = std::make_shared<comm::FakeCostAccount>();
   const auto world = comm::World::create_fake(kRank, kSize, account);
   const auto mesh = init_device_mesh(world, "cpu", {kSize / 8, 8}, {"dp", "tp"});
   EXPECT_EQ(mesh->size(), kSize);
@@ -43,7 +43,7 @@ TEST(FakeWorld, RanksOfUnlikeHostsChooseAlike) {
   const at::NoGradGuard no_grad;
   std::set<std::string> choices;
   for (const int rank : {0, 3, 4, 5}) {
-    const auto world = comm::World::create_fake(rank, 6, std::make_shared<comm::FakeAccount>(), /*local_size=*/4);
+    const auto world = comm::World::create_fake(rank, 6, std::make_shared<comm::FakeCostAccount>(), /*local_size=*/4);
     const auto mesh = init_device_mesh(world, "cpu", {2, 3});
     std::string choice;
     for (const int64_t n : {64, 256, 1024}) {

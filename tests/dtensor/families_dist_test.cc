@@ -82,7 +82,7 @@ TEST(AsStrided, OnlyToTheShapeAndStridesThatItHas) {
   });
 }
 
-TEST(CopiedView, WritesToItAreRefused) {
+TEST(GatheredView, WritesToItAreRefused) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = spread(at::zeros({4, 6}), mesh, {Shard(0)});
     EXPECT_THAT(error_of([&] { x.select(0, 1).fill_(1); }),
@@ -332,11 +332,12 @@ TEST(MadeOfOthers, PlainTensorsMadeOnTheWayCountAsReplicated) {
       EXPECT_TRUE(found.allclose(at::linalg_matrix_power(plain, power))) << power;
     }
     EXPECT_THAT(error_of([&] { at::cov(x, 1, at::ones({4}, at::kLong)); }), HasSubstr("plain tensor"));
-    EXPECT_THAT(error_of([&] {
-                  at::pad_sequence({x, x});
-                }),
-                HasSubstr("aten::pad_sequence is not there for DTensors: on the way it writes to a plain tensor"));
-    EXPECT_THAT(error_of([&] { at::block_diag({x, x}); }), HasSubstr("aten::block_diag is not there for DTensors"));
+    EXPECT_THAT(
+        error_of([&] {
+          at::pad_sequence({x, x});
+        }),
+        HasSubstr("aten::pad_sequence is not supported for DTensors: its implementation writes to a plain tensor"));
+    EXPECT_THAT(error_of([&] { at::block_diag({x, x}); }), HasSubstr("aten::block_diag is not supported for DTensors"));
   });
 }
 

@@ -279,7 +279,7 @@ TEST(LossParallel, SaysWhatItNeeds) {
     EXPECT_THAT(error_of([&] { at::cross_entropy_loss(twice, inputs.target); }), HasSubstr("with 2 such mesh dim(s)"));
     const auto logits = distribute_tensor(inputs.logits, mesh, {Shard(0), Shard(1)}, std::nullopt);
     EXPECT_THAT(error_of([&] { at::cross_entropy_loss(logits, inputs.target); }),
-                HasSubstr("target: found a plain tensor of shape [4] beside logits that lie as (S(0), S(1))"));
+                HasSubstr("target: found a plain tensor of shape [4] with logits of placements (S(0), S(1))"));
   });
 }
 

@@ -36,7 +36,7 @@ TEST(OpList, EveryOperationHasARule) {
     const auto op = c10::Dispatcher::singleton().findSchema(
         {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
     ASSERT_TRUE(op.has_value()) << name << ": libtorch has no such operation";
-    const OpEntry entry(*op);
+    const OpInfo entry(*op);
     if (find_handler(name) != nullptr) {
       ++handlers;
     } else if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {

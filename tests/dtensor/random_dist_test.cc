@@ -223,9 +223,9 @@ TEST(Random, VariatesHaveTheirProbabilitiesAndGradients) {
 }
 
 TEST(Random, TensorOperationsGiveTheBitsOfTheLoop) {
-  const RandomKey key{0x123456789abcdef0, 5};
+  const RandomStreamKey key{0x123456789abcdef0, 5};
   for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kLong}) {
-    const Region region(c10::IntArrayRef({7, 9}));
+    const ShardRegion region(c10::IntArrayRef({7, 9}));
     const auto both = [&](const Distribution& d) {
       const at::Tensor loop = at::empty({7, 9}, type);
       const at::Tensor operations = at::empty({7, 9}, type);
@@ -233,14 +233,15 @@ TEST(Random, TensorOperationsGiveTheBitsOfTheLoop) {
       fill_by_operations(operations, region, key, d);
       return std::pair{loop, operations};
     };
-    const auto exact = both({.law = Law::kInteger, .low = -3, .range = 1000});
+    const auto exact = both({.kind = DistributionKind::kInteger, .low = -3, .range = 1000});
     EXPECT_TRUE(at::equal(exact.first, exact.second)) << c10::toString(type);
-    const auto wide = both({.law = Law::kInteger, .low = 0, .range = uint64_t{1} << 40 | 12345});
+    const auto wide = both({.kind = DistributionKind::kInteger, .low = 0, .range = uint64_t{1} << 40 | 12345});
     EXPECT_TRUE(at::equal(wide.first, wide.second)) << c10::toString(type);
     if (type != at::kLong) {
-      const auto uniform = both({Law::kUniform, -1, 3});
+      const auto uniform = both({DistributionKind::kUniform, -1, 3});
       EXPECT_TRUE(at::equal(uniform.first, uniform.second)) << c10::toString(type);
-      for (const auto law : {Law::kNormal, Law::kLogNormal, Law::kExponential, Law::kCauchy}) {
+      for (const auto law : {DistributionKind::kNormal, DistributionKind::kLogNormal, DistributionKind::kExponential,
+                             DistributionKind::kCauchy}) {
         const auto close = both({law, 1, 0.5});
         EXPECT_TRUE(at::allclose(close.first, close.second, 1e-2, 1e-4))
             << c10::toString(type) << static_cast<int>(law);

@@ -119,10 +119,10 @@ void keeps_the_values() {
     if (!at::allclose(full_tensor(moved), whole)) fail("full", full_tensor(moved));
     if (!at::allclose(to_local(redistribute(t, c.to, {.async_op = true})), wanted)) fail("async", to_local(moved));
     // Each plan by itself, whichever is cheaper.
-    const auto greedy = plan_one_by_one(whole.sizes(), *mesh, c.from, c.to);
-    const auto wide = plan_at_once(whole.sizes(), *mesh, c.from, c.to);
-    if (!at::allclose(run_steps(to_local(t), *mesh, greedy, false), wanted)) fail("greedy", to_local(t));
-    if (!wide || !at::allclose(run_steps(to_local(t), *mesh, *wide, false), wanted)) fail("wide", to_local(t));
+    const auto greedy = plan_greedy(whole.sizes(), *mesh, c.from, c.to);
+    const auto wide = plan_multi_dim(whole.sizes(), *mesh, c.from, c.to);
+    if (!at::allclose(run_redistribute(to_local(t), *mesh, greedy, false), wanted)) fail("greedy", to_local(t));
+    if (!wide || !at::allclose(run_redistribute(to_local(t), *mesh, *wide, false), wanted)) fail("wide", to_local(t));
   });
   if (!failure.empty()) RC_FAIL(failure);
 }
@@ -181,10 +181,10 @@ TEST(Redistribution, MovesNoMoreThanItMust) {
     const at::Tensor whole = at::arange(64, at::kDouble).view({8, 8});
     for (const auto& row : rows) {
       const at::Tensor t = make(whole, mesh, row.from);
-      const auto greedy = plan_one_by_one(whole.sizes(), *mesh, row.from, row.to);
+      const auto greedy = plan_greedy(whole.sizes(), *mesh, row.from, row.to);
       CommDebugMode upstream;
-      run_steps(to_local(t), *mesh, greedy, false);
-      const auto count_upstream = upstream.tally();
+      run_redistribute(to_local(t), *mesh, greedy, false);
+      const auto count_upstream = upstream.comm_counts();
       CommDebugMode count;
       const at::Tensor moved = redistribute(t, row.to);
       EXPECT_EQ(count.total(), row.collectives) << row.what;

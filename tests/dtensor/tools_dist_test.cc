@@ -24,7 +24,7 @@ using testing::on_ranks;
 
 TEST(Functional, CollectivesGiveNewTensorsAndTheirGradients) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
-    const functional::Along along{mesh, 1};
+    const functional::MeshAxis axis{mesh, 1};
     const auto r = static_cast<double>(mesh->local_rank(1));
     const at::Tensor x = (at::arange(8, at::kDouble).view({2, 4}) + 100 * r).set_requires_grad(true);
     const at::Tensor other = x.detach() + 100 * (1 - 2 * r);
@@ -33,43 +33,43 @@ TEST(Functional, CollectivesGiveNewTensorsAndTheirGradients) {
       return torch::autograd::grad({(y * w).sum()}, {x})[0];
     };
 
-    const at::Tensor sum = functional::all_reduce(x, along);
+    const at::Tensor sum = functional::all_reduce(x, axis);
     EXPECT_TRUE(at::equal(sum, x + other));
     EXPECT_TRUE(at::equal(gradient(sum, weight), weight / (r + 1) * 3));
-    const at::Tensor mean = functional::all_reduce(x, along, ReduceOp::kAvg);
+    const at::Tensor mean = functional::all_reduce(x, axis, ReduceOp::kAvg);
     EXPECT_TRUE(at::equal(mean, (x + other) / 2));
     EXPECT_TRUE(at::allclose(gradient(mean, weight), weight / (r + 1) * 1.5));
-    EXPECT_TRUE(at::equal(functional::all_reduce(x.detach(), along, ReduceOp::kMax), at::maximum(x, other)));
+    EXPECT_TRUE(at::equal(functional::all_reduce(x.detach(), axis, ReduceOp::kMax), at::maximum(x, other)));
 
     for (const int64_t dim : {0, 1, -1}) {
-      const at::Tensor all = functional::all_gather(x, along, dim);
+      const at::Tensor all = functional::all_gather(x, axis, dim);
       EXPECT_TRUE(at::equal(all, r == 0 ? at::cat({x, other}, dim) : at::cat({other, x}, dim))) << dim;
       const at::Tensor w = at::ones_like(all) * (r + 1);
       EXPECT_TRUE(at::equal(gradient(all, w), at::full({2, 4}, 3.0, at::kDouble)));
-      const at::Tensor part = functional::reduce_scatter(x, along, dim);
+      const at::Tensor part = functional::reduce_scatter(x, axis, dim);
       EXPECT_TRUE(at::equal(part, (x + other).chunk(2, dim)[static_cast<size_t>(r)])) << dim;
       const at::Tensor back = gradient(part, at::ones_like(part) * (r + 1));
       EXPECT_TRUE(at::equal(back, at::cat({at::ones_like(part), at::full_like(part, 2)}, dim))) << dim;
     }
 
-    const at::Tensor even = functional::all_to_all(x, along);
+    const at::Tensor even = functional::all_to_all(x, axis);
     EXPECT_TRUE(at::equal(even, r == 0 ? at::cat({x[0].unsqueeze(0), other[0].unsqueeze(0)})
                                        : at::cat({other[1].unsqueeze(0), x[1].unsqueeze(0)})));
     EXPECT_TRUE(at::equal(gradient(even, at::full({2, 4}, r + 1)),
                           at::tensor({1.0, 2.0}, at::kDouble).unsqueeze(1).expand({2, 4})));
     // Rank 0 keeps nothing and sends both rows; rank 1 sends one and keeps one.
     const at::Tensor uneven =
-        r == 0 ? functional::all_to_all(x, along, {0, 1}, {0, 2}) : functional::all_to_all(x, along, {2, 1}, {1, 1});
+        r == 0 ? functional::all_to_all(x, axis, {0, 1}, {0, 2}) : functional::all_to_all(x, axis, {2, 1}, {1, 1});
     EXPECT_TRUE(at::equal(uneven, r == 0 ? other.narrow(0, 0, 1) : at::cat({other, x.narrow(0, 1, 1)})));
     EXPECT_TRUE(at::equal(
         gradient(uneven, at::full_like(uneven, r + 1)),
         r == 0 ? at::full({2, 4}, 2.0, at::kDouble) : at::tensor({1.0, 2.0}, at::kDouble).unsqueeze(1).expand({2, 4})));
 
-    const at::Tensor said = functional::broadcast(x, along, 1);
+    const at::Tensor said = functional::broadcast(x, axis, 1);
     EXPECT_TRUE(at::equal(said, r == 1 ? x : other));
     EXPECT_TRUE(at::equal(gradient(said, at::full({2, 4}, r + 1)), at::full({2, 4}, r == 1 ? 3.0 : 0.0, at::kDouble)));
 
-    const at::Tensor cube = functional::all_gather(x * x * x, along).sum();
+    const at::Tensor cube = functional::all_gather(x * x * x, axis).sum();
     const at::Tensor first = torch::autograd::grad({cube}, {x}, {}, true, /*create_graph=*/true)[0];
     EXPECT_TRUE(at::allclose(torch::autograd::grad({first.sum()}, {x})[0], x * 6 * 2)) << "twice differentiable";
   });
@@ -173,7 +173,7 @@ TEST(RegisterSharding, TellsHowAnOperationOfTheUserShards) {
   });
 }
 
-TEST(RegisterSharding, WhatNeverAsksForARuleIsAnError) {
+TEST(RegisterSharding, OperationWithoutRuleLookupIsAnError) {
   const auto none = [](const OpCall&) -> std::vector<AcceptableSharding> { return {}; };
   for (const char* name : {"aten::linear", "aten::einsum", "aten::cross_entropy_loss", "aten::reshape"}) {
     EXPECT_THAT(error_of([&] { register_sharding(name, none); }),
@@ -182,7 +182,7 @@ TEST(RegisterSharding, WhatNeverAsksForARuleIsAnError) {
   for (const char* name : {"aten::nonzero", "aten::masked_select", "aten::equal", "aten::_local_scalar_dense",
                            "aten::set_", "aten::squeeze_.dim"}) {
     EXPECT_THAT(error_of([&] { register_sharding(name, none); }),
-                HasSubstr(std::string(name) + ": no rule is asked for " + name));
+                HasSubstr(std::string(name) + ": no rule is used for " + name));
   }
   EXPECT_THAT(error_of([&] { register_sharding("aten::adddd", none); }), HasSubstr("found no operation of that name"));
   EXPECT_THAT(error_of([&] { register_sharding("tessera_tools_test::missing", none); }),
@@ -254,12 +254,12 @@ TEST(RedistributionLog, NamesTheOperationAndTheArgument) {
     ASSERT_EQ(log.records().size(), 3) << log.to_string();
     const auto& add = log.records()[0];
     EXPECT_EQ(add.cause, "aten::add.Tensor");
-    EXPECT_FALSE(add.asked_for);
-    EXPECT_EQ(add.moved.total(), 1);
+    EXPECT_FALSE(add.is_explicit);
+    EXPECT_EQ(add.comm_counts.total(), 1);
     EXPECT_THAT(add.argument, ::testing::AnyOf("self", "other"));
     const auto& explicit_one = log.records()[1];
     EXPECT_EQ(explicit_one.to_string(), "redistribute: self [4, 6] (S(1)) -> (R), 1 collectives, 48 bytes");
-    EXPECT_TRUE(explicit_one.asked_for);
+    EXPECT_TRUE(explicit_one.is_explicit);
     EXPECT_EQ(log.records()[2].cause, "the value of a tensor");
     at::relu(a);
     EXPECT_EQ(log.records().size(), 3) << "nothing moved";

@@ -67,7 +67,7 @@ TEST(Companions, NoLinkLeadsOutOfTheFolder) {
   WarningLog warnings;
   copy_companions(from, to);
   EXPECT_THAT(files_below(to), ElementsAre("tokenizer.json", "vocab.json"));
-  const auto told = warnings.take();
+  const auto told = warnings.take_warnings();
   ASSERT_EQ(told.size(), 3U);
   EXPECT_THAT(told[0], HasSubstr("merges.txt: is a link to '" + fs::canonical(folder / "secret/id").string() + "'"));
   fs::create_symlink("../secret/id", from / "config.json");
@@ -91,9 +91,9 @@ TEST(Companions, AreCopiedOutOfTheHubsCache) {
   EXPECT_EQ(read_file(to / "tokenizer.json"), "blobs/one");
   // By a link to the snapshot, as scripts make them.
   fs::create_directory_symlink(snapshot, folder / "link");
-  EXPECT_TRUE(follow_links(folder / "link", "tokenizer.json").is_inside);
-  EXPECT_FALSE(follow_links(folder / "link", "merges.txt").is_inside);
-  EXPECT_FALSE(follow_links(folder / "none", "merges.txt").is_inside);
+  EXPECT_TRUE(resolve_links(folder / "link", "tokenizer.json").is_inside);
+  EXPECT_FALSE(resolve_links(folder / "link", "merges.txt").is_inside);
+  EXPECT_FALSE(resolve_links(folder / "none", "merges.txt").is_inside);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include "tessera/base/version.h"
 #include "tessera/formats/onnx/model.h"
 #include "tessera/formats/onnx/pad.h"
-#include "tessera/formats/onnx/wire.h"
+#include "tessera/formats/onnx/protobuf_message.h"
 #include "tests/formats/file_bytes.h"
 #include "tests/support/temp_folder.h"
 
@@ -46,7 +46,7 @@ struct Padded {
 };
 
 TEST(OnnxWire, NumbersAreVarintsAndTextHasItsLength) {
-  WireMessage message;
+  ProtobufMessage message;
   message.number(1, 300);
   message.number(16, -1);
   message.real(2, 1.0F);
@@ -128,9 +128,9 @@ TEST(OnnxGraph, NamesAreUniqueAndGivenOnesAreKept) {
   graph.output(x, "w");
   EXPECT_EQ(graph.name(b), "y");
   EXPECT_EQ(operators(graph), (std::vector<std::string>{"Relu", "Relu", "Neg", "Identity", "Identity"}));
-  EXPECT_EQ(graph.maker(x), "Param");
-  EXPECT_EQ(graph.maker(c), "Neg");
-  EXPECT_EQ(graph.maker(graph.constant(std::vector<int64_t>{1})), "Constant");
+  EXPECT_EQ(graph.producer_type(x), "Param");
+  EXPECT_EQ(graph.producer_type(c), "Neg");
+  EXPECT_EQ(graph.producer_type(graph.constant(std::vector<int64_t>{1})), "Constant");
 }
 
 TEST(OnnxGraph, WhatOnnxHasNotIsRefused) {

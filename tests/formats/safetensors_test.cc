@@ -183,7 +183,7 @@ TEST(SafetensorsWriter, DroppedOrFailedWritersLeaveNothing) {
   {
     SafetensorsWriter writer(folder / "a", {{"x", at::kFloat, {4}}});
     EXPECT_THAT(error_of(ErrorKind::kShape, [&] { writer.write("x", at::ones({5})); }),
-                HasSubstr("announced was Float [4]"));
+                HasSubstr("but Float [4] was announced"));
     EXPECT_THAT(error_of(ErrorKind::kShape, [&] { writer.write("x", at::ones({4}, at::kHalf)); }),
                 HasSubstr("Half [4]"));
     EXPECT_THAT(error_of(ErrorKind::kInternal, [&] { writer.finish(); }), HasSubstr("not written"));

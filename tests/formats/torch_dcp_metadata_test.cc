@@ -84,28 +84,27 @@ TEST(DcpMetadata, ChunksCoverTheirTensorExactly) {
   const auto chunks = [](std::vector<DcpChunk> with) {
     return [with](DcpMetadata& m) { m.entries[0].tensor->chunks = with; };
   };
-  EXPECT_THAT(check_refusal(chunks({{{0, 0}, {3, 3}}})), HasSubstr("'w': element [3, 0] lies in 0 of its 1 chunks"));
-  EXPECT_THAT(check_refusal(chunks({{{0, 0}, {3, 3}}, {{2, 0}, {3, 3}}})), HasSubstr("element [2, 0] lies in 2 of"));
+  EXPECT_THAT(check_refusal(chunks({{{0, 0}, {3, 3}}})), HasSubstr("'w': element [3, 0] is in 0 of its 1 chunks"));
+  EXPECT_THAT(check_refusal(chunks({{{0, 0}, {3, 3}}, {{2, 0}, {3, 3}}})), HasSubstr("element [2, 0] is in 2 of"));
   // The volumes add up, the boxes do not.
-  EXPECT_THAT(check_refusal(chunks({{{0, 0}, {3, 3}}, {{1, 0}, {2, 3}}})), HasSubstr("element [1, 0] lies in 2 of"));
-  EXPECT_THAT(check_refusal(chunks({{{0, 0}, {5, 2}}, {{0, 1}, {5, 1}}})), HasSubstr("element [0, 1] lies in 2 of"));
-  EXPECT_THAT(check_refusal(chunks({})), HasSubstr("element [0, 0] lies in 0 of its 0 chunks"));
-  EXPECT_THAT(check_refusal(chunks({{{0, 0}, {6, 3}}})), HasSubstr("does not lie inside the tensor of size [5, 3]"));
-  EXPECT_THAT(check_refusal(chunks({{{6, 0}, {0, 3}}})), HasSubstr("does not lie inside"));
-  EXPECT_THAT(check_refusal(chunks({{{0}, {5}}})), HasSubstr("does not lie inside"));
-  EXPECT_THAT(check_refusal(chunks({{{1, 0}, {std::numeric_limits<int64_t>::max(), 3}}})),
-              HasSubstr("does not lie inside"));
+  EXPECT_THAT(check_refusal(chunks({{{0, 0}, {3, 3}}, {{1, 0}, {2, 3}}})), HasSubstr("element [1, 0] is in 2 of"));
+  EXPECT_THAT(check_refusal(chunks({{{0, 0}, {5, 2}}, {{0, 1}, {5, 1}}})), HasSubstr("element [0, 1] is in 2 of"));
+  EXPECT_THAT(check_refusal(chunks({})), HasSubstr("element [0, 0] is in 0 of its 0 chunks"));
+  EXPECT_THAT(check_refusal(chunks({{{0, 0}, {6, 3}}})), HasSubstr("is not inside the tensor of size [5, 3]"));
+  EXPECT_THAT(check_refusal(chunks({{{6, 0}, {0, 3}}})), HasSubstr("is not inside"));
+  EXPECT_THAT(check_refusal(chunks({{{0}, {5}}})), HasSubstr("is not inside"));
+  EXPECT_THAT(check_refusal(chunks({{{1, 0}, {std::numeric_limits<int64_t>::max(), 3}}})), HasSubstr("is not inside"));
   EXPECT_THAT(check_refusal([](DcpMetadata& m) {
                 m.entries[2].tensor->chunks.push_back({{}, {}});
               }),
-              HasSubstr("element [] lies in 2 of its 2 chunks"));
+              HasSubstr("element [] is in 2 of its 2 chunks"));
   // One rank's part may have gaps, but no overlaps.
   auto part = small_metadata();
   part.entries[0].tensor->chunks.pop_back();
   EXPECT_NO_THROW(part.check("m", {.allow_gaps = true}));
   EXPECT_THAT(check_refusal(chunks({{{0, 0}, {3, 3}}, {{2, 0}, {3, 3}}}), {.allow_gaps = true}),
               HasSubstr("the chunks at [0, 0] and at [2, 0] overlap"));
-  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { part.dump(); }), HasSubstr("lies in 0 of"));
+  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { part.dump(); }), HasSubstr("is in 0 of"));
   EXPECT_EQ(DcpMetadata::parse(part.dump({.allow_gaps = true}), "m", {.allow_gaps = true}), part);
 }
 
@@ -193,8 +192,7 @@ TEST(DcpMetadata, TensOfThousandsOfChunksAreCheckedFast) {
   EXPECT_EQ(DcpMetadata::parse(bytes, "m"), metadata);
   EXPECT_EQ(DcpMetadata::parse(bytes, "m", {.allow_gaps = true}), metadata);
   metadata.entries[0].tensor->chunks[17'000].sizes[1] = 199;
-  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { metadata.check("m"); }),
-              HasSubstr("element [11300, 10199] lies in 0"));
+  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { metadata.check("m"); }), HasSubstr("element [11300, 10199] is in 0"));
 }
 
 TEST(DcpMetadata, ChunksCutAlongManyDimensionsAreCheckedOrRefusedQuickly) {

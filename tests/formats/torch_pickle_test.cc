@@ -83,7 +83,7 @@ TEST(TorchPickle, RandomValuesReadBackTheSameInBothProtocols) {
     for (const int protocol : {2, 4}) {
       const auto text = pickle(value, {.protocol = protocol});
       const auto read = read_pickle(text);
-      ASSERT_TRUE(same_pickle(value, read)) << value.describe() << " became " << read.describe();
+      ASSERT_TRUE(is_same_pickle(value, read)) << value.describe() << " became " << read.describe();
       ASSERT_EQ(pickle(read, {.protocol = protocol}), text);
     }
   }
@@ -205,7 +205,7 @@ TEST(TorchPickle, ValuesThatContainThemselvesAreRefused) {
               HasSubstr("into itself"));
   EXPECT_THAT(refusal_of(bytes("\x80\x02]q\x00]h\x00"
                                "aa.")),
-              HasSubstr("lies in another value already"));
+              HasSubstr("is part of another value already"));
   EXPECT_THAT(refusal_of(bytes("\x80\x02}q\x00K\x01h\x00s.")), HasSubstr("into itself"));
   EXPECT_THAT(refusal_of(bytes("\x80\x02"
                                "ccollections\nOrderedDict\n)Rq\x00h\x00"
@@ -265,12 +265,12 @@ const std::vector<BadPickle> kBadPickles = {
     {"LongText",
      bytes("\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7f"
            "a."),
-     "are wanted, 2 are left"},
+     "are needed, 2 are left"},
     {"LongBytes",
      bytes("\x80\x02"
            "B\xff\xff\xff\xff"
            "a."),
-     "are wanted, 2 are left"},
+     "are needed, 2 are left"},
     {"LongFrame", bytes("\x80\x04\x95\xff\x00\x00\x00\x00\x00\x00\x00N."), "a frame of 255 bytes"},
     {"NoUtf8", bytes("\x80\x02X\x01\x00\x00\x00\xff."), "no UTF-8"},
     {"BigInteger",
@@ -278,7 +278,7 @@ const std::vector<BadPickle> kBadPickles = {
            "123456789."),
      "an integer of 9 bytes"},
     {"HugeInteger", bytes("\x80\x02\x8b\x00\x00\x00\x10."), "an integer of 268435456 bytes"},
-    {"UnknownOpcode", bytes("\x80\x02\xff."), "opcode 0xff is not read"},
+    {"UnknownOpcode", bytes("\x80\x02\xff."), "opcode 0xff is not supported"},
     {"Extension", bytes("\x80\x02\x82\x01."), "opcode 0x82"},
     {"Instance", bytes("\x80\x02(ios\nsystem\n."), "opcode 0x69"},
     {"NewObjEx", bytes("\x80\x04\x92."), "opcode 0x92"},
@@ -326,7 +326,7 @@ const std::vector<BadPickle> kBadPickles = {
      bytes("\x80\x02"
            "c__builtin__\nset\nU\x01"
            "a\x85R."),
-     "a set of no list"},
+     "a set whose argument is not a list"},
     {"EncodeUtf8",
      bytes("\x80\x02"
            "c_codecs\nencode\nU\x01"

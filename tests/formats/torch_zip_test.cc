@@ -145,7 +145,8 @@ TEST(TorchZip, CompressedAndEncryptedEntriesAreRefusedByName) {
 
 TEST(TorchZip, NamesStayInsideAndAreThereOnce) {
   for (const auto* name : {"/abs", "../up", "a/../b", "a//b", "a/", "", ".", "a\\b", "a/\xff"}) {
-    EXPECT_THAT(zip_refusal(zip_of({{name, "abc"}})), HasSubstr("has no name of a file inside a folder")) << name;
+    EXPECT_THAT(zip_refusal(zip_of({{name, "abc"}})), HasSubstr("the name is not a valid path inside a folder"))
+        << name;
   }
   EXPECT_THAT(zip_refusal(zip_of({{"a/b", "abc"}, {"a/c", "abc"}, {"a/b", "abc"}})), HasSubstr("'a/b' is there twice"));
 }
@@ -153,22 +154,22 @@ TEST(TorchZip, NamesStayInsideAndAreThereOnce) {
 TEST(TorchZip, EntriesThatOverlapOrDisagreeWithTheirHeadersAreRefused) {
   const auto bytes = zip_of({{"a/x", "abc"}, {"a/y", "defg"}});
   const auto directory = bytes.find("PK\x01\x02");
-  EXPECT_THAT(zip_refusal(replaced(bytes, "a/x", "a/z")), HasSubstr("'a/x' calls itself 'a/z'"));
+  EXPECT_THAT(zip_refusal(replaced(bytes, "a/x", "a/z")), HasSubstr("'a/x' has the name 'a/z' in its local header"));
   auto shifted = bytes;  // the second record of the directory points to the first entry
   const auto second = bytes.find("PK\x01\x02", directory + 1);
   std::memset(shifted.data() + second + 42, 0, 4);
-  EXPECT_THAT(zip_refusal(shifted), HasSubstr("'a/y' calls itself 'a/x'"));
+  EXPECT_THAT(zip_refusal(shifted), HasSubstr("'a/y' has the name 'a/x' in its local header"));
   auto longer = bytes;  // the first entry reaches into the second
   longer[directory + 20] = longer[directory + 24] = 70;
   EXPECT_THAT(zip_refusal(longer), HasSubstr("'a/y' begins at byte"));
   longer[directory + 20] = 3;
-  EXPECT_THAT(zip_refusal(longer), HasSubstr("stores 70 bytes as 3"));
+  EXPECT_THAT(zip_refusal(longer), HasSubstr("has 70 bytes and 3 packed bytes"));
   auto beyond = bytes;
   std::memset(beyond.data() + second + 20, 0x7f, 8);
   EXPECT_THAT(zip_refusal(beyond), HasSubstr("the directory begins at"));
   auto far = bytes;
   std::memset(far.data() + second + 42, 0x7f, 4);
-  EXPECT_THAT(zip_refusal(far), HasSubstr("would lie at bytes"));
+  EXPECT_THAT(zip_refusal(far), HasSubstr("would be at bytes"));
   auto plain = bytes;  // no descriptor announced, but sizes of 0 in the header
   plain[6] = 0;
   EXPECT_THAT(zip_refusal(plain), HasSubstr("has 0 bytes by its header, 3 by the directory"));

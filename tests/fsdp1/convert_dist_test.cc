@@ -112,7 +112,7 @@ TEST(ConvertFsdp, ShardedDictsLoadIntoFsdp2AndPlainModels) {
             train(to.net, *to.optimizer, 1, 7);
             const auto given = by_name ? states : flatten_optimizer_dict(states);
             const auto keys = set_state_dict(to.net, {to.optimizer.get()}, weights, given);
-            EXPECT_TRUE(keys.missing.empty() && keys.unexpected.empty());
+            EXPECT_TRUE(keys.missing_keys.empty() && keys.unexpected_keys.empty());
             expect_same_rows(to, rows);
             EXPECT_NEAR(output_of(to.net), output_of(rows.net), 1e-4);
           }

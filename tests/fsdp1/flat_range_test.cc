@@ -37,7 +37,7 @@ TEST(FlatRange, CoverageNoticesGapsOverlapsAndShortEnds) {
 }
 
 TEST(FlatRange, OfReplicasOnlyTheFirstHolds) {
-  EXPECT_EQ(first_holders({{0, 3}, {3, 5}, {0, 3}, {3, 5}}), (Ranges{{0, 3}, {3, 5}, {}, {}}));
+  EXPECT_EQ(keep_first_holders({{0, 3}, {3, 5}, {0, 3}, {3, 5}}), (Ranges{{0, 3}, {3, 5}, {}, {}}));
 }
 
 TEST(FlatRange, IntersectionOfApartRangesIsEmpty) {

@@ -232,7 +232,7 @@ TEST_P(FlattenDict, RefusesDictsThatAreNone) {
   EXPECT_THAT(message({{"state", StateDict{{"a.bias", 3}}}}), HasSubstr("found int as the state of a parameter"));
   auto dict = saved();
   dict.at("param_groups").list()[0].dict().at("params").list().emplace_back("d.weight");
-  EXPECT_THAT(message(dict), HasSubstr("'d.weight', which the model or its optimizer has not"));
+  EXPECT_THAT(message(dict), HasSubstr("'d.weight', which is not in the model or not in its optimizer"));
   if (!GetParam()) {
     StateDict empty;
     for (const auto& [name, shape] : kMembers) empty.set(name, StateDict{});

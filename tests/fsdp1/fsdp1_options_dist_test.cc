@@ -306,14 +306,14 @@ TEST(Fsdp1Meta, ParametersAreMadeUnitByUnit) {
         SmallModel other(1, meta);
         return error_of([&] { wrap_fsdp1(other, {.group = group_of(world), .param_init_fn = make}); });
       };
-      EXPECT_THAT(error_with([](nn::Module&) {}), HasSubstr("param_init_fn left it on the meta device"));
+      EXPECT_THAT(error_with([](nn::Module&) {}), HasSubstr("param_init_fn left this parameter on the meta device"));
       EXPECT_THAT(error_with([](nn::Module& module) {
                     for (auto& slot : module.own_parameters()) {
                       nn::Module::set_parameter(slot, here(at::zeros(slot.parameter.sizes())).set_requires_grad(true));
                     }
                   }),
-                  HasSubstr("embedding and head: one tensor before param_init_fn, two after it"));
-      EXPECT_THAT(error_with({}), HasSubstr("still on the meta device. Give param_init_fn"));
+                  HasSubstr("embedding and head: one shared tensor before param_init_fn, two tensors after it"));
+      EXPECT_THAT(error_with({}), HasSubstr("still on the meta device. Set param_init_fn"));
     }
   });
 }
@@ -419,7 +419,7 @@ TEST(Fsdp1Summon, RefusesWhatItCannotDoAndAlwaysPutsTheShardsBack) {
                   }),
                   HasSubstr("with_grads=True, use_orig_params="));
       EXPECT_THAT(error_of([&] { summon_full_params(model, {}, [&] { model(tokens_of(0)); }); }),
-                  HasSubstr("forward ran inside summon_full_params"));
+                  HasSubstr("a forward or backward pass ran inside summon_full_params"));
       EXPECT_THAT(error_of([&] { summon_full_params(model, {}, [&] { summon_full_params(model, {}, nothing); }); }),
                   HasSubstr("summoned already"));
       EXPECT_THAT(error_of([&] {

@@ -284,7 +284,7 @@ TEST(Fsdp1Misuse, IsRefused) {
     EXPECT_THAT(refusal(distribute_tensor(here(at::ones({4})), line(world), {Shard(0)})), HasSubstr("found a DTensor"));
     EXPECT_EQ(refusal(here(at::ones({}))), "");
     SmallModel model;
-    EXPECT_THAT(error_of([&] { wrap_fsdp1(model, {}); }), HasSubstr("no group given"));
+    EXPECT_THAT(error_of([&] { wrap_fsdp1(model, {}); }), HasSubstr("options.group is not set"));
     EXPECT_EQ(flat_parameter_handles(model).size(), 0u);
     wrap(model, options);
     EXPECT_THAT(error_of([&] { wrap_fsdp1(model, options); }), HasSubstr("on this module already"));
@@ -310,7 +310,7 @@ TEST(Fsdp1Misuse, OfTiesAndOrderIsRefused) {
       TiedToItsLayer tied;
       wrap_fsdp1(*tied.layer, {.group = group_of(world), .use_orig_params = use_orig_params});
       EXPECT_THAT(error_of([&] { wrap_fsdp1(tied, {.group = group_of(world)}); }),
-                  HasSubstr("copy: shared with a parameter of a nested unit"));
+                  HasSubstr("copy: this parameter is shared with a nested unit"));
       SmallModel model;
       wrap(model, {.group = group_of(world), .use_orig_params = use_orig_params});
       (*model.layers[1])(here(at::ones({2, 6})));

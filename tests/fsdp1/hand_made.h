@@ -57,7 +57,7 @@ class HandMadeHandle : public FlatParameterHandle {
 
 struct HandMadeRank {
   HandMadeRank(int rank, int size)
-      : world(comm::World::create_fake(rank, size, std::make_shared<comm::FakeAccount>())), group(world->group()) {}
+      : world(comm::World::create_fake(rank, size, std::make_shared<comm::FakeCostAccount>())), group(world->group()) {}
 
   // Members of these names and shapes, as one unit.
   std::shared_ptr<HandMadeHandle> handle(const std::vector<std::pair<std::string, std::vector<int64_t>>>& members,

@@ -178,8 +178,8 @@ TEST(Fsdp1ModelStateDict, SaysWhatIsMissingOrDoesNotFitOnAllRanks) {
     partial.erase("again");  // a parameter needs one of its names only
     partial.set("extra", at::zeros({1}));
     const auto keys = load(net, partial, StateDictType::kFull, /*strict=*/false);
-    EXPECT_THAT(keys.missing, ::testing::ElementsAre("last.bias"));
-    EXPECT_THAT(keys.unexpected, ::testing::ElementsAre("extra"));
+    EXPECT_THAT(keys.missing_keys, ::testing::ElementsAre("last.bias"));
+    EXPECT_THAT(keys.unexpected_keys, ::testing::ElementsAre("extra"));
   });
 }
 

@@ -36,7 +36,7 @@ TEST(Fsdp1StateDict, IsThatOfThePlainModelAndLoadsAgain) {
                    : states;
           const auto keys =
               set_state_dict(net, {optimizer.get()}, has ? weights : StateDict(), has ? given : StateDict(), options);
-          EXPECT_THAT(keys.missing, IsEmpty());
+          EXPECT_THAT(keys.missing_keys, IsEmpty());
           const auto whole = get_state_dict(net, {optimizer.get()}, {.full_state_dict = true});
           EXPECT_EQ(state_difference(whole.model, weights), "");
           EXPECT_EQ(state_difference(whole.optimizer.at("state"), states.at("state")), "");
@@ -84,7 +84,7 @@ TEST(Fsdp1StateDict, OnlyFrozenParametersMayMissWhereTheyAreIgnored) {
       EXPECT_EQ(keys_of(trained).size(), weights.size() - 2);
       EXPECT_FALSE(trained.contains("first.weight"));
       const auto given = without(weights, {"first.weight", "first.bias"});
-      EXPECT_THAT(set_model_state_dict(net, given, options).missing, IsEmpty());
+      EXPECT_THAT(set_model_state_dict(net, given, options).missing_keys, IsEmpty());
       EXPECT_EQ(state_difference(get_model_state_dict(net, options), given), "");
       const auto message = [&](const StateDict& dict, const StateDictOptions& how) {
         return thrown_by([&] { set_model_state_dict(net, dict, how); });

@@ -7,7 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/fsdp1/state/state_dict_values.h"
 #include "tessera/state/broadcast_state.h"
 #include "tessera/state/sharded_tensor.h"
 #include "tests/fsdp1/net.h"
@@ -29,22 +29,23 @@ TEST(ExchangeRanges, GivesEachRankWhatItWants) {
            {std::vector<FlatRange>{{0, 3}, {3, 8}, {8, 10}}, std::vector<FlatRange>{{0, 10}, {5, 7}, {}},
             std::vector<FlatRange>{{}, {}, {}}}) {
         for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
-          const auto received = exchange_ranges(group, range_values(have[rank]).to(dtype), have, want, "x");
+          const auto received = all_to_all_ranges(group, range_values(have[rank]).to(dtype), have, want, "x");
           EXPECT_TRUE(received.equal(range_values(want[rank]).to(dtype)));
         }
       }
-      EXPECT_TRUE(gather_ranges(group, range_values(have[rank]), have, 10, "x").equal(range_values({0, 10})));
+      EXPECT_TRUE(all_gather_ranges(group, range_values(have[rank]), have, 10, "x").equal(range_values({0, 10})));
     }
     const std::vector<FlatRange> gap = {{0, 4}, {5, 9}, {9, 10}};
     EXPECT_THAT(message_of([&] {
-                  exchange_ranges(group, range_values(gap[rank]), gap, {{}, {3, 6}, {}}, "x");
+                  all_to_all_ranges(group, range_values(gap[rank]), gap, {{}, {3, 6}, {}}, "x");
                 }),
-                HasSubstr("the ranks hold 2 of the 3 elements that rank 1 of the group wants from 3"));
-    EXPECT_THAT(message_of([&] { gather_ranges(group, range_values(gap[rank]), gap, 10, "x"); }), HasSubstr("hold 9"));
+                HasSubstr("the ranks hold 2 of the 3 elements that rank 1 of the group needs from 3"));
+    EXPECT_THAT(message_of([&] { all_gather_ranges(group, range_values(gap[rank]), gap, 10, "x"); }),
+                HasSubstr("hold 9"));
   });
 }
 
-FlatPlace place_of(const std::shared_ptr<comm::Group>& group, bool contiguous) {
+FlatTensorLayout layout_of(const std::shared_ptr<comm::Group>& group, bool contiguous) {
   return {.name = "w",
           .shape = {4, 3},
           .strides = contiguous ? std::vector<int64_t>{3, 1} : std::vector<int64_t>{1, 4},
@@ -53,7 +54,7 @@ FlatPlace place_of(const std::shared_ptr<comm::Group>& group, bool contiguous) {
           .group = group};
 }
 
-TEST(PlacedValues, ComeFromBoxesOfAnyForm) {
+TEST(StateDictValues, ComeFromBoxesOfAnyForm) {
   on_ranks(2, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "cpu", {2}, {"dp"});
     const at::Tensor whole = at::arange(12, at::kFloat).view({4, 3});
@@ -79,57 +80,58 @@ TEST(PlacedValues, ComeFromBoxesOfAnyForm) {
                                             distribute_tensor(whole, mesh, {Shard(1)}),
                                             distribute_tensor(whole, mesh, {Replicate()})};
     for (const bool contiguous : {true, false}) {
-      auto place = place_of(world->group(), contiguous);
+      auto layout = layout_of(world->group(), contiguous);
       const at::Tensor stored = contiguous ? whole.reshape({-1}) : whole.t().reshape({-1});
-      const at::Tensor piece = stored.narrow(0, place.own().begin, place.own().numel());
-      for (const auto& value : values) EXPECT_TRUE(ranges_of_value(place, value).equal(piece)) << type_name(value);
-      place.sharded = false;
-      place.ranges = {{0, 12}, {0, 12}};
-      for (const auto& value : values) EXPECT_TRUE(ranges_of_value(place, value).equal(stored)) << type_name(value);
-      place = place_of(world->group(), contiguous);
+      const at::Tensor piece = stored.narrow(0, layout.own().begin, layout.own().numel());
+      for (const auto& value : values) EXPECT_TRUE(to_local_range(layout, value).equal(piece)) << type_name(value);
+      layout.sharded = false;
+      layout.ranges = {{0, 12}, {0, 12}};
+      for (const auto& value : values) EXPECT_TRUE(to_local_range(layout, value).equal(stored)) << type_name(value);
+      layout = layout_of(world->group(), contiguous);
 
-      EXPECT_TRUE(value_of_ranges(place, piece, {}).tensor().equal(whole));
-      const auto first = value_of_ranges(place, piece, {.form = ValueForm::kWholeOnFirstRank});
+      EXPECT_TRUE(to_state_dict_value(layout, piece, {}).tensor().equal(whole));
+      const auto first = to_state_dict_value(layout, piece, {.form = ValueForm::kWholeOnFirstRank});
       EXPECT_EQ(first.is_none(), rank == 1);
       if (rank == 0) {
         EXPECT_TRUE(first.tensor().equal(whole));
       }
-      const auto chunks = value_of_ranges(place, piece, {.form = ValueForm::kSharded});
+      const auto chunks = to_state_dict_value(layout, piece, {.form = ValueForm::kSharded});
       EXPECT_TRUE(chunks.sharded()->local_shards.at(0).tensor.equal(whole.narrow(0, rank * 2, 2)));
       for (const auto& like : {values[4], values[5], values[6]}) {
-        EXPECT_TRUE(part_like(place, piece, like.tensor()).equal(to_local(like.tensor())));
+        EXPECT_TRUE(to_layout_of(layout, piece, like.tensor()).equal(to_local(like.tensor())));
       }
     }
     const auto partial = from_local(whole, mesh, {Partial()});
-    EXPECT_THAT(message_of([&] { ranges_of_value(place_of(world->group(), true), partial); }),
+    EXPECT_THAT(message_of([&] { to_local_range(layout_of(world->group(), true), partial); }),
                 HasSubstr("still to be reduced"));
   });
 }
 
-TEST(PlacedValues, OverAMeshOfReplicasAreRowsOfItsLastDim) {
+TEST(StateDictValues, OverAMeshOfReplicasAreRowsOfItsLastDim) {
   on_ranks(4, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"replicate", "shard"});
     const at::Tensor whole = at::arange(15, at::kFloat).view({5, 3});
-    FlatPlace place{.name = "w",
-                    .shape = {5, 3},
-                    .strides = {3, 1},
-                    .ranges = {{0, 4}, {4, 8}, {8, 12}, {12, 15}},
-                    .group = world->group()};
-    const auto piece = whole.reshape({-1}).narrow(0, place.own().begin, place.own().numel());
-    const auto value = value_of_ranges(place, piece, {.form = ValueForm::kSharded, .device_mesh = mesh});
+    FlatTensorLayout layout{.name = "w",
+                            .shape = {5, 3},
+                            .strides = {3, 1},
+                            .ranges = {{0, 4}, {4, 8}, {8, 12}, {12, 15}},
+                            .group = world->group()};
+    const auto piece = whole.reshape({-1}).narrow(0, layout.own().begin, layout.own().numel());
+    const auto value = to_state_dict_value(layout, piece, {.form = ValueForm::kSharded, .device_mesh = mesh});
     EXPECT_EQ(to_string(placements(value.tensor())), "(R, S(0))");
     EXPECT_TRUE(full_tensor(value.tensor()).equal(whole));
-    EXPECT_TRUE(ranges_of_value(place, value).equal(piece));
+    EXPECT_TRUE(to_local_range(layout, value).equal(piece));
     // FSDP inside the replicas only.
     const auto& inner = mesh->group("shard");
-    FlatPlace half{.name = "w", .shape = {5, 3}, .strides = {3, 1}, .ranges = {{0, 7}, {7, 15}}, .group = inner};
+    FlatTensorLayout half{.name = "w", .shape = {5, 3}, .strides = {3, 1}, .ranges = {{0, 7}, {7, 15}}, .group = inner};
     const auto half_piece = whole.reshape({-1}).narrow(0, half.own().begin, half.own().numel());
-    const auto rows = value_of_ranges(half, half_piece, {.form = ValueForm::kSharded, .device_mesh = mesh});
+    const auto rows = to_state_dict_value(half, half_piece, {.form = ValueForm::kSharded, .device_mesh = mesh});
     EXPECT_TRUE(full_tensor(rows.tensor()).equal(whole));
-    EXPECT_TRUE(ranges_of_value(half, rows).equal(half_piece));
+    EXPECT_TRUE(to_local_range(half, rows).equal(half_piece));
     const auto other = init_device_mesh(world, "cpu", {2}, {"two"});
-    EXPECT_THAT(message_of([&] { value_of_ranges(place, piece, {.form = ValueForm::kSharded, .device_mesh = other}); }),
-                HasSubstr("has not all ranks of the FSDP group"));
+    EXPECT_THAT(
+        message_of([&] { to_state_dict_value(layout, piece, {.form = ValueForm::kSharded, .device_mesh = other}); }),
+        HasSubstr("does not have all ranks of the FSDP group"));
   });
 }
 

@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const auto rows = data::open_json_array(file.path());
     data::RecordReader reader("jsonl", {});
-    for (data::Row row; rows->next(row);) {
+    for (data::RecordRow row; rows->next(row);) {
       if (!row.value.is_object()) std::abort();
       reader.read(row);
     }

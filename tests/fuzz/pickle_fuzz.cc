@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (const int protocol : {2, 4}) {
       const auto written = pickle(value, {.protocol = protocol});
       const auto again = unpickle(std::as_bytes(std::span(written)), "again");
-      if (!same_pickle(value, again) || pickle(again, {.protocol = protocol}) != written) std::abort();
+      if (!is_same_pickle(value, again) || pickle(again, {.protocol = protocol}) != written) std::abort();
     }
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kFormat) std::abort();

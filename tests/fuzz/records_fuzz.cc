@@ -25,12 +25,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const data::SampleMaker maker(tokenizer, chat, {.vocab_size = 2});
   const fuzz::InputFile file(data + 1, size - 1);
   try {
-    const auto container = choice == 1   ? data::Container::kText
-                           : choice == 8 ? data::Container::kJsonArray
-                                         : data::Container::kJsonLines;
-    data::read_records({file.path(), container}, {.format = kFuzzed[choice]}, [&](data::Record record) {
+    const auto container = choice == 1   ? data::DataContainer::kText
+                           : choice == 8 ? data::DataContainer::kJsonArray
+                                         : data::DataContainer::kJsonLines;
+    data::read_records({file.path(), container}, {.format = kFuzzed[choice]}, [&](data::TrainingRecord record) {
       const auto sample = maker.make(record);
-      if (sample.tokens.size() != sample.learnt.size()) std::abort();
+      if (sample.tokens.size() != sample.loss_mask.size()) std::abort();
     });
   } catch (const Error& error) {
     fuzz::check_message(error.what());

@@ -10,9 +10,9 @@
 
 namespace {
 
-const tessera::serve::Served& served() {
-  static const tessera::serve::Served model = [] {
-    tessera::serve::Served made{
+const tessera::serve::ServedModel& served() {
+  static const tessera::serve::ServedModel model = [] {
+    tessera::serve::ServedModel made{
         .name = "tiny",
         .config = {},
         .defaults = {},

@@ -11,9 +11,9 @@
 #include <thread>
 
 #include "tessera/base/machine/listen.h"
-#include "tessera/comm/rendezvous/hub_protocol.h"
-#include "tessera/comm/rendezvous/hub_server.h"
-#include "tessera/comm/rendezvous/hub_store.h"
+#include "tessera/comm/rendezvous/run_store.h"
+#include "tessera/comm/rendezvous/run_store_protocol.h"
+#include "tessera/comm/rendezvous/run_store_server.h"
 #include "tests/fuzz/input_file.h"
 
 namespace {
@@ -23,14 +23,14 @@ using namespace tessera::comm;
 
 struct Hub {
   int port;
-  std::shared_ptr<HubServer> server;
-  c10::intrusive_ptr<HubStore> other;
+  std::shared_ptr<RunStoreServer> server;
+  c10::intrusive_ptr<RunStore> other;
   Hub() {
-    Listening here = listen_at("127.0.0.1", 0, Reach::kThisHost);
+    ListeningSocket here = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
     port = here.port;
-    const HubIdentity identity{.token = "t", .run = "r", .who = "rank 0"};
-    server = std::make_shared<HubServer>(std::move(here.socket), identity);
-    other = c10::make_intrusive<HubStore>(HubAddress{.host = "127.0.0.1", .port = port}, identity,
+    const RunIdentity identity{.token = "t", .run = "r", .who = "rank 0"};
+    server = std::make_shared<RunStoreServer>(std::move(here.socket), identity);
+    other = c10::make_intrusive<RunStore>(RunStoreAddress{.host = "127.0.0.1", .port = port}, identity,
                                           std::chrono::seconds(30));
   }
 };
@@ -68,7 +68,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (runs++ % 10000 == 0) hub = std::make_unique<Hub>();  // what was set is gone with the server
   const UniqueFd socket = connected(hub->port);
   if (size > 0 && (data[0] & 1) != 0) {
-    send_all(socket.get(), FrameWriter(HubOp::kHello).put(int64_t{kHubMagic}).put("t").put("r").put("rank 1").finish());
+    send_all(socket.get(),
+             FrameWriter(RunStoreRequest::kHello).put(int64_t{kStoreMagic}).put("t").put("r").put("rank 1").finish());
   }
   if (size > 1) send_all(socket.get(), fuzz::text_of(data + 1, size - 1));
   ::shutdown(socket.get(), SHUT_WR);

@@ -11,7 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   tessera::serve::ToolCallReader pieces({"f"}), whole({"f"});
   std::string cut, uncut;
   size_t calls = 0;
-  const auto take = [&](const tessera::serve::ToolCallReader::Read& read, std::string& to) {
+  const auto take = [&](const tessera::serve::ToolCallReader::ToolCallOutput& read, std::string& to) {
     to += read.text;
     calls += read.calls.size();
   };

@@ -6,7 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/attention/attention_loops.h"
-#include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/kernels/autograd/activation_checkpoint_cache.h"
 #include "tests/kernels/gradients.h"
 #include "tests/kernels/vector_levels.h"
 
@@ -100,10 +100,12 @@ TEST_P(CausalAttention, RunsItsLoopsOnWhatAModelGives) {
     GTEST_SKIP() << "no vectors here";
   }
   const auto in = inputs_of(kShapes[0], at::kFloat);
-  EXPECT_TRUE(kernels::runs_causal_attention(in.q, in.k, in.v));
-  EXPECT_FALSE(kernels::runs_causal_attention(in.q.to(at::kDouble), in.k.to(at::kDouble), in.v.to(at::kDouble)));
-  EXPECT_FALSE(kernels::runs_causal_attention(in.q.narrow(3, 0, 24), in.k.narrow(3, 0, 24), in.v.narrow(3, 0, 24)));
-  EXPECT_FALSE(kernels::runs_causal_attention(in.q.narrow(2, 0, 1), in.k, in.v));
+  EXPECT_TRUE(kernels::supports_causal_attention_loops(in.q, in.k, in.v));
+  EXPECT_FALSE(
+      kernels::supports_causal_attention_loops(in.q.to(at::kDouble), in.k.to(at::kDouble), in.v.to(at::kDouble)));
+  EXPECT_FALSE(
+      kernels::supports_causal_attention_loops(in.q.narrow(3, 0, 24), in.k.narrow(3, 0, 24), in.v.narrow(3, 0, 24)));
+  EXPECT_FALSE(kernels::supports_causal_attention_loops(in.q.narrow(2, 0, 1), in.k, in.v));
 }
 
 TEST_P(CausalAttention, OtherDocumentsAndPaddingNeverShow) {
@@ -167,13 +169,13 @@ TEST_P(CausalAttention, KeysBeforeTheFirstAndPaddingThatOthersSeeAreAsTheFormula
 TEST_P(CausalAttention, TakesWhatSelectiveCheckpointingHasKept) {
   const auto in = inputs_of(kShapes[0], at::kFloat);
   const auto wanted = by_kernel(in, {});
-  const auto kept = std::make_shared<kernels::KeptResults>();
+  const auto kept = std::make_shared<kernels::ActivationCheckpointCache>();
   {
     const at::NoGradGuard no_grad;
-    const kernels::KeptResults::Scope record(kept, kernels::KeptResults::Mode::kRecord);
+    const kernels::ActivationCheckpointCache::Scope record(kept, kernels::ActivationCheckpointCache::Mode::kRecord);
     kernels::causal_attention(in.q, in.k, in.v);
   }
-  const kernels::KeptResults::Scope replay(kept, kernels::KeptResults::Mode::kReplay);
+  const kernels::ActivationCheckpointCache::Scope replay(kept, kernels::ActivationCheckpointCache::Mode::kReplay);
   const auto got = by_kernel(in, {});
   for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::equal(got[i], wanted[i])) << i;
 }

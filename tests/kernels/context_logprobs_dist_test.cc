@@ -32,9 +32,9 @@ MeshPtr context_mesh(const MeshPtr& mesh, int64_t cp, int64_t tp) {
   return init_device_mesh(mesh->world(), "cpu", {cp, tp}, {"cp", "tp"});
 }
 
-kernels::VocabPart part_of_tp(const MeshPtr& mesh) { return kernels::part_over(*mesh, 1, kVocabulary); }
+kernels::VocabShard part_of_tp(const MeshPtr& mesh) { return kernels::vocab_shard_of(*mesh, 1, kVocabulary); }
 
-at::Tensor columns(const at::Tensor& logits, const kernels::VocabPart& part) {
+at::Tensor columns(const at::Tensor& logits, const kernels::VocabShard& part) {
   return logits.narrow(2, part.start, part.end - part.start);
 }
 
@@ -71,7 +71,7 @@ TEST(ContextLogprobs, OfColumnsAreWholeOnEveryRankWithGradients) {
 // Whoever asked may have let the group go before the backward pass, which communicates.
 TEST(ContextLogprobs, HoldTheGroupUntilTheirBackward) {
   on_ranks(2, {2}, [](const MeshPtr& line) {
-    const kernels::VocabPart all{.start = 0, .end = kVocabulary};
+    const kernels::VocabShard all{.start = 0, .end = kVocabulary};
     auto group = line->world()->new_group({0, 1}, "cp of a caller");
     const std::weak_ptr<comm::Group> seen = group;
     const auto whole = logits_of_context(1, 8).set_requires_grad(true);
@@ -117,7 +117,7 @@ TEST(ContextLogprobs, OfDTensorsFollowSeqIndex) {
                   kernels::get_logprobs_from_vocab_parallel_logits(lying, ids,
                                                                    {.seq_index = at::zeros({kTokens}, at::kLong)});
                 }),
-                HasSubstr("each place of 12 tokens once"));
+                HasSubstr("a permutation of the positions of 12 tokens"));
     const auto nameless = init_device_mesh(line->world(), "cpu", {2, 2}, {"dp", "tp"});
     const auto elsewhere = distribute_tensor(whole.detach(), nameless, {Shard(1), Shard(2)}, std::nullopt);
     EXPECT_THAT(
@@ -126,12 +126,12 @@ TEST(ContextLogprobs, OfDTensorsFollowSeqIndex) {
     EXPECT_THAT(error_of([&] {
                   kernels::get_logprobs_from_vocab_parallel_logits(lying, ids, {.cp_group = mesh->group("cp")});
                 }),
-                HasSubstr("cp_group beside a DTensor"));
+                HasSubstr("found cp_group with DTensor logits"));
     EXPECT_THAT(error_of([&] {
                   kernels::from_parallel_logits_to_logprobs(whole, ids, {.start = 0, .end = kVocabulary},
                                                             {.seq_index = order});
                 }),
-                HasSubstr("seq_index beside plain logits"));
+                HasSubstr("found seq_index with plain logits"));
   });
 }
 
@@ -143,7 +143,7 @@ TEST(ContextLogprobs, OfPackedSequencesAreCutEachOnItsOwn) {
       const auto bounds = at::tensor(std::vector<int64_t>{0, 8, 8, 24, 40}, at::kInt);
       const auto whole = logits_of_context(1, 40).set_requires_grad(true);
       const auto ids = ids_of_context(1, 40);
-      const kernels::VocabPart all{.start = 0, .end = kVocabulary};
+      const kernels::VocabShard all{.start = 0, .end = kVocabulary};
       const auto wanted = kernels::from_parallel_logits_to_logprobs_packed_sequences(whole, ids, bounds, 12, all);
       const auto wanted_grad = torch::autograd::grad({wanted.square().sum()}, {whole})[0];
       std::vector<at::Tensor> places;

@@ -1,5 +1,5 @@
 // What our CUDA kernels compute, without a GPU: compiled as C++ and run on the host (support/cuda_on_host), against the
-// formulas in fp64. row_twins_cuda_test.cc has them on a GPU.
+// formulas in fp64. elementwise_kernels_cuda_test.cc has them on a GPU.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -19,8 +19,8 @@ namespace {
 using tessera::testing::random_tensor;
 using Tensors = std::vector<at::Tensor>;
 
-Element element_of(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat ? Element::kFloat : Element::kBFloat16;
+ElementType element_of(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat ? ElementType::kFloat : ElementType::kBFloat16;
 }
 
 // The same values `shift` elements behind what packs need.
@@ -207,12 +207,12 @@ TEST(CudaKernels, NeitherOrderOfThreadsNorNumberOfBlocksShows) {
     out.push_back(cross_entropy(logits, at::arange(7, at::kLong), true));
     out.push_back(logits);
     out.push_back(at::empty_like(x));
-    launch_rms_norm(Element::kFloat, x.data_ptr(), grad.data_ptr<float>(), 1e-5F, false, out.back().data_ptr(),
+    launch_rms_norm(ElementType::kFloat, x.data_ptr(), grad.data_ptr<float>(), 1e-5F, false, out.back().data_ptr(),
                     at::empty({7}).data_ptr<float>(), 7, 520, nullptr);
     out.push_back(at::empty_like(x));
-    launch_gate(Element::kFloat, false, x.data_ptr(), grad.data_ptr(), out.back().data_ptr(), x.numel(), nullptr);
+    launch_gate(ElementType::kFloat, false, x.data_ptr(), grad.data_ptr(), out.back().data_ptr(), x.numel(), nullptr);
     out.push_back(at::empty_like(x));
-    launch_rotary(Element::kFloat, x.data_ptr(), grad.data_ptr<float>(), logits.data_ptr<float>(), 1,
+    launch_rotary(ElementType::kFloat, x.data_ptr(), grad.data_ptr<float>(), logits.data_ptr<float>(), 1,
                   out.back().data_ptr(), 1, 7, 10, 26, 0, nullptr);
     HostBlock::order = 0;
     HostBlock::most = ~0U;

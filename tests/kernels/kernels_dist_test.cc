@@ -262,8 +262,9 @@ TEST(KernelsOnDTensors, SecondDerivativeThatIsMissingIsAnError) {
 // Hosts may have other processors.
 TESSERA_RANKS_TEST(VectorLevel, IsTheLeastOfAllRanks, (2)) {
   {
-    const kernels::UseVectorLevel own(world->rank() == 0 ? kernels::most_of_processor() : kernels::VectorLevel::kPlain);
-    kernels::agree_on_kernels(*world->group());
+    const kernels::VectorLevelGuard own(world->rank() == 0 ? kernels::max_vector_level()
+                                                           : kernels::VectorLevel::kPlain);
+    kernels::synchronize_kernel_choices(*world->group());
   }
   EXPECT_EQ(kernels::vector_level(), kernels::VectorLevel::kPlain);
   comm::barrier(*world->group());  // threads share the choice
@@ -276,8 +277,8 @@ TESSERA_RANKS_TEST(LinearKernel, IsThatOfTheFirstRankOnAll, (2)) {
   }
   for (const bool onednn : {true, false}) {
     {
-      const kernels::UseLinearKernel measured((world->rank() == 0) == onednn);
-      kernels::agree_on_kernels(*world->group());
+      const kernels::LinearKernelGuard measured((world->rank() == 0) == onednn);
+      kernels::synchronize_kernel_choices(*world->group());
     }
     EXPECT_EQ(kernels::linear_kernel_name(), onednn ? "onednn" : "aten");
     comm::barrier(*world->group());  // threads share the choice

@@ -42,7 +42,7 @@ at::Tensor plain_loss(const Tensors& in, const at::Tensor& labels) {
 // The products, whichever of them this machine would choose.
 class Linear : public ::testing::TestWithParam<bool> {
  protected:
-  kernels::UseLinearKernel kernel_{GetParam()};
+  kernels::LinearKernelGuard kernel_{GetParam()};
 };
 INSTANTIATE_TEST_SUITE_P(Kernels, Linear, ::testing::Bool(),
                          [](const auto& kernel) { return kernel.param ? "OneDnn" : "Aten"; });

@@ -11,22 +11,22 @@ namespace {
 
 bool yes() { return true; }
 bool no() { return false; }
-constexpr ChoiceNames kNames{"fast", "slow"};
+constexpr KernelChoiceNames kNames{"fast", "slow"};
 
 TEST(LinearChoice, FirstMeasurementOfAMachineIsKept) {
   testing::TempFolder folder;
   const auto file = folder / "new" / "choice";
-  EXPECT_TRUE(kept_choice(file, kNames, yes));
+  EXPECT_TRUE(stored_choice(file, kNames, yes));
   EXPECT_EQ(read_file(file), "fast\n");
-  EXPECT_TRUE(kept_choice(file, kNames, no)) << "the kept choice counts, not a later measurement";
+  EXPECT_TRUE(stored_choice(file, kNames, no)) << "the kept choice counts, not a later measurement";
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder / "new"), {}), 1);
 }
 
 TEST(LinearChoice, UnreadableOrUnwritableChoiceIsMeasured) {
   testing::TempFolder folder;
   publish_file(folder / "broken", "neither");
-  EXPECT_FALSE(kept_choice(folder / "broken", kNames, no));
-  EXPECT_TRUE(kept_choice(folder / "broken" / "below a file", kNames, yes));
+  EXPECT_FALSE(stored_choice(folder / "broken", kNames, no));
+  EXPECT_TRUE(stored_choice(folder / "broken" / "below a file", kNames, yes));
 }
 
 TEST(LinearChoice, OneDnnMultipliesLikeAtLinear) {

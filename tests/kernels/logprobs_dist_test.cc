@@ -48,7 +48,7 @@ std::vector<int64_t> widths_of(int64_t classes, int ranks, bool lopsided) {
   return widths;
 }
 
-kernels::VocabPart part_of(const WorldPtr& world, int64_t classes, bool lopsided = false) {
+kernels::VocabShard part_of(const WorldPtr& world, int64_t classes, bool lopsided = false) {
   const auto widths = widths_of(classes, world->size(), lopsided);
   int64_t start = 0;
   for (int rank = 0; rank < world->rank(); ++rank) start += widths[static_cast<size_t>(rank)];
@@ -56,7 +56,7 @@ kernels::VocabPart part_of(const WorldPtr& world, int64_t classes, bool lopsided
 }
 
 // A leaf of this rank's columns.
-at::Tensor columns_of(const at::Tensor& logits, const kernels::VocabPart& part) {
+at::Tensor columns_of(const at::Tensor& logits, const kernels::VocabShard& part) {
   return logits.narrow(-1, part.start, part.end - part.start).contiguous().clone().set_requires_grad(true);
 }
 
@@ -82,7 +82,7 @@ void expect_close(const at::Tensor& found, const at::Tensor& wanted, double tole
 }
 
 // `ours` of a rank's columns and `plain` of all, with the gradients of a sum with weights.
-using OfPart = std::function<at::Tensor(const at::Tensor&, const kernels::VocabPart&)>;
+using OfPart = std::function<at::Tensor(const at::Tensor&, const kernels::VocabShard&)>;
 using OfWhole = std::function<at::Tensor(const at::Tensor&)>;
 void expect_same(const at::Tensor& logits, const OfPart& ours, const OfWhole& plain, double tolerance,
                  const std::vector<int>& ranks = {1, 2, 3, 4}) {
@@ -119,13 +119,13 @@ TEST(DistributedLogprob, EqualsLogSoftmaxForAnyCutAndAnyShape) {
     const auto plain = [&](const at::Tensor& t) { return plain_logprobs(t, target); };
     expect_same(
         logits,
-        [&](const at::Tensor& t, const kernels::VocabPart& part) {
+        [&](const at::Tensor& t, const kernels::VocabShard& part) {
           return kernels::distributed_logprob(t, target, part);
         },
         plain, 1e-12);
     for (const int64_t chunk : {1, 3, 100}) {
       expect_same(logits,
-                  [&](const at::Tensor& t, const kernels::VocabPart& part) {
+                  [&](const at::Tensor& t, const kernels::VocabShard& part) {
                     return kernels::chunked_distributed_logprob(t, target, part, chunk);
                   },
                   plain, 1e-12, {2});
@@ -193,7 +193,7 @@ TEST(DistributedLogprob, TargetsOutsideTheVocabularyAreErrorsOnAllRanks) {
         testing::error_of([&] {
           kernels::distributed_logprob(columns, at::zeros({1, 4}, at::kLong), {part.start, part.end + 1, part.group});
         }),
-        HasSubstr("their part of the vocabulary is"));
+        HasSubstr("columns for the vocabulary part"));
   });
 }
 
@@ -215,7 +215,7 @@ TEST(DistributedLogprob, MasksOfMinusInfinityAndEmptyPartsAreFine) {
   const auto target = at::tensor({5, 7, 4}, at::kLong).view({1, 3});
   expect_same(
       logits,
-      [&](const at::Tensor& t, const kernels::VocabPart& part) {
+      [&](const at::Tensor& t, const kernels::VocabShard& part) {
         return kernels::distributed_logprob(t, target, part);
       },
       [&](const at::Tensor& t) { return plain_logprobs(t, target); }, 1e-12);
@@ -239,7 +239,7 @@ TEST(DistributedGatherLogprob, AddsGradientsOfIdsThatAreThereTwice) {
   for (const int64_t chunk : {1, 2, 100}) {
     expect_same(
         drawn_logits(2, {2, 5, 11}, at::kDouble),
-        [&](const at::Tensor& t, const kernels::VocabPart& part) {
+        [&](const at::Tensor& t, const kernels::VocabShard& part) {
           return kernels::chunked_distributed_gather_logprob(t, ids, part, chunk);
         },
         [&](const at::Tensor& t) {
@@ -254,7 +254,7 @@ TEST(DistributedEntropy, IsTheSumOfPLogPWithItsGradient) {
   for (const int64_t chunk : {1, 2, 100}) {
     expect_same(
         drawn_logits(2, {2, 5, 11}, at::kDouble),
-        [&](const at::Tensor& t, const kernels::VocabPart& part) {
+        [&](const at::Tensor& t, const kernels::VocabShard& part) {
           return kernels::chunked_distributed_entropy(t, part, chunk);
         },
         [](const at::Tensor& t) { return (t.softmax(-1) * t.log_softmax(-1)).sum(-1); }, 1e-12);
@@ -265,7 +265,7 @@ TEST(DistributedCrossEntropy, EqualsThePlainOneAndTrainsTheStudentOnly) {
   const auto teacher = drawn_logits(8, {2, 5, 11}, at::kDouble);
   expect_same(
       drawn_logits(2, {2, 5, 11}, at::kDouble),
-      [&](const at::Tensor& t, const kernels::VocabPart& part) {
+      [&](const at::Tensor& t, const kernels::VocabShard& part) {
         const auto target = columns_of(teacher, part);
         const auto loss = kernels::distributed_cross_entropy(t, target, part);
         EXPECT_FALSE(target.grad().defined());
@@ -277,7 +277,7 @@ TEST(DistributedCrossEntropy, EqualsThePlainOneAndTrainsTheStudentOnly) {
     EXPECT_THAT(testing::error_of([&] {
                   kernels::distributed_cross_entropy(at::zeros({2, 4}), at::zeros({1, 4}), part);
                 }),
-                HasSubstr("wanted one shape"));
+                HasSubstr("wanted the same shape"));
   });
 }
 
@@ -303,7 +303,7 @@ TEST(DistributedSoftmax, KeepsDtypeAndShardAndIsDifferentiable) {
 
 // ---- upstream's numbers, spec nemo.md 2.14, measured with two ranks ----
 
-double gradient_norm(const at::Tensor& columns, const kernels::VocabPart& part) {
+double gradient_norm(const at::Tensor& columns, const kernels::VocabShard& part) {
   const auto square = columns.grad().to(at::kDouble).square().sum().view({1, 1});
   const auto all = at::empty({part.size(), 1}, at::kDouble);
   comm::all_gather_into(*part.group, all, square).wait();
@@ -489,7 +489,7 @@ TEST(GatherLogits, GivesLogitsAndTheGradientToTheirOwner) {
   ids[1][1][0] = kIgnoredLabel;
   expect_same(
       drawn_logits(2, {2, 5, 11}, at::kDouble),
-      [&](const at::Tensor& t, const kernels::VocabPart& part) {
+      [&](const at::Tensor& t, const kernels::VocabShard& part) {
         return kernels::gather_logits_at_global_indices(t, ids, part, 2);
       },
       [&](const at::Tensor& t) {
@@ -524,7 +524,7 @@ TEST(NextTokenLogprobs, OfPackedSequencesNeverLookOverABoundary) {
   for (const auto chunk : std::vector<std::optional<int64_t>>{std::nullopt, 8, 3}) {
     expect_same(
         logits,
-        [&](const at::Tensor& t, const kernels::VocabPart& part) {
+        [&](const at::Tensor& t, const kernels::VocabShard& part) {
           return kernels::from_parallel_logits_to_logprobs_packed_sequences(t, target, bounds, width, part,
                                                                             {.chunk_size = chunk});
         },

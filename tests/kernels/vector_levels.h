@@ -1,8 +1,8 @@
 // Tests that run once with each set of vector instructions that this processor has.
 //
-//   class RowLoops : public testing::WithVectorLevel {};
-//   TEST_P(RowLoops, ...) { ... }
-//   TESSERA_VECTOR_LEVELS(RowLoops);
+//   class ElementwiseKernels : public testing::WithVectorLevel {};
+//   TEST_P(ElementwiseKernels, ...) { ... }
+//   TESSERA_VECTOR_LEVELS(ElementwiseKernels);
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,15 +17,15 @@ namespace tessera::testing {
 class WithVectorLevel : public ::testing::TestWithParam<kernels::VectorLevel> {
  protected:
   void SetUp() override {
-    if (GetParam() > kernels::most_of_processor()) {
+    if (GetParam() > kernels::max_vector_level()) {
       GTEST_SKIP() << "this processor has no such vectors";
     }
-    level_ = std::make_unique<kernels::UseVectorLevel>(GetParam());
+    level_ = std::make_unique<kernels::VectorLevelGuard>(GetParam());
   }
   void TearDown() override { level_.reset(); }
 
  private:
-  std::unique_ptr<kernels::UseVectorLevel> level_;
+  std::unique_ptr<kernels::VectorLevelGuard> level_;
 };
 
 inline const char* name_of(kernels::VectorLevel level) {

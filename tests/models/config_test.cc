@@ -69,9 +69,9 @@ TEST(ModelConfig, OfTwoFilledSpellingsTheOneOfTransformersCounts) {
   EXPECT_EQ(gemma.rope.kind, RopeKind::kLinear);
   EXPECT_EQ(gemma.rope.factor, 2);
   EXPECT_EQ(gemma.rope.theta, 500) << "rope_scaling is merged into the object";
-  EXPECT_EQ(
-      parse(R"("architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_local_experts": 16)").experts.count,
-      16);
+  EXPECT_EQ(parse(R"("architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_local_experts": 16)")
+                .experts.num_experts,
+            16);
   EXPECT_EQ(parse(R"("torch_dtype": "float16", "dtype": "bfloat16")").dtype, at::kBFloat16);
 }
 
@@ -115,26 +115,28 @@ TEST(ModelConfig, DefaultsAreThoseOfTheFamily) {
 
 TEST(ModelConfig, WindowsAreThoseOfTheLayers) {
   const auto mistral = ModelConfig::parse(R"({"model_type": "mistral"})", "t");
-  EXPECT_EQ(mistral.window_of(31), 4096) << "left out, the key has a value";
-  EXPECT_EQ(ModelConfig::parse(R"({"model_type": "mistral", "sliding_window": null})", "t").window_of(0), 0);
+  EXPECT_EQ(mistral.sliding_window_of_layer(31), 4096) << "left out, the key has a value";
+  EXPECT_EQ(ModelConfig::parse(R"({"model_type": "mistral", "sliding_window": null})", "t").sliding_window_of_layer(0),
+            0);
   const auto off = ModelConfig::parse(R"({"model_type": "qwen2", "sliding_window": 7, "max_window_layers": 0})", "t");
-  EXPECT_EQ(off.window_of(31), 0);
+  EXPECT_EQ(off.sliding_window_of_layer(31), 0);
   const auto on = ModelConfig::parse(R"({"model_type": "qwen3", "use_sliding_window": true})", "t");
-  EXPECT_EQ(on.window_of(27), 0);
-  EXPECT_EQ(on.window_of(28), 4096);
+  EXPECT_EQ(on.sliding_window_of_layer(27), 0);
+  EXPECT_EQ(on.sliding_window_of_layer(28), 4096);
   const std::string mistral_types =
       R"({"model_type": "mistral", "num_hidden_layers": 2, "sliding_window": 8, "layer_types": )";
   const auto mixed = ModelConfig::parse(mistral_types + R"(["full_attention", "sliding_attention"]})", "t");
-  EXPECT_EQ(mixed.window_of(0), 0) << "as MinistralForCausalLM, which transformers makes of it";
-  EXPECT_EQ(mixed.window_of(1), 8);
-  EXPECT_EQ(ModelConfig::parse(mistral_types + R"(["full_attention", "attention"]})", "t").window_of(1), 0);
-  EXPECT_EQ(ModelConfig::parse(mistral_types + "null}", "t").window_of(0), 8);
+  EXPECT_EQ(mixed.sliding_window_of_layer(0), 0) << "as MinistralForCausalLM, which transformers makes of it";
+  EXPECT_EQ(mixed.sliding_window_of_layer(1), 8);
+  EXPECT_EQ(ModelConfig::parse(mistral_types + R"(["full_attention", "attention"]})", "t").sliding_window_of_layer(1),
+            0);
+  EXPECT_EQ(ModelConfig::parse(mistral_types + "null}", "t").sliding_window_of_layer(0), 8);
   const auto gemma = ModelConfig::parse(R"({"model_type": "gemma3_text", "sliding_window": 512})", "t");
-  EXPECT_EQ(gemma.window_of(0), 512);
-  EXPECT_EQ(gemma.window_of(5), 0);
+  EXPECT_EQ(gemma.sliding_window_of_layer(0), 512);
+  EXPECT_EQ(gemma.sliding_window_of_layer(5), 0);
   const auto pattern = ModelConfig::parse(R"({"model_type": "gemma3_text", "sliding_window_pattern": 2})", "t");
-  EXPECT_EQ(pattern.window_of(0), 4096);
-  EXPECT_EQ(pattern.window_of(1), 0);
+  EXPECT_EQ(pattern.sliding_window_of_layer(0), 4096);
+  EXPECT_EQ(pattern.sliding_window_of_layer(1), 0);
 }
 
 TEST(ModelConfig, Gemma3RotaryBasesInOldAndNewSpellingMeanTheSame) {
@@ -191,7 +193,7 @@ TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
   expect_error("{", ErrorKind::kFormat, "no valid JSON");
   expect_error(std::string(100'000, '['), ErrorKind::kFormat, "nested deeper");
   expect_error(tiny_config("\"x\": " + std::string(100'000, '[')), ErrorKind::kFormat, "nested deeper");
-  expect_error("[]", ErrorKind::kFormat, "no JSON object");
+  expect_error("[]", ErrorKind::kFormat, "not a JSON object");
   expect_error(
       R"({"architectures": ["GPT2LMHeadModel"]})", ErrorKind::kFormat,
       "Supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, ");
@@ -199,7 +201,8 @@ TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
   expect_error(R"({"architectures": [3]})", ErrorKind::kFormat, "architectures");
   expect_error(R"({"model_type": 3})", ErrorKind::kConfig, "model_type: found 3, wanted a string");
   expect_error(tiny_config(R"("num_attention_heads": 5, "head_dim": 4)"), ErrorKind::kConfig, "num_key_value_heads 2");
-  expect_error(tiny_config(R"("num_attention_heads": 6)"), ErrorKind::kConfig, "no multiple of num_attention_heads 6");
+  expect_error(tiny_config(R"("num_attention_heads": 6)"), ErrorKind::kConfig,
+               "not a multiple of num_attention_heads 6");
   expect_error(tiny_config(R"("head_dim": 5)"), ErrorKind::kConfig, "head_dim 5 is odd");
   expect_error(tiny_config(R"("vocab_size": -1)"), ErrorKind::kConfig, "vocab_size: found -1");
   expect_error(tiny_config(R"("vocab_size": "many")"), ErrorKind::kConfig, R"(vocab_size: found "many")");
@@ -243,7 +246,7 @@ TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
                "transformers_weights");
   expect_error(tiny_config(R"("is_causal": false)"), ErrorKind::kConfig, "is_causal");
   expect_error(tiny_config(R"("model_type": "qwen2")"), ErrorKind::kConfig,
-               "model_type 'qwen2' is not that of architecture LlamaForCausalLM");
+               "model_type 'qwen2' does not belong to architecture LlamaForCausalLM");
   expect_error(tiny_config(R"("rope_parameters": {"full_attention": {"rope_theta": 5}})"), ErrorKind::kConfig,
                "full_attention");
   expect_error(R"({"model_type": "mistral", "sliding_window": 0})", ErrorKind::kConfig, "sliding_window: found 0");
@@ -255,7 +258,7 @@ TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
 
 TEST(ModelConfig, ExpertsLieInTheLayersThatTheConfigSays) {
   const std::string moe = R"("architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 4, )";
-  const auto layers = [&](const std::string& changes) { return parse(moe + changes).experts.layers; };
+  const auto layers = [&](const std::string& changes) { return parse(moe + changes).experts.layer_has_experts; };
   EXPECT_EQ(layers(R"("num_experts": 8)"), (std::vector<bool>{true, true, true, true}));
   EXPECT_EQ(layers(R"("num_experts": 8, "decoder_sparse_step": 2)"), (std::vector<bool>{false, true, false, true}));
   EXPECT_EQ(layers(R"("num_local_experts": 8, "num_experts": 0, "mlp_only_layers": [0, 3], "decoder_sparse_step": 2)"),
@@ -269,7 +272,7 @@ TEST(ModelConfig, ExpertsLieInTheLayersThatTheConfigSays) {
   EXPECT_EQ(given.inner, 5);
   EXPECT_TRUE(given.normalise && given.balance);
   EXPECT_EQ(given.balance_coefficient, 0.5);
-  EXPECT_EQ(parse("").experts.count, 0);
+  EXPECT_EQ(parse("").experts.num_experts, 0);
   using testing::tiny_config;
   expect_error(tiny_config(moe + R"("num_experts": 4, "num_experts_per_tok": 5)"), ErrorKind::kConfig,
                "num_experts_per_tok 5 is more than the 4 experts");

@@ -40,7 +40,7 @@ TEST(Families, StepsThroughPagesGiveTheLogitsOfTheWhole) {
     auto model = tiny_model(changes);
     const auto tokens = tiny_tokens(2, 11);
     const auto whole = model->logits({.tokens = tokens});
-    nn::PageStore store(2, 2);
+    nn::PagedKVCache store(2, 2);
     const std::vector<int32_t> pages = {0, 1};
     const auto forward = rows_forward(*model);
     int64_t begin = 0;
@@ -52,7 +52,7 @@ TEST(Families, StepsThroughPagesGiveTheLogitsOfTheWhole) {
                                   .first_position = begin,
                                   .pages = std::span(pages).subspan(static_cast<size_t>(row), 1)});
         for (int64_t position = begin; position < begin + step; ++position) {
-          rows.wanted.push_back(static_cast<int64_t>(rows.tokens.size()));
+          rows.logits_rows.push_back(static_cast<int64_t>(rows.tokens.size()));
           rows.tokens.push_back(tokens[row][position].item<int64_t>());
           rows.positions.push_back(position);
         }

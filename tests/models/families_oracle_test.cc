@@ -35,10 +35,10 @@ void expect_values_of_transformers(CausalLM& model, const SafetensorsFile& expec
     at::NoGradGuard no_grad;
     EXPECT_LT((model.logits({.tokens = tokens}).cpu() - expected.tensor("logits")).abs().max().item<double>(), 1e-5);
   }
-  if (model.config().experts.balance) nn::router_statistics(model)->begin();
+  if (model.config().experts.adds_balance_loss) nn::router_statistics(model)->begin();
   const auto loss = model.loss_sum({.tokens = tokens}, testing::next_labels(tokens));
   EXPECT_NEAR(loss.item<double>() / expected.tensor("loss").item<double>(), 1.0, 1e-5);
-  if (model.config().experts.balance) {
+  if (model.config().experts.adds_balance_loss) {
     auto& statistics = *nn::router_statistics(model);
     statistics.finish(statistics.sums());
     EXPECT_NEAR(statistics.loss().item<double>() / expected.tensor("balance").item<double>(), 1.0, 1e-5);
@@ -82,7 +82,7 @@ int expect_foreign_tensors_unchanged(const fs::path& source, const fs::path& sav
   const auto& map = family_of(model.config().architecture).weights;
   int foreign = 0;
   for (const auto& [name, file] : before.files()) {
-    if (!map.is_foreign(name)) continue;
+    if (!map.is_unowned(name)) continue;
     ++foreign;
     const auto a = before.tensor(name).contiguous(), b = after.tensor(name).contiguous();
     const bool alike = a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes();

@@ -64,7 +64,7 @@ TEST(ModelFamily, PlansNameChildrenThatAreThere) {
     const auto model = make_model(config, {.device = at::kMeta});
     std::set<std::string> names;
     for (const auto& [name, module] : model->named_modules()) names.insert(name);
-    const std::string inner(family->plan.inner);
+    const std::string inner(family->plan.base_module);
     for (const char* child : {"embed_tokens", "norm", "rotary_emb", "layers.0.self_attn", "layers.0.mlp"}) {
       EXPECT_TRUE(names.contains(inner + "." + child)) << family->architecture << " " << child;
     }

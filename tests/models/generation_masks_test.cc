@@ -30,7 +30,7 @@ class SlowMasks : public ::testing::Test {
  protected:
   void SetUp() override {
     at::set_num_threads(1);
-    if (testing::test_device().is_cpu()) make_row_model(*model_, kernels::RowDtype::kFloat32);
+    if (testing::test_device().is_cpu()) make_row_model(*model_, kernels::WeightFormat::kFloat32);
   }
   static std::vector<int64_t> prompt(int64_t seed, int64_t count) {
     std::vector<int64_t> tokens;

@@ -27,7 +27,8 @@ std::vector<int64_t> tokens_from(int64_t seed, int64_t count) {
   return tokens;
 }
 
-std::shared_ptr<CausalLM> row_model(const std::string& changes, kernels::RowDtype dtype = kernels::RowDtype::kFloat32) {
+std::shared_ptr<CausalLM> row_model(const std::string& changes,
+                                    kernels::WeightFormat dtype = kernels::WeightFormat::kFloat32) {
   auto model = tiny_model(changes);
   if (testing::test_device().is_cpu()) make_row_model(*model, dtype);  // as load_for_generation() does
   return model;
@@ -68,7 +69,7 @@ void expect_same_bits(const Told& a, const Told& b) {
   for (size_t i = 0; i < a.log_probs.size(); ++i) {
     EXPECT_NEAR(a.log_probs[i].chosen, b.log_probs[i].chosen, testing::on_accelerator() ? 1e-4 : 0) << "token " << i;
     if (testing::on_accelerator()) continue;
-    EXPECT_EQ(a.log_probs[i].likeliest, b.log_probs[i].likeliest) << "token " << i;
+    EXPECT_EQ(a.log_probs[i].top_tokens, b.log_probs[i].top_tokens) << "token " << i;
   }
 }
 
@@ -240,9 +241,9 @@ TEST(Engine, LogProbsAreThoseOfTheModel) {
   const auto expected = at::log_softmax(
       plain->logits({.tokens = testing::here(at::tensor({4, 9, 2}, at::kLong).unsqueeze(0))})[0][-1], -1);
   EXPECT_NEAR(told.log_probs.at(0).chosen, expected.max().item<double>(), 1e-5);
-  ASSERT_EQ(told.log_probs[0].likeliest.size(), 2U);
-  EXPECT_EQ(told.log_probs[0].likeliest[0].first, told.tokens[0]);
-  EXPECT_NEAR(told.log_probs[0].likeliest[1].second, std::get<0>(expected.topk(2))[1].item<double>(), 1e-5);
+  ASSERT_EQ(told.log_probs[0].top_tokens.size(), 2U);
+  EXPECT_EQ(told.log_probs[0].top_tokens[0].first, told.tokens[0]);
+  EXPECT_NEAR(told.log_probs[0].top_tokens[1].second, std::get<0>(expected.topk(2))[1].item<double>(), 1e-5);
 }
 
 TEST(Engine, LogProbsOfPromptsAreThoseOfTheModelInBlocksAndAmongOthers) {
@@ -270,24 +271,24 @@ TEST(Engine, LogProbsOfPromptsAreThoseOfTheModelInBlocksAndAmongOthers) {
     for (size_t at = 0; at < found.size(); ++at) {
       const auto row = wanted[static_cast<int64_t>(at)];
       EXPECT_NEAR(found[at].chosen, row[prompts[i][at + 1]].item<double>(), 1e-4) << i << " " << at;
-      ASSERT_EQ(found[at].likeliest.size(), 2U);
-      EXPECT_EQ(found[at].likeliest[0].first, row.argmax().item<int64_t>());
+      ASSERT_EQ(found[at].top_tokens.size(), 2U);
+      EXPECT_EQ(found[at].top_tokens[0].first, row.argmax().item<int64_t>());
     }
   }
 }
 
 // In float32, with the values that weights of that dtype stand for.
-std::shared_ptr<CausalLM> rounded_model(const std::string& changes, kernels::RowDtype dtype) {
+std::shared_ptr<CausalLM> rounded_model(const std::string& changes, kernels::WeightFormat dtype) {
   auto model = tiny_model(changes);
   for (auto& named : model->named_parameters(/*all=*/true)) {
     const auto& value = named.slot->parameter;
     if (value.dim() != 2 || named.name.find("embed") != std::string::npos) continue;
     const bool head = named.name.find("lm_head") != std::string::npos;
-    const auto packed =
-        kernels::RowWeight::of(value, head && dtype == kernels::RowDtype::kInt4 ? kernels::RowDtype::kInt8 : dtype);
-    nn::Module::set_parameter(*named.slot, packed.widened());
+    const auto packed = kernels::InferenceWeight::of(
+        value, head && dtype == kernels::WeightFormat::kInt4 ? kernels::WeightFormat::kInt8 : dtype);
+    nn::Module::set_parameter(*named.slot, packed.dequantized());
   }
-  make_row_model(*model, kernels::RowDtype::kFloat32);
+  make_row_model(*model, kernels::WeightFormat::kFloat32);
   return model;
 }
 
@@ -384,8 +385,8 @@ TEST_F(Constrained, SampledTextsAreAllTakenAlsoAmongOthersAndWhenPagesAreGivenBa
 TEST(RowModel, SmallerWeightsGiveWhatTheirValuesGiveAndKeepTheSameBits) {
   TESSERA_CPU_ONLY("weights of models in rows are packed for the CPU's products");
   const std::string whole_blocks = R"("hidden_size": 32, "intermediate_size": 64)";
-  for (const auto dtype : {kernels::RowDtype::kBFloat16, kernels::RowDtype::kFloat16, kernels::RowDtype::kInt8,
-                           kernels::RowDtype::kInt4}) {
+  for (const auto dtype : {kernels::WeightFormat::kBFloat16, kernels::WeightFormat::kFloat16,
+                           kernels::WeightFormat::kInt8, kernels::WeightFormat::kInt4}) {
     const auto model = row_model(whole_blocks, dtype);
     const auto alone = run_alone(model, tokens_from(1, 20), 12);
     const auto expected = run_alone(rounded_model(whole_blocks, dtype), tokens_from(1, 20), 12);
@@ -407,7 +408,7 @@ TEST(Choice, OpenAisPenaltiesCountWhatWasMadeSinceThePrompt) {
   const auto chosen = [](double presence, double frequency) {
     std::vector<float> scores = {3, 2.5, 1};
     const std::vector<int64_t> context = {1, 1, 1, 0, 0};  // the first three are the prompt
-    return choose_from(scores, {context, 3}, {.presence_penalty = presence, .frequency_penalty = frequency});
+    return choose_from_scores(scores, {context, 3}, {.presence_penalty = presence, .frequency_penalty = frequency});
   };
   EXPECT_EQ(chosen(0, 0), 0);
   EXPECT_EQ(chosen(0.6, 0), 1);
@@ -419,13 +420,13 @@ TEST(Choice, ExtremeTemperaturesAndScoresStillGiveTheLikeliest) {
   for (const double temperature : {1e-320, 1e-300, 1e-4}) {
     std::vector<float> scores = {-5, 30, 29.9F, -std::numeric_limits<float>::infinity()};
     const GenerationOptions options{.sample = true, .temperature = temperature, .top_k = 0, .seed = 3};
-    EXPECT_EQ(choose_from(scores, {}, options), 1) << temperature;
+    EXPECT_EQ(choose_from_scores(scores, {}, options), 1) << temperature;
   }
   for (const bool sample : {false, true}) {
     std::vector<float> endless = {1, std::numeric_limits<float>::infinity(), 2};
-    EXPECT_THROW(choose_from(endless, {}, {.sample = sample}), Error);
+    EXPECT_THROW(choose_from_scores(endless, {}, {.sample = sample}), Error);
     std::vector<float> none(3, -std::numeric_limits<float>::infinity());
-    EXPECT_THROW(choose_from(none, {}, {.sample = sample}), Error);
+    EXPECT_THROW(choose_from_scores(none, {}, {.sample = sample}), Error);
   }
 }
 
@@ -433,41 +434,41 @@ TEST(Choice, MinPDropsWhatIsFarBelowTheLikeliest) {
   std::set<int64_t> found;
   for (uint64_t seed = 0; seed < 300; ++seed) {
     std::vector<float> scores = {std::log(0.5F), std::log(0.3F), std::log(0.2F)};
-    found.insert(choose_from(scores, {}, {.sample = true, .top_k = 0, .min_p = 0.5, .seed = seed}));
+    found.insert(choose_from_scores(scores, {}, {.sample = true, .top_k = 0, .min_p = 0.5, .seed = seed}));
   }
   EXPECT_EQ(found, (std::set<int64_t>{0, 1}));
 }
 
-TEST(Pages, AreFoundByAllTokensBeforeThem) {
-  Pages pages(3);
+TEST(PagePool, AreFoundByAllTokensBeforeThem) {
+  PagePool pages(3);
   const auto first = tokens_from(1, 16), second = tokens_from(2, 16);
-  const auto page = pages.take();
+  const auto page = pages.allocate();
   ASSERT_TRUE(page);
-  EXPECT_FALSE(pages.find(Pages::kStart, first)) << "not published";
-  const auto place = pages.publish(*page, Pages::kStart, first);
-  EXPECT_EQ(pages.find(Pages::kStart, first), page);
+  EXPECT_FALSE(pages.find(PagePool::kEmptyPrefix, first)) << "not published";
+  const auto place = pages.publish(*page, PagePool::kEmptyPrefix, first);
+  EXPECT_EQ(pages.find(PagePool::kEmptyPrefix, first), page);
   EXPECT_FALSE(pages.find(place, first)) << "the same tokens elsewhere";
-  EXPECT_FALSE(pages.find(Pages::kStart, second));
-  const auto twin = pages.take();
-  EXPECT_EQ(pages.publish(*twin, Pages::kStart, first), place) << "one of two alike is found";
+  EXPECT_FALSE(pages.find(PagePool::kEmptyPrefix, second));
+  const auto twin = pages.allocate();
+  EXPECT_EQ(pages.publish(*twin, PagePool::kEmptyPrefix, first), place) << "one of two alike is found";
   pages.release(*page);
   pages.release(*page);
-  EXPECT_EQ(pages.owned(), 1);
-  EXPECT_EQ(pages.find(Pages::kStart, first), page) << "kept while there is room";
+  EXPECT_EQ(pages.pages_in_use(), 1);
+  EXPECT_EQ(pages.find(PagePool::kEmptyPrefix, first), page) << "kept while there is room";
 }
 
-TEST(Pages, UnusedOnesGoInTheOrderInWhichTheyWereLeft) {
-  Pages pages(2);
-  const auto older = *pages.take(), newer = *pages.take();
-  pages.publish(older, Pages::kStart, tokens_from(1, 16));
-  pages.publish(newer, Pages::kStart, tokens_from(2, 16));
-  EXPECT_FALSE(pages.take()) << "all have owners";
+TEST(PagePool, UnusedOnesGoInTheOrderInWhichTheyWereLeft) {
+  PagePool pages(2);
+  const auto older = *pages.allocate(), newer = *pages.allocate();
+  pages.publish(older, PagePool::kEmptyPrefix, tokens_from(1, 16));
+  pages.publish(newer, PagePool::kEmptyPrefix, tokens_from(2, 16));
+  EXPECT_FALSE(pages.allocate()) << "all have owners";
   pages.release(older);
   pages.release(newer);
-  EXPECT_EQ(pages.take(), older);
+  EXPECT_EQ(pages.allocate(), older);
   EXPECT_THROW(pages.release(newer), Error) << "nobody owns it";
-  EXPECT_FALSE(pages.find(Pages::kStart, tokens_from(1, 16)));
-  EXPECT_EQ(pages.find(Pages::kStart, tokens_from(2, 16)), newer);
+  EXPECT_FALSE(pages.find(PagePool::kEmptyPrefix, tokens_from(1, 16)));
+  EXPECT_EQ(pages.find(PagePool::kEmptyPrefix, tokens_from(2, 16)), newer);
 }
 
 TEST(StopStrings, EndTheTextWhereverPiecesCutThem) {

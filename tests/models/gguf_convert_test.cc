@@ -404,7 +404,7 @@ TEST(GgufConvert, RefusedInputLeavesNothingBehind) {
   refuse(ErrorKind::kFormat, "has the id 40", with_tokenizer("/model/vocab/zz", 40));
   refuse(ErrorKind::kFormat, "has the id -1", with_tokenizer("/model/vocab/zz", -1));
   refuse(ErrorKind::kFormat, "have the same id", with_tokenizer("/model/vocab/zz", 3));
-  refuse(ErrorKind::kFormat, "no merge of two tokens", with_tokenizer("/model/merges/0", "ab"));
+  refuse(ErrorKind::kFormat, "is not a merge of two tokens", with_tokenizer("/model/merges/0", "ab"));
   refuse(ErrorKind::kConfig, "no counterpart", with_tokenizer("/pre_tokenizer/pretokenizers/0/type", "Whitespace"));
   refuse(ErrorKind::kConfig, "only BPE", with_tokenizer("/model/type", "Unigram"));
   refuse(ErrorKind::kFormat, "no valid JSON", [](const fs::path& dir) { publish_file(dir / "tokenizer.json", "[1"); });

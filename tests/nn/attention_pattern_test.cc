@@ -20,7 +20,7 @@ at::Tensor ids_of(const std::vector<std::vector<int64_t>>& rows) {
 
 // softmax of all scores, with what may not be seen at minus infinity.
 at::Tensor masked_form(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& ids,
-                       int64_t window, const AttentionScores& how = {}) {
+                       int64_t window, const AttentionScoreOptions& how = {}) {
   const int64_t tokens = q.size(2), total = k.size(2), groups = q.size(1) / k.size(1);
   const auto query = at::arange(total - tokens, total).unsqueeze(1), key = at::arange(total).unsqueeze(0);
   auto seen = key.le(query);
@@ -79,8 +79,9 @@ TEST(AttentionPattern, EqualsTheMaskedFormWithGradients) {
 }
 
 // A scale of its own and capped scores: packed, padded, with a window, plain, and behind a cache.
-TEST(AttentionScores, ScaledAndCappedOnesEqualTheMaskedFormWithGradients) {
-  for (const AttentionScores scores : {AttentionScores{.scale = 0.11}, AttentionScores{.scale = 0.9, .softcap = 0.7}}) {
+TEST(AttentionScoreOptions, ScaledAndCappedOnesEqualTheMaskedFormWithGradients) {
+  for (const AttentionScoreOptions scores :
+       {AttentionScoreOptions{.scale = 0.11}, AttentionScoreOptions{.scale = 0.9, .softcap = 0.7}}) {
     const auto all = layouts();
     for (const size_t layout : {0U, 3U, 5U, 7U}) {
       const auto& [ids, window] = all[layout];
@@ -140,7 +141,7 @@ TEST(AttentionPattern, WhatCannotBeIsAnError) {
     }
   };
   const auto ids = ids_of({{0, 0, 1, 1}, {0, 1, 0, 0}});
-  refused({.rows = 2, .tokens = 4, .document_ids = ids}, "row 1: document 0 lies in two pieces");
+  refused({.rows = 2, .tokens = 4, .document_ids = ids}, "row 1: document 0 is in two pieces");
   refused({.rows = 2, .tokens = 4, .cached = 1, .document_ids = ids}, "cached");
   refused({.rows = 2, .tokens = 5, .document_ids = ids}, "wanted int64 [2, 5]");
 }

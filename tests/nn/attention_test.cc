@@ -76,18 +76,18 @@ TEST(Attention, PagesGiveWhatTheWholeSequenceGives) {
   const auto x = at::randn({1, 10, 24});
   const auto whole = make_context(10);
   const auto wanted = (*attention)(x, whole);
-  PageStore store(1, 1);
+  PagedKVCache store(1, 1);
   const std::vector<int32_t> pages = {0};
   int64_t begin = 0;
   for (const int64_t step : {4, 1, 3, 2}) {
-    PagedStep paged(store, {{.first_row = 0, .rows = step, .first_position = begin, .pages = pages}}, {0});
+    PagedBatch paged(store, {{.first_row = 0, .rows = step, .first_position = begin, .pages = pages}}, {0});
     const AttentionContext context{
         .angles = {whole.angles.cos.narrow(1, begin, step), whole.angles.sin.narrow(1, begin, step)}, .paged = &paged};
     const auto found = (*attention)(x.narrow(1, begin, step), context);
     EXPECT_TRUE(at::allclose(found, wanted.narrow(1, begin, step), 1e-4, 1e-5)) << "tokens from " << begin;
     begin += step;
   }
-  EXPECT_THROW(PagedStep(store, {{.first_row = 0, .rows = 7, .first_position = begin, .pages = pages}}, {0}), Error)
+  EXPECT_THROW(PagedBatch(store, {{.first_row = 0, .rows = 7, .first_position = begin, .pages = pages}}, {0}), Error)
       << "17 tokens in a page";
 }
 

@@ -5,7 +5,7 @@
 
 #include "tessera/comm/group/observer.h"
 #include "tessera/comm/rendezvous/thread_ranks.h"
-#include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/kernels/autograd/activation_checkpoint_cache.h"
 #include "tessera/nn/attention/attention_pattern.h"
 #include "tessera/nn/attention/context_attention.h"
 #include "tests/dtensor/support.h"
@@ -69,7 +69,7 @@ Operands operands(const RowsCase& rows, int64_t heads, int64_t groups, at::Scala
   return out;
 }
 
-Attended attended(const Operands& given, const AttentionPattern& pattern, const AttentionScores& scores) {
+Attended attended(const Operands& given, const AttentionPattern& pattern, const AttentionScoreOptions& scores) {
   std::vector<at::Tensor> leaves;
   for (const auto& each : {given.q, given.k, given.v}) leaves.push_back(each.detach().clone().set_requires_grad(true));
   const auto first = [](const at::Tensor& tensor) { return tensor.transpose(1, 2); };
@@ -86,7 +86,7 @@ void expect_close(const at::Tensor& found, const at::Tensor& wanted, double tole
 }
 
 void expect_equals_one_rank(const MeshPtr& mesh, RotateMethod rotate, const RowsCase& rows, int64_t groups,
-                            at::ScalarType dtype, double tolerance, const AttentionScores& scores = {}) {
+                            at::ScalarType dtype, double tolerance, const AttentionScoreOptions& scores = {}) {
   const int64_t ranks = mesh->size(), rank = mesh->local_rank(0);
   const auto whole = operands(rows, /*heads=*/4, groups, dtype);
   const auto wanted = attended(
@@ -173,7 +173,7 @@ TEST(ContextAttention, TakesHeadsThatLieOverOtherRanks) {
     EXPECT_NE(testing::error_of([&] {
                 const auto tokens = distribute_tensor(first(own.q), tp, {Shard(2)}, std::nullopt);
                 attend(tokens, tokens, tokens, pattern);
-              }).find("cut over tokens"),
+              }).find("sharded over tokens"),
               std::string::npos);
   });
 }
@@ -244,14 +244,14 @@ TEST(ContextAttention, ResultsAreKeptBetweenTheForwardsOfACheckpoint) {
                                              {.rows = 2, .tokens = 6, .document_ids = part(rows.ids)});
       const auto pattern = attention_pattern({.rows = 2, .tokens = 6, .context = sequence}, at::kDouble);
       const auto wanted = attended(own, pattern, {});
-      const auto kept = std::make_shared<kernels::KeptResults>();
-      using Mode = kernels::KeptResults::Mode;
+      const auto kept = std::make_shared<kernels::ActivationCheckpointCache>();
+      using Mode = kernels::ActivationCheckpointCache::Mode;
       {
-        const kernels::KeptResults::Scope record(kept, Mode::kRecord);
+        const kernels::ActivationCheckpointCache::Scope record(kept, Mode::kRecord);
         const c10::NoGradGuard no_grad;
         attend(own.q.transpose(1, 2), own.k.transpose(1, 2), own.v.transpose(1, 2), pattern);
       }
-      const kernels::KeptResults::Scope replay(kept, Mode::kReplay);
+      const kernels::ActivationCheckpointCache::Scope replay(kept, Mode::kReplay);
       const auto found = attended(own, pattern, {});
       EXPECT_TRUE(found.out.equal(wanted.out) && found.q.equal(wanted.q) && found.k.equal(wanted.k));
     }
@@ -261,7 +261,7 @@ TEST(ContextAttention, ResultsAreKeptBetweenTheForwardsOfACheckpoint) {
 TEST(ContextAttention, WhatDoesNotFitIsAnErrorOnAllRanks) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const int64_t rank = mesh->local_rank(0);
-    const ContextParallelism how{.group = mesh->group(0)};
+    const ContextParallelGroup how{.group = mesh->group(0)};
     const auto says = [](const std::string& text, const char* part) {
       EXPECT_NE(text.find(part), std::string::npos) << text;
     };
@@ -272,16 +272,16 @@ TEST(ContextAttention, WhatDoesNotFitIsAnErrorOnAllRanks) {
              [&] { context_sequence(how, {.tokens = 4, .document_ids = rank == 0 ? ids : at::Tensor()}); }),
          "the same rows");
     const auto torn = rank == 0 ? ids : at::ones({1, 4}, at::kLong);
-    says(testing::error_of([&] { context_sequence(how, {.tokens = 4, .document_ids = torn}); }), "lies in two pieces");
+    says(testing::error_of([&] { context_sequence(how, {.tokens = 4, .document_ids = torn}); }), "is in two pieces");
     const auto narrow = rank == 1 ? ids.to(at::kInt) : ids;  // on one rank alone
     says(testing::error_of([&] { context_sequence(how, {.tokens = 4, .document_ids = narrow}); }),
          "on its rank 1, wanted int64");
     const auto sequence = context_sequence(how, {.tokens = 4});
     says(testing::error_of([&] { attention_pattern({.tokens = 4, .cached = 2, .context = sequence}, at::kFloat); }),
-         "cache is of one rank");
+         "a KV cache is on one rank");
     const auto pattern = attention_pattern({.tokens = 4, .context = sequence}, at::kFloat);
     const auto x = at::zeros({1, 2, 4, 8}), longer = at::zeros({1, 2, 6, 8});
-    says(testing::error_of([&] { attend(x, longer, longer, pattern); }), "Cached keys cannot lie over ranks");
+    says(testing::error_of([&] { attend(x, longer, longer, pattern); }), "Cached keys cannot be sharded over ranks");
     says(testing::error_of([&] { attend(longer, longer, longer, pattern); }), "this rank's tokens of the pattern");
   });
 }

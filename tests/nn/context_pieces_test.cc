@@ -181,7 +181,7 @@ TEST(ContextLayout, CutsInChunksOfEqualLengthAndGivesARankTheFirstAndTheLast) {
       for (int64_t rank = 0; rank < ranks; ++rank) {
         all.push_back(layout.positions(rank));
         EXPECT_EQ(all.back().numel(), layout.tokens_of(rank));
-        EXPECT_LE(layout.most_tokens() - layout.tokens_of(rank), 1);
+        EXPECT_LE(layout.longest_shard_tokens() - layout.tokens_of(rank), 1);
         EXPECT_TRUE(layout.shard(whole, 1, rank).equal(whole.index_select(1, all.back())));
       }
       EXPECT_TRUE(std::get<0>(at::cat(all).sort()).equal(at::arange(tokens, at::kLong)));

@@ -76,16 +76,16 @@ TEST(FlashAttentionCuda, PartsOfTheKeysJoinToTheWhole) {
     const auto results = [&](c10::Device device) {
       const auto q = of[0].to(device), k = of[1].to(device), v = of[2].to(device), gradient = of[3].to(device);
       const auto late = part_of(q, kHalf);
-      kernels::AttentionSums sums(late);
-      sums.add(kernels::attend_part(late, part_of(k, 0), part_of(v, 0), {}), 0, 0);
-      sums.add(kernels::attend_part(late, part_of(k, kHalf), part_of(v, kHalf), {.causal = true}), 0, 0);
-      const auto joined = sums.joined();
-      const kernels::AttentionPart whole{joined.out.to(type), joined.log_sums};
+      kernels::PartialAttentionMerger sums(late);
+      sums.add(kernels::partial_attention_forward(late, part_of(k, 0), part_of(v, 0), {}), 0, 0);
+      sums.add(kernels::partial_attention_forward(late, part_of(k, kHalf), part_of(v, kHalf), {.causal = true}), 0, 0);
+      const auto joined = sums.merged();
+      const kernels::PartialAttention whole{joined.out.to(type), joined.log_sums};
       std::vector<at::Tensor> out = {whole.out, whole.log_sums};
       for (const bool causal : {false, true}) {
         const int64_t begin = causal ? kHalf : 0;
-        const auto gradients = kernels::attend_part_backward(part_of(gradient, kHalf), late, part_of(k, begin),
-                                                             part_of(v, begin), whole, {.causal = causal});
+        const auto gradients = kernels::partial_attention_backward(part_of(gradient, kHalf), late, part_of(k, begin),
+                                                                   part_of(v, begin), whole, {.causal = causal});
         for (const auto& each : {gradients.q, gradients.k, gradients.v}) out.push_back(each.to(at::kFloat));
       }
       return out;

@@ -30,7 +30,7 @@ TEST(Float8, ConvertsEachWeightOnceAStep) {
   micro_batch();
   EXPECT_EQ(steps->weight_conversions, 6) << "nobody said that a step began: each use";
   for (int64_t step = 1; step <= 2; ++step) {
-    steps->begin();
+    steps->begin_float8_step();
     for (int64_t batch = 0; batch < 4; ++batch) micro_batch();
     EXPECT_EQ(steps->weight_conversions, 6 + 3 * step);
   }
@@ -51,7 +51,7 @@ TEST(Float8, TakesNewValuesWithTheNextStepAndKeepsTheNamesAndGradients) {
   const auto steps = convert_to_float8(model);
   EXPECT_EQ(names(model), before);
   const auto x = at::randn({3, 16});
-  steps->begin();
+  steps->begin_float8_step();
   const auto first = model(x);
   first.sum().backward();
   for (const auto& parameter : model.parameters()) {
@@ -60,7 +60,7 @@ TEST(Float8, TakesNewValuesWithTheNextStepAndKeepsTheNamesAndGradients) {
     parameter.mul_(2);
   }
   EXPECT_TRUE(model(x).equal(first)) << "the same step";
-  steps->begin();
+  steps->begin_float8_step();
   EXPECT_FALSE(model(x).allclose(first, 0.1, 0.1));
 }
 

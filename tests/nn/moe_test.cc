@@ -21,13 +21,13 @@ void draw(Module& module) {
 // As transformers' loop over experts. taken[token * chosen + k]: whether the choice counts; empty: all do.
 at::Tensor reference(MoE& block, const at::Tensor& x, bool normalise, const std::vector<bool>& taken = {}) {
   const auto rows = x.reshape({-1, x.size(-1)});
-  auto [weights, chosen] = at::topk(at::softmax(at::linear(rows, block.gate->weight), -1), block.chosen());
+  auto [weights, chosen] = at::topk(at::softmax(at::linear(rows, block.gate->weight), -1), block.experts_per_token());
   if (normalise) weights = weights / weights.sum(-1, true);
   std::vector<at::Tensor> out;
   for (int64_t token = 0; token < rows.size(0); ++token) {
     auto sum = at::zeros({rows.size(1)});
-    for (int64_t k = 0; k < block.chosen(); ++k) {
-      if (!taken.empty() && !taken[static_cast<size_t>(token * block.chosen() + k)]) continue;
+    for (int64_t k = 0; k < block.experts_per_token(); ++k) {
+      if (!taken.empty() && !taken[static_cast<size_t>(token * block.experts_per_token() + k)]) continue;
       const auto expert = chosen[token][k].item<int64_t>();
       const auto both = at::mv(block.experts->gate_up_proj[expert], rows[token]).chunk(2);
       sum = sum + weights[token][k] * at::mv(block.experts->down_proj[expert], at::silu(both[0]) * both[1]);
@@ -39,7 +39,7 @@ at::Tensor reference(MoE& block, const at::Tensor& x, bool normalise, const std:
 
 TEST(MoE, EqualsExpertsTokenByToken) {
   for (const bool normalise : {false, true}) {
-    MoE block({.width = 6, .inner = 5, .experts = 7, .chosen = 3, .normalise = normalise}, {});
+    MoE block({.width = 6, .inner = 5, .experts = 7, .experts_per_token = 3, .normalise_top_k = normalise}, {});
     draw(block);
     const auto x = at::randn({2, 9, 6});
     std::vector<std::vector<at::Tensor>> gradients;
@@ -47,7 +47,7 @@ TEST(MoE, EqualsExpertsTokenByToken) {
     for (const bool ours : {true, false}) {
       auto leaf = x.clone().set_requires_grad(true);
       block.zero_grad();
-      results.push_back(ours ? block(leaf, RealTokens{}) : reference(block, leaf, normalise));
+      results.push_back(ours ? block(leaf, NonPaddingMask{}) : reference(block, leaf, normalise));
       results.back().pow(2).sum().backward();
       gradients.push_back({leaf.grad()});
       for (const auto& parameter : block.parameters()) gradients.back().push_back(parameter.grad().clone());
@@ -61,7 +61,8 @@ TEST(MoE, EqualsExpertsTokenByToken) {
 
 // Of each sequence an expert goes through its choices from the largest weight down, padding behind all others, in its
 // order.
-std::vector<bool> choices_within(const Routing& routing, int64_t length, int64_t capacity, const at::Tensor& real) {
+std::vector<bool> choices_within(const RouterOutput& routing, int64_t length, int64_t capacity,
+                                 const at::Tensor& real) {
   const int64_t choices = routing.experts.size(1);
   std::vector<bool> taken(static_cast<size_t>(routing.experts.numel()), false);
   for (int64_t begin = 0; begin < routing.experts.size(0); begin += length) {
@@ -84,14 +85,20 @@ std::vector<bool> choices_within(const Routing& routing, int64_t length, int64_t
 TEST(MoE, DropsWhatIsBeyondACapacityInTraining) {
   // 7 experts, 3 choices of 9 tokens: an even share is 27 / 7.
   for (const auto& [factor, capacity] : {std::pair(0.5, 2), std::pair(1.0, 4), std::pair(7.0, 27)}) {
-    MoE block({.width = 6, .inner = 5, .experts = 7, .chosen = 3, .normalise = true, .capacity_factor = factor}, {});
-    MoE all({.width = 6, .inner = 5, .experts = 7, .chosen = 3, .normalise = true}, {});
+    MoE block({.width = 6,
+               .inner = 5,
+               .experts = 7,
+               .experts_per_token = 3,
+               .normalise_top_k = true,
+               .capacity_factor = factor},
+              {});
+    MoE all({.width = 6, .inner = 5, .experts = 7, .experts_per_token = 3, .normalise_top_k = true}, {});
     draw(block);
     draw(all);
     const auto x = at::randn({2, 9, 6});
     auto real = at::ones({2, 9}, at::kBool);
     real[1].narrow(0, 2, 5).fill_(false);
-    const auto routing = (*block.gate)(x.view({-1, 6}), RealTokens{});
+    const auto routing = (*block.gate)(x.view({-1, 6}), NonPaddingMask{});
     const auto taken = choices_within(routing, 9, capacity, real);
     EXPECT_EQ(std::ranges::count(taken, false) > 0, factor < 7);
     std::vector<std::vector<at::Tensor>> gradients;
@@ -99,7 +106,7 @@ TEST(MoE, DropsWhatIsBeyondACapacityInTraining) {
     for (const bool ours : {true, false}) {
       auto leaf = x.clone().set_requires_grad(true);
       block.zero_grad();
-      results.push_back(ours ? block(leaf, RealTokens{real}) : reference(block, leaf, /*normalise=*/true, taken));
+      results.push_back(ours ? block(leaf, NonPaddingMask{real}) : reference(block, leaf, /*normalise=*/true, taken));
       results.back().pow(2).sum().backward();
       gradients.push_back({leaf.grad()});
       for (const auto& parameter : block.parameters()) gradients.back().push_back(parameter.grad().clone());
@@ -109,37 +116,37 @@ TEST(MoE, DropsWhatIsBeyondACapacityInTraining) {
       EXPECT_TRUE(at::allclose(gradients[0][i], gradients[1][i], 1e-4, 1e-4)) << factor << ", " << i;
     }
     block.train(false);
-    EXPECT_TRUE(at::equal(block(x, RealTokens{real}), all(x, RealTokens{real}))) << "all are taken";
-    EXPECT_EQ(block(at::rand({0, 6}), RealTokens{}).sizes(), (at::IntArrayRef{0, 6}));
+    EXPECT_TRUE(at::equal(block(x, NonPaddingMask{real}), all(x, NonPaddingMask{real}))) << "all are taken";
+    EXPECT_EQ(block(at::rand({0, 6}), NonPaddingMask{}).sizes(), (at::IntArrayRef{0, 6}));
   }
 }
 
 // Of choices with equal weights the first tokens' are taken.
 TEST(MoE, OfEqualChoicesTheFirstAreTaken) {
-  MoE block({.width = 4, .inner = 3, .experts = 5, .chosen = 1, .capacity_factor = 1}, {});
+  MoE block({.width = 4, .inner = 3, .experts = 5, .experts_per_token = 1, .capacity_factor = 1}, {});
   draw(block);
   const auto x = at::ones({3, 10, 4});
-  const auto y = block(x, RealTokens{}).abs().amax(-1).gt(0);
+  const auto y = block(x, NonPaddingMask{}).abs().amax(-1).gt(0);
   EXPECT_TRUE(at::equal(y, at::arange(10).lt(2).expand({3, 10})));
 }
 
 TEST(MoE, OneExpertMayTakeAllAndOthersGetZeros) {
-  MoE block({.width = 4, .inner = 3, .experts = 5, .chosen = 1}, {});
+  MoE block({.width = 4, .inner = 3, .experts = 5, .experts_per_token = 1}, {});
   draw(block);
   {
     const at::NoGradGuard no_grad;
     block.gate->weight.zero_();
     block.gate->weight[2].fill_(10);
   }
-  block(at::rand({8, 4}) + 0.1, RealTokens{}).sum().backward();
+  block(at::rand({8, 4}) + 0.1, NonPaddingMask{}).sum().backward();
   const auto used = block.experts->down_proj.grad().abs().amax({1, 2}).gt(0);
   EXPECT_TRUE(at::equal(used, at::arange(5).eq(2)));
-  EXPECT_EQ(block(at::rand({0, 4}), RealTokens{}).sizes(), (at::IntArrayRef{0, 4}));
+  EXPECT_EQ(block(at::rand({0, 4}), NonPaddingMask{}).sizes(), (at::IntArrayRef{0, 4}));
 }
 
 // The formula of transformers' load_balancing_loss_func with an attention mask, and its derivative by autograd.
 TEST(RouterStatistics, GiveTheLossOfTransformersWithoutPadding) {
-  MoE block({.width = 6, .inner = 5, .experts = 4, .chosen = 2}, {});
+  MoE block({.width = 6, .inner = 5, .experts = 4, .experts_per_token = 2}, {});
   draw(block);
   const auto statistics = std::make_shared<RouterStatistics>(4, 0.3);
   block.gate->statistics = statistics;
@@ -156,11 +163,11 @@ TEST(RouterStatistics, GiveTheLossOfTransformersWithoutPadding) {
   const auto gradient = block.gate->weight.grad().clone();
   block.zero_grad();
 
-  (block(x, RealTokens{mask}) * 0).sum().backward();
+  (block(x, NonPaddingMask{mask}) * 0).sum().backward();
   EXPECT_EQ(block.gate->weight.grad().abs().max().item<float>(), 0) << "off";
   block.zero_grad();
   statistics->begin();
-  const auto y = block(x, RealTokens{mask});
+  const auto y = block(x, NonPaddingMask{mask});
   EXPECT_THROW(statistics->loss(), Error);
   statistics->finish(statistics->sums());
   EXPECT_NEAR(statistics->loss().item<double>(), wanted.item<double>(), 1e-6);
@@ -171,7 +178,7 @@ TEST(RouterStatistics, GiveTheLossOfTransformersWithoutPadding) {
 
 // Two micro-batches: counted without gradients first, then each adds its part of the gradient.
 TEST(RouterStatistics, SpanMicroBatches) {
-  MoE block({.width = 6, .inner = 5, .experts = 4, .chosen = 2}, {});
+  MoE block({.width = 6, .inner = 5, .experts = 4, .experts_per_token = 2}, {});
   draw(block);
   const auto statistics = std::make_shared<RouterStatistics>(4, 1.0);
   block.gate->statistics = statistics;
@@ -181,10 +188,10 @@ TEST(RouterStatistics, SpanMicroBatches) {
     statistics->begin();
     {
       const at::NoGradGuard no_grad;
-      for (const auto& batch : batches) block(batch, RealTokens{});
+      for (const auto& batch : batches) block(batch, NonPaddingMask{});
     }
     statistics->finish(statistics->sums());
-    for (const auto& batch : batches) block(batch, RealTokens{}).sum().backward();
+    for (const auto& batch : batches) block(batch, NonPaddingMask{}).sum().backward();
     statistics->end();
     return std::pair(statistics->loss().item<double>(), block.gate->weight.grad().clone());
   };

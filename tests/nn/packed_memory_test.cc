@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kHeads = 2, kHeadSize = 8;
 
 // Bytes at most in forward and backward of attention over documents of 256 tokens.
-int64_t packed_peak(int64_t tokens, int64_t window, const AttentionScores& scores) {
+int64_t packed_peak(int64_t tokens, int64_t window, const AttentionScoreOptions& scores) {
   const auto ids = at::arange(tokens, at::kLong).floor_divide_(256).unsqueeze(0);
   const auto x = at::randn({1, tokens, kHeads, kHeadSize}).transpose(1, 2).set_requires_grad(true);
   return testing::peak_bytes_of([&] {

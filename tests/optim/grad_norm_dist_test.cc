@@ -389,12 +389,12 @@ TEST(GradNorm, SumsPlainShardsOverBothGroupsAndDTensorsOverTheirMesh) {
         with_gradient(distribute_tensor(here(at::full({6}, 2.0f)), mesh->slice({"dp"}), {Shard(0)}, std::nullopt));
     EXPECT_NEAR(optim::get_grad_norm({on_dp, placed}, dp_cp, tp), std::sqrt(48), 1e-6);
     EXPECT_THAT(error_of([&] { optim::get_grad_norm({on_dp}, dp_cp, tp); }),
-                ::testing::HasSubstr("ranks is no dim, nor several dims flattened"));
+                ::testing::HasSubstr("ranks, wanted a dim, or several dims flattened"));
     // Ranks 0 and 3, 1 and 2: a diagonal.
     const auto diagonal =
         world->new_group(world->rank() % 3 == 0 ? std::vector<int>{0, 3} : std::vector<int>{1, 2}, "x");
     EXPECT_THAT(error_of([&] { optim::get_grad_norm({placed}, dp_cp, *diagonal); }),
-                ::testing::HasSubstr("of 2 ranks crosses"));
+                ::testing::HasSubstr("of 2 ranks, which crosses"));
   });
 }
 

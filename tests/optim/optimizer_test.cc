@@ -246,7 +246,7 @@ TEST(Optimizer, RefusesSettingsOutOfRange) {
   EXPECT_THAT(error_of([&] { make_adamw(model, {.lr = -1}); }), HasSubstr("found lr -1"));
   EXPECT_THAT(error_of([&] { make_adamw(model, {.beta2 = 1}); }), HasSubstr("found betas (0.9, 1)"));
   EXPECT_THAT(error_of([&] { make_sgd(model, {.momentum = -0.1}); }), HasSubstr("found momentum -0.1"));
-  EXPECT_THAT(error_of([&] { make_sgd(model, {.nesterov = true}); }), HasSubstr("nesterov wants momentum"));
+  EXPECT_THAT(error_of([&] { make_sgd(model, {.nesterov = true}); }), HasSubstr("wanted momentum above 0"));
   const auto optimizer = make_adamw(model, {});
   EXPECT_THAT(error_of([&] { optimizer->state("other"); }), HasSubstr("no parameter is named 'other'"));
   nn::Module::set_parameter(model.own_parameters()[0], here(at::ones({4, 4})).set_requires_grad(true));
@@ -348,9 +348,10 @@ TEST(Optimizer, AStepIsLeftOutWhereTheGradientsAreSaidToBeInfinite) {
 
 TEST(Optimizer, StochasticRoundingIsRefusedWhereItHasNothingToRound) {
   HalfModel bfloat(here(at::ones({2}, at::kBFloat16))), half(here(at::ones({2}, at::kHalf)));
-  EXPECT_THAT(error_of([&] { make_sgd(bfloat, {.stochastic_rounding = true}); }), HasSubstr("beside master_weights"));
+  EXPECT_THAT(error_of([&] { make_sgd(bfloat, {.stochastic_rounding = true}); }),
+              HasSubstr("found stochastic_rounding with master_weights"));
   EXPECT_THAT(error_of([&] { make_adamw(half, {.master_weights = false, .stochastic_rounding = true}); }),
-              HasSubstr("stochastic_rounding of float16"));
+              HasSubstr("stochastic_rounding for float16"));
 }
 
 TEST(Schedule, OfWsdMustHaveRoomForWarmUpAndDecay) {

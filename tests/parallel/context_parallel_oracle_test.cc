@@ -36,12 +36,12 @@ TEST(ContextParallelOracle, CutsAndMergesAsPyTorch) {
   EXPECT_EQ(oracle["merges"].size(), 2U);
   for (const auto& each : oracle["merges"]) {
     const int64_t tokens = each["tokens"];
-    kernels::AttentionSums sums(here(at::empty({1, 1, tokens, 3})));
+    kernels::PartialAttentionMerger sums(here(at::empty({1, 1, tokens, 3})));
     for (const auto& part : each["parts"]) {
       const int64_t first = part["second_half"].get<bool>() ? tokens / 2 : 0, count = tokens - first;
       sums.add({floats(part["out"], {1, 1, count, 3}), floats(part["log_sums"], {1, 1, count})}, 0, first);
     }
-    const auto joined = sums.joined();
+    const auto joined = sums.merged();
     EXPECT_TRUE(at::allclose(joined.out, floats(each["out"], {1, 1, tokens, 3}), 1e-6, 1e-6));
     EXPECT_TRUE(at::allclose(joined.log_sums, floats(each["log_sums"], {1, 1, tokens}), 1e-6, 1e-6));
   }

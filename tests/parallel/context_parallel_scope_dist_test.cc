@@ -155,7 +155,7 @@ TEST(ContextParallelScope, WhatCannotBeIsAnErrorBeforeAnythingChanges) {
                 HasSubstr("`no_restore_buffers` must be a subset of `buffers`."));
     EXPECT_THAT(refusal(mesh, {}), HasSubstr("no buffers"));
     EXPECT_THAT(refusal(mesh, {.buffers = {tokens, here(at::zeros({6}))}, .buffer_seq_dims = {1, 0}}),
-                HasSubstr("buffer 1: found dim 0 of [6]"));
+                HasSubstr("buffer 1: found sequence dim 0 of [6]"));
     EXPECT_THAT(
         refusal(mesh, {.buffers = {tokens, here(at::zeros({8})).set_requires_grad(true)}, .buffer_seq_dims = {1, 0}}),
         HasSubstr("needs a gradient"));
@@ -172,7 +172,7 @@ TEST(ContextParallelScope, WhatCannotBeIsAnErrorBeforeAnythingChanges) {
                 HasSubstr("this rank's tokens"));
     const auto documents = here(at::tensor({0, 0, 1, 1}, at::kLong)).unsqueeze(0);
     EXPECT_THAT(error_of([&] { nn::attention_pattern({.tokens = 4, .document_ids = documents}, at::kFloat); }),
-                HasSubstr("inside a context_parallel scope, which knows one"));
+                HasSubstr("inside a context_parallel scope, which supports one"));
     const auto own = here(at::zeros({1, 2, 4, 4}));
     EXPECT_THAT(error_of([&] { nn::attend(own, own, own, packed); }), HasSubstr("an attention pattern of 2 pieces"));
   });

@@ -36,7 +36,7 @@ const Strategy& named(const std::string& name) {
       {.name = "FullyShardKeeping", .sharded = true, .shard = {.reshard_after_forward = false}},
       {.name = "Replicate", .replicate = {.bucket_bytes = kBucket, .first_bucket_bytes = kFirstBucket}},
       {.name = "ReplicateInOrder",
-       .replicate = {.bucket_bytes = kBucket, .first_bucket_bytes = kFirstBucket, .learn_order = false}},
+       .replicate = {.bucket_bytes = kBucket, .first_bucket_bytes = kFirstBucket, .rebuild_buckets = false}},
       {.name = "ReplicateFindingUnused",
        .replicate = {.bucket_bytes = kBucket, .first_bucket_bytes = kFirstBucket, .find_unused_parameters = true}},
       {.name = "ReplicateStatic",

@@ -97,7 +97,7 @@ StepOutcome balanced_outcome(CausalLM& model, int64_t rows, int64_t length, int6
               static_cast<double>(rows * length);
   StepOutcome out;
   if (world != nullptr) {
-    out.loss = settle_router_statistics(*statistics, *world).item<double>();
+    out.loss = reduce_router_statistics(*statistics, *world).item<double>();
   } else {
     statistics->finish(statistics->sums());
     out.loss = statistics->loss().item<double>();
@@ -240,7 +240,7 @@ TEST(ExpertParallel, LoadBalanceLossIsThatOfAllTokensThatAreReal) {
 
 // Ranks have 0, 3, 6 and 9 tokens, or one token for two ranks of tensor parallelism.
 TEST(ExpertParallel, RanksWithoutTokensTakePart) {
-  const nn::MoEOptions options{.width = 6, .inner = 5, .experts = 8, .chosen = 2};
+  const nn::MoEOptions options{.width = 6, .inner = 5, .experts = 8, .experts_per_token = 2};
   const auto x = Values(8)({18, 6}, 1.0), weights = Values(9)({18, 6}, 1.0);
   const auto rows_of = [](const at::Tensor& all, int64_t rank) {
     return here(all.narrow(0, 3 * rank * (rank - 1) / 2, 3 * rank).clone());
@@ -248,7 +248,7 @@ TEST(ExpertParallel, RanksWithoutTokensTakePart) {
   nn::MoE one(options, {});
   draw(one);
   auto leaf = x.clone().set_requires_grad(true);
-  const auto wanted = one(leaf, nn::RealTokens{});
+  const auto wanted = one(leaf, nn::NonPaddingMask{});
   (wanted * weights).sum().backward();
   on_threads(4, [&](const WorldPtr& world) {
     nn::MoE block(options, {.device = test_device()});
@@ -256,7 +256,7 @@ TEST(ExpertParallel, RanksWithoutTokensTakePart) {
     apply_expert_parallel(
         block, {.mesh = make_expert_mesh(init_device_mesh(world, test_device_type(), {4}, {"dp_shard"}), 4)});
     auto own = rows_of(x, world->rank()).set_requires_grad(true);
-    const auto y = block(own, nn::RealTokens{});
+    const auto y = block(own, nn::NonPaddingMask{});
     (y * rows_of(weights, world->rank())).sum().backward();
     EXPECT_TRUE(at::allclose(y, rows_of(wanted, world->rank()), 1e-4, 1e-6));
     EXPECT_TRUE(at::allclose(own.grad(), rows_of(leaf.grad(), world->rank()), 1e-4, 1e-6));
@@ -271,7 +271,7 @@ TEST(ExpertParallel, RanksWithoutTokensTakePart) {
     draw(block);
     const auto tp = init_device_mesh(world, test_device_type(), {2}, {"tp"});
     apply_expert_parallel(block, {.mesh = make_expert_mesh(tp, 2), .tensor_parallel = tp});
-    const auto y = block(here(x.narrow(0, 4, 1)), nn::RealTokens{});
+    const auto y = block(here(x.narrow(0, 4, 1)), nn::NonPaddingMask{});
     EXPECT_TRUE(at::allclose(y, here(wanted.narrow(0, 4, 1)), 1e-4, 1e-6));
   });
 }
@@ -324,7 +324,7 @@ TEST(ExpertParallel, ComputesInBFloat16) {
 
 TEST(ExpertParallel, OnlyTokensOfExpertsElsewhereMove) {
   on_threads(4, [](const WorldPtr& world) {
-    nn::MoE block({.width = 16, .inner = 8, .experts = 8, .chosen = 3}, {.device = test_device()});
+    nn::MoE block({.width = 16, .inner = 8, .experts = 8, .experts_per_token = 3}, {.device = test_device()});
     {
       const at::NoGradGuard no_grad;
       Values values(4);
@@ -338,7 +338,7 @@ TEST(ExpertParallel, OnlyTokensOfExpertsElsewhereMove) {
     at::Tensor chosen;
     block.gate->register_forward_hook([&](nn::Module&, nn::TensorRefs& outputs) { chosen = outputs[0]->clone(); });
     CommDebugMode forward;
-    const auto y = block(x, nn::RealTokens{});
+    const auto y = block(x, nn::NonPaddingMask{});
     const int64_t forward_bytes = forward.bytes(CommKind::kAllToAll);
     EXPECT_EQ(forward.all_to_alls(), 3) << "counts, there, back";
     EXPECT_EQ(forward.total(), 3);

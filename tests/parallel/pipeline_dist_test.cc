@@ -40,7 +40,7 @@ void expect_trains(int ranks) {
       EXPECT_TRUE(rig.pipeline->has_last_stage() || loss == 0) << what;
       rig.expect_like(wanted, sum_of_ranks(world, loss), what);
       const auto told = pipeline::simulate(rig.pipeline->schedule(2 * ranks));
-      EXPECT_EQ(rig.pipeline->most_held(), told.most_held[static_cast<size_t>(world->rank())]) << what;
+      EXPECT_EQ(rig.pipeline->max_held(), told.max_held[static_cast<size_t>(world->rank())]) << what;
       const double evaluated =
           sum_of_ranks(world, rig.pipeline->evaluate(here(batches)).item<double>()) / labels_in(batches);
       EXPECT_NEAR(evaluated, wanted.loss, 1e-5 * wanted.loss) << what;
@@ -169,7 +169,7 @@ TEST(Pipeline, TheHeadsGradientIsNotKeptForEachMicroBatch) {
       if (world->rank() == 0) continue;
       // Before each forward: that of the micro-batch before has been added already.
       EXPECT_THAT(head_has_gradient, ::testing::ElementsAre(false, true, true, true, true)) << schedule;
-      EXPECT_EQ(rig.pipeline->most_held(), std::string(schedule) == "GPipe" ? 5 : 1);
+      EXPECT_EQ(rig.pipeline->max_held(), std::string(schedule) == "GPipe" ? 5 : 1);
     }
   });
 }
@@ -292,7 +292,7 @@ TEST(Pipeline, WhatCannotBeRunIsRefusedBeforeAnythingIsSent) {
     EXPECT_THAT(error_of([&] { rig.pipeline->step({}); }), HasSubstr("no micro-batches"));
     auto unlabelled = documents(2);
     unlabelled[1].labels.reset();
-    EXPECT_THAT(error_of([&] { rig.pipeline->step(unlabelled); }), HasSubstr("micro-batch 1: labels have 0"));
+    EXPECT_THAT(error_of([&] { rig.pipeline->step(unlabelled); }), HasSubstr("micro-batch 1: found 0 labels"));
     {
       const at::NoGradGuard no_grad;
       EXPECT_THAT(error_of([&] { rig.pipeline->step(documents(2)); }), HasSubstr("Call evaluate() instead"));
@@ -335,7 +335,7 @@ TEST(Pipeline, OneRankIsPlainAccumulation) {
   for (const auto& named : model->named_parameters()) {
     EXPECT_TRUE(named.slot->parameter.grad().equal(wanted.gradients.at(named.name))) << named.name;
   }
-  EXPECT_EQ(pipeline.most_held(), 1);
+  EXPECT_EQ(pipeline.max_held(), 1);
 }
 
 }  // namespace

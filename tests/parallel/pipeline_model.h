@@ -93,7 +93,7 @@ struct PipelineRig {
     pipeline = std::make_unique<pipeline::Pipeline>(*model, options);
   }
   double norm() {
-    return pipeline->norm_over_stages(optim::grad_norm_tensor(pipeline->counted_parameters())).item<double>();
+    return pipeline->norm_over_stages(optim::grad_norm_tensor(pipeline->norm_parameters())).item<double>();
   }
 
   // Loss and norm within 1e-5, gradients within 1e-4 of the largest element. `loss`: of all ranks that count.

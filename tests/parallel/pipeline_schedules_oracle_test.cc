@@ -93,7 +93,7 @@ TEST(PipelineSchedules, TablesAreThoseOfPyTorch) {
     }
     const auto ours = make_schedule(name, size);
     EXPECT_EQ(check_schedule(ours.table, {size.ranks, ours.stages(), size.micro_batches}), ours.rank_of);
-    const bool single = schedule_traits(name).one_stage_a_rank;
+    const bool single = schedule_traits(name).one_stage_per_rank;
     single ? expect_single(ours, table_of_lines(each["table"])) : expect_multi(ours, each);
     if (::testing::Test::HasFailure()) return;
   }

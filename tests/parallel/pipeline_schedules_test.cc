@@ -174,13 +174,13 @@ TEST(PipelineCheck, WhatCannotBeRunIsRefused) {
   EXPECT_THAT(refused({"0F0 0B0"}, 1, 2), HasSubstr("Got 1 F microbatches for stage 0, expected 2"));
   EXPECT_THAT(refused({"0F0 0F1 0B0"}, 1, 2), HasSubstr("expected 2 total backwards, but got B=1, I=0, W=0"));
   EXPECT_THAT(refused({"0F0 0I0"}, 1, 1), HasSubstr("I and W must have equal counts, but got I=1, W=0"));
-  EXPECT_THAT(refused({"0F0 0F0 0B0"}, 1, 1), HasSubstr("0F0 comes a second time"));
-  EXPECT_THAT(refused({"0F0 0B0 0I0 0W0"}, 1, 1), HasSubstr("0I0 comes a second time"));
+  EXPECT_THAT(refused({"0F0 0F0 0B0"}, 1, 1), HasSubstr("0F0 occurs a second time"));
+  EXPECT_THAT(refused({"0F0 0B0 0I0 0W0"}, 1, 1), HasSubstr("0I0 occurs a second time"));
   EXPECT_THAT(refused({"0F0 0SEND_F0 0B0"}, 1, 1), HasSubstr("Expected compute-only schedule"));
   EXPECT_THAT(refused({"0F0 3F0"}, 1, 1), HasSubstr("outside of 1 stages"));
   // Each rank waits for the other.
   EXPECT_THAT(refused({"0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"}, 2, 2),
-              HasSubstr("wait for ever: rank 0 for 0B0 at step 1, rank 1 for 1F1 at step 0"));
+              HasSubstr("wait for ever: rank 0 at 0B0 (step 1), rank 1 at 1F1 (step 0)"));
   EXPECT_THAT(error_of(
                   [] {
                     check_schedule({{row_of("0F0 0B0")}}, {2, 1, 1});
@@ -198,7 +198,7 @@ TEST(PipelineCheck, LoweredTablesThatWaitForEverAreRefused) {
   EXPECT_EQ(refused({"0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"}), "no error");
   EXPECT_THAT(refused({"0F0 0RECV_B0 0SEND_F0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"}),
               HasSubstr("rank 0 at 0RECV_B0, rank 1 at 1RECV_F0 would wait for ever"));
-  EXPECT_THAT(refused({"0F0 0SEND_F0", "1F0 1B0"}), HasSubstr("1 SEND_F to 0 RECV_F"));
+  EXPECT_THAT(refused({"0F0 0SEND_F0", "1F0 1B0"}), HasSubstr("1 SEND_F and 0 RECV_F"));
   EXPECT_THAT(refused({"0F0 1F0", ""}), HasSubstr("another rank's stage"));
 }
 
@@ -226,8 +226,8 @@ TEST(PipelineSimulation, BubblesAndWhatIsHeldAreThoseOfTheBooks) {
     EXPECT_NEAR(told.bubble_share, 3.0 / 11, 1e-12) << name;
     EXPECT_DOUBLE_EQ(told.time, 33);
   }
-  EXPECT_THAT(simulate(make_schedule("GPipe", {4, 1, 8})).most_held, ElementsAre(8, 8, 8, 8));
-  EXPECT_THAT(simulate(make_schedule("1F1B", {4, 1, 8})).most_held, ElementsAre(4, 3, 2, 1));
+  EXPECT_THAT(simulate(make_schedule("GPipe", {4, 1, 8})).max_held, ElementsAre(8, 8, 8, 8));
+  EXPECT_THAT(simulate(make_schedule("1F1B", {4, 1, 8})).max_held, ElementsAre(4, 3, 2, 1));
   // Interleaving divides the bubble by the stages of a rank.
   const auto interleaved = simulate(make_schedule("Interleaved1F1B", {4, 2, 8}));
   EXPECT_NEAR(interleaved.bubble_share, 3.0 / (2 * 8 + 3), 1e-12);

@@ -13,22 +13,22 @@ namespace {
 std::vector<PrefetchVote> votes_of(std::vector<std::optional<bool>> wishes, std::vector<bool> cores) {
   std::vector<PrefetchVote> votes;
   for (size_t i = 0; i < wishes.size(); ++i) {
-    votes.push_back({.rank = static_cast<int>(i), .wish = wishes[i], .core_for_each = cores[i]});
+    votes.push_back({.rank = static_cast<int>(i), .requested = wishes[i], .core_for_each = cores[i]});
   }
   return votes;
 }
 
 TEST(PrefetchChoice, WantsACoreForEachRankWhereNobodyAsked) {
-  EXPECT_TRUE(prefetch_of(votes_of({{}, {}}, {true, true})));
-  EXPECT_FALSE(prefetch_of(votes_of({{}, {}}, {true, false})));  // of ranks that know of unlike hosts: off
-  EXPECT_FALSE(prefetch_of(votes_of({{}, {}}, {false, false})));
+  EXPECT_TRUE(decide_prefetch(votes_of({{}, {}}, {true, true})));
+  EXPECT_FALSE(decide_prefetch(votes_of({{}, {}}, {true, false})));  // of ranks that know of unlike hosts: off
+  EXPECT_FALSE(decide_prefetch(votes_of({{}, {}}, {false, false})));
 }
 
 TEST(PrefetchChoice, GoesByWhatAllAskedFor) {
-  EXPECT_TRUE(prefetch_of(votes_of({true, true}, {false, false})));
-  EXPECT_FALSE(prefetch_of(votes_of({false, false}, {true, true})));
-  EXPECT_THROW(prefetch_of(votes_of({true, {}}, {true, true})), Error);
-  EXPECT_THROW(prefetch_of(votes_of({true, false}, {true, true})), Error);
+  EXPECT_TRUE(decide_prefetch(votes_of({true, true}, {false, false})));
+  EXPECT_FALSE(decide_prefetch(votes_of({false, false}, {true, true})));
+  EXPECT_THROW(decide_prefetch(votes_of({true, {}}, {true, true})), Error);
+  EXPECT_THROW(decide_prefetch(votes_of({true, false}, {true, true})), Error);
 }
 
 // What a rank sees of its own host does not count, but what the world agreed on when its ranks met.

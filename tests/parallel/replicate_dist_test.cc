@@ -94,7 +94,7 @@ TEST(Replicate, LearnsTheOrderOfUse) {
     for (const bool learn : {true, false}) {
       BackToFront plain(at::kDouble), model(at::kDouble);
       auto options = small_buckets(world, 1000);
-      options.learn_order = learn;
+      options.rebuild_buckets = learn;
       replicate(model, options);
       std::vector<int64_t> before_first;
       for (int step = 0; step < 2; ++step) {
@@ -225,7 +225,7 @@ TEST(Replicate, OverlapsBehindUnusedParametersWhenItKnowsThem) {
                         .first_bucket_bytes = 100,
                         .find_unused_parameters = find_unused,
                         .static_graph = static_graph,
-                        .learn_order = false});
+                        .rebuild_buckets = false});
       std::vector<int64_t> counts;
       for (int step = 0; step < 2; ++step) {
         reset_replicate_stats(model);
@@ -284,7 +284,7 @@ TEST(Replicate, NamesAParameterWhoseGradientComesTooLate) {
   on_threads(2, [](const WorldPtr& world) {
     Checkpointed model({true, true, true});
     // One bucket across two layers: each checkpoint hands in a part of it.
-    replicate(model, {.mesh = line(world), .bucket_bytes = 700, .first_bucket_bytes = 700, .learn_order = false});
+    replicate(model, {.mesh = line(world), .bucket_bytes = 700, .first_bucket_bytes = 700, .rebuild_buckets = false});
     const auto run = [&] { model(Values(1)({4, 6}).set_requires_grad(true)).sum().backward(); };
     EXPECT_THAT(error_of(run), HasSubstr("a gradient came after its bucket had been reduced. Set static_graph"));
   });
@@ -448,7 +448,7 @@ TEST(Replicate, RefusesWhatItCannotReplicate) {
     replicate(*model.layers[0], {.mesh = mesh});
     EXPECT_THAT(error_of([&] { fully_shard(model, {.mesh = mesh}); }), HasSubstr("Use one of the two"));
     EXPECT_THAT(error_of([&] { set_prefetch(model, true); }), HasSubstr("Call fully_shard first"));
-    EXPECT_THAT(error_of([&] { replicate_stats(model); }), HasSubstr("is no replica"));
+    EXPECT_THAT(error_of([&] { replicate_stats(model); }), HasSubstr("is not replicated"));
     EXPECT_THAT(error_of([&] { NoSync none(unfilled); }), HasSubstr("Call fully_shard or replicate first"));
     replicate(unfilled, {.mesh = mesh});
     EXPECT_THAT(error_of([&] { unfilled(tokens_of(0)); }), HasSubstr("embedding: still on the meta device"));

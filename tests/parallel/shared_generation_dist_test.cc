@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/models/generation/engine.h"
-#include "tessera/models/generation/shared_steps.h"
+#include "tessera/models/generation/engine_follower.h"
 #include "tests/parallel/parallel_families.h"
 
 namespace tessera::testing {
@@ -51,7 +51,7 @@ TEST(SharedGeneration, GivesTheTokensOfOneRank) {
       on_threads(ranks, [&](const WorldPtr& world) {
         const auto mesh = init_device_mesh(world, test_device_type(), {ranks}, {dim});
         const auto model = random_model(config_of(family), ParallelizeModelOptions{.mesh = mesh});
-        if (world->rank() > 0) return follow_steps(*model, *world->group());
+        if (world->rank() > 0) return run_engine_follower(*model, *world->group());
         auto options = kFewPages;
         options.group = world->group();
         Engine engine(model, options);
@@ -73,7 +73,7 @@ TEST(SharedGeneration, AnErrorEndsAllRanks) {
     const auto fails = [](nn::Module&, nn::TensorRefs&) { raise(ErrorKind::kInternal, "this layer fails"); };
     model->blocks().back()->register_forward_hook(fails);
     if (world->rank() > 0) {
-      EXPECT_THROW(follow_steps(*model, *world->group()), Error);
+      EXPECT_THROW(run_engine_follower(*model, *world->group()), Error);
       return;
     }
     auto options = kFewPages;

@@ -300,7 +300,7 @@ TEST(ParallelizeModule, RefusesWhatDoesNotFit) {
     const auto rows = style<RowwiseParallel>(LayoutOptions{.input_layout = Replicate()});
     EXPECT_THAT(refusal({{"embed_tokens", rows}}, /*tied=*/true), HasSubstr("no style for 'lm_head'"));
     EXPECT_THAT(refusal({{"lm_head", style<ColwiseParallel>()}, {"embed_tokens", style<ColwiseParallel>()}}, true),
-                HasSubstr("embed_tokens.weight: lies as (S(0))"));
+                HasSubstr("embed_tokens.weight: found a DTensor with placements (S(0))"));
     EXPECT_THAT(refusal({{"lm_head", style<ColwiseParallel>()}, {"lm_*", style<ColwiseParallel>()}}),
                 HasSubstr("already"));
     Stack stack({});

@@ -55,7 +55,7 @@ TEST(LiveRun, APortInUseEndsAllRanksBeforeAnythingIsWritten) {
   EXPECT_FALSE(std::filesystem::exists(runs / "none" / "metrics.jsonl"));
   const auto without = runs.train("none", 1, {"train.page=8080", "log.jsonl=false"});
   EXPECT_EQ(without.exit_code, 2);
-  EXPECT_THAT(without.err, HasSubstr("log.jsonl is false"));
+  EXPECT_THAT(without.err, HasSubstr("log.jsonl, which is false"));
 }
 
 }  // namespace

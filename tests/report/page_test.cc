@@ -25,14 +25,14 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 // Behind the rows that are there.
-void add_row(Series& series, int64_t step, const std::map<std::string, double>& values) {
+void add_row(MetricSeries& series, int64_t step, const std::map<std::string, double>& values) {
   for (const auto& [name, value] : values) {
     auto& column = series.columns[name];
-    column.resize(series.step.size(), kNothing);
+    column.resize(series.step.size(), kMissing);
     column.push_back(value);
   }
   series.step.push_back(step);
-  for (auto& [name, column] : series.columns) column.resize(series.step.size(), kNothing);
+  for (auto& [name, column] : series.columns) column.resize(series.step.size(), kMissing);
 }
 
 RunHistory made_up(const std::string& name, double offset, int64_t count = 60) {

@@ -44,7 +44,7 @@ TEST_F(RunFollowerTest, ReadsEachLineOnce) {
   const auto whole = follower.history();
   EXPECT_THAT(whole.steps.step, ElementsAre(1, 2, 3, 4));
   EXPECT_EQ(whole.warnings.size(), 1u);
-  EXPECT_THAT(whole.notes, ElementsAre("1 lines of events.jsonl tell nothing"));
+  EXPECT_THAT(whole.notes, ElementsAre("1 lines of events.jsonl could not be read"));
 }
 
 TEST_F(RunFollowerTest, BeginsAnewWhenAResumedRunHasDroppedLines) {
@@ -77,7 +77,7 @@ TEST_F(RunFollowerTest, KeepsALimitedPartOfALongRunWithItsSpikesAndScores) {
     follower.history();
   }
   const auto run = follower.history(), whole = all.history();
-  EXPECT_EQ(run.steps_told, static_cast<size_t>(kSteps));
+  EXPECT_EQ(run.step_count, static_cast<size_t>(kSteps));
   EXPECT_LE(run.steps.step.size(), 1000u);
   EXPECT_GE(run.steps.step.size(), 200u);
   for (const int64_t step : {int64_t{1}, int64_t{12'345}, int64_t{23'456}, kSteps}) {
@@ -107,7 +107,7 @@ TEST_F(RunFollowerTest, ALineWithoutAnEndTakesNoMemory) {
   append("metrics.jsonl", "x\n" + line(2, 4));
   const auto run = follower.history();
   EXPECT_THAT(run.steps.step, ElementsAre(1, 2));
-  EXPECT_THAT(run.notes, ElementsAre("1 lines of metrics.jsonl tell nothing"));
+  EXPECT_THAT(run.notes, ElementsAre("1 lines of metrics.jsonl could not be read"));
 }
 
 }  // namespace

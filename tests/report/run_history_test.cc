@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/machine/host.h"
-#include "tessera/report/step_rows.h"
+#include "tessera/report/metric_rows.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::report {
@@ -73,7 +73,8 @@ no line
   ASSERT_EQ(run.sessions.size(), 1u);
   EXPECT_THAT(run.sessions[0].facts, ElementsAre(Pair("host", "a"), Pair("ranks", "2")));
   EXPECT_EQ(run.state, "done");
-  EXPECT_THAT(run.notes, ElementsAre("2 lines of metrics.jsonl tell nothing", "1 lines of events.jsonl tell nothing"));
+  EXPECT_THAT(run.notes,
+              ElementsAre("2 lines of metrics.jsonl could not be read", "1 lines of events.jsonl could not be read"));
 }
 
 TEST(RunHistory, TellsARunAtWorkFromOneThatWasKilled) {
@@ -134,7 +135,7 @@ TEST(RunHistory, TakesTheLastProfileThatIsWhole) {
                         R"("group":"dp","calls":2,"bytes":64,"seconds":0.1}])") +
             line(12, R"("ranks":[{"rank":0}])") + line(15, R"("ranks":7)"));
   const auto run = read_run(temp / "run");
-  EXPECT_THAT(run.notes, ElementsAre("2 lines of events.jsonl tell nothing"));
+  EXPECT_THAT(run.notes, ElementsAre("2 lines of events.jsonl could not be read"));
   ASSERT_TRUE(run.profile.is_object());
   EXPECT_EQ(run.profile["last_step"], 9);
   EXPECT_EQ(run.profile["ranks"].size(), 64u);
@@ -165,22 +166,22 @@ TEST(RunHistory, FindsTheSettingsThatDiffer) {
 }
 
 TEST(RunHistory, ThinsOutButKeepsSpikesAndEnds) {
-  StepRows rows_of_steps({});
+  MetricRows rows_of_steps({});
   for (int64_t step = 0; step < 10000; ++step) {
     double loss = 2 + 0.001 * static_cast<double>(step % 7);
     if (step == 4321) loss = 90;
     if (step == 7654) loss = std::numeric_limits<double>::quiet_NaN();
     rows_of_steps.put(step, {{"loss", loss}});
   }
-  const Series steps = rows_of_steps.series();
-  const auto rows = thinned(steps, 400);
+  const MetricSeries steps = rows_of_steps.series();
+  const auto rows = thinned_rows(steps, 400);
   EXPECT_LE(rows.size(), 400u);
   EXPECT_GE(rows.size(), 300u);
   EXPECT_TRUE(std::ranges::is_sorted(rows));
   EXPECT_EQ(rows.front(), 0u);
   EXPECT_EQ(rows.back(), 9999u);
   for (const size_t wanted : {4321u, 7654u}) EXPECT_THAT(rows, Contains(wanted));
-  EXPECT_EQ(thinned(steps, 10000).size(), 10000u);
+  EXPECT_EQ(thinned_rows(steps, 10000).size(), 10000u);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 namespace tessera::serve {
 namespace {
 
-using Stage = Connections::Stage;
+using ConnectionStage = Connections::ConnectionStage;
 
 // Both ends of a connection; the server's is its key, too.
 struct Pair {
@@ -27,12 +27,12 @@ struct Pair {
   }
 };
 
-TEST(Connections, AnAnswerThatIsNotTakenIsCutOff) {
+TEST(Connections, AnAnswerThatTheClientDoesNotReadIsCutOff) {
   const Pair pair;
   Connections connections({.read_seconds = 0.1, .request_seconds = 1.9});
   const auto begin = std::chrono::steady_clock::now();
   connections.opened(&pair, pair.server.get(), "");
-  connections.enter(&pair, Stage::kAnswer);
+  connections.enter(&pair, ConnectionStage::kAnswer);
   EXPECT_EQ(testing::read_all(pair.client.get()), "");  // until it is shut
   const auto lasted = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(lasted, std::chrono::seconds(2)) << "the time for requests does not count while one is answered";
@@ -44,14 +44,14 @@ TEST(Connections, TheFirstHeaderHasATimeOfItsOwn) {
   Connections connections({.header_seconds = 0.1, .read_seconds = 1000});
   connections.opened(&silent, silent.server.get(), "");
   connections.opened(&idle, idle.server.get(), "");
-  connections.enter(&idle, Stage::kBody);
-  connections.enter(&idle, Stage::kAnswer);
-  connections.enter(&idle, Stage::kIdle);
+  connections.enter(&idle, ConnectionStage::kBody);
+  connections.enter(&idle, ConnectionStage::kAnswer);
+  connections.enter(&idle, ConnectionStage::kIdle);
   EXPECT_EQ(testing::read_all(silent.client.get()), "");
   EXPECT_FALSE(idle.is_shut());
 }
 
-TEST(Connections, SilentOnesMakeRoomAndAnswersAreNeverCutOff) {
+TEST(Connections, SilentConnectionsMakeRoomAndAnswersAreNeverCutOff) {
   std::vector<Pair> pairs(4);
   Connections connections({.connections = 3, .header_seconds = 1000, .read_seconds = 1000});
   const auto open = [&](size_t i) {
@@ -60,14 +60,14 @@ TEST(Connections, SilentOnesMakeRoomAndAnswersAreNeverCutOff) {
     return is_admitted;
   };
   open(0);
-  connections.enter(&pairs[0], Stage::kBody);
-  connections.enter(&pairs[0], Stage::kAnswer);
+  connections.enter(&pairs[0], ConnectionStage::kBody);
+  connections.enter(&pairs[0], ConnectionStage::kAnswer);
   open(1);
-  connections.enter(&pairs[1], Stage::kBody);  // its body is on the way
+  connections.enter(&pairs[1], ConnectionStage::kBody);  // its body is on the way
   open(2);
-  connections.enter(&pairs[2], Stage::kBody);
-  connections.enter(&pairs[2], Stage::kAnswer);
-  connections.enter(&pairs[2], Stage::kIdle);
+  connections.enter(&pairs[2], ConnectionStage::kBody);
+  connections.enter(&pairs[2], ConnectionStage::kAnswer);
+  connections.enter(&pairs[2], ConnectionStage::kIdle);
   EXPECT_TRUE(open(3));
   EXPECT_TRUE(pairs[2].is_shut()) << "an idle one first";
   EXPECT_FALSE(pairs[0].is_shut() || pairs[1].is_shut() || pairs[3].is_shut());
@@ -77,17 +77,17 @@ TEST(Connections, SilentOnesMakeRoomAndAnswersAreNeverCutOff) {
   EXPECT_TRUE(connections.admit(""));
   EXPECT_TRUE(pairs[3].is_shut());
   connections.opened(&fifth, fifth.server.get(), "");
-  connections.enter(&fifth, Stage::kAnswer);
+  connections.enter(&fifth, ConnectionStage::kAnswer);
   EXPECT_TRUE(connections.admit(""));
   EXPECT_TRUE(pairs[1].is_shut()) << "at last one that sends a body";
   const Pair sixth;
   connections.opened(&sixth, sixth.server.get(), "");
-  connections.enter(&sixth, Stage::kReply);
+  connections.enter(&sixth, ConnectionStage::kReply);
   EXPECT_TRUE(connections.admit(""));
   EXPECT_TRUE(sixth.is_shut()) << "a reply that is not read, as of a refused request";
   const Pair seventh;
   connections.opened(&seventh, seventh.server.get(), "");
-  connections.enter(&seventh, Stage::kAnswer);
+  connections.enter(&seventh, ConnectionStage::kAnswer);
   EXPECT_TRUE(connections.admit("")) << "where all are answered the library lets new ones wait";
   EXPECT_FALSE(pairs[0].is_shut() || fifth.is_shut() || seventh.is_shut());
 }
@@ -100,13 +100,13 @@ TEST(Connections, AnAddressHasALimitOfItsOwn) {
   EXPECT_TRUE(connections.admit("10.0.0.1"));
   EXPECT_TRUE(pairs[0].is_shut()) << "its own oldest one";
   EXPECT_FALSE(pairs[3].is_shut());
-  for (const auto& pair : pairs) connections.enter(&pair, Stage::kAnswer);
+  for (const auto& pair : pairs) connections.enter(&pair, ConnectionStage::kAnswer);
   EXPECT_FALSE(connections.admit("10.0.0.1"));
   EXPECT_TRUE(connections.admit("10.0.0.2"));
   EXPECT_TRUE(connections.admit("")) << "loopback has none";
 }
 
-TEST(Connections, AddressesAreThoseOfOneCustomer) {
+TEST(Connections, Ipv6AddressesCountByTheirFirst64Bits) {
   const auto limited = [](const char* text) {
     sockaddr_in v4{.sin_family = AF_INET, .sin_port = 0, .sin_addr = {}, .sin_zero = {}};
     sockaddr_in6 v6{};
@@ -126,7 +126,7 @@ TEST(Connections, AddressesAreThoseOfOneCustomer) {
 }
 
 // More than there are places, none of which closes by itself.
-TEST_F(Serve, SilentConnectionsKeepNobodyOut) {
+TEST_F(Serve, SilentConnectionsDoNotBlockNewClients) {
   start({.connections = 32, .header_seconds = 1000, .read_seconds = 1000}, "0123456789abcdef");
   const std::string token = "Content-Type: application/json\r\nAuthorization: Bearer 0123456789abcdef\r\n";
   std::vector<UniqueFd> silent;

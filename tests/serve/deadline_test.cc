@@ -6,7 +6,7 @@
 namespace tessera::serve {
 namespace {
 
-TEST_F(Serve, AtTheDeadlineAnAnswerHasTheTextThatWasMade) {
+TEST_F(Serve, AtTheDeadlineAnAnswerHasTheTextGeneratedSoFar) {
   start({.request_seconds = 1});
   StepGate gate(*rows_);
   const auto text = greedy("the cat", 20);
@@ -32,7 +32,7 @@ TEST_F(Serve, AtTheDeadlineAnAnswerHasTheTextThatWasMade) {
   EXPECT_EQ(answer(body)["choices"][0]["text"], text) << "and the server goes on";
 }
 
-TEST_F(Serve, ARequestOfWhichNothingWasMadeInItsTimeGets504) {
+TEST_F(Serve, ARequestWithoutATokenAtItsDeadlineGets504) {
   start({.request_seconds = 0.4});
   StepGate gate(*rows_);
   auto body = ask("the cat", 20);

@@ -17,15 +17,15 @@ TEST(HostileClients, SixtyFourOthersGetCompleteAnswersForAMinute) {
   const auto folder = testing::asset("smollm2");
   const auto model = load_for_generation(folder, "int8", at::kCPU);
   const Limits limits;
-  const Served served{.name = "smollm2",
-                      .config = model->config(),
-                      .defaults = {},
-                      .tokenizer = text::Tokenizer::from_folder(folder),
-                      .chat = text::ChatTemplate::from_folder(folder),
-                      .cache_tokens = 65536,
-                      .limits = limits};
+  const ServedModel served{.name = "smollm2",
+                           .config = model->config(),
+                           .defaults = {},
+                           .tokenizer = text::Tokenizer::from_folder(folder),
+                           .chat = text::ChatTemplate::from_folder(folder),
+                           .cache_tokens = 65536,
+                           .limits = limits};
   Scheduler scheduler(model, {.pages = Engine::pages_for(65536), .max_sequences = limits.sequences}, limits);
-  auto listening = listen_at("127.0.0.1", 0, Reach::kThisHost);
+  auto listening = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
   const int port = listening.port;
   const Server server(served, scheduler, {.listening = std::move(listening)});
   std::vector<std::string> prompts;

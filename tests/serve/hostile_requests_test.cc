@@ -19,8 +19,8 @@ using ::testing::HasSubstr;
 
 constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyz .{}[]\":,1_0";
 
-Served served_without_model() {
-  Served made{
+ServedModel served_without_model() {
+  ServedModel made{
       .name = "tiny",
       .config = {},
       .defaults = {},
@@ -38,7 +38,7 @@ const std::vector<testing::HostileRequest>& all_requests() {
   return requests;
 }
 
-std::string refusal_of(const testing::HostileRequest& request, const Served& served,
+std::string refusal_of(const testing::HostileRequest& request, const ServedModel& served,
                        std::vector<CompletionRequest>* held = nullptr) {
   const auto endpoint = request.path == "/v1/completions" ? Endpoint::kText : Endpoint::kChat;
   try {
@@ -78,7 +78,7 @@ TEST(HostileRequests, AreRefusedByALimitOrTakeNoMoreMemoryThanIsStated) {
         try {
           std::vector<int64_t> made;
           for (int slice = 0; slice < kSlices; ++slice) {
-            if (!choice.options.constraint->prepare_allowed(made, 20'000)) continue;
+            if (!choice.options.constraint->prepare_allowed_tokens(made, 20'000)) continue;
             const auto allowed = choice.options.constraint->allowed(made);
             made.push_back(std::ranges::find(allowed, true) - allowed.begin());
           }

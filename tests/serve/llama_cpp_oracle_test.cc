@@ -26,7 +26,7 @@ std::vector<std::string> texts_of(const std::string& server, const std::string& 
   return json::parse(run.out.substr(at, run.out.find('\n', at) - at))["texts"].get<std::vector<std::string>>();
 }
 
-TEST(LlamaCpp, ReadsOurGgufFileAndSaysWhatWeSay) {
+TEST(LlamaCpp, ReadsOurGgufFileAndGeneratesTheSameText) {
   const testing::TempFolder folder;
   const auto file = (folder / "model.gguf").string();
   folder_to_gguf(testing::asset("smollm2"), file, {.type = GgmlType::kF32});

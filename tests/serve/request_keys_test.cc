@@ -10,7 +10,7 @@ namespace tessera::serve {
 namespace {
 
 // Every optional key of OpenAI's two APIs, and ours.
-TEST_F(Serve, ANullIsAsGoodAsNoKey) {
+TEST_F(Serve, ANullCountsAsAnAbsentKey) {
   start();
   auto body = ask("the cat", 6);
   const auto text = answer(body)["choices"][0];
@@ -91,7 +91,7 @@ TEST_F(Serve, ANullIsAsGoodAsNoKey) {
   EXPECT_TRUE(streamed(post(chat, path).body).second);
 }
 
-TEST_F(Serve, OfAStreamWithUsageEveryChunkHasItAndTheLastAloneItsNumbers) {
+TEST_F(Serve, InAStreamOnlyTheLastChunkHasUsageNumbers) {
   start();
   nlohmann::json body = {{"messages", {{{"role", "user"}, {"content", "hi"}}}},
                          {"max_tokens", 4},
@@ -121,7 +121,7 @@ TEST_F(Serve, OfAStreamWithUsageEveryChunkHasItAndTheLastAloneItsNumbers) {
 // Two calls, and text between and behind them.
 TEST(Responses, WithoutParallelToolCallsAnAnswerEndsWithItsFirstOne) {
   const testing::TempFolder folder;
-  const Served served{
+  const ServedModel served{
       .name = "bytes", .config = {}, .defaults = {}, .tokenizer = data::make_byte_tokenizer(folder.path()), .chat = {}};
   const auto choice_of = [&](const std::string& text, bool one_tool_call, bool stream) {
     CompletionRequest request{.choices = {{.prompt = {1}}}, .prompt_tokens = 1, .tools = {"f", "g"}};
@@ -130,7 +130,7 @@ TEST(Responses, WithoutParallelToolCallsAnAnswerEndsWithItsFirstOne) {
     Response response(Endpoint::kChat, "x", served, request);
     Json joined = {{"content", ""}, {"tool_calls", Json::array()}, {"finish_reason", nullptr}};
     for (size_t i = 0; i < text.size(); ++i) {
-      Piece piece{.text = text.substr(i, 1), .token = 1};
+      AnswerPiece piece{.text = text.substr(i, 1), .token = 1};
       if (i + 1 == text.size()) piece.finish = Finish::kStop;
       const auto chunk = response.add(piece);
       if (!chunk) continue;
@@ -144,7 +144,7 @@ TEST(Responses, WithoutParallelToolCallsAnAnswerEndsWithItsFirstOne) {
     }
     EXPECT_TRUE(response.done());
     if (stream) return joined;
-    auto choice = response.whole()["choices"][0];
+    auto choice = response.full_response()["choices"][0];
     return Json({{"content", choice["message"]["content"]},
                  {"tool_calls", choice["message"]["tool_calls"]},
                  {"finish_reason", choice["finish_reason"]}});
@@ -179,7 +179,7 @@ TEST_F(Serve, ParallelToolCallsIsRead) {
   expect_error(post(body, "/v1/chat/completions"), 400, "parallel_tool_calls");
 }
 
-TEST_F(Serve, AChoiceThatIsStoppedFreesItsPlaceBesideOthers) {
+TEST_F(Serve, AStoppedChoiceFreesItsPlaceWhileOthersRun) {
   start({}, "", kLongContext);
   StepGate gate(*rows_);
   auto body = ask("a", 3000);
@@ -187,7 +187,7 @@ TEST_F(Serve, AChoiceThatIsStoppedFreesItsPlaceBesideOthers) {
   const auto request = read_request(body.dump(), Endpoint::kText, *served_);
   const auto taken = scheduler_->submit(request, served_->tokenizer);
   gate.let_through(2);
-  std::optional<Piece> piece;
+  std::optional<AnswerPiece> piece;
   for (int i = 0; i < 100 && !piece; ++i) piece = taken->next(std::chrono::milliseconds(100));
   ASSERT_TRUE(piece);
   taken->stop(0);

@@ -43,18 +43,18 @@ class Serve : public ::testing::Test {
     at::set_num_threads(1);  // of the engine's thread, too
     model_ = testing::tiny_model(changes);
     rows_ = testing::tiny_model(changes);
-    make_row_model(*rows_, kernels::RowDtype::kFloat32);
-    served_ = std::make_unique<Served>(
-        Served{.name = "tiny",
-               .config = model_->config(),
-               .defaults = {},
-               .tokenizer = text::Tokenizer::from_json(testing::character_tokenizer(characters), "test"),
-               .chat = text::ChatTemplate::parse(kTemplate, "test"),
-               .cache_tokens = 4096,
-               .limits = limits});
+    make_row_model(*rows_, kernels::WeightFormat::kFloat32);
+    served_ = std::make_unique<ServedModel>(
+        ServedModel{.name = "tiny",
+                    .config = model_->config(),
+                    .defaults = {},
+                    .tokenizer = text::Tokenizer::from_json(testing::character_tokenizer(characters), "test"),
+                    .chat = text::ChatTemplate::parse(kTemplate, "test"),
+                    .cache_tokens = 4096,
+                    .limits = limits});
     scheduler_ =
         std::make_unique<Scheduler>(rows_, EngineOptions{.pages = 256, .max_sequences = limits.sequences}, limits);
-    auto listening = listen_at("127.0.0.1", 0, Reach::kThisHost);
+    auto listening = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
     port_ = listening.port;
     server_ = std::make_unique<Server>(*served_, *scheduler_, ServerOptions{std::move(listening), token});
   }
@@ -94,7 +94,7 @@ class Serve : public ::testing::Test {
   }
 
   std::shared_ptr<CausalLM> model_, rows_;  // to compare with, and the one that answers
-  std::unique_ptr<Served> served_;
+  std::unique_ptr<ServedModel> served_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Server> server_;
   int port_ = 0;

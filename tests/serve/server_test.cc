@@ -234,13 +234,13 @@ TEST_F(Serve, AToolThatMustBeCalledIs) {
 }
 
 // Between the tags that a template teaches.
-TEST(AnswerForms, CallsStandBetweenTagsWhereTheModelWasTaughtThose) {
+TEST(AnswerForms, CallsAreBetweenTagsIfTheTemplateUsesThem) {
   const auto tokenizer = text::Tokenizer::from_json(testing::character_tokenizer(kJsonCharacters + "<>/"), "test");
   const Json any = Json::object();
   const Json tools = Json::array({{{"type", "function"}, {"function", {{"name", "f"}, {"parameters", any}}}}});
   AnswerForms forms;
-  WantedForm wanted{.tools = JsonReader(tools, "tools"), .tagged = true};
-  const auto masks = forms.of(wanted, tokenizer);
+  AnswerFormOptions options{.tools = JsonReader(tools, "tools"), .tagged = true};
+  const auto masks = forms.of(options, tokenizer);
   const auto complete = [&](const auto& of, const std::string& text) {
     text::TokenConstraint constraint(of, {});
     const auto ids = tokenizer.encode(text);
@@ -249,9 +249,9 @@ TEST(AnswerForms, CallsStandBetweenTagsWhereTheModelWasTaughtThose) {
   EXPECT_TRUE(complete(masks, R"(<tool_call>{"name":"f","arguments":{}}</tool_call>)"));
   EXPECT_TRUE(complete(masks, R"(<tool_call> {"name": "f", "parameters": {"a":[]} } </tool_call>)"));
   EXPECT_THROW(complete(masks, R"({"name":"f","arguments":{}})"), Error);
-  EXPECT_EQ(forms.of(wanted, tokenizer), masks);
-  wanted.tagged = false;
-  const auto bare = forms.of(wanted, tokenizer);
+  EXPECT_EQ(forms.of(options, tokenizer), masks);
+  options.tagged = false;
+  const auto bare = forms.of(options, tokenizer);
   EXPECT_NE(bare, masks);
   EXPECT_TRUE(complete(bare, R"({"name":"f","arguments":{}})"));
   EXPECT_EQ(forms.of({}, tokenizer), nullptr);
@@ -309,7 +309,7 @@ TEST_F(Serve, APromptIsEchoedWithTheLogProbsOfItsTokens) {
 }
 
 // Else the engine's loops would sleep where they should spin, and tokens take twice as long.
-TEST_F(Serve, TheThreadThatMadeItKeepsNoWorkersBesideTheEngine) {
+TEST_F(Serve, TheCreatingThreadKeepsNoOpenMpWorkers) {
   const auto threads = [] {
     namespace fs = std::filesystem;
     return std::distance(fs::directory_iterator("/proc/self/task"), fs::directory_iterator());
@@ -380,10 +380,10 @@ TEST_F(Serve, SeveralChoicesAndPromptsAreWhatEachWouldBeAlone) {
   body["n"] = 7;
   expect_error(post(body), 400, "n");
   body["n"] = 4;
-  expect_error(post(body), 400, "2 prompts, this server takes 6 choices");
+  expect_error(post(body), 400, "2 prompts, this server allows at most 6 choices");
 }
 
-TEST_F(Serve, MoreChoicesThanThereArePlacesAreRefused) {
+TEST_F(Serve, MoreChoicesThanPlacesAreRefused) {
   start({.sequences = 1, .queue = 1});
   auto body = ask("a", 2);
   body["n"] = 3;
@@ -419,16 +419,16 @@ TEST_F(Serve, ControlTokensInMessagesAreText) {
       << "a prompt is the client's own";
 }
 
-TEST(Responses, ToolCallsAreGivenAsOpenAiHasThem) {
+TEST(Responses, ToolCallsHaveOpenAisFormat) {
   const testing::TempFolder folder;
-  const Served served{
+  const ServedModel served{
       .name = "bytes", .config = {}, .defaults = {}, .tokenizer = data::make_byte_tokenizer(folder.path()), .chat = {}};
   CompletionRequest request{.choices = {{.prompt = {1}}}, .prompt_tokens = 1, .tools = {"f"}};
   const std::string text = "Well.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>\n";
   const auto give = [&](Response& response) {
     std::vector<Json> chunks;
     for (size_t i = 0; i < text.size(); ++i) {
-      Piece piece{.text = text.substr(i, 1)};
+      AnswerPiece piece{.text = text.substr(i, 1)};
       if (i + 1 == text.size()) piece.finish = Finish::kStop;
       if (auto chunk = response.add(piece)) chunks.push_back(std::move(*chunk));
     }
@@ -437,7 +437,7 @@ TEST(Responses, ToolCallsAreGivenAsOpenAiHasThem) {
   };
   Response whole(Endpoint::kChat, "x", served, request);
   give(whole);
-  const auto choice = whole.whole()["choices"][0];
+  const auto choice = whole.full_response()["choices"][0];
   EXPECT_EQ(choice["finish_reason"], "tool_calls");
   EXPECT_EQ(choice["message"]["content"], "Well.");
   ASSERT_EQ(choice["message"]["tool_calls"].size(), 1U);
@@ -481,11 +481,11 @@ TEST_F(Serve, ManyClientsAtOnceGetWhatEachWouldGetAlone) {
   EXPECT_EQ(found, expected);
 }
 
-TEST_F(Serve, ModelsAndHealthAreTold) {
+TEST_F(Serve, ModelsAndHealthAreReported) {
   start();
   EXPECT_EQ(nlohmann::json::parse(http(port_, "GET", "/v1/models").body)["data"][0]["id"], "tiny");
   EXPECT_EQ(http(port_, "GET", "/v1/models/tiny").status, 200);
-  expect_error(http(port_, "GET", "/v1/models/other"), 404, "'tiny' alone");
+  expect_error(http(port_, "GET", "/v1/models/other"), 404, "only the model 'tiny'");
   EXPECT_EQ(nlohmann::json::parse(http(port_, "GET", "/health").body)["status"], "ok");
   const auto head = http(port_, "HEAD", "/health");  // which load balancers send
   EXPECT_EQ(head.status, 200);
@@ -566,7 +566,7 @@ TEST_F(Serve, WrongRequestsGetOpenAisErrors) {
   expect_error(post(tools, "/v1/chat/completions"), 400, "computer");
   tools["tools"] = 5;
   expect_error(post(tools, "/v1/chat/completions"), 400, "tools");
-  expect_error(http(port_, "GET", "/v1/completions"), 405, "wants POST");
+  expect_error(http(port_, "GET", "/v1/completions"), 405, "needs the method POST");
   expect_error(http(port_, "GET", "/nothing"), 404, "No such path");
   expect_error(http(port_, "POST", "/v1/completions", good.dump(), "Content-Type: text/plain\r\n"), 415,
                "application/json");
@@ -613,7 +613,7 @@ TEST_F(Serve, LimitsAreKept) {
   EXPECT_EQ(http(port_, "GET", "/health").status, 200);
 }
 
-TEST_F(Serve, ATokenIsWantedWhereOneIsSet) {
+TEST_F(Serve, ABearerTokenIsRequiredIfOneIsSet) {
   start({}, "0123456789abcdef");
   const auto with = [&](const std::string& value) {
     return http(port_, "POST", "/v1/completions", ask("a", 2).dump(),
@@ -631,14 +631,14 @@ TEST_F(Serve, ATokenIsWantedWhereOneIsSet) {
   }
 }
 
-TEST_F(Serve, WithoutATokenAPageInABrowserReachesNothing) {
+TEST_F(Serve, WithoutATokenABrowserPageIsRefused) {
   start();
   const auto socket = testing::connect_to(port_);
   testing::send_all(socket.get(), "GET /v1/models HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n");
   expect_error(testing::parse_reply(testing::read_all(socket.get())), 403, "localhost");
 }
 
-TEST_F(Serve, AFullQueueIsSaidAndAClientThatLeavesFreesItsPlace) {
+TEST_F(Serve, AFullQueueIsRefusedAndAClientThatLeavesFreesItsPlace) {
   start({.sequences = 1, .queue = 1}, "", kLongContext);
   auto body = ask("a", 4000);
   body["ignore_eos"] = true;
@@ -675,7 +675,7 @@ TEST_F(Serve, AClientThatSentMoreBeforeItLeftFreesItsPlaceToo) {
   EXPECT_LT(scheduler_->counts().new_tokens, 4000);
 }
 
-TEST_F(Serve, DrainingEndsWhatIsBegunAndTakesNothingNew) {
+TEST_F(Serve, DrainingCompletesCurrentRequestsAndRefusesNewOnes) {
   start({}, "", kLongContext);
   auto body = ask("the cat", 300);
   body["ignore_eos"] = true;

@@ -21,7 +21,7 @@ std::string joined_bytes(const Json& entries) {
   return bytes;
 }
 
-Served byte_served(const testing::TempFolder& folder) {
+ServedModel byte_served(const testing::TempFolder& folder) {
   return {
       .name = "bytes", .config = {}, .defaults = {}, .tokenizer = data::make_byte_tokenizer(folder.path()), .chat = {}};
 }
@@ -86,7 +86,7 @@ TEST(TokenEntries, JoinToTheContent) {
   EXPECT_EQ(entries[0]["logprob"], -1.0) << "that of 'a'";
 }
 
-TEST(TokenEntries, OfATokenThatIsCutTheirPartIsTold) {
+TEST(TokenEntries, ACutTokenHasAnEntryWithItsPart) {
   auto file = nlohmann::json::parse(testing::character_tokenizer("abc"));
   file["model"]["vocab"]["abc"] = 3;
   file["added_tokens"] = nlohmann::json::array();
@@ -117,7 +117,7 @@ TEST(TokenEntries, PlacesAreCountedInCharacters) {
   const std::string text =
       "a\xE2\x82\xAC"
       "bc";
-  for (const char each : text) places.push_back(offsets.place_of(static_cast<unsigned char>(each)));
+  for (const char each : text) places.push_back(offsets.offset_of(static_cast<unsigned char>(each)));
   EXPECT_EQ(places, (std::vector<int64_t>{0, 1, 1, 1, 2, 3}));
   const auto prompt = prompt_log_probs({'a', 0xC3, 0xA4, 'b'},
                                        "a\xC3\xA4"
@@ -163,7 +163,7 @@ TEST_F(Serve, TheSampledTokenIsAlwaysAmongTheTopOnesAndOffsetsAreThoseOfTheText)
   }
 }
 
-TEST_F(Serve, LogProbsOfAChatJoinToItsContent) {
+TEST_F(Serve, BytesOfAChatsLogProbsJoinToItsContent) {
   start();
   const auto free = greedy("user: hi. ", 12);
   nlohmann::json body = {{"messages", {{{"role", "user"}, {"content", "hi"}}}},
@@ -208,11 +208,12 @@ TEST(TokenEntries, ToolCallsHaveNone) {
   Response response(Endpoint::kChat, "x", served, request);
   const std::string text = "Well.\n<tool_call>{\"name\": \"f\"}</tool_call>\nDone {f}";
   for (size_t i = 0; i < text.size(); ++i) {
-    Piece piece{.text = text.substr(i, 1), .token = static_cast<unsigned char>(text[i]), .log_probs = TokenLogProbs{}};
+    AnswerPiece piece{
+        .text = text.substr(i, 1), .token = static_cast<unsigned char>(text[i]), .log_probs = TokenLogProbs{}};
     if (i + 1 == text.size()) piece.finish = Finish::kLength;
     response.add(piece);
   }
-  const auto choice = response.whole()["choices"][0];
+  const auto choice = response.full_response()["choices"][0];
   EXPECT_EQ(choice["message"]["tool_calls"].size(), 1U);
   EXPECT_EQ(joined_bytes(choice["logprobs"]["content"]), choice["message"]["content"]);
 }

@@ -13,7 +13,7 @@ std::string read(const std::string& message) {
   for (size_t most : {size_t{1}, size_t{3}, size_t{7}, message.size() + 1}) {
     ToolCallReader reader({"f", "g"});
     std::string text, calls;
-    const auto take = [&](const ToolCallReader::Read& read) {
+    const auto take = [&](const ToolCallReader::ToolCallOutput& read) {
       text += read.text;
       for (const auto& call : read.calls) calls += "|" + call.name + call.arguments;
     };
@@ -43,7 +43,7 @@ TEST(ToolCalls, NumbersKeepTheirDigits) {
   EXPECT_EQ(read("[{\"name\": \"f\", \"parameters\": " + arguments + "}]"), "|f" + arguments);
 }
 
-TEST(ToolCalls, AMessageOfJsonAlone) {
+TEST(ToolCalls, ReadsAMessageOfBareJson) {
   EXPECT_EQ(read(R"({"name": "g", "parameters": {"city": "Oslo"}})"), R"(|g{"city":"Oslo"})");
   EXPECT_EQ(read(R"( [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}])"), R"(|f{"a":1}|g{})");
   EXPECT_EQ(read(R"({"name": "Oslo", "parameters": {}})"), R"({"name": "Oslo", "parameters": {}})") << "no such tool";
@@ -52,7 +52,7 @@ TEST(ToolCalls, AMessageOfJsonAlone) {
   EXPECT_EQ(read("{not JSON"), "{not JSON");
 }
 
-TEST(ToolCalls, WhatIsNoneIsText) {
+TEST(ToolCalls, OutputThatIsNoCallIsText) {
   for (const char* text :
        {"Hello.", " \n Hello \n", "a < b", "<tool", "<tool_call", "<tool_call>never ended",
         "<tool_call>[1]</tool_call>", "<tool_call>{\"name\": 5}</tool_call> after", "well \n<tool_call>[",
@@ -70,7 +70,7 @@ TEST(ToolCalls, TextComesAsSoonAsItIsCertain) {
   EXPECT_EQ(reader.push("s").text, " <tools");
 }
 
-TEST(ToolCalls, ALongCallCostsWhatItsBytesDo) {
+TEST(ToolCalls, ALongCallTakesLinearTime) {
   ToolCallReader reader({});
   reader.push("<tool_call>");
   for (int i = 0; i < 1'000'000; ++i) reader.push("<");

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/state/state_dict.h"
 #include "tests/parallel/styled.h"
@@ -170,7 +170,7 @@ TEST(AdamW8bitLayouts, LoadTheStateOfAFrozenParameter) {
         const auto wanted = first->state("w1"), found = second->state("w1");
         ASSERT_EQ(found.size(), wanted.size()) << lay.name;
         for (const auto& [name, value] : wanted) {
-          EXPECT_TRUE(local_part(found.at(name)).equal(local_part(value))) << lay.name << " " << name;
+          EXPECT_TRUE(local_tensor_of(found.at(name)).equal(local_tensor_of(value))) << lay.name << " " << name;
         }
       }
       auto wrong = get_optimizer_state_dict(trained, {first.get()}, {.full_state_dict = true});

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/parallel/data_parallel.h"
 #include "tessera/parallel/layers/activation_checkpoint.h"
 #include "tessera/state/cpu_state_dict.h"
@@ -147,7 +147,7 @@ TEST(ParallelStateDict, EveryLayoutGoesOnFromWholeValues) {
         if (broadcast) given.optimizer = flatten_optimizer_dict(given.optimizer);
         if (broadcast && world->rank() != 0) given = {};
         const auto keys = trained.set(given, {.full_state_dict = true, .broadcast_from_rank0 = broadcast});
-        EXPECT_THAT(keys.missing, IsEmpty());
+        EXPECT_THAT(keys.missing_keys, IsEmpty());
         EXPECT_EQ(trained.optimizer->steps(), 2);
         EXPECT_TRUE(same_values(trained.get({.full_state_dict = true}).model, reference().after_two.model));
         EXPECT_TRUE(same_values(trained.get({.full_state_dict = true}).optimizer, reference().after_two.optimizer));
@@ -190,7 +190,7 @@ TEST(ParallelStateDict, ValuesOfAnotherLayoutAreErrors) {
     SmallModel other(2, at::kDouble);
     shard(other, {.mesh = mesh});
     EXPECT_THAT(error_of([&] { set_model_state_dict(other, parts.model); }),
-                HasSubstr("Redistribute it, or pass it whole"));
+                HasSubstr("Redistribute it, or pass it as a whole tensor"));
   });
 }
 
@@ -243,7 +243,7 @@ TEST(ParallelStateDict, FrozenParametersMayStayBehind) {
     EXPECT_FALSE(dict.contains("layers.0.up"));
     EXPECT_TRUE(dict.contains("layers.1.up"));
     const auto frozen = copy_of(get_model_state_dict(to, {.full_state_dict = true}).at("layers.0.up"));
-    EXPECT_THAT(set_model_state_dict(to, dict, options).missing, IsEmpty());
+    EXPECT_THAT(set_model_state_dict(to, dict, options).missing_keys, IsEmpty());
     const auto after = get_model_state_dict(to, {.full_state_dict = true});
     EXPECT_TRUE(same_values(after.at("layers.0.up"), frozen));
     EXPECT_TRUE(same_values(after.at("layers.1.up"), dict.at("layers.1.up")));
@@ -276,7 +276,7 @@ TEST(ParallelStateDict, ReachesTensorParallelModels) {
       for (const bool broadcast : {false, true}) {
         {
           const c10::NoGradGuard no_grad;
-          for (const auto& parameter : stack.parameters()) local_part(parameter).zero_();
+          for (const auto& parameter : stack.parameters()) local_tensor_of(parameter).zero_();
         }
         const bool has = !broadcast || world->rank() == 0;
         const StateDictOptions options{.full_state_dict = true, .broadcast_from_rank0 = broadcast};

@@ -36,7 +36,7 @@ TEST(ModelStateDict, HoldsParametersAndPersistentBuffers) {
 TEST(ModelStateDict, LoadsWhatItGave) {
   AffineNet from(1), to(2);
   const auto keys = set_model_state_dict(to, copy_of(get_model_state_dict(from)));
-  EXPECT_THAT(keys.missing, IsEmpty());
+  EXPECT_THAT(keys.missing_keys, IsEmpty());
   EXPECT_TRUE(same_parameters(from, to));
   EXPECT_TRUE(from.scale.equal(to.scale));
   EXPECT_TRUE(to.a->weight.requires_grad());
@@ -64,8 +64,8 @@ TEST(ModelStateDict, StrictMeansTheSameKeys) {
                     HasSubstr("Unexpected key(s) in state_dict: 'd.weight'")));
   dict.at("a.weight").tensor().fill_(3);
   const auto keys = set_model_state_dict(net, dict, {.strict = false});
-  EXPECT_THAT(keys.missing, ElementsAre("b.bias"));
-  EXPECT_THAT(keys.unexpected, ElementsAre("d.weight"));
+  EXPECT_THAT(keys.missing_keys, ElementsAre("b.bias"));
+  EXPECT_THAT(keys.unexpected_keys, ElementsAre("d.weight"));
   EXPECT_TRUE(net.a->weight.detach().equal(at::full({4, 3}, 3.0)));
 }
 
@@ -93,7 +93,7 @@ TEST(ModelStateDict, LeavesFrozenParametersOutWhenAsked) {
   EXPECT_FALSE(dict.contains("c.weight"));
   EXPECT_THAT(thrown_by([&] { set_model_state_dict(other, dict); }),
               HasSubstr("Missing key(s) in state_dict: 'c.weight'"));
-  EXPECT_THAT(set_model_state_dict(other, dict, {.ignore_frozen_params = true}).missing, IsEmpty());
+  EXPECT_THAT(set_model_state_dict(other, dict, {.ignore_frozen_params = true}).missing_keys, IsEmpty());
   EXPECT_TRUE(other.a->weight.equal(net.a->weight));
 }
 
@@ -111,7 +111,7 @@ TEST(ModelStateDict, SharedParametersHaveAllTheirNames) {
   auto dict = copy_of(get_model_state_dict(from));
   EXPECT_THAT(keys_of(dict), ElementsAre("in.weight", "in.bias", "out.weight"));
   dict.erase("in.weight");  // one name is enough
-  EXPECT_THAT(set_model_state_dict(to, dict).missing, IsEmpty());
+  EXPECT_THAT(set_model_state_dict(to, dict).missing_keys, IsEmpty());
   EXPECT_TRUE(to.in->weight.equal(from.in->weight));
   EXPECT_TRUE(to.in->own_parameters()[0].parameter.is_same(to.out->own_parameters()[0].parameter));
   dict.set("in.weight", at::ones({3, 3}));
@@ -144,7 +144,7 @@ TEST(ModelStateDict, FillsTheMetaDevice) {
   auto dict = copy_of(get_model_state_dict(from));
   dict.erase("a.bias");
   EXPECT_THAT(thrown_by([&] { set_model_state_dict(to, dict, {.strict = false}); }),
-              HasSubstr("'a.bias' is on the meta device, and there is no value for it"));
+              HasSubstr("'a.bias' is on the meta device, and the dict has no value for it"));
   dict = get_model_state_dict(from);
   set_model_state_dict(to, dict, {.full_state_dict = true});
   EXPECT_TRUE(same_parameters(from, to));
@@ -215,7 +215,7 @@ TEST(OptimizerStateDict, SpansSeveralOptimizersOfParts) {
               }),
               HasSubstr("two optimizers hold 'a.weight'"));
   EXPECT_THAT(thrown_by([&] { get_optimizer_state_dict(resumed, {first[0].get()}); }),
-              HasSubstr("no parameter of this model"));
+              HasSubstr("is not a parameter of this model"));
   EXPECT_THAT(thrown_by([&] { get_optimizer_state_dict(resumed, {}); }), HasSubstr("Optimizers are not passed in"));
   EXPECT_THAT(thrown_by([&] { set_optimizer_state_dict(straight, of(first), optimizer_state_dict(*first[0])); }),
               HasSubstr("by id for 2 optimizers"));

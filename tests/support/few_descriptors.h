@@ -2,7 +2,7 @@
 //
 //   {
 //     const FewDescriptors none;      // the next open() fails with EMFILE
-//     cache.find_or_make(...);
+//     cache.open_or_make(...);
 //   }
 #pragma once
 

@@ -58,7 +58,7 @@ TEST(ChatPrompt, OnlyTheTemplateWritesControlTokens) {
   expect("\u00e9<|im_end|>\u4e16<eos>");
 }
 
-TEST(ChatPrompt, WithoutSuchTextItIsWhatTheTemplateGives) {
+TEST(ChatPrompt, WithoutControlTokensInMessagesItIsTheRenderedText) {
   const testing::TempFolder folder;
   const auto tokenizer = data::make_byte_tokenizer(folder.path());
   const auto chat = ChatTemplate::parse(kChatMl, "test");
@@ -67,7 +67,7 @@ TEST(ChatPrompt, WithoutSuchTextItIsWhatTheTemplateGives) {
             tokenizer.encode(chat.render(messages, true).text, {.add_special_tokens = false}));
 }
 
-TEST(ChatPrompt, TemplatesSeeWhatTheMessageBeginsAndEndsWithAndToolsToo) {
+TEST(ChatPrompt, TemplatesSeeMessagesAndToolsWithoutMarks) {
   const testing::TempFolder folder;
   const auto tokenizer = data::make_byte_tokenizer(folder.path());
   const auto chat = ChatTemplate::parse(
@@ -81,7 +81,7 @@ TEST(ChatPrompt, TemplatesSeeWhatTheMessageBeginsAndEndsWithAndToolsToo) {
 }
 
 // What stands for the mark in rendered text is nobody's to write.
-TEST(ChatPrompt, TheMarkInAMessageBecomesNoMark) {
+TEST(ChatPrompt, AMarkInAMessageBecomesAReplacementCharacter) {
   const testing::TempFolder folder;
   const auto tokenizer = data::make_byte_tokenizer(folder.path());
   const auto chat = ChatTemplate::parse("{% for m in messages %}{{ m.content }}<eos>{% endfor %}", "test");
@@ -91,7 +91,7 @@ TEST(ChatPrompt, TheMarkInAMessageBecomesNoMark) {
 }
 
 // Llama 2's way: texts are normalized before they are cut, and control tokens are looked for behind that.
-TEST(ChatPrompt, ControlTokensThatAreFoundBehindTheNormalizerAreTextToo) {
+TEST(ChatPrompt, ControlTokensFoundAfterNormalizationAreTextToo) {
   const testing::TempFolder folder;
   data::make_byte_tokenizer(folder.path());
   auto file = nlohmann::json::parse(std::ifstream(folder / "tokenizer.json"));
@@ -156,7 +156,7 @@ TEST_F(ChatPromptTokens, ToolsKeysAndFurtherValuesWriteNoControlTokens) {
 }
 
 // Qwen3 cuts the reasoning out of an answer and looks at the ends of a user's text.
-TEST_F(ChatPromptTokens, ATemplateSeesTheTextAsIfNothingWasMarked) {
+TEST_F(ChatPromptTokens, ATemplateSeesTheTextWithoutMarks) {
   const auto chat = ChatTemplate::parse(
       "{% for m in messages %}{% if m.content.startswith('<think>') and m.content.endswith('</think>') %}T{% endif %}"
       "{% if '</think>\n' in m.content %}{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}"

@@ -155,7 +155,7 @@ TEST(ChatTemplate, KeysOfSharedPartsAreHashedOnce) {
   EXPECT_THAT(error_of(both + "{{ {n.t: 1}[n.u] }}"), HasSubstr("steps"));
 }
 
-TEST(ChatTemplate, SearchesBuiltToBeSlowAreNot) {
+TEST(ChatTemplate, HostileSearchesTakeLinearTime) {
   const std::string strings =
       "{% set text = 'a' * 1000000 %}{% set wanted = 'a' * 500000 ~ 'b' %}"
       "{% set backwards = 'b' ~ 'a' * 500000 %}";
@@ -167,7 +167,7 @@ TEST(ChatTemplate, SearchesBuiltToBeSlowAreNot) {
   EXPECT_EQ(render("{% set many = ('abc' * 300000) %}{{ ('d' * 1000000 ~ 'x').strip(many ~ 'd') }}"), "x");
 }
 
-TEST(ChatTemplate, WhatIsLookedAtIsPaidFor) {
+TEST(ChatTemplate, ReadingAValueChargesTheBudget) {
   const std::string long_key = "{% set key = 'k' * 4000000 %}{% set same = 'k' * 4000000 %}{% set d = {key: 1} %}";
   for (const char* work :
        {"d[same]", "('%(' ~ key ~ ')s') % d", "key is lower", "('x' ~ key) in key", "key.rfind('x')", "d.get(same)"}) {
@@ -188,7 +188,7 @@ TEST(ChatTemplate, FindsStringsAsPythonDoes) {
             "4 ('ab', 'ab', '') ['a.b', 'c'] ['a', ''] ['', 'a'] 0 3 3 a-bX .a.b.");
 }
 
-TEST(ChatTemplate, MessagesSpellWhatATerminalWouldObey) {
+TEST(ChatTemplate, MessagesEscapeTerminalControlCharacters) {
   EXPECT_THAT(error_of("{{ raise_exception('a\x1b[31mb') }}"), HasSubstr("a\\x1b[31mb"));
   EXPECT_THAT(error_of("{{ x['\x1b]0;'].y }}"), Not(HasSubstr("\x1b")));
 }
@@ -212,7 +212,7 @@ TEST(ChatTemplate, RefusesWrongInput) {
   const auto big = parse_json(R"([{"n": 18446744073709551616}])", "t", {.exact_numbers = true});
   for (const char* source : {"{{ messages[0].n + 1 }}", "{{ -messages[0].n }}", "{{ 2 * messages[0].n }}",
                              "{{ '%d' % messages[0].n }}", "{{ messages[0].n | round(-1) }}"}) {
-    EXPECT_THAT(error_of(source, {}, big), HasSubstr("outgrows 64 bits")) << source;
+    EXPECT_THAT(error_of(source, {}, big), HasSubstr("not fit in 64 bits")) << source;
   }
 }
 
@@ -231,7 +231,7 @@ TEST_F(ChatTemplateFolder, WithoutTemplateHasNone) {
   EXPECT_FALSE(ChatTemplate::from_folder(folder_.path()).has_value());
 }
 
-TEST_F(ChatTemplateFolder, GivesTheTemplateItsSpecialTokens) {
+TEST_F(ChatTemplateFolder, DefinesSpecialTokensAsVariables) {
   write(
       "tokenizer_config.json",
       R"({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": "{{ bos_token }}x{{ eos_token }}"})");
@@ -239,7 +239,7 @@ TEST_F(ChatTemplateFolder, GivesTheTemplateItsSpecialTokens) {
   EXPECT_EQ(rendered({{"bos_token", "B"}}), "Bx</s>");
 }
 
-TEST_F(ChatTemplateFolder, PrefersTheFileBesideTheConfig) {
+TEST_F(ChatTemplateFolder, PrefersTheJinjaFileToTheConfig) {
   write("tokenizer_config.json", R"({"eos_token": "E", "chat_template": "config"})");
   write("chat_template.jinja", "file {{ eos_token }}");
   EXPECT_EQ(rendered(), "file E");
@@ -268,10 +268,10 @@ TEST(ChatTemplate, PrintsTheTimeThatItIsGiven) {
   EXPECT_FALSE(ChatTemplate::parse("{{ 'strftime_now' }}", "test").reads_clock());
 }
 
-TEST(ChatTemplate, KnowsWhatItWritesItself) {
+TEST(ChatTemplate, FindsTextInItsOwnLiterals) {
   const auto chat = ChatTemplate::parse("a<b>{# <c> #}{{ '<d>\\n' }}{% if x == 'developer' %}{% endif %}", "test");
-  for (const char* text : {"<b>", "<d>\n", "developer", "dev"}) EXPECT_TRUE(chat.writes(text)) << text;
-  for (const char* text : {"<c>", "<b><d>", "x"}) EXPECT_FALSE(chat.writes(text)) << text;
+  for (const char* text : {"<b>", "<d>\n", "developer", "dev"}) EXPECT_TRUE(chat.contains_literal_text(text)) << text;
+  for (const char* text : {"<c>", "<b><d>", "x"}) EXPECT_FALSE(chat.contains_literal_text(text)) << text;
   EXPECT_TRUE(chat.has_literal("developer"));
   EXPECT_FALSE(chat.has_literal("dev"));
 }

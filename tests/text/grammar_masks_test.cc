@@ -50,7 +50,7 @@ class Masks : public ::testing::Test {
   std::optional<Tokenizer> tokenizer_;
 };
 
-TEST_F(Masks, AreThoseOfEachTokenByItself) {
+TEST_F(Masks, EqualTheChecksOfEachTokenAlone) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const auto grammar = schema_grammar(R"({"type": "array", "items": {"anyOf": [{"type": "string", "maxLength": 4},
                                           {"type": "integer"}, {"type": "boolean"}, {"const": "<call>"}]}})");
@@ -91,7 +91,7 @@ TEST_F(Masks, AreThoseOfEachTokenByItself) {
   EXPECT_GT(wholes, 3);
 }
 
-TEST_F(Masks, StopTokensComeWhereTheTextIsWholeAndDeadEndsAreSaid) {
+TEST_F(Masks, StopTokensAreAllowedAtWholeTextsAndDeadEndsAreErrors) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const auto numbers = std::make_shared<GrammarMasks>(schema_grammar(R"({"type": "integer"})"), vocabulary);
   const auto id = [&](const char* token) { return int64_t{*tokenizer_->token_to_id(token)}; };
@@ -109,7 +109,7 @@ TEST_F(Masks, StopTokensComeWhereTheTextIsWholeAndDeadEndsAreSaid) {
 }
 
 // Places stay where they are when states are forgotten meanwhile.
-TEST_F(Masks, LetGoOfStatesAndFindTheirPlacesAgain) {
+TEST_F(Masks, DropStatesAndKeepTheSequencesPositions) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const auto masks =
       std::make_shared<GrammarMasks>(schema_grammar(R"({"type": "string", "maxLength": 200000})"), vocabulary);
@@ -135,7 +135,7 @@ std::string lengths(int count) {
   return schema + "]}";
 }
 
-TEST_F(Masks, ComeInSlicesAsTheyDoAtOnce) {
+TEST_F(Masks, InSlicesEqualThoseInOneCall) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const auto grammar = schema_grammar(lengths(20));
   TokenConstraint whole(std::make_shared<GrammarMasks>(grammar, vocabulary), {2000});
@@ -143,7 +143,7 @@ TEST_F(Masks, ComeInSlicesAsTheyDoAtOnce) {
   std::vector<int64_t> made;
   for (const char* token : {"\"", "a", "t"}) {
     int slices = 1;
-    while (!sliced.prepare_allowed(made, 200)) ++slices;
+    while (!sliced.prepare_allowed_tokens(made, 200)) ++slices;
     EXPECT_GT(slices, made.empty() ? 0 : 3);
     EXPECT_EQ(sliced.allowed(made), whole.allowed(made));
     made.push_back(*tokenizer_->token_to_id(token));
@@ -153,12 +153,12 @@ TEST_F(Masks, ComeInSlicesAsTheyDoAtOnce) {
   }
 }
 
-TEST_F(Masks, TakeSoManyStepsAtMostAndFewWhereTheFormIsSimple) {
+TEST_F(Masks, StepsAreLimitedAndFewForSimpleGrammars) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const std::vector<int64_t> quote = {*tokenizer_->token_to_id("\"")};
   TokenConstraint simple(
       std::make_shared<GrammarMasks>(schema_grammar(R"({"type": "string", "maxLength": 100})"), vocabulary), {2000});
-  EXPECT_TRUE(simple.prepare_allowed(quote, 20'000)) << "an engine makes it within one of its steps";
+  EXPECT_TRUE(simple.prepare_allowed_tokens(quote, 20'000)) << "an engine makes it within one of its steps";
   TokenConstraint hostile(std::make_shared<GrammarMasks>(schema_grammar(lengths(700)), vocabulary, nullptr, 100'000),
                           {2000});
   try {
@@ -183,14 +183,14 @@ TEST_F(Masks, MemoryIsCountedTrulyAndStaysWithinItsShare) {
       forms.push_back(std::make_shared<GrammarMasks>(grammar, vocabulary, memory));
       sequences.push_back(std::make_unique<TokenConstraint>(forms.back(), std::vector<int64_t>{2000}));
     }
-    EXPECT_EQ(memory->share(), size_t{4} << 20);
+    EXPECT_EQ(memory->bytes_per_grammar(), size_t{4} << 20);
     std::mt19937_64 draw(5);
     int forgotten = 0;
     std::vector<size_t> last(3);
     std::vector<std::vector<int64_t>> made(3, {*tokenizer_->token_to_id("\"")});
     for (int round = 0; round < 12; ++round) {
       for (size_t i = 0; i < 3; ++i) {
-        while (!sequences[i]->prepare_allowed(made[i], 20'000)) {
+        while (!sequences[i]->prepare_allowed_tokens(made[i], 20'000)) {
           forgotten += forms[i]->bytes() < last[i] ? 1 : 0;
           last[i] = forms[i]->bytes();
           EXPECT_LT(last[i], (size_t{4} << 20) + (size_t{2} << 20)) << "a share, and what a slice adds";

@@ -20,7 +20,7 @@ TEST(Grammar, FollowsAllReadingsAtOnce) {
   GrammarStates states(grammar_of([](auto& build) {
     const auto even = build.forward();
     build.define(even, build.optional(build.sequence({build.literal("a"), even, build.literal("b")})));
-    return build.choice({even, build.sequence({build.many(build.literal("a")), build.literal("c")})});
+    return build.choice({even, build.sequence({build.zero_or_more(build.literal("a")), build.literal("c")})});
   }));
   for (const char* text : {"", "ab", "aaabbb", "c", "aaac"}) EXPECT_TRUE(takes(states, text)) << text;
   for (const char* text : {"a", "abb", "aab", "ac b", "cb", "ba"}) EXPECT_FALSE(takes(states, text)) << text;
@@ -33,7 +33,7 @@ TEST(Grammar, CountsRepetitionsWithinBounds) {
 }
 
 // Parts that take nothing come to an end, and those that begin with themselves to an error.
-TEST(Grammar, EndlessReadingsOfNothingEnd) {
+TEST(Grammar, RepetitionsOfTheEmptyTextEnd) {
   EXPECT_THROW(grammar_of([](auto& build) {
                  const auto self = build.forward();
                  build.define(self, build.choice({self, build.sequence({self})}));
@@ -46,7 +46,7 @@ TEST(Grammar, EndlessReadingsOfNothingEnd) {
                  return self;
                })),
                Error);
-  GrammarStates empty(grammar_of([](auto& build) { return build.many(build.optional(build.literal("a"))); }));
+  GrammarStates empty(grammar_of([](auto& build) { return build.zero_or_more(build.optional(build.literal("a"))); }));
   EXPECT_TRUE(takes(empty, "aaa"));
   GrammarStates wide(grammar_of([](auto& build) { return build.repeat(build.literal("a"), 0, 1 << 30); }));
   EXPECT_TRUE(takes(wide, std::string(5000, 'a')));
@@ -121,7 +121,7 @@ TEST(JsonGrammar, IntegersLieBetweenTheirBounds) {
 }
 
 TEST(JsonGrammar, NumbersLieBetweenTheirBounds) {
-  using Bound = JsonParts::Bound;
+  using Bound = JsonParts::NumberBound;
   for (int64_t least = -13; least <= 12; ++least) {
     for (int64_t most = least; most <= 13; ++most) {
       for (int open = 0; open < 4; ++open) {
@@ -144,9 +144,9 @@ TEST(JsonGrammar, NumbersLieBetweenTheirBounds) {
   for (const char* text : {"0", "0.0", "-1", "1e5", "00.5"}) EXPECT_FALSE(takes(above, text)) << text;
 }
 
-TEST(JsonGrammar, KeysOtherThanSomeAreAllOthers) {
+TEST(JsonGrammar, KeyNoneOfAcceptsAllOtherKeys) {
   const std::vector<std::string> names = {"a", "ab", "b\"c", "\xc3\xa9t\xc3\xa9", ""};
-  GrammarStates states(grammar_of([&](auto& build) { return JsonParts(build).key_other_than(names); }));
+  GrammarStates states(grammar_of([&](auto& build) { return JsonParts(build).key_none_of(names); }));
   for (const auto& name : names) EXPECT_FALSE(takes(states, Json(name).dump())) << name;
   for (const char* text : {"\"abc\"", "\"b\"", "\"c\"", "\"aa\"", "\"a\xc3\xa9\"", "\"x\xc3\xa9t\xc3\xa9\""}) {
     EXPECT_TRUE(takes(states, text)) << text;

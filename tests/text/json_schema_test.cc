@@ -24,7 +24,7 @@ struct Case {
   std::vector<std::string> taken, refused;
 };
 
-TEST(JsonSchema, TakesWhatItSays) {
+TEST(JsonSchema, AcceptsExactlyTheSupportedValues) {
   const std::vector<Case> cases = {
       {R"({"type": "string", "minLength": 2, "maxLength": 3})",
        {R"("ab")", R"("abc")", R"("\u00e9é")", R"("\ud83d\ude00x")"},
@@ -130,7 +130,7 @@ TEST(JsonSchema, TakesWhatItSays) {
   }
 }
 
-TEST(JsonSchema, NamesWhatItDoesNotKnow) {
+TEST(JsonSchema, NamesUnsupportedKeywords) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"({"type": "string", "pattern": "a+"})", "found 'pattern'"},
       {R"({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}})",
@@ -143,11 +143,11 @@ TEST(JsonSchema, NamesWhatItDoesNotKnow) {
       {R"({"type": "integer", "multipleOf": 2})", "multipleOf"},
       {R"({"type": "text"})", "wanted string, integer"},
       {R"({"type": []})", "at least one type"},
-      {R"({"anyOf": [{"type": "null"}], "type": "object"})", "found 'type' beside 'anyOf'"},
-      {R"({"allOf": [{}, {}]})", "several at once"},
+      {R"({"anyOf": [{"type": "null"}], "type": "object"})", "found 'type' together with 'anyOf'"},
+      {R"({"allOf": [{}, {}]})", "several are not supported"},
       {R"({"$ref": "other.json#/a"})", "wanted a place in this schema"},
-      {R"({"$ref": "#/$defs/none"})", "a place that is there"},
-      {R"({"type": "object", "required": ["a"]})", "'a' required"},
+      {R"({"$ref": "#/$defs/none"})", "a place that exists in this schema"},
+      {R"({"type": "object", "required": ["a"]})", "the required name 'a'"},
       {R"({"type": "string", "format": "email"})", "wanted date-time"},
       {R"({"type": "array", "prefixItems": [{}], "items": false, "minItems": 2})", "as many as prefixItems"},
       {R"({"enum": ["a"], "type": "null"})", "a value that the type takes"},
@@ -155,9 +155,9 @@ TEST(JsonSchema, NamesWhatItDoesNotKnow) {
       {R"({"const": "a", "minLength": 2})", "a value that the type takes, within the lengths and bounds"},
       {R"({"enum": [1, 2], "minimum": 3})", "within the lengths and bounds"},
       {R"({"enum": [1, 2], "minimum": "3"})", "wanted a number"},
-      {R"({"enum": ["a"], "pattern": "a"})", "found 'pattern' beside 'enum'"},
+      {R"({"enum": ["a"], "pattern": "a"})", "found 'pattern' together with 'enum'"},
       {R"({"not": {}})", "found 'not'"},
-      {"false", "a schema that some value fits"},
+      {"false", "a schema that allows at least one value"},
       {"3", "an object, or true"},
       {R"({"minLength": 1, "propertyNames": {}})", "propertyNames"},
       {R"({"type": "string", "const": null})", "a value that the type takes"},
@@ -197,7 +197,7 @@ TEST(JsonSchema, SizesAreLimited) {
 }
 
 // A schema of which no value ends is an error; as a part of another it is left out.
-TEST(JsonSchema, ValuesThatNeverEndAreNotBegun) {
+TEST(JsonSchema, AlternativesWithoutAFiniteValueAreLeftOut) {
   for (const char* schema : {R"({"$ref": "#"})", R"({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]})",
                              R"({"type": "array", "items": {"$ref": "#"}, "minItems": 1})",
                              R"({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]})"}) {

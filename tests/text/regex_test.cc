@@ -54,7 +54,7 @@ TEST(Regex, ReadsWhatPcreReadsDifferently) {
   EXPECT_THAT(error_of("(?s:.)", "a"), HasSubstr("undefined group option"));
 }
 
-TEST(Regex, NamesWhatIsNoPattern) {
+TEST(Regex, ErrorsNameAnInvalidPattern) {
   for (const char* pattern : {"(a", "a)", "[a", "\\", "\\p{L", "*a", "(?<n>", "\\p{Nix}"}) {
     EXPECT_THAT(error_of(pattern, ""), HasSubstr("does not compile")) << pattern;
   }
@@ -65,11 +65,11 @@ TEST(Regex, NamesWhatIsNoPattern) {
 
 // One character costs little enough to pass a limit on a single match; a text of them must not.
 TEST(Regex, StepsAreLimitedOverAWholeText) {
-  EXPECT_THAT(error_of("(?:.*){3}X|.", std::string(4000, 'a')), HasSubstr("gave up on a text of 4000 bytes"));
+  EXPECT_THAT(error_of("(?:.*){3}X|.", std::string(4000, 'a')), HasSubstr("stopped on a text of 4000 bytes"));
   EXPECT_THAT(error_of("(a+)+(a+)+(a+)+[bc]d", std::string(5000, 'a') + " d"), HasSubstr("gave up"));
 }
 
-TEST(Regex, LongRunsOfSpaceAreNoTrouble) {
+TEST(Regex, LongRunsOfSpacesStayWithinTheStepLimit) {
   const std::string pattern = R"(\s*[\r\n]+|\s+(?!\S)|\s+|\S+)";
   std::string text;
   for (int i = 0; i < 20; ++i) text += std::string(20'000, ' ') + "word";
@@ -79,7 +79,7 @@ TEST(Regex, LongRunsOfSpaceAreNoTrouble) {
 }
 
 // libonig has a regcomp() too, which must not take the place of libc's.
-TEST(Regex, LeavesPosixsOwnAlone) {
+TEST(Regex, DoesNotReplacePosixRegcomp) {
   const Regex ours("a", "test");
   regex_t posix;
   ASSERT_EQ(::regcomp(&posix, "^[0-9]+\\.[0-9]+$", REG_EXTENDED), 0);

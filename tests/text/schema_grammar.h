@@ -11,7 +11,7 @@
 
 namespace tessera::text {
 
-inline Grammar grammar_of(const std::function<Grammar::Part(GrammarBuilder&)>& make) {
+inline Grammar grammar_of(const std::function<Grammar::PartId(GrammarBuilder&)>& make) {
   GrammarBuilder build;
   const auto root = make(build);
   return std::move(build).finish(root);

@@ -11,7 +11,7 @@
 #include "tessera/base/files/file.h"
 #include "tessera/base/text/utf8.h"
 #include "tessera/base/warning_log.h"
-#include "tessera/text/token_rows.h"
+#include "tessera/text/embedding_rows.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/support/temp_folder.h"
 
@@ -67,7 +67,7 @@ TEST(Tokenizer, MergesByRankThenFromTheLeft) {
   EXPECT_TRUE(tokenizer.encode("").empty());
 }
 
-TEST(Tokenizer, LongWordsAndShortOnesMergeAlike) {
+TEST(Tokenizer, LongAndShortWordsMergeInTheSameWay) {
   const auto tokenizer = load(character_file());
   std::string text;
   Ids expected;
@@ -139,7 +139,7 @@ TEST(Tokenizer, ConfigNamesBosEosAndPad) {
 }
 
 // As transformers 5 does, where older versions made a post-processor of both keys.
-TEST(Tokenizer, KeysThatAddTokensAreIgnoredAndToldOnceWhereTheyMatter) {
+TEST(Tokenizer, IgnoredAddTokenKeysAreWarnedAboutOnce) {
   const Json adds_bos = {
       {"type", "TemplateProcessing"},
       {"single", {{{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
@@ -169,7 +169,7 @@ TEST(Tokenizer, KeysThatAddTokensAreIgnoredAndToldOnceWhereTheyMatter) {
     WarningLog warnings;
     const auto tokenizer = Tokenizer::from_folder(folder.path());
     EXPECT_EQ(tokenizer.encode("ab"), (each.file_adds_bos ? Ids{20, 6} : Ids{6}));
-    const auto told = warnings.take();
+    const auto told = warnings.take_warnings();
     ASSERT_EQ(told.size(), each.told ? 1U : 0U);
     if (each.told) {
       EXPECT_NE(told[0].find("add_bos_token and add_eos_token are ignored"), std::string::npos) << told[0];
@@ -252,11 +252,11 @@ TEST(Tokenizer, TokensThatTheConfigAddsGetTheNextFreeIds) {
 TEST(Tokenizer, IdsBeyondTheRowsOfTheModelAreAnErrorThatNamesTheToken) {
   const auto tokenizer = load(character_file());
   const auto last = static_cast<TokenId>(tokenizer.vocab_size()) - 1;
-  EXPECT_NO_THROW(check_token_rows(tokenizer, Ids{6, last}, last + 1, "a.jsonl"));
+  EXPECT_NO_THROW(check_embedding_rows(tokenizer, Ids{6, last}, last + 1, "a.jsonl"));
   for (const auto& [ids, named] : {std::pair(Ids{6, last}, fmt::format("token {} ('", last)),
                                    {Ids{last + 9}, fmt::format("token {}, ", last + 9)}}) {
     try {
-      check_token_rows(tokenizer, ids, last, "a.jsonl");
+      check_embedding_rows(tokenizer, ids, last, "a.jsonl");
       FAIL() << "no error";
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kConfig);
@@ -278,7 +278,7 @@ TEST(Tokenizer, FolderWithoutTheFileIsAnIoErrorThatNamesIt) {
   }
 }
 
-TEST(StreamDecoder, PiecesAreCompleteAndJoinToTheWhole) {
+TEST(StreamDecoder, PiecesAreCompleteAndJoinToTheWholeText) {
   const auto tokenizer = load(character_file());
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {
@@ -362,7 +362,7 @@ struct Hostile {
   const char* named;  // what the message must name
 };
 
-TEST(Tokenizer, EveryHostileFileIsAFormatErrorThatNamesTheCulprit) {
+TEST(Tokenizer, EveryHostileFileIsAFormatErrorThatNamesTheCause) {
   const std::vector<Hostile> cases = {
       {"Unigram",
        [](Json& f) {
@@ -505,7 +505,7 @@ TEST(Tokenizer, GrowingDecoderIsRefusedBeforeItsTextIsMade) {
   EXPECT_EQ(tokenizer.decode(Ids{1}).size(), size_t{1} << 20);
 }
 
-TEST(Tokenizer, MessagesSpellWhatATerminalWouldObey) {
+TEST(Tokenizer, MessagesEscapeTerminalControlCharacters) {
   auto file = character_file();
   file["model"]["merges"] = {"\x1b[31m x"};
   try {

@@ -95,7 +95,7 @@ TEST(Accumulation, AShardedModelWorksAfterItsShardsLayInAFile) {
     shard(model, {.mesh = line(world), .reshard_after_forward = false});
     shard(usual, {.mesh = line(world), .reshard_after_forward = false});
     for (int64_t step = 0; step < 3; ++step) {
-      const OffloadPlaces places{.device = c10::Device(c10::kCPU), .home_folder = folder.path()};
+      const OffloadLocations places{.device = c10::Device(c10::kCPU), .idle_folder = folder.path()};
       {
         ScopedModuleOffloading here(model, true, places);
         set_reshard_after_backward(model, false);
@@ -111,7 +111,7 @@ TEST(Accumulation, AShardedModelWorksAfterItsShardsLayInAFile) {
       EXPECT_TRUE(same_bits(whole_parameters(model), whole_parameters(usual))) << step;
     }
     EXPECT_THAT(tessera::testing::error_of([&] { move_to_device(model, c10::Device(c10::kCUDA)); }),
-                HasSubstr("Make the mesh on that device"));
+                HasSubstr("Create the mesh on this device"));
   });
 }
 

@@ -132,7 +132,7 @@ StepMemory memory_of_a_step(const std::shared_ptr<comm::World>& world, const Run
   const auto model = make_parallel_model(config, at::kFloat, {.mesh = place.mesh()});
   init_weights(*model, 5);
   const auto optimizer = optim::make_adamw(*model, {.lr = 0.001});
-  options.counts = place.counts();
+  options.is_counted = place.is_counted();
   TrainStep step(*model, *optimizer, world->group(), options);
   std::vector<data::Batch> batches;
   for (int64_t i = 0; i < micro_batches; ++i) {

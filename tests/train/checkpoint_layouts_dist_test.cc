@@ -47,7 +47,8 @@ struct State {
               world),
         model(make_parallel_model(
             small_config(), at::kBFloat16,
-            {.mesh = place.mesh(), .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}},
+            {.mesh = place.mesh(),
+             .replicate = {.init_sync = false, .broadcast_buffers = false, .rebuild_buckets = false}},
             pipeline_options({}, small_config(), place.mesh()))) {
     init_weights(*model, 5, testing::test_device());
     optimizer = optim::make_adamw(*model, {});

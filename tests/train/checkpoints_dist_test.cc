@@ -115,12 +115,12 @@ TEST(RunCheckpoints, AreWhatAnotherRunStartsFromInEveryFormat) {
   }
   const auto nameless = runs.train("nameless", 1, {"model.init=pretrained", "model.path=" + torch_file});
   EXPECT_EQ(nameless.exit_code, 2);
-  EXPECT_THAT(nameless.err, AllOf(HasSubstr("does not say of which model"), HasSubstr("model.weights=" + torch_file)));
+  EXPECT_THAT(nameless.err, AllOf(HasSubstr("does not name their model"), HasSubstr("model.weights=" + torch_file)));
   EXPECT_THAT(ckpt({"verify", (runs / "first").string()}).out, HasSubstr("step 2"));
   fs::rename(runs / "base", runs / "moved");
   const auto moved = runs.train("moved-base", 1, {"model.path=" + checkpoint});
   EXPECT_EQ(moved.exit_code, 2);
-  EXPECT_THAT(moved.err, HasSubstr("where no model is now"));
+  EXPECT_THAT(moved.err, HasSubstr("where there is no model now"));
   fs::rename(runs / "moved", runs / "base");
   const auto no_run = runs.train("none", 1, {"checkpoint.resume=" + dcp});
   EXPECT_EQ(no_run.exit_code, 2) << no_run.err;

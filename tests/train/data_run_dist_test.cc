@@ -45,7 +45,7 @@ TEST(DataOfRuns, AMixtureGoesOnWhereItStoppedOnAnotherNumberOfRanks) {
                             (runs / "train.jsonl").string(), (runs / "other.json").string());
   const auto other = runs.train("resumed", 1, settings);
   EXPECT_EQ(other.exit_code, 2);
-  EXPECT_THAT(other.err, HasSubstr("the data are not those of the checkpoint"));
+  EXPECT_THAT(other.err, HasSubstr("the data differ from the data of the checkpoint"));
 }
 
 TEST(DataOfRuns, OneRankTokenizesAndOthersRead) {
@@ -82,7 +82,7 @@ TEST(DataOfRuns, AFileThatChangesMeanwhileIsToldOnceAndChangesNothing) {
   runs.write("train.jsonl", "{\"text\": \"something else\"}\n");
   const auto disturbed = run.get();
   ASSERT_EQ(disturbed.exit_code, 0) << disturbed.err;
-  EXPECT_EQ(count_of(disturbed.err, "train.jsonl: has been written to"), 1u) << disturbed.err;
+  EXPECT_EQ(count_of(disturbed.err, "train.jsonl: was written to"), 1u) << disturbed.err;
   EXPECT_EQ(runs.weights("disturbed"), runs.weights("undisturbed"));
 }
 

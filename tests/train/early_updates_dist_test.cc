@@ -51,7 +51,7 @@ struct Rig {
                                        StepOptions{.max_grad_norm = 0,
                                                    .early_step = early,
                                                    .defer_gradient_sync = kind.defer,
-                                                   .counts = place.counts(),
+                                                   .is_counted = place.is_counted(),
                                                    .before_update = [this] { ++updates; }});
   }
   StepResult run(int64_t index, int64_t micro_batches) {
@@ -59,9 +59,9 @@ struct Rig {
     for (int64_t i = 0; i < micro_batches; ++i) {
       const auto tokens =
           testing::tiny_tokens(2, 12).cpu().add(11 * index + 5 * i + 3 * place.data_rank()).remainder_(37);
-      batches.push_back(place.own_tokens(data::make_batch(tokens, testing::next_labels(tokens),
-                                                          at::arange(12).expand({2, 12}).contiguous(),
-                                                          at::zeros({2, 12}, at::kLong))));
+      batches.push_back(place.local_tokens(data::make_batch(tokens, testing::next_labels(tokens),
+                                                            at::arange(12).expand({2, 12}).contiguous(),
+                                                            at::zeros({2, 12}, at::kLong))));
     }
     return step->run(batches, 0.01 / static_cast<double>(1 + index));
   }

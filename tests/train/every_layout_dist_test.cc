@@ -169,18 +169,18 @@ LayoutOutcome train_one_step(const LayoutCase& which, const std::shared_ptr<comm
                        .ep = which.layout.ep,
                        .cp_rotate_method = which.rotate_method,
                        .sequence_parallel = which.sequence_parallel,
-                       .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}},
+                       .replicate = {.init_sync = false, .broadcast_buffers = false, .rebuild_buckets = false}},
                       stages);
   const auto optimizer = optim::make_sgd(*model, {.lr = 1});
   TrainStep step(*model, *optimizer, world->group(),
-                 {.max_grad_norm = 0, .counts = place.counts(), .pipeline = stages});
+                 {.max_grad_norm = 0, .is_counted = place.is_counted(), .pipeline = stages});
   const at::NoGradGuard no_grad;
   LayoutOutcome out;
   for (const auto& named : model->named_parameters()) out.gradients[named.name] = whole_of(named.slot->parameter);
   const int64_t rows = kRows / place.data_size();
   std::vector<data::Batch> micro_batches;
   for (int64_t row = 0; row < rows; ++row) {
-    micro_batches.push_back(place.own_tokens(rows_of(packed_rows(), place.data_rank() * rows + row, 1)));
+    micro_batches.push_back(place.local_tokens(rows_of(packed_rows(), place.data_rank() * rows + row, 1)));
   }
   {
     const at::AutoGradMode grad(true);
@@ -230,7 +230,7 @@ std::string schedule_of(size_t number, const RunLayout& layout) {
   const int64_t micro_batches = kRows / (layout.dp_replicate * layout.dp_shard);
   for (size_t i = 0; i < kAll.size(); ++i) {
     const auto& name = kAll[(number + i) % kAll.size()];
-    const int stages = pipeline::schedule_traits(name).one_stage_a_rank ? 1 : 2;
+    const int stages = pipeline::schedule_traits(name).one_stage_per_rank ? 1 : 2;
     if (stages * layout.pp > kLayers) continue;
     try {
       pipeline::make_schedule(name, {static_cast<int>(layout.pp), stages, static_cast<int>(micro_batches)});

@@ -24,7 +24,7 @@ TEST(Float8Accumulation, ConvertsEachWeightOnceAStepWhateverTheMicroBatches) {
   const auto steps = nn::convert_to_float8(model);
   MicrobatchFlags flags;
   flags.on_change([steps](const MicrobatchFlags& now) {
-    if (now.first_microbatch() == true && !now.optim_step()) steps->begin();
+    if (now.first_microbatch() == true && !now.optim_step()) steps->begin_float8_step();
   });
   const auto x = at::randn({3, 16});
   for (int64_t step = 1; step <= 3; ++step) {

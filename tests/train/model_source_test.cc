@@ -21,7 +21,7 @@ TEST(ModelSource, AModelOfTheHubIsCalledByItsNameAndRevision) {
   const auto recipe = recipe_of("acme/tiny@v2", "/cache/models--acme--tiny/snapshots/0123abc");
   EXPECT_EQ(public_model_name(recipe).name, "acme/tiny");
   EXPECT_EQ(public_model_name(recipe).revision, "v2");
-  EXPECT_EQ(base_to_keep(recipe), "acme/tiny@v2");
+  EXPECT_EQ(base_model_reference(recipe), "acme/tiny@v2");
   EXPECT_THAT(to_yaml(recipe), HasSubstr("path: \"acme/tiny@v2\""));
   for (const char* name : {"acme/tiny", "acme/tiny@main"}) {
     EXPECT_EQ(public_model_name(recipe_of(name, "/cache/x")).name, "acme/tiny");
@@ -34,14 +34,14 @@ TEST(ModelSource, AGgufFileIsCalledByThePathThatTheUserGave) {
   const auto recipe = recipe_of("models/m@q8.gguf", "/cache/tessera/models/1/m-0123");
   EXPECT_EQ(public_model_name(recipe).name, "models/m@q8.gguf");
   EXPECT_EQ(public_model_name(recipe).revision, "");
-  EXPECT_EQ(base_to_keep(recipe), (std::filesystem::current_path() / "models/m@q8.gguf").string());
+  EXPECT_EQ(base_model_reference(recipe), (std::filesystem::current_path() / "models/m@q8.gguf").string());
   EXPECT_THAT(to_yaml(recipe), HasSubstr("models/m@q8.gguf"));
 }
 
 TEST(ModelSource, AFolderIsItsOwnName) {
   const auto recipe = recipe_of("", "models/tiny");
   EXPECT_EQ(public_model_name(recipe).name, "models/tiny");
-  EXPECT_EQ(base_to_keep(recipe), (std::filesystem::current_path() / "models/tiny").string());
+  EXPECT_EQ(base_model_reference(recipe), (std::filesystem::current_path() / "models/tiny").string());
 }
 
 }  // namespace

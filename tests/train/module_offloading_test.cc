@@ -48,7 +48,7 @@ TEST(ModuleOffloading, LeavesMemoryAsItWasBefore) {
   TempFolder folder;
   Halves model(4096, 8192);  // 128 MiB
   const auto sum = model.weight.sum().item<double>();
-  const OffloadPlaces places{.device = kCpu, .home_folder = folder.path()};
+  const OffloadLocations places{.device = kCpu, .idle_folder = folder.path()};
   const int64_t at_first = resident_bytes();
   { ScopedModuleOffloading to_file(model, true, places); }
   const int64_t mark = resident_bytes();
@@ -74,7 +74,7 @@ TEST(ModuleOffloading, KeepsHandlesValuesTiesViewsAndGradients) {
   const auto x = at::ones({2, 8});
   const auto loss = model(x).sum();  // saves the parameter for backward
   {
-    ScopedModuleOffloading here(model, true, {.device = kCpu, .home_folder = folder.path()});
+    ScopedModuleOffloading here(model, true, {.device = kCpu, .idle_folder = folder.path()});
     loss.backward();
   }
   EXPECT_TRUE(model.weight.is_same(handle) && model.twin.is_same(handle));
@@ -86,7 +86,7 @@ TEST(ModuleOffloading, KeepsHandlesValuesTiesViewsAndGradients) {
   model.weight.detach().add_(1);
   EXPECT_TRUE(model(x).sum().equal((wanted + 1).sum() * 4));
   {
-    ScopedModuleOffloading here(model, true, {.device = kCpu, .home_folder = folder.path()});
+    ScopedModuleOffloading here(model, true, {.device = kCpu, .idle_folder = folder.path()});
     EXPECT_FALSE(lies_in_a_file(handle.const_data_ptr()));
     EXPECT_TRUE(view.equal((wanted + 1).narrow(0, 1, 2)));
   }
@@ -98,7 +98,7 @@ TEST(ModuleOffloading, GoesHomeAfterAnExceptionWhichGoesOn) {
   Halves model;
   const auto raised = [&](bool enabled) {
     try {
-      ScopedModuleOffloading here(model, enabled, {.device = kCpu, .home_folder = folder.path()});
+      ScopedModuleOffloading here(model, enabled, {.device = kCpu, .idle_folder = folder.path()});
       EXPECT_FALSE(lies_in_a_file(model.weight.const_data_ptr()));
       throw std::out_of_range("of the body");
     } catch (const std::out_of_range& error) {
@@ -115,7 +115,7 @@ TEST(ModuleOffloading, SaysWhatItLacks) {
   TempFolder folder;
   Halves model;
   const auto nowhere = folder / "none";
-  ScopedModuleOffloading here(model, true, {.device = kCpu, .home_folder = nowhere});
+  ScopedModuleOffloading here(model, true, {.device = kCpu, .idle_folder = nowhere});
   try {
     here.close();
     ADD_FAILURE() << "a folder that is not there was written to";

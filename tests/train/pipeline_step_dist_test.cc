@@ -34,7 +34,7 @@ Steps run_steps(CausalLM& model, const std::shared_ptr<comm::Group>& group, Step
   TrainStep step(model, *optimizer, group, options);
   Steps out;
   for (int i = 0; i < 3; ++i) out.results.push_back(step.run(batches_of(inputs), 0.01));
-  out.validation = validation_loss(model, step.pipeline(), group, batches_of(inputs), options.counts);
+  out.validation = validation_loss(model, step.pipeline(), group, batches_of(inputs), options.is_counted);
   const at::NoGradGuard no_grad;
   for (const auto& named : model.named_parameters()) {
     out.weights[named.name] = whole(named.slot->parameter).clone().cpu();

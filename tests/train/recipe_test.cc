@@ -122,7 +122,7 @@ TEST(Recipe, OverrideOfEpochsTakesThePlaceOfSteps) {
   EXPECT_EQ(parse(with_epochs).train.steps, std::nullopt);
   EXPECT_EQ(parse(with_epochs, {"train.steps=50"}).train.epochs, std::nullopt);
   EXPECT_THAT(error_with("train: {steps: 50, epochs: 2}"),
-              HasSubstr("my.yaml:3: train.epochs: found 2 beside train.steps 50, wanted one of them"));
+              HasSubstr("my.yaml:3: train.epochs: found 2 with train.steps 50, wanted one of the two"));
   EXPECT_THAT(error_with("train: {steps: null}"), HasSubstr("wanted one of them"));
 }
 
@@ -203,8 +203,8 @@ TEST(Recipe, AdaptersAreAMappingOrNull) {
   EXPECT_EQ(recipe.lora.rank, 4);
   EXPECT_EQ(recipe.lora.alpha, 32);
   EXPECT_THAT(recipe.lora.target_modules, ::testing::ElementsAre("q_proj"));
-  EXPECT_TRUE(recipe.lora.on());
-  EXPECT_FALSE(parse(kMinimal).lora.on());
+  EXPECT_TRUE(recipe.lora.is_enabled());
+  EXPECT_FALSE(parse(kMinimal).lora.is_enabled());
   EXPECT_THAT(error_with("lora: {alpha: 3}"), HasSubstr("my.yaml:3: model.lora.alpha: found 3.0 without adapters"));
   const Recipe packed = parse(kMinimal, {"lora.rank=4", "lora.quantize=nf4", "lora.double_quant=true"});
   EXPECT_EQ(packed.lora.quantize, "nf4");
@@ -227,7 +227,7 @@ TEST(Recipe, GroupsAndSchedulesThatCannotBeAreErrors) {
   warmed.emplace_back("schedule.warmup_steps=10");
   EXPECT_THAT(error_of(kMinimal, warmed), HasSubstr("wsd of 20 steps: found 10 of warm-up and 15 of decay"));
   EXPECT_EQ(parse(kMinimal, wsd).schedule.warmup_steps, 5);  // a default gives way
-  EXPECT_THAT(error_of(kMinimal, {"schedule.decay_steps=5"}), HasSubstr("beside schedule.name cosine, wanted wsd"));
+  EXPECT_THAT(error_of(kMinimal, {"schedule.decay_steps=5"}), HasSubstr("with schedule.name cosine, wanted wsd"));
   EXPECT_EQ(parse(kMinimal, {"train.early_stopping.patience=2", "data.validation=[v]"}).train.early_stopping_patience,
             2);
   EXPECT_THAT(error_of(kMinimal, {"train.early_stopping.patience=2"}), HasSubstr("without validations"));

@@ -53,7 +53,7 @@ TEST(Restarts, TwoAlikeFailuresBeforeTheFirstStepEndTheRun) {
   const TinyRun runs;
   const auto run = runs.train("a", 2, {"data.train=[" + (runs / "none.jsonl").string() + "]", "--max-restarts", "9"});
   EXPECT_NE(run.exit_code, 0);
-  EXPECT_THAT(run.err, HasSubstr("no restart: two alike failures before its first step"));
+  EXPECT_THAT(run.err, HasSubstr("no restart: the same failure twice before its first step"));
   EXPECT_EQ(run.err.find("restart 2"), run.err.npos) << run.err;
 }
 
@@ -70,7 +70,7 @@ TEST(Restarts, AFlagThatHasNoEffectIsTold) {
                                                      {"MASTER_ADDR", "127.0.0.1"},
                                                      {"MASTER_PORT", std::to_string(testing::free_port())}}});
   EXPECT_EQ(run.exit_code, 0) << run.err;
-  EXPECT_THAT(run.err, HasSubstr("--max-restarts 3: has no effect, as torchrun started this rank"));
+  EXPECT_THAT(run.err, HasSubstr("--max-restarts 3: has no effect, because torchrun started this rank"));
   command.insert(command.begin(), {testing::program(), "launch", "--nproc", "2", "--"});
   const auto launched = testing::run_process(command);
   EXPECT_EQ(launched.exit_code, 0) << launched.err;

@@ -33,7 +33,7 @@ TEST(StochasticRoundingRecipe, IsRefusedWhereNothingIsRounded) {
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kConfig);
-      EXPECT_THAT(error.what(), HasSubstr("optimizer.stochastic_rounding: found true beside"));
+      EXPECT_THAT(error.what(), HasSubstr("optimizer.stochastic_rounding: found true with"));
     }
   }
 }

@@ -184,21 +184,21 @@ TEST(RunFolder, OtherFilesAndEmptyFoldersAreNotInTheWay) {
 TEST(RunFolder, AnEarlierHistoryIsPutAsideWhole) {
   testing::TempFolder temp;
   RunFolder folder(temp / "run");
-  EXPECT_TRUE(folder.put_aside_history().empty());
+  EXPECT_TRUE(folder.archive_history().empty());
   folder.write_recipe(parse_recipe("model: {path: m}\ndata: {train: a.txt}", "my.yaml"));
   folder.open_history(0);
   folder.append(metrics_of(1));
   std::filesystem::create_directories(folder.checkpoints() / "step-00000001");
   publish_file(folder.checkpoints() / "LATEST", "step-00000001");
   publish_file(temp / "run" / "log.txt", "x");
-  const auto aside = folder.put_aside_history();
+  const auto aside = folder.archive_history();
   EXPECT_EQ(aside, temp / "run" / "previous" / "001");
   for (const char* name : {"recipe.yaml", "metrics.jsonl", "checkpoints/LATEST", "checkpoints/step-00000001"}) {
     EXPECT_TRUE(std::filesystem::exists(aside / name)) << name;
     EXPECT_FALSE(std::filesystem::exists(temp / "run" / name)) << name;
   }
   EXPECT_EQ(read_file(temp / "run" / "log.txt"), "x");
-  EXPECT_TRUE(folder.put_aside_history().empty());
+  EXPECT_TRUE(folder.archive_history().empty());
 }
 
 TEST(RunFolder, ARecipeThatSomebodyChangedIsLeftAlone) {
@@ -215,7 +215,7 @@ TEST(RunFolder, ARecipeThatSomebodyChangedIsLeftAlone) {
   folder.write_recipe(changed);
   EXPECT_EQ(read_file(temp / "run" / "recipe.yaml"), "# mine\n");
   EXPECT_EQ(read_recipe(temp / "run" / "recipe.resolved.yaml").train.steps, 18);
-  EXPECT_EQ(folder.put_aside_history(), temp / "run" / "previous" / "001");
+  EXPECT_EQ(folder.archive_history(), temp / "run" / "previous" / "001");
   EXPECT_EQ(read_file(temp / "run" / "recipe.yaml"), "# mine\n");
 }
 
@@ -231,28 +231,28 @@ TEST(RunFolder, OnlyAModelThatARunExportedIsReplaced) {
   const auto config = temp / "run" / "model" / "config.json";
   {
     RunFolder folder(temp / "run");
-    folder.check_model();
+    folder.check_model_replaceable();
     folder.publish_model(staged_model(folder, "first"));
     folder.publish_model(staged_model(folder, "second"));
     EXPECT_EQ(read_file(config), "second");
     EXPECT_TRUE(std::filesystem::is_empty(folder.staging()));
   }
   RunFolder folder(temp / "run");
-  folder.check_model();
+  folder.check_model_replaceable();
   publish_file(temp / "run" / "model" / "mine.txt", "x");
-  EXPECT_THROW(folder.check_model(), Error);
+  EXPECT_THROW(folder.check_model_replaceable(), Error);
   EXPECT_THROW(folder.publish_model(staged_model(folder, "third")), Error);
   EXPECT_EQ(read_file(config), "second");
-  EXPECT_TRUE(folder.put_aside_history().empty());
+  EXPECT_TRUE(folder.archive_history().empty());
   std::filesystem::remove(temp / "run" / "model" / "mine.txt");
   publish_file(config, "s3cond");  // of the same size
-  EXPECT_THROW(folder.check_model(), Error);
+  EXPECT_THROW(folder.check_model_replaceable(), Error);
   publish_file(config, "second");
-  EXPECT_EQ(folder.put_aside_history(), temp / "run" / "previous" / "001");
+  EXPECT_EQ(folder.archive_history(), temp / "run" / "previous" / "001");
   EXPECT_EQ(read_file(temp / "run" / "previous" / "001" / "model" / "config.json"), "second");
   publish_file(temp / "model", "x");
   std::filesystem::create_symlink(temp / "model", temp / "run" / "model");
-  EXPECT_THROW(folder.check_model(), Error);
+  EXPECT_THROW(folder.check_model_replaceable(), Error);
 }
 
 // A run that is killed between announcing and renaming may have left either.
@@ -262,11 +262,11 @@ TEST(RunFolder, AnExportThatWasCutOffIsGoneOnWith) {
     RunFolder folder(temp / "run");
     folder.publish_model(staged_model(folder, "first"));
     RunMark mark(temp / "run");
-    mark.announce("model", fingerprint_of(staged_model(folder, "second")));
+    mark.add_fingerprint("model", fingerprint_of(staged_model(folder, "second")));
   }
   RunFolder folder(temp / "run");
   EXPECT_TRUE(std::filesystem::is_empty(folder.staging()));
-  folder.check_model();
+  folder.check_model_replaceable();
   folder.publish_model(staged_model(folder, "third"));
   EXPECT_EQ(read_file(temp / "run" / "model" / "config.json"), "third");
 }

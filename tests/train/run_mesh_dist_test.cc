@@ -40,14 +40,15 @@ struct PlacedRun {
     data_parallel(*model, blocks, {.mesh = place.data_parallel()});
     init_weights(*model, 5, testing::test_device());
     optimizer = optim::make_adamw(*model, {.lr = 0.01});
-    step = std::make_unique<TrainStep>(*model, *optimizer, world->group(), StepOptions{.counts = place.counts()});
+    step =
+        std::make_unique<TrainStep>(*model, *optimizer, world->group(), StepOptions{.is_counted = place.is_counted()});
   }
   StepResult run(int64_t number, const StepSignals& signals = {}) {
     const auto share = place.data_rank();
     return step->run({rows_of_share(share, number), rows_of_share(share, number + 9)}, 0.01, signals);
   }
   double validate() {
-    return validation_loss(*model, world->group(), {rows_of_share(place.data_rank(), 3)}, place.counts());
+    return validation_loss(*model, world->group(), {rows_of_share(place.data_rank(), 3)}, place.is_counted());
   }
 };
 
@@ -69,7 +70,7 @@ Found train_two_steps(const RunLayout& layout, int ranks, const std::filesystem:
     own.validation = run.validate();
     const at::NoGradGuard no_grad;
     for (const auto& parameter : run.model->parameters()) own.values.push_back(full_tensor(parameter).clone());
-    CheckpointWriter writer({.folder = checkpoints, .world = world, .holders = run.place.stage_ranks()});
+    CheckpointWriter writer({.folder = checkpoints, .world = world, .stage_ranks = run.place.stage_ranks()});
     writer.save(2, training_state(*run.model, *run.optimizer).tensors, {});
     writer.finish();
     if (world->rank() == 0) {
@@ -110,9 +111,9 @@ TEST(RunMeshRanks, AllHearWhatOneSignals) {
   testing::run_ranks({.size = 4}, [&](const std::shared_ptr<comm::World>& world) {
     PlacedRun run({.dp_shard = 2, .tp = 2}, world);
     const auto stopped = run.run(0, {.stop = world->rank() == 1});  // of the second tensor-parallel rank
-    EXPECT_TRUE(stopped.heard.stop);
-    EXPECT_FALSE(stopped.heard.failed);
-    EXPECT_TRUE(run.run(1, {.failed = world->rank() == 3}).heard.failed);
+    EXPECT_TRUE(stopped.all_signals.stop);
+    EXPECT_FALSE(stopped.all_signals.failed);
+    EXPECT_TRUE(run.run(1, {.failed = world->rank() == 3}).all_signals.failed);
   });
 }
 

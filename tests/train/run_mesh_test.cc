@@ -11,7 +11,8 @@ namespace {
 
 RunMesh place_of(int rank, const RunLayout& layout) {
   const int64_t size = layout.pp * layout.dp_replicate * layout.dp_shard * layout.cp * layout.tp;
-  return {layout, "cpu", comm::World::create_fake(rank, static_cast<int>(size), std::make_shared<comm::FakeAccount>())};
+  return {layout, "cpu",
+          comm::World::create_fake(rank, static_cast<int>(size), std::make_shared<comm::FakeCostAccount>())};
 }
 
 TEST(RunMesh, RanksOfOneModelReadTheSameAndOthersReadDifferently) {
@@ -21,10 +22,10 @@ TEST(RunMesh, RanksOfOneModelReadTheSameAndOthersReadDifferently) {
     const auto place = place_of(rank, layout);
     const auto& at = *place.mesh()->coordinate();
     EXPECT_EQ(place.data_size(), 4);
-    EXPECT_EQ(place.chief(), rank == 0);
+    EXPECT_EQ(place.is_rank_zero(), rank == 0);
     by_place[{at[1], at[2]}].insert(place.data_rank());
     EXPECT_EQ(place.data_parallel()->dim_names(), (std::vector<std::string>{"dp_replicate", "dp_shard"}));
-    EXPECT_EQ(place.counts(), at[4] == 0);
+    EXPECT_EQ(place.is_counted(), at[4] == 0);
     EXPECT_EQ(place.pipeline()->ranks(), (std::vector<int>{rank % 24, rank % 24 + 24}));
     EXPECT_EQ(place.stage_ranks().front(), rank < 24 ? 0 : 24);
     EXPECT_EQ(place.stage_ranks().back(), rank < 24 ? 23 : 47);
@@ -45,7 +46,7 @@ TEST(RunMesh, WithDataParallelRanksAloneEverybodyReadsHisRank) {
     for (int rank = 0; rank < 4; ++rank) {
       const auto place = place_of(rank, layout);
       EXPECT_EQ(place.data_rank(), rank);
-      EXPECT_TRUE(place.counts());
+      EXPECT_TRUE(place.is_counted());
       EXPECT_EQ(place.stage_ranks().front(), 0);
       EXPECT_EQ(place.data_parallel()->ndim(), layout.dp_replicate == 1 ? 1 : 2);
     }

@@ -21,7 +21,7 @@ TEST(TensorBoard, ItsOwnReaderFindsScalarsAndTexts) {
   testing::TempFolder folder;
   const std::string text = "# recipe\n" + std::string(100000, 'x') + "\xc3\xa4";
   {
-    EventWriter events(folder.path());
+    TensorBoardWriter events(folder.path());
     for (int64_t step = 1; step <= 300; ++step) events.add_scalar("train/loss", 3.0 / static_cast<double>(step), step);
     events.add_scalar("train/lr", 0, int64_t{1} << 40);
     events.add_text("recipe", text, 0);
@@ -43,12 +43,12 @@ TEST(TensorBoard, ItsOwnReaderFindsScalarsAndTexts) {
 TEST(TensorBoard, ResumedSessionReplacesTheStepsItDoesAgain) {
   testing::TempFolder folder;
   {
-    EventWriter events(folder.path());
+    TensorBoardWriter events(folder.path());
     events.start_session(0);
     for (int64_t step = 1; step <= 5; ++step) events.add_scalar("train/loss", 1, step);
   }
   {
-    EventWriter events(folder.path());
+    TensorBoardWriter events(folder.path());
     events.start_session(3);
     for (int64_t step = 4; step <= 6; ++step) events.add_scalar("train/loss", 2, step);
   }

@@ -23,7 +23,7 @@ TEST(TensorBoard, EveryRecordIsFramedWithItsChecksums) {
   testing::TempFolder folder;
   std::filesystem::path path;
   {
-    EventWriter events(folder / "tensorboard");
+    TensorBoardWriter events(folder / "tensorboard");
     events.add_scalar("a", 1, 1);
     events.add_text("b", "text", 2);
     path = events.path();
@@ -50,7 +50,7 @@ TEST(TensorBoard, FolderThatCannotBeMadeIsAnIoError) {
   testing::TempFolder folder;
   publish_file(folder / "file", "x");
   try {
-    EventWriter events(folder / "file");
+    TensorBoardWriter events(folder / "file");
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kIo);

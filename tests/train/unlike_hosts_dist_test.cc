@@ -98,7 +98,7 @@ TEST(DISABLED_RankOfAnUnlikeHost, Main) {
   int code = 0;
   try {
     const auto world = comm::World::connect({.timeout = std::chrono::seconds(60), .check = "always"});
-    const comm::Hosts& hosts = world->info().hosts;
+    const comm::HostSummary& hosts = world->info().hosts;
     TESSERA_CHECK(
         hosts.count == 2 && hosts.least_ranks == 2 && hosts.most_ranks == 4 && hosts.least_cores_per_rank == 0,
         ErrorKind::kInternal, "[test] {} hosts, {} to {} ranks, {} cores a rank", hosts.count, hosts.least_ranks,

@@ -42,7 +42,7 @@ class ChatSamplesTest : public ::testing::Test {
     tokenizer_ = text::Tokenizer::from_folder(folder_.path());
   }
 
-  static Record chat(const std::string& messages, const std::string& tools = "") {
+  static TrainingRecord chat(const std::string& messages, const std::string& tools = "") {
     Json json = {{"messages", openai_messages(Json::parse(messages), "messages", "test")}};
     if (!tools.empty()) json["tools"] = Json::parse(tools);
     return {.kind = RecordKind::kChat, .json = std::make_shared<const Json>(json), .where = "test"};
@@ -51,20 +51,20 @@ class ChatSamplesTest : public ::testing::Test {
   std::string shown(const std::vector<int32_t>& tokens) const { return tokenizer_.decode(tokens, false); }
 
   // The runs of tokens that are learnt.
-  std::vector<std::string> learnt(const Record& record, SampleOptions options = {}) {
+  std::vector<std::string> learnt(const TrainingRecord& record, SampleOptions options = {}) {
     const SampleMaker maker(tokenizer_, chat_, std::move(options));
-    const Sample sample = maker.make(record);
+    const TokenizedSample sample = maker.make(record);
     warnings_ = maker.warnings();
     std::vector<std::string> runs;
     for (size_t i = 0; i < sample.tokens.size(); ++i) {
-      if (!sample.learnt[i]) continue;
-      if (i == 0 || !sample.learnt[i - 1]) runs.emplace_back();
+      if (!sample.loss_mask[i]) continue;
+      if (i == 0 || !sample.loss_mask[i - 1]) runs.emplace_back();
       runs.back() += shown({sample.tokens[i]});
     }
     return runs;
   }
 
-  std::vector<std::string> tokens_of(const Record& record) {
+  std::vector<std::string> tokens_of(const TrainingRecord& record) {
     const SampleMaker maker(tokenizer_, chat_);
     const auto sample = maker.make(record);
     warnings_ = maker.warnings();
@@ -305,7 +305,7 @@ const char* kAddsBos =
 TEST_F(ChatSamplesTest, ATextThatSpellsItsBosHasOne) {
   std::ofstream(folder_ / "tokenizer_config.json") << R"({"eos_token": "<eos>", "bos_token": "<s>"})";
   add_tokens({"<s>"}, Json::parse(kAddsBos));
-  const auto text = [](const char* text) { return Record{.kind = RecordKind::kText, .text = text}; };
+  const auto text = [](const char* text) { return TrainingRecord{.kind = RecordKind::kText, .text = text}; };
   EXPECT_THAT(tokens_of(text("ab")), ElementsAre("<s>", "a", "b", "<eos>"));
   EXPECT_THAT(warnings_, IsEmpty());
   EXPECT_THAT(tokens_of(text("<s>ab")), ElementsAre("<s>", "a", "b", "<eos>"));
@@ -315,7 +315,7 @@ TEST_F(ChatSamplesTest, ATextThatSpellsItsBosHasOne) {
       << "what it spells twice it has twice";
   EXPECT_THAT(tokens_of(text("a<s>")), ElementsAre("<s>", "a", "<s>", "<eos>"));
   const auto pair = [](const char* prompt, const char* completion) {
-    return Record{.kind = RecordKind::kCompletion, .text = prompt, .completion = completion};
+    return TrainingRecord{.kind = RecordKind::kCompletion, .text = prompt, .completion = completion};
   };
   for (const auto& [prompt, completion] : {std::pair("a", "b"), {"<s>a", "b"}, {"a", "<s>b"}, {"<s>a", "<s>b"}}) {
     EXPECT_THAT(tokens_of(pair(prompt, completion)), ElementsAre("<s>", "a", "b", "<eos>")) << prompt << completion;
@@ -333,7 +333,7 @@ TEST_F(ChatSamplesTest, ATokenizerThatAddsNoBosLeavesTheTextsOwn) {
 // ---- EOS ----
 
 TEST_F(ChatSamplesTest, AnEosThatOnlyTheMapNamesEndsTexts) {
-  const Record text{.kind = RecordKind::kText, .text = "a"};
+  const TrainingRecord text{.kind = RecordKind::kText, .text = "a"};
   std::ofstream(folder_ / "tokenizer_config.json") << "{}";
   add_tokens({});
   EXPECT_THAT(tokens_of(text), ElementsAre("a"));

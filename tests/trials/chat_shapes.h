@@ -107,7 +107,7 @@ class ShapeChecks {
     Json record = {{"messages", data::openai_messages(shape_->at("messages"), "messages", "case")}};
     Json extra = Json::object();
     if (shape_->contains("tools")) record["tools"] = extra["tools"] = shape_->at("tools");
-    const Json messages = text::messages_for(*chat, record["messages"]);
+    const Json messages = text::adapt_messages(*chat, record["messages"]);
     text::RenderedChat rendered;
     try {
       rendered = chat->render(messages, false, extra);
@@ -116,7 +116,7 @@ class ShapeChecks {
       return;
     }
     const data::SampleMaker maker(tokenizer, chat);
-    data::Sample sample;
+    data::TokenizedSample sample;
     try {
       sample =
           maker.make({.kind = data::RecordKind::kChat, .json = std::make_shared<const Json>(record), .where = where_});
@@ -132,7 +132,8 @@ class ShapeChecks {
     const auto encoding = tokenizer.encode_with_offsets(rendered.text, {.add_special_tokens = false});
     std::vector<uint8_t> learnt(rendered.text.size(), 0);  // by byte
     for (size_t i = 0; i < encoding.ids.size(); ++i) {
-      for (size_t at = encoding.offsets[i].first; at < encoding.offsets[i].second; ++at) learnt[at] = sample.learnt[i];
+      for (size_t at = encoding.offsets[i].first; at < encoding.offsets[i].second; ++at)
+        learnt[at] = sample.loss_mask[i];
     }
     if (chat->marks_generation()) return compare_spans(rendered, learnt);
     compare_words(messages, rendered.text, learnt);

@@ -30,7 +30,7 @@ using testing::kOverflowingToken;
 using ::testing::Not;
 
 std::shared_ptr<CausalLM> in_rows(std::shared_ptr<CausalLM> model) {
-  make_row_model(*model, kernels::RowDtype::kFloat32);
+  make_row_model(*model, kernels::WeightFormat::kFloat32);
   return model;
 }
 
@@ -134,7 +134,7 @@ TEST(NonfiniteLogits, GiveNoTokenWhateverChoosesAmongThem) {
         std::vector<float> scores = {0.5F, 1, 2, -1, 0};
         scores[place] = value;
         try {
-          choose_from(scores, {context, 2}, options);
+          choose_from_scores(scores, {context, 2}, options);
           ADD_FAILURE() << "a token was chosen with " << value << " at " << place;
         } catch (const Error& error) {
           EXPECT_EQ(error.exit_code(), 1);
@@ -144,9 +144,9 @@ TEST(NonfiniteLogits, GiveNoTokenWhateverChoosesAmongThem) {
       }
     }
     std::vector<float> never(5, -kInfinity);
-    EXPECT_THROW(choose_from(never, {context, 2}, options), Error);
+    EXPECT_THROW(choose_from_scores(never, {context, 2}, options), Error);
     never[3] = 0;
-    EXPECT_EQ(choose_from(never, {context, 2}, options), 3);
+    EXPECT_EQ(choose_from_scores(never, {context, 2}, options), 3);
   }
 }
 
@@ -211,7 +211,7 @@ TEST_F(NonfiniteVerbs, ScoreEndsWithCodeOneAndTheRecordAndTokenAndLeavesNoFile) 
 TEST(NonfiniteServe, AnswersFiveHundredForThatRequestAloneAndLivesOn) {
   at::set_num_threads(1);
   const auto model = testing::overflowing_model();
-  serve::Served served{
+  serve::ServedModel served{
       .name = "tiny",
       .config = model->config(),
       .defaults = {},
@@ -220,7 +220,7 @@ TEST(NonfiniteServe, AnswersFiveHundredForThatRequestAloneAndLivesOn) {
       .cache_tokens = 1024,
       .limits = {}};
   serve::Scheduler scheduler(in_rows(model), {.pages = 64, .max_sequences = 4}, served.limits);
-  auto listening = listen_at("127.0.0.1", 0, Reach::kThisHost);
+  auto listening = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
   const int port = listening.port;
   serve::Server server(served, scheduler, serve::ServerOptions{std::move(listening), ""});
   const auto ask = [&](const std::string& prompt, const json& more = json::object()) {

@@ -47,8 +47,8 @@ TEST_F(OneBos, DocumentsHaveIt) {
   EXPECT_THAT(ids("<|im_start|>"), ElementsAre(kBos));
   EXPECT_THAT(ids("<|im_start|><|im_start|>a"), ElementsAre(kBos, kBos, 'a'));
   EXPECT_THAT(ids(""), ElementsAre(kBos));
-  EXPECT_TRUE(text::encode_document(*tokenizer_, "<|im_start|>a").spells_start);
-  EXPECT_FALSE(text::encode_document(*tokenizer_, "a<|im_start|>").spells_start);
+  EXPECT_TRUE(text::encode_document(*tokenizer_, "<|im_start|>a").begins_with_bos);
+  EXPECT_FALSE(text::encode_document(*tokenizer_, "a<|im_start|>").begins_with_bos);
 }
 
 TEST_F(OneBos, ScoredTextsHaveIt) {
@@ -61,7 +61,7 @@ TEST_F(OneBos, ScoredTextsHaveIt) {
 }
 
 TEST_F(OneBos, PromptsOfCompletionsHaveIt) {
-  const serve::Served served{
+  const serve::ServedModel served{
       .name = "tiny", .config = config_, .defaults = {}, .tokenizer = *tokenizer_, .chat = {}, .cache_tokens = 100};
   const auto request =
       serve::read_request(R"({"prompt": "<|im_start|>ab", "max_tokens": 2})", serve::Endpoint::kText, served);

@@ -109,8 +109,8 @@ TEST_F(WholeEpochs, ACheckTellsTheLastStep) {
   const auto check = train("none", 1, {"--check", "schedule.warmup_steps=10", "schedule.min_lr_ratio=0.5"});
   ASSERT_RUNS(check);
   EXPECT_THAT(check.out, HasSubstr("run         3 steps, the last one of 2 rows, 1.00 epochs"));
-  EXPECT_THAT(check.err, AllOf(HasSubstr("schedule.warmup_steps: 10 in a run of 3 steps: the rate rises over 3."),
-                               HasSubstr("without effect: schedule.min_lr_ratio 0.5 (beside schedule.name constant)")));
+  EXPECT_THAT(check.err, AllOf(HasSubstr("schedule.warmup_steps: 10 in a run of 3 steps: the warm-up is cut to 3."),
+                               HasSubstr("without effect: schedule.min_lr_ratio 0.5 (with schedule.name constant)")));
 }
 
 TEST(RunsTell, WhatWasCutOrLeftOutOnceAtEveryStart) {

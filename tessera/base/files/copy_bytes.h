@@ -1,4 +1,4 @@
-// std::memcpy for what may be nothing: of no bytes either pointer may be null, which std::memcpy forbids. Thread-safe.
+// std::memcpy that also accepts 0 bytes with null pointers, which std::memcpy forbids. Thread-safe.
 #pragma once
 
 #include <cstddef>

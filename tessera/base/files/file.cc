@@ -18,13 +18,13 @@ std::string read_file(const std::filesystem::path& path, size_t limit_bytes) {
                 std::strerror(errno));
   std::string content;
   char buffer[1 << 16];
-  ssize_t got = 0;
-  while ((got = ::read(file.get(), buffer, sizeof buffer)) > 0) {
-    content.append(buffer, static_cast<size_t>(got));
+  ssize_t bytes_read = 0;
+  while ((bytes_read = ::read(file.get(), buffer, sizeof buffer)) > 0) {
+    content.append(buffer, static_cast<size_t>(bytes_read));
     TESSERA_CHECK(content.size() <= limit_bytes, ErrorKind::kFormat, "[file] {}: larger than the {} bytes allowed here",
                   path.string(), limit_bytes);
   }
-  TESSERA_CHECK(got == 0, ErrorKind::kIo, "[file] {}: cannot be read: {}", path.string(), std::strerror(errno));
+  TESSERA_CHECK(bytes_read == 0, ErrorKind::kIo, "[file] {}: cannot be read: {}", path.string(), std::strerror(errno));
   return content;
 }
 

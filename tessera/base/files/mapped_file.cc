@@ -17,9 +17,9 @@
 namespace tessera {
 namespace {
 
-// The maps of this process, for the handler of SIGBUS, which may take no lock and no memory. A slot is taken by setting
-// `begin`, and read only where `size_bytes` is set, which is done last and undone first; the path belongs to the
-// MappedFile, which outlives all reads of its bytes.
+// Table of the maps of this process for the SIGBUS handler, which must not lock or allocate. A slot is reserved by
+// setting `begin`. The handler reads a slot only while `size_bytes` is not 0; it is set last and cleared first, so a
+// slot that is read is complete. `path` belongs to the MappedFile, which outlives all reads of its bytes.
 struct MapSlot {
   std::atomic<const std::byte*> begin{nullptr};
   std::atomic<const char*> path{nullptr};
@@ -28,7 +28,7 @@ struct MapSlot {
 constexpr size_t kMaxMaps = 4096;
 std::array<MapSlot, kMaxMaps> map_slots;
 
-void enter_map(const std::byte* begin, size_t size_bytes, const char* path) {
+void register_map(const std::byte* begin, size_t size_bytes, const char* path) {
   for (auto& slot : map_slots) {
     const std::byte* free = nullptr;
     if (!slot.begin.compare_exchange_strong(free, begin)) continue;
@@ -38,7 +38,7 @@ void enter_map(const std::byte* begin, size_t size_bytes, const char* path) {
   }
 }
 
-void leave_map(const std::byte* begin) {
+void unregister_map(const std::byte* begin) {
   for (auto& slot : map_slots) {
     if (slot.begin != begin) continue;
     slot.size_bytes = 0;
@@ -48,7 +48,7 @@ void leave_map(const std::byte* begin) {
   }
 }
 
-// The path of the map that holds this address; null: no map does.
+// The path of the map that contains the address; null if no map does.
 const char* path_at(const std::byte* address) {
   for (const auto& slot : map_slots) {
     const std::byte* begin = slot.begin;
@@ -64,7 +64,8 @@ void write_text(const char* text) {
   [[maybe_unused]] const auto ignored = ::write(STDERR_FILENO, text, std::strlen(text));
 }
 
-// The default action of SIGBUS takes place when this returns and the read is tried again.
+// Ends the process if the fault is in one of our maps. Otherwise restores the default action and returns: the faulting
+// read runs again, and the default action ends the process. Only functions that are safe in signal handlers are called.
 void on_bus_error(int signal, siginfo_t* info, void* /*context*/) {
   const char* path = path_at(static_cast<const std::byte*>(info->si_addr));
   if (path == nullptr) {
@@ -76,7 +77,7 @@ void on_bus_error(int signal, siginfo_t* info, void* /*context*/) {
   write_text("[tessera] error: [file] ");
   write_text(path);
   write_text(
-      ": became shorter while it was read, or its disk failed. Write or fetch the file again, and wait until that is "
+      ": became shorter while it was read, or its disk failed. Write or fetch the file again, and start when that is "
       "done.\n");
   ::_exit(cut_file_exit_code);
 }
@@ -106,13 +107,13 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& 
                   size_bytes, std::strerror(errno));
   }
   std::shared_ptr<const MappedFile> file(new MappedFile(path, static_cast<const std::byte*>(data), size_bytes));
-  if (data != nullptr) enter_map(file->data_, size_bytes, file->path_.c_str());
+  if (data != nullptr) register_map(file->data_, size_bytes, file->path_.c_str());
   return file;
 }
 
 MappedFile::~MappedFile() {
   if (data_ == nullptr) return;
-  leave_map(data_);
+  unregister_map(data_);
   ::munmap(const_cast<std::byte*>(data_), size_bytes_);
 }
 

@@ -3,10 +3,10 @@
 //   auto file = MappedFile::open(path);
 //   parse(file->bytes());
 //
-// A file that another program makes shorter, or that its disk cannot give, raises SIGBUS where the missing bytes are
-// read. A program that calls report_cut_files() ends then with a message that names the file.
+// If another program makes the file shorter, or its disk fails, a read of the missing bytes raises SIGBUS. In a program
+// that has called report_cut_files(), the process then ends with a message that names the file.
 //
-// The map lives as long as the object; tensors that look into it keep the shared_ptr. Thread-safe after open.
+// The map lives as long as the object. Tensors that are views of it keep the shared_ptr. Thread-safe after open().
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace tessera {
 
 class MappedFile {
  public:
-  // Error kIo when the file cannot be opened, is no regular file or cannot be mapped. An empty file maps to an empty
+  // Error kIo when the file cannot be opened, is not a regular file or cannot be mapped. An empty file has an empty
   // span.
   static std::shared_ptr<const MappedFile> open(const std::filesystem::path& path);
   ~MappedFile();
@@ -36,8 +36,9 @@ class MappedFile {
   size_t size_bytes_;
 };
 
-// From here on a SIGBUS in a map of this process says on stderr which file it was, and ends the process with the exit
-// code of kIo; any other SIGBUS is what it was. Of more than 4,096 maps the later ones stay unnamed. Once a process.
+// Installs a SIGBUS handler for the process; call it once. A SIGBUS in a map prints the name of the file to stderr and
+// ends the process with the exit code of kIo; any other SIGBUS has its default effect. With more than 4,096 maps,
+// faults in later maps are not recognised.
 void report_cut_files();
 
 }  // namespace tessera

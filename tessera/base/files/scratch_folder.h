@@ -1,9 +1,9 @@
-// A folder of this process alone under the system's temporary folder, removed with the object.
+// A private folder below the system's temporary folder. The destructor removes it.
 //
 //   const ScratchFolder scratch("launch");
 //   publish_file(scratch / "page.html", page);
 //
-// One object belongs to one thread.
+// Not thread-safe.
 #pragma once
 
 #include <filesystem>
@@ -13,7 +13,7 @@ namespace tessera {
 
 class ScratchFolder {
  public:
-  // `where` begins the message of Error kIo, for a folder that cannot be made. Mode 0700.
+  // Creates the folder with mode 0700. Error kIo, whose message begins with `where`, when that fails.
   explicit ScratchFolder(std::string_view where);
   ~ScratchFolder();
   ScratchFolder(const ScratchFolder&) = delete;

@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 
 namespace tessera {
 namespace {
@@ -18,7 +18,7 @@ std::filesystem::path parent_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
-// "a/b/" and "a/./b" as "a/b", so that the staged sibling is no child of the folder itself.
+// "a/b/" and "a/./b" become "/.../a/b", so the staged folder is created next to the folder and not inside it.
 std::filesystem::path without_trailing_slash(const std::filesystem::path& dir) {
   auto clean = std::filesystem::absolute(dir).lexically_normal();
   return clean.has_filename() ? clean : clean.parent_path();
@@ -26,11 +26,11 @@ std::filesystem::path without_trailing_slash(const std::filesystem::path& dir) {
 
 }  // namespace
 
-std::filesystem::path make_new(const std::filesystem::path& folder, const std::string& stem,
-                               const std::function<int(const std::filesystem::path&)>& make) {
-  constexpr size_t kLongestStem = 200;  // of the 255 bytes that a name may have
+std::filesystem::path create_temporary(const std::filesystem::path& folder, const std::string& stem,
+                                       const std::function<int(const std::filesystem::path&)>& make) {
+  constexpr size_t kLongestStem = 200;  // leaves room in the 255 bytes of a file name
   for (int attempt = 0;; ++attempt) {
-    auto path = folder / fmt::format(".{}.{}.tmp", stem.substr(0, kLongestStem), random_word(8));
+    auto path = folder / fmt::format(".{}.{}.tmp", stem.substr(0, kLongestStem), random_hex(8));
     const int reason = make(path);
     if (reason == 0) return path;
     TESSERA_CHECK(reason == EEXIST && attempt < 16, ErrorKind::kIo, "[file] {}: cannot be created: {}",
@@ -39,10 +39,11 @@ std::filesystem::path make_new(const std::filesystem::path& folder, const std::s
 }
 
 StagedFile::StagedFile(std::filesystem::path path, const std::filesystem::path& staging) : path_(std::move(path)) {
-  staged_ = make_new(staging.empty() ? parent_of(path_) : staging, path_.filename().string(), [&](const auto& name) {
-    file_.reset(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
-    return file_.open() ? 0 : errno;
-  });
+  staged_ =
+      create_temporary(staging.empty() ? parent_of(path_) : staging, path_.filename().string(), [&](const auto& name) {
+        file_.reset(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+        return file_.open() ? 0 : errno;
+      });
 }
 
 StagedFile::~StagedFile() {
@@ -59,13 +60,14 @@ void StagedFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
                   offset + written, std::strerror(errno));
     written += static_cast<size_t>(step);
   }
-  // Large pieces go to the disk while the next ones are made; publish() waits for all of it.
+  // Starts the write-back of a large piece now, so the disk works while the next piece is made. publish() waits for it.
   constexpr size_t kLarge = 1 << 20;
   if (written >= kLarge) {
     ::sync_file_range(file_.get(), static_cast<off64_t>(offset), static_cast<off64_t>(written), SYNC_FILE_RANGE_WRITE);
   }
 }
 
+// fsync before rename: after a crash PATH has the complete new contents or the old file.
 void StagedFile::publish() {
   TESSERA_CHECK(::fsync(file_.get()) == 0 && ::rename(staged_.c_str(), path_.c_str()) == 0, ErrorKind::kIo,
                 "[file] {}: cannot be published: {}", path_.string(), std::strerror(errno));
@@ -87,8 +89,8 @@ StagedFolder::StagedFolder(const std::filesystem::path& dir) : dir_(without_trai
   TESSERA_CHECK(absent || empty_folder, ErrorKind::kIo,
                 "[file] {}: exists already. Name a folder that does not exist, or an empty one.", dir_.string());
   std::filesystem::create_directories(parent_of(dir_), error);
-  staged_ = make_new(parent_of(dir_), dir_.filename().string(),
-                     [](const auto& name) { return ::mkdir(name.c_str(), 0755) == 0 ? 0 : errno; });
+  staged_ = create_temporary(parent_of(dir_), dir_.filename().string(),
+                             [](const auto& name) { return ::mkdir(name.c_str(), 0755) == 0 ? 0 : errno; });
 }
 
 StagedFolder::~StagedFolder() {

@@ -1,6 +1,6 @@
-// Files and folders that appear whole or not at all.
+// Files and folders that appear whole or not at all under their name.
 //
-//   StagedFile file(path);                 // written under a name of its own beside it
+//   StagedFile file(path);                 // writes a temporary file next to PATH
 //   file.write_at(0, bytes);
 //   file.publish();                        // fsync, rename over PATH, fsync of the folder
 //
@@ -8,9 +8,9 @@
 //   publish_file(folder.path() / "config.json", text);
 //   folder.publish();
 //
-// The name under which something is staged, .NAME.RANDOM.tmp, is nobody else's: it is made new, never opened, and a
-// link is never followed. Without publish() the destructor removes what was staged; what a killed process leaves keeps
-// its name. One object belongs to one thread.
+// The temporary name, .NAME.RANDOM.tmp, is always created new: an existing file is never opened and a link is never
+// followed. Without publish() the destructor removes the temporary file or folder; after a kill it remains under the
+// temporary name. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -27,15 +27,17 @@ namespace tessera {
 
 class StagedFile {
  public:
-  // `staging`: the folder of the temporary file, on PATH's file system; empty: beside PATH. Error kIo when it cannot be
-  // created.
+  // `staging` is the folder of the temporary file, on the file system of PATH; empty: the folder of PATH. Error kIo
+  // when the file cannot be created.
   explicit StagedFile(std::filesystem::path path, const std::filesystem::path& staging = {});
   ~StagedFile();
   StagedFile(const StagedFile&) = delete;
   StagedFile& operator=(const StagedFile&) = delete;
 
-  // Bytes at a position, in any order; what is never written reads as zero. Error kIo, a full disk among them.
+  // Writes bytes at a position, in any order. Bytes that are never written read as zero. Error kIo, e.g. for a full
+  // disk.
   void write_at(uint64_t offset, std::span<const std::byte> bytes);
+  // Makes the file visible under PATH. Error kIo.
   void publish();
   const std::filesystem::path& path() const { return path_; }
 
@@ -47,7 +49,7 @@ class StagedFile {
 
 class StagedFolder {
  public:
-  // Error kIo when DIR holds something already or its parent cannot be written.
+  // Error kIo when DIR exists and is not empty, or its parent cannot be written.
   explicit StagedFolder(const std::filesystem::path& dir);
   ~StagedFolder();
   StagedFolder(const StagedFolder&) = delete;
@@ -55,6 +57,7 @@ class StagedFolder {
 
   // The folder to write into until publish().
   const std::filesystem::path& path() const { return staged_; }
+  // Makes the folder visible under DIR. Error kIo.
   void publish();
 
  private:
@@ -63,12 +66,12 @@ class StagedFolder {
   bool published_ = false;
 };
 
-// publish_file() of file.h, staged in a folder of the same file system.
+// publish_file() of file.h with a temporary file in the folder `staging`, on the same file system.
 void publish_file(const std::filesystem::path& path, std::string_view content, const std::filesystem::path& staging);
 
-// A name in `folder` that `make` has just made: .STEM.RANDOM.tmp. `make` returns 0, or errno; after EEXIST another name
-// is tried. Error kIo.
-std::filesystem::path make_new(const std::filesystem::path& folder, const std::string& stem,
-                               const std::function<int(const std::filesystem::path&)>& make);
+// Calls `make` with new names .STEM.RANDOM.tmp in `folder` until one is created, and returns that name. `make` returns
+// 0 or errno; EEXIST leads to another name. Error kIo for any other errno.
+std::filesystem::path create_temporary(const std::filesystem::path& folder, const std::string& stem,
+                                       const std::function<int(const std::filesystem::path&)>& make);
 
 }  // namespace tessera

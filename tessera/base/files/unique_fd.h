@@ -1,10 +1,10 @@
-// A file descriptor that is closed with its owner.
+// Owns a file descriptor and closes it in the destructor.
 //
 //   const UniqueFd file(::open(path, O_RDONLY | O_CLOEXEC));
 //   if (!file.open()) raise(...);
 //   ::read(file.get(), ...);
 //
-// Moved, not copied. Not thread-safe.
+// Movable, not copyable. Not thread-safe.
 #pragma once
 
 #include <unistd.h>
@@ -25,7 +25,7 @@ class UniqueFd {
 
   int get() const noexcept { return descriptor_; }
   bool open() const noexcept { return descriptor_ >= 0; }
-  // Gives it up: the caller closes it.
+  // Gives up ownership: the caller must close the descriptor.
   int release() noexcept { return std::exchange(descriptor_, -1); }
   void reset(int descriptor = -1) noexcept {
     if (descriptor_ >= 0) ::close(descriptor_);

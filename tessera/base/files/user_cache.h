@@ -1,11 +1,11 @@
-// Where this program keeps what it can make again: tessera in $XDG_CACHE_HOME, else in ~/.cache. Thread-safe.
+// The user's cache folder for files that can be made again: tessera in $XDG_CACHE_HOME, else in ~/.cache. Thread-safe.
 #pragma once
 
 #include <filesystem>
 
 namespace tessera {
 
-// Absolute, made by whoever writes into it; empty where neither variable names a folder.
+// Absolute; may not exist yet. Empty when neither $XDG_CACHE_HOME nor $HOME is an absolute path.
 std::filesystem::path user_cache();
 
 }  // namespace tessera

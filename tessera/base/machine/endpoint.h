@@ -1,8 +1,8 @@
-// Where a server listens, as users write it.
+// Parses the address of a server as users write it.
 //
 //   const auto [host, port] = parse_endpoint("[::1]:29500", "--master");
 //
-// Error kConfig names the setting, `what`, and says what is wrong. Thread-safe.
+// Error kConfig starts with `setting_name` and names the problem. Thread-safe.
 #pragma once
 
 #include <string>
@@ -11,9 +11,9 @@
 
 namespace tessera {
 
-// "HOST:PORT", "[::1]:PORT".
-std::pair<std::string, int> parse_endpoint(std::string_view endpoint, std::string_view what);
-// 1 to 65535.
-int parse_port(std::string_view text, std::string_view what);
+// Parses "HOST:PORT" or "[::1]:PORT" into host (without brackets) and port.
+std::pair<std::string, int> parse_endpoint(std::string_view endpoint, std::string_view setting_name);
+// Parses a port, 1 to 65535.
+int parse_port(std::string_view text, std::string_view setting_name);
 
 }  // namespace tessera

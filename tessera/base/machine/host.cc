@@ -21,7 +21,7 @@ namespace {
 
 std::string boot_id() { return first_line(read_file("/proc/sys/kernel/random/boot_id", 4096)); }
 
-// "net:[4026531840]"
+// The namespace of this process, e.g. "net:[4026531840]".
 std::string namespace_of(const char* kind) {
   std::error_code failed;
   const auto target = std::filesystem::read_symlink(std::string("/proc/self/ns/") + kind, failed);
@@ -47,7 +47,7 @@ std::string host_identity() {
   try {
     identity += "/" + boot_id();
     identity += "/" + namespace_of("net");
-  } catch (const Error&) {  // not mounted: what is known has to do
+  } catch (const Error&) {  // /proc is not mounted: uses the parts that are known
   }
   std::replace(identity.begin(), identity.end(), '\n', ' ');
   return identity;
@@ -77,8 +77,10 @@ std::string processor_model() {
   return details.empty() ? name : fmt::format("{} ({})", name, details);
 }
 
+// One hexadecimal digit for 4 cores. sched_getaffinity() fails if the set is smaller than the kernel's, so larger sets
+// are tried.
 std::string core_mask() {
-  for (int cores = 1024; cores <= 1 << 20; cores *= 2) {  // the kernel refuses a set that is too small
+  for (int cores = 1024; cores <= 1 << 20; cores *= 2) {  // the kernel rejects a set that is too small
     const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(cores), [](cpu_set_t* one) { CPU_FREE(one); });
     const size_t bytes = CPU_ALLOC_SIZE(cores);
     if (!set || ::sched_getaffinity(0, bytes, set.get()) != 0) continue;
@@ -100,7 +102,7 @@ int count_cores(std::string_view mask) {
   return count;
 }
 
-std::string united(std::string_view one, std::string_view other) {
+std::string union_of_core_masks(std::string_view one, std::string_view other) {
   std::string result(one.size() >= other.size() ? one : other);
   const std::string_view shorter = one.size() >= other.size() ? other : one;
   for (size_t i = 0; i < shorter.size(); ++i) result[i] = "0123456789abcdef"[digit(result[i]) | digit(shorter[i])];

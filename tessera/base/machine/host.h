@@ -1,7 +1,7 @@
-// The machine that this process runs on, as far as ranks must agree on it.
+// Properties of this machine that ranks compare or agree on.
 //
-//   if (host_identity() == other) ...            // loopback leads there
-//   std::string both = united(core_mask(), mask_of_the_other);
+//   if (host_identity() == other) ...            // both are reachable over loopback
+//   std::string both = union_of_core_masks(core_mask(), other_mask);
 //   const int cores = count_cores(both);
 //
 // Thread-safe.
@@ -12,26 +12,29 @@
 
 namespace tessera {
 
-std::string host_name();  // "" when there is none
+std::string host_name();  // "" when the host has no name
 
-// One line, equal for processes that reach one another over loopback: host name, boot and network namespace. Host names
-// alone repeat between clusters and containers, boots between copies of a virtual machine.
+// One line that is equal for processes that reach each other over loopback: host name, boot id and network namespace.
+// Host names alone repeat between clusters and containers, boot ids between copies of a virtual machine.
 std::string host_identity();
-// One line, equal for processes that can share memory and see one another: boot, process, network and user namespace,
-// and user. Error kIo when /proc does not say.
+// One line that is equal for processes that can share memory and see each other's process ids: boot id, process,
+// network and user namespace, and user. Error kIo when /proc lacks one of them.
 std::string memory_identity();
 
-// The first processor: "AMD EPYC (family 25, model 17)", since generations of twice the speed share a name; "unknown
-// processor" where /proc/cpuinfo does not say.
+// The model of the first processor, e.g. "AMD EPYC (family 25, model 17)"; family and model are added because
+// generations with different speed share a name. "unknown processor" when /proc/cpuinfo has no name.
 std::string processor_model();
 
-// The cores that this process may run on (its affinity, not the machine), as hexadecimal digits, cores 0 to 3 first.
+// The cores that this process may run on (its affinity), as hexadecimal digits; the first digit stands for cores 0
+// to 3.
 std::string core_mask();
 int count_cores(std::string_view mask);
-std::string united(std::string_view one, std::string_view other);
+// The union of two masks.
+std::string union_of_core_masks(std::string_view one, std::string_view other);
 int usable_cores();  // count_cores(core_mask()), at least 1
 
-// Raises the soft limit of open files to the hard one, 65,536 at most: a rank needs one for each peer of a group.
+// Raises the soft limit of open files to the hard limit, at most 65,536: a rank needs a descriptor for each peer of a
+// group.
 void raise_open_files_limit() noexcept;
 
 }  // namespace tessera

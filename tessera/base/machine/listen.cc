@@ -37,7 +37,7 @@ int port_of(int descriptor) {
                                            : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
 }
 
-// Not open, with errno, when it cannot be.
+// A listening socket; on failure it is not open and errno is set.
 UniqueFd listen_on(const sockaddr* address, socklen_t size) {
   UniqueFd socket(::socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!socket.open()) return socket;
@@ -51,13 +51,14 @@ UniqueFd listen_on(const sockaddr* address, socklen_t size) {
   return socket;
 }
 
-UniqueFd listen_everywhere(int port) {
+// Listens on all interfaces, IPv6 and IPv4; IPv4 only if the kernel has no IPv6.
+UniqueFd listen_on_all_interfaces(int port) {
   sockaddr_in6 any6{};
   any6.sin6_family = AF_INET6;
   any6.sin6_port = htons(static_cast<uint16_t>(port));
   UniqueFd socket = listen_on(reinterpret_cast<const sockaddr*>(&any6), sizeof any6);
   if (socket.open() || errno == EADDRINUSE) return socket;
-  sockaddr_in any4{};  // a kernel without IPv6
+  sockaddr_in any4{};  // for a kernel without IPv6
   any4.sin_family = AF_INET;
   any4.sin_port = any6.sin6_port;
   return listen_on(reinterpret_cast<const sockaddr*>(&any4), sizeof any4);
@@ -65,7 +66,10 @@ UniqueFd listen_everywhere(int port) {
 
 }  // namespace
 
-Listening listen_at(const std::string& host, int port, Reach reach) {
+// The resolved addresses are tried in order. Loopback addresses are skipped for kOtherHosts, because a name like
+// "localhost" or Debian's 127.0.1.1 resolves to loopback here but means this host for others. A port in use ends the
+// search with an error, because a server on another address of the name would not be found by all clients.
+ListeningSocket listen_at(const std::string& host, int port, ListenScope scope) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV;
@@ -73,10 +77,10 @@ Listening listen_at(const std::string& host, int port, Reach reach) {
   TESSERA_CHECK(!failed, ErrorKind::kConfig, "[listen] {}: {}. Wanted an address of this host.", host,
                 ::gai_strerror(failed));
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> addresses(found, ::freeaddrinfo);
-  if (host == "127.0.0.1" || host == "::1") reach = Reach::kThisHost;
+  if (host == "127.0.0.1" || host == "::1") scope = ListenScope::kThisHost;
   int reason = 0;
   for (const addrinfo* one = found; one && reason != EADDRINUSE; one = one->ai_next) {
-    if (reach == Reach::kOtherHosts && is_loopback(one->ai_addr)) continue;
+    if (scope == ListenScope::kOtherHosts && is_loopback(one->ai_addr)) continue;
     UniqueFd socket = listen_on(one->ai_addr, one->ai_addrlen);
     if (socket.open()) {
       const int chosen = port_of(socket.get());
@@ -84,11 +88,11 @@ Listening listen_at(const std::string& host, int port, Reach reach) {
     }
     reason = errno;
   }
-  if (reach == Reach::kOtherHosts && reason != EADDRINUSE) {
-    UniqueFd socket = listen_everywhere(port);
+  if (scope == ListenScope::kOtherHosts && reason != EADDRINUSE) {
+    UniqueFd socket = listen_on_all_interfaces(port);
     if (socket.open()) {
       const int chosen = port_of(socket.get());
-      return {.socket = std::move(socket), .address = "127.0.0.1", .port = chosen, .everywhere = true};
+      return {.socket = std::move(socket), .address = "127.0.0.1", .port = chosen, .on_all_interfaces = true};
     }
     reason = errno;
   }
@@ -97,6 +101,7 @@ Listening listen_at(const std::string& host, int port, Reach reach) {
         reason == EADDRNOTAVAIL ? " Wanted an address of this host." : "");
 }
 
+// connect() on a datagram socket sends nothing; it only makes the kernel choose a route and its local address.
 std::string address_towards(const std::string& host) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_DGRAM;
@@ -126,7 +131,7 @@ std::vector<InterfaceAddress> interfaces_of_this_host() {
     const int family = one->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
     if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(one->ifa_addr)->sin6_addr)) {
-      continue;  // means nothing to another host without its interface
+      continue;  // cannot be used by another host without its interface
     }
     const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
     const std::string address = numeric(one->ifa_addr, size);

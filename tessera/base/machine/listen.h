@@ -1,7 +1,7 @@
-// A TCP socket that listens where those who are to come can reach it, and nowhere else.
+// A TCP socket that listens where its clients can reach it, and on no other interface.
 //
-//   const Listening here = listen_at("127.0.0.1", 0, Reach::kThisHost);
-//   const Listening master = listen_at(master_address, 29500, Reach::kOtherHosts);
+//   const ListeningSocket here = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
+//   const ListeningSocket master = listen_at(master_address, 29500, ListenScope::kOtherHosts);
 //
 // Thread-safe.
 #pragma once
@@ -14,32 +14,33 @@
 
 namespace tessera {
 
-enum class Reach { kThisHost, kOtherHosts };
+enum class ListenScope { kThisHost, kOtherHosts };
 
-struct Listening {
+struct ListeningSocket {
   UniqueFd socket;
-  std::string address;  // numeric; where this host itself reaches it
+  std::string address;  // numeric address at which this host itself reaches the socket
   int port = 0;
-  bool everywhere = false;  // on all interfaces
+  bool on_all_interfaces = false;  // true: listens on all interfaces
 };
 
-// Port 0: a free one. kThisHost: at the address of `host`, as it resolves here. kOtherHosts: the same if that is an
-// address of this host and not loopback; else on all interfaces, since a name may lead elsewhere than for others:
-// "localhost", Debian's 127.0.1.1 for the own name, the forwarded address of a service. 127.0.0.1 and ::1 themselves
-// are meant as they stand. Error kConfig: no such name or not an address of this host; kComm: the port is taken.
-Listening listen_at(const std::string& host, int port, Reach reach);
+// Listens on `port`; 0 chooses a free port. kThisHost: on the address to which `host` resolves here. kOtherHosts: the
+// same if that is a non-loopback address of this host; else on all interfaces, because the name may resolve differently
+// on other hosts ("localhost", Debian's 127.0.1.1 for the own name, the forwarded address of a service). The literal
+// addresses 127.0.0.1 and ::1 are always used as given. Errors: kConfig when the name does not exist or is not an
+// address of this host; kComm when the port is in use.
+ListeningSocket listen_at(const std::string& host, int port, ListenScope scope);
 
-// This host's numeric address on the way to `host`, as the kernel would choose it; nothing is sent. "" when there is no
-// way, or only loopback.
+// This host's numeric address on the route to `host`, as the kernel chooses it; nothing is sent. "" without a route, or
+// if the route is loopback.
 std::string address_towards(const std::string& host);
 
 struct InterfaceAddress {
   std::string name, address;  // "eth0", numeric
 };
-// All that are up, link-local IPv6 addresses left out.
+// All addresses of interfaces that are up, without link-local IPv6 addresses.
 std::vector<InterfaceAddress> interfaces_of_this_host();
-bool is_loopback(std::string_view address);  // a numeric one
-// The addresses among them that are not loopback, each once.
+bool is_loopback(std::string_view address);  // `address` is numeric
+// The addresses of interfaces_of_this_host() that are not loopback, each once.
 std::vector<std::string> interface_addresses();
 
 }  // namespace tessera

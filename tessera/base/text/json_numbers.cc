@@ -10,7 +10,7 @@ namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// The length of the number that the text begins with, as JSON writes numbers; 0 where there is none.
+// The length of the JSON number at the start of the text; 0 if there is none.
 size_t number_length(std::string_view text) {
   size_t at = 0;
   const auto digits = [&] {
@@ -32,6 +32,7 @@ size_t number_length(std::string_view text) {
   return at;
 }
 
+// exact_number() values are stored as nlohmann's binary type, which parsed JSON never contains.
 bool holds_exact_number(const Json& value) {
   if (value.is_structured()) return std::ranges::any_of(value, holds_exact_number);
   return value.is_binary();
@@ -86,8 +87,10 @@ std::string dump_json(const Json& value) {
   return out;
 }
 
+// Finds numbers outside of strings. An overflowing number is replaced by zeros of the same length ("0.000"), so all
+// byte positions stay, and its digits are stored under its position among all numbers of the text.
 FiniteNumbers without_overflowing_numbers(std::string_view text) {
-  FiniteNumbers found{.text = std::string(text), .digits = {}};
+  FiniteNumbers found{.text = std::string(text), .replaced_digits = {}};
   size_t numbers = 0;
   for (size_t at = 0; at < text.size();) {
     if (text[at] == '"') {
@@ -101,9 +104,9 @@ FiniteNumbers without_overflowing_numbers(std::string_view text) {
       continue;
     }
     const auto digits = text.substr(at, length);
-    // The shortest number that overflows is 1e309.
+    // The shortest number that overflows, 1e309, has 5 characters.
     if (length >= 5 && std::isinf(nearest_double(digits))) {
-      found.digits.emplace(numbers, digits);
+      found.replaced_digits.emplace(numbers, digits);
       found.text.replace(at, length, "0." + std::string(length - 2, '0'));
     }
     ++numbers;

@@ -1,12 +1,12 @@
-// Numbers of JSON texts that neither 64 bits nor a double hold, with their digits as they stand in the text.
+// JSON numbers beyond 64 bits or beyond the range of a double, with the digits of the text.
 //
 //   const Json call = parse_json(text, "tool call", {.exact_numbers = true});
 //   if (const auto digits = exact_digits(call["n"])) print(*digits);      // "12345678901234567890123", "1e400"
 //   const std::string again = dump_json(call);                           // the same digits
 //
-// Python's json keeps integers of any length, so a chat template, a client and a training record see their digits.
-// Such a value is no number for nlohmann's own functions (is_number, get, dump); it is its binary value, which no JSON
-// text has otherwise. Thread-safe.
+// Python's json keeps integers of any length, so chat templates, clients and training records expect all digits. Such a
+// value is not a number for nlohmann's own functions (is_number, get, dump): it is stored as a binary value, which
+// parsed JSON never contains otherwise. Thread-safe.
 #pragma once
 
 #include <map>
@@ -18,21 +18,22 @@
 
 namespace tessera {
 
-// Nothing for all other values. The view is into the value.
+// The digits of such a number; nullopt for all other values. The view points into the value.
+// Makes such a number from its digits.
 std::optional<std::string_view> exact_digits(const Json& value);
 Json exact_number(std::string_view digits);
-// Whether the digits are those of an integer: no point and no exponent.
+// Whether the digits are an integer: no decimal point and no exponent.
 bool is_integer_text(std::string_view digits);
-// Infinite where no double holds the number.
+// The nearest double; infinite if the number is beyond the range.
 double nearest_double(std::string_view digits);
 
-// The text of a value without blanks; bytes that are no UTF-8 become U+FFFD.
+// The JSON text of a value without white space; bytes that are not UTF-8 become U+FFFD.
 std::string dump_json(const Json& value);
 
-// The text with other numbers, of the same length, in place of those that overflow a double.
+// A text in which each number that overflows a double is replaced by a finite number of the same length.
 struct FiniteNumbers {
   std::string text;
-  std::map<size_t, std::string> digits;  // those that were there, by their place among all numbers of the text
+  std::map<size_t, std::string> replaced_digits;  // the replaced numbers, by position among all numbers of the text
 };
 FiniteNumbers without_overflowing_numbers(std::string_view text);
 

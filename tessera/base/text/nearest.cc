@@ -5,6 +5,8 @@
 
 namespace tessera {
 
+// Dynamic programming over three rows: an edit of prefixes i and j extends one of (i-1, j), (i, j-1), (i-1, j-1), or
+// swaps two neighbours after (i-2, j-2).
 size_t edit_distance(std::string_view a, std::string_view b) {
   constexpr size_t kLongest = 64;
   a = a.substr(0, kLongest);

@@ -1,8 +1,8 @@
-// The word somebody meant: for "did you mean" in error messages.
+// Finds the word that a user probably meant, for "did you mean" in error messages.
 //
 //   nearest("max_new_token", {"max_new_tokens", "seed"})   // "max_new_tokens"
 //
-// Pure, thread-safe. Words are cut at 64 bytes, so that hostile input costs little.
+// Pure, thread-safe. Words are cut at 64 bytes, so hostile input costs little.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +11,10 @@
 
 namespace tessera {
 
-// Insertions, deletions, substitutions and swaps of neighbours (optimal string alignment) from a to b.
+// The number of insertions, deletions, substitutions and swaps of neighbours (optimal string alignment) from a to b.
 size_t edit_distance(std::string_view a, std::string_view b);
 
-// The candidate with the smallest distance, the first of equals; empty only when there are no candidates.
+// The candidate with the smallest distance, the first among equals; empty without candidates.
 std::string_view nearest(std::string_view word, std::span<const std::string_view> candidates);
 
 }  // namespace tessera

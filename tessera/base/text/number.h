@@ -1,10 +1,10 @@
-// A number that a whole text is.
+// Parses a text that is exactly one number.
 //
 //   parse_number<int64_t>("-17")     // -17
-//   parse_number<double>("1e-3 ")    // nothing: a space is behind it
+//   parse_number<double>("1e-3 ")    // nullopt: a space follows
 //
-// In C's notation whatever the locale, without a plus. Nothing for a number that the type does not hold; texts like
-// "inf" and "nan" are numbers of floating types. Pure, thread-safe.
+// Uses C's notation in any locale, without a plus sign. nullopt for a number out of the type's range. "inf" and "nan"
+// are numbers of floating types. Pure, thread-safe.
 #pragma once
 
 #include <charconv>

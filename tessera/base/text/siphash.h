@@ -1,7 +1,7 @@
-// SipHash-2-4 of Aumasson and Bernstein, "SipHash: a fast short-input PRF": a keyed hash of short messages, which
-// nobody who lacks the key can tell for a message that he has not heard it of.
+// SipHash-2-4 of Aumasson and Bernstein, "SipHash: a fast short-input PRF": a keyed hash of short messages. Without the
+// key the hash of a new message cannot be computed or guessed.
 //
-//   const uint64_t word = siphash({low, high}, message);      // of a key of 128 bits
+//   const uint64_t word = siphash({low, high}, message);      // with a key of 128 bits
 //
 // Pure and thread-safe.
 #pragma once

@@ -5,7 +5,8 @@
 namespace tessera {
 namespace {
 
-// Length of the valid character at the front of [p, end), or 0.
+// Length of the valid character at the start of [p, end), or 0. Rejects overlong forms (C0, C1, E0 80, F0 80),
+// surrogates (ED A0) and codes above U+10FFFF (F4 90).
 size_t valid_char(const unsigned char* p, const unsigned char* end) {
   const auto left = static_cast<size_t>(end - p);
   const auto tail = [&](size_t i) { return (p[i] & 0xC0) == 0x80; };
@@ -48,6 +49,7 @@ size_t valid_utf8_prefix(std::string_view text) {
   const auto* end = begin + text.size();
   const auto* p = begin;
   while (p < end) {
+    // Eight ASCII bytes at a time.
     while (end - p >= 8) {
       uint64_t word;
       std::memcpy(&word, p, 8);
@@ -66,7 +68,7 @@ size_t invalid_utf8_length(std::string_view text) {
   const auto* p = reinterpret_cast<const unsigned char*>(text.data());
   const size_t left = text.size();
   if (p[0] < 0xC2 || p[0] > 0xF4 || left < 2) return 1;
-  unsigned char low = 0x80, high = 0xBF;  // of the second byte
+  unsigned char low = 0x80, high = 0xBF;  // range of the second byte
   if (p[0] == 0xE0) low = 0xA0;
   if (p[0] == 0xED) high = 0x9F;
   if (p[0] == 0xF0) low = 0x90;

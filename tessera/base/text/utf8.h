@@ -1,7 +1,7 @@
-// UTF-8: what is valid, and its characters.
+// Checks, decodes and encodes UTF-8.
 //
-//   size_t good = valid_utf8_prefix(bytes);                       // == bytes.size() when all of it is UTF-8
-//   for (const char* p = text.data(); p < end; p += c.length) { c = decode_utf8(p); ... }   // of valid text only
+//   size_t good = valid_utf8_prefix(bytes);                       // bytes.size() when all bytes are UTF-8
+//   for (const char* p = text.data(); p < end; p += c.length) { c = decode_utf8(p); ... }   // valid text only
 //
 // Pure, thread-safe.
 #pragma once
@@ -13,13 +13,13 @@
 
 namespace tessera {
 
-struct Decoded {
+struct Utf8Character {
   uint32_t code;
   uint32_t length;
 };
 
 // The character at p; the text must be valid UTF-8 and p < its end.
-inline Decoded decode_utf8(const char* p) {
+inline Utf8Character decode_utf8(const char* p) {
   const auto* b = reinterpret_cast<const unsigned char*>(p);
   if (b[0] < 0x80) return {b[0], 1};
   if (b[0] < 0xE0) return {(b[0] & 0x1Fu) << 6 | (b[1] & 0x3Fu), 2};
@@ -38,15 +38,15 @@ inline const char* previous_char(const char* p) {
 }
 void append_utf8(uint32_t code, std::string& out);
 
-// Length of the character at the front of `text`, 0 when none is there.
+// Length in bytes of the character at the start of `text`, 0 if it does not start with a valid character.
 size_t utf8_character(std::string_view text);
 // Length of the longest valid prefix.
 size_t valid_utf8_prefix(std::string_view text);
 inline bool is_valid_utf8(std::string_view text) { return valid_utf8_prefix(text) == text.size(); }
-// How many bytes at the front of `text`, which starts with an invalid sequence, become one U+FFFD:
-// the longest prefix of a valid character, at least one byte.
+// The number of bytes at the start of `text`, which begins with an invalid sequence, that become one U+FFFD: the
+// longest prefix of a valid character, at least one byte.
 size_t invalid_utf8_length(std::string_view text);
-// Appends `bytes` with each invalid sequence as U+FFFD.
+// Appends `bytes`, with each invalid sequence replaced by U+FFFD.
 void append_lossy(std::string_view bytes, std::string& out);
 
 }  // namespace tessera

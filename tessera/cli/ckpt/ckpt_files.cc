@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string dtype_name(c10::ScalarType dtype) {
-  // safetensors knows no complex numbers.
+  // safetensors has no names for complex dtypes.
   return c10::isComplexType(dtype) ? c10::toString(dtype) : std::string(safetensors_dtype_name(dtype));
 }
 
@@ -43,21 +43,22 @@ std::vector<ListedTensor> list_gguf(const fs::path& path) {
   return result;
 }
 
-std::string verified(const fs::path& path) { return "[ckpt.verify] " + path.string(); }
+std::string verify_error_prefix(const fs::path& path) { return "[ckpt.verify] " + path.string(); }
 
 void verify_gguf(const fs::path& path, VerifiedFiles& result) {
   const auto file = GgufFile::open(path);
   for (const auto& [name, info] : file->tensors()) {
     if (ggml_type_info(static_cast<uint32_t>(info.type))->decodes) {
-      check_finite(file->tensor(name), name, verified(path));
+      check_finite(file->tensor(name), name, verify_error_prefix(path));
     } else {
       ++result.unread[std::string(info.type_name())];
     }
   }
 }
 
-// Names and shapes as the model of config.json wants them. Whatever keeps the model from loading is a fault of the
-// files that are verified, not of the command line: kFormat in place of kConfig.
+// Compares names and shapes with those of the model of config.json. Returns the reason if there is no model to compare
+// with. An error that keeps the model from loading is a fault of the verified files and not of the command line, so
+// kConfig becomes kFormat.
 std::string compare_with_model(const fs::path& path) {
   try {
     return check_folder(path);
@@ -73,15 +74,17 @@ std::string kind_of_tensor(const StoredTensor& stored) {
 
 at::Tensor raw_bytes(const at::Tensor& tensor) { return tensor.reshape({-1}).view(at::kByte); }
 
-// Nothing when they are bitwise equal.
+// The difference of two tensors of the same dtype and shape; nothing if they are bitwise equal. Bytes are compared
+// first, because NaNs differ from themselves; numbers are then compared in float64.
 std::optional<TensorDifference> difference_of(const std::string& name, const at::Tensor& a, const at::Tensor& b) {
   if (at::equal(raw_bytes(a), raw_bytes(b))) return std::nullopt;
-  TensorDifference found{.name = name, .what = {}};
+  TensorDifference found{.name = name, .description = {}};
   const auto wide = [](const at::Tensor& tensor) {
     return tensor.is_complex() ? tensor.to(at::kComplexDouble) : tensor.to(at::kDouble);
   };
   const auto x = wide(a), y = wide(b), distance = (x - y).abs();
   found.largest = distance.max().item<double>();
+  // The relative difference is that of the largest elements; element by element it would be large for values near 0.
   const double scale = x.abs().max().item<double>();
   found.relative = scale > 0 ? found.largest / scale : found.largest;
   found.differing = static_cast<uint64_t>(x.ne(y).sum().item<int64_t>());
@@ -123,21 +126,24 @@ VerifiedFiles verify_checkpoint(const fs::path& path) {
     result.compared = checkpoint.has_hashes() ? Compared::kHashes : Compared::kChecksums;
     result.step = checkpoint.step();
   } else if (files->format() == TensorFiles::Format::kTorchSave) {
-    result.compared = Compared::kChecksums;  // by whoever reads a whole tensor
+    result.compared = Compared::kChecksums;  // checked when a whole tensor is read, as below
   }
   result.without_model = compare_with_model(path);
-  for (const auto& [name, stored] : files->tensors()) check_finite(files->tensor(name), name, verified(path));
+  for (const auto& [name, stored] : files->tensors()) {
+    check_finite(files->tensor(name), name, verify_error_prefix(path));
+  }
   return result;
 }
 
 ComparedFiles compare_checkpoints(const fs::path& a_path, const fs::path& b_path) {
   TESSERA_CHECK(!is_gguf(a_path) && !is_gguf(b_path), ErrorKind::kConfig,
                 "[ckpt.diff] a GGUF file: convert it with 'tessera ckpt convert --to hf' first");
+  // A training checkpoint can be compared with an exported model: then only the weights of both are compared.
   auto a = TensorFiles::open(a_path), b = TensorFiles::open(b_path);
   ComparedFiles result;
   const auto a_weights = TensorFiles::open(a_path, {.weights_only = true});
   const auto b_weights = TensorFiles::open(b_path, {.weights_only = true});
-  // Whether a model's tensors are one dict among others.
+  // Whether a path has other tensors than the weights of a model, such as optimizer state.
   const auto is_training_state = [](const TensorFiles& all, const TensorFiles& weights) {
     return !std::ranges::equal(all.tensors(), weights.tensors(),
                                [](const auto& one, const auto& other) { return one.first == other.first; });
@@ -153,9 +159,9 @@ ComparedFiles compare_checkpoints(const fs::path& a_path, const fs::path& b_path
   for (const auto& name : names) {
     if (!a->contains(name) || !b->contains(name)) {
       result.different.push_back(
-          {.name = name, .what = a->contains(name) ? "only in the first" : "only in the second"});
+          {.name = name, .description = a->contains(name) ? "only in the first" : "only in the second"});
     } else if (const auto& x = a->at(name), &y = b->at(name); x.dtype != y.dtype || x.shape != y.shape) {
-      result.different.push_back({.name = name, .what = kind_of_tensor(x) + " and " + kind_of_tensor(y)});
+      result.different.push_back({.name = name, .description = kind_of_tensor(x) + " and " + kind_of_tensor(y)});
     } else if (auto found = difference_of(name, a->tensor(name), b->tensor(name))) {
       result.different.push_back(std::move(*found));
     } else {

@@ -1,4 +1,4 @@
-// `tessera generate --chat` without a prompt.
+// `tessera generate --chat` without a prompt: an interactive chat.
 #include <signal.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 volatile sig_atomic_t interrupted = 0;
 
-// While it lives Ctrl-C sets the mark, and calls that wait return.
+// During its lifetime Ctrl-C sets `interrupted`, and system calls that wait return with EINTR (no SA_RESTART).
 class CatchInterrupt {
  public:
   CatchInterrupt() {
@@ -33,10 +33,11 @@ class CatchInterrupt {
   struct sigaction before_ {};
 };
 
-// Lines of standard input. std::getline would go on after a signal.
-class Lines {
+// Reads lines of standard input with read(2), because std::getline would continue after a signal.
+class StdinLines {
  public:
-  // False at the end; a line that Ctrl-C broke off is empty. Error kConfig beyond 1 MiB.
+  // Returns false at the end of the input. A line that Ctrl-C interrupted is empty. Error kConfig for a line above 1
+  // MiB.
   bool next(std::string& line) {
     constexpr size_t kMostBytes = 1 << 20;
     while (true) {
@@ -51,7 +52,7 @@ class Lines {
       const auto got = ::read(STDIN_FILENO, buffer, sizeof buffer);
       if (got > 0) {
         held_.append(buffer, static_cast<size_t>(got));
-      } else if (got < 0 && errno == EINTR) {
+      } else if (got < 0 && errno == EINTR) {  // Ctrl-C drops the line so far; other signals are ignored
         if (!interrupted) continue;
         interrupted = 0;
         held_.clear();
@@ -73,18 +74,18 @@ void show(const std::string& text) {
   std::fflush(stdout);
 }
 
-// What the model says to the messages.
+// Generates and prints the model's answer to the messages, until its end or Ctrl-C. Returns the text.
 std::string answer(Generator& generator, const GenerateFlags& flags, const GenerationOptions& options,
                    const Prompts& prompts, const Json& messages) {
   TextStream stream(prompts.tokenizer(), flags.stop, options.stop_tokens);
   std::string text;
-  const auto prompt = prompts.of_messages(messages, "[generate] the conversation");
+  const auto prompt = prompts.encode_messages(messages, "[generate] the conversation");
   const auto put = [&](const std::string& piece) {
     text += piece;
     write_text(piece);
   };
   interrupted = 0;
-  generator.run({.prompt = prompt, .options = prompts.of_sequence(options), .on_token = [&](const NewToken& made) {
+  generator.run({.prompt = prompt, .options = prompts.sequence_options(options), .on_token = [&](const NewToken& made) {
                    put(stream.push(made.token));
                    return !stream.stopped() && !interrupted && std::ferror(stdout) == 0;
                  }});
@@ -99,10 +100,10 @@ void run_chat(Generator& generator, const GenerateFlags& flags, const Generation
               const Prompts& prompts) {
   const CatchInterrupt catch_interrupt;
   const bool typed = ::isatty(STDIN_FILENO) != 0;
-  Lines lines;
+  StdinLines lines;
   auto messages = opening_messages(flags);
   std::string line;
-  if (typed) show("/clear forgets what was said, /exit or Ctrl-D ends, Ctrl-C ends an answer\n");
+  if (typed) show("/clear forgets the conversation, /exit or Ctrl-D ends the chat, Ctrl-C ends an answer\n");
   while (std::ferror(stdout) == 0) {
     if (typed) show("> ");
     if (!lines.next(line)) break;
@@ -121,9 +122,9 @@ void run_chat(Generator& generator, const GenerateFlags& flags, const Generation
       const auto said = answer(generator, flags, options, prompts, messages);
       messages.push_back({{"role", "assistant"}, {"content", said}});
     } catch (const Error& error) {
-      // A conversation that has outgrown the context, a template that refuses the message.
+      // For example, the conversation has become longer than the context, or the template refuses the message.
       if (error.kind() != ErrorKind::kConfig && error.kind() != ErrorKind::kFormat) throw;
-      log_error("{} The last message is forgotten; /clear forgets all.", error.what());
+      log_error("{} The last message is dropped; /clear forgets the conversation.", error.what());
       messages.erase(messages.size() - 1);
     }
   }

@@ -1,4 +1,4 @@
-// What `tessera generate` was asked for, and the prompts that come of it.
+// The flags of `tessera generate`, and the prompts that are made from them.
 #pragma once
 
 #include <memory>
@@ -21,26 +21,26 @@ struct GenerateFlags {
   std::vector<std::string> stop;
   bool chat = false, json = false;
   int64_t nproc = 1, context_tokens = 0;
-  // Absent: as generation_config.json says.
+  // Empty: the value of generation_config.json.
   std::optional<double> temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   std::optional<int64_t> top_k, max_new_tokens;
   std::optional<uint64_t> seed;
 };
 
-// Tokenizer and chat template of the model, and the form of its answers.
+// Makes prompts with the tokenizer and the chat template of the model, and holds the grammar of --json-schema.
 class Prompts {
  public:
-  // `token_rows` are the tokens that the model knows. Error kConfig where a chat is wanted and the folder has no
-  // template, and for a schema that is not supported.
+  // `token_rows`: number of rows of the model's embedding; larger ids are errors. Error kConfig with --chat for a
+  // folder without chat template, and for a JSON Schema that is not supported.
   Prompts(const GenerateFlags& flags, int64_t token_rows);
   const text::Tokenizer& tokenizer() const { return tokenizer_; }
   const std::optional<text::ChatTemplate>& chat() const { return chat_; }
-  // The ids that the model reads, with special tokens where the tokenizer or the template puts them. Error kConfig,
-  // which begins with `where`, for a token that the model has no row for.
-  std::vector<int64_t> of_text(const std::string& text, const std::string& where) const;
-  std::vector<int64_t> of_messages(const Json& messages, const std::string& where) const;
-  // The options of one sequence: its text will be one that the schema takes, where there is one.
-  GenerationOptions of_sequence(const GenerationOptions& options) const;
+  // Token ids of a text, or of chat messages in the template, with the special tokens that the tokenizer or the
+  // template adds. Error kConfig, which begins with `where`, for a token id without a row in the embedding.
+  std::vector<int64_t> encode_text(const std::string& text, const std::string& where) const;
+  std::vector<int64_t> encode_messages(const Json& messages, const std::string& where) const;
+  // `options` for one sequence; with --json-schema the sequence gets a token constraint of its own.
+  GenerationOptions sequence_options(const GenerationOptions& options) const;
 
  private:
   std::vector<int64_t> checked(const std::vector<text::TokenId>& ids, const std::string& where) const;
@@ -48,25 +48,25 @@ class Prompts {
   text::Tokenizer tokenizer_;
   int64_t token_rows_;
   std::optional<text::ChatTemplate> chat_;
-  std::shared_ptr<text::GrammarMasks> form_;
+  std::shared_ptr<text::GrammarMasks> grammar_masks_;
 };
 
 class Generator;
-// Answers one line of standard input after the other until it ends or says /exit.
+// Answers each line of standard input as a chat message, until standard input ends or a line is /exit.
 void run_chat(Generator& generator, const GenerateFlags& flags, const GenerationOptions& options,
               const Prompts& prompts);
-// Every line of flags.batch to a line on standard output.
+// Generates for every line of the file flags.batch, and prints one line per result to standard output.
 void run_batch(Generator& generator, const GenerateFlags& flags, const GenerationOptions& options,
                const Prompts& prompts);
-inline constexpr size_t kMostPromptBytes = 64 << 20;  // of standard input
-// The system message, where there is one, and then what the user says first.
+inline constexpr size_t kMostPromptBytes = 64 << 20;  // the most bytes that are read from standard input
+// The first messages of a chat: the system message if there is one, then the message `user` if it is given.
 Json opening_messages(const GenerateFlags& flags, std::optional<std::string> user = std::nullopt);
-// One object for a text and its tokens: prompt_tokens, tokens, text.
+// The JSON object of one result: prompt_tokens, tokens, text.
 Json generation_object(const std::vector<int64_t>& prompt, const std::vector<int64_t>& tokens, const std::string& text);
-// Text of the model on standard output, at once. Where that is a terminal, characters that the terminal would obey are
-// escaped. False when the reader has gone.
+// Writes text of the model to standard output and flushes. If that is a terminal, control characters are escaped.
+// Returns false if standard output has an error, for example because its reader has ended.
 bool write_text(const std::string& text);
-// The object on a line of standard output.
+// Prints the object as one line on standard output.
 void print_object(const Json& object);
 
 }  // namespace tessera::cli

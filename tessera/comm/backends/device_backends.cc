@@ -45,6 +45,8 @@ DeviceBackendSettings device_backend_settings() {
   return device_backends().settings;
 }
 
+// The maker is copied and called without the lock: it communicates, and ranks that are threads of this process must be
+// able to make their back-ends at the same time.
 c10::intrusive_ptr<c10d::Backend> make_device_backend(DeviceBackendRequest request) {
   DeviceBackendMaker maker;
   {
@@ -74,6 +76,7 @@ std::string device_type_names() {
   return fmt::format("cpu, cuda or {}", lower_name(c10::DeviceType::PrivateUse1));
 }
 
+// Asks the device guard that libtorch registers for an accelerator; there is none when libtorch lacks the accelerator.
 int visible_devices(c10::DeviceType type) {
   if (type == c10::DeviceType::CPU) return 1;
   const auto* const devices = c10::impl::device_guard_impl_registry.at(static_cast<size_t>(type)).load();

@@ -13,23 +13,25 @@ namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-class DoneWork final : public c10d::Work {
+class CompletedWork final : public c10d::Work {
  public:
   bool isCompleted() override { return true; }
   bool isSuccess() const override { return true; }
   bool wait(std::chrono::milliseconds) override { return true; }
 };
 
-// Bytes of the tensor whose size the signature holds.
+// Bytes of the tensor whose size the signature contains.
 double own_bytes(const Signature& call) {
   if (call.dtype < 0) return 0;
   return static_cast<double>(call.elements) *
          static_cast<double>(c10::elementSize(static_cast<c10::ScalarType>(call.dtype)));
 }
 
+// Announced signatures describe the calls whose cost is counted. Collectives of several tensors or lists are not
+// implemented, because comm::collectives does not use them.
 class FakeBackend final : public c10d::Backend, public ComparesSignatures, public HasCapabilities {
  public:
-  FakeBackend(int rank, int size, bool one_host, std::shared_ptr<FakeAccount> account)
+  FakeBackend(int rank, int size, bool one_host, std::shared_ptr<FakeCostAccount> account)
       : Backend(rank, size), one_host_(one_host), account_(std::move(account)) {}
 
   Capabilities capabilities() const override { return {.reduces = true}; }
@@ -38,13 +40,13 @@ class FakeBackend final : public c10d::Backend, public ComparesSignatures, publi
   void abort() override {}
 
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    for (at::Tensor& tensor : tensors) as_if_all_equal(tensor, options.reduceOp);
+    for (at::Tensor& tensor : tensors) reduce_equal_inputs(tensor, options.reduceOp);
     return count();
   }
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) override {
     output.copy_(input.view({getSize(), -1})[getRank()].view_as(output));
-    as_if_all_equal(output, options.reduceOp);
+    reduce_equal_inputs(output, options.reduceOp);
     return count();
   }
   WorkPtr broadcast(std::vector<at::Tensor>&, const c10d::BroadcastOptions&) override { return count(); }
@@ -62,7 +64,7 @@ class FakeBackend final : public c10d::Backend, public ComparesSignatures, publi
     }
     return count();
   }
-  // Every peer sends what this rank sends to itself, as much of it as fits.
+  // Every peer's part is this rank's part to itself, as many rows as fit; further rows are zeros.
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions&) override {
     const int64_t size = getSize(), rank = getRank();
@@ -93,19 +95,19 @@ class FakeBackend final : public c10d::Backend, public ComparesSignatures, publi
   WorkPtr barrier(const c10d::BarrierOptions&) override { return count(); }
 
  private:
-  // Of as many equal tensors as there are ranks.
-  void as_if_all_equal(at::Tensor& tensor, const c10d::ReduceOp& op) const {
+  // Applies the reduction as if every rank had this tensor; minimum, maximum and average leave it as it is.
+  void reduce_equal_inputs(at::Tensor& tensor, const c10d::ReduceOp& op) const {
     const at::NoGradGuard guard;
     if (op == c10d::ReduceOp::SUM) tensor.mul_(getSize());
     if (op == c10d::ReduceOp::PRODUCT) tensor.pow_(getSize());
   }
   WorkPtr count() {
     account_->add(call_.op, modelled_cost(account_->model(), call_, getRank(), getSize(), one_host_));
-    return c10::make_intrusive<DoneWork>();
+    return c10::make_intrusive<CompletedWork>();
   }
 
   const bool one_host_;
-  const std::shared_ptr<FakeAccount> account_;
+  const std::shared_ptr<FakeCostAccount> account_;
   Signature call_;
 };
 
@@ -118,23 +120,25 @@ FakeCost& FakeCost::operator+=(const FakeCost& other) {
   return *this;
 }
 
-void FakeAccount::add(Op op, const FakeCost& cost) {
+void FakeCostAccount::add(Op op, const FakeCost& cost) {
   const std::lock_guard lock(mutex_);
   costs_.at(static_cast<size_t>(op)) += cost;
 }
 
-FakeCost FakeAccount::of(Op op) const {
+FakeCost FakeCostAccount::of(Op op) const {
   const std::lock_guard lock(mutex_);
   return costs_.at(static_cast<size_t>(op));
 }
 
-FakeCost FakeAccount::total() const {
+FakeCost FakeCostAccount::total() const {
   const std::lock_guard lock(mutex_);
   FakeCost sum;
   for (const FakeCost& cost : costs_) sum += cost;
   return sum;
 }
 
+// As PyTorch's cost model: base + steps * latency + bytes / bandwidth, with the steps of a ring algorithm (a tree for
+// broadcast and reduce). The link between hosts is used when any two ranks are on different hosts.
 FakeCost modelled_cost(const LinkModel& model, const Signature& call, int rank, int size, bool one_host) {
   constexpr double kBytesPerGigabyte = 1024.0 * 1024.0 * 1024.0;
   const double own = own_bytes(call), hops = size - 1;
@@ -143,7 +147,7 @@ FakeCost modelled_cost(const LinkModel& model, const Signature& call, int rank, 
     case Op::kAllGather:
     case Op::kReduceScatter:
       bytes = own * hops;
-      break;  // `own` is the part of one rank
+      break;  // `own` is one rank's part
     case Op::kAllReduce:
       steps = 2 * hops;
       bytes = own * 2 * hops / size;
@@ -180,7 +184,7 @@ FakeCost modelled_cost(const LinkModel& model, const Signature& call, int rank, 
 }
 
 c10::intrusive_ptr<c10d::Backend> make_fake_backend(int rank, int size, bool one_host,
-                                                    std::shared_ptr<FakeAccount> account) {
+                                                    std::shared_ptr<FakeCostAccount> account) {
   return c10::make_intrusive<FakeBackend>(rank, size, one_host, std::move(account));
 }
 

@@ -1,13 +1,14 @@
-// A world of any size in one process: collectives return at once and are counted, for dry runs.
+// A pretended world of any size in one process, for dry runs: collectives return at once, and their cost is counted.
 //
-//   auto account = std::make_shared<FakeAccount>();
+//   auto account = std::make_shared<FakeCostAccount>();
 //   auto world = World::create_fake(7, 16384, account);       // rank 7; no other rank exists
 //   ...                                                       // meshes, DTensors, a training step
 //   account->total().microseconds
 //
-// Every collective behaves as if all ranks held this rank's data: an all-gather repeats the input, a sum multiplies by
-// the size of the group. What would come from elsewhere (a message, a scatter's part) is zeros. Tensors on the meta
-// device work, so that a dry run needs no memory. Sizes, checks and errors are those of a real group.
+// Every collective behaves as if all ranks had this rank's data: an all-gather repeats the input, a sum multiplies by
+// the group size. Data that only another rank could provide (a received message, the part of a scatter) is zeros.
+// Tensors on the meta device are accepted, so a dry run needs no memory. Sizes, checks and errors are those of a real
+// group.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -35,15 +36,15 @@ struct LinkModel {
 
 struct FakeCost {
   uint64_t calls = 0;
-  uint64_t bytes = 0;  // that this rank sends, or receives if that is more
+  uint64_t bytes = 0;  // bytes that this rank sends or receives, whichever is more
   double microseconds = 0;
   FakeCost& operator+=(const FakeCost& other);
 };
 
-// What the collectives of a fake world cost, per operation. Thread-safe.
-class FakeAccount {
+// The counted cost of a fake world's collectives, per operation. Thread-safe.
+class FakeCostAccount {
  public:
-  explicit FakeAccount(LinkModel model = {}) : model_(model) {}
+  explicit FakeCostAccount(LinkModel model = {}) : model_(model) {}
   const LinkModel& model() const { return model_; }
   void add(Op op, const FakeCost& cost);
   FakeCost of(Op op) const;
@@ -55,10 +56,10 @@ class FakeAccount {
   std::array<FakeCost, 16> costs_{};  // by Op
 };
 
-// The bytes and the time of one call; calls = 1. `one_host`: all ranks of the group share a host.
+// Returns bytes and time of one call, with calls = 1. `one_host`: all ranks of the group share a host.
 FakeCost modelled_cost(const LinkModel& model, const Signature& call, int rank, int size, bool one_host);
 
 c10::intrusive_ptr<c10d::Backend> make_fake_backend(int rank, int size, bool one_host,
-                                                    std::shared_ptr<FakeAccount> account);
+                                                    std::shared_ptr<FakeCostAccount> account);
 
 }  // namespace tessera::comm

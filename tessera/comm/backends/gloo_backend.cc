@@ -15,7 +15,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 #include "tessera/base/text/siphash.h"
 #include "tessera/comm/backends/interface_choice.h"
 
@@ -24,7 +24,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Calls visit(descriptor, what) for every open descriptor of this process: "socket:[inode]", "anon_inode:[eventpoll]".
+// Calls visit(descriptor, target) for every open descriptor of this process. The target is the descriptor's link in
+// /proc, such as "socket:[INODE]" or "anon_inode:[eventpoll]".
 template <class Visit>
 void for_each_descriptor(const Visit& visit) {
   std::error_code failed;
@@ -42,8 +43,8 @@ void for_each_socket(const Visit& visit) {
   });
 }
 
-// The descriptors that event loops of this process wait for.
-std::set<int> polled() {
+// The descriptors that epoll instances of this process wait for.
+std::set<int> epoll_targets() {
   std::set<int> descriptors;
   for_each_descriptor([&](int descriptor, const std::string& target) {
     if (target != "anon_inode:[eventpoll]") return;
@@ -62,7 +63,8 @@ bool listens(int descriptor) {
   return ::getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) == 0 && listens != 0;
 }
 
-// "127.0.0.1 4711" of the own or the other end (::getsockname, ::getpeername); "" when it has none.
+// Address of the own or the other end of a socket (::getsockname, ::getpeername), such as "127.0.0.1 4711"; "" when
+// there is none.
 template <class NameOf>
 std::string end_of(int descriptor, const NameOf& name_of) {
   sockaddr_storage address{};
@@ -76,21 +78,24 @@ std::string end_of(int descriptor, const NameOf& name_of) {
   return std::string(host) + " " + port;
 }
 
-// By "socket:[inode]", where they listen. Those of Gloo are watched by its loop, unlike what others may open meanwhile.
+// The addresses of listening sockets that may be Gloo's, by "socket:[INODE]". Gloo's event loop waits for its sockets;
+// this excludes sockets that other threads open meanwhile.
 std::map<std::string, std::string> polled_listeners() {
-  const auto watched = polled();
+  const auto watched = epoll_targets();
   std::map<std::string, std::string> ends;
   for_each_socket([&](int descriptor, const std::string& socket) {
-    const bool may_be_gloos = watched.empty() || watched.contains(descriptor);  // not every kernel lists them
+    const bool may_be_gloos =
+        watched.empty() || watched.contains(descriptor);  // some kernels do not list epoll's targets
     if (may_be_gloos && listens(descriptor)) ends[socket] = end_of(descriptor, ::getsockname);
   });
   return ends;
 }
 
-// A device, and where it listens.
+// Makes a Gloo device and finds the address at which it listens, which Gloo does not reveal: the listening socket that
+// was not there before. A lock keeps out other ranks of this process meanwhile.
 template <class Make>
 auto make_device(const Make& make, std::string& listens_at) {
-  static std::mutex one_by_one;  // of the ranks of this process
+  static std::mutex one_by_one;  // shared by all ranks of this process
   const std::lock_guard lock(one_by_one);
   const auto before = polled_listeners();
   auto device = make();
@@ -104,27 +109,29 @@ auto make_device(const Make& make, std::string& listens_at) {
 
 constexpr size_t kWord = sizeof(uint64_t);
 
-// What rank `from` says to rank `to`: known to whom the group's secret is known.
-uint64_t word_of(const SipKey& secret, int from, int to) {
+// The word by which rank `from` authenticates itself to rank `to`. Only a process that knows the group's secret can
+// compute it.
+uint64_t authentication_word(const SipKey& secret, int from, int to) {
   return siphash(secret, fmt::format("{} says to {}", from, to));
 }
 
-// That of the group, from its first rank.
+// The group's secret, which its first rank puts into the store.
 SipKey shared_secret(c10d::Store& store, int rank) {
   const std::string key = "secret";
-  if (rank == 0) store.set(key, random_word(sizeof(SipKey)));
+  if (rank == 0) store.set(key, random_hex(sizeof(SipKey)));
   const auto digits = store.get_to_str(key);
   TESSERA_CHECK(digits.size() == 4 * kWord, ErrorKind::kComm,
-                "[comm.gloo] the first rank of the group left a secret of {} digits, wanted {}: it is of another "
-                "version of Tessera",
+                "[comm.gloo] the first rank of the group has stored a secret of {} digits, wanted {}: that rank runs "
+                "another version of Tessera",
                 digits.size(), 4 * kWord);
   return {std::stoull(digits.substr(0, 2 * kWord), nullptr, 16), std::stoull(digits.substr(2 * kWord), nullptr, 16)};
 }
 
-// Gloo has no abort: closing a connection of its own leaves the local waits standing until their timeout. An end of
-// file does end them, here and at the peer, so abort() shuts the group's connections down underneath it: those that it
-// has accepted at its own listener, and those that it has made to its peers' listeners. With ranks as threads that
-// includes the other rank's half, which is aborted with this one.
+// Gloo has no abort: after it closes a connection by itself, local waits last until their timeout. An end of file on
+// the socket does end the waits, on both sides. So abort() calls shutdown(2) on the group's connections: those accepted
+// at this rank's listener and those made to the peers' listeners. With ranks as threads of one process this includes
+// the other rank's half of a connection, which is aborted together with this one. Sockets are remembered by inode, not
+// by descriptor, since a closed descriptor number may be reused.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   GlooBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, c10::intrusive_ptr<Options> options,
@@ -141,7 +148,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
       const std::string own = end_of(descriptor, ::getsockname), other = end_of(descriptor, ::getpeername);
       if (!other.empty() && (own == listens_at || of_peers.contains(other))) connections_.insert(socket);
     });
-    if (!loopback) expect_words(shared_secret(*store, rank));
+    if (!loopback) authenticate_peers(shared_secret(*store, rank));
   }
 
   void abort() override {
@@ -151,32 +158,34 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   }
 
  private:
-  // Gloo takes whoever connects for the rank whose turn it is: every connection says its word, in both directions.
-  void expect_words(const SipKey& secret) {
+  // Authenticates all connections. Gloo takes any process that connects for the rank that it expects, so every rank
+  // sends each peer its word in an all-to-all and compares the received ones.
+  void authenticate_peers(const SipKey& secret) {
     const auto size = static_cast<int64_t>(getSize());
-    auto said = at::empty({size}, at::kLong), heard = at::empty({size}, at::kLong);
+    auto sent = at::empty({size}, at::kLong), received = at::empty({size}, at::kLong);
     for (int peer = 0; peer < getSize(); ++peer) {
-      said.mutable_data_ptr<int64_t>()[peer] = static_cast<int64_t>(word_of(secret, getRank(), peer));
+      sent.mutable_data_ptr<int64_t>()[peer] = static_cast<int64_t>(authentication_word(secret, getRank(), peer));
     }
     std::vector<int64_t> even{};
     try {
-      alltoall_base(heard, said, even, even)->wait();
+      alltoall_base(received, sent, even, even)->wait();
     } catch (const std::exception& error) {
       throw Error(ErrorKind::kComm,
-                  fmt::format("[comm.gloo] the ranks of a new group did not all tell who they are: {}. A rank has "
-                              "ended, or a stranger has taken its place",
+                  fmt::format("[comm.gloo] the ranks of a new group could not authenticate one another: {}. A rank has "
+                              "ended, or another process has connected in its place",
                               error.what()));
     }
     for (int peer = 0; peer < getSize(); ++peer) {
-      const auto word = static_cast<uint64_t>(heard.const_data_ptr<int64_t>()[peer]);
-      TESSERA_CHECK(word == word_of(secret, peer, getRank()), ErrorKind::kComm,
-                    "[comm.gloo] who has connected as rank {} of a new group does not know the group's secret, which "
-                    "is in the store: a stranger. Look at who reaches this host's ports, and start again",
+      const auto word = static_cast<uint64_t>(received.const_data_ptr<int64_t>()[peer]);
+      TESSERA_CHECK(word == authentication_word(secret, peer, getRank()), ErrorKind::kComm,
+                    "[comm.gloo] the process that has connected as rank {} of a new group does not know the group's "
+                    "secret, so it is not a rank of this run. Find out which process reaches this host's ports, and "
+                    "start the run again",
                     peer);
     }
   }
 
-  std::set<std::string> connections_;
+  std::set<std::string> connections_;  // "socket:[INODE]" of the group's connections
 };
 
 }  // namespace
@@ -184,7 +193,8 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(c10::intrusive_ptr<c10d::Store> store, const GlooOptions& options) {
   using c10d::ProcessGroupGloo;
   auto gloo = ProcessGroupGloo::Options::create(options.timeout);
-  // What Gloo does by itself, to look up the own host name, gives loopback where that name is not known.
+  // An address is always chosen here: Gloo's default, looking up the host's own name, gives loopback where DNS does not
+  // know that name.
   const std::string own = options.loopback ? "127.0.0.1" : own_address(options.other_host);
   const auto make = [&] {
     return own.empty() ? ProcessGroupGloo::createDefaultDevice() : ProcessGroupGloo::createDeviceForHostname(own);

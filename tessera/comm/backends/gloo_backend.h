@@ -1,13 +1,12 @@
-// c10d's Gloo back-end, bound to one network interface, whose abort() really breaks off what is in flight.
+// c10d's Gloo back-end, bound to one network interface, with an abort() that ends the collectives under way.
 //
 //   auto backend = make_gloo_backend(store, {.rank = 0, .size = 2, .loopback = true, .timeout = 5min});
 //
-// All ranks connect to all when it is made. Gloo can also connect two ranks when one first sends to the other, but such
-// a group cannot be destroyed safely: its loop is told to stop before its connections are closed, and for ever spins on
-// one whose peer leaves in between (1 of 400 killed ranks left a survivor that never ended).
-// Unless all are on one host, each connection then says, in both directions, a word that only
-// who reads the store can know.
-// The result is used by one rank; abort() may come from any thread.
+// All ranks connect to all others when the group is made. Gloo can also connect two ranks lazily, at their first
+// message, but such a group cannot be destroyed safely: its event loop is stopped before its connections are closed,
+// and then spins endlessly on a connection whose peer leaves in between (after 1 of 400 killed ranks, a survivor never
+// ended). Unless all ranks are on one host, each connection is then authenticated in both directions, by a word that is
+// derived from a secret in the store. One rank uses the result; abort() may be called from any thread.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -25,13 +24,13 @@ namespace tessera::comm {
 struct GlooOptions {
   int rank = 0;
   int size = 1;
-  bool loopback = true;         // all ranks on this host: bind to 127.0.0.1
-  std::string other_host = "";  // else to own_address() towards that host (interface_choice.h)
+  bool loopback = true;         // all ranks are on this host: bind to 127.0.0.1
+  std::string other_host = "";  // otherwise bind to own_address(other_host) of interface_choice.h
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
-// COLLECTIVE over the ranks that share `store` (which no other group uses). Throws libtorch's errors,
-// and kComm that names a rank where somebody else has connected in its place.
+// COLLECTIVE over the ranks that share `store`, which no other group may use. Throws libtorch's errors, and Error kComm
+// that names a rank when another process has connected in place of that rank.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(c10::intrusive_ptr<c10d::Store> store, const GlooOptions& options);
 
 }  // namespace tessera::comm

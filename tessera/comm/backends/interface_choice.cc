@@ -15,7 +15,7 @@ namespace {
 
 bool is_ipv6(std::string_view address) { return address.find(':') != address.npos; }
 
-const char* wish_variable() {
+const char* interface_variable() {
   for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
     const char* value = std::getenv(name);
     if (value && *value) return name;
@@ -25,34 +25,35 @@ const char* wish_variable() {
 
 }  // namespace
 
-bool interface_fits(std::string_view wish, std::string_view name) {
-  const bool excludes = wish.starts_with('^');
-  if (excludes) wish.remove_prefix(1);
-  const bool whole = wish.starts_with('=');
-  if (whole) wish.remove_prefix(1);
+// The same rules as NCCL's for NCCL_SOCKET_IFNAME. "^" and "=" may be combined ("^=eth0"), and apply to the whole list.
+bool interface_matches(std::string_view setting, std::string_view name) {
+  const bool excludes = setting.starts_with('^');
+  if (excludes) setting.remove_prefix(1);
+  const bool whole = setting.starts_with('=');
+  if (whole) setting.remove_prefix(1);
   bool listed = false;
-  while (!wish.empty()) {
-    const std::string_view word = wish.substr(0, wish.find(','));
-    wish.remove_prefix(std::min(word.size() + 1, wish.size()));
+  while (!setting.empty()) {
+    const std::string_view word = setting.substr(0, setting.find(','));
+    setting.remove_prefix(std::min(word.size() + 1, setting.size()));
     if (word.empty()) continue;
     listed = listed || (whole ? name == word : name.starts_with(word));
   }
   return listed != excludes;
 }
 
-std::string choose_address(const std::vector<InterfaceAddress>& interfaces, std::string_view wish,
-                           const std::string& natural) {
+std::string choose_address(const std::vector<InterfaceAddress>& interfaces, std::string_view setting,
+                           const std::string& kernel_address) {
   std::vector<InterfaceAddress> fitting;
   for (const InterfaceAddress& one : interfaces) {
-    if (interface_fits(wish, one.name)) fitting.push_back(one);
+    if (interface_matches(setting, one.name)) fitting.push_back(one);
   }
   const auto taken = [&](const auto& suits) {
     const auto found = std::ranges::find_if(fitting, suits);
     return found == fitting.end() ? "" : found->address;
   };
-  std::string found = taken([&](const InterfaceAddress& one) { return one.address == natural; });
-  // Of the family that leads there; without one, what others reach most likely.
-  const bool ipv6 = is_ipv6(natural);
+  std::string found = taken([&](const InterfaceAddress& one) { return one.address == kernel_address; });
+  // First non-loopback, then loopback; in each case first the family of `kernel_address` (IPv4 if there is none).
+  const bool ipv6 = is_ipv6(kernel_address);
   for (const bool loopback : {false, true}) {
     for (const bool other_family : {false, true}) {
       if (!found.empty()) return found;
@@ -64,22 +65,22 @@ std::string choose_address(const std::vector<InterfaceAddress>& interfaces, std:
   return found;
 }
 
-std::string wished_interfaces() {
-  const char* name = wish_variable();
+std::string requested_interfaces() {
+  const char* name = interface_variable();
   return name ? std::getenv(name) : "";
 }
 
 std::string own_address(const std::string& towards) {
-  std::string natural = address_towards(towards);
-  const auto wish = wished_interfaces();
-  if (wish.empty()) return natural;
+  std::string kernel_address = address_towards(towards);
+  const auto setting = requested_interfaces();
+  if (setting.empty()) return kernel_address;
   const auto interfaces = interfaces_of_this_host();
-  std::string found = choose_address(interfaces, wish, natural);
+  std::string found = choose_address(interfaces, setting, kernel_address);
   if (!found.empty()) return found;
   std::set<std::string> names;
   for (const InterfaceAddress& one : interfaces) names.insert(one.name);
-  raise(ErrorKind::kConfig, "[comm.interface] {}={}: no interface that is up fits it. This host has {}.",
-        wish_variable(), quote(wish, 80), fmt::join(names, ", "));
+  raise(ErrorKind::kConfig, "[comm.interface] {}={}: no active network interface fits. This host has {}.",
+        interface_variable(), quote(setting, 80), fmt::join(names, ", "));
 }
 
 }  // namespace tessera::comm

@@ -1,11 +1,12 @@
-// Which network interface this host's sockets are on that ranks of other hosts reach: the store's, the watch's, Gloo's.
+// Chooses the network interface of this host for sockets that ranks of other hosts connect to (watchdog and Gloo).
 //
 //   const std::string own = own_address("10.0.0.1");      // "10.0.0.7", or "" when only loopback leads there
 //
-// The wish is GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, as NCCL reads the latter: prefixes separated by commas, "="
-// in front for whole names, "^" in front for all but those. Where several fit, that from which the kernel would go
-// there, else the first with an address of the same family, IPv4 where the kernel knows no way, else the first with one
-// of the other; loopback last. Without a wish the kernel says. Thread-safe.
+// The user's choice is GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, both in the syntax of NCCL_SOCKET_IFNAME: prefixes
+// of names separated by commas; "=" in front means whole names, "^" in front means all other interfaces. If several
+// interfaces fit, the order is: the interface from which the kernel would send to the other host; the first with an
+// address of the same family (IPv4 when the kernel has no route); the first with an address of the other family;
+// loopback last. Without a user's choice, the kernel's choice is used. Thread-safe.
 #pragma once
 
 #include <string>
@@ -16,13 +17,16 @@
 
 namespace tessera::comm {
 
-bool interface_fits(std::string_view wish, std::string_view name);
-// The address to take, "" when nothing fits; `natural` is what the kernel would take towards the others, "" unknown.
-std::string choose_address(const std::vector<InterfaceAddress>& interfaces, std::string_view wish,
-                           const std::string& natural);
+// Whether the interface `name` fits the user's choice `setting`.
+bool interface_matches(std::string_view setting, std::string_view name);
+// Returns the address to use, "" when no interface fits. `kernel_address`: the address that the kernel would use
+// towards the other hosts, "" when not known.
+std::string choose_address(const std::vector<InterfaceAddress>& interfaces, std::string_view setting,
+                           const std::string& kernel_address);
 
-std::string wished_interfaces();  // of the environment; "": none
-// Error kConfig when there is a wish and no interface that is up fits it.
+std::string requested_interfaces();  // the user's choice in the environment; "": none
+// Returns this host's address for connections with the host `towards`; "" when only loopback leads there. Error kConfig
+// when no active interface fits the user's choice.
 std::string own_address(const std::string& towards);
 
 }  // namespace tessera::comm

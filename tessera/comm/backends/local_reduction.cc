@@ -19,7 +19,7 @@ void accumulate(at::Tensor into, const at::Tensor& part, ReduceOp op) {
     at::maximum_out(into, into, part.to(into.scalar_type()));
   } else if (op == ReduceOp::kProduct) {
     into.mul_(part);
-  } else {  // an average is divided at the end
+  } else {  // sum, and average, which reduce_parts() divides at the end
     into.add_(part);
   }
 }
@@ -39,17 +39,19 @@ const char* reducible_types(ReduceOp op) {
                               : "float32, float64, bfloat16, float16, int32, int64, int8 or uint8";
 }
 
-bool sums_by_parts(const at::Tensor& tensor, ReduceOp op) {
+// A conjugated view is excluded: view_as_real() refuses it.
+bool reduces_as_real(const at::Tensor& tensor, ReduceOp op) {
   return tensor.is_complex() && !tensor.is_conj() && (op == ReduceOp::kSum || op == ReduceOp::kAvg);
 }
 
-c10d::ReduceOp::RedOpType carried_op(ReduceOp op) {
+c10d::ReduceOp::RedOpType to_c10d_op(ReduceOp op) {
   using RedOpType = c10d::ReduceOp::RedOpType;
-  // In the order of ReduceOp.
+  // In the order of ReduceOp's enumerators.
   constexpr std::array kCarried = {RedOpType::SUM, RedOpType::AVG, RedOpType::MIN, RedOpType::MAX, RedOpType::PRODUCT};
   return kCarried.at(static_cast<size_t>(op));
 }
 
+// Works in pieces of 128 Ki elements, so that the accumulator stays in the cache while all parts are added.
 void reduce_parts(const at::Tensor& output, const at::Tensor& parts, ReduceOp op) {
   constexpr int64_t kPiece = 1 << 17;
   const int64_t count = parts.size(0), length = parts.size(1);

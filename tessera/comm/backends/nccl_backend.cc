@@ -1,4 +1,4 @@
-// Builds whose libtorch has NCCL.
+// The NCCL back-end of builds whose libtorch has NCCL.
 #include "tessera/comm/backends/nccl_backend.h"
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -15,16 +15,17 @@
 namespace tessera::comm {
 namespace {
 
-// c10d's watchdog ends the process without a word of whose fault it was. Ours asks all ranks, tells them, and breaks
-// the group off: c10d's is to do nothing, and never finds a call late. What a user has set stays.
+// Disables c10d's watchdog, which would end the process without naming the rank that is the cause. Tessera's watchdog
+// collects the records of all ranks, reports the cause to them and aborts the group. The environment variables are not
+// changed when the user has set them; the timeout kNever keeps c10d from finding a call late.
 constexpr std::chrono::hours kNever{24 * 365};
-void silence_own_watchdog() {
+void disable_c10d_watchdog() {
   ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   ::setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
 }
 
-// Waits for a collective's end on the device only when asked to: elsewhere wait() just orders streams, so that a peer's
-// death would show in a later kernel. The watchdog of ours breaks the group off; c10d's own would end the process.
+// c10d's NCCL back-end, bound to one device. As in c10d, Work::wait() only orders the current stream after the
+// collective; Tessera's watchdog observes the end of the collective on the device.
 class NcclBackend final : public c10d::ProcessGroupNCCL {
  public:
   NcclBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<Options> options,
@@ -33,10 +34,10 @@ class NcclBackend final : public c10d::ProcessGroupNCCL {
     setBoundDeviceId(device);
   }
 
-  // Of the calling thread, which c10d expects to be on the group's device.
-  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& given) override {
+  // c10d expects the calling thread's current device to be the group's device, and needs the device's index.
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& caller_options) override {
     const c10::cuda::CUDAGuard guard(device_);
-    c10d::BarrierOptions options = given;
+    c10d::BarrierOptions options = caller_options;
     options.device_ids = {device_.index()};
     return ProcessGroupNCCL::barrier(options);
   }
@@ -51,7 +52,7 @@ std::string why_no_nccl(int ranks_on_host) {
   std::error_code ignored;
   if (!std::filesystem::exists("/proc/driver/nvidia/version", ignored)) return "this machine has no NVIDIA driver";
   const char* list = std::getenv("CUDA_VISIBLE_DEVICES");
-  const int visible = c10::cuda::device_count();  // 0 instead of an error
+  const int visible = c10::cuda::device_count();  // returns 0 when CUDA reports an error
   return why_too_few_gpus(visible, ranks_on_host, list && *list);
 }
 
@@ -59,7 +60,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const DeviceBackendRequest& 
   const std::string reason = why_no_nccl(request.ranks_on_host);
   TESSERA_CHECK(reason.empty(), ErrorKind::kConfig,
                 "[comm.nccl] {}. Use comm.backend=gloo, or as many ranks as there are GPUs.", reason);
-  silence_own_watchdog();
+  disable_c10d_watchdog();
   auto nccl = c10d::ProcessGroupNCCL::Options::create(request.high_priority_streams);
   nccl->timeout = kNever;
   if (request.split_from) {

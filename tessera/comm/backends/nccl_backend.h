@@ -1,10 +1,10 @@
-// c10d's NCCL back-end, for groups of CUDA meshes. A real file in builds whose libtorch has NCCL, else one that says
-// why not.
+// c10d's NCCL back-end, for groups of CUDA meshes. Builds whose libtorch has no NCCL compile no_nccl_backend.cc
+// instead, whose functions report that.
 //
 //   if (const auto reason = why_no_nccl(ranks_on_host); !reason.empty()) ...     // "this machine has no NVIDIA driver"
 //   auto backend = make_nccl_backend(request);
 //
-// The result is used by one rank; abort() may come from any thread.
+// One rank uses the result; abort() may be called from any thread.
 #pragma once
 
 #include <string>
@@ -13,9 +13,9 @@
 
 namespace tessera::comm {
 
-// What is missing on this host: NCCL in libtorch, a driver, GPUs. Empty: nothing.
+// Returns what is missing on this host for NCCL (NCCL in libtorch, a driver, GPUs); "" when nothing is missing.
 std::string why_no_nccl(int ranks_on_host);
-// COLLECTIVE over the ranks that share the request's store. Error kConfig: why_no_nccl(), and the remedy.
+// COLLECTIVE over the ranks that share the request's store. Error kConfig with why_no_nccl() and the remedy.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const DeviceBackendRequest& request);
 
 }  // namespace tessera::comm

@@ -1,4 +1,4 @@
-// Builds whose libtorch has no NCCL.
+// Replaces nccl_backend.cc in builds whose libtorch has no NCCL.
 #include <filesystem>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>

@@ -10,17 +10,17 @@
 namespace tessera::comm {
 namespace {
 
-// The kind of any exception as a digit, then its message.
+// Encodes an exception as one digit (its ErrorKind) followed by the first line of its message.
 std::string packed(const std::exception& error) {
   return static_cast<char>('0' + static_cast<int>(as_error(error).kind())) + first_line(error);
 }
 
 constexpr JsonLimits kFactLimits{.max_bytes = size_t{16} << 20, .max_depth = 2, .max_keys = 0};
 
-Facts parse_facts(const std::string& text, int rank) {
+NamedValues parse_facts(const std::string& text, int rank) {
   const std::string where = fmt::format("[comm.agree] the facts of rank {}", rank);
   const Json json = parse_json(text, where, kFactLimits);
-  Facts facts;
+  NamedValues facts;
   for (const auto& fact : JsonReader(json, where, ErrorKind::kComm).items()) {
     const auto parts = fact.items();
     if (parts.size() != 2) fact.fail("a name and a value");
@@ -31,6 +31,8 @@ Facts parse_facts(const std::string& text, int rank) {
 
 }  // namespace
 
+// Every rank reaches the all-gather whether or not its action threw, so no rank waits for a failed one. All ranks
+// receive the same outcomes and therefore throw the same error; an empty outcome is success.
 void attempt_together(Group& group, const std::function<void()>& action) {
   if (group.size() == 1) return action();
   std::string outcome;
@@ -47,18 +49,21 @@ void attempt_together(Group& group, const std::function<void()>& action) {
   }
 }
 
-void check_same(Group& group, const Facts& facts, std::string_view remedy) {
+// The facts of all ranks are gathered as JSON and compared by position with those of the group's first rank. Every rank
+// compares the same data, so all ranks throw or none does. Ranks may pass different numbers of facts: a missing fact is
+// shown as "nothing".
+void check_same(Group& group, const NamedValues& facts, std::string_view remedy) {
   if (group.size() == 1) return;
   Json own = Json::array();
   for (const auto& [name, value] : facts) own.push_back({name, value});
-  std::vector<Facts> all;
+  std::vector<NamedValues> all;
   for (const auto& text : all_gather_bytes(group, dump_json(own))) {
     all.push_back(parse_facts(text, group.ranks()[all.size()]));
   }
-  constexpr int kMostShown = 3;
+  constexpr int kMaxShown = 3;
   int differ = 0;
   std::string message;
-  const size_t facts_at_most = std::ranges::max(all, {}, &Facts::size).size();
+  const size_t facts_at_most = std::ranges::max(all, {}, &NamedValues::size).size();
   for (size_t fact = 0; fact < facts_at_most; ++fact) {
     const auto value = [&](size_t rank) { return fact < all[rank].size() ? &all[rank][fact] : nullptr; };
     const auto same = [&](size_t rank) {
@@ -66,7 +71,7 @@ void check_same(Group& group, const Facts& facts, std::string_view remedy) {
     };
     size_t other = 1;
     while (other < all.size() && same(other)) ++other;
-    if (other == all.size() || ++differ > kMostShown) continue;
+    if (other == all.size() || ++differ > kMaxShown) continue;
     const std::string& name = (value(0) ? value(0) : value(other))->first;
     const auto shown = [&](size_t rank) {
       if (value(rank) == nullptr) return std::string("nothing");
@@ -76,7 +81,7 @@ void check_same(Group& group, const Facts& facts, std::string_view remedy) {
     message += fmt::format("{}{}: {} on rank {}, {} on rank {}", message.empty() ? "" : "; ", name, shown(0),
                            group.ranks()[0], shown(other), group.ranks()[other]);
   }
-  if (differ > kMostShown) message += fmt::format("; and {} more", differ - kMostShown);
+  if (differ > kMaxShown) message += fmt::format("; and {} more", differ - kMaxShown);
   TESSERA_CHECK(differ == 0, ErrorKind::kConfig, "[comm.agree] the ranks differ. {}. {}", message, remedy);
 }
 

@@ -1,9 +1,10 @@
-// Ranks that differ are told so, all of them, before they wait for one another.
+// Agreement between the ranks of a group: an error or a differing value of one rank becomes an error on every rank,
+// before any rank waits for the others.
 //
 //   comm::attempt_together(group, [&] { model = read(path); });        // throws on all ranks when it throws on one
 //   comm::check_same(group, {{"train.seed", "42"}, {"data", hash}});   // throws on all ranks when a value differs
 //
-// Each is COLLECTIVE over the group.
+// Both functions are COLLECTIVE over the group.
 #pragma once
 
 #include <functional>
@@ -16,14 +17,15 @@
 
 namespace tessera::comm {
 
-// Runs `action` on each rank. When it threw on any, every rank throws an Error of the kind that the first of them
-// threw, with its message and "rank N" in front.
+// Runs `action` on each rank. When `action` throws on some rank, every rank throws an Error with the kind and the
+// message of the first failing rank, after the prefix "rank N: " (N: global rank).
 void attempt_together(Group& group, const std::function<void()>& action);
 
-// Names and values that must be equal on all ranks, the same names in the same order.
-using Facts = std::vector<std::pair<std::string, std::string>>;
+// Pairs of name and value. All ranks must pass equal values, with the same names in the same order.
+using NamedValues = std::vector<std::pair<std::string, std::string>>;
 
-// Error kConfig on every rank names the facts that differ, what two ranks have, and `remedy`.
-void check_same(Group& group, const Facts& facts, std::string_view remedy);
+// Throws Error kConfig on every rank when a fact differs. The message names the first three facts that differ, the
+// values of two ranks, and `remedy`.
+void check_same(Group& group, const NamedValues& facts, std::string_view remedy);
 
 }  // namespace tessera::comm

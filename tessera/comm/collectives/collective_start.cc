@@ -12,76 +12,84 @@
 #include "tessera/comm/errors/peer_failed.h"
 #include "tessera/comm/errors/plain_reason.h"
 #include "tessera/comm/errors/timed_out.h"
-#include "tessera/comm/watch/end_message.h"
+#include "tessera/comm/watch/end_broken_message.h"
 
 namespace tessera::comm {
 namespace {
 
-using State = Pending::State;
+using CollectiveState = PendingCollective::CollectiveState;
 
-std::string place(std::string_view verb, std::string_view group, int rank, int size, std::string_view subject,
-                  uint64_t sequence) {
+std::string call_location(std::string_view verb, std::string_view group, int rank, int size, std::string_view subject,
+                          uint64_t sequence) {
   return fmt::format("[comm.{}] {}{}group '{}' (rank {} of {}), call {}", verb, subject, subject.empty() ? "" : ", ",
                      group, rank, size, sequence);
 }
 
-std::string where(const State& state) {
+std::string where(const CollectiveState& state) {
   const Signature& call = state.signature;
   std::string subject = call.subject;
   if (is_message(call.op)) {
     subject = fmt::format("{} {}, tag {}", call.op == Op::kSend ? "to" : "from", call.root, call.tag);
   }
-  return place(to_string(call.op), call.group, state.rank, state.size, subject, call.sequence);
+  return call_location(to_string(call.op), call.group, state.rank, state.size, subject, call.sequence);
 }
 
-bool on_device(const State& state) { return !state.buffers.empty() && !state.buffers.front().is_cpu(); }
+bool on_device(const CollectiveState& state) { return !state.buffers.empty() && !state.buffers.front().is_cpu(); }
 
-// Back-ends of our own say so by the type, libtorch's in words alone.
+// Tessera's back-ends throw TimedOut. libtorch's back-ends have no type for time-outs, so their message is searched for
+// "timed out" in either case of the first letter.
 bool is_timeout(const std::exception& error) {
   if (dynamic_cast<const Error*>(&error)) return dynamic_cast<const TimedOut*>(&error) != nullptr;
   return first_line(error).find("imed out") != std::string::npos;
 }
 
-// What a call that ended badly throws: the verdict of all ranks when there is one, else what this rank saw.
-[[noreturn]] void throw_failed(const State& state, const std::exception& error) {
+// Throws the error of a call that failed. Four cases, in this order:
+// - Ranks made different calls: Disagreement, which is also reported to the peers.
+// - The arguments do not fit the back-end (any kind but kComm): the error itself, and the call is no longer recorded as
+//   under way.
+// - The monitor receives one common failure reason for all ranks (up to 4 s, Monitor::fail): that reason.
+// - Otherwise this rank's own view: TimedOut, or PeerFailed when a connection broke.
+[[noreturn]] void throw_failed(const CollectiveState& state, const std::exception& error) {
   const auto* own = dynamic_cast<const Error*>(&error);
-  const std::string reason = own ? own->what() : plain_reason(error);
+  const std::string reason = own ? own->message() : plain_reason(error);
   if (dynamic_cast<const Disagreement*>(&error)) {
     const std::string message = reason.starts_with('[') ? reason : fmt::format("{}: {}.", where(state), reason);
     if (state.monitor) state.monitor->fail_with(state.ticket, message);
     throw Disagreement(message);
   }
-  if (own && own->kind() != ErrorKind::kComm) {  // the call does not fit its back-end, or the ranks do not fit together
-    if (state.monitor) state.monitor->withdraw(state.ticket);
+  if (own && own->kind() != ErrorKind::kComm) {  // the arguments do not fit the back-end, or the ranks cannot connect
+    if (state.monitor) state.monitor->untrack(state.ticket);
     throw Error(own->kind(), reason.starts_with('[') ? reason : fmt::format("{}: {}", where(state), reason));
   }
   const bool timed_out = is_timeout(error);
-  std::optional<Verdict> verdict;
+  std::optional<FailureReport> report;
   if (state.monitor) {
     const std::string seen = timed_out
                                  ? fmt::format("timed out after {} s", state.monitor->options().timeout.count() / 1000)
                                  : fmt::format("{}: {}", where(state), reason);
-    verdict = state.monitor->fail(
+    report = state.monitor->fail(
         state.ticket,
         {.group = state.signature.members, .sequence = state.signature.sequence, .text = seen, .timed_out = timed_out});
   }
-  if (verdict) throw_verdict(*verdict, fmt::format("{}: {}", where(state), timed_out ? "timed out. " : ""));
+  if (report) throw_failure_report(*report, fmt::format("{}: {}", where(state), timed_out ? "timed out. " : ""));
   if (timed_out) {
     throw TimedOut(
         fmt::format("{}: {}. Some rank did not start this collective in time: look for the first error of the other "
                     "ranks, or raise comm.timeout_seconds.",
                     where(state), reason));
   }
-  throw PeerFailed(fmt::format("{}: {}. A peer has ended or broken off{}: the first error of the other ranks says why.",
-                               where(state), reason, on_device(state) ? ", or this rank's device has failed" : ""));
+  throw PeerFailed(
+      fmt::format("{}: {}. A peer has ended or has aborted the group{}: the first error of the other ranks says why.",
+                  where(state), reason, on_device(state) ? ", or this rank's device has failed" : ""));
 }
 
 }  // namespace
 
-void CollectiveStart::require(bool condition, const std::string& what) const {
-  TESSERA_CHECK(condition, ErrorKind::kShape, "{}: {}",
-                place(to_string(op_), group_.name(), group_.rank(), group_.size(), subject_, group_.sequence() + 1),
-                what);
+void CollectiveStart::require(bool condition, const std::string& message) const {
+  TESSERA_CHECK(
+      condition, ErrorKind::kShape, "{}: {}",
+      call_location(to_string(op_), group_.name(), group_.rank(), group_.size(), subject_, group_.sequence() + 1),
+      message);
 }
 
 void CollectiveStart::require_plain(const at::Tensor& tensor, const char* name) const {
@@ -111,6 +119,8 @@ at::Tensor CollectiveStart::keep_output(const at::Tensor& tensor) {
   return keep(tensor);
 }
 
+// Collectives are numbered per group, messages per (sender, receiver, tag). Both ends count on their own, so equal
+// numbers name the same call as long as all ranks make the same calls in the same order.
 void CollectiveStart::sign(SignatureFields call) {
   if (group_.size() == 1) return;
   call.group = group_.name();
@@ -131,16 +141,18 @@ void CollectiveStart::sign(SignatureFields call) {
   if (state_->monitor) state_->ticket = state_->monitor->start(state_->signature);
 }
 
+// A back-end that compares signatures itself (shared memory) is given the signature; for other back-ends, comm.check:
+// always gathers the signatures through the group first.
 bool CollectiveStart::prepare() {
   if (bytes_) CollectiveObserver::notify(op_, *bytes_, group_);
   state_->backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&group_.backend(device_));
   if (state_->backend.get() == &group_.backend() && group_.comparing_backend()) {
     group_.comparing_backend()->announce(state_->signature);
   } else if (compares_first()) {
-    if (op_ == Op::kRecv) return false;  // the sender's signature may be long in coming
+    if (op_ == Op::kRecv) return false;  // the sender's signature may arrive much later: recv() must not block here
     compare();
   }
-  if (state_->monitor && on_device(*state_)) state_->monitor->begin_on_device(state_->ticket, state_->signature);
+  if (state_->monitor && on_device(*state_)) state_->monitor->before_device_start(state_->ticket, state_->signature);
   return true;
 }
 
@@ -152,16 +164,16 @@ std::function<CollectiveStart::WorkPtr()> CollectiveStart::awaiting_sender(std::
   };
 }
 
-Pending CollectiveStart::started() {
+PendingCollective CollectiveStart::started() {
   if (state_->monitor && on_device(*state_)) {
-    state_->monitor->begun_on_device(state_->ticket, state_->work);
+    state_->monitor->after_device_start(state_->ticket, state_->work);
   } else if (state_->monitor && state_->work) {
-    state_->monitor->carry(state_->ticket, state_->signature, state_->work);
+    state_->monitor->track_work(state_->ticket, state_->signature, state_->work);
   }
-  return Pending(std::move(state_));
+  return PendingCollective(std::move(state_));
 }
 
-Pending CollectiveStart::finished() {
+PendingCollective CollectiveStart::finished() {
   if (group_.size() > 1 && !group_.comparing_backend() && compares_first() && op_ != Op::kRecv) {
     try {
       compare();
@@ -171,7 +183,7 @@ Pending CollectiveStart::finished() {
   }
   if (state_->monitor) state_->monitor->finish(state_->ticket);
   if (state_->finish) state_->finish();
-  return Pending();
+  return PendingCollective();
 }
 
 void CollectiveStart::fail(const std::exception& error) const { throw_failed(*state_, error); }
@@ -189,13 +201,13 @@ void CollectiveStart::compare() {
   }
 }
 
-Pending::Pending() = default;
-Pending::Pending(std::unique_ptr<State> state) : state_(std::move(state)) {}
-Pending::Pending(Pending&&) noexcept = default;
+PendingCollective::PendingCollective() = default;
+PendingCollective::PendingCollective(std::unique_ptr<CollectiveState> state) : state_(std::move(state)) {}
+PendingCollective::PendingCollective(PendingCollective&&) noexcept = default;
 
-Pending& Pending::operator=(Pending&& other) noexcept {
+PendingCollective& PendingCollective::operator=(PendingCollective&& other) noexcept {
   if (this != &other) {
-    { Pending ended(std::move(*this)); }
+    { PendingCollective ended(std::move(*this)); }
     state_ = std::move(other.state_);
   }
   return *this;
@@ -203,24 +215,26 @@ Pending& Pending::operator=(Pending&& other) noexcept {
 
 namespace {
 
-// A receive that had to wait for what its sender announces; the monitor knows that it waits.
-void begin_receive(State& state) {
+// Compares the sender's announced signature and then starts the receive. The monitor has marked the call as waiting; a
+// device's call is marked as waiting again after its start, because after_device_start() clears the mark.
+void begin_receive(CollectiveState& state) {
   if (!on_device(state)) {
     state.work = state.begin();
     return;
   }
-  state.monitor->begin_on_device(state.ticket, state.signature);
+  state.monitor->before_device_start(state.ticket, state.signature);
   state.work = state.begin();
-  state.monitor->begun_on_device(state.ticket, state.work);
+  state.monitor->after_device_start(state.ticket, state.work);
   state.monitor->wait(state.ticket);
 }
 
-bool is_message_of_host(const State& state) { return is_message(state.signature.op) && !on_device(state); }
+bool is_message_of_host(const CollectiveState& state) { return is_message(state.signature.op) && !on_device(state); }
 
-// After abort() of the back-end, which ends most waits at once. False: a work of Gloo's threads stands (end_message.h).
-bool end_soon(State& state) {
+// Waits until the works of this call have ended. Called after abort() of the back-end, which ends most waits at once.
+// Returns false at the time limit: a thread of Gloo can hang in a work (end_broken_message.h).
+bool wait_for_aborted_works(CollectiveState& state) {
   using Clock = std::chrono::steady_clock;
-  const auto limit = state.monitor ? state.monitor->end_of_patience() : Clock::now() + Monitor::kPatience;
+  const auto limit = state.monitor ? state.monitor->abandon_deadline() : Clock::now() + Monitor::kPatience;
   for (const auto* work : {&state.work, &state.announcement.work}) {
     if (!*work) continue;
     if (is_message_of_host(state)) {
@@ -235,29 +249,33 @@ bool end_soon(State& state) {
   return true;
 }
 
-// While an error unwinds the stack this rank is on its way out: it waits for nobody.
-void abandon(std::unique_ptr<State> state) noexcept {
+// Ends a call while an exception unwinds the stack. This rank is about to fail, so it must not wait for its peers: the
+// back-end is aborted, and only then are the works waited for, up to Monitor::kPatience. A work that has not ended by
+// then is leaked on purpose: a thread of the back-end may still write to its buffers.
+void abandon(std::unique_ptr<CollectiveState> state) noexcept {
   const auto monitor = state->monitor;
-  const auto closes = monitor ? monitor->close() : nullptr;  // of a group that is gone the back-end ends here
-  if (monitor) monitor->give_up();
+  const auto closes = monitor ? monitor->close() : nullptr;  // `state` may hold the last reference to the back-end
+  if (monitor) monitor->report_own_failure();
   try {
     state->backend->abort();
-  } catch (...) {  // the connections were gone already
+  } catch (...) {  // the connections were closed before
   }
-  if (state->begin) return;  // nothing is under way
-  if (!end_soon(*state)) {
-    static_cast<void>(state.release());  // what a work that stands still uses is left to the end of the process
+  if (state->begin) return;  // the receive has not started
+  if (!wait_for_aborted_works(*state)) {
+    static_cast<void>(state.release());
     return;
   }
   try {
-    Pending(std::move(state)).wait();
-  } catch (...) {  // the error that unwinds the stack says more
+    PendingCollective(std::move(state)).wait();
+  } catch (...) {  // the exception that unwinds the stack is the one to report
   }
 }
 
 }  // namespace
 
-Pending::~Pending() {
+// More uncaught exceptions than at the start of the call mean that an exception destroys this PendingCollective. A
+// count is compared, not a flag: a collective may itself run inside a destructor during unwinding.
+PendingCollective::~PendingCollective() {
   if (!state_ || state_->failure) return;
   if (std::uncaught_exceptions() > state_->unwinding) {
     abandon(std::move(state_));
@@ -266,11 +284,13 @@ Pending::~Pending() {
   try {
     wait();
   } catch (const std::exception& error) {
-    log_warning("{}", error.what());
+    log_warning("{}", error.message());
   }
 }
 
-void Pending::wait() {
+// The first failure is kept and rethrown by later calls; `state_` then stays, so that the buffers live on. When the
+// group was aborted (Monitor::end_messages), a message of CPU tensors is ended first: Gloo would not wake its wait.
+void PendingCollective::wait() {
   if (!state_) return;
   const CommunicationTimer timer;
   if (state_->failure) std::rethrow_exception(state_->failure);
@@ -278,13 +298,13 @@ void Pending::wait() {
     try {
       if (state_->monitor) state_->monitor->wait(state_->ticket);
       if (state_->begin) begin_receive(*state_);
-      const bool ends_now = state_->monitor && state_->monitor->is_broken_off() && is_message_of_host(*state_);
+      const bool ends_now = state_->monitor && state_->monitor->is_aborted() && is_message_of_host(*state_);
       for (const auto* work : {&state_->work, &state_->announcement.work}) {
         if (*work && ends_now) end_message(**work);
-        if (*work) TESSERA_CHECK((*work)->wait(), ErrorKind::kComm, "broken off");
+        if (*work) TESSERA_CHECK((*work)->wait(), ErrorKind::kComm, "aborted");
       }
-      // There it is only ordered on the stream.
-      if (state_->monitor && on_device(*state_)) state_->monitor->leave_running(state_->ticket);
+      // On a device, work->wait() only orders the current stream after the collective; the collective may still run.
+      if (state_->monitor && on_device(*state_)) state_->monitor->detach_to_device(state_->ticket);
     } catch (const std::exception& error) {
       throw_failed(*state_, error);
     }
@@ -297,7 +317,7 @@ void Pending::wait() {
   if (state->finish) state->finish();
 }
 
-bool Pending::done() const {
+bool PendingCollective::done() const {
   if (!state_ || state_->failure) return true;
   return !state_->begin && (!state_->work || state_->work->isCompleted());
 }

@@ -1,5 +1,5 @@
-// How a collective starts: its checks, its signature, the record of it, and what its Pending waits for. Internal to
-// comm.
+// Starts a collective or message: checks the arguments, signs the call, records it in the flight recorder, and makes
+// the PendingCollective. Internal to comm.
 //
 //   CollectiveStart call(group, Op::kBroadcast, subject);
 //   call.require_plain(tensor, "tensor");
@@ -7,8 +7,9 @@
 //   std::vector<at::Tensor> tensors = {call.keep_output(tensor)};
 //   return call.start([&](c10d::Backend& backend) { return backend.broadcast(tensors, options); });
 //
-// start() and finished() are COLLECTIVE over the group, or for a message over its two ranks. Errors: kShape from the
-// checks; from start() and finished() what Pending::wait() throws. As thread-safe as the group.
+// start() and finished() are COLLECTIVE over the group; for send and recv, over the two ranks of the message. Errors:
+// the require functions throw kShape; start() and finished() throw the same errors as PendingCollective::wait(). A
+// CollectiveStart is as thread-safe as its group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,19 +31,19 @@
 
 namespace tessera::comm {
 
-struct Pending::State {
+struct PendingCollective::CollectiveState {
   Signature signature;
-  int rank = 0, size = 1;  // of the group
+  int rank = 0, size = 1;  // position of this rank in the group, and number of ranks
   std::shared_ptr<Monitor> monitor;
-  uint64_t ticket = 0;                        // the monitor's
-  c10::intrusive_ptr<c10d::Backend> backend;  // outlives the work
+  uint64_t ticket = 0;                        // number of this call in the monitor's flight recorder
+  c10::intrusive_ptr<c10d::Backend> backend;  // kept alive: the back-end must outlive its work
   c10::intrusive_ptr<c10d::Work> work;
-  Announcement announcement;                              // of a send whose receiver compares
-  std::function<c10::intrusive_ptr<c10d::Work>()> begin;  // what wait() has to start first
+  SignatureMessage announcement;                          // a send's signature on its way to the receiver
+  std::function<c10::intrusive_ptr<c10d::Work>()> begin;  // set: wait() must start the receive first
   std::vector<at::Tensor> buffers;                        // kept alive until the work has ended
   std::function<void()> finish;                           // runs on the waiting thread after the work
-  std::exception_ptr failure;                             // of a wait
-  int unwinding = std::uncaught_exceptions();
+  std::exception_ptr failure;                             // thrown by an earlier wait(), rethrown by later ones
+  int unwinding = std::uncaught_exceptions();             // when the call started
 };
 
 class CollectiveStart {
@@ -50,33 +51,37 @@ class CollectiveStart {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
   CollectiveStart(Group& group, Op op, std::string_view subject)
-      : group_(group), op_(op), subject_(subject), state_(std::make_unique<Pending::State>()) {}
+      : group_(group), op_(op), subject_(subject), state_(std::make_unique<PendingCollective::CollectiveState>()) {}
 
-  void require(bool condition, const std::string& what) const;
+  void require(bool condition, const std::string& message) const;
   void require_plain(const at::Tensor& tensor, const char* name) const;
   void require_same_dtype(const at::Tensor& output, const at::Tensor& input) const;
   void require_position(int position, const char* name) const;
 
-  // What the back-end gets. Without its own version counter a tensor would be bumped from the back-end's threads.
+  // Returns an alias of the tensor for the back-end, and keeps the alias until the work has ended. The alias has its
+  // own version counter: otherwise threads of the back-end would increment the counter of the caller's tensor.
+  // keep_output() first increments the caller's counter once.
   at::Tensor keep(const at::Tensor& tensor);
   at::Tensor keep_output(const at::Tensor& tensor);
 
-  // What observers are told at the start.
+  // `bytes`: the traffic that start() reports to CollectiveObserver. Without a call of count() nothing is reported.
   void count(int64_t bytes) { bytes_ = bytes; }
+  // `finish` runs on the thread that waits, once the work has ended without error.
   void on_finish(std::function<void()> finish) { state_->finish = std::move(finish); }
 
-  // All checks are passed: the call counts. `call` holds what must agree on all ranks beside group, number, operation
-  // and subject, which are filled in here.
+  // Signs the call and gives it its number in the group; to be called after all checks have passed. `call` holds the
+  // fields that must agree on all ranks. Group, number, operation, rank and subject are filled in here.
   void sign(SignatureFields call);
 
-  // begin(backend) returns the work; it may be empty when there is nothing to carry. It is copied when a receive has to
-  // wait for what its sender announces, and then called in Pending::wait().
+  // `begin(backend)` starts the operation and returns its work, or an empty pointer when there is no data to move. A
+  // receive that must first compare its sender's signature keeps a copy of `begin`, and PendingCollective::wait() calls
+  // the copy.
   template <class Begin>
-  Pending start(Begin begin) {
+  PendingCollective start(Begin begin) {
     try {
       if (!prepare()) {
         state_->begin = awaiting_sender([backend = state_->backend, begin]() mutable { return begin(*backend); });
-        return Pending(std::move(state_));
+        return PendingCollective(std::move(state_));
       }
       state_->work = begin(*state_->backend);
     } catch (const std::exception& error) {
@@ -84,25 +89,25 @@ class CollectiveStart {
     }
     return started();
   }
-  // There is nothing to move.
-  Pending finished();
+  // Ends the call at once: there is no data to move. Signatures are still compared under comm.check: always.
+  PendingCollective finished();
 
  private:
-  // Tells observers, finds the back-end, compares signatures, and tells the monitor that a device's call begins. False:
-  // that is for wait() to do.
+  // Notifies observers, finds the back-end, compares signatures, and marks a device's call as begun in the monitor.
+  // Returns false for a receive whose signature PendingCollective::wait() has to compare before the receive can begin.
   bool prepare();
   std::function<WorkPtr()> awaiting_sender(std::function<WorkPtr()> begin) const;
-  Pending started();
+  PendingCollective started();
   [[noreturn]] void fail(const std::exception& error) const;
   bool compares_first() const;
   void compare();
 
-  const CommunicationTimer timer_;  // a small collective is over when it has been started
+  const CommunicationTimer timer_;  // counts the start as communication: a small collective may end inside it
   Group& group_;
   const Op op_;
   const std::string_view subject_;
-  c10::DeviceType device_ = c10::DeviceType::CPU;  // of the tensors
-  std::unique_ptr<Pending::State> state_;
+  c10::DeviceType device_ = c10::DeviceType::CPU;  // device of the tensors
+  std::unique_ptr<PendingCollective::CollectiveState> state_;
   std::optional<int64_t> bytes_;
 };
 

@@ -17,7 +17,8 @@ namespace {
 
 int64_t size_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
-// Data that is only moved travels as bytes, so that every dtype does. One element may have any stride.
+// Collectives that only move data pass it to the back-end as bytes, so that they work for every dtype. as_strided is
+// needed because a contiguous tensor of one element may have any stride, which view(kByte) refuses.
 at::Tensor bytes_of(const at::Tensor& tensor) {
   return tensor.view({-1}).as_strided({tensor.numel()}, {1}).view(at::kByte);
 }
@@ -29,10 +30,13 @@ void require_reducible(const CollectiveStart& call, at::ScalarType type, ReduceO
                                                  to_string(op), reducible_types(op)));
 }
 
-// For back-ends that add but do not divide: what they do, and what is done here with the sum they `carried`, which for
-// half precision is another tensor, in float32.
-c10d::ReduceOp::RedOpType undivided(ReduceOp op) { return carried_op(op == ReduceOp::kAvg ? ReduceOp::kSum : op); }
+// For back-ends that have no average: they sum, and divide_and_round() divides afterwards.
+c10d::ReduceOp::RedOpType sum_for_average(ReduceOp op) {
+  return to_c10d_op(op == ReduceOp::kAvg ? ReduceOp::kSum : op);
+}
 
+// After the work: divides the back-end's result `carried` for averages and copies it to `target`. For half precision
+// `carried` is a float32 tensor, so the result is rounded once; otherwise it is `target` itself.
 void divide_and_round(CollectiveStart& call, const at::Tensor& target, const at::Tensor& carried, ReduceOp op,
                       int size) {
   call.on_finish([target, carried, op, size]() mutable {
@@ -41,7 +45,8 @@ void divide_and_round(CollectiveStart& call, const at::Tensor& target, const at:
   });
 }
 
-// Fresh large memory costs far more than the copy into it, so the group keeps one buffer.
+// Takes the group's scratch buffer, or allocates a larger one. The buffer is kept between calls because the page faults
+// of fresh memory cost far more than the copy into it.
 at::Tensor take_scratch(at::TensorBase& kept_by_group, int64_t bytes, at::Device device) {
   at::Tensor kept(std::exchange(kept_by_group, at::TensorBase()));
   if (!kept.defined() || kept.numel() < bytes || kept.device() != device) {
@@ -52,8 +57,8 @@ at::Tensor take_scratch(at::TensorBase& kept_by_group, int64_t bytes, at::Device
 
 }  // namespace
 
-Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::string_view subject) {
-  if (sums_by_parts(tensor, op)) return all_reduce(group, at::view_as_real(tensor), op, subject);
+PendingCollective all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::string_view subject) {
+  if (reduces_as_real(tensor, op)) return all_reduce(group, at::view_as_real(tensor), op, subject);
   CollectiveStart call(group, Op::kAllReduce, subject);
   call.require_plain(tensor, "tensor");
   require_reducible(call, tensor.scalar_type(), op);
@@ -61,11 +66,11 @@ Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::str
   if (group.size() == 1 || tensor.numel() == 0) return call.finished();
   at::Tensor target = call.keep_output(tensor).view({-1});
   c10d::AllreduceOptions options;
-  options.reduceOp = carried_op(op);
+  options.reduceOp = to_c10d_op(op);
   at::Tensor carried = target;
   if (!capabilities_of(group.backend(tensor.device().type())).reduces) {
     if (is_half(target.scalar_type())) carried = target.to(at::kFloat);
-    options.reduceOp = undivided(op);
+    options.reduceOp = sum_for_average(op);
     divide_and_round(call, target, carried, op, group.size());
   }
   call.count(2 * size_of(tensor) * (group.size() - 1) / group.size());
@@ -75,7 +80,8 @@ Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::str
   });
 }
 
-Pending all_gather_into(Group& group, const at::Tensor& output, const at::Tensor& input, std::string_view subject) {
+PendingCollective all_gather_into(Group& group, const at::Tensor& output, const at::Tensor& input,
+                                  std::string_view subject) {
   CollectiveStart call(group, Op::kAllGather, subject);
   call.require_plain(output, "output");
   call.require_plain(input, "input");
@@ -94,11 +100,17 @@ Pending all_gather_into(Group& group, const at::Tensor& output, const at::Tensor
   return call.start([&](c10d::Backend& backend) { return backend._allgather_base(out, in); });
 }
 
-// Over Gloo each rank sends every other rank its part and adds what it receives itself: half the traffic of Gloo's
-// all-reduce, a fixed order of additions, and half precision travels as it is yet is summed in float32.
-Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Tensor& input, ReduceOp op,
-                            std::string_view subject) {
-  if (sums_by_parts(input, op) && output.is_complex()) {
+// Three ways, by the back-end's capabilities:
+// - The back-end reduces as Tessera promises (shared memory): one call.
+// - The back-end has reduce-scatter of sums (NCCL, HierarchicalBackend): half precision is converted to float32 first;
+// averages
+//   are divided after the sum.
+// - Otherwise (Gloo): an all-to-all sends each rank its part, and the receiver adds the parts in rank order. This has
+//   half the traffic of Gloo's all-reduce and a fixed order of additions; half precision is sent as it is and summed in
+//   float32.
+PendingCollective reduce_scatter_into(Group& group, const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                                      std::string_view subject) {
+  if (reduces_as_real(input, op) && output.is_complex()) {
     return reduce_scatter_into(group, at::view_as_real(output), at::view_as_real(input), op, subject);
   }
   CollectiveStart call(group, Op::kReduceScatter, subject);
@@ -118,7 +130,7 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
   }
   call.count(size_of(output) * (group.size() - 1));
   c10d::ReduceScatterOptions options;
-  options.reduceOp = carried_op(op);
+  options.reduceOp = to_c10d_op(op);
   const auto capabilities = capabilities_of(group.backend(input.device().type()));
   if (capabilities.reduces) {
     return call.start([&](c10d::Backend& backend) {
@@ -129,11 +141,11 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
   if (capabilities.scatters_sums) {
     at::Tensor parts = input.variable_data().view({-1}), sum = out;
     if (is_half(out.scalar_type())) parts = parts.to(at::kFloat), sum = at::empty_like(out, at::kFloat);
-    options.reduceOp = undivided(op);
+    options.reduceOp = sum_for_average(op);
     divide_and_round(call, out, sum, op, group.size());
     return call.start([&](c10d::Backend& backend) { return backend._reduce_scatter_base(sum, parts, options); });
   }
-  const auto kept = group.scratch();  // the group itself may end before the call does
+  const auto kept = group.scratch();  // shared: the group may be destroyed before the call has ended
   at::Tensor scratch = take_scratch(*kept, in.numel(), input.device());
   at::Tensor received = scratch.narrow(0, 0, in.numel());
   call.on_finish([kept, size = group.size(), scratch, received, out, op] {
@@ -146,7 +158,7 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
   });
 }
 
-Pending broadcast(Group& group, const at::Tensor& tensor, int root, std::string_view subject) {
+PendingCollective broadcast(Group& group, const at::Tensor& tensor, int root, std::string_view subject) {
   CollectiveStart call(group, Op::kBroadcast, subject);
   call.require_plain(tensor, "tensor");
   call.require_position(root, "root");
@@ -161,8 +173,8 @@ Pending broadcast(Group& group, const at::Tensor& tensor, int root, std::string_
   });
 }
 
-Pending scatter(Group& group, const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root,
-                std::string_view subject) {
+PendingCollective scatter(Group& group, const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root,
+                          std::string_view subject) {
   CollectiveStart call(group, Op::kScatter, subject);
   call.require_plain(output, "output");
   call.require_position(root, "root");
@@ -194,15 +206,16 @@ Pending scatter(Group& group, const at::Tensor& output, const std::vector<at::Te
   });
 }
 
-Pending all_to_all_single(Group& group, const at::Tensor& output, const at::Tensor& input,
-                          const std::vector<int64_t>& output_splits, const std::vector<int64_t>& input_splits,
-                          std::string_view subject) {
+PendingCollective all_to_all_single(Group& group, const at::Tensor& output, const at::Tensor& input,
+                                    const std::vector<int64_t>& output_splits, const std::vector<int64_t>& input_splits,
+                                    std::string_view subject) {
   CollectiveStart call(group, Op::kAllToAll, subject);
   call.require_plain(output, "output");
   call.require_plain(input, "input");
   call.require_same_dtype(output, input);
-  call.require(output.dim() > 0 && input.dim() > 0 && output.sizes().slice(1) == input.sizes().slice(1),
-               fmt::format("output {} and input {} differ beyond dim 0", output.sizes(), input.sizes()));
+  call.require(
+      output.dim() > 0 && input.dim() > 0 && output.sizes().slice(1) == input.sizes().slice(1),
+      fmt::format("output {} and input {} must be equal in all dims but dim 0", output.sizes(), input.sizes()));
   const auto byte_counts = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits, const char* name) {
     const int64_t rows = tensor.size(0), size = group.size();
     int64_t row_bytes = tensor.element_size();
@@ -220,6 +233,7 @@ Pending all_to_all_single(Group& group, const at::Tensor& output, const at::Tens
   };
   std::vector<int64_t> out_bytes = byte_counts(output, output_splits, "output");
   std::vector<int64_t> in_bytes = byte_counts(input, input_splits, "input");
+  // Ranks may have different numbers of rows, so only the shape of a row is compared.
   call.sign({.dtype = dtype_of(input), .sizes = input.sizes().slice(1)});
   at::Tensor out = bytes_of(call.keep_output(output)), in = bytes_of(call.keep(input));
   if (group.size() == 1) {
@@ -231,7 +245,7 @@ Pending all_to_all_single(Group& group, const at::Tensor& output, const at::Tens
   return call.start([&](c10d::Backend& backend) { return backend.alltoall_base(out, in, out_bytes, in_bytes); });
 }
 
-Pending send(Group& group, const at::Tensor& tensor, int destination, int tag) {
+PendingCollective send(Group& group, const at::Tensor& tensor, int destination, int tag) {
   CollectiveStart call(group, Op::kSend, "");
   call.require_plain(tensor, "tensor");
   call.require_position(destination, "destination");
@@ -243,7 +257,7 @@ Pending send(Group& group, const at::Tensor& tensor, int destination, int tag) {
   return call.start([&](c10d::Backend& backend) { return backend.send(tensors, destination, tag); });
 }
 
-Pending recv(Group& group, const at::Tensor& tensor, int source, int tag) {
+PendingCollective recv(Group& group, const at::Tensor& tensor, int source, int tag) {
   CollectiveStart call(group, Op::kRecv, "");
   call.require_plain(tensor, "tensor");
   call.require_position(source, "source");
@@ -261,11 +275,12 @@ void barrier(Group& group) { barrier(group, c10::DeviceType::CPU); }
 void barrier(Group& group, c10::Device device) {
   if (group.size() == 1) return;
   CollectiveStart call(group, Op::kBarrier, "");
-  if (!device.is_cpu()) call.keep(at::empty({0}, device));  // says which back-end
+  if (!device.is_cpu()) call.keep(at::empty({0}, device));  // selects the back-end of the device
   call.sign({});
   call.start([](c10d::Backend& backend) { return backend.barrier(); }).wait();
 }
 
+// Gathers the lengths first, then the strings, padded with zeros to the longest.
 std::vector<std::string> all_gather_bytes(Group& group, std::string_view bytes) {
   at::Tensor length = at::empty({1}, at::kLong), lengths = at::empty({group.size()}, at::kLong);
   *length.mutable_data_ptr<int64_t>() = static_cast<int64_t>(bytes.size());

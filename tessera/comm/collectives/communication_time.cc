@@ -3,6 +3,7 @@
 namespace tessera::comm {
 namespace {
 
+// Nested timers count once: only the outermost timer of a thread, found by this counter, adds its time.
 thread_local int timers_in_force = 0;
 thread_local std::chrono::steady_clock::duration spent_communicating{};
 

@@ -4,17 +4,17 @@
 //   ...
 //   const double spent = comm::communication_seconds() - before;
 //
-// What goes on in the background while the thread computes is not in it. No communication.
+// The time of collectives that run in the background while the thread computes is not counted. No communication.
 #pragma once
 
 #include <chrono>
 
 namespace tessera::comm {
 
-// Of this thread, since it began.
+// Seconds that the calling thread has spent in collectives since the thread began.
 double communication_seconds();
 
-// Counts until it is destroyed; one inside another counts once.
+// Adds its lifetime to the time of the calling thread. Nested timers count once.
 class CommunicationTimer {
  public:
   CommunicationTimer();

@@ -8,6 +8,7 @@
 
 namespace tessera::comm {
 
+// The names are sent as lines of one text, hence no name may contain a line break.
 std::vector<std::vector<std::string>> gather_names(Group& group, const std::vector<std::string>& names) {
   std::string lines;
   for (const auto& name : names) {

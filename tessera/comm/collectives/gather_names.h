@@ -1,7 +1,7 @@
-// Names from each rank to all.
+// All-gather of lists of names, for example parameter FQNs.
 //
 //   const auto of_ranks = comm::gather_names(group, {"model.norm.weight", ...});     // COLLECTIVE over the group
-//   of_ranks[1];                                                                     // those that its rank 1 passed
+//   of_ranks[1];                                                                     // names passed by rank 1
 #pragma once
 
 #include <string>
@@ -11,7 +11,8 @@
 
 namespace tessera::comm {
 
-// In rank order, as each rank passed them. Error kInternal for a name with a line break. COLLECTIVE over the group.
+// Returns the lists of all ranks, in rank order; each list keeps its order. The lists may differ in length. Error
+// kInternal for a name with a line break. COLLECTIVE over the group.
 std::vector<std::vector<std::string>> gather_names(Group& group, const std::vector<std::string>& names);
 
 }  // namespace tessera::comm

@@ -20,7 +20,7 @@ Signature signature_of(const uint8_t* bytes) {
 std::vector<Signature> gather(Group& group, const Signature& mine) {
   at::Tensor own = at::from_blob(const_cast<Signature*>(&mine), {sizeof mine}, at::kByte);
   at::Tensor all = at::empty({group.size() * static_cast<int64_t>(sizeof mine)}, at::kByte);
-  TESSERA_CHECK(group.backend()._allgather_base(all, own)->wait(), ErrorKind::kComm, "broken off");
+  TESSERA_CHECK(group.backend()._allgather_base(all, own)->wait(), ErrorKind::kComm, "aborted");
   std::vector<Signature> result;
   for (int rank = 0; rank < group.size(); ++rank) {
     result.push_back(signature_of(all.const_data_ptr<uint8_t>() + static_cast<size_t>(rank) * sizeof mine));
@@ -28,7 +28,8 @@ std::vector<Signature> gather(Group& group, const Signature& mine) {
   return result;
 }
 
-// Where announcements of messages with `tag` travel, apart from the messages themselves.
+// The tag under which the announcement of a message with `tag` is sent: 2^30 + tag, so announcements and messages
+// cannot be confused.
 int announcement_tag(int tag) {
   constexpr int kFirst = 1 << 30;
   TESSERA_CHECK(tag >= 0 && tag < kFirst, ErrorKind::kConfig,
@@ -38,9 +39,10 @@ int announcement_tag(int tag) {
 
 }  // namespace
 
+// Every rank compares the signatures of all ranks, so either all ranks throw or none does.
 void compare_signatures(Group& group, const Signature& mine) {
   const auto all = gather(group, mine);
-  std::vector<SignedBy> calls;
+  std::vector<RankSignature> calls;
   bool agree = true;
   for (int rank = 0; rank < group.size(); ++rank) {
     calls.emplace_back(rank, all[static_cast<size_t>(rank)]);
@@ -49,17 +51,19 @@ void compare_signatures(Group& group, const Signature& mine) {
   if (!agree) raise_disagreement(group.name(), calls);
 }
 
-Announcement announce_message(Group& group, const Signature& mine) {
+SignatureMessage announce_message(Group& group, const Signature& mine) {
   const at::Tensor bytes = at::empty({static_cast<int64_t>(sizeof mine)}, at::kByte);
   std::memcpy(bytes.data_ptr(), &mine, sizeof mine);
   std::vector<at::Tensor> tensors = {bytes};
   return {bytes, group.backend().send(tensors, mine.root, announcement_tag(mine.tag))};
 }
 
+// Both ranks number their messages by themselves and match them by order. So the n-th announcement belongs to the n-th
+// message with this tag, and a differing hash means that the two ranks disagree on what that message is.
 void await_announced_message(c10d::Backend& backend, int rank, const Signature& mine) {
   std::vector<at::Tensor> tensors = {at::empty({static_cast<int64_t>(sizeof mine)}, at::kByte)};
   const auto work = backend.recv(tensors, mine.root, announcement_tag(mine.tag));
-  TESSERA_CHECK(work->wait(), ErrorKind::kComm, "broken off");
+  TESSERA_CHECK(work->wait(), ErrorKind::kComm, "aborted");
   const Signature theirs = signature_of(tensors[0].const_data_ptr<uint8_t>());
   if (theirs.hash != mine.hash) raise_disagreement(mine.group, {{mine.root, theirs}, {rank, mine}});
 }

@@ -21,7 +21,8 @@ bool report_error(const std::exception& error) noexcept {
   const char* path = std::getenv("TORCHELASTIC_ERROR_FILE");
   if (!path || !*path) return false;
   try {
-    // torchrun takes the earliest report as the root cause, in whole seconds: a consequence counts as later.
+    // torchrun takes the report with the earliest time, in whole seconds, as the root cause. The error of a rank that
+    // failed because of another rank is therefore dated 5 s later.
     const bool consequence = dynamic_cast<const PeerFailed*>(&error) != nullptr;
     const auto time = std::chrono::system_clock::now().time_since_epoch() + std::chrono::seconds(consequence ? 5 : 0);
     const std::string message = first_line(error);
@@ -31,10 +32,11 @@ bool report_error(const std::exception& error) noexcept {
         {"consequence", consequence}};
     const nlohmann::json report = {{"message", {{"message", message}, {"extraInfo", extra}}}};
     publish_file(path, report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-  } catch (...) {  // the message then has to go to stderr
+  } catch (...) {  // the caller prints the message to stderr
     return false;
   }
-  // As our_launcher_is_nearest() of comm/rendezvous has it.
+  // Tessera's launcher started this process, and no torchrun did in between: the same test as
+  // started_by_tessera_launcher() in comm/rendezvous.
   const char *run = std::getenv("TORCHELASTIC_RUN_ID"), *ours = std::getenv("TESSERA_LAUNCH_ID");
   return std::getenv("TESSERA_RENDEZVOUS") && (!run || (ours && std::string_view(run) == ours));
 }

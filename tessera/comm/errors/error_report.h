@@ -1,12 +1,13 @@
-// The last words of a rank: the error that ends it, written where its launcher looks for it.
+// The error report of a rank: the error that ends the rank, in a file that its launcher reads.
 //
 //   } catch (const std::exception& error) {
-//     if (!comm::report_error(error)) std::fputs(error.what(), stderr);   // our launcher prints it, once
+//     if (!comm::report_error(error)) std::fputs(error.what(), stderr);   // else Tessera's launcher prints it, once
 //     return exit_code_for(error);
 //   }
 //
-// The file is the one that TORCHELASTIC_ERROR_FILE names, in torchrun's format, so that torchrun shows our
-// message and our launcher that of a Python program (docs/design/rendezvous.md). Not thread-safe.
+// The environment variable TORCHELASTIC_ERROR_FILE names the file. Its format is torchrun's, so torchrun shows the
+// message of a Tessera rank, and Tessera's launcher shows the message of a Python rank (docs/design/rendezvous.md). Not
+// thread-safe.
 #pragma once
 
 #include <exception>
@@ -16,15 +17,15 @@
 
 namespace tessera::comm {
 
-// Writes the report if this process is a rank that is asked for one. True: our launcher prints it, so the rank
-// need not.
+// Writes the report when TORCHELASTIC_ERROR_FILE is set. Returns true when Tessera's launcher will print the report, so
+// that the rank need not print it.
 bool report_error(const std::exception& error) noexcept;
 
 struct ErrorReport {
   std::string message;
-  bool consequence = false;  // of another rank's failure (PeerFailed)
+  bool consequence = false;  // the rank failed because another rank failed (PeerFailed)
 };
-// Nothing when there is no such file or it is not a report.
+// Returns nullopt when there is no such file, or when it is not a report.
 std::optional<ErrorReport> read_error_report(const std::filesystem::path& path);
 
 }  // namespace tessera::comm

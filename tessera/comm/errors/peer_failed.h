@@ -1,6 +1,7 @@
-// The error of a rank that fails because another one did: never the cause, so launchers report the other one's.
+// The error of a rank that fails because another rank failed. It is never the first error of a run, so launchers report
+// the other rank's error instead.
 //
-//   catch (const comm::PeerFailed& error) { ... }   // look for the cause elsewhere
+//   catch (const comm::PeerFailed& error) { ... }   // the cause is another rank's error
 #pragma once
 
 #include "tessera/base/error.h"

@@ -1,4 +1,4 @@
-// What a back-end's error says, for messages of ours.
+// The reason in a back-end's error, for use inside Tessera's own messages.
 //
 //   catch (const std::exception& error) { text = plain_reason(error); }   // "Connection closed by peer [::1]:4711"
 #pragma once
@@ -10,7 +10,8 @@
 
 namespace tessera::comm {
 
-// Without the source position that libtorch and Gloo put in front, the backtrace and the full stop.
+// Returns the first line of the message without the source position that libtorch and Gloo put in front, without Gloo's
+// general advice, and without the full stop.
 inline std::string plain_reason(const std::exception& error) {
   std::string reason = first_line(error);
   reason = reason.substr(0, reason.find(". This is typically"));

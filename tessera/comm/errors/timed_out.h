@@ -1,4 +1,4 @@
-// The error of a collective or message that not all ranks took part in before its time was up.
+// The error of a collective or message that some rank did not join before the timeout.
 //
 //   catch (const comm::TimedOut& error) { ... }   // some rank is stuck or did not make the call
 #pragma once

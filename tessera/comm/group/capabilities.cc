@@ -4,6 +4,7 @@
 
 namespace tessera::comm {
 
+// NCCL's back-end is a class of libtorch and cannot implement HasCapabilities, so it is recognised by name.
 Capabilities capabilities_of(const c10d::Backend& backend) {
   const auto* more = dynamic_cast<const HasCapabilities*>(&backend);
   if (more) return more->capabilities();

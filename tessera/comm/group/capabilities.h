@@ -1,6 +1,6 @@
-// What a back-end does beyond what c10d's interface says.
+// Abilities of a back-end that c10d's interface does not describe.
 //
-//   if (capabilities_of(group.backend()).reduces) backend.allreduce(tensors, options);   // as it is
+//   if (capabilities_of(group.backend()).reduces) backend.allreduce(tensors, options);   // needs no post-processing
 //
 // No communication. Thread-safe.
 #pragma once
@@ -11,16 +11,18 @@ class Backend;
 
 namespace tessera::comm {
 
-// Gloo can none of it, NCCL scatters sums.
+// Gloo has neither ability; NCCL and HierarchicalBackend have `scatters_sums`; the shared-memory and fake back-ends
+// have `reduces`.
 struct Capabilities {
-  // Reductions as Tessera promises them: averages too, half precision added up in float32 and rounded once, and
-  // reduce_scatter in rank order.
+  // Reductions have Tessera's semantics: averages are supported, half precision is summed in float32 and rounded once,
+  // and reduce_scatter adds in rank order.
   bool reduces = false;
-  // Reduce-scatter of sums, minima, maxima and products, though half precision is rounded after each.
+  // Reduce-scatter of sums, minima, maxima and products is supported, but half precision is rounded after each
+  // addition.
   bool scatters_sums = false;
 };
 
-// A back-end that can more than Gloo.
+// Interface of a back-end that has more abilities than Gloo.
 class HasCapabilities {
  public:
   virtual ~HasCapabilities() = default;

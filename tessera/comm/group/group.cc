@@ -38,11 +38,12 @@ c10::Allocator* Group::allocator(c10::DeviceType device) const {
   return shares ? backend_->getMemAllocator().get() : nullptr;
 }
 
+// Both back-ends are aborted even when the abort of the first one throws.
 void Group::abort() noexcept {
   for (const auto* backend : {&backend_, &context_.accelerator}) {
     try {
       if (*backend) (*backend)->abort();
-    } catch (...) {  // the connections were gone already
+    } catch (...) {  // the connections were closed before
     }
   }
 }

@@ -1,10 +1,11 @@
-// A communication group: some ranks of a World, in a fixed order, with a back-end that carries their collectives.
+// A communication group (PyTorch's process group): some ranks of a World, in a fixed order, with a back-end that runs
+// their collectives.
 //
 //   auto group = world->new_group({0, 2}, "dp");     // COLLECTIVE over ranks 0 and 2
 //   comm::all_reduce(*group, tensor).wait();
 //
-// A Group is used by one rank (process or thread). Two collectives on one group must be started in the
-// same order by all its ranks; waiting may happen out of order. Not thread-safe.
+// A Group object belongs to one rank (a process or a thread). All ranks must start the collectives of a group in the
+// same order; they may wait for them in any order. Not thread-safe.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -29,20 +30,20 @@ namespace tessera::comm {
 class ComparesSignatures;
 class Monitor;
 
-// What a group has from its world.
+// The parts of a group that its World provides.
 struct GroupContext {
-  std::shared_ptr<Monitor> monitor;       // null: nobody records and compares its collectives
-  c10::intrusive_ptr<c10d::Store> store;  // of the group alone
-  // Carries the tensors of an accelerator; null: the back-end of the group does.
+  std::shared_ptr<Monitor> monitor;       // null: the group's collectives are not recorded or compared
+  c10::intrusive_ptr<c10d::Store> store;  // a store for this group alone
+  // Back-end for an accelerator's tensors, e.g. NCCL. Null: the group's back-end takes all tensors.
   c10::intrusive_ptr<c10d::Backend> accelerator;
-  uint32_t id = 0;                                          // tells groups of one name apart; the same on all its ranks
-  c10::DeviceType accelerator_type = c10::DeviceType::CPU;  // of `accelerator`; CPU: there is none
+  uint32_t id = 0;                                          // distinguishes groups of one name; equal on all its ranks
+  c10::DeviceType accelerator_type = c10::DeviceType::CPU;  // device of `accelerator`; CPU: there is none
 };
 
 class Group {
  public:
-  // Use World::new_group. `ranks` are global, `rank` is this rank's position in them. A group of one
-  // rank needs no back-end: its collectives are copies.
+  // Use World::new_group instead. `ranks` are global ranks, `rank` is the position of this rank in `ranks`. A group of
+  // one rank needs no back-end: its collectives are copies.
   Group(std::string name, std::vector<int> ranks, int rank, c10::intrusive_ptr<c10d::Backend> backend,
         GroupContext context = {});
   ~Group();
@@ -50,29 +51,32 @@ class Group {
   Group& operator=(const Group&) = delete;
 
   const std::string& name() const { return name_; }
-  int rank() const { return rank_; }  // inside the group
+  int rank() const { return rank_; }  // position of this rank in the group
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int>& ranks() const { return ranks_; }  // global rank of each member
   c10d::Backend& backend() const;                           // Error kInternal when the group has one rank
-  c10d::Backend& backend(c10::DeviceType device) const;     // that carries tensors of this device
-  // Of memory from which collectives send best: ranks of one host read each other's in place. Null where any memory of
-  // the device is as good. Lives for ever.
+  c10d::Backend& backend(c10::DeviceType device) const;     // the back-end for tensors of this device
+  // Allocator of memory that other ranks of the host can read in place, so that collectives send from it without a
+  // copy. Null where any memory of the device is as fast. The allocator is never destroyed.
   c10::Allocator* allocator(c10::DeviceType device) const;
   const GroupContext& context() const { return context_; }
-  // Whether the back-ends take tensors of this device. Collectives of one rank are copies, wherever the tensors lie.
-  bool carries(c10::DeviceType device) const {
+  // Whether collectives of this group accept tensors of this device. A group of one rank accepts all devices, because
+  // its collectives are copies.
+  bool supports_device(c10::DeviceType device) const {
     return size() == 1 || device == c10::DeviceType::CPU || context_.accelerator_type == device;
   }
-  ComparesSignatures* comparing_backend() const { return comparing_; }  // null: it does not compare by itself
-  uint64_t sequence() const { return sequence_; }                       // number of the last collective, from 1
+  ComparesSignatures* comparing_backend() const {
+    return comparing_;
+  }                                                // null: the back-end does not compare signatures
+  uint64_t sequence() const { return sequence_; }  // number of the last collective, from 1
   uint64_t next_sequence() { return ++sequence_; }
-  // The same of messages, of each sender, receiver and tag.
+  // Number of the next message, counted from 1 for each combination of sender, receiver and tag.
   uint64_t next_message(int from, int to, int tag) { return ++messages_[{from, to, tag}]; }
-  // Breaks off what is in flight: here and on the peers those collectives, and all later ones, end with Error
-  // kComm. From any thread.
+  // Aborts the collectives that are under way. These and all later ones end with Error kComm, on this rank and on its
+  // peers. May be called from any thread.
   void abort() noexcept;
-  // Memory that collectives reuse from call to call; undefined while one of them has it. Calls that outlive the group
-  // keep it.
+  // Scratch memory that collectives reuse from call to call; undefined while a call uses it. It is shared, since a call
+  // may outlive the group.
   const std::shared_ptr<at::TensorBase>& scratch() { return scratch_; }
 
  private:
@@ -81,7 +85,7 @@ class Group {
   int rank_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   GroupContext context_;
-  ComparesSignatures* comparing_ = nullptr;  // the back-end
+  ComparesSignatures* comparing_ = nullptr;  // `backend_` under another interface; null: it does not compare
   uint64_t sequence_ = 0;
   std::map<std::tuple<int, int, int>, uint64_t> messages_;
   std::shared_ptr<at::TensorBase> scratch_ = std::make_shared<at::TensorBase>();

@@ -3,14 +3,15 @@
 namespace tessera::comm {
 
 namespace {
-const PropagatedKind kObserver{"observer of collectives"};
+const ContextKey kObserver{"observer of collectives"};
 }
 
 CollectiveObserver::CollectiveObserver() : in_force_(kObserver, this) {}
 
+// The check costs one thread-local lookup: almost all collectives run without an observer.
 void CollectiveObserver::notify(Op op, int64_t bytes, const Group& group) {
-  if (Propagated::innermost(kObserver) != nullptr) {
-    Propagated::for_each(kObserver, [&](void* observer) {
+  if (ContextValue::innermost(kObserver) != nullptr) {
+    ContextValue::for_each(kObserver, [&](void* observer) {
       static_cast<CollectiveObserver*>(observer)->on_collective(op, bytes, group);
     });
   }

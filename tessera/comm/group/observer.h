@@ -1,19 +1,19 @@
-// Sees every collective on groups of more than one rank that this thread starts, or a thread that runs a backward for
-// it.
+// Observes the collectives that the calling thread starts, including those of threads that run a backward pass for it.
+// Collectives of groups of one rank are not observed.
 //
 //   struct Counter : comm::CollectiveObserver {
 //     void on_collective(comm::Op op, int64_t bytes, const comm::Group& group) override { ++count; }
 //     int count = 0;
-//   } counter;                                   // watches until it is destroyed
+//   } counter;                                   // observes until it is destroyed
 //
-// Observers end on the thread that made them; all of them are told, from several threads where a backward is at work on
-// several devices. No communication.
+// An observer must be destroyed on the thread that made it. All living observers are called, also nested ones. The
+// calls come from several threads at once when a backward pass runs on several devices. No communication.
 #pragma once
 
 #include <cstdint>
 
+#include "tessera/comm/group/context_value.h"
 #include "tessera/comm/group/op.h"
-#include "tessera/comm/group/propagated.h"
 
 namespace tessera::comm {
 
@@ -26,15 +26,15 @@ class CollectiveObserver {
   CollectiveObserver(const CollectiveObserver&) = delete;
   CollectiveObserver& operator=(const CollectiveObserver&) = delete;
 
-  // bytes: what the best algorithm brings to this rank from the others. all_gather (k-1) inputs, reduce_scatter (k-1)
-  // outputs, all_reduce 2 (k-1)/k of the tensor, all_to_all the output without the own part, broadcast and scatter what
-  // is received, also on the root; send 0.
+  // `bytes`: the traffic from other ranks to this one under the best algorithm, for k ranks. all_gather: (k-1) inputs;
+  // reduce_scatter: (k-1) outputs; all_reduce: 2 (k-1)/k of the tensor; all_to_all: the output without this rank's own
+  // part; broadcast, scatter and recv: the received tensor, for broadcast and scatter also on the root; send: 0.
   virtual void on_collective(Op op, int64_t bytes, const Group& group) = 0;
 
   static void notify(Op op, int64_t bytes, const Group& group);
 
  private:
-  Propagated in_force_;
+  ContextValue in_force_;
 };
 
 }  // namespace tessera::comm

@@ -1,4 +1,4 @@
-// What a collective or message does.
+// The operation of a collective or message.
 //
 //   fmt::format("{} of {} bytes", comm::to_string(comm::Op::kAllReduce), bytes);
 //
@@ -11,7 +11,7 @@
 
 namespace tessera::comm {
 
-// The numbers are in flight records and in the memory that ranks share: new ones go to the end.
+// Signatures in shared memory contain these numbers. New operations are added at the end.
 enum class Op : uint8_t {
   kNone,
   kAllReduce,
@@ -28,7 +28,7 @@ enum class Op : uint8_t {
 };
 inline constexpr int kOpCount = static_cast<int>(Op::kGather) + 1;
 
-// "all_reduce", ...; the verb of the error messages
+// "all_reduce", ...; error messages use it as "[comm.all_reduce]".
 inline const char* to_string(Op op) noexcept {
   return enum_name(op, {"no call", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "scatter", "all_to_all",
                         "send", "recv", "barrier", "reduce", "gather"});

@@ -1,4 +1,4 @@
-// How a reduction combines the ranks' values.
+// The function by which a reduction combines the values of the ranks.
 //
 //   comm::all_reduce(*group, tensor, comm::ReduceOp::kMax).wait();
 //

@@ -11,7 +11,7 @@
 namespace tessera::comm {
 namespace {
 
-std::string said_by(const SignedBy& call, const char* verb) {
+std::string describe_call(const RankSignature& call, const char* verb) {
   return fmt::format("rank {} of the group {}{}", call.first, verb, to_string(call.second));
 }
 
@@ -56,12 +56,15 @@ Signature sign(const SignatureFields& fields) noexcept {
   put_text(result.group, fields.group);
   put_text(result.subject, fields.subject);
 
-  Signature hashed = result;  // with what both ends of a message have in common
+  // A send and its receive must have one hash although their fields differ (operation, peer, subject). So the hash of a
+  // message is taken over a copy in which both ends have the same fields: sender, receiver, tag, number and tensor.
+  // max(hash, 1) keeps 0 free for "no call".
+  Signature hashed = result;
   if (is_message(fields.op)) {
     const bool sends = fields.op == Op::kSend;
     hashed.op = Op::kSend;
-    hashed.root = sends ? fields.rank : fields.root;                                                // from
-    hashed.hash = static_cast<uint64_t>(static_cast<uint32_t>(sends ? fields.root : fields.rank));  // to
+    hashed.root = sends ? fields.rank : fields.root;                                                // sender
+    hashed.hash = static_cast<uint64_t>(static_cast<uint32_t>(sends ? fields.root : fields.rank));  // receiver
     std::memset(hashed.subject, 0, sizeof hashed.subject);
   }
   result.hash = std::max<uint64_t>(XXH3_64bits(&hashed, sizeof hashed), 1);
@@ -84,15 +87,16 @@ std::string to_string(const Signature& signature) {
   return text;
 }
 
-std::string disagreement(const std::vector<SignedBy>& calls) {
-  const auto other =
-      std::ranges::find_if(calls, [&](const SignedBy& call) { return call.second.hash != calls.front().second.hash; });
+// Compares with the first call only: one pair of different calls explains the error.
+std::string disagreement(const std::vector<RankSignature>& calls) {
+  const auto other = std::ranges::find_if(
+      calls, [&](const RankSignature& call) { return call.second.hash != calls.front().second.hash; });
   if (other == calls.end()) return "all ranks make the same call";
   return fmt::format("{}, {}. All ranks of a group must make the same calls in the same order",
-                     said_by(calls.front(), "calls "), said_by(*other, ""));
+                     describe_call(calls.front(), "calls "), describe_call(*other, ""));
 }
 
-void raise_disagreement(std::string_view group, const std::vector<SignedBy>& calls) {
+void raise_disagreement(std::string_view group, const std::vector<RankSignature>& calls) {
   TESSERA_CHECK(calls.size() >= 2, ErrorKind::kInternal, "[comm.check] {} signatures: wanted at least 2", calls.size());
   const Signature& first = calls.front().second;
   throw Disagreement(fmt::format("[comm.{}] group '{}', call {}: {}.", to_string(first.op), group, first.sequence,

@@ -1,4 +1,5 @@
-// Waits for several works, for all of them also when one fails, and throws the first failure. Internal to comm.
+// Waits for several works. All works are waited for even when one fails; then the first failure is thrown. Internal to
+// comm.
 //
 //   wait_all(works);
 #pragma once

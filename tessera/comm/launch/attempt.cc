@@ -17,8 +17,8 @@
 #include "tessera/base/machine/endpoint.h"
 #include "tessera/base/machine/listen.h"
 #include "tessera/comm/errors/error_report.h"
-#include "tessera/comm/launch/rank_notes.h"
 #include "tessera/comm/launch/rank_process.h"
+#include "tessera/comm/launch/reported_steps.h"
 
 namespace tessera::comm {
 namespace {
@@ -27,19 +27,21 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// How long the rank at fault may take to end after one that only felt it.
+// When the first rank to end failed only because of another rank (PeerFailed), the launcher waits this long for the
+// rank with the original error to end too.
 constexpr milliseconds kCauseDelay{1000};
 
-// A port of the loopback interface that is free now, for programs that want MASTER_PORT; we do not use it.
+// Returns a port of the loopback interface that is free now, for programs that read MASTER_PORT. Tessera itself does
+// not use the port.
 int free_port() {
   try {
-    return listen_at("127.0.0.1", 0, Reach::kThisHost).port;
+    return listen_at("127.0.0.1", 0, ListenScope::kThisHost).port;
   } catch (const Error&) {
     return 29500;
   }
 }
 
-// How many processes this machine has killed for want of memory; 0 where the kernel does not say.
+// Number of processes that the kernel's out-of-memory killer has killed since boot; 0 where the kernel does not say.
 int64_t out_of_memory_kills() {
   std::ifstream file("/proc/vmstat");
   int64_t count = 0;
@@ -49,7 +51,8 @@ int64_t out_of_memory_kills() {
   return 0;
 }
 
-// What fits into a line of a log and a variable of the environment (128 KiB), in whole characters.
+// Cuts a text to at most 4096 bytes at a UTF-8 character boundary, so that it fits a log line and an environment
+// variable (limit: 128 KiB).
 std::string shortened(std::string text) {
   constexpr size_t kMost = 4096;
   if (text.size() <= kMost) return text;
@@ -61,28 +64,32 @@ std::string shortened(std::string text) {
 struct Rank {
   int rank = 0;
   pid_t pid = -1;
-  std::optional<int> status;  // of waitpid, once it has ended
+  std::optional<int> status;  // status of waitpid(2), once the process has ended
   bool failed() const { return status && *status != 0; }
 };
 
+// Runs one attempt as a loop on one thread: step() waits for a signal, output or a deadline, passes signals on, and
+// reaps ranks. An attempt ends in stages. A failed rank sets `end_at_` (at once, or kCauseDelay later when its error is
+// only a consequence); at `end_at_` all ranks receive SIGTERM and `kill_at_` is set; at `kill_at_` they receive
+// SIGKILL, again every second. Failures after `ending_` is set come from our own signals and are ignored.
 class Supervisor {
  public:
-  Supervisor(const LaunchPlan& plan, int attempt, const std::string& reason, Signals& signals, RankOutputs& outputs)
+  Supervisor(const LaunchPlan& plan, int attempt, const std::string& reason, SignalQueue& signals, RankOutputs& outputs)
       : plan_(plan), options_(plan.options), attempt_(attempt), reason_(reason), signals_(signals), outputs_(outputs) {
     outputs_.begin_attempt(attempt, folder_.path());
     begin_guard();
   }
   ~Supervisor() {
-    signal_all(SIGKILL);  // if starting one of them failed
+    signal_all(SIGKILL);  // ranks are still running when the start of a later rank failed
     for (auto& rank : ranks_) {
       if (!rank.status) ::waitpid(rank.pid, nullptr, 0);
     }
-    auto spared = before_;
-    if (guard_) spared.push_back(guard_->pid());
-    kill_orphans(spared);
+    auto excluded = before_;
+    if (guard_) excluded.push_back(guard_->pid());
+    kill_orphans(excluded);
   }
 
-  AttemptEnd run() {
+  AttemptResult run() {
     foreground_rank_ = ::isatty(STDIN_FILENO) == 1 && options_.node_rank == 0;  // rank 0 may read from the terminal
     ranks_.reserve(static_cast<size_t>(options_.nproc));
     for (int local = 0; local < options_.nproc; ++local) start(local, !(foreground_rank_ && local == 0));
@@ -114,6 +121,8 @@ class Supervisor {
     if (own_group && guard_) guard_->watch(ranks_.back().pid);
   }
 
+  // torchrun's variables, and where the ranks meet: on one host at a file store in the attempt's folder (mode 0700), on
+  // several hosts at --master. A user's OMP_NUM_THREADS and TESSERA_RUN_ID are kept.
   std::map<std::string, std::string> environment_of(int rank, int local) const {
     std::map<std::string, std::string> set = {{"RANK", std::to_string(rank)},
                                               {"WORLD_SIZE", std::to_string(plan_.world_size)},
@@ -141,15 +150,15 @@ class Supervisor {
       set["MASTER_ADDR"] = host;
       set["MASTER_PORT"] = std::to_string(port);
       set["TESSERA_RENDEZVOUS"] = "tcp:" + options_.master;
-      const char* given = std::getenv("TESSERA_RUN_ID");
-      if (!options_.run_id.empty() || !given || !*given) set["TESSERA_RUN_ID"] = plan_.id;
+      const char* run_id = std::getenv("TESSERA_RUN_ID");
+      if (!options_.run_id.empty() || !run_id || !*run_id) set["TESSERA_RUN_ID"] = plan_.id;
     }
     const char* threads = std::getenv("OMP_NUM_THREADS");
     if (!threads || !*threads) set["OMP_NUM_THREADS"] = std::to_string(plan_.cores.threads);
     return set;
   }
 
-  // Also in the place of one that somebody has killed.
+  // Starts the guard process, also again after a guard was killed: the new guard then watches the living ranks.
   void begin_guard() {
     guard_.emplace(folder_.path());
     for (const auto& rank : ranks_) {
@@ -157,12 +166,13 @@ class Supervisor {
     }
   }
 
-  void look_after_the_rest() {
+  // Replaces a guard that was killed, and reaps processes that a rank left behind and that became our children.
+  void restart_guard_and_reap() {
     if (guard_ && guard_->has_ended()) {
       guard_.reset();
       try {
         begin_guard();
-      } catch (const Error& error) {  // the ranks have their own death signal
+      } catch (const Error& error) {  // the ranks still have their parent-death signal
         std::fprintf(stderr, "tessera: warning: %s\n", error.what());
       }
     }
@@ -186,26 +196,27 @@ class Supervisor {
       if (!deadline) continue;
       wait = std::min(wait, std::chrono::ceil<milliseconds>(*deadline - Clock::now()));
     }
-    wait = std::min(wait, outputs_.look_again_after().value_or(wait));
+    wait = std::min(wait, outputs_.poll_interval().value_or(wait));
     signals_.wait(std::max(wait, milliseconds(0)), outputs_.descriptor());
-    outputs_.pump();
+    outputs_.show_new_output();
     while (const auto info = signals_.next()) {
-      if (info->ssi_signo != SIGCHLD) pass_on(*info);
+      if (info->ssi_signo != SIGCHLD) forward_signal(*info);
     }
     for (auto& rank : ranks_) {
-      if (!rank.status && reap(rank)) note_end(rank);
+      if (!rank.status && reap(rank)) record_rank_end(rank);
     }
-    look_after_the_rest();
-    if (end_at_ && Clock::now() >= *end_at_) begin_end(options_.grace);
+    restart_guard_and_reap();
+    if (end_at_ && Clock::now() >= *end_at_) terminate_ranks(options_.grace);
     if (kill_at_ && Clock::now() >= *kill_at_) {
       if (!ending_) std::fputs("tessera: error: [launch] some ranks did not stop in time and were killed\n", stderr);
       ending_ = true;
-      signal_all(SIGKILL);  // also ends what is stopped
+      signal_all(SIGKILL);  // also ends processes stopped by SIGSTOP
       kill_at_ = Clock::now() + std::chrono::seconds(1);
     }
   }
 
-  // What a rank has started ends with it, while its group's number still cannot belong to anyone else.
+  // Reaps a rank that has ended, and kills the processes it started. waitid(WNOWAIT) first leaves the rank a zombie, so
+  // that the kernel cannot give its process group number to another process before the group is killed.
   bool reap(Rank& rank) {
     siginfo_t info{};
     if (::waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) {
@@ -218,25 +229,31 @@ class Supervisor {
     return true;
   }
 
-  void pass_on(const signalfd_siginfo& info) {
+  // Passes a signal on to the ranks. The first SIGINT, SIGTERM or SIGHUP lets them save and end by themselves; the
+  // second one starts the SIGTERM / SIGKILL sequence.
+  // SIGUSR1 rules out a restart if it asks this program to end, or if a rank has failed already.
+  void forward_signal(const signalfd_siginfo& info) {
     const int signal = static_cast<int>(info.ssi_signo);
     const bool ends = signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
-    if (ends && asked_to_stop_) return begin_end(options_.grace);  // asked twice
+    if (ends && asked_to_stop_) return terminate_ranks(options_.grace);  // the second request
     if (ends) asked_to_stop_ = signal;
-    if (signal == SIGUSR1) told_to_stop_ = told_to_stop_ || options_.usr1_stops || first_ || ending_;
+    if (signal == SIGUSR1)
+      usr1_rules_out_restart_ = usr1_rules_out_restart_ || options_.stops_on_usr1 || first_ || ending_;
     for (const auto& rank : ranks_) {
       if (rank.status) continue;
-      if (!has_group(rank) && info.ssi_code == SI_KERNEL) continue;  // the terminal has told it already
+      if (!has_group(rank) && info.ssi_code == SI_KERNEL) continue;  // the terminal has sent it already
       ::kill(has_group(rank) ? -rank.pid : rank.pid, signal);
     }
   }
 
-  void note_end(const Rank& rank) {
+  // Chooses the failure to report: the first failed rank, or the first whose error is not a consequence of another
+  // rank's. That rank's error also ends the wait for the cause.
+  void record_rank_end(const Rank& rank) {
     if (!rank.failed()) {
       if (asked_to_stop_ && !kill_at_) kill_at_ = Clock::now() + options_.stop_grace;
       return;
     }
-    if (ending_) return;  // by our own signal
+    if (ending_) return;  // the launcher's own signal ended this rank
     const auto report = read_error_report(report_of(rank.rank));
     const bool consequence = report && report->consequence;
     if (!first_ || (consequence_ && !consequence)) {
@@ -251,7 +268,7 @@ class Supervisor {
     }
   }
 
-  void begin_end(milliseconds grace) {
+  void terminate_ranks(milliseconds grace) {
     end_at_.reset();
     if (ending_) return;
     ending_ = true;
@@ -259,11 +276,12 @@ class Supervisor {
     kill_at_ = Clock::now() + grace;
   }
 
-  AttemptEnd finish() {
-    AttemptEnd end{.asked_to_stop = asked_to_stop_ != 0 || told_to_stop_, .step = told_step(progress_file())};
+  AttemptResult finish() {
+    AttemptResult end{.asked_to_stop = asked_to_stop_ != 0 || usr1_rules_out_restart_,
+                      .step = read_reported_step(progress_file())};
     if (!first_) {
       for (const auto& rank : ranks_) {
-        if (rank.failed() && end.exit_code == 0) end.exit_code = exit_code(rank);  // ended by us: we were asked twice
+        if (rank.failed() && end.exit_code == 0) end.exit_code = exit_code(rank);  // ended by a second request
       }
       return end;
     }
@@ -271,9 +289,9 @@ class Supervisor {
     end.failure = failure_of(*first_);
     end.consequence = consequence_;
     const int status = *first_->status;
-    end.told = asked_to_stop_ && WIFSIGNALED(status) && WTERMSIG(status) == asked_to_stop_;
-    end.last_words = outputs_.last_words(first_->rank);
-    end.kept_in = outputs_.kept_in(first_->rank);
+    end.died_of_forwarded_signal = asked_to_stop_ && WIFSIGNALED(status) && WTERMSIG(status) == asked_to_stop_;
+    end.last_stderr_lines = outputs_.last_stderr_lines(first_->rank);
+    end.stderr_path = outputs_.stderr_path(first_->rank);
     return end;
   }
 
@@ -281,9 +299,11 @@ class Supervisor {
     return WIFSIGNALED(*rank.status) ? 128 + WTERMSIG(*rank.status) : WEXITSTATUS(*rank.status);
   }
 
-  Failure failure_of(const Rank& rank) const {
+  // Describes the end of a failed rank: its error report if there is one, else its signal or exit code. SIGKILL
+  // together with a new kill of the kernel's out-of-memory killer counts as a lack of memory.
+  RankFailure failure_of(const Rank& rank) const {
     const int status = *rank.status;
-    Failure failure{.exit_code = exit_code(rank)};
+    RankFailure failure{.exit_code = exit_code(rank)};
     if (WIFSIGNALED(status)) {
       const int signal = WTERMSIG(status);
       const bool starved = signal == SIGKILL && out_of_memory_kills() > kills_before_;
@@ -309,28 +329,28 @@ class Supervisor {
   const LauncherOptions& options_;
   const int attempt_;
   const std::string& reason_;
-  const std::vector<pid_t> before_ = children();  // which the caller had already
-  Signals& signals_;
+  const std::vector<pid_t> before_ = children();  // children that the caller had before the attempt
+  SignalQueue& signals_;
   RankOutputs& outputs_;
   const int64_t kills_before_ = out_of_memory_kills();
   const ScratchFolder folder_{"launch"};  // mode 0700
-  std::optional<Guard> guard_;
+  std::optional<OrphanGuard> guard_;
   const int port_ = free_port();
-  bool foreground_rank_ = false;  // the first rank shares our process group, which the terminal listens to
+  bool foreground_rank_ = false;  // the first rank stays in the terminal's foreground process group, which is ours
   std::vector<Rank> ranks_;
-  const Rank* first_ = nullptr;  // to end badly
-  std::optional<ErrorReport> report_;
-  bool consequence_ = false;   // first_ fell with another one that has not ended yet
-  int asked_to_stop_ = 0;      // the signal
-  bool told_to_stop_ = false;  // by SIGUSR1, after which nothing is started again
-  bool ending_ = false;
+  const Rank* first_ = nullptr;          // the failed rank to report
+  std::optional<ErrorReport> report_;    // error report of `first_`
+  bool consequence_ = false;             // `first_` failed because of a rank that has not ended yet
+  int asked_to_stop_ = 0;                // number of the signal, 0: none
+  bool usr1_rules_out_restart_ = false;  // SIGUSR1 was received: there is no restart
+  bool ending_ = false;                  // the ranks have received SIGTERM or SIGKILL from us
   std::optional<Clock::time_point> end_at_, kill_at_;
 };
 
 }  // namespace
 
-AttemptEnd run_attempt(const LaunchPlan& plan, int attempt, const std::string& restart_reason, Signals& signals,
-                       RankOutputs& outputs) {
+AttemptResult run_attempt(const LaunchPlan& plan, int attempt, const std::string& restart_reason, SignalQueue& signals,
+                          RankOutputs& outputs) {
   return Supervisor(plan, attempt, restart_reason, signals, outputs).run();
 }
 

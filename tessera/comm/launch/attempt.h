@@ -1,9 +1,9 @@
-// One start of the ranks of this host, from the first process to the end of the last. Internal to comm.
+// One attempt: starts the ranks of this host and supervises them until all have ended. Internal to comm.
 //
-//   const AttemptEnd end = run_attempt(plan, 0, "", signals, outputs);
-//   if (end.failure) ...                     // which rank, and why
+//   const AttemptResult end = run_attempt(plan, 0, "", signals, outputs);
+//   if (end.failure) ...                     // which rank failed, and why
 //
-// When it returns no process of it is left.
+// When run_attempt() returns, no process of the attempt is left.
 #pragma once
 
 #include <cstdint>
@@ -23,22 +23,23 @@ struct LaunchPlan {
   const std::vector<std::string>& arguments;
   const LauncherOptions& options;
   int first_rank = 0, world_size = 1;
-  std::string id;  // of this launch: TORCHELASTIC_RUN_ID of its ranks
+  std::string id;  // TORCHELASTIC_RUN_ID of the ranks
   CoreShares cores;
 };
 
-struct AttemptEnd {
+struct AttemptResult {
   int exit_code = 0;
-  bool asked_to_stop = false;           // by a signal to the launcher
-  bool told = false;                    // ... which is all that there is to say of it
-  std::optional<Failure> failure{};     // of the rank at fault
-  bool consequence = false;             // it fell with one of another host
-  std::optional<int64_t> step{};        // that was done last, if rank 0 has told
-  std::string last_words{}, kept_in{};  // of that rank, where its output was not shown
+  bool asked_to_stop = false;             // the launcher received a signal that asks the run to end
+  bool died_of_forwarded_signal = false;  // the rank died by that passed-on signal: no error is printed
+  std::optional<RankFailure> failure{};   // of the rank that failed first
+  bool consequence = false;               // that rank failed because a rank of another host failed
+  std::optional<int64_t> step{};          // last finished step, if rank 0 has reported one
+  // Last lines of stderr of the failed rank, where the terminal did not show them, and the file that holds its stderr.
+  std::string last_stderr_lines{}, stderr_path{};
 };
 
-// `restart_reason`: why it is not the first one.
-AttemptEnd run_attempt(const LaunchPlan& plan, int attempt, const std::string& restart_reason, Signals& signals,
-                       RankOutputs& outputs);
+// `restart_reason`: why the ranks are started again; empty for the first attempt.
+AttemptResult run_attempt(const LaunchPlan& plan, int attempt, const std::string& restart_reason, SignalQueue& signals,
+                          RankOutputs& outputs);
 
 }  // namespace tessera::comm

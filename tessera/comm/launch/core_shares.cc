@@ -20,17 +20,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMostCores = 1 << 16;
+constexpr int kMaxCores = 1 << 16;
 
 std::string text_at(const fs::path& path) {
   try {
     return first_line(read_file(path, size_t{1} << 16));
-  } catch (const Error&) {  // not every kernel and container shows it
+  } catch (const Error&) {  // some kernels and containers do not have the file
     return "";
   }
 }
 
-// "0-3,8": as /sys writes sets of cores. What cannot be read is left out.
+// Parses a list of cores as /sys writes it, e.g. "0-3,8". Parts that cannot be parsed are left out.
 std::vector<int> parse_core_list(std::string_view list) {
   std::vector<int> cores;
   while (!list.empty()) {
@@ -42,11 +42,12 @@ std::vector<int> parse_core_list(std::string_view list) {
     if (error != std::errc() || first < 0) continue;
     last = first;
     if (at < end && *at == '-') std::from_chars(at + 1, end, last);
-    for (int core = first; core <= std::min(last, kMostCores); ++core) cores.push_back(core);
+    for (int core = first; core <= std::min(last, kMaxCores); ++core) cores.push_back(core);
   }
   return cores;
 }
 
+// Decodes the affinity mask of this process: hexadecimal digits, the first one for cores 0 to 3.
 std::vector<int> allowed_cores() {
   const std::string mask = core_mask();
   std::vector<int> cores;
@@ -59,7 +60,8 @@ std::vector<int> allowed_cores() {
   return cores;
 }
 
-// The least limit of this process's cgroup (version 2) and those around it, or of version 1 as containers show it.
+// Returns the smallest CPU limit of this process's cgroup and its parents (version 2), or the limit of version 1 at the
+// path that containers see. In cores; 0: no limit.
 double cpu_quota(const fs::path& root) {
   double least = 0;
   const auto consider = [&](double quota, double period) {
@@ -67,8 +69,8 @@ double cpu_quota(const fs::path& root) {
   };
   const fs::path cgroup = root / "sys/fs/cgroup";
   std::string own;
-  const std::string said = text_at(root / "proc/self/cgroup");  // "0::/path"
-  if (said.starts_with("0::/")) own = said.substr(4);
+  const std::string cgroup_line = text_at(root / "proc/self/cgroup");  // "0::/path"
+  if (cgroup_line.starts_with("0::/")) own = cgroup_line.substr(4);
   for (fs::path at = cgroup / own;; at = at.parent_path()) {
     double quota = 0, period = 0;
     if (std::sscanf(text_at(at / "cpu.max").c_str(), "%lf %lf", &quota, &period) == 2) consider(quota, period);
@@ -94,7 +96,7 @@ std::map<int, int> nodes_of_cores(const fs::path& root) {
   return nodes;
 }
 
-// NVIDIA's driver lists them by their place on the bus, in which CUDA numbers those of one kind.
+// NVIDIA's driver lists GPUs by PCI bus address. CUDA numbers GPUs of one model in the same order.
 std::vector<int> nodes_of_gpus(const fs::path& root) {
   std::set<std::string> places;
   std::error_code failed;
@@ -110,7 +112,7 @@ std::vector<int> nodes_of_gpus(const fs::path& root) {
   return nodes;
 }
 
-// Memory node of each local rank's GPU; empty where that is not known of all.
+// Returns the memory node of each local rank's GPU; empty when the node of some rank's GPU is not known.
 std::vector<int> gpu_nodes_of_ranks(const HostCores& host, int ranks, const Environment& environment) {
   std::vector<int> nodes;
   if (const auto visible = environment("CUDA_VISIBLE_DEVICES")) {
@@ -129,8 +131,9 @@ std::vector<int> gpu_nodes_of_ranks(const HostCores& host, int ranks, const Envi
   return std::ranges::find(nodes, -1) == nodes.end() ? nodes : std::vector<int>();
 }
 
-// Gives each rank a share of its GPU's node. False, and nothing is changed, where there are not such ones for all.
-bool move_to_gpus(std::vector<CoreShare>& shares, const std::vector<int>& gpu_nodes) {
+// Reorders the shares so that each rank has one on its GPU's memory node. Returns false and changes nothing when there
+// is no such order. The first fitting share may be taken for each rank, since shares of one node are interchangeable.
+bool match_shares_to_gpus(std::vector<CoreShare>& shares, const std::vector<int>& gpu_nodes) {
   std::vector<CoreShare> left = shares, moved;
   for (const int node : gpu_nodes) {
     const auto found = std::ranges::find_if(left, [&](const CoreShare& one) { return one.node == node; });
@@ -142,8 +145,8 @@ bool move_to_gpus(std::vector<CoreShare>& shares, const std::vector<int>& gpu_no
   return true;
 }
 
-// What a user has said of threads and cores himself.
-std::optional<std::string> own_wish(const Environment& environment, int cores_of_a_rank) {
+// Returns the environment setting by which the user has chosen threads or cores himself, as text for a message.
+std::optional<std::string> user_affinity_setting(const Environment& environment, int cores_of_a_rank) {
   for (const char* name : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}) {
     if (environment(name)) return fmt::format("{} is set", name);
   }
@@ -179,7 +182,8 @@ HostCores read_cores(const fs::path& root, const std::vector<int>& allowed) {
 }
 
 CoreShares share_cores(const HostCores& host, int ranks, PinMode mode, const Environment& environment) {
-  // Whole cores with their hyperthreads, those of a memory node side by side.
+  // Only whole physical cores are shared out, each with its hyperthreads. The map orders them by memory node, so
+  // consecutive cores are on the same node where possible.
   std::map<std::pair<int, int>, std::vector<int>> by_place;
   std::set<int> nodes;
   for (const LogicalCore& core : host.allowed) {
@@ -188,27 +192,28 @@ CoreShares share_cores(const HostCores& host, int ranks, PinMode mode, const Env
   }
   const int whole = static_cast<int>(by_place.size());
   const double usable = host.quota > 0 ? std::min<double>(host.quota, whole) : whole;
-  CoreShares result{.of_ranks = {}, .threads = std::max(1, static_cast<int>(usable / ranks)), .why_not = ""};
+  CoreShares result{.of_ranks = {}, .threads = std::max(1, static_cast<int>(usable / ranks)), .unbound_reason = ""};
   const int each = whole / std::max(ranks, 1);
-  const auto why_not = [&]() -> std::string {
+  const auto find_unbound_reason = [&]() -> std::string {
     if (mode == PinMode::kOff) return "--pin off";
     if (each < 1) return fmt::format("{} ranks share {} cores", ranks, whole);
     if (host.quota > 0 && host.quota < whole) {
       return fmt::format("the cgroup allows {:.1f} of {} cores", host.quota, whole);
     }
-    if (const auto wish = own_wish(environment, each)) return *wish;
+    if (const auto setting = user_affinity_setting(environment, each)) return *setting;
     if (mode == PinMode::kOn) return "";
     if (ranks == 1) return "one rank has all cores";
-    // Its other threads (watch, connections, saves) would wait for the one that computes.
+    // With one core, the rank's watchdog, connection and checkpoint threads would wait for the computing thread.
     if (each < 2) return "a rank would have one core";
     return "";
   };
-  result.why_not = why_not();
-  TESSERA_CHECK(mode != PinMode::kOn || result.why_not.empty(), ErrorKind::kConfig,
-                "[launch] --pin on: ranks cannot be bound to cores: {}", result.why_not);
-  if (!result.why_not.empty()) return result;
-  std::vector<std::pair<int, std::vector<int>>> places;  // node and hyperthreads of each core
+  result.unbound_reason = find_unbound_reason();
+  TESSERA_CHECK(mode != PinMode::kOn || result.unbound_reason.empty(), ErrorKind::kConfig,
+                "[launch] --pin on: ranks cannot be bound to cores: {}", result.unbound_reason);
+  if (!result.unbound_reason.empty()) return result;
+  std::vector<std::pair<int, std::vector<int>>> places;  // memory node and hyperthreads of each physical core
   for (const auto& [place, threads] : by_place) places.emplace_back(place.first, threads);
+  // Rank r gets cores r * whole / ranks to (r + 1) * whole / ranks, so the shares differ by one core at most.
   for (int rank = 0; rank < ranks; ++rank) {
     CoreShare share;
     for (int i = rank * whole / ranks; i < (rank + 1) * whole / ranks; ++i) {
@@ -220,9 +225,10 @@ CoreShares share_cores(const HostCores& host, int ranks, PinMode mode, const Env
     result.of_ranks.push_back(std::move(share));
   }
   const auto gpu_nodes = gpu_nodes_of_ranks(host, ranks, environment);
-  if (nodes.size() > 1 && !gpu_nodes.empty() && !move_to_gpus(result.of_ranks, gpu_nodes) && mode == PinMode::kAuto) {
+  if (nodes.size() > 1 && !gpu_nodes.empty() && !match_shares_to_gpus(result.of_ranks, gpu_nodes) &&
+      mode == PinMode::kAuto) {
     result.of_ranks.clear();
-    result.why_not = "the ranks' GPUs are at other memory nodes than equal shares of the cores";
+    result.unbound_reason = "the ranks' GPUs are at other memory nodes than equal shares of the cores";
   }
   return result;
 }

@@ -1,9 +1,10 @@
-// Which cores of this host each of its ranks gets, and how many threads. No communication. Internal to comm.
+// Divides the cores of this host among its ranks, and chooses the number of threads per rank. No communication.
+// Internal to comm.
 //
 //   const CoreShares shares = share_cores(read_cores(), 4, PinMode::kAuto, process_environment());
-//   shares.of_ranks[2].cores    // to bind rank 2 to; empty: to none
+//   shares.of_ranks[2].cores    // cores to bind local rank 2 to
 //
-// Decided once, by the launcher, for all ranks of the host. docs/design/rendezvous.md says when ranks are bound.
+// The launcher decides once for all ranks of the host. docs/design/rendezvous.md says when ranks are bound to cores.
 #pragma once
 
 #include <filesystem>
@@ -17,17 +18,18 @@ namespace tessera::comm {
 
 struct LogicalCore {
   int number = 0;
-  int physical = 0;  // the lowest number among its hyperthreads, allowed ones or not
-  int node = 0;      // memory node
+  int physical = 0;  // lowest number among the hyperthreads of its physical core, allowed to this process or not
+  int node = 0;      // memory (NUMA) node
 };
 
 struct HostCores {
-  std::vector<LogicalCore> allowed;  // by affinity: taskset, cpuset, Slurm
-  double quota = 0;                  // cores' worth of time that the cgroup allows; 0: no limit
-  std::vector<int> gpu_nodes{};      // memory node of each GPU, by its place on the bus; -1: not known
+  std::vector<LogicalCore> allowed;  // cores in the affinity mask of this process (taskset, cpuset, Slurm)
+  double quota = 0;                  // CPU time that the cgroup allows, in cores; 0: no limit
+  std::vector<int> gpu_nodes{};      // memory node of each GPU, in PCI bus order; -1: not known
 };
 
-// `root` stands for "/", for tests; `allowed` are the cores that this process may run on.
+// Reads the cores from /proc and /sys. `root` replaces "/" in tests; `allowed` are the cores that this process may run
+// on.
 HostCores read_cores(const std::filesystem::path& root = "/");
 HostCores read_cores(const std::filesystem::path& root, const std::vector<int>& allowed);
 
@@ -36,17 +38,18 @@ PinMode parse_pin_mode(std::string_view name);  // "auto", "on", "off"; Error kC
 
 struct CoreShare {
   std::vector<int> cores;
-  int node = -1;  // of all of them; -1: of several
+  int node = -1;  // memory node of all these cores; -1: they are on several nodes, or the host has one node
 };
 
 struct CoreShares {
-  std::vector<CoreShare> of_ranks;  // as many as ranks, or none
-  int threads = 1;                  // a rank's OMP_NUM_THREADS, where the user has set none
-  std::string why_not;              // ranks are not bound; "" when they are
+  std::vector<CoreShare> of_ranks;  // one per local rank; empty: ranks are not bound to cores
+  int threads = 1;                  // OMP_NUM_THREADS of a rank, where the user has set none
+  std::string unbound_reason;       // why ranks are not bound; "" when they are
 };
 
-// Where each local rank has a GPU of its number (CUDA_VISIBLE_DEVICES), it gets cores of that GPU's memory node; kAuto
-// binds none where there is no such share for each. kOn: error kConfig when ranks cannot be bound.
+// Divides the cores into equal shares. Where local rank i uses GPU i (of CUDA_VISIBLE_DEVICES), rank i gets a share on
+// that GPU's memory node; if there is no such share for every rank, kAuto binds no rank. Throws Error kConfig for kOn
+// when ranks cannot be bound.
 CoreShares share_cores(const HostCores& cores, int ranks, PinMode mode, const Environment& environment);
 
 }  // namespace tessera::comm

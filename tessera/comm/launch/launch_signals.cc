@@ -12,7 +12,9 @@ bool is_ignored(int signal) {
   return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
-Signals::Signals() {
+// The signals are blocked and then read from a signalfd, so that the launcher handles them in its loop and not in a
+// handler. An ignored SIGHUP (nohup) stays out of the set: a signalfd would report it even so.
+SignalQueue::SignalQueue() {
   ::sigemptyset(&set_);
   for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) ::sigaddset(&set_, signal);
   if (!is_ignored(SIGHUP)) ::sigaddset(&set_, SIGHUP);
@@ -21,7 +23,7 @@ Signals::Signals() {
   TESSERA_CHECK(descriptor_.open(), ErrorKind::kIo, "[launch] signalfd: {}", std::strerror(errno));
 }
 
-bool asked_to_stop(const Signals& signals) {
+bool asked_to_stop(const SignalQueue& signals) {
   while (const auto info = signals.next()) {
     const auto signal = info->ssi_signo;
     if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGUSR1) return true;

@@ -1,10 +1,10 @@
-// What a launcher hears while it waits. Internal to comm.
+// The signals that a launcher receives while it waits. Internal to comm.
 //
-//   Signals signals;                       // SIGCHLD, SIGINT, SIGTERM, ... arrive here while it lives
+//   SignalQueue signals;                   // while it lives, SIGCHLD, SIGINT, SIGTERM, ... are queued here
 //   signals.wait(milliseconds(500));
 //   while (const auto info = signals.next()) ...
 //
-// For a process with one thread.
+// Only for a process with one thread.
 #pragma once
 
 #include <poll.h>
@@ -20,21 +20,22 @@
 
 namespace tessera::comm {
 
-// By this process, as nohup leaves SIGHUP: then nobody is to end by it.
+// Whether this process ignores the signal, as under nohup for SIGHUP. Then the ranks ignore it, too.
 bool is_ignored(int signal);
 
-class Signals {
+class SignalQueue {
  public:
-  Signals();  // Error kIo
-  ~Signals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  Signals(const Signals&) = delete;
-  Signals& operator=(const Signals&) = delete;
+  SignalQueue();  // Error kIo
+  ~SignalQueue() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalQueue(const SignalQueue&) = delete;
+  SignalQueue& operator=(const SignalQueue&) = delete;
 
-  // Until there is one, or `other` (-1: nothing) can be read, or the time is over.
-  void wait(std::chrono::milliseconds at_most, int other = -1) const {
+  // Waits until a signal has arrived, the descriptor `other` (-1: none) is readable, or the time is over.
+  void wait(std::chrono::milliseconds timeout, int other = -1) const {
     pollfd polled[] = {{descriptor_.get(), POLLIN, 0}, {other, POLLIN, 0}};
-    ::poll(polled, 2, static_cast<int>(at_most.count()));
+    ::poll(polled, 2, static_cast<int>(timeout.count()));
   }
+  // Returns the next queued signal, nullopt when there is none. Does not block.
   std::optional<signalfd_siginfo> next() const {
     signalfd_siginfo info;
     if (::read(descriptor_.get(), &info, sizeof info) != sizeof info) return std::nullopt;
@@ -46,10 +47,10 @@ class Signals {
   UniqueFd descriptor_;
 };
 
-// Reads what has come: whether somebody wants the run to end.
-bool asked_to_stop(const Signals& signals);
+// Reads the queued signals; returns true when SIGINT, SIGTERM, SIGHUP or SIGUSR1 is among them.
+bool asked_to_stop(const SignalQueue& signals);
 
-// Orphans of our ranks become our children.
+// Makes this process the subreaper (prctl(2)) while it lives: orphaned descendants of the ranks become its children.
 class Subreaper {
  public:
   Subreaper() {

@@ -15,9 +15,9 @@
 #include "tessera/base/files/staged.h"
 #include "tessera/base/log.h"
 #include "tessera/base/machine/endpoint.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 #include "tessera/comm/launch/attempt.h"
-#include "tessera/comm/launch/launchers_meeting.h"
+#include "tessera/comm/launch/launcher_rendezvous.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 
 namespace tessera::comm {
@@ -42,11 +42,12 @@ void check_program(const std::string& name) {
     std::error_code ignored;
     if (fs::is_regular_file(candidate, ignored) && ::access(candidate.c_str(), X_OK) == 0) return;
   }
-  raise(ErrorKind::kConfig, "[launch] {}: no such program, or it may not be run", name);
+  raise(ErrorKind::kConfig, "[launch] {}: no such program, or it is not executable", name);
 }
 
-// What is run, as all hosts can call it: hosts that run something else at the same port are another run. Strangers may
-// see it, so that of the command line, which may hold what they should not know, it tells the program alone.
+// Names the run from its command line, so that all hosts find the same name, and hosts that run another command at the
+// same port have another one. Processes outside the run may read the name, and the arguments may hold secrets: the name
+// therefore shows the program only, and a hash of the arguments.
 std::string name_of(const std::vector<std::string>& arguments) {
   std::string program = fs::path(arguments[0]).filename().string(), all = program;
   for (size_t i = 1; i < arguments.size(); ++i) all += '\0' + arguments[i];
@@ -55,36 +56,38 @@ std::string name_of(const std::vector<std::string>& arguments) {
   return fmt::format("{} ({:016x})", program, std::hash<std::string>()(all));
 }
 
-// The number of the first rank of this host, and how many there are in all.
-struct Share {
+// Global rank of the first rank of this host, and the world size.
+struct RankRange {
   int first = 0, size = 0;
 };
 
-Share share_of(const LauncherOptions& options) {
+RankRange range_of_host(const LauncherOptions& options) {
   if (options.nproc_of_hosts.empty()) return {options.node_rank * options.nproc, options.nnodes * options.nproc};
   const auto begin = options.nproc_of_hosts.begin();
   return {std::accumulate(begin, begin + options.node_rank, 0),
           std::accumulate(begin, options.nproc_of_hosts.end(), 0)};
 }
 
-// What this launch is called: by the user, or, on several hosts, as all of them can.
+// The id of this launch: --run-id; else on one host a random name, and on several hosts TESSERA_RUN_ID or name_of(),
+// which are equal on all hosts.
 std::string id_of(const std::vector<std::string>& arguments, const LauncherOptions& options) {
   if (!options.run_id.empty()) return options.run_id;
-  if (options.nnodes == 1) return "run-" + random_word(8);
-  const char* given = std::getenv("TESSERA_RUN_ID");
-  return given && *given ? given : name_of(arguments);
+  if (options.nnodes == 1) return "run-" + random_hex(8);
+  const char* run_id = std::getenv("TESSERA_RUN_ID");
+  return run_id && *run_id ? run_id : name_of(arguments);
 }
 
-void print_end(const AttemptEnd& end, const std::string& why_no_restart) {
-  if (end.told) return;  // as it was told
-  const std::string text = fmt::format("{}tessera: error: {}{}\n", end.last_words, end.failure->text,
-                                       end.kept_in.empty() ? "" : ". Its output is in " + end.kept_in);
+void print_end(const AttemptResult& end, const std::string& why_no_restart) {
+  if (end.died_of_forwarded_signal) return;  // the rank died by the signal that the user sent: no error
+  const std::string text = fmt::format("{}tessera: error: {}{}\n", end.last_stderr_lines, end.failure->text,
+                                       end.stderr_path.empty() ? "" : ". Its output is in " + end.stderr_path);
   std::fputs(text.c_str(), stderr);
   if (!why_no_restart.empty()) std::fprintf(stderr, "tessera: error: [launch] %s\n", why_no_restart.c_str());
 }
 
-// Between an attempt and the next: longer where nothing comes of it. False: somebody wants the run to end.
-bool rest_between(int tries, const Signals& signals) {
+// Pauses between two attempts: not for the first restart without progress, then 400 ms, doubled each time up to 10 s.
+// Returns false when a signal asks the run to end.
+bool pause_before_restart(int tries, const SignalQueue& signals) {
   constexpr milliseconds kLongest{10'000};
   const milliseconds rest = tries < 2 ? milliseconds(0) : std::min(milliseconds(100 << std::min(tries, 10)), kLongest);
   const auto end = std::chrono::steady_clock::now() + rest;
@@ -96,38 +99,40 @@ bool rest_between(int tries, const Signals& signals) {
   }
 }
 
+// The loop over attempts. On several hosts, the launchers meet after each attempt and host 0 decides for all, so that
+// all hosts restart or none does; on one host this launcher decides.
 int run_and_restart(const std::vector<std::string>& arguments, const LauncherOptions& options) {
-  const Share share = share_of(options);
+  const RankRange range = range_of_host(options);
   const LaunchPlan plan{.arguments = arguments,
                         .options = options,
-                        .first_rank = share.first,
-                        .world_size = share.size,
+                        .first_rank = range.first,
+                        .world_size = range.size,
                         .id = id_of(arguments, options),
                         .cores = share_cores(read_cores(), options.nproc, options.pin, process_environment())};
-  log_debug("[launch] {} threads a rank; {}", plan.cores.threads,
-            plan.cores.why_not.empty() ? "bound to cores" : "not bound to cores: " + plan.cores.why_not);
+  log_debug("[launch] {} threads per rank; {}", plan.cores.threads,
+            plan.cores.unbound_reason.empty() ? "bound to cores" : "not bound to cores: " + plan.cores.unbound_reason);
   const auto mark = [&]() -> std::optional<std::string> {
-    return options.saved_mark ? options.saved_mark() : std::nullopt;
+    return options.last_checkpoint_name ? options.last_checkpoint_name() : std::nullopt;
   };
   RestartPolicy policy({.max_restarts = options.max_restarts,
-                        .has_marks = options.saved_mark != nullptr,
-                        .tells_steps = options.tells_steps},
+                        .has_marks = options.last_checkpoint_name != nullptr,
+                        .reports_steps = options.reports_steps},
                        mark().value_or(""));
-  Signals signals;
+  SignalQueue signals;
   const Subreaper subreaper;
   RankOutputs outputs(options.output, plan.id);
   if (!outputs.folder().empty()) log_info("[launch] the ranks' output is in {}", outputs.folder().string());
-  const auto decide = [&](const Failure& failure, std::optional<int64_t> step) {
+  const auto decide = [&](const RankFailure& failure, std::optional<int64_t> step) {
     return policy.decide(failure, {.step = step, .mark = mark()});
   };
-  std::optional<LaunchersMeeting> meeting;
-  if (options.nnodes > 1 && options.max_restarts > 0) meeting.emplace(options, plan.id);
+  std::optional<LauncherRendezvous> rendezvous;
+  if (options.nnodes > 1 && options.max_restarts > 0) rendezvous.emplace(options, plan.id);
   std::string reason;
   for (int attempt = 0;; ++attempt) {
-    const AttemptEnd end = run_attempt(plan, attempt, reason, signals, outputs);
-    CommonEnd common{.exit_code = end.exit_code};
-    if (meeting) {
-      common = meeting->meet(attempt, end, decide, signals);
+    const AttemptResult end = run_attempt(plan, attempt, reason, signals, outputs);
+    JointRestartDecision common{.exit_code = end.exit_code};
+    if (rendezvous) {
+      common = rendezvous->meet(attempt, end, decide, signals);
     } else if (end.failure && !end.asked_to_stop) {
       common.decision = decide(*end.failure, end.step);
     }
@@ -137,9 +142,9 @@ int run_and_restart(const std::vector<std::string>& arguments, const LauncherOpt
       return end.exit_code != 0 ? end.exit_code : common.exit_code;
     }
     reason = decision.text;
-    std::fputs(end.last_words.c_str(), stderr);
+    std::fputs(end.last_stderr_lines.c_str(), stderr);
     log_warning("[launch] restart {}: {}", decision.attempt, reason);
-    if (rest_between(decision.tries, signals)) continue;
+    if (pause_before_restart(decision.tries, signals)) continue;
     log_warning("[launch] asked to stop before restart {}", decision.attempt);
     return common.exit_code;
   }
@@ -147,8 +152,8 @@ int run_and_restart(const std::vector<std::string>& arguments, const LauncherOpt
 
 }  // namespace
 
-int launch_local_ranks(const std::vector<std::string>& arguments, const LauncherOptions& given) {
-  LauncherOptions options = given;
+int launch_local_ranks(const std::vector<std::string>& arguments, const LauncherOptions& user_options) {
+  LauncherOptions options = user_options;
   TESSERA_CHECK(!arguments.empty(), ErrorKind::kConfig,
                 "[launch] no program given. Usage: tessera launch --nproc N -- PROG ...");
   const auto check_nproc = [](int nproc) {
@@ -180,7 +185,7 @@ int launch_local_ranks(const std::vector<std::string>& arguments, const Launcher
     TESSERA_CHECK(rank < options.nproc, ErrorKind::kConfig, "[launch] --log-rank {}: this host has ranks 0 to {}", rank,
                   options.nproc - 1);
   }
-  std::fflush(nullptr);  // or children would write it again
+  std::fflush(nullptr);  // forked children would write buffered output a second time
   return run_and_restart(arguments, options);
 }
 

@@ -13,7 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/files/staged.h"
 #include "tessera/base/text/number.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 
 namespace tessera::comm {
 namespace {
@@ -21,11 +21,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kLongestLine = size_t{1} << 16;
-constexpr int64_t kMostAtOnce = int64_t{1} << 20;
+constexpr int64_t kMaxBytesAtOnce = int64_t{1} << 20;
 constexpr size_t kLastBytes = 4096;
 constexpr size_t kLastLines = 20;
 
-// What a name may hold in a folder's.
+// Replaces all characters but letters, digits, '-' and '_' by '_', and cuts the name to 60 characters.
 std::string folder_name(std::string name) {
   for (char& c : name) {
     const bool plain =
@@ -52,13 +52,15 @@ RankOutputs::RankOutputs(OutputOptions options, const std::string& name) : optio
   fs::create_directories(options_.log_dir, failed);
   TESSERA_CHECK(!failed, ErrorKind::kIo, "[launch] --log-dir {}: {}", options_.log_dir, failed.message());
   for (int tries = 0; folder_.empty(); ++tries) {
-    const fs::path path = fs::path(options_.log_dir) / fmt::format("{}_{}", folder_name(name), random_word(4));
+    const fs::path path = fs::path(options_.log_dir) / fmt::format("{}_{}", folder_name(name), random_hex(4));
     if (::mkdir(path.c_str(), 0755) == 0) folder_ = path;
     TESSERA_CHECK(!folder_.empty() || (errno == EEXIST && tries < 100), ErrorKind::kIo, "[launch] --log-dir {}: {}",
                   path.string(), std::strerror(errno));
   }
 }
 
+// inotify is needed only if output is both written to files and shown. It wakes the launcher when a file has grown;
+// files for which no watch could be made are read every 200 ms instead (poll_interval).
 void RankOutputs::begin_attempt(int attempt, const fs::path& scratch) {
   streams_.clear();
   kept_ = !folder_.empty();
@@ -67,6 +69,8 @@ void RankOutputs::begin_attempt(int attempt, const fs::path& scratch) {
   notices_.reset(reads ? ::inotify_init1(IN_CLOEXEC | IN_NONBLOCK) : -1);
 }
 
+// A shown rank inherits the launcher's streams if no files are kept and --tee is not given. Any other rank writes to
+// files; `tails`: the launcher reads these files and shows their lines.
 RankOutputs::Streams RankOutputs::open(int rank, int local_rank) {
   const auto& shown = options_.shown;
   const bool is_shown = shown.empty() || std::ranges::find(shown, local_rank) != shown.end();
@@ -79,7 +83,7 @@ int RankOutputs::add(int rank, bool shown, int to) {
   const fs::path path = attempt_ / std::to_string(rank) / (to == STDOUT_FILENO ? "stdout.log" : "stderr.log");
   std::error_code failed;
   fs::create_directories(path.parent_path(), failed);
-  Stream stream{.rank = rank, .to = to, .shown = shown, .path = path};
+  RankStream stream{.rank = rank, .to = to, .shown = shown, .path = path};
   stream.own.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644));
   TESSERA_CHECK(stream.own.open(), ErrorKind::kIo, "[launch] {}: {}", path.string(),
                 failed ? failed.message() : std::strerror(errno));
@@ -92,27 +96,30 @@ int RankOutputs::add(int rank, bool shown, int to) {
 }
 
 void RankOutputs::close_own() {
-  for (Stream& stream : streams_) stream.own.reset();
+  for (RankStream& stream : streams_) stream.own.reset();
 }
 
-void RankOutputs::pump() {
+// The events of inotify only wake the launcher. They are discarded, and every shown stream is read.
+void RankOutputs::show_new_output() {
   char notices[4096];
   while (notices_.open() && ::read(notices_.get(), notices, sizeof notices) > 0) {
   }
-  for (Stream& stream : streams_) pump(stream, kMostAtOnce);
+  for (RankStream& stream : streams_) show_new_output(stream, kMaxBytesAtOnce);
 }
 
-std::optional<std::chrono::milliseconds> RankOutputs::look_again_after() const {
+std::optional<std::chrono::milliseconds> RankOutputs::poll_interval() const {
   constexpr std::chrono::milliseconds kUnnoticed{200};
   std::optional<std::chrono::milliseconds> after;
-  for (const Stream& stream : streams_) {
+  for (const RankStream& stream : streams_) {
     if (stream.more) return std::chrono::milliseconds(0);
     if (stream.read.open() && !stream.noticed) after = kUnnoticed;
   }
   return after;
 }
 
-void RankOutputs::pump(Stream& stream, int64_t most_bytes) const {
+// Shows whole lines. A line without an end is kept in `stream.line` until the rest arrives, unless it reaches 64 KiB:
+// then it is shown in parts, so that memory stays bounded.
+void RankOutputs::show_new_output(RankStream& stream, int64_t max_bytes) const {
   if (!stream.read.open()) return;
   const std::string before = fmt::format("[rank{}]: ", stream.rank);
   std::string shown;
@@ -131,19 +138,20 @@ void RankOutputs::pump(Stream& stream, int64_t most_bytes) const {
     }
     write_all(stream.to, shown);
     shown.clear();
-    most_bytes -= got;
-    if (most_bytes <= 0) {
+    max_bytes -= got;
+    if (max_bytes <= 0) {
       stream.more = true;
       return;
     }
   }
 }
 
+// The size of the file is read once: a process that a rank left behind may still write, and must not keep us here.
 void RankOutputs::finish() {
-  for (Stream& stream : streams_) {
+  for (RankStream& stream : streams_) {
     struct stat status {};
     if (stream.read.open() && ::fstat(stream.read.get(), &status) == 0) {
-      pump(stream, status.st_size - ::lseek(stream.read.get(), 0, SEEK_CUR));
+      show_new_output(stream, status.st_size - ::lseek(stream.read.get(), 0, SEEK_CUR));
     }
     stream.more = false;
     if (!stream.line.empty()) write_all(stream.to, fmt::format("[rank{}]: {}\n", stream.rank, stream.line));
@@ -151,9 +159,10 @@ void RankOutputs::finish() {
   }
 }
 
-std::string RankOutputs::last_words(int rank) const {
+// Reads the last 4 KiB, drops the first line if it is cut, then all but the last 20 lines.
+std::string RankOutputs::last_stderr_lines(int rank) const {
   const auto found = std::ranges::find_if(
-      streams_, [&](const Stream& stream) { return stream.rank == rank && stream.to == STDERR_FILENO; });
+      streams_, [&](const RankStream& stream) { return stream.rank == rank && stream.to == STDERR_FILENO; });
   if (found == streams_.end() || found->shown) return "";
   const UniqueFd file(::open(found->path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status {};
@@ -168,11 +177,11 @@ std::string RankOutputs::last_words(int rank) const {
   return text;
 }
 
-std::string RankOutputs::kept_in(int rank) const {
+std::string RankOutputs::stderr_path(int rank) const {
   return kept_ ? (attempt_ / std::to_string(rank) / "stderr.log").string() : "";
 }
 
-std::vector<int> parse_log_ranks(const std::string& text, const std::string& what) {
+std::vector<int> parse_log_ranks(const std::string& text, const std::string& flag) {
   std::vector<int> ranks;
   std::string_view rest = text;
   while (!rest.empty()) {
@@ -180,7 +189,7 @@ std::vector<int> parse_log_ranks(const std::string& text, const std::string& wha
     rest.remove_prefix(std::min(word.size() + 1, rest.size()));
     const auto rank = parse_number<int>(word);
     TESSERA_CHECK(rank && *rank >= 0 && *rank < 4096, ErrorKind::kConfig,
-                  "[launch] {} '{}': wanted local ranks, like 0 or 0,2", what, text);
+                  "[launch] {} '{}': wanted local ranks, like 0 or 0,2", flag, text);
     ranks.push_back(*rank);
   }
   return ranks;

@@ -1,13 +1,14 @@
-// Where the output of ranks goes: the terminal, files, or both. Internal to comm.
+// Directs the output of ranks to the terminal, to files, or to both. Internal to comm.
 //
 //   RankOutputs outputs({.log_dir = "logs", .tee = true, .shown = {0}}, "nightly");
 //   outputs.begin_attempt(0, scratch);
 //   const RankOutputs::Streams streams = outputs.open(3, 3);   // for the rank that is about to start
-//   outputs.pump();                                            // when descriptor() can be read, look_again_after() is
-//                                                              // over, and at the end
+//   outputs.show_new_output();                                 // when descriptor() is readable, or after
+//                                                              // poll_interval(), and at the end
 //
-// Files are LOG_DIR/NAME/attempt_N/RANK/stdout.log and stderr.log, NAME a new folder. Ranks write to them directly, so
-// that nothing they said is lost with a launcher, and no rank waits for one; what is to be shown is read from there.
+// The files are LOG_DIR/NAME/attempt_N/RANK/stdout.log and stderr.log, where NAME is a new folder. Ranks write to the
+// files directly: no output is lost when the launcher dies, and no rank waits for the launcher. The launcher reads the
+// files to show output on the terminal.
 #pragma once
 
 #include <chrono>
@@ -23,59 +24,65 @@
 namespace tessera::comm {
 
 struct OutputOptions {
-  std::string log_dir = "";  // empty: none
-  bool tee = false;          // to files and, line by line with the rank in front, to the terminal
-  std::vector<int> shown{};  // local ranks whose output the terminal shows; empty: all
+  std::string log_dir = "";  // folder of the files; empty: no files are kept
+  bool tee = false;          // write to files, and show each line on the terminal after the prefix "[rankN]: "
+  std::vector<int> shown{};  // local ranks whose output is shown on the terminal; empty: all
 };
 
 class RankOutputs {
  public:
   struct Streams {
-    int out = -1, err = -1;  // -1: those of this process
+    int out = -1, err = -1;  // descriptors; -1: the rank inherits the stream of this process
   };
 
-  // Makes the folder of this run. Error kIo.
+  // Makes the folder of this run, LOG_DIR/NAME_XXXX. Error kIo.
   RankOutputs(OutputOptions options, const std::string& name);
   RankOutputs(const RankOutputs&) = delete;
   RankOutputs& operator=(const RankOutputs&) = delete;
 
   const std::filesystem::path& folder() const { return folder_; }  // empty without log_dir
-  // Files that nobody asked for are in `scratch`, which must live until the next attempt or the end.
+  // Starts a new attempt. Without log_dir, files that are needed anyway are made in `scratch`, which must exist until
+  // the next attempt or the end.
   void begin_attempt(int attempt, const std::filesystem::path& scratch);
+  // Opens the streams of a rank that is about to start. Error kIo.
   Streams open(int rank, int local_rank);
-  void close_own();  // the streams, once all ranks have started
-  int descriptor() const { return notices_.get(); }
-  // Shows what has come, of each stream at most 1 MiB: who writes without end keeps nobody from the others.
-  void pump();
-  // How long pump() may wait though nothing is told by descriptor(); nothing: for ever.
-  std::optional<std::chrono::milliseconds> look_again_after() const;
-  void finish();  // what is there by now, lines that have no end too
-  // The end of what a rank whose output was not shown said on stderr, as whole lines; "" when it was shown.
-  std::string last_words(int rank) const;
-  // "logs/nightly_1a2b/attempt_0/3/stderr.log", or "".
-  std::string kept_in(int rank) const;
+  // Closes the launcher's copies of the streams, once all ranks have started.
+  void close_own();
+  int descriptor() const { return notices_.get(); }  // readable when a shown file has grown
+  // Shows new output, at most 1 MiB per stream and call, so that one rank with endless output does not delay the
+  // others.
+  void show_new_output();
+  // Time after which show_new_output() must be called although descriptor() is not readable; nullopt: no limit.
+  std::optional<std::chrono::milliseconds> poll_interval() const;
+  // Shows the output that is left, including a last line without a line break.
+  void finish();
+  // The last lines of stderr (at most 20 lines and 4 KiB) of a rank whose output was not shown; "" when it was shown.
+  std::string last_stderr_lines(int rank) const;
+  // Path of the rank's stderr file, e.g. "logs/nightly_1a2b/attempt_0/3/stderr.log"; "" without log_dir.
+  std::string stderr_path(int rank) const;
 
  private:
-  struct Stream {
-    int rank = 0, to = 1;
+  struct RankStream {
+    int rank = 0, to = 1;  // `to`: descriptor of the terminal stream, 1 or 2
     bool shown = false;
     std::filesystem::path path;
     UniqueFd own{}, read{};
-    std::string line{};   // its begun last one
-    bool more = false;    // than was read at once
-    bool noticed = true;  // notices_ tells of it
+    std::string line{};   // the begun last line
+    bool more = false;    // the last show_new_output() left output unread
+    bool noticed = true;  // inotify reports changes of this file
   };
   int add(int rank, bool shown, int to);
-  void pump(Stream& stream, int64_t most_bytes) const;
+  void show_new_output(RankStream& stream, int64_t max_bytes) const;
 
   const OutputOptions options_;
   std::filesystem::path folder_, attempt_;
-  bool kept_ = false;
-  UniqueFd notices_;  // of inotify; not open where the user has no more of them
-  std::list<Stream> streams_;
+  bool kept_ = false;  // files are kept in log_dir
+  UniqueFd notices_;   // inotify descriptor; not open when the user's limit of inotify instances is reached
+  std::list<RankStream> streams_;
 };
 
-// "0", "0,2": local ranks, as --log-rank and LOG_RANK have them. Error kConfig names `what`.
-std::vector<int> parse_log_ranks(const std::string& text, const std::string& what);
+// Parses a list of local ranks such as "0" or "0,2", the value of --log-rank and LOG_RANK. Error kConfig names `flag`,
+// the flag or variable.
+std::vector<int> parse_log_ranks(const std::string& text, const std::string& flag);
 
 }  // namespace tessera::comm

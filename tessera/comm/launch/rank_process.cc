@@ -24,20 +24,21 @@ extern char** environ;
 namespace tessera::comm {
 namespace {
 
-// Written by a launcher that ends as it should.
+// Sent to the guard, in place of a process group, by a launcher that ends normally.
 constexpr pid_t kDismissed = 0;
 
-// Whether a process that shows no environment may still get one: in the middle of execve() the kernel shows an empty
+// Returns whether a process that shows no environment may still get one: during execve() the kernel shows an empty
 // environment. Kernel threads and zombies have no executable.
 bool may_be_in_execve(const std::filesystem::path& process) {
   char target[1];
   return ::readlink((process / "exe").c_str(), target, sizeof target) >= 0;
 }
 
-// Kills every process whose environment names `folder`: a rank, or what one has started, wherever it went. Looks again
-// after each one that was killed, since it may have been starting another, and after those that may be in execve(),
-// for two seconds at most, since a process may also have been given an empty environment.
-void kill_heirs(const std::filesystem::path& folder) {
+// Kills every process whose environment contains a path in `folder`. Descendants of a rank inherit the environment, so
+// this also finds those that left the rank's process group. The search is repeated after every kill, because the
+// killed process may have been starting another one. It is also repeated while a process may be in execve(), for two
+// seconds at most, because a process may have been given an empty environment on purpose.
+void kill_descendants(const std::filesystem::path& folder) {
   constexpr int kMaxRounds = 100;
   constexpr useconds_t kPause = 20'000;  // microseconds
   const std::string mark = folder.string() + "/";
@@ -61,13 +62,16 @@ void kill_heirs(const std::filesystem::path& folder) {
   }
 }
 
+// The guard process. It reads process group numbers from its socket until kDismissed arrives or the socket ends. The
+// end of the socket means that the launcher died: the kernel closes it however the launcher dies.
 [[noreturn]] void run_guard(int line, const std::filesystem::path& folder) {
-  ::setsid();  // out of reach of the terminal's signals
+  ::setsid();  // the terminal's signals do not reach a process of another session
   ::prctl(PR_SET_NAME, "tessera-guard");
   sigset_t all;
   ::sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, nullptr);
-  // Nobody waits for the end of our output, or of any pipe of the caller, because of this process.
+  // All inherited descriptors are closed: a reader of the launcher's output or pipes would otherwise wait until the
+  // guard ends.
   const int null = ::open("/dev/null", O_RDWR);
   for (int descriptor = 0; descriptor < 3; ++descriptor) ::dup2(null, descriptor);
   ::dup2(line, 3);
@@ -75,15 +79,15 @@ void kill_heirs(const std::filesystem::path& folder) {
   ::close_range(4, ~0U, 0);
   std::vector<pid_t> groups;
   for (;;) {
-    pid_t told = 0;
-    const ssize_t got = ::read(line, &told, sizeof told);
+    pid_t group = 0;
+    const ssize_t got = ::read(line, &group, sizeof group);
     if (got < 0 && errno == EINTR) continue;
-    if (got == sizeof told && told == kDismissed) ::_exit(0);
-    if (got != sizeof told) break;
-    groups.push_back(told);
+    if (got == sizeof group && group == kDismissed) ::_exit(0);
+    if (got != sizeof group) break;
+    groups.push_back(group);
   }
   for (const pid_t group : groups) ::kill(-group, SIGKILL);
-  kill_heirs(folder);
+  kill_descendants(folder);
   std::error_code ignored;
   std::filesystem::remove_all(folder, ignored);
   ::_exit(0);
@@ -119,7 +123,8 @@ CoreSet core_set(const std::vector<int>& cores, size_t& bytes) {
   return set;
 }
 
-// MPOL_PREFERRED of <numaif.h>, which is libnuma's. Whoever has a policy of his own keeps it.
+// Prefers memory of a NUMA node. A policy that the user has set (numactl) is kept. The constants are MPOL_DEFAULT and
+// MPOL_PREFERRED of libnuma's <numaif.h>, which is not a dependency.
 void prefer_memory_of(int node) {
   constexpr int kDefault = 0, kPreferred = 1;
   constexpr int kMostNodes = 1024;
@@ -134,7 +139,7 @@ void prefer_memory_of(int node) {
 
 }  // namespace
 
-Guard::Guard(const std::filesystem::path& folder) {
+OrphanGuard::OrphanGuard(const std::filesystem::path& folder) {
   int ends[2];
   TESSERA_CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, ErrorKind::kIo,
                 "[launch] socketpair: {}", std::strerror(errno));
@@ -148,22 +153,24 @@ Guard::Guard(const std::filesystem::path& folder) {
   TESSERA_CHECK(pid_ > 0, ErrorKind::kIo, "[launch] cannot start a process: {}", std::strerror(errno));
 }
 
-Guard::~Guard() {
+OrphanGuard::~OrphanGuard() {
   watch(kDismissed);
   line_.reset();
   if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
 }
 
-bool Guard::has_ended() {
+bool OrphanGuard::has_ended() {
   if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) == pid_) pid_ = -1;
   return pid_ < 0;
 }
 
-void Guard::watch(pid_t group) {
-  // Not a pipe, whose other end, once somebody has killed the guard, would answer with SIGPIPE.
+void OrphanGuard::watch(pid_t group) {
+  // A socket, not a pipe: after the guard was killed, a write to a pipe would raise SIGPIPE in the launcher.
   [[maybe_unused]] const auto ignored = ::send(line_.get(), &group, sizeof group, MSG_NOSIGNAL);
 }
 
+// Everything that allocates memory is prepared before fork(); the child only makes system calls. The child sets its
+// parent-death signal, then checks its parent, since the launcher may have died in between.
 pid_t start_rank(const RankCommand& command) {
   const auto environment = environment_of(command);
   const auto arguments = pointers(command.arguments), variables = pointers(environment);
@@ -173,17 +180,17 @@ pid_t start_rank(const RankCommand& command) {
   const pid_t pid = ::fork();
   TESSERA_CHECK(pid >= 0, ErrorKind::kIo, "[launch] cannot start a process: {}", std::strerror(errno));
   if (pid > 0) {
-    if (command.own_group) ::setpgid(pid, pid);  // in both, so that it has happened when either goes on
+    if (command.own_group) ::setpgid(pid, pid);  // in parent and child: done before either continues
     return pid;
   }
   if (command.own_group) ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != launcher) ::_exit(1);  // it died before the line above
+  if (::getppid() != launcher) ::_exit(1);  // the launcher died before prctl()
   for (const int signal : {SIGPIPE, SIGINT, SIGTERM, SIGCHLD}) ::signal(signal, SIG_DFL);
   if (!is_ignored(SIGHUP)) ::signal(SIGHUP, SIG_DFL);
   if (command.out >= 0) ::dup2(command.out, STDOUT_FILENO);
   if (command.err >= 0) ::dup2(command.err, STDERR_FILENO);
-  // A cpuset that has shrunk meanwhile is no reason not to run.
+  // The result is ignored: the cpuset may have shrunk since, and the rank can run without the binding.
   if (!command.cores.empty()) ::sched_setaffinity(0, core_bytes, cores.get());
   prefer_memory_of(command.memory_node);
   sigset_t none;
@@ -207,11 +214,11 @@ void reap_orphans(const std::vector<pid_t>& known) {
   }
 }
 
-void kill_orphans(const std::vector<pid_t>& spared) {
-  for (int round = 0; round < 100; ++round) {  // the death of one may hand its own children to us
+void kill_orphans(const std::vector<pid_t>& excluded) {
+  for (int round = 0; round < 100; ++round) {  // children of a killed process become ours
     bool found = false;
     for (const pid_t pid : children()) {
-      if (std::ranges::find(spared, pid) != spared.end()) continue;
+      if (std::ranges::find(excluded, pid) != excluded.end()) continue;
       found = true;
       ::kill(pid, SIGKILL);
       ::waitpid(pid, nullptr, 0);

@@ -12,42 +12,43 @@
 
 namespace tessera::comm {
 
-// A process that does nothing but wait. When the launcher ends without having dismissed it, it kills the process
-// groups it was told of and every process that has a path in `folder` in its environment, and removes `folder`.
-class Guard {
+// A helper process that only waits. When the launcher ends without dismissing the guard (it was killed), the guard
+// kills the process groups passed to watch() and every process whose environment contains a path in `folder`, and
+// removes `folder`.
+class OrphanGuard {
  public:
-  explicit Guard(const std::filesystem::path& folder);
-  ~Guard();  // dismisses it
-  Guard(const Guard&) = delete;
-  Guard& operator=(const Guard&) = delete;
+  explicit OrphanGuard(const std::filesystem::path& folder);
+  ~OrphanGuard();  // dismisses the guard process and waits for its end
+  OrphanGuard(const OrphanGuard&) = delete;
+  OrphanGuard& operator=(const OrphanGuard&) = delete;
   void watch(pid_t group);
   pid_t pid() const { return pid_; }
-  // Somebody has killed it.
+  // Whether the guard process has been killed.
   bool has_ended();
 
  private:
-  UniqueFd line_;
+  UniqueFd line_;  // socket to the guard process
   pid_t pid_ = -1;
 };
 
 struct RankCommand {
   std::vector<std::string> arguments;
-  std::map<std::string, std::string> set;  // environment
-  std::vector<std::string> unset{};
-  bool own_group = true;
-  int out = -1, err = -1;    // what its stdout and stderr are; -1: this process's
-  std::vector<int> cores{};  // to bind it to; empty: as this process
-  int memory_node = -1;      // to take its memory from while there is some; -1: as this process
+  std::map<std::string, std::string> set;  // environment variables to set, in addition to those of this process
+  std::vector<std::string> unset{};        // environment variables to remove
+  bool own_group = true;                   // give the rank its own process group
+  int out = -1, err = -1;                  // descriptors of its stdout and stderr; -1: inherit
+  std::vector<int> cores{};                // cores to bind the rank to; empty: inherit
+  int memory_node = -1;                    // preferred NUMA node of its memory; -1: inherit
 };
 
-// Starts a rank, which dies with this process. Error kIo when there are too many processes.
+// Starts a rank process, which the kernel kills when this process dies. Error kIo when no process can be started.
 pid_t start_rank(const RankCommand& command);
 
-// Kills the children of this process that are not in `spared`: what ranks have left behind. The caller is a
-// subreaper (prctl(2)), so orphans come to it.
-void kill_orphans(const std::vector<pid_t>& spared);
+// Kills the children of this process that are not in `excluded`: processes that ranks left behind. The caller must be a
+// subreaper (prctl(2)), so that such orphans are its children.
+void kill_orphans(const std::vector<pid_t>& excluded);
 std::vector<pid_t> children();
-// Takes leave of those children that have ended and are not in `known`: what ranks left behind and the subreaper got.
+// Reaps (waitpid) the children that have ended and are not in `known`: processes that ranks left behind.
 void reap_orphans(const std::vector<pid_t>& known);
 
 }  // namespace tessera::comm

@@ -8,13 +8,13 @@
 namespace tessera::comm {
 namespace {
 
-// Numbers aside: processes, ports, bytes and ranks differ between failures of one kind.
+// Removes the digits: process ids, ports, byte counts and ranks differ between failures of one kind.
 std::string without_numbers(std::string text) {
   std::erase_if(text, [](unsigned char c) { return c >= '0' && c <= '9'; });
   return text;
 }
 
-bool are_alike(const Failure& one, const Failure& other) {
+bool are_same_failure(const RankFailure& one, const RankFailure& other) {
   return !one.from_outside && !other.from_outside && one.exit_code == other.exit_code &&
          without_numbers(one.cause) == without_numbers(other.cause);
 }
@@ -25,28 +25,31 @@ std::string step_words(std::optional<int64_t> step) {
 
 }  // namespace
 
-bool RestartPolicy::has_gone_on(const ProgressMade& progress) {
+// An unreadable mark (nullopt) is not progress and leaves the kept mark as it is.
+bool RestartPolicy::has_progressed(const AttemptProgress& progress) {
   const bool further = progress.step.value_or(-1) > furthest_;
   furthest_ = std::max(furthest_, progress.step.value_or(-1));
   if (!options_.has_marks) return further;
   return progress.mark && std::exchange(mark_, *progress.mark) != *progress.mark;
 }
 
-RestartDecision RestartPolicy::decide(const Failure& failure, const ProgressMade& progress) {
+// Order of the rules: no restarts are wanted; the same failure twice at one step; too many restarts without progress;
+// otherwise a restart. The step must be known for the second rule: without it, two failures may be at different steps.
+RestartDecision RestartPolicy::decide(const RankFailure& failure, const AttemptProgress& progress) {
   if (options_.max_restarts == 0) return {};
-  const bool knows_step = progress.step || options_.tells_steps;
-  const bool again = last_ && knows_step && last_step_ == progress.step && are_alike(*last_, failure);
+  const bool knows_step = progress.step || options_.reports_steps;
+  const bool again = last_ && knows_step && last_step_ == progress.step && are_same_failure(*last_, failure);
   if (again) {
     return {.restarts = false,
             .attempt = attempts_,
-            .text = fmt::format("no restart: two alike failures {}. First: {}. Then: {}", step_words(progress.step),
+            .text = fmt::format("no restart: the same failure twice {}. First: {}. Then: {}", step_words(progress.step),
                                 last_->text, failure.text)};
   }
-  if (has_gone_on(progress)) used_ = 0;
+  if (has_progressed(progress)) used_ = 0;
   if (used_ >= options_.max_restarts) {
     return {.restarts = false,
             .attempt = attempts_,
-            .text = fmt::format("no restart: {} without progress is what --max-restarts allows", used_)};
+            .text = fmt::format("no restart: {} restarts without progress, as many as --max-restarts allows", used_)};
   }
   last_ = failure;
   last_step_ = progress.step;

@@ -1,12 +1,12 @@
-// Whether a launcher starts its ranks again after one has failed. No processes, no files. Internal to comm.
+// Decides whether a launcher restarts its ranks after a rank has failed. No processes, no files. Internal to comm.
 //
 //   RestartPolicy policy(3);
 //   const auto decision = policy.decide(failure, {.step = 37, .mark = "step-00000030"});
 //   if (decision.restarts) log_warning("{}", decision.text); else std::fputs(decision.text ...);
 //
-// At most N restarts without progress in between; progress is another mark (of what was saved), or, where there are no
-// marks, a step that no attempt before has done. Two alike failures at one step are the program's own: a third try
-// would end the same way. A rank that somebody killed is never alike.
+// At most N restarts are allowed without progress in between. Progress is a changed mark of the last checkpoint, or,
+// where there are no marks, a step that no earlier attempt has finished. The same failure twice at one step is a defect
+// of the program: a third attempt would end the same way. Deaths by an outside signal never count as the same failure.
 #pragma once
 
 #include <cstdint>
@@ -15,45 +15,45 @@
 
 namespace tessera::comm {
 
-struct Failure {
+struct RankFailure {
   std::string text{};   // "rank 1 of 4: [train] ...", one line
-  std::string cause{};  // the same without the rank
+  std::string cause{};  // the same text without the rank
   int exit_code = 1;
-  bool from_outside = false;  // by a signal that no defect of the program sends
+  bool from_outside = false;  // killed by SIGKILL, SIGTERM, SIGINT or SIGHUP, and not for lack of memory
 };
 
-struct ProgressMade {
-  std::optional<int64_t> step{};      // that was done last; nothing: not known, or none
-  std::optional<std::string> mark{};  // of what was saved last, "" if nothing was; nothing: none, or not known
+struct AttemptProgress {
+  std::optional<int64_t> step{};      // last finished step; nullopt: none, or not known
+  std::optional<std::string> mark{};  // name of the last checkpoint, "": none yet; nullopt: no marks, or not readable
 };
 
 struct RestartDecision {
   bool restarts = false;
   int attempt = 0;   // the number of restarts so far, this one included
   int tries = 0;     // restarts since the last progress, this one included
-  std::string text;  // why, in one line; "" when no restart was ever wanted
+  std::string text;  // the reason, in one line; "" when max_restarts is 0
 };
 
 class RestartPolicy {
  public:
   struct Options {
     int max_restarts = 0;
-    bool has_marks = false;    // progress is told by marks
-    bool tells_steps = false;  // the program tells its steps: where it has told none, it has not begun the first
+    bool has_marks = false;      // progress is measured by marks, not by steps
+    bool reports_steps = false;  // the program reports every step, so no report means no finished step
   };
-  // `before`: the mark of what an earlier run had saved.
+  // `before`: the mark of the last checkpoint before this run.
   RestartPolicy(Options options, std::string before) : options_(options), mark_(std::move(before)) {}
 
-  RestartDecision decide(const Failure& failure, const ProgressMade& progress);
+  RestartDecision decide(const RankFailure& failure, const AttemptProgress& progress);
 
  private:
-  bool has_gone_on(const ProgressMade& progress);
+  bool has_progressed(const AttemptProgress& progress);
 
   const Options options_;
   std::string mark_;
-  int64_t furthest_ = -1;  // step
-  int attempts_ = 0, used_ = 0;
-  std::optional<Failure> last_;
+  int64_t furthest_ = -1;        // highest step that an attempt has finished
+  int attempts_ = 0, used_ = 0;  // restarts in all, and since the last progress
+  std::optional<RankFailure> last_;
   std::optional<int64_t> last_step_;
 };
 

@@ -26,11 +26,12 @@ int required_number(const Environment& environment, const char* name, const char
   return *value;
 }
 
-// The variables in which a launcher says which rank this is.
+// Names of the environment variables in which a launcher sets rank and world size.
 struct RankVariables {
   const char *rank, *size, *local_rank, *local_size;
 };
-constexpr RankVariables kTorchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};  // and our launcher
+constexpr RankVariables kTorchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK",
+                                     "LOCAL_WORLD_SIZE"};  // also of Tessera's launcher
 
 void check_info(const WorldInfo& info, const RankVariables& names) {
   TESSERA_CHECK(info.size >= 1 && info.rank < info.size, ErrorKind::kConfig,
@@ -41,6 +42,8 @@ void check_info(const WorldInfo& info, const RankVariables& names) {
                 info.local_rank, names.local_size, info.local_size, names.size, info.size);
 }
 
+// Reads rank and world size, which are required, and local rank and local size. Without a local rank, local_size is 0:
+// meet() then finds both from the hosts' identities.
 WorldInfo read_info(const Environment& environment, const RankVariables& names, const char* because) {
   WorldInfo info;
   info.rank = required_number(environment, names.rank, because);
@@ -53,77 +56,81 @@ WorldInfo read_info(const Environment& environment, const RankVariables& names, 
   return info;
 }
 
-// Ranks that were started again meet anew.
+// Prefix of the store's keys for one attempt, so that restarted ranks do not read keys of the previous attempt.
 std::string attempt_of(const Environment& environment) {
   return "attempt_" + environment("TORCHELASTIC_RESTART_COUNT").value_or("0");
 }
 
-Meeting launcher_meeting(const Environment& environment) {
-  Meeting meeting;
-  meeting.info = read_info(environment, kTorchrun, "TESSERA_RENDEZVOUS is");
-  meeting.info.source = "flags";
-  meeting.prefix = attempt_of(environment);
+RendezvousPoint launcher_rendezvous(const Environment& environment) {
+  RendezvousPoint point;
+  point.info = read_info(environment, kTorchrun, "TESSERA_RENDEZVOUS is");
+  point.info.source = "flags";
+  point.prefix = attempt_of(environment);
   const std::string where = *environment("TESSERA_RENDEZVOUS");
   if (where.starts_with("file:")) {
-    meeting.folder = where.substr(5);
+    point.folder = where.substr(5);
   } else {
     TESSERA_CHECK(where.starts_with("tcp:"), ErrorKind::kConfig,
                   "[comm.rendezvous] TESSERA_RENDEZVOUS='{}': wanted file:FOLDER or tcp:HOST:PORT", where);
-    std::tie(meeting.host, meeting.port) = parse_endpoint(where.substr(4), "TESSERA_RENDEZVOUS");
-    meeting.serve = meeting.info.rank == 0;
+    std::tie(point.host, point.port) = parse_endpoint(where.substr(4), "TESSERA_RENDEZVOUS");
+    point.serve = point.info.rank == 0;
   }
-  return meeting;
+  return point;
 }
 
-// One process a host, each started by hand with --nnodes, --node-rank and --master.
-Meeting flags_meeting(const RendezvousFlags& flags) {
+// One process per host, each started by hand with --nnodes, --node-rank and --master.
+RendezvousPoint flags_rendezvous(const RendezvousFlags& flags) {
   TESSERA_CHECK(flags.node_rank >= 0 && flags.node_rank < flags.nnodes, ErrorKind::kConfig,
                 "[comm.rendezvous] --node-rank {} with --nnodes {}: wanted 0 to {}", flags.node_rank, flags.nnodes,
                 flags.nnodes - 1);
   TESSERA_CHECK(!flags.master.empty(), ErrorKind::kConfig,
                 "[comm.rendezvous] --nnodes {} needs --master HOST:PORT, an address of the first host", flags.nnodes);
-  Meeting meeting;
-  meeting.info = {.rank = flags.node_rank, .size = flags.nnodes, .local_rank = 0, .local_size = 1, .source = "flags"};
-  std::tie(meeting.host, meeting.port) = parse_endpoint(flags.master, "--master");
-  meeting.serve = flags.node_rank == 0;
-  return meeting;
+  RendezvousPoint point;
+  point.info = {.rank = flags.node_rank, .size = flags.nnodes, .local_rank = 0, .local_size = 1, .source = "flags"};
+  std::tie(point.host, point.port) = parse_endpoint(flags.master, "--master");
+  point.serve = flags.node_rank == 0;
+  return point;
 }
 
-Meeting torchrun_meeting(const Environment& environment) {
-  Meeting meeting;
-  meeting.info = read_info(environment, kTorchrun, environment("RANK") ? "RANK is" : "WORLD_SIZE is");
-  meeting.info.source = "torchrun";
-  if (meeting.info.size == 1) return meeting;
+// With TORCHELASTIC_USE_AGENT_STORE torchrun's agent serves a c10d TCPStore at MASTER_PORT, and the ranks use it.
+// Otherwise the port is free, and rank 0 serves Tessera's store there.
+RendezvousPoint torchrun_rendezvous(const Environment& environment) {
+  RendezvousPoint point;
+  point.info = read_info(environment, kTorchrun, environment("RANK") ? "RANK is" : "WORLD_SIZE is");
+  point.info.source = "torchrun";
+  if (point.info.size == 1) return point;
   const auto address = environment("MASTER_ADDR");
   TESSERA_CHECK(address, ErrorKind::kConfig, "[comm.rendezvous] MASTER_ADDR is not set, though RANK is");
-  meeting.host = *address;
-  meeting.port = parse_port(environment("MASTER_PORT").value_or(""), "MASTER_PORT");
+  point.host = *address;
+  point.port = parse_port(environment("MASTER_PORT").value_or(""), "MASTER_PORT");
   const bool agent = environment("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
-  meeting.foreign_store = agent;
-  meeting.serve = !agent && meeting.info.rank == 0;
-  meeting.prefix = attempt_of(environment);
-  return meeting;
+  point.is_torchrun_store = agent;
+  point.serve = !agent && point.info.rank == 0;
+  point.prefix = attempt_of(environment);
+  return point;
 }
 
-// The same port on all ranks of a job, another one for another job.
+// Derives a port from the job's name: equal on all ranks of a job, different for most other jobs.
 int port_of_job(std::string_view job) {
   uint32_t hash = 2166136261U;  // FNV-1a
   for (const char c : job) hash = (hash ^ static_cast<uint8_t>(c)) * 16777619U;
-  return 20000 + static_cast<int>(hash % 12000);  // below the ports that the kernel hands out
+  return 20000 + static_cast<int>(hash % 12000);  // below the kernel's ephemeral ports (from 32768)
 }
 
-void choose_endpoint(Meeting& meeting, const Environment& environment, const std::string& host,
+// The store's address for Slurm and MPI: MASTER_ADDR and MASTER_PORT where set; else loopback when all ranks are on
+// this host, otherwise `host`, and a port that is derived from the job's name.
+void choose_endpoint(RendezvousPoint& point, const Environment& environment, const std::string& host,
                      const std::string& job) {
   const auto address = environment("MASTER_ADDR"), port = environment("MASTER_PORT");
-  meeting.host = address.value_or(meeting.info.local_size == meeting.info.size ? "127.0.0.1" : host);
-  meeting.port = port ? parse_port(*port, "MASTER_PORT") : port_of_job(job);
-  meeting.serve = meeting.info.rank == 0;
+  point.host = address.value_or(point.info.local_size == point.info.size ? "127.0.0.1" : host);
+  point.port = port ? parse_port(*port, "MASTER_PORT") : port_of_job(job);
+  point.serve = point.info.rank == 0;
 }
 
-Meeting slurm_meeting(const Environment& environment) {
+RendezvousPoint slurm_rendezvous(const Environment& environment) {
   constexpr const char* kBecause = "this is a Slurm step";
-  Meeting meeting;
-  WorldInfo& info = meeting.info;
+  RendezvousPoint point;
+  WorldInfo& info = point.info;
   info.rank = required_number(environment, "SLURM_PROCID", kBecause);
   info.size = required_number(environment, "SLURM_STEP_NUM_TASKS", kBecause);
   info.local_rank = required_number(environment, "SLURM_LOCALID", kBecause);
@@ -144,21 +151,21 @@ Meeting slurm_meeting(const Environment& environment) {
     info.local_size = tasks[node];
   }
   check_info(info, {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"});
-  choose_endpoint(meeting, environment, nodes.front(),
+  choose_endpoint(point, environment, nodes.front(),
                   environment("SLURM_JOB_ID").value_or("") + "." + environment("SLURM_STEP_ID").value_or(""));
-  return meeting;
+  return point;
 }
 
-Meeting mpi_meeting(const Environment& environment) {
-  Meeting meeting;
-  WorldInfo& info = meeting.info;
+RendezvousPoint mpi_rendezvous(const Environment& environment) {
+  RendezvousPoint point;
+  WorldInfo& info = point.info;
   constexpr RankVariables kOpenMpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                                       "OMPI_COMM_WORLD_LOCAL_SIZE"};
   constexpr RankVariables kPmi = {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
   info = read_info(environment, environment("OMPI_COMM_WORLD_SIZE") ? kOpenMpi : kPmi,
                    "an MPI launcher started this process");
   info.source = "mpi";
-  if (info.size == 1) return meeting;
+  if (info.size == 1) return point;
   TESSERA_CHECK(
       environment("MASTER_ADDR") || info.local_size == info.size, ErrorKind::kConfig,
       "[comm.rendezvous] MASTER_ADDR is not set, though MPI started ranks on several hosts. Set it to an address of "
@@ -171,16 +178,17 @@ Meeting mpi_meeting(const Environment& environment) {
       !job.empty() || environment("MASTER_PORT"), ErrorKind::kConfig,
       "[comm.rendezvous] MASTER_PORT is not set, and this MPI launcher names no job. Set it to a free port of rank "
       "0's host.");
-  choose_endpoint(meeting, environment, "127.0.0.1", job);
-  return meeting;
+  choose_endpoint(point, environment, "127.0.0.1", job);
+  return point;
 }
 
-void check_against_flags(const Meeting& meeting, const RendezvousFlags& flags) {
-  const WorldInfo& info = meeting.info;
+// --nproc and --nnodes may be given although a launcher started the ranks; they must then agree with the launcher.
+void check_against_flags(const RendezvousPoint& point, const RendezvousFlags& flags) {
+  const WorldInfo& info = point.info;
   TESSERA_CHECK(
       flags.nproc <= 1 || info.local_size == 0 || flags.nproc == info.local_size, ErrorKind::kConfig,
-      "[comm.rendezvous] --nproc {}, but {} started {} of {} ranks on this host. Leave --nproc out: its ranks are "
-      "joined.",
+      "[comm.rendezvous] --nproc {}, but {} started {} of {} ranks on this host. Omit --nproc to join the started "
+      "ranks.",
       flags.nproc, info.source, info.local_size, info.size);
   TESSERA_CHECK(flags.nnodes <= 1 || info.local_size != info.size, ErrorKind::kConfig,
                 "[comm.rendezvous] --nnodes {}, but {} started all {} ranks on this host", flags.nnodes, info.source,
@@ -196,7 +204,7 @@ Environment process_environment() {
   };
 }
 
-std::string Meeting::place() const {
+std::string RendezvousPoint::place() const {
   if (info.size == 1) return "no other rank";
   const bool ipv6 = host.find(':') != host.npos;
   return !folder.empty() ? folder : ipv6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
@@ -204,8 +212,9 @@ std::string Meeting::place() const {
 
 namespace {
 
-// A torchrun inside one of our ranks is the nearer one, and gives its ranks another TORCHELASTIC_RUN_ID than we did.
-bool our_launcher_is_nearest(const Environment& environment) {
+// Whether Tessera's launcher started this process directly. A torchrun that runs inside a rank sets another
+// TORCHELASTIC_RUN_ID for its own ranks, while TESSERA_LAUNCH_ID is inherited unchanged.
+bool started_by_tessera_launcher(const Environment& environment) {
   if (!environment("TESSERA_RENDEZVOUS")) return false;
   const auto run = environment("TORCHELASTIC_RUN_ID");
   return !run || run == environment("TESSERA_LAUNCH_ID");
@@ -213,11 +222,11 @@ bool our_launcher_is_nearest(const Environment& environment) {
 
 }  // namespace
 
-std::string who_started(const Environment& environment) {
-  if (our_launcher_is_nearest(environment)) return "flags";
+std::string launcher_name(const Environment& environment) {
+  if (started_by_tessera_launcher(environment)) return "flags";
   if (environment("RANK") || environment("WORLD_SIZE")) return "torchrun";
   if (environment("SLURM_STEP_NUM_TASKS") && environment("SLURM_PROCID")) {
-    return "slurm";  // sbatch's script has no step
+    return "slurm";  // the script of sbatch itself runs in no step, and is no rank
   }
   if (environment("OMPI_COMM_WORLD_SIZE") || environment("PMI_SIZE")) return "mpi";
   return "single";
@@ -225,7 +234,8 @@ std::string who_started(const Environment& environment) {
 
 namespace {
 
-// What tells this run from another one that may be at the same port: its name, as the user or whoever started it says.
+// The name of the run, which distinguishes it from another run at the same port: TESSERA_RUN_ID, or the launcher's name
+// of the job; "" when there is none.
 std::string run_of(const std::string& source, const Environment& environment) {
   if (const auto given = environment("TESSERA_RUN_ID")) return *given;
   if (source == "slurm") {
@@ -250,25 +260,26 @@ std::string run_token(const Environment& environment) {
   return token;
 }
 
-Meeting find_meeting(const RendezvousFlags& flags, const Environment& environment) {
-  const std::string source = who_started(environment);
-  Meeting meeting;
-  if (source == "flags") meeting = launcher_meeting(environment);
-  if (source == "torchrun") meeting = torchrun_meeting(environment);
-  if (source == "slurm") meeting = slurm_meeting(environment);
-  if (source == "mpi") meeting = mpi_meeting(environment);
-  if (source == "single" && flags.nnodes > 1 && flags.nproc <= 1) meeting = flags_meeting(flags);
-  meeting.run = run_of(source, environment);
-  meeting.token = run_token(environment);
+RendezvousPoint find_rendezvous(const RendezvousFlags& flags, const Environment& environment) {
+  const std::string source = launcher_name(environment);
+  RendezvousPoint point;
+  if (source == "flags") point = launcher_rendezvous(environment);
+  if (source == "torchrun") point = torchrun_rendezvous(environment);
+  if (source == "slurm") point = slurm_rendezvous(environment);
+  if (source == "mpi") point = mpi_rendezvous(environment);
+  if (source == "single" && flags.nnodes > 1 && flags.nproc <= 1) point = flags_rendezvous(flags);
+  point.run = run_of(source, environment);
+  point.token = run_token(environment);
   if (source != "single") {
-    check_against_flags(meeting, flags);
-    return meeting;
+    check_against_flags(point, flags);
+    return point;
   }
   TESSERA_CHECK(
       flags.nproc <= 1, ErrorKind::kConfig,
-      "[comm.rendezvous] --nproc {}: this process is no rank. Start the ranks with 'tessera launch --nproc {} -- ...'.",
+      "[comm.rendezvous] --nproc {}: no launcher started this process. Start the ranks with 'tessera launch --nproc {} "
+      "-- ...'.",
       flags.nproc, flags.nproc);
-  return meeting;
+  return point;
 }
 
 }  // namespace tessera::comm

@@ -11,31 +11,32 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/errors/peer_failed.h"
-#include "tessera/comm/watch/thread_peers.h"
+#include "tessera/comm/watch/thread_failure_reporter.h"
 
 namespace tessera::comm {
 namespace {
 
-// A store in memory whose waits end with an error once it is broken off.
+// An in-memory store whose waits throw PeerFailed after abort(), which a failing rank calls: the keys that other
+// ranks wait for would never be set.
 class ThreadStore final : public c10d::HashStore {
  public:
-  void break_off() {
+  void abort() {
     const std::lock_guard lock(m_);
-    broken_ = true;
+    aborted_ = true;
     cv_.notify_all();
   }
 
   using HashStore::wait;
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
     std::unique_lock lock(m_);
-    const auto ready = [&] { return broken_ || checkLocked(lock, keys); };
+    const auto ready = [&] { return aborted_ || checkLocked(lock, keys); };
     if (timeout == kNoTimeout) {
       cv_.wait(lock, ready);
     } else if (!cv_.wait_for(lock, timeout, ready)) {
-      raise(ErrorKind::kComm, "[comm.store] {} did not arrive within {} ms", keys.empty() ? "" : keys[0],
+      raise(ErrorKind::kComm, "[comm.store] no value for {} within {} ms", keys.empty() ? "" : keys[0],
             timeout.count());
     }
-    if (broken_) throw PeerFailed("broken off because another rank failed");
+    if (aborted_) throw PeerFailed("aborted because another rank failed");
   }
   std::vector<uint8_t> get(const std::string& key) override {
     wait({key}, timeout_);
@@ -47,16 +48,20 @@ class ThreadStore final : public c10d::HashStore {
   }
 
  private:
-  bool broken_ = false;
+  bool aborted_ = false;
 };
 
 }  // namespace
 
+// When a rank throws, all waits of the other ranks must end: those in the store by abort(), those in collectives by
+// abort() of every world. The other ranks then usually throw PeerFailed; such an error is rethrown only when no rank
+// has thrown another one.
 void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)>& body, WorldOptions options) {
   TESSERA_CHECK(size >= 1, ErrorKind::kConfig, "[comm.run_thread_ranks] {} ranks: wanted at least 1", size);
   const auto store = c10::make_intrusive<ThreadStore>();
-  options.threads = std::make_shared<ThreadRoom>();
-  std::vector<std::shared_ptr<World>> worlds;  // kept until all ranks have ended: a peer may still be reading
+  options.threads = std::make_shared<ThreadRankState>();
+  std::vector<std::shared_ptr<World>>
+      worlds;  // kept until all ranks have ended: a peer may still read this rank's memory
   for (int rank = 0; rank < size; ++rank) {
     worlds.push_back(World::create(
         {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "threads"}, store, options));
@@ -70,7 +75,7 @@ void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)
       const std::lock_guard lock(mutex);
       if (!slot) slot = std::current_exception();
     }
-    store->break_off();
+    store->abort();
     for (const auto& world : worlds) world->abort();
   };
   const auto run_rank = [&](int rank) {
@@ -86,7 +91,7 @@ void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) threads.emplace_back(run_rank, rank);
   for (auto& thread : threads) thread.join();
-  at::set_num_threads(threads_before);  // new threads inherit the value set last anywhere
+  at::set_num_threads(threads_before);  // new threads inherit the value that any thread has set last
   if (cause || consequence) std::rethrow_exception(cause ? cause : consequence);
 }
 

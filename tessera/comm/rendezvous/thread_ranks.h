@@ -1,4 +1,4 @@
-// Ranks that live in one process as threads.
+// Runs ranks as threads of one process.
 //
 //   comm::run_thread_ranks(4, [](const std::shared_ptr<comm::World>& world) { train(world); });
 #pragma once
@@ -10,10 +10,10 @@
 
 namespace tessera::comm {
 
-// Runs `body` as `size` ranks in threads of this process over one in-memory store, and returns when all have
-// ended. The first exception of a rank that is not another one's consequence (PeerFailed) is thrown
-// again; the others' waits are broken off. Each rank computes
-// with its share of the cores. Error kConfig for fewer than one rank.
+// Runs `body` as `size` ranks in threads of this process over one in-memory store, and returns when all ranks have
+// ended. When a rank throws, the waits of the other ranks are aborted, and the first exception that is not PeerFailed
+// is rethrown (PeerFailed if there is no other). Each rank computes with an equal share of the threads of this process.
+// Error kConfig for fewer than one rank.
 void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)>& body, WorldOptions options = {});
 
 }  // namespace tessera::comm

@@ -8,7 +8,7 @@
 namespace tessera::comm {
 namespace {
 
-constexpr std::chrono::milliseconds kSlice{250};  // between looks at whether the world is broken
+constexpr std::chrono::milliseconds kSlice{250};  // interval between checks whether a rank has failed
 
 }  // namespace
 
@@ -24,6 +24,8 @@ std::vector<std::vector<uint8_t>> WatchedStore::multiGet(const std::vector<std::
 
 void WatchedStore::wait(const std::vector<std::string>& keys) { wait(keys, getTimeout()); }
 
+// Waits in slices and looks for a failed rank after each. An error that comes before its slice is over is no time-out
+// but a failure of the store itself.
 void WatchedStore::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + timeout;
@@ -34,13 +36,13 @@ void WatchedStore::wait(const std::vector<std::string>& keys, const std::chrono:
     try {
       return PrefixStore::wait(keys, slice);
     } catch (const std::exception&) {
-      if (const auto verdict = monitor_->verdict()) throw_verdict(*verdict, "");
-      if (Clock::now() - begin < slice) throw;  // the store itself has failed
+      if (const auto report = monitor_->failure_report()) throw_failure_report(*report, "");
+      if (Clock::now() - begin < slice) throw;
     }
     if (Clock::now() < deadline) continue;
     const auto missing = std::ranges::find_if(keys, [&](const std::string& key) { return !check({key}); });
     if (missing == keys.end()) return;
-    raise(ErrorKind::kComm, "[comm.store] {} was not said within {} s", *missing, timeout.count() / 1000);
+    raise(ErrorKind::kComm, "[comm.store] no value for {} within {} s", *missing, timeout.count() / 1000);
   }
 }
 

@@ -1,9 +1,9 @@
-// The store of a group that is being made, whose waits end when the world breaks: a rank that was killed will never say
-// what they wait for.
+// The store of a group while the group is made. Its waits end with an error when a rank has failed: a killed rank never
+// sets the key that the others wait for.
 //
 //   auto store = c10::make_intrusive<WatchedStore>("group/dp", world_store, monitor);
 //
-// Thread-safe as far as the store under it is. Internal to comm.
+// As thread-safe as the wrapped store. Internal to comm.
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,8 @@ class WatchedStore final : public c10d::PrefixStore {
   WatchedStore(std::string prefix, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Monitor> monitor)
       : PrefixStore(std::move(prefix), std::move(store)), monitor_(std::move(monitor)) {}
 
-  // What the store under it throws, the verdict (peers.h) once there is one, and Error kComm after the timeout.
+  // These throw the errors of the wrapped store, the error of the failed rank (FailureReport in failure_reporter.h)
+  // once it is known, and Error kComm after the timeout.
   std::vector<uint8_t> get(const std::string& key) override;
   std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override;
   void wait(const std::vector<std::string>& keys) override;

@@ -23,20 +23,21 @@
 #include "tessera/comm/backends/interface_choice.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/errors/peer_failed.h"
-#include "tessera/comm/rendezvous/further_group.h"
+#include "tessera/comm/rendezvous/new_group_like.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/comm/rendezvous/watched_store.h"
 #include "tessera/comm/watch/flight_record.h"
 #include "tessera/comm/watch/monitor.h"
-#include "tessera/comm/watch/thread_peers.h"
+#include "tessera/comm/watch/thread_failure_reporter.h"
 #include "tessera/comm/watch/watchdog.h"
 
 namespace tessera::comm {
 
 namespace {
 
-// Deletes a group that a world has made.
-struct EndsGroup {
+// Deleter of the groups that a world has made. It marks the deletion in the monitor: after a rank has failed, Gloo may
+// never finish the destruction, and the watchdog then ends the process.
+struct GroupDeleter {
   std::shared_ptr<Monitor> monitor;
   std::weak_ptr<World> world;
   void operator()(Group* ends) const {
@@ -51,32 +52,32 @@ struct World::Impl {
   std::weak_ptr<World> self;
   c10::intrusive_ptr<c10d::Store> store;
   std::shared_ptr<Monitor> monitor;
-  std::map<c10::DeviceType, std::shared_ptr<Group>> everyone;
-  std::shared_ptr<FakeAccount> account;    // of a fake world
-  std::map<std::string, int> groups_made;  // by name and ranks
-  std::mutex mutex;                        // of what follows
+  std::map<c10::DeviceType, std::shared_ptr<Group>> world_groups;
+  std::shared_ptr<FakeCostAccount> account;  // set: this is a fake world
+  std::map<std::string, int> groups_made;    // number of groups made, by name and ranks
+  std::mutex mutex;                          // guards `aborted`, `backends` and `aborted_backends`
   bool aborted = false;
   std::vector<c10::weak_intrusive_ptr<c10d::Backend>> backends;
-  std::vector<c10::intrusive_ptr<c10d::Backend>> broken;  // those that abort() broke off
-  bool serves_store = false;                              // this rank's process is the one that runs the others' store
+  std::vector<c10::intrusive_ptr<c10d::Backend>> aborted_backends;  // back-ends that abort() has aborted
+  bool serves_store = false;                                        // this rank's process runs the store of all ranks
   int fake_local_size = 1;
-  // The first of an accelerator's back-ends of these ranks, from which further ones may be split: it lives as long as
-  // they could, alike on all ranks.
-  std::map<std::pair<c10::DeviceType, std::vector<int>>, c10::intrusive_ptr<c10d::Backend>> first_of_ranks;
-  bool farewell = false;  // and so they tell it when they leave
+  // The first back-end of an accelerator for a list of ranks. Later back-ends of these ranks are split from it. It
+  // lives as long as the world, so that all ranks agree on whether there is one to split from.
+  std::map<std::pair<c10::DeviceType, std::vector<int>>, c10::intrusive_ptr<c10d::Backend>> split_parents;
+  bool reports_leaving = false;  // ranks report to the store when they leave (leave_store)
 
-  c10::intrusive_ptr<c10d::Backend> first_of(const std::pair<c10::DeviceType, std::vector<int>>& which) const {
-    const auto found = first_of_ranks.find(which);
-    return found == first_of_ranks.end() ? nullptr : found->second;
+  c10::intrusive_ptr<c10d::Backend> split_parent(const std::pair<c10::DeviceType, std::vector<int>>& which) const {
+    const auto found = split_parents.find(which);
+    return found == split_parents.end() ? nullptr : found->second;
   }
 
-  bool is_broken() {
+  bool is_aborted() {
     const std::lock_guard lock(mutex);
     return aborted;
   }
 
-  // abort() finds them from here on.
-  void keep_abortable(const std::vector<c10::intrusive_ptr<c10d::Backend>>& of_group, Group& group) {
+  // Registers the back-ends for abort(). A group that is made after an abort is aborted at once.
+  void register_for_abort(const std::vector<c10::intrusive_ptr<c10d::Backend>>& of_group, Group& group) {
     const std::lock_guard lock(mutex);
     if (aborted) group.abort();
     std::erase_if(backends, [](const auto& weak) { return weak.expired(); });
@@ -85,14 +86,14 @@ struct World::Impl {
     }
   }
 
-  // Under the watch, which ends a process that cannot.
-  void drop_groups() {
+  // Destroys the groups and aborted back-ends while the watchdog still runs: it ends the process if this hangs.
+  void destroy_groups() {
     const auto closes = monitor->close();
-    everyone.clear();
-    first_of_ranks.clear();
+    world_groups.clear();
+    split_parents.clear();
     std::vector<c10::intrusive_ptr<c10d::Backend>> ended;
     const std::lock_guard lock(mutex);
-    broken.swap(ended);
+    aborted_backends.swap(ended);
   }
 };
 
@@ -107,84 +108,88 @@ World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions
                                                             .ends_process = options_.ends_process});
 }
 
-// Ranks that still make groups need the store, so the rank that runs it leaves last, within reason.
+// Order: peers that still make groups need the store, so leave_store() comes first; after a failure the groups are
+// destroyed under the watch; the watch ends last.
 World::~World() {
   const bool failed = std::uncaught_exceptions() > 0;
-  if (failed) impl_->monitor->give_up();
+  if (failed) impl_->monitor->report_own_failure();
   leave_store(failed);
-  if (failed || impl_->is_broken()) impl_->drop_groups();
+  if (failed || impl_->is_aborted()) impl_->destroy_groups();
   impl_->monitor->leave(failed);
 }
 
+// Every rank counts itself out in the store. The rank whose process runs the store waits for all others, 10 s at most.
 void World::leave_store(bool failed) noexcept {
-  if (failed || !impl_->farewell || impl_->is_broken()) return;
+  if (failed || !impl_->reports_leaving || impl_->is_aborted()) return;
   try {
     const int64_t left = impl_->store->add("left", 1);
     if (left == info_.size) impl_->store->set("all_left", "1");
     if (impl_->serves_store) impl_->store->wait({"all_left"}, std::chrono::seconds(10));
-  } catch (const std::exception&) {  // a rank or the store ended before: nobody is left to wait for
+  } catch (const std::exception&) {  // a rank or the store has ended before: there is no rank to wait for
   }
 }
 
 namespace {
 
-// Rank 0 listens where it is wished; the others learn of it, and try what they call its host first.
-std::string watch_address_of(const Meeting& meeting) {
-  if (meeting.info.rank > 0 || wished_interfaces().empty()) return meeting.host;
-  return own_address(meeting.other_host);
+// The address for the watchdog. Rank 0 listens on the interface that the user has chosen (GLOO_SOCKET_IFNAME), if any;
+// the other ranks read its addresses from the store, and try the master's address first.
+std::string watch_address_of(const RendezvousPoint& point) {
+  if (point.info.rank > 0 || requested_interfaces().empty()) return point.host;
+  return own_address(point.other_host);
 }
 
 }  // namespace
 
+// On ranks other than 0 info messages are off, so that each is logged once per run.
 std::shared_ptr<World> World::connect(const RendezvousFlags& flags) {
-  Meeting meeting = find_meeting(flags, process_environment());
-  if (meeting.info.size > 1) {
-    set_log_prefix(fmt::format("rank {}: ", meeting.info.rank));
-    if (meeting.info.rank > 0 && log_level() == LogLevel::kInfo) set_log_level(LogLevel::kWarning);
+  RendezvousPoint point = find_rendezvous(flags, process_environment());
+  if (point.info.size > 1) {
+    set_log_prefix(fmt::format("rank {}: ", point.info.rank));
+    if (point.info.rank > 0 && log_level() == LogLevel::kInfo) set_log_level(LogLevel::kWarning);
   }
-  if (meeting.info.size > 1) raise_open_files_limit();
-  auto store = meet(meeting, flags.timeout);
-  const WorldInfo& info = meeting.info;
+  if (point.info.size > 1) raise_open_files_limit();
+  auto store = meet(point, flags.timeout);
+  const WorldInfo& info = point.info;
   log_info("[comm.rendezvous] {} rank{}, {} on this host, from {}, met at {}", info.size, info.size == 1 ? "" : "s",
-           info.local_size, info.source, meeting.place());
+           info.local_size, info.source, point.place());
   const bool one_host = info.hosts.loopback;
   auto world = create(info, std::move(store),
                       {.backend = flags.backend,
                        .timeout = flags.timeout,
                        .check = flags.check,
                        .trace_folder = flags.trace_folder,
-                       .watch_address = one_host ? "" : watch_address_of(meeting),
-                       .other_host = one_host ? "" : meeting.other_host,
+                       .watch_address = one_host ? "" : watch_address_of(point),
+                       .other_host = one_host ? "" : point.other_host,
                        .ends_process = true});
-  world->impl_->farewell = info.size > 1 && meeting.folder.empty();
-  world->impl_->serves_store = meeting.serve;
+  world->impl_->reports_leaving = info.size > 1 && point.folder.empty();
+  world->impl_->serves_store = point.serve;
   return world;
 }
 
 namespace {
 
-// Gloo writes to sockets whose other end may be gone. That is to be its error, not the end of this process; a handler
-// of the program's own stays.
-void survive_broken_sockets() {
+// Ignores SIGPIPE, unless the program has a handler. Gloo writes to sockets whose peer may have ended; the write must
+// fail with an error and not end this process.
+void ignore_sigpipe() {
   struct sigaction now {};
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
-// How long a rank may be silent before it counts as dead; 0: for ever, as under a debugger. Between hosts a switch that
-// restarts is no death.
+// Time without a message after which a rank counts as dead; 0: no limit, e.g. under a debugger. The limit is larger
+// between hosts, because a network switch may restart.
 std::chrono::milliseconds silence_from_environment(bool one_host) {
   const char* text = std::getenv("TESSERA_SILENCE_SECONDS");
   if (!text || !*text) return std::chrono::seconds(one_host ? 4 : 60);
   char* end = nullptr;
   const long seconds = std::strtol(text, &end, 10);
-  TESSERA_CHECK(*end == '\0' && seconds >= 0 && seconds <= 86400, ErrorKind::kConfig,
-                "[comm.watchdog] TESSERA_SILENCE_SECONDS='{}': wanted 0 to 86400; 0: a silent rank is never given up",
-                text);
+  TESSERA_CHECK(
+      *end == '\0' && seconds >= 0 && seconds <= 86400, ErrorKind::kConfig,
+      "[comm.watchdog] TESSERA_SILENCE_SECONDS='{}': wanted 0 to 86400; 0: a silent rank never counts as dead", text);
   return std::chrono::seconds(seconds);
 }
 
-// Where this run's flight records go: a folder of its own in `folder`, of a name that all ranks agree on. COLLECTIVE
-// over all ranks, or nobody hears of rank 0's choice.
+// Returns the folder for this run's flight records, a new folder inside `folder`; "" when `folder` is empty. Rank 0
+// chooses the name and the others read it from the store. COLLECTIVE over all ranks.
 std::string folder_of_records(c10d::Store& store, const WorldInfo& info, const std::string& folder) {
   constexpr const char* kKey = "records";
   std::string name = new_records_name();
@@ -194,13 +199,14 @@ std::string folder_of_records(c10d::Store& store, const WorldInfo& info, const s
     try {
       name = store.get_to_str(kKey);
     } catch (const c10::Error& error) {
-      raise(ErrorKind::kComm, "[comm.world] rank 0 of {} did not come: {}", info.size, first_line(error));
+      raise(ErrorKind::kComm, "[comm.world] rank 0 of {} did not set the folder of flight records: {}", info.size,
+            first_line(error));
     }
   }
   return (std::filesystem::path(folder) / name).string();
 }
 
-// What this rank can tell of the hosts by itself.
+// Fills in the hosts without communication: assumes that every host has as many ranks and cores as this one.
 void assume_hosts(WorldInfo& info) {
   const int local_size = std::max(1, info.local_size);
   info.cores_per_rank = usable_cores() / local_size;
@@ -220,7 +226,7 @@ std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::St
                 "[comm.world] backend '{}' is unknown. Use auto, shm, gloo or nccl.", options.backend);
   TESSERA_CHECK(store, ErrorKind::kInternal, "[comm.world] no store");
   store->setTimeout(options.timeout);
-  if (info.size > 1) survive_broken_sockets();
+  if (info.size > 1) ignore_sigpipe();
   if (info.hosts.count == 0) assume_hosts(info);
   const char* folder = std::getenv("TESSERA_TRACE_DIR");
   options.trace_folder = folder_of_records(*store, info, folder && *folder ? folder : options.trace_folder);
@@ -230,26 +236,28 @@ std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::St
   return world;
 }
 
+// Connects the monitor to the other ranks: directly for ranks that are threads, otherwise by a watchdog. On several
+// hosts without an address for it (a world that create() made) there is no watchdog.
 void World::start_watch() {
   Monitor& monitor = *impl_->monitor;
-  monitor.on_verdict([this] { abort(); });
+  monitor.set_abort_groups([this] { abort(); });
   if (options_.threads) {
-    monitor.attend(std::make_unique<ThreadPeers>(options_.threads, info_.rank, monitor));
+    monitor.set_reporter(std::make_unique<ThreadFailureReporter>(options_.threads, info_.rank, monitor));
     return;
   }
   write_records_on_signal();
   const bool one_host = info_.hosts.loopback;
   if (!one_host && options_.watch_address.empty()) return;
   c10d::PrefixStore store("watch", impl_->store);
-  monitor.attend(start_watchdog(store,
-                                {.rank = info_.rank,
-                                 .size = info_.size,
-                                 .address = options_.watch_address.empty() ? "127.0.0.1" : options_.watch_address,
-                                 .reach = one_host ? Reach::kThisHost : Reach::kOtherHosts,
-                                 .timeout = options_.timeout,
-                                 .silence = silence_from_environment(one_host),
-                                 .compare = monitor.options().check != CheckMode::kOff},
-                                monitor));
+  monitor.set_reporter(start_watchdog(store,
+                                      {.rank = info_.rank,
+                                       .size = info_.size,
+                                       .address = options_.watch_address.empty() ? "127.0.0.1" : options_.watch_address,
+                                       .reach = one_host ? ListenScope::kThisHost : ListenScope::kOtherHosts,
+                                       .timeout = options_.timeout,
+                                       .silence = silence_from_environment(one_host),
+                                       .compare = monitor.options().check != CheckMode::kOff},
+                                      monitor));
 }
 
 Monitor& World::monitor() const { return *impl_->monitor; }
@@ -260,9 +268,10 @@ int World::device_index() const { return device_of_rank(c10::DeviceType::CUDA, i
 
 c10d::Store& World::store() const { return *impl_->store; }
 
-std::shared_ptr<World> World::create_fake(int rank, int size, std::shared_ptr<FakeAccount> account, int local_size) {
+std::shared_ptr<World> World::create_fake(int rank, int size, std::shared_ptr<FakeCostAccount> account,
+                                          int local_size) {
   TESSERA_CHECK(size >= 1 && rank >= 0 && rank < size && local_size >= 1, ErrorKind::kConfig,
-                "[comm.world] fake rank {} of {}, {} a host: wanted 0 <= rank < size", rank, size, local_size);
+                "[comm.world] fake rank {} of {}, {} per host: wanted 0 <= rank < size", rank, size, local_size);
   TESSERA_CHECK(account, ErrorKind::kInternal, "[comm.world] a fake world without an account");
   const WorldInfo info{.rank = rank,
                        .size = size,
@@ -286,9 +295,9 @@ std::vector<int> World::all_ranks() const {
 }
 
 std::shared_ptr<Group> World::group(c10::DeviceType device) {
-  std::shared_ptr<Group>& everyone = impl_->everyone[device];
-  if (!everyone) everyone = new_group(all_ranks(), "world", device);
-  return everyone;
+  std::shared_ptr<Group>& world_group = impl_->world_groups[device];
+  if (!world_group) world_group = new_group(all_ranks(), "world", device);
+  return world_group;
 }
 
 c10::intrusive_ptr<c10d::Backend> World::make_backend(const std::string& name,
@@ -300,12 +309,12 @@ c10::intrusive_ptr<c10d::Backend> World::make_backend(const std::string& name,
     const bool one_host = std::ranges::all_of(ranks, [&](int rank) { return host(rank) == host(ranks[0]); });
     return make_fake_backend(position, size, one_host, impl_->account);
   }
-  return choose_backend(store, {.wanted = options_.backend,
+  return choose_backend(store, {.requested = options_.backend,
                                 .group = name,
                                 .rank = position,
                                 .size = size,
                                 .ranks = ranks,
-                                .crowded = info_.cores_per_rank < 1,
+                                .oversubscribed = info_.cores_per_rank < 1,
                                 .one_host = info_.hosts.loopback,
                                 .other_host = options_.other_host,
                                 .timeout = options_.timeout});
@@ -318,17 +327,19 @@ int World::open_groups() const {
 
 namespace {
 
-// Store and back-end see that a connection broke; whose end it was, the watchdog says.
-[[noreturn]] void throw_group_not_made(const std::string& which, const std::exception& error, Monitor& monitor) {
-  constexpr std::chrono::milliseconds kSoon{2000};
-  if (const auto verdict = monitor.await_verdict(kSoon)) throw_verdict(*verdict, which + ": ");
-  const std::string message = fmt::format("{}: {}. All its ranks must make it, within {} s.", which, first_line(error),
-                                          monitor.options().timeout.count() / 1000);
+// Throws the error of a group that could not be made. Store and back-end only see that a connection broke; the watchdog
+// finds the rank that ended, so its report is awaited for up to 2 s.
+[[noreturn]] void throw_group_error(const std::string& which, const std::exception& error, Monitor& monitor) {
+  constexpr std::chrono::milliseconds kReportTimeout{2000};
+  if (const auto report = monitor.wait_for_failure_report(kReportTimeout)) throw_failure_report(*report, which + ": ");
+  const std::string message = fmt::format("{}: {}. All ranks of the group must make it within {} s.", which,
+                                          first_line(error), monitor.options().timeout.count() / 1000);
   if (dynamic_cast<const PeerFailed*>(&error)) throw PeerFailed(message);
   throw Error(ErrorKind::kComm, message);
 }
 
-// Makes the communicator, which is split while nothing is under way in the one that it comes from: NCCL's rule.
+// Makes the communicator of a new group with a first collective. NCCL forbids a split while the parent communicator is
+// in use, so the device is synchronized before.
 void make_communicator(Group& group, c10::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
   barrier(group, device);
@@ -341,12 +352,14 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
   return make_group(ranks, name, device, std::nullopt);
 }
 
-std::shared_ptr<Group> World::new_group_of_parts(const std::vector<int>& ranks, const std::string& name,
+std::shared_ptr<Group> World::new_group_by_split(const std::vector<int>& ranks, const std::string& name,
                                                  c10::DeviceType device, int part) {
-  group(device);  // what the parts are split from
+  group(device);  // the communicator from which the parts are split
   return make_group(ranks, name, device, part);
 }
 
+// Ranks of a group meet under a key of the store that contains name, ranks and the number of earlier groups with both;
+// these are equal on all members without communication. The id of the group is a hash of this key.
 std::shared_ptr<Group> World::make_group(const std::vector<int>& ranks, const std::string& name, c10::DeviceType device,
                                          std::optional<int> part) {
   int position = -1;
@@ -354,13 +367,13 @@ std::shared_ptr<Group> World::make_group(const std::vector<int>& ranks, const st
   for (size_t i = 0; i < ranks.size(); ++i) {
     const int rank = ranks[i];
     TESSERA_CHECK(rank >= 0 && rank < info_.size && !seen[rank], ErrorKind::kShape,
-                  "[comm.new_group] group '{}': rank {} is {}; wanted distinct ranks of the {}", name, rank,
+                  "[comm.new_group] group '{}': rank {} is {}; wanted distinct ranks of a world of {}", name, rank,
                   rank >= 0 && rank < info_.size ? "listed twice" : "not in the world", info_.size);
     seen[rank] = true;
     if (rank == info_.rank) position = static_cast<int>(i);
   }
-  TESSERA_CHECK(position >= 0, ErrorKind::kShape, "[comm.new_group] group '{}': this rank, {}, is not in it", name,
-                info_.rank);
+  TESSERA_CHECK(position >= 0, ErrorKind::kShape,
+                "[comm.new_group] group '{}': this rank, {}, is not in the list of its ranks", name, info_.rank);
   if (ranks.size() == 1) return std::make_shared<Group>(name, ranks, 0, nullptr);
 
   const XXH128_hash_t members = XXH3_128bits(ranks.data(), ranks.size() * sizeof(int));
@@ -370,7 +383,7 @@ std::shared_ptr<Group> World::make_group(const std::vector<int>& ranks, const st
   c10::intrusive_ptr<c10d::Backend> backend, accelerator;
   const bool for_cuda = device == c10::DeviceType::CUDA || options_.backend == "nccl";
   const auto type = for_cuda ? c10::DeviceType::CUDA : device;
-  // Without one, CUDA tensors go through the group's own back-end.
+  // Without an accelerator's back-end, CUDA tensors go through the group's own back-end.
   const bool accelerated = type != c10::DeviceType::CPU && !impl_->account && !(for_cuda && options_.backend == "gloo");
   const bool splits = device_backend_settings().split_groups;
   const auto make_accelerator = [&] {
@@ -383,33 +396,33 @@ std::shared_ptr<Group> World::make_group(const std::vector<int>& ranks, const st
                              .ranks_on_host = info_.local_size,
                              .host = backend,
                              .timeout = options_.timeout,
-                             .split_from = splits ? impl_->first_of({type, part ? all_ranks() : ranks}) : nullptr,
+                             .split_from = splits ? impl_->split_parent({type, part ? all_ranks() : ranks}) : nullptr,
                              .split_color = part.value_or(0)});
   };
   try {
-    if (accelerated && for_cuda) make_accelerator();  // whether there is NCCL is known at once
+    if (accelerated && for_cuda) make_accelerator();  // first: fails at once in a build without NCCL
     backend = make_backend(name, store, ranks, position);
-    if (accelerated && !for_cuda) make_accelerator();  // may go through the host
-    if (accelerator) impl_->first_of_ranks.try_emplace({type, ranks}, accelerator);
+    if (accelerated && !for_cuda) make_accelerator();  // second: it may use the host's back-end
+    if (accelerator) impl_->split_parents.try_emplace({type, ranks}, accelerator);
   } catch (const std::exception& error) {
     const auto* own = dynamic_cast<const Error*>(&error);
     if (own && own->kind() == ErrorKind::kConfig) throw;
-    throw_group_not_made(fmt::format("[comm.new_group] group '{}' (rank {} of {})", name, position, ranks.size()),
-                         error, *impl_->monitor);
+    throw_group_error(fmt::format("[comm.new_group] group '{}' (rank {} of {})", name, position, ranks.size()), error,
+                      *impl_->monitor);
   }
   const auto id = static_cast<uint32_t>(XXH3_64bits(key.data(), key.size()));
   std::shared_ptr<Group> group(
       new Group(name, ranks, position, backend,
                 GroupContext{impl_->monitor, store, accelerator, id, accelerator ? type : c10::DeviceType::CPU}),
-      EndsGroup{impl_->monitor, impl_->self});
+      GroupDeleter{impl_->monitor, impl_->self});
   impl_->monitor->recorder().add_group({.id = id, .name = name, .ranks = ranks});
-  impl_->keep_abortable({backend, accelerator}, *group);
+  impl_->register_for_abort({backend, accelerator}, *group);
   if (accelerator && splits) make_communicator(*group, device_of_rank(type, info_.local_rank));
   return group;
 }
 
-std::shared_ptr<Group> further_group(const std::shared_ptr<Group>& group, const std::string& name) {
-  const auto* made = std::get_deleter<EndsGroup>(group);
+std::shared_ptr<Group> new_group_like(const std::shared_ptr<Group>& group, const std::string& name) {
+  const auto* made = std::get_deleter<GroupDeleter>(group);
   const auto world = made != nullptr ? made->world.lock() : nullptr;
   return world ? world->new_group(group->ranks(), name, group->context().accelerator_type) : group;
 }
@@ -421,9 +434,10 @@ void World::abort() noexcept {
     try {
       const auto backend = weak.lock();
       if (!backend) continue;
-      impl_->broken.push_back(backend);  // the watch's thread is not to be the one that waits for its end
+      impl_->aborted_backends.push_back(
+          backend);  // kept: its destructor may block, and must not run on the watchdog's thread
       backend->abort();
-    } catch (...) {  // its connections were gone already
+    } catch (...) {  // the connections were closed before
     }
   }
   impl_->monitor->end_messages();

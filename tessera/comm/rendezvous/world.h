@@ -1,5 +1,5 @@
-// The ranks that work together, seen from one of them: rank, size, store and groups. Passed explicitly;
-// there is no global process group, so several ranks can live in one process as threads.
+// All ranks of a run, from the view of one rank: its rank, the world size, the store and the groups. A World is passed
+// explicitly. There is no global process group, so several ranks can run as threads of one process.
 //
 //   auto world = comm::World::connect(comm::RendezvousFlags{});     // COLLECTIVE over all ranks
 //   auto everyone = world->group();
@@ -25,13 +25,13 @@ class Store;
 
 namespace tessera::comm {
 
-// The hosts of a world. All ranks know the same of them, so what is decided from this is decided alike everywhere;
-// its own local_size and cores_per_rank may be those of its host alone.
-struct Hosts {
-  int count = 0;                        // 0: nobody has told; World::create() then takes this rank's own host for all
-  int least_ranks = 1, most_ranks = 1;  // that one of them has
-  int least_cores_per_rank = 1;         // where cores are scarcest; 0: fewer than ranks
-  bool loopback = true;                 // they are one machine after all
+// The hosts of a world. The values are equal on all ranks, so decisions that must be the same on all ranks are based on
+// them. WorldInfo::local_size and cores_per_rank, in contrast, may differ between hosts.
+struct HostSummary {
+  int count = 0;                        // 0: not known; World::create() then assumes that all hosts are like this one
+  int least_ranks = 1, most_ranks = 1;  // smallest and largest number of ranks on a host
+  int least_cores_per_rank = 1;         // smallest number of cores per rank on a host; 0: fewer cores than ranks
+  bool loopback = true;                 // all ranks are on one machine
 };
 
 struct WorldInfo {
@@ -39,43 +39,43 @@ struct WorldInfo {
   int size = 1;
   int local_rank = 0;  // among the ranks of this host
   int local_size = 1;
-  std::string source = "single";  // who started the ranks: flags, torchrun, slurm, mpi, single, threads
-  int cores_per_rank = 1;         // of this host; 0: its ranks may use fewer cores than they are
-  Hosts hosts = {};
+  std::string source = "single";  // what started the ranks: flags, torchrun, slurm, mpi, single, threads, fake
+  int cores_per_rank = 1;         // on this host; 0: fewer cores than ranks
+  HostSummary hosts = {};
 };
 
 struct RendezvousFlags;  // rendezvous.h
-class FakeAccount;
+class FakeCostAccount;
 class Monitor;
-struct ThreadRoom;
+struct ThreadRankState;
 
 struct WorldOptions {
-  std::string backend = "auto";                                 // auto, gloo, nccl
+  std::string backend = "auto";                                 // auto, shm, gloo, nccl
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of every collective
-  std::string check = "timeout";  // when ranks compare what they called: off, timeout, always
-  std::string trace_folder = "";  // of flight records; TESSERA_TRACE_DIR comes first; both empty: none are written
-  // Of rank 0's host, where its watchdog listens; empty: 127.0.0.1 on one host, else there is none.
+  std::string check = "timeout";  // when ranks compare their calls (CheckMode in monitor.h): off, timeout, always
+  std::string trace_folder = "";  // folder of flight records; TESSERA_TRACE_DIR overrides it; both empty: none
+  // Address of rank 0's host at which its watchdog listens. Empty: 127.0.0.1 on one host; no watchdog on several hosts.
   std::string watch_address = "";
-  // Of a host that is not this one, by which it finds the interface that leads to others; empty: not known.
+  // Address of another host, used to choose the network interface towards other hosts. Empty: not known.
   std::string other_host = "";
-  // A rank that is in no collective to hear that the world broke is ended with exit code 4, 3 s later.
+  // When another rank has failed and this rank starts no collective within 3 s that could throw the error, the process
+  // ends with exit code 4.
   bool ends_process = false;
-  std::shared_ptr<ThreadRoom> threads = nullptr;  // the ranks are threads of this process
+  std::shared_ptr<ThreadRankState> threads = nullptr;  // the ranks are threads of this process
 };
 
 class World {
  public:
-  // Finds out who started this process (see rendezvous.h for the order), meets the other ranks, and
-  // returns once all are there. COLLECTIVE over all ranks. Error kComm after the timeout, kConfig for
-  // settings that contradict one another.
+  // Finds out what started this process (rendezvous.h gives the order), meets the other ranks, and returns once all
+  // ranks have arrived. COLLECTIVE over all ranks. Error kComm after the timeout, kConfig for contradictory settings.
   static std::shared_ptr<World> connect(const RendezvousFlags& flags);
-  // A world of this rank over a given store; how thread ranks and connect() make theirs. COLLECTIVE over all ranks,
-  // unless they are threads.
+  // Makes a world of this rank over a given store; used by connect() and for thread ranks. COLLECTIVE over all ranks,
+  // unless the ranks are threads.
   static std::shared_ptr<World> create(WorldInfo info, c10::intrusive_ptr<c10d::Store> store,
                                        WorldOptions options = {});
-  // Rank `rank` of a world of `size` ranks that exists only here, with `local_size` ranks a host: collectives end at
-  // once and are counted in `account` (fake_backend.h).
-  static std::shared_ptr<World> create_fake(int rank, int size, std::shared_ptr<FakeAccount> account,
+  // Rank `rank` of a pretended world of `size` ranks, with `local_size` ranks per host. No other rank exists:
+  // collectives end at once and are counted in `account` (fake_backend.h).
+  static std::shared_ptr<World> create_fake(int rank, int size, std::shared_ptr<FakeCostAccount> account,
                                             int local_size = 8);
   // One rank, no communication.
   static std::shared_ptr<World> single();
@@ -84,27 +84,28 @@ class World {
   int rank() const { return info_.rank; }
   int size() const { return info_.size; }
   const WorldInfo& info() const { return info_; }
-  int device_index() const;  // of this rank's GPU, among those that its process sees
+  int device_index() const;  // index of this rank's GPU among the GPUs visible to its process
   c10d::Store& store() const;
   std::chrono::milliseconds timeout() const { return options_.timeout; }
   Monitor& monitor() const;  // flight recorder and watchdog of this rank
 
-  // The group of all ranks, made at first use. COLLECTIVE over all ranks at that first use, for each kind of device.
+  // The group of all ranks. It is made at the first call for each type of device; that call is COLLECTIVE over all
+  // ranks.
   std::shared_ptr<Group> group(c10::DeviceType device = c10::DeviceType::CPU);
-  // A group of `ranks` (global, this rank among them). COLLECTIVE over those ranks only; the others need
-  // not call. `name` must be the same on all of them; groups of equal name are told apart by their ranks
-  // and by how many came before.
-  // A group for CUDA carries CPU tensors too. Error kConfig when it needs NCCL and there is none.
+  // Makes a group of `ranks` (global ranks, this rank among them). COLLECTIVE over `ranks` only, unlike PyTorch's
+  // new_group. `name` must be equal on these ranks. Groups of equal name are distinguished by their ranks and by the
+  // number of earlier groups with the same name and ranks. A group for CUDA accepts CPU tensors too. Error kConfig when
+  // the group needs NCCL and this build has none; kShape for wrong ranks.
   std::shared_ptr<Group> new_group(const std::vector<int>& ranks, const std::string& name,
                                    c10::DeviceType device = c10::DeviceType::CPU);
-  // The same where every rank of the world makes a group now, `part` being the number of this one: ranks of one group
-  // give the same, others another one. An accelerator's communicator is split from the world's. COLLECTIVE over the
-  // world.
-  std::shared_ptr<Group> new_group_of_parts(const std::vector<int>& ranks, const std::string& name,
+  // Makes one group on every rank of the world at once, for example all groups of a mesh dimension. Ranks of one group
+  // pass the same `part`, ranks of different groups different parts. An accelerator's communicator is split from the
+  // communicator of the world (ncclCommSplit, `part` is the color). COLLECTIVE over the world.
+  std::shared_ptr<Group> new_group_by_split(const std::vector<int>& ranks, const std::string& name,
                                             c10::DeviceType device, int part);
-  // Groups with connections to other ranks that are alive here.
+  // Number of living back-ends of this world's groups.
   int open_groups() const;
-  // Breaks off every group of this rank, here and on the peers; see Group::abort. From any thread.
+  // Aborts every group of this rank, as Group::abort() does. May be called from any thread.
   void abort() noexcept;
 
  private:

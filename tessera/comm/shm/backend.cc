@@ -13,7 +13,7 @@ namespace {
 
 using Tensors = ShmBackend::Tensors;
 
-// Several works as one.
+// A work that has ended when all works of a coalesced call have.
 class AllWork final : public c10d::Work {
  public:
   AllWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works)
@@ -43,8 +43,8 @@ class AllWork final : public c10d::Work {
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
 
-void require(bool condition, const char* verb, const std::string& what) {
-  TESSERA_CHECK(condition, ErrorKind::kShape, "[comm.shm] {}: {}", verb, what);
+void require(bool condition, const char* verb, const std::string& message) {
+  TESSERA_CHECK(condition, ErrorKind::kShape, "[comm.shm] {}: {}", verb, message);
 }
 
 void require_plain(const char* verb, const at::Tensor& tensor) {
@@ -67,32 +67,34 @@ const Tensors& only(const char* verb, const std::vector<Tensors>& lists, int siz
 
 void require_like(const char* verb, const at::Tensor& tensor, const at::Tensor& model) {
   require(tensor.scalar_type() == model.scalar_type() && tensor.numel() == model.numel(), verb,
-          fmt::format("{} elements of {} beside {} of {}", tensor.numel(), c10::toString(tensor.scalar_type()),
+          fmt::format("{} elements of {}, but {} of {}", tensor.numel(), c10::toString(tensor.scalar_type()),
                       model.numel(), c10::toString(model.scalar_type())));
 }
 
-Outgoing all_of(const at::Tensor& tensor) {
+SendBuffer all_of(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
-Incoming into(const at::Tensor& tensor) {
+ReceiveBuffer into(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
 }
 
-Call call_of(Op kind, const at::Tensor& tensor, int64_t root = -1) {
+// The description that ranks compare in the first round of a call. `tensor` must have the same size on all ranks.
+CallDescriptor call_of(Op kind, const at::Tensor& tensor, int64_t root = -1) {
   return {.kind = kind,
           .dtype = static_cast<int8_t>(tensor.scalar_type()),
           .root = static_cast<int32_t>(root),
           .elements = static_cast<uint64_t>(tensor.numel())};
 }
 
-Call call_of(Op kind, const at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root = -1) {
+CallDescriptor call_of(Op kind, const at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root = -1) {
   check_reducible(tensor.scalar_type(), op);
-  Call call = call_of(kind, tensor, root);
+  CallDescriptor call = call_of(kind, tensor, root);
   call.reduce = op;
   return call;
 }
 
-// How an all-to-all cuts a tensor: along its first dimension.
+// Splits a tensor of an all-to-all along its first dimension into one part per rank. `splits`: rows of each part;
+// empty: equal parts.
 template <class Part, class Whole>
 std::vector<Part> cut(const char* name, const at::Tensor& tensor, const Whole& whole,
                       const std::vector<int64_t>& splits, int size) {
@@ -131,12 +133,13 @@ at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
                                    c10::typeMetaToScalarType(options.dtype()), std::nullopt);
 }
 
+// All started collectives are completed first: peers may still need this rank's data.
 void ShmBackend::shutdown() {
   engine_->shut_down();
-  channel_->leave();  // works that are still held keep the channel
+  channel_->leave();  // needed although the destructor leaves too: living works may keep the channel
 }
 
-void ShmBackend::abort() { channel_->break_off(channel_->name_of(rank_) + " broke off"); }
+void ShmBackend::abort() { channel_->abort_group(channel_->name_of(rank_) + " aborted the group"); }
 
 void ShmBackend::startCoalescing() {
   require(!coalesced_, "coalescing", "it has started already");
@@ -155,15 +158,20 @@ ShmBackend::WorkPtr ShmBackend::keep(WorkPtr work) {
   return work;
 }
 
-ShmBackend::WorkPtr ShmBackend::start(std::unique_ptr<Operation> operation, Started what) {
+// An announced signature belongs to exactly one collective, so it is taken and cleared here.
+ShmBackend::WorkPtr ShmBackend::start(std::unique_ptr<Operation> operation, WorkOptions options) {
   operation->set_signature(std::exchange(announced_, Signature()));
-  const auto timeout = what.timeout == c10d::kUnsetTimeout ? timeout_ : what.timeout;
-  const auto work = c10::make_intrusive<CollectiveWork>(engine_, what.type, ++sequence_, std::move(operation), timeout,
-                                                        std::move(what.tensors), std::move(what.results));
+  const auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_ : options.timeout;
+  const auto work =
+      c10::make_intrusive<CollectiveWork>(engine_, options.type, ++sequence_, std::move(operation), timeout,
+                                          std::move(options.tensors), std::move(options.results));
   engine_->start(work);
   return keep(work);
 }
 
+// When one of the calls throws (wrong arguments), peers may have started more of them than this rank, and their rounds
+// could never complete: the group is aborted, and the started works are waited for, since they use the caller's
+// tensors.
 template <class Start>
 ShmBackend::WorkPtr ShmBackend::together(const Start& start_all) {
   startCoalescing();
@@ -171,7 +179,7 @@ ShmBackend::WorkPtr ShmBackend::together(const Start& start_all) {
     start_all();
   } catch (...) {
     const auto begun = endCoalescing();
-    abort();  // the peers may have begun more
+    abort();
     try {
       begun->wait();
     } catch (const std::exception&) {
@@ -184,8 +192,8 @@ ShmBackend::WorkPtr ShmBackend::together(const Start& start_all) {
 ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const at::Tensor& tensor = only("broadcast", tensors);
   require(options.rootRank >= 0 && options.rootRank < size_, "broadcast", fmt::format("no rank {}", options.rootRank));
-  std::vector<Outgoing> out(size_);
-  std::vector<Incoming> in(size_);
+  std::vector<SendBuffer> out(size_);
+  std::vector<ReceiveBuffer> in(size_);
   if (rank_ == options.rootRank) {
     for (int to = 0; to < size_; ++to) {
       if (to != rank_) out[to] = all_of(tensor);
@@ -224,8 +232,8 @@ ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
 ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) {
   const at::Tensor& input = only("all_gather", inputs);
-  std::vector<Outgoing> out(size_, all_of(input));
-  std::vector<Incoming> in;
+  std::vector<SendBuffer> out(size_, all_of(input));
+  std::vector<ReceiveBuffer> in;
   Tensors used = only("all_gather", outputs, size_);
   for (const auto& output : used) {
     require_like("all_gather", output, input);
@@ -242,9 +250,9 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& 
   require_plain("all_gather", input);
   require_plain("all_gather", output);
   require(output.scalar_type() == input.scalar_type() && output.numel() == input.numel() * size_, "all_gather",
-          fmt::format("output of {} elements for {} times {}", output.numel(), size_, input.numel()));
-  std::vector<Outgoing> out(size_, all_of(input));
-  std::vector<Incoming> in;
+          fmt::format("the output has {} elements, wanted {} times {}", output.numel(), size_, input.numel()));
+  std::vector<SendBuffer> out(size_, all_of(input));
+  std::vector<ReceiveBuffer> in;
   for (int from = 0; from < size_; ++from) {
     in.push_back({static_cast<std::byte*>(output.mutable_data_ptr()) + from * input.nbytes(), input.nbytes()});
   }
@@ -263,8 +271,8 @@ ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs
 ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
   const at::Tensor& input = only("gather", inputs);
   require(options.rootRank >= 0 && options.rootRank < size_, "gather", fmt::format("no rank {}", options.rootRank));
-  std::vector<Outgoing> out(size_);
-  std::vector<Incoming> in(size_);
+  std::vector<SendBuffer> out(size_);
+  std::vector<ReceiveBuffer> in(size_);
   out[options.rootRank] = all_of(input);
   Tensors used = {input}, results;
   if (rank_ == options.rootRank) {
@@ -282,8 +290,8 @@ ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs, co
 ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) {
   const at::Tensor& output = only("scatter", outputs);
   require(options.rootRank >= 0 && options.rootRank < size_, "scatter", fmt::format("no rank {}", options.rootRank));
-  std::vector<Outgoing> out(size_);
-  std::vector<Incoming> in(size_);
+  std::vector<SendBuffer> out(size_);
+  std::vector<ReceiveBuffer> in(size_);
   in[options.rootRank] = into(output);
   Tensors used = {output};
   if (rank_ == options.rootRank) {
@@ -319,7 +327,7 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Ten
   require_plain("reduce_scatter", input);
   require_plain("reduce_scatter", output);
   require(output.scalar_type() == input.scalar_type() && input.numel() == output.numel() * size_, "reduce_scatter",
-          fmt::format("input of {} elements for {} times {}", input.numel(), size_, output.numel()));
+          fmt::format("the input has {} elements, wanted {} times {}", input.numel(), size_, output.numel()));
   std::vector<const void*> parts;
   for (int rank = 0; rank < size_; ++rank) {
     parts.push_back(static_cast<const std::byte*>(input.const_data_ptr()) + rank * output.nbytes());
@@ -340,11 +348,11 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs
 ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                               std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
                                               const c10d::AllToAllOptions& options) {
-  auto out = cut<Outgoing>("the input", input, all_of(input), input_splits, size_);
-  auto in = cut<Incoming>("the output", output, into(output), output_splits, size_);
-  require(output.scalar_type() == input.scalar_type(), "all_to_all", "output and input are of two types");
-  Call call = call_of(Op::kAllToAll, input);
-  call.elements = 0;
+  auto out = cut<SendBuffer>("the input", input, all_of(input), input_splits, size_);
+  auto in = cut<ReceiveBuffer>("the output", output, into(output), output_splits, size_);
+  require(output.scalar_type() == input.scalar_type(), "all_to_all", "output and input have different dtypes");
+  CallDescriptor call = call_of(Op::kAllToAll, input);
+  call.elements = 0;  // ranks may have different sizes: compare_sizes() of the exchange checks them
   return start(make_exchange(call, std::move(out), std::move(in), false),
                {c10d::OpType::ALLTOALL_BASE, options.timeout, {output, input}, {output}});
 }
@@ -353,38 +361,41 @@ ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, cons
   const auto size = static_cast<size_t>(size_);
   require(outputs.size() == size && inputs.size() == size, "all_to_all",
           fmt::format("wanted {} inputs and outputs", size_));
-  std::vector<Outgoing> out;
-  std::vector<Incoming> in;
+  std::vector<SendBuffer> out;
+  std::vector<ReceiveBuffer> in;
   Tensors used = outputs;
   for (int peer = 0; peer < size_; ++peer) {
     require_plain("all_to_all", inputs[peer]);
     require_plain("all_to_all", outputs[peer]);
     require(
         inputs[peer].scalar_type() == inputs[0].scalar_type() && outputs[peer].scalar_type() == inputs[0].scalar_type(),
-        "all_to_all", "tensors of several types");
+        "all_to_all", "the tensors have different dtypes");
     out.push_back(all_of(inputs[peer]));
     in.push_back(into(outputs[peer]));
     used.push_back(inputs[peer]);
   }
-  Call call = call_of(Op::kAllToAll, inputs[0]);
+  CallDescriptor call = call_of(Op::kAllToAll, inputs[0]);
   call.elements = 0;
   return start(make_exchange(call, std::move(out), std::move(in), false),
                {c10d::OpType::ALLTOALL, options.timeout, std::move(used), outputs});
 }
 
 ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
-  return start(make_exchange({.kind = Op::kBarrier}, std::vector<Outgoing>(size_), std::vector<Incoming>(size_), true),
-               {c10d::OpType::BARRIER, options.timeout, {}, {}});
+  return start(
+      make_exchange({.kind = Op::kBarrier}, std::vector<SendBuffer>(size_), std::vector<ReceiveBuffer>(size_), true),
+      {c10d::OpType::BARRIER, options.timeout, {}, {}});
 }
 
-// Its error names all ranks that are missing, whether asked for or not.
+// The error of a barrier names all missing ranks anyway, so c10d's flag wait_all_ranks has no effect.
 void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) { barrier(options)->wait(); }
 
+// A message is not compared by signature: its receiver compares the sizes. An announced signature is dropped, so that
+// it cannot be taken for that of the next collective.
 ShmBackend::WorkPtr ShmBackend::start_message(c10d::OpType type, Tensors& tensors, int peer, int tag) {
   const char* verb = type == c10d::OpType::SEND ? "send" : "recv";
   const at::Tensor& tensor = only(verb, tensors);
   require(peer >= -1 && peer < size_ && peer != rank_, verb,
-          fmt::format("no rank {} beside this one, {}", peer, rank_));
+          fmt::format("rank {} is not another rank of this group (this is rank {})", peer, rank_));
   require(tag >= 0, verb, fmt::format("tag {}: wanted 0 or more", tag));
   const auto work = c10::make_intrusive<MessageWork>(engine_, type, peer, tag, tensor, timeout_);
   announced_ = Signature();

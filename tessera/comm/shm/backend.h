@@ -1,14 +1,16 @@
-// c10d's interface over a shared-memory group: what comm::collectives, and code written for c10d, call.
+// The c10d back-end of a shared-memory group, for ranks on one host. comm::collectives and code written for c10d call
+// it.
 //
 //   auto backend = c10::make_intrusive<ShmBackend>(memory, options, timeout);   // see handshake.h
 //   backend->allreduce(tensors)->wait();
 //
-// Collectives: all-reduce, all-gather, reduce-scatter, broadcast, reduce, scatter, gather, all-to-all, barrier, their
-// coalesced forms, send and recv. Tensors are contiguous and in CPU memory. sum, avg, min, max and product of every
-// real dtype, bitwise operations of integers, in rank order. Each is COLLECTIVE over all ranks of the group: also the
-// root of a broadcast waits until all have called it. abort() may come from any thread, the rest from one at a time.
-// Errors, from the call or Work::wait(): PeerFailed when the group cannot go on, Error kComm when ranks disagree,
-// Error kShape for arguments.
+// Collectives: all-reduce, all-gather, reduce-scatter, broadcast, reduce, scatter, gather, all-to-all, barrier,
+// coalesced forms, send and recv. Tensors must be contiguous and in CPU memory. Reductions: sum, avg, min, max and
+// product of real dtypes (no avg of integers), bitwise operations of integers; values are combined in rank order. Each
+// collective is COLLECTIVE over all ranks of the group; even the root of a broadcast waits until all ranks have called
+// it. abort() may be called from any thread, the other functions from one thread at a time. Errors, thrown by the call
+// or by Work::wait(): PeerFailed when the group was aborted or a rank has ended, TimedOut, Disagreement when ranks made
+// different calls, Error kShape for wrong arguments.
 #pragma once
 
 #include <memory>
@@ -40,13 +42,13 @@ class ShmBackend final : public c10d::Backend, public ComparesSignatures, public
   c10::intrusive_ptr<Options> getBackendOptions() override { return c10::make_intrusive<Options>("shm", timeout_); }
   void setTimeout(Milliseconds timeout) override { timeout_ = timeout; }
   bool supportsCoalescing() const override { return true; }
-  // Of shared buffers. Supported: what lies there is read in place by other processes.
+  // Allocation of shared buffers (shared_buffer.h). Supported when other processes can read such memory in place.
   bool supportsTensorAlloc(c10::DeviceIndex) override { return channel_->shares_buffers(); }
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
-  void setSequenceNumberForGroup() override {}  // all count from 0
+  void setSequenceNumberForGroup() override {}  // nothing to exchange: all ranks count from 0
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   void abort() override;
   void shutdown() override;
@@ -76,16 +78,18 @@ class ShmBackend final : public c10d::Backend, public ComparesSignatures, public
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
  private:
-  // What start() needs beside the operation.
-  struct Started {
+  // The arguments of start() besides the operation.
+  struct WorkOptions {
     c10d::OpType type;
     Milliseconds timeout;
-    Tensors tensors;  // in use
-    Tensors results = {};
+    Tensors tensors;       // kept alive until the operation has ended
+    Tensors results = {};  // Work::result()
   };
-  WorkPtr start(std::unique_ptr<Operation> operation, Started what);
+  WorkPtr start(std::unique_ptr<Operation> operation, WorkOptions options);
+  // Adds the work to the coalesced works, if startCoalescing() was called; returns it.
   WorkPtr keep(WorkPtr work);
   WorkPtr start_message(c10d::OpType type, Tensors& tensors, int peer, int tag);
+  // Runs `start_all` as one coalesced call.
   template <class Start>
   WorkPtr together(const Start& start_all);
 
@@ -93,8 +97,8 @@ class ShmBackend final : public c10d::Backend, public ComparesSignatures, public
   std::shared_ptr<Engine> engine_;
   Milliseconds timeout_;
   uint64_t sequence_ = 0;
-  Signature announced_;
-  std::optional<std::vector<WorkPtr>> coalesced_;
+  Signature announced_;                            // of the next collective; hash 0: none
+  std::optional<std::vector<WorkPtr>> coalesced_;  // set between startCoalescing() and endCoalescing()
 };
 
 }  // namespace tessera::comm::shm

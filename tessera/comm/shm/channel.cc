@@ -32,6 +32,8 @@ void initialize(SharedMemory& memory, int size) {
   }
 }
 
+// A pidfd per process lets dead_rank_text() poll for the end of a peer, also when its process id is reused. Where
+// pidfd_open(2) is not available the descriptor is -1 and kill(pid, 0) is used instead.
 Channel::Channel(std::shared_ptr<SharedMemory> memory, ChannelOptions options)
     : memory_(std::move(memory)),
       options_(std::move(options)),
@@ -50,23 +52,23 @@ Channel::Channel(std::shared_ptr<SharedMemory> memory, ChannelOptions options)
 
 Channel::~Channel() { leave(); }
 
-std::vector<Bells<Native>*> Channel::all_bells() const {
-  std::vector<Bells<Native>*> all;
+std::vector<RankEventCounts<Native>*> Channel::all_bells() const {
+  std::vector<RankEventCounts<Native>*> all;
   for (int rank = 0; rank < size(); ++rank) all.push_back(&bells(rank));
   return all;
 }
 
 void Channel::leave() noexcept {
   words(rank()).left.store(1);
-  for (int peer = 0; peer < size(); ++peer) bells(peer).ring_always();
+  for (int peer = 0; peer < size(); ++peer) bells(peer).ring_unconditionally();
 }
 
 std::string Channel::name_of(int rank) const {
   return fmt::format("rank {}", options_.ranks.empty() ? rank : options_.ranks[rank]);
 }
 
-std::optional<Place> Channel::show(const void* data, size_t bytes) const {
-  Place place{.address = reinterpret_cast<uint64_t>(data), .shared = {}};
+std::optional<MessagePlace> Channel::show(const void* data, size_t bytes) const {
+  MessagePlace place{.address = reinterpret_cast<uint64_t>(data), .shared = {}};
   if (same_process_) return place;
   if (!options_.views) return std::nullopt;
   const auto shared = find_shared(data, bytes);
@@ -75,7 +77,9 @@ std::optional<Place> Channel::show(const void* data, size_t bytes) const {
   return place;
 }
 
-const std::byte* Channel::look(int rank, const Place& place, size_t bytes) {
+// Mappings of other processes' buffers are cached by the buffer's random id, which is never used twice. The offsets
+// come from another process and are checked against the size of the mapping.
+const std::byte* Channel::look(int rank, const MessagePlace& place, size_t bytes) {
   if (same_process(rank)) return reinterpret_cast<const std::byte*>(place.address);
   auto found = views_.find(place.shared.buffer);
   if (found == views_.end()) {
@@ -93,23 +97,26 @@ const std::byte* Channel::look(int rank, const Place& place, size_t bytes) {
   return view.at(place.shared);
 }
 
-void Channel::forget_freed() {
+void Channel::unmap_freed_buffers() {
   if (!std::exchange(mapped_, false)) return;
   std::erase_if(views_, [](const auto& view) { return view.second.is_freed(); });
 }
 
-// A process that is killed closes its files a moment before it counts as ended.
+// A killed process closes its files, so its buffers cannot be opened, a moment before it counts as ended. For up to 2 s
+// this waits for that, so that the error names the dead rank.
 void Channel::fail_to_look(int rank, const Error& error) {
   for (const auto limit = Clock::now() + kEndOfAProcess; Clock::now() < limit;
        std::this_thread::sleep_for(kLookAgain)) {
-    if (is_broken()) throw_broken();
-    const std::string dead = who_died();
+    if (is_aborted()) throw_abort_reason();
+    const std::string dead = dead_rank_text();
     if (!dead.empty()) fail(dead);
   }
   fail(fmt::format("{} cannot read the memory of {}: {}", name_of(this->rank()), name_of(rank), error.what()));
 }
 
-// In this order: who is named as missing may have arrived, and nobody arrives without being counted in the round.
+// The round's counter is incremented before the rank's own word. If the rank dies in between, it is counted in the
+// round but looks missing in error texts. The other order would be wrong: a rank could look arrived without being
+// counted, and left_rank_name() would not notice that the round can never complete.
 void Channel::arrive() {
   rounds_.arrive();
   words(rank()).arrived.store(rounds_.round());
@@ -117,45 +124,48 @@ void Channel::arrive() {
 
 bool Channel::ready() const {
   const RoundState state = rounds_.state();
-  if (state == RoundState::kBroken) throw_broken();
+  if (state == RoundState::kBroken) throw_abort_reason();
   return state == RoundState::kComplete;
 }
 
-void Channel::break_off(const std::exception& error) noexcept {
-  break_off(error.what(), dynamic_cast<const Disagreement*>(&error) ? Broken::kDisagreement
-                          : dynamic_cast<const TimedOut*>(&error)   ? Broken::kTimedOut
-                                                                    : Broken::kPeerFailed);
+void Channel::abort_group(const std::exception& error) noexcept {
+  abort_group(error.what(), dynamic_cast<const Disagreement*>(&error) ? AbortReason::kDisagreement
+                            : dynamic_cast<const TimedOut*>(&error)   ? AbortReason::kTimedOut
+                                                                      : AbortReason::kPeerFailed);
 }
 
-void Channel::break_off(const std::string& reason, Broken kind) noexcept {
+// `breaking` is a lock for the reason: only the first caller writes it, and sets `broken` afterwards, so a rank that
+// sees `broken` reads a complete reason. A later caller waits up to 100 ms for that, and then sets `broken` itself: the
+// first caller's process may have died in between, and the reason may then be incomplete.
+void Channel::abort_group(const std::string& reason, AbortReason kind) noexcept {
   if (head().breaking.fetch_add(1) == 0) {
     std::strncpy(head().reason, reason.c_str(), kReasonBytes - 1);
     head().kind = kind;
-  } else {  // another rank is about to; it may end before it has
-    for (const auto limit = Clock::now() + kHalfBroken; !is_broken() && Clock::now() < limit;) ::sched_yield();
-    if (is_broken()) return;
+  } else {
+    for (const auto limit = Clock::now() + kHalfBroken; !is_aborted() && Clock::now() < limit;) ::sched_yield();
+    if (is_aborted()) return;
   }
-  rounds_.break_off();
+  rounds_.abort_group();
 }
 
-void Channel::throw_broken() const {
+void Channel::throw_abort_reason() const {
   switch (head().kind) {
-    case Broken::kDisagreement:
+    case AbortReason::kDisagreement:
       throw Disagreement(head().reason);
-    case Broken::kTimedOut:
+    case AbortReason::kTimedOut:
       throw TimedOut(head().reason);
-    case Broken::kPeerFailed:
+    case AbortReason::kPeerFailed:
       break;
   }
   throw PeerFailed(head().reason);
 }
 
-void Channel::fail(const std::string& reason, Broken kind) {
-  break_off(reason, kind);
-  throw_broken();  // a rank that ends for a reason is a reason for the next one: the first one counts
+void Channel::fail(const std::string& reason, AbortReason kind) {
+  abort_group(reason, kind);
+  throw_abort_reason();  // the first reason, which may be another rank's: later failures are its consequences
 }
 
-std::string Channel::who_died() const {
+std::string Channel::dead_rank_text() const {
   for (const auto& [peer, watch] : watched_) {
     pollfd state{.fd = watch.get(), .events = POLLIN, .revents = 0};
     const bool ended =
@@ -174,22 +184,22 @@ void Channel::await_readers() {
   }
 }
 
-Reading::Reading(Channel& channel) : channel_(channel) {
-  if (!readers().enter(channel.head().rounds.broken)) channel.throw_broken();
+InPlaceRead::InPlaceRead(Channel& channel) : channel_(channel) {
+  if (!readers().enter(channel.head().rounds.broken)) channel.throw_abort_reason();
 }
 
-Reading::~Reading() {
+InPlaceRead::~InPlaceRead() {
   if (reads_) readers().leave(channel_.head().rounds.broken);
 }
 
-void Reading::end() {
+void InPlaceRead::end() {
   reads_ = false;
-  if (!readers().leave(channel_.head().rounds.broken)) channel_.throw_broken();
+  if (!readers().leave(channel_.head().rounds.broken)) channel_.throw_abort_reason();
 }
 
-Readers<Native>& Reading::readers() const { return channel_.words(channel_.rank()).readers; }
+InPlaceReaderCount<Native>& InPlaceRead::readers() const { return channel_.words(channel_.rank()).readers; }
 
-std::string Channel::who_left() const {
+std::string Channel::left_rank_name() const {
   for (int peer = 0; peer < size(); ++peer) {
     if (has_left(peer) && words(peer).arrived.load() < rounds_.round()) return name_of(peer);
   }
@@ -202,7 +212,7 @@ std::vector<bool> Channel::who_have_left() const {
   return left;
 }
 
-std::string Channel::who_is_missing() const {
+std::string Channel::missing_rank_names() const {
   std::string missing;
   for (int peer = 0; peer < size(); ++peer) {
     if (words(peer).arrived.load() < rounds_.round()) missing += (missing.empty() ? "" : ", ") + name_of(peer);

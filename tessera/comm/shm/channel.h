@@ -1,11 +1,12 @@
-// One rank's end of a shared-memory group: its slots, the rounds, and what waiting means.
+// One rank's access to a shared-memory group: its slots, the rounds, and the failure of the group.
 //
-//   Slot slot = channel.own_slot();   // fill in
+//   SlotView slot = channel.own_slot();   // to be filled
 //   channel.arrive();
-//   if (channel.ready()) ...          // all ranks have; throws when the group is broken off
-//   channel.slot(2).data;             // what rank 2 wrote
+//   if (channel.ready()) ...          // all ranks have arrived; throws when the group was aborted
+//   channel.slot(2).data;             // the data that rank 2 wrote
 //
-// Never waits. Used by one thread at a time, but break_off(), is_broken() and the bells by any.
+// No function waits but await_readers(), and look() after an error. One thread at a time may use a Channel;
+// abort_group(), is_aborted() and the bells may be used by any thread.
 #pragma once
 
 #include <memory>
@@ -17,22 +18,22 @@
 #include "tessera/comm/errors/peer_failed.h"
 #include "tessera/comm/errors/timed_out.h"
 #include "tessera/comm/shm/layout.h"
-#include "tessera/comm/shm/segment.h"
+#include "tessera/comm/shm/shared_memory.h"
 
 namespace tessera::comm::shm {
 
 struct ChannelOptions {
   int rank = 0;
   int size = 1;
-  std::vector<int> ranks;        // global, for messages; empty: those of the group
-  std::vector<pid_t> processes;  // of each rank
-  bool crowded = false;          // more ranks than cores on this host
-  bool views = false;            // every rank may open what the others share
+  std::vector<int> ranks;        // global ranks, for messages; empty: positions in the group are shown
+  std::vector<pid_t> processes;  // process of each rank
+  bool oversubscribed = false;   // more ranks than cores on this host
+  bool views = false;            // every rank may open the shared buffers of the others
 };
 
-struct Slot {
+struct SlotView {
   SlotHead* head;
-  Message* table;
+  MessageEntry* table;
   std::byte* data;
 };
 
@@ -48,103 +49,107 @@ class Channel {
   const Layout& layout() const { return layout_; }
   bool same_process() const { return same_process_; }  // all ranks are threads of this process
   bool same_process(int rank) const { return options_.processes[rank] == options_.processes[options_.rank]; }
-  bool crowded() const { return options_.crowded; }
+  bool oversubscribed() const { return options_.oversubscribed; }
   std::string name_of(int rank) const;  // "rank 3"
 
-  // Where peers can read these bytes, while this rank keeps them as they are; nothing when they cannot.
-  std::optional<Place> show(const void* data, size_t bytes) const;
-  // What `rank` has shown, good for this call. Breaks the group off when it cannot be mapped.
-  const std::byte* look(int rank, const Place& place, size_t bytes);
+  // Returns the place at which peers can read these bytes in this rank's memory; nullopt when they cannot. This rank
+  // must not change the bytes until all peers have read them.
+  std::optional<MessagePlace> show(const void* data, size_t bytes) const;
+  // Returns the bytes that `rank` has shown, mapped into this process. Valid during the present call. Aborts the group
+  // when the bytes cannot be mapped.
+  const std::byte* look(int rank, const MessagePlace& place, size_t bytes);
 
-  // Between two calls: forgets mappings of buffers that their owners have freed. After the last call, or a failure:
-  // all.
-  void forget_freed();
-  void forget_all() { views_.clear(); }
-  // Whether what lies in shared buffers is read in place by other processes.
+  // unmap_freed_buffers() unmaps buffers that their owners have freed; called between two calls. unmap_all_buffers()
+  // unmaps all buffers; called after the last call or a failure.
+  void unmap_freed_buffers();
+  void unmap_all_buffers() { views_.clear(); }
+  // Whether other processes read shared buffers in place.
   bool shares_buffers() const { return options_.views && !same_process_; }
 
-  Slot own_slot() { return slot_at(rank(), rounds_.next()); }
-  Slot slot(int rank) { return slot_at(rank, rounds_.round()); }
+  SlotView own_slot() { return slot_at(rank(), rounds_.next()); }
+  SlotView slot(int rank) { return slot_at(rank, rounds_.round()); }
   void arrive();
-  // Whether all ranks have arrived in the round of this one. Throws when they never will.
+  // Whether all ranks have arrived in this rank's present round. Throws when the group was aborted before.
   bool ready() const;
 
   RankWords& words(int rank) const { return *at<RankWords>(layout_.words(rank)); }
-  Bells<Native>& bells(int rank) const { return words(rank).bells; }
-  Bells<Native>& bells() const { return bells(rank()); }
+  RankEventCounts<Native>& bells(int rank) const { return words(rank).bells; }
+  RankEventCounts<Native>& bells() const { return bells(rank()); }
   Ring<Native>& ring(int from, int to) const { return *at<Ring<Native>>(layout_.ring(from, to)); }
   std::byte* chunk(int from, int to, uint64_t number) { return memory_->data() + layout_.chunk(from, to, number); }
 
-  // Tells the peers that this rank takes part no longer.
+  // Marks this rank as having left the group, and wakes the peers.
   void leave() noexcept;
-  // Ends everybody's waits, with Disagreement or TimedOut when `error` is one, else PeerFailed. The first reason stays.
-  void break_off(const std::string& reason, Broken kind = Broken::kPeerFailed) noexcept;
-  void break_off(const std::exception& error) noexcept;
-  // Breaks off and throws the first reason.
-  [[noreturn]] void fail(const std::string& reason, Broken kind = Broken::kPeerFailed);
-  bool is_broken() const { return head().rounds.broken.load() != 0; }
-  [[noreturn]] void throw_broken() const;
+  // Aborts the group: ends the waits of all ranks with Disagreement or TimedOut when `error` is one of them, otherwise
+  // with PeerFailed. The first reason is kept.
+  void abort_group(const std::string& reason, AbortReason kind = AbortReason::kPeerFailed) noexcept;
+  void abort_group(const std::exception& error) noexcept;
+  // Aborts the group and throws the first reason.
+  [[noreturn]] void fail(const std::string& reason, AbortReason kind = AbortReason::kPeerFailed);
+  bool is_aborted() const { return head().rounds.broken.load() != 0; }
+  [[noreturn]] void throw_abort_reason() const;
   bool has_left(int rank) const { return words(rank).left.load() != 0; }
-  // "rank 3 (process 4711) has ended": the process of a rank that has not left before; "" when there is none. What it
-  // did before its end is to be looked at after this.
-  std::string who_died() const;
-  // After a failure: until no thread of this process reads this rank's memory in place any more. Other processes may:
-  // they have mapped it themselves, and the end of their Reading tells them.
+  // Text such as "rank 3 (process 4711) has ended", for a rank whose process has ended and that has not left before; ""
+  // when there is none. The rank may have completed its part before it ended, so the caller must make one more step
+  // before it fails.
+  std::string dead_rank_text() const;
+  // After an abort: waits until no thread of this process reads this rank's memory in place any more. Other processes
+  // are not waited for: they have mappings of their own, and InPlaceRead::end() throws there.
   void await_readers();
-  // The ranks whose leaving makes the present round impossible; "" when there is none.
-  std::string who_left() const;
-  std::vector<bool> who_have_left() const;
-  std::string who_is_missing() const;  // "rank 1, rank 2": not yet in the round
+  // Name of a rank that has left without arriving in the present round, which can then never complete; "" when none.
+  std::string left_rank_name() const;
+  std::vector<bool> who_have_left() const;  // by rank
+  std::string missing_rank_names() const;   // ranks that have not arrived in the present round: "rank 1, rank 2"
 
  private:
-  friend class Reading;
+  friend class InPlaceRead;
   template <class T>
   T* at(size_t offset) const {
     return reinterpret_cast<T*>(memory_->data() + offset);
   }
   Head& head() const { return *at<Head>(0); }
   [[noreturn]] void fail_to_look(int rank, const Error& error);
-  Slot slot_at(int rank, uint64_t round) const {
+  SlotView slot_at(int rank, uint64_t round) const {
     std::byte* slot = memory_->data() + layout_.slot(rank, round);
-    return {reinterpret_cast<SlotHead*>(slot), reinterpret_cast<Message*>(slot + layout_.table()),
+    return {reinterpret_cast<SlotHead*>(slot), reinterpret_cast<MessageEntry*>(slot + layout_.table()),
             slot + layout_.slot_head()};
   }
 
-  std::vector<Bells<Native>*> all_bells() const;
+  std::vector<RankEventCounts<Native>*> all_bells() const;
 
   std::shared_ptr<SharedMemory> memory_;
   ChannelOptions options_;
   Layout layout_;
   Rounds<Native> rounds_;
   bool same_process_;
-  std::unordered_map<uint64_t, SharedView> views_;  // by SharedPlace::buffer
-  bool mapped_ = false;                             // one of them, since forget_freed()
+  std::unordered_map<uint64_t, SharedView> views_;  // mapped buffers of other ranks, by SharedBufferPlace::buffer
+  bool mapped_ = false;                             // a buffer was mapped since unmap_freed_buffers()
   std::vector<std::pair<int, UniqueFd>> watched_;   // rank and pidfd of each other process
 };
 
-// Held while other ranks' memory is read in place.
+// Scope in which other ranks' memory is read in place.
 //
-//   Reading reading(channel);     // throws when the group is broken off
+//   InPlaceRead reading(channel); // throws when the group was aborted
 //   ...                           // copy
-//   reading.end();                // likewise: what was copied since may be rubbish
+//   reading.end();                // throws when the group was aborted meanwhile: the copied data may be invalid
 //
-// A rank that fails frees its memory only after break_off(), and where threads of its process read it, only when they
-// no longer do.
-class Reading {
+// A rank that fails frees its memory only after abort_group(), and only after all InPlaceReads of threads of its
+// process have ended (await_readers).
+class InPlaceRead {
  public:
-  explicit Reading(Channel& channel);
-  ~Reading();
-  Reading(const Reading&) = delete;
-  Reading& operator=(const Reading&) = delete;
+  explicit InPlaceRead(Channel& channel);
+  ~InPlaceRead();
+  InPlaceRead(const InPlaceRead&) = delete;
+  InPlaceRead& operator=(const InPlaceRead&) = delete;
   void end();
 
  private:
-  Readers<Native>& readers() const;
+  InPlaceReaderCount<Native>& readers() const;
   Channel& channel_;
   bool reads_ = true;
 };
 
-// Lays the words out in fresh memory.
+// Constructs head, words and rings in new shared memory.
 void initialize(SharedMemory& memory, int size);
 
 }  // namespace tessera::comm::shm

@@ -12,16 +12,18 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-// How long looking again pays. A sleep and a wake cost 5 us and more on each side, pieces of large messages some 50 us.
-// The worker leaves the core to whoever computes.
+// Spin time before the futex wait. A sleep and a wake-up cost at least 5 us on each side, and a piece of a large
+// message takes about 50 us, so the caller spins longer than that. The worker spins less, to leave the core to
+// computation.
 constexpr microseconds kCallerSpin{100}, kWorkerSpin{10};
-// With more ranks than cores the core is what the peer waits for. When others than the peers want it too, a sleeper
-// gets it back sooner than one that yields.
+// With more ranks than cores, the peer needs this core to make progress, so the driver yields instead of spinning. A
+// yield that takes longer than kLongYield means that other processes want the core, too: then a sleeper gets it back
+// sooner than a thread that yields.
 constexpr int kYields = 20;
 constexpr microseconds kLongYield{50};
-// Deaths and deadlines ring no bell.
+// The futex is not woken by a peer's death or a deadline, so every sleep is bounded.
 constexpr nanoseconds kSlice = milliseconds(100);
-constexpr int kIdleSlices = 10;  // after which the worker no longer looks up
+constexpr int kIdleSlices = 10;  // number of idle slices after which the worker sleeps without a bound
 
 void pause() {
 #if defined(__x86_64__)
@@ -53,7 +55,7 @@ bool EngineWork::wait(milliseconds timeout) {
   return true;
 }
 
-void EngineWork::abort() { engine_->break_off(engine_->channel().name_of(rank_) + " broke off"); }
+void EngineWork::abort() { engine_->abort_group(engine_->channel().name_of(rank_) + " aborted the group"); }
 
 CollectiveWork::CollectiveWork(std::shared_ptr<Engine> engine, c10d::OpType type, uint64_t sequence,
                                std::unique_ptr<Operation> operation, milliseconds timeout,
@@ -64,32 +66,33 @@ CollectiveWork::CollectiveWork(std::shared_ptr<Engine> engine, c10d::OpType type
       tensors_(std::move(tensors)),
       results_(std::move(results)) {}
 
-// ---- what the callers do ----
+// ---- calls of the user's threads ----
 
 Engine::~Engine() { shut_down(); }
 
 void Engine::start(const c10::intrusive_ptr<CollectiveWork>& work) {
   Lock lock(mutex_);
   queue_.push_back(work);
-  begin_work(lock);
+  advance_started_work(lock);
 }
 
 void Engine::start(const c10::intrusive_ptr<MessageWork>& work) {
   Lock lock(mutex_);
   posted_.push_back(work);
-  begin_work(lock);
+  advance_started_work(lock);
 }
 
-// Announces what was started, and goes on with what peers may be waiting for already.
-void Engine::begin_work(Lock& lock) {
+// Makes the first step of a started work: it writes and publishes the first slot. A second step follows only when peers
+// may already wait for this rank. If another thread drives, that thread is notified instead.
+void Engine::advance_started_work(Lock& lock) {
   if (driven_) {
-    news_ = true;
+    has_new_work_ = true;
     channel_->bells().driver.ring();
     return;
   }
   drive_once(lock, [this] {
     step();
-    if (!is_idle() && (!front_ || front_->operation_->owes())) step();
+    if (!is_idle() && (!front_ || front_->operation_->may_delay_peers())) step();
   });
 }
 
@@ -97,7 +100,7 @@ void Engine::wait(EngineWork& work, Clock::time_point deadline) {
   Lock lock(mutex_);
   if (deadline < work.deadline()) {
     work.deadline_ = deadline;
-    news_ = true;
+    has_new_work_ = true;
     if (driven_) channel_->bells().driver.ring();
   }
   while (!work.ended_) {
@@ -109,8 +112,10 @@ void Engine::wait(EngineWork& work, Clock::time_point deadline) {
       drive(lock, true, [&] { return work.ended_; });
     }
   }
-  if (driven_ || enlisted_ || !wanted()) return;
-  begin_driving();  // the last driver left it to this thread
+  if (driven_ || worker_registered_ || !needs_driver()) return;
+  // The last driver saw this thread waiting and did not register the worker for the remaining works. This thread does
+  // not drive, since its own work has ended, so it must register the worker.
+  begin_driving();
   end_driving(lock);
 }
 
@@ -118,8 +123,8 @@ bool Engine::poll(EngineWork& work) {
   Lock lock(mutex_);
   if (work.ended_ || driven_) return work.ended_;
   drive_once(lock, [this] {
-    if (step() || Clock::now() - looked_ <= kSlice) return;
-    looked_ = Clock::now();
+    if (step() || Clock::now() - last_check_ <= kSlice) return;
+    last_check_ = Clock::now();
     check(true);
   });
   return work.ended_;
@@ -137,35 +142,37 @@ void Engine::shut_down() {
       drive(lock, true, collectives_ended);
     }
   }
-  take_in();
+  take_started_works();
   if (!messages_.is_idle()) {
     fail_messages(std::make_exception_ptr(PeerFailed(channel_->name_of(channel_->rank()) + " has left the group")));
-    settle();
+    complete_ended_works();
   }
   stop_ = true;
-  channel_->bells().worker.ring_always();
+  channel_->bells().worker.ring_unconditionally();
   lock.unlock();
   if (worker_.joinable()) worker_.join();
-  channel_->forget_all();
+  channel_->unmap_all_buffers();
 }
 
 // ---- driving ----
 
 void Engine::begin_driving() {
   driven_ = true;
-  if (!enlisted_) return;
-  channel_->bells().worker.dismiss();
-  enlisted_ = false;
+  if (!worker_registered_) return;
+  channel_->bells().worker.unregister_sleeper();
+  worker_registered_ = false;
 }
 
-// Whether peers may come to wait for this rank, so that somebody must look.
-bool Engine::wanted() const {
+// Whether peers may come to wait for this rank, so that some thread of this rank must look at the bell.
+bool Engine::needs_driver() const {
   return !queue_.empty() || !posted_.empty() || !messages_.is_idle() ||
-         (front_ && (!front_is_posted_ || front_->operation_->owes()));
+         (front_ && (!front_is_posted_ || front_->operation_->may_delay_peers()));
 }
 
-void Engine::take_in() {
-  news_ = false;
+// Moves newly started works to the driver's members and computes the deadline of the collectives. `has_new_work_` is
+// cleared first: a work that is started later sets it again.
+void Engine::take_started_works() {
+  has_new_work_ = false;
   for (auto& message : posted_) messages_.add(std::move(message));
   posted_.clear();
   if (!front_ && !queue_.empty()) {
@@ -177,8 +184,8 @@ void Engine::take_in() {
   for (const auto& work : queue_) deadline_ = std::min(deadline_, work->deadline());
 }
 
-// Tells those who wait.
-void Engine::settle() {
+// Marks ended works as completed and notifies the threads that wait.
+void Engine::complete_ended_works() {
   if (ended_.empty()) return;
   for (auto& [work, failure] : ended_) {
     work->ended_ = true;
@@ -188,31 +195,32 @@ void Engine::settle() {
   if (waiting_ > 0) changed_.notify_all();
 }
 
-// How a thread that drives waits: looks again for a while, gives the core away for a while, then sleeps, and now and
-// then looks for what no bell announces.
-struct Engine::Waiter {
+// The waiting strategy of a driving thread (a Waiter of rounds.h): spins, or yields when ranks outnumber cores, and
+// then sleeps in slices, with a check for deaths and deadlines after each. The worker (`sleeps` false) does not sleep
+// here but gives up driving after its spin time.
+struct Engine::DriverWait {
   Engine& engine;
   bool sleeps;
   Clock::time_point began{};
-  int looked = 0;
+  int spin_count = 0;
   bool gave_up = false;
 
   bool spin() {
-    if (engine.channel_->crowded()) {
-      if (++looked > kYields) return give_up();
+    if (engine.channel_->oversubscribed()) {
+      if (++spin_count > kYields) return give_up();
       const auto before = Clock::now();
       ::sched_yield();
       return Clock::now() - before < kLongYield || give_up();
     }
     pause();
-    if (++looked % 16 != 0) return true;
+    if (++spin_count % 16 != 0) return true;
     const auto now = Clock::now();
     if (began == Clock::time_point{}) began = now;
     return now - began < (sleeps ? kCallerSpin : kWorkerSpin) || give_up();
   }
   bool give_up() {
     gave_up = !sleeps;
-    return gave_up;  // then one more look, which ends the wait
+    return gave_up;  // true: EventCount::wait() calls settled() once more, which then returns true
   }
   void sleep(Native::Word32& word, uint32_t seen) {
     if (engine.check(false)) return;
@@ -224,27 +232,28 @@ struct Engine::Waiter {
   }
 };
 
-// Until `until` holds, or, for the worker, nothing has moved for a while. True: something moved.
+// Drives until `until` returns true, or, for the worker, until nothing has moved for its spin time. Returns whether
+// something moved. The lock is released while works are stepped; `driven_` keeps other threads out meanwhile.
 template <class Until>
 bool Engine::drive(Lock& lock, bool sleeps, const Until& until) {
   begin_driving();
   bool moved = false;
   for (bool stuck = false; !stuck;) {
-    take_in();
+    take_started_works();
     lock.unlock();
     bool steps = step();
-    if (!steps && !has_news()) {
-      Waiter waiter{.engine = *this, .sleeps = sleeps};
+    if (!steps && !has_new_or_ended_work()) {
+      DriverWait waiter{.engine = *this, .sleeps = sleeps};
       channel_->bells().driver.wait(waiter, [&] {
         steps = step();
-        return steps || has_news() || waiter.gave_up;
+        return steps || has_new_or_ended_work() || waiter.gave_up;
       });
     }
     if (steps) check_late_messages();
     lock.lock();
     moved = moved || steps;
-    stuck = !steps && !has_news();
-    settle();
+    stuck = !steps && !has_new_or_ended_work();
+    complete_ended_works();
     if (until()) break;
     if (sleeps) stuck = false;
   }
@@ -252,45 +261,50 @@ bool Engine::drive(Lock& lock, bool sleeps, const Until& until) {
   return moved;
 }
 
-// Drives for as long as `look` takes, which never waits.
+// Drives for one call of `look`, which must not wait.
 template <class Look>
 void Engine::drive_once(Lock& lock, const Look& look) {
   begin_driving();
-  take_in();
+  take_started_works();
   lock.unlock();
   look();
   lock.lock();
-  settle();
+  complete_ended_works();
   end_driving(lock);
 }
 
+// Gives up driving without losing a wake-up. If no thread waits but peers may need this rank, the worker is registered
+// at its bell first, and then one more step is made: a peer that acts before the registration is seen by this step, and
+// one that acts after it rings the bell. The worker is rung here when there is work already, or when it would miss its
+// periodic checks because it sleeps without a bound. `woke_while_driven_`: the worker was rung in between, saw
+// `driven_`, and slept again.
 void Engine::end_driving(Lock& lock) {
-  take_in();
-  if (front_ && !front_is_posted_) {  // peers wait for that
+  take_started_works();
+  if (front_ && !front_is_posted_) {  // peers wait for the first slot
     lock.unlock();
     step_collective();
     lock.lock();
-    settle();
+    complete_ended_works();
   }
-  if (waiting_ == 0 && wanted()) {
+  if (waiting_ == 0 && needs_driver()) {
     make_worker();
-    Bell<Native>& bell = channel_->bells().worker;
-    bell.enlist();
-    enlisted_ = true;
-    woke_in_vain_ = false;
+    EventCount<Native>& bell = channel_->bells().worker;
+    bell.register_sleeper();
+    worker_registered_ = true;
+    woke_while_driven_ = false;
     lock.unlock();
-    const bool moved = step();  // what came between the last look and the enlisting
+    const bool moved = step();
     lock.lock();
-    settle();
-    if (!wanted()) {
-      bell.dismiss();
-      enlisted_ = false;
-    } else if (moved || news_ || dozes_ || woke_in_vain_ || (!front_ && !queue_.empty())) {
-      bell.ring_always();
+    complete_ended_works();
+    if (!needs_driver()) {
+      bell.unregister_sleeper();
+      worker_registered_ = false;
+    } else if (moved || has_new_work_ || sleeps_unbounded_ || woke_while_driven_ || (!front_ && !queue_.empty())) {
+      bell.ring_unconditionally();
     }
   }
   driven_ = false;
-  if (waiting_ > 0) changed_.notify_all();  // one of them goes on
+  if (waiting_ > 0) changed_.notify_all();  // one of the waiting threads will drive
 }
 
 void Engine::make_worker() {
@@ -303,35 +317,38 @@ void Engine::make_worker() {
   }
 }
 
+// The worker thread. It reads the bell's count before it looks at the state, and sleeps only while the count is
+// unchanged, so a ring after the look ends the sleep at once. While registered it wakes every kSlice to check for
+// deaths and deadlines; after kIdleSlices without being registered it sleeps until it is rung.
 void Engine::work() {
   ::pthread_setname_np(::pthread_self(), "tessera shm");
-  Bell<Native>& bell = channel_->bells().worker;
+  EventCount<Native>& bell = channel_->bells().worker;
   Lock lock(mutex_);
   for (int idle_slices = 0;;) {
     const uint32_t seen = bell.count.load();
     if (stop_) return;
     if (driven_) {
-      woke_in_vain_ = true;
-    } else if (enlisted_) {
-      if (drive(lock, false, [this] { return !wanted(); })) idle_slices = 0;
+      woke_while_driven_ = true;
+    } else if (worker_registered_) {
+      if (drive(lock, false, [this] { return !needs_driver(); })) idle_slices = 0;
     }
-    if (enlisted_) idle_slices = 0;
-    dozes_ = idle_slices > kIdleSlices;
-    const auto slice = dozes_ ? std::chrono::hours(1) : kSlice;
+    if (worker_registered_) idle_slices = 0;
+    sleeps_unbounded_ = idle_slices > kIdleSlices;
+    const auto slice = sleeps_unbounded_ ? std::chrono::hours(1) : kSlice;
     lock.unlock();
     const auto before = Clock::now();
     Native::sleep(bell.count, seen, slice);
     const bool over = Clock::now() - before >= kSlice;
     lock.lock();
-    dozes_ = false;
+    sleeps_unbounded_ = false;
     idle_slices = over ? idle_slices + 1 : 0;
-    if (over && !driven_ && enlisted_) drive_once(lock, [this] { check(true); });
+    if (over && !driven_ && worker_registered_) drive_once(lock, [this] { check(true); });
   }
 }
 
 // ---- steps ----
 
-// Whether anything moved.
+// Makes one step of the front collective and of the messages; returns whether something moved.
 bool Engine::step() {
   const bool collective = front_ && step_collective();
   const bool message = !messages_.is_idle() && step_messages();
@@ -341,7 +358,7 @@ bool Engine::step() {
 bool Engine::step_collective() {
   try {
     if (!std::exchange(front_is_posted_, true)) {
-      if (channel_->is_broken()) channel_->throw_broken();
+      if (channel_->is_aborted()) channel_->throw_abort_reason();
       front_->operation_->post(*channel_);
       return true;
     }
@@ -359,7 +376,7 @@ bool Engine::step_collective() {
 bool Engine::step_messages() {
   try {
     if (messages_.move(ended_)) return true;
-    if (channel_->is_broken()) channel_->throw_broken();
+    if (channel_->is_aborted()) channel_->throw_abort_reason();
     return false;
   } catch (...) {
     fail_messages(std::current_exception());
@@ -367,23 +384,24 @@ bool Engine::step_messages() {
   return true;
 }
 
-// What no bell announces. Who has ended or left may have done its part before: only what does not move after that was
-// seen never will. True: something moved or ended.
+// Checks for events that ring no bell: dead ranks, ranks that have left, and deadlines. A rank may have completed its
+// part before it ended or left. Therefore deaths are read first and a step is made after that: if nothing moves then,
+// nothing ever will, and the works fail. Returns whether something moved or ended.
 bool Engine::check(bool look_for_deaths) {
   if (is_idle()) return false;
-  const std::string dead = look_for_deaths ? channel_->who_died() : "";
+  const std::string dead = look_for_deaths ? channel_->dead_rank_text() : "";
   const auto left = channel_->who_have_left();
   if (step()) return true;
   const auto now = Clock::now();
   if (front_) {
     try {
       if (!dead.empty()) channel_->fail(dead);
-      const std::string gone = channel_->who_left();
+      const std::string gone = channel_->left_rank_name();
       if (!gone.empty()) channel_->fail(gone + " has left the group");
       if (now >= deadline_) {
-        const std::string missing = channel_->who_is_missing();
+        const std::string missing = channel_->missing_rank_names();
         channel_->fail(fmt::format("timed out: {} did not arrive", missing.empty() ? "a rank" : missing),
-                       Broken::kTimedOut);
+                       AbortReason::kTimedOut);
       }
     } catch (...) {
       fail_collective(std::current_exception());
@@ -400,11 +418,12 @@ bool Engine::check(bool look_for_deaths) {
   return !ended_.empty();
 }
 
-// While others move.
+// Checks the deadlines of messages that have not begun, at most every kSlice, while other works keep moving: a busy
+// engine never sleeps and so never calls check().
 void Engine::check_late_messages() {
   const auto now = Clock::now();
-  if (messages_.is_idle() || now - looked_ < kSlice) return;
-  looked_ = now;
+  if (messages_.is_idle() || now - last_check_ < kSlice) return;
+  last_check_ = now;
   try {
     messages_.check(now, std::vector<bool>(channel_->size()), true);
   } catch (...) {
@@ -412,27 +431,29 @@ void Engine::check_late_messages() {
   }
 }
 
-void Engine::break_off_for(const std::exception_ptr& failure) {
+// Aborts the group, then waits for readers in this process. Only after that may the tensors of failed works be freed.
+void Engine::abort_group_for(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
   } catch (const std::exception& error) {
-    channel_->break_off(error);
+    channel_->abort_group(error);
   } catch (...) {
-    channel_->break_off("an unknown error");
+    channel_->abort_group("an unknown error");
   }
   channel_->await_readers();
 }
 
+// The operation is destroyed first, because its suspended coroutine may hold an InPlaceRead of other ranks' memory.
 void Engine::fail_collective(std::exception_ptr failure) {
   front_->operation_.reset();
-  break_off_for(failure);
-  channel_->forget_all();
+  abort_group_for(failure);
+  channel_->unmap_all_buffers();
   front_->tensors_.clear();
   ended_.push_back({std::move(front_), std::move(failure)});
 }
 
 void Engine::fail_messages(std::exception_ptr failure) {
-  break_off_for(failure);
+  abort_group_for(failure);
   messages_.fail_all(failure, ended_);
 }
 

@@ -1,16 +1,16 @@
-// Makes progress on all that one rank has in flight in a group: its collectives, in the order in which they were
-// started, and its messages.
+// The progress engine of one rank in a shared-memory group. It advances the rank's started collectives, in the order of
+// their start, and its messages.
 //
 //   auto work = c10::make_intrusive<CollectiveWork>(engine, ...);
 //   engine->start(work);      // writes the first slot if the group is idle, so peers need not wait for this rank
-//   work->wait();             // drives it here, and everything else, unless another thread does
+//   work->wait();             // advances this and all other works here, unless another thread does
 //
-// One thread at a time drives: it steps the front collective and the messages, none of which ever waits, and sleeps at
-// the rank's bell when nothing moves. A thread that waits for a work drives until it has ended. While nobody waits, a
-// worker thread, made at first need, is enlisted at the bell whenever peers may come to need this rank; so everything
-// that was started goes on while the caller computes. What only the caller needs is left for its wait() or
-// isCompleted(). The lock is never held while data is copied. The first failure breaks the group off, and everything
-// that was or is started fails with its reason. Thread-safe.
+// One thread at a time "drives" the engine: it steps the front collective and the messages, whose steps never block,
+// and sleeps at the rank's bell when nothing can move. A thread that waits for a work drives until that work has ended.
+// While no thread waits, a worker thread is woken by the bell when peers may need this rank, so started works advance
+// while the caller computes. The worker is made when it is first needed. Steps that no peer waits for are left to the
+// caller's wait() or isCompleted(). The lock is never held while data is copied. The first failure aborts the group,
+// and all started and later works fail with its reason. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -30,7 +30,7 @@ namespace tessera::comm::shm {
 
 class CollectiveWork final : public EngineWork {
  public:
-  // tensors: kept alive until the end. results: what result() gives.
+  // tensors: kept alive until the work has ended. results: returned by result().
   CollectiveWork(std::shared_ptr<Engine> engine, c10d::OpType type, uint64_t sequence,
                  std::unique_ptr<Operation> operation, std::chrono::milliseconds timeout,
                  std::vector<at::Tensor> tensors, std::vector<at::Tensor> results);
@@ -53,35 +53,36 @@ class Engine {
 
   void start(const c10::intrusive_ptr<CollectiveWork>& work);
   void start(const c10::intrusive_ptr<MessageWork>& work);
-  // Until `work` has ended, well or not; its call fails at `deadline`, or its own if that is sooner.
+  // Waits until `work` has ended, with or without an error. The work fails at `deadline`, or at its own deadline if
+  // that is earlier.
   void wait(EngineWork& work, Clock::time_point deadline);
-  // Whether it has ended. Never waits.
+  // Makes one step unless another thread drives; returns whether `work` has ended. Never waits.
   bool poll(EngineWork& work);
-  void break_off(const std::string& reason) noexcept { channel_->break_off(reason); }
+  void abort_group(const std::string& reason) noexcept { channel_->abort_group(reason); }
   Channel& channel() { return *channel_; }
-  // Ends all collectives that were started, fails messages that have not ended, and ends the worker. No calls may
-  // follow or be under way.
+  // Waits until all started collectives have ended, fails messages that have not ended, and ends the worker thread. No
+  // other call may follow or be under way.
   void shut_down();
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  struct Waiter;
+  struct DriverWait;
 
-  // With the lock held; what drives has `driven_` set.
+  // Called with the lock held. `driven_` is set from begin_driving() to end_driving().
   void begin_driving();
-  void begin_work(Lock& lock);
+  void advance_started_work(Lock& lock);
   template <class Until>
   bool drive(Lock& lock, bool sleeps, const Until& until);
   template <class Look>
   void drive_once(Lock& lock, const Look& look);
   void end_driving(Lock& lock);
   void make_worker();
-  void take_in();
-  void settle();
-  bool wanted() const;
+  void take_started_works();
+  void complete_ended_works();
+  bool needs_driver() const;
   void work();
 
-  // By whoever drives, without the lock.
+  // Called by the driving thread without the lock.
   bool step();
   bool step_collective();
   bool step_messages();
@@ -89,31 +90,32 @@ class Engine {
   void check_late_messages();
   void fail_collective(std::exception_ptr failure);
   void fail_messages(std::exception_ptr failure);
-  void break_off_for(const std::exception_ptr& failure);
+  void abort_group_for(const std::exception_ptr& failure);
   bool is_idle() const { return !front_ && messages_.is_idle(); }
-  bool has_news() const { return news_ || !ended_.empty(); }
+  bool has_new_or_ended_work() const { return has_new_work_ || !ended_.empty(); }
 
   std::shared_ptr<Channel> channel_;
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members up to worker_
   std::condition_variable changed_;
-  std::deque<c10::intrusive_ptr<CollectiveWork>> queue_;  // behind the front one
-  std::vector<c10::intrusive_ptr<MessageWork>> posted_;   // messages that the driver has not seen
-  int waiting_ = 0;                                       // threads at changed_
-  bool driven_ = false, enlisted_ = false, stop_ = false;
-  bool dozes_ = false;         // the worker sleeps without looking up now and then
-  bool woke_in_vain_ = false;  // the worker, while another thread was about to leave the driving to it
+  std::deque<c10::intrusive_ptr<CollectiveWork>> queue_;  // started collectives behind the front one
+  std::vector<c10::intrusive_ptr<MessageWork>> posted_;   // started messages that the driver has not taken yet
+  int waiting_ = 0;                                       // threads that wait at changed_
+  // A thread drives; the worker is registered as a sleeper at its bell; the worker must end.
+  bool driven_ = false, worker_registered_ = false, stop_ = false;
+  bool sleeps_unbounded_ = false;   // the worker sleeps without the periodic checks, and must be woken to resume them
+  bool woke_while_driven_ = false;  // the worker woke and slept again while another thread was still driving
   std::thread worker_;
 
-  std::atomic<bool> news_{false};  // for the driver: something was started, or a deadline has changed
+  std::atomic<bool> has_new_work_{false};  // tells the driver that a work was started or a deadline has changed
 
-  // Of whoever drives; else of who holds the lock.
-  c10::intrusive_ptr<CollectiveWork> front_;
-  bool front_is_posted_ = false;
+  // Used by the driving thread without the lock; while no thread drives, guarded by the lock.
+  c10::intrusive_ptr<CollectiveWork> front_;  // the collective under way
+  bool front_is_posted_ = false;              // its first slot has been written
   Messages messages_;
-  Clock::time_point deadline_{};  // of the collectives
-  Clock::time_point looked_{};    // for what no bell announces, where nobody sleeps
-  std::vector<Ended> ended_;      // to be told
+  Clock::time_point deadline_{};    // earliest deadline of the collectives
+  Clock::time_point last_check_{};  // last check for deaths and deadlines by a thread that does not sleep
+  std::vector<EndedWork> ended_;    // ended works whose waiters have not been notified yet
 };
 
 }  // namespace tessera::comm::shm

@@ -1,6 +1,6 @@
-// A collective or message that an Engine carries, as c10d sees it.
+// The c10d::Work of a collective or message that an Engine advances.
 //
-//   work->wait(5s);        // throws what it failed with; after 5 s: that it timed out, which breaks its group off
+//   work->wait(5s);        // throws the error of the work; after 5 s TimedOut, which aborts the group
 //
 // Thread-safe.
 #pragma once
@@ -11,7 +11,7 @@
 #include <memory>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "tessera/comm/shm/segment.h"
+#include "tessera/comm/shm/shared_memory.h"
 
 namespace tessera::comm::shm {
 
@@ -33,11 +33,11 @@ class EngineWork : public c10d::Work {
   friend class Messages;
   std::shared_ptr<Engine> engine_;
   std::atomic<Clock::time_point> deadline_;
-  bool ended_ = false;  // under the engine's lock, unlike completed_
+  bool ended_ = false;  // guarded by the engine's lock, unlike Work::completed_
 };
 
-// A work that has come to its end, with why it failed, or null.
-struct Ended {
+// A work that has ended, with its error, or null when it succeeded.
+struct EndedWork {
   c10::intrusive_ptr<EngineWork> work;
   std::exception_ptr failure;
 };

@@ -19,18 +19,19 @@
 namespace tessera::comm::shm {
 namespace {
 
-// The memory that ranks of this process have mapped, by the address of its server: threads share one mapping.
-class Registry {
+// The memory that ranks of this process have mapped, by the address of the memory's server. Ranks that are threads of
+// this process share one mapping.
+class MappingRegistry {
  public:
-  static Registry& instance() {
-    static Registry registry;
+  static MappingRegistry& instance() {
+    static MappingRegistry registry;
     return registry;
   }
-  // What an earlier make() left there, else make().
+  // Returns the memory of an earlier call if it still exists, otherwise calls make().
   template <class Make>
   std::shared_ptr<SharedMemory> get(const std::string& address, const Make& make) {
     const auto entry = entry_of(address);
-    const std::lock_guard lock(entry->mutex);  // of this group's memory alone
+    const std::lock_guard lock(entry->mutex);  // make() may wait: other groups must not wait for it
     auto memory = entry->memory.lock();
     if (!memory) entry->memory = memory = make();
     return memory;
@@ -45,7 +46,8 @@ class Registry {
     const std::lock_guard lock(mutex_);
     std::erase_if(entries_, [](const auto& item) {
       if (item.second.use_count() != 1) return false;
-      const std::lock_guard nobody_waits(item.second->mutex);  // for what its last user wrote
+      // No other thread holds the entry. The lock only makes the last user's write to `memory` visible here.
+      const std::lock_guard nobody_waits(item.second->mutex);
       return item.second->memory.expired();
     });
     auto& entry = entries_[address];
@@ -56,32 +58,32 @@ class Registry {
   std::map<std::string, std::shared_ptr<Entry>> entries_;
 };
 
-std::string key_of(const char* what, int rank) { return fmt::format("shm/{}/{}", what, rank); }
+std::string key_of(const char* kind, int rank) { return fmt::format("shm/{}/{}", kind, rank); }
 
-// What a rank says of itself: a line of identity, or "cannot: why", and its process.
+// The text that a rank publishes: a line with its identity, or "cannot: REASON", and a line with its process id.
 std::string introduction(const std::string& host) {
   std::string identity;
   try {
     identity = memory_identity() + host;
   } catch (const std::exception& error) {
-    identity = fmt::format("cannot: {}", error.what());
+    identity = fmt::format("cannot: {}", error.kind());
   }
   return fmt::format("{}\n{}", identity, ::getpid());
 }
 
-struct Introduction {
+struct RankIdentity {
   std::string identity;
   pid_t process = 0;
 };
 
-Introduction parse(const std::string& text) {
+RankIdentity parse(const std::string& text) {
   const size_t line = text.find('\n');
   TESSERA_CHECK(line != text.npos, ErrorKind::kInternal, "[comm.shm] introduction '{}'", text);
   return {text.substr(0, line), static_cast<pid_t>(std::stol(text.substr(line + 1)))};
 }
 
-// Numbered from 0 in the order in which they first appear.
-std::vector<int> hosts_of(const std::vector<Introduction>& ranks) {
+// Index of each rank's host. Hosts are numbered from 0 in the order of their first rank.
+std::vector<int> hosts_of(const std::vector<RankIdentity>& ranks) {
   std::map<std::string, int> numbers;
   std::vector<int> hosts;
   for (const auto& rank : ranks) {
@@ -90,64 +92,72 @@ std::vector<int> hosts_of(const std::vector<Introduction>& ranks) {
   return hosts;
 }
 
-// Answers of rank 0 start with one of these. Who may also open what the others share, or all who may, says kViews.
+// Beginnings of the answers. kViews instead of kYes: this rank (in shm/took) or every rank (in shm/verdict) may also
+// open the shared buffers of the others.
 constexpr const char* kYes = "yes\n";
 constexpr const char* kViews = "yes\nviews";
 constexpr const char* kElsewhere = "elsewhere\n";
 constexpr const char* kNo = "no\n";
 
+// Keys of the store, in the order in which they are written:
+//   shm/is/R       each rank: introduction()
+//   shm/offer      rank 0: the memory's server and all processes, or why there is no shared memory
+//   shm/refused    a rank that could not map the memory; ends hand_out() of rank 0
+//   shm/took/R     each rank but 0: whether it has mapped the memory
+//   shm/verdict    rank 0: yes or no for all
+// Every rank decides by shm/offer and shm/verdict alone, so all ranks choose the same back-end.
 class Handshake {
  public:
   Handshake(c10d::Store& store, const HandshakeOptions& options)
       : store_(store), options_(options), deadline_(Clock::now() + options.timeout) {}
 
-  Met run() {
+  HandshakeResult run() {
     store_.set(key_of("is", options_.rank), introduction(options_.host));
     if (options_.rank == 0) host();
     const std::string answer = store_.get_to_str("shm/offer");
     if (!answer.starts_with(kYes)) return refused(answer);
-    const Offer offer = parse_offer(answer);
+    const MemoryOffer offer = parse_offer(answer);
     if (options_.rank != 0) fetch(offer);
-    if (options_.rank == 0) store_.set("shm/verdict", settle());
-    const std::string verdict = store_.get_to_str("shm/verdict");
-    if (!verdict.starts_with(kYes)) return refused(verdict);
+    if (options_.rank == 0) store_.set("shm/verdict", decide_for_all());
+    const std::string decision = store_.get_to_str("shm/verdict");
+    if (!decision.starts_with(kYes)) return refused(decision);
     ChannelOptions channel{.rank = options_.rank,
                            .size = options_.size,
                            .ranks = options_.ranks,
                            .processes = offer.processes,
-                           .crowded = options_.crowded,
-                           .views = verdict == kViews};
+                           .oversubscribed = options_.oversubscribed,
+                           .views = decision == kViews};
     return {
         .backend = c10::make_intrusive<ShmBackend>(memory_, channel, options_.timeout), .refusal = "", .host_of = {}};
   }
 
  private:
-  // "no\nREASON" or "elsewhere\nREASON\n0 0 1 1", with the host of each rank.
-  static Met refused(const std::string& answer) {
+  // Parses a refusal: "no\nREASON", or "elsewhere\nREASON\n0 0 1 1" with the host index of each rank.
+  static HandshakeResult refused(const std::string& answer) {
     std::istringstream lines(answer.substr(answer.find('\n') + 1));
-    Met met;
+    HandshakeResult met;
     std::getline(lines, met.refusal);
     if (answer.starts_with(kElsewhere)) {
       for (int host = 0; lines >> host;) met.host_of.push_back(host);
     }
     return met;
   }
-  // "yes\nADDRESS 4711 4712": of the memory's server, and the process of each rank.
-  struct Offer {
+  // An offer: "yes\nADDRESS 4711 4712", the address of the memory's server and the process of each rank.
+  struct MemoryOffer {
     std::string address;
     std::vector<pid_t> processes;
   };
-  static Offer parse_offer(const std::string& answer) {
+  static MemoryOffer parse_offer(const std::string& answer) {
     std::istringstream words(answer.substr(std::string(kYes).size()));
-    Offer offer;
+    MemoryOffer offer;
     words >> offer.address;
     for (pid_t process; words >> process;) offer.processes.push_back(process);
     return offer;
   }
 
-  // Rank 0: looks at all ranks, makes the memory, and says where to fetch it.
+  // Rank 0: compares the introductions, makes the memory, and publishes the offer.
   void host() {
-    std::vector<Introduction> ranks;
+    std::vector<RankIdentity> ranks;
     for (int rank = 0; rank < options_.size; ++rank) ranks.push_back(parse(store_.get_to_str(key_of("is", rank))));
     const std::string& own = ranks[0].identity;
     for (int rank = 0; rank < options_.size; ++rank) {
@@ -156,7 +166,7 @@ class Handshake {
         return store_.set("shm/offer", fmt::format("{}rank {} {}", kNo, rank, identity));
       }
     }
-    const auto stranger = std::ranges::find_if(ranks, [&](const Introduction& other) { return other.identity != own; });
+    const auto stranger = std::ranges::find_if(ranks, [&](const RankIdentity& other) { return other.identity != own; });
     if (stranger != ranks.end()) {
       return store_.set("shm/offer",
                         fmt::format("{}ranks 0 and {} are on different hosts, in different containers or of "
@@ -173,32 +183,33 @@ class Handshake {
       server_.emplace();
       offer = kYes + server_->address();
     } catch (const Error& error) {
-      return store_.set("shm/offer", kNo + std::string(error.what()));
+      return store_.set("shm/offer", kNo + std::string(error.kind()));
     }
     for (const auto& rank : ranks) {
       offer += fmt::format(" {}", rank.process);
       if (rank.process != ranks[0].process) others_.insert(rank.process);
     }
-    Registry::instance().get(server_->address(), [&] { return memory_; });
+    MappingRegistry::instance().get(server_->address(), [&] { return memory_; });
     store_.set("shm/offer", offer);
   }
 
-  void fetch(const Offer& offer) {
+  // Other ranks: map the memory and publish the outcome.
+  void fetch(const MemoryOffer& offer) {
     std::string outcome = may_view_all(offer.processes) ? kViews : kYes;
     try {
-      memory_ = Registry::instance().get(offer.address, [&] {
+      memory_ = MappingRegistry::instance().get(offer.address, [&] {
         return std::shared_ptr<SharedMemory>(
             SharedMemory::receive(offer.address, Layout(options_.size).bytes(), deadline_));
       });
     } catch (const std::exception& error) {
-      outcome = fmt::format("{}rank {}: {}", kNo, options_.rank, error.what());
-      store_.set("shm/refused", outcome);  // so that rank 0 does not wait for it
+      outcome = fmt::format("{}rank {}: {}", kNo, options_.rank, error.kind());
+      store_.set("shm/refused", outcome);  // rank 0 must not wait for this rank in hand_out()
     }
     store_.set(key_of("took", options_.rank), outcome);
   }
 
-  // Rank 0: hands the memory out and hears who got it.
-  std::string settle() {
+  // Rank 0: sends the memory's descriptor to the other processes, collects the outcomes, and returns the verdict.
+  std::string decide_for_all() {
     std::string trouble;
     try {
       server_->hand_out(*memory_, static_cast<int>(others_.size()), deadline_, [&] {
@@ -206,9 +217,9 @@ class Handshake {
         check_processes();
       });
     } catch (const Error& error) {
-      trouble = error.what();
+      trouble = error.kind();
     }
-    server_.reset();  // who still waits there hears that it is closed
+    server_.reset();  // ends the connections of ranks that still wait
     bool views = may_view_all({others_.begin(), others_.end()});
     for (int rank = 1; rank < options_.size; ++rank) {
       std::string outcome = store_.get_to_str(key_of("took", rank));
@@ -219,7 +230,9 @@ class Handshake {
     return views ? kViews : kYes;
   }
 
-  static bool may_view_all(const std::vector<pid_t>& processes) { return std::ranges::all_of(processes, may_view); }
+  static bool may_view_all(const std::vector<pid_t>& processes) {
+    return std::ranges::all_of(processes, can_open_buffers);
+  }
 
   void check_processes() const {
     for (const pid_t process : others_) {
@@ -237,7 +250,9 @@ class Handshake {
 
 }  // namespace
 
-Met shake_hands(c10d::Store& store, const HandshakeOptions& options) { return Handshake(store, options).run(); }
+HandshakeResult shake_hands(c10d::Store& store, const HandshakeOptions& options) {
+  return Handshake(store, options).run();
+}
 
 std::string why_unavailable() {
   try {
@@ -245,7 +260,7 @@ std::string why_unavailable() {
     const auto memory = SharedMemory::create(Layout(2).bytes());
     const MemoryServer server;
   } catch (const std::exception& error) {
-    return error.what();
+    return error.kind();
   }
   return "";
 }

@@ -1,10 +1,10 @@
-// How the ranks of a group find out that they can share memory, and come to share it.
+// The handshake by which the ranks of a group find out whether they can share memory, and map it.
 //
 //   const auto met = shake_hands(store, {.rank = 1, .size = 4, .ranks = {0, 2, 4, 6}});
-//   if (!met.backend) log_warning("{}", met.refusal);    // on every rank alike: use another back-end
+//   if (!met.backend) log_warning("{}", met.refusal);    // the same on every rank: use another back-end
 //
-// They can when boot id, process, network and user namespaces and user are those of rank 0, and when every rank gets
-// the memory. docs/design/shm.md. Thread-safe.
+// Ranks can share memory when they have the same boot id, process, network and user namespaces, and user as rank 0, and
+// when every rank succeeds in mapping the memory (docs/design/shm.md). Thread-safe.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -25,23 +25,23 @@ inline constexpr int kMaxRanks = 128;
 struct HandshakeOptions {
   int rank = 0;
   int size = 1;
-  std::vector<int> ranks;  // global number of each member
-  bool crowded = false;    // ranks (of the world, not of the group) may use fewer cores here than they are
-  std::string host = "";   // tells apart what would be one host; for tests
+  std::vector<int> ranks;       // global rank of each member
+  bool oversubscribed = false;  // the ranks of the world on this host outnumber the cores that they may use
+  std::string host = "";        // simulates several hosts in tests: ranks with different values are on different hosts
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
-struct Met {
+struct HandshakeResult {
   c10::intrusive_ptr<c10d::Backend> backend;  // null when refused
   std::string refusal;                        // the same on every rank
-  std::vector<int> host_of;                   // of each rank, from 0, when they are on several hosts; else empty
+  std::vector<int> host_of;                   // index of each rank's host, from 0; empty unless on several hosts
 };
 
-// COLLECTIVE over the ranks that share `store` (which no other group uses). Throws what the store throws, and
+// COLLECTIVE over the ranks that share `store`, which no other group may use. Throws the errors of the store, and
 // PeerFailed when a rank ends meanwhile.
-Met shake_hands(c10d::Store& store, const HandshakeOptions& options);
+HandshakeResult shake_hands(c10d::Store& store, const HandshakeOptions& options);
 
-// Why this process cannot share memory; "" when it can.
+// Returns why this process cannot share memory; "" when it can.
 std::string why_unavailable();
 
 }  // namespace tessera::comm::shm

@@ -1,16 +1,16 @@
-// What lies where in the memory of a group. All processes are of one build; `version` catches those that are not.
+// Layout of the shared memory of a group. All processes must be of one build; `version` detects other builds.
 //
-//   head | words of each rank | rings and chunks of send and recv | slots: rank 0 even, rank 0 odd, rank 1 even,
+//   head | words of each rank | rings | chunks of send and recv | slots: rank 0 even, rank 0 odd, rank 1 even,
 //   ...
 //
-// Slots belong to the round protocol (rounds.h): rank r alone writes its slots, between two rounds.
+// The slots belong to the round protocol (rounds.h): only rank r writes the slots of rank r, between two rounds.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "tessera/comm/group/signature.h"
-#include "tessera/comm/shm/native.h"
+#include "tessera/comm/shm/futex_platform.h"
 #include "tessera/comm/shm/shared_buffer.h"
 
 namespace tessera::comm::shm {
@@ -18,63 +18,64 @@ namespace tessera::comm::shm {
 inline constexpr uint64_t kVersion = 4;
 inline constexpr size_t kReasonBytes = 400;
 
-// What must agree in a call for memory to be safe, whoever made it.
-struct Call {
+// The fields of a call that must be equal on all ranks for the memory accesses to be safe. They are compared in every
+// call, also when no Signature was announced.
+struct CallDescriptor {
   Op kind = Op::kNone;
   int8_t dtype = -1;   // c10::ScalarType; -1: bytes or none
   uint8_t reduce = 0;  // c10d::ReduceOp::RedOpType
   uint8_t unused = 0;
   int32_t root = -1;
-  uint64_t elements = 0;  // of each message; 0 where ranks may differ
-  bool operator==(const Call&) const = default;
+  uint64_t elements = 0;  // of the tensor or of each message; 0 where ranks may differ
+  bool operator==(const CallDescriptor&) const = default;
 };
 
 struct SlotHead {
-  Call call;
+  CallDescriptor call;
   Signature signature;  // hash 0: none was announced
-  uint64_t longest;     // bytes of the longest message of this rank in this call, to itself too
-  uint64_t outgoing;    // and of the longest to another rank
-  uint64_t direct;      // 1: those are read where they are
+  uint64_t longest;     // bytes of this rank's longest message in this call, including its message to itself
+  uint64_t outgoing;    // bytes of its longest message to another rank
+  uint64_t direct;      // 1: its messages to other ranks are read in place, from the rank's own memory
 };
 
-// Where a message can be read.
-struct Place {
-  uint64_t address = 0;  // by threads of the same process
-  SharedPlace shared;    // by other processes
+// The place of a message that can be read in the sender's memory.
+struct MessagePlace {
+  uint64_t address = 0;      // for threads of the same process
+  SharedBufferPlace shared;  // for other processes
 };
 
-// What rank r sends to rank d, and wants from it: entry d of the table behind r's head.
-struct Message {
-  uint64_t bytes;
-  uint64_t wanted;
-  Place place;  // when read where it is
+// Entry d of the table behind the head of rank r's slot: the messages from rank r to rank d and back.
+struct MessageEntry {
+  uint64_t bytes;           // that rank r sends to rank d
+  uint64_t expected_bytes;  // that rank r expects from rank d
+  MessagePlace place;       // of the message to rank d; only when SlotHead::direct is 1
 };
 
 // The words of one rank.
 struct RankWords {
-  alignas(64) Native::Word64 arrived{};  // its round, for errors
-  Native::Word32 left{};                 // 1: it has ended this group
-  Readers<Native> readers;               // of other ranks' memory in place
-  Bells<Native> bells;                   // rung when a round is complete, and for each chunk that is put or taken
+  alignas(64) Native::Word64 arrived{};  // number of the rank's present round, for error texts and left_rank_name()
+  Native::Word32 left{};                 // 1: the rank has left the group
+  InPlaceReaderCount<Native> readers;    // reads of other ranks' memory that are under way in this rank
+  RankEventCounts<Native> bells;         // rung when a round is complete, and for each chunk that is put or taken
 };
 
-// A chunk of a message, in the ring from one rank to another.
+// Head of a chunk of a message, in the ring from one rank to another.
 struct ChunkHead {
   uint64_t message_bytes;
-  uint64_t offset;
-  uint64_t bytes;    // in this chunk
-  uint64_t address;  // not 0: the whole message is read there
+  uint64_t offset;   // of this chunk in the message
+  uint64_t bytes;    // of this chunk
+  uint64_t address;  // not 0: the whole message is read at this address (threads of one process)
   int64_t tag;
 };
 
-// Why a group was broken off.
-enum class Broken : uint32_t { kPeerFailed, kDisagreement, kTimedOut };
+// Why a group was aborted.
+enum class AbortReason : uint32_t { kPeerFailed, kDisagreement, kTimedOut };
 
 struct Head {
   uint64_t version = kVersion;
   RoundWords<Native> rounds;
-  Native::Word32 breaking{};  // 1: someone writes what follows, which is read when rounds.broken is set
-  Broken kind = Broken::kPeerFailed;
+  Native::Word32 breaking{};  // not 0: a rank writes `kind` and `reason`; they are valid once rounds.broken is set
+  AbortReason kind = AbortReason::kPeerFailed;
   char reason[kReasonBytes] = {};
 };
 
@@ -84,7 +85,7 @@ class Layout {
     slot_data_ = size <= 4 ? 512 * 1024 : size <= 16 ? 256 * 1024 : 64 * 1024;
     chunk_data_ = size <= 4 ? 64 * 1024 : size <= 16 ? 16 * 1024 : 1024;
     table_ = up(sizeof(SlotHead));
-    slot_head_ = up(table_ + size_ * sizeof(Message));
+    slot_head_ = up(table_ + size_ * sizeof(MessageEntry));
     words_ = up(sizeof(Head));
     rings_ = words_ + size_ * sizeof(RankWords);
     chunks_ = rings_ + size_ * size_ * sizeof(Ring<Native>);
@@ -100,7 +101,7 @@ class Layout {
     return chunks_ + ((from * size_ + to) * Ring<Native>::kChunks + number % Ring<Native>::kChunks) * chunk_bytes();
   }
   size_t slot(int rank, uint64_t round) const { return slots_ + (rank * 2 + round % 2) * slot_bytes(); }
-  size_t table() const { return table_; }          // in a slot
+  size_t table() const { return table_; }          // offset of the table in a slot
   size_t slot_head() const { return slot_head_; }  // bytes in front of a slot's data
   static size_t chunk_head() { return up(sizeof(ChunkHead)); }
 

@@ -7,7 +7,7 @@
 namespace tessera::comm::shm {
 namespace {
 
-constexpr size_t kReadAtOnce = 1024 * 1024;  // of a message that is read in place, in one step
+constexpr size_t kInPlaceStepBytes = 1024 * 1024;  // bytes read in place in one step
 
 }  // namespace
 
@@ -45,7 +45,7 @@ void Messages::check(const MessageWork& message, Clock::time_point now, const st
     return fmt::format("{} {}, tag {}", message.sends() ? "send to" : "recv from",
                        message.peer_ < 0 ? "any rank" : channel_.name_of(message.peer_), message.tag_);
   };
-  if (now >= message.deadline()) throw TimedOut(fmt::format("timed out: {}: the other side did not come", what()));
+  if (now >= message.deadline()) throw TimedOut(fmt::format("timed out: {}: the other rank did not take part", what()));
   if (message.peer_ >= 0 && left[message.peer_]) throw PeerFailed(fmt::format("{}: it has left the group", what()));
 }
 
@@ -61,7 +61,8 @@ void Messages::check(Clock::time_point now, const std::vector<bool>& left, bool 
   }
 }
 
-void Messages::fail_all(const std::exception_ptr& reason, std::vector<Ended>& ended) {
+// Set-aside messages stay: they have no work that could fail.
+void Messages::fail_all(const std::exception_ptr& reason, std::vector<EndedWork>& ended) {
   const auto fail = [&](const Message& message) { ended.push_back({message, reason}); };
   std::ranges::for_each(receives_, fail);
   receives_.clear();
@@ -76,17 +77,19 @@ void Messages::fail_all(const std::exception_ptr& reason, std::vector<Ended>& en
   sends_left_ = arriving_left_ = 0;
 }
 
-bool Messages::move(std::vector<Ended>& ended) {
-  bool moved = deliver_set_aside(ended);
+bool Messages::move(std::vector<EndedWork>& ended) {
+  bool moved = deliver_unmatched(ended);
   for (int peer = 0; peer < channel_.size(); ++peer) {
     if (peer == channel_.rank()) continue;
-    moved = fill(peer, ended) || moved;
-    moved = empty(peer, ended) || moved;
+    moved = advance_send(peer, ended) || moved;
+    moved = advance_receive(peer, ended) || moved;
   }
   return moved;
 }
 
-bool Messages::fill(int to, std::vector<Ended>& ended) {
+// Advances the first send to a rank. A message in chunks has ended when its last chunk is in the ring; a message that
+// is read in place has ended only when the receiver has taken its chunk, because the caller may then reuse the memory.
+bool Messages::advance_send(int to, std::vector<EndedWork>& ended) {
   if (sends_[to].empty()) return false;
   MessageWork& message = *sends_[to].front();
   const bool shown = message.read_when_emptied_ != 0;
@@ -99,7 +102,8 @@ bool Messages::fill(int to, std::vector<Ended>& ended) {
   return true;
 }
 
-// Whether there was room for it.
+// Puts the next chunk into the ring; returns false when the ring is full. A message longer than a chunk to a thread of
+// this process is one chunk that only holds the address.
 bool Messages::put_chunk(int to, MessageWork& message) {
   Ring<Native>& ring = channel_.ring(channel_.rank(), to);
   if (!ring.has_room()) return false;
@@ -120,14 +124,15 @@ bool Messages::put_chunk(int to, MessageWork& message) {
   return true;
 }
 
-bool Messages::empty(int from, std::vector<Ended>& ended) {
+// Takes a chunk from a rank. The chunk is removed from the ring only when all its bytes have been copied.
+bool Messages::advance_receive(int from, std::vector<EndedWork>& ended) {
   Ring<Native>& ring = channel_.ring(from, channel_.rank());
   if (!ring.has_chunk()) return false;
   const std::byte* chunk = channel_.chunk(from, channel_.rank(), ring.emptied.load());
   const ChunkHead head = *reinterpret_cast<const ChunkHead*>(chunk);
-  Arriving& arriving = arriving_[from];
+  IncomingMessage& arriving = arriving_[from];
   if (!arriving.message && !arriving.aside && !begin_message(from, head, ended)) return false;
-  if (!take_chunk(from, head, chunk + Layout::chunk_head())) return true;
+  if (!copy_chunk(from, head, chunk + Layout::chunk_head())) return true;
   ring.take(channel_.bells(from));
   if (head.offset + head.bytes == head.message_bytes) end_message(from, ended);
   return true;
@@ -139,9 +144,11 @@ void Messages::require_fit(int from, size_t bytes, const MessageWork& message) c
                                  message.tag_, channel_.name_of(channel_.rank()), message.bytes_));
 }
 
-// Finds who takes the message. False: nobody wants anything from this rank, so it stays where it is.
-bool Messages::begin_message(int from, const ChunkHead& head, std::vector<Ended>& ended) {
-  deliver_set_aside(ended);  // nothing overtakes these
+// Finds the receive for a new message. Without a match the message is set aside if another receive from this rank
+// waits: it may be for a message behind this one in the ring. Otherwise returns false and the message stays in the
+// ring, which stops the sender when the ring is full.
+bool Messages::begin_message(int from, const ChunkHead& head, std::vector<EndedWork>& ended) {
+  deliver_unmatched(ended);  // first: a message must not overtake an earlier one of the same tag
   const auto from_here = [&](const Message& message) { return message->peer_ == from || message->peer_ < 0; };
   const auto match = std::ranges::find_if(
       receives_, [&](const Message& message) { return from_here(message) && message->tag_ == head.tag; });
@@ -155,29 +162,30 @@ bool Messages::begin_message(int from, const ChunkHead& head, std::vector<Ended>
   }
   if (std::ranges::none_of(receives_, from_here)) return false;
   arriving_[from].aside =
-      std::make_shared<SetAside>(SetAside{from, head.tag, std::vector<std::byte>(head.message_bytes)});
-  aside_.push_back(arriving_[from].aside);
+      std::make_shared<UnmatchedMessage>(UnmatchedMessage{from, head.tag, std::vector<std::byte>(head.message_bytes)});
+  unmatched_.push_back(arriving_[from].aside);
   return true;
 }
 
-// Whether all of it has been taken.
-bool Messages::take_chunk(int from, const ChunkHead& head, const std::byte* data) {
-  Arriving& arriving = arriving_[from];
+// Copies the chunk, or up to 1 MiB of a message that is read in place; returns whether all of the chunk has been
+// copied.
+bool Messages::copy_chunk(int from, const ChunkHead& head, const std::byte* data) {
+  IncomingMessage& arriving = arriving_[from];
   std::byte* target = arriving.message ? arriving.message->data_ : arriving.aside->data.data();
   if (head.address == 0) {
     copy_bytes(target + head.offset, data, head.bytes);
     return true;
   }
-  const size_t bytes = std::min<size_t>(head.bytes - arriving.read, kReadAtOnce);
-  Reading reading(channel_);
+  const size_t bytes = std::min<size_t>(head.bytes - arriving.read, kInPlaceStepBytes);
+  InPlaceRead reading(channel_);
   copy_bytes(target + arriving.read, reinterpret_cast<const std::byte*>(head.address) + arriving.read, bytes);
   reading.end();
   arriving.read += bytes;
   return arriving.read == head.bytes;
 }
 
-void Messages::end_message(int from, std::vector<Ended>& ended) {
-  Arriving& arriving = arriving_[from];
+void Messages::end_message(int from, std::vector<EndedWork>& ended) {
+  IncomingMessage& arriving = arriving_[from];
   if (arriving.aside) arriving.aside->whole = true;
   if (arriving.message) {
     --arriving_left_;
@@ -186,10 +194,11 @@ void Messages::end_message(int from, std::vector<Ended>& ended) {
   arriving = {};
 }
 
-bool Messages::deliver_set_aside(std::vector<Ended>& ended) {
+// Gives set-aside messages that are complete to matching receives, in the order of their arrival.
+bool Messages::deliver_unmatched(std::vector<EndedWork>& ended) {
   bool moved = false;
-  for (auto entry = aside_.begin(); entry != aside_.end();) {
-    SetAside& aside = **entry;
+  for (auto entry = unmatched_.begin(); entry != unmatched_.end();) {
+    UnmatchedMessage& aside = **entry;
     const auto match = std::ranges::find_if(receives_, [&](const Message& message) {
       return (message->peer_ == aside.from || message->peer_ < 0) && message->tag_ == aside.tag;
     });
@@ -203,7 +212,7 @@ bool Messages::deliver_set_aside(std::vector<Ended>& ended) {
     std::copy(aside.data.begin(), aside.data.end(), message->data_);
     message->source_ = aside.from;
     ended.push_back({message, nullptr});
-    entry = aside_.erase(entry);
+    entry = unmatched_.erase(entry);
     moved = true;
   }
   return moved;

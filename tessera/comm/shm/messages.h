@@ -1,12 +1,13 @@
-// Messages between two ranks of a group: send and recv, matched by sender and tag, in the order of their sending.
+// Messages between two ranks of a group: send and recv. Messages match by sender and tag, in the order of the sends.
 //
 //   messages.add(c10::make_intrusive<MessageWork>(engine, c10d::OpType::SEND, 1, tag, tensor, timeout));
-//   while (messages.move(ended)) ...       // a chunk of each that can move
+//   while (messages.move(ended)) ...       // moves a chunk of each message that can move
 //
-// They go in chunks through a ring from each rank to each other one; what threads of one process send is copied from
-// where it lies. Sends and receives wait for nobody but their partner: no order between messages of different ranks or
-// tags can deadlock. A message that comes before its receive, while a receive for another tag waits, is set aside.
-// Never waits. Not thread-safe: used by whoever drives the Engine.
+// Messages are sent in chunks through a ring for each ordered pair of ranks. Between threads of one process, a long
+// message is copied directly from the sender's memory. Sends and receives wait only for their partner, so no order of
+// messages of different ranks or tags can deadlock. A message that arrives before its receive, while a receive of
+// another tag from that rank waits, is copied to a separate buffer ("set aside"). No function waits. Not thread-safe:
+// used by the thread that drives the Engine.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +23,7 @@ namespace tessera::comm::shm {
 
 class MessageWork final : public EngineWork {
  public:
-  // peer: -1 for a receive from anyone.
+  // peer: the other rank; -1: receive from any rank.
   MessageWork(std::shared_ptr<Engine> engine, c10d::OpType type, int peer, int tag, const at::Tensor& tensor,
               std::chrono::milliseconds timeout);
   int sourceRank() const override { return source_; }
@@ -35,7 +36,7 @@ class MessageWork final : public EngineWork {
   at::Tensor tensor_;
   std::byte* data_;
   size_t bytes_, moved_ = 0;
-  uint64_t read_when_emptied_ = 0;  // of a message that is read in place: the chunk count that says so
+  uint64_t read_when_emptied_ = 0;  // not 0: read in place; the message has been read when Ring::emptied reaches this
 };
 
 class Messages {
@@ -44,47 +45,47 @@ class Messages {
 
   void add(c10::intrusive_ptr<MessageWork> message);
   bool is_idle() const { return receives_.empty() && sends_left_ == 0 && arriving_left_ == 0; }
-  // At most a chunk to and from each rank; what ends goes to `ended`. True: something moved. Throws Disagreement when a
-  // message is not of the size that its receiver wants.
-  bool move(std::vector<Ended>& ended);
-  // Throws when a message will never move, for it is late or its peer has left. moving: others go on, so those that
-  // have begun may too.
+  // Moves at most one chunk to and from each rank, and appends messages that have ended to `ended`. Returns whether
+  // something moved. Throws Disagreement when a message does not have the size that its receiver expects.
+  bool move(std::vector<EndedWork>& ended);
+  // Throws when a message is past its deadline (TimedOut) or its peer has left (PeerFailed). `moving`: other works
+  // move, so messages that have begun are not checked.
   void check(Clock::time_point now, const std::vector<bool>& left, bool moving) const;
-  Clock::time_point deadline() const;  // the first one
-  void fail_all(const std::exception_ptr& reason, std::vector<Ended>& ended);
+  Clock::time_point deadline() const;  // earliest deadline of all messages
+  void fail_all(const std::exception_ptr& reason, std::vector<EndedWork>& ended);
 
  private:
   using Message = c10::intrusive_ptr<MessageWork>;
-  // One that nobody waits for yet.
-  struct SetAside {
+  // A message that has arrived, or is arriving, without a matching receive.
+  struct UnmatchedMessage {
     int from;
     int64_t tag;
     std::vector<std::byte> data;
-    bool whole = false;
+    bool whole = false;  // all chunks have arrived
   };
-  // What the next chunks from a rank belong to.
-  struct Arriving {
+  // The message whose chunks arrive next from a rank: a matched receive, or a message that is set aside.
+  struct IncomingMessage {
     Message message;
-    std::shared_ptr<SetAside> aside;
-    size_t read = 0;  // of a message that is read in place
+    std::shared_ptr<UnmatchedMessage> aside;
+    size_t read = 0;  // bytes read of a message that is read in place
   };
 
-  bool fill(int to, std::vector<Ended>& ended);
+  bool advance_send(int to, std::vector<EndedWork>& ended);
   bool put_chunk(int to, MessageWork& message);
-  bool empty(int from, std::vector<Ended>& ended);
-  bool begin_message(int from, const ChunkHead& head, std::vector<Ended>& ended);
-  bool take_chunk(int from, const ChunkHead& head, const std::byte* data);
-  void end_message(int from, std::vector<Ended>& ended);
-  bool deliver_set_aside(std::vector<Ended>& ended);
+  bool advance_receive(int from, std::vector<EndedWork>& ended);
+  bool begin_message(int from, const ChunkHead& head, std::vector<EndedWork>& ended);
+  bool copy_chunk(int from, const ChunkHead& head, const std::byte* data);
+  void end_message(int from, std::vector<EndedWork>& ended);
+  bool deliver_unmatched(std::vector<EndedWork>& ended);
   void require_fit(int from, size_t bytes, const MessageWork& message) const;
   void check(const MessageWork& message, Clock::time_point now, const std::vector<bool>& left) const;
 
   Channel& channel_;
   std::vector<std::list<Message>> sends_;  // by destination
   size_t sends_left_ = 0, arriving_left_ = 0;
-  std::list<Message> receives_;     // those without a message yet
-  std::vector<Arriving> arriving_;  // by source
-  std::list<std::shared_ptr<SetAside>> aside_;
+  std::list<Message> receives_;            // receives that match no arrived message yet
+  std::vector<IncomingMessage> arriving_;  // by source
+  std::list<std::shared_ptr<UnmatchedMessage>> unmatched_;
 };
 
 }  // namespace tessera::comm::shm

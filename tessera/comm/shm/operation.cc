@@ -5,7 +5,7 @@
 namespace tessera::comm::shm {
 namespace {
 
-std::string describe(const Call& call) {
+std::string describe(const CallDescriptor& call) {
   std::string text = comm::to_string(call.kind);
   if (is_reduction(call.kind)) text += fmt::format("({})", name_of(static_cast<RedOp>(call.reduce)));
   if (call.root >= 0) text += fmt::format("(root {})", call.root);
@@ -17,11 +17,11 @@ std::string describe(const Call& call) {
   return text;
 }
 
-// Names the first two ranks that differ, the same two on every rank.
+// Throws Disagreement for rank 0 and the first rank whose call differs; the two are the same on every rank.
 void compare_calls(Channel& channel, int size) {
-  const Slot first = channel.slot(0);
+  const SlotView first = channel.slot(0);
   for (int rank = 1; rank < size; ++rank) {
-    const Slot other = channel.slot(rank);
+    const SlotView other = channel.slot(rank);
     if (other.head->call == first.head->call) continue;
     throw Disagreement(
         fmt::format("{} calls {}, {} calls {}. All ranks of a group must make the same calls in the same order",
@@ -32,24 +32,27 @@ void compare_calls(Channel& channel, int size) {
 }  // namespace
 
 void Operation::post(Channel& channel) {
-  channel.forget_freed();
-  const Slot slot = channel.own_slot();
+  channel.unmap_freed_buffers();
+  const SlotView slot = channel.own_slot();
   *slot.head = {.call = call_, .signature = signature_, .longest = 0, .outgoing = 0, .direct = 0};
   write_first(channel, slot);
   owes_ = !ends_in_first_round(channel);
   channel.arrive();
 }
 
-Operation::InPlace Operation::in_place(Channel& channel, size_t fits) const {
+// Computed from the heads of all slots, which every rank reads in the same round, so all ranks take the same way.
+Operation::InPlaceMode Operation::in_place(Channel& channel, size_t fits) const {
   bool some = false, all = true;
   for (int rank = 0; rank < size_; ++rank) {
     const SlotHead& head = *channel.slot(rank).head;
     some = some || head.direct;
     all = all && (head.direct || head.outgoing <= fits);
   }
-  return !some ? InPlace::kNone : all ? InPlace::kAll : InPlace::kSome;
+  return !some ? InPlaceMode::kNone : all ? InPlaceMode::kAll : InPlaceMode::kSome;
 }
 
+// Compares the announced signatures when every rank has one, and the CallDescriptor in any case. Every rank compares
+// the slots of all ranks, so all of them throw or none does.
 void Operation::compare(Channel& channel) const {
   bool announced = true, differ = false;
   for (int rank = 0; rank < size_; ++rank) {
@@ -58,7 +61,7 @@ void Operation::compare(Channel& channel) const {
     differ = differ || head.signature.hash != signature_.hash;
   }
   if (announced && differ) {
-    std::vector<SignedBy> calls;
+    std::vector<RankSignature> calls;
     for (int rank = 0; rank < size_; ++rank) calls.emplace_back(rank, channel.slot(rank).head->signature);
     raise_disagreement(signature_.group, calls);
   }
@@ -71,7 +74,7 @@ Operation::Progress Operation::step(Channel& channel) {
     compare(channel);
     steps_ = run(channel);
   }
-  return steps_.go_on() ? Progress::kDone : Progress::kSome;
+  return steps_.resume_once() ? Progress::kDone : Progress::kSome;
 }
 
 }  // namespace tessera::comm::shm

@@ -11,8 +11,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/files/copy_bytes.h"
 
-// These loops are worth vectors, which -O2 of GCC does not make of loops of unknown length, nor of comparisons that
-// could trap.
+// These loops must be vectorized. GCC's -O2 does not vectorize loops of unknown length, nor comparisons that could
+// trap.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3", "no-trapping-math")
 #endif
@@ -26,11 +26,11 @@
 namespace tessera::comm::shm {
 namespace {
 
-constexpr size_t kBlock = 1024;  // elements; the accumulators of a block stay in the first cache
+constexpr size_t kBlock = 1024;  // elements; the accumulators of a block fit the L1 cache
 
-// What a type is accumulated in, and how it gets there and back.
+// The accumulator type of an element type, and the conversions to and from it.
 template <class T>
-struct Element {
+struct ElementTraits {
   using Accumulator = T;
   static TESSERA_INLINE T load(T value) { return value; }
   static TESSERA_INLINE T store(T value) { return value; }
@@ -40,12 +40,12 @@ struct BFloat16Bits {
   uint16_t bits;
 };
 template <>
-struct Element<BFloat16Bits> {
+struct ElementTraits<BFloat16Bits> {
   using Accumulator = float;
   static TESSERA_INLINE float load(BFloat16Bits value) {
     return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
   }
-  // To nearest, ties to even; a NaN stays one.
+  // Rounds to nearest, ties to even. A NaN stays a NaN.
   static TESSERA_INLINE BFloat16Bits store(float value) {
     const auto bits = std::bit_cast<uint32_t>(value);
     const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
@@ -55,7 +55,7 @@ struct Element<BFloat16Bits> {
 };
 
 template <>
-struct Element<c10::Half> {
+struct ElementTraits<c10::Half> {
   using Accumulator = float;
   static TESSERA_INLINE float load(c10::Half value) { return c10::detail::fp16_ieee_to_fp32_value(value.x); }
   static TESSERA_INLINE c10::Half store(float value) {
@@ -63,8 +63,8 @@ struct Element<c10::Half> {
   }
 };
 
-// Signed overflow is undefined, so integers are added and multiplied as unsigned ones; 16 bits would be promoted to
-// int.
+// The unsigned type in which integers are added and multiplied, since signed overflow is undefined. Integers below 32
+// bits use uint32_t: as uint16_t they would be promoted to int, whose multiplication can overflow.
 template <class T>
 struct WrappingType {
   using type = T;
@@ -95,7 +95,7 @@ struct Product {
 struct Min {
   template <class T>
   static TESSERA_INLINE T apply(T a, T b) {
-    return ((a < b) | (a != a)) ? a : b;  // b when it is a NaN: no comparison with it holds
+    return ((a < b) | (a != a)) ? a : b;  // a NaN in b is returned, too: comparisons with a NaN are false
   }
 };
 struct Max {
@@ -123,7 +123,7 @@ struct Xor {
   }
 };
 
-struct Arguments {
+struct ReduceArguments {
   void* out;
   const void* const* sources;
   size_t sources_count;
@@ -131,11 +131,12 @@ struct Arguments {
   bool average;
 };
 
-// out[i] = what becomes of a[i] and b[i]. Results may lie where a source is, at the same index and nowhere else.
+// The last operation: out[i] = a[i] op b[i], divided for averages, converted to T. `out` may be a source: element i is
+// read before it is written, and no other element is used, so the loop may be vectorized.
 template <class T, class Op, bool average, class First>
 TESSERA_INLINE void combine(T* out, const First* a, const T* b, size_t count,
-                            typename Element<T>::Accumulator divisor) {
-  using E = Element<T>;
+                            typename ElementTraits<T>::Accumulator divisor) {
+  using E = ElementTraits<T>;
   using A = typename E::Accumulator;
   TESSERA_INDEPENDENT_LOOP
   for (size_t i = 0; i < count; ++i) {
@@ -150,9 +151,11 @@ TESSERA_INLINE void combine(T* out, const First* a, const T* b, size_t count,
   }
 }
 
+// Two sources are combined in one pass. More sources are accumulated block by block in the accumulator type, and the
+// last source is combined with the conversion to T.
 template <class T, class Op, bool average>
-TESSERA_INLINE void run(const Arguments& arguments) {
-  using E = Element<T>;
+TESSERA_INLINE void run(const ReduceArguments& arguments) {
+  using E = ElementTraits<T>;
   using A = typename E::Accumulator;
   T* const out = static_cast<T*>(arguments.out);
   const auto source = [&](size_t index) { return static_cast<const T*>(arguments.sources[index]); };
@@ -173,14 +176,14 @@ TESSERA_INLINE void run(const Arguments& arguments) {
 }
 
 template <class T, class Op>
-TESSERA_INLINE void run(const Arguments& arguments) {
+TESSERA_INLINE void run(const ReduceArguments& arguments) {
   arguments.average ? run<T, Op, true>(arguments) : run<T, Op, false>(arguments);
 }
 
-// The same loops for the vector units that this processor may have.
+// The same loops compiled for AVX2, which run_best() chooses at run time.
 #if defined(__x86_64__)
 template <class T, class Op>
-__attribute__((target("avx2"))) void run_avx2(const Arguments& arguments) {
+__attribute__((target("avx2"))) void run_avx2(const ReduceArguments& arguments) {
   run<T, Op>(arguments);
 }
 bool has_avx2() {
@@ -189,8 +192,10 @@ bool has_avx2() {
 }
 #endif
 
+// The processor is asked once (has_avx2). Both versions compute the same values: the order of operations is the same,
+// and no multiplication and addition are fused.
 template <class T, class Op>
-void run_best(const Arguments& arguments) {
+void run_best(const ReduceArguments& arguments) {
 #if defined(__x86_64__)
   if (has_avx2()) return run_avx2<T, Op>(arguments);
 #endif
@@ -198,7 +203,7 @@ void run_best(const Arguments& arguments) {
 }
 
 template <class T>
-void run_arithmetic(const Arguments& arguments, RedOp op) {
+void run_arithmetic(const ReduceArguments& arguments, RedOp op) {
   if (op == RedOp::SUM || op == RedOp::AVG) return run_best<T, Sum>(arguments);
   if (op == RedOp::PRODUCT) return run_best<T, Product>(arguments);
   if (op == RedOp::MIN) return run_best<T, Min>(arguments);
@@ -206,7 +211,7 @@ void run_arithmetic(const Arguments& arguments, RedOp op) {
 }
 
 template <class T>
-void run_integer(const Arguments& arguments, RedOp op) {
+void run_integer(const ReduceArguments& arguments, RedOp op) {
   if (op == RedOp::BAND) return run_best<T, And>(arguments);
   if (op == RedOp::BOR) return run_best<T, Or>(arguments);
   if (op == RedOp::BXOR) return run_best<T, Xor>(arguments);
@@ -214,7 +219,7 @@ void run_integer(const Arguments& arguments, RedOp op) {
 }
 
 // A bool is a byte of 0 or 1.
-void run_bool(const Arguments& arguments, RedOp op) {
+void run_bool(const ReduceArguments& arguments, RedOp op) {
   if (op == RedOp::SUM || op == RedOp::MAX || op == RedOp::BOR) return run_best<uint8_t, Or>(arguments);
   if (op == RedOp::BXOR) return run_best<uint8_t, Xor>(arguments);
   run_best<uint8_t, And>(arguments);
@@ -244,7 +249,7 @@ void reduce(void* out, const std::vector<const void*>& sources, size_t count, c1
     if (out != sources[0]) copy_bytes(out, sources[0], count * c10::elementSize(type));
     return;
   }
-  const Arguments arguments{out, sources.data(), sources.size(), count, op == RedOp::AVG};
+  const ReduceArguments arguments{out, sources.data(), sources.size(), count, op == RedOp::AVG};
   switch (type) {
     case c10::kFloat:
       return run_arithmetic<float>(arguments, op);

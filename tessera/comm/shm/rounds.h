@@ -1,21 +1,21 @@
-// The protocols of a shared-memory group: ranks meet round by round and pass what each wrote in its slots, and pass
-// messages through rings.
+// The protocols of a shared-memory group: ranks meet in rounds, in which they exchange the data of their slots, and
+// send messages through rings.
 //
-//   write(my_slot[rounds.next() % 2]);    // free: see below
-//   rounds.arrive();                      // publishes it
+//   write(my_slot[rounds.next() % 2]);    // no rank reads this slot any more, as shown below
+//   rounds.arrive();                      // publishes the slot
 //   bell.wait(waiter, [&] { return rounds.state() == RoundState::kComplete; });
 //   read(their_slot[rounds.round() % 2]);
 //
-// A rank has two slots. The one written for round k + 2 was last read in round k; every rank that arrived in round
-// k + 1 had ended its reading of round k, and who has seen round k + 1 complete has seen all of them arrive. So no
-// second handshake is needed, and arrive() never blocks.
+// A rank has two slots. The slot that is written for round k + 2 was last read in round k. Every rank finishes reading
+// round k before it arrives in round k + 1, and a rank writes for round k + 2 only after it has seen round k + 1
+// complete, which means that all ranks have arrived in it. So no second handshake is needed, and arrive() never blocks.
 //
-// The templates are for the model checker (tests/comm/shm_model_test.cc), which runs this code under every schedule:
+// The code is templates so that the model checker (tests/comm/shm_model_test.cc) can run it under every schedule.
 // Platform::Word32 and Word64 have load(), store() and fetch_add(), all sequentially consistent, and
 // Platform::wake_all(Word32&) ends the sleeps on a word. A Waiter has
-//   bool spin()                          true while it is worth looking again
-//   void sleep(Word32& word, uint32_t seen)  returns after a wake, at once when word != seen, or for no reason;
-//                                        throws when there is no point in waiting any longer
+//   bool spin()                              returns true while the caller should look again without sleeping
+//   void sleep(Word32& word, uint32_t seen)  returns after a wake, at once when word != seen, or spuriously; may throw
+//                                            to end the wait
 #pragma once
 
 #include <cstdint>
@@ -24,23 +24,26 @@
 
 namespace tessera::comm::shm {
 
-// Waiting for a change of something else: whoever changes it calls ring() afterwards.
+// A wake-up for changes of other shared state: a thread that changes the state calls ring() afterwards (an event
+// count).
 template <class Platform>
-struct Bell {
+struct EventCount {
   typename Platform::Word32 count{};
   typename Platform::Word32 sleepers{};
 
-  // Cheap when nobody sleeps. A sleeper registers before it looks, so one of the two sees the other.
+  // Costs one load when there is no sleeper. A sleeper registers before it looks at the state, and the ringing thread
+  // changes the state before it looks for sleepers: so the sleeper sees the change, or the ringer sees the sleeper.
   void ring() {
-    if (sleepers.load() != 0) ring_always();
+    if (sleepers.load() != 0) ring_unconditionally();
   }
-  void ring_always() {
+  void ring_unconditionally() {
     count.fetch_add(1);
     Platform::wake_all(count);
   }
-  // Registers a sleeper, by itself or by another thread: it reads `count`, then looks, then sleeps while `count` stays.
-  void enlist() { sleepers.fetch_add(1); }
-  void dismiss() { sleepers.fetch_add(static_cast<uint32_t>(-1)); }
+  // Registers a sleeper; another thread may do so for it. A sleeper reads `count`, then looks at the state, then sleeps
+  // while `count` is unchanged.
+  void register_sleeper() { sleepers.fetch_add(1); }
+  void unregister_sleeper() { sleepers.fetch_add(static_cast<uint32_t>(-1)); }
 
   // Returns when settled() is true. settled() may throw.
   template <class Waiter, class Settled>
@@ -58,51 +61,53 @@ struct Bell {
 
  private:
   struct Sleeper {
-    explicit Sleeper(Bell& bell) : bell_(bell) { bell_.enlist(); }
-    ~Sleeper() { bell_.dismiss(); }
+    explicit Sleeper(EventCount& bell) : bell_(bell) { bell_.register_sleeper(); }
+    ~Sleeper() { bell_.unregister_sleeper(); }
     Sleeper(const Sleeper&) = delete;
     Sleeper& operator=(const Sleeper&) = delete;
-    Bell& bell_;
+    EventCount& bell_;
   };
 };
 
-// The bells of one rank: a thread of it that drives its calls sleeps at `driver`; while none does, its worker thread
-// may be enlisted at `worker`.
+// The bells of one rank. The thread that drives the rank's engine sleeps at `driver`. While no thread drives, the
+// worker thread may be registered at `worker`.
 template <class Platform>
-struct Bells {
-  alignas(64) Bell<Platform> driver;
-  Bell<Platform> worker;
+struct RankEventCounts {
+  alignas(64) EventCount<Platform> driver;
+  EventCount<Platform> worker;
   void ring() {
     driver.ring();
     worker.ring();
   }
-  void ring_always() {
-    driver.ring_always();
-    worker.ring_always();
+  void ring_unconditionally() {
+    driver.ring_unconditionally();
+    worker.ring_unconditionally();
   }
 };
 
-// What the ranks share. All zero at the start, but `done` holds the number of rounds taken as done before.
+// The shared words of all ranks. At the start all are zero; when the first rounds are skipped (`first` of Rounds),
+// `done` holds their number.
 template <class Platform>
 struct RoundWords {
-  alignas(64) typename Platform::Word64 arrivals{};  // over all rounds
+  alignas(64) typename Platform::Word64 arrivals{};  // number of arrivals in all rounds
   alignas(64) typename Platform::Word32 done{};      // the last complete round, modulo 2^32
   typename Platform::Word32 broken{};                // not zero: no round is completed any more
 };
 
 enum class RoundState { kOpen, kComplete, kBroken };
 
-// One object a rank; its calls come from one thread at a time, break_off() from any thread.
-template <class Platform, class RankBells = Bells<Platform>>
+// One rank's side of the rounds. One thread at a time may use it; abort_group() may be called from any thread.
+template <class Platform, class RankBells = RankEventCounts<Platform>>
 class Rounds {
  public:
-  // bells: of each rank. first: the number of rounds taken as done before.
+  // bells: one per rank. first: number of rounds that are skipped, i.e. count as done; for tests of large numbers.
   Rounds(RoundWords<Platform>& words, std::vector<RankBells*> bells, int rank, uint64_t first = 0)
       : words_(words), bells_(std::move(bells)), rank_(static_cast<size_t>(rank)), first_(first), round_(first) {}
 
-  uint64_t round() const { return round_; }  // the one that this rank arrived in last
+  uint64_t round() const { return round_; }  // the round in which this rank has arrived last
   uint64_t next() const { return round_ + 1; }
 
+  // The last rank to arrive marks the round as done and rings the bells of the others.
   void arrive() {
     ++round_;
     if (words_.arrivals.fetch_add(1) + 1 != (round_ - first_) * bells_.size()) return;
@@ -115,17 +120,18 @@ class Rounds {
   // Whether all ranks have arrived in round(). Never blocks.
   bool complete() const { return static_cast<int32_t>(words_.done.load() - static_cast<uint32_t>(round_)) >= 0; }
 
-  // Of round(). A round that was complete before the group broke off still counts.
+  // State of round(). A round that was complete before the abort still counts as complete, so `done` is read again
+  // after `broken`.
   RoundState state() const {
     if (complete()) return RoundState::kComplete;
     if (words_.broken.load() == 0) return RoundState::kOpen;
     return complete() ? RoundState::kComplete : RoundState::kBroken;
   }
 
-  // Ends all waits, and all later ones for rounds that are not complete.
-  void break_off() {
+  // Aborts: ends all present and later waits for rounds that are not complete.
+  void abort_group() {
     words_.broken.store(1);
-    for (RankBells* bells : bells_) bells->ring_always();
+    for (RankBells* bells : bells_) bells->ring_unconditionally();
   }
 
  private:
@@ -136,20 +142,21 @@ class Rounds {
   uint64_t round_;
 };
 
-// Reads of other ranks' memory in place that are under way in one rank. Who breaks the group off frees its memory when
-// nobody reads any more: a reader that saw no break when it had entered keeps the memory alive until it has left.
+// Counts the reads of other ranks' memory that are under way in one rank. A rank that aborts the group sets `broken`,
+// and frees its memory only when no count is left. A reader increments the count before it looks at `broken`: so either
+// the reader sees the abort and does not read, or the aborting rank sees the count and waits.
 template <class Platform>
-struct Readers {
+struct InPlaceReaderCount {
   typename Platform::Word32 count{};
 
-  // False: the group is broken off, and there is nothing to read.
+  // Returns false when the group was aborted: the memory must not be read.
   bool enter(const typename Platform::Word32& broken) {
     count.fetch_add(1);
     if (broken.load() == 0) return true;
     count.fetch_add(static_cast<uint32_t>(-1));
     return false;
   }
-  // False: the group was broken off meanwhile; what was read may be rubbish.
+  // Returns false when the group was aborted meanwhile: the data that were read may be invalid.
   bool leave(const typename Platform::Word32& broken) {
     count.fetch_add(static_cast<uint32_t>(-1));
     return broken.load() == 0;
@@ -157,9 +164,9 @@ struct Readers {
   bool are_there() const { return count.load() != 0; }
 };
 
-// The ring of chunks from one rank to another: the sender writes chunk `filled` and then counts it, the receiver reads
-// chunk `emptied` and then counts it. Chunk n lies where chunk n - kChunks lay.
-template <class Platform, class RankBells = Bells<Platform>>
+// The ring of chunks from one rank to another. The sender writes chunk `filled` and then increments `filled`; the
+// receiver reads chunk `emptied` and then increments `emptied`. Chunk n uses the memory of chunk n - kChunks.
+template <class Platform, class RankBells = RankEventCounts<Platform>>
 struct Ring {
   static constexpr uint64_t kChunks = 2;
   alignas(64) typename Platform::Word64 filled{};

@@ -18,15 +18,16 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/comm/shm/segment.h"
+#include "tessera/comm/shm/shared_memory.h"
 
 namespace tessera::comm::shm {
 namespace {
 
-constexpr size_t kLeast = 64 * 1024;
+constexpr size_t kLeast = 64 * 1024;  // bytes; smaller allocations are ordinary memory
 constexpr size_t kPage = 4096;
 
-// In front of the bytes, a page of its own. Zero when the buffer has been freed.
+// The id of a buffer, in a page of its own before the data. It is zero once the buffer has been freed, because the
+// owner's fallocate() then removes all pages. Peers thereby recognise freed buffers and reused descriptors.
 using BufferId = std::atomic<uint64_t>;
 static_assert(BufferId::is_always_lock_free);
 
@@ -45,7 +46,8 @@ class Buffer {
   explicit Buffer(size_t bytes) : memory_(SharedMemory::create(kPage + bytes)) {
     new (memory_->data()) BufferId(fresh_id());
   }
-  // Gives the pages back although peers may still map them. A forked process leaves them to its parent.
+  // Returns the pages to the system although peers may still map them: a late reader reads zeros and gets no SIGBUS. A
+  // forked child must not do so, since its parent still uses the pages.
   ~Buffer() {
     if (::getpid() != owner_) return;
     ::fallocate(memory_->descriptor(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
@@ -56,7 +58,7 @@ class Buffer {
     const auto offset = static_cast<size_t>(begin - memory_->data());
     return offset <= memory_->bytes() && bytes <= memory_->bytes() - offset;
   }
-  SharedPlace place_of(const std::byte* begin) const {
+  SharedBufferPlace place_of(const std::byte* begin) const {
     return {.buffer = reinterpret_cast<const BufferId*>(memory_->data())->load(),
             .offset = static_cast<uint64_t>(begin - memory_->data()),
             .descriptor = memory_->descriptor()};
@@ -67,6 +69,7 @@ class Buffer {
   pid_t owner_ = ::getpid();
 };
 
+// The allocator. `buffers_` is ordered by address, so find() gets the buffer of any pointer inside it by a search.
 class SharedBuffers final : public c10::Allocator {
  public:
   static SharedBuffers& instance() {
@@ -83,7 +86,7 @@ class SharedBuffers final : public c10::Allocator {
     } catch (const Error& error) {
       if (!refused_.exchange(true)) {
         log_warning("[comm.shm] buffers are not shared with the ranks of this host, collectives copy twice: {}",
-                    error.what());
+                    error.operation());
       }
       return ordinary().allocate(bytes);
     }
@@ -92,10 +95,10 @@ class SharedBuffers final : public c10::Allocator {
     buffers_.emplace(data, std::move(buffer));
     return {data, data, &release, c10::Device(c10::kCPU)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // two kinds of memory
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // the deleter depends on the kind of memory
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
 
-  std::optional<SharedPlace> find(const std::byte* data, size_t bytes) {
+  std::optional<SharedBufferPlace> find(const std::byte* data, size_t bytes) {
     const std::shared_lock lock(mutex_);
     auto found = buffers_.upper_bound(data);
     if (found == buffers_.begin()) return std::nullopt;
@@ -105,7 +108,7 @@ class SharedBuffers final : public c10::Allocator {
   }
 
  private:
-  // Every buffer holds a descriptor; half of what the process may have is for others.
+  // Every buffer needs a file descriptor. Buffers may use half of the process's limit; the rest is for other uses.
   void check_descriptors() {
     rlimit limit{};
     if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -117,7 +120,7 @@ class SharedBuffers final : public c10::Allocator {
   static c10::Allocator& ordinary() { return *c10::GetDefaultCPUAllocator(); }
   static void release(void* data) { instance().erase(static_cast<const std::byte*>(data)); }
   void erase(const std::byte* data) {
-    std::unique_ptr<Buffer> buffer;  // freed after the lock
+    std::unique_ptr<Buffer> buffer;  // declared before the lock, so that the buffer is freed after unlocking
     const std::unique_lock lock(mutex_);
     buffer = std::move(buffers_.extract(data).mapped());
   }
@@ -127,27 +130,29 @@ class SharedBuffers final : public c10::Allocator {
   std::atomic<bool> refused_{false};
 };
 
-[[noreturn]] void refuse(pid_t process, const char* what) {
-  raise(ErrorKind::kIo, "a buffer of process {}: {}: {}", process, what, std::strerror(errno));
+[[noreturn]] void refuse(pid_t process, const char* operation) {
+  raise(ErrorKind::kIo, "a buffer of process {}: {}: {}", process, operation, std::strerror(errno));
 }
 
 }  // namespace
 
 c10::Allocator& shared_buffers() { return SharedBuffers::instance(); }
 
-std::optional<SharedPlace> find_shared(const void* data, size_t bytes) {
+std::optional<SharedBufferPlace> find_shared(const void* data, size_t bytes) {
   return SharedBuffers::instance().find(static_cast<const std::byte*>(data), bytes);
 }
 
 size_t viewed_bytes() { return viewed; }
 
-// The kernel asks the same of a look at the program of a process as of one at its files.
-bool may_view(pid_t process) {
+// The kernel requires the same permission to read /proc/PID/exe as to open /proc/PID/fd/N.
+bool can_open_buffers(pid_t process) {
   char program[8];
   return ::readlink(fmt::format("/proc/{}/exe", process).c_str(), program, sizeof program) >= 0;
 }
 
-SharedView::SharedView(pid_t process, const SharedPlace& place) {
+// /proc/PID/fd/N opens the file itself. The owner may have closed the descriptor and opened another file under the same
+// number, so the type of the file and the id in its first page are checked before it is mapped.
+SharedView::SharedView(pid_t process, const SharedBufferPlace& place) {
   const UniqueFd file(
       ::open(fmt::format("/proc/{}/fd/{}", process, place.descriptor).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) refuse(process, "open");

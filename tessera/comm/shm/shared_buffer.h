@@ -1,13 +1,13 @@
-// CPU memory that the other processes of this host can read where it lies.
+// Shared buffers: CPU memory that other processes of this host can read in place.
 //
 //   c10::DataPtr memory = shared_buffers().allocate(bytes);      // as from any allocator of tensors
 //   if (auto place = find_shared(data, bytes)) ...               // send *place to a peer
-//   SharedView view(process, *place);  view.at(*place);          // there, while the owner keeps the memory
+//   SharedView view(process, *place);  view.at(*place);          // in the peer, while the owner keeps the memory
 //
 // Each buffer is a file without a name (memfd), allocated in full; peers of the same user open it under /proc. Buffers
-// below 64 KiB, and those that the system refuses (a line of log says why), are ordinary memory: find_shared() does not
-// know them. A forked child shares them with its parent: it gets no copy. What a peer still maps after the owner has
-// freed it costs address space, no memory. Thread-safe.
+// below 64 KiB, and buffers that the system refuses (the reason is logged once), are ordinary memory, which
+// find_shared() does not find. A forked child shares the buffers with its parent: there is no copy-on-write. A freed
+// buffer that a peer still maps costs address space but no memory. Thread-safe.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -19,36 +19,37 @@
 
 namespace tessera::comm::shm {
 
-// Never freed.
+// The allocator of shared buffers. It is never destroyed.
 c10::Allocator& shared_buffers();
 
-// Where memory lies, for other processes.
-struct SharedPlace {
-  uint64_t buffer = 0;  // a random number, never used again
-  uint64_t offset = 0;
-  int32_t descriptor = -1;  // in its owner
+// The place of memory in a shared buffer, in a form that other processes can use.
+struct SharedBufferPlace {
+  uint64_t buffer = 0;      // a random number, never used again
+  uint64_t offset = 0;      // bytes from the start of the file
+  int32_t descriptor = -1;  // file descriptor in the owner's process
   uint32_t unused = 0;
 };
 
-// Nothing when the bytes are not all in one buffer of this process.
-std::optional<SharedPlace> find_shared(const void* data, size_t bytes);
+// Returns the place of the bytes; nullopt unless all of them are in one shared buffer of this process.
+std::optional<SharedBufferPlace> find_shared(const void* data, size_t bytes);
 
-// Whether this process may open what `process` shares.
-bool may_view(pid_t process);
+// Whether this process may open the shared buffers of `process`.
+bool can_open_buffers(pid_t process);
 
-// What this process has mapped of others' buffers. While they keep it, it counts in its resident size too.
+// Number of bytes of other processes' buffers that this process has mapped. They count in its resident size (VmRSS)
+// while their owners keep them.
 size_t viewed_bytes();
 
 // A mapping of another process's buffer, for reading. Movable.
 class SharedView {
  public:
-  // Error kIo when it cannot be opened or is another one by now.
-  SharedView(pid_t process, const SharedPlace& place);
+  // Error kIo when the buffer cannot be opened, or when the descriptor belongs to another file by now.
+  SharedView(pid_t process, const SharedBufferPlace& place);
   ~SharedView();
   SharedView(SharedView&& other) noexcept;
   SharedView& operator=(SharedView&& other) noexcept;
-  const std::byte* at(const SharedPlace& place) const noexcept { return base_ + place.offset; }
-  bool is_freed() const noexcept;  // by its owner
+  const std::byte* at(const SharedBufferPlace& place) const noexcept { return base_ + place.offset; }
+  bool is_freed() const noexcept;  // whether the owner has freed the buffer
   size_t bytes() const noexcept { return bytes_; }
 
  private:

@@ -9,9 +9,7 @@
 namespace tessera::comm {
 namespace {
 
-bool under_way(const FlightCall& call) {
-  return call.state == CallState::kStarted || call.state == CallState::kWaiting;
-}
+bool is_open(const FlightCall& call) { return call.state == CallState::kStarted || call.state == CallState::kWaiting; }
 
 std::string name_of(const FlightCall& call) {
   const Signature& signature = call.signature;
@@ -27,8 +25,8 @@ double seconds_before(const FlightRecord& record, int64_t moment_us) {
   return static_cast<double>(record.written_us - moment_us) / 1e6;
 }
 
-// The call that holds a rank up: what it is blocked in, else (it failed in it, or computes meanwhile) the oldest open
-// one.
+// Returns the call that delays a rank: the first call that it waits in or that failed, otherwise the oldest call that
+// has started and not ended; null when there is none.
 const FlightCall* open_call(const FlightRecord& record) {
   const FlightCall* found = nullptr;
   for (const FlightCall& call : record.calls) {
@@ -38,9 +36,15 @@ const FlightCall* open_call(const FlightRecord& record) {
   return found;
 }
 
-class Investigation {
+// The search for the cause, in three steps:
+// 1. Two ranks made different calls under one number of a group: a disagreement.
+// 2. follow(): "rank A waits for rank B" is an edge of a graph, because A's open call needs B and B has not made it. A
+//    rank that is waited for and waits for no rank is the cause. If there is none, every path leads into a cycle: a
+//    deadlock.
+// 3. No rank waits for another one: all are in the call.
+class HangDiagnoser {
  public:
-  Investigation(const std::vector<FlightRecord>& records, const std::set<int>& left) : left_(left) {
+  HangDiagnoser(const std::vector<FlightRecord>& records, const std::set<int>& left) : left_(left) {
     for (const FlightRecord& record : records) {
       records_[record.rank] = &record;
       for (const FlightGroup& group : record.groups) groups_.emplace(group.id, &group);
@@ -56,20 +60,20 @@ class Investigation {
     for (const auto& [rank, record] : records_) {
       if (open_call(*record)) waiting.insert(rank);
     }
-    if (waiting.empty()) return {.fault = Fault::kNone, .culprit = -1, .text = "no call is under way"};
+    if (waiting.empty()) return {.cause = HangCause::kNone, .culprit = -1, .text = "no call is under way"};
     for (const int rank : waiting) {
       if (auto found = follow(rank)) return *found;
     }
     const FlightRecord& first = *records_.at(*waiting.begin());
-    return {.fault = Fault::kAllInside,
+    return {.cause = HangCause::kAllInside,
             .culprit = -1,
             .text = fmt::format("all ranks have made {}, which does not end: a connection or a rank in it is stuck",
                                 name_of(*open_call(first)))};
   }
 
  private:
-  // The calls of each group by number, and who made them; the first number at which two differ, the earliest of all
-  // groups.
+  // Compares the calls of all ranks under each number of each group. Of the numbers at which calls differ, returns the
+  // one whose call started first.
   std::optional<Diagnosis> disagreement_of_any_group() const {
     std::map<std::pair<uint32_t, uint64_t>, std::vector<std::pair<int, const FlightCall*>>> made;
     for (const auto& [rank, record] : records_) {
@@ -91,7 +95,7 @@ class Investigation {
     if (!first) return std::nullopt;
     const Signature &one = first->second->signature, &two = other->second->signature;
     return Diagnosis{
-        .fault = Fault::kDisagreement,
+        .cause = HangCause::kDisagreement,
         .culprit = -1,
         .text = fmt::format("the ranks disagree on call {} of group '{}': rank {} calls {}, rank {} {}", one.sequence,
                             one.group, first->first, to_string(one), other->first, to_string(two))};
@@ -102,18 +106,21 @@ class Investigation {
     return found == last_.end() ? nullptr : found->second;
   }
 
-  bool has_made(int rank, const Signature& wanted) const {
-    if (!is_message(wanted.op)) {
-      const FlightCall* last = last_collective(rank, wanted.members);
-      return last && last->signature.sequence >= wanted.sequence;
+  // Whether `rank` has made its side of the call. Calls are made in order, so for a collective the number of the rank's
+  // last one in the group is enough. For a message, the matching call has an equal hash and is the other operation.
+  bool has_made(int rank, const Signature& signature) const {
+    if (!is_message(signature.op)) {
+      const FlightCall* last = last_collective(rank, signature.members);
+      return last && last->signature.sequence >= signature.sequence;
     }
     const auto& calls = records_.at(rank)->calls;
     return std::ranges::any_of(calls, [&](const FlightCall& call) {
-      return call.signature.hash == wanted.hash && call.signature.op != wanted.op;
+      return call.signature.hash == signature.hash && call.signature.op != signature.op;
     });
   }
 
-  // The ranks that `rank` waits for: members of its open call that have not made it. Those without a record come first.
+  // The ranks that `rank` waits for: the members of its open call that have not made the call. Ranks without a record
+  // come first.
   std::vector<int> awaited(int rank) const {
     const FlightCall* call = open_call(*records_.at(rank));
     const auto group = call ? groups_.find(call->signature.members) : groups_.end();
@@ -144,7 +151,10 @@ class Investigation {
     return silent;
   }
 
-  // Who is waited for by `start`, by those it waits for, and so on: one of them waits for nobody, or they are a circle.
+  // Breadth-first search from `start` over the ranks that are waited for, directly or indirectly. The first rank found
+  // that waits for no rank, or has no record, is the cause. Otherwise each rank found waits for another one found, so a
+  // walk along the first edges must return to a rank that it has visited: a deadlock. Returns nullopt when `start`
+  // waits for no rank.
   std::optional<Diagnosis> follow(int start) const {
     std::vector<int> found = {start};
     std::set<int> seen = {start};
@@ -174,26 +184,26 @@ class Investigation {
     }
     const std::string who = ranks_text(waiters);
     if (left_.contains(culprit)) {
-      return {.fault = Fault::kLeft,
+      return {.cause = HangCause::kLeft,
               .culprit = culprit,
               .text = fmt::format("rank {} has left the run, but {} wait for it in {}", culprit, who, name_of(call))};
     }
     if (!records_.contains(culprit)) {
-      return {.fault = Fault::kSilent,
+      return {.cause = HangCause::kSilent,
               .culprit = culprit,
               .text = fmt::format(
-                  "rank {} left no word: it was killed, is stopped, or its host cannot be reached; {} wait in {}",
+                  "rank {} did not answer: it was killed, is stopped, or its host cannot be reached; {} wait in {}",
                   culprit, who, name_of(call))};
     }
     const FlightRecord& record = *records_.at(culprit);
     const FlightCall* last = last_collective(culprit, call.signature.members);
-    std::string history = "it made none there";
+    std::string history = "it has made no call of this group";
     if (last) {
-      history =
-          fmt::format("its last one there is {}, {} {:.1f} s ago", name_of(*last), under_way(*last) ? "begun" : "ended",
-                      seconds_before(record, under_way(*last) ? last->started_us : last->finished_us));
+      history = fmt::format("its last call of this group is {}, {} {:.1f} s ago", name_of(*last),
+                            is_open(*last) ? "begun" : "ended",
+                            seconds_before(record, is_open(*last) ? last->started_us : last->finished_us));
     }
-    return {.fault = Fault::kAbsent,
+    return {.cause = HangCause::kAbsent,
             .culprit = culprit,
             .text = fmt::format("rank {} has not made {}, in which {} wait; {}", culprit, name_of(call), who, history)};
   }
@@ -203,14 +213,14 @@ class Investigation {
     for (size_t i = 0; i < std::min<size_t>(circle.size(), 4); ++i) {
       text += fmt::format("{} rank {} in {}", i ? "," : ":", circle[i], name_of(*open_call(*records_.at(circle[i]))));
     }
-    return {.fault = Fault::kDeadlock, .culprit = -1, .text = text};
+    return {.cause = HangCause::kDeadlock, .culprit = -1, .text = text};
   }
 
   const std::set<int>& left_;
   std::map<int, const FlightRecord*> records_;
   std::map<uint32_t, const FlightGroup*> groups_;
   std::map<std::pair<int, uint32_t>, const FlightCall*> last_;  // collective of a rank in a group
-  // Of a group and the number of a collective: found out once, not by each of thousands that wait in it.
+  // Cache of not_there(), by group and number of the collective: thousands of ranks may wait in the same call.
   mutable std::map<std::pair<uint32_t, uint64_t>, std::vector<int>> not_there_;
 };
 
@@ -224,10 +234,10 @@ std::string list_ranks(const std::set<int>& ranks) {
 }
 
 Diagnosis diagnose(const std::vector<FlightRecord>& records, const std::set<int>& left) {
-  return Investigation(records, left).run();
+  return HangDiagnoser(records, left).run();
 }
 
-std::string where_is(const FlightRecord& record) {
+std::string describe_open_call(const FlightRecord& record) {
   if (record.calls.empty()) return fmt::format("rank {} has made no call", record.rank);
   const FlightCall* call = open_call(record);
   if (!call) {
@@ -237,7 +247,7 @@ std::string where_is(const FlightRecord& record) {
   }
   const char* what = call->state == CallState::kWaiting  ? "waits"
                      : call->state == CallState::kFailed ? "failed"
-                                                         : "computes beside";
+                                                         : "computes during";
   return fmt::format("rank {} {}{} {}, begun {:.1f} s before", record.rank, what,
                      call->state == CallState::kStarted ? "" : " in", name_of(*call),
                      seconds_before(record, call->started_us));

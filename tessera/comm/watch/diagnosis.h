@@ -1,9 +1,9 @@
-// Whose fault it is that ranks wait: the flight records of some moment, compared.
+// Finds out why ranks wait, and which rank is the cause, from the flight records of all ranks at one moment.
 //
 //   const Diagnosis diagnosis = diagnose(records);
 //   log_error("{}", diagnosis.text);        // "rank 1 has not made call 8 of group 'world', all_reduce(sum) of ..."
 //
-// No communication: the records are here already. Thread-safe.
+// No communication. Thread-safe.
 #pragma once
 
 #include <set>
@@ -14,29 +14,31 @@
 
 namespace tessera::comm {
 
-enum class Fault : uint8_t {
+enum class HangCause : uint8_t {
   kNone,          // no call is under way
-  kDisagreement,  // ranks made different calls where the same one was due
-  kAbsent,        // a rank has not made a call that others wait in, and waits for nobody itself
-  kSilent,        // the same of a rank without a record
-  kLeft,          // and of one that has left the world
-  kDeadlock,      // ranks wait for one another, each in a call that the next one has not made
-  kAllInside,     // every rank is in the call: the connection, or a rank that is stopped
+  kDisagreement,  // ranks made different calls under one number of a group
+  kAbsent,        // a rank has not made a call that others wait in, and waits for no rank itself
+  kSilent,        // as kAbsent, for a rank without a record
+  kLeft,          // as kAbsent, for a rank that has left the world
+  kDeadlock,      // a cycle of ranks, each waiting in a call that the next rank has not made
+  kAllInside,     // all ranks have made the call: a connection is stuck, or a rank is stopped
 };
 
 struct Diagnosis {
-  Fault fault = Fault::kNone;
-  int culprit = -1;  // global rank; -1: none alone
+  HangCause cause = HangCause::kNone;
+  int culprit = -1;  // global rank that is the cause; -1: no single rank
   std::string text;  // one line, no full stop
 };
 
-// `records` by rank, of one run. Ranks without one do not answer, or, when listed in `left`, have left the world.
+// `records`: flight records of one run, ordered by rank. A rank without a record has left the world if `left` contains
+// it, and otherwise did not answer.
 Diagnosis diagnose(const std::vector<FlightRecord>& records, const std::set<int>& left = {});
 
-// "0, 1, 2"; of more than eight the first, "and 3 more".
+// Text such as "0, 1, 2". More than eight ranks are shortened: "0, 1, 2, 3, 4, 5, 6, 7 and 3 more".
 std::string list_ranks(const std::set<int>& ranks);
 
-// "rank 2 waits since 12.3 s in all_reduce(sum) of float32 [4] for model.norm (call 7 of group 'world')"
-std::string where_is(const FlightRecord& record);
+// Text for the call that a rank is in, such as "rank 2 waits in all_reduce(sum) of float32 [4] for model.norm (call 7
+// of group 'world'), begun 12.3 s before".
+std::string describe_open_call(const FlightRecord& record);
 
 }  // namespace tessera::comm

@@ -54,33 +54,35 @@ json json_of(const FlightCall& call) {
   return result;
 }
 
-// The value of `values` that is called so.
+// Returns the element of `values` whose to_string() is the JSON string.
 template <class Value, size_t size>
-Value named(const Value (&values)[size], const JsonReader& said, std::string_view wanted) {
-  const std::string name = said.as_string();
+Value named(const Value (&values)[size], const JsonReader& field, std::string_view expected) {
+  const std::string name = field.as_string();
   for (const Value value : values) {
     if (name == to_string(value)) return value;
   }
-  said.fail(wanted);
+  field.fail(expected);
 }
 
-int8_t dtype_named(const JsonReader& said) {
-  const std::string name = said.as_string();
+int8_t dtype_named(const JsonReader& field) {
+  const std::string name = field.as_string();
   if (name.empty()) return -1;
   for (int type = 0; type < static_cast<int>(c10::ScalarType::NumOptions); ++type) {
     if (name == dtype_name(type)) return static_cast<int8_t>(type);
   }
-  said.fail("a dtype");
+  field.fail("a dtype");
 }
 
-uint64_t hash_of_hex(const JsonReader& said) {
-  const std::string digits = said.as_string();
+uint64_t hash_of_hex(const JsonReader& field) {
+  const std::string digits = field.as_string();
   uint64_t hash = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), hash, 16);
-  if (error != std::errc() || end != digits.data() + digits.size()) said.fail("hexadecimal digits");
+  if (error != std::errc() || end != digits.data() + digits.size()) field.fail("hexadecimal digits");
   return hash;
 }
 
+// Encodes ranks as runs "first-last:step" (kRuns). At least three ranks with an equal, positive step make a run; other
+// ranks are written one by one.
 std::string runs_of(const std::vector<int>& ranks) {
   std::string text;
   for (size_t begin = 0; begin < ranks.size();) {
@@ -96,8 +98,10 @@ std::string runs_of(const std::vector<int>& ranks) {
   return text;
 }
 
-std::vector<int> ranks_of_runs(const JsonReader& said, int world_size) {
-  const std::string runs = said.as_string();
+// The inverse of runs_of(). The text may come from a faulty peer: every number must be a rank of the world, and the
+// number of ranks is bounded, so memory is bounded.
+std::vector<int> ranks_of_runs(const JsonReader& field, int world_size) {
+  const std::string runs = field.as_string();
   std::string_view text = runs;
   std::vector<int> ranks;
   const auto number = [&](char before) {
@@ -105,24 +109,24 @@ std::vector<int> ranks_of_runs(const JsonReader& said, int world_size) {
     if (before) text.remove_prefix(1);
     int value = -1;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || value < 0 || value >= world_size) said.fail("ranks of the world");
+    if (error != std::errc() || value < 0 || value >= world_size) field.fail("ranks of the world");
     text.remove_prefix(static_cast<size_t>(end - text.data()));
     return value;
   };
   while (!text.empty()) {
     const int first = number(ranks.empty() ? '\0' : ',');
-    if (first < 0) said.fail("runs of ranks");
+    if (first < 0) field.fail("runs of ranks");
     const int last = number('-'), step = last < 0 ? -1 : number(':');
-    if (step == 0 || ranks.size() > static_cast<size_t>(world_size)) said.fail("runs of ranks");
+    if (step == 0 || ranks.size() > static_cast<size_t>(world_size)) field.fail("runs of ranks");
     for (int rank = first; rank <= std::max(first, last); rank += std::max(step, 1)) ranks.push_back(rank);
   }
   return ranks;
 }
 
-std::vector<int> ranks_of(const JsonReader& said, int world_size) {
-  if (said.value().is_string()) return ranks_of_runs(said, world_size);
+std::vector<int> ranks_of(const JsonReader& field, int world_size) {
+  if (field.value().is_string()) return ranks_of_runs(field, world_size);
   std::vector<int> ranks;
-  for (const auto& rank : said.items()) ranks.push_back(static_cast<int>(rank.as_integer(0, world_size - 1)));
+  for (const auto& rank : field.items()) ranks.push_back(static_cast<int>(rank.as_integer(0, world_size - 1)));
   return ranks;
 }
 
@@ -132,6 +136,8 @@ Integer integer_at(const JsonReader& entry, const char* key) {
   return static_cast<Integer>(entry.integer(key, std::nullopt, Limits::min(), Limits::max()));
 }
 
+// A record may come from a faulty peer or a damaged file: every field is checked, and a call must belong to a group
+// that the record lists.
 FlightCall call_of(const JsonReader& entry, const std::vector<FlightGroup>& groups) {
   FlightCall call;
   Signature& signature = call.signature;
@@ -203,7 +209,7 @@ std::string to_json(const FlightRecord& record, RankLists lists) {
                          {"calls_made", record.calls_made},
                          {"groups", std::move(groups)},
                          {"calls", std::move(calls)}};
-  return document.dump(-1, ' ', false, json::error_handler_t::replace);  // names are cut at bytes
+  return document.dump(-1, ' ', false, json::error_handler_t::replace);  // names are cut to bytes: UTF-8 may be cut
 }
 
 FlightRecord parse_flight_record(std::string_view text, const std::string& source) {
@@ -213,7 +219,7 @@ FlightRecord parse_flight_record(std::string_view text, const std::string& sourc
     return record_of(JsonReader(json, where));
   } catch (const Error& error) {
     raise(ErrorKind::kFormat,
-          "{}. Wanted a file that Tessera wrote (docs/format/flight-record.md). Was the rank killed while it wrote?",
+          "{}. Wanted a flight record of Tessera (docs/format/flight-record.md). Was the rank killed while writing it?",
           error.what());
   }
 }
@@ -239,6 +245,8 @@ std::string new_records_name() {
                      fmt::gmtime(std::chrono::system_clock::to_time_t(now)), milliseconds, std::random_device()());
 }
 
+// Folder names sort by time (new_records_name), so the greatest name with a record in it is the last run. Folders
+// without records are skipped: a run makes its folder only when a record is written, but a write may have failed.
 fs::path last_records(const fs::path& folder) {
   std::error_code failed, ignored;
   fs::path last;
@@ -272,9 +280,11 @@ std::vector<FlightRecord> read_flight_records(const fs::path& parent) {
     FlightRecord record = parse_flight_record(read_file(path, kMaxFileBytes), path.string());
     TESSERA_CHECK(path.filename() == flight_record_name(record.rank), ErrorKind::kFormat,
                   "[comm.flight_record] {}: holds the record of rank {}. Was it renamed?", path.string(), record.rank);
-    TESSERA_CHECK(records.empty() || records.front().world_size == record.world_size, ErrorKind::kFormat,
-                  "[comm.flight_record] {}: of a run of {} ranks, the others of {}. Remove the files of the other run.",
-                  path.string(), record.world_size, records.front().world_size);
+    TESSERA_CHECK(
+        records.empty() || records.front().world_size == record.world_size, ErrorKind::kFormat,
+        "[comm.flight_record] {}: from a run of {} ranks, the others are from a run of {}. Remove the files of "
+        "the other run.",
+        path.string(), record.world_size, records.front().world_size);
     records.push_back(std::move(record));
   }
   std::ranges::sort(records, [](const auto& a, const auto& b) { return a.rank < b.rank; });

@@ -1,4 +1,4 @@
-// What one rank knew of its collectives when it was asked: the flight record, in memory and as JSON
+// Flight record: the last collectives of one rank with their state and times, in memory and as JSON
 // (docs/format/flight-record.md).
 //
 //   for (const auto& record : read_flight_records("runs/a/trace")) ...     // tessera trace
@@ -16,16 +16,16 @@
 
 namespace tessera::comm {
 
-// kStarted: under way, the rank computes meanwhile. kWaiting: the rank is blocked in it.
+// kStarted: the call is under way and the rank computes meanwhile. kWaiting: the rank is blocked in the call.
 enum class CallState : uint8_t { kStarted, kWaiting, kFinished, kFailed };
 const char* to_string(CallState state) noexcept;  // "started", "waiting", "finished", "failed"
 
 struct FlightCall {
   Signature signature;
   CallState state = CallState::kStarted;
-  int64_t started_us = 0;  // since the epoch; 0: not yet
-  int64_t waiting_us = 0;
-  int64_t finished_us = 0;
+  int64_t started_us = 0;   // microseconds since the epoch
+  int64_t waiting_us = 0;   // time of the wait; 0: the rank has not waited
+  int64_t finished_us = 0;  // time of the end or failure; 0: not ended
 };
 
 struct FlightGroup {
@@ -39,28 +39,29 @@ struct FlightRecord {
   int world_size = 1;
   std::string host;
   int64_t pid = 0;
-  std::string reason;  // why it was written
-  int64_t written_us = 0;
-  uint64_t calls_made = 0;  // in all; `calls` are the last of them
+  std::string reason;       // why the record was written: an error, or "SIGUSR2"
+  int64_t written_us = 0;   // microseconds since the epoch
+  uint64_t calls_made = 0;  // number of calls since the start; `calls` holds the last of them
   std::vector<FlightGroup> groups;
   std::vector<FlightCall> calls;  // oldest first
 };
 
-// kLists: the ranks of a group one by one, as on disk. kRuns: "0-7999", "3,8-64:8", for a message to another rank,
-// since a world of thousands sends thousands of them.
+// Form of a group's ranks in JSON. kLists: a list of all ranks, used on disk. kRuns: text such as "0-7999" or
+// "3,8-64:8" (first-last:step), used between watchdogs, because in a world of thousands of ranks each sends such a
+// record.
 enum class RankLists : uint8_t { kLists, kRuns };
 std::string to_json(const FlightRecord& record, RankLists lists = RankLists::kLists);
-// Error kFormat names `source` and what is wrong.
+// Error kFormat names `source` and the fault.
 FlightRecord parse_flight_record(std::string_view json, const std::string& source);
 
 std::string flight_record_name(int rank);  // "flight-00003.json"
-// "records-20261122T031500.123Z-1a2b3c4d": the folder of a run's records in a folder that serves many runs; later ones
-// sort behind earlier ones, and no two are the same.
+// Returns a new name for the folder of one run's records, such as "records-20261122T031500.123Z-1a2b3c4d" (UTC time and
+// a random number). Names are unique, and later names sort after earlier ones.
 std::string new_records_name();
-// The records of the last run that left some in `folder`, or those that lie in it directly when no run has.
+// Returns the folder of the last run in `folder` that has left records, or `folder` itself when there is none.
 std::filesystem::path last_records(const std::filesystem::path& folder);
-// The records of last_records(folder) by rank; of each there is one, though some may be missing. Error kIo: no folder;
-// kFormat: none in it, a file that is none, or of another run.
+// Reads the records in last_records(folder), ordered by rank, one per rank. Ranks may be missing. Error kIo: there is
+// no folder; kFormat: it holds no record, a malformed record, or records of runs with different world sizes.
 std::vector<FlightRecord> read_flight_records(const std::filesystem::path& folder);
 
 }  // namespace tessera::comm

@@ -25,10 +25,11 @@ void FlightRecorder::add_group(FlightGroup group) {
   groups_.push_back(std::move(group));
 }
 
+// Tickets count from 0. The entry of a ticket is overwritten `ring_.size()` calls later, which has() detects.
 uint64_t FlightRecorder::start(const Signature& signature) {
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
-  Entry& entry = ring_[made_ % ring_.size()];
+  RecordedCall& entry = ring_[made_ % ring_.size()];
   entry.signature = signature;
   entry.state = CallState::kStarted;
   entry.started = now;
@@ -40,7 +41,7 @@ void FlightRecorder::mark(uint64_t ticket, CallState state) {
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
   if (!has(ticket)) return;
-  Entry& entry = ring_[ticket % ring_.size()];
+  RecordedCall& entry = ring_[ticket % ring_.size()];
   entry.state = state;
   if (state == CallState::kWaiting) entry.waiting = now;
   if (state == CallState::kFinished || state == CallState::kFailed) entry.finished = now;
@@ -62,12 +63,14 @@ std::optional<Signature> FlightRecorder::signature(uint64_t ticket) const {
 std::optional<std::chrono::steady_clock::time_point> FlightRecorder::oldest_wait() const {
   const std::lock_guard lock(mutex_);
   std::optional<Clock::time_point> oldest;
-  for (const Entry& entry : ring_) {
+  for (const RecordedCall& entry : ring_) {
     if (entry.state == CallState::kWaiting) oldest = std::min(oldest.value_or(entry.waiting), entry.waiting);
   }
   return oldest;
 }
 
+// Makes a record of the calls for which keep(entry, ticket) is true, and of the groups that these calls belong to.
+// Times are kept on the steady clock and converted here to the system clock, relative to the present.
 template <class Keep>
 FlightRecord FlightRecorder::select(const std::string& reason, const Keep& keep) const {
   const auto now = Clock::now();
@@ -84,7 +87,7 @@ FlightRecord FlightRecorder::select(const std::string& reason, const Keep& keep)
   const std::lock_guard lock(mutex_);
   result.calls_made = made_;
   for (uint64_t ticket = made_ - std::min<uint64_t>(made_, ring_.size()); ticket < made_; ++ticket) {
-    const Entry& entry = ring_[ticket % ring_.size()];
+    const RecordedCall& entry = ring_[ticket % ring_.size()];
     if (!keep(entry, ticket)) continue;
     result.calls.push_back(
         {entry.signature, entry.state, moment(entry.started), moment(entry.waiting), moment(entry.finished)});
@@ -98,12 +101,14 @@ FlightRecord FlightRecorder::select(const std::string& reason, const Keep& keep)
 }
 
 FlightRecord FlightRecorder::record(const std::string& reason) const {
-  return select(reason, [](const Entry&, uint64_t) { return true; });
+  return select(reason, [](const RecordedCall&, uint64_t) { return true; });
 }
 
+// Selects the calls that diagnose() can need, then drops the oldest dispensable ones beyond 16. Never dropped are the
+// call that was asked for and the group's last call, since a diagnosis compares these two.
 FlightRecord FlightRecorder::summary(uint32_t group, uint64_t sequence) const {
   uint64_t last = 0;
-  FlightRecord result = select("asked", [&](const Entry& entry, uint64_t ticket) {
+  FlightRecord result = select("asked", [&](const RecordedCall& entry, uint64_t ticket) {
     const bool here = entry.signature.members == group && !is_message(entry.signature.op);
     if (here) last = std::max(last, entry.signature.sequence);
     return ticket + 4 >= made_ || entry.state == CallState::kStarted || entry.state == CallState::kWaiting ||

@@ -1,4 +1,5 @@
-// The last 2,000 collectives of one rank, with times and state. A call costs two locks and a copy: well under 1 us.
+// Flight recorder: keeps the last 2,000 collectives of one rank, with times and state, in a ring buffer. A collective
+// costs two locks and a copy, well under 1 us.
 //
 //   const uint64_t ticket = recorder.start(signature);
 //   recorder.mark(ticket, CallState::kFinished);
@@ -25,24 +26,24 @@ class FlightRecorder {
   FlightRecorder(int rank, int world_size, size_t capacity = kCapacity);
 
   void add_group(FlightGroup group);
-  // The number that mark() knows the call by.
+  // Records a new call; returns its ticket, the number of the call for mark().
   uint64_t start(const Signature& signature);
-  // Of a call that has left the ring: nothing.
+  // Sets state and time of a call. Does nothing for a call that has left the ring buffer.
   void mark(uint64_t ticket, CallState state);
-  // kStarted again, as if the rank had not waited in it yet.
+  // Sets the state back to kStarted, as if the rank had not waited in the call yet.
   void unmark_wait(uint64_t ticket);
   std::optional<Signature> signature(uint64_t ticket) const;
-  // Since when the call is waited for that has been so for the longest.
+  // Start of the longest wait that is going on; nullopt when the rank waits in no call.
   std::optional<std::chrono::steady_clock::time_point> oldest_wait() const;
 
   FlightRecord record(const std::string& reason) const;
-  // What tells where this rank is, in a few kilobytes: the call `sequence` of a group, the last one there, calls under
-  // way and the last few.
+  // A record of a few kilobytes for a diagnosis: call `sequence` of a group, the group's last call, calls under way,
+  // and the last few calls; at most 16 calls where possible.
   FlightRecord summary(uint32_t group, uint64_t sequence) const;
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Entry {
+  struct RecordedCall {
     Signature signature;
     CallState state = CallState::kFinished;
     Clock::time_point started{}, waiting{}, finished{};
@@ -53,8 +54,8 @@ class FlightRecorder {
 
   const int rank_, world_size_;
   mutable std::mutex mutex_;
-  std::vector<Entry> ring_;
-  uint64_t made_ = 0;
+  std::vector<RecordedCall> ring_;  // call `ticket` is at ticket % size
+  uint64_t made_ = 0;               // number of calls so far
   std::vector<FlightGroup> groups_;
 };
 

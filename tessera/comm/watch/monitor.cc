@@ -14,17 +14,17 @@
 #include "tessera/comm/errors/error_report.h"
 #include "tessera/comm/errors/peer_failed.h"
 #include "tessera/comm/errors/plain_reason.h"
-#include "tessera/comm/watch/end_message.h"
+#include "tessera/comm/watch/end_broken_message.h"
 
 namespace tessera::comm {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kVerdictDelay{4000};
-constexpr milliseconds kOverdue{3000};  // beyond the timeout, which the back-end itself should keep
+constexpr milliseconds kFailureReportTimeout{4000};
+constexpr milliseconds kOverdue{3000};  // added to the timeout, which the back-end should enforce itself
 
-constexpr const char* kAsked = "SIGUSR2";
+constexpr const char* kSignalReason = "SIGUSR2";
 
 std::atomic<uint64_t> signals{0};
 
@@ -32,8 +32,8 @@ std::filesystem::path record_path(const MonitorOptions& options) {
   return options.trace_folder.empty() ? options.trace_folder : options.trace_folder / flight_record_name(options.rank);
 }
 
-// Adds one as long as the result lives. The caller holds the mutex.
-std::shared_ptr<void> count_in(int& count, std::mutex& mutex) {
+// Increments `count` until the returned handle is destroyed. The caller holds the mutex.
+std::shared_ptr<void> increment_while_held(int& count, std::mutex& mutex) {
   ++count;
   return {&count, [&count, &mutex](void*) {
             const std::lock_guard held(mutex);
@@ -41,13 +41,13 @@ std::shared_ptr<void> count_in(int& count, std::mutex& mutex) {
           }};
 }
 
-// How a back-end's work stands. NCCL's has completed when it has failed, too; CUDA in error throws when asked.
+// State of a back-end's work. A failed NCCL work counts as completed, too; isCompleted() throws when CUDA is in error.
 struct WorkEnd {
   bool ended = false;
   std::exception_ptr failure;
 };
 
-WorkEnd end_of(c10d::Work& work) noexcept {
+WorkEnd end_state_of(c10d::Work& work) noexcept {
   try {
     if (!work.isCompleted()) return {};
     return {.ended = true, .failure = work.exception()};
@@ -58,6 +58,8 @@ WorkEnd end_of(c10d::Work& work) noexcept {
 
 }  // namespace
 
+// The handler only increments a counter, which is safe in a signal handler. Each monitor's tick() compares the counter
+// with the value that it has seen last, and writes the record.
 void write_records_on_signal() {
   struct sigaction now {};
   if (::sigaction(SIGUSR2, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) return;
@@ -82,54 +84,58 @@ Monitor::Monitor(MonitorOptions options)
 
 Monitor::~Monitor() { leave(false); }
 
-void Monitor::attend(std::unique_ptr<Peers> peers) {
+void Monitor::set_reporter(std::unique_ptr<FailureReporter> reporter) {
   const std::lock_guard lock(mutex_);
-  peers_ = std::move(peers);
+  reporter_ = std::move(reporter);
 }
 
+// FailureReporter::leave() waits for the watchdog's thread, which may be in on_failure_report() and need `mutex_`. So
+// the reporter is taken out under the lock and left without it.
 void Monitor::leave(bool failed) noexcept {
-  std::unique_ptr<Peers> peers;
+  std::unique_ptr<FailureReporter> reporter;
   {
     const std::lock_guard lock(mutex_);
-    peers = std::move(peers_);
-    failed |= verdict_.has_value();
+    reporter = std::move(reporter_);
+    failed |= report_.has_value();
   }
-  if (peers) peers->leave(failed);
-  if (breaker_.joinable()) breaker_.join();
+  if (reporter) reporter->leave(failed);
+  if (abort_thread_.joinable()) abort_thread_.join();
 }
 
-void Monitor::carry(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work) {
+void Monitor::track_work(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work) {
   const std::lock_guard lock(in_flight_mutex_);
   in_flight_.push_back(
       {ticket, signature.members, signature.sequence, Clock::now(), std::move(work), false, is_message(signature.op)});
 }
 
-void Monitor::begin_on_device(uint64_t ticket, const Signature& signature) {
+// The call enters `in_flight_` without a work, so that tick() finds it overdue even when its start never returns: the
+// first collective of an NCCL group waits there for all ranks.
+void Monitor::before_device_start(uint64_t ticket, const Signature& signature) {
   {
     const std::lock_guard lock(in_flight_mutex_);
-    if (in_flight_.size() >= settle_at_) settle_what_ran();
+    if (in_flight_.size() >= search_at_size_) record_ended_calls();
     if (failure_) raise(ErrorKind::kComm, "{}", failure_->text);
     in_flight_.push_back({ticket, signature.members, signature.sequence, Clock::now(), nullptr, false});
   }
   recorder_.mark(ticket, CallState::kWaiting);
 }
 
-void Monitor::begun_on_device(uint64_t ticket, c10::intrusive_ptr<c10d::Work> work) {
+void Monitor::after_device_start(uint64_t ticket, c10::intrusive_ptr<c10d::Work> work) {
   recorder_.unmark_wait(ticket);
   if (!work) return release(ticket);
   const std::lock_guard lock(in_flight_mutex_);
-  const auto found = std::ranges::find_if(in_flight_, [&](const InFlight& one) { return one.ticket == ticket; });
+  const auto found = std::ranges::find_if(in_flight_, [&](const TrackedCall& one) { return one.ticket == ticket; });
   if (found != in_flight_.end()) found->work = std::move(work);
 }
 
-void Monitor::withdraw(uint64_t ticket) {
+void Monitor::untrack(uint64_t ticket) {
   release(ticket);
   recorder_.unmark_wait(ticket);
 }
 
 void Monitor::release(uint64_t ticket) {
   const std::lock_guard lock(in_flight_mutex_);
-  std::erase_if(in_flight_, [&](const InFlight& one) { return one.ticket == ticket; });
+  std::erase_if(in_flight_, [&](const TrackedCall& one) { return one.ticket == ticket; });
 }
 
 void Monitor::finish(uint64_t ticket) {
@@ -137,36 +143,40 @@ void Monitor::finish(uint64_t ticket) {
   recorder_.mark(ticket, CallState::kFinished);
 }
 
-void Monitor::leave_running(uint64_t ticket) {
+// A call that is found ended is finished at once. Any other call stays in `in_flight_` as kStarted, although the rank
+// has waited for it, until record_if_ended() sees its end.
+void Monitor::detach_to_device(uint64_t ticket) {
   {
     const std::lock_guard lock(in_flight_mutex_);
-    const auto found = std::ranges::find_if(in_flight_, [&](const InFlight& one) { return one.ticket == ticket; });
+    const auto found = std::ranges::find_if(in_flight_, [&](const TrackedCall& one) { return one.ticket == ticket; });
     if (found != in_flight_.end() && found->work) {
-      const WorkEnd end = end_of(*found->work);
+      const WorkEnd end = end_state_of(*found->work);
       if (end.failure) std::rethrow_exception(end.failure);
-      found->left_running = !end.ended;
-      if (found->left_running) return recorder_.mark(ticket, CallState::kStarted);
+      found->detached = !end.ended;
+      if (found->detached) return recorder_.mark(ticket, CallState::kStarted);
     }
   }
   finish(ticket);
 }
 
-bool Monitor::settle(const InFlight& one) {
-  if (!one.left_running) return false;
-  const WorkEnd end = end_of(*one.work);
+// Records the end of a call that was left to the device. Returns true when the call has ended.
+bool Monitor::record_if_ended(const TrackedCall& one) {
+  if (!one.detached) return false;
+  const WorkEnd end = end_state_of(*one.work);
   if (!end.ended) return false;
   recorder_.mark(one.ticket, end.failure ? CallState::kFailed : CallState::kFinished);
   if (end.failure && !failure_) failure_ = failed_on_device(one, end.failure);
   return true;
 }
 
-// The next look comes when there are twice as many as are left: it costs each call the same, however many run.
-void Monitor::settle_what_ran() {
-  std::erase_if(in_flight_, [this](const InFlight& one) { return settle(one); });
-  settle_at_ = std::max(kSettleAt, 2 * in_flight_.size());
+// Removes the calls that have ended. The next search by before_device_start() comes when the list has doubled, so the
+// cost per call is constant however many calls are under way.
+void Monitor::record_ended_calls() {
+  std::erase_if(in_flight_, [this](const TrackedCall& one) { return record_if_ended(one); });
+  search_at_size_ = std::max(kSearchAtSize, 2 * in_flight_.size());
 }
 
-Trouble Monitor::failed_on_device(const InFlight& one, const std::exception_ptr& failure) const {
+CallFailure Monitor::failed_on_device(const TrackedCall& one, const std::exception_ptr& failure) const {
   std::string reason = "an unknown error";
   try {
     std::rethrow_exception(failure);
@@ -182,34 +192,37 @@ Trouble Monitor::failed_on_device(const InFlight& one, const std::exception_ptr&
                               signature ? signature->group : "", reason)};
 }
 
-std::optional<Verdict> Monitor::fail(uint64_t ticket, const Trouble& trouble) {
+// `mutex_` must not be held during report_call_failure(): thread peers deliver the report inside that call, by
+// on_failure_report() on this monitor. `reporter_` stays valid meanwhile, because only this rank's thread ends it
+// (leave()).
+std::optional<FailureReport> Monitor::fail(uint64_t ticket, const CallFailure& failure) {
   release(ticket);
   std::unique_lock lock(mutex_);
-  if (!verdict_ && !thrown_ && peers_) {
-    Peers& peers = *peers_;  // this thread is the one that ends it
-    lock.unlock();           // the answer may come before the call returns
-    const bool answer_follows = peers.report_trouble(trouble);
+  if (!report_ && !rank_has_failed_ && reporter_) {
+    FailureReporter& reporter = *reporter_;
+    lock.unlock();
+    const bool answer_follows = reporter.report_call_failure(failure);
     lock.lock();
-    if (answer_follows) heard_.wait_for(lock, kVerdictDelay, [&] { return verdict_.has_value(); });
+    if (answer_follows) heard_.wait_for(lock, kFailureReportTimeout, [&] { return report_.has_value(); });
   }
-  thrown_ = true;
-  auto verdict = verdict_;
+  rank_has_failed_ = true;
+  auto report = report_;
   lock.unlock();
   recorder_.mark(ticket, CallState::kFailed);
-  write_record(verdict ? verdict->text : trouble.text);
-  return verdict;
+  write_record(report ? report->text : failure.text);
+  return report;
 }
 
-std::optional<Verdict> Monitor::await_verdict(milliseconds limit) {
+std::optional<FailureReport> Monitor::wait_for_failure_report(milliseconds limit) {
   std::unique_lock lock(mutex_);
-  if (peers_ && peers_->hears_of_ends()) heard_.wait_for(lock, limit, [&] { return verdict_.has_value(); });
-  if (verdict_) thrown_ = true;
-  return verdict_;
+  if (reporter_ && reporter_->detects_dead_ranks()) heard_.wait_for(lock, limit, [&] { return report_.has_value(); });
+  if (report_) rank_has_failed_ = true;
+  return report_;
 }
 
-std::optional<Verdict> Monitor::verdict() {
+std::optional<FailureReport> Monitor::failure_report() {
   const std::lock_guard lock(mutex_);
-  return verdict_;
+  return report_;
 }
 
 void Monitor::fail_with(uint64_t ticket, const std::string& message) {
@@ -217,53 +230,56 @@ void Monitor::fail_with(uint64_t ticket, const std::string& message) {
   recorder_.mark(ticket, CallState::kFailed);
   {
     const std::lock_guard lock(mutex_);
-    thrown_ = true;
-    if (peers_) peers_->report_failure(message);
+    rank_has_failed_ = true;
+    if (reporter_) reporter_->report_rank_failure(message);
   }
   write_record(message);
 }
 
 std::shared_ptr<void> Monitor::hold() {
   const std::lock_guard lock(mutex_);
-  return count_in(holds_, mutex_);
+  return increment_while_held(holds_, mutex_);
 }
 
 std::shared_ptr<void> Monitor::close() {
   const std::lock_guard lock(mutex_);
   if (closes_ == 0) closes_since_ = Clock::now();
-  return count_in(closes_, mutex_);
+  return increment_while_held(closes_, mutex_);
 }
 
-void Monitor::give_up() {
+// Only a rank that has not thrown a common error yet reports: otherwise the other ranks know the cause already.
+void Monitor::report_own_failure() {
   const std::lock_guard lock(mutex_);
-  if (thrown_) return;
-  thrown_ = true;
-  if (peers_ && !verdict_) peers_->report_failure("its own message says why");
+  if (rank_has_failed_) return;
+  rank_has_failed_ = true;
+  if (reporter_ && !report_) reporter_->report_rank_failure("see the error message of that rank");
 }
 
-Monitor::Clock::time_point Monitor::end_of_patience() {
+Monitor::Clock::time_point Monitor::abandon_deadline() {
   const std::lock_guard lock(mutex_);
-  if (end_of_patience_ == Clock::time_point()) end_of_patience_ = Clock::now() + kPatience;
-  return end_of_patience_;
+  if (abandon_deadline_ == Clock::time_point()) abandon_deadline_ = Clock::now() + kPatience;
+  return abandon_deadline_;
 }
 
 void Monitor::end_messages() noexcept {
-  broken_off_.store(true, std::memory_order_relaxed);
+  aborted_.store(true, std::memory_order_relaxed);
   const std::lock_guard lock(in_flight_mutex_);
-  for (const InFlight& one : in_flight_) {
+  for (const TrackedCall& one : in_flight_) {
     if (one.message_of_host) end_message(*one.work);
   }
 }
 
+// The record of a failure is final: records on request (SIGUSR2) may be replaced by later ones, but nothing may replace
+// the record of the moment of the failure.
 void Monitor::write_record(const std::string& reason) noexcept {
   if (options_.trace_folder.empty()) return;
   try {
     const std::lock_guard lock(writing_);
-    if (written_) return;  // that of the failure stays
-    written_ = reason != kAsked;
+    if (written_) return;
+    written_ = reason != kSignalReason;
     {
       const std::lock_guard settling(in_flight_mutex_);
-      settle_what_ran();
+      record_ended_calls();
     }
     writer_.write(to_json(recorder_.record(reason)));
   } catch (const std::exception& error) {
@@ -271,35 +287,37 @@ void Monitor::write_record(const std::string& reason) noexcept {
   }
 }
 
-FlightRecord Monitor::where(uint32_t group, uint64_t sequence) {
+FlightRecord Monitor::recent_calls(uint32_t group, uint64_t sequence) {
   {
     const std::lock_guard lock(in_flight_mutex_);
-    settle_what_ran();
+    record_ended_calls();
   }
   return recorder_.summary(group, sequence);
 }
 
-void Monitor::hear(const Verdict& verdict) {
+// Order: the report is stored first, then the flight record is taken, because aborting makes waiting calls look ended;
+// then the threads in fail() are woken, and the groups are aborted.
+void Monitor::on_failure_report(const FailureReport& report) {
   {
     const std::lock_guard lock(mutex_);
-    if (verdict_) return;
-    verdict_ = verdict;
-    heard_at_ = Clock::now();
+    if (report_) return;
+    report_ = report;
+    report_time_ = Clock::now();
   }
-  write_record(verdict.text);  // before the calls that are broken off look like ended ones
+  write_record(report.text);
   heard_.notify_all();
-  if (!break_off_) return;
+  if (!abort_groups_) return;
   bool starting = false;
   {
     const std::lock_guard lock(in_flight_mutex_);
-    starting = std::ranges::any_of(in_flight_, [](const InFlight& one) { return !one.work; });
+    starting = std::ranges::any_of(in_flight_, [](const TrackedCall& one) { return !one.work; });
   }
-  // A back-end that is in the start of a call may not be broken off before that returns; the watch goes on meanwhile,
-  // and ends the process.
+  // While a device's call is in its start, abort() of the back-end may block until the start returns. A thread of its
+  // own calls it, so that the watchdog's thread continues and can end the process.
   if (starting) {
-    breaker_ = std::thread(break_off_);
+    abort_thread_ = std::thread(abort_groups_);
   } else {
-    break_off_();
+    abort_groups_();
   }
 }
 
@@ -309,79 +327,85 @@ void Monitor::tick() {
     if (options_.trace_folder.empty()) {
       log_warning("[comm.flight_record] SIGUSR2: no folder to write to. Set TESSERA_TRACE_DIR.");
     }
-    write_record(kAsked);
+    write_record(kSignalReason);
   }
   report_failed();
   report_overdue();
   end_process_when_due();
 }
 
-void Monitor::report(const Trouble& trouble) {
+void Monitor::report(const CallFailure& failure) {
   const std::lock_guard lock(mutex_);
-  if (peers_) peers_->report_trouble(trouble);
+  if (reporter_) reporter_->report_call_failure(failure);
 }
 
 void Monitor::report_failed() {
-  Trouble trouble;
+  CallFailure failure;
   {
     const std::lock_guard lock(in_flight_mutex_);
-    settle_what_ran();
+    record_ended_calls();
     if (!failure_ || failure_reported_) return;
     failure_reported_ = true;
-    trouble = *failure_;
+    failure = *failure_;
   }
-  report(trouble);
+  report(failure);
 }
 
+// Reports a call whose back-end has not enforced the timeout. Only the first one is reported: one report makes the
+// world unusable.
 void Monitor::report_overdue() {
-  Trouble trouble;
+  CallFailure failure;
   {
     const std::lock_guard lock(in_flight_mutex_);
     if (overdue_reported_) return;
     const auto now = Clock::now();
-    const auto late = std::ranges::find_if(in_flight_, [&](const InFlight& one) {
-      return now - one.started > options_.timeout + kOverdue && !(one.work && end_of(*one.work).ended);
+    const auto late = std::ranges::find_if(in_flight_, [&](const TrackedCall& one) {
+      return now - one.started > options_.timeout + kOverdue && !(one.work && end_state_of(*one.work).ended);
     });
     if (late == in_flight_.end()) return;
     overdue_reported_ = true;
-    trouble = {.group = late->group,
+    failure = {.group = late->group,
                .sequence = late->sequence,
                .text = fmt::format("timed out after {} s", options_.timeout.count() / 1000),
                .timed_out = true};
   }
-  report(trouble);
+  report(failure);
 }
 
+// Ends the process in the three cases that monitor.h describes. Times count from the failure report, or from the start
+// of the wait when that is later.
 void Monitor::end_process_when_due() {
-  std::optional<Verdict> verdict;
+  std::optional<FailureReport> report;
   const char* why = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    if (!options_.ends_process || !verdict_) return;
+    if (!options_.ends_process || !report_) return;
     const auto now = Clock::now();
     const auto limit = [this](auto usual) { return holds_ > 0 ? kLongestHold : usual; };
     const auto waits_since = recorder_.oldest_wait();
-    if (closes_ > 0 && now - std::max(heard_at_, closes_since_) > limit(kLongestClose)) {
-      why = "Its connections do not close, and this rank is ended.";
-    } else if (!thrown_ && now - heard_at_ >= limit(kGrace)) {
-      why = "This rank has made no collective since that could have told it, and is ended.";
-    } else if (waits_since && now - std::max(heard_at_, *waits_since) > limit(kLongestClose)) {
-      why = "A collective that was broken off does not end, and this rank is ended.";
+    if (closes_ > 0 && now - std::max(report_time_, closes_since_) > limit(kLongestClose)) {
+      why = "Its connections do not close, so this rank's process is ended.";
+    } else if (!rank_has_failed_ && now - report_time_ >= limit(kGrace)) {
+      why = "This rank has made no collective since, which would have thrown this error, so its process is ended.";
+    } else if (waits_since && now - std::max(report_time_, *waits_since) > limit(kLongestClose)) {
+      why = "A collective that was aborted does not end, so this rank's process is ended.";
     }
     if (why == nullptr) return;
-    verdict = verdict_;
+    report = report_;
   }
-  end_process(*verdict, why);
+  end_process(*report, why);
 }
 
-void Monitor::end_process(const Verdict& verdict, const std::string& why) {
-  const std::string text = fmt::format("[comm.watchdog] {}. {}", verdict.text, why);
-  const std::unique_ptr<Error> error = verdict.consequence ? std::unique_ptr<Error>(std::make_unique<PeerFailed>(text))
-                                                           : std::make_unique<Error>(ErrorKind::kComm, text);
+// _Exit() runs no destructors: those of the back-ends may be what hangs.
+void Monitor::end_process(const FailureReport& report, const std::string& why) {
+  const std::string text = fmt::format("[comm.watchdog] {}. {}", report.text, why);
+  const std::unique_ptr<Error> error = report.is_consequence
+                                           ? std::unique_ptr<Error>(std::make_unique<PeerFailed>(text))
+                                           : std::make_unique<Error>(ErrorKind::kComm, text);
   if (!report_error(*error)) {
     const std::string line = fmt::format("tessera: error: rank {}: {}\n", options_.rank, text);
     std::fputs(line.c_str(), stderr);
-    std::fflush(stderr);  // a program may have given it a buffer
+    std::fflush(stderr);  // the program may have made stderr buffered
   }
   std::_Exit(error->exit_code());
 }

@@ -1,21 +1,25 @@
-// What one rank knows and hears about its collectives: flight recorder, peers, verdict. One a World. Internal to comm.
+// Monitors the collectives of one rank: records them in the flight recorder, reports failures to the other ranks, and
+// receives the common failure report (FailureReport in failure_reporter.h). There is one Monitor per World. Internal to
+// comm.
 //
 //   const uint64_t ticket = monitor->start(signature);        // a collective begins
-//   monitor->carry(ticket, work);                             // its back-end has it
+//   monitor->track_work(ticket, signature, work);                 // the back-end has started it
 //   monitor->wait(ticket);  ...  monitor->finish(ticket);
 //
-// One of a device may block in its start, and is left to the device when it is waited for:
+// The start of a device's collective may block. Its wait only orders the device's stream, so its end is observed later:
 //
-//   monitor->begin_on_device(ticket, signature);
-//   monitor->begun_on_device(ticket, backend.allreduce(tensors));
-//   monitor->wait(ticket);  ...  monitor->leave_running(ticket);
+//   monitor->before_device_start(ticket, signature);
+//   monitor->after_device_start(ticket, backend.allreduce(tensors));
+//   monitor->wait(ticket);  ...  monitor->detach_to_device(ticket);
 //
-// Once a verdict is there (a peer died, ranks disagree, a collective timed out) the world is broken: its groups are
-// broken off, so that whatever this rank waits for ends, and flight records are written, by a thread of their own: no
-// file system holds that up. A rank that is in no collective hears of it at its next one; if there is none within
-// kGrace, and the options say so, its process is ended with exit code 4, though not while it holds that off. So is one
-// that cannot get rid of a broken group, or waits for a call that does not end though it is broken off, for
-// kLongestClose.
+// A failure report means that a rank died, that ranks made different calls, or that a collective timed out. It makes
+// the world unusable:
+// - All groups of the rank are aborted, so that its waits end with an error.
+// - The flight record is written, on a thread of its own, because a file system may hang.
+// - A rank that is in no collective throws the error at its next collective.
+// The process is ended with exit code 4, if MonitorOptions::ends_process is set, in three cases: the rank starts no
+// collective within kGrace; the destruction of an aborted group takes longer than kLongestClose; or the wait for an
+// aborted collective does. While hold() is in force the limit is kLongestHold instead.
 // Thread-safe.
 #pragma once
 
@@ -34,8 +38,8 @@
 #include <thread>
 #include <vector>
 
+#include "tessera/comm/watch/failure_reporter.h"
 #include "tessera/comm/watch/flight_recorder.h"
-#include "tessera/comm/watch/peers.h"
 #include "tessera/comm/watch/record_writer.h"
 
 namespace c10d {
@@ -44,7 +48,8 @@ class Work;
 
 namespace tessera::comm {
 
-// When ranks compare what they called: never, when a collective times out, or before each one moves data.
+// When ranks compare the signatures of their calls: never, after a collective has timed out, or before each collective
+// moves data.
 enum class CheckMode : uint8_t { kOff, kTimeout, kAlways };
 CheckMode parse_check_mode(std::string_view name);  // Error kConfig
 
@@ -53,128 +58,133 @@ struct MonitorOptions {
   int size = 1;
   CheckMode check = CheckMode::kTimeout;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  std::filesystem::path trace_folder{};  // of this run's flight records; empty: none
-  bool ends_process = false;
-  RecordWriter::Publish publish{};  // for tests
+  std::filesystem::path trace_folder{};  // folder of this run's flight records; empty: none are written
+  bool ends_process = false;             // end the process in the cases above
+  RecordWriter::Publish publish{};       // for tests
 };
 
-class Monitor final : public PeerListener {
+class Monitor final : public FailureListener {
  public:
-  static constexpr std::chrono::milliseconds kGrace{3000};
-  static constexpr std::chrono::milliseconds kLongestHold = std::chrono::minutes(10);
-  static constexpr std::chrono::milliseconds kLongestClose{8000};
-  static constexpr std::chrono::milliseconds kPatience{2000};
+  static constexpr std::chrono::milliseconds kGrace{3000};  // for a rank to throw the error, after the failure report
+  static constexpr std::chrono::milliseconds kLongestHold = std::chrono::minutes(10);  // replaces the others in hold()
+  static constexpr std::chrono::milliseconds kLongestClose{8000};  // for an aborted group or collective to end
+  static constexpr std::chrono::milliseconds kPatience{2000};      // for works that a failing rank abandons
 
   explicit Monitor(MonitorOptions options);
   ~Monitor() override;
 
   const MonitorOptions& options() const { return options_; }
   FlightRecorder& recorder() { return recorder_; }
-  // `break_off` is called once, from any thread, when the verdict is there. To be set before there are peers.
-  void on_verdict(std::function<void()> break_off) { break_off_ = std::move(break_off); }
-  void attend(std::unique_ptr<Peers> peers);
-  // Ends the watch; `break_off` does not run after it.
+  // Sets the function that aborts all groups. It is called once, from any thread, when the failure report arrives. To
+  // be set before set_reporter().
+  void set_abort_groups(std::function<void()> abort_groups) { abort_groups_ = std::move(abort_groups); }
+  // Sets the connection to the other ranks.
+  void set_reporter(std::unique_ptr<FailureReporter> reporter);
+  // Ends the connection to the other ranks; `abort_groups` is not called after leave(). `failed`: this rank ends with
+  // an error.
   void leave(bool failed) noexcept;
 
   uint64_t start(const Signature& signature) { return recorder_.start(signature); }
-  void carry(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work);
-  // Around the start of a device's call, which counts as a wait. Throws Error kComm when an earlier one is known to
-  // have failed on the device. Work may be empty: there is nothing to carry.
-  void begin_on_device(uint64_t ticket, const Signature& signature);
-  void begun_on_device(uint64_t ticket, c10::intrusive_ptr<c10d::Work> work);
-  // The back-end has refused the call: it is not under way.
-  void withdraw(uint64_t ticket);
+  // Registers the work of a started call as under way.
+  void track_work(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work);
+  // Called before and after the start of a device's call; in between, the call counts as waiting. before_device_start()
+  // throws Error kComm when an earlier call is known to have failed on the device. An empty `work` means that there is
+  // nothing to wait for.
+  void before_device_start(uint64_t ticket, const Signature& signature);
+  void after_device_start(uint64_t ticket, c10::intrusive_ptr<c10d::Work> work);
+  // The back-end has refused the call: it is no longer under way.
+  void untrack(uint64_t ticket);
   void wait(uint64_t ticket) { recorder_.mark(ticket, CallState::kWaiting); }
   void finish(uint64_t ticket);
-  // Ordered on a device's stream: its end is seen later, by tick(), when a record is made and, every so many calls, by
-  // a further one. Until then it counts as under way. Throws what it has failed with already.
-  void leave_running(uint64_t ticket);
-  // A call ended badly. The verdict, for which it waits up to 4 s; nothing when nobody can say. Writes the flight
-  // record.
-  std::optional<Verdict> fail(uint64_t ticket, const Trouble& trouble);
-  // What ended a rank, if that is heard of within `limit`; for a failure that is no collective's own, which it may
-  // explain.
-  std::optional<Verdict> await_verdict(std::chrono::milliseconds limit);
-  // The verdict, if there is one yet. It does not count as heard.
-  std::optional<Verdict> verdict();
-  // The same as fail() when the reason is known here: the others hear it.
+  // A device's call has been ordered on the stream and counts as under way until its end is observed: by tick(), when a
+  // record is made, or, after every 64 or more calls, by before_device_start(). Rethrows the error when the call has
+  // failed already.
+  void detach_to_device(uint64_t ticket);
+  // Reports a failed call to the peers and waits up to 4 s for the common failure report; nullopt when none comes.
+  // Writes the flight record.
+  std::optional<FailureReport> fail(uint64_t ticket, const CallFailure& failure);
+  // Waits up to `limit` for a failure report; for failures outside a collective that the death of a rank may explain.
+  std::optional<FailureReport> wait_for_failure_report(std::chrono::milliseconds limit);
+  // The failure report, if it has arrived. A rank that only calls this does not count as having thrown (see kGrace).
+  std::optional<FailureReport> failure_report();
+  // As fail(), when this rank knows the reason: sends `message` to the other ranks.
   void fail_with(uint64_t ticket, const std::string& message);
-  // While what it returns lives, the process is not ended for want of a collective (ends_process), at most kLongestHold
-  // after the verdict: for work that must not be cut off and needs no peer.
+  // While the returned handle lives, the limits after which the process is ended are kLongestHold: for work that must
+  // not be cut off and needs no peer, such as publishing a checkpoint.
   std::shared_ptr<void> hold();
-  // While what it returns lives, this thread waits for a back-end to end. Gloo now and then never does after a peer
-  // died: when that has taken kLongestClose after a verdict, the process is ended (ends_process), unless it holds that
-  // off.
+  // While the returned handle lives, the calling thread counts as waiting for the destruction of a back-end. After a
+  // rank died, Gloo occasionally never returns from it; the process is ended kLongestClose after the failure report.
   std::shared_ptr<void> close();
-  // This rank is about to break off what it has in flight, because it failed on its own account.
-  void give_up();
-  // Until when a rank that has given up waits for what it has in flight: kPatience from the first time that it asks, so
-  // that many calls cost it no more than one.
-  std::chrono::steady_clock::time_point end_of_patience();
-  // The groups of this rank have been broken off: messages of the host under way end now, others when they are waited
-  // for. From any thread.
+  // This rank has failed by itself and is about to abort its collectives. Reports that to the other ranks.
+  void report_own_failure();
+  // Time until which a rank that has given up waits for its works: kPatience after the first call of this function, so
+  // that many works together do not take longer than one.
+  std::chrono::steady_clock::time_point abandon_deadline();
+  // To be called after the groups of this rank were aborted: ends the messages of CPU tensors that are under way
+  // (end_broken_message.h); later ones end when they are waited for. May be called from any thread.
   void end_messages() noexcept;
-  bool is_broken_off() const { return broken_off_.load(std::memory_order_relaxed); }
-  // Begins to write the flight record, of this moment, into the trace folder. Failures are logged.
+  bool is_aborted() const { return aborted_.load(std::memory_order_relaxed); }
+  // Starts to write the present flight record into the trace folder. Errors are logged.
   void write_record(const std::string& reason) noexcept;
 
-  FlightRecord where(uint32_t group, uint64_t sequence) override;
-  void hear(const Verdict& verdict) override;
+  // FailureListener.
+  FlightRecord recent_calls(uint32_t group, uint64_t sequence) override;
+  void on_failure_report(const FailureReport& report) override;
   void tick() override;
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct InFlight {
+  struct TrackedCall {
     uint64_t ticket;
     uint32_t group;
     uint64_t sequence;
     Clock::time_point started;
-    c10::intrusive_ptr<c10d::Work> work;  // empty: it blocks in its start
-    bool left_running;
-    bool message_of_host = false;
+    c10::intrusive_ptr<c10d::Work> work;  // empty: the call is still in its start
+    bool detached;                        // detach_to_device() was called
+    bool message_of_host = false;         // a send or recv of CPU tensors
   };
-  void settle_what_ran();  // the caller holds in_flight_mutex_
-  bool settle(const InFlight& one);
-  Trouble failed_on_device(const InFlight& one, const std::exception_ptr& failure) const;
-  void report(const Trouble& trouble);
+  void record_ended_calls();  // the caller holds in_flight_mutex_
+  bool record_if_ended(const TrackedCall& one);
+  CallFailure failed_on_device(const TrackedCall& one, const std::exception_ptr& failure) const;
+  void report(const CallFailure& failure);
   void report_failed();
   void report_overdue();
   void end_process_when_due();
-  [[noreturn]] void end_process(const Verdict& verdict, const std::string& why);
+  [[noreturn]] void end_process(const FailureReport& report, const std::string& why);
   void release(uint64_t ticket);
 
   const MonitorOptions options_;
   FlightRecorder recorder_;
-  std::unique_ptr<Peers> peers_;
-  std::function<void()> break_off_;
+  std::unique_ptr<FailureReporter> reporter_;
+  std::function<void()> abort_groups_;
   uint64_t signals_seen_;
 
-  static constexpr size_t kSettleAt = 64;
-  std::mutex in_flight_mutex_;  // of what follows
-  std::vector<InFlight> in_flight_;
-  size_t settle_at_ = kSettleAt;    // that many: look which of them have run
-  std::optional<Trouble> failure_;  // the first of calls that were left to a device
+  static constexpr size_t kSearchAtSize = 64;
+  std::mutex in_flight_mutex_;  // guards the members up to overdue_reported_
+  std::vector<TrackedCall> in_flight_;
+  size_t search_at_size_ = kSearchAtSize;  // size of in_flight_ at which before_device_start() looks for ended calls
+  std::optional<CallFailure> failure_;  // first failure of a device's call that was observed after detach_to_device()
   bool failure_reported_ = false;
   bool overdue_reported_ = false;
 
-  std::atomic<bool> broken_off_{false};
+  std::atomic<bool> aborted_{false};
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members up to abandon_deadline_
   std::condition_variable heard_;
-  std::optional<Verdict> verdict_;
-  Clock::time_point heard_at_{};
-  bool thrown_ = false;  // this rank's own thread knows
-  int holds_ = 0;
-  int closes_ = 0;
-  Clock::time_point closes_since_{};
-  Clock::time_point end_of_patience_{};
-  std::mutex writing_;
-  bool written_ = false;  // the record of the failure
+  std::optional<FailureReport> report_;
+  Clock::time_point report_time_{};       // when `report_` arrived
+  bool rank_has_failed_ = false;          // the rank's own thread has thrown, or is about to throw, an error
+  int holds_ = 0;                         // living handles of hold()
+  int closes_ = 0;                        // living handles of close()
+  Clock::time_point closes_since_{};      // when `closes_` became positive
+  Clock::time_point abandon_deadline_{};  // zero: abandon_deadline() has not been called
+  std::mutex writing_;                    // guards `written_`
+  bool written_ = false;                  // the record of a failure was written; later ones must not replace it
   RecordWriter writer_;
-  std::thread breaker_;
+  std::thread abort_thread_;  // calls abort_groups_ while a device's call blocks in its start
 };
 
-// From now on SIGUSR2 writes the flight records of this process's ranks, unless the program handles it itself.
+// Makes SIGUSR2 write the flight records of this process's ranks, unless the program handles the signal itself.
 void write_records_on_signal();
 
 }  // namespace tessera::comm

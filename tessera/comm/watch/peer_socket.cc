@@ -21,12 +21,12 @@ using Clock = std::chrono::steady_clock;
 constexpr uint32_t kMagic = 0x31575354;  // "TSW1"
 constexpr uint32_t kMaxText = 1 << 20;
 constexpr size_t kMaxUnsent = 8 << 20;
-constexpr milliseconds kPatience{5000};
-constexpr size_t kMaxGuests = 1024;
+constexpr milliseconds kPatience{5000};  // time limit for the first frame of a connection
+constexpr size_t kMaxGuests = 1024;      // connections that have sent no frame yet
 
 struct Header {
   uint32_t magic = kMagic;
-  FrameKind kind = FrameKind::kPing;
+  WatchdogFrameKind kind = WatchdogFrameKind::kPing;
   int32_t rank = -1;
   uint32_t length = 0;
 };
@@ -68,12 +68,12 @@ void PeerSocket::finish(PeerDeadline deadline) noexcept {
   close();
 }
 
-bool PeerSocket::send(const Frame& frame) noexcept {
+bool PeerSocket::send(const WatchdogFrame& frame) noexcept {
   if (!open()) return false;
   const Header header{
       .kind = frame.kind, .rank = frame.rank, .length = std::min<uint32_t>(frame.text.size(), kMaxText)};
   if (outgoing_.size() - sent_ > kMaxUnsent) {
-    ::shutdown(descriptor(), SHUT_RDWR);  // receive() then says that it is gone
+    ::shutdown(descriptor(), SHUT_RDWR);  // receive() then returns false
     return false;
   }
   outgoing_.append(reinterpret_cast<const char*>(&header), sizeof header);
@@ -81,6 +81,8 @@ bool PeerSocket::send(const Frame& frame) noexcept {
   return flush();
 }
 
+// Sent bytes are removed from the buffer only when it is empty or 8 MiB were sent, so that the cost of moving the rest
+// is small.
 bool PeerSocket::flush() noexcept {
   while (has_unsent()) {
     const ssize_t count =
@@ -101,7 +103,9 @@ bool PeerSocket::flush() noexcept {
   return open();
 }
 
-bool PeerSocket::receive(std::vector<Frame>& frames) {
+// Reads until the socket is empty, then takes all whole frames from the buffer; a part of a frame stays for the next
+// call. Frames that arrived before an end of the connection are returned together with false.
+bool PeerSocket::receive(std::vector<WatchdogFrame>& frames) {
   if (!open()) return false;
   bool ended = false;
   char chunk[16384];
@@ -129,62 +133,66 @@ bool PeerSocket::receive(std::vector<Frame>& frames) {
   return !ended;
 }
 
-std::vector<Frame> PeerSocket::await(PeerDeadline deadline) {
-  std::vector<Frame> frames;
+std::vector<WatchdogFrame> PeerSocket::await(PeerDeadline deadline) {
+  std::vector<WatchdogFrame> frames;
   while (frames.empty() && wait_until_ready(descriptor(), POLLIN, deadline) && receive(frames)) {
   }
   return frames;
 }
 
-Reception::Reception(UniqueFd listener) : listener_(std::move(listener)) {
+ConnectionAcceptor::ConnectionAcceptor(UniqueFd listener) : listener_(std::move(listener)) {
   ::fcntl(listener_.get(), F_SETFL, ::fcntl(listener_.get(), F_GETFL) | O_NONBLOCK);
 }
 
-void Reception::let_in() {
+// Accepts one connection. When descriptors run out, the oldest silent connection is closed and accept() is tried again;
+// if there is none, accepting pauses for 50 ms, since poll() would report the listener without end.
+void ConnectionAcceptor::accept_connection() {
   for (;;) {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.open()) {
-      guests_.push_back({PeerSocket(std::move(socket)), Clock::now() + kPatience});
-      if (guests_.size() > kMaxGuests) guests_.pop_front();
+      pending_.push_back({PeerSocket(std::move(socket)), Clock::now() + kPatience});
+      if (pending_.size() > kMaxGuests) pending_.pop_front();
       return;
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;
     if (errno == EAGAIN) return;
-    if (guests_.empty()) {
+    if (pending_.empty()) {
       full_until_ = Clock::now() + milliseconds(50);
       return;
     }
-    guests_.pop_front();  // EMFILE and its like: the one that has been silent longest makes room
+    pending_.pop_front();  // EMFILE or a similar error: the oldest silent connection is closed to free a descriptor
   }
 }
 
-std::pair<PeerSocket, std::vector<Frame>> Reception::next(PeerDeadline deadline) {
+// Polls the listener and all silent connections at once, so that none of them delays another one. Returns at the first
+// connection that has sent a whole frame.
+std::pair<PeerSocket, std::vector<WatchdogFrame>> ConnectionAcceptor::next(PeerDeadline deadline) {
   for (;;) {
     const auto now = Clock::now();
-    std::erase_if(guests_, [&](const Guest& guest) { return guest.patience <= now; });
+    std::erase_if(pending_, [&](const PendingConnection& connection) { return connection.patience <= now; });
     const bool full = full_until_ > now;
     std::vector<pollfd> polled = {{full ? -1 : listener_.get(), POLLIN, 0}};
     auto until = full ? std::min(deadline, full_until_) : deadline;
-    for (const Guest& guest : guests_) {
-      polled.push_back({guest.socket.descriptor(), POLLIN, 0});
-      until = std::min(until, guest.patience);
+    for (const PendingConnection& connection : pending_) {
+      polled.push_back({connection.socket.descriptor(), POLLIN, 0});
+      until = std::min(until, connection.patience);
     }
     if (::poll(polled.data(), polled.size(), milliseconds_until(until)) <= 0) {
-      if (Clock::now() >= deadline) return std::pair<PeerSocket, std::vector<Frame>>();
+      if (Clock::now() >= deadline) return std::pair<PeerSocket, std::vector<WatchdogFrame>>();
       continue;
     }
     size_t i = 1;
-    for (auto guest = guests_.begin(); guest != guests_.end(); ++i) {
-      std::vector<Frame> frames;
-      const bool stays = !polled[i].revents || guest->socket.receive(frames);
+    for (auto connection = pending_.begin(); connection != pending_.end(); ++i) {
+      std::vector<WatchdogFrame> frames;
+      const bool stays = !polled[i].revents || connection->socket.receive(frames);
       if (!frames.empty()) {
-        PeerSocket socket = std::move(guest->socket);
-        guests_.erase(guest);
+        PeerSocket socket = std::move(connection->socket);
+        pending_.erase(connection);
         return std::pair(std::move(socket), std::move(frames));
       }
-      guest = stays ? std::next(guest) : guests_.erase(guest);
+      connection = stays ? std::next(connection) : pending_.erase(connection);
     }
-    if (polled[0].revents) let_in();
+    if (polled[0].revents) accept_connection();
   }
 }
 

@@ -1,8 +1,8 @@
-// Frames between the watchdogs of two ranks, over TCP (docs/format/watchdog.md). Internal to comm.
+// The connection between the watchdogs of two ranks: frames over TCP (docs/format/watchdog.md). Internal to comm.
 //
 //   std::string reason;
 //   PeerSocket hub = connect_to("127.0.0.1", 4711, deadline, reason);
-//   hub.send({.kind = FrameKind::kPing, .rank = 3});
+//   hub.send({.kind = WatchdogFrameKind::kPing, .rank = 3});
 //
 // Not thread-safe.
 #pragma once
@@ -18,20 +18,29 @@
 
 namespace tessera::comm {
 
-enum class FrameKind : uint32_t { kHello = 1, kPing, kBye, kFailed, kTrouble, kAsk, kStatus, kVerdict };
+enum class WatchdogFrameKind : uint32_t {
+  kHello = 1,
+  kPing,
+  kBye,
+  kFailed,
+  kCallFailure,
+  kRecordRequest,
+  kRecord,
+  kFailureReport
+};
 
-struct Frame {
-  FrameKind kind = FrameKind::kPing;
-  int32_t rank = -1;
-  std::string text{};
+struct WatchdogFrame {
+  WatchdogFrameKind kind = WatchdogFrameKind::kPing;
+  int32_t rank = -1;   // of the sender
+  std::string text{};  // at most 1 MiB; longer text is cut
 };
 
 using PeerDeadline = std::chrono::steady_clock::time_point;
 
-// Until poll(2) tells one of `events`, or an end, of the descriptor; false at the deadline.
+// Waits until poll(2) reports one of `events`, an error or an end on the descriptor. Returns false at the deadline.
 bool wait_until_ready(int descriptor, short events, PeerDeadline deadline);
 
-// A connected stream socket.
+// A connected, non-blocking TCP socket with buffers for both directions.
 class PeerSocket {
  public:
   explicit PeerSocket(UniqueFd socket = UniqueFd());
@@ -40,46 +49,50 @@ class PeerSocket {
   bool open() const { return socket_.open(); }
   void close() noexcept { socket_.reset(); }
   UniqueFd release() noexcept { return std::move(socket_); }
-  // After the last send(): closes once the other end has read everything and closed too, or at the deadline. A close
-  // alone would throw away what the other end has not read yet when something from it lies unread here.
+  // Closes the connection after the last send(): waits until the peer has read everything and has closed its end, or
+  // until the deadline. close() alone would discard sent data that the peer has not read, if unread data of the peer is
+  // in the receive buffer (TCP reset).
   void finish(PeerDeadline deadline) noexcept;
-  // Does not wait: what the other end does not take now is kept, whole frames in their order, for flush(). False: the
-  // other end is gone, or has left 8 MiB unread and counts as gone.
-  bool send(const Frame& frame) noexcept;
+  // Sends a frame without waiting. Data that the socket does not accept now is kept for flush(), whole frames in order.
+  // Returns false when the connection has ended, or when the peer has left more than 8 MiB unread: then the connection
+  // is ended.
+  bool send(const WatchdogFrame& frame) noexcept;
   bool flush() noexcept;
-  // Something waits for descriptor() to be writable, and then for flush().
+  // Whether data is kept for flush(), to be called when descriptor() is writable.
   bool has_unsent() const { return open() && sent_ < outgoing_.size(); }
-  // The next frames, at least one; none when the deadline passes or the other end goes first.
-  std::vector<Frame> await(PeerDeadline deadline);
-  // Appends what has arrived; does not block. False: the other end is gone, or what it sent are no frames.
-  bool receive(std::vector<Frame>& frames);
+  // Waits for the next frames. Returns none when the deadline passes or the connection ends first.
+  std::vector<WatchdogFrame> await(PeerDeadline deadline);
+  // Appends the frames that have arrived; does not block. Returns false when the connection has ended, or when the peer
+  // has sent something else than frames.
+  bool receive(std::vector<WatchdogFrame>& frames);
 
  private:
   UniqueFd socket_;
   std::string incoming_, outgoing_;
-  size_t sent_ = 0;  // of outgoing_
+  size_t sent_ = 0;  // number of bytes of outgoing_ that were sent
 };
 
-// Connections of those who have yet to say who they are. One that says nothing holds up nobody else, and is closed
-// after a while or when there are no descriptors left for others.
-class Reception {
+// Accepts connections and waits for their first frame. A connection that sends nothing does not delay the others. It is
+// closed after 5 s, or earlier when file descriptors or places (1,024) run out.
+class ConnectionAcceptor {
  public:
-  explicit Reception(UniqueFd listener);
-  // The next one that has spoken, and its first frames, at least one; not open when there is none until the deadline.
-  std::pair<PeerSocket, std::vector<Frame>> next(PeerDeadline deadline);
+  explicit ConnectionAcceptor(UniqueFd listener);
+  // Returns the next connection that has sent a frame, with its first frames; a closed socket at the deadline.
+  std::pair<PeerSocket, std::vector<WatchdogFrame>> next(PeerDeadline deadline);
 
  private:
-  struct Guest {
+  struct PendingConnection {
     PeerSocket socket;
-    PeerDeadline patience;
+    PeerDeadline patience;  // time limit for its first frame
   };
-  void let_in();
+  void accept_connection();
   UniqueFd listener_;
-  std::list<Guest> guests_;    // oldest first
-  PeerDeadline full_until_{};  // no descriptor was left: accept() would only say so again
+  std::list<PendingConnection> pending_;  // oldest first
+  PeerDeadline full_until_{};             // descriptors ran out: accept() is not tried before this time
 };
 
-// Not open, and why, when nobody can be reached there until the deadline; tries once.
+// Connects, in one attempt per address of the host. Returns a closed socket and `reason` when there is no connection by
+// the deadline.
 PeerSocket connect_to(const std::string& host, int port, PeerDeadline deadline, std::string& reason);
 
 }  // namespace tessera::comm

@@ -21,26 +21,29 @@ void publish_in_folder(const std::filesystem::path& path, const std::string& tex
 
 }  // namespace
 
-struct RecordWriter::State {
+struct RecordWriter::WriterState {
   std::filesystem::path path;
   Publish publish;
-  std::mutex mutex;  // of what follows
+  std::mutex mutex;  // guards `next` and `running`
   std::condition_variable idle;
-  std::optional<std::string> next;  // a later record replaces one that waits: it says more
-  bool running = false;
+  std::optional<std::string> next;  // a newer record replaces a waiting one: it contains more
+  bool running = false;             // a thread is writing
 };
 
-RecordWriter::RecordWriter(std::filesystem::path path, Publish publish) : state_(std::make_shared<State>()) {
+RecordWriter::RecordWriter(std::filesystem::path path, Publish publish) : state_(std::make_shared<WriterState>()) {
   state_->path = std::move(path);
   state_->publish = publish ? std::move(publish) : publish_in_folder;
 }
 
+// A write that hangs is left behind: its thread is detached and holds the state by a shared pointer.
 RecordWriter::~RecordWriter() {
   if (!await(kLimit)) {
     log_warning("[comm.flight_record] {} is not written: the file system does not answer", state_->path.string());
   }
 }
 
+// At most one thread runs. It ends only under the lock with nothing left to write, so a text that is set under the lock
+// is either taken by the running thread or starts a new one.
 void RecordWriter::write(std::string text) {
   if (state_->path.empty()) return;
   const std::lock_guard lock(state_->mutex);

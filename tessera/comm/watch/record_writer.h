@@ -1,11 +1,12 @@
-// Writes the flight records of one rank on a thread of its own, since the folder may be on a file system that hangs: a
-// watch, an error and the end of a process wait for it within limits only.
+// Writes the flight records of one rank on a thread of its own, because the folder may be on a file system that hangs.
+// The watchdog, errors and the end of the process wait for a write only for a limited time.
 //
 //   RecordWriter writer(folder / flight_record_name(3));
 //   writer.write(to_json(record));                       // returns at once
 //   writer.await(std::chrono::seconds(2));               // false: not yet on disk
 //
-// A write that hangs outlives the writer, which owns nothing that the thread uses. Thread-safe.
+// A thread that hangs may outlive the RecordWriter: the thread and the writer share the state that it uses.
+// Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -18,22 +19,23 @@ namespace tessera::comm {
 
 class RecordWriter {
  public:
-  // Puts the text at the path; publish_file in a folder made for it, unless a test says otherwise.
+  // Writes `text` to `path`. The default makes the folder and calls publish_file(); tests replace it.
   using Publish = std::function<void(const std::filesystem::path& path, const std::string& text)>;
 
-  // An empty path: nothing is written. Failures are logged.
+  // With an empty path nothing is written. Errors are logged.
   explicit RecordWriter(std::filesystem::path path, Publish publish = nullptr);
   ~RecordWriter();  // waits up to 2 s
   RecordWriter(const RecordWriter&) = delete;
   RecordWriter& operator=(const RecordWriter&) = delete;
 
+  // Starts to write `text` and returns at once. While a write is under way, only the latest further text is kept.
   void write(std::string text);
-  // Until everything is written. False after the limit.
+  // Waits until everything is written. Returns false after the limit.
   bool await(std::chrono::milliseconds limit);
 
  private:
-  struct State;
-  std::shared_ptr<State> state_;
+  struct WriterState;
+  std::shared_ptr<WriterState> state_;
 };
 
 }  // namespace tessera::comm

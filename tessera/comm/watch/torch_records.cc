@@ -18,7 +18,8 @@ constexpr const char* kPrefix = "tessera_trace_rank_";
 
 using Sizes = std::vector<int64_t>;
 
-// The analyzer knows operations by c10d's names, and asks for a back-end in front; which one it was changes nothing.
+// The name of an operation for the analyzer: c10d's name after a back-end's name. The analyzer needs some back-end's
+// name, but the choice makes no difference to it.
 std::string operation(const FlightCall& call, int position) {
   const Signature& signature = call.signature;
   switch (signature.op) {
@@ -57,6 +58,8 @@ const char* state_of(CallState state) {
   return state == CallState::kFinished ? "completed" : state == CallState::kStarted ? "scheduled" : "started";
 }
 
+// One entry of c10d's flight recorder. The signature holds the tensor whose size agrees on all ranks: the input of an
+// all-gather, the output of a reduce-scatter. The other tensor is `ranks` times as large.
 PickleValue entry_of(const FlightCall& call, const FlightGroup& group, const std::string& name, int rank, int64_t id) {
   const Signature& signature = call.signature;
   const auto ranks = static_cast<int64_t>(group.ranks.size());
@@ -92,6 +95,8 @@ PickleValue entry_of(const FlightCall& call, const FlightGroup& group, const std
 
 }  // namespace
 
+// Groups are named by their id, because several groups may have one name. Calls of groups that the record does not list
+// are left out.
 std::string to_torch_pickle(const FlightRecord& record) {
   std::vector<PickleValue::Pair> configuration;
   std::map<uint32_t, std::pair<const FlightGroup*, std::string>> groups;

@@ -1,4 +1,4 @@
-// Flight records as PyTorch's analyzer reads them (torchfrtrace, torch.distributed.flight_recorder).
+// Converts flight records to the format of PyTorch's analyzer (torchfrtrace, torch.distributed.flight_recorder).
 //
 //   write_torch_records(read_flight_records("runs/demo/trace"), "for-torch");      // tessera_trace_rank_0, ...
 //   // torchfrtrace for-torch
@@ -14,9 +14,9 @@
 
 namespace tessera::comm {
 
-// A pickle of one rank's record, in the form of version 2.10 of c10d's flight recorder.
+// Returns the pickle of one rank's record, in version 2.10 of the format of c10d's flight recorder.
 std::string to_torch_pickle(const FlightRecord& record);
-// One file a rank. Error kIo unless `folder` is new or empty.
+// Writes one file per rank. Error kIo unless `folder` is new or empty.
 void write_torch_records(const std::vector<FlightRecord>& records, const std::filesystem::path& folder);
 
 }  // namespace tessera::comm

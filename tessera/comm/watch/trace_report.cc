@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kShownRanks = 64;
 
-// The reasons the ranks give, each with who gives it; most of them have heard the same verdict.
+// Lists each distinct reason with the ranks that have it. Most ranks have the same one, the common failure report.
 std::string reasons(const std::vector<FlightRecord>& records) {
   std::map<std::string, std::vector<int>> said;
   for (const FlightRecord& record : records) said[record.reason].push_back(record.rank);
@@ -28,6 +28,8 @@ std::string reasons(const std::vector<FlightRecord>& records) {
 
 }  // namespace
 
+// The diagnosis is the same search that rank 0 makes during a run (diagnosis.h); here a rank without a record counts as
+// silent. At most 64 ranks are listed one by one.
 TraceReport explain(const std::vector<FlightRecord>& records) {
   TraceReport report;
   const int size = records.front().world_size;
@@ -39,7 +41,7 @@ TraceReport explain(const std::vector<FlightRecord>& records) {
                             diagnosis.culprit < 0 ? "none alone" : fmt::format("rank {}", diagnosis.culprit),
                             diagnosis.text, reasons(records));
   for (size_t i = 0; i < std::min(records.size(), kShownRanks); ++i) {
-    report.text += fmt::format("  {}\n", where_is(records[i]));
+    report.text += fmt::format("  {}\n", describe_open_call(records[i]));
   }
   if (records.size() > kShownRanks) report.text += fmt::format("  and {} more\n", records.size() - kShownRanks);
   if (!report.missing.empty()) {

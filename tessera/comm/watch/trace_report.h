@@ -1,4 +1,4 @@
-// What flight records tell, in words: the output of `tessera trace`.
+// Explains flight records in words: the output of `tessera trace`.
 //
 //   const TraceReport report = explain(read_flight_records(folder));
 //   std::fputs(report.text.c_str(), stdout);
@@ -14,11 +14,11 @@
 namespace tessera::comm {
 
 struct TraceReport {
-  std::string text;          // lines: the culprit first, then where each rank is
+  std::string text;          // lines: first the rank that is the cause, then the state of each rank
   std::vector<int> missing;  // ranks without a record
 };
 
-// `records` of one run, by rank; at least one.
+// `records`: at least one flight record, all of one run and ordered by rank.
 TraceReport explain(const std::vector<FlightRecord>& records);
 
 }  // namespace tessera::comm

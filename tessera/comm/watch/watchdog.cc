@@ -11,9 +11,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 #include "tessera/comm/watch/diagnosis.h"
-#include "tessera/comm/watch/watch_roles.h"
+#include "tessera/comm/watch/watchdog_roles.h"
 
 namespace tessera::comm {
 namespace {
@@ -23,168 +23,184 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* kKey = "watchdog";
 constexpr const char* kNoWatch = "none";
-// Added to by rank 0 (kAllThere) when all ranks are connected, and by each rank that cannot reach it (1): the first
+// A counter that decides whether there is a watch. Rank 0 adds kAllThere when all ranks are connected; a rank that
+// cannot reach rank 0 adds 1. add() is atomic and returns the sum, so exactly one of them is first, and the first one
 // decides.
 constexpr const char* kDecision = "decision";
 constexpr int64_t kAllThere = 1 << 20;
-constexpr const char* kUnreachable = "unreachable";  // the words of that rank
+constexpr const char* kUnreachable = "unreachable";  // key: message of the rank that cannot reach rank 0
 
-constexpr milliseconds kAttempt{3000};  // to reach rank 0 at one address, and to be answered
-constexpr milliseconds kReach{20000};   // at any of them, and no more than half of the timeout
-constexpr milliseconds kLook{250};      // between looks at what others have decided
-constexpr milliseconds kMoment{2000};   // that a rank's time may end before rank 0's does
+constexpr milliseconds kAttempt{3000};      // limit to connect to one address of rank 0 and receive its answer
+constexpr milliseconds kReach{20000};       // limit for all attempts, and at most half of the timeout
+constexpr milliseconds kPollInterval{250};  // interval between checks of kDecision
+constexpr milliseconds kDeadlineMargin{
+    2000};  // added to a rank's deadline, since rank 0 may have started its own later
 
 std::string get_text(c10d::Store& store, const char* key) {
   try {
     return store.get_to_str(key);
   } catch (const c10::Error& error) {
-    raise(ErrorKind::kComm, "[comm.watchdog] rank 0 gave no address: {}. Did it end?", first_line(error));
+    raise(ErrorKind::kComm, "[comm.watchdog] rank 0 published no address of its watchdog: {}. Did rank 0 end?",
+          first_line(error));
   }
 }
 
-// Where rank 0 listens and how both sides know each other: "PORT TOKEN ANSWER ADDRESS ...".
-struct Invitation {
+// The text in the store by which ranks find rank 0's watchdog and recognise each other: "PORT TOKEN ANSWER ADDRESS
+// ...".
+struct WatchdogEndpoint {
   int port = 0;
-  std::string token, answer;  // what a rank says first, and what rank 0 says to that
+  std::string token, answer;  // random words: the first frame of a rank, and rank 0's answer
   std::vector<std::string> addresses = {};
 
   std::string text() const { return fmt::format("{} {} {} {}", port, token, answer, fmt::join(addresses, " ")); }
-  static Invitation parse(const std::string& text) {
-    Invitation result;
+  static WatchdogEndpoint parse(const std::string& text) {
+    WatchdogEndpoint result;
     std::istringstream words(text);
     words >> result.port >> result.token >> result.answer;
-    TESSERA_CHECK(words && result.port > 0, ErrorKind::kComm, "[comm.watchdog] rank 0 left no address");
+    TESSERA_CHECK(words && result.port > 0, ErrorKind::kComm,
+                  "[comm.watchdog] the store holds no valid address of rank 0's watchdog");
     for (std::string address; words >> address;) result.addresses.push_back(address);
     return result;
   }
 };
 
 void warn_of_no_watch(const std::string& why) {
-  log_warning("[comm.watchdog] {}. Ranks that die are noticed by the ends of their connections and at timeouts only.",
-              why);
+  log_warning(
+      "[comm.watchdog] {}. There is no watchdog: a dead rank is noticed only when its connections end, or at a "
+      "timeout.",
+      why);
 }
 
-// Collects the connections of all other ranks; those who do not know the token are none. False: a rank has said that it
-// cannot come.
-bool await_ranks(c10d::Store& store, Reception& reception, const Invitation& invitation, const WatchdogOptions& options,
-                 PeerDeadline deadline, WatchHub& hub) {
+// Collects the connections of all other ranks. Connections without the token are ignored. Returns false when a rank has
+// decided that there is no watch because it cannot reach rank 0.
+bool await_ranks(c10d::Store& store, ConnectionAcceptor& reception, const WatchdogEndpoint& endpoint,
+                 const WatchdogOptions& options, PeerDeadline deadline, WatchdogHub& hub) {
   std::set<int> missing;
   for (int rank = 1; rank < options.size; ++rank) missing.insert(rank);
   while (!missing.empty()) {
-    auto [socket, frames] = reception.next(std::min(deadline, Clock::now() + kLook));
+    auto [socket, frames] = reception.next(std::min(deadline, Clock::now() + kPollInterval));
     if (!socket.open()) {
       if (store.check({kDecision})) return false;
       if (Clock::now() < deadline) continue;
       const std::string why =
-          fmt::format("rank {} of {} did not connect in time: it has ended, or is stuck at its start",
+          fmt::format("rank {} of {} did not connect in time: it has ended, or is stuck in its start-up",
                       list_ranks(missing), options.size);
       hub.refuse_all(why);
       raise(ErrorKind::kComm, "[comm.watchdog] {}", why);
     }
-    const Frame& hello = frames.front();
-    if (hello.kind != FrameKind::kHello || hello.text != invitation.token || !missing.erase(hello.rank)) continue;
+    const WatchdogFrame& hello = frames.front();
+    if (hello.kind != WatchdogFrameKind::kHello || hello.text != endpoint.token || !missing.erase(hello.rank)) continue;
     const int rank = hello.rank;
-    socket.send({FrameKind::kHello, 0, invitation.answer});
+    socket.send({WatchdogFrameKind::kHello, 0, endpoint.answer});
     frames.erase(frames.begin());
-    hub.admit(rank, std::move(socket), std::move(frames));
+    hub.add_peer(rank, std::move(socket), std::move(frames));
   }
   return store.add(kDecision, kAllThere) == kAllThere;
 }
 
-std::unique_ptr<WatchLoop> start_hub(c10d::Store& store, const WatchdogOptions& options, PeerListener& listener,
-                                     PeerDeadline deadline) {
-  auto hub = std::make_unique<WatchHub>(options.silence, options.compare, listener);
-  Invitation invitation{.token = random_word(16), .answer = random_word(16)};
-  std::optional<Reception> reception;
+// Rank 0. Order: listen; publish the invitation; collect all connections; decide; confirm to all ranks. The listener is
+// closed on return.
+std::unique_ptr<WatchdogLoop> start_hub(c10d::Store& store, const WatchdogOptions& options, FailureListener& listener,
+                                        PeerDeadline deadline) {
+  auto hub = std::make_unique<WatchdogHub>(options.silence, options.compare, listener);
+  WatchdogEndpoint endpoint{.token = random_hex(16), .answer = random_hex(16)};
+  std::optional<ConnectionAcceptor> reception;
   try {
-    Listening here = listen_at(options.address, 0, options.reach);
-    invitation.port = here.port;
-    invitation.addresses = here.everywhere ? interface_addresses() : std::vector{here.address};
+    ListeningSocket here = listen_at(options.address, 0, options.reach);
+    endpoint.port = here.port;
+    endpoint.addresses = here.on_all_interfaces ? interface_addresses() : std::vector{here.address};
     reception.emplace(std::move(here.socket));
   } catch (const Error& error) {
     warn_of_no_watch(error.what());
     store.set(kKey, kNoWatch);
     return nullptr;
   }
-  store.set(kKey, invitation.text());
-  if (!await_ranks(store, *reception, invitation, options, deadline, *hub)) {
+  store.set(kKey, endpoint.text());
+  if (!await_ranks(store, *reception, endpoint, options, deadline, *hub)) {
     hub->dismiss_all();
     warn_of_no_watch(get_text(store, kUnreachable));
     return nullptr;
   }
-  hub->welcome_all();
+  hub->confirm_all();
   return hub;
 }
 
-// One try at one address; not open when whoever is there is not rank 0. `frames`: what came with its answer.
-PeerSocket greet(const std::string& host, const Invitation& invitation, int rank, std::vector<Frame>& frames,
-                 std::string& reason) {
+// Tries one address once. Returns a closed socket when the process there is not rank 0 of this run. `frames` receives
+// the frames after rank 0's answer.
+PeerSocket try_address(const std::string& host, const WatchdogEndpoint& endpoint, int rank,
+                       std::vector<WatchdogFrame>& frames, std::string& reason) {
   const auto deadline = Clock::now() + kAttempt;
-  PeerSocket socket = connect_to(host, invitation.port, deadline, reason);
+  PeerSocket socket = connect_to(host, endpoint.port, deadline, reason);
   if (!socket.open()) return socket;
-  socket.send({FrameKind::kHello, rank, invitation.token});
+  socket.send({WatchdogFrameKind::kHello, rank, endpoint.token});
   frames = socket.await(deadline);
-  if (!frames.empty() && frames.front().kind == FrameKind::kHello && frames.front().text == invitation.answer) {
+  if (!frames.empty() && frames.front().kind == WatchdogFrameKind::kHello && frames.front().text == endpoint.answer) {
     frames.erase(frames.begin());
     return socket;
   }
-  reason = frames.empty() ? "no answer" : "the answer of a stranger";
+  reason = frames.empty() ? "no answer" : "an answer from a process that is not rank 0 of this run";
   return PeerSocket();
 }
 
-// The connection with rank 0; not open when some rank has none, so that there is no watch.
-PeerSocket reach_hub(c10d::Store& store, const Invitation& invitation, const WatchdogOptions& options,
-                     std::vector<Frame>& frames) {
-  std::vector<std::string> hosts = invitation.addresses;
+// Connects to rank 0. Returns a closed socket when there will be no watch, because some rank cannot connect.
+PeerSocket reach_hub(c10d::Store& store, const WatchdogEndpoint& endpoint, const WatchdogOptions& options,
+                     std::vector<WatchdogFrame>& frames) {
+  std::vector<std::string> hosts = endpoint.addresses;
   if (std::ranges::find(hosts, options.address) == hosts.end()) hosts.insert(hosts.begin(), options.address);
   std::string tried;
   for (const auto limit = Clock::now() + std::min(kReach, options.timeout / 2); Clock::now() < limit;) {
     tried.clear();
     for (const std::string& host : hosts) {
       std::string reason;
-      PeerSocket socket = greet(host, invitation, options.rank, frames, reason);
+      PeerSocket socket = try_address(host, endpoint, options.rank, frames, reason);
       if (socket.open()) return socket;
       tried += fmt::format("{}{}: {}", tried.empty() ? "" : ", ", host, reason);
     }
     if (store.check({kDecision})) break;
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kPollInterval);
   }
   if (store.check({kUnreachable})) return PeerSocket();
   const std::string why =
-      fmt::format("rank {} cannot reach rank 0 at port {} ({})", options.rank, invitation.port, tried);
+      fmt::format("rank {} cannot reach rank 0 at port {} ({})", options.rank, endpoint.port, tried);
   store.set(kUnreachable, why);
-  // Rank 0 heard this one, whose last answer was too late: a watch without it would take it for dead.
+  // If rank 0 was first, it did receive this rank's hello, but its answer came too late here. The watch has begun and
+  // would take this rank for dead, so this rank must fail.
   TESSERA_CHECK(store.add(kDecision, 1) != kAllThere + 1, ErrorKind::kComm, "[comm.watchdog] {}", why);
   return PeerSocket();
 }
 
-std::unique_ptr<WatchLoop> start_spoke(c10d::Store& store, const WatchdogOptions& options, PeerListener& listener,
-                                       PeerDeadline deadline) {
-  const std::string said = get_text(store, kKey);
-  if (said == kNoWatch) return nullptr;
-  auto spoke = std::make_unique<WatchSpoke>(options.rank, options.silence, listener);
-  std::vector<Frame> frames;
-  PeerSocket hub = reach_hub(store, Invitation::parse(said), options, frames);
+// Any other rank. After its connection it waits for the hub's second frame: a hello (all ranks are connected), a bye
+// (there will be no watch), or the error of the start.
+std::unique_ptr<WatchdogLoop> start_spoke(c10d::Store& store, const WatchdogOptions& options, FailureListener& listener,
+                                          PeerDeadline deadline) {
+  const std::string endpoint_text = get_text(store, kKey);
+  if (endpoint_text == kNoWatch) return nullptr;
+  auto spoke = std::make_unique<WatchdogSpoke>(options.rank, options.silence, listener);
+  std::vector<WatchdogFrame> frames;
+  PeerSocket hub = reach_hub(store, WatchdogEndpoint::parse(endpoint_text), options, frames);
   if (!hub.open()) return nullptr;
-  // Only when all ranks are there will the hub be heard of every second.
-  if (frames.empty()) frames = hub.await(deadline + kMoment);
-  TESSERA_CHECK(!frames.empty(), ErrorKind::kComm, "[comm.watchdog] rank 0 gave no sign in time");
-  const Frame& first = frames.front();
-  if (first.kind == FrameKind::kVerdict) raise(ErrorKind::kComm, "[comm.watchdog] {}", parse_verdict(first.text).text);
-  if (first.kind == FrameKind::kBye) return nullptr;
-  spoke->admit(0, std::move(hub), std::move(frames));
+  // The hub sends its second hello once all ranks are connected, and pings only after that.
+  if (frames.empty()) frames = hub.await(deadline + kDeadlineMargin);
+  TESSERA_CHECK(!frames.empty(), ErrorKind::kComm,
+                "[comm.watchdog] rank 0 did not confirm in time that all ranks are connected");
+  const WatchdogFrame& first = frames.front();
+  if (first.kind == WatchdogFrameKind::kFailureReport)
+    raise(ErrorKind::kComm, "[comm.watchdog] {}", parse_failure_report(first.text).text);
+  if (first.kind == WatchdogFrameKind::kBye) return nullptr;
+  spoke->add_peer(0, std::move(hub), std::move(frames));
   return spoke;
 }
 
 }  // namespace
 
-std::unique_ptr<Peers> start_watchdog(c10d::Store& store, const WatchdogOptions& options, PeerListener& listener) {
+std::unique_ptr<FailureReporter> start_watchdog(c10d::Store& store, const WatchdogOptions& options,
+                                                FailureListener& listener) {
   const auto deadline = Clock::now() + options.timeout;
-  std::unique_ptr<WatchLoop> loop;
+  std::unique_ptr<WatchdogLoop> loop;
   try {
     loop = options.rank == 0 ? start_hub(store, options, listener, deadline)
                              : start_spoke(store, options, listener, deadline);
-  } catch (const c10::Error& error) {  // the store has ended, which is in rank 0's process
+  } catch (const c10::Error& error) {  // the store has ended: it is usually in rank 0's process
     raise(ErrorKind::kComm, "[comm.watchdog] rank {} of {} lost the store: {}. Did rank 0 end?", options.rank,
           options.size, first_line(error));
   }

@@ -16,10 +16,12 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, uint64_t seed, bo
 
 int64_t DataLoader::epoch() const { return next_sample_ / dataset_->rows(); }
 
+// The row of a global sample. Each source of a mixture is shuffled by its own seed (seed_ + its index), so sources of
+// equal size do not follow the same permutation.
 int64_t DataLoader::row_of(int64_t sample) const {
   const auto in_epoch = [&](int64_t number, int64_t rows, uint64_t seed) {
     const int64_t index = number % rows;
-    return shuffle_ ? permuted(index, rows, seed, static_cast<uint64_t>(number / rows)) : index;
+    return shuffle_ ? permuted_index(index, rows, seed, static_cast<uint64_t>(number / rows)) : index;
   };
   if (!mixture_) return in_epoch(sample, dataset_->rows(), seed_);
   const auto draw = mixture_->at(sample);
@@ -30,7 +32,7 @@ int64_t DataLoader::row_of(int64_t sample) const {
 Batch DataLoader::next_global_slice(int64_t global_batch, int64_t first_row, int64_t row_count) {
   TESSERA_CHECK(first_row >= 0 && row_count >= 1 && first_row + row_count <= global_batch, ErrorKind::kConfig,
                 "[data.loader] rows {} to {} of a global batch of {}. The "
-                "global batch must be shared out among the ranks.",
+                "slices of the ranks must be inside the global batch.",
                 first_row, first_row + row_count, global_batch);
   std::vector<int64_t> rows;
   for (int64_t i = first_row; i < first_row + row_count; ++i) {
@@ -50,6 +52,7 @@ nlohmann::json DataLoader::state() const {
           {"data", dataset_->fingerprint()}};
 }
 
+// All fields of the state except the position must equal this loader's: then the order of samples is the same.
 void DataLoader::load_state(const nlohmann::json& state) {
   nlohmann::json other = state;
   const int64_t next = JsonReader(state, "[data.resume] the saved data position is damaged")
@@ -57,11 +60,11 @@ void DataLoader::load_state(const nlohmann::json& state) {
   other["next_sample"] = next_sample_;
   const nlohmann::json own = this->state();
   TESSERA_CHECK(other == own, ErrorKind::kConfig,
-                "[data.resume] the data are not those of the checkpoint: saved "
+                "[data.resume] the data differ from the data of the checkpoint: saved "
                 "{}, found {}. Resume with the same "
                 "files, seed and data settings, or start anew in another "
                 "checkpoint.dir or with checkpoint.resume=never, "
-                "which puts aside what is there.",
+                "which moves the old run aside.",
                 other.dump(), own.dump());
   next_sample_ = next;
 }

@@ -10,17 +10,19 @@ Mixture::Mixture(std::vector<double> weights) : shares_(std::move(weights)), dra
   for (double& share : shares_) share /= sum;
 }
 
-Mixture::Draw Mixture::at(int64_t sample) {
+// Draws are replayed from the last sample on, so rising samples are cheap. The sample asked last is kept in last_,
+// because its draw is already counted.
+Mixture::DrawnSample Mixture::at(int64_t sample) {
   if (sample + 1 < next_) {
     next_ = 0;
     std::ranges::fill(drawn_, 0);
   }
   for (; next_ <= sample; ++next_) {
     size_t chosen = 0;
-    double most = 0;
+    double largest_lag = 0;
     for (size_t i = 0; i < shares_.size(); ++i) {
-      const double behind = shares_[i] * static_cast<double>(next_ + 1) - static_cast<double>(drawn_[i]);
-      if (i == 0 || behind > most) chosen = i, most = behind;
+      const double lag = shares_[i] * static_cast<double>(next_ + 1) - static_cast<double>(drawn_[i]);
+      if (i == 0 || lag > largest_lag) chosen = i, largest_lag = lag;
     }
     last_ = {chosen, drawn_[chosen]++};
   }

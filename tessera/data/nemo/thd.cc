@@ -21,34 +21,37 @@ void check_thd_input(const ThdInput& input) {
                 ids.defined() ? c10::str(ids.sizes()) : "nothing");
   const auto rows = ids.sizes().slice(0, 2);
   TESSERA_CHECK(!input.labels.defined() || input.labels.sizes() == rows, ErrorKind::kShape,
-                "[data.process_input_for_thd] labels: found {}, wanted {} as the tokens.",
+                "[data.process_input_for_thd] labels: found {}, wanted {}, the shape of the tokens.",
                 c10::str(input.labels.sizes()), c10::str(rows));
   const auto& positions = input.position_ids;
   TESSERA_CHECK(
       !positions.defined() || positions.sizes() == rows || (positions.dim() == 3 && positions.sizes().slice(1) == rows),
       ErrorKind::kShape,
-      "[data.process_input_for_thd] position_ids: found {}, wanted {} as the tokens, or several of that.",
+      "[data.process_input_for_thd] position_ids: found {}, wanted {}, the shape of the tokens, or that with a dim in "
+      "front.",
       c10::str(positions.sizes()), c10::str(rows));
   for (const auto* lens : {&input.seq_lens, &input.seq_lens_padded}) {
     TESSERA_CHECK(!lens->defined() || (lens->dim() == 2 && lens->size(0) == rows[0] && input.seq_lens.defined() &&
                                        lens->sizes() == input.seq_lens.sizes()),
                   ErrorKind::kShape,
-                  "[data.process_input_for_thd] lengths: found {}, wanted [{}, packs], seq_lens and seq_lens_padded "
-                  "alike.",
+                  "[data.process_input_for_thd] lengths: found {}, wanted [{}, packs], the same for seq_lens and "
+                  "seq_lens_padded.",
                   c10::str(lens->sizes()), rows[0]);
   }
 }
 
+// Appends the lengths of one row. `unused_value` is the value of unused entries. Every row except the last must be
+// full, because cu_seqlens of the flattened batch assumes that the next row begins where the lengths of this one end.
 void add_row_lengths(SequenceLengths& out, const int64_t* real, const int64_t* padded, int64_t packs, int64_t row,
-                     int64_t row_tokens, bool last, int64_t nothing) {
+                     int64_t row_tokens, bool last, int64_t unused_value) {
   int64_t sum = 0;
   for (int64_t i = 0; i < packs; ++i) {
     TESSERA_CHECK(
-        (real[i] == nothing) == (padded[i] == nothing), ErrorKind::kShape,
-        "[data.process_input_for_thd] row {}, sequence {}: found lengths {} and {} with padding, one of which "
-        "stands for none.",
+        (real[i] == unused_value) == (padded[i] == unused_value), ErrorKind::kShape,
+        "[data.process_input_for_thd] row {}, sequence {}: found lengths {} and {} with padding, only one of which is "
+        "the value of an unused entry.",
         row, i, real[i], padded[i]);
-    if (real[i] == nothing) continue;
+    if (real[i] == unused_value) continue;
     TESSERA_CHECK(0 <= real[i] && real[i] <= padded[i] && padded[i] <= row_tokens - sum, ErrorKind::kShape,
                   "[data.process_input_for_thd] row {}, sequence {}: found {} tokens and {} with padding behind {} "
                   "others, wanted them within the row of {}.",
@@ -64,7 +67,7 @@ void add_row_lengths(SequenceLengths& out, const int64_t* real, const int64_t* p
       row, sum, row_tokens);
 }
 
-SequenceLengths lengths_of(const ThdInput& input, int64_t nothing) {
+SequenceLengths lengths_of(const ThdInput& input, int64_t unused_value) {
   const auto real = input.seq_lens.to(at::kCPU, at::kLong).contiguous();
   const auto padded =
       input.seq_lens_padded.defined() ? input.seq_lens_padded.to(at::kCPU, at::kLong).contiguous() : real;
@@ -72,7 +75,7 @@ SequenceLengths lengths_of(const ThdInput& input, int64_t nothing) {
   const int64_t rows = real.size(0), packs = real.size(1);
   for (int64_t row = 0; row < rows; ++row) {
     add_row_lengths(out, real.const_data_ptr<int64_t>() + row * packs, padded.const_data_ptr<int64_t>() + row * packs,
-                    packs, row, input.input_ids.size(1), row + 1 == rows, nothing);
+                    packs, row, input.input_ids.size(1), row + 1 == rows, unused_value);
   }
   return out;
 }
@@ -83,6 +86,8 @@ std::vector<int64_t> sums_before(const std::vector<int64_t>& lengths) {
   return sums;
 }
 
+// Padding is everything except the real tokens of each sequence. A sequence begins where the padded lengths before it
+// end.
 at::Tensor mask_of_lengths(const SequenceLengths& lengths, int64_t tokens) {
   const auto mask = at::ones({tokens}, at::kBool);
   int64_t begin = 0;
@@ -95,19 +100,21 @@ at::Tensor mask_of_lengths(const SequenceLengths& lengths, int64_t tokens) {
 
 at::Tensor mask_of_tokens(const at::Tensor& input_ids, int64_t padding) {
   TESSERA_CHECK(input_ids.dim() == 2, ErrorKind::kShape,
-                "[data.process_input_for_thd] embeddings {} without seq_lens: what is padding cannot be told. Give the "
+                "[data.process_input_for_thd] embeddings {} without seq_lens: padding cannot be recognised. Give the "
                 "lengths.",
                 c10::str(input_ids.sizes()));
   const auto mask = input_ids.eq(padding);
-  // Behind a row's first padding there is nothing else.
+  // The running maximum of a row is 1 from its first padding on. It must equal the mask: no token follows padding.
   const auto behind = mask.to(at::kInt).cummax(1);
   TESSERA_CHECK(std::get<0>(behind).to(at::kBool).equal(mask), ErrorKind::kShape,
-                "[data.process_input_for_thd] the padding token {} stands in front of another token, and there are no "
-                "seq_lens to tell padding by. Give the lengths.",
+                "[data.process_input_for_thd] the padding token {} comes before another token, and without seq_lens "
+                "padding cannot be recognised. Give the lengths.",
                 padding);
   return mask.flatten();
 }
 
+// `grows`: padded lengths were given. If only the last sums differ, the last sequence is extended over the padding at
+// the end, as NeMo does, and no padded sums are needed.
 void set_lengths(ThdBatch& batch, const SequenceLengths& lengths, int64_t tokens, bool grows) {
   auto real = sums_before(lengths.real);
   const auto padded = sums_before(lengths.padded);
@@ -144,8 +151,8 @@ ThdBatch process_input_for_thd(const ThdInput& input, const ThdOptions& options)
 ThdChunks split_batch_into_thd_chunks(const ThdInput& input, int64_t num_chunks, const ThdOptions& options) {
   if (num_chunks <= 1) {
     auto batch = process_input_for_thd(input, options);
-    const auto most = at::tensor({batch.max_seqlen}, at::kLong);
-    return {.batch = std::move(batch), .max_seqlen = most};
+    const auto max_seqlen = at::tensor({batch.max_seqlen}, at::kLong);
+    return {.batch = std::move(batch), .max_seqlen = max_seqlen};
   }
   check_thd_input(input);
   const int64_t rows = input.input_ids.size(0);
@@ -166,16 +173,17 @@ ThdChunks split_batch_into_thd_chunks(const ThdInput& input, int64_t num_chunks,
   }
   const bool some_padded =
       std::ranges::any_of(parts, [](const ThdBatch& part) { return part.cu_seqlens_padded.defined(); });
-  int64_t most = 0;
-  for (const auto& part : parts) most = std::max(most, part.cu_seqlens.defined() ? part.cu_seqlens.numel() : 0);
+  int64_t longest = 0;
+  for (const auto& part : parts) longest = std::max(longest, part.cu_seqlens.defined() ? part.cu_seqlens.numel() : 0);
   const auto stacked = [&](auto value) {
     std::vector<at::Tensor> values;
     for (const auto& part : parts) values.push_back(value(part));
     return values[0].defined() ? at::stack(values) : at::Tensor();
   };
-  const auto bounds = [&](const at::Tensor& given) {
-    if (!given.defined()) return given;
-    return at::constant_pad_nd(given, {0, most - given.numel()}, options.seq_lens_padding_value);
+  const auto bounds = [&](const at::Tensor& cu_seqlens) {
+    // Chunks have different numbers of sequences, so shorter cu_seqlens are filled up before stacking.
+    if (!cu_seqlens.defined()) return cu_seqlens;
+    return at::constant_pad_nd(cu_seqlens, {0, longest - cu_seqlens.numel()}, options.seq_lens_padding_value);
   };
   ThdChunks out{.batch = {}, .max_seqlen = {}, .chunks = num_chunks};
   out.batch.input_ids = stacked([](const ThdBatch& part) { return part.input_ids; });
@@ -196,17 +204,17 @@ ThdChunks split_batch_into_thd_chunks(const ThdInput& input, int64_t num_chunks,
 at::Tensor thd_document_ids(const ThdBatch& batch) {
   const auto& mask = batch.padding_mask;
   TESSERA_CHECK(mask.defined() && mask.dim() == 1, ErrorKind::kShape,
-                "[data.thd_document_ids] found a padding mask {}, wanted that of one chunk, [T].",
+                "[data.thd_document_ids] found a padding mask {}, wanted the mask of one chunk, [T].",
                 mask.defined() ? c10::str(mask.sizes()) : "that is undefined");
   const auto ids = at::zeros({mask.numel()}, at::kLong);
   const auto& bounds = batch.cu_seqlens_padded.defined() ? batch.cu_seqlens_padded : batch.cu_seqlens;
   if (bounds.defined()) {
     for (int64_t i = 0; i + 1 < bounds.numel(); ++i) {
       const int64_t begin = bounds[i].item<int64_t>(), end = bounds[i + 1].item<int64_t>();
-      if (end < 0) break;  // what fills the bounds of a shorter chunk up
+      if (end < 0) break;  // the rest fills up a chunk with fewer sequences
       TESSERA_CHECK(begin >= 0 && begin <= end && end <= mask.numel(), ErrorKind::kShape,
-                    "[data.thd_document_ids] found bounds {} and {} of {} tokens, wanted them rising within.", begin,
-                    end, mask.numel());
+                    "[data.thd_document_ids] found bounds {} and {} of {} tokens, wanted rising bounds.", begin, end,
+                    mask.numel());
       ids.narrow(0, begin, end - begin).fill_(i);
     }
   }

@@ -37,6 +37,8 @@ class PlainBytes : public ByteStream {
   UniqueFd file_;
 };
 
+// Inflates gzip. A file may have several gzip members one after another, as concatenated files do; between_members_ is
+// true after the end of each. A file that ends inside a member is an error, so a download that was cut off is found.
 class GzipBytes : public ByteStream {
  public:
   GzipBytes(std::filesystem::path path, std::unique_ptr<ByteStream> file)
@@ -66,7 +68,7 @@ class GzipBytes : public ByteStream {
       }
       TESSERA_CHECK(result == Z_OK || result == Z_BUF_ERROR, ErrorKind::kFormat,
                     "[data.read] {}: damaged gzip before its byte {}: {}.", path_.string(), read_,
-                    stream_.msg ? stream_.msg : "no more is known");
+                    stream_.msg ? stream_.msg : "zlib gives no reason");
       TESSERA_CHECK(stream_.avail_in > 0 || stream_.avail_out == 0 || !ended_, ErrorKind::kFormat,
                     "[data.read] {}: cut off after {} bytes, inside of gzip. Fetch or write it again.", path_.string(),
                     read_);
@@ -83,7 +85,7 @@ class GzipBytes : public ByteStream {
     stream_.avail_in = static_cast<uInt>(count);
   }
 
-  // Files may be several gzip streams in a row, with zeros behind them.
+  // Begins the next gzip member. Zeros after a member are skipped. False at the end of the file.
   bool start_member() {
     while (stream_.avail_in > 0 && *stream_.next_in == 0) {
       ++stream_.next_in, --stream_.avail_in;
@@ -102,7 +104,7 @@ class GzipBytes : public ByteStream {
   std::unique_ptr<ByteStream> file_;
   z_stream stream_{};
   std::array<char, size_t{1} << 16> input_;
-  uint64_t read_ = 0;  // bytes of the file
+  uint64_t read_ = 0;  // bytes of the compressed file so far
   bool ended_ = false;
   bool between_members_ = false;
   bool done_ = false;

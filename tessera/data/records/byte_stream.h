@@ -1,10 +1,10 @@
-// The bytes of a file from front to back, inflated where it is gzip's.
+// Reads the bytes of a file in order, and inflates a gzip file.
 //
 //   auto stream = ByteStream::open("train.jsonl.gz");
 //   while (const size_t count = stream->read(buffer)) ...
 //
-// Memory does not depend on the file: 64 KiB are read at a time, and what is asked for is inflated, no more. One stream
-// belongs to one thread.
+// Memory does not depend on the size of the file: 64 KiB are read at a time, and only the requested bytes are inflated.
+// A stream belongs to one thread.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@ namespace tessera::data {
 
 class ByteStream {
  public:
-  // Gzip is told by its first two bytes, not by the name. Error kIo when the file cannot be opened or is no regular
-  // file.
+  // A gzip file is recognised by its first two bytes, not by its name. Error kIo when the file cannot be opened or is
+  // not a regular file.
   static std::unique_ptr<ByteStream> open(const std::filesystem::path& path);
   virtual ~ByteStream() = default;
 
-  // Fills the buffer, or less of it at the end; 0: nothing is left. Error kIo; kFormat for gzip that is damaged, cut
-  // off or followed by something else.
+  // Fills the buffer and returns the number of bytes: fewer only at the end of the file, 0 when nothing is left.
+  // Errors: kIo; kFormat for gzip that is damaged, cut off or followed by other data.
   virtual size_t read(std::span<char> buffer) = 0;
 };
 

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 constexpr size_t kMostFiles = 100'000;
 constexpr int kDeepest = 6;  // folders inside one another
 
-// What the Hub's data sets call their splits.
+// The words for splits in file and folder names of the Hub's data sets.
 struct SplitWords {
   const char* split;
   std::array<const char*, 5> words;
@@ -30,7 +30,7 @@ constexpr SplitWords kSplits[] = {{"train", {"train", "training"}},
                                   {"validation", {"validation", "valid", "dev", "val"}},
                                   {"test", {"test", "testing", "eval", "evaluation"}}};
 
-// The name of a file, without .gz behind it.
+// The file name without a final .gz.
 fs::path unpacked_name(const fs::path& path) { return path.extension() == ".gz" ? path.stem() : path.filename(); }
 
 bool is_table(const fs::path& file) {
@@ -38,8 +38,8 @@ bool is_table(const fs::path& file) {
   return extension == ".csv" || extension == ".tsv";
 }
 
-// Of a name as the Hub has them.
-std::string hint_of_the_hub(const std::string& name) {
+// A hint for a path that looks like the name of a data set on the Hub (OWNER/NAME); else empty.
+std::string hub_hint(const std::string& name) {
   const auto slash = name.find('/');
   const bool like_one = slash != name.npos && slash > 0 && slash + 1 < name.size() &&
                         name.find('/', slash + 1) == name.npos && name.find_first_of(". ") != 0;
@@ -50,7 +50,7 @@ std::string hint_of_the_hub(const std::string& name) {
       name);
 }
 
-// The name without its extensions: train-00000-of-00002.parquet, part.jsonl.gz.
+// The name without its extensions, of e.g. train-00000-of-00002.parquet or part.jsonl.gz.
 std::string stem_of(const fs::path& path) { return unpacked_name(path).stem().string(); }
 
 bool is_data_name(const fs::path& path) {
@@ -62,12 +62,12 @@ bool is_data_name(const fs::path& path) {
 }
 
 // NAME-00003-of-00010 is shard 3 of 10.
-struct Shard {
+struct ShardName {
   std::string stem;
   size_t index = 0, count = 0;
 };
 
-std::optional<Shard> shard_of(const std::string& stem) {
+std::optional<ShardName> shard_of(const std::string& stem) {
   const size_t of = stem.rfind("-of-");
   if (of == stem.npos) return std::nullopt;
   const size_t dash = stem.rfind('-', of - 1);
@@ -79,11 +79,11 @@ std::optional<Shard> shard_of(const std::string& stem) {
   const auto index = number(stem.substr(dash + 1, of - dash - 1));
   const auto count = number(stem.substr(of + 4, stem.find('-', of + 4) - of - 4));
   if (!index || !count) return std::nullopt;
-  return Shard{stem.substr(0, dash), *index, *count};
+  return ShardName{stem.substr(0, dash), *index, *count};
 }
 
 void check_shards(const std::vector<DataFile>& files) {
-  std::map<std::pair<std::string, size_t>, std::set<size_t>> found;  // by folder and name, and how many there are
+  std::map<std::pair<std::string, size_t>, std::set<size_t>> found;  // indices by (folder and name, count)
   for (const auto& file : files) {
     const auto shard = shard_of(stem_of(file.path));
     if (shard) found[{(file.path.parent_path() / shard->stem).string(), shard->count}].insert(shard->index);
@@ -97,6 +97,7 @@ void check_shards(const std::vector<DataFile>& files) {
   }
 }
 
+// Whether `word` occurs in the text with no letter or digit next to it.
 bool is_word_of(const std::string& text, std::string_view word) {
   const auto letter = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; };
   for (size_t at = text.find(word); at != text.npos; at = text.find(word, at + 1)) {
@@ -106,7 +107,7 @@ bool is_word_of(const std::string& text, std::string_view word) {
   return false;
 }
 
-// The split of which a word holds; null where none does.
+// The first split with a word for which `holds` is true; null without such a word.
 template <class Holds>
 const char* split_where(Holds holds) {
   for (const auto& [split, words] : kSplits) {
@@ -117,8 +118,8 @@ const char* split_where(Holds holds) {
   return nullptr;
 }
 
-// The split a file is of: "train" and so on, the stem of its shards where that is another word; "" for none. Its own
-// name counts before those of its folders.
+// The split of a file: "train" etc., or the stem of a shard with another name, or "" without a split. The file's name
+// decides before the names of its folders, the inner folder before the outer.
 std::string split_of(const fs::path& path, const fs::path& root) {
   const auto shard = shard_of(stem_of(path));
   std::vector<std::string> names = {shard ? shard->stem : stem_of(path)};
@@ -133,14 +134,14 @@ std::string split_of(const fs::path& path, const fs::path& root) {
   return "";
 }
 
-void list(const fs::path& folder, int depth, std::vector<fs::path>& files) {
-  TESSERA_CHECK(depth <= kDeepest, ErrorKind::kConfig, "[data.files] {}: folders inside one another, more than {}.",
+void list_data_files(const fs::path& folder, int depth, std::vector<fs::path>& files) {
+  TESSERA_CHECK(depth <= kDeepest, ErrorKind::kConfig, "[data.files] {}: folders are nested more than {} deep.",
                 folder.string(), kDeepest);
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     if (entry.path().filename().string().starts_with('.')) continue;
     if (entry.is_directory()) {
-      list(entry.path(), depth + 1, files);
+      list_data_files(entry.path(), depth + 1, files);
     } else if (entry.is_regular_file() && is_data_name(entry.path())) {
       files.push_back(entry.path());
     }
@@ -150,10 +151,12 @@ void list(const fs::path& folder, int depth, std::vector<fs::path>& files) {
   TESSERA_CHECK(!error, ErrorKind::kIo, "[data.files] {}: cannot be listed: {}", folder.string(), error.message());
 }
 
-std::vector<fs::path> of_folder(const DataSource& source, const std::string& purpose) {
+// Chooses the files of one split. A folder may hold one data set only: the chosen files must be in one folder, where
+// folders named after the split count as their parent folder.
+std::vector<fs::path> files_of_folder(const DataSource& source, const std::string& purpose) {
   const fs::path root = source.path;
   std::vector<fs::path> all;
-  list(root, 0, all);
+  list_data_files(root, 0, all);
   TESSERA_CHECK(!all.empty(), ErrorKind::kIo,
                 "[data.files] {}: the folder holds no data: no .jsonl, .json, .txt, .parquet or .idx, with .gz or not.",
                 root.string());
@@ -166,12 +169,12 @@ std::vector<fs::path> of_folder(const DataSource& source, const std::string& pur
     if ((!named && source.split.empty()) || split_of(file, root) == wanted) files.push_back(file);
   }
   splits.erase("");
-  TESSERA_CHECK(!files.empty(), ErrorKind::kConfig, "[data.files] {}: it has no split {}, but {}. Set split: to one.",
-                root.string(), quote(wanted),
-                splits.empty() ? "none at all" : fmt::format("{}", fmt::join(splits, ", ")));
+  TESSERA_CHECK(!files.empty(), ErrorKind::kConfig,
+                "[data.files] {}: it has no split {}; its splits are: {}. Set split: to one of them.", root.string(),
+                quote(wanted), splits.empty() ? "none" : fmt::format("{}", fmt::join(splits, ", ")));
   std::set<fs::path> folders;
   for (const auto& file : files) folders.insert(file.parent_path());
-  std::set<std::string> outer;  // data/train/... and data/validation/... are of one
+  std::set<std::string> outer;  // data/train/... and data/validation/... are one data set
   for (const auto& folder : folders) {
     const auto name = split_of(folder / "x", folder.parent_path());
     outer.insert((name == wanted && folder != root ? folder.parent_path() : folder).string());
@@ -182,7 +185,7 @@ std::vector<fs::path> of_folder(const DataSource& source, const std::string& pur
   return files;
 }
 
-std::vector<fs::path> of_pattern(const std::string& pattern) {
+std::vector<fs::path> files_of_pattern(const std::string& pattern) {
   glob_t found{};
   const int result = ::glob(pattern.c_str(), GLOB_BRACE, nullptr, &found);
   std::vector<fs::path> files;
@@ -190,7 +193,7 @@ std::vector<fs::path> of_pattern(const std::string& pattern) {
     if (!fs::is_directory(found.gl_pathv[i])) files.emplace_back(found.gl_pathv[i]);
   }
   ::globfree(&found);
-  TESSERA_CHECK(!files.empty(), ErrorKind::kIo, "[data.files] {}: no file has a name of this pattern.", pattern);
+  TESSERA_CHECK(!files.empty(), ErrorKind::kIo, "[data.files] {}: no file name matches this pattern.", pattern);
   return files;
 }
 
@@ -201,42 +204,41 @@ std::vector<DataFile> files_of(const DataSource& source, const std::string& purp
   const fs::path path = source.path;
   std::vector<fs::path> paths;
   if (fs::is_directory(path, ignored)) {
-    paths = of_folder(source, purpose);
+    paths = files_of_folder(source, purpose);
   } else if (fs::exists(path, ignored)) {
     paths = {path};
   } else if (source.path.find_first_of("*?[{") != std::string::npos) {
-    paths = of_pattern(source.path);
-  } else if (fs::exists(source.path + ".idx", ignored)) {  // as Megatron names a pair of files
+    paths = files_of_pattern(source.path);
+  } else if (fs::exists(source.path + ".idx", ignored)) {  // Megatron's name of a pair of files
     paths = {source.path + ".idx"};
   } else {
-    raise(ErrorKind::kIo, "[data.files] {}: no such file or folder.{}", source.path, hint_of_the_hub(source.path));
+    raise(ErrorKind::kIo, "[data.files] {}: no such file or folder.{}", source.path, hub_hint(source.path));
   }
   std::ranges::sort(paths);
   std::vector<DataFile> files;
   for (const auto& file : paths) {
     const bool ids = source.format == "megatron" || file.extension() == ".bin" || file.extension() == ".idx";
-    auto container = ids ? Container::kMegatron : container_of(file);
-    TESSERA_CHECK(
-        source.format != "auto" || !is_table(file), ErrorKind::kConfig,
-        "[data.files] {}: tables of this kind are not read. Write it as .jsonl or .parquet, or set data.format=text "
-        "to learn it as the text that it is.",
-        file.string());
-    if (source.format == "text" && container != Container::kParquet) container = Container::kText;
-    if (source.format != "text" && source.format != "auto" && container == Container::kText) {
-      container = Container::kJsonLines;  // records, whatever the file is called
+    auto container = ids ? DataContainer::kMegatron : container_of(file);
+    TESSERA_CHECK(source.format != "auto" || !is_table(file), ErrorKind::kConfig,
+                  "[data.files] {}: CSV and TSV tables are not read. Convert the file to .jsonl or .parquet, or set "
+                  "data.format=text to train on it as plain text.",
+                  file.string());
+    if (source.format == "text" && container != DataContainer::kParquet) container = DataContainer::kText;
+    if (source.format != "text" && source.format != "auto" && container == DataContainer::kText) {
+      container = DataContainer::kJsonLines;  // records, whatever the file's extension is
     }
     files.push_back({file, container});
   }
   const std::set<fs::path> named(paths.begin(), paths.end());
   std::erase_if(files,
-                [&](const DataFile& file) {  // both files of a pair may have been named
-                  if (file.container != Container::kMegatron || file.path.extension() != ".bin") return false;
+                [&](const DataFile& file) {  // both files of a pair may be listed
+                  if (file.container != DataContainer::kMegatron || file.path.extension() != ".bin") return false;
                   auto index = file.path;
                   return named.contains(index.replace_extension(".idx"));
                 });
   for (const auto& file : files) {
     TESSERA_CHECK(file.container == files.front().container, ErrorKind::kConfig,
-                  "[data.files] {}: {} is {}, {} is {}. Name those of one kind by a pattern, as in {}.", source.path,
+                  "[data.files] {}: {} is {}, {} is {}. Select files of one kind by a pattern, e.g. {}.", source.path,
                   files.front().path.string(), to_string(files.front().container), file.path.string(),
                   to_string(file.container), (file.path.parent_path() / "*.jsonl").string());
   }

@@ -1,9 +1,9 @@
-// What a data set is named by: a file, a folder of shards or a pattern of names, and how its records are read.
+// The path of a data set (a file, a folder of shards or a pattern of names) and the options to read its records.
 //
 //   DataSource source("HuggingFaceH4/ultrachat", {.split = "train_sft"});
 //   for (const auto& file : files_of(source, "train")) ...
 //
-// Plain values. docs/data.md says what users may write.
+// Plain values. docs/data.md lists the paths and options that users may write.
 #pragma once
 
 #include <filesystem>
@@ -18,9 +18,9 @@ namespace tessera::data {
 
 struct SourceOptions {
   std::string format = "auto";                      // one of kFormats
-  std::map<std::string, std::string> columns = {};  // our name -> the file's
-  std::string split = {};                           // of a folder; empty: what it is for
-  double weight = 0;                                // in a mixture; 0: none is given
+  std::map<std::string, std::string> columns = {};  // Tessera's column name -> the file's column name
+  std::string split = {};                           // split of a folder; empty: chosen by purpose
+  double weight = 0;                                // weight in a mixture; 0: none
 };
 
 struct DataSource : SourceOptions {
@@ -34,13 +34,13 @@ inline constexpr const char* kFormats[] = {"auto",   "text",       "jsonl",     
 
 struct DataFile {
   std::filesystem::path path;
-  Container container;
+  DataContainer container;
 };
 
-// The files of a source, in the order of their names. Of a folder the files of `split` (else of `purpose`, "train" or
-// "validation") as the Hub's data sets name them, by file or by folder; all where none is named after a split; shards
-// NAME-00000-of-00010 must all be there. Error kIo when nothing is there; kConfig for a folder of several data sets and
-// for a split that it has not, which name what it has; kFormat for a missing shard.
+// The files of a source, sorted by name. In a folder these are the files of `split` (if empty, of `purpose`: "train" or
+// "validation"), recognised by file or folder name as in the Hub's data sets; all files when no name contains a split.
+// All shards NAME-00000-of-00010, ... must exist. Errors: kIo when no file exists; kConfig for a folder of several data
+// sets and for a missing split, with a message that lists the splits of the folder; kFormat for a missing shard.
 std::vector<DataFile> files_of(const DataSource& source, const std::string& purpose);
 
 }  // namespace tessera::data

@@ -8,52 +8,55 @@
 namespace tessera::data {
 namespace {
 
-constexpr size_t kLooked = size_t{1} << 20;  // bytes at the front that tell an encoding
+constexpr size_t kExaminedBytes = size_t{1} << 20;  // bytes at the front that are examined
 
-// What has a zero byte in every second character is no text of letters.
+// Whether at least a tenth of the bytes are zeros. Text has no zeros; UTF-16 has a zero in almost every character.
 bool is_full_of_zeros(std::string_view content) {
-  const auto front = content.substr(0, kLooked);
+  const auto front = content.substr(0, kExaminedBytes);
   return static_cast<size_t>(std::ranges::count(front, '\0')) * 10 >= front.size();
 }
 
 [[noreturn]] void refuse(const std::filesystem::path& path, const char* encoding, const char* name, size_t byte,
                          std::string_view content, uint64_t offset = 0) {
   raise(ErrorKind::kFormat,
-        "[data.read] {}: byte {} is {:#04x}, which is no text in UTF-8: the "
+        "[data.read] {}: byte {} is {:#04x}, which is not UTF-8 text: the "
         "file seems to be {}. Convert it with "
         "'iconv -f {} -t UTF-8'.",
         path.string(), offset + byte, static_cast<unsigned char>(content[byte]), encoding, name);
 }
 
-// Of files that are no text at all, and what makes one of them.
+// Error kFormat for well-known files that are not text, with advice how to convert each.
 void refuse_other_kinds(std::string_view content, const std::filesystem::path& path) {
-  struct Kind {
+  struct FileSignature {
     std::string_view mark;
     const char* name;
     const char* advice;
   };
-  static const Kind kKinds[] = {{{"\x28\xb5\x2f\xfd", 4}, "compressed with zstd", "Unpack it with 'zstd -d'"},
-                                {"BZh", "compressed with bzip2", "Unpack it with 'bunzip2'"},
-                                {{"\xfd"
-                                  "7zXZ\0",
-                                  6},
-                                 "compressed with xz",
-                                 "Unpack it with 'unxz'"},
-                                {{"PK\x03\x04", 4}, "a zip archive", "Unpack it with 'unzip'"},
-                                {"ARROW1", "an Arrow file", "Write it as Parquet or JSON lines"},
-                                {"PAR1", "a Parquet file", "Name it .parquet"},
-                                {{"\x1f\x8b", 2}, "compressed with gzip a second time", "Unpack it with 'gunzip'"}};
-  constexpr size_t kCharacter = 4;  // one may be cut
-  const auto front = content.substr(0, kLooked);
-  for (const auto& kind : kKinds) {
-    if (!content.starts_with(kind.mark) || valid_utf8_prefix(front) + kCharacter > front.size()) continue;
-    raise(ErrorKind::kFormat, "[data.read] {}: is no text: it seems to be {}. {}.", path.string(), kind.name,
-          kind.advice);
+  static const FileSignature kSignatures[] = {
+      {{"\x28\xb5\x2f\xfd", 4}, "compressed with zstd", "Unpack it with 'zstd -d'"},
+      {"BZh", "compressed with bzip2", "Unpack it with 'bunzip2'"},
+      {{"\xfd"
+        "7zXZ\0",
+        6},
+       "compressed with xz",
+       "Unpack it with 'unxz'"},
+      {{"PK\x03\x04", 4}, "a zip archive", "Unpack it with 'unzip'"},
+      {"ARROW1", "an Arrow file", "Write it as Parquet or JSON lines"},
+      {"PAR1", "a Parquet file", "Name it .parquet"},
+      {{"\x1f\x8b", 2}, "compressed with gzip a second time", "Unpack it with 'gunzip'"}};
+  constexpr size_t kCharacter = 4;  // the last character may be cut off
+  const auto front = content.substr(0, kExaminedBytes);
+  for (const auto& signature : kSignatures) {
+    if (!content.starts_with(signature.mark) || valid_utf8_prefix(front) + kCharacter > front.size()) continue;
+    raise(ErrorKind::kFormat, "[data.read] {}: is not text: it seems to be {}. {}.", path.string(), signature.name,
+          signature.advice);
   }
 }
 
 }  // namespace
 
+// Checks the most specific cases first: other file types, byte order marks, zero bytes. Any other invalid UTF-8 is
+// called Latin-1, the most likely encoding of such a file.
 void check_encoding(std::string_view content, const std::filesystem::path& path, uint64_t offset) {
   if (content.empty()) return;
   const size_t good = valid_utf8_prefix(content);

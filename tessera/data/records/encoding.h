@@ -1,6 +1,6 @@
-// Whether a file of training text is what the tokenizer takes it for: UTF-8.
+// Checks that training text is UTF-8, the encoding that the tokenizer expects.
 //
-//   check_encoding(content, path);  // UTF-16 or Latin-1 would train on letters with zero bytes, or on U+FFFD
+//   check_encoding(content, path);  // without this, UTF-16 or Latin-1 would train on zero bytes or on U+FFFD
 //
 // Pure, thread-safe.
 #pragma once
@@ -11,9 +11,9 @@
 
 namespace tessera::data {
 
-// `offset`: where in the file `content` begins; what tells UTF-16 is looked for at the front only. Error kFormat names
-// the file, the encoding it seems to have and the first byte that is no UTF-8, or the zero byte. A byte order mark of
-// UTF-8 is fine.
+// `offset` is the position of `content` in the file; UTF-16 is looked for only at offset 0. Error kFormat names the
+// file, the encoding that it seems to have, and the first byte that is not UTF-8 or is zero. A byte order mark of UTF-8
+// is accepted.
 void check_encoding(std::string_view content, const std::filesystem::path& path, uint64_t offset = 0);
 
 }  // namespace tessera::data

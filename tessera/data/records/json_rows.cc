@@ -1,11 +1,11 @@
-// JSON lines and JSON arrays as rows.
+// Reads JSON lines and JSON arrays as rows.
 #include <algorithm>
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/data/records/row_source.h"
-#include "tessera/data/records/text_stream.h"
+#include "tessera/data/records/text_file_reader.h"
 
 namespace tessera::data {
 namespace {
@@ -21,7 +21,7 @@ class JsonLines : public RowSource {
  public:
   explicit JsonLines(const std::filesystem::path& path) : stream_(path) {}
 
-  bool next(Row& row) override {
+  bool next(RecordRow& row) override {
     for (std::string_view line; read_line(line);) {
       if (std::ranges::all_of(line, is_json_space)) continue;
       row.where = fmt::format("{} line {}", stream_.path().string(), number_);
@@ -33,6 +33,8 @@ class JsonLines : public RowSource {
   }
 
  private:
+  // Returns the next line without its end. text_ holds the unread part of the file; `looked` is where the search for
+  // the end of the line continues, so a long line is searched once.
   bool read_line(std::string_view& line) {
     for (size_t looked = at_;;) {
       const size_t end = text_.find('\n', looked);
@@ -46,9 +48,9 @@ class JsonLines : public RowSource {
       at_ = 0;
       looked = text_.size();
       TESSERA_CHECK(looked <= kRecordLimitBytes, ErrorKind::kFormat,
-                    "[data.read] {} line {}: no end of the line within {} MiB, the most that a record may have.",
+                    "[data.read] {} line {}: no end of the line within {} MiB, the limit of a record.",
                     stream_.path().string(), number_ + 1, kRecordLimitBytes >> 20);
-      if (stream_.more(text_)) continue;
+      if (stream_.read_more(text_)) continue;
       if (text_.empty()) return false;
       last_ = std::move(text_);
       text_.clear();
@@ -58,13 +60,13 @@ class JsonLines : public RowSource {
     }
   }
 
-  TextStream stream_;
+  TextFileReader stream_;
   std::string text_, last_;
-  size_t at_ = 0;      // of the next line, in text_
-  size_t number_ = 0;  // of the line last read, from 1
+  size_t at_ = 0;      // begin of the next line, in text_
+  size_t number_ = 0;  // number of the line read last, from 1
 };
 
-// From 1; a column is a character.
+// A position in the text, from 1. A column is one UTF-8 character.
 struct TextPlace {
   size_t line = 1, column = 1;
   void pass(char c) {
@@ -77,11 +79,13 @@ struct TextPlace {
   }
 };
 
+// Reads the records of one array without holding the array: finds the end of a record by its brackets and strings, then
+// parses the record alone.
 class JsonArray : public RowSource {
  public:
   explicit JsonArray(const std::filesystem::path& path) : stream_(path) {}
 
-  bool next(Row& row) override {
+  bool next(RecordRow& row) override {
     if (done_) return false;
     char c = skip_space();
     if (first_) {
@@ -116,8 +120,8 @@ class JsonArray : public RowSource {
   std::string describe_place(const TextPlace& place) const {
     return fmt::format("{} line {} column {}", stream_.path().string(), place.line, place.column);
   }
-  [[noreturn]] void fail(const std::string& found, const char* wanted) const {
-    raise(ErrorKind::kFormat, "[data.read] {}: found {}, wanted {}.", describe_place(place_), found, wanted);
+  [[noreturn]] void fail(const std::string& found, const char* expected) const {
+    raise(ErrorKind::kFormat, "[data.read] {}: found {}, wanted {}.", describe_place(place_), found, expected);
   }
   static std::string found_text(char c) { return c == '\0' ? "the end of the file" : quote(std::string_view(&c, 1)); }
 
@@ -126,7 +130,7 @@ class JsonArray : public RowSource {
     while (at_ == text_.size()) {
       text_.clear();
       at_ = 0;
-      if (!stream_.more(text_)) return '\0';
+      if (!stream_.read_more(text_)) return '\0';
     }
     return text_[at_];
   }
@@ -145,7 +149,8 @@ class JsonArray : public RowSource {
     if (at_ < text_.size()) fail(found_text(c), "nothing behind the array");
   }
 
-  // Up to the comma or bracket that ends it; whether it is JSON is the parser's matter.
+  // Reads up to the comma or bracket that ends the record. Only strings and nesting are followed; the JSON parser
+  // checks the rest.
   void read_record() {
     const TextPlace start = place_;
     record_.clear();
@@ -169,25 +174,27 @@ class JsonArray : public RowSource {
       }
       record_ += take();
       TESSERA_CHECK(record_.size() <= kRecordLimitBytes, ErrorKind::kFormat,
-                    "[data.read] {}: a record of more than {} MiB, the most that one may have.", describe_place(start),
+                    "[data.read] {}: a record of more than {} MiB, the limit of a record.", describe_place(start),
                     kRecordLimitBytes >> 20);
     }
   }
 
-  void parse(const TextPlace& start, Row& row) {
+  void parse(const TextPlace& start, RecordRow& row) {
     try {
       row.value = parse_json(record_, "[data.read] " + row.where, kRecordLimits);
     } catch (const Error&) {
-      const auto fault = find_json_fault(record_);
-      if (!fault) throw;
+      // The parser counts bytes from the begin of the record; the message gives line and column in the file.
+      const auto syntax_error = find_json_syntax_error(record_);
+      if (!syntax_error) throw;
       TextPlace at = start;
-      for (size_t i = 0; i + 1 < fault->byte && i < record_.size(); ++i) at.pass(record_[i]);
-      raise(ErrorKind::kFormat, "[data.read] {}: no valid JSON: {}", describe_place(at), escape(fault->reason, 200));
+      for (size_t i = 0; i + 1 < syntax_error->byte && i < record_.size(); ++i) at.pass(record_[i]);
+      raise(ErrorKind::kFormat, "[data.read] {}: no valid JSON: {}", describe_place(at),
+            escape(syntax_error->reason, 200));
     }
     check_object(row.value, row.where);
   }
 
-  TextStream stream_;
+  TextFileReader stream_;
   std::string text_, record_;
   size_t at_ = 0;
   TextPlace place_;

@@ -14,8 +14,9 @@ namespace tessera::data {
 namespace {
 
 constexpr std::string_view kMagic{"MMIDIDX\0\0", 9};
-constexpr size_t kHeaderBytes = 9 + 8 + 1 + 8 + 8;  // magic, version, type of ids, sequences, document bounds
-constexpr uint8_t kInt32 = 4, kUint16 = 8;          // Megatron's codes
+constexpr size_t kHeaderBytes =
+    9 + 8 + 1 + 8 + 8;  // magic, version, type of ids, number of sequences, number of document bounds
+constexpr uint8_t kInt32 = 4, kUint16 = 8;  // Megatron's type codes
 
 template <class T>
 T number_at(const MappedFile& file, size_t offset) {
@@ -26,6 +27,8 @@ T number_at(const MappedFile& file, size_t offset) {
 
 }  // namespace
 
+// The .idx has, after the header: an int32 length for each sequence, the int64 byte position of each sequence in the
+// .bin, and int64 document bounds, the first sequence of each document and last the number of sequences.
 int32_t MegatronIndex::length_of(uint64_t sequence) const {
   return number_at<int32_t>(*index_, kHeaderBytes + sequence * 4);
 }
@@ -51,10 +54,10 @@ MegatronIndex MegatronIndex::open(const std::filesystem::path& path) {
   const auto& file = *index.index_;
   const auto name = index.idx_path_.string();
   const uint64_t size = file.bytes().size();
-  TESSERA_CHECK(size >= kHeaderBytes && std::memcmp(file.bytes().data(), kMagic.data(), kMagic.size()) == 0,
-                ErrorKind::kFormat,
-                "[data.read] {}: no index of Megatron's: its {} bytes do not begin with MMIDIDX and a header of {}.",
-                name, size, kHeaderBytes);
+  TESSERA_CHECK(
+      size >= kHeaderBytes && std::memcmp(file.bytes().data(), kMagic.data(), kMagic.size()) == 0, ErrorKind::kFormat,
+      "[data.read] {}: is not an index of Megatron: its {} bytes do not begin with MMIDIDX and a header of {} bytes.",
+      name, size, kHeaderBytes);
   const auto version = number_at<uint64_t>(file, 9);
   TESSERA_CHECK(version == 1, ErrorKind::kFormat, "[data.read] {}: found version {}, wanted 1.", name, version);
   const auto code = number_at<uint8_t>(file, 17);
@@ -75,6 +78,8 @@ MegatronIndex MegatronIndex::open(const std::filesystem::path& path) {
   return index;
 }
 
+// Sequences must be stored one after another without gaps and fill the .bin, and documents must divide the sequences in
+// order. Then document() needs no checks of its own, and reads a document in one piece.
 void MegatronIndex::check(uint64_t bin_bytes) const {
   const auto name = idx_path_.string();
   uint64_t expected = 0;
@@ -86,7 +91,7 @@ void MegatronIndex::check(uint64_t bin_bytes) const {
     expected += static_cast<uint64_t>(length) * id_bytes_;
   }
   TESSERA_CHECK(expected == bin_bytes, ErrorKind::kFormat,
-                "[data.read] {}: {} bytes, but {} speaks of {}. They do not belong together, or one is cut off.",
+                "[data.read] {}: {} bytes, but {} describes {}. The files do not belong together, or one is cut off.",
                 bin_path_.string(), bin_bytes, name, expected);
   uint64_t before = 0;
   for (int64_t i = 0; i <= documents_; ++i) {

@@ -1,10 +1,11 @@
-// Megatron's pairs of files: NAME.bin, the token ids of all documents one behind the other, and NAME.idx, where each
-// sequence lies. What Megatron's preprocess_data.py writes: version 1, ids of 16 bits (unsigned) or of 32.
+// Reads Megatron's pairs of files: NAME.bin has the token ids of all documents one after another, NAME.idx the position
+// and length of each sequence. Supported is the output of Megatron's preprocess_data.py: version 1, ids of 16 bits
+// (unsigned) or 32 bits.
 //
 //   MegatronIndex index = MegatronIndex::open("corpus_text_document.idx");
 //   for (int64_t i = 0; i < index.documents(); ++i) std::vector<int32_t> ids = index.document(i);
 //
-// The index is compared with the size of the .bin before anything is read. One object belongs to one thread.
+// The index is checked against the size of the .bin before any id is read. One object belongs to one thread.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +20,14 @@ namespace tessera::data {
 
 class MegatronIndex {
  public:
-  // `path` is the .idx, the .bin or what both are called without it. Error kIo for a missing file; kFormat, which names
-  // the file and what does not fit: another magic number or version, ids of another type, an index that ends early or
-  // is followed by something, sequences that overlap or lie outside of the .bin, documents out of order.
+  // `path` is the .idx, the .bin, or their common name without extension. Errors: kIo for a missing file; kFormat,
+  // naming the file and the mismatch, for another magic number or version, ids of another type, an index that is too
+  // short or too long, sequences that overlap or are outside the .bin, and documents out of order.
   static MegatronIndex open(const std::filesystem::path& path);
 
   int64_t documents() const { return documents_; }
-  // The ids of all sequences of the document. Error kIo; kFormat for a .bin that has changed its size and an id below
-  // 0.
+  // The ids of all sequences of the document. Errors: kIo; kFormat for a .bin that has become shorter, and for an id
+  // below 0.
   std::vector<int32_t> document(int64_t index) const;
   const std::filesystem::path& bin_path() const { return bin_path_; }
 

@@ -10,10 +10,12 @@
 namespace tessera::data {
 namespace {
 
-Json parsed(const Json& text, const std::string& what, const std::string& where) {
-  return parse_json(text.get_ref<const std::string&>(), fmt::format("[data.read] {}: {}", where, what), kRecordLimits);
+Json parsed(const Json& text, const std::string& value_name, const std::string& where) {
+  return parse_json(text.get_ref<const std::string&>(), fmt::format("[data.read] {}: {}", where, value_name),
+                    kRecordLimits);
 }
 
+// Tool call arguments that are JSON text become JSON, the form that chat templates expect.
 void parse_arguments(Json& message, const std::string& name, const std::string& where) {
   const auto calls = message.find("tool_calls");
   if (calls == message.end() || !calls->is_array()) return;
@@ -35,13 +37,13 @@ void check_parts(const Json& parts, const std::string& name, const std::string& 
     const bool typed = part.is_object() && part.contains("type") && part["type"].is_string();
     TESSERA_CHECK(typed && part["type"] == "text" && part.contains("text") && part["text"].is_string(),
                   ErrorKind::kFormat,
-                  "[data.read] {}: {}: a part of its content is {}, wanted one of type text with a "
-                  "'text': models here read text.",
+                  "[data.read] {}: {}: a part of its content is {}, wanted a part of type text with a "
+                  "'text': these models read only text.",
                   where, name, typed ? "of type " + quote(part["type"].get_ref<const std::string&>()) : describe(part));
   }
 }
 
-// OpenAI's API has null or nothing beside tool calls, which templates want as an empty text.
+// With tool calls, OpenAI's API has a null content or no content; templates expect an empty text.
 void check_content(Json& message, const std::string& name, const std::string& where) {
   const auto content = message.find("content");
   const bool absent = content == message.end() || content->is_null();
@@ -58,7 +60,7 @@ void check_content(Json& message, const std::string& name, const std::string& wh
 
 Json from_sharegpt(const Json& turn, const std::string& name, const std::string& where) {
   TESSERA_CHECK(turn["from"].is_string() && turn.contains("value") && turn["value"].is_string(), ErrorKind::kFormat,
-                "[data.read] {}: {}: 'from' and 'value' are no strings.", where, name);
+                "[data.read] {}: {}: 'from' and 'value' must be strings.", where, name);
   static const std::map<std::string, std::string> kRoles = {{"human", "user"},
                                                             {"user", "user"},
                                                             {"gpt", "assistant"},
@@ -89,6 +91,7 @@ Json from_sharegpt(const Json& turn, const std::string& name, const std::string&
   } else {
     message["content"] = turn["value"];
   }
+  // excluded_messages() reads these keys.
   for (const char* key : {"weight", "train"}) {
     if (turn.contains(key)) message[key] = turn[key];
   }
@@ -109,7 +112,7 @@ Json openai_messages(const Json& list, const char* column, const std::string& wh
     if (!role && message.is_object() && message.contains("from")) {
       message = from_sharegpt(message, name, where);
     } else {
-      TESSERA_CHECK(role, ErrorKind::kFormat, "[data.read] {}: {} is no object with the string 'role'.", where, name);
+      TESSERA_CHECK(role, ErrorKind::kFormat, "[data.read] {}: {} is not an object with a string 'role'.", where, name);
     }
     check_content(message, name, where);
     parse_arguments(message, name, where);
@@ -118,15 +121,15 @@ Json openai_messages(const Json& list, const char* column, const std::string& wh
   return messages;
 }
 
-std::vector<uint8_t> silent_messages(const Json& messages) {
-  std::vector<uint8_t> silent(messages.size(), 0);
+std::vector<uint8_t> excluded_messages(const Json& messages) {
+  std::vector<uint8_t> is_excluded(messages.size(), 0);
   for (size_t i = 0; i < messages.size(); ++i) {
     const Json& message = messages[i];
     const auto weight = message.find("weight"), train = message.find("train");
-    if (weight != message.end() && weight->is_number() && weight->get<double>() == 0) silent[i] = 1;
-    if (train != message.end() && train->is_boolean() && !train->get<bool>()) silent[i] = 1;
+    if (weight != message.end() && weight->is_number() && weight->get<double>() == 0) is_excluded[i] = 1;
+    if (train != message.end() && train->is_boolean() && !train->get<bool>()) is_excluded[i] = 1;
   }
-  return silent;
+  return is_excluded;
 }
 
 void add_tools(const Json& row, Json& chat, const std::string& where) {

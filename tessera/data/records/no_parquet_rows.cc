@@ -1,4 +1,4 @@
-// In place of parquet_rows.cc where the build found no libparquet.
+// Used instead of parquet_rows.cc when the build found no libparquet.
 #include "tessera/base/error.h"
 #include "tessera/data/records/row_source.h"
 
@@ -8,7 +8,8 @@ bool reads_parquet() { return false; }
 
 std::unique_ptr<RowSource> open_parquet(const std::filesystem::path& path) {
   raise(ErrorKind::kConfig,
-        "[data.read] {}: is Parquet, and this build reads none: no libparquet was found. Run './dev build' again where "
+        "[data.read] {}: is Parquet, which this build cannot read: it was built without libparquet. Run './dev build' "
+        "again where "
         "'pip install --require-hashes -r scripts/arrow.lock' works (it fetches pyarrow's), or convert the file to "
         ".jsonl.",
         path.string());

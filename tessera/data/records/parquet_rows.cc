@@ -1,4 +1,4 @@
-// Parquet as rows, through libparquet and libarrow. no_parquet_rows.cc is its twin in a build without them.
+// Reads Parquet as rows, through libparquet and libarrow. A build without them uses no_parquet_rows.cc.
 #include <arrow/api.h>
 #include <arrow/io/api.h>
 #include <parquet/arrow/reader.h>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kRowsAtOnce = 256;
 
-// What a value is of, for messages; the text is made when it is wanted.
+// The place of a value, for messages. The text is created only for an error.
 struct CellPlace {
   const std::filesystem::path& path;
   int64_t row;
@@ -25,7 +25,7 @@ struct CellPlace {
 
 Json json_of(const arrow::Array& array, int64_t index, const CellPlace& place, int depth);
 
-// Reads the array as that one of the classes whose type it has; false where it is none of them.
+// Calls `read` with the array cast to the class in `Arrays` that matches its type. False if no class matches.
 template <class... Arrays, class Read>
 bool read_as(const arrow::Array& array, Read read) {
   const auto read_one = [&]<class Array>(std::type_identity<Array>) {
@@ -51,7 +51,7 @@ Json json_of_struct(const arrow::Array& array, int64_t index, const CellPlace& p
   return object;
 }
 
-// An object where keys are text, else pairs.
+// A map is an object if its keys are text, else a list of pairs.
 Json json_of_map(const arrow::Array& array, int64_t index, const CellPlace& place, int depth) {
   const auto& map = static_cast<const arrow::MapArray&>(array);
   const bool text = map.keys()->type_id() == arrow::Type::STRING || map.keys()->type_id() == arrow::Type::LARGE_STRING;
@@ -67,6 +67,8 @@ Json json_of_map(const arrow::Array& array, int64_t index, const CellPlace& plac
   return all;
 }
 
+// Converts one cell to JSON by the type of its array, recursively. Text must be UTF-8, because JSON and the tokenizer
+// expect it.
 Json json_of(const arrow::Array& array, int64_t index, const CellPlace& place, int depth) {
   TESSERA_CHECK(depth < 64, ErrorKind::kFormat, "[data.read] {}: nested deeper than 64 levels.", place.text());
   if (array.IsNull(index)) return nullptr;
@@ -107,7 +109,7 @@ Json json_of(const arrow::Array& array, int64_t index, const CellPlace& place, i
     }
     case Type::EXTENSION:
       return json_of(*static_cast<const arrow::ExtensionArray&>(array).storage(), index, place, depth + 1);
-    default: {  // dates, times, decimals: as Arrow prints them
+    default: {  // dates, times, decimals: in Arrow's text form
       const auto scalar = array.GetScalar(index);
       TESSERA_CHECK(scalar.ok(), ErrorKind::kFormat, "[data.read] {}: {}", place.text(),
                     escape(scalar.status().message(), 200));
@@ -124,8 +126,7 @@ class ParquetRows : public RowSource {
       TESSERA_CHECK(file.ok(), ErrorKind::kIo, "[data.read] {}: cannot be opened for reading: {}", path.string(),
                     escape(file.status().message(), 200));
       auto properties = parquet::default_reader_properties();
-      properties.enable_buffered_stream();  // pages as they are wanted, no whole
-                                            // column
+      properties.enable_buffered_stream();  // reads pages on demand, not whole columns
       parquet::ArrowReaderProperties arrow_properties(/*use_threads=*/false);
       arrow_properties.set_pre_buffer(false);
       arrow_properties.set_batch_size(kRowsAtOnce);
@@ -138,7 +139,7 @@ class ParquetRows : public RowSource {
     });
   }
 
-  bool next(Row& row) override {
+  bool next(RecordRow& row) override {
     while (!batch_ || at_ == batch_->num_rows()) {
       batch_.reset();
       at_ = 0;
@@ -164,7 +165,7 @@ class ParquetRows : public RowSource {
   static void check(const arrow::Status& status) {
     if (!status.ok()) throw std::runtime_error(status.message());
   }
-  // libparquet throws, too.
+  // Converts errors of libparquet, which reports some by exceptions, to Error kFormat with the file's name.
   template <class Action>
   void guarded(const std::string& place, Action action) {
     try {
@@ -174,8 +175,8 @@ class ParquetRows : public RowSource {
     } catch (const std::bad_alloc&) {
       throw;
     } catch (const std::exception& error) {
-      raise(ErrorKind::kFormat, "[data.read] {}{}: no whole Parquet file: {} Fetch or write it again.", path_.string(),
-            place, escape(error.what(), 300));
+      raise(ErrorKind::kFormat, "[data.read] {}{}: not a complete Parquet file: {} Fetch or write it again.",
+            path_.string(), place, escape(error.what(), 300));
     }
   }
 
@@ -183,8 +184,8 @@ class ParquetRows : public RowSource {
   std::unique_ptr<parquet::arrow::FileReader> reader_;
   std::shared_ptr<arrow::RecordBatchReader> batches_;
   std::shared_ptr<arrow::RecordBatch> batch_;
-  int64_t at_ = 0;      // next row of the batch
-  int64_t number_ = 0;  // of the last row, from 1
+  int64_t at_ = 0;      // next row in the batch
+  int64_t number_ = 0;  // number of the last row, from 1
 };
 
 }  // namespace

@@ -14,14 +14,15 @@
 namespace tessera::data {
 namespace {
 
-struct KindRow {
+struct RecordFormat {
   RecordKind kind;
-  const char* format;                // that asks for it
-  std::vector<const char*> columns;  // that tell it
+  const char* format;                // the data.format that selects this kind
+  std::vector<const char*> columns;  // columns that identify this kind
 };
 
-const std::vector<KindRow>& kinds() {
-  static const std::vector<KindRow> kRows = {
+// The first kind whose columns a record has is chosen, so the order decides for a record with columns of several kinds.
+const std::vector<RecordFormat>& record_formats() {
+  static const std::vector<RecordFormat> kRows = {
       {RecordKind::kChat, "chat", {"messages"}},
       {RecordKind::kChat, "sharegpt", {"conversations"}},
       {RecordKind::kPreference, "preference", {"chosen", "rejected"}},
@@ -37,13 +38,14 @@ bool has(const Json& row, const char* column) {
   return found != row.end() && !found->is_null();
 }
 
-bool has_columns(const Json& row, const KindRow& kind) {
+bool has_columns(const Json& row, const RecordFormat& kind) {
   return std::ranges::all_of(kind.columns, [&](const char* column) { return has(row, column); });
 }
 
-const KindRow* kind_of(const Json& row, const std::string& format) {
-  for (const auto& kind : kinds()) {
-    // "jsonl" and "auto" take any; "chat" takes both shapes of a conversation.
+// The first kind whose columns the row has, among the kinds that `format` allows.
+const RecordFormat* kind_of(const Json& row, const std::string& format) {
+  for (const auto& kind : record_formats()) {
+    // "jsonl" and "auto" allow any kind; "chat" and "sharegpt" allow both forms of a conversation.
     const bool asked = format == "auto" || format == "jsonl" || format == kind.format ||
                        (kind.kind == RecordKind::kChat && (format == "chat" || format == "sharegpt"));
     if (asked && has_columns(row, kind)) return &kind;
@@ -56,7 +58,7 @@ std::string wanted_columns(const std::string& format) {
     return "'messages', 'conversations', 'chosen' and 'rejected', 'prompt' and 'completion', 'instruction' and "
            "'output', or 'text'";
   }
-  for (const auto& kind : kinds()) {
+  for (const auto& kind : record_formats()) {
     if (format != kind.format) continue;
     std::vector<std::string> names;
     for (const char* column : kind.columns) names.push_back(quote(column));
@@ -80,7 +82,7 @@ std::string text_of(const Json& row, const char* key, const std::string& where) 
   return value.get<std::string>();
 }
 
-// Without members that are null, a message's content excepted; the depth is limited by Parquet's reader.
+// Removes members that are null, except a message's content. The Parquet reader limits the depth.
 Json without_nulls(const Json& value) {
   if (value.is_array()) {
     Json list = Json::array();
@@ -99,7 +101,7 @@ bool is_optional(const std::string& column) {
   return column == "input" || column == "system" || column == "history" || column == "tools";
 }
 
-// Columns under our names; what was called so before gives way.
+// Renames columns to Tessera's names. A column that already had such a name is dropped.
 void rename(Json& row, const std::map<std::string, std::string>& columns, const std::string& where) {
   if (columns.empty()) return;
   Json renamed = Json::object();
@@ -120,15 +122,15 @@ void rename(Json& row, const std::map<std::string, std::string>& columns, const 
   row = std::move(renamed);
 }
 
-void set_chat(const Json& row, Json messages, Record& record) {
-  record.silent = silent_messages(messages);
+void set_chat(const Json& row, Json messages, TrainingRecord& record) {
+  record.is_excluded = excluded_messages(messages);
   Json chat = Json::object();
   chat["messages"] = std::move(messages);
   add_tools(row, chat, record.where);
   record.json = std::make_shared<const Json>(std::move(chat));
 }
 
-// The message of the column `system`; nothing where it is absent or empty.
+// The message of the column `system`; nullopt when the column is absent or empty.
 std::optional<Json> system_message(const Json& row, const std::string& where) {
   if (!has(row, "system")) return std::nullopt;
   auto text = text_of(row, "system", where);
@@ -136,23 +138,23 @@ std::optional<Json> system_message(const Json& row, const std::string& where) {
   return Json{{"role", "system"}, {"content", std::move(text)}};
 }
 
-void read_completion(const Json& row, Record& record) {
+void read_completion(const Json& row, TrainingRecord& record) {
   const Json &prompt = row.at("prompt"), &completion = row.at("completion");
   if (!prompt.is_array() && !completion.is_array()) {
     record.text = text_of(row, "prompt", record.where);
     record.completion = text_of(row, "completion", record.where);
     return;
   }
-  // Messages: one conversation, of which the completion's are learnt.
+  // Lists of messages form one conversation, in which only the completion's messages are trained on.
   record.kind = RecordKind::kChat;
   Json messages = openai_messages(prompt, "prompt", record.where);
   const size_t first = messages.size();
   for (auto& message : openai_messages(completion, "completion", record.where)) messages.push_back(message);
   set_chat(row, std::move(messages), record);
-  std::fill_n(record.silent.begin(), first, uint8_t{1});
+  std::fill_n(record.is_excluded.begin(), first, uint8_t{1});
 }
 
-void read_chat(const Json& row, const char* column, Record& record) {
+void read_chat(const Json& row, const char* column, TrainingRecord& record) {
   Json messages = openai_messages(row.at(column), column, record.where);
   if (messages[0]["role"] != "system") {
     if (auto system = system_message(row, record.where)) messages.insert(messages.begin(), std::move(*system));
@@ -160,7 +162,7 @@ void read_chat(const Json& row, const char* column, Record& record) {
   set_chat(row, std::move(messages), record);
 }
 
-// The messages in front of the instruction, of LLaMA-Factory's columns `system` and `history`.
+// The messages before the instruction, from LLaMA-Factory's columns `system` and `history`.
 Json messages_before(const Json& row, const std::string& where) {
   Json messages = Json::array();
   if (auto system = system_message(row, where)) messages.push_back(std::move(*system));
@@ -180,7 +182,7 @@ Json messages_before(const Json& row, const std::string& where) {
   return messages;
 }
 
-void read_instruction(const Json& row, Record& record) {
+void read_instruction(const Json& row, TrainingRecord& record) {
   record.text = text_of(row, "instruction", record.where);
   if (has(row, "input")) record.input = text_of(row, "input", record.where);
   record.completion = text_of(row, "output", record.where);
@@ -188,7 +190,7 @@ void read_instruction(const Json& row, Record& record) {
   if (!before.empty()) record.json = std::make_shared<const Json>(std::move(before));
 }
 
-void read_preference(const Json& row, Record& record) {
+void read_preference(const Json& row, TrainingRecord& record) {
   Json pair = Json::object();
   for (const char* key : {"prompt", "chosen", "rejected"}) {
     if (!has(row, key)) continue;
@@ -211,10 +213,10 @@ const char* to_string(RecordKind kind) {
 RecordReader::RecordReader(std::string format, std::map<std::string, std::string> columns)
     : format_(std::move(format)), columns_(std::move(columns)) {}
 
-Record RecordReader::read(Row& row) {
+TrainingRecord RecordReader::read(RecordRow& row) {
   if (row.nulls_are_absent) row.value = without_nulls(row.value);
   rename(row.value, columns_, row.where);
-  const KindRow* kind = kind_of(row.value, format_);
+  const RecordFormat* kind = kind_of(row.value, format_);
   TESSERA_CHECK(kind != nullptr, ErrorKind::kFormat,
                 "[data.read] {}: found the keys {}, wanted {}. data.columns gives columns other names.", row.where,
                 keys_of(row.value), wanted_columns(format_));
@@ -223,7 +225,7 @@ Record RecordReader::read(Row& row) {
                 "records unless data.format is jsonl.",
                 row.where, keys_of(row.value), to_string(kind->kind), to_string(*kind_));
   if (!kind_) kind_ = kind->kind;
-  Record record{.kind = kind->kind, .where = row.where};
+  TrainingRecord record{.kind = kind->kind, .where = row.where};
   switch (kind->kind) {
     case RecordKind::kChat:
       read_chat(row.value, kind->columns.front(), record);

@@ -1,19 +1,19 @@
-// Records of training data: what kind a row is of, and what is learnt of it.
+// Records of training data: the kind of each row, and which of its text is trained on.
 //
 //   RecordReader reader(source.format, source.columns);
-//   Record record = reader.read(row);
+//   TrainingRecord record = reader.read(row);
 //
 // | kind | columns | |
 // |---|---|---|
-// | chat | messages | OpenAI's: role, content, tool_calls; `tools` beside them |
+// | chat | messages | OpenAI's: role, content, tool_calls; also a column `tools` |
 // | sharegpt | conversations | from, value; or role, content |
 // | preference | chosen, rejected | and `prompt`; for preference training |
 // | completion | prompt, completion | text, or lists of messages |
 // | alpaca | instruction, output | and `input`, `system`, `history` |
 // | text | text | |
 //
-// "auto" takes the first kind of this table whose columns the first record has; a null counts as absent. All records of
-// a file are then of it. "jsonl" asks each record for itself. Not thread-safe.
+// "auto" chooses the first kind of this table whose columns the first record has; a null counts as absent. All records
+// of the file must then be of that kind. "jsonl" chooses for each record separately. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -26,36 +26,36 @@
 
 namespace tessera::data {
 
-struct Row;
+struct RecordRow;
 
-// kStream: a file of plain text or a part of it, cut into rows; kTokens: ids, cut into rows.
+// kStream: a file of plain text or a part of one, to be cut into rows. kTokens: token ids, to be cut into rows.
 enum class RecordKind { kStream, kTokens, kText, kCompletion, kInstruction, kChat, kPreference };
 const char* to_string(RecordKind kind);
 
-struct Record {
+struct TrainingRecord {
   RecordKind kind;
-  std::string text = {};             // of kStream and kText, the prompt of kCompletion, the instruction
-  std::string input = {};            // of kInstruction
-  std::string completion = {};       // of kCompletion and kInstruction
-  bool first = true, last = true;    // of the parts of a stream
-  std::vector<int32_t> tokens = {};  // of kTokens
-  // kChat: {"messages": [{"role", "content", ...}], "tools": ...}, as chat templates take them: arguments of tool calls
-  // are objects. kInstruction: the messages in front of the instruction, where there are any. kPreference: {"prompt",
-  // "chosen", "rejected"}, each text or messages; "prompt" may be absent.
+  std::string text = {};        // kStream and kText: the text; kCompletion: the prompt; kInstruction: the instruction
+  std::string input = {};       // kInstruction
+  std::string completion = {};  // kCompletion and kInstruction
+  bool first = true, last = true;    // kStream: whether this is the first or last part of the file
+  std::vector<int32_t> tokens = {};  // kTokens
+  // kChat: {"messages": [{"role", "content", ...}], "tools": ...} in the form of chat templates: arguments of tool
+  // calls are objects. kInstruction: the messages before the instruction, if any. kPreference: {"prompt", "chosen",
+  // "rejected"}, each a text or messages; "prompt" may be absent.
   std::shared_ptr<const nlohmann::ordered_json> json = {};
-  std::vector<uint8_t> silent = {};  // of kChat: 1 for messages that are not learnt though the assistant speaks
-  std::string where = {};            // "FILE line N", for messages
+  std::vector<uint8_t> is_excluded = {};  // kChat: 1 for an assistant message that is excluded from training
+  std::string where = {};                 // "FILE line N", for messages
 };
 
 class RecordReader {
  public:
-  // `columns`: our name -> the file's.
+  // `columns`: Tessera's column name -> the file's column name.
   RecordReader(std::string format, std::map<std::string, std::string> columns);
 
-  // Error kFormat names the place and what was found: columns of no kind, or of another kind than the records before,
-  // values of another type, roles that are not known.
-  Record read(Row& row);
-  // Of the records so far; nothing before the first.
+  // Error kFormat names the place and the value found: columns of no kind, or of another kind than the records before,
+  // values of another type, unknown roles.
+  TrainingRecord read(RecordRow& row);
+  // The kind of the records so far; nullopt before the first record.
   std::optional<RecordKind> kind() const { return kind_; }
 
  private:

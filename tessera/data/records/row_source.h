@@ -1,11 +1,11 @@
-// Containers of records: files that hold one JSON object after another, however they hold them.
+// Containers of records: file formats that hold a sequence of JSON objects.
 //
 //   auto source = open_rows(path, container_of(path));
-//   Row row;
+//   RecordRow row;
 //   while (source->next(row)) use(row.value, row.where);
 //
-// Memory does not depend on the size of the file: a record of at most 256 MiB is held, of Parquet a batch of rows. One
-// source belongs to one thread.
+// Memory does not depend on the size of the file: one record of at most 256 MiB is in memory, of Parquet a batch of
+// rows. One source belongs to one thread.
 #pragma once
 
 #include <filesystem>
@@ -18,39 +18,40 @@
 namespace tessera::data {
 
 inline constexpr size_t kRecordLimitBytes = size_t{256} << 20;
-// A record may be long, but is no tree. Numbers of tools and of their calls keep their digits.
+// A record may be long but not deeply nested. Numbers in tools and tool calls keep their digits.
 inline constexpr JsonLimits kRecordLimits{
     .max_bytes = kRecordLimitBytes, .max_depth = 100, .max_keys = 10'000'000, .exact_numbers = true};
 
-struct Row {
+struct RecordRow {
   Json value;                     // an object, columns by name
-  std::string where;              // "FILE line N", "FILE line N column M", "FILE row N": for messages
-  bool nulls_are_absent = false;  // Parquet gives each struct all its fields
+  std::string where;              // for messages: "FILE line N", "FILE line N column M" or "FILE row N"
+  bool nulls_are_absent = false;  // true for Parquet, where each struct has all its fields
 };
 
 class RowSource {
  public:
   virtual ~RowSource() = default;
-  // False when nothing is left. Error kIo and kFormat name file and place.
-  virtual bool next(Row& row) = 0;
+  // Reads the next row. False at the end. Errors kIo and kFormat name file and place.
+  virtual bool next(RecordRow& row) = 0;
 };
 
-enum class Container {
+enum class DataContainer {
   kText,       // one stream of text
-  kJsonLines,  // a JSON object a line, blank lines skipped
+  kJsonLines,  // a JSON object in each line; blank lines are skipped
   kJsonArray,  // one array of objects
   kParquet,
   kMegatron,  // token ids, megatron.h
 };
-const char* to_string(Container container);
+const char* to_string(DataContainer container);
 
-// By the name (.jsonl, .ndjson, .json, .txt, .parquet, .bin, .idx, each also with .gz behind it) and, where that does
-// not tell, by the first bytes: PAR1 is Parquet, '{' JSON lines, anything else text. A .json that begins with '[' is an
-// array, another one JSON lines. Error kIo when the file cannot be read.
-Container container_of(const std::filesystem::path& path);
+// Recognised by the name (.jsonl, .ndjson, .json, .txt, .parquet, .bin, .idx, each also with .gz appended). A .json
+// file that begins with '[' is an array, else JSON lines. A file with another name is recognised by its first bytes:
+// PAR1 is Parquet, '{' JSON lines, anything else text. Error kIo when the file cannot be read.
+DataContainer container_of(const std::filesystem::path& path);
 
-// Of every container but kText and kMegatron. Error kIo, kFormat; kConfig for Parquet in a build without it.
-std::unique_ptr<RowSource> open_rows(const std::filesystem::path& path, Container container);
+// Opens any container except kText and kMegatron. Errors: kIo, kFormat; kConfig for Parquet in a build without
+// libparquet.
+std::unique_ptr<RowSource> open_rows(const std::filesystem::path& path, DataContainer container);
 
 std::unique_ptr<RowSource> open_json_lines(const std::filesystem::path& path);
 std::unique_ptr<RowSource> open_json_array(const std::filesystem::path& path);

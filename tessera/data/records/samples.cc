@@ -8,19 +8,19 @@
 #include "tessera/data/records/turns.h"
 #include "tessera/text/chat/chat_messages.h"
 #include "tessera/text/document.h"
-#include "tessera/text/token_rows.h"
+#include "tessera/text/embedding_rows.h"
 
 namespace tessera::data {
 
-Sample SampleMaker::make(const Record& record) const {
-  Sample sample = make_unchecked(record);
-  if (options_.train_on_inputs) sample.learnt.assign(sample.tokens.size(), 1);
+TokenizedSample SampleMaker::make(const TrainingRecord& record) const {
+  TokenizedSample sample = make_unchecked(record);
+  if (options_.train_on_inputs) sample.loss_mask.assign(sample.tokens.size(), 1);
   if (options_.vocab_size == 0) return sample;
-  text::check_token_rows(tokenizer_, sample.tokens, options_.vocab_size, "[data.read] " + record.where);
+  text::check_embedding_rows(tokenizer_, sample.tokens, options_.vocab_size, "[data.read] " + record.where);
   return sample;
 }
 
-Sample SampleMaker::make_unchecked(const Record& record) const {
+TokenizedSample SampleMaker::make_unchecked(const TrainingRecord& record) const {
   switch (record.kind) {
     case RecordKind::kCompletion:
       return from_completion(record.text, record.completion);
@@ -33,9 +33,9 @@ Sample SampleMaker::make_unchecked(const Record& record) const {
     case RecordKind::kPreference:
       raise(ErrorKind::kConfig,
             "[data.read] {}: is a preference pair (chosen, rejected), which "
-            "preference training (DPO) takes; this is "
-            "training on what should be said. To train on the chosen answers "
-            "name them as such with "
+            "is for preference training (DPO); this run trains on the "
+            "answers themselves. To train on the chosen answers, rename the "
+            "column with "
             "data.columns=[completion=chosen], or [messages=chosen] where they "
             "are whole conversations.",
             record.where);
@@ -44,12 +44,12 @@ Sample SampleMaker::make_unchecked(const Record& record) const {
   }
 }
 
-// Special tokens stand at the two ends of a text, not where a stream is cut into parts.
-Sample SampleMaker::from_text(const Record& record) const {
-  Sample sample;
+// BOS and EOS are added at the two ends of a text, but not where a stream is cut into parts.
+TokenizedSample SampleMaker::from_text(const TrainingRecord& record) const {
+  TokenizedSample sample;
   if (record.first) {
     auto document = text::encode_document(tokenizer_, record.text);
-    if (document.spells_start) spells_bos_ = true;
+    if (document.begins_with_bos) spells_bos_ = true;
     sample.tokens = std::move(document.ids);
   } else {
     sample.tokens = tokenizer_.encode(record.text, {.add_special_tokens = false});
@@ -59,38 +59,40 @@ Sample SampleMaker::from_text(const Record& record) const {
   const bool ends = eos && !sample.tokens.empty() && sample.tokens.back() == *eos;
   if (eos && record.last && !ends) sample.tokens.push_back(*eos);
   if (!record.last && record.first && ends) sample.tokens.pop_back();
-  sample.learnt.assign(sample.tokens.size(), 1);
+  sample.loss_mask.assign(sample.tokens.size(), 1);
   return sample;
 }
 
-Sample SampleMaker::from_completion(const std::string& prompt, const std::string& completion) const {
-  Sample sample;
+// Prompt and completion are tokenized separately, as at generation, where the prompt alone is tokenized. Only the
+// completion and its EOS are trained on.
+TokenizedSample SampleMaker::from_completion(const std::string& prompt, const std::string& completion) const {
+  TokenizedSample sample;
   auto document = text::encode_document(tokenizer_, prompt);
-  if (document.spells_start) spells_bos_ = true;
+  if (document.begins_with_bos) spells_bos_ = true;
   sample.tokens = std::move(document.ids);
   const auto eos = tokenizer_.eos_id();
   if (!eos) lacks_eos_ = true;
   if (eos && !sample.tokens.empty() && sample.tokens.back() == *eos) {
-    sample.tokens.pop_back();  // one that the tokenizer adds
+    sample.tokens.pop_back();  // the tokenizer added an EOS after the prompt
   }
-  sample.learnt.assign(sample.tokens.size(), 0);
+  sample.loss_mask.assign(sample.tokens.size(), 0);
   auto answer = tokenizer_.encode(completion, {.add_special_tokens = false});
   const auto bos = tokenizer_.bos_id();
   if (bos && bos != eos && !sample.tokens.empty() && !answer.empty() && answer.front() == *bos) {
-    spells_bos_ = true;  // no BOS stands in the middle of a sample
+    spells_bos_ = true;  // a sample has no BOS in the middle
     answer.erase(answer.begin());
   }
   sample.tokens.insert(sample.tokens.end(), answer.begin(), answer.end());
   if (eos && (sample.tokens.empty() || sample.tokens.back() != *eos)) sample.tokens.push_back(*eos);
-  sample.learnt.resize(sample.tokens.size(), 1);
+  sample.loss_mask.resize(sample.tokens.size(), 1);
   return sample;
 }
 
 namespace {
 
-// Alpaca's prompt, word for word. A system message takes the place of its first sentences, and turns before the
-// instruction are written as instructions with their responses.
-std::string alpaca_prompt(const Record& record) {
+// Alpaca's prompt, word for word. A system message replaces its first sentences, and earlier turns become instructions
+// with responses.
+std::string alpaca_prompt(const TrainingRecord& record) {
   std::string start =
       record.input.empty()
           ? "Below is an instruction that describes a task. Write a response that appropriately completes the request."
@@ -113,7 +115,7 @@ std::string alpaca_prompt(const Record& record) {
 
 }  // namespace
 
-Sample SampleMaker::from_instruction(const Record& record) const {
+TokenizedSample SampleMaker::from_instruction(const TrainingRecord& record) const {
   if (!chat_template_) return from_completion(alpaca_prompt(record), record.completion);
   const std::string request = record.input.empty() ? record.text : record.text + "\n\n" + record.input;
   Json chat = {{"messages", record.json ? *record.json : Json::array()}};
@@ -135,18 +137,18 @@ text::RenderedChat render(const text::ChatTemplate& chat, const Json& messages, 
 }
 
 bool is_assistant(const Json& message) { return message.at("role") == "assistant"; }
-bool is_silent(const Record& record, size_t message) {
-  return message < record.silent.size() && record.silent[message] != 0;
+bool is_excluded_message(const TrainingRecord& record, size_t message) {
+  return message < record.is_excluded.size() && record.is_excluded[message] != 0;
 }
 
-// Which of the assistant's messages are learnt, in their order.
-std::vector<bool> heard_turns(const Record& record) {
-  std::vector<bool> heard;
+// For each assistant message, in order: whether the model is trained on it.
+std::vector<bool> trained_turns(const TrainingRecord& record) {
+  std::vector<bool> is_trained;
   const Json& messages = record.json->at("messages");
   for (size_t i = 0; i < messages.size(); ++i) {
-    if (is_assistant(messages[i])) heard.push_back(!is_silent(record, i));
+    if (is_assistant(messages[i])) is_trained.push_back(!is_excluded_message(record, i));
   }
-  return heard;
+  return is_trained;
 }
 
 bool is_blank_token(const text::Encoding& encoding, std::string_view text, size_t token) {
@@ -161,8 +163,10 @@ bool SampleMaker::ends_turn(int32_t token) const {
   return token == tokenizer_.eos_id() || std::ranges::find(ends, token) != ends.end();
 }
 
-bool SampleMaker::learn_turn(const Turn& turn, const std::string& text, const text::Encoding& encoding,
-                             Sample& sample) const {
+// Marks the tokens of one turn as trained on, including the token that ends the turn. Bytes of the turn are mapped to
+// the tokens that begin at or after them. Returns false if no token ends the turn.
+bool SampleMaker::mark_turn(const AssistantTurn& turn, const std::string& text, const text::Encoding& encoding,
+                            TokenizedSample& sample) const {
   const auto& offsets = encoding.offsets;
   const auto begin_of = [&](size_t byte) {
     return static_cast<size_t>(
@@ -172,7 +176,7 @@ bool SampleMaker::learn_turn(const Turn& turn, const std::string& text, const te
     return tokenizer_.is_special(encoding.ids[token]) || ends_turn(encoding.ids[token]);
   };
   const size_t first = begin_of(turn.first), limit = begin_of(turn.limit), text_end = begin_of(turn.text_end);
-  size_t end = limit;  // of the token that ends the turn, one behind it
+  size_t end = limit;  // index after the token that ends the turn
   if (turn.ends_in_special) {
     while (end > first && !special(end - 1)) --end;
   } else {
@@ -181,18 +185,19 @@ bool SampleMaker::learn_turn(const Turn& turn, const std::string& text, const te
     end = end < limit ? end + 1 : first;
   }
   bool found = end > first;
-  if (!found) {  // the header of the next turn may be the end of this one
+  if (!found) {  // the header of the next turn may end this one
     size_t next = turn.ends_in_special ? limit : text_end;
     while (next < encoding.ids.size() && is_blank_token(encoding, text, next)) ++next;
     found = next < encoding.ids.size() && ends_turn(encoding.ids[next]);
     end = found ? next + 1 : turn.ends_in_special ? limit : text_end;
   }
-  for (size_t token = first; token < end; ++token) sample.learnt[token] = 1;
+  for (size_t token = first; token < end; ++token) sample.loss_mask[token] = 1;
   return found;
 }
 
-// The end that the template would print behind the last turn if another spoke after it.
-void SampleMaker::append_end(const std::string& text_behind, Sample& sample) const {
+// Appends the tokens that the template prints after the last turn when another turn follows, up to the one that ends
+// it.
+void SampleMaker::append_end(const std::string& text_behind, TokenizedSample& sample) const {
   const auto encoding = tokenizer_.encode_with_offsets(text_behind, {.add_special_tokens = false});
   size_t end = 0;
   while (end < encoding.ids.size() && is_blank_token(encoding, text_behind, end)) ++end;
@@ -200,27 +205,28 @@ void SampleMaker::append_end(const std::string& text_behind, Sample& sample) con
     lacks_turn_end_ = true;
     return;
   }
-  // What stands between the text and its end is learnt, too.
-  for (size_t token = sample.learnt.size(); token-- > 0 && sample.learnt[token] == 0;) sample.learnt[token] = 1;
+  // Tokens between the text and the end of the turn are trained on, too.
+  for (size_t token = sample.loss_mask.size(); token-- > 0 && sample.loss_mask[token] == 0;)
+    sample.loss_mask[token] = 1;
   sample.tokens.insert(sample.tokens.end(), encoding.ids.begin(),
                        encoding.ids.begin() + static_cast<ptrdiff_t>(end) + 1);
-  sample.learnt.resize(sample.tokens.size(), 1);
+  sample.loss_mask.resize(sample.tokens.size(), 1);
 }
 
-void SampleMaker::learn_turns(const Record& record, const Json& messages, const Json& extra, const std::string& text,
-                              const text::Encoding& encoding, Sample& sample) const {
+void SampleMaker::mark_turns(const TrainingRecord& record, const Json& messages, const Json& extra,
+                             const std::string& text, const text::Encoding& encoding, TokenizedSample& sample) const {
   const TurnFinder turns(*chat_template_, messages, extra, text);
   for (size_t i = 0; i < messages.size(); ++i) {
-    if (!is_assistant(messages[i]) || is_silent(record, i)) continue;
+    if (!is_assistant(messages[i]) || is_excluded_message(record, i)) continue;
     const auto found = turns.find(i);
     TESSERA_CHECK(!found.empty(), ErrorKind::kFormat,
-                  "[data.read] {}: message {} of the assistant cannot be told "
-                  "from what {} prints around it. "
+                  "[data.read] {}: message {} of the assistant cannot be found "
+                  "in the text that {} renders. "
                   "Mark it with {{% generation %}} in the template.",
                   record.where, i, chat_template_->name());
     if (turns.drops_calls(i)) drops_calls_ = true;
     bool ends = true;
-    for (const Turn& turn : found) ends &= learn_turn(turn, text, encoding, sample);
+    for (const AssistantTurn& turn : found) ends &= mark_turn(turn, text, encoding, sample);
     if (ends) continue;
     if (i + 1 < messages.size()) {
       lacks_turn_end_ = true;
@@ -232,7 +238,8 @@ void SampleMaker::learn_turns(const Record& record, const Json& messages, const 
 
 std::vector<std::string> SampleMaker::warnings() const {
   std::vector<std::string> warnings;
-  if (spells_bos_) warnings.push_back("a text or completion begins with the BOS token itself; it has one, not two");
+  if (spells_bos_)
+    warnings.push_back("a text or completion begins with the BOS token itself; the sample has one BOS, not two");
   if (lacks_eos_) {
     warnings.push_back(
         "the tokenizer names no eos_token (tokenizer_config.json, special_tokens_map.json): texts and completions end "
@@ -246,43 +253,46 @@ std::vector<std::string> SampleMaker::warnings() const {
                     chat_template_->name()));
   }
   if (drops_calls_) {
-    warnings.push_back(
-        fmt::format("{} does not print tool calls of the assistant: they are not learnt", chat_template_->name()));
+    warnings.push_back(fmt::format("{} does not print tool calls of the assistant: the model is not trained on them",
+                                   chat_template_->name()));
   }
   return warnings;
 }
 
-Sample SampleMaker::from_chat(const Record& record) const {
+// The conversation is rendered and tokenized as a whole, so its tokens are those that the model sees in use. The turns
+// are byte ranges of the rendered text; the offsets of the tokens map them to tokens.
+TokenizedSample SampleMaker::from_chat(const TrainingRecord& record) const {
   TESSERA_CHECK(chat_template_.has_value(), ErrorKind::kConfig,
                 "[data.read] {}: the record is a chat, but the model's folder "
                 "has no chat template. Use a model with one, or "
                 "records with 'prompt' and 'completion'.",
                 record.where);
-  const Json messages = text::messages_for(*chat_template_, record.json->at("messages"));
+  const Json messages = text::adapt_messages(*chat_template_, record.json->at("messages"));
   Json extra = Json::object();
   if (record.json->contains("tools")) extra["tools"] = record.json->at("tools");
   const text::RenderedChat rendered = render(*chat_template_, messages, extra, record.where);
   const auto encoding = tokenizer_.encode_with_offsets(rendered.text, {.add_special_tokens = false});
-  Sample sample;
+  TokenizedSample sample;
   sample.tokens = encoding.ids;
-  sample.learnt.assign(sample.tokens.size(), 0);
+  sample.loss_mask.assign(sample.tokens.size(), 0);
   if (!chat_template_->marks_generation()) {
-    learn_turns(record, messages, extra, rendered.text, encoding, sample);
+    mark_turns(record, messages, extra, rendered.text, encoding, sample);
     return sample;
   }
-  const auto heard = heard_turns(record);
-  const bool all = std::ranges::find(heard, false) == heard.end();
-  TESSERA_CHECK(all || heard.size() == rendered.generation_spans.size(), ErrorKind::kFormat,
-                "[data.read] {}: some of {} messages of the assistant are not "
-                "learnt, but {} marks {} of them with "
+  const auto is_trained = trained_turns(record);
+  const bool all = std::ranges::find(is_trained, false) == is_trained.end();
+  TESSERA_CHECK(all || is_trained.size() == rendered.generation_spans.size(), ErrorKind::kFormat,
+                "[data.read] {}: some of {} messages of the assistant are "
+                "excluded from training, but {} marks {} of them with "
                 "{{% generation %}}.",
-                record.where, heard.size(), chat_template_->name(), rendered.generation_spans.size());
+                record.where, is_trained.size(), chat_template_->name(), rendered.generation_spans.size());
+  // The spans are in bytes and rising; a token belongs to the span in which it begins.
   size_t token = 0;
   for (size_t turn = 0; turn < rendered.generation_spans.size(); ++turn) {
     const auto& [first, last] = rendered.generation_spans[turn];
     while (token < encoding.ids.size() && encoding.offsets[token].first < first) ++token;
     for (; token < encoding.ids.size() && encoding.offsets[token].first < last; ++token) {
-      sample.learnt[token] = all || heard[turn];
+      sample.loss_mask[token] = all || is_trained[turn];
     }
   }
   return sample;

@@ -1,15 +1,18 @@
-// Records to token ids with a mask of what is learnt.
+// Converts records to token ids and a mask of the tokens that are trained on (have a label).
 //
 //   SampleMaker maker(tokenizer, chat_template);
-//   Sample sample = maker.make(record);
+//   TokenizedSample sample = maker.make(record);
 //
-// Text is learnt whole and ends with the tokenizer's EOS. Of prompt and completion, the completion and the EOS behind
-// it are learnt; both are tokenized on their own, as they are when the model generates. A text that spells the BOS that
-// the tokenizer adds has it once. Of a chat, the assistant's turns are learnt, from behind the header to the token that
-// ends the turn: the {% generation %} blocks of the template where it has them, else what turns.h finds. A turn that
-// the header of the next one ends (GLM's <|user|>) is learnt with that token. An instruction with its output (Alpaca)
-// is a chat of one turn where there is a template, else a prompt in Alpaca's own words with its completion. With
-// `train_on_inputs` all of a sample is learnt. Thread-safe; borrows tokenizer and template.
+// - Text: all of it is trained on. It ends with the tokenizer's EOS.
+// - Prompt and completion: the completion and the EOS after it are trained on. The two are tokenized separately, as the
+//   model sees them when it generates.
+// - A text that begins with the tokenizer's BOS gets no second BOS.
+// - Chat: the assistant's turns are trained on, from after the header to the token that ends the turn. They are the
+//   template's {% generation %} blocks; without such blocks turns.h finds them. If the header of the next turn ends a
+//   turn (GLM's <|user|>), that token is included.
+// - Instruction and output (Alpaca): a chat of one turn if there is a template, else a prompt in Alpaca's own words
+//   with its completion.
+// With `train_on_inputs` all tokens are trained on. Thread-safe. Tokenizer and template must outlive the SampleMaker.
 #pragma once
 
 #include <atomic>
@@ -26,17 +29,17 @@
 
 namespace tessera::data {
 
-struct Sample {
+struct TokenizedSample {
   std::vector<int32_t> tokens;
-  std::vector<uint8_t> learnt;  // 1: the model learns to predict this token
+  std::vector<uint8_t> loss_mask;  // 1: the token has a label, so the model is trained to predict it
 };
 
-struct Turn;
+struct AssistantTurn;
 
 struct SampleOptions {
-  int64_t vocab_size = 0;                // tokens that the model knows; 0: any
-  bool train_on_inputs = false;          // true: all of a sample is learnt
-  std::vector<int32_t> end_tokens = {};  // that end a generation, beside the tokenizer's EOS
+  int64_t vocab_size = 0;                // size of the model's vocabulary; 0: not checked
+  bool train_on_inputs = false;          // true: all tokens of a sample are trained on
+  std::vector<int32_t> end_tokens = {};  // tokens that end a generation, in addition to the tokenizer's EOS
 };
 
 class SampleMaker {
@@ -45,24 +48,26 @@ class SampleMaker {
               SampleOptions options = {})
       : tokenizer_(tokenizer), chat_template_(chat_template), options_(std::move(options)) {}
 
-  // Error kConfig for a chat without template, for a token that the model does not know and for preference pairs;
-  // kFormat when the template refuses the messages, or when what it prints does not show where the assistant speaks.
-  Sample make(const Record& record) const;
+  // Errors: kConfig for a chat without a template, a token outside the vocabulary, and a preference pair; kFormat when
+  // the template rejects the messages, or when the assistant's turns cannot be found in the rendered text.
+  TokenizedSample make(const TrainingRecord& record) const;
 
-  // What is odd in the samples so far and changes what a model learns, one sentence each.
+  // Properties of the samples so far that affect what a model learns, one sentence each.
   std::vector<std::string> warnings() const;
 
  private:
-  Sample make_unchecked(const Record& record) const;
-  Sample from_text(const Record& record) const;
-  Sample from_completion(const std::string& prompt, const std::string& completion) const;
-  Sample from_instruction(const Record& record) const;
-  Sample from_chat(const Record& record) const;
-  void learn_turns(const Record& record, const nlohmann::ordered_json& messages, const nlohmann::ordered_json& extra,
-                   const std::string& text, const text::Encoding& encoding, Sample& sample) const;
-  // True when the turn's end is learnt, too.
-  bool learn_turn(const Turn& turn, const std::string& text, const text::Encoding& encoding, Sample& sample) const;
-  void append_end(const std::string& text_behind, Sample& sample) const;
+  TokenizedSample make_unchecked(const TrainingRecord& record) const;
+  TokenizedSample from_text(const TrainingRecord& record) const;
+  TokenizedSample from_completion(const std::string& prompt, const std::string& completion) const;
+  TokenizedSample from_instruction(const TrainingRecord& record) const;
+  TokenizedSample from_chat(const TrainingRecord& record) const;
+  void mark_turns(const TrainingRecord& record, const nlohmann::ordered_json& messages,
+                  const nlohmann::ordered_json& extra, const std::string& text, const text::Encoding& encoding,
+                  TokenizedSample& sample) const;
+  // Returns true when a token that ends the turn was found.
+  bool mark_turn(const AssistantTurn& turn, const std::string& text, const text::Encoding& encoding,
+                 TokenizedSample& sample) const;
+  void append_end(const std::string& text_behind, TokenizedSample& sample) const;
   bool ends_turn(int32_t token) const;
 
   const text::Tokenizer& tokenizer_;

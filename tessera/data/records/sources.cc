@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/data/records/megatron.h"
-#include "tessera/data/records/text_stream.h"
+#include "tessera/data/records/text_file_reader.h"
 
 namespace tessera::data {
 namespace {
@@ -11,7 +11,9 @@ constexpr size_t kPartBytes = size_t{16} << 20;
 
 bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == std::string_view::npos; }
 
-// Where a part ends: behind a line that the next does not continue with white space, which tokenizers join to it.
+// The end of a part of a stream: after a line whose next line does not begin with white space, because tokenizers may
+// join white space across lines. If there is no such line in the second half, the part ends between two UTF-8
+// characters.
 size_t end_of_part(std::string_view text) {
   for (size_t at = kPartBytes; at > kPartBytes / 2; --at) {
     if (text[at - 1] == '\n' && !is_blank(text.substr(at, 1))) return at;
@@ -21,13 +23,14 @@ size_t end_of_part(std::string_view text) {
   return at;
 }
 
-std::optional<RecordKind> read_stream(const DataFile& file, const std::function<void(Record)>& visit) {
-  TextStream stream(file.path);
-  Record part{.kind = RecordKind::kStream, .last = false, .where = file.path.string()};
+// Reads one byte more than a part before a part is cut off, so the last part is recognised when it is visited.
+std::optional<RecordKind> read_stream(const DataFile& file, const std::function<void(TrainingRecord)>& visit) {
+  TextFileReader stream(file.path);
+  TrainingRecord part{.kind = RecordKind::kStream, .last = false, .where = file.path.string()};
   std::string text;
   while (!part.last) {
     bool more = true;
-    while (more && text.size() <= kPartBytes) more = stream.more(text);
+    while (more && text.size() <= kPartBytes) more = stream.read_more(text);
     part.last = !more && text.size() <= kPartBytes;
     if (part.first && part.last && is_blank(text)) return std::nullopt;
     const size_t end = part.last ? text.size() : end_of_part(text);
@@ -39,7 +42,7 @@ std::optional<RecordKind> read_stream(const DataFile& file, const std::function<
   return RecordKind::kStream;
 }
 
-std::optional<RecordKind> read_ids(const DataFile& file, const std::function<void(Record)>& visit) {
+std::optional<RecordKind> read_ids(const DataFile& file, const std::function<void(TrainingRecord)>& visit) {
   const auto index = MegatronIndex::open(file.path);
   for (int64_t i = 0; i < index.documents(); ++i) {
     visit({.kind = RecordKind::kTokens,
@@ -52,23 +55,23 @@ std::optional<RecordKind> read_ids(const DataFile& file, const std::function<voi
 }  // namespace
 
 std::optional<RecordKind> read_records(const DataFile& file, const SourceOptions& options,
-                                       const std::function<void(Record)>& visit) {
-  if (file.container == Container::kMegatron) {
+                                       const std::function<void(TrainingRecord)>& visit) {
+  if (file.container == DataContainer::kMegatron) {
     TESSERA_CHECK(options.format == "auto" || options.format == "megatron", ErrorKind::kConfig,
                   "[data.read] {}: holds token ids, which data.format {} cannot read. Set it to auto or megatron.",
                   file.path.string(), options.format);
     return read_ids(file, visit);
   }
-  if (file.container == Container::kText) {
+  if (file.container == DataContainer::kText) {
     TESSERA_CHECK(options.format == "auto" || options.format == "text", ErrorKind::kConfig,
                   "[data.read] {}: is plain text, which data.format {} cannot read. Set it to auto or text, or give "
-                  "the file an extension that says what it is.",
+                  "the file an extension of its format.",
                   file.path.string(), options.format);
     return read_stream(file, visit);
   }
   const auto rows = open_rows(file.path, file.container);
   RecordReader reader(options.format, options.columns);
-  for (Row row; rows->next(row);) visit(reader.read(row));
+  for (RecordRow row; rows->next(row);) visit(reader.read(row));
   return reader.kind();
 }
 

@@ -8,9 +8,9 @@
 namespace tessera::data {
 namespace {
 
-constexpr uint32_t kMarkBegin = 0xFDD2, kFirstDigit = 0xFDE0;  // noncharacters; 16 digits
+constexpr uint32_t kMarkBegin = 0xFDD2, kFirstDigit = 0xFDE0;  // Unicode noncharacters; 16 digits
 
-// Distinct for each message, and no part of another's.
+// A mark: one begin character and 8 digits. Marks of different messages differ and never overlap.
 std::string mark_of(size_t message) {
   std::string mark;
   append_utf8(kMarkBegin, mark);
@@ -20,7 +20,7 @@ std::string mark_of(size_t message) {
   return mark;
 }
 
-// The text without the marks that mark_of() makes; noncharacters of its own stay.
+// Removes marks of mark_of(); other noncharacters of the text stay.
 std::string without_marks(std::string_view text) {
   static const std::string begin = mark_of(0).substr(0, 3);
   const size_t bytes = mark_of(0).size();
@@ -42,7 +42,8 @@ bool has_calls(const Json& message) {
   return message.contains("tool_calls") && message["tool_calls"].is_array() && !message["tool_calls"].empty();
 }
 
-// Behind the last character that is no whitespace, since templates trim. False for a text without one.
+// Inserts the mark after the last character that is not white space, because templates trim texts. False for a text
+// that is only white space.
 bool mark_text(Json& value, const std::string& mark) {
   if (!value.is_string()) return false;
   auto& text = value.get_ref<std::string&>();
@@ -64,7 +65,7 @@ bool mark_content(Json& message, const std::string& mark) {
   return false;
 }
 
-// Before the first character that is no whitespace.
+// Inserts the mark before the first character of the content that is not white space.
 bool mark_content_begin(Json& message, const std::string& mark) {
   Json* text = message.contains("content") ? &message["content"] : nullptr;
   if (text && text->is_array()) {
@@ -80,7 +81,7 @@ bool mark_content_begin(Json& message, const std::string& mark) {
 
 bool mark_call(Json& message, const char* key, const std::string& mark) {
   if (!has_calls(message)) return false;
-  Json& call = message["tool_calls"].front();  // some templates print no more than one
+  Json& call = message["tool_calls"].front();  // some templates print only one call
   if (!call.is_object()) return false;
   Json& function = call.contains("function") && call["function"].is_object() ? call["function"] : call;
   Json& holder = std::string_view(key) == "id" ? call : function;
@@ -89,9 +90,9 @@ bool mark_call(Json& message, const char* key, const std::string& mark) {
 
 bool is_blank(Json message) { return !mark_content(message, "-"); }
 
-// The places for a message's mark, the later ones for templates that do not print those before: the name of the first
-// call, its id, the content, and the reasoning.
-enum class Place { kName, kId, kContent, kReasoning, kNone };
+// Where a message can have its mark, in the order of preference: the name of the first call, its id, the content, the
+// reasoning. A later place is used when the template does not print the earlier places.
+enum class MarkPlace { kName, kId, kContent, kReasoning, kNone };
 
 bool mark_reasoning(Json& message, const std::string& mark) {
   for (const char* key : {"reasoning_content", "thinking", "reasoning"}) {
@@ -100,14 +101,16 @@ bool mark_reasoning(Json& message, const std::string& mark) {
   return false;
 }
 
-bool mark_at(Place place, Json& message, const std::string& mark) {
-  if (place == Place::kName) return mark_call(message, "name", mark);
-  if (place == Place::kId) return mark_call(message, "id", mark);
-  if (place == Place::kContent) return mark_content(message, mark);
-  return place == Place::kReasoning && mark_reasoning(message, mark);
+bool mark_at(MarkPlace place, Json& message, const std::string& mark) {
+  if (place == MarkPlace::kName) return mark_call(message, "name", mark);
+  if (place == MarkPlace::kId) return mark_call(message, "id", mark);
+  if (place == MarkPlace::kContent) return mark_content(message, mark);
+  return place == MarkPlace::kReasoning && mark_reasoning(message, mark);
 }
 
-Place behind(Place place) { return place == Place::kNone ? place : static_cast<Place>(static_cast<int>(place) + 1); }
+MarkPlace next_place(MarkPlace place) {
+  return place == MarkPlace::kNone ? place : static_cast<MarkPlace>(static_cast<int>(place) + 1);
+}
 
 size_t common_prefix(std::string_view a, std::string_view b) {
   return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
@@ -125,14 +128,17 @@ TurnFinder::TurnFinder(const text::ChatTemplate& chat, const Json& messages, con
   choose_marks();
 }
 
+// Gives each message a mark at the first place that the template prints. Renders until all marks are printed or no
+// place is left. whole_ is kept only if the marks did not change the rendered text; otherwise marks are used one at a
+// time.
 void TurnFinder::choose_marks() {
   marked_ = messages_;
   marks_.assign(messages_.size(), "");
-  std::vector<Place> places(messages_.size(), Place::kName);
+  std::vector<MarkPlace> places(messages_.size(), MarkPlace::kName);
   const auto place_mark = [&](size_t i) {
     marked_[i] = messages_[i];
     marks_[i].clear();
-    for (; places[i] != Place::kNone; places[i] = behind(places[i])) {
+    for (; places[i] != MarkPlace::kNone; places[i] = next_place(places[i])) {
       const auto mark = mark_of(i);
       if (!mark_at(places[i], marked_[i], mark)) continue;
       marks_[i] = mark;
@@ -146,31 +152,34 @@ void TurnFinder::choose_marks() {
     if (!whole_) break;
     for (size_t i = 0; i < messages_.size(); ++i) {
       if (marks_[i].empty() || whole_->find(marks_[i]) != std::string::npos) continue;
-      places[i] = behind(places[i]);
+      places[i] = next_place(places[i]);
       place_mark(i);
       moved = true;
     }
   }
   for (size_t i = 0; i < messages_.size(); ++i) {
-    drops_calls_[i] = has_calls(messages_[i]) && places[i] != Place::kName && places[i] != Place::kId;
-    marks_content_[i] = places[i] == Place::kContent;
+    drops_calls_[i] = has_calls(messages_[i]) && places[i] != MarkPlace::kName && places[i] != MarkPlace::kId;
+    marks_content_[i] = places[i] == MarkPlace::kContent;
   }
   if (whole_ && without_marks(*whole_) != text_) whole_.reset();
 }
 
+// The rendered text after the mark of a message.
 std::optional<std::string> TurnFinder::behind_mark(const std::string& rendered, size_t message) const {
   const size_t at = marks_[message].empty() ? std::string::npos : rendered.find(marks_[message]);
   if (at == std::string::npos) return std::nullopt;
   return without_marks(std::string_view(rendered).substr(at));
 }
 
-// The first `count` messages; with all marks, or with that of one message alone.
+// Renders the first `count` messages: with all marks, or (`one` is set) with the mark of that message only.
 std::optional<std::string> TurnFinder::render_marked(size_t count, bool prompt, std::optional<size_t> one) const {
   Json messages = Json::array();
   for (size_t i = 0; i < count; ++i) messages.push_back(!one || *one == i ? marked_[i] : messages_[i]);
   return chat_.try_render(messages, prompt, extra_);
 }
 
+// The text after a message's mark, in the whole conversation. It must be a suffix of the text without marks; then its
+// length gives the position of the mark.
 std::optional<std::string> TurnFinder::behind_in_whole(size_t message) const {
   const auto whole = whole_ ? whole_ : render_marked(messages_.size(), false, message);
   const auto tail = whole ? behind_mark(*whole, message) : std::nullopt;
@@ -178,7 +187,9 @@ std::optional<std::string> TurnFinder::behind_in_whole(size_t message) const {
   return tail;
 }
 
-std::optional<TurnFinder::Common> TurnFinder::common_end(size_t count, bool prompt) const {
+// Renders the first `count` messages and finds where this render and the whole conversation diverge. They are compared
+// after the last mark that both have, since text before it may differ; without a mark from the beginning.
+std::optional<TurnFinder::CommonPrefix> TurnFinder::common_end(size_t count, bool prompt) const {
   auto part = whole_ ? render_marked(count, prompt, std::nullopt) : std::nullopt;
   if (whole_ && !part) return std::nullopt;
   for (size_t message = count; message-- > 0;) {
@@ -188,17 +199,18 @@ std::optional<TurnFinder::Common> TurnFinder::common_end(size_t count, bool prom
     const auto tail = behind_mark(*part, message), whole_tail = behind_in_whole(message);
     if (!tail || !whole_tail) continue;
     const size_t same = common_prefix(*tail, *whole_tail);
-    return Common{text_.size() - whole_tail->size() + same, same == tail->size()};
+    return CommonPrefix{text_.size() - whole_tail->size() + same, same == tail->size()};
   }
   if (!part) part = render_marked(count, prompt, messages_.size());
   if (!part) return std::nullopt;
   const auto plain = without_marks(*part);
   const size_t same = common_prefix(plain, text_);
-  return Common{same, same == plain.size()};
+  return CommonPrefix{same, same == plain.size()};
 }
 
-// The places around the text of a message, found by another text in its place and nothing beside it: where the header
-// ends, and where the end of the turn begins. npos where what is printed there is not what the whole has.
+// Two positions around the text of a message, found by replacing the message with a bare mark (no calls, no reasoning):
+// the end of the header before it, and the start of the text that ends the turn after it. npos where the text printed
+// there is not that of the whole conversation.
 std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t index) const {
   const std::string mark = mark_of(messages_.size());
   Json bare = messages_;
@@ -210,39 +222,46 @@ std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t ind
   if (at == std::string::npos || other->find(mark, at + 1) != std::string::npos) return std::nullopt;
   const std::string_view before = std::string_view(*other).substr(0, at),
                          after = std::string_view(*other).substr(at + mark.size());
-  // Before the first message nothing depends on what follows: as much as is common is in front of the text.
+  // The text before the first message depends on no other message, so the common part is taken as its header.
   const size_t same = common_prefix(before, text_);
   return std::pair{same == before.size() || index == 0 ? same : std::string::npos,
                    text_.ends_with(after) ? text_.size() - after.size() : std::string::npos};
 }
 
+// The position where the assistant's turn begins. The usual case: the prompt for this message (the messages before it,
+// rendered with a generation prompt) is part of the whole conversation, and the turn begins at the prompt's end.
 std::optional<size_t> TurnFinder::first_of(size_t index) const {
   const auto prompt = common_end(index, true);
-  // A template may print nothing at all for no messages, and a system prompt in front of the first.
+  // For no messages a template may print nothing, but a system prompt before the first message; so place 0 is not used.
   if (prompt && prompt->all && (index > 0 || prompt->place > 0)) return prompt->place;
-  // The prompt ends with more than the whole prints (an open <think>), or there is none.
+  // The prompt ends with text that the conversation does not have (an open <think>), or there is no prompt.
   const auto bare = around_bare_text(index);
   if (!bare || bare->first == std::string::npos) return prompt ? std::optional(prompt->place) : std::nullopt;
   const auto asked = chat_.try_render(messages_, true, extra_);
   if (!asked || asked->size() <= text_.size() || !asked->starts_with(text_)) return bare->first;
+  // The generation prompt is what is added at the end of the conversation. Its last occurrence before the text, but
+  // after the turn before, is the header of this turn.
   const std::string header = asked->substr(text_.size());
-  const size_t least = index > 0 ? common_end(index, false).value_or(Common{0, false}).place : 0;
+  const size_t min_position = index > 0 ? common_end(index, false).value_or(CommonPrefix{0, false}).place : 0;
   const size_t found = text_.rfind(header, bare->first);
-  const bool fits = found != std::string::npos && found >= least && found + header.size() <= bare->first;
+  const bool fits = found != std::string::npos && found >= min_position && found + header.size() <= bare->first;
   return fits ? found + header.size() : bare->first;
 }
 
-// Where nothing tells where a turn ends, only space may stand before its end.
+// Limit of a turn whose end is unknown: up to and including the next character that is not a space or newline.
 size_t TurnFinder::behind_next_character(size_t place) const {
   const size_t next = text_.find_first_not_of(" \n", place);
   return next == std::string::npos ? text_.size() : next + 1;
 }
 
-std::vector<Turn> TurnFinder::find(size_t index) const {
+// Cases: a printed text (its mark gives the end of the text); no calls and a text that is not printed (not found);
+// calls, whose end is taken from the same message with a text instead of the calls, or is the last special token before
+// the next message.
+std::vector<AssistantTurn> TurnFinder::find(size_t index) const {
   const auto first = first_of(index);
   if (!first) return {};
   const auto end =
-      index + 1 == messages_.size() ? std::optional(Common{text_.size(), true}) : common_end(index + 1, false);
+      index + 1 == messages_.size() ? std::optional(CommonPrefix{text_.size(), true}) : common_end(index + 1, false);
   const auto limit_behind = [&](size_t text_end) {
     return end ? std::max(end->place, text_end) : behind_next_character(text_end);
   };
@@ -253,25 +272,27 @@ std::vector<Turn> TurnFinder::find(size_t index) const {
     if (text_end < *first) return {};
     return {{.first = *first, .text_end = text_end, .limit = limit_behind(text_end)}};
   }
-  if (!calls && !is_blank(messages_[index])) return {};  // a text that is not printed
-  // A conversation that may not end with these calls, or is printed otherwise then: with a text instead of them the
-  // same end stands behind it.
+  if (!calls && !is_blank(messages_[index])) return {};  // the template does not print the text
+  // If the template does not print these calls at the end of a conversation, or prints them differently there, a text
+  // takes their place: the same end of the turn follows it.
   const auto bare = calls && end && end->all ? std::nullopt : around_bare_text(index);
-  size_t most = text_.size();  // of the next message that shows where it is
-  for (size_t next = index + 1; next < messages_.size() && most == text_.size(); ++next) {
-    if (const auto next_tail = behind_in_whole(next)) most -= next_tail->size();
+  size_t next_mark = text_.size();  // position of the next message that has a printed mark
+  for (size_t next = index + 1; next < messages_.size() && next_mark == text_.size(); ++next) {
+    if (const auto next_tail = behind_in_whole(next)) next_mark -= next_tail->size();
   }
-  if (bare && bare->second != std::string::npos && *first <= bare->second && bare->second <= most) {
+  if (bare && bare->second != std::string::npos && *first <= bare->second && bare->second <= next_mark) {
     return {{.first = *first, .text_end = bare->second, .limit = limit_behind(bare->second)}};
   }
   if (!end || end->place < *first) return {};
-  std::vector<Turn> turns = {{.first = *first, .text_end = *first, .limit = end->place, .ends_in_special = true}};
+  std::vector<AssistantTurn> turns = {
+      {.first = *first, .text_end = *first, .limit = end->place, .ends_in_special = true}};
   if (const auto text = text_elsewhere(index, turns[0])) turns.push_back(*text);
   return turns;
 }
 
-// The text of a message with calls where the template prints it apart from them (Gemma 4 does, behind the results).
-std::optional<Turn> TurnFinder::text_elsewhere(size_t index, const Turn& calls) const {
+// The text of a message with calls, if the template prints it apart from the calls (Gemma 4 prints it after the
+// results).
+std::optional<AssistantTurn> TurnFinder::text_elsewhere(size_t index, const AssistantTurn& calls) const {
   const std::string mark = mark_of(messages_.size());
   const auto place = [&](bool (*set_mark)(Json&, const std::string&)) {
     Json messages = messages_;
@@ -286,7 +307,7 @@ std::optional<Turn> TurnFinder::text_elsewhere(size_t index, const Turn& calls) 
   if (text_end == std::string::npos || (calls.first <= text_end && text_end <= calls.limit)) return std::nullopt;
   const size_t first = place(mark_content_begin);
   if (first == std::string::npos || first > text_end) return std::nullopt;
-  return Turn{.first = first, .text_end = text_end, .limit = behind_next_character(text_end)};
+  return AssistantTurn{.first = first, .text_end = text_end, .limit = behind_next_character(text_end)};
 }
 
 std::string TurnFinder::text_behind_last() const {

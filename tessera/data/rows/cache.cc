@@ -21,7 +21,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/machine/host.h"
 #include "tessera/base/text/json.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 #include "tessera/data/rows/cache_lock.h"
 
 namespace tessera::data {
@@ -30,7 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 
 [[noreturn]] void raise_changed(const fs::path& file) {
-  raise(ErrorKind::kConfig, "[data.cache] {}: changed while it was read. Start again when nothing writes to it.",
+  raise(ErrorKind::kConfig, "[data.cache] {}: changed while it was read. Start again when no program writes to it.",
         file.string());
 }
 
@@ -53,26 +53,29 @@ std::string hash_content(const fs::path& path) {
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
-// The lock of one key; waits for whoever holds it.
+// Holds the lock of one key while it lives. Waits while another process holds the lock. Without locks in this file
+// system it continues without the lock, with a warning.
 class KeyLock {
  public:
-  // Error kInternal when it is asked to stop meanwhile.
-  KeyLock(const fs::path& path, const std::string& what, const std::atomic<bool>* stop)
+  // Error kInternal when `*stop` becomes true while it waits. `entry_name` names the entry in messages.
+  KeyLock(const fs::path& path, const std::string& entry_name, const std::atomic<bool>* stop)
       : file_(open_to_lock(path, O_CREAT)) {
-    constexpr std::chrono::milliseconds kLook{200};
+    constexpr std::chrono::milliseconds kRetryInterval{200};
     TESSERA_CHECK(file_.open(), ErrorKind::kIo, "[data.cache] {}: cannot be opened: {}", path.string(),
                   std::strerror(errno));
-    bool told = false;
+    bool logged = false;
     while ((state_ = try_lock(file_)) == LockState::kBusy) {
-      if (!told) log_info("[data.cache] another process tokenizes the same data; waiting for {}", what);
-      told = true;
+      if (!logged)
+        log_info("[data.cache] another process tokenizes the same data; waiting until {} is ready", entry_name);
+      logged = true;
       TESSERA_CHECK(!stop || !*stop, ErrorKind::kInternal,
-                    "[data.cache] {}: asked to stop while another process makes it.", what);
-      std::this_thread::sleep_for(kLook);
+                    "[data.cache] {}: asked to stop while another process makes it.", entry_name);
+      std::this_thread::sleep_for(kRetryInterval);
     }
     if (state_ == LockState::kNoLocks) {
       log_warning(
-          "[data.cache] {}: this file system locks nothing, so that processes may tokenize the same data at once.",
+          "[data.cache] {}: this file system has no locks, so several processes may tokenize the same data at the same "
+          "time.",
           path.parent_path().string());
     }
   }
@@ -80,11 +83,11 @@ class KeyLock {
   bool held() const { return state_ == LockState::kHeld; }
 
  private:
-  UniqueFd file_;  // the lock goes with it
+  UniqueFd file_;  // closing the file releases the lock
   LockState state_;
 };
 
-// What a folder holds now; nothing where it cannot be read.
+// The present entries of a folder; empty if it cannot be read.
 std::vector<fs::path> entries_of(const fs::path& folder) {
   std::vector<fs::path> found;
   std::error_code error;
@@ -94,14 +97,16 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return found;
 }
 
+// The host that makes or made an entry; "" if unknown.
 std::string maker_of(const fs::path& entry) {
   try {
     return read_file(entry / kMakerName, 256);
-  } catch (const Error&) {  // killed before it said so
+  } catch (const Error&) {  // the process was killed before it wrote the file
     return "";
   }
 }
 
+// The time since the last change of the folder or of a file in it.
 fs::file_time_type::duration untouched_for(const fs::path& folder) {
   std::error_code error;
   auto touched = fs::last_write_time(folder, error);
@@ -110,44 +115,45 @@ fs::file_time_type::duration untouched_for(const fs::path& folder) {
   return fs::file_time_type::clock::now() - touched;
 }
 
-// Whether what is being made of an entry will never be finished. `locked`: nobody on this host is at work on it.
-// Another host may be, where locks are not shared.
-bool is_dead(const fs::path& staged, bool locked) {
-  constexpr auto kDead = std::chrono::hours(24);
-  return (locked && maker_of(staged) == host_name()) || untouched_for(staged) > kDead;
+// Whether a staged entry will never be finished. `locked`: this process holds the entry's lock, so no process of this
+// host works on it. A process of another host may, if locks are not shared; then only the age of its files decides.
+bool is_abandoned(const fs::path& staged, bool locked) {
+  constexpr auto kAbandonedAfter = std::chrono::hours(24);
+  return (locked && maker_of(staged) == host_name()) || untouched_for(staged) > kAbandonedAfter;
 }
 
-// What killed processes left of an entry; its lock is held.
+// Removes the staged entries that killed processes left. The caller holds the key's lock.
 void remove_staged(const fs::path& folder, const std::string& key) {
   for (const auto& path : entries_of(folder)) {
     const auto name = path.filename().string();
-    if (!name.starts_with("." + key + ".") || !name.ends_with(".tmp") || !is_dead(path, true)) continue;
+    if (!name.starts_with("." + key + ".") || !name.ends_with(".tmp") || !is_abandoned(path, true)) continue;
     std::error_code ignored;
     fs::remove_all(path, ignored);
   }
 }
 
+// A key is 32 hexadecimal digits.
 bool is_key(const std::string& name) {
   return name.size() == 32 && name.find_first_not_of("0123456789abcdef") == name.npos;
 }
 
-// The key in ".KEY.RANDOM.tmp" and ".KEY.RANDOM.old": what is being made, and what was moved out of the way; "" for
-// any other name.
+// The key in ".KEY.RANDOM.tmp", an entry that is being written, and in ".KEY.RANDOM.old", an entry that was replaced or
+// is being removed; "" for any other name.
 std::string key_of_leftover(const std::string& name) {
   const bool ours = name.size() > 34 && name[0] == '.' && name[33] == '.' && is_key(name.substr(1, 32)) &&
                     (name.ends_with(".tmp") || name.ends_with(".old"));
   return ours ? name.substr(1, 32) : "";
 }
 
-struct KeptEntry {
+struct CacheEntry {
   fs::path folder;
   std::string maker;
   uint64_t bytes = 0;
   std::chrono::system_clock::time_point used{};
 };
 
-// An entry that a writer of rows finished, whatever its version.
-std::optional<KeptEntry> kept_entry(const fs::path& folder) {
+// A complete entry of any version; nullopt for any other folder. Only such folders are ever removed by age or size.
+std::optional<CacheEntry> read_cache_entry(const fs::path& folder) {
   const auto name = folder.filename().string();
   if (!is_key(name) || !fs::is_directory(fs::symlink_status(folder))) return std::nullopt;
   const auto set = folder / "set.json";
@@ -159,7 +165,7 @@ std::optional<KeptEntry> kept_entry(const fs::path& folder) {
   } catch (const Error&) {
     return std::nullopt;
   }
-  KeptEntry entry{.folder = folder, .maker = maker_of(folder)};
+  CacheEntry entry{.folder = folder, .maker = maker_of(folder)};
   struct stat info {};
   for (const auto& file : {set, folder / kMakerName}) {
     if (::stat(file.c_str(), &info) != 0) continue;
@@ -173,16 +179,17 @@ std::optional<KeptEntry> kept_entry(const fs::path& folder) {
   return entry;
 }
 
-// Locks an entry, or what was moved out of the way, as long as `set` lives. False when somebody has it open, or nobody
-// can tell.
+// Whether no process has an entry open. If so, the entry stays locked while `set` lives. False also when this cannot be
+// determined. Readers hold a shared lock on set.json, so an exclusive lock proves that no reader exists.
 bool is_unused(const fs::path& folder, UniqueFd& set) {
   set = open_to_lock(folder / "set.json", O_NOFOLLOW);
   return set.open() ? try_lock(set) == LockState::kHeld : errno == ENOENT;
 }
 
-// Out of the way in one step: half an entry is never seen under its name. What it was moved to is removed where asked.
+// Renames an entry to ".KEY.RANDOM.old" in one step, so an incomplete entry never has the entry's name. Then deletes
+// it, if `removes` is set.
 std::error_code move_aside(const fs::path& folder, bool removes) {
-  const auto aside = folder.parent_path() / fmt::format(".{}.{}.old", folder.filename().string(), random_word(8));
+  const auto aside = folder.parent_path() / fmt::format(".{}.{}.old", folder.filename().string(), random_hex(8));
   std::error_code error, ignored;
   fs::rename(folder, aside, error);
   if (!error && removes) fs::remove_all(aside, ignored);
@@ -194,8 +201,8 @@ bool remove_unused(const fs::path& folder) {
   return is_unused(folder, set) && !move_aside(folder, /*removes=*/true);
 }
 
-// Makes room for an entry where a folder lies that is no whole one of this version. Who has it open keeps it, here by
-// its lock and on other hosts by its files, until prune() finds it unused.
+// Makes the name free for a new entry. Processes that have the old entry open keep using its files; it is deleted only
+// when no process of any host has it open, otherwise prune() deletes it later.
 void replace_entry(const fs::path& folder) {
   UniqueFd set;
   const auto error = move_aside(folder, is_unused(folder, set) && locks_reach_all_hosts(folder));
@@ -214,7 +221,7 @@ void make_folders(const fs::path& folder) {
 
 }  // namespace
 
-FileState state_of(const fs::path& path) {
+FileStamp read_file_stamp(const fs::path& path) {
   struct stat info {};
   TESSERA_CHECK(::stat(path.c_str(), &info) == 0, ErrorKind::kIo, "[data.cache] {}: {}", path.string(),
                 std::strerror(errno));
@@ -224,20 +231,21 @@ FileState state_of(const fs::path& path) {
 }
 
 UnchangedFiles::UnchangedFiles(std::vector<fs::path> files) : files_(std::move(files)) {
-  for (const auto& file : files_) states_.push_back(state_of(file));
+  for (const auto& file : files_) stamps_.push_back(read_file_stamp(file));
 }
 
 void UnchangedFiles::check() const {
   for (size_t i = 0; i < files_.size(); ++i) {
-    if (state_of(files_[i]) != states_[i]) raise_changed(files_[i]);
+    if (read_file_stamp(files_[i]) != stamps_[i]) raise_changed(files_[i]);
   }
 }
 
+// Compares size and time of modification only: another owner, mode or link count is no change of the contents.
 std::optional<fs::path> UnchangedFiles::changed() const {
   for (size_t i = 0; i < files_.size(); ++i) {
     try {
-      const auto now = state_of(files_[i]);
-      if (now.size != states_[i].size || now.modified_ns != states_[i].modified_ns) return files_[i];
+      const auto now = read_file_stamp(files_[i]);
+      if (now.size != stamps_[i].size || now.modified_ns != stamps_[i].modified_ns) return files_[i];
     } catch (const Error&) {
       return files_[i];
     }
@@ -253,13 +261,17 @@ fs::path DataCache::folder_of(const std::string& setting) {
   std::error_code error;
   if (!folder.empty()) fs::create_directories(folder, error);
   if (!folder.empty() && !error && ::access(folder.c_str(), W_OK) == 0) return folder;
-  log_warning("[data.cache] {}: cannot be written, so that each start tokenizes anew. Set data.cache to a folder.",
-              folder.empty() ? "~/.cache" : folder.string());
+  log_warning(
+      "[data.cache] {}: cannot be written, so each start tokenizes the data again. Set data.cache to a folder that can "
+      "be written.",
+      folder.empty() ? "~/.cache" : folder.string());
   return {};
 }
 
+// Reading all data to hash it at each start would be slow, so hashes are remembered in files/HASH_OF_PATH.json,
+// together with the file's place, size and times. A hash is used again only if all of these are unchanged.
 std::string DataCache::content_hash(const fs::path& file) const {
-  const auto before = state_of(file);
+  const auto before = read_file_stamp(file);
   std::error_code unknown;
   const auto place = fs::canonical(file, unknown).string();
   TESSERA_CHECK(!unknown, ErrorKind::kIo, "[data.cache] {}: {}", file.string(), unknown.message());
@@ -279,12 +291,13 @@ std::string DataCache::content_hash(const fs::path& file) const {
       const auto hash = JsonReader(found, "[data.cache] " + known.string()).string("hash");
       found.erase("hash");
       if (found == wanted && hash.size() == 32) return hash;
-    } catch (const Error&) {  // half written, or another version's: as if it were not there
+    } catch (const Error&) {  // incomplete, or of another version: ignored
     }
   }
   const std::string hash = hash_content(file);
-  if (state_of(file) != before) raise_changed(file);
-  // Times move in steps: a file written to just now could be written to again without a sign.
+  if (read_file_stamp(file) != before) raise_changed(file);
+  // Times have a coarse resolution: a file written just now could change again within the same time stamp. So a hash is
+  // remembered only for files that were last changed over 2 s ago.
   constexpr int64_t kSettledNs = 2'000'000'000;
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
@@ -295,21 +308,26 @@ std::string DataCache::content_hash(const fs::path& file) const {
     try {
       make_folders(known.parent_path());
       publish_file(known, remembered.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
-    } catch (const Error& error) {  // the next start reads the data once more
+    } catch (const Error& error) {  // the next start hashes the data again
       log_debug("{}", error.what());
     }
   }
   return hash;
 }
 
-std::shared_ptr<const PackedRows> DataCache::find_or_make(const std::string& key,
+// The entry is looked up without a lock, then again with the key's lock, because another process may have made it in
+// between. It is written into a staged folder and renamed, so a reader sees a complete entry or no entry. Without locks
+// (or on several hosts) two processes may write at the same time; the rename of the second fails and it uses the
+// first's.
+std::shared_ptr<const PackedRows> DataCache::open_or_make(const std::string& key,
                                                           const std::function<void(const fs::path&)>& make,
                                                           const std::atomic<bool>* stop) const {
   std::string reason;
   const auto open_made = [&](const fs::path& folder) {
     auto rows = PackedRows::open(folder, key, &reason);
-    TESSERA_CHECK(rows != nullptr, ErrorKind::kIo, "[data.cache] {}: what was just written cannot be read: {}",
-                  folder.string(), reason.empty() ? "it is gone" : reason);
+    TESSERA_CHECK(rows != nullptr, ErrorKind::kIo,
+                  "[data.cache] {}: the entry that was just written cannot be read: {}", folder.string(),
+                  reason.empty() ? "it is missing" : reason);
     return rows;
   };
   if (folder_.empty()) {
@@ -331,7 +349,7 @@ std::shared_ptr<const PackedRows> DataCache::find_or_make(const std::string& key
     StagedFolder staged(folder);
     publish_file(staged.path() / kMakerName, host_name());
     make(staged.path());
-    if (auto rows = PackedRows::open(folder, key)) return rows;  // another host was quicker
+    if (auto rows = PackedRows::open(folder, key)) return rows;  // another host was faster
     try {
       staged.publish();
     } catch (const Error&) {
@@ -344,14 +362,16 @@ std::shared_ptr<const PackedRows> DataCache::find_or_make(const std::string& key
   return rows;
 }
 
+// Removes the entries used least recently first. Without locks that reach all hosts, another host may have an entry
+// open unnoticed; then only old entries that this host has made are removed.
 void DataCache::prune() const {
   const bool locks_count = limits_.locks_reach_all_hosts.value_or(locks_reach_all_hosts(folder_));
-  std::vector<KeptEntry> entries;
+  std::vector<CacheEntry> entries;
   uint64_t bytes = 0;
   for (const auto& found : entries_of(folder_)) {
     if (!key_of_leftover(found.filename().string()).empty()) {
       prune_leftover(found, locks_count);
-    } else if (auto entry = kept_entry(found)) {
+    } else if (auto entry = read_cache_entry(found)) {
       bytes += entry->bytes;
       entries.push_back(std::move(*entry));
     }
@@ -365,7 +385,7 @@ void DataCache::prune() const {
     if (!remove_unused(entry.folder)) continue;
     bytes -= entry.bytes;
     log_info("[data.cache] {}: removed, {}", entry.folder.string(),
-             old ? "as nobody has used it for long" : "to make room for what was used since");
+             old ? "as it was not used for long" : "to make room for entries used more recently");
   }
 }
 
@@ -375,7 +395,7 @@ void DataCache::prune_leftover(const fs::path& path, bool locks_count) const {
   bool gone = false;
   if (name.ends_with(".tmp")) {
     lock = open_to_lock(folder_ / (key_of_leftover(name) + ".lock"), O_NOFOLLOW);
-    gone = is_dead(path, lock.open() && try_lock(lock) == LockState::kHeld);
+    gone = is_abandoned(path, lock.open() && try_lock(lock) == LockState::kHeld);
   } else {
     gone = (locks_count && is_unused(path, lock)) || untouched_for(path) > limits_.age;
   }

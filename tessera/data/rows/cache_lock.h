@@ -1,10 +1,10 @@
-// Locks between processes that share a folder, on whatever file system it lies.
+// Locks between processes that share a folder, on any file system.
 //
 //   const UniqueFd file = open_to_lock(path, O_CREAT);
 //   if (try_lock(file) == LockState::kHeld) ...            // until `file` is closed
 //
-// Local file systems lock for all who see the folder; of others some lock for all hosts, some for each host alone, some
-// for nobody. Thread-safe.
+// A lock of a local file system is seen by all processes. Network file systems differ: a lock may be seen by all hosts,
+// by the processes of one host, or not be supported. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,17 @@ namespace tessera::data {
 
 enum class LockState {
   kHeld,
-  kBusy,     // somebody else has it
-  kNoLocks,  // this file system locks nothing
+  kBusy,     // another process holds the lock
+  kNoLocks,  // the file system does not support locks
 };
 
-// For writing, as NFS gives an exclusive lock to nobody else; for reading where writing is refused (a file of another
-// user). `flags` are added to those of open(). Not open, with errno, when it cannot be.
+// Opens for writing, because NFS gives an exclusive lock only to a file open for writing; for reading if writing is
+// refused (a file of another user). `flags` are added to the flags of open(). On failure the result is not open and
+// errno is set.
 UniqueFd open_to_lock(const std::filesystem::path& path, int flags);
 LockState try_lock(const UniqueFd& file);
 
-// False where a lock may hold on one host and not on another: network and user-space file systems.
+// False if a lock may be seen by one host only: network and user-space file systems.
 bool locks_reach_all_hosts(const std::filesystem::path& folder);
 bool locks_reach_all_hosts_on(int64_t file_system);  // f_type of statfs()
 

@@ -56,10 +56,12 @@ std::shared_ptr<const Dataset> Dataset::load(const DataOptions& options, const t
   const std::span<const DataSource> sources = options.sources;
   const bool mixture = std::ranges::any_of(sources, [](const auto& one) { return one.weight > 0; });
   const auto add_part = [&](std::span<const DataSource> of) {
-    auto made = tokenized(options, of, tokenizer, chat_template);
+    auto made = load_packed_rows(options, of, tokenizer, chat_template);
     set->parts_.push_back(std::move(made.rows));
     set->files_.push_back(std::move(made.files));
   };
+  // Without weights all sources are packed together. In a mixture each source is packed separately, so its rows can be
+  // drawn by weight; a source without a weight has weight 1.
   if (!mixture) {
     add_part(sources);
     set->fingerprint_ = set->parts_.front()->fingerprint();
@@ -77,11 +79,11 @@ std::shared_ptr<const Dataset> Dataset::load(const DataOptions& options, const t
     set->rows_ += part->rows();
     add(set->stats_, part->stats());
   }
-  const auto losses = set->stats_.losses(options.sequence_length);
-  if (!options.quiet && !losses.empty()) {
+  const auto dropped = set->stats_.describe_dropped(options.sequence_length);
+  if (!options.quiet && !dropped.empty()) {
     const auto& stats = set->stats_;
     log_info("[data.load] data.{}, of {} samples: {}", options.purpose,
-             stats.documents + stats.dropped + stats.unlabelled, losses);
+             stats.documents + stats.dropped + stats.unlabelled, dropped);
   }
   return set;
 }
@@ -93,6 +95,8 @@ std::optional<std::filesystem::path> Dataset::changed_file() const {
   return std::nullopt;
 }
 
+// The label of a token is the next token of the same sample, if that token is trained on; the last token of a sample
+// has no label. Positions the loop does not reach keep the padding values.
 Batch Dataset::rows(std::span<const int64_t> indices) const {
   const auto count = static_cast<int64_t>(indices.size());
   const int64_t length = sequence_length_;
@@ -115,7 +119,7 @@ Batch Dataset::rows(std::span<const int64_t> indices) const {
         token[at] = sample[i].id();
         position[at] = static_cast<int64_t>(i);
         document[at] = number;
-        if (i + 1 < sample.size() && sample[i + 1].learnt()) label[at] = sample[i + 1].id();
+        if (i + 1 < sample.size() && sample[i + 1].has_label()) label[at] = sample[i + 1].id();
       }
       ++number;
     });

@@ -26,10 +26,10 @@ constexpr int64_t kSetVersion = 1;
 constexpr const char *kTokensName = "tokens.bin", *kEntriesName = "samples.bin", *kBoundsName = "rows.bin",
                      *kOrderName = "order.bin", *kSetName = "set.json";
 
-// Where a sample lies in tokens.bin.
+// The position of a sample in tokens.bin.
 struct SampleEntry {
-  uint64_t begin = 0;   // tokens before it
-  uint32_t length = 0;  // tokens
+  uint64_t begin = 0;   // number of tokens before the sample
+  uint32_t length = 0;  // number of tokens
   uint32_t hash = 0;
 };
 static_assert(sizeof(SampleEntry) == 16);
@@ -38,8 +38,8 @@ uint32_t hash_of_sample(std::span<const PackedToken> tokens) {
   return static_cast<uint32_t>(XXH3_64bits(tokens.data(), tokens.size_bytes()));
 }
 
-// What Dataset::fingerprint has been since it was the hash of arrays in memory: of the ids, then each array seeded with
-// the hash before.
+// The hash of Dataset::fingerprint. Checkpoints store it, so its definition stays: the first array is hashed, then each
+// further array with the hash so far as its seed.
 class Fingerprint {
  public:
   Fingerprint() { XXH3_64bits_reset(state_.get()); }
@@ -51,7 +51,7 @@ class Fingerprint {
   std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state_{XXH3_createState(), &XXH3_freeState};
 };
 
-// Each value of a file's array, turned into another; by parts, so that memory does not grow.
+// Adds each value of a file's array after a conversion, in pieces, so memory does not grow with the file.
 template <class To, class From, class Convert>
 void add_converted(Fingerprint& hash, const std::filesystem::path& path, Convert convert) {
   std::ifstream file(path, std::ios::binary);
@@ -66,7 +66,7 @@ void add_converted(Fingerprint& hash, const std::filesystem::path& path, Convert
   TESSERA_CHECK(file.eof(), ErrorKind::kIo, "[data.cache] {}: cannot be read.", path.string());
 }
 
-// After open(): a file that is there and cannot be opened is no reason to make the entry again. Error kIo.
+// Called after a failed open(). Only a missing file may lead to making the entry again; any other failure is Error kIo.
 void check_missing(const std::filesystem::path& path) {
   TESSERA_CHECK(errno == ENOENT || errno == ENOTDIR || errno == ELOOP, ErrorKind::kIo,
                 "[data.cache] {}: cannot be opened: {}. If that stays so, set data.cache to another folder.",
@@ -75,7 +75,7 @@ void check_missing(const std::filesystem::path& path) {
 
 }  // namespace
 
-std::string DataStats::losses(int64_t sequence_length) const {
+std::string DataStats::describe_dropped(int64_t sequence_length) const {
   std::vector<std::string> parts;
   if (truncated > 0) parts.push_back(fmt::format("{} cut to data.sequence_length {}", truncated, sequence_length));
   if (dropped > 0) {
@@ -124,10 +124,10 @@ void ArrayFile::close() {
 PackedRowsWriter::PackedRowsWriter(std::filesystem::path folder, const PackingOptions& options)
     : folder_(std::move(folder)), options_(options), tokens_(folder_ / kTokensName), entries_(folder_ / kEntriesName) {}
 
-void PackedRowsWriter::add(std::span<const int32_t> tokens, std::span<const uint8_t> learnt) {
+void PackedRowsWriter::add(std::span<const int32_t> tokens, std::span<const uint8_t> loss_mask) {
   sample_.resize(tokens.size());
   for (size_t i = 0; i < tokens.size(); ++i) {
-    sample_[i].bits = static_cast<uint32_t>(tokens[i]) | (learnt[i] ? uint32_t{1} << 31 : 0);
+    sample_[i].bits = static_cast<uint32_t>(tokens[i]) | (loss_mask[i] ? uint32_t{1} << 31 : 0);
   }
   const SampleEntry entry{token_count_, static_cast<uint32_t>(tokens.size()), hash_of_sample(sample_)};
   tokens_.append(sample_.data(), sample_.size() * sizeof(PackedToken));
@@ -136,10 +136,11 @@ void PackedRowsWriter::add(std::span<const int32_t> tokens, std::span<const uint
   ++samples_;
 }
 
-// First-fit over the rows still open; the oldest is closed when there are many, so the cost stays linear.
+// First-fit over the rows that are still open. With more than 64 open rows the oldest row is closed, so the cost stays
+// linear in the number of samples.
 void PackedRowsWriter::pack() {
   constexpr size_t kOpenRows = 64;
-  constexpr uint64_t kPackingEpoch = ~uint64_t{0};  // an order that no epoch of the loader has
+  constexpr uint64_t kPackingEpoch = ~uint64_t{0};  // a permutation that no epoch of the loader uses
   const auto limit = static_cast<uint64_t>(options_.sequence_length);
   const auto file = MappedFile::open(folder_ / kEntriesName);
   const auto* entries = reinterpret_cast<const SampleEntry*>(file->bytes().data());
@@ -161,7 +162,7 @@ void PackedRowsWriter::pack() {
   };
   for (int64_t i = 0; i < samples_; ++i) {
     const auto sample =
-        static_cast<uint64_t>(options_.shuffle ? permuted(i, samples_, options_.seed, kPackingEpoch) : i);
+        static_cast<uint64_t>(options_.shuffle ? permuted_index(i, samples_, options_.seed, kPackingEpoch) : i);
     const uint64_t length = entries[sample].length;
     size_t at = options_.packing ? 0 : open.size();
     while (at < open.size() && open[at].used + length > limit) ++at;
@@ -180,7 +181,7 @@ std::string PackedRowsWriter::fingerprint() const {
   add_converted<int32_t, PackedToken>(hash, folder_ / kTokensName, [](PackedToken token) { return token.id(); });
   hash.next_array();
   add_converted<uint8_t, PackedToken>(hash, folder_ / kTokensName,
-                                      [](PackedToken token) -> uint8_t { return token.learnt(); });
+                                      [](PackedToken token) -> uint8_t { return token.has_label(); });
   hash.next_array();
   add_converted<uint64_t, SampleEntry>(hash, folder_ / kEntriesName,
                                        [](const SampleEntry& entry) { return entry.begin; });
@@ -213,14 +214,16 @@ void PackedRowsWriter::finish(const std::string& key, const DataStats& stats, in
               {"cut_away", stats.cut_away},
               {"fingerprint", fingerprint()},
               {"description", description}};
-  // Names of files may hold any bytes.
+  // File names in `description` may hold bytes that are not UTF-8.
   publish_file(folder_ / kSetName, set.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
+// An entry is in use while set.json is locked for reading. "Not complete" is a reason to return null; "cannot be read
+// now" is an error, because making the entry again would not help.
 std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& folder, const std::string& key,
-                                                   std::string* why_not) {
+                                                   std::string* failure_reason) {
   std::string ignored;
-  std::string& reason = why_not ? *why_not : ignored;
+  std::string& reason = failure_reason ? *failure_reason : ignored;
   std::error_code missing;
   if (!std::filesystem::exists(folder, missing)) {
     reason.clear();
@@ -230,7 +233,7 @@ std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& 
   set->folder_ = folder;
   set->set_file_.reset(::open((folder / kSetName).c_str(), O_RDONLY | O_CLOEXEC));
   if (!set->set_file_.open()) check_missing(folder / kSetName);
-  // Where nothing can be locked, nothing is pruned either.
+  // Without locks this check does nothing, and prune() removes no entry that could be in use.
   if (set->set_file_.open() && ::flock(set->set_file_.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     reason = fmt::format("[data.cache] {}: is being removed.", folder.string());
     return nullptr;
@@ -258,7 +261,7 @@ std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& 
     set->fingerprint_ = top.string("fingerprint");
     for (const auto& line : top.at("description").items()) set->description_.push_back(line.as_string());
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kIo && set->set_file_.open()) throw;  // it is there
+    if (error.kind() == ErrorKind::kIo && set->set_file_.open()) throw;  // set.json exists
     reason = error.what();
     return nullptr;
   }
@@ -278,18 +281,21 @@ std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& 
       !open_array(set->order_file_, kOrderName, samples * sizeof(uint64_t))) {
     return nullptr;
   }
-  // When it was used last. An entry of another user may refuse, or of an earlier version have none.
+  // Sets the time of the last use. This may fail for another user's entry; an entry of an earlier version has no such
+  // file.
   static_cast<void>(::utimensat(AT_FDCWD, (folder / kMakerName).c_str(), nullptr, 0));
   return set;
 }
 
-void PackedRows::damaged(const std::string& what) const {
+void PackedRows::damaged(const std::string& problem) const {
   raise(ErrorKind::kFormat,
-        "[data.cache] {}: {}: it was damaged since it was made. Remove the folder; it is made again from the data.",
-        folder_.string(), what);
+        "[data.cache] {}: {}: the rows were damaged after they were written. Remove the folder; it is then made again "
+        "from the data.",
+        folder_.string(), problem);
 }
 
-// Not through a map: memory stays what it is however much was read, and a file that became shorter is an error.
+// Uses pread() instead of a memory map: resident memory does not grow with the bytes read, and a file that became
+// shorter is an error instead of a SIGBUS.
 void PackedRows::read_at(const UniqueFd& file, const char* name, uint64_t offset, void* data, size_t bytes) const {
   for (size_t done = 0; done < bytes;) {
     const ssize_t count =
@@ -302,11 +308,12 @@ void PackedRows::read_at(const UniqueFd& file, const char* name, uint64_t offset
   }
 }
 
+// Every number from the files is checked before it is used as a position or size, and each sample's hash is compared.
 void PackedRows::read(int64_t row, const std::function<void(std::span<const PackedToken>)>& visit) const {
   uint64_t bounds[2] = {};
   read_at(bounds_file_, kBoundsName, static_cast<uint64_t>(row) * sizeof(uint64_t), bounds, sizeof(bounds));
-  const auto most = static_cast<uint64_t>(sequence_length_);
-  if (bounds[0] > bounds[1] || bounds[1] > static_cast<uint64_t>(samples_) || bounds[1] - bounds[0] > most) {
+  const auto max_tokens = static_cast<uint64_t>(sequence_length_);
+  if (bounds[0] > bounds[1] || bounds[1] > static_cast<uint64_t>(samples_) || bounds[1] - bounds[0] > max_tokens) {
     damaged(fmt::format("row {} holds samples {} to {}", row, bounds[0], bounds[1]));
   }
   std::vector<uint64_t> samples(bounds[1] - bounds[0]);
@@ -318,7 +325,7 @@ void PackedRows::read(int64_t row, const std::function<void(std::span<const Pack
     SampleEntry entry;
     read_at(entries_file_, kEntriesName, sample * sizeof(entry), &entry, sizeof(entry));
     used += entry.length;
-    if (used > most || entry.begin > token_count_ || entry.length > token_count_ - entry.begin) {
+    if (used > max_tokens || entry.begin > token_count_ || entry.length > token_count_ - entry.begin) {
       damaged(fmt::format("sample {} has {} tokens from token {}", sample, entry.length, entry.begin));
     }
     tokens.resize(entry.length);

@@ -5,7 +5,7 @@
 namespace tessera::data {
 namespace {
 
-// The finaliser of SplitMix64.
+// The finalizer of SplitMix64.
 uint64_t mixed(uint64_t x) {
   x += 0x9E3779B97F4A7C15;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
@@ -15,7 +15,10 @@ uint64_t mixed(uint64_t x) {
 
 }  // namespace
 
-int64_t permuted(int64_t index, int64_t size, uint64_t seed, uint64_t epoch) {
+// A Feistel network is a permutation of all values of 2 * half bits, whatever its round function is. A result of `size`
+// or more is permuted again until it is below (cycle walking), which restricts the permutation to 0 .. size - 1. The
+// domain is less than 4 * size, so fewer than 4 steps are expected.
+int64_t permuted_index(int64_t index, int64_t size, uint64_t seed, uint64_t epoch) {
   if (size <= 1) return 0;
   const int half = (std::bit_width(static_cast<uint64_t>(size - 1)) + 1) / 2;
   const uint64_t mask = (uint64_t{1} << half) - 1;

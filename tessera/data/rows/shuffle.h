@@ -1,15 +1,15 @@
-// Shuffled order without a table: a permutation of 0 .. size-1 that is a function of seed and epoch alone.
+// A shuffled order without a table: a permutation of 0 .. size-1 that depends on seed and epoch alone.
 //
-//   int64_t row = permuted(index, size, seed, epoch);
+//   int64_t row = permuted_index(index, size, seed, epoch);
 //
-// Every rank computes the same order from the same numbers, whatever their number. Thread-safe.
+// Every rank computes the same order, for any number of ranks. Thread-safe.
 #pragma once
 
 #include <cstdint>
 
 namespace tessera::data {
 
-// A Feistel network of 8 rounds over the next even number of bits; values beyond the size are walked on.
-int64_t permuted(int64_t index, int64_t size, uint64_t seed, uint64_t epoch);
+// The position of `index` in the permutation. Computed by a Feistel network of 8 rounds with cycle walking.
+int64_t permuted_index(int64_t index, int64_t size, uint64_t seed, uint64_t epoch);
 
 }  // namespace tessera::data

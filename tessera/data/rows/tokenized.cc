@@ -11,7 +11,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/text/json.h"
 #include "tessera/base/version.h"
-#include "tessera/data/records/sample_batches.h"
+#include "tessera/data/records/parallel_sample_maker.h"
 #include "tessera/data/records/sources.h"
 #include "tessera/data/rows/cache.h"
 
@@ -27,15 +27,15 @@ struct SourceFiles {
   std::vector<DataFile> files;
 };
 
-// Samples cut to rows, counted, and written.
+// Cuts samples to rows, counts them, and passes them to the writer.
 class RowBuilder {
  public:
   RowBuilder(const DataOptions& options, PackedRowsWriter& writer) : options_(options), writer_(writer) {}
 
-  void add(const Record& record, const Sample& sample) {
+  void add(const TrainingRecord& record, const TokenizedSample& sample) {
     if (record.kind == RecordKind::kStream || record.kind == RecordKind::kTokens) {
       stream_.tokens.insert(stream_.tokens.end(), sample.tokens.begin(), sample.tokens.end());
-      stream_.learnt.insert(stream_.learnt.end(), sample.learnt.begin(), sample.learnt.end());
+      stream_.loss_mask.insert(stream_.loss_mask.end(), sample.loss_mask.begin(), sample.loss_mask.end());
       return cut_stream(record.last);
     }
     const auto limit = static_cast<size_t>(options_.sequence_length);
@@ -52,47 +52,47 @@ class RowBuilder {
       ++stats_.truncated;
       size = limit;
     }
-    const bool kept = add_piece({sample.tokens.data(), size}, {sample.learnt.data(), size});
-    if (!kept && count_labels(sample.learnt) > 0) ++stats_.cut_away;
+    const bool kept = add_piece({sample.tokens.data(), size}, {sample.loss_mask.data(), size});
+    if (!kept && count_labels(sample.loss_mask) > 0) ++stats_.cut_away;
   }
 
   const DataStats& stats() const { return stats_; }
 
  private:
-  // Whole rows as they fill, and at its end what is left. A last piece of one token has nothing to predict and is no
-  // loss.
+  // Cuts whole rows off the stream, and at its end (`ends`) the rest. A rest of one token has no label and is dropped,
+  // which does not count as a loss.
   void cut_stream(bool ends) {
     const auto limit = static_cast<size_t>(options_.sequence_length);
     const std::span<const int32_t> tokens = stream_.tokens;
-    const std::span<const uint8_t> learnt = stream_.learnt;
+    const std::span<const uint8_t> loss_mask = stream_.loss_mask;
     size_t at = 0;
-    for (; at + limit <= tokens.size(); at += limit, begun_ = true) {
-      add_piece(tokens.subspan(at, limit), learnt.subspan(at, limit));
+    for (; at + limit <= tokens.size(); at += limit, stream_has_rows_ = true) {
+      add_piece(tokens.subspan(at, limit), loss_mask.subspan(at, limit));
     }
     const size_t left = tokens.size() - at;
     if (!ends) {
       stream_.tokens.erase(stream_.tokens.begin(), stream_.tokens.begin() + static_cast<std::ptrdiff_t>(at));
-      stream_.learnt.erase(stream_.learnt.begin(), stream_.learnt.begin() + static_cast<std::ptrdiff_t>(at));
+      stream_.loss_mask.erase(stream_.loss_mask.begin(), stream_.loss_mask.begin() + static_cast<std::ptrdiff_t>(at));
       return;
     }
-    if (left > 1 || (left == 1 && !begun_)) add_piece(tokens.subspan(at), learnt.subspan(at));
+    if (left > 1 || (left == 1 && !stream_has_rows_)) add_piece(tokens.subspan(at), loss_mask.subspan(at));
     stream_ = {};
-    begun_ = false;
+    stream_has_rows_ = false;
   }
 
-  // The first token of a sample is predicted by none.
-  static int64_t count_labels(std::span<const uint8_t> learnt) {
-    return learnt.size() < 2 ? 0 : std::count(learnt.begin() + 1, learnt.end(), uint8_t{1});
+  // Number of labels. The first token of a sample is not a label, because no token precedes it.
+  static int64_t count_labels(std::span<const uint8_t> loss_mask) {
+    return loss_mask.size() < 2 ? 0 : std::count(loss_mask.begin() + 1, loss_mask.end(), uint8_t{1});
   }
 
-  // False for a piece that is left out because nothing of it is learnt.
-  bool add_piece(std::span<const int32_t> tokens, std::span<const uint8_t> learnt) {
-    const int64_t labels = count_labels(learnt);
+  // Returns false for a piece that is left out because it has no label.
+  bool add_piece(std::span<const int32_t> tokens, std::span<const uint8_t> loss_mask) {
+    const int64_t labels = count_labels(loss_mask);
     if (labels == 0) {
       ++stats_.unlabelled;
       return false;
     }
-    writer_.add(tokens, learnt);
+    writer_.add(tokens, loss_mask);
     ++stats_.documents;
     stats_.tokens += static_cast<int64_t>(tokens.size());
     stats_.label_tokens += labels;
@@ -101,12 +101,13 @@ class RowBuilder {
 
   const DataOptions& options_;
   PackedRowsWriter& writer_;
-  Sample stream_;       // the end of it, which fills no row yet
-  bool begun_ = false;  // of the stream there are rows
+  TokenizedSample stream_;        // the rest of the stream, less than a row
+  bool stream_has_rows_ = false;  // true when the current stream already has rows
   DataStats stats_;
 };
 
-// Nothing reads padding but the embedding: a padding token that the model does not know gives way to one that it knows.
+// The token of padding. Its value does not matter except that the embedding must have it: the tokenizer's padding token
+// if it is in the vocabulary, else its EOS, else 0.
 int64_t padding_token(const text::Tokenizer& tokenizer, int64_t vocab_size) {
   int64_t padding = 0;
   for (const auto token : {tokenizer.eos_id(), tokenizer.pad_id()}) {
@@ -115,9 +116,9 @@ int64_t padding_token(const text::Tokenizer& tokenizer, int64_t vocab_size) {
   return padding;
 }
 
-// A pair of Megatron's is both of its files.
+// A Megatron source consists of two files.
 std::vector<std::filesystem::path> paths_of(const DataFile& file) {
-  if (file.container != Container::kMegatron) return {file.path};
+  if (file.container != DataContainer::kMegatron) return {file.path};
   auto index = file.path, ids = file.path;
   return {index.replace_extension(".idx"), ids.replace_extension(".bin")};
 }
@@ -132,15 +133,15 @@ std::vector<std::filesystem::path> paths_of(const std::vector<SourceFiles>& sour
   return paths;
 }
 
-// What the same data, tokenizer and settings are made into. To be raised with every change of code that makes other
-// rows of them: reading of records, templates, tokenizing, what is learnt, packing.
+// The version of the code that makes rows. Raise it with every change of code that makes other rows of the same data,
+// tokenizer and settings: reading of records, templates, tokenizing, labels, packing.
 constexpr int kRowSemantics = 4;
 
-// The time that templates print as the current one: 2024-07-26 12:00 UTC, the day that Llama's templates print where
-// there is no clock. With the machine's, the rows of a run that is resumed on another day would be other rows.
+// The current time for templates: 2024-07-26 12:00 UTC, the date that Llama's templates print without a clock. With the
+// machine's time, a run resumed on another day would get other rows.
 constexpr std::time_t kTimeOfTemplates = 1'721'995'200;
 
-// Everything that the rows depend on.
+// Hash of everything that the rows depend on.
 std::string key_of(const DataOptions& options, const std::vector<SourceFiles>& sources, const DataCache& cache,
                    int64_t padding) {
   Json key = {{"program", version()},
@@ -174,7 +175,7 @@ std::string first_names(const std::vector<SourceFiles>& sources) {
   return paths.front().string() + (paths.size() > 1 ? ", ..." : "");
 }
 
-// Reads and packs; the lines say what was recognised.
+// Reads, tokenizes and packs all files. The description has one line for each file, with its recognised format.
 void write_rows(const DataOptions& options, const std::vector<SourceFiles>& sources, const std::string& key,
                 int64_t padding, const SampleMaker& maker, const std::filesystem::path& folder) {
   PackedRowsWriter writer(folder, {.sequence_length = options.sequence_length,
@@ -184,31 +185,31 @@ void write_rows(const DataOptions& options, const std::vector<SourceFiles>& sour
   RowBuilder builder(options, writer);
   std::vector<std::string> lines;
   const auto start = Clock::now();
-  double told = 0;
+  double last_log_seconds = 0;
   for (const auto& source : sources) {
     for (const auto& file : source.files) {
-      SampleBatches batches(maker, [&](const Record& record, const Sample& sample) {
+      ParallelSampleMaker samples(maker, [&](const TrainingRecord& record, const TokenizedSample& sample) {
         builder.add(record, sample);
         constexpr double kEvery = 15;
-        if (options.quiet || seconds_since(start) - told < kEvery) return;
-        told = seconds_since(start);
+        if (options.quiet || seconds_since(start) - last_log_seconds < kEvery) return;
+        last_log_seconds = seconds_since(start);
         log_info("[data.load] {}: {} samples, {:.1f} M tokens so far", record.where, builder.stats().documents,
                  static_cast<double>(builder.stats().tokens) / 1e6);
       });
-      const auto kind = read_records(file, source.options, [&](Record record) {
+      const auto kind = read_records(file, source.options, [&](TrainingRecord record) {
         TESSERA_CHECK(!options.stop || !*options.stop, ErrorKind::kInternal, "[data.load] {}: asked to stop.",
                       record.where);
-        batches.add(std::move(record));
+        samples.add(std::move(record));
       });
-      batches.finish();
-      lines.push_back(fmt::format("{}: {}, {}", file.path.string(), to_string(file.container),
-                                  kind ? to_string(*kind) : "nothing in it"));
+      samples.finish();
+      lines.push_back(
+          fmt::format("{}: {}, {}", file.path.string(), to_string(file.container), kind ? to_string(*kind) : "empty"));
     }
   }
   const auto& stats = builder.stats();
-  const auto losses = stats.losses(options.sequence_length);
+  const auto dropped = stats.describe_dropped(options.sequence_length);
   TESSERA_CHECK(stats.documents > 0, ErrorKind::kFormat, "[data.load] {}: no sample is left to train on{}. {}.",
-                first_names(sources), losses.empty() ? "" : ": " + losses,
+                first_names(sources), dropped.empty() ? "" : ": " + dropped,
                 stats.cut_away + stats.dropped > 0 ? "Raise data.sequence_length, or give it other files"
                                                    : "Give it other files");
   writer.finish(key, stats, padding, lines);
@@ -218,10 +219,10 @@ void write_rows(const DataOptions& options, const std::vector<SourceFiles>& sour
 
 }  // namespace
 
-Tokenized tokenized(const DataOptions& options, std::span<const DataSource> given, const text::Tokenizer& tokenizer,
-                    const std::optional<text::ChatTemplate>& chat_template) {
+LoadedRows load_packed_rows(const DataOptions& options, std::span<const DataSource> data_sources,
+                            const text::Tokenizer& tokenizer, const std::optional<text::ChatTemplate>& chat_template) {
   std::vector<SourceFiles> sources;
-  for (const auto& source : given) {
+  for (const auto& source : data_sources) {
     SourceOptions merged = source;
     if (merged.format == "auto") merged.format = options.format;
     if (merged.columns.empty()) merged.columns = options.columns;
@@ -230,6 +231,8 @@ Tokenized tokenized(const DataOptions& options, std::span<const DataSource> give
   }
   const auto start = Clock::now();
   const DataCache cache(options.cache_folder);
+  // The state of the files is taken before they are hashed and compared after the rows are written. So the hash in the
+  // key and the rows belong to the same contents.
   UnchangedFiles files(paths_of(sources));
   const int64_t padding = padding_token(tokenizer, options.vocab_size);
   const std::string key = options.cache_folder.empty() ? "none" : key_of(options, sources, cache, padding);
@@ -244,11 +247,11 @@ Tokenized tokenized(const DataOptions& options, std::span<const DataSource> give
     write_rows(options, sources, key, padding, maker, folder);
     files.check();
   };
-  auto rows = cache.find_or_make(key, make, options.stop);
+  auto rows = cache.open_or_make(key, make, options.stop);
   TESSERA_CHECK(rows->sequence_length() == options.sequence_length, ErrorKind::kFormat,
                 "[data.cache] {}: found rows of {} tokens, wanted {}. Remove the folder.",
                 (options.cache_folder / key).string(), rows->sequence_length(), options.sequence_length);
-  // Whoever makes an entry that others read says so.
+  // With `quiet`, an entry that was made and is kept for other processes is still logged.
   if (options.quiet && (!made || options.cache_folder.empty())) return {rows, std::move(files)};
   if (!options.quiet && chat_template && chat_template->reads_clock()) {
     log_info("[data.load] {} prints the date: in training data it is always 26 July 2024", chat_template->name());

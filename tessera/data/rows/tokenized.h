@@ -1,6 +1,6 @@
-// From the sources of a data set to its packed rows: reads, tokenizes, packs, or finds what was made before.
+// Makes the packed rows of a data set from its sources (reads, tokenizes, packs), or finds them in the cache.
 //
-//   auto rows = tokenized(options, {source}, tokenizer, chat_template);
+//   auto rows = load_packed_rows(options, {source}, tokenizer, chat_template);
 //
 // Internal to dataset.cc.
 #pragma once
@@ -14,13 +14,13 @@
 
 namespace tessera::data {
 
-struct Tokenized {
+struct LoadedRows {
   std::shared_ptr<const PackedRows> rows;
-  UnchangedFiles files;  // that they were made from, as they were then
+  UnchangedFiles files;  // the source files, in their state before they were read
 };
 
-// All files of the sources as one set. Errors as Dataset::load.
-Tokenized tokenized(const DataOptions& options, std::span<const DataSource> sources, const text::Tokenizer& tokenizer,
-                    const std::optional<text::ChatTemplate>& chat_template);
+// All files of the sources as one set. Errors as in Dataset::load().
+LoadedRows load_packed_rows(const DataOptions& options, std::span<const DataSource> data_sources,
+                            const text::Tokenizer& tokenizer, const std::optional<text::ChatTemplate>& chat_template);
 
 }  // namespace tessera::data

@@ -12,18 +12,20 @@ namespace tessera {
 
 namespace {
 
+// Names of the modules that this thread is inside of, in the order of entry. A recursive module has several entries.
 thread_local std::vector<std::string> modules;
 
-void add(CommTally& tally, CommKind kind, int64_t bytes) {
-  ++tally.counts[static_cast<int>(kind)];
-  tally.bytes[static_cast<int>(kind)] += bytes;
+void add(CommCounts& counts, CommKind kind, int64_t bytes) {
+  ++counts.counts[static_cast<int>(kind)];
+  counts.bytes[static_cast<int>(kind)] += bytes;
 }
 
-nlohmann::ordered_json json_of(const CommTally& tally) {
+nlohmann::ordered_json json_of(const CommCounts& counts) {
   auto all = nlohmann::ordered_json::object();
   for (int kind = 0; kind < comm::kOpCount; ++kind) {
-    if (tally.counts[kind] > 0) {
-      all[comm::to_string(static_cast<CommKind>(kind))] = {{"count", tally.counts[kind]}, {"bytes", tally.bytes[kind]}};
+    if (counts.counts[kind] > 0) {
+      all[comm::to_string(static_cast<CommKind>(kind))] = {{"count", counts.counts[kind]},
+                                                           {"bytes", counts.bytes[kind]}};
     }
   }
   return all;
@@ -31,11 +33,11 @@ nlohmann::ordered_json json_of(const CommTally& tally) {
 
 }  // namespace
 
-int64_t CommTally::total() const { return std::accumulate(std::begin(counts), std::end(counts), int64_t{0}); }
+int64_t CommCounts::total() const { return std::accumulate(std::begin(counts), std::end(counts), int64_t{0}); }
 
-int64_t CommTally::total_bytes() const { return std::accumulate(std::begin(bytes), std::end(bytes), int64_t{0}); }
+int64_t CommCounts::total_bytes() const { return std::accumulate(std::begin(bytes), std::end(bytes), int64_t{0}); }
 
-CommTally& CommTally::operator+=(const CommTally& other) {
+CommCounts& CommCounts::operator+=(const CommCounts& other) {
   for (int kind = 0; kind < comm::kOpCount; ++kind) {
     counts[kind] += other.counts[kind];
     bytes[kind] += other.bytes[kind];
@@ -43,7 +45,7 @@ CommTally& CommTally::operator+=(const CommTally& other) {
   return *this;
 }
 
-std::string CommTally::table(const std::string& name) const {
+std::string CommCounts::table(const std::string& name) const {
   std::string text = fmt::format("{}: {} collectives, {} bytes\n", name, total(), total_bytes());
   for (int kind = 0; kind < comm::kOpCount; ++kind) {
     if (counts[kind] > 0) {
@@ -54,6 +56,8 @@ std::string CommTally::table(const std::string& name) const {
   return text;
 }
 
+// The mutex is needed because autograd's threads report the collectives of a backward. Each of these threads has its
+// own list of modules. A collective counts once for a module name, even if the list has the name twice.
 void CommDebugMode::on_collective(CommKind kind, int64_t bytes, const comm::Group&) {
   std::lock_guard lock(mutex_);
   add(all_, kind, bytes);
@@ -62,13 +66,13 @@ void CommDebugMode::on_collective(CommKind kind, int64_t bytes, const comm::Grou
 
 std::string CommDebugMode::table() const {
   std::string text = all_.table("Global");
-  for (const auto& [name, tally] : by_module_) text += tally.table(name);
+  for (const auto& [name, counts] : by_module_) text += counts.table(name);
   return text;
 }
 
 std::string CommDebugMode::json() const {
   nlohmann::ordered_json all = {{"Global", json_of(all_)}, {"modules", nlohmann::ordered_json::object()}};
-  for (const auto& [name, tally] : by_module_) all["modules"][name] = json_of(tally);
+  for (const auto& [name, counts] : by_module_) all["modules"][name] = json_of(counts);
   return all.dump(2, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace);
 }
 

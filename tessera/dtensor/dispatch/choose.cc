@@ -1,5 +1,5 @@
-// Which of a rule's strategies a call uses. Semantics of upstream's single-dim strategies: all combinations over the
-// mesh dims, of which the cheapest to reach is taken.
+// Chooses the strategies of a call. As in PyTorch's single-dim strategies, the candidates are all combinations of one
+// strategy for each mesh dim, and the combination that is cheapest to reach is chosen.
 #include <algorithm>
 #include <limits>
 
@@ -23,7 +23,8 @@ bool is_whole(const Strategy& strategy) {
   return std::ranges::all_of(strategy.inputs, [](const Placement& p) { return p.is_replicate(); });
 }
 
-Strategy with_split(Strategy strategy, int32_t split_factor) {
+// The strategy with each Shard replaced by a StridedShard of this factor.
+Strategy as_strided_shards(Strategy strategy, int32_t split_factor) {
   for (auto* list : {&strategy.inputs, &strategy.outputs}) {
     for (auto& placement : *list) {
       if (placement.is_shard()) placement = StridedShard(placement.dim, split_factor);
@@ -32,33 +33,37 @@ Strategy with_split(Strategy strategy, int32_t split_factor) {
   return strategy;
 }
 
-class Chooser {
+// The search. `per_dim_[m]` holds the candidates on mesh dim m: those of the rule that respect written arguments and
+// fixed outputs. If the present placements match a candidate on each mesh dim and the rule accepts them, nothing has to
+// move and the search ends there. Otherwise the search compares the cost of all combinations. The result depends only
+// on global shapes and placements, so all ranks choose the same.
+class StrategyChooser {
  public:
-  Chooser(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed)
+  StrategyChooser(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed)
       : call_(call), proposal_(proposal), output_count_(output_count), fixed_(fixed), ndim_(call.mesh->ndim()) {
-    writes_ = std::ranges::any_of(call.inputs, [](const TensorInput& input) { return input.mutated; });
+    has_written_input_ = std::ranges::any_of(call.inputs, [](const TensorInput& input) { return input.is_written; });
     for (int64_t m = 0; m < ndim_; ++m) per_dim_.push_back(candidates(m));
   }
 
-  Choice choose() {
+  PlacementChoice choose() {
     for (int64_t m = 0; m < ndim_; ++m) {
       if (per_dim_[m].empty()) fail_in_place(m);
     }
     Picks picks(ndim_);
-    if (exact(picks)) {
-      Choice choice = combine(picks);
-      if (partials_go_together(choice) && suits(choice)) return choice;
+    if (find_exact_match(picks)) {
+      PlacementChoice choice = combine(picks);
+      if (are_partials_compatible(choice) && is_supported(choice)) return choice;
     }
     size_t combinations = 1;
     for (const auto& list : per_dim_) combinations = std::min(combinations * list.size(), kMaxCombinations + 1);
-    if (combinations > kMaxCombinations) narrow_down();
+    if (combinations > kMaxCombinations) keep_cheapest_candidates();
     return cheapest();
   }
 
  private:
   using Picks = c10::SmallVector<size_t, 4>;
 
-  const Placement& now(size_t input, int64_t m) const { return call_.inputs[input].placements[m]; }
+  const Placement& present_placement(size_t input, int64_t m) const { return call_.inputs[input].placements[m]; }
 
   std::vector<Strategy> candidates(int64_t m) const {
     std::vector<Strategy> all;
@@ -81,15 +86,15 @@ class Chooser {
     }
     for (const auto& strategy : listed) {
       TESSERA_CHECK(strategy.inputs.size() == call_.inputs.size(), ErrorKind::kInternal,
-                    "[dtensor.rule] {}: the rule gives placements for {} inputs, the call has {}. Mend the rule.",
+                    "[dtensor.rule] {}: the rule gives placements for {} inputs, the call has {}. Correct the rule.",
                     call_.name(), strategy.inputs.size(), call_.inputs.size());
       if (!is_sharded(strategy)) {
         all.push_back(strategy);
         continue;
       }
-      if (any_plain || proposal_.scatters) all.push_back(strategy);
+      if (any_plain || proposal_.allows_new_shards) all.push_back(strategy);
       for (const int32_t split : splits) {
-        if (proposal_.strided) all.push_back(with_split(strategy, split));
+        if (proposal_.supports_strided) all.push_back(as_strided_shards(strategy, split));
       }
     }
     for (auto& strategy : all) {
@@ -101,21 +106,23 @@ class Chooser {
 
   bool allowed(const Strategy& strategy, int64_t m) const {
     for (size_t i = 0; i < call_.inputs.size(); ++i) {
-      const Placement& wanted = strategy.inputs[i];
-      if (wanted == now(i, m)) continue;
-      // What is written to cannot move; the parts of a norm are not negative, which values may be.
-      if (call_.inputs[i].mutated || wanted.kind == Placement::Kind::kNormPartial) return false;
+      const Placement& required = strategy.inputs[i];
+      if (required == present_placement(i, m)) continue;
+      // A written argument cannot be redistributed. A Replicate value cannot become a partial norm, because partial
+      // norms are not negative and the value may be.
+      if (call_.inputs[i].is_written || required.kind == Placement::Kind::kNormPartial) return false;
     }
-    if (crowds(m, m + 1, [&](size_t i, int64_t) { return strategy.inputs[i]; })) return false;
+    if (makes_too_many_shards(m, m + 1, [&](size_t i, int64_t) { return strategy.inputs[i]; })) return false;
     return std::ranges::all_of(fixed_, [&](const auto& output) {
       return output.first >= strategy.outputs.size() || strategy.outputs[output.first] == output.second[m];
     });
   }
 
-  // Nothing is cut into more parts than it has elements, but to follow what is written or lies so already. Whether that
-  // happens on the mesh dims [first, last) where placement(i, m) says how input i lies.
+  // Whether inputs would be redistributed to more shards than they have elements, on the mesh dims [first, last) if
+  // input i has placement(i, m). This is allowed only if an argument is written, or if an input with too many shards
+  // keeps its placements.
   template <class PlacementOf>
-  bool crowds(int64_t first, int64_t last, PlacementOf placement) const {
+  bool makes_too_many_shards(int64_t first, int64_t last, PlacementOf placement) const {
     bool moves_to_crowded = false;
     bool keeps_crowded = false;
     for (size_t i = 0; i < call_.inputs.size(); ++i) {
@@ -128,12 +135,12 @@ class Chooser {
         if (p.is_any_shard()) {
           parts[p.dim] *= call_.mesh->shape()[m];
           crowded = crowded || parts[p.dim] > std::max<int64_t>(sizes[p.dim], 1);
-          moved = moved || p != now(i, m);
+          moved = moved || p != present_placement(i, m);
         }
       }
       if (crowded) (moved ? moves_to_crowded : keeps_crowded) = true;
     }
-    return moves_to_crowded && !keeps_crowded && !writes_;
+    return moves_to_crowded && !keeps_crowded && !has_written_input_;
   }
 
   [[noreturn]] void fail_in_place(int64_t m) const {
@@ -141,20 +148,20 @@ class Chooser {
     for (const auto& [index, placements] : fixed_) fixed += (fixed.empty() ? "" : ", ") + to_string(placements);
     raise(ErrorKind::kShape,
           "Sharding dimension mismatch: [dtensor.dispatch] {}: in-place operations that require placement changes are "
-          "not "
-          "supported. What is written has placement {}, but no valid strategy preserves it on mesh dim {}. "
+          "not supported. The written tensor has placement {}, but no valid strategy preserves it on mesh dim {}. "
           "Use the out-of-place version, or redistribute first.",
-          call_.describe(), fixed.empty() ? "of its own" : fixed, m);
+          call_.describe(), fixed.empty() ? "as shown" : fixed, m);
   }
 
-  // Strategies that fit the inputs as they are: the last one listed, as upstream.
-  bool exact(Picks& picks) const {
+  // Finds strategies that match the placements of the inputs on each mesh dim. Of several the last one is used, as in
+  // PyTorch.
+  bool find_exact_match(Picks& picks) const {
     for (int64_t m = 0; m < ndim_; ++m) {
       const auto& list = per_dim_[m];
       const auto found = std::find_if(list.rbegin(), list.rend(), [&](const Strategy& strategy) {
         return std::ranges::equal(
             strategy.inputs, call_.inputs,
-            [m](const Placement& wanted, const TensorInput& input) { return wanted == input.placements[m]; });
+            [m](const Placement& required, const TensorInput& input) { return required == input.placements[m]; });
       });
       if (found == list.rend()) return false;
       picks[m] = static_cast<size_t>(list.rend() - found) - 1;
@@ -162,8 +169,8 @@ class Chooser {
     return true;
   }
 
-  Choice combine(const Picks& picks) const {
-    Choice choice;
+  PlacementChoice combine(const Picks& picks) const {
+    PlacementChoice choice;
     choice.inputs.resize(call_.inputs.size());
     choice.outputs.resize(output_count_);
     for (int64_t m = 0; m < ndim_; ++m) {
@@ -174,30 +181,32 @@ class Chooser {
     return choice;
   }
 
-  static bool partials_go_together(const Choice& choice) {
-    return std::ranges::all_of(choice.inputs, tessera::partials_go_together) &&
-           std::ranges::all_of(choice.outputs, tessera::partials_go_together);
+  static bool are_partials_compatible(const PlacementChoice& choice) {
+    return std::ranges::all_of(choice.inputs, tessera::are_partials_compatible) &&
+           std::ranges::all_of(choice.outputs, tessera::are_partials_compatible);
   }
 
-  bool consistent(const Choice& choice) const {
-    return partials_go_together(choice) &&
-           !crowds(0, ndim_, [&](size_t i, int64_t m) { return choice.inputs[i][m]; }) && suits(choice);
+  bool is_valid(const PlacementChoice& choice) const {
+    return are_partials_compatible(choice) &&
+           !makes_too_many_shards(0, ndim_, [&](size_t i, int64_t m) { return choice.inputs[i][m]; }) &&
+           is_supported(choice);
   }
 
-  // Whether the operation can work on such parts.
-  bool suits(const Choice& choice) const {
-    return (proposal_.empty_parts || !has_empty_part(choice)) && (!proposal_.legal || proposal_.legal(call_, choice));
+  // Whether the operation can run with these placements.
+  bool is_supported(const PlacementChoice& choice) const {
+    return (proposal_.supports_empty_shards || !has_empty_part(choice)) &&
+           (!proposal_.is_legal || proposal_.is_legal(call_, choice));
   }
 
-  // Whether some rank would have no element of an input that has some.
-  bool has_empty_part(const Choice& choice) const {
+  // Whether some rank would have no element of an input that has elements. The last rank has the smallest shard.
+  bool has_empty_part(const PlacementChoice& choice) const {
     for (size_t i = 0; i < choice.inputs.size(); ++i) {
       Sizes least(call_.inputs[i].sizes.begin(), call_.inputs[i].sizes.end());
       for (int64_t m = 0; m < ndim_; ++m) {
         const Placement& p = choice.inputs[i][m];
         if (p.is_any_shard()) {
           const int64_t k = call_.mesh->shape()[m];
-          least[p.dim] = local_extent(least[p.dim], k, k - 1, p.split_factor);
+          least[p.dim] = local_shard_size(least[p.dim], k, k - 1, p.split_factor);
           if (least[p.dim] == 0 && call_.inputs[i].sizes[p.dim] > 0) return true;
         }
       }
@@ -210,7 +219,7 @@ class Chooser {
     return redistribute_cost(input.sizes, item_bytes, *call_.mesh, input.placements, to);
   }
 
-  double cost(const Choice& choice) const {
+  double cost(const PlacementChoice& choice) const {
     double total = 0;
     for (size_t i = 0; i < choice.inputs.size(); ++i) {
       total += cost(call_.inputs[i], choice.inputs[i]);
@@ -218,13 +227,14 @@ class Chooser {
     return total;
   }
 
-  Choice cheapest() const {
-    Choice best;
+  // Tries all combinations and stops at the first one that costs nothing.
+  PlacementChoice cheapest() const {
+    PlacementChoice best;
     double least = std::numeric_limits<double>::infinity();
     Picks picks(ndim_, 0);
-    for (bool more = true; more; more = advance(picks)) {
-      Choice choice = combine(picks);
-      if (!consistent(choice)) continue;
+    for (bool more = true; more; more = next_combination(picks)) {
+      PlacementChoice choice = combine(picks);
+      if (!is_valid(choice)) continue;
       const double total = cost(choice);
       if (total < least) {
         least = total;
@@ -232,10 +242,9 @@ class Chooser {
         if (total == 0) break;
       }
     }
-    TESSERA_CHECK(!best.inputs.empty() || !writes_, ErrorKind::kShape,
-                  "Sharding dimension mismatch: [dtensor.dispatch] {}: nothing brings the other operands to where what "
-                  "is written "
-                  "lies. Use the out-of-place version, or redistribute first.",
+    TESSERA_CHECK(!best.inputs.empty() || !has_written_input_, ErrorKind::kShape,
+                  "Sharding dimension mismatch: [dtensor.dispatch] {}: the other operands cannot be redistributed to "
+                  "the placements of the written tensor. Use the out-of-place version, or redistribute first.",
                   call_.describe());
     TESSERA_CHECK(
         !best.inputs.empty(), ErrorKind::kShape,
@@ -245,8 +254,8 @@ class Chooser {
     return best;
   }
 
-  // Next combination, the last mesh dim fastest.
-  bool advance(Picks& picks) const {
+  // Moves to the next combination; the last mesh dim varies fastest.
+  bool next_combination(Picks& picks) const {
     for (int64_t m = ndim_; m-- > 0;) {
       if (++picks[m] < per_dim_[m].size()) return true;
       picks[m] = 0;
@@ -254,9 +263,9 @@ class Chooser {
     return false;
   }
 
-  // Too many combinations to try all: keep on each mesh dim the few that are cheapest on their own, and the whole,
-  // which always suits.
-  void narrow_down() {
+  // Reduces the candidates when there are too many combinations. Each mesh dim keeps the 8 candidates that are cheapest
+  // on their own, and the one with all inputs whole, which is always legal.
+  void keep_cheapest_candidates() {
     constexpr size_t kKept = 8;
     for (int64_t m = 0; m < ndim_; ++m) {
       auto& list = per_dim_[m];
@@ -284,15 +293,15 @@ class Chooser {
   size_t output_count_;
   const FixedOutputs& fixed_;
   int64_t ndim_;
-  bool writes_;
+  bool has_written_input_;
   std::vector<std::vector<Strategy>> per_dim_;
 };
 
 }  // namespace
 
-Choice choose(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed) {
+PlacementChoice choose(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed) {
   if (proposal.choice) return *proposal.choice;
-  return Chooser(call, proposal, output_count, fixed).choose();
+  return StrategyChooser(call, proposal, output_count, fixed).choose();
 }
 
 }  // namespace tessera

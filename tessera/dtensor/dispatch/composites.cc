@@ -1,5 +1,6 @@
-// Composite operations whose own decomposition does not suit DTensors, written again from operations that do. They are
-// registered at the autograd key too, so that their gradients come from what they are made of.
+// Composite operations whose decomposition in PyTorch does not work for DTensors. They are composed here from
+// operations with sharding rules. They are registered at the autograd key, too, so their gradients come from those
+// operations.
 #include <ATen/ATen.h>
 #include <ATen/InferSize.h>
 #include <ATen/OpMathType.h>
@@ -22,13 +23,13 @@
 #include "tessera/dtensor/dispatch/dispatch.h"
 #include "tessera/dtensor/redistribute/autograd.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 
 namespace tessera {
 
 namespace {
 
-// Upstream writes into at::zeros(sizes, options), which would be a plain tensor.
+// PyTorch writes into at::zeros(sizes, options), which would be a plain tensor.
 at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, int64_t dim, const at::Tensor& indices,
                                               c10::SymIntArrayRef sizes, bool keepdim) {
   const bool add_dim = !keepdim && !sizes.empty();
@@ -37,14 +38,14 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, int64_
   return values.new_zeros(C10_AS_INTARRAYREF_SLOW(sizes)).scatter(dim, where, values);
 }
 
-// Upstream writes into at::zeros(sizes, options) here too.
+// PyTorch writes into at::zeros(sizes, options) here, too.
 at::Tensor cummaxmin_backward(const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& indices,
                               int64_t dim) {
   return input.numel() == 0 ? input.clone() : input.new_zeros(input.sizes()).scatter_add(dim, indices, gradient);
 }
 
-// Upstream's derivative of this, where factors are zero, copies to at::zeros(). Each place takes the sum over later
-// results of their gradient times all other factors.
+// PyTorch's derivative for inputs with zeros copies into at::zeros(). Here the gradient of factor k is the sum, over
+// all results from k on, of the gradient of the result times the product of its other factors.
 at::Tensor cumprod_backward(const at::Tensor& gradient, const at::Tensor& input, int64_t dim,
                             const at::Tensor& output) {
   const int64_t size = input.dim() == 0 ? 1 : input.size(dim);
@@ -61,7 +62,8 @@ at::Tensor cumprod_backward(const at::Tensor& gradient, const at::Tensor& input,
   return at::stack(places, dim);
 }
 
-// Upstream adds in place to zeros, which lie as the gradient does where they have its shape, and then cannot move.
+// PyTorch adds in place to gradient.new_zeros(). Zeros with the shape of the gradient get its placements, and an
+// in-place operation cannot redistribute them.
 at::Tensor gather_backward(const at::Tensor& gradient, const at::Tensor& self, int64_t dim, const at::Tensor& index,
                            bool) {
   return gradient.new_zeros(self.sizes()).scatter_add(dim, index, gradient);
@@ -72,12 +74,14 @@ at::Tensor index_select_backward(const at::Tensor& gradient, c10::SymIntArrayRef
   return gradient.new_zeros(C10_AS_INTARRAYREF_SLOW(sizes)).index_add(dim, index, gradient);
 }
 
-// What is partial is reduced once, not at each use.
-at::Tensor reduced(const at::Tensor& tensor) { return redistribute(tensor, partial_to_replicated(placements(tensor))); }
+// Reduces a Partial tensor once instead of at each use.
+at::Tensor without_partial(const at::Tensor& tensor) {
+  return redistribute(tensor, partial_to_replicated(placements(tensor)));
+}
 
-// Upstream's derivative adds a plain at::arange(p).
+// PyTorch's derivative adds a plain at::arange(p).
 at::Tensor log_multigamma(const at::Tensor& partial, int64_t p) {
-  const at::Tensor self = reduced(partial);
+  const at::Tensor self = without_partial(partial);
   at::Tensor sum = self.lgamma();
   for (int64_t j = 1; j < p; ++j) sum = sum + (self - static_cast<double>(j) / 2).lgamma();
   return sum + static_cast<double>(p * (p - 1)) / 4 * std::log(std::numbers::pi);
@@ -85,7 +89,7 @@ at::Tensor log_multigamma(const at::Tensor& partial, int64_t p) {
 
 at::Tensor& mvlgamma_(at::Tensor& self, int64_t p) { return self.copy_(log_multigamma(self.clone(), p)); }
 
-// Upstream adds eps in place to the mean, which over a sharded hidden dim is partial.
+// PyTorch adds eps in place to the mean, which is Partial if the hidden dim is sharded.
 std::tuple<at::Tensor, at::Tensor> fused_rms_norm(const at::Tensor& input, c10::IntArrayRef normalized_shape,
                                                   const std::optional<at::Tensor>& weight, std::optional<double> eps) {
   const auto type = input.scalar_type();
@@ -104,7 +108,7 @@ at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shap
   return std::get<0>(fused_rms_norm(input, C10_AS_INTARRAYREF_SLOW(normalized_shape), weight, eps));
 }
 
-// Upstream copies slices into at::empty(), which would be a plain tensor.
+// PyTorch copies slices into at::empty(), which would be a plain tensor.
 at::Tensor pad_circular(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
   const auto pad = C10_AS_INTARRAYREF_SLOW(symbolic);
   at::Tensor padded = self;
@@ -113,11 +117,10 @@ at::Tensor pad_circular(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
     const int64_t left = pad[i];
     const int64_t right = pad[i + 1];
     const int64_t size = self.size(dim) + std::min<int64_t>(left, 0) + std::min<int64_t>(right, 0);
-    TESSERA_CHECK(
-        size > 0 && left <= self.size(dim) && right <= self.size(dim), ErrorKind::kShape,
-        "[dtensor.pad] circular padding [{}] of shape [{}]: found {} and {} for size {}, wanted at most that size "
-        "and something left. Pad less.",
-        fmt::join(pad, ", "), fmt::join(self.sizes(), ", "), left, right, self.size(dim));
+    TESSERA_CHECK(size > 0 && left <= self.size(dim) && right <= self.size(dim), ErrorKind::kShape,
+                  "[dtensor.pad] circular padding [{}] of shape [{}]: found paddings {} and {} for a dim of size {}, "
+                  "wanted at most the size each and a positive size of the result. Pad less.",
+                  fmt::join(pad, ", "), fmt::join(self.sizes(), ", "), left, right, self.size(dim));
     const at::Tensor body = size == self.size(dim) ? padded : padded.narrow(dim, std::max<int64_t>(-left, 0), size);
     std::vector<at::Tensor> parts;
     if (left > 0) parts.push_back(body.narrow(dim, size - left, left));
@@ -128,7 +131,8 @@ at::Tensor pad_circular(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
   return padded.is_same(self) ? self.clone() : padded;
 }
 
-// Upstream takes a view, which must alias. This may be a view of a gathered copy: what is cut unevenly can be reshaped.
+// PyTorch takes a view, which must alias. Here the result may be a view of a gathered copy, so unevenly sharded dims
+// can be reshaped.
 at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
   const at::DimVector sizes = at::infer_size_dv(C10_AS_INTARRAYREF_SLOW(symbolic), self.numel());
   const auto strides = at::detail::computeStride(self.sizes(), self.strides(), sizes);
@@ -136,7 +140,7 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
                  : at::_unsafe_view(self.clone(at::MemoryFormat::Contiguous), sizes);
 }
 
-// Upstream's does not ask the dispatcher for its reshape.
+// PyTorch's flatten calls its reshape without the dispatcher, so it would not reach the reshape above.
 at::Tensor flatten(const at::Tensor& self, int64_t first, int64_t last) {
   const int64_t begin = at::maybe_wrap_dim(first, self.dim());
   const int64_t end = at::maybe_wrap_dim(last, self.dim());
@@ -153,10 +157,10 @@ at::Tensor flatten(const at::Tensor& self, int64_t first, int64_t last) {
   return self.reshape(sizes);
 }
 
-// A row that is a step apart in memory is copied, which reshape would not do.
+// As in PyTorch a 1-d tensor whose elements are not adjacent is copied; reshape would return a view.
 at::Tensor ravel(const at::Tensor& self) { return self.contiguous().reshape({-1}); }
 
-// The order of the operands decides how the result lies.
+// The order of the operands decides the strides of the result.
 at::Tensor rsub(const at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
   return at::sub(other, self, alpha);
 }
@@ -171,8 +175,8 @@ at::Tensor pad(const at::Tensor& self, c10::SymIntArrayRef pad, std::string_view
   return at::native::pad_symint(self, pad, mode, value);
 }
 
-// Upstream's derivative copies blocks into at::zeros(). Theirs too: the corner of the exponential of [[A^H, G], [0,
-// A^H]].
+// PyTorch's derivative copies blocks into at::zeros(). The formula is the same: the gradient is the upper right block
+// of the exponential of [[A^H, G], [0, A^H]].
 struct MatrixExp : torch::autograd::Function<MatrixExp> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
     ctx->save_for_backward({self});
@@ -192,7 +196,7 @@ struct MatrixExp : torch::autograd::Function<MatrixExp> {
 
 at::Tensor matrix_exp(const at::Tensor& self) { return MatrixExp::apply(self); }
 
-// Upstream's derivative fills the diagonal of plain zeros.
+// PyTorch's derivative fills the diagonal of plain zeros.
 struct Trace : torch::autograd::Function<Trace> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
     ctx->saved_data["sizes"] = self.sizes().vec();
@@ -211,7 +215,7 @@ struct Trace : torch::autograd::Function<Trace> {
 
 at::Tensor trace(const at::Tensor& self) { return Trace::apply(self); }
 
-// Upstream's derivative for real numbers is a plain tensor of zeros.
+// PyTorch's derivative for real numbers is a plain tensor of zeros.
 at::Tensor sgn(c10::DispatchKeySet keys, const at::Tensor& self) {
   if (!self.is_complex()) return self.sign();
   return at::_ops::sgn::redispatch(keys_of_all_backends(keys), self);
@@ -222,7 +226,7 @@ at::Tensor& sgn_(c10::DispatchKeySet keys, at::Tensor& self) {
   return at::_ops::sgn_::redispatch(keys_of_all_backends(keys), self);
 }
 
-// Upstream's derivative by `other` is a plain tensor of zeros.
+// PyTorch's derivative with respect to `other` is a plain tensor of zeros.
 struct CopySign : torch::autograd::Function<CopySign> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self, const at::Tensor& other) {
     at::Tensor result;
@@ -259,7 +263,8 @@ at::Tensor& with_sign_(c10::DispatchKeySet keys, at::Tensor& self, const at::Ten
   return at::_ops::copysign__Tensor::redispatch(keys_of_all_backends(keys), self, other);
 }
 
-// To the shape and strides that self has, as gradient formulas ask for; its derivative is that of an alias.
+// as_strided to the shape and strides that self has already; gradient formulas use it. The derivative is that of
+// alias().
 at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
                       std::optional<c10::SymInt> offset) {
   check_as_strided("aten::as_strided", self, C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides),
@@ -267,7 +272,7 @@ at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::Sy
   return at::alias(self);
 }
 
-// Makes of a plain gradient a DTensor.
+// The identity. Its backward converts a plain gradient to a replicated DTensor.
 struct DTensorGradient : torch::autograd::Function<DTensorGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
     at::AutoDispatchBelowADInplaceOrView guard;
@@ -277,27 +282,30 @@ struct DTensorGradient : torch::autograd::Function<DTensorGradient> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
-    if (grads[0].defined()) grads[0] = replicated_beside(grads[0], ctx->saved_data["like"].toTensor());
+    if (grads[0].defined()) grads[0] = replicate_like(grads[0], ctx->saved_data["like"].toTensor());
     return grads;
   }
 };
 
-// Upstream's derivative gives operands of shape [0], which may stand beside any other, at::zeros({0}).
-at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& given, int64_t dim) {
+// Operands of shape [0] may be concatenated with any other shape. PyTorch's derivative gives them at::zeros({0}), a
+// plain tensor.
+at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& operands, int64_t dim) {
   const auto next = keys_of_all_backends(keys);
   const auto is_empty = [](const at::Tensor& tensor) {
     return tensor.dim() == 1 && tensor.size(0) == 0 && tensor.requires_grad() && is_dtensor(tensor);
   };
-  if (!c10::GradMode::is_enabled() || std::ranges::none_of(given, is_empty)) {
-    return at::_ops::cat::redispatch(next, given, dim);
+  if (!c10::GradMode::is_enabled() || std::ranges::none_of(operands, is_empty)) {
+    return at::_ops::cat::redispatch(next, operands, dim);
   }
   std::vector<at::Tensor> tensors;
-  for (const at::Tensor& tensor : given) tensors.push_back(is_empty(tensor) ? DTensorGradient::apply(tensor) : tensor);
+  for (const at::Tensor& tensor : operands) {
+    tensors.push_back(is_empty(tensor) ? DTensorGradient::apply(tensor) : tensor);
+  }
   return at::_ops::cat::redispatch(next, tensors, dim);
 }
 
-// What label smoothing adds: the negative log-probabilities of all classes. Upstream masks a sum over classes, which
-// may be partial, in place, and takes the mean of a selection, whose shape depends on data.
+// The term that label smoothing adds: the negative log-probabilities summed over all classes. PyTorch masks the sum
+// over classes in place, which fails for a Partial, and takes the mean of a selection, whose shape depends on data.
 at::Tensor smooth_loss(const at::Tensor& log_probabilities, const at::Tensor& target, const at::Tensor& weight,
                        int64_t reduction, int64_t ignored_index) {
   const int64_t class_dim = log_probabilities.dim() == 1 ? 0 : 1;
@@ -320,7 +328,7 @@ at::Tensor smooth_loss(const at::Tensor& log_probabilities, const at::Tensor& ta
 
 at::Tensor cross_entropy_loss(const at::Tensor& self, const at::Tensor& target, const std::optional<at::Tensor>& weight,
                               int64_t reduction, c10::SymInt ignore_index, double label_smoothing) {
-  const bool of_classes = self.sizes() != target.sizes();  // not of probabilities
+  const bool of_classes = self.sizes() != target.sizes();  // else the targets are probabilities
   if (label_smoothing <= 0 || label_smoothing > 1 || !of_classes || !is_dtensor(self)) {
     return at::native::cross_entropy_loss_symint(self, target, weight, reduction, std::move(ignore_index),
                                                  label_smoothing);
@@ -329,50 +337,49 @@ at::Tensor cross_entropy_loss(const at::Tensor& self, const at::Tensor& target, 
   const int64_t ignored = ignore_index.expect_int();
   const at::Tensor log_probabilities = at::log_softmax(self, class_dim, self.scalar_type());
   const at::Tensor loss = at::nll_loss_nd(log_probabilities, target, weight, reduction, ignored);
-  const at::Tensor weights = weight && weight->defined() ? replicated_beside(*weight, self) : at::Tensor();
-  const at::Tensor smooth =
-      smooth_loss(log_probabilities, replicated_beside(target, self), weights, reduction, ignored);
+  const at::Tensor weights = weight && weight->defined() ? replicate_like(*weight, self) : at::Tensor();
+  const at::Tensor smooth = smooth_loss(log_probabilities, replicate_like(target, self), weights, reduction, ignored);
   return (1 - label_smoothing) * loss + smooth * (label_smoothing / static_cast<double>(self.size(class_dim)));
 }
 
-// Upstream writes into at::zeros(sizes, options), which would be a plain tensor. Each element is compared with all
-// classes instead, so that the result lies as the indices do.
-at::Tensor one_hot(const at::Tensor& indices, int64_t given_classes) {
+// PyTorch writes into at::zeros(sizes, options), which would be a plain tensor. Here each index is compared with all
+// classes, so the result keeps the shards of the indices.
+at::Tensor one_hot(const at::Tensor& indices, int64_t num_classes) {
   TESSERA_CHECK(indices.scalar_type() == at::kLong, ErrorKind::kShape,
                 "[dtensor.one_hot] found indices of {}: one_hot is only applicable to index tensor of type LongTensor.",
                 c10::toString(indices.scalar_type()));
-  TESSERA_CHECK(indices.numel() > 0 || given_classes > 0, ErrorKind::kShape,
+  TESSERA_CHECK(indices.numel() > 0 || num_classes > 0, ErrorKind::kShape,
                 "[dtensor.one_hot] Can not infer total number of classes from empty tensor.");
-  const at::Tensor self = reduced(indices);
-  int64_t classes = given_classes;
+  const at::Tensor self = without_partial(indices);
+  int64_t classes = num_classes;
   if (self.numel() > 0) {
-    const auto least = self.min().item<int64_t>(), most = self.max().item<int64_t>();  // alike on all ranks
+    const auto least = self.min().item<int64_t>(), most = self.max().item<int64_t>();  // the same on all ranks
     TESSERA_CHECK(least >= 0, ErrorKind::kShape, "[dtensor.one_hot] found index {}: Class values must be non-negative.",
                   least);
-    classes = given_classes == -1 ? most + 1 : given_classes;
+    classes = num_classes == -1 ? most + 1 : num_classes;
     TESSERA_CHECK(classes > most, ErrorKind::kShape,
                   "[dtensor.one_hot] found index {} for {} classes: Class values must be smaller than num_classes.",
                   most, classes);
   }
   return self.unsqueeze(-1)
-      .eq(replicated_beside(at::arange(classes, at::TensorOptions(at::kLong).device(self.device())), self))
+      .eq(replicate_like(at::arange(classes, at::TensorOptions(at::kLong).device(self.device())), self))
       .to(at::kLong);
 }
 
-// Upstream makes the causal mask with at::ones(options), which would be a plain tensor.
+// PyTorch makes the causal mask with at::ones(options), which would be a plain tensor.
 std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const at::Tensor& key,
                                                   const at::Tensor& value, const std::optional<at::Tensor>& mask,
                                                   double dropout, bool causal,
                                                   const std::optional<at::Tensor>& dropout_mask,
                                                   std::optional<double> scale, bool grouped) {
-  const bool masked = mask && mask->defined();  // which does not go with causal: upstream's error
+  const bool masked = mask && mask->defined();  // mask and is_causal together are an error of PyTorch's function
   if (!causal || masked || !is_dtensor(query)) {
     return at::native::_scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, dropout_mask, scale,
                                                           grouped);
   }
   const auto options = at::TensorOptions().dtype(query.scalar_type()).device(query.device());
   const double never = -std::numeric_limits<double>::infinity();
-  const at::Tensor after = replicated_beside(at::full({query.size(-2), key.size(-2)}, never, options).triu(1), query);
+  const at::Tensor after = replicate_like(at::full({query.size(-2), key.size(-2)}, never, options).triu(1), query);
   return at::native::_scaled_dot_product_attention_math(query, key, value, after, dropout, false, dropout_mask, scale,
                                                         grouped);
 }
@@ -381,11 +388,11 @@ std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const
 
 void check_as_strided(const std::string& op, const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                       int64_t offset) {
-  TESSERA_CHECK(
-      self.sizes() == sizes && self.strides() == strides && offset == 0, ErrorKind::kShape,
-      "Sharding dimension mismatch: [dtensor.dispatch] {}(self: [{}]): as_strided not supported with DTensor, except "
-      "to the shape and strides that it has. Use view, transpose, slice or unfold, or work on to_local().",
-      op, fmt::join(self.sizes(), ", "));
+  TESSERA_CHECK(self.sizes() == sizes && self.strides() == strides && offset == 0, ErrorKind::kShape,
+                "Sharding dimension mismatch: [dtensor.dispatch] {}(self: [{}]): as_strided not supported with "
+                "DTensor, except with the shape and strides that the tensor has already. Use view, transpose, slice or "
+                "unfold, or work on to_local().",
+                op, fmt::join(self.sizes(), ", "));
 }
 
 void register_composites(torch::Library& dtensor, torch::Library& autograd) {
@@ -416,7 +423,7 @@ void register_composites(torch::Library& dtensor, torch::Library& autograd) {
   autograd.impl("mvlgamma", TORCH_FN(log_multigamma));
   autograd.impl("mvlgamma_", TORCH_FN(mvlgamma_));
   autograd.impl("linalg_matrix_exp", TORCH_FN(matrix_exp));
-  autograd.impl("as_strided", TORCH_FN(as_strided));  // at the autograd key, above the handler of that name
+  autograd.impl("as_strided", TORCH_FN(as_strided));  // at the autograd key; the handler with this name is below it
 }
 
 }  // namespace tessera

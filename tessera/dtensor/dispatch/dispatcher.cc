@@ -1,4 +1,4 @@
-// The kernel behind every operation on DTensors: find the plan of the call, or make one, and carry it out.
+// The kernel of every operation on DTensors. It looks up the plan of the call, or makes one, and runs it.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
@@ -17,51 +17,54 @@ namespace tessera {
 
 namespace {
 
-// Finds the rule at the first miss. False when the operation decomposes instead.
-bool has_rule(const OpEntry& op) {
+// Looks up the rule when a call has no cached plan. Returns false if the operation is decomposed instead.
+bool has_rule(const OpInfo& op) {
   if (op.rule.load(std::memory_order_acquire) != nullptr) return true;
   if (const Rule* rule = find_rule(op)) {
     op.rule.store(rule, std::memory_order_release);
     return true;
   }
-  if (!op.in_place_view && op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
+  if (!op.is_in_place_view && op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
     op.handler.store(decompose, std::memory_order_release);
     return false;
   }
-  return true;  // make_plan says what is missing
+  return true;  // make_plan raises the error for a missing rule
 }
 
-// A derivative's formula that writes to a tensor of its own cannot be told to redistribute it before: it becomes whole
-// where it is, on all ranks. Views are written as they lie. False: there is nothing to move. COLLECTIVE over the mesh.
-bool make_written_whole(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
+// Replicates written arguments, for derivative formulas that write to tensors of their own. The user cannot
+// redistribute such a tensor before the write, so it is replaced by its whole value on all ranks. Views and parameters
+// are not replaced. Returns false if no argument was replaced. COLLECTIVE over the mesh.
+bool replicate_written_args(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   bool moved = false;
   for (const int arg : op.tensor_args) {
-    if (!op.args[arg].mutated || !args[arg].isTensor() || !is_dtensor(args[arg].toTensor())) continue;
+    if (!op.args[arg].is_written || !args[arg].isTensor() || !is_dtensor(args[arg].toTensor())) continue;
     const at::Tensor& written = args[arg].toTensor();
     DTensorImpl& impl = *impl_of(written);
     const Placements whole(impl.placements().size(), Replicate());
     const bool parameter = written.is_leaf() && written.requires_grad();
-    if (parameter || written.is_view() || impl.is_copied_view() || impl.placements() == whole) continue;
+    if (parameter || written.is_view() || impl.is_gathered_view() || impl.placements() == whole) continue;
     impl.shallow_copy_from(redistribute_values(written, whole, /*may_alias=*/false).getIntrusivePtr());
     moved = true;
   }
   return moved;
 }
 
-// Null where what is written was moved, and the call is another one now.
-std::shared_ptr<const Plan> plan_of(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
-  if (!op.mutates || !in_backward()) return make_plan(op, args);
+// Makes the plan of a call. Returns null if written arguments were replicated, because the call then has another key.
+std::shared_ptr<const Plan> make_plan_or_replicate(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  if (!op.writes_argument || !in_backward()) return make_plan(op, args);
   try {
     return make_plan(op, args);
   } catch (const Error&) {
-    if (make_written_whole(op, args)) return nullptr;
+    if (replicate_written_args(op, args)) return nullptr;
     throw;
   }
 }
 
 }  // namespace
 
-void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
+// The key is rebuilt in a thread-local buffer at each call. A lookup first compares with a recent plan and needs the
+// hash of the key only if that fails.
+void dispatch_by_rule(const OpInfo& op, c10::DispatchKeySet keys, Stack& stack) {
   const c10::ArrayRef<c10::IValue> args(stack.data() + stack.size() - op.args.size(), op.args.size());
   static thread_local CallKey key;
   const bool cacheable = key.assign(op, args);
@@ -78,8 +81,8 @@ void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack)
   } else if (!has_rule(op)) {
     return decompose(op, keys, &stack);
   } else {
-    const CallKey own = key;  // a rule that runs operations on DTensors changes the thread's
-    plan = plan_of(op, args);
+    const CallKey own = key;  // rules that run operations on DTensors overwrite `key`
+    plan = make_plan_or_replicate(op, args);
     if (plan == nullptr) return dispatch_by_rule(op, keys, stack);
     if (cacheable && plan->cacheable) cache.insert(hash, own.words(), plan);
   }
@@ -89,43 +92,43 @@ void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack)
 namespace {
 
 struct Kernel final : c10::OperatorKernel {
-  explicit Kernel(const OpEntry* entry) : entry(entry) {}
+  explicit Kernel(const OpInfo* entry) : entry(entry) {}
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet keys, Stack* stack) {
     at::AutoDispatchBelowADInplaceOrView below;
     if (const Handler handler = entry->handler.load(std::memory_order_acquire)) return handler(*entry, keys, stack);
     dispatch_by_rule(*entry, keys, *stack);
   }
-  const OpEntry* entry;
+  const OpInfo* entry;
 };
 
-// For operations of other libraries that are no composites and were never registered with us.
+// For operations of other libraries that are not composite and have no kernel registered here.
 struct FallbackKernel final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
-    const OpEntry entry(handle);  // has no rule, which make_plan says
+    const OpInfo entry(handle);  // the entry has no rule, so make_plan raises an error
     make_plan(entry, c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - entry.args.size(), entry.args.size()));
   }
 };
 
-// Everything registered; lives as long as the process, since the dispatcher keeps calling it.
-struct Registry {
+// All registrations. The object is never destroyed because the dispatcher keeps calling its kernels.
+struct KernelRegistry {
   std::mutex mutex;
   torch::Library aten{torch::Library::IMPL, "aten", kDTensorKey, __FILE__, __LINE__};
   torch::Library aten_autograd{torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse3, __FILE__, __LINE__};
   torch::Library any{torch::Library::IMPL, "_", kDTensorKey, __FILE__, __LINE__};
   torch::Library any_autograd{torch::Library::IMPL, "_", c10::DispatchKey::AutogradPrivateUse3, __FILE__, __LINE__};
   std::vector<std::unique_ptr<torch::Library>> others;
-  std::unordered_map<std::string, std::unique_ptr<OpEntry>> entries;
+  std::unordered_map<std::string, std::unique_ptr<OpInfo>> entries;
 
   void add(torch::Library& library, const c10::OperatorHandle& op) {
-    auto entry = std::make_unique<OpEntry>(op);
+    auto entry = std::make_unique<OpInfo>(op);
     entry->handler = find_handler(entry->name);
     library.impl(entry->name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(entry.get())));
     entries.emplace(entry->name, std::move(entry));
   }
 
-  Registry() {
+  KernelRegistry() {
     any.fallback(torch::CppFunction::makeFromBoxedFunctor(std::make_unique<FallbackKernel>()));
-    // As for the other back-ends: operations without a derivative say so in backward.
+    // As for other back-ends: backward of an operation without a derivative raises an error.
     any_autograd.fallback(torch::autograd::basicAutogradNotImplementedFallback());
     auto& dispatcher = c10::Dispatcher::singleton();
     for (const auto& name : dispatcher.getAllOpNames()) {
@@ -141,23 +144,24 @@ struct Registry {
   }
 };
 
-Registry& registry() {
-  static Registry* const made = new Registry();  // never destroyed: see Registry
+KernelRegistry& registry() {
+  static KernelRegistry* const made = new KernelRegistry();  // never destroyed, see KernelRegistry
   return *made;
 }
 
 }  // namespace
 
-// Those that have a kernel of their own besides (silu_backward, mish_backward, native_channel_shuffle) are not: their
-// rules know them, and their operands move once, not at each use.
+// Some operations have a composite kernel and a CPU kernel (silu_backward, mish_backward, native_channel_shuffle). They
+// are not treated as composite: they have rules, so that their operands are redistributed once and not at each use.
 bool is_composite(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
 }
 
-void decompose(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
-  std::optional<PlainFromWithin> plain;
-  if (!has_plain(c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - op.args.size()))) plain.emplace(op.name);
+void decompose(const OpInfo& op, c10::DispatchKeySet, Stack* stack) {
+  std::optional<AllowInternalPlainTensors> plain;
+  const auto args = c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - op.args.size());
+  if (!has_plain_tensor(args)) plain.emplace(op.name);
   op.handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
 }
 
@@ -178,7 +182,7 @@ std::vector<c10::OperatorHandle> operations_named(const std::string& name) {
 }
 
 void ensure_kernels_of(const std::vector<c10::OperatorHandle>& operations) {
-  Registry& all = registry();
+  KernelRegistry& all = registry();
   std::lock_guard lock(all.mutex);
   for (const auto& op : operations) {
     const auto& name = op.operator_name();

@@ -1,6 +1,7 @@
-// Operations that are made of others and give new tensors: einsum, tensordot, bilinear, ... On the way they take views
-// of tensors that nobody else sees. Where such a view cannot alias, because a dim is cut unevenly, it is of a gathered
-// copy, as plain tensors refuse none of these operations. They also make plain tensors, which count as replicated.
+// Composite operations that return new tensors: einsum, tensordot, bilinear, ... Inside they take views of tensors that
+// no other code sees. A view that cannot alias, because a dim is sharded unevenly, is then a view of a gathered copy
+// instead of an error, since plain tensors support these operations for every shape. Plain tensors that the operations
+// make count as replicated.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -17,7 +18,8 @@ namespace {
 thread_local bool views_gather = false;
 thread_local const std::string* makes_plain_tensors = nullptr;
 
-// Those that results may be views of, though no schema says so (einsum of one operand, meshgrid).
+// The bases of the arguments. Results may be views of them although the schemas do not declare this (einsum of one
+// operand, meshgrid).
 using Bases = c10::SmallVector<at::Tensor, 4>;
 Bases bases_of(c10::ArrayRef<c10::IValue> args) {
   Bases bases;
@@ -37,16 +39,17 @@ Bases bases_of(c10::ArrayRef<c10::IValue> args) {
   return bases;
 }
 
-// A view of what was made on the way becomes a tensor of its own; one of an argument keeps refusing writes.
-void own(c10::IValue& result, const Bases& bases) {
-  if (!result.isTensor() || !is_copied_view(result.toTensor()) || !result.toTensor().is_view()) return;
+// Clones a result that is a view of a gathered copy, unless it is a view of an argument; the latter keeps refusing
+// writes.
+void clone_temporary_view(c10::IValue& result, const Bases& bases) {
+  if (!result.isTensor() || !is_gathered_view(result.toTensor()) || !result.toTensor().is_view()) return;
   const at::TensorBase& base = result.toTensor()._base();
   if (std::ranges::none_of(bases, [&](const at::Tensor& of) { return of.is_same(base); })) {
-    result = own_result(result.toTensor());
+    result = clone_gathered_view(result.toTensor());
   }
 }
 
-bool is_plain(const c10::IValue& value) {
+bool is_plain_tensor(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined() && value.toTensor().numel() != 1 &&
          !is_dtensor_impl(*value.toTensor().unsafeGetTensorImpl());
 }
@@ -55,13 +58,13 @@ struct GatheringKernel final : c10::OperatorKernel {
   explicit GatheringKernel(std::string name) : name_(std::move(name)) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
     const size_t base = stack->size() - op.schema().arguments().size();
-    const GatheringViews views;
+    const AllowGatheringViews views;
     const auto args = c10::ArrayRef<c10::IValue>(*stack).slice(base);
     const auto bases = bases_of(args);
-    std::optional<PlainFromWithin> plain;
-    if (!has_plain(args)) plain.emplace(name_);
+    std::optional<AllowInternalPlainTensors> plain;
+    if (!has_plain_tensor(args)) plain.emplace(name_);
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
-    for (size_t i = base; i < stack->size(); ++i) own((*stack)[i], bases);
+    for (size_t i = base; i < stack->size(); ++i) clone_temporary_view((*stack)[i], bases);
   }
   const std::string name_;
 };
@@ -77,28 +80,31 @@ bool gives_new_tensors(const c10::FunctionSchema& schema) {
 
 }  // namespace
 
-bool has_plain(c10::ArrayRef<c10::IValue> args) {
-  return std::ranges::any_of(
-      args, [](const c10::IValue& arg) { return arg.isList() ? has_plain(arg.toListRef()) : is_plain(arg); });
+bool has_plain_tensor(c10::ArrayRef<c10::IValue> args) {
+  return std::ranges::any_of(args, [](const c10::IValue& arg) {
+    return arg.isList() ? has_plain_tensor(arg.toListRef()) : is_plain_tensor(arg);
+  });
 }
 
-PlainFromWithin::PlainFromWithin(const std::string& operation) : before_(makes_plain_tensors) {
+AllowInternalPlainTensors::AllowInternalPlainTensors(const std::string& operation) : before_(makes_plain_tensors) {
   if (before_ == nullptr) makes_plain_tensors = &operation;
 }
-PlainFromWithin::~PlainFromWithin() { makes_plain_tensors = before_; }
-const std::string* PlainFromWithin::operation() { return makes_plain_tensors; }
+AllowInternalPlainTensors::~AllowInternalPlainTensors() { makes_plain_tensors = before_; }
+const std::string* AllowInternalPlainTensors::operation() { return makes_plain_tensors; }
 
-GatheringViews::GatheringViews() : before_(views_gather) { views_gather = true; }
-GatheringViews::~GatheringViews() { views_gather = before_; }
-bool GatheringViews::in_force() { return views_gather; }
+AllowGatheringViews::AllowGatheringViews() : before_(views_gather) { views_gather = true; }
+AllowGatheringViews::~AllowGatheringViews() { views_gather = before_; }
+bool AllowGatheringViews::in_force() { return views_gather; }
 
-at::Tensor own_result(const at::Tensor& result) { return is_copied_view(result) ? result.clone() : result; }
+at::Tensor clone_gathered_view(const at::Tensor& result) { return is_gathered_view(result) ? result.clone() : result; }
 
+// Registers the kernel for each composite aten operation that returns new tensors and has no kernel for DTensors yet,
+// so it must be called after all other registrations.
 void register_gathering_composites(torch::Library& dtensor, torch::Library& autograd) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
-    // Named dims have no boxed form.
+    // Operations with named dims cannot be called boxed.
     const bool named = name.overload_name.find("dimname") != std::string::npos ||
                        name.overload_name.find("names") != std::string::npos;
     if (!op || name.getNamespace() != "aten" || named || !is_composite(*op) || !gives_new_tensors(op->schema()) ||

@@ -1,4 +1,4 @@
-// What is known of an operation, and one call of it as rules see it.
+// Facts about an operation, and one call of it as rules see it.
 #include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
@@ -23,14 +23,16 @@ bool holds_tensors(const c10::Type& type) {
   return false;
 }
 
-OpEntry::OpEntry(const c10::OperatorHandle& op) : handle(op), name(toString(op.operator_name())), id(next_op_id()) {
+// Reads the schema. A return with a write annotation is the argument with the same alias set. A return with an
+// annotation without write is a view of the argument that has such an annotation, too.
+OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op), name(toString(op.operator_name())), id(next_op_id()) {
   const auto& schema = op.schema();
   for (const auto& argument : schema.arguments()) {
     ArgInfo info{argument.name(), holds_tensors(*argument.type()),
                  argument.alias_info() != nullptr && argument.alias_info()->isWrite(), argument.is_out()};
-    if (info.tensors) {
+    if (info.is_tensor_or_list) {
       tensor_args.push_back(static_cast<int>(args.size()));
-      mutates = mutates || info.mutated;
+      writes_argument = writes_argument || info.is_written;
     }
     args.push_back(std::move(info));
   }
@@ -49,20 +51,20 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : handle(op), name(toString(op.o
     }
     return_alias.push_back(alias);
   }
-  // Their schemas do not say that training moves the statistics.
+  // The schemas of batch norm do not declare that training writes the running statistics.
   if (name.starts_with("aten::native_batch_norm") || name.starts_with("aten::cudnn_batch_norm") ||
       name.starts_with("aten::miopen_batch_norm")) {
-    written_if = -1;
+    write_flag_arg = -1;
     for (size_t i = 0; i < args.size() && name.find("backward") == std::string::npos; ++i) {
-      written_if = args[i].name == "training" ? static_cast<int>(i) : written_if;
-      args[i].mutated = args[i].mutated || args[i].name.starts_with("running_");
-      mutates = mutates || args[i].mutated;
+      write_flag_arg = args[i].name == "training" ? static_cast<int>(i) : write_flag_arg;
+      args[i].is_written = args[i].is_written || args[i].name.starts_with("running_");
+      writes_argument = writes_argument || args[i].is_written;
     }
   }
-  in_place_view = op.hasTag(at::Tag::inplace_view);
+  is_in_place_view = op.hasTag(at::Tag::inplace_view);
 }
 
-int OpEntry::arg_named(const char* argument) const {
+int OpInfo::arg_named(const char* argument) const {
   for (size_t i = 0; i < args.size(); ++i) {
     if (args[i].name == argument) return static_cast<int>(i);
   }

@@ -1,6 +1,7 @@
-// Operations whose derivative writes to parts of its operands, or of what it makes of them: those parts must be whole,
-// and be so before autograd saves the operands, since what the operation gathers for itself its derivative does not
-// see. So operands are laid out above autograd, and gradients come as the results lie.
+// Operations whose derivative writes to parts of its operands, or of tensors made from them. These parts must be whole
+// before autograd saves the operands: a redistribution inside the operation is below autograd, so the derivative would
+// not see it. Therefore the operands are redistributed above autograd, and gradients are brought to the placements of
+// the results.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -13,7 +14,7 @@ namespace {
 
 struct OperandLayout {
   const char* name;
-  std::vector<int64_t> whole_dims;  // of each tensor argument: how many of its last dims
+  std::vector<int64_t> whole_dims;  // for each tensor argument: how many of its last dims must be whole
 };
 
 const std::vector<OperandLayout>& operand_layouts() {
@@ -26,7 +27,8 @@ const std::vector<OperandLayout>& operand_layouts() {
 
 bool needs_gradient(const c10::IValue& value) { return value.isTensor() && value.toTensor().requires_grad(); }
 
-at::Tensor laid_out(const at::Tensor& tensor, int64_t whole_dims, const char* cause) {
+// Replicates the last `whole_dims` dims of a tensor; shards of the batch dims stay.
+at::Tensor with_whole_dims(const at::Tensor& tensor, int64_t whole_dims, const char* cause) {
   Placements placements = impl_of(tensor)->placements();
   for (auto& placement : placements) {
     if (!placement.is_any_shard() || placement.dim >= tensor.dim() - whole_dims) placement = Replicate();
@@ -35,10 +37,11 @@ at::Tensor laid_out(const at::Tensor& tensor, int64_t whole_dims, const char* ca
                                                      : redistribute_with_gradient(tensor, placements, {}, cause);
 }
 
-void take_gradient_as_it_lies(const at::Tensor& result) {
+// Brings the gradient of the result to the result's placements before the derivative uses it.
+void redistribute_incoming_gradient(const at::Tensor& result) {
   if (!is_dtensor(result) || !result.requires_grad()) return;
   result.register_hook([placements = partial_to_replicated(impl_of(result)->placements())](const at::Tensor& gradient) {
-    return is_dtensor(gradient) ? gradient_in("gradient", gradient, placements) : gradient;
+    return is_dtensor(gradient) ? redistribute_gradient("gradient", gradient, placements) : gradient;
   });
 }
 
@@ -50,10 +53,10 @@ struct LayOutOperands final : c10::OperatorKernel {
                           std::any_of(stack->begin() + static_cast<int64_t>(base), stack->end(), needs_gradient);
     for (size_t i = 0; recorded && i < layout->whole_dims.size(); ++i) {  // the tensors come first
       c10::IValue& value = (*stack)[base + i];
-      if (is_dtensor(value.toTensor())) value = laid_out(value.toTensor(), layout->whole_dims[i], layout->name);
+      if (is_dtensor(value.toTensor())) value = with_whole_dims(value.toTensor(), layout->whole_dims[i], layout->name);
     }
-    op.callBoxedForDispatchKey(c10::DispatchKey::Autograd, *stack);  // what libtorch has for all back-ends
-    if (recorded) take_gradient_as_it_lies(stack->back().toTensor());
+    op.callBoxedForDispatchKey(c10::DispatchKey::Autograd, *stack);  // libtorch's autograd kernel for all back-ends
+    if (recorded) redistribute_incoming_gradient(stack->back().toTensor());
   }
   const OperandLayout* layout;
 };

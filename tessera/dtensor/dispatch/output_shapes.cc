@@ -1,4 +1,4 @@
-// Sizes, strides and dtypes of results where the rule does not say them: those of the operation on meta tensors.
+// Sizes, strides and dtypes of results that the rule does not give. They come from the operation on meta tensors.
 #include <ATen/ATen.h>
 #include <ATen/TensorIterator.h>
 
@@ -15,15 +15,16 @@ at::Tensor to_meta(const at::Tensor& tensor, c10::IntArrayRef strides) {
   return meta;
 }
 
-// The tensors of an argument on the meta device. What a view gathers is dense, in the same order of dims; all else lies
-// as it is, whatever its parts are moved to, so that results lie as those of plain tensors do.
+// The tensors of an argument on the meta device. An input that a view gathers is dense with the same order of dims.
+// Every other input keeps its global strides, whether or not it is redistributed, so that results get the strides of
+// plain tensors.
 c10::IValue to_meta(const OpCall& call, int arg, const std::vector<bool>& moved) {
   return map_tensors(call.args[arg], [&](const at::Tensor& tensor, int element) {
     bool gathered = false;
     for (size_t i = 0; i < moved.size() && arg == call.op.view_of; ++i) {
       gathered = gathered || (moved[i] && call.inputs[i].arg == arg && call.inputs[i].element == element);
     }
-    return gathered ? to_meta(tensor, strides_of_gathered(tensor.sizes(), tensor.strides()))
+    return gathered ? to_meta(tensor, gathered_copy_strides(tensor.sizes(), tensor.strides()))
                     : to_meta(tensor, tensor.strides());
   });
 }
@@ -33,7 +34,7 @@ c10::IValue to_meta(const OpCall& call, int arg, const std::vector<bool>& moved)
 std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<bool>& moved) {
   Stack stack;
   for (size_t arg = 0; arg < call.args.size(); ++arg) {
-    if (call.op.args[arg].tensors) {
+    if (call.op.args[arg].is_tensor_or_list) {
       stack.push_back(to_meta(call, static_cast<int>(arg), moved));
     } else {
       stack.push_back(call.args[arg].isDevice() ? c10::IValue(c10::Device(at::kMeta)) : call.args[arg]);
@@ -71,7 +72,7 @@ std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<boo
 
 namespace {
 
-std::vector<bool> moved_inputs(const OpCall& call, const Choice& choice) {
+std::vector<bool> moved_inputs(const OpCall& call, const PlacementChoice& choice) {
   std::vector<bool> moved;
   for (size_t i = 0; i < call.inputs.size(); ++i) moved.push_back(choice.inputs[i] != call.inputs[i].placements);
   return moved;
@@ -81,7 +82,7 @@ bool all_contiguous(const OpCall& call) {
   return std::ranges::all_of(call.inputs, [](const TensorInput& input) { return input.tensor->is_contiguous(); });
 }
 
-// Of the result of a pointwise operation of the tensors.
+// Shape and strides of the result of a pointwise operation on the inputs.
 std::vector<OutputShape> pointwise_output(const OpCall& call) {
   at::TensorIteratorConfig config;
   config.set_check_mem_overlap(false)
@@ -94,20 +95,23 @@ std::vector<OutputShape> pointwise_output(const OpCall& call) {
   return {{operands.output().sizes().vec(), operands.output().strides().vec()}};
 }
 
-// None where nothing tells: contiguous, then.
-std::vector<OutputShape> infer_outputs_if_told(const OpCall& call, const std::vector<bool>& moved,
-                                               const Proposal& proposal) {
+// The shapes on meta tensors; empty if there is no source for them. The strides are then contiguous.
+std::vector<OutputShape> try_infer_outputs(const OpCall& call, const std::vector<bool>& moved,
+                                           const Proposal& proposal) {
   try {
     if (call.op.handle.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return infer_outputs(call, moved);
-  } catch (const std::exception&) {  // the kernel for meta tensors gives up, or is one that only raises
+  } catch (const std::exception&) {  // the meta kernel fails or only raises an error
   }
-  const bool pointwise = proposal.lies_as_pointwise && proposal.outputs.size() == 1;
+  const bool pointwise = proposal.has_pointwise_strides && proposal.outputs.size() == 1;
   return pointwise ? pointwise_output(call) : std::vector<OutputShape>();
 }
 
 }  // namespace
 
-void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, Proposal& proposal) {
+// Two things can be missing: strides, which are needed only if an operand is not contiguous, and the dtype on a rank
+// outside the mesh, which runs no operation. In all other cases the meta tensors are not needed, and the function
+// returns early.
+void complete_outputs(const OpCall& call, const PlacementChoice& choice, bool inferred, Proposal& proposal) {
   auto& shapes = proposal.outputs;
   const std::vector<bool> moved = moved_inputs(call, choice);
   const bool contiguous = all_contiguous(call);
@@ -116,7 +120,7 @@ void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, P
                : std::ranges::any_of(shapes, [](const OutputShape& shape) { return shape.strides.empty(); });
   const bool outside = !call.mesh->coordinate();
   if (!(!contiguous && strides_are_open) && !(outside && !inferred)) return;
-  const auto found = infer_outputs_if_told(call, moved, proposal);
+  const auto found = try_infer_outputs(call, moved, proposal);
   for (size_t i = 0; i < shapes.size() && i < found.size(); ++i) {
     if (shapes[i].sizes == found[i].sizes) {
       if (!contiguous && (inferred || shapes[i].strides.empty())) shapes[i].strides = found[i].strides;

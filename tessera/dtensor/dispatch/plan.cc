@@ -1,4 +1,4 @@
-// From the arguments of a call to its plan.
+// Makes the plan of a call from its arguments.
 #include "tessera/dtensor/dispatch/plan.h"
 
 #include <ATen/ATen.h>
@@ -6,38 +6,40 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch/dispatch.h"
-#include "tessera/dtensor/redistribute/alike.h"
+#include "tessera/dtensor/redistribute/equal_on_ranks.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera {
 
 namespace {
 
-// A plain tensor counts as replicated only where that cannot be wrong.
-void check_plain(const OpEntry& op, const DeviceMesh& mesh, const at::Tensor& tensor, int arg, int element) {
-  const bool read = !op.args[arg].mutated;
-  const auto* operation = PlainFromWithin::operation();
-  // The autograd engine writes plain zeros for gradients that nobody gave, and formulas of derivatives make plain
-  // ones and ranges; sums of gradients are begun in zeros that a formula made. So do operations made of others. A
-  // plain tensor of the user's may differ between ranks: all compare theirs. COLLECTIVE over the mesh.
+// A plain tensor counts as replicated only if its values are certainly the same on all ranks; else Error kShape.
+void check_plain(const OpInfo& op, const DeviceMesh& mesh, const at::Tensor& tensor, int arg, int element) {
+  const bool read = !op.args[arg].is_written;
+  const auto* operation = AllowInternalPlainTensors::operation();
+  // A backward contains plain tensors that no user made: the autograd engine's zeros for undefined gradients, and ones,
+  // ranges and zeros in derivative formulas. Composite operations make such tensors, too. A plain tensor of the user
+  // may differ between ranks, so all ranks compare a hash of it. COLLECTIVE over the mesh.
   const bool may_be_made = in_backward() || (read && operation != nullptr);
   const bool may = (read && (tensor.numel() == 1 || implicit_replication_enabled())) ||
-                   (may_be_made && is_alike(tensor, mesh, op.name));
+                   (may_be_made && is_equal_on_all_ranks(tensor, mesh, op.name));
   if (operation != nullptr && !may) {
     raise(ErrorKind::kShape,
-          "[dtensor.dispatch] {} is not there for DTensors: on the way it {} a plain tensor of shape [{}] in {}. "
-          "Work on to_local() or full_tensor().",
+          "[dtensor.dispatch] {} is not supported for DTensors: its implementation {} a plain tensor of shape [{}] in "
+          "{}. Call it on to_local() or full_tensor().",
           *operation, read ? "reads" : "writes to", fmt::join(tensor.sizes(), ", "), op.name);
   }
   TESSERA_CHECK(
       may, ErrorKind::kShape,
       "[dtensor.dispatch] {} got mixed torch.Tensor and DTensor: argument '{}'{} is a plain tensor of shape [{}], "
       "need to convert all torch.Tensor to DTensor before calling distributed operators! "
-      "Wrap it with distribute_tensor or from_local, or hold an ImplicitReplication where it is alike on all ranks.",
+      "Wrap it with distribute_tensor or from_local, or create an ImplicitReplication if its values are the same on "
+      "all ranks.",
       op.name, op.args[arg].name, element < 0 ? "" : fmt::format("[{}]", element), fmt::join(tensor.sizes(), ", "));
 }
 
-OpCall read_call(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
+// Reads the arguments. All DTensors must be on one mesh. `written` respects flags such as batch norm's `training`.
+OpCall read_call(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   MeshPtr mesh;
   for_each_tensor(op, args, [&](const at::Tensor& tensor, int, int) {
     if (!is_dtensor(tensor)) return;
@@ -51,7 +53,7 @@ OpCall read_call(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   std::vector<TensorInput> inputs;
   std::vector<TensorInput> outs;
   for_each_tensor(op, args, [&](const at::Tensor& tensor, int arg, int element) {
-    const bool written = op.args[arg].mutated && (op.written_if < 0 || args[op.written_if].toBool());
+    const bool written = op.args[arg].is_written && (op.write_flag_arg < 0 || args[op.write_flag_arg].toBool());
     TensorInput input{arg, element, &tensor, {}, tensor.sizes(), written};
     if (is_dtensor(tensor)) {
       input.placements = impl_of(tensor)->placements();
@@ -59,11 +61,12 @@ OpCall read_call(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
       check_plain(op, *mesh, tensor, arg, element);
       input.placements.assign(mesh->ndim(), Replicate());
     }
-    (op.args[arg].out ? outs : inputs).push_back(std::move(input));
+    (op.args[arg].is_out_argument ? outs : inputs).push_back(std::move(input));
   });
   return OpCall(op, args, std::move(mesh), std::move(inputs), std::move(outs));
 }
 
+// Number of output placements: one for each returned tensor, or for each element of a returned list.
 size_t count_outputs(const OpCall& call, const std::vector<OutputShape>& shapes) {
   size_t tensors = 0;
   for (const auto& returned : call.op.handle.schema().returns()) {
@@ -72,7 +75,7 @@ size_t count_outputs(const OpCall& call, const std::vector<OutputShape>& shapes)
   return std::max(tensors, shapes.size());
 }
 
-bool returns_new_tensors(const OpEntry& op) {
+bool returns_new_tensors(const OpInfo& op) {
   const auto& returns = op.handle.schema().returns();
   for (size_t i = 0; i < returns.size(); ++i) {
     if (op.return_alias[i] < 0 && holds_tensors(*returns[i].type())) return true;
@@ -80,7 +83,7 @@ bool returns_new_tensors(const OpEntry& op) {
   return false;
 }
 
-// In-place and out= forms: the returned tensors that are arguments keep the placements those have.
+// In-place and out= forms: returned tensors that are arguments keep the placements of these arguments.
 FixedOutputs fixed_outputs(const OpCall& call) {
   FixedOutputs fixed;
   for (size_t i = 0; i < call.op.return_alias.size(); ++i) {
@@ -95,18 +98,18 @@ FixedOutputs fixed_outputs(const OpCall& call) {
   return fixed;
 }
 
-void check_strict(const OpCall& call, const Proposal& proposal, const Choice& choice) {
+void check_strict(const OpCall& call, const Proposal& proposal, const PlacementChoice& choice) {
   for (size_t i = 0; i < choice.inputs.size(); ++i) {
     TESSERA_CHECK(
-        !proposal.strict || choice.inputs[i] == call.inputs[i].placements, ErrorKind::kShape,
+        !proposal.forbids_redistribution || choice.inputs[i] == call.inputs[i].placements, ErrorKind::kShape,
         "Sharding dimension mismatch: [dtensor.dispatch] {}: {} It cannot be performed without redistribution, "
         "which is disallowed by the "
         "current operator. Please redistribute the tensor to {} before this operation.",
-        call.describe(), proposal.strict_reason, to_string(choice.inputs[i]));
+        call.describe(), proposal.forbids_reason, to_string(choice.inputs[i]));
   }
 }
 
-void check_outs(const OpCall& call, const Choice& choice, const std::vector<OutputShape>& shapes) {
+void check_outs(const OpCall& call, const PlacementChoice& choice, const std::vector<OutputShape>& shapes) {
   const auto& outs = call.outs;
   for (size_t i = 0; i < outs.size() && i < choice.outputs.size(); ++i) {
     TESSERA_CHECK(outs[i].placements == choice.outputs[i], ErrorKind::kShape,
@@ -121,8 +124,8 @@ void check_outs(const OpCall& call, const Choice& choice, const std::vector<Outp
   }
 }
 
-// A local function gives new tensors; those of an out= call belong in the caller's.
-LocalFunction into_outs(const OpCall& call, LocalFunction local) {
+// Copies the results of a local function, which are new tensors, into the caller's out= tensors.
+LocalFunction with_copy_to_outs(const OpCall& call, LocalFunction local) {
   c10::SmallVector<int, 4> positions;
   for (const auto& out : call.outs) positions.push_back(out.arg);
   return [positions, local = std::move(local)](const LocalCall& of) {
@@ -137,9 +140,10 @@ LocalFunction into_outs(const OpCall& call, LocalFunction local) {
 }
 
 TensorSpec spec_of(const OpCall& call, const Placements& placements, const OutputShape& shape) {
-  TensorSpec spec{share(placements), Sizes(shape.sizes.begin(), shape.sizes.end()), {}, call.op.view_of >= 0, {}};
+  TensorSpec spec{
+      make_shared_placements(placements), Sizes(shape.sizes.begin(), shape.sizes.end()), {}, call.op.view_of >= 0, {}};
   const Sizes strides(shape.strides.begin(), shape.strides.end());
-  if (!strides.empty() && !lies_as(spec.sizes, strides, dense_strides(spec.sizes))) {
+  if (!strides.empty() && !has_same_layout(spec.sizes, strides, dense_strides(spec.sizes))) {
     spec.strides = strides;
     spec.local_strides = strides_in_order(local_sizes(spec.sizes, *call.mesh, placements), strides);
   }
@@ -147,7 +151,10 @@ TensorSpec spec_of(const OpCall& call, const Placements& placements, const Outpu
   return spec;
 }
 
-std::vector<OutputPlan> plan_outputs(const OpCall& call, const Choice& choice, const std::vector<OutputShape>& shapes) {
+// `choice.outputs` and `shapes` have one entry for each output tensor, in the order of the returns; `next` counts them.
+// A returned list takes all remaining entries.
+std::vector<OutputPlan> plan_outputs(const OpCall& call, const PlacementChoice& choice,
+                                     const std::vector<OutputShape>& shapes) {
   const auto& returns = call.op.handle.schema().returns();
   std::vector<OutputPlan> outputs(returns.size());
   size_t next = 0;
@@ -174,9 +181,12 @@ std::vector<OutputPlan> plan_outputs(const OpCall& call, const Choice& choice, c
 
 }  // namespace
 
-std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
+// The order matters. The rule proposes; output shapes are inferred if the rule gives none, because choose() needs their
+// number; then the placements are chosen and the checks raise their errors; strides are completed for the choice.
+// Nothing here communicates, except the comparison of plain tensors in check_plain().
+std::shared_ptr<const Plan> make_plan(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   const OpCall call = read_call(op, args);
-  TESSERA_CHECK(!op.in_place_view, ErrorKind::kShape,
+  TESSERA_CHECK(!op.is_in_place_view, ErrorKind::kShape,
                 "[dtensor.dispatch] {}: changing the shape of a DTensor in place is not supported. "
                 "Use the out-of-place version.",
                 call.describe());
@@ -189,7 +199,7 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
   (*rule)(call, proposal);
   const bool inferred = proposal.outputs.empty() && returns_new_tensors(op);
   if (inferred) proposal.outputs = infer_outputs(call);
-  const Choice choice = choose(call, proposal, count_outputs(call, proposal.outputs), fixed_outputs(call));
+  const PlacementChoice choice = choose(call, proposal, count_outputs(call, proposal.outputs), fixed_outputs(call));
   check_strict(call, proposal, choice);
   check_outs(call, choice, proposal.outputs);
   if (returns_new_tensors(op)) complete_outputs(call, choice, inferred, proposal);
@@ -199,18 +209,18 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
     if (choice.inputs[i] != input.placements) {
       plan->redistributions.push_back({input.arg, input.element,
                                        plan_redistribute(input.sizes, *call.mesh, input.placements, choice.inputs[i]),
-                                       share(choice.inputs[i])});
+                                       make_shared_placements(choice.inputs[i])});
     }
   }
-  plan->copies_view = std::ranges::any_of(plan->redistributions,
-                                          [&](const Plan::Redistribution& each) { return each.arg == op.view_of; });
+  plan->gathers_view = std::ranges::any_of(plan->redistributions,
+                                           [&](const Plan::Redistribution& each) { return each.arg == op.view_of; });
   if (proposal.rewrite) plan->rewrites = proposal.rewrite(call, choice, proposal.outputs);
   plan->outputs = plan_outputs(call, choice, proposal.outputs);
-  plan->random = proposal.random;
+  plan->takes_random_stream = proposal.takes_random_stream;
   plan->cacheable = proposal.cacheable;
   if (proposal.local) {
     plan->local = proposal.local(call, choice);
-    if (plan->local && !call.outs.empty()) plan->local = into_outs(call, std::move(plan->local));
+    if (plan->local && !call.outs.empty()) plan->local = with_copy_to_outs(call, std::move(plan->local));
   }
   return plan;
 }

@@ -9,6 +9,7 @@ namespace tessera {
 
 namespace {
 
+// Each argument begins with a word whose low byte is a tag, so that arguments of different kinds never give equal keys.
 enum class Tag : uint8_t {
   kUndefined = 1,
   kDTensor,
@@ -23,8 +24,10 @@ enum class Tag : uint8_t {
   kList
 };
 
-constexpr uint64_t word(Tag tag, uint64_t rest = 0) { return static_cast<uint64_t>(tag) | rest << 8; }
+constexpr uint64_t word(Tag tag, uint64_t payload = 0) { return static_cast<uint64_t>(tag) | payload << 8; }
 
+// The properties of a tensor that plans depend on, packed into one word: number of dims, dtype, device type,
+// contiguity, and whether it is a wrapped number (which has less weight in type promotion).
 uint64_t describe(const at::TensorBase& tensor, const c10::TensorImpl& impl, bool contiguous) {
   return static_cast<uint64_t>(impl.dim()) | static_cast<uint64_t>(tensor.scalar_type()) << 8 |
          static_cast<uint64_t>(static_cast<uint8_t>(tensor.device().type())) << 16 |
@@ -43,7 +46,7 @@ bool CallKey::add(const at::Tensor& tensor) {
   if (!is_dtensor_impl(impl)) {
     words_.push_back(word(Tag::kPlain, describe(tensor, impl, true)));
     words_.append(sizes.begin(), sizes.end());
-    // Otherwise whether it may count as replicated depends on its values.
+    // With several elements and without ImplicitReplication the plan depends on the values, so it is not cached.
     return impl.numel() == 1 || implicit_replication_enabled();
   }
   const auto& dtensor = static_cast<const DTensorImpl&>(impl);
@@ -105,7 +108,7 @@ bool CallKey::add(const c10::IValue& value) {
   return true;
 }
 
-bool CallKey::assign(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
+bool CallKey::assign(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   words_.clear();
   words_.push_back(op.id);
   bool cacheable = true;
@@ -113,6 +116,7 @@ bool CallKey::assign(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   return cacheable;
 }
 
+// Mixes the words. Equal hashes only select the bucket; find() compares all words.
 uint64_t CallKey::hash() const {
   uint64_t hash = 0x9e3779b97f4a7c15ULL;
   for (const uint64_t piece : words_) hash = std::rotl(hash ^ piece, 23) * 0xff51afd7ed558ccdULL;
@@ -132,50 +136,52 @@ PlanCache::Map::iterator PlanCache::lookup(Map& map, uint64_t hash, c10::ArrayRe
   return map.end();
 }
 
-PlanCache::Slot& PlanCache::slot_of(c10::ArrayRef<uint64_t> words) {
-  // The operation, a size and the last argument.
+PlanCache::RecentPlan& PlanCache::recent_plan_of(c10::ArrayRef<uint64_t> words) {
+  // The position is selected by the operation, a word in the middle (usually a size) and the last argument.
   const uint64_t mixed = words.front() + (words[words.size() / 2] << 17) + (words.back() << 34) + words.size();
   return recent_[mixed * 0x9e3779b97f4a7c15ULL >> 56];
 }
 
-const std::shared_ptr<const Plan>* PlanCache::remember(const Entry& entry) {
-  slot_of(entry.words) = {turn_, &entry};
+const std::shared_ptr<const Plan>* PlanCache::add_to_recent(const CachedPlan& entry) {
+  recent_plan_of(entry.words) = {generation_, &entry};
   return &entry.plan;
 }
 
 const std::shared_ptr<const Plan>* PlanCache::find_recent(c10::ArrayRef<uint64_t> words) {
-  const Slot& slot = slot_of(words);
-  if (slot.turn != turn_ || !words.equals(slot.entry->words)) return nullptr;
+  const RecentPlan& recent = recent_plan_of(words);
+  if (recent.generation != generation_ || !words.equals(recent.entry->words)) return nullptr;
   ++hits;
-  return &slot.entry->plan;
+  return &recent.entry->plan;
 }
 
+// A plan found in the old half moves to the young half, so plans in use survive when the old half is dropped.
+// drop_old_half_if_full() may drop the old half, hence the node is extracted before.
 const std::shared_ptr<const Plan>* PlanCache::find(uint64_t hash, c10::ArrayRef<uint64_t> words) {
   if (const auto at = lookup(young_, hash, words); at != young_.end()) {
     ++hits;
-    return remember(at->second);
+    return add_to_recent(at->second);
   }
   if (const auto at = lookup(old_, hash, words); at != old_.end()) {
     ++hits;
     auto node = old_.extract(at);
-    make_room();
-    return remember(young_.insert(std::move(node))->second);
+    drop_old_half_if_full();
+    return add_to_recent(young_.insert(std::move(node))->second);
   }
   ++misses;
   return nullptr;
 }
 
-void PlanCache::make_room() {
+void PlanCache::drop_old_half_if_full() {
   if (young_.size() >= kMaxPlans / 2) {
     old_ = std::move(young_);
     young_ = {};
-    ++turn_;
+    ++generation_;
   }
 }
 
 void PlanCache::insert(uint64_t hash, c10::ArrayRef<uint64_t> words, std::shared_ptr<const Plan> plan) {
-  make_room();
-  remember(young_.emplace(hash, Entry{words.vec(), std::move(plan)})->second);
+  drop_old_half_if_full();
+  add_to_recent(young_.emplace(hash, CachedPlan{words.vec(), std::move(plan)})->second);
 }
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// Plans by the whole description of a call: operation, placements, shapes, dtypes and all other arguments by value.
+// A cache of plans. The key describes a whole call: operation, placements, shapes, dtypes and all other arguments by
+// value.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -12,11 +13,11 @@
 
 namespace tessera {
 
-// Words that are equal exactly for calls that may share a plan.
+// A list of words that is equal for two calls exactly if the calls may share a plan.
 class CallKey {
  public:
-  // False when the arguments hold something that a plan must not be kept for.
-  bool assign(const OpEntry& op, c10::ArrayRef<c10::IValue> args);
+  // Builds the key. Returns false when a plan for these arguments must not be cached.
+  bool assign(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
   uint64_t hash() const;
   c10::ArrayRef<uint64_t> words() const { return words_; }
 
@@ -27,9 +28,10 @@ class CallKey {
   c10::SmallVector<uint64_t, 128> words_;
 };
 
-// One thread's plans. Holds at most kMaxPlans: when the young half is full, it becomes the old half and the old half
-// goes; what is used in the old half moves to the young one. The plans of the last calls are found without a hash of
-// all words, in slots that a few of them choose.
+// The plans of one thread, at most kMaxPlans. There are two halves: when the young half is full, it becomes the old
+// half and the former old half is dropped. A plan that is found in the old half moves to the young half. In front of
+// both is a small direct-mapped table of recent plans; the position in it comes from a few words of the key, so a hit
+// needs no hash of all words.
 class PlanCache {
  public:
   static constexpr size_t kMaxPlans = 8192;
@@ -40,29 +42,29 @@ class PlanCache {
   void insert(uint64_t hash, c10::ArrayRef<uint64_t> words, std::shared_ptr<const Plan> plan);
   size_t size() const { return young_.size() + old_.size(); }
   uint64_t hits = 0;
-  uint64_t misses = 0;  // a plan was made; calls whose plan holds for them only are in neither
+  uint64_t misses = 0;  // plans that were made for the cache; calls with uncacheable plans count in neither number
 
  private:
-  struct Entry {
+  struct CachedPlan {
     std::vector<uint64_t> words;
     std::shared_ptr<const Plan> plan;
   };
   struct SameHash {
     size_t operator()(uint64_t hash) const { return hash; }
   };
-  using Map = std::unordered_multimap<uint64_t, Entry, SameHash>;
-  struct Slot {
-    uint64_t turn = 0;
-    const Entry* entry = nullptr;  // in the young half, while this is its turn
+  using Map = std::unordered_multimap<uint64_t, CachedPlan, SameHash>;
+  struct RecentPlan {
+    uint64_t generation = 0;
+    const CachedPlan* entry = nullptr;  // in the young half; valid only if `generation` is the current one
   };
   static Map::iterator lookup(Map& map, uint64_t hash, c10::ArrayRef<uint64_t> words);
-  Slot& slot_of(c10::ArrayRef<uint64_t> words);
-  const std::shared_ptr<const Plan>* remember(const Entry& entry);
-  void make_room();
+  RecentPlan& recent_plan_of(c10::ArrayRef<uint64_t> words);
+  const std::shared_ptr<const Plan>* add_to_recent(const CachedPlan& entry);
+  void drop_old_half_if_full();
   Map young_;
   Map old_;
-  uint64_t turn_ = 1;  // counts young halves
-  std::array<Slot, 256> recent_{};
+  uint64_t generation_ = 1;  // number of young halves so far; increments invalidate all recent plans
+  std::array<RecentPlan, 256> recent_{};
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Carries a plan out on the parts.
+// Runs a plan on the local tensors.
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "tessera/base/error.h"
@@ -11,11 +11,11 @@ namespace tessera {
 
 namespace {
 
-// Replaces DTensors on the stack by their local parts, redistributed where the plan says so.
+// Replaces DTensors on the stack by their local tensors and redistributes where the plan says so.
 class Localizer {
  public:
-  // Keeps what stood at argument `kept`.
-  Localizer(const OpEntry& op, const Plan& plan, const DeviceMesh& mesh, int kept)
+  // Keeps the original value of argument `kept`, which owns the mesh.
+  Localizer(const OpInfo& op, const Plan& plan, const DeviceMesh& mesh, int kept)
       : op_(op), mesh_(mesh), next_(plan.redistributions.begin()), end_(plan.redistributions.end()), kept_arg_(kept) {}
 
   void replace(c10::IValue& slot, int arg) {
@@ -25,7 +25,7 @@ class Localizer {
     if (arg == kept_arg_) kept_ = std::move(local);
   }
 
-  // Of the local tensors, below autograd and autocast, which have had their turn.
+  // Dispatch keys of the local tensors, without autograd and autocast, whose kernels have run already.
   c10::DispatchKeySet keys() const { return keys_ & c10::after_ADInplaceOrView_keyset; }
 
  private:
@@ -35,13 +35,13 @@ class Localizer {
       const Plan::Redistribution& move = *next_++;
       const RedistributionScope scope(
           {op_.name.c_str(), op_.args[arg].name.c_str(), element, tensor, move.to->values, move.steps, false});
-      local = run_steps(local, mesh_, move.steps, /*may_alias=*/true).contiguous();
+      local = run_redistribute(local, mesh_, move.steps, /*may_alias=*/true).contiguous();
     }
     keys_ = keys_ | local.key_set();
     return local;
   }
 
-  const OpEntry& op_;
+  const OpInfo& op_;
   const DeviceMesh& mesh_;
   std::vector<Plan::Redistribution>::const_iterator next_;
   std::vector<Plan::Redistribution>::const_iterator end_;
@@ -54,10 +54,10 @@ bool holds_dtensor(const c10::IValue& value) { return value.isTensor() && is_dte
 
 struct FirstDTensor {
   int arg;
-  const MeshPtr& mesh;  // lives as long as the argument
+  const MeshPtr& mesh;  // valid as long as the argument
 };
 
-FirstDTensor first_dtensor(c10::ArrayRef<c10::IValue> args, const OpEntry& op) {
+FirstDTensor first_dtensor(c10::ArrayRef<c10::IValue> args, const OpInfo& op) {
   for (const int arg : op.tensor_args) {
     if (holds_dtensor(args[arg])) return {arg, impl_of(args[arg].toTensor())->mesh()};
     if (!args[arg].isList()) continue;
@@ -65,7 +65,8 @@ FirstDTensor first_dtensor(c10::ArrayRef<c10::IValue> args, const OpEntry& op) {
       if (holds_dtensor(element)) return {arg, impl_of(element.toTensor())->mesh()};
     }
   }
-  raise(ErrorKind::kInternal, "[dtensor.dispatch] {}: a call without a DTensor", op.name);
+  raise(ErrorKind::kInternal, "[dtensor.dispatch] {}: found no DTensor among the arguments, wanted at least one",
+        op.name);
 }
 
 at::Tensor wrap(at::Tensor local, const MeshPtr& mesh, const TensorSpec& spec) {
@@ -75,7 +76,7 @@ at::Tensor wrap(at::Tensor local, const MeshPtr& mesh, const TensorSpec& spec) {
         local = local.contiguous();
       }
     } else {
-      local = lying_as(std::move(local), spec.local_strides);
+      local = with_strides(std::move(local), spec.local_strides);
     }
   }
   return at::detail::make_tensor<DTensorImpl>(std::move(local), mesh, spec.placements, spec.sizes, spec.strides);
@@ -110,8 +111,9 @@ void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::Arra
   }
 }
 
-// A rank outside the mesh computes nothing: its results are empty. wrap_outputs() puts arguments to their places.
-void push_empty_results(const OpEntry& op, const Plan& plan, const DeviceMesh& mesh, Stack& stack) {
+// A rank outside the mesh computes nothing: its results are empty tensors. wrap_outputs() then inserts returned
+// arguments.
+void push_empty_results(const OpInfo& op, const Plan& plan, const DeviceMesh& mesh, Stack& stack) {
   torch::jit::drop(stack, op.args.size());
   for (const OutputPlan& output : plan.outputs) {
     c10::List<at::Tensor> parts;
@@ -128,28 +130,28 @@ void push_empty_results(const OpEntry& op, const Plan& plan, const DeviceMesh& m
   }
 }
 
-// A write that would be lost must not pass for one.
-void refuse_copied_views(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
+// Raises an error for a write to a view of a gathered copy, because the viewed tensor would not get the value.
+void refuse_gathered_views(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   for_each_tensor(op, args, [&](const at::Tensor& tensor, int arg, int) {
-    if (op.args[arg].mutated && is_copied_view(tensor)) [[unlikely]] {
+    if (op.args[arg].is_written && is_gathered_view(tensor)) [[unlikely]] {
       raise(ErrorKind::kShape,
-            "Sharding dimension mismatch: [dtensor.dispatch] {}: '{}' is a view along a sharded dim, which holds a "
-            "gathered copy, so that what is written to it would be lost. Clone it, or redistribute the tensor before "
+            "Sharding dimension mismatch: [dtensor.dispatch] {}: '{}' is a view along a sharded dim and holds a "
+            "gathered copy, so a write to it would be lost. Clone it, or redistribute the tensor before "
             "taking the view.",
             op.name, op.args[arg].name);
     }
   });
 }
 
-// Counts a write to each tensor that the operation writes to, or to those of lists only.
-void bump_versions(const OpEntry& op, c10::ArrayRef<c10::IValue> args, bool lists_only) {
+// Increments the version counter of each written tensor, or only of those in lists.
+void bump_versions(const OpInfo& op, c10::ArrayRef<c10::IValue> args, bool lists_only) {
   for_each_tensor(op, args, [&](const at::Tensor& tensor, int arg, int element) {
-    const bool counts = op.args[arg].mutated && (element >= 0 || !lists_only);
+    const bool counts = op.args[arg].is_written && (element >= 0 || !lists_only);
     if (counts && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
   });
 }
 
-// Calls visit(tensor, output, element) for each DTensor among new results at the end of the stack.
+// Calls visit(tensor, output, element) for each DTensor among the new results at the end of the stack.
 template <class Visit>
 void for_each_result(const Plan& plan, const Stack& stack, Visit visit) {
   const size_t base = stack.size() - plan.outputs.size();
@@ -163,70 +165,78 @@ void for_each_result(const Plan& plan, const Stack& stack, Visit visit) {
   }
 }
 
-// What a view that had to gather was made of, so that it can be made again.
-class CopiedView final : public LocalSource {
+// A view that had to gather, with the call that made it, so that it can be made again. The view reads the version
+// counter of the tensor it is taken from. When an operation has written that tensor, part() runs the call again.
+// Operations increment the counter equally on all ranks, so all ranks run the call again at the same use, as its
+// collectives require.
+class GatheredView final : public LazyLocalTensor {
  public:
-  struct Made {
-    const OpEntry& op;
+  struct ViewCall {
+    const OpInfo& op;
     std::shared_ptr<const Plan> plan;
-    Stack args;  // with the tensor it is taken of
+    Stack args;  // with the viewed tensor
   };
-  CopiedView(std::shared_ptr<const Made> made, at::Tensor local, size_t output, size_t element)
-      : made_(std::move(made)),
-        version_(version_of(*impl_of(made_->args[made_->op.view_of].toTensor()))),
-        seen_(current()),
+  GatheredView(std::shared_ptr<const ViewCall> view_call, at::Tensor local, size_t output, size_t element)
+      : view_call_(std::move(view_call)),
+        version_(version_of(*impl_of(view_call_->args[view_call_->op.view_of].toTensor()))),
+        seen_version_(viewed_version()),
         local_(std::move(local)),
         output_(output),
         element_(element) {}
 
   const at::Tensor& part() override {
-    if (seen_ != current()) {
+    if (seen_version_ != viewed_version()) {
       const at::AutoDispatchBelowADInplaceOrView below;
-      Stack stack = made_->args;
-      run_plan(made_->op, made_->plan, stack);
-      for_each_result(*made_->plan, stack, [&](const at::Tensor& tensor, size_t output, size_t element) {
+      Stack stack = view_call_->args;
+      run_plan(view_call_->op, view_call_->plan, stack);
+      for_each_result(*view_call_->plan, stack, [&](const at::Tensor& tensor, size_t output, size_t element) {
         local_ = output == output_ && element == element_ ? impl_of(tensor)->local() : local_;
       });
-      seen_ = current();
+      seen_version_ = viewed_version();
     }
     return local_;
   }
-  bool is_copied_view() const override { return true; }
+  bool is_gathered_view() const override { return true; }
 
  private:
-  // Of what a view of it is taken of in the end.
+  // The version counter of the viewed tensor. For a view of a view of a copy this is the counter of the first viewed
+  // tensor.
   static c10::VariableVersion version_of(const DTensorImpl& viewed) {
-    return viewed.is_copied_view() ? static_cast<const CopiedView&>(*viewed.source()).version_
-                                   : viewed.version_counter();
+    return viewed.is_gathered_view() ? static_cast<const GatheredView&>(*viewed.source()).version_
+                                     : viewed.version_counter();
   }
-  uint32_t current() const { return version_.enabled() ? version_.current_version() : 0; }
+  uint32_t viewed_version() const { return version_.enabled() ? version_.current_version() : 0; }
 
-  std::shared_ptr<const Made> made_;
-  c10::VariableVersion version_;  // counts what operations wrote, alike on all ranks
-  uint32_t seen_;
+  std::shared_ptr<const ViewCall> view_call_;
+  c10::VariableVersion version_;  // incremented by operations on DTensors, equally on all ranks
+  uint32_t seen_version_;
   at::Tensor local_;
   size_t output_;
   size_t element_;
 };
 
-// A gathered copy lies in memory as what it is gathered of, so that what can be viewed of that can be of the copy.
-void lay_as_gathered_of(const DTensorImpl& viewed, c10::IValue& value) {
+// Gives a gathered copy the memory order of the viewed tensor, so that every view of the tensor is a view of the copy,
+// too.
+void restore_memory_order(const DTensorImpl& viewed, c10::IValue& value) {
   const at::Tensor& copy = value.toTensor();
   const at::AutoDispatchBelowADInplaceOrView below;
-  value = lying_as(copy, strides_of_gathered(copy.sizes(), viewed.strides()));
+  value = with_strides(copy, gathered_copy_strides(copy.sizes(), viewed.strides()));
 }
 
-// The results are views of a gathered copy, or of such a view.
-void mark_copied_views(const std::shared_ptr<const CopiedView::Made>& made, const Stack& stack) {
-  for_each_result(*made->plan, stack, [&](const at::Tensor& tensor, size_t output, size_t element) {
+// Marks results that are views of a gathered copy, or views of such a view.
+void mark_gathered_views(const std::shared_ptr<const GatheredView::ViewCall>& view_call, const Stack& stack) {
+  for_each_result(*view_call->plan, stack, [&](const at::Tensor& tensor, size_t output, size_t element) {
     DTensorImpl& impl = *impl_of(tensor);
-    impl.set_source(std::make_shared<CopiedView>(made, impl.local(), output, element));
+    impl.set_source(std::make_shared<GatheredView>(view_call, impl.local(), output, element));
   });
 }
 
 }  // namespace
 
-void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan, Stack& stack) {
+// On a rank outside the mesh no operation runs, but the count of random operations, version counters and the results'
+// global sizes are the same as inside. Arguments that are returned are kept first, because they are replaced by local
+// tensors.
+void run_plan(const OpInfo& op, const std::shared_ptr<const Plan>& shared_plan, Stack& stack) {
   const Plan& plan = *shared_plan;
   const size_t base = stack.size() - op.args.size();
   c10::SmallVector<c10::IValue, 2> kept;
@@ -235,30 +245,33 @@ void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan,
   }
   const c10::ArrayRef<c10::IValue> args(stack.data() + base, op.args.size());
   const auto [mesh_arg, mesh] = first_dtensor(args, op);
-  if (op.mutates) {
-    refuse_copied_views(op, args);
-    bump_versions(op, args, /*lists_only=*/true);  // autograd counts those of single tensors
+  if (op.writes_argument) {
+    refuse_gathered_views(op, args);
+    bump_versions(op, args, /*lists_only=*/true);  // autograd increments those of single tensors
   }
-  std::shared_ptr<CopiedView::Made> copied;
-  const auto views_a_copy = [&] { return args[op.view_of].isTensor() && is_copied_view(args[op.view_of].toTensor()); };
-  if (op.view_of >= 0 && (plan.copies_view || views_a_copy())) [[unlikely]] {
-    copied = std::make_shared<CopiedView::Made>(CopiedView::Made{op, shared_plan, args.vec()});
-    c10::IValue& viewed = copied->args[op.view_of];
+  std::shared_ptr<GatheredView::ViewCall> view_call;
+  const auto is_view_of_copy = [&] {
+    return args[op.view_of].isTensor() && is_gathered_view(args[op.view_of].toTensor());
+  };
+  if (op.view_of >= 0 && (plan.gathers_view || is_view_of_copy())) [[unlikely]] {
+    view_call = std::make_shared<GatheredView::ViewCall>(GatheredView::ViewCall{op, shared_plan, args.vec()});
+    c10::IValue& viewed = view_call->args[op.view_of];
     const DTensorImpl& impl = *impl_of(viewed.toTensor());
-    viewed = at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), true));  // holds no history
+    viewed = at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), true));  // without autograd history
   }
   Localizer localizer(op, plan, *mesh, mesh_arg);
   for (const int arg : op.tensor_args) localizer.replace(stack[base + arg], arg);
-  if (copied && plan.copies_view && mesh->coordinate()) [[unlikely]] {
-    lay_as_gathered_of(*impl_of(copied->args[op.view_of].toTensor()), stack[base + op.view_of]);
+  if (view_call && plan.gathers_view && mesh->coordinate()) [[unlikely]] {
+    restore_memory_order(*impl_of(view_call->args[op.view_of].toTensor()), stack[base + op.view_of]);
   }
   if (!mesh->coordinate()) [[unlikely]] {
-    if (plan.random) skip_random_operation(*mesh);
+    if (plan.takes_random_stream) skip_random_operation(*mesh);
     push_empty_results(op, plan, *mesh, stack);
   } else {
     for (const auto& [arg, value] : plan.rewrites) stack[base + arg] = value;
-    // Operations on the parts do not touch the version counters that to_local's readers see.
-    if (op.mutates) bump_versions(op, args, /*lists_only=*/false);
+    // The operation runs below the key that increments version counters. Users of to_local() rely on those of the local
+    // tensors, so they are incremented here.
+    if (op.writes_argument) bump_versions(op, args, /*lists_only=*/false);
     if (plan.local) {
       plan.local(LocalCall{op, stack, *mesh, localizer.keys()});
     } else {
@@ -266,8 +279,8 @@ void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan,
     }
   }
   wrap_outputs(plan, mesh, stack, kept);
-  if (copied) [[unlikely]] {
-    mark_copied_views(copied, stack);
+  if (view_call) [[unlikely]] {
+    mark_gathered_views(view_call, stack);
   }
 }
 

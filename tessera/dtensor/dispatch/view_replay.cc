@@ -1,7 +1,11 @@
-// Views of DTensors under autograd. A write to a view changes its base's history: autograd then needs the view of the
-// base's gradient, which it takes by as_strided, that DTensors lack, or by calling the operation again, if it was told
-// to remember it. It is told so here, for every operation that gives a view. Strides tell as_strided what a base is
-// whose shape was changed in place; here a view remembers what its base was like, and what happened to itself.
+// Views of DTensors under autograd. When a view is written, autograd needs the same view of the base's gradient.
+// Autograd computes it with as_strided, which DTensors do not support, or by calling the view operation again ("view
+// replay") if replay was enabled when the view was made. The kernels in this file enable replay for every view
+// operation.
+//
+// In-place changes of shape need more. For plain tensors as_strided works although the base's shape has changed since,
+// because strides describe memory. A replayed view would be taken of a base of another shape. Therefore a view of a
+// DTensor records the layout of its base (ViewOfRecordedBase) and its own later changes of shape (ChainedView).
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/AutogradState.h>
@@ -16,28 +20,28 @@ namespace tessera {
 
 namespace {
 
-class RememberViews {
+class EnableViewReplay {
  public:
-  RememberViews() : before_(c10::AutogradState::get_tls_state().get_view_replay_enabled()) { set(true); }
-  ~RememberViews() { set(before_); }
-  RememberViews(const RememberViews&) = delete;
-  RememberViews& operator=(const RememberViews&) = delete;
+  EnableViewReplay() : before_(c10::AutogradState::get_tls_state().get_view_replay_enabled()) { set(true); }
+  ~EnableViewReplay() { set(before_); }
+  EnableViewReplay(const EnableViewReplay&) = delete;
+  EnableViewReplay& operator=(const EnableViewReplay&) = delete;
 
  private:
   static void set(bool on) { c10::AutogradState::get_tls_state().set_view_replay_enabled(on); }
   bool before_;
 };
 
-// One view after another.
-class ViewOfView final : public torch::autograd::ViewFunc {
+// A view function followed by another view function.
+class ChainedView final : public torch::autograd::ViewFunc {
  public:
   using Next = std::function<at::Tensor(const at::Tensor&)>;
-  ViewOfView(std::unique_ptr<torch::autograd::ViewFunc> first, Next next)
+  ChainedView(std::unique_ptr<torch::autograd::ViewFunc> first, Next next)
       : first_(std::move(first)), next_(std::move(next)) {}
   at::Tensor operator()(const at::Tensor& base) const override { return next_((*first_)(base)); }
   std::unique_ptr<torch::autograd::ViewFunc> clone_and_set(std::optional<std::vector<c10::SymInt>>,
                                                            std::optional<std::vector<at::Tensor>>) const override {
-    return std::make_unique<ViewOfView>(first_->clone_and_set(), next_);
+    return std::make_unique<ChainedView>(first_->clone_and_set(), next_);
   }
 
  private:
@@ -45,59 +49,63 @@ class ViewOfView final : public torch::autograd::ViewFunc {
   Next next_;
 };
 
+// The ViewInfo of a view that autograd replays; null for other tensors.
 torch::autograd::ViewInfo* replayed_view(const at::Tensor& view) {
   auto* meta = torch::autograd::impl::get_view_autograd_meta(view);
   const bool replayed = meta != nullptr && meta->has_bw_view() && meta->get_backward_view().has_view_fn();
   return replayed ? &const_cast<torch::autograd::ViewInfo&>(meta->get_backward_view()) : nullptr;
 }
 
-// A view whose shape was changed in place is taken again with that change.
-void remember_change(const at::Tensor& view, ViewOfView::Next change) {
+// Records an in-place change of a view's shape: the replayed view gets the same change.
+void record_shape_change(const at::Tensor& view, ChainedView::Next change) {
   if (auto* info = replayed_view(view)) {
-    info->view_fn_ = std::make_unique<ViewOfView>(std::move(info->view_fn_), std::move(change));
+    info->view_fn_ = std::make_unique<ChainedView>(std::move(info->view_fn_), std::move(change));
   }
 }
 
-// A view of a base whose own shape may be changed in place later: it is taken of the base as that was.
-class ViewOfBase final : public torch::autograd::ViewFunc {
+// A view of a base whose shape may be changed in place later. The base is brought back to its recorded layout first.
+class ViewOfRecordedBase final : public torch::autograd::ViewFunc {
  public:
-  ViewOfBase(Sizes sizes, Sizes strides, PlacementsPtr placements, std::unique_ptr<torch::autograd::ViewFunc> view)
+  ViewOfRecordedBase(Sizes sizes, Sizes strides, PlacementsPtr placements,
+                     std::unique_ptr<torch::autograd::ViewFunc> view)
       : sizes_(std::move(sizes)),
         strides_(std::move(strides)),
         placements_(std::move(placements)),
         view_(std::move(view)) {}
   at::Tensor operator()(const at::Tensor& base) const override {
-    const bool as_it_was = base.sizes() == c10::IntArrayRef(sizes_) && lies_as(sizes_, base.strides(), strides_) &&
-                           !is_cut_otherwise(base);
+    const bool as_it_was = base.sizes() == c10::IntArrayRef(sizes_) &&
+                           has_same_layout(sizes_, base.strides(), strides_) && !has_other_shards(base);
     return (*view_)(as_it_was ? base : restored(base));
   }
   std::unique_ptr<torch::autograd::ViewFunc> clone_and_set(std::optional<std::vector<c10::SymInt>>,
                                                            std::optional<std::vector<at::Tensor>>) const override {
-    return std::make_unique<ViewOfBase>(sizes_, strides_, placements_, view_->clone_and_set());
+    return std::make_unique<ViewOfRecordedBase>(sizes_, strides_, placements_, view_->clone_and_set());
   }
 
  private:
-  // The dims of the mesh that cut this dim, a bit each.
-  static uint64_t cuts_of(const Placements& placements, size_t dim) {
-    uint64_t cuts = 0;
+  // The mesh dims that shard tensor dim `dim`, one bit for each.
+  static uint64_t mesh_dims_of_shard(const Placements& placements, size_t dim) {
+    uint64_t shard_mesh_dims = 0;
     for (size_t m = 0; m < placements.size(); ++m) {
-      const bool cut = placements[m].is_any_shard() && placements[m].dim == static_cast<int64_t>(dim);
-      cuts |= uint64_t{cut} << m;
+      const bool is_sharded = placements[m].is_any_shard() && placements[m].dim == static_cast<int64_t>(dim);
+      shard_mesh_dims |= uint64_t{is_sharded} << m;
     }
-    return cuts;
+    return shard_mesh_dims;
   }
 
-  // What strides do not tell: a dim of one element that was cut may be another one now.
-  bool is_cut_otherwise(const at::Tensor& base) const {
+  // A sharded dim of one element has no significant stride, so its mesh dims are compared instead.
+  bool has_other_shards(const at::Tensor& base) const {
     const auto& now = impl_of(base)->placements();
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      const uint64_t cuts = sizes_[i] == 1 ? cuts_of(placements_->values, i) : 0;
-      if (cuts != 0 && cuts != cuts_of(now, i)) return true;
+      const uint64_t shard_mesh_dims = sizes_[i] == 1 ? mesh_dims_of_shard(placements_->values, i) : 0;
+      if (shard_mesh_dims != 0 && shard_mesh_dims != mesh_dims_of_shard(now, i)) return true;
     }
     return false;
   }
 
-  // Dims of more than one element are told by their strides, those of one by how they are cut; others come and go.
+  // Undoes in-place changes of the base's shape. A dim of several elements is found again by its size and stride, a
+  // sharded dim of one element by its mesh dims. Other dims of one element may have been added or removed, so they are
+  // dropped and added again.
   at::Tensor restored(const at::Tensor& base) const {
     const auto& placements = impl_of(base)->placements();
     std::vector<int64_t> order;
@@ -105,11 +113,12 @@ class ViewOfBase final : public torch::autograd::ViewFunc {
     std::vector<bool> found(sizes_.size(), false);
     for (size_t i = 0; i < sizes_.size(); ++i) {
       const bool one = sizes_[i] == 1;
-      const uint64_t cuts = cuts_of(placements_->values, i);
-      if (one && cuts == 0) continue;
+      const uint64_t shard_mesh_dims = mesh_dims_of_shard(placements_->values, i);
+      if (one && shard_mesh_dims == 0) continue;
       for (int64_t dim = 0; dim < base.dim() && !found[i]; ++dim) {
-        const bool same_stride = base.numel() == 0 || base.stride(dim) == strides_[i];  // of no elements: any
-        const bool same = one ? cuts_of(placements, static_cast<size_t>(dim)) == cuts : same_stride;
+        const bool same_stride = base.numel() == 0 || base.stride(dim) == strides_[i];  // without elements: any
+        const bool same =
+            one ? mesh_dims_of_shard(placements, static_cast<size_t>(dim)) == shard_mesh_dims : same_stride;
         if (!is_taken(dim) && base.size(dim) == sizes_[i] && same) {
           order.push_back(dim);
           found[i] = true;
@@ -134,49 +143,50 @@ class ViewOfBase final : public torch::autograd::ViewFunc {
   std::unique_ptr<torch::autograd::ViewFunc> view_;
 };
 
-void remember_base(const at::Tensor& view, const at::Tensor& base) {
+void record_base_layout(const at::Tensor& view, const at::Tensor& base) {
   auto* info = base.is_view() ? nullptr : replayed_view(view);
   if (info != nullptr) {
-    info->view_fn_ = std::make_unique<ViewOfBase>(Sizes(base.sizes().begin(), base.sizes().end()),
-                                                  Sizes(base.strides().begin(), base.strides().end()),
-                                                  impl_of(base)->shared_placements(), std::move(info->view_fn_));
+    info->view_fn_ = std::make_unique<ViewOfRecordedBase>(
+        Sizes(base.sizes().begin(), base.sizes().end()), Sizes(base.strides().begin(), base.strides().end()),
+        impl_of(base)->shared_placements(), std::move(info->view_fn_));
   }
 }
 
-void remember_base(const std::vector<at::Tensor>& views, const at::Tensor& base) {
-  for (const auto& view : views) remember_base(view, base);
+void record_base_layout(const std::vector<at::Tensor>& views, const at::Tensor& base) {
+  for (const auto& view : views) record_base_layout(view, base);
 }
 
 template <class Op, class Schema = typename Op::schema>
-struct Replayed;
+struct ReplayedViewKernel;
 template <class Op, class Result, class... Args>
-struct Replayed<Op, Result(const at::Tensor&, Args...)> {
+struct ReplayedViewKernel<Op, Result(const at::Tensor&, Args...)> {
   static Result call(c10::DispatchKeySet keys, const at::Tensor& self, Args... args) {
-    const RememberViews remember;
+    const EnableViewReplay replay;
     Result views = Op::redispatch(keys_of_all_backends(keys), self, std::forward<Args>(args)...);
-    remember_base(views, self);
+    record_base_layout(views, self);
     return views;
   }
 };
 
-inline int64_t held(int64_t dim) { return dim; }
-inline std::vector<int64_t> held(c10::IntArrayRef dims) { return dims.vec(); }
+inline int64_t stored_argument(int64_t dim) { return dim; }
+inline std::vector<int64_t> stored_argument(c10::IntArrayRef dims) { return dims.vec(); }
 
-// Op changes the shape in place as View does out of place.
+// Kernel of an operation that changes the shape in place. `View` is the same operation out of place.
 template <class Op, class View, class Schema = typename Op::schema>
-struct ChangedInPlace;
+struct InPlaceViewKernel;
 template <class Op, class View, class... Args>
-struct ChangedInPlace<Op, View, at::Tensor&(at::Tensor&, Args...)> {
+struct InPlaceViewKernel<Op, View, at::Tensor&(at::Tensor&, Args...)> {
   static at::Tensor& call(c10::DispatchKeySet keys, at::Tensor& self, Args... args) {
     Op::redispatch(keys_of_all_backends(keys), self, args...);
-    remember_change(self, [... kept = held(args)](const at::Tensor& base) { return View::call(base, kept...); });
+    record_shape_change(
+        self, [... kept = stored_argument(args)](const at::Tensor& base) { return View::call(base, kept...); });
     return self;
   }
 };
 
 template <class Op, class View>
 void add_changed(torch::Library& library, const char* name) {
-  using Changed = ChangedInPlace<Op, View>;
+  using Changed = InPlaceViewKernel<Op, View>;
   library.impl(name, TORCH_FN(Changed::call));
 }
 
@@ -185,7 +195,7 @@ void add(torch::Library& library) {
   const auto name = [](const char* name, const std::string& overload) {
     return overload.empty() ? std::string(name) : name + ("." + overload);
   };
-  (library.impl(name(Ops::name, Ops::overload_name).c_str(), TORCH_FN(Replayed<Ops>::call)), ...);
+  (library.impl(name(Ops::name, Ops::overload_name).c_str(), TORCH_FN(ReplayedViewKernel<Ops>::call)), ...);
 }
 
 }  // namespace

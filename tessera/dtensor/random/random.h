@@ -1,15 +1,15 @@
-// Random numbers of DTensors: the value of an element depends on the seed, on how many random operations came before,
-// and on the element's place in the global tensor; not on the mesh or the placements. So a mesh of one rank gives
-// bitwise the values that any other gives.
+// Random numbers of DTensors. The value of an element depends on the seed, on the number of random operations before,
+// and on the element's index in the global tensor. It does not depend on the mesh or the placements, so a mesh of one
+// rank gives bitwise the same values as any other mesh.
 //
-//   manual_seed(42, mesh);                                  // the same on all ranks
+//   manual_seed(42, mesh);                                  // the same seed on all ranks
 //   at::Tensor w = dtensor::randn({8, 4}, mesh, {Shard(0)});
-//   w.uniform_(-1, 1);                                      // nn::init, dropout, bernoulli ... work alike
+//   w.uniform_(-1, 1);                                      // so do nn::init, dropout, bernoulli ...
 //
-// Without manual_seed the first random operation on a mesh takes a seed from the default generator of the mesh's first
-// rank: it is COLLECTIVE over the mesh, once. An operation that is given a generator of its own draws from that
-// instead; it must be in the same state on all ranks of the mesh. State belongs to a rank (its World). Not thread-safe
-// for one rank.
+// Without manual_seed the first random operation on a mesh takes its seed from the default generator of the mesh's
+// first rank; this operation is COLLECTIVE over the mesh. An operation with a `generator` argument draws from that
+// generator instead; the generator must have the same state on all ranks of the mesh. The random state belongs to a
+// rank (its World). Two threads must not use one rank's state at the same time.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,19 @@
 
 namespace tessera {
 
-// For all meshes of this rank. No communication: call it with one seed on all ranks that share random tensors.
+// Sets the seed for all meshes of this rank. No communication: call it with one seed on all ranks that share random
+// tensors.
 void manual_seed(uint64_t seed, const MeshPtr& mesh);
 
-// Where this rank stands; to repeat numbers (recomputed activations) or to continue a run.
+// The state of this rank's random numbers. It is used to repeat numbers (recomputed activations) or to continue a run.
 struct RandomState {
   uint64_t seed = 0;
-  uint64_t offset = 0;  // random operations so far
+  uint64_t offset = 0;  // number of random operations so far
   bool operator==(const RandomState&) const = default;
 };
-// COLLECTIVE over the mesh when it has no seed yet.
+// COLLECTIVE over the mesh when the mesh has no seed yet.
 RandomState random_state(const MeshPtr& mesh);
-// Of the same kind as manual_seed: for all meshes of this rank.
+// Sets the state for all meshes of this rank, as manual_seed does.
 void set_random_state(const RandomState& state, const MeshPtr& mesh);
 
 }  // namespace tessera

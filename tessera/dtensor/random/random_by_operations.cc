@@ -1,5 +1,5 @@
-// Random numbers on devices for which there is no loop of our own: Philox written with integer tensor operations. About
-// eighty passes over memory, so a kernel would be faster; the bits are those of random_fill.cc.
+// Random numbers on devices without a loop of our own: Philox in integer tensor operations. It takes about 80 passes
+// over memory, so a kernel would be faster. The bits are those of random_fill.cc.
 #include <ATen/ATen.h>
 
 #include <array>
@@ -17,14 +17,14 @@ namespace {
 
 constexpr int64_t kLow32 = 0xffffffff;
 
-// Global linear index of every local element, in the order of a contiguous local tensor.
-at::Tensor global_indices(const Region& region, c10::Device device) {
+// Global linear index of each local element, in the order of a contiguous local tensor.
+at::Tensor global_indices(const ShardRegion& region, c10::Device device) {
   at::Tensor index = at::zeros(Sizes(region.sizes.size(), 1), at::TensorOptions(at::kLong).device(device));
   int64_t stride = 1;
   for (size_t dim = region.sizes.size(); dim-- > 0;) {
     std::vector<at::Tensor> along;
-    for (const Run& run : region.runs[dim]) {
-      along.push_back(at::arange(run.start, run.start + run.size, index.options()));
+    for (const IndexSpan& span : region.index_spans[dim]) {
+      along.push_back(at::arange(span.start, span.start + span.size, index.options()));
     }
     Sizes shape(region.sizes.size(), 1);
     shape[dim] = region.sizes[dim];
@@ -40,7 +40,8 @@ at::Tensor with_bits(const at::Tensor& words, uint32_t bits) {
   return at::bitwise_xor(words, static_cast<int64_t>(bits));
 }
 
-// The product of 32-bit numbers, one of which is a constant: its low and its high half, without overflow of int64.
+// The product of 32-bit numbers and a 32-bit constant, as its low and high halves. Products of 16-bit halves keep every
+// intermediate below 2^49, so int64 does not overflow.
 std::pair<at::Tensor, at::Tensor> multiply(const at::Tensor& x, uint32_t constant) {
   const at::Tensor low = at::bitwise_and(x, 0xffff) * static_cast<int64_t>(constant);  // below 2^48
   const at::Tensor high = right(x, 16) * static_cast<int64_t>(constant);               // below 2^48
@@ -48,7 +49,8 @@ std::pair<at::Tensor, at::Tensor> multiply(const at::Tensor& x, uint32_t constan
   return {at::bitwise_or(left(at::bitwise_and(sum, 0xffff), 16), at::bitwise_and(low, 0xffff)), right(sum, 16)};
 }
 
-std::array<at::Tensor, 4> philox_of(const RandomKey& key, const at::Tensor& block) {
+// The four 32-bit words of each block, as int64 tensors. The operations are those of base/philox.h.
+std::array<at::Tensor, 4> philox_of(const RandomStreamKey& key, const at::Tensor& block) {
   auto k0 = static_cast<uint32_t>(key.seed);
   auto k1 = static_cast<uint32_t>(key.seed >> 32);
   std::array<at::Tensor, 4> c = {at::bitwise_and(block, kLow32), right(block, 32),
@@ -64,26 +66,28 @@ std::array<at::Tensor, 4> philox_of(const RandomKey& key, const at::Tensor& bloc
   return c;
 }
 
-// lanes[lane] element by element.
-at::Tensor pick(const std::array<at::Tensor, 4>& lanes, const at::Tensor& lane) {
+// Element by element lanes[lane].
+at::Tensor select_lane(const std::array<at::Tensor, 4>& lanes, const at::Tensor& lane) {
   at::Tensor picked = lanes[0];
   for (int i = 1; i < 4; ++i) picked = at::where(lane == i, lanes[i], picked);
   return picked;
 }
 
-// 53 bits of two words as a fraction.
+// A fraction in [0, 1) of the upper 53 bits of two words.
 at::Tensor fraction(const at::Tensor& high, const at::Tensor& low) {
   return at::bitwise_or(left(high, 21), right(low, 11)).to(at::kDouble) * 0x1p-53;
 }
 
-struct LawDraw {
+// The values of a distribution from the words of their blocks. A block gives 2 values in double and 4 in float, as in
+// random_fill.cc.
+struct PhiloxValues {
   const std::array<at::Tensor, 4> lanes;
-  const at::Tensor within;  // position in the block
+  const at::Tensor index_in_block;  // index of the value in its block
   bool doubles;
 
   at::Tensor fractions(int digits) const {
-    if (doubles) return fraction(pick(lanes, within * 2), pick(lanes, within * 2 + 1));
-    return right(pick(lanes, within), 32 - digits).to(at::kFloat) * std::ldexp(1.0, -digits);
+    if (doubles) return fraction(select_lane(lanes, index_in_block * 2), select_lane(lanes, index_in_block * 2 + 1));
+    return right(select_lane(lanes, index_in_block), 32 - digits).to(at::kFloat) * std::ldexp(1.0, -digits);
   }
   at::Tensor double_fractions(int digits) const { return fractions(digits).to(at::kDouble); }
   at::Tensor normals() const {
@@ -93,30 +97,32 @@ struct LawDraw {
       u1 = fraction(lanes[0], lanes[1]) + 0x1p-54;
       u2 = fraction(lanes[2], lanes[3]);
     } else {
-      const at::Tensor first = right(within, 1) * 2;
-      u1 = (pick(lanes, first).to(at::kFloat) * 0x1p-32 + 0x1p-33).to(at::kDouble);
-      u2 = right(pick(lanes, first + 1), 8).to(at::kDouble) * 0x1p-24;
+      const at::Tensor first = right(index_in_block, 1) * 2;
+      u1 = (select_lane(lanes, first).to(at::kFloat) * 0x1p-32 + 0x1p-33).to(at::kDouble);
+      u2 = right(select_lane(lanes, first + 1), 8).to(at::kDouble) * 0x1p-24;
     }
     const at::Tensor angle = u2 * (2 * std::numbers::pi);
-    return (u1.log() * -2).sqrt() * at::where(at::bitwise_and(within, 1) == 0, angle.cos(), angle.sin());
+    return (u1.log() * -2).sqrt() * at::where(at::bitwise_and(index_in_block, 1) == 0, angle.cos(), angle.sin());
   }
 };
 
-// word % range for words of 64 unsigned bits.
+// The remainder of an unsigned 64-bit word, given as two 32-bit halves, although int64 is signed. A power of two needs
+// a mask, a range below 2^31 the remainders of the halves, and a larger range a division bit by bit.
 at::Tensor unsigned_remainder(const at::Tensor& high, const at::Tensor& low, uint64_t range) {
   if (std::has_single_bit(range) || range == 0) {
     return at::bitwise_and(at::bitwise_or(left(high, 32), low), static_cast<int64_t>(range - 1));
   }
   TESSERA_CHECK(range < uint64_t{1} << 62, ErrorKind::kShape,
                 "[dtensor.random] integers: found a range of {}, wanted less than 2^62 on this device.", range);
-  if (range >> 31 != 0) {  // bit by bit: (2 r + bit) mod range never overflows while range < 2^62
-    at::Tensor rest = at::zeros_like(high);
+  if (range >> 31 != 0) {  // (2 r + bit) mod range does not overflow as range < 2^62
+    at::Tensor partial_remainder = at::zeros_like(high);
     for (int bit = 63; bit >= 0; --bit) {
       const at::Tensor& word = bit >= 32 ? high : low;
-      rest = at::bitwise_or(left(rest, 1), at::bitwise_and(right(word, bit % 32), 1));
-      rest = at::where(rest >= static_cast<int64_t>(range), rest - static_cast<int64_t>(range), rest);
+      partial_remainder = at::bitwise_or(left(partial_remainder, 1), at::bitwise_and(right(word, bit % 32), 1));
+      partial_remainder = at::where(partial_remainder >= static_cast<int64_t>(range),
+                                    partial_remainder - static_cast<int64_t>(range), partial_remainder);
     }
-    return rest;
+    return partial_remainder;
   }
   const auto modulus = static_cast<int64_t>(range);
   const int64_t shift = (int64_t{1} << 32) % modulus;
@@ -125,41 +131,45 @@ at::Tensor unsigned_remainder(const at::Tensor& high, const at::Tensor& low, uin
 
 }  // namespace
 
-void fill_by_operations(const at::Tensor& part, const Region& region, const RandomKey& key, const Distribution& d) {
+void fill_by_operations(const at::Tensor& part, const ShardRegion& region, const RandomStreamKey& key,
+                        const Distribution& d) {
   const auto type = part.scalar_type();
   const bool doubles = type == at::kDouble || at::isIntegralType(type, true);
-  const int width = d.law == Law::kInteger || doubles ? 2 : 4;
+  const int width = d.kind == DistributionKind::kInteger || doubles ? 2 : 4;
   const at::Tensor index = global_indices(region, part.device());
   const auto rounding = "trunc";
-  const at::Tensor within = index.remainder(width);
-  const LawDraw draw{philox_of(key, index.div(width, rounding)), within, doubles};
+  const at::Tensor index_in_block = index.remainder(width);
+  const PhiloxValues philox_values{philox_of(key, index.div(width, rounding)), index_in_block, doubles};
   at::Tensor values;
-  switch (d.law) {
-    case Law::kInteger: {
-      const at::Tensor first = within * 2;
-      values = unsigned_remainder(pick(draw.lanes, first), pick(draw.lanes, first + 1), d.range) + d.low;
+  switch (d.kind) {
+    case DistributionKind::kInteger: {
+      const at::Tensor first = index_in_block * 2;
+      values = unsigned_remainder(select_lane(philox_values.lanes, first), select_lane(philox_values.lanes, first + 1),
+                                  d.range) +
+               d.low;
       break;
     }
-    case Law::kNormal:
-      values = draw.normals() * d.b + d.a;
+    case DistributionKind::kNormal:
+      values = philox_values.normals() * d.b + d.a;
       break;
-    case Law::kLogNormal:
-      values = (draw.normals() * d.b + d.a).exp();
+    case DistributionKind::kLogNormal:
+      values = (philox_values.normals() * d.b + d.a).exp();
       break;
-    case Law::kUniform:
-      values = draw.fractions(digits_of(type)) * (d.b - d.a) + d.a;
+    case DistributionKind::kUniform:
+      values = philox_values.fractions(fraction_bits(type)) * (d.b - d.a) + d.a;
       break;
-    case Law::kExponential:
-      values = draw.double_fractions(digits_of(type)).neg().log1p() / -d.a;
+    case DistributionKind::kExponential:
+      values = philox_values.double_fractions(fraction_bits(type)).neg().log1p() / -d.a;
       break;
-    case Law::kCauchy:
-      values = ((draw.double_fractions(digits_of(type)) - 0.5) * std::numbers::pi).tan() * d.b + d.a;
+    case DistributionKind::kCauchy:
+      values = ((philox_values.double_fractions(fraction_bits(type)) - 0.5) * std::numbers::pi).tan() * d.b + d.a;
       break;
-    case Law::kGeometric:
-      values = (draw.double_fractions(digits_of(type)).neg().log1p() / std::log1p(-d.a)).ceil().clamp_min(1);
+    case DistributionKind::kGeometric:
+      values =
+          (philox_values.double_fractions(fraction_bits(type)).neg().log1p() / std::log1p(-d.a)).ceil().clamp_min(1);
       break;
   }
-  if (values.scalar_type() == at::kDouble && !doubles) values = values.to(at::kFloat);  // as the CPU rounds
+  if (values.scalar_type() == at::kDouble && !doubles) values = values.to(at::kFloat);  // one rounding, as on CPU
   part.copy_(values.view(part.sizes()));
 }
 

@@ -1,8 +1,8 @@
-// The CPU's way to fill a tensor with random numbers: block by block along stretches that are contiguous both in this
-// rank's memory and in the global tensor. Every element goes through the same scalar code wherever it lies in a
-// stretch: vectorised logarithms differ from scalar ones in the last bit, and which elements are vectorised depends on
-// the sharding. What goes through a logarithm or an angle does so in float64 and is rounded once: other devices, whose
-// functions have other last bits, then round to the same float32, or to the one beside it.
+// Fills a tensor on the CPU with random numbers, along ranges that are contiguous both in this rank's memory and in the
+// global tensor. Every element is computed by the same scalar code. Vectorised logarithms differ from scalar ones in
+// the last bit, and the sharding would decide which elements are vectorised. Logarithms and angles are computed in
+// float64 and rounded once; other devices, whose functions differ in the last bits of float64, then give the same
+// float32 or a neighbour of it.
 #include "tessera/dtensor/random/random_fill.h"
 
 #include <ATen/ATen.h>
@@ -19,16 +19,17 @@ namespace tessera {
 
 namespace {
 
-// Local memory as stretches of consecutive global elements.
-class Stretches {
+// Divides local memory into ranges of consecutive global elements.
+class ContiguousRanges {
  public:
-  explicit Stretches(const Region& region) : region_(region), ndim_(region.sizes.size()) {
-    // Trailing dims that are whole are one stretch; the first dim before them may have several.
+  explicit ContiguousRanges(const ShardRegion& region) : region_(region), ndim_(region.sizes.size()) {
+    // Trailing dims that are whole form one range. The dim before them may have several spans; a "row" is one index of
+    // the dims before.
     size_t dim = ndim_;
     while (dim > 0 && region.sizes[dim - 1] == region.global[dim - 1]) inner_ *= region.global[--dim];
     outer_dims_ = dim == 0 ? 0 : dim - 1;
-    row_runs_ = dim == 0 ? Runs{{0, 1}} : region.runs[dim - 1];
-    row_ = length(row_runs_) * inner_;
+    row_spans_ = dim == 0 ? IndexSpans{{0, 1}} : region.index_spans[dim - 1];
+    row_ = length(row_spans_) * inner_;
     global_row_ = dim == 0 ? inner_ : region.global[dim - 1] * inner_;
   }
 
@@ -39,14 +40,14 @@ class Stretches {
       const int64_t row = begin / row_;
       int64_t within = begin % row_;
       const int64_t start = global_start(row);
-      for (const Run& run : row_runs_) {
-        const int64_t size = run.size * inner_;
+      for (const IndexSpan& span : row_spans_) {
+        const int64_t size = span.size * inner_;
         if (within >= size) {
           within -= size;
           continue;
         }
         const int64_t count = std::min(size - within, end - begin);
-        visit(begin, start + run.start * inner_ + within, count);
+        visit(begin, start + span.start * inner_ + within, count);
         begin += count;
         within = 0;
         if (begin == end) return;
@@ -55,40 +56,41 @@ class Stretches {
   }
 
  private:
-  // Global index of the first element of a row, whose outer indices are local.
+  // Global index of the first element of a row. The row number counts local indices of the outer dims.
   int64_t global_start(int64_t row) const {
     int64_t start = 0;
     int64_t stride = global_row_;
     for (size_t dim = outer_dims_; dim-- > 0;) {
       int64_t index = row % region_.sizes[dim];
       row /= region_.sizes[dim];
-      for (const Run& run : region_.runs[dim]) {
-        if (index < run.size) {
-          start += (run.start + index) * stride;
+      for (const IndexSpan& span : region_.index_spans[dim]) {
+        if (index < span.size) {
+          start += (span.start + index) * stride;
           break;
         }
-        index -= run.size;
+        index -= span.size;
       }
       stride *= region_.global[dim];
     }
     return start;
   }
 
-  const Region& region_;
+  const ShardRegion& region_;
   size_t ndim_;
   int64_t inner_ = 1;
   size_t outer_dims_ = 0;
-  Runs row_runs_;
+  IndexSpans row_spans_;
   int64_t row_ = 0;
   int64_t global_row_ = 0;
 };
 
-// make(block of bits, values) gives W values.
+// Computes W values from each Philox block with make(bits, values). The block number is the global index / W, so a
+// value depends on the global index only, also if a range starts inside a block.
 template <int W, class T, class Make>
-void fill(T* out, const Region& region, const RandomKey& key, Make make) {
-  const Stretches stretches(region);
+void fill(T* out, const ShardRegion& region, const RandomStreamKey& key, Make make) {
+  const ContiguousRanges ranges(region);
   at::parallel_for(0, region.numel(), 4096, [&](int64_t begin, int64_t end) {
-    stretches.visit(begin, end, [&](int64_t local, int64_t global, int64_t count) {
+    ranges.visit(begin, end, [&](int64_t local, int64_t global, int64_t count) {
       T* to = out + local;
       const int64_t last = global + count;
       while (global < last) {
@@ -100,17 +102,17 @@ void fill(T* out, const Region& region, const RandomKey& key, Make make) {
   });
 }
 
-// A fraction in [0, 1) of that many digits.
+// A fraction in [0, 1) with this number of binary digits.
 float fraction(uint32_t bits, int digits) { return std::ldexp(static_cast<float>(bits >> (32 - digits)), -digits); }
 double fraction(uint32_t high, uint32_t low) {
   return static_cast<double>((uint64_t{high} << 32 | low) >> 11) * 0x1p-53;
 }
 
-// Values of a block: two of doubles, four of floats.
+// Number of values in a block: two doubles or four floats.
 template <class T>
 constexpr int kValuesOfBlock = std::is_same_v<T, double> ? 2 : 4;
 
-// The fractions of a block, which are u[0] to u[kValuesOfBlock - 1].
+// Writes the fractions of a block to u[0] ... u[kValuesOfBlock - 1].
 template <class T>
 void fractions(const PhiloxBlock& bits, int digits, T* u) {
   for (int i = 0; i < kValuesOfBlock<T>; ++i) {
@@ -122,7 +124,7 @@ void fractions(const PhiloxBlock& bits, int digits, T* u) {
   }
 }
 
-// Two normal values from two fractions (Box and Muller), the first of which must not be 0.
+// Two normal values from two fractions (Box-Muller). The first fraction must not be 0.
 void normal_pair(double u1, double u2, double* z) {
   const double radius = std::sqrt(-2 * std::log(u1));
   const double angle = 2 * std::numbers::pi * u2;
@@ -130,49 +132,50 @@ void normal_pair(double u1, double u2, double* z) {
   z[1] = radius * std::sin(angle);
 }
 
-// Of the bits of W values.
+// Normal values from the bits of one block.
 template <class T>
 void normals(const PhiloxBlock& bits, double* z) {
   if constexpr (std::is_same_v<T, double>) {
     normal_pair(fraction(bits[0], bits[1]) + 0x1p-54, fraction(bits[2], bits[3]), z);
   } else {
-    for (int i = 0; i < 4; i += 2) {  // all 32 bits of the radius, for the tails
+    for (int i = 0; i < 4; i += 2) {  // the radius uses all 32 bits, for the tails
       normal_pair(static_cast<float>(bits[i]) * 0x1p-32f + 0x1p-33f, fraction(bits[i + 1], 24), z + i);
     }
   }
 }
 
 template <class T>
-void fill_real(T* out, const Region& region, const RandomKey& key, const Distribution& d, int digits) {
+void fill_real(T* out, const ShardRegion& region, const RandomStreamKey& key, const Distribution& d, int digits) {
   constexpr int kCount = kValuesOfBlock<T>;
-  if (d.law == Law::kNormal || d.law == Law::kLogNormal) {
-    fill<kCount>(out, region, key, [=, log_normal = d.law == Law::kLogNormal](const PhiloxBlock& bits, T* values) {
-      double z[kCount];
-      normals<T>(bits, z);
-      for (int i = 0; i < kCount; ++i) {
-        const double value = z[i] * d.b + d.a;
-        values[i] = static_cast<T>(log_normal ? std::exp(value) : value);
-      }
-    });
+  if (d.kind == DistributionKind::kNormal || d.kind == DistributionKind::kLogNormal) {
+    fill<kCount>(out, region, key,
+                 [=, log_normal = d.kind == DistributionKind::kLogNormal](const PhiloxBlock& bits, T* values) {
+                   double z[kCount];
+                   normals<T>(bits, z);
+                   for (int i = 0; i < kCount; ++i) {
+                     const double value = z[i] * d.b + d.a;
+                     values[i] = static_cast<T>(log_normal ? std::exp(value) : value);
+                   }
+                 });
     return;
   }
   const T low = static_cast<T>(d.a), width = static_cast<T>(d.b - d.a);
-  const double log_failure = d.law == Law::kGeometric ? std::log1p(-d.a) : 0;
+  const double log_failure = d.kind == DistributionKind::kGeometric ? std::log1p(-d.a) : 0;
   fill<kCount>(out, region, key, [=](const PhiloxBlock& bits, T* values) {
     fractions(bits, digits, values);
     for (int i = 0; i < kCount; ++i) {
       const double u = values[i];
-      switch (d.law) {
-        case Law::kUniform:
+      switch (d.kind) {
+        case DistributionKind::kUniform:
           values[i] = values[i] * width + low;
           break;
-        case Law::kExponential:
+        case DistributionKind::kExponential:
           values[i] = static_cast<T>(-std::log1p(-u) / d.a);
           break;
-        case Law::kCauchy:
+        case DistributionKind::kCauchy:
           values[i] = static_cast<T>(d.a + d.b * std::tan(std::numbers::pi * (u - 0.5)));
           break;
-        default:  // geometric: 1 - u lies in (0, 1]
+        default:  // kGeometric: 1 - u is in (0, 1]
           values[i] = static_cast<T>(std::max(std::ceil(std::log1p(-u) / log_failure), 1.0));
           break;
       }
@@ -180,7 +183,7 @@ void fill_real(T* out, const Region& region, const RandomKey& key, const Distrib
   });
 }
 
-void fill_integers(int64_t* out, const Region& region, const RandomKey& key, const Distribution& d) {
+void fill_integers(int64_t* out, const ShardRegion& region, const RandomStreamKey& key, const Distribution& d) {
   fill<2>(out, region, key,
           [low = static_cast<uint64_t>(d.low), range = d.range](const PhiloxBlock& bits, int64_t* values) {
             for (int i = 0; i < 2; ++i) {
@@ -192,19 +195,20 @@ void fill_integers(int64_t* out, const Region& region, const RandomKey& key, con
 
 }  // namespace
 
-void for_each_stretch(const Region& region, const std::function<void(int64_t, int64_t, int64_t)>& visit) {
-  const Stretches stretches(region);
-  at::parallel_for(0, region.numel(), 1024, [&](int64_t begin, int64_t end) { stretches.visit(begin, end, visit); });
+void for_each_contiguous_range(const ShardRegion& region, const std::function<void(int64_t, int64_t, int64_t)>& visit) {
+  const ContiguousRanges ranges(region);
+  at::parallel_for(0, region.numel(), 1024, [&](int64_t begin, int64_t end) { ranges.visit(begin, end, visit); });
 }
 
-void fill_random(const at::Tensor& part, const Region& region, const RandomKey& key, const Distribution& distribution) {
+void fill_random(const at::Tensor& part, const ShardRegion& region, const RandomStreamKey& key,
+                 const Distribution& distribution) {
   TESSERA_CHECK(part.sizes() == c10::IntArrayRef(region.sizes), ErrorKind::kInternal,
-                "[dtensor.random] local part: its shape is not that of its placements. Was it made by from_local with "
-                "parts of other sizes?");
+                "[dtensor.random] local tensor: its shape does not match the placements. Was the DTensor made by "
+                "from_local from tensors of other sizes?");
   const auto type = part.scalar_type();
   if (part.numel() == 0) return;
-  if (at::isComplexType(type)) {  // real and imaginary part are independent, and the whole has the deviation asked for
-    TESSERA_CHECK(distribution.law == Law::kNormal, ErrorKind::kShape,
+  if (at::isComplexType(type)) {  // real and imaginary part are independent; together they have the deviation
+    TESSERA_CHECK(distribution.kind == DistributionKind::kNormal, ErrorKind::kShape,
                   "[dtensor.random] found dtype {}, wanted a real one for this distribution.", c10::toString(type));
     Distribution half = distribution;
     half.b /= std::numbers::sqrt2;
@@ -213,7 +217,7 @@ void fill_random(const at::Tensor& part, const Region& region, const RandomKey& 
     if (distribution.a != 0) part.add_(distribution.a);
     return;
   }
-  const auto compute = distribution.law == Law::kInteger                       ? at::kLong
+  const auto compute = distribution.kind == DistributionKind::kInteger         ? at::kLong
                        : type == at::kDouble || at::isIntegralType(type, true) ? at::kDouble
                                                                                : at::kFloat;
   if (!part.is_cpu()) {
@@ -227,7 +231,7 @@ void fill_random(const at::Tensor& part, const Region& region, const RandomKey& 
   } else if (compute == at::kDouble) {
     fill_real(values.mutable_data_ptr<double>(), region, key, distribution, 53);
   } else {
-    fill_real(values.mutable_data_ptr<float>(), region, key, distribution, digits_of(type));
+    fill_real(values.mutable_data_ptr<float>(), region, key, distribution, fraction_bits(type));
   }
   if (!direct) part.copy_(values);
 }

@@ -1,4 +1,4 @@
-// Who draws which stream: the seed and the number of random operations so far, by rank.
+// The random state of each rank: the seed and the number of random operations so far.
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <cstring>
@@ -14,12 +14,15 @@ namespace tessera {
 
 namespace {
 
+// manual_seed() sets one state for all meshes. Without it each set of ranks has a state of its own, because only these
+// ranks have agreed on its seed.
 struct RankState {
-  std::optional<RandomState> seeded;                 // by manual_seed; for all meshes
-  std::map<std::vector<int>, RandomState> by_ranks;  // else: of the meshes of these ranks
+  std::optional<RandomState> seeded;                 // set by manual_seed()
+  std::map<std::vector<int>, RandomState> by_ranks;  // used if `seeded` is empty
 };
 
-// Of a World, that is a rank; ranks may be threads. A state is touched by its own rank only, the map by all.
+// The state of a rank, identified by its World, since ranks may be threads. Only the rank itself uses its state; the
+// mutex protects the map. States of destroyed Worlds are removed.
 std::shared_ptr<RankState> state_of(const std::shared_ptr<comm::World>& world) {
   static std::mutex mutex;
   static std::map<std::weak_ptr<comm::World>, std::shared_ptr<RankState>, std::owner_less<>> all;
@@ -35,8 +38,8 @@ uint64_t draw_seed(at::Generator generator) {
   return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
 }
 
-// The first rank's seed on all ranks of the mesh.
-uint64_t agree_on_seed(const DeviceMesh& mesh) {
+// Returns the first rank's seed on all ranks. COLLECTIVE over the mesh, one broadcast for each mesh dim.
+uint64_t broadcast_seed(const DeviceMesh& mesh) {
   std::string bytes(sizeof(uint64_t), '\0');
   const uint64_t own = draw_seed(at::detail::getDefaultCPUGenerator());
   std::memcpy(bytes.data(), &own, sizeof own);
@@ -48,29 +51,31 @@ uint64_t agree_on_seed(const DeviceMesh& mesh) {
   return seed;
 }
 
-RandomState& current(const DeviceMesh& mesh, RankState& rank) {
+RandomState& state_of_mesh(const DeviceMesh& mesh, RankState& rank) {
   if (rank.seeded) return *rank.seeded;
   const auto known = rank.by_ranks.find(mesh.ranks());
   if (known != rank.by_ranks.end()) return known->second;
   TESSERA_CHECK(mesh.coordinate().has_value(), ErrorKind::kShape,
                 "[dtensor.random_state] {}: rank {} is not part of the mesh. Call manual_seed.", mesh.to_string(),
                 mesh.rank());
-  return rank.by_ranks[mesh.ranks()] = RandomState{agree_on_seed(mesh), 0};
+  return rank.by_ranks[mesh.ranks()] = RandomState{broadcast_seed(mesh), 0};
 }
 
 }  // namespace
 
-RandomKey next_random_key(const DeviceMesh& mesh, const std::optional<at::Generator>& generator) {
+// The offset is incremented before use, so operation numbers start at 1. A user's generator advances its own state
+// instead.
+RandomStreamKey next_random_key(const DeviceMesh& mesh, const std::optional<at::Generator>& generator) {
   if (generator && generator->defined()) {
     at::Generator own = *generator;
     if (own.device().is_cpu()) return {draw_seed(own), 0};
     std::lock_guard lock(own.mutex());
-    const uint64_t offset = own.get_offset();  // a multiple of 4, as the generator wants it
+    const uint64_t offset = own.get_offset();  // generators require a multiple of 4
     own.set_offset(offset + 4);
     return {own.current_seed(), offset};
   }
   const auto rank = state_of(mesh.world());
-  RandomState& state = current(mesh, *rank);
+  RandomState& state = state_of_mesh(mesh, *rank);
   return {state.seed, ++state.offset};
 }
 
@@ -81,7 +86,7 @@ void skip_random_operation(const DeviceMesh& mesh) {
 
 void manual_seed(uint64_t seed, const MeshPtr& mesh) { set_random_state({seed, 0}, mesh); }
 
-RandomState random_state(const MeshPtr& mesh) { return current(*mesh, *state_of(mesh->world())); }
+RandomState random_state(const MeshPtr& mesh) { return state_of_mesh(*mesh, *state_of(mesh->world())); }
 
 void set_random_state(const RandomState& state, const MeshPtr& mesh) { state_of(mesh->world())->seeded = state; }
 

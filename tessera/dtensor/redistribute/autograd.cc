@@ -6,10 +6,10 @@
 #include <exception>
 #include <mutex>
 
-#include "tessera/dtensor/redistribute/alike.h"
+#include "tessera/dtensor/redistribute/equal_on_ranks.h"
 #include "tessera/dtensor/redistribute/redistribution_scope.h"
 #include "tessera/dtensor/tensor/dtensor_impl.h"
-#include "tessera/dtensor/tensor/held_value.h"
+#include "tessera/dtensor/tensor/saved_value.h"
 
 namespace tessera {
 
@@ -25,37 +25,38 @@ Placements partial_to_replicated(Placements placements) {
 
 namespace {
 
-// A part of a tensor of these global strides, which are empty where it is contiguous.
-at::Tensor laid_out(at::Tensor local, const Sizes& strides) {
+// Brings a local tensor to the memory order of these global strides. Empty strides mean contiguous: nothing to do.
+at::Tensor in_memory_order(at::Tensor local, const Sizes& strides) {
   if (strides.empty()) return local;
   const auto order = strides_in_order(local.sizes(), strides);
-  return lying_as(std::move(local), order);
+  return with_strides(std::move(local), order);
 }
 
-class PendingSteps final : public LocalSource {
+// The local tensor of an async_op. The first part() waits for the collective; an error is kept and thrown at each call.
+class PendingRedistribute final : public LazyLocalTensor {
  public:
-  // The mesh owns the group that the collective runs on. `strides` as of laid_out().
-  PendingSteps(MeshPtr mesh, InFlight started, Sizes strides)
+  // The mesh is kept because it owns the group that the collective runs on. `strides` as in in_memory_order().
+  PendingRedistribute(MeshPtr mesh, PendingStep started, Sizes strides)
       : mesh_(std::move(mesh)), started_(std::move(started)), strides_(std::move(strides)) {}
   const at::Tensor& part() override {
     std::lock_guard lock(mutex_);
     if (failure_) std::rethrow_exception(failure_);
     if (!local_.defined()) {
       try {
-        local_ = laid_out(started_.end(), strides_);
+        local_ = in_memory_order(started_.end(), strides_);
       } catch (...) {
-        failure_ = std::current_exception();  // there never will be a part
+        failure_ = std::current_exception();  // the local tensor will never exist
         throw;
       }
     }
     return local_;
   }
-  bool is_copied_view() const override { return false; }
+  bool is_gathered_view() const override { return false; }
 
  private:
   std::mutex mutex_;
   MeshPtr mesh_;
-  InFlight started_;
+  PendingStep started_;
   Sizes strides_;
   at::Tensor local_;
   std::exception_ptr failure_;
@@ -64,124 +65,142 @@ class PendingSteps final : public LocalSource {
 }  // namespace
 
 at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, bool may_alias,
-                               const RedistributeHow& how) {
+                               const RedistributeValuesOptions& options) {
   const DTensorImpl& impl = *impl_of(tensor);
   at::AutoDispatchBelowADInplaceOrView below;
-  const Steps steps = plan_redistribute(tensor.sizes(), *impl.mesh(), impl.placements(), to);
-  const RedistributionScope scope({how.cause, "self", -1, tensor, to, steps, how.asked_for});
-  Sizes strides;  // as clone() lies
+  const RedistributeSteps steps = plan_redistribute(tensor.sizes(), *impl.mesh(), impl.placements(), to);
+  const RedistributionScope scope({options.cause, "self", -1, tensor, to, steps, options.is_explicit});
+  Sizes strides;  // strides that clone() would give
   if (!tensor.is_contiguous()) {
     const auto dense = at::infer_dense_strides(tensor.sizes(), tensor.strides());
     strides.assign(dense.begin(), dense.end());
   }
-  InFlight started = start_steps(impl.local(), *impl.mesh(), steps, may_alias);
-  if (started.pending && how.async_op) {
+  PendingStep started = start_redistribute(impl.local(), *impl.mesh(), steps, may_alias);
+  if (started.pending && options.async_op) {
     at::Tensor example = at::empty(Sizes(tensor.dim(), 0), impl.local().options());
-    at::Tensor result = make_dtensor(std::move(example), impl.mesh(), share(to), tensor.sizes(), strides);
-    impl_of(result)->set_source(std::make_shared<PendingSteps>(impl.mesh(), std::move(started), std::move(strides)));
+    at::Tensor result =
+        make_dtensor(std::move(example), impl.mesh(), make_shared_placements(to), tensor.sizes(), strides);
+    impl_of(result)->set_source(
+        std::make_shared<PendingRedistribute>(impl.mesh(), std::move(started), std::move(strides)));
     return result;
   }
-  return make_dtensor(laid_out(started.end(), strides), impl.mesh(), share(to), tensor.sizes(), strides);
+  return make_dtensor(in_memory_order(started.wait_and_finish(), strides), impl.mesh(), make_shared_placements(to),
+                      tensor.sizes(), strides);
 }
 
 namespace {
 
-// What a conversion's backward needs beside tensors.
-struct Saved {
+// Data for the backward of a conversion, besides tensors.
+struct ConversionState {
   MeshPtr mesh;
   Placements placements;
   Sizes sizes;
 };
 
-void save(AutogradContext* ctx, MeshPtr mesh, const Placements& placements, c10::IntArrayRef sizes) {
-  ctx->saved_data["saved"] = hold_value(Saved{std::move(mesh), placements, Sizes(sizes.begin(), sizes.end())});
+void save_conversion(AutogradContext* ctx, MeshPtr mesh, const Placements& placements, c10::IntArrayRef sizes) {
+  ctx->saved_data["conversion"] =
+      make_saved_value(ConversionState{std::move(mesh), placements, Sizes(sizes.begin(), sizes.end())});
   ctx->set_materialize_grads(false);
 }
 
-const Saved& saved(AutogradContext* ctx) { return held_value<Saved>(ctx->saved_data["saved"]); }
+const ConversionState& conversion_state(AutogradContext* ctx) {
+  return saved_value<ConversionState>(ctx->saved_data["conversion"]);
+}
 
 }  // namespace
 
-at::Tensor gradient_in(const char* verb, const at::Tensor& gradient, const Placements& wanted,
-                       const RedistributeOptions& options) {
-  if (checked_impl(verb, gradient).placements() == wanted) return gradient;
+at::Tensor redistribute_gradient(const char* verb, const at::Tensor& gradient, const Placements& target,
+                                 const RedistributeOptions& options) {
+  if (checked_impl(verb, gradient).placements() == target) return gradient;
   if (at::GradMode::is_enabled() && gradient.requires_grad()) {
-    return redistribute_with_gradient(gradient, wanted, options);
+    return redistribute_with_gradient(gradient, target, options);
   }
-  return redistribute_values(gradient, wanted, true, {options.async_op, /*asked_for=*/true, verb});
+  return redistribute_values(gradient, target, true, {options.async_op, /*is_explicit=*/true, verb});
 }
 
 namespace {
 
-// A gradient that the engine or a formula made, plain and alike on all ranks, is whole. COLLECTIVE over the mesh where
-// it is plain.
-at::Tensor on_mesh(const char* verb, const at::Tensor& gradient, const MeshPtr& mesh) {
-  const bool whole = !is_dtensor(gradient) && !gradient.requires_grad() && is_alike(gradient, *mesh, verb);
-  return whole ? make_dtensor(gradient, mesh, share(Placements(static_cast<size_t>(mesh->ndim()), Replicate())),
+// Converts a plain gradient to a replicated DTensor if its values are the same on all ranks; the autograd engine and
+// derivative formulas make such gradients. Other gradients are returned unchanged. COLLECTIVE over the mesh for a plain
+// gradient.
+at::Tensor replicate_if_equal(const char* verb, const at::Tensor& gradient, const MeshPtr& mesh) {
+  const bool whole = !is_dtensor(gradient) && !gradient.requires_grad() && is_equal_on_all_ranks(gradient, *mesh, verb);
+  return whole ? make_dtensor(gradient, mesh,
+                              make_shared_placements(Placements(static_cast<size_t>(mesh->ndim()), Replicate())),
                               gradient.sizes())
                : gradient;
 }
 
+// Backward: the gradient is redistributed to the gradient placements and its local tensor is returned.
 struct FromLocal : Function<FromLocal> {
   static Variable forward(AutogradContext* ctx, const Variable& local, const MeshPtr& mesh,
                           const Placements& placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                           const Placements& grad_placements) {
-    save(ctx, mesh, grad_placements, sizes);
-    return make_dtensor(local.detach(), mesh, share(placements), sizes, strides);
+    save_conversion(ctx, mesh, grad_placements, sizes);
+    return make_dtensor(local.detach(), mesh, make_shared_placements(placements), sizes, strides);
   }
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     if (!gradients[0].defined()) return variable_list(6);
-    const at::Tensor given = on_mesh("from_local.backward", gradients[0], saved(ctx).mesh);
-    const at::Tensor gradient = gradient_in("from_local.backward", given, saved(ctx).placements);
+    const at::Tensor incoming_gradient =
+        replicate_if_equal("from_local.backward", gradients[0], conversion_state(ctx).mesh);
+    const at::Tensor gradient =
+        redistribute_gradient("from_local.backward", incoming_gradient, conversion_state(ctx).placements);
     const bool recorded = at::GradMode::is_enabled() && gradient.requires_grad();
     variable_list result(6);
-    result[0] = recorded ? to_local_with_gradient(gradient, saved(ctx).placements) : impl_of(gradient)->local();
+    result[0] =
+        recorded ? to_local_with_gradient(gradient, conversion_state(ctx).placements) : impl_of(gradient)->local();
     return result;
   }
 };
 
+// Backward: the local gradient becomes a DTensor with the gradient placements. If backward is recorded (a second
+// derivative), the conversion must be recorded, too.
 struct ToLocal : Function<ToLocal> {
   static Variable forward(AutogradContext* ctx, const Variable& tensor, const Placements& grad_placements) {
     const DTensorImpl& impl = *impl_of(tensor);
-    save(ctx, impl.mesh(), grad_placements, tensor.sizes());
+    save_conversion(ctx, impl.mesh(), grad_placements, tensor.sizes());
     return impl.local().detach();
   }
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     if (!gradients[0].defined()) return variable_list(2);
-    const Saved& of = saved(ctx);
+    const ConversionState& state = conversion_state(ctx);
     if (at::GradMode::is_enabled() && gradients[0].requires_grad()) {
-      const Placements back = partial_to_replicated(of.placements);
-      return {from_local_with_gradient(gradients[0].contiguous(), of.mesh, of.placements, of.sizes,
-                                       dense_strides(of.sizes), back),
+      const Placements back = partial_to_replicated(state.placements);
+      return {from_local_with_gradient(gradients[0].contiguous(), state.mesh, state.placements, state.sizes,
+                                       dense_strides(state.sizes), back),
               {}};
     }
-    return {make_dtensor(gradients[0].detach(), of.mesh, share(of.placements), of.sizes), {}};
+    return {make_dtensor(gradients[0].detach(), state.mesh, make_shared_placements(state.placements), state.sizes), {}};
   }
 };
 
-struct Redistributed : Function<Redistributed> {
+// Backward: the gradient is redistributed to the placements of the input, with Replicate for Partial, in backward_dtype
+// if set. `cause` is null for the user's own redistribute.
+struct RedistributeFunction : Function<RedistributeFunction> {
   static Variable forward(AutogradContext* ctx, const Variable& tensor, const Placements& to,
                           const RedistributeOptions& options, const char* cause) {
     const DTensorImpl& impl = *impl_of(tensor);
     const Placements back = partial_to_replicated(impl.placements());
-    save(ctx, impl.mesh(), back, tensor.sizes());
+    save_conversion(ctx, impl.mesh(), back, tensor.sizes());
     ctx->saved_data["dtype"] = tensor.scalar_type();
-    ctx->saved_data["options"] = hold_value(options);
+    ctx->saved_data["options"] = make_saved_value(options);
     at::AutoDispatchBelowADInplaceOrView below;
     const bool cast = options.forward_dtype && *options.forward_dtype != tensor.scalar_type();
     const at::Tensor from = cast ? tensor.to(*options.forward_dtype) : tensor;
-    const bool asked_for = cause == nullptr;
+    const bool is_explicit = cause == nullptr;
     return redistribute_values(from, to, /*may_alias=*/cast,
-                               {options.async_op, asked_for, asked_for ? "redistribute" : cause});
+                               {options.async_op, is_explicit, is_explicit ? "redistribute" : cause});
   }
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     if (!gradients[0].defined()) return variable_list(4);
     const at::ScalarType dtype = ctx->saved_data["dtype"].toScalarType();
-    const auto& options = held_value<RedistributeOptions>(ctx->saved_data["options"]);
-    const at::Tensor incoming = on_mesh("redistribute.backward", gradients[0], saved(ctx).mesh);
-    const at::Tensor given = options.backward_dtype ? incoming.to(*options.backward_dtype) : incoming;
-    const at::Tensor gradient =
-        gradient_in("redistribute.backward", given, saved(ctx).placements, {.async_op = options.async_op});
+    const auto& options = saved_value<RedistributeOptions>(ctx->saved_data["options"]);
+    const at::Tensor incoming_gradient =
+        replicate_if_equal("redistribute.backward", gradients[0], conversion_state(ctx).mesh);
+    const at::Tensor converted =
+        options.backward_dtype ? incoming_gradient.to(*options.backward_dtype) : incoming_gradient;
+    const at::Tensor gradient = redistribute_gradient("redistribute.backward", converted,
+                                                      conversion_state(ctx).placements, {.async_op = options.async_op});
     return {gradient.scalar_type() == dtype ? gradient : gradient.to(dtype), {}, {}, {}};
   }
 };
@@ -191,7 +210,7 @@ struct Redistributed : Function<Redistributed> {
 at::Tensor from_local_with_gradient(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
                                     c10::IntArrayRef sizes, c10::IntArrayRef strides,
                                     const Placements& grad_placements) {
-  if (!local.requires_grad()) return make_dtensor(local, mesh, share(placements), sizes, strides);
+  if (!local.requires_grad()) return make_dtensor(local, mesh, make_shared_placements(placements), sizes, strides);
   return FromLocal::apply(local, mesh, placements, sizes, strides, grad_placements);
 }
 
@@ -201,7 +220,7 @@ at::Tensor to_local_with_gradient(const at::Tensor& tensor, const Placements& gr
 
 at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const Placements& to,
                                       const RedistributeOptions& options, const char* cause) {
-  return Redistributed::apply(tensor, to, options, cause);
+  return RedistributeFunction::apply(tensor, to, options, cause);
 }
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// The differentiable conversions. Arguments are checked by the callers in dtensor.cc.
+// The differentiable conversions between plain tensors, DTensors and placements. The callers in conversions.cc check
+// arguments.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,27 +10,28 @@
 
 namespace tessera {
 
-// Partial becomes Replicate: how a gradient lies, which need not be kept in parts.
+// Replaces Partial by Replicate. These are the default placements of a gradient.
 Placements partial_to_replicated(Placements placements);
-// grad_placements: how the gradient of the local tensor shall lie.
+// `grad_placements` are the placements of the gradient of the local tensor.
 at::Tensor from_local_with_gradient(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
                                     c10::IntArrayRef sizes, c10::IntArrayRef strides,
                                     const Placements& grad_placements);
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, const Placements& grad_placements);
-// cause: the operation that needs it; null where the user asked for it.
+// `cause` is the operation that needs the redistribution; null if the user called redistribute.
 at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const Placements& to,
                                       const RedistributeOptions& options, const char* cause = nullptr);
-// A gradient in the wanted placements; differentiable where backward is recorded. verb: for messages.
-at::Tensor gradient_in(const char* verb, const at::Tensor& gradient, const Placements& wanted,
-                       const RedistributeOptions& options = {});
-// Without gradient. The result may share memory with the tensor only when may_alias is set; with async_op its local
-// part may still be under way. asked_for: by the user, not by an operation (ExplicitRedistribution).
-struct RedistributeHow {
+// Redistributes a gradient to `target`; differentiable if the backward itself is recorded. `verb` is for messages.
+at::Tensor redistribute_gradient(const char* verb, const at::Tensor& gradient, const Placements& target,
+                                 const RedistributeOptions& options = {});
+// Redistributes without recording a gradient. The result may share memory with the tensor only if `may_alias` is set.
+// With async_op a collective may still run for its local tensor. `is_explicit`: the user requested it, not an operation
+// (see ExplicitRedistribution).
+struct RedistributeValuesOptions {
   bool async_op = false;
-  bool asked_for = false;
+  bool is_explicit = false;
   const char* cause = "the value of a tensor";
 };
 at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, bool may_alias,
-                               const RedistributeHow& how = {});
+                               const RedistributeValuesOptions& options = {});
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Between plain tensors and DTensors, and from one placement to another: the functions that tensor/dtensor.h declares.
+// Conversions between plain tensors and DTensors, and between placements: the functions that tensor/dtensor.h declares.
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
@@ -15,7 +15,8 @@ namespace tessera {
 
 namespace {
 
-// local size x mesh size on sharded dims; strides outside the sharded dim grow with it.
+// Global sizes and strides of evenly sharded tensors: the size of a sharded dim is multiplied by the mesh size, and so
+// are the strides of the dims that are outside of it in memory.
 void infer_global(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements, Sizes& sizes,
                   Sizes& strides) {
   sizes.assign(local.sizes().begin(), local.sizes().end());
@@ -34,7 +35,8 @@ void infer_global(const at::Tensor& local, const DeviceMesh& mesh, const Placeme
   }
 }
 
-// What this rank found, to all ranks of the mesh; dim by dim, so that in the end each rank knows what all others said.
+// Gathers the texts of all ranks of the mesh, one mesh dim after another. After dim i a rank has the texts of all ranks
+// whose coordinates differ from its own on dims 0 ... i only, so after the last dim it has all of them.
 std::set<std::string> gather_from_mesh(const std::string& own, const DeviceMesh& mesh) {
   std::set<std::string> all = {own};
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
@@ -50,7 +52,8 @@ std::set<std::string> gather_from_mesh(const std::string& own, const DeviceMesh&
   return all;
 }
 
-// All ranks learn of a difference, wherever in the mesh it is. `problem`: what is wrong here, if anything.
+// Error kShape on all ranks if the metadata differ between ranks or if any rank has a `problem` (empty: none). All
+// ranks take part in the gather, so no rank raises alone while others wait.
 void check_same_everywhere(const at::Tensor& local, const DeviceMesh& mesh, bool compare_shape,
                            const std::string& problem) {
   std::ostringstream text;
@@ -64,7 +67,7 @@ void check_same_everywhere(const at::Tensor& local, const DeviceMesh& mesh, bool
   TESSERA_CHECK(
       problem.empty() && all.size() == 1, ErrorKind::kShape,
       "[dtensor.from_local] Inconsistent tensor metadata (including shape and stride) across ranks. Rank {} of {} has "
-      "{}; in all there are: {}. Make the local tensors alike, or give shape and stride.",
+      "{}; the metadata of all ranks are: {}. Use local tensors with equal metadata, or pass shape and stride.",
       mesh.rank(), mesh.to_string(), text.str(), fmt::join(all, " | "));
 }
 
@@ -75,6 +78,8 @@ FromLocalOptions FromLocalOptions::contiguous(std::vector<int64_t> shape) {
   return {.shape = std::move(shape), .stride = std::vector<int64_t>(strides.begin(), strides.end())};
 }
 
+// With run_check a wrong local shape is not raised at once but becomes the `problem` of check_same_everywhere(), so
+// that all ranks raise together. The broadcast along Replicate mesh dims writes to the caller's tensor, as in PyTorch.
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
                       const FromLocalOptions& options) {
   TESSERA_CHECK(local.defined() && !is_dtensor(local), ErrorKind::kShape,
@@ -93,14 +98,17 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
   if (options.shape) {
     sizes.assign(options.shape->begin(), options.shape->end());
     strides.assign(options.stride->begin(), options.stride->end());
-    TESSERA_CHECK(sizes.size() == strides.size(), ErrorKind::kShape,
-                  "[dtensor.from_local] found {} sizes and {} strides, wanted as many.", sizes.size(), strides.size());
+    TESSERA_CHECK(
+        sizes.size() == strides.size(), ErrorKind::kShape,
+        "[dtensor.from_local] shape and stride: found {} sizes and {} strides, wanted one stride for each size.",
+        sizes.size(), strides.size());
     const Sizes wanted = local_sizes(sizes, *mesh, checked);
     if (mesh->coordinate() && c10::IntArrayRef(wanted) != here.sizes()) {
       problem = fmt::format("local tensor: found shape [{}], wanted [{}] for global shape [{}] and {} on rank {}",
                             fmt::join(here.sizes(), ", "), fmt::join(wanted, ", "), fmt::join(sizes, ", "),
                             to_string(checked), mesh->rank());
-      TESSERA_CHECK(options.run_check, ErrorKind::kShape, "[dtensor.from_local] {}.", problem);
+      TESSERA_CHECK(options.run_check, ErrorKind::kShape,
+                    "[dtensor.from_local] {}. Check the global shape, the placements and the local tensor.", problem);
     }
   } else {
     infer_global(here, *mesh, checked, sizes, strides);
@@ -153,22 +161,23 @@ at::Tensor full_tensor(const at::Tensor& tensor, const std::optional<Placements>
 
 namespace {
 
-// Chunks of one rank's tensor for all ranks along one mesh dim.
+// Scatters the root's tensor along one mesh dim. Every chunk is padded to the size of the first, because scatter needs
+// equal shapes; the padding is removed after it.
 at::Tensor scatter_shards(const at::Tensor& tensor, comm::Group& group, const Placement& placement, int root) {
   const int64_t n = tensor.size(placement.dim);
   const int64_t k = group.size();
-  const int64_t most = local_extent(n, k, 0, placement.split_factor);
+  const int64_t padded_size = local_shard_size(n, k, 0, placement.split_factor);
   Sizes sizes(tensor.sizes().begin(), tensor.sizes().end());
-  sizes[placement.dim] = most;
+  sizes[placement.dim] = padded_size;
   std::vector<at::Tensor> parts;
   if (group.rank() == root) {
-    Part held;
-    for (const int64_t size : tensor.sizes()) held.push_back(size > 0 ? Runs{{0, size}} : Runs{});
+    ShardIndices held;
+    for (const int64_t size : tensor.sizes()) held.push_back(size > 0 ? IndexSpans{{0, size}} : IndexSpans{});
     for (int64_t i = 0; i < k; ++i) {
-      Part wanted = held;
-      wanted[placement.dim] = part_of_cut(held[placement.dim], k, i, placement.split_factor);
-      at::Tensor part = take(tensor, held, wanted);
-      if (part.size(placement.dim) != most) {
+      ShardIndices needed = held;
+      needed[placement.dim] = shard_index_spans(held[placement.dim], k, i, placement.split_factor);
+      at::Tensor part = slice_part(tensor, held, needed);
+      if (part.size(placement.dim) != padded_size) {
         at::Tensor padded = at::zeros(sizes, tensor.options());
         padded.narrow(placement.dim, 0, part.size(placement.dim)).copy_(part);
         part = padded;
@@ -178,10 +187,14 @@ at::Tensor scatter_shards(const at::Tensor& tensor, comm::Group& group, const Pl
   }
   at::Tensor received = at::empty(sizes, tensor.options());
   comm::scatter(group, received, parts, root, "distribute_tensor").wait();
-  return received.narrow(placement.dim, 0, local_extent(n, k, group.rank(), placement.split_factor)).contiguous();
+  return received.narrow(placement.dim, 0, local_shard_size(n, k, group.rank(), placement.split_factor)).contiguous();
 }
 
-at::Tensor spread(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements, std::optional<int> src) {
+// Takes one mesh dim after another. After dim i a rank holds data of the source if its coordinates on the later dims
+// are `src`, so the root of the next dim always holds such data. Without `src` every rank takes its part of its own
+// copy. Partial starts as a broadcast; run_redistribute then makes the Partial of it.
+at::Tensor distribute_values(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements,
+                             std::optional<int> src) {
   if (!mesh->coordinate()) return at::empty(Sizes(tensor.dim(), 0), tensor.options());
   at::Tensor local = tensor;
   Placements order(placements.size(), Replicate());
@@ -202,14 +215,18 @@ at::Tensor spread(const at::Tensor& tensor, const MeshPtr& mesh, const Placement
     order = partial_to_replicated(placements);
   }
   const bool fresh = !local.is_same(tensor);
-  return run_steps(local, *mesh, plan_redistribute(tensor.sizes(), *mesh, order, placements), /*may_alias=*/fresh);
+  return run_redistribute(local, *mesh, plan_redistribute(tensor.sizes(), *mesh, order, placements),
+                          /*may_alias=*/fresh);
 }
 
 }  // namespace
 
+// The result is a leaf with the requires_grad of `tensor`; the distribution itself is not recorded. A DTensor with the
+// same mesh and placements is returned unchanged.
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements,
                              std::optional<int> src_data_rank) {
-  TESSERA_CHECK(tensor.defined(), ErrorKind::kShape, "[dtensor.distribute_tensor] found an undefined tensor.");
+  TESSERA_CHECK(tensor.defined(), ErrorKind::kShape,
+                "[dtensor.distribute_tensor] found an undefined tensor, wanted a defined one.");
   TESSERA_CHECK(tensor.is_leaf(), ErrorKind::kShape,
                 "[dtensor.distribute_tensor] `distribute_tensor` should be used to distribute leaf tensors! but found "
                 "non-leaf tensor! Use from_local, or redistribute a DTensor.");
@@ -232,9 +249,9 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, cons
     at::NoGradGuard no_grad;
     at::Tensor here = tensor.detach();
     if (!here.is_meta() && here.device() != mesh->device()) here = here.to(mesh->device());
-    local = spread(here, mesh, checked, src_data_rank);
+    local = distribute_values(here, mesh, checked, src_data_rank);
   }
-  at::Tensor result = make_dtensor(local, mesh, share(checked), tensor.sizes());
+  at::Tensor result = make_dtensor(local, mesh, make_shared_placements(checked), tensor.sizes());
   result.set_requires_grad(tensor.requires_grad());
   return result;
 }

@@ -1,9 +1,9 @@
-// Changing the placements of a local tensor: a plan of steps, its cost, and its execution.
+// Changes the placements of a local tensor: a plan of steps, the cost of the plan, and its execution.
 //
-// A step leads from one division of the tensor (Cuts) to another by one collective over the group of one or of several
-// mesh dims, or by none. Planning communicates nothing and gives the same steps on all ranks. A plan is
-// torch.distributed.tensor's greedy one, a mesh dim at a time, or, where that would move more, one that takes several
-// at once.
+// A step changes the tensor from one list of splits (ShardSplits) to another by at most one collective, over the group
+// of one or of several mesh dims. Planning does not communicate and gives the same steps on all ranks. The plan is the
+// greedy plan of torch.distributed.tensor, which changes one mesh dim at a time, or a cheaper plan that changes several
+// mesh dims at once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,64 +13,69 @@
 #include <optional>
 
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/dtensor/redistribute/parts.h"
+#include "tessera/dtensor/redistribute/shard_indices.h"
 #include "tessera/dtensor/tensor/layout.h"
 
 namespace tessera {
 
-struct Step {
+struct RedistributeStep {
   enum class Kind : uint8_t {
-    kCut,            // keeps a part of what is here; no communication
-    kSpread,         // whole values become parts that reduce to them; no communication
-    kReduce,         // all_reduce
-    kReduceScatter,  // `to` has more cuts than `from`, on these mesh dims
-    kGather,         // `from` has more cuts than `to`, on these mesh dims
-    kExchange,       // all_to_all: any cuts to any others
+    kSliceLocal,          // keep a part of the local tensor; no communication
+    kReplicateToPartial,  // Replicate to Partial: makes values that reduce to the whole value; no communication
+    kAllReduce,           // all_reduce
+    kReduceScatter,       // reduce_scatter: `to` has more splits than `from`, on these mesh dims
+    kAllGather,           // all_gather: `from` has more splits than `to`, on these mesh dims
+    kAllToAll,            // all_to_all: from any splits to any other splits
   };
   Kind kind;
   MeshDims mesh_dims;  // ascending, each of more than one rank
-  Cuts from;           // all divisions of the tensor before and after
-  Cuts to;
+  ShardSplits from;    // all splits of the tensor before the step
+  ShardSplits to;      // all splits of the tensor after the step
   Sizes global_sizes;
-  Placement partial = Replicate();                     // what is reduced, or spread to
-  std::shared_ptr<const Movement> movement = nullptr;  // who holds what; worked out by each run when there is none
+  Placement partial = Replicate();  // placement that is reduced (or made, for kReplicateToPartial)
+  std::shared_ptr<const TransferPlan> transfer = nullptr;  // parts before and after; null: each run computes it
 };
-using Steps = c10::SmallVector<Step, 2>;
+using RedistributeSteps = c10::SmallVector<RedistributeStep, 2>;
 
-// The steps that lead from one list of placements to another, in order. None on a rank outside the mesh.
-Steps plan_redistribute(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
-                        const Placements& to);
-// The greedy ones only, each on one mesh dim; on a rank outside the mesh those of the others.
-Steps plan_one_by_one(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
-                      const Placements& to);
-// Several mesh dims at once; none when there is no such plan (norms, to Partial).
-std::optional<Steps> plan_at_once(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
-                                  const Placements& to);
-// The movement of a step; null where nothing moves. On a rank of the mesh.
-std::shared_ptr<const Movement> work_out(const Step& step, const DeviceMesh& mesh);
-// Whether a step needs other ranks.
-inline bool communicates(const Step& step) { return step.kind != Step::Kind::kCut && step.kind != Step::Kind::kSpread; }
+// The steps from one list of placements to another, in order. Empty on a rank outside the mesh.
+RedistributeSteps plan_redistribute(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
+                                    const Placements& to);
+// The greedy plan, each step on one mesh dim. A rank outside the mesh gets the same steps as the others.
+RedistributeSteps plan_greedy(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
+                              const Placements& to);
+// The plan over several mesh dims at once. nullopt when there is none: for norms and for a new Partial.
+std::optional<RedistributeSteps> plan_multi_dim(c10::IntArrayRef global_sizes, const DeviceMesh& mesh,
+                                                const Placements& from, const Placements& to);
+// Computes the TransferPlan of a step on a rank of the mesh; null for a step that moves no elements.
+std::shared_ptr<const TransferPlan> plan_transfer(const RedistributeStep& step, const DeviceMesh& mesh);
+// Whether a step runs a collective.
+inline bool communicates(const RedistributeStep& step) {
+  return step.kind != RedistributeStep::Kind::kSliceLocal && step.kind != RedistributeStep::Kind::kReplicateToPartial;
+}
 
-// Estimated microseconds, by upstream's model, of the greedy plan, to compare strategies as upstream does; infinite for
-// a shard that would become partial.
+// Estimated cost of the greedy plan in microseconds, by PyTorch's cost model; infinite for a shard that would become
+// partial. Strategies are compared by this cost, as in PyTorch.
 double redistribute_cost(c10::IntArrayRef global_sizes, int64_t item_bytes, const DeviceMesh& mesh,
                          const Placements& from, const Placements& to);
-double cost_of(const Steps& steps, int64_t item_bytes, const DeviceMesh& mesh);
+double cost_of(const RedistributeSteps& steps, int64_t item_bytes, const DeviceMesh& mesh);
 
-// A step that was started: `value` is its result once `work` has ended and, where there is one, `finish` has made it.
-struct InFlight {
+// A step in progress. After wait_and_finish(), `value` is the result: the call waits for `work` and then calls
+// `finish`, if there is one.
+struct PendingStep {
   at::Tensor value;
-  comm::Pending work;
+  comm::PendingCollective work;
   std::function<at::Tensor()> finish;
   bool pending = false;
-  // Waits.
-  at::Tensor end();
+  // Waits for the collective and returns the result.
+  at::Tensor wait_and_finish();
 };
 
-// Carries out the steps on this rank's part. COLLECTIVE over the mesh dims whose step communicates. The result may
-// share memory with `local` only when may_alias is set. Dispatch must be below autograd.
-at::Tensor run_steps(const at::Tensor& local, const DeviceMesh& mesh, const Steps& steps, bool may_alias);
-// The same, but the last collective may still be under way.
-InFlight start_steps(const at::Tensor& local, const DeviceMesh& mesh, const Steps& steps, bool may_alias);
+// Runs the steps on this rank's local tensor. COLLECTIVE over the mesh dims of the steps that communicate. The result
+// may share memory with `local` only if `may_alias` is set. Dispatch must be below autograd.
+at::Tensor run_redistribute(const at::Tensor& local, const DeviceMesh& mesh, const RedistributeSteps& steps,
+                            bool may_alias);
+// As run_redistribute, but the last collective may still run on return.
+PendingStep start_redistribute(const at::Tensor& local, const DeviceMesh& mesh, const RedistributeSteps& steps,
+                               bool may_alias);
 
 }  // namespace tessera

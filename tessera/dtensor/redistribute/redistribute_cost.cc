@@ -1,4 +1,4 @@
-// What redistributions cost, by upstream's model: latency, hops and bytes of the slowest link.
+// Cost of redistributions by PyTorch's model: latency, number of hops, and bytes over the slowest link.
 #include <algorithm>
 #include <limits>
 
@@ -13,23 +13,24 @@ struct LinkCost {
   double bandwidth;
 };
 
-// Numbers of the upstream model: an NVLink-like link inside a host, a fifth of it across hosts.
+// Latency (us) and bandwidth (GB/s) of PyTorch's model: an NVLink-like link inside a host, 0.22 of its bandwidth across
+// hosts.
 LinkCost link_cost(const DeviceMesh& mesh, int64_t mesh_dim) {
   int64_t devices = 1;
   for (int64_t i = mesh.ndim() - 1; i >= mesh_dim; --i) devices *= mesh.shape()[i];
-  // Alike on all ranks: they must choose alike.
+  // The value is the same on all ranks (the smallest host), because all ranks must choose the same plan.
   const bool inside_host = devices <= mesh.world()->info().hosts.least_ranks;
   return inside_host ? LinkCost{0.6, 87.7} : LinkCost{2.7, 87.7 * 0.22};
 }
 
-double parts_of(const Cuts& cuts, const DeviceMesh& mesh) {
+double parts_of(const ShardSplits& splits, const DeviceMesh& mesh) {
   double parts = 1;
-  for (const Cut& cut : cuts) parts *= static_cast<double>(mesh.shape()[cut.mesh_dim]);
+  for (const ShardSplit& split : splits) parts *= static_cast<double>(mesh.shape()[split.mesh_dim]);
   return parts;
 }
 
-// `whole`: GB of the global tensor.
-double price(const Step& step, double whole, const DeviceMesh& mesh) {
+// Cost of a step in microseconds; `tensor_gigabytes` is the size of the global tensor.
+double step_cost(const RedistributeStep& step, double tensor_gigabytes, const DeviceMesh& mesh) {
   if (!communicates(step)) return 0;
   double k = 1;
   for (const int64_t dim : step.mesh_dims) k *= static_cast<double>(mesh.shape()[dim]);
@@ -38,23 +39,23 @@ double price(const Step& step, double whole, const DeviceMesh& mesh) {
   double hops = k - 1;
   double start = 6.6;
   switch (step.kind) {
-    case Step::Kind::kReduce:
-      received = 2 * whole / parts_of(step.from, mesh) * (k - 1) / k;
+    case RedistributeStep::Kind::kAllReduce:
+      received = 2 * tensor_gigabytes / parts_of(step.from, mesh) * (k - 1) / k;
       hops *= 2;
       break;
-    case Step::Kind::kReduceScatter:
-      received = whole / parts_of(step.from, mesh) * (k - 1) / k;
+    case RedistributeStep::Kind::kReduceScatter:
+      received = tensor_gigabytes / parts_of(step.from, mesh) * (k - 1) / k;
       break;
-    case Step::Kind::kGather:
-      received = whole / parts_of(step.to, mesh) * (k - 1) / k;
+    case RedistributeStep::Kind::kAllGather:
+      received = tensor_gigabytes / parts_of(step.to, mesh) * (k - 1) / k;
       break;
-    default: {  // of what this rank shall hold, a share as large as its share of the tensor is here already
-      double cut = 1;
-      for (const Cut& c : step.from) {
+    default: {  // all_to_all: of this rank's new part it holds 1/divisor already
+      double divisor = 1;
+      for (const ShardSplit& c : step.from) {
         const bool moves = std::ranges::find(step.mesh_dims, c.mesh_dim) != step.mesh_dims.end();
-        cut *= moves ? static_cast<double>(mesh.shape()[c.mesh_dim]) : 1;
+        divisor *= moves ? static_cast<double>(mesh.shape()[c.mesh_dim]) : 1;
       }
-      received = whole / parts_of(step.to, mesh) * (1 - 1 / cut);
+      received = tensor_gigabytes / parts_of(step.to, mesh) * (1 - 1 / divisor);
       start += 1;
     }
   }
@@ -63,12 +64,12 @@ double price(const Step& step, double whole, const DeviceMesh& mesh) {
 
 }  // namespace
 
-double cost_of(const Steps& steps, int64_t item_bytes, const DeviceMesh& mesh) {
+double cost_of(const RedistributeSteps& steps, int64_t item_bytes, const DeviceMesh& mesh) {
   double total = 0;
-  for (const Step& step : steps) {
-    double gigabytes = static_cast<double>(item_bytes) / (1 << 30);
-    for (const int64_t size : step.global_sizes) gigabytes *= static_cast<double>(size);
-    total += price(step, gigabytes, mesh);
+  for (const RedistributeStep& step : steps) {
+    double tensor_gigabytes = static_cast<double>(item_bytes) / (1 << 30);
+    for (const int64_t size : step.global_sizes) tensor_gigabytes *= static_cast<double>(size);
+    total += step_cost(step, tensor_gigabytes, mesh);
   }
   return total;
 }
@@ -81,7 +82,7 @@ double redistribute_cost(c10::IntArrayRef global_sizes, int64_t item_bytes, cons
       return std::numeric_limits<double>::infinity();
     }
   }
-  return cost_of(plan_one_by_one(global_sizes, mesh, from, to), item_bytes, mesh);
+  return cost_of(plan_greedy(global_sizes, mesh, from, to), item_bytes, mesh);
 }
 
 }  // namespace tessera

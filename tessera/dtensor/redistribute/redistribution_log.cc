@@ -10,14 +10,14 @@
 namespace tessera {
 
 namespace {
-using comm::Propagated;
-const comm::PropagatedKind kLog{"redistribution log"};
-const comm::PropagatedKind kExplicit{"explicit redistribution"};
+using comm::ContextValue;
+const comm::ContextKey kLog{"redistribution log"};
+const comm::ContextKey kExplicit{"explicit redistribution"};
 }  // namespace
 
 std::string Redistribution::to_string() const {
   return fmt::format("{}: {} [{}] {} -> {}, {} collectives, {} bytes", cause, argument, fmt::join(shape, ", "),
-                     tessera::to_string(from), tessera::to_string(to), moved.total(), moved.total_bytes());
+                     tessera::to_string(from), tessera::to_string(to), comm_counts.total(), comm_counts.total_bytes());
 }
 
 RedistributionLog::RedistributionLog() : in_force_(kLog, this) {}
@@ -33,30 +33,36 @@ std::string RedistributionLog::to_string() const {
   return text;
 }
 
-std::map<std::string, CommTally> RedistributionLog::by_cause() const {
-  std::map<std::string, CommTally> sums;
-  for (const auto& record : records_) sums[record.cause] += record.moved;
+std::map<std::string, CommCounts> RedistributionLog::by_cause() const {
+  std::map<std::string, CommCounts> sums;
+  for (const auto& record : records_) sums[record.cause] += record.comm_counts;
   return sums;
 }
 
 ExplicitRedistribution::ExplicitRedistribution(const Options& options)
     : options_(options), in_force_(kExplicit, this) {}
 
-RedistributionScope::RedistributionScope(const What& what) {
-  const auto* rule = static_cast<const ExplicitRedistribution*>(Propagated::innermost(kExplicit));
-  const bool is_watched = rule != nullptr || Propagated::innermost(kLog) != nullptr || log_level() <= LogLevel::kDebug;
+// An observer is attached only if a log, an ExplicitRedistribution or log level debug needs it. The check runs before
+// the redistribution, so a forbidden one communicates nothing. The placements decide, so all ranks of the mesh raise
+// the error.
+RedistributionScope::RedistributionScope(const Request& request) {
+  const auto* rule = static_cast<const ExplicitRedistribution*>(ContextValue::innermost(kExplicit));
+  const bool is_watched =
+      rule != nullptr || ContextValue::innermost(kLog) != nullptr || log_level() <= LogLevel::kDebug;
   if (!is_watched) return;
-  const DTensorImpl* impl = is_dtensor_impl(*what.tensor.unsafeGetTensorImpl()) ? impl_of(what.tensor) : nullptr;
-  Redistribution record{what.cause,
-                        what.element < 0 ? what.argument : fmt::format("{}[{}]", what.argument, what.element),
-                        what.tensor.sizes().vec(),
-                        impl != nullptr ? impl->placements() : Placements(what.to.size(), Replicate()),
-                        what.to,
-                        what.asked_for,
-                        {}};
-  if (rule != nullptr && rule->options().enable && !what.asked_for && impl != nullptr) {
+  // A plain tensor counts as replicated and is exempt from the check.
+  const DTensorImpl* impl = is_dtensor_impl(*request.tensor.unsafeGetTensorImpl()) ? impl_of(request.tensor) : nullptr;
+  Redistribution record{
+      request.cause,
+      request.element < 0 ? request.argument : fmt::format("{}[{}]", request.argument, request.element),
+      request.tensor.sizes().vec(),
+      impl != nullptr ? impl->placements() : Placements(request.to.size(), Replicate()),
+      request.to,
+      request.is_explicit,
+      {}};
+  if (rule != nullptr && rule->options().enable && !request.is_explicit && impl != nullptr) {
     const auto& options = rule->options();
-    const bool moves = std::ranges::any_of(what.steps, communicates);
+    const bool moves = std::ranges::any_of(request.steps, communicates);
     if (moves || options.strict) {
       const std::string message = fmt::format(
           "[dtensor.dispatch] Implicit redistribution occurred for {} while ExplicitRedistributionContext was active: "
@@ -67,15 +73,15 @@ RedistributionScope::RedistributionScope(const What& what) {
       log_warning("{}", message);
     }
   }
-  watch_ = std::make_unique<Watch>();
-  watch_->record = std::move(record);
+  recording_ = std::make_unique<Recording>();
+  recording_->record = std::move(record);
 }
 
 RedistributionScope::~RedistributionScope() {
-  if (!watch_) return;
-  Redistribution& record = watch_->record;
-  record.moved = watch_->comm.tally();
-  Propagated::for_each(kLog, [&](void* log) { static_cast<RedistributionLog*>(log)->add(record); });
+  if (!recording_) return;
+  Redistribution& record = recording_->record;
+  record.comm_counts = recording_->comm.comm_counts();
+  ContextValue::for_each(kLog, [&](void* log) { static_cast<RedistributionLog*>(log)->add(record); });
   log_debug("[dtensor.redistribute] {}", record.to_string());
 }
 

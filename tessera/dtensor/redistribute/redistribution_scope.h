@@ -1,4 +1,5 @@
-// Surrounds one redistribution: refuses it where only explicit ones are allowed, and records what it moved.
+// A scope around one redistribution. It raises an error where ExplicitRedistribution forbids it, and records its
+// collectives.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,27 +13,27 @@ namespace tessera {
 
 class RedistributionScope {
  public:
-  struct What {
+  struct Request {
     const char* cause;
     const char* argument;
-    int element;               // of a list; -1
-    const at::Tensor& tensor;  // as it lies before
+    int element;               // position in a list; -1
+    const at::Tensor& tensor;  // the tensor before the redistribution
     const Placements& to;
-    const Steps& steps;
-    bool asked_for;
+    const RedistributeSteps& steps;
+    bool is_explicit;
   };
-  // Error kShape for one that is not allowed.
-  explicit RedistributionScope(const What& what);
+  // Error kShape for a redistribution that is not allowed.
+  explicit RedistributionScope(const Request& request);
   ~RedistributionScope();
   RedistributionScope(const RedistributionScope&) = delete;
   RedistributionScope& operator=(const RedistributionScope&) = delete;
 
  private:
-  struct Watch {
+  struct Recording {
     Redistribution record;
     CommDebugMode comm;
   };
-  std::unique_ptr<Watch> watch_;
+  std::unique_ptr<Recording> recording_;
 };
 
 }  // namespace tessera

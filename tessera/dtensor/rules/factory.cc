@@ -1,4 +1,4 @@
-// Tensors made from nothing, into a DTensor that is there.
+// Operations that create values from nothing and write them to an existing DTensor (out=).
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
@@ -9,7 +9,7 @@ namespace tessera {
 
 namespace {
 
-// The part at these offsets of a matrix with ones on the diagonal.
+// Fills the part of an identity matrix that starts at this row and column of the whole.
 LocalFunction ones_on_diagonal(int64_t row, int64_t column) {
   return [row, column](const LocalCall& local) {
     const at::Tensor out = local.arg(local.op.args.size() - 1).toTensor();
@@ -20,7 +20,7 @@ LocalFunction ones_on_diagonal(int64_t row, int64_t column) {
   };
 }
 
-// eye(n, out), eye(n, m, out): each rank writes its part of out, wherever that is.
+// eye(n, out), eye(n, m, out): each rank writes its part of `out`, for any shards of `out`.
 void propose_eye(const OpCall& call, Proposal& proposal) {
   const TensorInput& out = call.outs.at(0);
   const int64_t n = call.int_at(0);
@@ -34,8 +34,8 @@ void propose_eye(const OpCall& call, Proposal& proposal) {
         call.describe(), to_string(out.placements));
   }
   proposal.output({n, m});
-  proposal.choice = Choice{{}, {out.placements}};
-  proposal.local = [](const OpCall& of, const Choice& choice) -> LocalFunction {
+  proposal.choice = PlacementChoice{{}, {out.placements}};
+  proposal.local = [](const OpCall& of, const PlacementChoice& choice) -> LocalFunction {
     if (!of.mesh->coordinate()) return nullptr;
     const LocalBox box = local_box(of.outs[0].sizes.vec(), *of.mesh, choice.outputs[0]);
     return ones_on_diagonal(box.offset[0], box.offset[1]);

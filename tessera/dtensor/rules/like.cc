@@ -1,11 +1,11 @@
-// Operations that make tensors like others.
+// Operations that create tensors with the properties of other tensors.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
 
 namespace {
 
-// They read no values: what is partial becomes whole for free.
+// The values are not read, so a Partial input counts as Replicate at no cost.
 void propose_like(const OpCall& call, Proposal& proposal) {
   const auto& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
@@ -13,18 +13,18 @@ void propose_like(const OpCall& call, Proposal& proposal) {
   proposal.output(self.sizes);
 }
 
-// new_zeros(self, size): the shards of self when the shape is the same, else whole on every rank.
+// new_zeros(self, size): keeps the shards of self if the shape is the same, else the result is whole on every rank.
 void propose_new(const OpCall& call, Proposal& proposal, bool keep_partial) {
   const auto& self = call.inputs[0];
   const std::vector<int64_t> sizes = call.ints_at(call.arg_named("size"));
-  Choice choice{{self.placements}, {self.placements}};
+  PlacementChoice choice{{self.placements}, {self.placements}};
   for (auto& placement : choice.outputs[0]) {
     if (self.sizes != c10::IntArrayRef(sizes) || (placement.is_partial() && !keep_partial)) placement = Replicate();
   }
   const int stride = call.arg_named("stride");
   proposal.outputs.push_back({sizes, call.ints_at(stride)});
   proposal.choice = std::move(choice);
-  proposal.rewrite = [stride](const OpCall& of, const Choice& chosen, const std::vector<OutputShape>& shapes) {
+  proposal.rewrite = [stride](const OpCall& of, const PlacementChoice& chosen, const std::vector<OutputShape>& shapes) {
     const Sizes local = local_sizes(shapes[0].sizes, *of.mesh, chosen.outputs[0]);
     Rewrites rewrites{{of.arg_named("size"), c10::List<int64_t>(c10::IntArrayRef(local))}};
     if (of.has(stride)) {

@@ -5,15 +5,15 @@
 
 namespace tessera {
 
+// The acceptable placements refer to all arguments of the schema; strategies refer to the tensors of the call only.
 void register_sharding(const std::string& name,
                        std::function<std::vector<AcceptableSharding>(const OpCall&)> acceptable) {
   replace_rule(name, [acceptable = std::move(acceptable)](const OpCall& call, Proposal& proposal) {
     for (const auto& sharding : acceptable(call)) {
-      TESSERA_CHECK(
-          sharding.inputs.size() == call.op.args.size(), ErrorKind::kShape,
-          "[dtensor.register_sharding] {}: found placements for {} inputs, wanted {}, one for each argument (none for "
-          "what is no tensor).",
-          call.describe(), sharding.inputs.size(), call.op.args.size());
+      TESSERA_CHECK(sharding.inputs.size() == call.op.args.size(), ErrorKind::kShape,
+                    "[dtensor.register_sharding] {}: found placements for {} inputs, wanted {}, one for each argument "
+                    "(nullopt for arguments that are not tensors).",
+                    call.describe(), sharding.inputs.size(), call.op.args.size());
       Strategy strategy;
       strategy.outputs.assign(sharding.outputs.begin(), sharding.outputs.end());
       for (const auto& input : call.inputs) {

@@ -12,7 +12,9 @@ namespace tessera {
 
 void RuleTable::add(const std::string& name, Rule rule) {
   const bool fresh = rules_.emplace(name, std::move(rule)).second;
-  TESSERA_CHECK(fresh, ErrorKind::kInternal, "[dtensor.register_rule] {}: there is a rule of that name already.", name);
+  TESSERA_CHECK(
+      fresh, ErrorKind::kInternal,
+      "[dtensor.register_rule] {}: a rule with this name exists already. Use register_sharding to replace it.", name);
 }
 
 void RuleTable::add(std::initializer_list<const char*> names, const Rule& rule) {
@@ -29,7 +31,7 @@ namespace {
 struct Rules {
   std::mutex mutex;
   RuleTable built_in;
-  RuleTable registered;  // each goes before all that are built in
+  RuleTable registered;  // these have priority over all built-in rules
 
   Rules() {
     add_pointwise_rules(built_in);
@@ -67,6 +69,9 @@ struct Rules {
     return rule != nullptr ? rule : find_in(built_in, full_name);
   }
 
+  // Tries the full name with overload, the name without overload, and the out-of-place name of an in-place operation. A
+  // _foreach_ operation gets the rule of the single operation, zipped over the lists; this rule is added to the table
+  // for the next call.
   static const Rule* find_in(RuleTable& table, const std::string& full_name) {
     if (const Rule* rule = table.find(full_name)) return rule;
     std::string name = full_name.substr(0, full_name.find('.'));
@@ -93,7 +98,7 @@ Rules& rules() {
 
 }  // namespace
 
-const Rule* find_rule(const OpEntry& op) {
+const Rule* find_rule(const OpInfo& op) {
   Rules& all = rules();
   std::lock_guard lock(all.mutex);
   return all.find(op.name);
@@ -101,14 +106,14 @@ const Rule* find_rule(const OpEntry& op) {
 
 namespace {
 
-// Applies a rule to each position of the lists; none when a tensor beside them would have to lie in two ways. With
-// `whole_singles` those are replicated first.
-std::optional<Choice> zip_positions(const Rule& rule, const OpCall& call, bool whole_singles,
-                                    std::vector<OutputShape>& shapes) {
+// Applies a rule to each position of the lists. Returns nullopt if two positions need different placements of a tensor
+// that is not in a list. With `whole_singles` such tensors are replicated first.
+std::optional<PlacementChoice> zip_positions(const Rule& rule, const OpCall& call, bool whole_singles,
+                                             std::vector<OutputShape>& shapes) {
   size_t length = 0;
   for (const auto& input : call.inputs) length = std::max(length, static_cast<size_t>(input.element + 1));
   const Placements replicated(call.mesh->ndim(), Replicate());
-  Choice whole;
+  PlacementChoice whole;
   whole.inputs.resize(call.inputs.size());
   for (size_t position = 0; position < length; ++position) {
     std::vector<TensorInput> inputs;
@@ -116,23 +121,23 @@ std::optional<Choice> zip_positions(const Rule& rule, const OpCall& call, bool w
     FixedOutputs fixed;
     for (size_t i = 0; i < call.inputs.size(); ++i) {
       const auto& input = call.inputs[i];
-      if (input.element < 0 && input.dim() > 0) {  // a number for each position
+      if (input.element < 0 && input.dim() > 0) {  // a tensor with one number for each position
         whole.inputs[i] = replicated;
         continue;
       }
       if (input.element >= 0 && input.element != static_cast<int>(position)) continue;
-      if (input.mutated && fixed.empty()) fixed.emplace_back(0, input.placements);
+      if (input.is_written && fixed.empty()) fixed.emplace_back(0, input.placements);
       inputs.push_back(input);
       indices.push_back(i);
       if (input.element < 0 && whole_singles) {
         inputs.back().placements = replicated;
-        inputs.back().mutated = true;  // does not move
+        inputs.back().is_written = true;  // keeps its placement
       }
     }
     const OpCall one(call.op, call.args, call.mesh, std::move(inputs));
     Proposal of_one;
     rule(one, of_one);
-    const Choice choice = choose(one, of_one, 1, fixed);
+    const PlacementChoice choice = choose(one, of_one, 1, fixed);
     for (size_t i = 0; i < indices.size(); ++i) {
       auto& placements = whole.inputs[indices[i]];
       if (!placements.empty() && placements != choice.inputs[i]) return std::nullopt;
@@ -146,6 +151,8 @@ std::optional<Choice> zip_positions(const Rule& rule, const OpCall& call, bool w
 
 }  // namespace
 
+// The second attempt replicates the tensors that are not in a list. These may not move then, so no two positions can
+// need different placements of them.
 Rule zip_rule(Rule rule) {
   return [rule = std::move(rule)](const OpCall& call, Proposal& proposal) {
     proposal.choice = zip_positions(rule, call, /*whole_singles=*/false, proposal.outputs);
@@ -153,20 +160,20 @@ Rule zip_rule(Rule rule) {
       proposal.outputs.clear();
       proposal.choice = zip_positions(rule, call, /*whole_singles=*/true, proposal.outputs);
     }
-    TESSERA_CHECK(
-        proposal.choice.has_value(), ErrorKind::kInternal,
-        "[dtensor.rule] {}: a tensor beside the lists lies in two ways though it was not to move. Mend the rule.",
-        call.describe());
+    TESSERA_CHECK(proposal.choice.has_value(), ErrorKind::kInternal,
+                  "[dtensor.rule] {}: two positions of the lists need different placements of one tensor that is not "
+                  "in a list. Correct the rule.",
+                  call.describe());
   };
 }
 
-void refuse_in_place(const OpCall& call, const TensorInput& input, const Placements& wanted) {
+void refuse_in_place(const OpCall& call, const TensorInput& input, const Placements& target) {
   raise(
       ErrorKind::kShape,
       "Sharding dimension mismatch: [dtensor.dispatch] {}: in-place operations that require placement changes are not "
       "supported. '{}' is written and has placement {}, wanted {}. Use the out-of-place version, or redistribute "
       "first.",
-      call.describe(), call.op.args[input.arg].name, to_string(input.placements), to_string(wanted));
+      call.describe(), call.op.args[input.arg].name, to_string(input.placements), to_string(target));
 }
 
 Sizes broadcast_sizes(const OpCall& call) {
@@ -186,18 +193,20 @@ Sizes broadcast_sizes(const OpCall& call) {
 }
 
 namespace {
-// Of booleans and bytes that is another number than of what they become.
-bool is_lost_widened(at::ScalarType type, const Placement& placement) {
+// Whether a reduction of the narrow type gives another number than a reduction after a conversion to a wider type. This
+// is so for sums of booleans ("any") and for sums and products of small integers, which wrap around.
+bool is_changed_by_widening(at::ScalarType type, const Placement& placement) {
   return (type == at::kBool && is_additive(placement)) ||
-         (wraps_around(type) && (is_additive(placement) || placement.is_partial(ReduceOp::kProduct)));
+         (is_small_integer(type) && (is_additive(placement) || placement.is_partial(ReduceOp::kProduct)));
 }
 }  // namespace
 
+// A Partial is left out if is_changed_by_widening() is true for any input with this placement.
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call) {
   c10::SmallVector<Placement, 2> found, lost;
   for (const auto& input : call.inputs) {
     for (const auto& placement : input.placements) {
-      auto& list = is_lost_widened(input.tensor->scalar_type(), placement) ? lost : found;
+      auto& list = is_changed_by_widening(input.tensor->scalar_type(), placement) ? lost : found;
       if (placement.is_partial() && std::ranges::find(list, placement) == list.end()) list.push_back(placement);
     }
   }
@@ -207,38 +216,38 @@ c10::SmallVector<Placement, 2> partials_among(const OpCall& call) {
   return found;
 }
 
-Strategy passing(const Placement& p, size_t input, size_t count) {
+Strategy pass_through(const Placement& p, size_t input, size_t count) {
   Strategy strategy{{p}, c10::SmallVector<Placement, 4>(count, Replicate())};
   strategy.inputs[input] = p;
   return strategy;
 }
 
-void add_passing(const OpCall& call, Proposal& proposal, size_t input, bool (*passes)(const Placement&)) {
+void add_pass_through(const OpCall& call, Proposal& proposal, size_t input, bool (*passes)(const Placement&)) {
   for (const Placement& p : partials_among(call)) {
-    if (passes(p)) proposal.strategies.push_back(passing(p, input, call.inputs.size()));
+    if (passes(p)) proposal.strategies.push_back(pass_through(p, input, call.inputs.size()));
   }
 }
 
-Strategy rest_whole(const OpCall& call, Strategy strategy) {
+Strategy replicate_rest(const OpCall& call, Strategy strategy) {
   strategy.inputs.resize(call.inputs.size(), Replicate());
   return strategy;
 }
 
-Strategy over_dim(const OpCall& call, c10::IntArrayRef broadcast, int64_t dim) {
+Strategy shard_broadcast_dim(const OpCall& call, c10::IntArrayRef broadcast, int64_t dim) {
   Strategy strategy{{Shard(dim)}, {}};
   for (const auto& input : call.inputs) {
-    const int64_t own = own_dim(input, broadcast, dim);
+    const int64_t own = operand_dim(input, broadcast, dim);
     strategy.inputs.push_back(own < 0 ? Replicate() : Shard(own));
   }
   return strategy;
 }
 
-int64_t own_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t dim) {
+int64_t operand_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t dim) {
   const int64_t own = dim - (static_cast<int64_t>(broadcast.size()) - input.dim());
   return own < 0 || (input.sizes[own] == 1 && broadcast[dim] != 1) ? -1 : own;
 }
 
-void check_places(const std::string& op, const at::Tensor& index, int64_t n, bool from_end) {
+void check_indices(const std::string& op, const at::Tensor& index, int64_t n, bool from_end) {
   if (!index.is_cpu() || index.numel() == 0) return;
   const auto [least, most] = at::aminmax(index);
   const int64_t lowest = least.item<int64_t>();
@@ -249,15 +258,15 @@ void check_places(const std::string& op, const at::Tensor& index, int64_t n, boo
                 lowest < from ? lowest : highest, from, n);
 }
 
-OwnPlaces own_places(const at::Tensor& index, int64_t offset, int64_t size) {
+LocalIndices to_local_indices(const at::Tensor& index, int64_t offset, int64_t size) {
   const at::Tensor shifted = index - offset;
-  const at::Tensor elsewhere = shifted.lt(0).logical_or_(shifted.ge(size));
-  return {shifted.masked_fill(elsewhere, 0), elsewhere};
+  const at::Tensor is_remote = shifted.lt(0).logical_or_(shifted.ge(size));
+  return {shifted.masked_fill(is_remote, 0), is_remote};
 }
 
-std::optional<int64_t> own_offset(const OpCall& call, const Choice& choice, int64_t dim) {
-  const auto cuts = [dim](const Placement& placement) { return placement.is_shard(dim); };
-  if (!call.mesh->coordinate() || std::ranges::none_of(choice.inputs[0], cuts)) return std::nullopt;
+std::optional<int64_t> local_offset(const OpCall& call, const PlacementChoice& choice, int64_t dim) {
+  const auto is_shard_of_dim = [dim](const Placement& placement) { return placement.is_shard(dim); };
+  if (!call.mesh->coordinate() || std::ranges::none_of(choice.inputs[0], is_shard_of_dim)) return std::nullopt;
   return local_box(call.inputs[0].sizes.vec(), *call.mesh, choice.inputs[0]).offset[dim];
 }
 
@@ -277,25 +286,24 @@ c10::IValue local_sizes_value(const OpCall& call, c10::IntArrayRef sizes, const 
 }
 
 decltype(Proposal::rewrite) with_local_sizes(int arg) {
-  return [arg](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+  return [arg](const OpCall& of, const PlacementChoice& choice, const std::vector<OutputShape>& shapes) {
     return Rewrites{{arg, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
   };
 }
 
 namespace {
 
-// A rule that nothing would ever ask for is an error.
-void check_asked_for(const std::string& name, const std::vector<c10::OperatorHandle>& operations) {
-  TESSERA_CHECK(
-      !operations.empty(), ErrorKind::kShape,
-      "[dtensor.register_rule] {}: found no operation of that name, wanted \"ns::op\" or \"ns::op.overload\" of "
-      "one that is defined. Define it before its rule.",
-      name);
+// Error kShape for a rule that would never be used: an unknown operation, one with a handler, or a composite operation.
+void check_rule_is_used(const std::string& name, const std::vector<c10::OperatorHandle>& operations) {
+  TESSERA_CHECK(!operations.empty(), ErrorKind::kShape,
+                "[dtensor.register_rule] {}: found no operation of that name, wanted \"ns::op\" or \"ns::op.overload\" "
+                "of a defined operation. Define it before its rule.",
+                name);
   for (const auto& op : operations) {
     const Handler handler = find_handler(toString(op.operator_name()));
-    TESSERA_CHECK(handler == nullptr || asks_for_rule(handler), ErrorKind::kShape,
-                  "[dtensor.register_rule] {}: no rule is asked for {}, whose result depends on values or is not cut. "
-                  "Call it on to_local() or full_tensor(), or inside local_map.",
+    TESSERA_CHECK(handler == nullptr || dispatches_by_rule(handler), ErrorKind::kShape,
+                  "[dtensor.register_rule] {}: no rule is used for {}, because its result depends on values or is not "
+                  "sharded. Call it on to_local() or full_tensor(), or inside local_map.",
                   name, toString(op.operator_name()));
   }
   const auto is_out_form = [](const c10::OperatorHandle& op) {
@@ -307,20 +315,24 @@ void check_asked_for(const std::string& name, const std::vector<c10::OperatorHan
                              return is_composite(op) || is_out_form(op);
                            });
   TESSERA_CHECK(!comes_apart, ErrorKind::kShape,
-                "[dtensor.register_rule] {}: the operation is made of others, on which it comes apart before a rule is "
-                "asked for. Give those their rules, or run it on the parts with local_map; one of your own may be "
-                "registered for CompositeExplicitAutograd.",
+                "[dtensor.register_rule] {}: the operation is made of others and is decomposed into them before a rule "
+                "is looked up. Register rules for those operations, or run it on local tensors with local_map. An "
+                "operation of your own may be registered for CompositeExplicitAutograd.",
                 name);
 }
 
+// The rule is stored before kernels are registered for the operations: a kernel may be called at once from another
+// thread.
 void add_registered(const std::string& name, Rule rule, bool may_replace) {
   const auto operations = operations_named(name);
-  check_asked_for(name, operations);
+  check_rule_is_used(name, operations);
   {
     Rules& all = rules();
     std::lock_guard lock(all.mutex);
-    TESSERA_CHECK(may_replace || (all.built_in.find(name) == nullptr && all.registered.find(name) == nullptr),
-                  ErrorKind::kInternal, "[dtensor.register_rule] {}: there is a rule of that name already.", name);
+    TESSERA_CHECK(
+        may_replace || (all.built_in.find(name) == nullptr && all.registered.find(name) == nullptr),
+        ErrorKind::kInternal,
+        "[dtensor.register_rule] {}: a rule with this name exists already. Use register_sharding to replace it.", name);
     all.registered.replace(name, std::move(rule));
   }
   ensure_kernels_of(operations);

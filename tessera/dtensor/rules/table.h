@@ -1,4 +1,5 @@
-// The tables of sharding rules, one function an operation family. find_rule fills them in at first use.
+// The tables of sharding rules, with one function for each operation family. find_rule() fills the tables at its first
+// call.
 #pragma once
 
 #include <string>
@@ -11,7 +12,8 @@ namespace tessera {
 
 class RuleTable {
  public:
-  // "aten::add" covers every overload, add_, add.out and _foreach_add; "aten::max.dim" one overload.
+  // "aten::add" is a rule for every overload, add_, add.out and _foreach_add; "aten::max.dim" is a rule for one
+  // overload.
   void add(const std::string& name, Rule rule);
   void add(std::initializer_list<const char*> names, const Rule& rule);
   void replace(const std::string& name, Rule rule) { rules_.insert_or_assign(name, std::move(rule)); }
@@ -50,84 +52,90 @@ void add_fused_attention_rules(RuleTable& table);
 void add_reinterpreting_view_rules(RuleTable& table);
 void add_factory_rules(RuleTable& table);
 
-// register_rule for a name that may be taken. It goes before all rules that are built in, of overloads too.
+// As register_rule, but `name` may have a rule. The new rule has priority over all built-in rules, also over those of
+// overloads.
 void replace_rule(const std::string& name, Rule rule);
 
-// Applies a rule for one tensor to each position of lists of tensors; single tensors among the arguments stay whole.
+// Makes a rule for lists of tensors from a rule for single tensors. The rule is applied to each position of the lists.
+// Tensor arguments that are not lists must be whole.
 Rule zip_rule(Rule rule);
 
-// Whether it leaves some calls to the operation's rule.
-bool asks_for_rule(Handler handler);
-// Of view_write.cc.
-void handle_new_empty_strided(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
-// Of loss_parallel.cc: left to the rules while no LossParallel is in force.
-void handle_log_softmax(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
-void handle_log_softmax_backward(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
-void handle_nll_loss(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
-void handle_nll_loss_backward(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
+// Whether the handler passes some calls on to the operation's rule.
+bool dispatches_by_rule(Handler handler);
+// Defined in view_write.cc.
+void handle_new_empty_strided(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
+// Defined in loss_parallel.cc. They dispatch by rule unless a LossParallel is in force.
+void handle_log_softmax(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
+void handle_log_softmax_backward(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
+void handle_nll_loss(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
+void handle_nll_loss_backward(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
 
-// Error kShape: an argument that is written would have to move.
-[[noreturn]] void refuse_in_place(const OpCall& call, const TensorInput& input, const Placements& wanted);
+// Raises Error kShape because a written argument would have to be redistributed to `target`.
+[[noreturn]] void refuse_in_place(const OpCall& call, const TensorInput& input, const Placements& target);
 
-// Shape of the operands broadcast together.
+// The shape that the operands broadcast to.
 Sizes broadcast_sizes(const OpCall& call);
-// The reductions that occur among the inputs' placements, each once. Not the sums of booleans, which say whether any is
-// true: what passed them on would count. Nor sums and products of small integers, which wrap around: what passed them
-// on in a wider type would not.
+// The Partial placements of the inputs, each once, that a rule may pass on. Sums of booleans are left out: their
+// reduction is "any", and a consumer would count instead. Sums and products of small integers are left out, too: they
+// wrap around, and a consumer of a wider type would not.
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call);
-// Whether some input is cut along its dim `dim` on any mesh dim.
+// Whether the input is sharded along `dim` on any mesh dim.
 bool is_sharded_on(const TensorInput& input, int64_t dim);
-// Small integers wrap around, so what is added to them may change their order, and a wider type other sums.
-inline bool wraps_around(at::ScalarType type) {
+// Whether the type is a small integer. Its sums wrap around: they do not keep the order of numbers, and they differ
+// from sums in a wider type.
+inline bool is_small_integer(at::ScalarType type) {
   return at::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) < 4;
 }
-// Sums pass through what is linear.
+// Sums and averages pass through linear operations.
 inline bool is_additive(const Placement& p) { return p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg); }
 inline bool is_extreme(const Placement& p) { return p.is_partial(ReduceOp::kMax) || p.is_partial(ReduceOp::kMin); }
-// Every input and every output lies as p.
-inline Strategy alike(const OpCall& call, const Placement& p) {
+// Every input and every output has placement p.
+inline Strategy same_placement(const OpCall& call, const Placement& p) {
   return {{p}, c10::SmallVector<Placement, 4>(call.inputs.size(), p)};
 }
-// What stays when all ranks write the same value.
+// Whether a value that all ranks write equally reduces to itself.
 inline bool is_idempotent(const Placement& p) { return p.is_partial(ReduceOp::kAvg) || is_extreme(p); }
-inline bool all_pass(const Placement&) { return true; }
-// The output and one of `count` inputs lie as p, the others are whole.
-Strategy passing(const Placement& p, size_t input, size_t count);
-// The same for each reduction among the inputs that passes.
-void add_passing(const OpCall& call, Proposal& proposal, size_t input, bool (*passes)(const Placement&));
-// The result is linear in one input while the others are whole: additive partials of it pass.
+inline bool passes_all(const Placement&) { return true; }
+// The output and input number `input` of `count` have placement p; the other inputs are whole.
+Strategy pass_through(const Placement& p, size_t input, size_t count);
+// Adds this strategy for each Partial of the inputs for which `passes` is true.
+void add_pass_through(const OpCall& call, Proposal& proposal, size_t input, bool (*passes)(const Placement&));
+// For a result that is linear in one input while the others are whole: sums and averages of that input pass.
 inline void add_linear(const OpCall& call, Proposal& proposal, size_t input) {
-  add_passing(call, proposal, input, is_additive);
+  add_pass_through(call, proposal, input, is_additive);
 }
-// Inputs that the strategy does not name are whole; what it names beyond them, for arguments left out, is dropped.
-Strategy rest_whole(const OpCall& call, Strategy strategy);
-// A dim of the shape that operands broadcast to is cut; operands without it, or that repeat along it, are whole.
-Strategy over_dim(const OpCall& call, c10::IntArrayRef broadcast, int64_t dim);
-// The dim in an operand of a dim of the shape that operands broadcast to; -1 where it is missing or repeated.
-int64_t own_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t dim);
-// Whether a tensor of sizes `from` that lies so can be viewed with sizes `to` where it lies.
+// Completes a strategy: inputs without a placement are whole. Extra placements, for arguments that the call leaves out,
+// are dropped.
+Strategy replicate_rest(const OpCall& call, Strategy strategy);
+// Shards dim `dim` of the broadcast shape. Operands that lack the dim or have size 1 there are whole.
+Strategy shard_broadcast_dim(const OpCall& call, c10::IntArrayRef broadcast, int64_t dim);
+// The dim of an operand that corresponds to dim `dim` of the broadcast shape; -1 if it is missing or broadcast.
+int64_t operand_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t dim);
+// Whether a tensor of sizes `from` with these placements can be viewed with sizes `to` without communication.
 bool can_view(const DeviceMesh& mesh, c10::IntArrayRef from, const Placements& placements, c10::IntArrayRef to);
-// Error kShape for a place outside [0, n) in an index of which a rank reads only its own places; from_end: outside
-// [-n, n). On the CPU only, since looking would wait for another device.
-void check_places(const std::string& op, const at::Tensor& index, int64_t n, bool from_end = false);
-// Places along a dim of which a rank holds some: where they lie in its part, 0 for those that other ranks hold.
-struct OwnPlaces {
+// Error kShape for an index outside [0, n), or outside [-n, n) with from_end. It is for operations in which a rank
+// reads only the indices of its own shard. The check runs on the CPU only, since it would have to wait for another
+// device.
+void check_indices(const std::string& op, const at::Tensor& index, int64_t n, bool from_end = false);
+// Indices along a sharded dim, relative to this rank's shard; 0 for indices of other ranks' shards.
+struct LocalIndices {
   at::Tensor index;
-  at::Tensor elsewhere;  // which are held by others
+  at::Tensor is_remote;  // true for indices of other ranks' shards
 };
-OwnPlaces own_places(const at::Tensor& index, int64_t offset, int64_t size);
-// Where this rank's part of the first input begins along `dim`; none unless a Shard cuts it, or outside the mesh.
-std::optional<int64_t> own_offset(const OpCall& call, const Choice& choice, int64_t dim);
-// A dim in range; Error kShape otherwise.
+LocalIndices to_local_indices(const at::Tensor& index, int64_t offset, int64_t size);
+// Offset of this rank's part of the first input along `dim`. nullopt unless a Shard divides the dim, and outside the
+// mesh.
+std::optional<int64_t> local_offset(const OpCall& call, const PlacementChoice& choice, int64_t dim);
+// `dim` made non-negative; Error kShape if it is out of range.
 int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim);
-// A dim that may be negative, in range.
+// `dim` made non-negative, without a check.
 inline int64_t wrap_dim(int64_t dim, int64_t ndim) { return dim < 0 ? dim + std::max<int64_t>(ndim, 1) : dim; }
-// Local sizes of an output under what was chosen for it, as an argument.
+// The local sizes of an output with these placements, as an argument value.
 c10::IValue local_sizes_value(const OpCall& call, c10::IntArrayRef sizes, const Placements& placements);
-// A rewrite that gives the argument `arg` the local sizes of the first output.
+// A Proposal::rewrite that replaces argument `arg` by the local sizes of the first output.
 decltype(Proposal::rewrite) with_local_sizes(int arg);
-// An element of a list in which one number may stand for all.
-inline int64_t at_or_only(const std::vector<int64_t>& list, size_t i) {
+// list[i], or the only element of a list of one.
+inline int64_t at_or_single(const std::vector<int64_t>& list, size_t i) {
   return list.size() == 1 ? list[0] : list.at(i);
 }
 

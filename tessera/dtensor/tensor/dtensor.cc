@@ -19,12 +19,12 @@ const Placements& placements(const at::TensorBase& tensor) { return checked_impl
 bool is_pending(const at::TensorBase& tensor) { return checked_impl("is_pending", tensor).is_pending(); }
 
 namespace {
-const comm::PropagatedKind kImplicitReplication{"implicit replication"};
+const comm::ContextKey kImplicitReplication{"implicit replication"};
 }
 
 ImplicitReplication::ImplicitReplication() : in_force_(kImplicitReplication, this) {}
 
-bool implicit_replication_enabled() noexcept { return comm::Propagated::innermost(kImplicitReplication) != nullptr; }
+bool implicit_replication_enabled() noexcept { return comm::ContextValue::innermost(kImplicitReplication) != nullptr; }
 
 std::string str(const at::Tensor& tensor) {
   const DTensorImpl& impl = checked_impl("str", tensor);

@@ -4,22 +4,26 @@
 
 namespace tessera {
 
-uint64_t to_word(const Placement& p) {
+// Packs a placement into one word that is equal exactly for equal placements. Dims fit into 16 bits.
+uint64_t pack_placement(const Placement& p) {
   return static_cast<uint64_t>(p.kind) | static_cast<uint64_t>(p.reduce_op) << 8 |
          static_cast<uint64_t>(static_cast<uint16_t>(p.dim)) << 16 |
          static_cast<uint64_t>(static_cast<uint32_t>(p.split_factor)) << 32;
 }
 
 SharedPlacements::SharedPlacements(Placements p) : values(std::move(p)) {
-  for (const auto& placement : values) words.push_back(to_word(placement));
+  for (const auto& placement : values) words.push_back(pack_placement(placement));
 }
 
-PlacementsPtr share(const Placements& placements) { return c10::make_intrusive<SharedPlacements>(placements); }
+PlacementsPtr make_shared_placements(const Placements& placements) {
+  return c10::make_intrusive<SharedPlacements>(placements);
+}
 
 namespace {
 c10::DispatchKeySet keys_for(const at::Tensor& local) {
-  // Autocast looks at the device, so the local tensor's autocast key belongs to the DTensor too.
-  // What is still to be conjugated or negated in the part is so in the whole, which is asked first.
+  // Autocast decides by device, so the DTensor has the autocast key of the local tensor. A local tensor with a pending
+  // conjugation or negation gives the DTensor the lazy key, because the dispatcher looks at the keys of the DTensor
+  // first.
   constexpr c10::DispatchKeySet kLazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
   return c10::DispatchKeySet({kDTensorKey, c10::DispatchKey::AutogradPrivateUse3, c10::DispatchKey::ADInplaceOrView}) |
          (local.key_set() & kLazy) | c10::getAutocastRelatedKeySetFromBackend(local.key_set().highestBackendKey());
@@ -49,10 +53,12 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   return impl;
 }
 
-void DTensorImpl::settle() const {
-  const auto source = source_;  // stays, should it throw
+// A source that throws is kept, so that each later use throws again. A source that waits for a collective is dropped
+// after the wait; the source of a gathered view is kept, because it has to check for writes at each use.
+void DTensorImpl::wait_for_local() const {
+  const auto source = source_;  // source_ is unchanged if part() throws
   local_ = source->part();
-  if (!source->is_copied_view()) source_.reset();
+  if (!source->is_gathered_view()) source_.reset();
 }
 
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version_counter,
@@ -91,8 +97,8 @@ DTensorImpl& checked_impl(const char* verb, const at::TensorBase& tensor) {
   return *impl_of(tensor);
 }
 
-at::Tensor lying_as(at::Tensor tensor, c10::IntArrayRef strides) {
-  if (lies_as(tensor.sizes(), tensor.strides(), strides)) return tensor;
+at::Tensor with_strides(at::Tensor tensor, c10::IntArrayRef strides) {
+  if (has_same_layout(tensor.sizes(), tensor.strides(), strides)) return tensor;
   return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
 }
 

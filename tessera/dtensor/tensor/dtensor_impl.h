@@ -1,7 +1,7 @@
-// The TensorImpl behind a DTensor: global sizes and strides, and inside it this rank's part as a plain tensor.
+// The TensorImpl of a DTensor: global sizes and strides, and the local tensor of this rank.
 //
-// Its dispatch keys are PrivateUse3 and the autograd keys, its device is that of the local tensor. Operations reach the
-// kernel of dispatcher.cc through PrivateUse3, below autograd, so gradients are recorded on global shapes.
+// Its dispatch keys are PrivateUse3 and the autograd keys; its device is that of the local tensor. Operations reach the
+// kernel of dispatcher.cc through PrivateUse3, below autograd, so autograd records global shapes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,46 +15,49 @@ namespace tessera {
 
 inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::PrivateUse3;
 
-// Placements as they are shared by tensors and cached plans; never changed once made.
+// Immutable placements that tensors and cached plans share.
 struct SharedPlacements final : c10::intrusive_ptr_target {
   explicit SharedPlacements(Placements p);
   Placements values;
-  c10::SmallVector<uint64_t, 4> words;  // the values as numbers, for cache keys
+  c10::SmallVector<uint64_t, 4> words;  // the placements as numbers, for cache keys
 };
 using PlacementsPtr = c10::intrusive_ptr<SharedPlacements>;
-PlacementsPtr share(const Placements& placements);
-uint64_t to_word(const Placement& placement);
+PlacementsPtr make_shared_placements(const Placements& placements);
+uint64_t pack_placement(const Placement& placement);
 
-// Gives a local part that is not simply there; shared by the DTensors that show it.
-class LocalSource {
+// Provides a local tensor that is not available yet. DTensors may share it.
+class LazyLocalTensor {
  public:
-  virtual ~LocalSource() = default;
-  // A collective that is still making it ends, or COLLECTIVE over the mesh it is made again. Then the part itself.
+  virtual ~LazyLocalTensor() = default;
+  // Returns the local tensor. It waits for the collective that makes it, or makes it again, which is COLLECTIVE over
+  // the mesh.
   virtual const at::Tensor& part() = 0;
-  // False: a collective is making it, once. True: a view of a dim that had to be gathered is a copy, which is made
-  // again when what it was taken of was written to; what were written to it itself would not get there.
-  virtual bool is_copied_view() const = 0;
+  // false: a collective is making the tensor, once. true: the tensor is a view of a gathered copy, because a dim had to
+  // be gathered. It is made again when the viewed tensor was written. Writes to the view itself would not reach the
+  // viewed tensor.
+  virtual bool is_gathered_view() const = 0;
 };
 
 class DTensorImpl final : public c10::TensorImpl {
  public:
-  // Sizes and strides are global and alike on all ranks; empty strides: contiguous. The part lies in memory as the
-  // whole does, so that what can be viewed as a whole can be viewed in parts.
+  // Sizes and strides are global and the same on all ranks; empty strides mean contiguous. The dims of the local tensor
+  // have the same order in memory as the global dims, so that a view of the global tensor is also a view of the local
+  // tensor.
   DTensorImpl(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,
               c10::IntArrayRef strides);
 
-  // Waits for a part that is still being made.
+  // Waits for a local tensor that is still being made.
   const at::Tensor& local() const {
     if (source_) [[unlikely]] {
-      settle();
+      wait_for_local();
     }
     return local_;
   }
-  bool is_pending() const { return source_ != nullptr && !source_->is_copied_view(); }
-  bool is_copied_view() const { return source_ != nullptr && source_->is_copied_view(); }
-  // `local_` is then only an example of dtype and device.
-  void set_source(std::shared_ptr<LocalSource> source) { source_ = std::move(source); }
-  const std::shared_ptr<LocalSource>& source() const { return source_; }
+  bool is_pending() const { return source_ != nullptr && !source_->is_gathered_view(); }
+  bool is_gathered_view() const { return source_ != nullptr && source_->is_gathered_view(); }
+  // While there is a source, `local_` only gives dtype and device.
+  void set_source(std::shared_ptr<LazyLocalTensor> source) { source_ = std::move(source); }
+  const std::shared_ptr<LazyLocalTensor>& source() const { return source_; }
   const MeshPtr& mesh() const { return mesh_; }
   const PlacementsPtr& shared_placements() const { return placements_; }
   const Placements& placements() const { return placements_->values; }
@@ -73,12 +76,12 @@ class DTensorImpl final : public c10::TensorImpl {
   template <class Version>
   c10::intrusive_ptr<c10::TensorImpl> copy(Version&& version, bool allow_tensor_metadata_change) const;
 
-  void settle() const;
+  void wait_for_local() const;
 
-  MeshPtr mesh_;  // first, to go last: it owns the groups that a source may be at work on
+  MeshPtr mesh_;  // declared first, so destroyed last: it owns the groups that a source may be using
   PlacementsPtr placements_;
   mutable at::Tensor local_;
-  mutable std::shared_ptr<LocalSource> source_;
+  mutable std::shared_ptr<LazyLocalTensor> source_;
 };
 
 inline bool is_dtensor_impl(const c10::TensorImpl& impl) {
@@ -87,17 +90,17 @@ inline bool is_dtensor_impl(const c10::TensorImpl& impl) {
 inline DTensorImpl* impl_of(const at::TensorBase& tensor) {
   return static_cast<DTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
-// The impl of a DTensor; Error kShape for a plain tensor.
+// The impl of a DTensor. Error kShape for a plain tensor.
 DTensorImpl& checked_impl(const char* verb, const at::TensorBase& tensor);
 
-// `tensor`, or a copy of it that lies in memory so.
-at::Tensor lying_as(at::Tensor tensor, c10::IntArrayRef strides);
-// A DTensor over `local`, which must be of the local shape and not require gradients. Empty strides: contiguous, and
-// `local` is made so. Makes sure that the kernels are registered.
+// `tensor` itself if it has these strides, else a copy with these strides.
+at::Tensor with_strides(at::Tensor tensor, c10::IntArrayRef strides);
+// Makes a DTensor over `local`, which must have the local shape and must not require a gradient. Empty strides mean
+// contiguous; `local` is then made contiguous. The call registers the kernels if necessary.
 at::Tensor make_dtensor(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,
                         c10::IntArrayRef strides = {});
 
-// Registers the PrivateUse3 kernels of all operations once in the process. Thread-safe.
+// Registers the PrivateUse3 kernels of all operations, once in a process. Thread-safe.
 void ensure_registered();
 
 }  // namespace tessera

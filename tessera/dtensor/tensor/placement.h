@@ -1,8 +1,9 @@
-// How a tensor lies on one dim of a mesh. Semantics of torch.distributed.tensor.placement_types.
+// How a tensor is distributed over one dim of a mesh. The semantics are those of
+// torch.distributed.tensor.placement_types.
 //
 //   Placements p = {Shard(0), Replicate()};
 //
-// Values, compared by content.
+// Placements are values and are compared by content.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -18,21 +19,21 @@ namespace tessera {
 using comm::ReduceOp;
 
 struct Placement {
-  // kNormPartial: part of a vector norm of order p that is still to be combined as (sum of x^p)^(1/p). Made by norm
-  // operations only.
+  // kNormPartial: the rank holds a partial vector norm of order p. The norm of the whole is (sum of x^p)^(1/p) over the
+  // ranks' values x. Only norm operations make it.
   enum class Kind : uint8_t { kReplicate, kShard, kStridedShard, kPartial, kNormPartial };
   Kind kind = Kind::kReplicate;
   ReduceOp reduce_op = ReduceOp::kSum;  // kPartial only
   int32_t dim = 0;                      // kShard, kStridedShard
-  int32_t split_factor = 1;             // kStridedShard: pieces; kNormPartial: the bits of the order as a float
+  int32_t split_factor = 1;             // kStridedShard: number of pieces; kNormPartial: bits of the order p as a float
 
   bool is_replicate() const { return kind == Kind::kReplicate; }
   bool is_shard() const { return kind == Kind::kShard; }
   bool is_shard(int64_t d) const { return kind == Kind::kShard && dim == d; }
   bool is_strided_shard() const { return kind == Kind::kStridedShard; }
-  // Split along a dim, in one piece or in several.
+  // Sharded along a dim, with one piece a rank (Shard) or several (StridedShard).
   bool is_any_shard() const { return kind == Kind::kShard || kind == Kind::kStridedShard; }
-  // Still to be reduced.
+  // Whether the ranks' values still have to be reduced.
   bool is_partial() const { return kind == Kind::kPartial || kind == Kind::kNormPartial; }
   bool is_partial(ReduceOp op) const { return kind == Kind::kPartial && reduce_op == op; }
   float norm_order() const { return std::bit_cast<float>(split_factor); }
@@ -52,7 +53,7 @@ inline Placement Partial(ReduceOp op = ReduceOp::kSum) { return {Placement::Kind
 
 using Placements = c10::SmallVector<Placement, 4>;  // one per mesh dim
 
-// "R", "S(0)", "_S(0, 4)", "P(sum)"; a list as "(S(0), R)".
+// "R", "S(0)", "_S(0, 4)", "P(sum)"; a list is written as "(S(0), R)".
 std::string to_string(const Placement& placement);
 std::string to_string(const Placements& placements);
 

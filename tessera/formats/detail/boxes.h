@@ -1,4 +1,4 @@
-// Boxes of a tensor, each an offset and a shape: stored ones, wanted ones, and what they share.
+// Boxes of a tensor: an offset and a shape, one number for each dimension.
 #pragma once
 
 #include <ATen/core/ATen_fwd.h>
@@ -6,12 +6,13 @@
 
 namespace tessera::detail {
 
-// Whether they share an element. Without dims they do.
-bool boxes_meet(c10::IntArrayRef a_offset, c10::IntArrayRef a_shape, c10::IntArrayRef b_offset,
-                c10::IntArrayRef b_shape);
-// Whether a box of this shape at this offset is one of a tensor of that shape.
-bool box_lies_inside(c10::IntArrayRef offset, c10::IntArrayRef shape, c10::IntArrayRef whole);
-// Copies what `from`, which lies at `at` in the whole, shares with the box of into's shape at `offset`.
-void copy_common_part(const at::Tensor& from, c10::IntArrayRef at, const at::Tensor& into, c10::IntArrayRef offset);
+// Whether two boxes of one tensor share an element. Boxes without dimensions do.
+bool boxes_overlap(c10::IntArrayRef a_offset, c10::IntArrayRef a_shape, c10::IntArrayRef b_offset,
+                   c10::IntArrayRef b_shape);
+// Whether the box is inside a tensor of shape `whole`. False when the numbers of dimensions differ.
+bool is_box_inside(c10::IntArrayRef offset, c10::IntArrayRef shape, c10::IntArrayRef whole);
+// Copies the intersection of two boxes of one whole tensor: `from` is the box at `at`, `into` the box at `offset`.
+// Without an intersection nothing is copied.
+void copy_intersection(const at::Tensor& from, c10::IntArrayRef at, const at::Tensor& into, c10::IntArrayRef offset);
 
 }  // namespace tessera::detail

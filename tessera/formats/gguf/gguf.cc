@@ -25,6 +25,7 @@ uint32_t read_version(GgufCursor& cursor) {
   TESSERA_CHECK(magic == kMagic, ErrorKind::kFormat, "[gguf] {}: begins with {:#010x}, not with 'GGUF'",
                 cursor.file_name(), magic);
   const auto version = cursor.number<uint32_t>("the version");
+  // In a big-endian file the small version number is in the upper bytes, so the low 16 bits are 0.
   TESSERA_CHECK((version & 0xFFFF) != 0, ErrorKind::kFormat, "[gguf] {}: is big-endian, which is not supported",
                 cursor.file_name());
   TESSERA_CHECK(version == 2 || version == 3, ErrorKind::kFormat,
@@ -33,7 +34,7 @@ uint32_t read_version(GgufCursor& cursor) {
   return version;
 }
 
-// One tensor's header entry; begin is still relative to the data.
+// Reads one tensor's header entry. begin and end stay relative to the start of the data section.
 std::pair<std::string, GgufTensorInfo> read_tensor_info(GgufCursor& cursor, uint64_t alignment) {
   auto name = cursor.string(kMaxNameBytes, "a tensor name");
   const auto& file = cursor.file_name();
@@ -48,6 +49,7 @@ std::pair<std::string, GgufTensorInfo> read_tensor_info(GgufCursor& cursor, uint
     const bool fits = size > 0 && !__builtin_mul_overflow(elements, size, &elements) && elements <= (uint64_t{1} << 56);
     TESSERA_CHECK(fits, ErrorKind::kFormat, "[gguf] {}: tensor {}: size {} of dimension {} is zero or too large", file,
                   quote(name), size, i);
+    // The file has the fastest dimension first.
     info.shape.insert(info.shape.begin(), static_cast<int64_t>(size));
   }
   const auto type = cursor.number<uint32_t>("a tensor's type");
@@ -67,6 +69,8 @@ std::pair<std::string, GgufTensorInfo> read_tensor_info(GgufCursor& cursor, uint
   return {std::move(name), std::move(info)};
 }
 
+// Checks that the tensors are inside the file and do not overlap, then makes their offsets absolute. The tensors are
+// visited by rising offset, so comparing each with the end of the one before finds every overlap.
 void place_tensors(std::map<std::string, GgufTensorInfo, std::less<>>& tensors, uint64_t data_begin,
                    uint64_t file_bytes, const std::string& file) {
   std::vector<std::pair<const std::string, GgufTensorInfo>*> order;
@@ -92,8 +96,8 @@ void place_tensors(std::map<std::string, GgufTensorInfo, std::less<>>& tensors, 
 template <class T>
 constexpr bool kIsInteger = std::is_integral_v<T> && !std::is_same_v<T, bool>;
 
-[[noreturn]] void wrong_type(const std::filesystem::path& path, std::string_view key, const char* wanted) {
-  raise(ErrorKind::kFormat, "[gguf] {}: key {} does not hold {}", path.string(), quote(key), wanted);
+[[noreturn]] void wrong_type(const std::filesystem::path& path, std::string_view key, const char* expected_type) {
+  raise(ErrorKind::kFormat, "[gguf] {}: key {} does not hold {}", path.string(), quote(key), expected_type);
 }
 
 }  // namespace
@@ -111,6 +115,8 @@ std::optional<c10::ScalarType> plain_dtype(GgmlType type) {
   }
 }
 
+// Layout: magic, version, the two counts, metadata, tensor entries, padding to the alignment, tensor data. The data
+// begins after the entries, so tensors are placed after all entries are read.
 std::shared_ptr<const GgufFile> GgufFile::open(const std::filesystem::path& path) {
   std::shared_ptr<GgufFile> result(new GgufFile);
   result->file_ = MappedFile::open(path);
@@ -149,6 +155,7 @@ const GgufValue* GgufFile::find(std::string_view key) const {
   return found == metadata_.end() ? nullptr : &found->second;
 }
 
+// Writers store the same key with different integer types, so each type is accepted if the value fits.
 std::optional<uint64_t> GgufFile::find_uint(std::string_view key) const {
   const auto* value = find(key);
   if (!value) return std::nullopt;
@@ -185,31 +192,32 @@ std::optional<double> GgufFile::find_float(std::string_view key) const {
       *value);
 }
 
+// The functions below need the exact type, except that find_ints() converts between integer types.
 template <class T>
-const T* GgufFile::find_held(std::string_view key, const char* wanted) const {
+const T* GgufFile::find_value_of_type(std::string_view key, const char* expected_type) const {
   const auto* value = find(key);
   if (!value) return nullptr;
   const T* held = std::get_if<T>(value);
-  if (!held) wrong_type(path(), key, wanted);
+  if (!held) wrong_type(path(), key, expected_type);
   return held;
 }
 
 template <class T>
-const std::vector<T>* GgufFile::find_items(std::string_view key, const char* wanted) const {
-  const auto* array = find_held<GgufArray>(key, wanted);
+const std::vector<T>* GgufFile::find_items(std::string_view key, const char* expected_type) const {
+  const auto* array = find_value_of_type<GgufArray>(key, expected_type);
   if (!array) return nullptr;
   const auto* items = std::get_if<std::vector<T>>(&array->items);
-  if (!items) wrong_type(path(), key, wanted);
+  if (!items) wrong_type(path(), key, expected_type);
   return items;
 }
 
 std::optional<bool> GgufFile::find_bool(std::string_view key) const {
-  const auto* held = find_held<bool>(key, "a truth value");
+  const auto* held = find_value_of_type<bool>(key, "a truth value");
   return held ? std::optional(*held) : std::nullopt;
 }
 
 std::optional<std::string> GgufFile::find_string(std::string_view key) const {
-  const auto* held = find_held<std::string>(key, "a string");
+  const auto* held = find_value_of_type<std::string>(key, "a string");
   return held ? std::optional(*held) : std::nullopt;
 }
 
@@ -222,7 +230,7 @@ const std::vector<float>* GgufFile::find_floats(std::string_view key) const {
 }
 
 std::optional<std::vector<int64_t>> GgufFile::find_ints(std::string_view key) const {
-  const auto* array = find_held<GgufArray>(key, "an array of integers");
+  const auto* array = find_value_of_type<GgufArray>(key, "an array of integers");
   if (!array) return std::nullopt;
   return std::visit(
       [&](const auto& items) -> std::vector<int64_t> {
@@ -257,6 +265,8 @@ at::Tensor GgufFile::tensor(std::string_view name) const {
                 "Q4_K, Q5_K and Q6_K can). Requantise the file with llama.cpp.",
                 path().string(), quote(name), type->name);
   const auto bytes = file_->bytes().subspan(info.begin, info.end - info.begin);
+  // A view needs an address that is aligned for the largest plain dtype (4 bytes); an unaligned F32, F16 or BF16 tensor
+  // is decoded into new memory, as float32.
   const bool aligned = reinterpret_cast<uintptr_t>(bytes.data()) % 4 == 0;
   if (const auto dtype = plain_dtype(info.type); dtype && aligned) {
     return at::from_blob(

@@ -12,11 +12,13 @@ namespace {
 constexpr int kMaxArrayDepth = 4;
 constexpr uint64_t kNoLimit = ~uint64_t{0};
 
-// Calls read(std::type_identity<T>()) for the T of a type number: its place among the alternatives of GgufValue. False
-// where there is none.
-template <class Read, size_t... places>
-bool read_type(uint32_t type, const Read& read, std::index_sequence<places...>) {
-  return ((type == places && (read(std::type_identity<std::variant_alternative_t<places, GgufValue>>()), true)) || ...);
+// Calls read(std::type_identity<T>()) for the T of a type number, which is the index of T among the alternatives of
+// GgufValue. Returns false for an unknown number.
+template <class Read, size_t... type_numbers>
+bool read_type(uint32_t type, const Read& read, std::index_sequence<type_numbers...>) {
+  return ((type == type_numbers &&
+           (read(std::type_identity<std::variant_alternative_t<type_numbers, GgufValue>>()), true)) ||
+          ...);
 }
 template <class Read>
 bool read_type(uint32_t type, const Read& read) {
@@ -25,20 +27,20 @@ bool read_type(uint32_t type, const Read& read) {
 
 }  // namespace
 
-uint64_t GgufCursor::count(uint64_t min_bytes, const char* what) {
-  const auto count = number<uint64_t>(what);
-  TESSERA_CHECK(count <= left() / min_bytes, ErrorKind::kFormat,
+uint64_t GgufCursor::count(uint64_t min_bytes, const char* value_name) {
+  const auto count = number<uint64_t>(value_name);
+  TESSERA_CHECK(count <= bytes_left() / min_bytes, ErrorKind::kFormat,
                 "[gguf] {}: {} {} at byte {} cannot fit in the {} bytes left. The file is cut off or damaged.",
-                file_name_, count, what, position_ - 8, left());
+                file_name_, count, value_name, position_ - 8, bytes_left());
   return count;
 }
 
-std::string GgufCursor::string(uint64_t limit_bytes, const char* what) {
-  const auto size = number<uint64_t>(what);
-  need(size, what);
+std::string GgufCursor::string(uint64_t limit_bytes, const char* value_name) {
+  const auto size = number<uint64_t>(value_name);
+  check_bytes_left(size, value_name);
   TESSERA_CHECK(size <= limit_bytes, ErrorKind::kFormat,
-                "[gguf] {}: {} at byte {} has {} bytes, at most {} are allowed", file_name_, what, position_ - 8, size,
-                limit_bytes);
+                "[gguf] {}: {} at byte {} has {} bytes, at most {} are allowed", file_name_, value_name, position_ - 8,
+                size, limit_bytes);
   std::string text(reinterpret_cast<const char*>(bytes_.data()) + position_, static_cast<size_t>(size));
   position_ += size;
   return text;
@@ -51,11 +53,12 @@ bool GgufCursor::boolean() {
   return byte == 1;
 }
 
+// The count is compared with the bytes that are left before memory is allocated, so a hostile count cannot exhaust it.
 template <class T>
 std::vector<T> GgufCursor::numbers(uint64_t count) {
-  TESSERA_CHECK(count <= left() / sizeof(T), ErrorKind::kFormat,
+  TESSERA_CHECK(count <= bytes_left() / sizeof(T), ErrorKind::kFormat,
                 "[gguf] {}: an array of {} items at byte {} cannot fit in the {} bytes left", file_name_, count,
-                position_, left());
+                position_, bytes_left());
   std::vector<T> items(static_cast<size_t>(count));
   copy_bytes(items.data(), bytes_.data() + position_, items.size() * sizeof(T));
   position_ += count * sizeof(T);
@@ -63,18 +66,20 @@ std::vector<T> GgufCursor::numbers(uint64_t count) {
 }
 
 template <class T>
-T GgufCursor::one(const std::string& key, int depth, const char* what) {
+T GgufCursor::read_item(const std::string& key, int depth, const char* value_name) {
   if constexpr (std::is_same_v<T, bool>) {
     return boolean();
   } else if constexpr (std::is_same_v<T, std::string>) {
-    return string(kNoLimit, what);
+    return string(kNoLimit, value_name);
   } else if constexpr (std::is_same_v<T, GgufArray>) {
     return array(key, depth);
   } else {
-    return number<T>(what);
+    return number<T>(value_name);
   }
 }
 
+// Arrays of numbers are copied as one block. Strings, truth values and nested arrays are read item by item; each item
+// takes at least one byte of the file, so the loop ends.
 GgufArray GgufCursor::array(const std::string& key, int depth) {
   TESSERA_CHECK(depth <= kMaxArrayDepth, ErrorKind::kFormat, "[gguf] {}: key {}: arrays nested deeper than {}",
                 file_name_, quote(key), kMaxArrayDepth);
@@ -87,11 +92,12 @@ GgufArray GgufCursor::array(const std::string& key, int depth) {
     } else {
       std::vector<T> each;
       if constexpr (std::is_same_v<T, std::string>) {
-        TESSERA_CHECK(items <= left() / 8, ErrorKind::kFormat, "[gguf] {}: key {}: {} strings cannot fit in {} bytes",
-                      file_name_, quote(key), items, left());
+        TESSERA_CHECK(items <= bytes_left() / 8, ErrorKind::kFormat,
+                      "[gguf] {}: key {}: {} strings cannot fit in {} bytes", file_name_, quote(key), items,
+                      bytes_left());
         each.reserve(static_cast<size_t>(items));
       }
-      for (uint64_t i = 0; i < items; ++i) each.push_back(one<T>(key, depth + 1, "a string of an array"));
+      for (uint64_t i = 0; i < items; ++i) each.push_back(read_item<T>(key, depth + 1, "a string of an array"));
       all.items = std::move(each);
     }
   });
@@ -103,7 +109,7 @@ GgufArray GgufCursor::array(const std::string& key, int depth) {
 GgufValue GgufCursor::value(uint32_t type, const std::string& key) {
   GgufValue value;
   const bool known =
-      read_type(type, [&]<class T>(std::type_identity<T>) { value = one<T>(key, 1, "a metadata value"); });
+      read_type(type, [&]<class T>(std::type_identity<T>) { value = read_item<T>(key, 1, "a metadata value"); });
   TESSERA_CHECK(known, ErrorKind::kFormat, "[gguf] {}: key {}: unknown value type {} at byte {}", file_name_,
                 quote(key), type, position_ - 4);
   return value;

@@ -1,4 +1,5 @@
-// Walks over the bytes of a GGUF header; every step is checked against what is left.
+// Reads the bytes of a GGUF header in order. Every read is compared with the number of bytes left. `value_name` stands
+// for the value in messages. Error kFormat.
 #pragma once
 
 #include <cstring>
@@ -16,32 +17,32 @@ class GgufCursor {
       : bytes_(bytes), file_name_(std::move(file_name)) {}
 
   uint64_t position() const { return position_; }
-  uint64_t left() const { return bytes_.size() - position_; }
+  uint64_t bytes_left() const { return bytes_.size() - position_; }
   const std::string& file_name() const { return file_name_; }
 
   template <class T>
-  T number(const char* what) {
-    need(sizeof(T), what);
+  T number(const char* value_name) {
+    check_bytes_left(sizeof(T), value_name);
     T value;
     std::memcpy(&value, bytes_.data() + position_, sizeof value);
     position_ += sizeof value;
     return value;
   }
-  // A count of things that take at least min_bytes each.
-  uint64_t count(uint64_t min_bytes, const char* what);
-  std::string string(uint64_t limit_bytes, const char* what);
+  // Reads the count of a list whose items take at least min_bytes each.
+  uint64_t count(uint64_t min_bytes, const char* value_name);
+  std::string string(uint64_t limit_bytes, const char* value_name);
   GgufValue value(uint32_t type, const std::string& key);
 
  private:
-  void need(uint64_t bytes, const char* what) const {
-    TESSERA_CHECK(bytes <= left(), ErrorKind::kFormat,
+  void check_bytes_left(uint64_t bytes, const char* value_name) const {
+    TESSERA_CHECK(bytes <= bytes_left(), ErrorKind::kFormat,
                   "[gguf] {}: {} at byte {} needs {} bytes, the file has {} left. The file is cut off or damaged.",
-                  file_name_, what, position_, bytes, left());
+                  file_name_, value_name, position_, bytes, bytes_left());
   }
   GgufArray array(const std::string& key, int depth);
   bool boolean();
   template <class T>
-  T one(const std::string& key, int depth, const char* what);
+  T read_item(const std::string& key, int depth, const char* value_name);
   template <class T>
   std::vector<T> numbers(uint64_t count);
 

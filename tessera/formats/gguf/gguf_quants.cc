@@ -11,7 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/files/copy_bytes.h"
 
-// Results are defined bit by bit: a fused multiply-add would change the last one.
+// Results are bitwise those of the gguf Python package; a fused multiply-add would change the last bit.
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #else
@@ -53,7 +53,8 @@ T load(const Byte* at) {
 
 float load_half(const Byte* at) { return c10::detail::fp16_ieee_to_fp32_value(load<uint16_t>(at)); }
 
-// 32 elements: F16 scale, [F16 minimum,] [32 fifth bits,] 16 bytes of nibbles; low nibbles are elements 0-15.
+// Decodes a block of 32 elements: F16 scale, [F16 minimum,] [32 fifth bits,] 16 bytes of nibbles. The low nibbles are
+// elements 0 to 15, the high nibbles 16 to 31. Without a minimum the quants are signed with zero point 8 or 16.
 template <bool kMinimum, bool kFifthBit>
 void decode_nibbles(const Byte* block, float* out) {
   const float scale = load_half(block);
@@ -74,7 +75,8 @@ void decode_q8_0(const Byte* block, float* out) {
   for (int i = 0; i < 32; ++i) out[i] = static_cast<float>(static_cast<int8_t>(block[2 + i])) * scale;
 }
 
-// The 12 bytes that hold eight 6-bit scales and eight 6-bit minimums.
+// Unpacks the 12 bytes that hold eight 6-bit scales and eight 6-bit minimums. Bytes 0-3 and 4-7 hold the first four
+// scales and minimums in their low 6 bits; their upper 2 bits extend the nibbles of bytes 8-11 to the last four.
 struct KScales {
   explicit KScales(const Byte* packed) {
     for (int i = 0; i < 4; ++i) {
@@ -89,7 +91,9 @@ struct KScales {
   int minimum[8];
 };
 
-// 256 elements in 8 groups of 32; a byte holds one element of each of two neighbouring groups.
+// Decodes a block of 256 elements in 8 groups of 32: F16 scale, F16 scale of the minimums, 12 bytes of KScales, [32
+// bytes of fifth bits,] 128 bytes of nibbles. One byte holds an element of each of two neighbouring groups. An element
+// is scale * group scale * quant - minimum scale * group minimum.
 template <bool kFifthBit>
 void decode_k(const Byte* block, float* out) {
   const float scale = load_half(block);
@@ -108,7 +112,8 @@ void decode_k(const Byte* block, float* out) {
   }
 }
 
-// 256 elements: 128 bytes of low nibbles, 64 of upper bit pairs, 16 signed scales, F16 scale.
+// Decodes a block of 256 elements: 128 bytes of low nibbles, 64 bytes of upper bit pairs, 16 int8 scales of 16 elements
+// each, F16 scale. The zero point of the 6-bit quants is 32.
 void decode_q6_k(const Byte* block, float* out) {
   const Byte* low = block;
   const Byte* high = block + 128;
@@ -176,6 +181,7 @@ void dequantize(GgmlType type, std::span<const std::byte> blocks, std::span<floa
   }
 }
 
+// Like llama.cpp's reference: the stored scale is rounded to F16, but the quants use the unrounded scale.
 void quantize_q8_0(std::span<const float> values, std::span<std::byte> blocks) {
   TESSERA_CHECK(values.size() % 32 == 0 && blocks.size() == values.size() / 32 * 34, ErrorKind::kInternal,
                 "[gguf] {} values do not make {} bytes of Q8_0", values.size(), blocks.size());

@@ -1,10 +1,10 @@
-// The tensor types of GGUF and their block codes.
+// The tensor types of GGUF, and their decoding from and encoding to blocks.
 //
 //   std::vector<float> row(n);
-//   dequantize(GgmlType::kQ4_K, blocks, row);        // bitwise what the gguf Python package computes
+//   dequantize(GgmlType::kQ4_K, blocks, row);        // bitwise equal to the gguf Python package
 //   quantize_q8_0(row, blocks);
 //
-// Rows are whole blocks: 32 or 256 elements with shared scales. All functions are pure and thread-safe.
+// A row is a whole number of blocks: 32 or 256 elements with shared scales. All functions are pure and thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// Numbers as stored in files. Types that are only listed, not decoded, have a row in ggml_type_info too.
+// Type numbers as stored in files. ggml_type_info() also has rows for types that are listed but cannot be decoded.
 enum class GgmlType : uint32_t {
   kF32 = 0,
   kF16 = 1,
@@ -34,17 +34,17 @@ struct GgmlTypeInfo {
   std::string_view name;    // "Q4_K"
   uint32_t block_elements;  // 1 for plain types
   uint32_t block_bytes;
-  bool decodes;  // dequantize() knows it
+  bool decodes;  // dequantize() supports the type
 };
 
-// Null for a number that is no known type.
+// Null for an unknown type number.
 const GgmlTypeInfo* ggml_type_info(uint32_t type) noexcept;
 
-// values.size() must be a multiple of the block and blocks.size() the bytes of as many. Error kFormat for a type that
-// is not decoded.
+// values.size() must be a multiple of block_elements, and blocks.size() the bytes of that number of blocks. Error
+// kFormat for a type that cannot be decoded.
 void dequantize(GgmlType type, std::span<const std::byte> blocks, std::span<float> values);
 
-// 32 values to 34 bytes: an F16 scale, then 32 signed bytes. NaN is stored as 0.
+// Encodes blocks of 32 values as 34 bytes: an F16 scale, then 32 signed bytes. NaN is stored as 0.
 void quantize_q8_0(std::span<const float> values, std::span<std::byte> blocks);
 
 }  // namespace tessera

@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 32;
 
-// Numbers and truth values, which are a byte.
+// Numbers, and truth values as one byte.
 template <class T>
 void put(std::string& out, T value) {
   out.append(reinterpret_cast<const char*>(&value), sizeof value);
@@ -25,6 +25,7 @@ void put(std::string& out, const std::string& text) {
   out += text;
 }
 
+// The index of an alternative is its type number in the file (see GgufValue).
 void put(std::string& out, const GgufArray& array) {
   put(out, static_cast<uint32_t>(array.items.index()));
   std::visit(
@@ -37,7 +38,7 @@ void put(std::string& out, const GgufArray& array) {
 
 void put(std::string& out, const GgufValue& value) {
   put(out, static_cast<uint32_t>(value.index()));
-  std::visit([&](const auto& held) { put(out, held); }, value);
+  std::visit([&](const auto& alternative) { put(out, alternative); }, value);
 }
 
 at::Tensor quantized_q8_0(const at::Tensor& tensor) {
@@ -53,6 +54,7 @@ at::Tensor quantized_q8_0(const at::Tensor& tensor) {
   return out;
 }
 
+// The tensor in the file's type: converted, or quantised through float32.
 at::Tensor encoded(const at::Tensor& tensor, GgmlType type) {
   const auto plain = tensor.detach().cpu();
   const auto dtype = plain_dtype(type);
@@ -70,7 +72,7 @@ void GgufWriter::set(const std::string& key, GgufValue value) {
 
 void GgufWriter::announce(const std::string& name, GgmlType type, std::vector<int64_t> shape) {
   const bool writable = plain_dtype(type) || type == GgmlType::kQ8_0;
-  TESSERA_CHECK(writable && !header_written_ && !slots_.contains(name), ErrorKind::kInternal,
+  TESSERA_CHECK(writable && !header_written_ && !announced_.contains(name), ErrorKind::kInternal,
                 "[gguf] {}: tensor {} is announced twice, too late or with a type that is not written",
                 file_.path().string(), quote(name));
   const auto* known = ggml_type_info(static_cast<uint32_t>(type));
@@ -81,11 +83,13 @@ void GgufWriter::announce(const std::string& name, GgmlType type, std::vector<in
                 "[gguf] {}: tensor {} of shape [{}] cannot be stored as {}", file_.path().string(), quote(name),
                 fmt::join(shape, ", "), known->name);
   const uint64_t end = data_bytes_ + elements / known->block_elements * known->block_bytes;
-  slots_[name].info = {type, std::move(shape), data_bytes_, end};
+  announced_[name].info = {type, std::move(shape), data_bytes_, end};
   order_.push_back(name);
   data_bytes_ = (end + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+// Announced offsets are relative to the data section, as the file stores them. Once the header's length is known, the
+// offsets kept in memory become absolute for write().
 void GgufWriter::write_header() {
   std::string header = "GGUF";
   put(header, uint32_t{3});
@@ -96,7 +100,7 @@ void GgufWriter::write_header() {
     put(header, value);
   }
   for (const auto& name : order_) {
-    const auto& info = slots_.find(name)->second.info;
+    const auto& info = announced_.find(name)->second.info;
     put(header, name);
     put(header, static_cast<uint32_t>(info.shape.size()));
     for (auto size = info.shape.rbegin(); size != info.shape.rend(); ++size) put(header, static_cast<uint64_t>(*size));
@@ -105,9 +109,9 @@ void GgufWriter::write_header() {
   }
   header.resize((header.size() + kAlignment - 1) / kAlignment * kAlignment, '\0');
   file_.write_at(0, std::as_bytes(std::span(header)));
-  for (auto& [name, slot] : slots_) {
-    slot.info.begin += header.size();
-    slot.info.end += header.size();
+  for (auto& [name, announced] : announced_) {
+    announced.info.begin += header.size();
+    announced.info.end += header.size();
   }
   data_bytes_ += header.size();
   header_written_ = true;
@@ -115,12 +119,12 @@ void GgufWriter::write_header() {
 
 void GgufWriter::write(std::string_view name, const at::Tensor& tensor) {
   if (!header_written_) write_header();
-  const auto found = slots_.find(name);
-  TESSERA_CHECK(found != slots_.end() && !found->second.written, ErrorKind::kInternal,
+  const auto found = announced_.find(name);
+  TESSERA_CHECK(found != announced_.end() && !found->second.written, ErrorKind::kInternal,
                 "[gguf] {}: tensor {} was not announced or is written twice", file_.path().string(), quote(name));
   auto& [info, written] = found->second;
   TESSERA_CHECK(tensor.sizes() == at::IntArrayRef(info.shape), ErrorKind::kShape,
-                "[gguf] {}: tensor {} is [{}], announced was [{}]", file_.path().string(), quote(name),
+                "[gguf] {}: tensor {} has shape [{}], but [{}] was announced", file_.path().string(), quote(name),
                 fmt::join(tensor.sizes(), ", "), fmt::join(info.shape, ", "));
   const auto bytes = encoded(tensor, info.type);
   file_.write_at(info.begin, {static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()});
@@ -130,12 +134,12 @@ void GgufWriter::write(std::string_view name, const at::Tensor& tensor) {
 void GgufWriter::finish() {
   if (!header_written_) write_header();
   uint64_t end = 0;
-  for (const auto& [name, slot] : slots_) {
-    TESSERA_CHECK(slot.written, ErrorKind::kInternal, "[gguf] {}: tensor {} was announced but not written",
+  for (const auto& [name, announced] : announced_) {
+    TESSERA_CHECK(announced.written, ErrorKind::kInternal, "[gguf] {}: tensor {} was announced but not written",
                   file_.path().string(), quote(name));
-    end = std::max(end, slot.info.end);
+    end = std::max(end, announced.info.end);
   }
-  // The last tensor is padded like every other.
+  // The file ends at a multiple of the alignment, because the last tensor is padded like every other tensor.
   const std::string padding(static_cast<size_t>(data_bytes_ > end && end > 0 ? data_bytes_ - end : 0), '\0');
   file_.write_at(end, std::as_bytes(std::span(padding)));
   file_.publish();

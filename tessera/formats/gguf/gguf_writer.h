@@ -6,8 +6,9 @@
 //   writer.write("token_embd.weight", tensor);      // converts or quantises; any order, each once
 //   writer.finish();                                // the file appears now
 //
-// All set() and announce() come before the first write(). Only one tensor needs to be in memory. A writer that is
-// dropped leaves nothing. Error kIo when the disk refuses, kShape when a tensor is not what was announced.
+// All set() and announce() calls come before the first write(). Only one tensor needs to be in memory. A writer that is
+// destroyed before finish() leaves no file. Errors: kIo when the disk refuses, kShape when a tensor does not have the
+// announced shape.
 #pragma once
 
 #include <filesystem>
@@ -32,7 +33,7 @@ class GgufWriter {
   void finish();
 
  private:
-  struct Slot {
+  struct AnnouncedTensor {
     GgufTensorInfo info;
     bool written = false;
   };
@@ -41,7 +42,7 @@ class GgufWriter {
   StagedFile file_;
   std::vector<std::pair<std::string, GgufValue>> metadata_;
   std::vector<std::string> order_;
-  std::map<std::string, Slot, std::less<>> slots_;
+  std::map<std::string, AnnouncedTensor, std::less<>> announced_;
   uint64_t data_bytes_ = 0;
   bool header_written_ = false;
 };

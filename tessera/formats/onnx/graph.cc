@@ -43,7 +43,7 @@ int32_t data_type(at::ScalarType dtype) {
   for (const auto& [known, number] : kTypes) {
     if (known == dtype) return number;
   }
-  raise(ErrorKind::kConfig, "[onnx.data_type] dtype: found {}, which ONNX has not. Cast it first.",
+  raise(ErrorKind::kConfig, "[onnx.data_type] dtype: found {}, which ONNX does not support. Cast the tensor first.",
         c10::toString(dtype));
 }
 
@@ -68,14 +68,15 @@ Graph::Graph(const GraphOptions& options) : options_(options) {
                 "[onnx.graph] opset: found {}, wanted {} to {}", options.opset, kFirstOpset, kLastOpset);
 }
 
-const Graph::Record& Graph::at(Value value) const {
+// Every use of a value goes through this check: the index of another graph's value would be valid here, but wrong.
+const Graph::ValueRecord& Graph::at(Value value) const {
   TESSERA_CHECK(value.graph_ == this, ErrorKind::kConfig,
                 "[onnx.graph] {}: found a value of {}, wanted one of this graph", quote(options_.name),
                 value.defined() ? "another graph" : "no graph");
   return records_[value.index_];
 }
 
-std::string Graph::claim(const std::string& name) {
+std::string Graph::reserve_name(const std::string& name) {
   check_name(name);
   TESSERA_CHECK(names_.insert(name).second, ErrorKind::kConfig,
                 "[onnx.graph] {}: the name is taken. Declare inputs and initializers first, each under a name of its "
@@ -84,7 +85,9 @@ std::string Graph::claim(const std::string& name) {
   return name;
 }
 
-std::string Graph::unique(std::string_view hint) {
+// Returns `hint`, or hint_1, hint_2, ... when it is taken. numbers_ keeps the next number of each hint, so many nodes
+// with one hint need no search from 1.
+std::string Graph::make_unique_name(std::string_view hint) {
   std::string name(hint);
   check_name(name);
   size_t& next = numbers_.try_emplace(name, 1).first->second;
@@ -92,18 +95,18 @@ std::string Graph::unique(std::string_view hint) {
   return name;
 }
 
-Value Graph::add(Record record) {
+Value Graph::add(ValueRecord record) {
   records_.push_back(std::move(record));
   return {this, records_.size() - 1};
 }
 
 Value Graph::input(const std::string& name, ValueType type) {
   check_type(name, type);
-  inputs_.push_back(add({.name = claim(name), .type = std::move(type)}));
+  inputs_.push_back(add({.name = reserve_name(name), .type = std::move(type)}));
   return inputs_.back();
 }
 
-Value Graph::keep(std::string name, const at::Tensor& tensor) {
+Value Graph::add_initializer(std::string name, const at::Tensor& tensor) {
   const ValueType type{tensor.scalar_type(), {tensor.sizes().begin(), tensor.sizes().end()}};
   initializers_.push_back(add({.name = std::move(name), .type = type, .tensor = tensor.detach()}));
   return initializers_.back();
@@ -112,20 +115,22 @@ Value Graph::keep(std::string name, const at::Tensor& tensor) {
 Value Graph::initializer(const std::string& name, const at::Tensor& tensor) {
   TESSERA_CHECK(tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_meta(),
                 ErrorKind::kShape,
-                "[onnx.graph] {}: found a tensor without plain memory, wanted a dense one. Gather what is sharded and "
-                "load what is on the meta device first.",
+                "[onnx.graph] {}: found a tensor without plain memory, wanted a dense one. Gather a sharded tensor and "
+                "load a meta tensor first.",
                 quote(name));
   data_type(tensor.scalar_type());
-  return keep(claim(name), tensor);
+  return add_initializer(reserve_name(name), tensor);
 }
 
-Value Graph::constant(const at::Tensor& tensor, std::string_view hint) { return keep(unique(hint), tensor); }
+Value Graph::constant(const at::Tensor& tensor, std::string_view hint) {
+  return add_initializer(make_unique_name(hint), tensor);
+}
 
 Value Graph::constant(const std::vector<int64_t>& values, std::string_view hint) {
   return constant(at::tensor(values, at::kLong), hint);
 }
 
-std::vector<Value> Graph::node(Node node, std::vector<ValueType> outputs) {
+std::vector<Value> Graph::node(GraphNode node, std::vector<ValueType> outputs) {
   for (const auto& input : node.inputs) {
     if (input.defined()) at(input);
   }
@@ -136,16 +141,18 @@ std::vector<Value> Graph::node(Node node, std::vector<ValueType> outputs) {
   node.outputs.clear();
   const std::string hint = node.hint.empty() ? node.op_type : node.hint;
   for (auto& type : outputs) {
-    node.outputs.push_back(add({.name = unique(hint), .type = std::move(type), .node = index}));
+    node.outputs.push_back(add({.name = make_unique_name(hint), .type = std::move(type), .node = index}));
   }
   nodes_.push_back(std::move(node));
   return nodes_.back().outputs;
 }
 
-Value Graph::node(Node node, ValueType output) {
+Value Graph::node(GraphNode node, ValueType output) {
   return this->node(std::move(node), std::vector<ValueType>{std::move(output)}).front();
 }
 
+// ONNX outputs are named values, and a value has one name. So only the result of a node that is not an output yet can
+// be renamed; other values pass through an Identity node.
 void Graph::output(Value value, const std::string& name) {
   const bool is_output = std::ranges::find(outputs_, value) != outputs_.end();
   if (!at(value).node || is_output) {
@@ -156,20 +163,20 @@ void Graph::output(Value value, const std::string& name) {
   if (!name.empty() && name != this->name(value)) {
     auto& record = records_[value.index_];
     const std::string made = record.name;
-    record.name = claim(name);
+    record.name = reserve_name(name);
     names_.erase(made);
   }
   outputs_.push_back(value);
 }
 
-std::string Graph::maker(Value value) const {
-  const Record& record = at(value);
+std::string Graph::producer_type(Value value) const {
+  const ValueRecord& record = at(value);
   if (record.node) return nodes_[*record.node].op_type;
   return record.tensor.defined() ? "Constant" : "Param";
 }
 
 const at::TensorBase* Graph::tensor(Value value) const {
-  const Record& record = at(value);
+  const ValueRecord& record = at(value);
   return record.tensor.defined() ? &record.tensor : nullptr;
 }
 

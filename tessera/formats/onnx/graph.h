@@ -7,10 +7,11 @@
 //   graph.output(y, "y");
 //   onnx::write_model("model.onnx", graph);                             // model.h
 //
-// A value is what an input, an initializer or a node gives; nodes take values that are there already, so a graph has no
-// cycles and is in order. Every value has a type with a known rank; sizes may be names or unknown. What a node computes
-// is for the caller to know: its type is written, not inferred. Names are unique: those that the caller gives are kept,
-// those that hints make get a number where they are taken. Not thread-safe. No communication.
+// A Value is the result of an input, an initializer or a node. A node takes only values that exist already, so the
+// graph has no cycles and its nodes are in topological order. Every value has a type with a known rank; a size may be a
+// number, a name or unknown. The caller gives the type of a node's result; the graph does not infer types. Names are
+// unique: a name that the caller gives is kept, and a name made from a hint gets a number when the hint is taken. Not
+// thread-safe. No communication.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -40,17 +41,17 @@ struct ValueType {
   std::vector<Dim> shape = {};
 
   int64_t rank() const { return static_cast<int64_t>(shape.size()); }
-  // As TorchScript writes it: "Float(batch, 3, *)".
+  // The type in TorchScript's notation: "Float(batch, 3, *)".
   std::string to_string() const;
   bool operator==(const ValueType&) const = default;
 };
 
-// TensorProto.DataType. Error kConfig for a dtype that ONNX has not.
+// The number of a dtype in TensorProto.DataType. Error kConfig for a dtype that ONNX does not have.
 int32_t data_type(at::ScalarType dtype);
 
 class Graph;
 
-// Of one graph; one that is made by nobody is an optional input that is left out.
+// A value of one graph. A default-constructed Value stands for an optional input that is left out.
 class Value {
  public:
   Value() = default;
@@ -67,11 +68,11 @@ class Value {
 using Attribute = std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<float>,
                                std::vector<std::string>, at::TensorBase>;
 
-struct Node {
+struct GraphNode {
   std::string op_type;
   std::vector<Value> inputs = {};
   std::vector<std::pair<std::string, Attribute>> attributes = {};
-  std::string hint = {};            // of the outputs' names; empty: the operator's
+  std::string hint = {};            // base of the outputs' names; empty: the operator's name
   std::string name = {};            // set by the graph
   std::vector<Value> outputs = {};  // set by the graph
 };
@@ -83,21 +84,22 @@ struct GraphOptions {
 
 class Graph {
  public:
-  // Error kConfig for another opset.
+  // Error kConfig for an opset outside 11 to 23.
   explicit Graph(const GraphOptions& options = {});
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  // Errors kConfig for a name that is taken, empty or no UTF-8; kShape for a size below 0.
+  // Errors: kConfig for a name that is taken, empty or not UTF-8; kShape for a size below 0.
   Value input(const std::string& name, ValueType type);
-  Value initializer(const std::string& name, const at::Tensor& tensor);  // kShape for one that has no plain memory
+  Value initializer(const std::string& name, const at::Tensor& tensor);  // kShape for a tensor without plain memory
   // An initializer with a name made from `hint`.
   Value constant(const at::Tensor& tensor, std::string_view hint = "constant");
   Value constant(const std::vector<int64_t>& values, std::string_view hint = "constant");  // int64, 1-d
-  Value node(Node node, ValueType output);
-  std::vector<Value> node(Node node, std::vector<ValueType> outputs);
-  // `name` renames what a node gave; for an input, an initializer or what is an output already an Identity node is
-  // made. Empty: the name that the value has.
+  Value node(GraphNode node, ValueType output);
+  std::vector<Value> node(GraphNode node, std::vector<ValueType> outputs);
+  // Marks a value as an output. `name` renames the result of a node. An input, an initializer or a value that is an
+  // output already keeps its name, and an Identity node with the new name is added. An empty name keeps the value's
+  // name.
   void output(Value value, const std::string& name = {});
 
   const std::string& name() const { return options_.name; }
@@ -105,35 +107,35 @@ class Graph {
   // Error kConfig for a value of another graph.
   const ValueType& type(Value value) const { return at(value).type; }
   const std::string& name(Value value) const { return at(value).name; }
-  // What made it: the node's operator, "Param" for inputs, "Constant" for initializers.
-  std::string maker(Value value) const;
-  // The tensor of an initializer, null for other values.
+  // The operator of the node that makes the value, "Param" for an input, "Constant" for an initializer.
+  std::string producer_type(Value value) const;
+  // The tensor of an initializer; null for other values.
   const at::TensorBase* tensor(Value value) const;
 
   const std::vector<Value>& inputs() const { return inputs_; }
   const std::vector<Value>& initializers() const { return initializers_; }
   const std::vector<Value>& outputs() const { return outputs_; }
-  const std::vector<Node>& nodes() const { return nodes_; }
+  const std::vector<GraphNode>& nodes() const { return nodes_; }
 
  private:
-  struct Record {
+  struct ValueRecord {
     std::string name;
     ValueType type;
-    at::TensorBase tensor = {};       // of an initializer
-    std::optional<size_t> node = {};  // that made it
+    at::TensorBase tensor = {};       // set for an initializer
+    std::optional<size_t> node = {};  // index of the node that makes the value
   };
-  const Record& at(Value value) const;
-  Value add(Record record);
-  Value keep(std::string name, const at::Tensor& tensor);
-  std::string claim(const std::string& name);
-  std::string unique(std::string_view hint);
+  const ValueRecord& at(Value value) const;
+  Value add(ValueRecord record);
+  Value add_initializer(std::string name, const at::Tensor& tensor);
+  std::string reserve_name(const std::string& name);
+  std::string make_unique_name(std::string_view hint);
 
   GraphOptions options_;
-  std::vector<Record> records_;
+  std::vector<ValueRecord> records_;
   std::vector<Value> inputs_, initializers_, outputs_;
-  std::vector<Node> nodes_;
+  std::vector<GraphNode> nodes_;
   std::set<std::string, std::less<>> names_;
-  std::map<std::string, size_t, std::less<>> numbers_;  // of hints: the next to try
+  std::map<std::string, size_t, std::less<>> numbers_;  // by hint: the next number to try
 };
 
 }  // namespace tessera::onnx

@@ -19,7 +19,7 @@ constexpr int64_t kLargestPad = int64_t{1} << 48;  // sums with sizes stay withi
 
 enum class PadMode { kConstant, kReflect, kReplicate, kCircular };
 
-// One call of pad: what every step needs.
+// The arguments of one call of pad() that all steps need.
 struct PadCall {
   Graph& graph;
   Value input;
@@ -36,15 +36,15 @@ PadMode parse_mode(const Graph& graph, Value input, std::string_view mode) {
   if (mode == "reflect") return PadMode::kReflect;
   if (mode == "replicate") return PadMode::kReplicate;
   if (mode == "circular") return PadMode::kCircular;
-  const std::string maker = graph.maker(input);
+  const std::string producer = graph.producer_type(input);
   raise(ErrorKind::kConfig,
         "[onnx.pad] Unrecognized padding mode {}  [Caused by the value {} (type '{}') in the TorchScript graph. The "
         "containing node has kind '{}::{}'.] Use constant, reflect, replicate or circular.",
         escape(mode), quote(graph.name(input)), escape(graph.type(input).to_string()),
-        maker == "Param" ? "prim" : "onnx", maker);
+        producer == "Param" ? "prim" : "onnx", producer);
 }
 
-// Of at::pad: how many pads of the number given fit the rank.
+// Checks the number of pads against the rank by the rules of at::pad. Error kShape.
 void check_count(const PadCall& call, int64_t count) {
   const int64_t rank = call.rank();
   TESSERA_CHECK(count % 2 == 0, ErrorKind::kShape,
@@ -62,8 +62,8 @@ void check_count(const PadCall& call, int64_t count) {
                 call.subject(), count, rank, call.mode_name);
 }
 
-// The value in the input's dtype, as a tensor of no dims; undefined where the mode has none.
-at::Tensor fill_of(const PadCall& call, const std::optional<c10::Scalar>& value) {
+// The value as a 0-d tensor of the input's dtype; undefined for the modes without a value.
+at::Tensor fill_value(const PadCall& call, const std::optional<c10::Scalar>& value) {
   if (call.mode != PadMode::kConstant) {
     TESSERA_CHECK(!value || value->equal(0), ErrorKind::kConfig,
                   "[onnx.pad] {}: Padding mode \"{}\" doesn't take in value argument", call.subject(), call.mode_name);
@@ -92,13 +92,13 @@ PadCall checked_call(Graph& graph, Value input, std::string_view mode) {
   return call;
 }
 
-// Pads by dim.
-struct Sides {
+// Pads in the order of the input's dims.
+struct PadsByDim {
   std::vector<int64_t> begin, end;  // one for each dim of the input
 };
 
-Sides sides_of(int64_t rank, const std::vector<int64_t>& pads) {
-  Sides sides{std::vector<int64_t>(static_cast<size_t>(rank)), std::vector<int64_t>(static_cast<size_t>(rank))};
+PadsByDim pads_by_dim(int64_t rank, const std::vector<int64_t>& pads) {
+  PadsByDim sides{std::vector<int64_t>(static_cast<size_t>(rank)), std::vector<int64_t>(static_cast<size_t>(rank))};
   for (size_t pair = 0; pair < pads.size() / 2; ++pair) {
     const size_t dim = static_cast<size_t>(rank) - 1 - pair;
     sides.begin[dim] = pads[2 * pair];
@@ -107,8 +107,8 @@ Sides sides_of(int64_t rank, const std::vector<int64_t>& pads) {
   return sides;
 }
 
-// What at::pad asks of a dim of `size`: found as a sentence, empty where it fits.
-std::string misfit(PadMode mode, int64_t size, int64_t begin, int64_t end) {
+// Why at::pad would reject the pads of a dim of `size`, as a sentence; empty when they fit.
+std::string pad_error(PadMode mode, int64_t size, int64_t begin, int64_t end) {
   const int64_t cropped = size + std::min<int64_t>(begin, 0) + std::min<int64_t>(end, 0);
   switch (mode) {
     case PadMode::kConstant:
@@ -126,14 +126,14 @@ std::string misfit(PadMode mode, int64_t size, int64_t begin, int64_t end) {
   return "";
 }
 
-// A size that grows, or shrinks, by a number; unknown where it is no number and changes.
-Dim resized(const Dim& size, int64_t by) {
+// The size plus `by`. A size that is not a number becomes unknown unless `by` is 0.
+Dim add_to_size(const Dim& size, int64_t by) {
   if (const auto* number = std::get_if<int64_t>(&size)) return *number + by;
   return by == 0 ? size : Dim{};
 }
 
-// The type of the result; what does not fit is an error where the size is a number.
-ValueType padded_type(const PadCall& call, const Sides& sides) {
+// The type of the result. Error kShape for pads that do not fit a dim of known size.
+ValueType padded_type(const PadCall& call, const PadsByDim& sides) {
   ValueType out = call.type();
   for (size_t dim = 0; dim < out.shape.size(); ++dim) {
     const int64_t begin = sides.begin[dim], end = sides.end[dim];
@@ -143,7 +143,7 @@ ValueType padded_type(const PadCall& call, const Sides& sides) {
     const bool kept = begin == 0 && end == 0;
     if (kept && call.mode == PadMode::kConstant) continue;
     if (const auto* size = std::get_if<int64_t>(&out.shape[dim])) {
-      const std::string why = kept ? "" : misfit(call.mode, *size, begin, end);
+      const std::string why = kept ? "" : pad_error(call.mode, *size, begin, end);
       TESSERA_CHECK(why.empty(), ErrorKind::kShape, "[onnx.pad] {}: mode {}, dim {} of size {}, pads ({}, {}): {}.",
                     call.subject(), call.mode_name, dim, *size, begin, end, why);
       out.shape[dim] = *size + begin + end;
@@ -154,7 +154,7 @@ ValueType padded_type(const PadCall& call, const Sides& sides) {
   return out;
 }
 
-// Several slices at once; ends of kToEnd reach the end.
+// One Slice node over several axes. An end of kToEnd means the end of the axis.
 Value slice(Graph& graph, Value input, const std::vector<int64_t>& starts, const std::vector<int64_t>& ends,
             const std::vector<int64_t>& axes, ValueType type) {
   const Value first = graph.constant(starts, "starts"), last = graph.constant(ends, "ends");
@@ -164,20 +164,22 @@ Value slice(Graph& graph, Value input, const std::vector<int64_t>& starts, const
 
 Value pad_node(const PadCall& call, Value pads, const at::Tensor& fill, ValueType type) {
   static constexpr const char* kModes[] = {"constant", "reflect", "edge"};
-  Node node{
+  GraphNode node{
       .op_type = "Pad", .inputs = {call.input, pads}, .attributes = {{"mode", kModes[static_cast<size_t>(call.mode)]}}};
   if (fill.defined()) node.inputs.push_back(call.graph.constant(fill, "value"));
   return call.graph.node(std::move(node), std::move(type));
 }
 
-Value pad_and_crop(const PadCall& call, const Sides& sides, ValueType type) {
-  Sides grown = sides;
+// Known pads of a reflect or replicate with a negative pad: Pad with the positive pads, then Slice off the negative
+// pads.
+Value pad_and_crop(const PadCall& call, const PadsByDim& sides, ValueType type) {
+  PadsByDim grown = sides;
   std::vector<int64_t> starts, ends, axes;
   ValueType grown_type = call.type();
   for (size_t dim = 0; dim < sides.begin.size(); ++dim) {
     grown.begin[dim] = std::max<int64_t>(sides.begin[dim], 0);
     grown.end[dim] = std::max<int64_t>(sides.end[dim], 0);
-    grown_type.shape[dim] = resized(grown_type.shape[dim], grown.begin[dim] + grown.end[dim]);
+    grown_type.shape[dim] = add_to_size(grown_type.shape[dim], grown.begin[dim] + grown.end[dim]);
     if (sides.begin[dim] >= 0 && sides.end[dim] >= 0) continue;
     axes.push_back(static_cast<int64_t>(dim));
     starts.push_back(std::max<int64_t>(-sides.begin[dim], 0));
@@ -189,9 +191,10 @@ Value pad_and_crop(const PadCall& call, const Sides& sides, ValueType type) {
   return slice(call.graph, whole, starts, ends, axes, std::move(type));
 }
 
-// What wraps around: `length` of the dim. Where its size is not a number, a Reshape that wants this length fails when
-// there is less, which Slice would let pass.
-Value wrapped(const PadCall& call, Value middle, int64_t axis, int64_t start, int64_t end, int64_t length) {
+// The part of a circular pad that is copied from the other end: `length` elements of the axis. Slice accepts a range
+// beyond the end and returns fewer elements. So for an axis of unknown size a Reshape to `length` follows, which fails
+// at run time when the axis is too short.
+Value wrapped_part(const PadCall& call, Value middle, int64_t axis, int64_t start, int64_t end, int64_t length) {
   ValueType type = call.graph.type(middle);
   auto& size = type.shape[static_cast<size_t>(axis)];
   const bool known = std::holds_alternative<int64_t>(size);
@@ -199,12 +202,13 @@ Value wrapped(const PadCall& call, Value middle, int64_t axis, int64_t start, in
   const Value part = slice(call.graph, middle, {start}, {end}, {axis}, type);
   if (known) return part;
   type.shape[static_cast<size_t>(axis)] = length;
-  std::vector<int64_t> shape(static_cast<size_t>(call.rank()));  // 0: as it is
+  std::vector<int64_t> shape(static_cast<size_t>(call.rank()));  // 0 in a Reshape keeps the size
   shape[static_cast<size_t>(axis)] = length;
   return call.graph.node({.op_type = "Reshape", .inputs = {part, call.graph.constant(shape, "shape")}},
                          std::move(type));
 }
 
+// Circular padding of one dim: crop with Slice, then Concat [copy of the end, middle, copy of the start].
 Value circular_dim(const PadCall& call, Value input, int64_t axis, int64_t begin, int64_t end) {
   auto& graph = call.graph;
   ValueType type = graph.type(input);
@@ -212,19 +216,19 @@ Value circular_dim(const PadCall& call, Value input, int64_t axis, int64_t begin
   Value middle = input;
   if (begin < 0 || end < 0) {
     const int64_t start = std::max<int64_t>(-begin, 0), stop = end < 0 ? end : kToEnd;
-    size = resized(size, std::min<int64_t>(end, 0) - start);
+    size = add_to_size(size, std::min<int64_t>(end, 0) - start);
     middle = slice(graph, input, {start}, {stop}, {axis}, type);
   }
   std::vector<Value> parts;
-  if (begin > 0) parts.push_back(wrapped(call, middle, axis, -begin, kToEnd, begin));
+  if (begin > 0) parts.push_back(wrapped_part(call, middle, axis, -begin, kToEnd, begin));
   parts.push_back(middle);
-  if (end > 0) parts.push_back(wrapped(call, middle, axis, 0, end, end));
+  if (end > 0) parts.push_back(wrapped_part(call, middle, axis, 0, end, end));
   if (parts.size() == 1) return middle;
-  size = resized(size, std::max<int64_t>(begin, 0) + std::max<int64_t>(end, 0));
+  size = add_to_size(size, std::max<int64_t>(begin, 0) + std::max<int64_t>(end, 0));
   return graph.node({.op_type = "Concat", .inputs = std::move(parts), .attributes = {{"axis", axis}}}, std::move(type));
 }
 
-Value circular(const PadCall& call, const Sides& sides) {
+Value circular(const PadCall& call, const PadsByDim& sides) {
   Value out = call.input;
   for (int64_t dim = 0; dim < call.rank(); ++dim) {
     const auto at = static_cast<size_t>(dim);
@@ -234,8 +238,9 @@ Value circular(const PadCall& call, const Sides& sides) {
   return out;
 }
 
-// [-1, 2] pairs in one dim, as torch's symbolic functions prepare them: zeros for the dims before, rows reversed,
-// begins before ends.
+// Nodes that turn torch's pads into ONNX's order at run time, as PyTorch's exporter does. Zeros are appended for the
+// dims without pads; the pads become rows [begin, end], last dim first; the rows are reversed, and a transpose puts all
+// begins before all ends.
 Value prepared_pads(const PadCall& call, Value pads) {
   auto& graph = call.graph;
   const int64_t both = 2 * call.rank();
@@ -255,7 +260,7 @@ Value prepared_pads(const PadCall& call, Value pads) {
     zeros_count = both - *known;
     missing = graph.constant(std::vector<int64_t>{both - *known}, "missing");
   } else {
-    pads = reshape(reshape(pads, {-1, 2}, {Dim{}, 2}), {-1}, {Dim{}});  // fails for an odd number
+    pads = reshape(reshape(pads, {-1, 2}, {Dim{}, 2}), {-1}, {Dim{}});  // fails at run time for an odd number
     const Value length = graph.node({.op_type = "Shape", .inputs = {pads}}, ints({1}));
     missing = graph.node({.op_type = "Sub", .inputs = {graph.constant(std::vector<int64_t>{both}, "both"), length}},
                          ints({1}));
@@ -280,7 +285,7 @@ Value prepared_pads(const PadCall& call, Value pads) {
       ints({both}));
 }
 
-// Pad with what is positive, Slice with what is negative.
+// Pads computed at run time, reflect or replicate: Pad with max(pads, 0), then Slice off the negative pads.
 Value pad_and_crop(const PadCall& call, Value pads, ValueType type) {
   auto& graph = call.graph;
   const int64_t rank = call.rank();
@@ -322,7 +327,7 @@ std::optional<std::vector<int64_t>> known_pads(const Graph& graph, Value pads) {
 std::vector<int64_t> onnx_pads(int64_t rank, const std::vector<int64_t>& pads) {
   TESSERA_CHECK(pads.size() % 2 == 0 && static_cast<int64_t>(pads.size()) <= 2 * rank, ErrorKind::kShape,
                 "[onnx.pads] found {} pads, wanted an even number of at most {}", pads.size(), 2 * rank);
-  auto [begin, end] = sides_of(rank, pads);
+  auto [begin, end] = pads_by_dim(rank, pads);
   begin.insert(begin.end(), end.begin(), end.end());
   return begin;
 }
@@ -331,8 +336,8 @@ Value pad(Graph& graph, Value input, const std::vector<int64_t>& pads, std::stri
           std::optional<c10::Scalar> value) {
   const PadCall call = checked_call(graph, input, mode);
   check_count(call, static_cast<int64_t>(pads.size()));
-  const at::Tensor fill = fill_of(call, value);
-  const Sides sides = sides_of(call.rank(), pads);
+  const at::Tensor fill = fill_value(call, value);
+  const PadsByDim sides = pads_by_dim(call.rank(), pads);
   ValueType type = padded_type(call, sides);
   if (call.mode == PadMode::kCircular) return circular(call, sides);
   if (call.rank() == 0) return graph.node({.op_type = "Identity", .inputs = {input}}, std::move(type));
@@ -350,16 +355,17 @@ Value pad(Graph& graph, Value input, Value pads, std::string_view mode, std::opt
   if (const auto known = known_pads(graph, pads)) return pad(graph, input, *known, mode, value);
   TESSERA_CHECK(call.mode != PadMode::kCircular, ErrorKind::kConfig,
                 "[onnx.pad] {}: mode circular wants pads that are known when the graph is made, found {} (from {})",
-                call.subject(), quote(graph.name(pads)), graph.maker(pads));
+                call.subject(), quote(graph.name(pads)), graph.producer_type(pads));
   ValueType out{call.type().dtype, std::vector<Dim>(call.type().shape.size())};
   if (const auto* count = std::get_if<int64_t>(&type.shape[0])) {
     check_count(call, *count);
+    // Only the last count / 2 dims are padded, so the sizes of the dims before them are known.
     const auto kept = static_cast<ptrdiff_t>(call.rank() - *count / 2);
     std::copy(call.type().shape.begin(), call.type().shape.begin() + kept, out.shape.begin());
   }
   TESSERA_CHECK(call.rank() > 0, ErrorKind::kShape, "[onnx.pad] {}: found no dims, wanted at least one to pad",
                 call.subject());
-  const at::Tensor fill = fill_of(call, value);
+  const at::Tensor fill = fill_value(call, value);
   const Value prepared = prepared_pads(call, pads);
   if (call.mode != PadMode::kConstant) return pad_and_crop(call, prepared, std::move(out));
   return pad_node(call, prepared, fill, std::move(out));

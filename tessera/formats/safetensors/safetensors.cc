@@ -40,7 +40,8 @@ constexpr std::array kDtypes = {
     DtypeName{c10::ScalarType::Float8_e5m2, "F8_E5M2"},
 };
 
-// Offsets become file positions; the data must be covered without gap, overlap or rest.
+// Checks that the tensors cover the data section without gap, overlap or remaining bytes, then makes their offsets
+// absolute. Tensors are visited by rising offset, so each must begin exactly where the one before it ends.
 void place_entries(std::map<std::string, SafetensorsEntry, std::less<>>& entries, uint64_t data_begin,
                    uint64_t data_bytes, const std::string& file_name) {
   std::vector<std::pair<const std::string, SafetensorsEntry>*> order;
@@ -133,6 +134,7 @@ at::Tensor SafetensorsFile::read_rows(std::string_view name, int64_t begin, int6
   return read_slice(name, ranges);
 }
 
+// Narrows a view of the whole tensor, so only pages with the wanted bytes are read from the file.
 at::Tensor SafetensorsFile::read_slice(std::string_view name, std::span<const IndexRange> ranges) const {
   const auto& found = entry(name);
   const auto rank = static_cast<int64_t>(found.shape.size());
@@ -149,7 +151,7 @@ at::Tensor SafetensorsFile::read_slice(std::string_view name, std::span<const In
   const auto item_bytes = static_cast<int64_t>(c10::elementSize(found.dtype));
   const bool is_bool = found.dtype == c10::ScalarType::Bool;
   const bool aligned = reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(item_bytes) == 0;
-  // Bytes that cannot be viewed as the dtype are cut as bytes, copied, and viewed then.
+  // Bytes that cannot be viewed as the dtype are narrowed as bytes [..., item_bytes], copied, and then viewed.
   const bool as_bytes = is_bool || !aligned;
   auto sizes = found.shape;
   if (as_bytes) sizes.push_back(item_bytes);

@@ -1,13 +1,13 @@
 // Reading one safetensors file.
 //
 //   auto file = SafetensorsFile::open("model.safetensors");
-//   at::Tensor weight = file->tensor("lm_head.weight");            // looks into the map, nothing is copied
-//   at::Tensor rows = file->read_rows("lm_head.weight", 0, 4096);  // touches these rows only
+//   at::Tensor weight = file->tensor("lm_head.weight");            // a view into the map, no copy
+//   at::Tensor rows = file->read_rows("lm_head.weight", 0, 4096);  // reads only these rows
 //
-// open() checks the whole header: JSON types, names, offsets in bounds, gapless and free of overlap, dtype x shape
-// equal to the byte count. What it rejects is Error kFormat; a file that cannot be read is kIo. Tensors keep the map
-// alive and are READ ONLY: writing into one ends the process, so clone before changing in place. Thread-safe after
-// open. docs/format/safetensors.md describes the format.
+// open() checks the whole header: JSON types, names, offsets in bounds, no gap and no overlap, and dtype x shape equal
+// to the byte count. Errors: kFormat for an invalid file, kIo for a file that cannot be read. Tensors keep the map
+// alive and are READ ONLY: a write into one ends the process, so clone a tensor before changing it in place.
+// Thread-safe after open(). docs/format/safetensors.md describes the format.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -55,11 +55,12 @@ class SafetensorsFile {
   // Error kFormat when the file has no such tensor.
   const SafetensorsEntry& entry(std::string_view name) const;
 
-  // The whole tensor, a view into the map. BOOL and tensors at an address their dtype cannot have are copied.
+  // The whole tensor as a view into the map. BOOL, and a tensor whose address is not aligned for its dtype, are copied.
   at::Tensor tensor(std::string_view name) const;
   // Rows [begin, end) of dimension 0. Error kShape when they are out of range.
   at::Tensor read_rows(std::string_view name, int64_t begin, int64_t end) const;
-  // One range a dimension, contiguous: a view where the bytes are, otherwise a copy of just these bytes.
+  // One range for each dimension. The result is contiguous: a view where the bytes are contiguous, else a copy of only
+  // these bytes.
   at::Tensor read_slice(std::string_view name, std::span<const IndexRange> ranges) const;
 
  private:
@@ -71,7 +72,7 @@ class SafetensorsFile {
 
 // "F32", "BF16", ... Error kFormat for a dtype that safetensors does not have.
 std::string_view safetensors_dtype_name(c10::ScalarType dtype);
-// Nothing for a name that stands for no dtype of libtorch.
+// nullopt for a name without a dtype of libtorch.
 std::optional<c10::ScalarType> find_safetensors_dtype(std::string_view name);
 
 }  // namespace tessera

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 constexpr JsonLimits kIndexLimits{.max_bytes = size_t{256} << 20, .max_depth = 16, .max_keys = 4'000'000};
 
-// The shard's path. A name with a folder in it, or a link that leads elsewhere, is refused.
+// The path of a shard. A name with a folder in it, and a link out of the folder, are rejected.
 fs::path shard_path(const fs::path& dir, const std::string& name, const std::string& index_name) {
   const fs::path shard(name);
   const bool plain = !name.empty() && !shard.is_absolute() && shard == shard.filename() && name != ".." &&
@@ -28,7 +28,7 @@ fs::path shard_path(const fs::path& dir, const std::string& name, const std::str
   TESSERA_CHECK(fs::exists(dir / shard), ErrorKind::kIo,
                 "[safetensors] {}: names the file {}, which is not there. Fetch the folder again.", index_name,
                 quote(name));
-  const auto place = follow_links(dir, shard);
+  const auto place = resolve_links(dir, shard);
   TESSERA_CHECK(place.is_inside, ErrorKind::kFormat, "[safetensors] {}: the file {} leads outside the folder, to {}",
                 index_name, quote(name), place.real.string());
   return dir / shard;
@@ -42,8 +42,8 @@ Json read_index(const fs::path& path) {
   return parse_json_object(read_file(path, kIndexLimits.max_bytes), "[safetensors] " + path.string(), kIndexLimits);
 }
 
-// Whether every tensor of the index lies in the file `name`. An index that is not valid says nothing.
-bool names_only(const fs::path& index_path, const std::string& name) {
+// Whether every tensor of the index is stored in the file `name`. False for an invalid index.
+bool names_only_file(const fs::path& index_path, const std::string& name) {
   try {
     const Json index = read_index(index_path);
     const auto map = weight_map(index, index_path);
@@ -53,19 +53,20 @@ bool names_only(const fs::path& index_path, const std::string& name) {
   }
 }
 
-// A folder with model.safetensors and an index of other files, as a second save leaves it. The single file counts, as
-// in transformers.
+// Warns about a folder with model.safetensors and an index of other files, as a second save leaves it. The single file
+// is read, as in transformers.
 void warn_of_unused_index(const fs::path& single, const fs::path& index_path) {
   if (!fs::is_regular_file(index_path)) return;
-  if (names_only(index_path, single.filename().string())) return;
+  if (names_only_file(index_path, single.filename().string())) return;
   log_warning_once(
-      "[safetensors] {}: is read, and the shards of {} beside it are not, as in transformers. Remove those that are "
-      "out of date.",
+      "[safetensors] {}: is read, and the shards of {} in the same folder are ignored, as in transformers. Delete the "
+      "files that are out of date.",
       single.string(), index_path.filename().string());
 }
 
 }  // namespace
 
+// The index decides the file of each tensor. Each shard is opened once and must hold the tensors that the index lists.
 SafetensorsFolder SafetensorsFolder::open(const fs::path& dir) {
   SafetensorsFolder result;
   result.dir_ = dir;

@@ -4,10 +4,10 @@
 //   for (const auto& [name, file] : folder.files()) ... file->tensor(name) ...
 //   at::Tensor rows = folder.read_rows("model.embed_tokens.weight", 0, 1024);
 //
-// Of a folder with both the single file counts, as in transformers, with a warning that names them. A path to a
-// .safetensors file opens as a folder of that one file. The index is untrusted: a shard must lie inside the
-// folder, after symbolic links too (the one exception is the Hub cache, snapshots/ID/* -> ../../blobs/*), and hold the
-// tensors that the index says it holds. Copies share the maps. Thread-safe after open.
+// In a folder with both, the single file is read, as in transformers, with a warning that names both. A path to a
+// .safetensors file opens as a folder of that one file. The index is untrusted: each shard must be inside the folder,
+// after symbolic links too (the one exception is the Hub cache, snapshots/ID/* -> ../../blobs/*), and must hold the
+// tensors that the index lists for it. Copies of this object share the maps. Thread-safe after open().
 #pragma once
 
 #include <filesystem>
@@ -23,13 +23,13 @@ namespace tessera {
 
 class SafetensorsFolder {
  public:
-  // Error kIo when neither file is there or a shard is missing, kFormat for an index or a shard that is not valid.
+  // Errors: kIo when neither file exists or a shard is missing, kFormat for an invalid index or shard.
   static SafetensorsFolder open(const std::filesystem::path& dir);
 
   // Every tensor name with the file that holds it.
   const std::map<std::string, std::shared_ptr<const SafetensorsFile>, std::less<>>& files() const { return files_; }
   bool contains(std::string_view name) const { return files_.find(name) != files_.end(); }
-  // As in SafetensorsFile.
+  // The same functions and errors as in SafetensorsFile.
   const SafetensorsEntry& entry(std::string_view name) const { return file_of(name).entry(name); }
   at::Tensor tensor(std::string_view name) const;
   at::Tensor read_rows(std::string_view name, int64_t begin, int64_t end) const;

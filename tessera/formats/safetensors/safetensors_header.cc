@@ -15,11 +15,13 @@ namespace {
 
 constexpr size_t kMaxRank = 64;
 
-// Levels: 0 outside, 1 the header object, 2 one tensor (or __metadata__), 3 one of its arrays.
-class HeaderEvents {
+// Receives the events of the JSON parser and accepts only the format's own structure, so a hostile header cannot
+// allocate anything else. `level_` is the nesting: 0 outside, 1 the header object, 2 one tensor (or __metadata__), 3
+// one of its arrays.
+class HeaderHandler {
  public:
   using json = nlohmann::json;
-  HeaderEvents(SafetensorsHeader& header, const std::string& file_name) : header_(header), file_name_(file_name) {}
+  HeaderHandler(SafetensorsHeader& header, const std::string& file_name) : header_(header), file_name_(file_name) {}
 
   bool start_object(size_t) {
     if (level_ == 2) fail("an object where a value is due");
@@ -27,6 +29,7 @@ class HeaderEvents {
     ++level_;
     return true;
   }
+  // A key at level 1 begins a new tensor. All fields are reset, so a tensor cannot take over fields of the one before.
   bool key(std::string& text) {
     if (level_ == 1) {
       in_metadata_ = text == "__metadata__";
@@ -101,10 +104,10 @@ class HeaderEvents {
   }
 
  private:
-  bool fail(const std::string& what) { return fail(what, name_); }
-  [[noreturn]] bool fail(const std::string& what, const std::string& name) {
+  bool fail(const std::string& problem) { return fail(problem, name_); }
+  [[noreturn]] bool fail(const std::string& problem, const std::string& name) {
     raise(ErrorKind::kFormat, "[safetensors] {}: tensor {}: the header has {}, which the format does not allow there",
-          file_name_, quote(name), what);
+          file_name_, quote(name), problem);
   }
   void finish_entry() {
     if (!dtype_ || !has_shape_ || offsets_.size() != 2) fail("no complete dtype, shape and data_offsets");
@@ -145,10 +148,10 @@ class HeaderEvents {
 
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file_name) {
   SafetensorsHeader header;
-  // The format pads with spaces after the object; the parser accepts white space there, other bytes it does not.
+  // The format pads the header with spaces. The parser accepts white space after the object, but no other bytes.
   TESSERA_CHECK(!json.empty() && json.front() == '{', ErrorKind::kFormat,
                 "[safetensors] {}: the header does not begin with '{{'. Is this a safetensors file?", file_name);
-  HeaderEvents events(header, file_name);
+  HeaderHandler events(header, file_name);
   nlohmann::json::sax_parse(json.begin(), json.end(), &events);
   return header;
 }

@@ -1,4 +1,4 @@
-// The JSON header of a safetensors file, parsed event by event: nothing is built that the format does not have.
+// Parser of the JSON header of a safetensors file. It works on parser events and builds no JSON tree.
 #pragma once
 
 #include <map>
@@ -14,7 +14,7 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-// Checks everything but the size of the data. file_name is for messages.
+// Checks everything but the size of the data section. `file_name` is named in messages.
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file_name);
 
 }  // namespace tessera

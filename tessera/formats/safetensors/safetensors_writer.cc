@@ -15,12 +15,14 @@ namespace tessera {
 namespace {
 
 uint64_t size_bytes(const SafetensorsSpec& spec) {
-  if (std::ranges::find(spec.shape, 0) != spec.shape.end()) return 0;  // whatever the other sizes are
+  if (std::ranges::find(spec.shape, 0) != spec.shape.end()) return 0;  // even if the other sizes overflow
   return c10::elementSize(spec.dtype) * static_cast<uint64_t>(c10::multiply_integers(spec.shape));
 }
 
 }  // namespace
 
+// The header is written first: all sizes are known, so each tensor's position is fixed before its values arrive.
+// Sorting by item size keeps every tensor aligned, because the data begins at a multiple of 8 bytes.
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsSpec> specs,
                                      const SafetensorsMetadata& metadata)
     : file_(path) {
@@ -32,13 +34,13 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
   if (!metadata.empty()) header["__metadata__"] = metadata;
   uint64_t offset = 0;
   for (const auto& spec : specs) {
-    TESSERA_CHECK(spec.name != "__metadata__" && !slots_.contains(spec.name), ErrorKind::kFormat,
+    TESSERA_CHECK(spec.name != "__metadata__" && !announced_.contains(spec.name), ErrorKind::kFormat,
                   "[safetensors] {}: the name {} cannot be written twice or is reserved", path.string(),
                   quote(spec.name));
     const uint64_t end = offset + size_bytes(spec);
     header[spec.name] = {
         {"dtype", safetensors_dtype_name(spec.dtype)}, {"shape", spec.shape}, {"data_offsets", {offset, end}}};
-    slots_[spec.name].entry = {spec.dtype, spec.shape, offset, end};
+    announced_[spec.name].entry = {spec.dtype, spec.shape, offset, end};
     offset = end;
   }
   auto text = header.dump();
@@ -46,20 +48,21 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
   const uint64_t header_bytes = text.size();
   file_.write_at(0, std::as_bytes(std::span(&header_bytes, 1)));
   file_.write_at(8, std::as_bytes(std::span(text)));
-  for (auto& [name, slot] : slots_) {
-    slot.entry.begin += 8 + header_bytes;
-    slot.entry.end += 8 + header_bytes;
+  for (auto& [name, announced] : announced_) {
+    announced.entry.begin += 8 + header_bytes;
+    announced.entry.end += 8 + header_bytes;
   }
 }
 
+// The position of each tensor is fixed by the header, so tensors may arrive in any order.
 void SafetensorsWriter::write(std::string_view name, const at::Tensor& tensor) {
-  const auto found = slots_.find(name);
-  TESSERA_CHECK(found != slots_.end() && !found->second.written, ErrorKind::kInternal,
+  const auto found = announced_.find(name);
+  TESSERA_CHECK(found != announced_.end() && !found->second.written, ErrorKind::kInternal,
                 "[safetensors] {}: tensor {} was not announced or is written twice", file_.path().string(),
                 quote(name));
   const auto& entry = found->second.entry;
   TESSERA_CHECK(tensor.scalar_type() == entry.dtype && tensor.sizes() == at::IntArrayRef(entry.shape),
-                ErrorKind::kShape, "[safetensors] {}: tensor {} is {} [{}], announced was {} [{}]",
+                ErrorKind::kShape, "[safetensors] {}: tensor {} is {} [{}], but {} [{}] was announced",
                 file_.path().string(), quote(name), c10::toString(tensor.scalar_type()),
                 fmt::join(tensor.sizes(), ", "), c10::toString(entry.dtype), fmt::join(entry.shape, ", "));
   const auto plain = tensor.detach().cpu().contiguous();
@@ -68,13 +71,15 @@ void SafetensorsWriter::write(std::string_view name, const at::Tensor& tensor) {
 }
 
 void SafetensorsWriter::finish() {
-  for (const auto& [name, slot] : slots_) {
-    TESSERA_CHECK(slot.written || slot.entry.size_bytes() == 0, ErrorKind::kInternal,
+  for (const auto& [name, announced] : announced_) {
+    TESSERA_CHECK(announced.written || announced.entry.size_bytes() == 0, ErrorKind::kInternal,
                   "[safetensors] {}: tensor {} was announced but not written", file_.path().string(), quote(name));
   }
   file_.publish();
 }
 
+// Fills shards in the order of the specs: a tensor that does not fit begins a new shard. Shard names contain their
+// number, so they are set after the last tensor is placed.
 SafetensorsFolderWriter::SafetensorsFolderWriter(std::filesystem::path dir, std::vector<SafetensorsSpec> specs,
                                                  SafetensorsFolderOptions options)
     : dir_(std::move(dir)), options_(std::move(options)) {
@@ -112,6 +117,7 @@ SafetensorsWriter& SafetensorsFolderWriter::writer_of(Shard& shard) const {
   return *shard.writer;
 }
 
+// The index appears after all shards, so a folder with an index has all its shards.
 void SafetensorsFolderWriter::finish() {
   nlohmann::ordered_json index = {{"metadata", {{"total_size", total_bytes_}}},
                                   {"weight_map", nlohmann::ordered_json::object()}};

@@ -4,8 +4,9 @@
 //   writer.write("a.weight", tensor);        // any order, each once
 //   writer.finish();                         // the files appear now
 //
-// A file appears under its name only when it is complete and on disk; a writer that is dropped leaves nothing.
-// Error kIo when the disk refuses, kShape when a tensor is not what was announced. One writer belongs to one thread.
+// A file appears under its name only when it is complete and on disk; a writer that is destroyed before finish() leaves
+// no file. Errors: kIo when the disk refuses, kShape when a tensor does not have the announced dtype and shape. One
+// writer belongs to one thread.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -35,23 +36,23 @@ struct SafetensorsSpec {
 
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
-// One file. The tensors lie in it by falling alignment, then by name, as the reference writer puts them.
+// Writes one file. The tensors are stored by falling alignment, then by name, in the order of the reference writer.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsSpec> specs,
                     const SafetensorsMetadata& metadata = {{"format", "pt"}});
-  // Copies to the CPU when needed; dtype and shape must be those announced.
+  // Copies the tensor to the CPU when needed. Dtype and shape must be as announced.
   void write(std::string_view name, const at::Tensor& tensor);
-  // Every announced tensor must have been written.
+  // Publishes the file. Every announced tensor must have been written.
   void finish();
 
  private:
-  struct Slot {
+  struct AnnouncedTensor {
     SafetensorsEntry entry;
     bool written = false;
   };
   StagedFile file_;
-  std::map<std::string, Slot, std::less<>> slots_;
+  std::map<std::string, AnnouncedTensor, std::less<>> announced_;
 };
 
 struct SafetensorsFolderOptions {
@@ -59,7 +60,7 @@ struct SafetensorsFolderOptions {
   SafetensorsMetadata metadata = {{"format", "pt"}};
 };
 
-// model.safetensors, or shards of at most max_shard_bytes (a larger tensor has a shard of its own) and their index.
+// Writes model.safetensors, or shards of at most max_shard_bytes and their index. A larger tensor gets its own shard.
 class SafetensorsFolderWriter {
  public:
   SafetensorsFolderWriter(std::filesystem::path dir, std::vector<SafetensorsSpec> specs,

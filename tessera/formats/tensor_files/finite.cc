@@ -15,11 +15,11 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kBlock = 4096;           // values between looks at the result
-constexpr int64_t kShareOfTask = 1 << 16;  // values
+constexpr int64_t kBlock = 4096;             // values between two checks for an early end
+constexpr int64_t kValuesPerTask = 1 << 16;  // values of one parallel task
 
-// A float is NaN or infinite where all bits of its exponent are set. The inner loop has no branch, so that it becomes
-// vector instructions.
+// Whether all values are finite. A float is NaN or infinite when all bits of its exponent are set. The inner loop has
+// no branch, so the compiler vectorises it.
 template <class Bits>
 bool all_exponents_fit(const Bits* values, int64_t count, Bits exponent) {
   for (int64_t first = 0; first < count; first += kBlock) {
@@ -35,7 +35,7 @@ template <class Bits>
 bool all_exponents_fit_in(const at::Tensor& tensor, Bits exponent) {
   const auto* values = static_cast<const Bits*>(tensor.const_data_ptr());
   std::atomic<bool> fit = true;
-  at::parallel_for(0, tensor.numel(), kShareOfTask, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, tensor.numel(), kValuesPerTask, [&](int64_t begin, int64_t end) {
     if (fit && !all_exponents_fit(values + begin, end - begin, exponent)) fit = false;
   });
   return fit;
@@ -44,7 +44,7 @@ bool all_exponents_fit_in(const at::Tensor& tensor, Bits exponent) {
 bool all_finite(const at::Tensor& tensor) {
   if (tensor.is_complex()) return all_finite(at::view_as_real(tensor.resolve_conj()));
   if (!tensor.is_floating_point() || tensor.numel() == 0) return true;
-  // isfinite() knows no float8; a float8 that is not finite is not finite in float32 either.
+  // isfinite() does not support float8. Conversion to float32 keeps NaN and infinity.
   if (tensor.element_size() == 1) return all_finite(tensor.to(at::kFloat));
   if (!tensor.is_cpu() || !tensor.is_non_overlapping_and_dense()) return tensor.isfinite().all().item<bool>();
   switch (tensor.scalar_type()) {
@@ -61,36 +61,37 @@ bool all_finite(const at::Tensor& tensor) {
   }
 }
 
-std::string spell(double value) { return std::isnan(value) ? "nan" : fmt::format("{}", value); }
+std::string format_value(double value) { return std::isnan(value) ? "nan" : fmt::format("{}", value); }
 
-std::string spell(const at::Tensor& value) {
-  if (!value.is_complex()) return spell(value.item<double>());
+std::string format_value(const at::Tensor& value) {
+  if (!value.is_complex()) return format_value(value.item<double>());
   const auto number = value.item<c10::complex<double>>();
-  return fmt::format("({}, {})", spell(number.real()), spell(number.imag()));
+  return fmt::format("({}, {})", format_value(number.real()), format_value(number.imag()));
 }
 
+// The index of a flat position in row-major order.
 std::vector<int64_t> index_of(int64_t place, c10::IntArrayRef sizes) {
   std::vector<int64_t> index(sizes.size());
   for (size_t dim = sizes.size(); dim-- > 0; place /= sizes[dim]) index[dim] = place % sizes[dim];
   return index;
 }
 
-std::vector<int64_t> moved(std::vector<int64_t> index, c10::IntArrayRef offset) {
+std::vector<int64_t> add_offset(std::vector<int64_t> index, c10::IntArrayRef offset) {
   for (size_t dim = 0; dim < offset.size(); ++dim) index[dim] += offset[dim];
   return index;
 }
 
 }  // namespace
 
-std::optional<NonFiniteValues> find_non_finite(const at::TensorBase& given) {
+std::optional<NonFiniteValues> find_non_finite(const at::TensorBase& tensor_base) {
   const at::NoGradGuard no_grad;
-  const auto tensor = at::Tensor(given).detach();
+  const auto tensor = at::Tensor(tensor_base).detach();
   if (all_finite(tensor)) return std::nullopt;
   const auto flat = tensor.element_size() == 1 ? tensor.flatten().to(at::kFloat) : tensor.flatten();
   const auto places = flat.isfinite().logical_not_().nonzero();
   const int64_t first = places[0].item<int64_t>();
   return NonFiniteValues{.first = index_of(first, tensor.sizes()),
-                         .value = spell(flat[first]),
+                         .value = format_value(flat[first]),
                          .count = places.size(0),
                          .total = tensor.numel()};
 }
@@ -103,12 +104,13 @@ std::string describe(const NonFiniteValues& values) {
 void check_finite(const at::TensorBase& tensor, std::string_view name, const std::string& where,
                   c10::IntArrayRef offset) {
   if (auto found = find_non_finite(tensor)) {
-    found->first = moved(found->first, offset);
+    found->first = add_offset(found->first, offset);
     raise(ErrorKind::kFormat, "{}: tensor {} holds values that are not finite: {}", where, quote(name),
           describe(*found));
   }
 }
 
+// The stored tensor is checked first, so an infinity that was there before the conversion is reported as such.
 void check_converted(const at::TensorBase& stored, const at::TensorBase& converted, std::string_view name,
                      const std::string& where, c10::IntArrayRef offset) {
   const auto found = find_non_finite(converted);
@@ -118,16 +120,18 @@ void check_converted(const at::TensorBase& stored, const at::TensorBase& convert
   for (const int64_t index : found->first) value = value[index];
   raise(ErrorKind::kFormat,
         "{}: tensor {} holds {} at [{}], beyond the range of {} ({} of {} values). Take bfloat16 or float32.", where,
-        quote(name), value.item<double>(), fmt::join(moved(found->first, offset), ", "),
+        quote(name), value.item<double>(), fmt::join(add_offset(found->first, offset), ", "),
         torch_dtype_name(converted.scalar_type()), found->count, found->total);
 }
 
 bool has_finite_values(GgmlType type, std::span<const std::byte> blocks) {
-  constexpr uint16_t kHalfExponent = 0x7C00, kFloatExponent = 0x7F80;  // of float32 and bfloat16 in their upper 16 bits
+  constexpr uint16_t kHalfExponent = 0x7C00, kFloatExponent = 0x7F80;  // float16; bfloat16, and float32's upper half
   const auto* info = ggml_type_info(static_cast<uint32_t>(type));
   TESSERA_CHECK(info && info->decodes, ErrorKind::kFormat, "[gguf] tensor type {} cannot be decoded",
                 info ? info->name : std::string_view("unknown"));
-  size_t first = 0, second = 0;  // where a block has its scale, and its minimum
+  // A quantised value is a scale times a small integer plus a minimum, so it is finite unless a scale is NaN or
+  // infinite. Only the scales are read; of a plain type the value itself is read.
+  size_t first = 0, second = 0;  // byte positions of the block's scale and of its minimum
   uint16_t exponent = kHalfExponent;
   switch (type) {
     case GgmlType::kF32:

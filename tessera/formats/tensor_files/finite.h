@@ -1,10 +1,10 @@
-// Values of a tensor that are NaN or infinite.
+// Finds NaN and infinite values in tensors.
 //
-//   if (const auto found = find_non_finite(weight)) log_warning("{}", describe(*found));     // "nan at [3, 5], 1 of 64
-//   values" check_finite(weight, "model.norm.weight", "[ckpt.verify] runs/a");                       // Error kFormat
+//   if (const auto found = find_non_finite(weight)) log_warning("{}", describe(*found));
+//   check_finite(weight, "model.norm.weight", "[ckpt.verify] runs/a");                   // Error kFormat
 //
-// A tensor on the CPU is read once, in parallel, at the speed of memory. Dtypes without such values (integers, bool)
-// are finite. No communication. Thread-safe.
+// describe() gives e.g. "nan at [3, 5], 1 of 64 values". A CPU tensor is read once, in parallel, at the speed of
+// memory. Integer and bool tensors are always finite. No communication. Thread-safe.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -23,27 +23,27 @@ namespace tessera {
 
 struct NonFiniteValues {
   std::vector<int64_t> first;  // index of the first value, in row-major order
-  std::string value;           // the first value: "nan", "inf", "-inf"; of a complex number both parts
+  std::string value;           // the first value: "nan", "inf", "-inf"; for a complex number both parts
   int64_t count = 0;           // values that are not finite
   int64_t total = 0;           // values of the tensor
 };
 
-// Nothing where all values are finite.
+// nullopt where all values are finite.
 std::optional<NonFiniteValues> find_non_finite(const at::TensorBase& tensor);
 std::string describe(const NonFiniteValues& values);
 
-// Error kFormat "WHERE: tensor 'NAME' holds values that are not finite: nan at [3, 5], 1 of 64 values". offset: where a
-// part of a tensor begins in the whole, so that the index is of the whole.
+// Error kFormat "WHERE: tensor 'NAME' holds values that are not finite: nan at [3, 5], 1 of 64 values". `offset` is the
+// index at which `tensor` begins in the whole tensor, so that the message gives the index in the whole tensor.
 void check_finite(const at::TensorBase& tensor, std::string_view name, const std::string& where,
                   c10::IntArrayRef offset = {});
 
-// For a tensor that was converted from `stored` of the same shape: an infinity that `stored` lacks is a value beyond
-// the range of the dtype, which the error says. Errors as check_finite's.
+// Checks a tensor that was converted from `stored`, a tensor of the same shape. An infinity that `stored` does not have
+// is a value beyond the range of the new dtype, and the error says so. Errors as in check_finite().
 void check_converted(const at::TensorBase& stored, const at::TensorBase& converted, std::string_view name,
                      const std::string& where, c10::IntArrayRef offset = {});
 
-// Whether all values of GGUF blocks are finite, which their scales decide; the others are not decoded. Error kFormat
-// for a type that cannot be decoded.
+// Whether all values of GGUF blocks are finite. Quantised values are finite when their block's scales are finite, so
+// they are not decoded. Error kFormat for a type that cannot be decoded.
 bool has_finite_values(GgmlType type, std::span<const std::byte> blocks);
 
 }  // namespace tessera

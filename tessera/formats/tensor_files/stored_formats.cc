@@ -1,4 +1,4 @@
-// What TensorFiles::open() chooses from.
+// The formats that TensorFiles::open() can read, one class for each.
 
 #include <ATen/ATen.h>
 
@@ -30,7 +30,7 @@ std::string count_of_files(const std::set<std::string>& names) {
   return names.size() == 1 ? *names.begin() : fmt::format("{} files", names.size());
 }
 
-// shard-00001-model-00001-of-00002.safetensors
+// Matches e.g. shard-00001-model-00001-of-00002.safetensors.
 bool is_shard_name(std::string_view name) {
   return name.starts_with("shard-") && name.find("-model-") != name.npos && name.ends_with(".safetensors");
 }
@@ -54,7 +54,8 @@ class SafetensorsTensors : public TensorFiles {
   SafetensorsFolder folder_;
 };
 
-// Where the shard of each tensor begins, as DCP's HuggingFaceStorageWriter notes it; at the start where it does not.
+// The offset of a tensor's shard in the whole tensor, from the metadata of DCP's HuggingFaceStorageWriter; zeros for a
+// tensor without such metadata.
 std::vector<int64_t> saved_offsets(const SafetensorsFile& file, const std::optional<Json>& info,
                                    const std::string& name, size_t dims) {
   const std::string where = fmt::format("[safetensors] {}: DCP_SHARDING_INFO", file.path().string());
@@ -70,6 +71,7 @@ std::vector<int64_t> saved_offsets(const SafetensorsFile& file, const std::optio
 
 class ShardedSafetensors : public TensorFiles {
  public:
+  // Opens all shards and derives each tensor's shape from the largest end of its shards, because no file has it.
   explicit ShardedSafetensors(const fs::path& folder) : TensorFiles(Format::kSafetensorsShards, folder) {
     std::set<fs::path> names;
     for (const auto& entry : fs::directory_iterator(folder)) {
@@ -81,12 +83,13 @@ class ShardedSafetensors : public TensorFiles {
   }
 
  private:
-  struct Part {
+  struct TensorShard {
     DcpChunk box;
     std::shared_ptr<const SafetensorsFile> file;
   };
 
-  // Their names do not say how many there are: that the last is missing shows in shapes only.
+  // File names contain the rank but not the number of ranks. A missing rank in the middle is found here; missing last
+  // ranks are found only if a tensor has a gap.
   void check_numbers(const std::set<fs::path>& names) const {
     std::set<std::string> ranks;  // "00001" of shard-00001-model-...
     for (const auto& name : names) ranks.insert(name.filename().string().substr(6, 5));
@@ -108,7 +111,7 @@ class ShardedSafetensors : public TensorFiles {
       info = parse_json_object(found->second, "[safetensors] " + file->path().string(), kLimits);
     }
     for (const auto& [name, entry] : file->entries()) {
-      Part part{{saved_offsets(*file, info, name, entry.shape.size()), entry.shape}, file};
+      TensorShard part{{saved_offsets(*file, info, name, entry.shape.size()), entry.shape}, file};
       auto& stored = tensors_[name];
       auto& parts = parts_[name];
       if (parts.empty()) stored = {entry.dtype, std::vector<int64_t>(entry.shape.size(), 0), {}};
@@ -117,14 +120,16 @@ class ShardedSafetensors : public TensorFiles {
                     file->path().string(), quote(name));
       for (size_t d = 0; d < entry.shape.size(); ++d) {
         TESSERA_CHECK(entry.shape[d] <= int64_t{1} << 48, ErrorKind::kFormat,
-                      "[safetensors] {}: {}: dim of {} elements", file->path().string(), quote(name), entry.shape[d]);
+                      "[safetensors] {}: {}: a dim of {} elements is too large, at most 2^48 are read",
+                      file->path().string(), quote(name), entry.shape[d]);
         stored.shape[d] = std::max(stored.shape[d], part.box.offsets[d] + entry.shape[d]);
       }
       parts.push_back(std::move(part));
     }
   }
 
-  void check(const std::string& name, const std::vector<Part>& parts) {
+  // The whole shape was taken from the largest end of all shards. The shards must cover it without gap or overlap.
+  void check(const std::string& name, const std::vector<TensorShard>& parts) {
     auto& stored = tensors_[name];
     std::set<std::string> files;
     std::vector<DcpChunk> boxes;
@@ -141,11 +146,11 @@ class ShardedSafetensors : public TensorFiles {
 
   void read_box(const std::string& name, c10::IntArrayRef offset, const at::Tensor& into) const override {
     for (const auto& part : parts_.at(name)) {
-      detail::copy_common_part(part.file->tensor(name), part.box.offsets, into, offset);
+      detail::copy_intersection(part.file->tensor(name), part.box.offsets, into, offset);
     }
   }
 
-  std::map<std::string, std::vector<Part>> parts_;
+  std::map<std::string, std::vector<TensorShard>> parts_;
 };
 
 class DcpTensors : public TensorFiles {
@@ -154,7 +159,7 @@ class DcpTensors : public TensorFiles {
       : TensorFiles(Format::kDcp, folder), folder_(DcpFolder::open(folder)) {
     const auto& metadata = folder_->metadata();
     const DcpLookup lookup(metadata);
-    // Under the names of the dict "model", where the checkpoint has one.
+    // Strips "model." from names of the dict "model"; empty for other names.
     const auto weight_name = [&](const std::string& name) -> std::string {
       constexpr std::string_view kModel = "model.";
       const auto* path = lookup.find_path(name);
@@ -180,7 +185,7 @@ class DcpTensors : public TensorFiles {
     folder_->read(keys_.at(name), offset, into);
   }
   std::shared_ptr<const DcpFolder> folder_;
-  std::map<std::string, std::string> keys_;  // in the checkpoint, by name
+  std::map<std::string, std::string> keys_;  // name in the checkpoint, by name in tensors_
 };
 
 class TorchSaveTensors : public TensorFiles {
@@ -191,7 +196,7 @@ class TorchSaveTensors : public TensorFiles {
   }
 
  private:
-  struct Place {
+  struct TensorLocation {
     std::shared_ptr<const TorchSaveFile> file;
     TorchTensorInfo info;
   };
@@ -202,8 +207,8 @@ class TorchSaveTensors : public TensorFiles {
     if (fs::exists(path / "pytorch_model.bin")) {
       if (fs::exists(path / "pytorch_model.bin.index.json")) {
         log_warning_once(
-            "[torch] {}: is read, and the shards of pytorch_model.bin.index.json beside it are not, as in "
-            "transformers. Remove those that are out of date.",
+            "[torch] {}: is read, and the shards of pytorch_model.bin.index.json are ignored, as in "
+            "transformers. Delete the files that are out of date.",
             (path / "pytorch_model.bin").string());
       }
       return {path / "pytorch_model.bin"};
@@ -235,12 +240,14 @@ class TorchSaveTensors : public TensorFiles {
     walk(file, file_name, *root, "", 0);
   }
 
+  // Collects the tensors below a value. A name is the path of keys and list positions; other keys than texts and
+  // integers are skipped.
   void walk(const std::shared_ptr<const TorchSaveFile>& file, const std::string& file_name, const PickleValue& value,
             const std::string& name, int depth) {
     if (const auto* info = file->find_tensor(value)) {
       const auto [found, is_new] = tensors_.try_emplace(name, StoredTensor{info->dtype, info->sizes, file_name});
       TESSERA_CHECK(is_new, ErrorKind::kFormat, "[torch] {}: two tensors are called {}", path().string(), quote(name));
-      places_[name] = {file, *info};
+      locations_[name] = {file, *info};
       return;
     }
     TESSERA_CHECK(depth < kMaxDepth, ErrorKind::kFormat, "[torch] {}: nested deeper than {}", path().string(),
@@ -261,15 +268,16 @@ class TorchSaveTensors : public TensorFiles {
   }
 
   void read_box(const std::string& name, c10::IntArrayRef offset, const at::Tensor& into) const override {
-    const auto& place = places_.at(name);
-    // What is read anyhow; a part of a storage is not worth reading all of it.
-    const bool all_of_storage = place.info.nbytes() == place.info.storage_end - place.info.storage_begin;
-    if (all_of_storage && into.sizes() == at::IntArrayRef(place.info.sizes)) place.file->check_crc(place.info);
-    detail::copy_common_part(place.file->tensor(place.info), std::vector<int64_t>(offset.size(), 0), into, offset);
+    const auto& location = locations_.at(name);
+    // The checksum covers the whole storage, so it is compared only when the whole storage is read.
+    const bool all_of_storage = location.info.nbytes() == location.info.storage_end - location.info.storage_begin;
+    if (all_of_storage && into.sizes() == at::IntArrayRef(location.info.sizes)) location.file->check_crc(location.info);
+    detail::copy_intersection(location.file->tensor(location.info), std::vector<int64_t>(offset.size(), 0), into,
+                              offset);
   }
 
   TensorFilesOptions options_;
-  std::map<std::string, Place> places_;
+  std::map<std::string, TensorLocation> locations_;
 };
 
 bool holds_sharded_safetensors(const fs::path& folder) {
@@ -279,7 +287,7 @@ bool holds_sharded_safetensors(const fs::path& folder) {
   return false;
 }
 
-// A zip archive, as torch.save writes since 1.6, begins with a local file header.
+// A zip archive (the format of torch.save since 1.6) begins with a local file header.
 bool begins_like_zip(const fs::path& file) {
   std::array<char, 4> magic{};
   std::ifstream(file, std::ios::binary).read(magic.data(), magic.size());
@@ -296,17 +304,20 @@ bool has_torch_save(const fs::path& folder) {
 
 }  // namespace
 
-bool TensorFiles::is_there(const fs::path& path) {
+bool TensorFiles::has_tensors(const fs::path& path) {
   if (!fs::is_directory(path)) return fs::is_regular_file(path);
-  return has_safetensors(path) || DcpFolder::is_one(path) || has_torch_save(path) || holds_sharded_safetensors(path);
+  return has_safetensors(path) || DcpFolder::is_dcp_folder(path) || has_torch_save(path) ||
+         holds_sharded_safetensors(path);
 }
 
+// A folder may hold several formats, for example weights of a finished run next to .metadata. The order of these tests
+// decides: safetensors, DCP, torch.save, shards of safetensors.
 std::shared_ptr<const TensorFiles> TensorFiles::open(const fs::path& path, const TensorFilesOptions& options) {
   TESSERA_CHECK(fs::exists(path), ErrorKind::kIo, "[formats] {}: does not exist", path.string());
   const bool is_file = !fs::is_directory(path);
   if (is_file && begins_like_zip(path)) return std::make_shared<TorchSaveTensors>(path, options);
   if (is_file || has_safetensors(path)) return std::make_shared<SafetensorsTensors>(path);
-  if (DcpFolder::is_one(path)) return std::make_shared<DcpTensors>(path, options);
+  if (DcpFolder::is_dcp_folder(path)) return std::make_shared<DcpTensors>(path, options);
   if (has_torch_save(path)) return std::make_shared<TorchSaveTensors>(path, options);
   if (holds_sharded_safetensors(path)) return std::make_shared<ShardedSafetensors>(path);
   TESSERA_CHECK(

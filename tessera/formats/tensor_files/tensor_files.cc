@@ -25,7 +25,7 @@ const StoredTensor& TensorFiles::at(std::string_view name) const {
 
 void TensorFiles::read(std::string_view name, c10::IntArrayRef offset, const at::Tensor& into) const {
   const auto& stored = at(name);
-  TESSERA_CHECK(detail::box_lies_inside(offset, into.sizes(), stored.shape), ErrorKind::kShape,
+  TESSERA_CHECK(detail::is_box_inside(offset, into.sizes(), stored.shape), ErrorKind::kShape,
                 "[formats] {}: {}: wanted [{}] from [{}] on, saved [{}]", path_.string(), quote(name),
                 fmt::join(into.sizes(), ", "), fmt::join(offset, ", "), fmt::join(stored.shape, ", "));
   const at::NoGradGuard no_grad;

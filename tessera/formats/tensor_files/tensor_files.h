@@ -1,16 +1,16 @@
-// The tensors of a checkpoint, whatever wrote it: safetensors, torch.distributed.checkpoint, torch.save.
+// The tensors of a checkpoint in any supported format: safetensors, torch.distributed.checkpoint (DCP), torch.save.
 //
 //   const auto files = TensorFiles::open(path);
 //   for (const auto& [name, stored] : files->tensors()) ...
-//   files->read("model.norm.weight", {0}, into);              // a box of into's shape, from there on
+//   files->read("model.norm.weight", {0}, into);              // the box of into's shape at offset {0}
 //
-// What open() takes:
+// Paths that open() accepts:
 //   a .safetensors file, a folder with model.safetensors, or with its shards and index     kSafetensors
 //   a folder of shard-*.safetensors, as DCP's HuggingFaceStorageWriter leaves them         kSafetensorsShards
 //   a folder with .metadata, or __0.metadata                                               kDcp
 //   a file of torch.save; a folder with pytorch_model.bin, or with its shards and index    kTorchSave
-// Names are the paths of the nested state dict, joined with dots. Error kIo for what cannot be read, kFormat for what
-// is not valid. Thread-safe. No communication.
+// A tensor's name is its path in the nested state dict, joined with dots. Errors: kIo for a file that cannot be read,
+// kFormat for an invalid file. Thread-safe. No communication.
 #pragma once
 
 #include <ATen/core/ATen_fwd.h>
@@ -30,13 +30,13 @@ namespace tessera {
 struct StoredTensor {
   c10::ScalarType dtype = c10::ScalarType::Float;
   std::vector<int64_t> shape;
-  std::string file;  // its name, without folder; "3 files" for a tensor in several
+  std::string file;  // file name without folder; "3 files" for a tensor in several files
   uint64_t size_bytes() const;
 };
 
 struct TensorFilesOptions {
-  // Of a training checkpoint the model's tensors alone, under the names that the model gives them: those in the dict
-  // "model" (DCP, torch.save), "state_dict" or "model_state_dict" (torch.save), where there is one.
+  // Read only the model's tensors of a training checkpoint, under the names that the model gives them: the tensors in
+  // the dict "model" (DCP, torch.save), "state_dict" or "model_state_dict" (torch.save), where such a dict exists.
   bool weights_only = false;
 };
 
@@ -46,21 +46,21 @@ class TensorFiles {
 
   static std::shared_ptr<const TensorFiles> open(const std::filesystem::path& path,
                                                  const TensorFilesOptions& options = {});
-  // Whether open() would find tensors there; a folder may hold other things.
-  static bool is_there(const std::filesystem::path& path);
+  // Whether open() would find tensors at `path`. A folder without tensors is not an error.
+  static bool has_tensors(const std::filesystem::path& path);
   virtual ~TensorFiles() = default;
 
   Format format() const { return format_; }
   const std::filesystem::path& path() const { return path_; }
   const std::map<std::string, StoredTensor, std::less<>>& tensors() const { return tensors_; }
   bool contains(std::string_view name) const { return tensors_.find(name) != tensors_.end(); }
-  // Error kFormat when there is none of this name.
+  // Error kFormat when no tensor has this name.
   const StoredTensor& at(std::string_view name) const;
 
-  // Copies the box that begins at `offset` into `into`, whose shape it has, and converts it to its dtype and device.
+  // Copies the box of into's shape that begins at `offset` into `into`, and converts it to into's dtype and device.
   // Error kShape for a box that is not inside the tensor.
   void read(std::string_view name, c10::IntArrayRef offset, const at::Tensor& into) const;
-  // All of it, on the CPU, in memory of its own.
+  // A copy of the whole tensor on the CPU.
   at::Tensor tensor(std::string_view name) const;
 
  protected:

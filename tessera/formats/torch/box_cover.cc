@@ -9,17 +9,20 @@
 namespace tessera {
 namespace {
 
-// Coordinates of corners: 256 a box are those of 5 cut dimensions.
+// Limits of the corner arithmetic, in coordinates. 256 for each box allow 5 cut dimensions (2^5 corners of 5 numbers).
 constexpr size_t kMaxCoordinates = size_t{1} << 21;
 constexpr size_t kMaxCoordinatesPerBox = 256;
 constexpr uint64_t kMaxComparisons = uint64_t{1} << 26;
 
 bool is_empty_box(const DcpChunk& box) { return std::ranges::find(box.sizes, 0) != box.sizes.end(); }
 
-// How many boxes hold an element is a function on the grid, and it is the sum, over the corners of all boxes that lie
-// at or before the element in every dimension, of the corner's sign: + where an even number of its coordinates are
-// ends, - otherwise. The boxes cover the tensor exactly when the signs at each point add up to those of the tensor's
-// own corners. At the first point, in row-major order, where they do not, the difference is that of the element there.
+// Counts by inclusion and exclusion. The number of boxes that hold an element equals the sum of the signs of all
+// corners that are at or before the element in every dimension. A corner has sign + when an even number of its
+// coordinates are ends of its box, else sign -. The tensor itself is added with the opposite sign. So the boxes cover
+// the tensor exactly once if and only if the signs at every point add up to 0. At the first point in row-major order
+// with another sum, no corner before it contributes, so this sum is the error of the element's count.
+//
+// A dimension in which every box has the size of the tensor is left out: it adds equal coordinates to all corners.
 class CornerSum {
  public:
   CornerSum(std::span<const int64_t> size, std::span<const DcpChunk> boxes, const std::string& where) : size_(size) {
@@ -29,8 +32,8 @@ class CornerSum {
       if (!whole) cut_dims_.push_back(dim);
     }
     const size_t dims = cut_dims_.size();
-    const size_t most = kMaxCoordinates + kMaxCoordinatesPerBox * boxes.size();
-    TESSERA_CHECK(dims < 24 && ((boxes.size() + 1) << dims) * dims <= most, ErrorKind::kFormat,
+    const size_t max_coordinates = kMaxCoordinates + kMaxCoordinatesPerBox * boxes.size();
+    TESSERA_CHECK(dims < 24 && ((boxes.size() + 1) << dims) * dims <= max_coordinates, ErrorKind::kFormat,
                   "[dcp] {}: {} chunks that are cut along {} dimensions are too many to check", where, boxes.size(),
                   dims);
     const DcpChunk whole{std::vector<int64_t>(size.size(), 0), {size.begin(), size.end()}};
@@ -80,20 +83,20 @@ class CornerSum {
   }
 
   std::span<const int64_t> size_;
-  std::vector<size_t> cut_dims_;  // the others are whole in every box
-  std::vector<int64_t> points_;   // cut_dims_ coordinates a corner
+  std::vector<size_t> cut_dims_;  // dimensions in which at least one box is smaller than the tensor
+  std::vector<int64_t> points_;   // cut_dims_.size() coordinates for each corner
   std::vector<int8_t> signs_;
 };
 
-// The dimension in which the boxes begin at most places.
+// The dimension with the most different begins of boxes, in which a sweep compares the fewest pairs.
 size_t sweep_dim(std::span<const DcpChunk> boxes) {
-  size_t best = 0, most = 0;
+  size_t best = 0, most_distinct = 0;
   for (size_t dim = 0; dim < boxes[0].offsets.size(); ++dim) {
     std::vector<int64_t> starts;
     for (const auto& box : boxes) starts.push_back(box.offsets[dim]);
     std::ranges::sort(starts);
     const auto distinct = static_cast<size_t>(std::unique(starts.begin(), starts.end()) - starts.begin());
-    if (distinct > most) best = dim, most = distinct;
+    if (distinct > most_distinct) best = dim, most_distinct = distinct;
   }
   return best;
 }
@@ -106,10 +109,12 @@ std::optional<CoverDefect> find_cover_defect(std::span<const int64_t> size, std:
   return CornerSum(size, boxes, where).first_defect();
 }
 
-bool lies_inside(const DcpChunk& box, std::span<const int64_t> size) {
-  return detail::box_lies_inside(box.offsets, box.sizes, {size.data(), size.size()});
+bool is_chunk_inside(const DcpChunk& box, std::span<const int64_t> size) {
+  return detail::is_box_inside(box.offsets, box.sizes, {size.data(), size.size()});
 }
 
+// Sweeps along one dimension in the order of begins. `open` holds the boxes whose range in that dimension contains the
+// current begin; a new box can overlap only with these.
 std::optional<std::pair<size_t, size_t>> find_overlap(std::span<const DcpChunk> boxes, const std::string& where) {
   std::vector<size_t> order;
   for (size_t i = 0; i < boxes.size(); ++i) {
@@ -119,7 +124,7 @@ std::optional<std::pair<size_t, size_t>> find_overlap(std::span<const DcpChunk> 
   if (boxes[0].sizes.empty()) return std::pair{order[0], order[1]};
   const size_t dim = sweep_dim(boxes);
   std::ranges::sort(order, [&](size_t a, size_t b) { return boxes[a].offsets[dim] < boxes[b].offsets[dim]; });
-  std::vector<size_t> open;  // boxes that the sweep is in
+  std::vector<size_t> open;  // indices of boxes that are not behind the sweep
   uint64_t comparisons = 0;
   for (const size_t box : order) {
     std::erase_if(open, [&](size_t other) {
@@ -127,10 +132,9 @@ std::optional<std::pair<size_t, size_t>> find_overlap(std::span<const DcpChunk> 
     });
     comparisons += open.size();
     TESSERA_CHECK(comparisons <= kMaxComparisons, ErrorKind::kFormat,
-                  "{}: {} chunks lie side by side in so many places that they are too many to check", where,
-                  boxes.size());
+                  "{}: {} chunks have so many common ranges that they are too many to check", where, boxes.size());
     for (const size_t other : open) {
-      if (detail::boxes_meet(boxes[other].offsets, boxes[other].sizes, boxes[box].offsets, boxes[box].sizes)) {
+      if (detail::boxes_overlap(boxes[other].offsets, boxes[other].sizes, boxes[box].offsets, boxes[box].sizes)) {
         return std::pair{std::min(other, box), std::max(other, box)};
       }
     }

@@ -1,4 +1,4 @@
-// CRC-32 of zip and gzip.
+// The CRC-32 of zip and gzip.
 //
 //   uint32_t crc = 0;
 //   for (const auto piece : pieces) crc = crc32(crc, piece);
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// Of what `crc` covers, followed by `bytes`; 0 covers nothing.
+// Extends `crc`, the CRC-32 of earlier bytes, by `bytes`. A `crc` of 0 stands for no earlier bytes.
 uint32_t crc32(uint32_t crc, std::span<const std::byte> bytes);
 
 }  // namespace tessera

@@ -22,7 +22,9 @@ constexpr size_t kMetadataBytes = size_t{1} << 30;
 
 fs::path rank_metadata(const fs::path& folder, int rank) { return folder / fmt::format("__{}.metadata", rank); }
 
-// Adds what another rank saved by itself.
+// Merges the metadata of another rank into `all`. Ranks are merged by rising number, and a chunk or object that is
+// known already is dropped with its record, so it is read from the lowest rank. `known` holds the names and offsets so
+// far; a tensor's name gets a "/" there, because a chunk of a 0-d tensor has no offset, like an object.
 void merge_metadata(DcpMetadata& all, DcpMetadata more, std::set<std::pair<std::string, std::vector<int64_t>>>& known) {
   const auto is_new = [&](const std::string& name, const std::vector<int64_t>& at) {
     return known.insert({name, at}).second;
@@ -34,7 +36,7 @@ void merge_metadata(DcpMetadata& all, DcpMetadata more, std::set<std::pair<std::
     const auto found = position.find(entry.name);
     auto* into = found == position.end() ? nullptr : &all.entries[found->second];
     TESSERA_CHECK(!into || into->tensor.has_value() == entry.tensor.has_value(), ErrorKind::kFormat,
-                  "[dcp.read] {}: a tensor for one rank, an object for another", quote(entry.name));
+                  "[dcp.read] {}: is a tensor for one rank and an object for another", quote(entry.name));
     if (!entry.tensor) {
       if (is_new(entry.name, {})) added.insert({entry.name, {}}), all.entries.push_back(std::move(entry));
       continue;
@@ -72,7 +74,7 @@ DcpMetadata read_metadata(const fs::path& folder) {
   }
   TESSERA_CHECK(fs::exists(rank_metadata(folder, 0)), ErrorKind::kFormat,
                 "[dcp.read] {}: holds no .metadata. Either it is no checkpoint of torch.distributed.checkpoint, or its "
-                "save never ended.",
+                "save was interrupted.",
                 folder.string());
   DcpMetadata all;
   std::set<std::pair<std::string, std::vector<int64_t>>> known;
@@ -88,7 +90,7 @@ DcpMetadata read_metadata(const fs::path& folder) {
 
 }  // namespace
 
-bool DcpFolder::is_one(const fs::path& path) {
+bool DcpFolder::is_dcp_folder(const fs::path& path) {
   return fs::exists(path / kMetadata) || fs::exists(rank_metadata(path, 0));
 }
 
@@ -118,9 +120,10 @@ void DcpFolder::check_files() const {
     TESSERA_CHECK(!failed, ErrorKind::kFormat,
                   "[dcp.read] {}: {}, but .metadata names it. The checkpoint is damaged; take another one.",
                   (path_ / name).string(), failed.message());
-    TESSERA_CHECK(found >= bytes, ErrorKind::kFormat,
-                  "[dcp.read] {}: found {} bytes, .metadata speaks of {}. The checkpoint is damaged; take another one.",
-                  (path_ / name).string(), found, bytes);
+    TESSERA_CHECK(
+        found >= bytes, ErrorKind::kFormat,
+        "[dcp.read] {}: found {} bytes, but .metadata refers to {} bytes. The checkpoint is damaged; take another one.",
+        (path_ / name).string(), found, bytes);
   }
 }
 
@@ -129,8 +132,10 @@ const DcpTensor* DcpFolder::find_tensor(std::string_view name) const {
   return entry && entry->tensor ? &*entry->tensor : nullptr;
 }
 
-DcpFolder::Record DcpFolder::record(const DcpStorageInfo& place) const {
-  Record record;
+// Maps the file on first use and parses the record. Maps are kept and shared by threads, so the table is locked; the
+// mapped bytes are read without the lock.
+DcpFolder::MappedRecord DcpFolder::record(const DcpStorageInfo& place) const {
+  MappedRecord record;
   record.where = fmt::format("{} at byte {}", (path_ / place.relative_path).string(), place.offset);
   {
     const std::lock_guard lock(mutex_);
@@ -140,13 +145,15 @@ DcpFolder::Record DcpFolder::record(const DcpStorageInfo& place) const {
   }
   const auto bytes = record.file->bytes();
   TESSERA_CHECK(place.offset <= bytes.size() && place.length <= bytes.size() - place.offset, ErrorKind::kFormat,
-                "[dcp.read] {}: {} bytes of it were wanted, the file has {}", record.where, place.length, bytes.size());
+                "[dcp.read] {}: .metadata has a record of {} bytes here, but the file has {} bytes in all",
+                record.where, place.length, bytes.size());
   record.bytes = bytes.subspan(place.offset, place.length);
   record.parsed = TorchRecord::parse(record.bytes, record.where);
   return record;
 }
 
-TorchTensorInfo DcpFolder::chunk_info(const Record& found, const std::string& name, const DcpTensor& tensor,
+// A record must hold the tensor that .metadata promises: same dtype, and the chunk's sizes.
+TorchTensorInfo DcpFolder::chunk_info(const MappedRecord& found, const std::string& name, const DcpTensor& tensor,
                                       const DcpChunk& chunk) const {
   const auto* info = found.parsed.find_tensor(found.parsed.root());
   TESSERA_CHECK(info, ErrorKind::kFormat, "[dcp.read] {}: {}, wanted a tensor, a part of {}", found.where,
@@ -163,25 +170,29 @@ at::Tensor DcpFolder::chunk(const std::string& name, const DcpTensor& tensor, co
   return record_tensor(found.bytes, chunk_info(found, name, tensor, chunk), found.file);
 }
 
-// Whether there was a checksum of its values.
-bool DcpFolder::check_chunk(const std::string& name, const DcpTensor& tensor, const DcpChunk& chunk, Check what) const {
+// Returns whether the chunk's values have a checksum.
+bool DcpFolder::check_chunk(const std::string& name, const DcpTensor& tensor, const DcpChunk& chunk,
+                            Check check_kind) const {
   const auto found = record(lookup_.storage(name, chunk.offsets));
   const auto info = chunk_info(found, name, tensor, chunk);
-  if (what == Check::kValues) check_storage_crc(found.bytes, info, fmt::format("{}, {}", found.where, quote(name)));
+  if (check_kind == Check::kValues)
+    check_storage_crc(found.bytes, info, fmt::format("{}, {}", found.where, quote(name)));
   return info.storage_crc != 0 || info.numel() == 0;
 }
 
+// The chunks cover the tensor exactly once, which open() has checked. So the intersections of the box with all chunks
+// fill the whole box. Only chunks that meet the box are opened.
 void DcpFolder::read(std::string_view name, c10::IntArrayRef offset, const at::Tensor& into) const {
   const auto& entry = lookup_.at(name);
   TESSERA_CHECK(entry.tensor, ErrorKind::kShape, "[dcp.read] {}: {} is no tensor", path_.string(), quote(name));
   const auto& tensor = *entry.tensor;
-  TESSERA_CHECK(detail::box_lies_inside(offset, into.sizes(), tensor.size), ErrorKind::kShape,
+  TESSERA_CHECK(detail::is_box_inside(offset, into.sizes(), tensor.size), ErrorKind::kShape,
                 "[dcp.read] {}: {}: wanted [{}] from [{}] on, saved [{}]", path_.string(), quote(name),
                 fmt::join(into.sizes(), ", "), fmt::join(offset, ", "), fmt::join(tensor.size, ", "));
   const at::NoGradGuard no_grad;
   for (const auto& part : tensor.chunks) {
-    if (!detail::boxes_meet(part.offsets, part.sizes, offset, into.sizes())) continue;
-    detail::copy_common_part(chunk(entry.name, tensor, part), part.offsets, into, offset);
+    if (!detail::boxes_overlap(part.offsets, part.sizes, offset, into.sizes())) continue;
+    detail::copy_intersection(chunk(entry.name, tensor, part), part.offsets, into, offset);
   }
 }
 
@@ -199,7 +210,7 @@ PickleValue DcpFolder::object(std::string_view name) const {
   return record(lookup_.storage(name)).parsed.root();
 }
 
-size_t DcpFolder::check_records(Check what, size_t part, size_t parts) const {
+size_t DcpFolder::check_records(Check check_kind, size_t part, size_t parts) const {
   size_t number = 0, unknown = 0;
   const auto is_ours = [&] { return number++ % parts == part; };
   for (const auto& entry : metadata_.entries) {
@@ -208,7 +219,7 @@ size_t DcpFolder::check_records(Check what, size_t part, size_t parts) const {
       continue;
     }
     for (const auto& each : entry.tensor->chunks) {
-      if (is_ours() && !check_chunk(entry.name, *entry.tensor, each, what)) ++unknown;
+      if (is_ours() && !check_chunk(entry.name, *entry.tensor, each, check_kind)) ++unknown;
     }
   }
   return unknown;

@@ -1,4 +1,4 @@
-// What holds for all metadata, read or made here, and looking things up in it.
+// Checks of all metadata, parsed or created here, and look-ups in it.
 #include "tessera/formats/torch/dcp_metadata.h"
 
 #include <fmt/ranges.h>
@@ -19,29 +19,30 @@ namespace {
 constexpr size_t kMaxDcpDims = 64;
 
 template <class... Args>
-[[noreturn]] void refuse_dcp(const std::string& where, fmt::format_string<Args...> format, Args&&... args) {
+[[noreturn]] void raise_dcp_error(const std::string& where, fmt::format_string<Args...> format, Args&&... args) {
   raise(ErrorKind::kFormat, "[dcp] {}: {}", where, fmt::format(format, std::forward<Args>(args)...));
 }
 
-std::string shown(const std::vector<int64_t>& values) { return fmt::format("[{}]", fmt::join(values, ", ")); }
+std::string format_list(const std::vector<int64_t>& values) { return fmt::format("[{}]", fmt::join(values, ", ")); }
 
+// An empty tensor may have any other sizes, as in torch.
 void check_whole_size(const DcpTensor& tensor, const std::string& where) {
-  if (tensor.size.size() > kMaxDcpDims) refuse_dcp(where, "a tensor of {} dimensions", tensor.size.size());
+  if (tensor.size.size() > kMaxDcpDims) raise_dcp_error(where, "a tensor of {} dimensions", tensor.size.size());
   torch_dtype_name(tensor.dtype);
   bool fits = true, empty = false;
   auto bytes = static_cast<int64_t>(c10::elementSize(tensor.dtype));
   for (const int64_t size : tensor.size) {
-    if (size < 0) refuse_dcp(where, "a tensor of size {}", shown(tensor.size));
+    if (size < 0) raise_dcp_error(where, "a tensor of size {}", format_list(tensor.size));
     empty = empty || size == 0;
     fits = fits && !__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes);
   }
-  if (!fits && !empty) refuse_dcp(where, "a tensor of size {} has more than 2^63 bytes", shown(tensor.size));
+  if (!fits && !empty) raise_dcp_error(where, "a tensor of size {} has more than 2^63 bytes", format_list(tensor.size));
 }
 
 void check_chunk_inside(const DcpTensor& tensor, const DcpChunk& chunk, const std::string& where) {
-  if (!lies_inside(chunk, tensor.size)) {
-    refuse_dcp(where, "the chunk at {} of size {} does not lie inside the tensor of size {}", shown(chunk.offsets),
-               shown(chunk.sizes), shown(tensor.size));
+  if (!is_chunk_inside(chunk, tensor.size)) {
+    raise_dcp_error(where, "the chunk at {} of size {} is not inside the tensor of size {}", format_list(chunk.offsets),
+                    format_list(chunk.sizes), format_list(tensor.size));
   }
 }
 
@@ -49,64 +50,66 @@ void check_dcp_tensor(const DcpTensor& tensor, const std::string& where, const D
   check_whole_size(tensor, where);
   for (const auto& chunk : tensor.chunks) check_chunk_inside(tensor, chunk, where);
   if (tensor.memory_format < 0 || tensor.memory_format > 2) {
-    refuse_dcp(where, "memory format {}, 0 to 2 are known", tensor.memory_format);
+    raise_dcp_error(where, "memory format {}, 0 to 2 are known", tensor.memory_format);
   }
   if (options.allow_gaps) {
     if (const auto pair = find_overlap(tensor.chunks, "[dcp] " + where)) {
-      refuse_dcp(where, "the chunks at {} and at {} overlap", shown(tensor.chunks[pair->first].offsets),
-                 shown(tensor.chunks[pair->second].offsets));
+      raise_dcp_error(where, "the chunks at {} and at {} overlap", format_list(tensor.chunks[pair->first].offsets),
+                      format_list(tensor.chunks[pair->second].offsets));
     }
     return;
   }
   if (const auto defect = find_cover_defect(tensor.size, tensor.chunks, where)) {
-    refuse_dcp(where,
-               "element {} lies in {} of its {} chunks, wanted one. The checkpoint is damaged, or it is one "
-               "rank's part of a checkpoint.",
-               shown(defect->element), defect->covered_by, tensor.chunks.size());
+    raise_dcp_error(where,
+                    "element {} is in {} of its {} chunks, wanted one. The checkpoint is damaged, or it is one "
+                    "rank's part of a checkpoint.",
+                    format_list(defect->element), defect->covered_by, tensor.chunks.size());
   }
 }
 
 void check_relative_path(const std::string& path, const std::string& where) {
-  if (!is_inner_path(path)) refuse_dcp(where, "{} is no path inside the checkpoint's folder", quote(path));
+  if (!is_path_inside_folder(path)) raise_dcp_error(where, "{} is no path inside the checkpoint's folder", quote(path));
 }
 
 void check_storage_info(const DcpStorageInfo& info, const std::string& where) {
   check_relative_path(info.relative_path, where);
   constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
   if (info.offset > kMost || info.length > kMost - info.offset) {
-    refuse_dcp(where, "a record at bytes {} + {} of {}", info.offset, info.length, quote(info.relative_path));
+    raise_dcp_error(where, "a record at bytes {} + {} of {}", info.offset, info.length, quote(info.relative_path));
   }
 }
 
 }  // namespace
 
+// Names must be unique before look-ups mean anything, so duplicates are rejected first. Then every object and every
+// chunk must have its record.
 void DcpMetadata::check(const std::string& where, const DcpParseOptions& options) const {
   std::unordered_set<std::string_view> names;
   for (const auto& entry : entries) {
-    if (!names.insert(entry.name).second) refuse_dcp(where, "{} is there twice", quote(entry.name));
+    if (!names.insert(entry.name).second) raise_dcp_error(where, "{} is there twice", quote(entry.name));
   }
   names.clear();
   for (const auto& [index, info] : storage_data) check_storage_info(info, where + ": " + quote(index.name));
   if (planner_data) {
     for (const auto& [name, path] : *planner_data) {
-      if (!names.insert(name).second) refuse_dcp(where, "{} has two paths", quote(name));
+      if (!names.insert(name).second) raise_dcp_error(where, "{} has two paths", quote(name));
     }
   }
   const DcpLookup lookup(*this);
   if (lookup.storage_size() != storage_data.size()) {
-    refuse_dcp(where, "{} records are listed, but only {} of them are of different chunks", storage_data.size(),
-               lookup.storage_size());
+    raise_dcp_error(where, "{} records are listed, but only {} of them are of different chunks", storage_data.size(),
+                    lookup.storage_size());
   }
   for (const auto& entry : entries) {
     const auto at = where + ": " + quote(entry.name);
     if (!entry.tensor) {
-      if (!lookup.find_storage(entry.name)) refuse_dcp(at, "no record holds it");
+      if (!lookup.find_storage(entry.name)) raise_dcp_error(at, "no record holds it");
       continue;
     }
     check_dcp_tensor(*entry.tensor, at, options);
     for (const auto& chunk : entry.tensor->chunks) {
       if (!lookup.find_storage(entry.name, chunk.offsets)) {
-        refuse_dcp(at, "no record holds its chunk at {}", shown(chunk.offsets));
+        raise_dcp_error(at, "no record holds its chunk at {}", format_list(chunk.offsets));
       }
     }
   }
@@ -125,6 +128,8 @@ size_t DcpLookup::ChunkKeyHash::operator()(const ChunkKey& key) const {
   return hash * 31 + std::hash<std::string_view>{}(bytes);
 }
 
+// Keys and values point into the metadata. emplace() keeps the first of equal keys; check() finds duplicates by the
+// sizes.
 DcpLookup::DcpLookup(const DcpMetadata& metadata) {
   for (const auto& entry : metadata.entries) entries_.emplace(entry.name, &entry);
   for (const auto& [index, info] : metadata.storage_data) {
@@ -163,7 +168,8 @@ const DcpEntry& DcpLookup::at(std::string_view name) const {
 
 const DcpStorageInfo& DcpLookup::storage(std::string_view name, const std::vector<int64_t>& offset) const {
   const auto* info = find_storage(name, offset);
-  TESSERA_CHECK(info, ErrorKind::kFormat, "[dcp] no record holds the chunk of {} at {}", quote(name), shown(offset));
+  TESSERA_CHECK(info, ErrorKind::kFormat, "[dcp] no record holds the chunk of {} at {}", quote(name),
+                format_list(offset));
   return *info;
 }
 

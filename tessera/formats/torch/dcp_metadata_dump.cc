@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-// The names that a dump uses, each one node.
+// The Python names used by a dump. Each is one node, so the pickle holds each name once.
 struct DcpNames {
   static PickleValue of_metadata(const char* name) {
     return PickleValue::global("torch.distributed.checkpoint.metadata", name);
@@ -24,6 +24,7 @@ struct DcpNames {
   PickleValue posix_path = PickleValue::global("pathlib", "PosixPath");
 };
 
+// Builds the tree of Python objects that torch's Metadata class has when it is pickled.
 class DcpDumper {
  public:
   PickleValue metadata(const DcpMetadata& from) const {
@@ -108,11 +109,11 @@ class DcpDumper {
                                                     {"modules", list_of(from.modules)}}));
   }
 
-  // PosixPath("/", "tmp", "ckpt") of "/tmp/ckpt".
+  // "/tmp/ckpt" becomes PosixPath("/", "tmp", "ckpt").
   PickleValue posix_path(const std::string& path) const {
     const auto slashes = std::min(path.find_first_not_of('/'), path.size());
     std::vector<PickleValue> parts;
-    if (slashes > 0) parts.emplace_back(slashes == 2 ? "//" : "/");  // POSIX gives two slashes a meaning of their own
+    if (slashes > 0) parts.emplace_back(slashes == 2 ? "//" : "/");  // POSIX treats a leading "//" specially
     for (size_t at = slashes; at < path.size();) {
       const size_t slash = std::min(path.find('/', at), path.size());
       const auto part = path.substr(at, slash - at);

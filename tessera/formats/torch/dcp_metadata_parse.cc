@@ -11,7 +11,12 @@ namespace {
 
 constexpr const char* kDcpClasses = "torch.distributed.checkpoint.metadata.";
 
-// Takes the object model of `.metadata` out of the pickled tree. Every message begins with where a value is.
+// Reads DcpMetadata from the pickled tree. Every message begins with the place of the value. `at` is the name or field
+// that a message names. Members that newer or older versions of torch lack are optional.
+//
+// torch pickles Metadata and its parts as instances with a dict of their fields as state. The three main fields are
+// dicts: state_dict_metadata (name to TensorStorageMetadata or BytesStorageMetadata), planner_data (name to path) and
+// storage_data (MetadataIndex to _StorageInfo).
 class DcpParser {
  public:
   explicit DcpParser(const std::string& where) : where_(where) {}
@@ -19,7 +24,7 @@ class DcpParser {
   DcpMetadata metadata(const PickleValue& root) {
     const auto* state = state_of(root, kDcpClasses + std::string("Metadata"), "the whole");
     const auto& entries = member(state, "state_dict_metadata", "the whole");
-    want(entries, PickleKind::kDict, "state_dict_metadata", "a dict");
+    expect_kind(entries, PickleKind::kDict, "state_dict_metadata", "a dict");
     DcpMetadata found;
     found.entries.reserve(entries.dict_size());
     for (size_t i = 0; i < entries.dict_size(); ++i) {
@@ -27,7 +32,7 @@ class DcpParser {
     }
     const auto* paths = optional_member(state, "planner_data");
     if (paths && !paths->is_none()) {
-      want(*paths, PickleKind::kDict, "planner_data", "a dict");
+      expect_kind(*paths, PickleKind::kDict, "planner_data", "a dict");
       found.planner_data.emplace();
       for (size_t i = 0; i < paths->dict_size(); ++i) {
         const auto& name = text(paths->key(i), "planner_data");
@@ -35,7 +40,7 @@ class DcpParser {
       }
     }
     const auto& storage = member(state, "storage_data", "the whole");
-    want(storage, PickleKind::kDict, "storage_data", "a dict");
+    expect_kind(storage, PickleKind::kDict, "storage_data", "a dict");
     found.storage_data.reserve(storage.dict_size());
     for (size_t i = 0; i < storage.dict_size(); ++i) {
       auto key = index(storage.key(i));
@@ -53,11 +58,11 @@ class DcpParser {
   [[noreturn]] void fail(std::string_view at, fmt::format_string<Args...> format, Args&&... args) const {
     raise(ErrorKind::kFormat, "[dcp] {}: {}: {}", where_, quote(at), fmt::format(format, std::forward<Args>(args)...));
   }
-  void want(const PickleValue& value, PickleKind kind, std::string_view at, const char* wanted) const {
-    if (value.kind() != kind) fail(at, "found {}, wanted {}", value.describe(), wanted);
+  void expect_kind(const PickleValue& value, PickleKind kind, std::string_view at, const char* expected) const {
+    if (value.kind() != kind) fail(at, "found {}, wanted {}", value.describe(), expected);
   }
 
-  // The state of an instance of the class; null when it has none.
+  // The state of an instance of the class; null for an instance without a state. Error kFormat for another object.
   const PickleValue* state_of(const PickleValue& value, std::string_view class_name, std::string_view at) const {
     if (!value.is_instance() || value.qualified_name() != class_name) {
       fail(at, "found {}, wanted a {}", value.describe(), class_name);
@@ -77,7 +82,7 @@ class DcpParser {
   }
 
   const std::string& text(const PickleValue& value, std::string_view at) const {
-    want(value, PickleKind::kText, at, "text");
+    expect_kind(value, PickleKind::kText, at, "text");
     return value.as_text();
   }
 
@@ -87,13 +92,13 @@ class DcpParser {
   }
 
   bool boolean(const PickleValue& value, std::string_view at) const {
-    want(value, PickleKind::kBool, at, "True or False");
+    expect_kind(value, PickleKind::kBool, at, "True or False");
     return value.as_bool();
   }
 
-  // An integer that is not negative.
+  // An integer of 0 or more. Error kFormat for other values.
   int64_t count(const PickleValue& value, std::string_view at) const {
-    want(value, PickleKind::kInt, at, "an integer");
+    expect_kind(value, PickleKind::kInt, at, "an integer");
     if (value.as_int() < 0) fail(at, "found {}, wanted 0 or more", value.as_int());
     return value.as_int();
   }
@@ -128,12 +133,13 @@ class DcpParser {
     properties(member(state, "properties", name), name, *found.tensor);
     found.tensor->size = size(member(state, "size", name), name);
     const auto& chunks = member(state, "chunks", name);
-    want(chunks, PickleKind::kList, name, "a list of chunks");
+    expect_kind(chunks, PickleKind::kList, name, "a list of chunks");
     found.tensor->chunks.reserve(chunks.items().size());
     for (const auto& item : chunks.items()) found.tensor->chunks.push_back(chunk(item, name));
     return found;
   }
 
+  // TensorProperties is pickled as a tuple of five values (its __getstate__) or as a plain dict.
   void properties(const PickleValue& value, std::string_view at, DcpTensor& tensor) const {
     const auto* state = state_of(value, kDcpClasses + std::string("TensorProperties"), at);
     if (!state) fail(at, "properties without a state");
@@ -231,14 +237,14 @@ class DcpParser {
     return meta;
   }
 
-  // "/tmp/ckpt" of PosixPath("/", "tmp", "ckpt").
+  // PosixPath("/", "tmp", "ckpt") becomes "/tmp/ckpt".
   std::string posix_path(const PickleValue& value) const {
     std::string joined;
     for (size_t i = 0; i < value.args().size(); ++i) {
       const auto& part = text(value.args()[i], "checkpoint_id");
       const bool root = i == 0 && (part == "/" || part == "//");
       const bool plain = !part.empty() && part != "." && part.find('/') == part.npos;
-      if (!root && !plain) fail("checkpoint_id", "{} is no part of a path", quote(part));
+      if (!root && !plain) fail("checkpoint_id", "{} is not a valid part of a path", quote(part));
       if (!joined.empty() && joined.back() != '/') joined += '/';
       joined += part;
     }

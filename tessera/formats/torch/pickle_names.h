@@ -1,4 +1,5 @@
-// The classes and functions whose names a pickle may hold: data of torch.save and DCP. No others are read or written.
+// The list of classes and functions whose names a pickle may hold: those of torch.save and DCP data. Other names are
+// neither read nor written.
 #pragma once
 
 #include <string>
@@ -6,15 +7,15 @@
 
 namespace tessera {
 
-// The name as it is spelled today, for the spellings of other Python versions: "builtins.set" for ("__builtin__",
-// "set"), "pathlib.PosixPath" for ("pathlib._local", "PosixPath").
+// A class or function name in its current spelling. Spellings of other Python versions are converted: ("__builtin__",
+// "set") to "builtins.set", ("pathlib._local", "PosixPath") to "pathlib.PosixPath".
 struct PickleName {
   std::string module;
   std::string name;
 };
 PickleName canonical_pickle_name(std::string_view module, std::string_view name);
 
-// Whether a canonical name is in the list.
+// Whether a canonical name is in the list of allowed names.
 bool is_known_pickle_name(const PickleName& name);
 
 }  // namespace tessera

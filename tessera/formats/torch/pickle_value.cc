@@ -10,19 +10,20 @@
 
 namespace tessera {
 
-using detail::parts_of;
-using detail::PicklePartsNode;
+using detail::children_of;
+using detail::PickleContainerNode;
 using detail::PickleTextNode;
 
 namespace {
 
 const PickleValue kNonePickle;
 
-std::shared_ptr<PicklePartsNode> make_parts(PickleKind kind, std::vector<PickleValue> parts) {
-  return std::make_shared<PicklePartsNode>(kind, std::move(parts));
+// Layout of the parts of each kind: detail/pickle_node.h.
+std::shared_ptr<PickleContainerNode> make_parts(PickleKind kind, std::vector<PickleValue> parts) {
+  return std::make_shared<PickleContainerNode>(kind, std::move(parts));
 }
 
-std::shared_ptr<PicklePartsNode> make_dict(std::vector<PickleValue::Pair> pairs) {
+std::shared_ptr<PickleContainerNode> make_dict(std::vector<PickleValue::Pair> pairs) {
   std::vector<PickleValue> parts;
   parts.reserve(2 * pairs.size());
   for (auto& [key, value] : pairs) {
@@ -32,9 +33,10 @@ std::shared_ptr<PicklePartsNode> make_dict(std::vector<PickleValue::Pair> pairs)
   return make_parts(PickleKind::kDict, std::move(parts));
 }
 
-bool is_qualified(const std::string& module, const std::string& name, std::string_view wanted) {
-  return wanted.size() == module.size() + 1 + name.size() && wanted.substr(0, module.size()) == module &&
-         wanted[module.size()] == '.' && wanted.substr(module.size() + 1) == name;
+bool is_qualified(const std::string& module, const std::string& name, std::string_view qualified_name) {
+  return qualified_name.size() == module.size() + 1 + name.size() &&
+         qualified_name.substr(0, module.size()) == module && qualified_name[module.size()] == '.' &&
+         qualified_name.substr(module.size() + 1) == name;
 }
 
 }  // namespace
@@ -79,20 +81,21 @@ PickleValue PickleValue::persistent(PickleValue id) {
   return PickleValue(make_parts(PickleKind::kPersistent, {std::move(id)}));
 }
 
+// Alternative 4 of value_ is the node. Only None, bools and numbers are stored without a node.
 PickleKind PickleValue::kind() const {
   constexpr PickleKind kWithoutNode[] = {PickleKind::kNone, PickleKind::kBool, PickleKind::kInt, PickleKind::kFloat};
   const auto* node = std::get_if<4>(&value_);
   return node ? (*node)->kind : kWithoutNode[value_.index()];
 }
 
-const detail::PickleNode& PickleValue::node(PickleKind wanted_kind, const char* wanted) const {
-  TESSERA_CHECK(kind() == wanted_kind, ErrorKind::kFormat, "[pickle] found {}, wanted {}", describe(), wanted);
+const detail::PickleNode& PickleValue::node(PickleKind expected_kind, const char* expected) const {
+  TESSERA_CHECK(kind() == expected_kind, ErrorKind::kFormat, "[pickle] found {}, wanted {}", describe(), expected);
   return *std::get<4>(value_);
 }
 
 bool PickleValue::is_global(std::string_view qualified_name) const {
   if (kind() != PickleKind::kGlobal) return false;
-  const auto& parts = parts_of(*std::get<4>(value_));
+  const auto& parts = children_of(*std::get<4>(value_));
   return is_qualified(parts[0].as_text(), parts[1].as_text(), qualified_name);
 }
 
@@ -101,9 +104,9 @@ bool PickleValue::is_object(std::string_view qualified_name) const {
 }
 
 template <class T>
-T PickleValue::number(const char* wanted) const {
+T PickleValue::number(const char* expected) const {
   const auto* value = std::get_if<T>(&value_);
-  TESSERA_CHECK(value, ErrorKind::kFormat, "[pickle] found {}, wanted {}", describe(), wanted);
+  TESSERA_CHECK(value, ErrorKind::kFormat, "[pickle] found {}, wanted {}", describe(), expected);
   return *value;
 }
 
@@ -118,21 +121,21 @@ std::span<const PickleValue> PickleValue::items() const {
   const auto found = kind();
   TESSERA_CHECK(found == PickleKind::kList || found == PickleKind::kTuple || found == PickleKind::kSet,
                 ErrorKind::kFormat, "[pickle] found {}, wanted a list, tuple or set", describe());
-  return parts_of(*std::get<4>(value_));
+  return children_of(*std::get<4>(value_));
 }
 
-size_t PickleValue::dict_size() const { return parts_of(node(PickleKind::kDict, "a dict")).size() / 2; }
+size_t PickleValue::dict_size() const { return children_of(node(PickleKind::kDict, "a dict")).size() / 2; }
 const PickleValue& PickleValue::key(size_t index) const {
-  return parts_of(node(PickleKind::kDict, "a dict")).at(2 * index);
+  return children_of(node(PickleKind::kDict, "a dict")).at(2 * index);
 }
 const PickleValue& PickleValue::value(size_t index) const {
-  return parts_of(node(PickleKind::kDict, "a dict")).at(2 * index + 1);
+  return children_of(node(PickleKind::kDict, "a dict")).at(2 * index + 1);
 }
 
-const PickleValue* PickleValue::find(std::string_view wanted) const {
-  const auto& parts = parts_of(node(PickleKind::kDict, "a dict"));
+const PickleValue* PickleValue::find(std::string_view wanted_key) const {
+  const auto& parts = children_of(node(PickleKind::kDict, "a dict"));
   for (size_t i = 0; i + 1 < parts.size(); i += 2) {
-    if (parts[i].kind() == PickleKind::kText && parts[i].as_text() == wanted) return &parts[i + 1];
+    if (parts[i].kind() == PickleKind::kText && parts[i].as_text() == wanted_key) return &parts[i + 1];
   }
   return nullptr;
 }
@@ -145,28 +148,29 @@ std::string PickleValue::qualified_name() const {
 }
 
 const std::string& PickleValue::global_module() const {
-  return parts_of(node(PickleKind::kGlobal, "a class or function"))[0].as_text();
+  return children_of(node(PickleKind::kGlobal, "a class or function"))[0].as_text();
 }
 const std::string& PickleValue::global_name() const {
-  return parts_of(node(PickleKind::kGlobal, "a class or function"))[1].as_text();
+  return children_of(node(PickleKind::kGlobal, "a class or function"))[1].as_text();
 }
 
-const PickleValue& PickleValue::callee() const { return parts_of(node(PickleKind::kObject, "an object"))[0]; }
+const PickleValue& PickleValue::callee() const { return children_of(node(PickleKind::kObject, "an object"))[0]; }
 std::span<const PickleValue> PickleValue::args() const {
-  return std::span(parts_of(node(PickleKind::kObject, "an object"))).subspan(2);
+  return std::span(children_of(node(PickleKind::kObject, "an object"))).subspan(2);
 }
 bool PickleValue::is_instance() const { return kind() == PickleKind::kObject && std::get<4>(value_)->instance; }
 
+// A dict has two parts for each key, so an odd last part is the state of an OrderedDict.
 const PickleValue& PickleValue::state() const {
   if (is_ordered_dict()) {
-    const auto& parts = parts_of(*std::get<4>(value_));
+    const auto& parts = children_of(*std::get<4>(value_));
     return parts.size() % 2 == 1 ? parts.back() : kNonePickle;
   }
-  return parts_of(node(PickleKind::kObject, "an object"))[1];
+  return children_of(node(PickleKind::kObject, "an object"))[1];
 }
 
 const PickleValue& PickleValue::persistent_id() const {
-  return parts_of(node(PickleKind::kPersistent, "a persistent id"))[0];
+  return children_of(node(PickleKind::kPersistent, "a persistent id"))[0];
 }
 
 const void* PickleValue::identity() const {
@@ -206,7 +210,8 @@ std::string PickleValue::describe() const {
   return "";
 }
 
-bool same_pickle(const PickleValue& a, const PickleValue& b) {
+// Floats are compared bit by bit, so NaN equals itself and 0.0 differs from -0.0.
+bool is_same_pickle(const PickleValue& a, const PickleValue& b) {
   if (a.kind() != b.kind()) return false;
   if (a.kind() == PickleKind::kFloat) {
     return std::bit_cast<int64_t>(a.as_float()) == std::bit_cast<int64_t>(b.as_float());
@@ -218,7 +223,7 @@ bool same_pickle(const PickleValue& a, const PickleValue& b) {
     return detail::text_of(left) == detail::text_of(right);
   }
   return left.ordered == right.ordered && left.instance == right.instance &&
-         std::ranges::equal(parts_of(left), parts_of(right), same_pickle);
+         std::ranges::equal(children_of(left), children_of(right), is_same_pickle);
 }
 
 }  // namespace tessera

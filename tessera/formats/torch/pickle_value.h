@@ -1,4 +1,4 @@
-// What a pickle holds, as data: nothing of it is ever executed.
+// The contents of a pickle as a tree of data. No code of a pickle is executed.
 //
 //   const PickleValue root = unpickle(bytes, "model.pt");
 //   for (size_t i = 0; i < root.dict_size(); ++i) use(root.key(i).as_text(), root.value(i));
@@ -6,9 +6,9 @@
 //
 //   auto group = PickleValue::dict({{"lr", 0.1}, {"betas", PickleValue::tuple({0.9, 0.95})}});
 //
-// A class or function stands as kGlobal, what it makes as kObject: what is called, with which arguments, and the state
-// set afterwards. What has a kind of its own (set, bytes, OrderedDict) has that kind however it was pickled. Copies
-// share their nodes, which never change; no value contains itself. Thread-safe as const objects are.
+// A class or function is a kGlobal. The result of a call is a kObject: the callee, the arguments, and the state that
+// was set afterwards. A set, bytes or OrderedDict has its own kind, however it was pickled. Copies share their nodes,
+// which never change; no value contains itself. A const PickleValue is thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -34,9 +34,9 @@ enum class PickleKind {
   kTuple,
   kSet,
   kDict,        // keys of any kind, in insertion order
-  kGlobal,      // torch.float32
-  kObject,      // torch.Size((2, 3))
-  kPersistent,  // a storage of torch.save, by its id
+  kGlobal,      // a class or function, e.g. torch.float32
+  kObject,      // the result of a call, e.g. torch.Size((2, 3))
+  kPersistent,  // id of a storage of torch.save
 };
 
 namespace detail {
@@ -54,31 +54,31 @@ class PickleValue {
   PickleValue(int value) : value_(int64_t{value}) {}
   PickleValue(int64_t value) : value_(value) {}
   PickleValue(double value) : value_(value) {}
-  // Error kFormat unless the text is UTF-8.
+  // Error kFormat for text that is not UTF-8.
   PickleValue(const char* text) : PickleValue(std::string(text)) {}
   PickleValue(std::string text);
   static PickleValue bytes(std::string bytes);
   static PickleValue list(Items items);
   static PickleValue tuple(Items items);
   static PickleValue set(Items items);
-  // Keys are not compared: no two may be equal.
+  // Keys are not compared. The caller makes sure that no two are equal.
   static PickleValue dict(std::vector<Pair> pairs);
   static PickleValue ordered_dict(std::vector<Pair> pairs);
-  // "torch", "float32"
+  // A class or function, e.g. ("torch", "float32").
   static PickleValue global(std::string module, std::string name);
-  // CLASS_OR_FUNCTION(*args)
+  // The object CLASS_OR_FUNCTION(*args).
   static PickleValue call(const PickleValue& callee, Items args);
-  // An instance of a class that is made without a call; its state is a dict or tuple, None for no state.
+  // An instance of a class, created without a call. `state` is a dict or tuple; None means no state.
   static PickleValue instance(const PickleValue& cls, PickleValue state);
   static PickleValue persistent(PickleValue id);
 
   PickleKind kind() const;
   bool is_none() const { return kind() == PickleKind::kNone; }
-  // Of a global, and of an object made by it: "torch.float32", "collections.OrderedDict".
+  // Whether the value is this global, or an object that this global makes: "torch.float32", "collections.OrderedDict".
   bool is_global(std::string_view qualified_name) const;
   bool is_object(std::string_view qualified_name) const;
 
-  // The value itself. Error kFormat when it is of another kind.
+  // The value itself. Error kFormat when the value has another kind.
   bool as_bool() const;
   int64_t as_int() const;
   double as_float() const;
@@ -88,7 +88,7 @@ class PickleValue {
   size_t dict_size() const;
   const PickleValue& key(size_t index) const;
   const PickleValue& value(size_t index) const;
-  // The value under a text key, null when there is none. Takes time linear in the dict.
+  // The value under a text key; null without such a key. Takes time linear in the size of the dict.
   const PickleValue* find(std::string_view key) const;
   bool is_ordered_dict() const;
   std::string qualified_name() const;  // of a global or an object: "torch.Size"
@@ -97,26 +97,27 @@ class PickleValue {
   const PickleValue& callee() const;          // of an object: a global
   std::span<const PickleValue> args() const;  // of an object
   bool is_instance() const;                   // an object made by instance()
-  const PickleValue& state() const;           // of an object or an ordered dict; None when none was set
+  const PickleValue& state() const;           // of an object or an ordered dict; None without a state
   const PickleValue& persistent_id() const;
 
-  // Equal for values that share their node; null for None, bools and numbers.
+  // The address of the node: equal for values that share a node, null for None, bools and numbers.
   const void* identity() const;
 
-  // In a message: "None", "7", "'text'", "a list of 3 values", "a torch.Size".
+  // A short form for messages: "None", "7", "'text'", "a list of 3 values", "a torch.Size".
   std::string describe() const;
 
  private:
   friend class Unpickler;
-  friend bool same_pickle(const PickleValue& a, const PickleValue& b);
+  friend bool is_same_pickle(const PickleValue& a, const PickleValue& b);
   explicit PickleValue(std::shared_ptr<detail::PickleNode> node) : value_(std::move(node)) {}
-  const detail::PickleNode& node(PickleKind kind, const char* wanted) const;
+  const detail::PickleNode& node(PickleKind expected_kind, const char* expected) const;
   template <class T>
-  T number(const char* wanted) const;
+  T number(const char* expected) const;
   std::variant<std::monostate, bool, int64_t, double, std::shared_ptr<detail::PickleNode>> value_;
 };
 
-// The same kinds, numbers (bitwise), text, and parts in the same order. Identity does not count.
-bool same_pickle(const PickleValue& a, const PickleValue& b);
+// Whether both trees have the same kinds, numbers (bitwise), texts, and parts in the same order. Sharing of nodes is
+// not compared.
+bool is_same_pickle(const PickleValue& a, const PickleValue& b);
 
 }  // namespace tessera

@@ -17,8 +17,10 @@ namespace {
 
 using detail::PickleOp;
 
-constexpr int kMaxPickledDepth = 90;  // readers count a name and the arguments of a call as levels, too
+constexpr int kMaxPickledDepth = 90;  // readers also count a global and the arguments of a call as levels
 
+// Writes a pickle in one pass over the tree. Texts and globals are memoized; lists, dicts and tuples are not, so a
+// shared one is written at every place.
 class Pickler {
  public:
   explicit Pickler(int protocol) : protocol_(protocol) {
@@ -40,7 +42,7 @@ class Pickler {
     out_.append(reinterpret_cast<const char*>(&value), sizeof value);
   }
 
-  // An opcode with its operand.
+  // Writes an opcode and its operand.
   template <class T>
   void op(PickleOp code, T operand) {
     op(code);
@@ -49,7 +51,7 @@ class Pickler {
 
   void write(const PickleValue& value, int depth) {
     TESSERA_CHECK(depth <= kMaxPickledDepth, ErrorKind::kFormat,
-                  "[pickle] values are nested more than {} deep, which readers refuse", kMaxPickledDepth);
+                  "[pickle] values are nested more than {} deep, which readers reject", kMaxPickledDepth);
     switch (value.kind()) {
       case PickleKind::kNone:
         return op(PickleOp::kNone);
@@ -118,6 +120,7 @@ class Pickler {
     out_ += text;
   }
 
+  // Protocol 2 has no opcode for bytes. Python writes _codecs.encode(text, "latin1") with one character for each byte.
   void write_bytes(const std::string& bytes) {
     if (protocol_ >= 4) {
       if (bytes.size() < 256) {
@@ -152,10 +155,10 @@ class Pickler {
     global_names_.emplace(name, put());
   }
 
-  // Of protocol 2.
+  // The GLOBAL opcode of protocol 2. Python 3 writes "builtins" under its Python 2 name.
   void write_global_line(const std::string& module, const std::string& name) {
     op(PickleOp::kGlobal);
-    out_ += module == "builtins" ? "__builtin__" : module;  // as Python writes it for Python 2
+    out_ += module == "builtins" ? "__builtin__" : module;  // as Python 3 does in protocol 2
     out_ += '\n' + name + '\n';
   }
 
@@ -188,6 +191,7 @@ class Pickler {
     op(PickleOp::kReduce);
   }
 
+  // An OrderedDict is a call without arguments, followed by its items and, if it has one, its state (BUILD).
   void write_dict(const PickleValue& value, int depth) {
     if (value.is_ordered_dict()) {
       write_global(ordered_dict_);
@@ -210,6 +214,7 @@ class Pickler {
     }
   }
 
+  // A call is REDUCE with its arguments. An instance is NEWOBJ without arguments, then BUILD with its state.
   void write_object(const PickleValue& value, int depth) {
     write_global(value.callee());
     if (!value.is_instance()) {
@@ -224,7 +229,7 @@ class Pickler {
     op(PickleOp::kBuild);
   }
 
-  // An entry of the memo, under the shorter of two opcodes where its index is one byte.
+  // Writes a memo opcode, in its short form when the index fits in one byte.
   void memo_entry(PickleOp of_byte, PickleOp of_word, uint32_t index) {
     if (index < 256) {
       op(of_byte, static_cast<uint8_t>(index));
@@ -248,8 +253,8 @@ class Pickler {
   int protocol_;
   std::string out_;
   uint32_t memo_size_ = 0;
-  std::unordered_map<std::string_view, uint32_t> texts_;    // borrowed from the tree
-  std::unordered_map<std::string, uint32_t> global_names_;  // by qualified name
+  std::unordered_map<std::string_view, uint32_t> texts_;    // memo index by text; the keys point into the tree
+  std::unordered_map<std::string, uint32_t> global_names_;  // memo index by qualified name
   const PickleValue ordered_dict_ = PickleValue::global("collections", "OrderedDict");
 };
 

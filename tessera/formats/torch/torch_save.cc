@@ -24,17 +24,21 @@ bool is_tensor_call(const PickleValue& value) {
   return value.is_object("torch._utils._rebuild_tensor_v2") || value.is_object("torch._utils._rebuild_tensor_v3");
 }
 
-// What is read of one record on the way from the archive to the tensors.
+// Reads one record: the archive, then the pickle, then the tensors of the tree.
+// In the archive, FOLDER/data.pkl has the object. A tensor in it is a call of _rebuild_tensor_v2 (or v3), whose storage
+// is the persistent id ('storage', class, key, device, elements). The bytes of that storage are the entry
+// FOLDER/data/KEY.
 class TorchRecordReader {
  public:
   TorchRecordReader(std::span<const std::byte> bytes, const std::string& where)
       : where_(where), archive_(ZipArchive::parse(bytes, where)) {
     if (archive_.entries().empty()) fail("the archive is empty");
+    // All entries are in one folder, which torch names after the saved file; the first entry shows its name.
     const auto& first = archive_.entries()[0].name;
     folder_ = first.substr(0, first.find('/') + 1);
-    if (folder_.empty()) fail("its first entry, {}, lies in no folder", quote(first));
+    if (folder_.empty()) fail("its first entry, {}, is not in a folder", quote(first));
     const auto order = text_entry("byteorder");
-    if (order && *order != "little") fail("byte order {}, only little is read", quote(*order));
+    if (order && *order != "little") fail("byte order {}, but only little-endian files are read", quote(*order));
   }
 
   PickleValue unpickled() const {
@@ -44,6 +48,8 @@ class TorchRecordReader {
     return unpickle(archive_.data(*entry), where_);
   }
 
+  // Collects the tensors of the tree by the identity of their node. A node is visited once, so shared nodes cost no
+  // extra time and recursion is bounded by the unpickler's depth limit.
   void find_tensors(const PickleValue& value, std::unordered_map<const void*, TorchTensorInfo>& found) {
     if (!value.identity() || !seen_.insert(value.identity()).second) return;
     switch (value.kind()) {
@@ -86,6 +92,8 @@ class TorchRecordReader {
     return std::string_view(reinterpret_cast<const char*>(data.data()), data.size());
   }
 
+  // Arguments of _rebuild_tensor_v2: storage, storage offset, size, stride, requires_grad, backward hooks and
+  // optionally metadata. _rebuild_tensor_v3 has the dtype before the metadata, because its storage is untyped.
   TorchTensorInfo rebuilt_tensor(const PickleValue& value) const {
     const bool untyped = value.is_object("torch._utils._rebuild_tensor_v3");
     const auto args = value.args();
@@ -101,7 +109,8 @@ class TorchRecordReader {
       info.dtype = *dtype;
     }
     resolve_storage(args[0], untyped, info);
-    if (args[1].kind() != PickleKind::kInt || args[1].as_int() < 0) fail("a tensor from {} on", args[1].describe());
+    if (args[1].kind() != PickleKind::kInt || args[1].as_int() < 0)
+      fail("a tensor with storage offset {}", args[1].describe());
     info.storage_offset = args[1].as_int();
     info.sizes = dims_of(args[2], "size");
     info.strides = dims_of(args[3], "stride");
@@ -126,7 +135,7 @@ class TorchRecordReader {
     return info;
   }
 
-  // Fills in the storage; `untyped` where the dtype is not the storage's.
+  // Sets the storage fields of `info`. `untyped`: the storage holds bytes, and the dtype is an argument of the call.
   void resolve_storage(const PickleValue& storage, bool untyped, TorchTensorInfo& info) const {
     if (storage.kind() != PickleKind::kPersistent) fail("a tensor whose storage is {}", storage.describe());
     const auto& id = storage.persistent_id();
@@ -139,7 +148,7 @@ class TorchRecordReader {
     if (untyped != cls.is_global("torch.storage.UntypedStorage")) fail("a tensor over a {}", cls.describe());
     if (!untyped) {
       const auto dtype = cls.global_module() == "torch" ? find_torch_storage(cls.global_name()) : std::nullopt;
-      if (!dtype) fail("a tensor over a {}, which is no class of storages", cls.describe());
+      if (!dtype) fail("a tensor over a {}, which is not a storage class", cls.describe());
       info.dtype = *dtype;
     }
     const auto& key = id.items()[2].as_text();
@@ -157,23 +166,26 @@ class TorchRecordReader {
     info.storage_name = entry->name;
   }
 
-  std::vector<int64_t> dims_of(const PickleValue& value, const char* what) const {
+  std::vector<int64_t> dims_of(const PickleValue& value, const char* field_name) const {
     const bool is_size = value.is_object("torch.Size") && value.args().size() == 1;
     const auto& tuple = is_size ? value.args()[0] : value;
     if (tuple.kind() != PickleKind::kTuple || tuple.items().size() > kMaxTensorDims) {
-      fail("a tensor whose {} is {}", what, value.describe());
+      fail("a tensor whose {} is {}", field_name, value.describe());
     }
     std::vector<int64_t> dims;
     for (const auto& item : tuple.items()) {
-      if (item.kind() != PickleKind::kInt || item.as_int() < 0) fail("a tensor with a {} of {}", what, item.describe());
+      if (item.kind() != PickleKind::kInt || item.as_int() < 0)
+        fail("a tensor with a {} of {}", field_name, item.describe());
       dims.push_back(item.as_int());
     }
     return dims;
   }
 
+  // Checks that the element with the highest position is inside the storage. Strides are not negative, so this element
+  // is the last index of every dim. Every product and sum is checked for overflow.
   void check_extent(const TorchTensorInfo& info) const {
     const auto available = static_cast<int64_t>((info.storage_end - info.storage_begin) / info.item_bytes());
-    int64_t last = info.storage_offset;  // of its elements, the one with the highest position
+    int64_t last = info.storage_offset;  // position of the last element
     int64_t numel = 1;
     bool fits = info.storage_offset <= available;
     const bool is_empty = std::ranges::find(info.sizes, 0) != info.sizes.end();
@@ -186,12 +198,12 @@ class TorchRecordReader {
     fits = fits && (is_empty || last < available) &&
            !__builtin_mul_overflow(numel, static_cast<int64_t>(info.item_bytes()), &bytes);
     if (!fits) {
-      fail("a tensor of shape [{}], strides [{}] from element {} on does not lie inside its storage of {} elements",
+      fail("a tensor of shape [{}], strides [{}] from element {} on is not inside its storage of {} elements",
            fmt::join(info.sizes, ", "), fmt::join(info.strides, ", "), info.storage_offset, available);
     }
   }
 
-  // Arguments 5 and 6: backward hooks, which are never saved, and the dict of lazy bits.
+  // Checks argument 5, the backward hooks, which torch never saves, and the last argument, the dict of lazy bits.
   void check_hooks_and_bits(std::span<const PickleValue> args, size_t metadata_at) const {
     const auto& hooks = args[5];
     if (!hooks.is_none() && (hooks.kind() != PickleKind::kDict || hooks.dict_size() != 0)) {
@@ -212,24 +224,24 @@ class TorchRecordReader {
 
   const std::string& where_;
   ZipArchive archive_;
-  std::string folder_;  // with its slash
+  std::string folder_;  // ends with a slash
   std::unordered_set<const void*> seen_;
 };
 
 }  // namespace
 
 int64_t TorchTensorInfo::numel() const {
-  if (std::ranges::find(sizes, 0) != sizes.end()) return 0;  // whatever the other sizes are
+  if (std::ranges::find(sizes, 0) != sizes.end()) return 0;  // even if the other sizes overflow
   return c10::multiply_integers(sizes);
 }
 
 TorchRecord TorchRecord::parse(std::span<const std::byte> bytes, const std::string& where) {
   if (!bytes.empty() && bytes[0] == std::byte{0x80}) {
-    raise(
-        ErrorKind::kFormat,
-        "[torch_save] {}: a bare pickle, as torch before 1.6 saved, or a pickle that is no file of torch.save. Load it "
-        "with torch and save it again.",
-        where);
+    raise(ErrorKind::kFormat,
+          "[torch_save] {}: a pickle without an archive: a file of torch before 1.6, or not a file of torch.save. Load "
+          "it "
+          "with torch and save it again.",
+          where);
   }
   TorchRecordReader reader(bytes, where);
   TorchRecord record;
@@ -260,13 +272,13 @@ at::Tensor record_tensor(std::span<const std::byte> record, const TorchTensorInf
     return at::from_blob(
         data, info.sizes, info.strides, [keep](void*) {}, at::TensorOptions().dtype(info.dtype));
   }
-  // From the first element to the last, however often the strides use one.
+  // Copies all bytes from the first to the last element once, even if strides use an element several times.
   int64_t extent = 1;
   for (size_t dim = 0; dim < info.sizes.size(); ++dim) extent += (info.sizes[dim] - 1) * info.strides[dim];
   auto copy = at::empty({extent}, info.dtype);
   auto* out = static_cast<std::byte*>(copy.mutable_data_ptr());
   std::memcpy(out, data, copy.nbytes());
-  if (info.dtype == c10::ScalarType::Bool) {  // any byte but 0 is true
+  if (info.dtype == c10::ScalarType::Bool) {  // any byte except 0 is true
     std::transform(out, out + extent, out, [](std::byte byte) { return std::byte{byte != std::byte{0}}; });
   }
   return copy.as_strided(info.sizes, info.strides);

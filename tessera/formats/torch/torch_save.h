@@ -1,4 +1,4 @@
-// Reading what torch.save writes: one object in a zip archive, its tensors' storages as raw entries.
+// Reads torch.save files: one object in a zip archive, with the storages of its tensors as raw entries.
 //
 //   auto file = TorchSaveFile::open("optimizer.pt");
 //   for (size_t i = 0; i < file->root().dict_size(); ++i) {
@@ -8,10 +8,10 @@
 //   const auto record = TorchRecord::parse(bytes, "__0_0.distcp at byte 1577");   // one record of a DCP file
 //   if (const auto* info = record.find_tensor(record.root())) read(info->begin(), info->nbytes());
 //
-// Nothing of a file is executed, and names outside the fixed list are refused (unpickler.h). parse() checks that every
-// tensor lies inside its storage, compares the pickle's checksum and touches nothing but pickle and directory. Error
-// kFormat for what is not valid: compressed entries, the format of torch before 1.6, big-endian files, sparse,
-// quantised and lazily conjugated tensors. Thread-safe after parse. No communication. docs/format/torch.md describes
+// No code of a file is executed, and names outside the fixed list are rejected (unpickler.h). parse() checks that every
+// tensor is inside its storage and compares the pickle's checksum; it reads only the pickle and the zip directory.
+// Error kFormat for an invalid file, compressed entries, the format of torch before 1.6, big-endian files, and sparse,
+// quantised or lazily conjugated tensors. Thread-safe after parse(). No communication. docs/format/torch.md describes
 // the format.
 #pragma once
 
@@ -40,30 +40,30 @@ class MappedFile;
 struct TorchTensorInfo {
   c10::ScalarType dtype = c10::ScalarType::Float;
   std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;  // in elements, none negative
+  std::vector<int64_t> strides;  // in elements, not negative
   int64_t storage_offset = 0;    // in elements
   bool requires_grad = false;
   bool is_parameter = false;
-  uint64_t storage_begin = 0;  // the raw bytes of its storage
+  uint64_t storage_begin = 0;  // byte range of the tensor's storage
   uint64_t storage_end = 0;
-  uint32_t storage_crc = 0;  // that its bytes had when they were written; 0: not known
-  std::string storage_name;  // of the archive's entry
+  uint32_t storage_crc = 0;  // CRC-32 of the storage when it was written; 0: not known
+  std::string storage_name;  // name of the storage's entry in the archive
 
   int64_t numel() const;
   uint64_t item_bytes() const { return c10::elementSize(dtype); }
   uint64_t nbytes() const { return static_cast<uint64_t>(numel()) * item_bytes(); }
-  // Of the first element.
+  // Byte position of the first element.
   uint64_t begin() const { return storage_begin + static_cast<uint64_t>(storage_offset) * item_bytes(); }
 };
 
 class TorchRecord {
  public:
-  // `bytes` is the whole record and nothing after it; it is borrowed for the call only. `where` is for messages.
+  // `bytes` is exactly one record. It is used only during the call. `where` is the place named in messages.
   static TorchRecord parse(std::span<const std::byte> bytes, const std::string& where);
 
-  // The object. A tensor in it is an object of torch._utils, for which find_tensor() has the rest.
+  // The object. A tensor in the tree is an object of torch._utils; find_tensor() returns its dtype, shape and position.
   const PickleValue& root() const { return root_; }
-  // Null when the value is no tensor of this record.
+  // Null when the value is not a tensor of this record.
   const TorchTensorInfo* find_tensor(const PickleValue& value) const;
   size_t tensor_count() const { return tensors_.size(); }
 
@@ -72,26 +72,26 @@ class TorchRecord {
   std::unordered_map<const void*, TorchTensorInfo> tensors_;
 };
 
-// Reads the whole storage of a tensor and compares its checksum, where there is one. Error kFormat.
+// Reads the whole storage of a tensor and compares its checksum, if the storage has one. Error kFormat.
 void check_storage_crc(std::span<const std::byte> record, const TorchTensorInfo& info, const std::string& where);
 
-// The tensor at its place in the record's bytes, which `keep` keeps alive: a READ-ONLY view where dtype and address
-// allow it, otherwise a copy (bool, unaligned). Strides are kept.
+// The tensor at its position in `record`; `keep` keeps these bytes alive. The result is a READ-ONLY view where dtype
+// and address allow a view, otherwise a copy (bool, unaligned). Strides are kept.
 at::Tensor record_tensor(std::span<const std::byte> record, const TorchTensorInfo& info,
                          std::shared_ptr<const void> keep);
 
-// A file of torch.save, mapped.
+// A torch.save file, memory-mapped.
 class TorchSaveFile {
  public:
-  // Error kIo when it cannot be read.
+  // Error kIo when the file cannot be read.
   static std::shared_ptr<const TorchSaveFile> open(const std::filesystem::path& path);
 
   const PickleValue& root() const { return record_.root(); }
   const TorchTensorInfo* find_tensor(const PickleValue& value) const { return record_.find_tensor(value); }
-  // record_tensor() of the map: keeps it alive, and is READ ONLY (writing into it ends the process). Tensors of one
-  // storage share its bytes as in the file.
+  // record_tensor() on the map. The tensor keeps the map alive and is READ ONLY (a write into it ends the process).
+  // Tensors that share a storage in the file share memory here.
   at::Tensor tensor(const TorchTensorInfo& info) const;
-  // check_storage_crc() of it.
+  // check_storage_crc() of the tensor's storage.
   void check_crc(const TorchTensorInfo& info) const;
 
  private:

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kTorchFolder = "archive/";  // as torch.save names it when it writes to a stream
+constexpr const char* kTorchFolder = "archive/";  // folder name of torch.save when it writes to a stream
 
 struct FixedEntry {
   const char* name;
@@ -35,7 +35,7 @@ int64_t product_of(std::span<const int64_t> sizes) {
   return count;
 }
 
-// What torch's own pickle of a dense row-major tensor says.
+// The arguments of the call by which torch pickles a dense row-major tensor.
 PickleValue tensor_pickle(c10::ScalarType dtype, std::span<const int64_t> sizes, const std::string& key,
                           bool requires_grad) {
   const auto storage_name = torch_storage_name(dtype);
@@ -61,6 +61,8 @@ PickleValue tensor_pickle(c10::ScalarType dtype, std::span<const int64_t> sizes,
 std::string entry_name(std::string_view name) { return kTorchFolder + std::string(name); }
 std::string data_name(size_t index) { return entry_name("data/" + std::to_string(index)); }
 
+// Lengths depend on names and sizes alone, so this needs no tensor values. The entries and their order are those of
+// write().
 uint64_t archive_bytes(const PickleValue& root, std::span<const uint64_t> storage_bytes) {
   std::vector<ZipEntrySize> entries{{entry_name("data.pkl"), pickle(root, {.protocol = 2}).size()}};
   for (const auto& [name, content] : kBeforeData) entries.push_back({entry_name(name), content.size()});
@@ -77,16 +79,18 @@ PickleValue TorchSaveWriter::add(const at::Tensor& tensor, const TensorRecordOpt
   const bool has_bytes = tensor.layout() == at::kStrided && !tensor.is_meta() && tensor.has_storage();
   TESSERA_CHECK(has_bytes, ErrorKind::kFormat,
                 "[torch_save] a tensor {} of shape [{}] has no bytes to save: it is sparse, on device meta, or "
-                "distributed. Save a plain, dense tensor; of a DTensor the local one.",
+                "distributed. Save a plain, dense tensor, or a DTensor's local tensor.",
                 tensor.toString(), fmt::join(tensor.sizes(), ", "));
   const auto dtype = tensor.scalar_type();
-  torch_dtype_name(dtype);  // refuses what cannot be saved
+  torch_dtype_name(dtype);  // throws for a dtype that cannot be saved
+  // A tensor that is exactly one whole storage is written once for all such tensors on this storage. Any other view
+  // gets a compact storage of its own, and so does a second dtype, because a storage in the file has one dtype.
   const auto* storage = tensor.storage().unsafeGetStorageImpl();
   const bool whole = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() &&
                      tensor.storage().nbytes() == tensor.nbytes() && tensor.numel() > 0;
   size_t index = storages_.size();
   if (whole) {
-    const auto [found, added] = whole_.emplace(storage, index);
+    const auto [found, added] = index_by_storage_.emplace(storage, index);
     if (!added && storages_[found->second].scalar_type() == dtype) index = found->second;
   }
   if (index == storages_.size()) storages_.push_back(tensor.detach());

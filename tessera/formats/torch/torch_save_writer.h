@@ -1,4 +1,4 @@
-// Writing what torch.load reads, in one pass and with one storage in memory at a time.
+// Writes files for torch.load, in one pass and with one storage in memory at a time.
 //
 //   StagedFile file(path);
 //   uint64_t end = 0;
@@ -10,9 +10,10 @@
 //   const auto weight = writer.add(tensor);
 //   writer.write(PickleValue::dict({{"model", PickleValue::dict({{"weight", weight}})}}), sink);
 //
-// Tensors are detached, come to the CPU when they are written, and lie row-major in storages of exactly their size;
-// contiguous tensors that are all of one storage share it, as in torch.save. torch.load(weights_only=True) reads all of
-// it. Errors of the sink pass through. Error kFormat for dtypes and layouts that a file cannot hold. No communication.
+// Tensors are detached, are copied to the CPU when they are written, and are stored row-major in storages of exactly
+// their size. Contiguous tensors that each cover one whole storage share it in the file, as in torch.save.
+// torch.load(weights_only=True) reads the result. Exceptions of the sink are passed on. Error kFormat for a dtype or
+// layout that a file cannot hold. No communication.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -41,7 +42,7 @@ struct TensorRecordOptions {
 uint64_t write_tensor_record(const at::Tensor& tensor, const ByteSink& sink, const TensorRecordOptions& options = {});
 // One record that holds an object without tensors. Returns its length in bytes.
 uint64_t write_object_record(const PickleValue& object, const ByteSink& sink);
-// What the two would return.
+// The lengths in bytes that the two functions above would return.
 uint64_t tensor_record_bytes(c10::ScalarType dtype, std::span<const int64_t> sizes,
                              const TensorRecordOptions& options = {});
 uint64_t object_record_bytes(const PickleValue& object);
@@ -49,18 +50,18 @@ uint64_t object_record_bytes(const PickleValue& object);
 // An object with any number of tensors in it. One writer belongs to one thread and writes once.
 class TorchSaveWriter {
  public:
-  // What stands for the tensor in the tree, in as many places as wanted. The tensor is kept until the writer goes and
-  // must not change before write().
+  // Returns the placeholder of the tensor for use in the tree, any number of times. The writer holds the tensor until
+  // it is destroyed; the tensor must not change before write().
   PickleValue add(const at::Tensor& tensor, const TensorRecordOptions& options = {});
   // Returns the length in bytes.
   uint64_t write(const PickleValue& root, const ByteSink& sink);
 
  private:
   std::vector<at::TensorBase> storages_;
-  std::unordered_map<const void*, size_t> whole_;  // storages that lie in the file as they are, by their address
+  std::unordered_map<const void*, size_t> index_by_storage_;  // storages written unchanged: address to index
 };
 
-// write() into a file that appears whole or not at all. Error kIo.
+// Calls write() on a file that appears whole or not at all. Error kIo.
 void write_torch_save(const std::filesystem::path& path, TorchSaveWriter& writer, const PickleValue& root);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// The stack machine of Python's pickle, which makes data of what a pickle would call.
+// The stack machine of Python's pickle. It builds data instead of calling classes and functions.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// One run over a pickle.
+// One run over one pickle.
 class Unpickler {
  public:
   Unpickler(std::span<const std::byte> bytes, const std::string& where, const PickleLimits& limits)
@@ -39,16 +39,16 @@ class Unpickler {
   }
 
   // Input.
-  std::string_view take(uint64_t count);
+  std::string_view read_bytes(uint64_t count);
   template <class T>
   T number() {
     T value;
-    std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    std::memcpy(&value, read_bytes(sizeof value).data(), sizeof value);
     return value;
   }
   template <class Length>
   std::string_view sized() {
-    return take(number<Length>());
+    return read_bytes(number<Length>());
   }
   std::string_view line();
   int64_t long_integer();
@@ -61,25 +61,25 @@ class Unpickler {
   std::vector<PickleValue> pop_to_mark();
 
   // Nodes.
-  void count_made(uint64_t bytes);
+  void count_created_bytes(uint64_t bytes);
   void add_cost(detail::PickleNode& node, uint64_t cost) const;
   void push_text(PickleKind kind, std::string_view text);
   void push_parts(PickleKind kind, std::vector<PickleValue> parts);
   void push_node(std::shared_ptr<detail::PickleNode> node, uint64_t own_cost);
   void push_tuple(size_t count);
-  void adopt(detail::PickleNode& parent, const PickleValue& child);
+  void attach_child(detail::PickleNode& parent, const PickleValue& child);
   void seal(const PickleValue& value);
-  void check_keys(const detail::PicklePartsNode& node, size_t stride) const;
-  detail::PicklePartsNode& open_container(PickleKind kind, const char* op);
+  void check_keys(const detail::PickleContainerNode& node, size_t stride) const;
+  detail::PickleContainerNode& open_container(PickleKind kind, const char* op);
   void append(PickleKind kind, std::vector<PickleValue> items, const char* op);
 
-  // What opcodes do.
+  // Opcodes.
   void opcode(detail::PickleOp op);
   void memoize(uint64_t index);
-  void recall(uint64_t index);
+  void push_memo(uint64_t index);
   void global(std::string_view module, std::string_view name);
   void reduce();
-  bool reduce_to_own_kind(const PickleValue& callee, std::span<const PickleValue> args);
+  bool reduce_to_value(const PickleValue& callee, std::span<const PickleValue> args);
   bool reduce_to_ordered_dict(std::span<const PickleValue> args);
   bool reduce_to_bytes(std::span<const PickleValue> args);
   void new_object();
@@ -89,7 +89,7 @@ class Unpickler {
   const std::string& where_;
   PickleLimits limits_;
   uint64_t max_cost_ = 0;
-  uint64_t made_ = 0;  // bytes of all nodes so far, what lies in them not counted
+  uint64_t created_bytes_ = 0;  // of all nodes created so far, each without its children
   size_t position_ = 0;
   size_t op_at_ = 0;
   std::vector<PickleValue> stack_;

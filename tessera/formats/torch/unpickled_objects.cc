@@ -1,4 +1,4 @@
-// Classes and functions that a pickle names and calls: known names only, and what they give stands as data.
+// Classes and functions that a pickle names and calls. Only known names are accepted, and a call becomes data.
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/base/text/utf8.h"
@@ -7,25 +7,26 @@
 
 namespace tessera {
 
+using detail::PickleContainerNode;
 using detail::PickleNode;
-using detail::PicklePartsNode;
 using detail::PickleTextNode;
 
 void Unpickler::global(std::string_view module, std::string_view name) {
   const auto canonical = canonical_pickle_name(module, name);
   if (!is_known_pickle_name(canonical)) {
     fail(
-        "it wants to load {}, which is neither needed for tensors nor known to be harmless. Only tensors, numbers, "
+        "the pickle refers to {}, which is neither needed for tensors nor known to be harmless. Only tensors, numbers, "
         "text, bytes, lists, tuples, dicts and sets are read.",
         quote(std::string(module) + "." + std::string(name)));
   }
   push_parts(PickleKind::kGlobal, {canonical.module, canonical.name});
 }
 
-// "set", "bytes" and OrderedDict are values of their own here. False for any other callee.
-bool Unpickler::reduce_to_own_kind(const PickleValue& callee, std::span<const PickleValue> args) {
+// Converts calls of set, bytes and OrderedDict to values of these kinds. Returns false for any other callee.
+bool Unpickler::reduce_to_value(const PickleValue& callee, std::span<const PickleValue> args) {
   if (callee.is_global("builtins.set")) {
-    if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList)) fail("a set of no list");
+    if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList))
+      fail("a set whose argument is not a list");
     std::vector<PickleValue> items;
     if (!args.empty()) items.assign(args[0].items().begin(), args[0].items().end());
     push_parts(PickleKind::kSet, std::move(items));
@@ -41,6 +42,7 @@ bool Unpickler::reduce_to_own_kind(const PickleValue& callee, std::span<const Pi
   return false;
 }
 
+// Inverse of Pickler::write_bytes(): one character of latin1 text is one byte.
 bool Unpickler::reduce_to_bytes(std::span<const PickleValue> args) {
   const bool texts = args.size() == 2 && args[0].kind() == PickleKind::kText && args[1].kind() == PickleKind::kText;
   if (!texts || (args[1].as_text() != "latin1" && args[1].as_text() != "latin-1")) {
@@ -60,7 +62,8 @@ bool Unpickler::reduce_to_bytes(std::span<const PickleValue> args) {
 
 bool Unpickler::reduce_to_ordered_dict(std::span<const PickleValue> args) {
   std::vector<PickleValue> parts;
-  if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList)) fail("an OrderedDict of no list");
+  if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList))
+    fail("an OrderedDict whose argument is not a list");
   if (!args.empty()) {
     for (const auto& pair : args[0].items()) {
       const bool is_sequence = pair.kind() == PickleKind::kList || pair.kind() == PickleKind::kTuple;
@@ -79,7 +82,7 @@ void Unpickler::reduce() {
   if (args.kind() != PickleKind::kTuple) fail("REDUCE with {}, wanted a tuple", args.describe());
   if (callee.kind() != PickleKind::kGlobal) fail("REDUCE of {}, wanted a class or function", callee.describe());
   seal(args);
-  if (reduce_to_own_kind(callee, args.items())) return;
+  if (reduce_to_value(callee, args.items())) return;
   std::vector<PickleValue> parts{callee, PickleValue()};
   parts.insert(parts.end(), args.items().begin(), args.items().end());
   push_parts(PickleKind::kObject, std::move(parts));
@@ -90,11 +93,13 @@ void Unpickler::new_object() {
   const auto cls = pop();
   if (cls.kind() != PickleKind::kGlobal) fail("NEWOBJ of {}, wanted a class", cls.describe());
   if (args.kind() != PickleKind::kTuple || !args.items().empty()) fail("NEWOBJ with {}, wanted ()", args.describe());
-  if (reduce_to_own_kind(cls, {})) return;
+  if (reduce_to_value(cls, {})) return;
   push_parts(PickleKind::kObject, {cls, PickleValue()});
   std::get<4>(top().value_)->instance = true;
 }
 
+// BUILD sets the state of an instance, once. An OrderedDict keeps its state as the last, odd part of its node.
+// attach_child() seals the state; if that sealed the target itself, the state contains the target, which is an error.
 void Unpickler::build() {
   auto state = pop();
   const auto target = top();
@@ -102,7 +107,7 @@ void Unpickler::build() {
     auto& node = open_container(PickleKind::kDict, "BUILD");
     if (node.parts.size() % 2 != 0) fail("BUILD twice on one OrderedDict");
     if (state.kind() != PickleKind::kDict) fail("BUILD of an OrderedDict with {}, wanted a dict", state.describe());
-    adopt(node, state);
+    attach_child(node, state);
     if (node.sealed) fail("BUILD puts a value into itself");
     node.parts.push_back(std::move(state));
     return;
@@ -113,7 +118,7 @@ void Unpickler::build() {
   if (state.kind() != PickleKind::kDict && state.kind() != PickleKind::kTuple) {
     fail("BUILD of {} with {}, wanted a dict or tuple", target.describe(), state.describe());
   }
-  adopt(node, state);
+  attach_child(node, state);
   node.parts[1] = std::move(state);
 }
 

@@ -11,14 +11,20 @@
 
 namespace tessera {
 
+using detail::PickleContainerNode;
 using detail::PickleNode;
 using detail::PickleOp;
-using detail::PicklePartsNode;
 using detail::PickleTextNode;
 
-std::string_view Unpickler::take(uint64_t count) {
+// A pickle is a program for a stack machine. Opcodes push values, MARK records the height of the stack, and container
+// opcodes take the values above the last mark. The memo holds values that later opcodes push again. Three rules make a
+// hostile pickle harmless: names come from a fixed list (global()), a value that is part of another value does not
+// change any more (attach_child(), seal()), and the sizes of all created and of the expanded values are limited
+// (count_created_bytes(), add_cost()).
+
+std::string_view Unpickler::read_bytes(uint64_t count) {
   if (count > bytes_.size() - position_) {
-    fail("{} bytes are wanted, {} are left. The pickle is cut off or damaged.", count, bytes_.size() - position_);
+    fail("{} bytes are needed, {} are left. The pickle is cut off or damaged.", count, bytes_.size() - position_);
   }
   const std::string_view taken(reinterpret_cast<const char*>(bytes_.data()) + position_, static_cast<size_t>(count));
   position_ += static_cast<size_t>(count);
@@ -26,12 +32,13 @@ std::string_view Unpickler::take(uint64_t count) {
 }
 
 std::string_view Unpickler::line() {
-  const std::string_view rest(reinterpret_cast<const char*>(bytes_.data()) + position_, bytes_.size() - position_);
-  const auto length = rest.substr(0, 1024).find('\n');
-  if (length == rest.npos) fail("a name without an end");
-  return take(length + 1).substr(0, length);
+  const std::string_view unread(reinterpret_cast<const char*>(bytes_.data()) + position_, bytes_.size() - position_);
+  const auto length = unread.substr(0, 1024).find('\n');
+  if (length == unread.npos) fail("a name without an end");
+  return read_bytes(length + 1).substr(0, length);
 }
 
+// LONG1: little-endian two's complement of 0 to 8 bytes, extended by its sign.
 int64_t Unpickler::long_integer() {
   const auto digits = sized<uint8_t>();
   if (digits.size() > 8) fail("an integer of {} bytes; only 64-bit integers are read", digits.size());
@@ -44,7 +51,7 @@ int64_t Unpickler::long_integer() {
 
 double Unpickler::big_endian_float() {
   uint64_t bits = 0;
-  for (const char byte : take(8)) bits = bits << 8 | static_cast<uint8_t>(byte);
+  for (const char byte : read_bytes(8)) bits = bits << 8 | static_cast<uint8_t>(byte);
   return std::bit_cast<double>(bits);
 }
 
@@ -54,6 +61,7 @@ PickleValue Unpickler::pop() {
   return value;
 }
 
+// Values below the last mark are not the operand of an opcode: they come before a container that is not finished.
 PickleValue& Unpickler::top() {
   if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) fail("nothing is left on the stack");
   return stack_.back();
@@ -68,14 +76,17 @@ std::vector<PickleValue> Unpickler::pop_to_mark() {
   return items;
 }
 
-// One value may be called upon again and again to make others, each of its size, which no tree holds together.
-void Unpickler::count_made(uint64_t bytes) {
-  made_ += bytes;
-  if (made_ > max_cost_) {
+// Limits the memory of all values that the run creates. add_cost() cannot do that: a pickle can create many large
+// values that no tree holds at the same time.
+void Unpickler::count_created_bytes(uint64_t bytes) {
+  created_bytes_ += bytes;
+  if (created_bytes_ > max_cost_) {
     fail("it makes values of more than {} bytes, from {} bytes of input", max_cost_, bytes_.size());
   }
 }
 
+// Limits the size of the tree with every reference written out, the work of a reader that walks it. A parent adds the
+// whole cost of each child, so sharing does not hide the cost.
 void Unpickler::add_cost(PickleNode& node, uint64_t cost) const {
   node.cost += cost;
   if (node.cost > max_cost_) {
@@ -85,7 +96,7 @@ void Unpickler::add_cost(PickleNode& node, uint64_t cost) const {
 }
 
 void Unpickler::push_node(std::shared_ptr<PickleNode> node, uint64_t own_cost) {
-  count_made(own_cost);
+  count_created_bytes(own_cost);
   add_cost(*node, own_cost);
   push(PickleValue(std::move(node)));
 }
@@ -96,9 +107,9 @@ void Unpickler::push_text(PickleKind kind, std::string_view text) {
 }
 
 void Unpickler::push_parts(PickleKind kind, std::vector<PickleValue> parts) {
-  count_made(8 * parts.size());
-  auto node = std::make_shared<PicklePartsNode>(kind, std::move(parts));
-  for (const auto& part : node->parts) adopt(*node, part);
+  count_created_bytes(8 * parts.size());
+  auto node = std::make_shared<PickleContainerNode>(kind, std::move(parts));
+  for (const auto& part : node->parts) attach_child(*node, part);
   push_node(std::move(node), 16);
 }
 
@@ -108,8 +119,8 @@ void Unpickler::push_tuple(size_t count) {
   push_parts(PickleKind::kTuple, std::move(items));
 }
 
-// A value that lies in another one does not change any more: so none can come to lie in itself.
-void Unpickler::adopt(PickleNode& parent, const PickleValue& child) {
+// Makes `child` a part of `parent`. A part is sealed and does not change any more, so no value can contain itself.
+void Unpickler::attach_child(PickleNode& parent, const PickleValue& child) {
   parent.cost += 8;
   const auto* held = std::get_if<4>(&child.value_);
   if (!held) return;
@@ -119,16 +130,17 @@ void Unpickler::adopt(PickleNode& parent, const PickleValue& child) {
   if (parent.depth > limits_.max_depth) fail("values are nested more than {} deep", limits_.max_depth);
 }
 
+// Dict and set keys are checked here, when the container is complete.
 void Unpickler::seal(const PickleValue& value) {
   const auto* held = std::get_if<4>(&value.value_);
   if (!held || (*held)->sealed) return;
   (*held)->sealed = true;
   const auto kind = (*held)->kind;
-  if (kind == PickleKind::kDict) check_keys(static_cast<const PicklePartsNode&>(**held), 2);
-  if (kind == PickleKind::kSet) check_keys(static_cast<const PicklePartsNode&>(**held), 1);
+  if (kind == PickleKind::kDict) check_keys(static_cast<const PickleContainerNode&>(**held), 2);
+  if (kind == PickleKind::kSet) check_keys(static_cast<const PickleContainerNode&>(**held), 1);
 }
 
-void Unpickler::check_keys(const PicklePartsNode& node, size_t stride) const {
+void Unpickler::check_keys(const PickleContainerNode& node, size_t stride) const {
   std::vector<std::string_view> texts;
   std::vector<int64_t> integers;
   for (size_t i = 0; i + stride <= node.parts.size(); i += stride) {
@@ -144,12 +156,13 @@ void Unpickler::check_keys(const PicklePartsNode& node, size_t stride) const {
   if (integer != integers.end()) fail("the key {} is twice in one dict", *integer);
 }
 
-PicklePartsNode& Unpickler::open_container(PickleKind kind, const char* op) {
+// The container on top of the stack, for an opcode that adds to it. Error kFormat when it is sealed.
+PickleContainerNode& Unpickler::open_container(PickleKind kind, const char* op) {
   const auto& value = top();
   if (value.kind() != kind) fail("{} on {}", op, value.describe());
   auto& node = *std::get<4>(value.value_);
-  if (node.sealed) fail("{} on {} that lies in another value already, perhaps in itself", op, value.describe());
-  return static_cast<PicklePartsNode&>(node);
+  if (node.sealed) fail("{} on {} that is part of another value already, perhaps of itself", op, value.describe());
+  return static_cast<PickleContainerNode&>(node);
 }
 
 void Unpickler::append(PickleKind kind, std::vector<PickleValue> items, const char* op) {
@@ -158,20 +171,21 @@ void Unpickler::append(PickleKind kind, std::vector<PickleValue> items, const ch
     fail("{} on a dict with a key that has no value", op);
   }
   for (auto& item : items) {
-    adopt(node, item);
+    attach_child(node, item);
     if (node.sealed) fail("{} puts {} into itself", op, item.describe());
     node.parts.push_back(std::move(item));
   }
 }
 
 void Unpickler::memoize(uint64_t index) {
-  // Writers number from 0, and each entry takes bytes.
+  // Writers number entries from 0 and each entry takes at least one byte, so a larger index is damage. This bounds
+  // memo_.
   if (index >= bytes_.size()) fail("memo entry {} in a pickle of {} bytes", index, bytes_.size());
   if (index >= memo_.size()) memo_.resize(index + 1);
   memo_[index] = top();
 }
 
-void Unpickler::recall(uint64_t index) {
+void Unpickler::push_memo(uint64_t index) {
   if (index >= memo_.size() || !memo_[index]) fail("memo entry {} was never set", index);
   push(*memo_[index]);
 }
@@ -199,7 +213,7 @@ void Unpickler::opcode(PickleOp op) {
       return push(PickleValue(big_endian_float()));
     // Text and bytes.
     case PickleOp::kShortBinUnicode:
-    case PickleOp::kShortBinString:  // the text of Python 2
+    case PickleOp::kShortBinString:  // a Python 2 str
       return push_text(PickleKind::kText, sized<uint8_t>());
     case PickleOp::kBinUnicode:
     case PickleOp::kBinString:
@@ -252,10 +266,10 @@ void Unpickler::opcode(PickleOp op) {
     case PickleOp::kLongBinPut:
       return memoize(number<uint32_t>());
     case PickleOp::kBinGet:
-      return recall(number<uint8_t>());
+      return push_memo(number<uint8_t>());
     case PickleOp::kLongBinGet:
-      return recall(number<uint32_t>());
-    // The stack, frames, and what is called.
+      return push_memo(number<uint32_t>());
+    // The stack, frames and calls.
     case PickleOp::kFrame:
       if (const auto length = number<uint64_t>(); length > bytes_.size() - position_) {
         fail("a frame of {} bytes, {} are left. The pickle is cut off or damaged.", length, bytes_.size() - position_);
@@ -289,10 +303,11 @@ void Unpickler::opcode(PickleOp op) {
     case PickleOp::kBinPersId:
       return push_parts(PickleKind::kPersistent, {pop()});
     default:
-      fail("opcode 0x{:02x} is not read", static_cast<unsigned>(op));
+      fail("opcode 0x{:02x} is not supported", static_cast<unsigned>(op));
   }
 }
 
+// The pickle must be complete: one value is left, and no byte follows STOP.
 PickleValue Unpickler::run() {
   if (static_cast<PickleOp>(number<uint8_t>()) != PickleOp::kProto) fail("no pickle of protocol 2 or higher");
   const auto protocol = number<uint8_t>();

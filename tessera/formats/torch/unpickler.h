@@ -2,11 +2,11 @@
 //
 //   const PickleValue root = unpickle(bytes, "/ckpt/.metadata");
 //
-// Nothing is imported, called or executed: a name of a class or function must be in the list of pickle_names.h, and
-// what it would make is an object in the tree. Time and memory are linear in the input. Whoever walks the tree meets a
-// shared value as often as it appears: `max_expanded` bounds that. Values that contain themselves, integers beyond 64
-// bits, text that is no UTF-8, a text or integer that is twice among the keys of a dict, and opcodes that protocols 2
-// to 5 do not need are Error kFormat "[pickle] WHERE: byte N: ...". Thread-safe.
+// Nothing is imported, called or executed: the name of a class or function must be in the list of pickle_names.h, and a
+// call becomes an object in the tree. Time and memory are linear in the input. A walk over the tree visits a shared
+// value once for each reference; `max_expanded` limits the size of that walk. Error kFormat "[pickle] WHERE: byte N:
+// ..." for values that contain themselves, integers beyond 64 bits, text that is not UTF-8, a text or integer that is
+// twice among the keys of a dict, and opcodes that data in protocols 2 to 5 does not need. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +20,9 @@ namespace tessera {
 
 struct PickleLimits {
   size_t max_bytes = size_t{4} << 30;
-  uint32_t max_depth = 100;             // of values inside each other
-  uint64_t max_expanded = 64 << 20;     // bytes of the tree with every reference written out: this,
-  uint64_t max_expanded_per_byte = 64;  // and this for each byte of the input
+  uint32_t max_depth = 100;             // nesting levels of values
+  uint64_t max_expanded = 64 << 20;     // bytes of the tree with every reference written out,
+  uint64_t max_expanded_per_byte = 64;  // plus this many for each byte of the input
 };
 
 PickleValue unpickle(std::span<const std::byte> bytes, const std::string& where, const PickleLimits& limits = {});

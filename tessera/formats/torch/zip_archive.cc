@@ -13,32 +13,32 @@
 namespace tessera {
 namespace {
 
-// Bounded reads of the archive's bytes.
-class ZipBytes {
+// Bounds-checked reads of the archive's bytes. Error kFormat.
+class ZipByteReader {
  public:
-  ZipBytes(std::span<const std::byte> bytes, const std::string& where) : bytes_(bytes), where_(where) {}
+  ZipByteReader(std::span<const std::byte> bytes, const std::string& where) : bytes_(bytes), where_(where) {}
 
   uint64_t size() const { return bytes_.size(); }
   template <class... Args>
   [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
     raise(ErrorKind::kFormat, "[zip] {}: {}", where_, fmt::format(format, std::forward<Args>(args)...));
   }
-  // `what` is said when the bytes are not there.
-  void need(uint64_t offset, uint64_t count, const char* what) const {
+  // `part_name` names the missing bytes in the message.
+  void check_range(uint64_t offset, uint64_t count, const char* part_name) const {
     if (offset > size() || count > size() - offset) {
-      fail("{} would lie at bytes {} to {} + {}, but there are {}. The archive is cut off or damaged.", what, offset,
-           offset, count, size());
+      fail("{} would be at bytes {} to {} + {}, but the archive has {}. The archive is cut off or damaged.", part_name,
+           offset, offset, count, size());
     }
   }
   template <class T>
-  T number(uint64_t offset, const char* what) const {
-    need(offset, sizeof(T), what);
+  T number(uint64_t offset, const char* part_name) const {
+    check_range(offset, sizeof(T), part_name);
     T value;
     std::memcpy(&value, bytes_.data() + offset, sizeof value);
     return value;
   }
-  std::string_view text(uint64_t offset, uint64_t count, const char* what) const {
-    need(offset, count, what);
+  std::string_view text(uint64_t offset, uint64_t count, const char* part_name) const {
+    check_range(offset, count, part_name);
     return {reinterpret_cast<const char*>(bytes_.data()) + offset, static_cast<size_t>(count)};
   }
 
@@ -51,10 +51,13 @@ struct ZipDirectory {
   uint64_t entries = 0;
   uint64_t begin = 0;
   uint64_t size = 0;
-  uint64_t limit = 0;  // it must end here
+  uint64_t limit = 0;  // the directory must end here
 };
 
-ZipDirectory find_zip_directory(const ZipBytes& bytes) {
+// The directory is found from the end of the archive, with the ZIP64 record if there is a locator. It must end exactly
+// where the end record begins, so bytes cut off or inserted anywhere before it are found. Archives with a comment are
+// rejected; torch.save writes no comment.
+ZipDirectory find_zip_directory(const ZipByteReader& bytes) {
   constexpr const char* kWhat = "the end of the archive's directory";
   if (bytes.size() < detail::kZipEndBytes ||
       bytes.number<uint32_t>(bytes.size() - detail::kZipEndBytes, kWhat) != detail::kZipEnd) {
@@ -67,7 +70,8 @@ ZipDirectory find_zip_directory(const ZipBytes& bytes) {
   found.size = bytes.number<uint32_t>(end + 12, kWhat);
   found.begin = bytes.number<uint32_t>(end + 16, kWhat);
   found.limit = end;
-  if (bytes.number<uint16_t>(end + 20, kWhat) != 0) bytes.fail("a comment of the archive that is not there");
+  if (bytes.number<uint16_t>(end + 20, kWhat) != 0)
+    bytes.fail("an archive comment is announced, but nothing follows the end record");
   const bool has_locator = end >= detail::kZip64LocatorBytes &&
                            bytes.number<uint32_t>(end - detail::kZip64LocatorBytes, kWhat) == detail::kZip64Locator;
   if (has_locator) {
@@ -81,21 +85,21 @@ ZipDirectory find_zip_directory(const ZipBytes& bytes) {
     found.limit = zip64;
   }
   if (found.begin > found.limit || found.size != found.limit - found.begin) {
-    bytes.fail("its directory would lie at bytes {} to {} + {}, but must end at {}. The archive is cut off or damaged.",
+    bytes.fail("its directory would be at bytes {} to {} + {}, but must end at {}. The archive is cut off or damaged.",
                found.begin, found.begin, found.size, found.limit);
   }
   return found;
 }
 
-void check_zip_name(const ZipBytes& bytes, std::string_view name) {
-  if (!is_inner_path(name) || !is_valid_utf8(name)) {
-    bytes.fail("entry {} has no name of a file inside a folder", quote(name));
+void check_zip_name(const ZipByteReader& bytes, std::string_view name) {
+  if (!is_path_inside_folder(name) || !is_valid_utf8(name)) {
+    bytes.fail("entry {}: the name is not a valid path inside a folder", quote(name));
   }
 }
 
-// The 64-bit values that stand in the extra field for those that say "see there".
-void read_zip64_extra(const ZipBytes& bytes, uint64_t offset, uint64_t size, std::initializer_list<uint64_t*> values,
-                      std::string_view name) {
+// Replaces each value of `values` that equals kZip32Max by the next 64-bit value of the ZIP64 extra field.
+void read_zip64_extra(const ZipByteReader& bytes, uint64_t offset, uint64_t size,
+                      std::initializer_list<uint64_t*> values, std::string_view name) {
   const uint64_t end = offset + size;
   while (offset + 4 <= end) {
     const auto id = bytes.number<uint16_t>(offset, "an extra field");
@@ -116,18 +120,19 @@ void read_zip64_extra(const ZipBytes& bytes, uint64_t offset, uint64_t size, std
   }
 }
 
-void check_zip_method(const ZipBytes& bytes, uint64_t flags, uint64_t method, std::string_view name) {
+void check_zip_method(const ZipByteReader& bytes, uint64_t flags, uint64_t method, std::string_view name) {
   if (flags & detail::kZipEncrypted) bytes.fail("entry {} is encrypted", quote(name));
   if (method != 0) {
-    bytes.fail("entry {} is compressed (method {}). torch.save stores entries as they are; write it again with torch.",
-               quote(name), method);
+    bytes.fail(
+        "entry {} is compressed (method {}). torch.save stores entries uncompressed. Save the file again with torch.",
+        quote(name), method);
   }
 }
 
-// Reads the directory's record at `at` and moves behind it.
-ZipEntry read_central_header(const ZipBytes& bytes, uint64_t& at) {
+// Reads the directory entry at `at` and moves `at` to the entry after it.
+ZipEntry read_central_header(const ZipByteReader& bytes, uint64_t& at) {
   constexpr const char* kWhat = "an entry of the directory";
-  bytes.need(at, detail::kZipCentralHeaderBytes, kWhat);
+  bytes.check_range(at, detail::kZipCentralHeaderBytes, kWhat);
   if (bytes.number<uint32_t>(at, kWhat) != detail::kZipCentralHeader) bytes.fail("no entry at byte {}", at);
   const auto flags = bytes.number<uint16_t>(at + 8, kWhat);
   const auto method = bytes.number<uint16_t>(at + 10, kWhat);
@@ -141,19 +146,22 @@ ZipEntry read_central_header(const ZipBytes& bytes, uint64_t& at) {
   at += detail::kZipCentralHeaderBytes;
   const auto name = bytes.text(at, name_bytes, kWhat);
   check_zip_name(bytes, name);
-  bytes.need(at + name_bytes, extra_bytes + comment_bytes, kWhat);
+  bytes.check_range(at + name_bytes, extra_bytes + comment_bytes, kWhat);
   read_zip64_extra(bytes, at + name_bytes, extra_bytes, {&size, &packed, &header}, name);
   at += name_bytes + extra_bytes + comment_bytes;
   check_zip_method(bytes, flags, method, name);
-  if (packed != size) bytes.fail("entry {} stores {} bytes as {}", quote(name), size, packed);
-  ZipEntry entry{std::string(name), header, 0, size, crc};  // end: only the size until the data's place is known
+  if (packed != size) bytes.fail("entry {} is stored, but has {} bytes and {} packed bytes", quote(name), size, packed);
+  ZipEntry entry{std::string(name), header, 0, size, crc};  // `end` holds the size until the data's position is known
   return entry;
 }
 
-void place_zip_entry(const ZipBytes& bytes, ZipEntry& entry, uint64_t directory_begin) {
+// Finds the data behind the local header and checks that the local header agrees with the directory. With a data
+// descriptor the local header has no sizes; the sizes of the directory are used then. The data must end before the
+// directory.
+void locate_zip_entry(const ZipByteReader& bytes, ZipEntry& entry, uint64_t directory_begin) {
   constexpr const char* kWhat = "the header of an entry";
   const uint64_t at = entry.header;
-  bytes.need(at, detail::kZipLocalHeaderBytes, kWhat);
+  bytes.check_range(at, detail::kZipLocalHeaderBytes, kWhat);
   if (bytes.number<uint32_t>(at, kWhat) != detail::kZipLocalHeader) {
     bytes.fail("entry {} has no header at byte {}", quote(entry.name), at);
   }
@@ -164,9 +172,9 @@ void place_zip_entry(const ZipBytes& bytes, ZipEntry& entry, uint64_t directory_
   const uint64_t name_bytes = bytes.number<uint16_t>(at + 26, kWhat);
   const uint64_t extra_bytes = bytes.number<uint16_t>(at + 28, kWhat);
   const auto name = bytes.text(at + detail::kZipLocalHeaderBytes, name_bytes, kWhat);
-  if (name != entry.name) bytes.fail("entry {} calls itself {} in its header", quote(entry.name), quote(name));
+  if (name != entry.name) bytes.fail("entry {} has the name {} in its local header", quote(entry.name), quote(name));
   const uint64_t extra = at + detail::kZipLocalHeaderBytes + name_bytes;
-  bytes.need(extra, extra_bytes, kWhat);
+  bytes.check_range(extra, extra_bytes, kWhat);
   read_zip64_extra(bytes, extra, extra_bytes, {&size, &packed}, name);
   const uint64_t wanted = entry.end;
   if ((flags & detail::kZipHasDescriptor) == 0 && (size != wanted || packed != wanted)) {
@@ -174,13 +182,14 @@ void place_zip_entry(const ZipBytes& bytes, ZipEntry& entry, uint64_t directory_
   }
   entry.begin = extra + extra_bytes;
   if (entry.begin > directory_begin || wanted > directory_begin - entry.begin) {
-    bytes.fail("entry {} would lie at bytes {} to {} + {}, but the directory begins at {}", quote(name), entry.begin,
+    bytes.fail("entry {} would be at bytes {} to {} + {}, but the directory begins at {}", quote(name), entry.begin,
                entry.begin, wanted, directory_begin);
   }
   entry.end = entry.begin + wanted;
 }
 
-void check_zip_overlap(const ZipBytes& bytes, const std::vector<ZipEntry>& entries) {
+// Entries are visited by rising position of their headers, so comparing neighbours finds every overlap.
+void check_zip_overlap(const ZipByteReader& bytes, const std::vector<ZipEntry>& entries) {
   std::vector<const ZipEntry*> order;
   for (const auto& entry : entries) order.push_back(&entry);
   std::ranges::sort(order, [](const auto* a, const auto* b) { return a->header < b->header; });
@@ -195,14 +204,14 @@ void check_zip_overlap(const ZipBytes& bytes, const std::vector<ZipEntry>& entri
 }  // namespace
 
 ZipArchive ZipArchive::parse(std::span<const std::byte> bytes, const std::string& where) {
-  const ZipBytes reader(bytes, where);
+  const ZipByteReader reader(bytes, where);
   const auto directory = find_zip_directory(reader);
   ZipArchive archive;
   archive.bytes_ = bytes;
   uint64_t at = directory.begin;
   while (at < directory.limit) {
     auto entry = read_central_header(reader, at);
-    place_zip_entry(reader, entry, directory.begin);
+    locate_zip_entry(reader, entry, directory.begin);
     if (!archive.by_name_.emplace(entry.name, archive.entries_.size()).second) {
       reader.fail("entry {} is there twice", quote(entry.name));
     }
@@ -219,7 +228,7 @@ void check_zip_crc(std::span<const std::byte> data, uint32_t crc, const std::str
   if (crc == 0) return;
   const uint32_t found = crc32(0, data);
   TESSERA_CHECK(found == crc, ErrorKind::kFormat,
-                "[zip] {}: entry {}: its {} bytes have the CRC {:08x}, the directory says {:08x}. They changed after "
+                "[zip] {}: entry {}: its {} bytes have the CRC {:08x}, the directory has {:08x}. They changed after "
                 "they were written; take another copy.",
                 where, quote(name), data.size(), found, crc);
 }

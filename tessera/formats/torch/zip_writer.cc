@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kZipPiece = size_t{1} << 20;  // what a cache holds from the sums to the copy
+constexpr size_t kZipPiece = size_t{1} << 20;  // stays in the CPU cache between checksum and write
 
 template <class T>
 void put_zip(std::string& out, T value) {
@@ -27,6 +27,8 @@ uint16_t zip_flags(uint64_t size) {
 
 }  // namespace
 
+// Sizes and checksum are written behind the data (descriptor), so data needs no second pass. Only the ZIP64 field has
+// the sizes here. The padding field moves the data to a multiple of 64 bytes.
 std::string ZipWriter::local_header(const std::string& name, uint64_t size, uint64_t position) {
   const bool zip64 = size >= detail::kZip32Max;
   std::string out;
@@ -56,7 +58,7 @@ std::string ZipWriter::local_header(const std::string& name, uint64_t size, uint
   return out;
 }
 
-std::string ZipWriter::descriptor(const Written& entry) {
+std::string ZipWriter::descriptor(const WrittenEntry& entry) {
   std::string out;
   if (entry.size == 0) return out;
   put_zip(out, detail::kZipDescriptor);
@@ -71,7 +73,8 @@ std::string ZipWriter::descriptor(const Written& entry) {
   return out;
 }
 
-std::string ZipWriter::directory(const std::vector<Written>& entries, uint64_t position) {
+// The central directory, then the ZIP64 end record, its locator, and the plain end record.
+std::string ZipWriter::directory(const std::vector<WrittenEntry>& entries, uint64_t position) {
   std::string out;
   for (const auto& entry : entries) {
     std::string extra;
@@ -101,7 +104,7 @@ std::string ZipWriter::directory(const std::vector<Written>& entries, uint64_t p
     out += extra;
   }
   const uint64_t size = out.size();
-  put_zip(out, detail::kZip64End);  // torch writes it for small archives, too
+  put_zip(out, detail::kZip64End);  // torch writes the record for small archives, too
   put_zip(out, uint64_t{detail::kZip64EndBytes - 12});
   put_zip16(out, 45);  // versions
   put_zip16(out, 45);
@@ -129,14 +132,15 @@ void ZipWriter::put(const std::string& bytes) {
   position_ += bytes.size();
 }
 
+// The checksum is computed piece by piece while the data passes, each piece being small enough to stay in the cache.
 void ZipWriter::add(const std::string& name, uint64_t size_bytes, const std::function<void(const ByteSink&)>& produce) {
   TESSERA_CHECK(name.size() < 1024, ErrorKind::kInternal, "[zip] a name of {} bytes: {}", name.size(), quote(name));
-  Written entry{name, position_, size_bytes, 0};
+  WrittenEntry entry{name, position_, size_bytes, 0};
   put(local_header(name, size_bytes, position_));
-  uint64_t given = 0;
+  uint64_t written_bytes = 0;
   produce([&](std::span<const std::byte> bytes) {
-    given += bytes.size();
-    TESSERA_CHECK(given <= size_bytes, ErrorKind::kInternal, "[zip] {}: more than the announced {} bytes", name,
+    written_bytes += bytes.size();
+    TESSERA_CHECK(written_bytes <= size_bytes, ErrorKind::kInternal, "[zip] {}: more than the announced {} bytes", name,
                   size_bytes);
     while (!bytes.empty()) {
       const auto piece = bytes.first(std::min(kZipPiece, bytes.size()));
@@ -146,8 +150,8 @@ void ZipWriter::add(const std::string& name, uint64_t size_bytes, const std::fun
       position_ += piece.size();
     }
   });
-  TESSERA_CHECK(given == size_bytes, ErrorKind::kInternal, "[zip] {}: {} bytes of the announced {}", name, given,
-                size_bytes);
+  TESSERA_CHECK(written_bytes == size_bytes, ErrorKind::kInternal, "[zip] {}: {} bytes of the announced {}", name,
+                written_bytes, size_bytes);
   put(descriptor(entry));
   entries_.push_back(std::move(entry));
 }
@@ -161,6 +165,7 @@ uint64_t ZipWriter::finish() {
   return position_;
 }
 
+// FNV-1a over the names, and a polynomial hash over the checksums of the data.
 std::string ZipWriter::content_id() const {
   uint64_t names = 0xcbf29ce484222325;  // FNV-1a
   uint64_t data = 0;
@@ -171,8 +176,9 @@ std::string ZipWriter::content_id() const {
   return fmt::format("{:020}{:020}", names, data);
 }
 
+// Runs the same functions as add() and finish() on empty data, so both lengths agree by construction.
 uint64_t zip_archive_bytes(std::span<const ZipEntrySize> entries) {
-  std::vector<ZipWriter::Written> written;
+  std::vector<ZipWriter::WrittenEntry> written;
   uint64_t position = 0;
   for (const auto& [name, size] : entries) {
     written.push_back({name, position, size, 0});

@@ -7,7 +7,8 @@
 //   const uint64_t length = writer.finish();
 //   zip_archive_bytes(entries);                      // the same length, before anything is written
 //
-// Checksums follow the data, so that nothing is kept; ZIP64 where sizes need it. Errors of the sink pass through.
+// Checksums are written after the data, so no entry is held in memory. ZIP64 is used where sizes need it. Exceptions of
+// the sink are passed on.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,7 @@
 
 namespace tessera {
 
-// Takes bytes in order, piece by piece; they are gone after the call.
+// Receives bytes in order, piece by piece. The bytes are valid only during the call.
 using ByteSink = std::function<void(std::span<const std::byte>)>;
 
 struct ZipEntrySize {
@@ -29,35 +30,35 @@ struct ZipEntrySize {
 
 class ZipWriter {
  public:
-  // The sink must stay alive.
+  // The sink must outlive the writer.
   explicit ZipWriter(const ByteSink& sink) : sink_(sink) {}
-  // `produce` gives exactly size_bytes to the sink that it gets.
+  // `produce` must write exactly size_bytes to the sink that it receives.
   void add(const std::string& name, uint64_t size_bytes, const std::function<void(const ByteSink&)>& produce);
   void add(const std::string& name, std::span<const std::byte> bytes);
-  // The directory. Returns the length of the archive.
+  // Writes the directory. Returns the length of the archive in bytes.
   uint64_t finish();
-  // 40 digits that stand for the names and the data so far: torch's "serialization id".
+  // 40 digits computed from the names and data so far: torch's "serialization id".
   std::string content_id() const;
 
  private:
-  struct Written {
+  struct WrittenEntry {
     std::string name;
     uint64_t header;
     uint64_t size;
     uint32_t crc;
   };
   static std::string local_header(const std::string& name, uint64_t size, uint64_t position);
-  static std::string descriptor(const Written& entry);
-  static std::string directory(const std::vector<Written>& entries, uint64_t position);
+  static std::string descriptor(const WrittenEntry& entry);
+  static std::string directory(const std::vector<WrittenEntry>& entries, uint64_t position);
   friend uint64_t zip_archive_bytes(std::span<const ZipEntrySize> entries);
   void put(const std::string& bytes);
 
   const ByteSink& sink_;
-  std::vector<Written> entries_;
+  std::vector<WrittenEntry> entries_;
   uint64_t position_ = 0;
 };
 
-// The length of an archive of these entries.
+// The length in bytes of an archive with these entries.
 uint64_t zip_archive_bytes(std::span<const ZipEntrySize> entries);
 
 }  // namespace tessera

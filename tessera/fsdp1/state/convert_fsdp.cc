@@ -9,18 +9,18 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/agreement.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/fsdp1/state/flatten_optim_state.h"
 #include "tessera/fsdp1/state/model_state_dict.h"
-#include "tessera/fsdp1/state/placed_values.h"
 #include "tessera/fsdp1/state/saved_states.h"
+#include "tessera/fsdp1/state/state_dict_values.h"
 #include "tessera/state/optimizer_dict.h"
 
 namespace tessera {
 namespace {
 
-// Parameters and persistent buffers by every name they have; one entry a tensor, under its first name, when
-// `first_only`.
+// Returns the parameters and persistent buffers by name. A shared tensor is under its first name only with
+// `first_only`, else under every name.
 StateDict tensors_by_name(nn::Module& module, bool first_only) {
   StateDict tensors;
   for (const auto& parameter : module.named_parameters(/*all=*/!first_only)) {
@@ -35,16 +35,18 @@ StateDict tensors_by_name(nn::Module& module, bool first_only) {
   return tensors;
 }
 
-struct MemberTarget {
-  FlatPlace place;
+// A member of an FSDP1 unit and the FSDP2 tensor that it is copied into.
+struct MemberCopy {
+  FlatTensorLayout layout;
   at::Tensor piece;
   at::Tensor target;
 };
 
-// What lies where; every member must be in `targets`, and nothing of `targets` may be left.
-std::vector<MemberTarget> member_targets(nn::Module& fsdp1, const Fsdp1Units& model, const StateDict& targets,
-                                         std::vector<std::pair<at::Tensor, at::Tensor>>& plain) {
-  std::vector<MemberTarget> found;
+// Finds the target of every member and, in `plain`, of every tensor outside units. Every tensor of the FSDP1 model must
+// have a target of its shape, and every target must be used.
+std::vector<MemberCopy> plan_member_copies(nn::Module& fsdp1, const Fsdp1Units& model, const StateDict& targets,
+                                           std::vector<std::pair<at::Tensor, at::Tensor>>& plain) {
+  std::vector<MemberCopy> found;
   std::set<std::string> used;
   const auto take = [&](const std::vector<std::string>& names, at::IntArrayRef shape) -> at::Tensor {
     const StateValue* target = nullptr;
@@ -63,9 +65,9 @@ std::vector<MemberTarget> member_targets(nn::Module& fsdp1, const Fsdp1Units& mo
   };
   for (const auto& unit : model.units()) {
     for (size_t member = 0; member < unit.fqns.size(); ++member) {
-      const auto& place = unit.place(member);
+      const auto& layout = unit.member_layout(member);
       found.push_back(
-          {place, unit.piece(unit.handle->shard().detach(), member), take(unit.names(member), place.shape)});
+          {layout, unit.member_shard(unit.handle->shard().detach(), member), take(unit.names(member), layout.shape)});
     }
   }
   for (const auto& [names, tensor, is_parameter, saved_dtype] : unmanaged_tensors(fsdp1, model)) {
@@ -79,38 +81,39 @@ std::vector<MemberTarget> member_targets(nn::Module& fsdp1, const Fsdp1Units& mo
   return found;
 }
 
-// States that FSDP2's optimizer keeps of each member, checked against what FSDP1's has.
-struct StateTarget {
+// The states of one member in FSDP2's optimizer. The names are checked against the states of FSDP1's optimizer.
+struct MemberStateCopy {
   const Fsdp1Units::Parameter* parameter;
-  size_t index;  // of the member among the parameter's
+  size_t index;  // of the member in the parameter
   std::map<std::string, at::Tensor> states;
 };
 
-std::vector<StateTarget> state_targets(const Fsdp1Units& model, const AgreedStates& agreed,
-                                       const optim::Optimizer& to) {
+// The FSDP2 optimizer has one parameter per member and finds it by any of the member's names.
+std::vector<MemberStateCopy> plan_state_copies(const Fsdp1Units& model, const MergedOptimStates& merged,
+                                               const optim::Optimizer& to) {
   const auto names = to.parameter_names();
   const std::set<std::string> known(names.begin(), names.end());
-  std::vector<StateTarget> targets;
-  for (const auto* parameter : agreed.parameters) {
+  std::vector<MemberStateCopy> targets;
+  for (const auto* parameter : merged.parameters) {
     TESSERA_CHECK(parameter->unit, ErrorKind::kShape,
-                  "[fsdp1.convert] {} is trained but in no FSDP1 unit. Wrap the root module, too.", parameter->name);
-    const auto& state = agreed.states.at(parameter);
+                  "[fsdp1.convert] {} is trained, but no FSDP1 unit has it. Wrap the root module too.",
+                  parameter->name);
+    const auto& state = merged.states.at(parameter);
     for (size_t i = 0; i < parameter->fqns.size(); ++i) {
       const auto& unit = model.units()[*parameter->unit];
       const auto aliases = unit.names(parameter->first_member + i);
       const auto name = std::ranges::find_if(aliases, [&](const auto& n) { return known.contains(n); });
       TESSERA_CHECK(name != aliases.end(), ErrorKind::kShape,
                     "[fsdp1.convert] {}: the FSDP2 optimizer has no such parameter. Train the same ones.", aliases[0]);
-      auto& target = targets.emplace_back(StateTarget{parameter, i, to.state(*name)});
-      std::set<std::string> have, wanted;
+      auto& target = targets.emplace_back(MemberStateCopy{parameter, i, to.state(*name)});
+      std::set<std::string> have, expected_states;
       for (const auto& [key, dtype] : state.tensors) have.insert(key);
       for (const auto& [key, value] : state.others) have.insert(to_string(key));
-      for (const auto& [key, tensor] : target.states) wanted.insert(key);
-      TESSERA_CHECK(
-          have == wanted, ErrorKind::kShape,
-          "[fsdp1.convert] {}: the FSDP1 optimizer has states ({}), the FSDP2 optimizer wants ({}). Make both "
-          "with the same options.",
-          aliases[0], fmt::join(have, ", "), fmt::join(wanted, ", "));
+      for (const auto& [key, tensor] : target.states) expected_states.insert(key);
+      TESSERA_CHECK(have == expected_states, ErrorKind::kShape,
+                    "[fsdp1.convert] {}: the FSDP1 optimizer has states ({}), the FSDP2 optimizer has ({}). Make both "
+                    "with the same options.",
+                    aliases[0], fmt::join(have, ", "), fmt::join(expected_states, ", "));
     }
   }
   return targets;
@@ -121,18 +124,23 @@ std::vector<StateTarget> state_targets(const Fsdp1Units& model, const AgreedStat
 void copy_fsdp1_to_fsdp2(nn::Module& fsdp1, nn::Module& fsdp2) {
   const c10::NoGradGuard no_grad;
   const auto model = Fsdp1Units::of(fsdp1);
-  std::vector<MemberTarget> members;
+  std::vector<MemberCopy> members;
   std::vector<std::pair<at::Tensor, at::Tensor>> plain;
   comm::attempt_together(*model.group(), [&] {
-    members = member_targets(fsdp1, model, tensors_by_name(fsdp2, /*first_only=*/false), plain);
+    members = plan_member_copies(fsdp1, model, tensors_by_name(fsdp2, /*first_only=*/false), plain);
   });
-  for (const auto& [place, piece, target] : members) local_part(target).copy_(part_like(place, piece, target));
+  // All ranks have the same units in the same order, so they exchange the members in one order.
+  for (const auto& [layout, piece, target] : members) {
+    local_tensor_of(target).copy_(to_layout_of(layout, piece, target));
+  }
   for (const auto& [source, target] : plain) {
-    const auto place = replicated_place("a tensor outside FSDP1", source, model.group());
-    local_part(target).copy_(part_like(place, source.reshape({-1}), target));
+    const auto layout = replicated_layout("a tensor outside FSDP1", source, model.group());
+    local_tensor_of(target).copy_(to_layout_of(layout, source.reshape({-1}), target));
   }
 }
 
+// A DTensor is one of the forms that load_fsdp1_state_dict reads, so the FSDP2 model's tensors are loaded as a state
+// dict.
 void copy_fsdp2_to_fsdp1(nn::Module& fsdp2, nn::Module& fsdp1) {
   const StateDictTypeScope scope(fsdp1, {.type = StateDictType::kSharded});
   load_fsdp1_state_dict(fsdp1, tensors_by_name(fsdp2, /*first_only=*/true));
@@ -143,20 +151,21 @@ void copy_fsdp1_to_fsdp2(nn::Module& fsdp1, const optim::Optimizer& from, optim:
   const auto model = Fsdp1Units::of(fsdp1);
   comm::Group& group = *model.group();
   const auto saved = optimizer_state_dict(from);
-  LocalStates local;
-  comm::attempt_together(group, [&] { local = find_local_states(model, optimizer_parameter_names(from), saved); });
-  const auto agreed = agree_on_states(model, local, group);
-  std::vector<StateTarget> targets;
-  comm::attempt_together(group, [&] { targets = state_targets(model, agreed, to); });
+  LocalOptimStates local;
+  comm::attempt_together(group,
+                         [&] { local = find_local_optim_states(model, optimizer_parameter_names(from), saved); });
+  const auto merged = merge_states_of_ranks(model, local, group);
+  std::vector<MemberStateCopy> targets;
+  comm::attempt_together(group, [&] { targets = plan_state_copies(model, merged, to); });
   for (const auto& [parameter, index, states] : targets) {
-    const auto& agreed_state = agreed.states.at(parameter);
-    for (const auto& [name, dtype] : agreed_state.tensors) {
-      const auto place = model.units()[*parameter->unit].place(parameter->first_member + index).named(name);
-      const at::Tensor piece = saved_piece(model, *parameter, index, local.state_of(parameter), name, dtype);
+    const auto& merged_state = merged.states.at(parameter);
+    for (const auto& [name, dtype] : merged_state.tensors) {
+      const auto layout = model.units()[*parameter->unit].member_layout(parameter->first_member + index).named(name);
+      const at::Tensor piece = local_state_range(model, *parameter, index, local.state_of(parameter), name, dtype);
       const at::Tensor& target = states.at(name);
-      local_part(target).copy_(part_like(place, piece, target));
+      local_tensor_of(target).copy_(to_layout_of(layout, piece, target));
     }
-    for (const auto& [key, value] : agreed_state.others) states.at(to_string(key)).copy_(value.tensor());
+    for (const auto& [key, value] : merged_state.others) states.at(to_string(key)).copy_(value.tensor());
   }
   to.set_lr(from.lr());
   to.set_step(from.steps());
@@ -179,6 +188,7 @@ void copy_fsdp2_to_fsdp1(const optim::Optimizer& from, nn::Module& fsdp1, optim:
                     to_string(key));
     }
   });
+  // The flattened state is loaded with the optimizer's own groups: hyper-parameters other than the learning rate stay.
   const auto flat = flatten_optim_state_dict(model, StateDict{{"state", std::move(states)}}, {});
   comm::attempt_together(group, [&] {
     auto loaded = rekey_flattened(flat, model, parameter_group_names(to), /*by_name=*/false);

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// Collectives carry bytes, so that every dtype can travel.
+// Collectives move bytes, so every dtype works.
 at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.view(at::kByte); }
 
 void check_piece(const at::Tensor& piece, const FlatRange& range, std::string_view subject) {
@@ -23,17 +23,19 @@ void check_piece(const at::Tensor& piece, const FlatRange& range, std::string_vi
                 fmt::join(piece.sizes(), "x"), range.numel(), range.begin);
 }
 
+// Every rank computes this from the same ranges, so all ranks throw or none does.
 void check_covered(const std::vector<FlatRange>& have, const std::vector<FlatRange>& want, std::string_view subject) {
   for (size_t rank = 0; rank < want.size(); ++rank) {
     int64_t found = 0;
     for (const auto& range : have) found += intersection(range, want[rank]).numel();
     TESSERA_CHECK(found == want[rank].numel(), ErrorKind::kShape,
-                  "[fsdp1.exchange] {}: the ranks hold {} of the {} elements that rank {} of the group wants from {}, "
+                  "[fsdp1.exchange] {}: the ranks hold {} of the {} elements that rank {} of the group needs from {}, "
                   "expected each once. Give the state as it was saved.",
                   quote(subject), found, want[rank].numel(), rank, want[rank].begin);
   }
 }
 
+// Whether later ranks have later ranges. Received parts are then already in the order of their elements.
 bool in_order_of_ranks(const std::vector<FlatRange>& ranges) {
   int64_t reached = 0;
   for (const auto& range : ranges) {
@@ -63,9 +65,10 @@ std::vector<FlatRange> chunk_ranges(at::IntArrayRef shape, int64_t ranks) {
   return ranges;
 }
 
+// A box is one range when, after its leading dims of size 1, at most the first further dim is cut.
 std::optional<FlatRange> range_of_box(at::IntArrayRef shape, at::IntArrayRef offsets, at::IntArrayRef sizes) {
   if (numel_of(sizes) == 0) return FlatRange{};
-  size_t cut = 0;  // the first dim of which the box has more than one index
+  size_t cut = 0;  // the first dim with more than one index in the box
   while (cut < sizes.size() && sizes[cut] == 1) ++cut;
   for (size_t dim = cut + 1; dim < sizes.size(); ++dim) {
     if (sizes[dim] != shape[dim]) return std::nullopt;
@@ -75,7 +78,7 @@ std::optional<FlatRange> range_of_box(at::IntArrayRef shape, at::IntArrayRef off
   return FlatRange{begin, begin + numel_of(sizes)};
 }
 
-std::vector<FlatRange> first_holders(std::vector<FlatRange> ranges) {
+std::vector<FlatRange> keep_first_holders(std::vector<FlatRange> ranges) {
   for (size_t rank = 1; rank < ranges.size(); ++rank) {
     for (size_t before = 0; before < rank; ++before) {
       if (ranges[before] == ranges[rank]) ranges[rank] = {};
@@ -95,8 +98,9 @@ bool covers_once(std::vector<FlatRange> ranges, int64_t numel) {
   return reached == numel;
 }
 
-at::Tensor exchange_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have,
-                           const std::vector<FlatRange>& want, std::string_view subject) {
+// One all-to-all. Both sides compute the sizes of all parts from the ranges, so no sizes are sent.
+at::Tensor all_to_all_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have,
+                             const std::vector<FlatRange>& want, std::string_view subject) {
   check_covered(have, want, subject);
   const auto ranks = static_cast<size_t>(group.size()), rank = static_cast<size_t>(group.rank());
   const FlatRange &mine = have.at(rank), &wanted = want.at(rank);
@@ -113,7 +117,7 @@ at::Tensor exchange_ranges(comm::Group& group, const at::Tensor& piece, const st
   const at::Tensor input = sent.empty() ? piece.new_empty({0}) : at::cat(sent).contiguous();
   const at::Tensor received = piece.new_empty({wanted.numel()});
   comm::all_to_all_single(group, as_bytes(received), as_bytes(input), received_bytes, sent_bytes, subject).wait();
-  // Parts came in the order of the ranks, which need not be that of the elements.
+  // Parts arrive in the order of the ranks. When the ranges are in another order, they are copied to their places.
   if (in_order_of_ranks(have)) return received;
   const at::Tensor ordered = piece.new_empty({wanted.numel()});
   int64_t at = 0;
@@ -126,12 +130,14 @@ at::Tensor exchange_ranges(comm::Group& group, const at::Tensor& piece, const st
   return ordered;
 }
 
-at::Tensor gather_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have, int64_t numel,
-                         std::string_view subject) {
+at::Tensor all_gather_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have,
+                             int64_t numel, std::string_view subject) {
   check_covered(have, {FlatRange{0, numel}}, subject);
   check_piece(piece, have.at(static_cast<size_t>(group.rank())), subject);
   const at::Tensor whole = piece.new_empty({numel});
-  std::vector<comm::Pending> pending;
+  // One broadcast per rank, directly into its place in the result: an all-gather would need equal sizes, and so padding
+  // and a second buffer. All broadcasts are started before the first wait.
+  std::vector<comm::PendingCollective> pending;
   for (int rank = 0; rank < group.size(); ++rank) {
     const FlatRange& range = have[static_cast<size_t>(rank)];
     if (range.empty()) continue;

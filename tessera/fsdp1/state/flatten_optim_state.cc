@@ -12,40 +12,45 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/fsdp1/state/placed_values.h"
 #include "tessera/fsdp1/state/saved_states.h"
+#include "tessera/fsdp1/state/state_dict_values.h"
 #include "tessera/state/broadcast_state.h"
 
 namespace tessera {
 namespace {
 
-// What a value becomes right before it is cut: rank 0's, where only it has the tensors.
-using ResolveValue = std::function<StateValue(const StateValue& value, const std::string& subject)>;
+// Returns a value just before it is sharded. With rank0_only it broadcasts the tensors of rank 0; otherwise it returns
+// the value.
+using FetchValue = std::function<StateValue(const StateValue& value, const std::string& subject)>;
 
 bool has_dims(const StateValue& value) {
   const auto shape = value_shape(value);
   return shape && !shape->shape.empty();
 }
 
+// Builds the flat state `name` of a unit, one member at a time: each value becomes this rank's range and is copied to
+// its place. Members without the state stay zeros.
 at::Tensor flatten_tensors(const Fsdp1Unit& unit, const UnitStates& states, const std::string& name,
-                           const ResolveValue& resolve) {
-  const auto& layout = unit.layout();
+                           const FetchValue& fetch) {
+  const auto& unit_layout = unit.layout();
   at::Tensor flat;
   for (const auto& [member, state] : states) {
     const auto& value = state.at(name);
     if (value.is_none()) continue;
-    const auto place = unit.place(member).named(name);
-    const at::Tensor piece = ranges_of_value(place, resolve(value, place.name));
+    const auto layout = unit.member_layout(member).named(name);
+    const at::Tensor piece = to_local_range(layout, fetch(value, layout.name));
     if (!flat.defined()) {
-      const int64_t numel = unit.sharded() ? layout.sharded_numel() : layout.unpadded_numel();
+      const int64_t numel = unit.sharded() ? unit_layout.sharded_numel() : unit_layout.unpadded_numel();
       flat = at::zeros({numel}, at::TensorOptions().dtype(piece.scalar_type()));
     }
-    unit.piece(flat, member).copy_(piece);
+    unit.member_shard(flat, member).copy_(piece);
   }
   return flat;
 }
 
-StateDict flatten_unit(const Fsdp1Unit& unit, const UnitStates& states, const ResolveValue& resolve) {
+// The names are visited in sorted order, so all ranks exchange the states in one order. A value without dims is common
+// to all members (check_unit_states), so the first one is taken.
+StateDict flatten_unit(const Fsdp1Unit& unit, const UnitStates& states, const FetchValue& fetch) {
   StateDict flat;
   if (states.empty()) return flat;
   std::set<std::string> names;
@@ -58,7 +63,7 @@ StateDict flatten_unit(const Fsdp1Unit& unit, const UnitStates& states, const Re
     if (!first) {
       flat.set(name, nullptr);
     } else if (has_dims(*first)) {
-      flat.set(name, flatten_tensors(unit, states, name, resolve));
+      flat.set(name, flatten_tensors(unit, states, name, fetch));
     } else if (first->is_tensor()) {
       flat.set(name, first->tensor().detach().cpu().clone());
     } else {
@@ -68,36 +73,37 @@ StateDict flatten_unit(const Fsdp1Unit& unit, const UnitStates& states, const Re
   return flat;
 }
 
-StateDict shard_member(const Fsdp1Unit& unit, size_t member, const StateDict& state, const ResolveValue& resolve) {
+StateDict shard_member(const Fsdp1Unit& unit, size_t member, const StateDict& state, const FetchValue& fetch) {
   StateDict sharded;
-  std::set<std::string> names;  // exchanged in one order, whatever that of the rank's dict
+  std::set<std::string> names;  // sorted, so that all ranks exchange the states in one order
   for (const auto& [key, value] : state) names.insert(to_string(key));
   for (const auto& name : names) {
     const auto& value = state.at(name);
-    const auto place = unit.place(member).named(name);
+    const auto layout = unit.member_layout(member).named(name);
     if (!has_dims(value)) {
-      sharded.set(name, clone_state(resolve(value, place.name)));
+      sharded.set(name, clone_state(fetch(value, layout.name)));
       continue;
     }
-    TESSERA_CHECK(value_shape(value)->shape == place.shape, ErrorKind::kShape,
+    TESSERA_CHECK(value_shape(value)->shape == layout.shape, ErrorKind::kShape,
                   "[fsdp1.load] {}: Tensor optimizer state does not have same shape as its parameter: [{}] [{}]. Load "
                   "the state of this model.",
-                  quote(place.name), fmt::join(value_shape(value)->shape, ", "), fmt::join(place.shape, ", "));
-    const at::Tensor piece = ranges_of_value(place, resolve(value, place.name));
-    // Without sharding the optimizer sees the parameter in its own shape.
-    sharded.set(name, unit.sharded() ? piece : logical_order(place, piece));
+                  quote(layout.name), fmt::join(value_shape(value)->shape, ", "), fmt::join(layout.shape, ", "));
+    const at::Tensor piece = to_local_range(layout, fetch(value, layout.name));
+    // Without sharding the optimizer has the parameter in its own shape.
+    sharded.set(name, unit.sharded() ? piece : to_logical_order(layout, piece));
   }
-  return unit.place(member).own().empty() ? StateDict{} : sharded;
+  return unit.member_layout(member).own().empty() ? StateDict{} : sharded;
 }
 
-StateValue unresolved(const StateValue& value, const std::string&) { return value; }
+StateValue fetch_local_value(const StateValue& value, const std::string&) { return value; }
 
 const StateDict kNoStates;
 
-// What is to be done with a dict, checked before anything is sent.
-class FlattenPlan {
+// The states of a dict, sorted by unit and member, with all checks. The checks need only shapes and scalars, so they
+// run on every rank before tensors are sent.
+class CheckedUnitStates {
  public:
-  FlattenPlan(const Fsdp1Units& model, const StateDict& states, bool partial_units)
+  CheckedUnitStates(const Fsdp1Units& model, const StateDict& states, bool partial_units)
       : by_unit(model.units().size()), model_(model), partial_units_(partial_units) {
     for (const auto& [key, value] : states) {
       TESSERA_CHECK(std::holds_alternative<std::string>(key), ErrorKind::kShape,
@@ -118,8 +124,10 @@ class FlattenPlan {
     for (size_t i = 0; i < by_unit.size(); ++i) check(i);
   }
 
-  comm::Facts facts() const {
-    comm::Facts facts;
+  // A description of each member's state, for check_equal_on_ranks: the ranks can exchange the states only when all
+  // describe them equally.
+  comm::NamedValues facts() const {
+    comm::NamedValues facts;
     for (size_t i = 0; i < by_unit.size(); ++i) {
       for (size_t member = 0; member < model_.units()[i].fqns.size(); ++member) {
         const auto found = by_unit[i].find(member);
@@ -170,7 +178,7 @@ class FlattenPlan {
   bool partial_units_;
 };
 
-// A named optimizer's own state of a parameter of which this rank has nothing.
+// Returns a named optimizer's own state of a parameter without elements on this rank.
 StateDict own_state(const optim::Optimizer& optimizer, const std::string& parameter) {
   StateDict state;
   for (const auto& [key, tensor] : optimizer.state(parameter)) state.set(key, tensor.detach().clone());
@@ -181,34 +189,36 @@ StateDict own_state(const optim::Optimizer& optimizer, const std::string& parame
 
 StateDict flatten_optim_state(const Fsdp1Unit& unit, const UnitStates& states) {
   check_unit_states(unit, states);
-  return flatten_unit(unit, states, unresolved);
+  return flatten_unit(unit, states, fetch_local_value);
 }
 
 StateDict shard_orig_param_state(const Fsdp1Unit& unit, size_t member, const StateDict& state) {
-  return shard_member(unit, member, state, unresolved);
+  return shard_member(unit, member, state, fetch_local_value);
 }
 
 FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const StateDict& optim_state_dict,
                                              const FlattenOptions& options) {
   comm::Group& group = options.group ? *options.group : *model.group();
+  // Every step before the exchange is checked on all ranks together. After check_equal_on_ranks all ranks have equal
+  // plans, so the exchange below makes the same collectives in the same order on each rank.
   comm::attempt_together(group, [&] {
     if (!options.rank0_only || group.rank() == 0) states_of(optim_state_dict, "[fsdp1.load]");
   });
   const StateDict tree = options.rank0_only ? broadcast_processed_state(group, optim_state_dict) : optim_state_dict;
   const StateDict& states = states_of(tree, "[fsdp1.load]");
-  std::optional<FlattenPlan> plan;
-  comm::Facts facts;
+  std::optional<CheckedUnitStates> checked;
+  comm::NamedValues facts;
   comm::attempt_together(group, [&] {
-    plan.emplace(model, states, options.partial_units);
-    if (!options.rank0_only) facts = plan->facts();
+    checked.emplace(model, states, options.partial_units);
+    if (!options.rank0_only) facts = checked->facts();
   });
-  check_alike(group, facts, "Pass the same optimizer state dict on all ranks, or set rank0_only.");
+  check_equal_on_ranks(group, facts, "Pass the same optimizer state dict on all ranks, or set rank0_only.");
 
-  const ResolveValue resolve = [&](const StateValue& value, const std::string& subject) {
+  const FetchValue fetch = [&](const StateValue& value, const std::string& subject) {
     return options.rank0_only ? broadcast_state(group, value, model.units()[0].handle->shard().device(), subject)
                               : value;
   };
-  std::unordered_set<std::string> own_names;  // of a named optimizer
+  std::unordered_set<std::string> own_names;  // names of the parameters of a named optimizer
   if (options.named_optimizer) {
     for (auto& name : options.named_optimizer->parameter_names()) own_names.insert(std::move(name));
   }
@@ -218,14 +228,14 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
     if (!parameter.unit) {
       const auto* state = parameter.find_in(states);
       if (!state) continue;
-      entry.state = clone_state(resolve(*state, parameter.name)).dict();
+      entry.state = clone_state(fetch(*state, parameter.name)).dict();
     } else {
       const auto& unit = model.units()[*parameter.unit];
-      const auto& members = plan->by_unit[*parameter.unit];
+      const auto& members = checked->by_unit[*parameter.unit];
       if (!model.use_orig_params()) {
-        entry.state = flatten_unit(unit, members, resolve);
+        entry.state = flatten_unit(unit, members, fetch);
       } else if (const auto found = members.find(parameter.first_member); found != members.end()) {
-        entry.state = shard_member(unit, parameter.first_member, found->second, resolve);
+        entry.state = shard_member(unit, parameter.first_member, found->second, fetch);
         if (entry.state.empty() && own_names.contains(parameter.name)) {
           entry.state = own_state(*options.named_optimizer, parameter.name);
         } else if (entry.state.empty() && options.named_optimizer) {
@@ -236,11 +246,11 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
     }
     flat.entries.push_back(std::move(entry));
   }
-  for (const auto& key : plan->user_keys) {
-    flat.user_state.set(key, clone_state(resolve(states.at(key), to_string(key))));
+  for (const auto& key : checked->user_keys) {
+    flat.user_state.set(key, clone_state(fetch(states.at(key), to_string(key))));
   }
   if (const auto* groups = tree.find("param_groups")) {
-    flat.param_groups = clone_state(resolve(*groups, "param_groups")).list();
+    flat.param_groups = clone_state(fetch(*groups, "param_groups")).list();
   }
   return flat;
 }

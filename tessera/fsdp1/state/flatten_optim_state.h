@@ -1,12 +1,13 @@
-// Optimizer state by names of original parameters, as optim_state_dict gives it, turned into what this rank's optimizer
-// keeps: the state of its flat parameters, or of its ranges of the original ones.
+// Converts optimizer state by names of original parameters (the result of optim_state_dict) to the state that this
+// rank's FSDP1 optimizer keeps: the state of its flat parameters, or of its ranges of the original parameters.
 //
 //   FlattenedOptimState flat = flatten_optim_state_dict(Fsdp1Units::of(*model), saved, {});
 //   StateDict by_id = rekey_flattened(flat, model, parameter_group_names(*optimizer), false);
 //
-// Tensors are cut one at a time: beside its results no rank holds more than one parameter's state and what it is cut
-// from. Where a value does not fit every rank throws the same Error: shapes, dtypes, names of states, members that lack
-// what others have, steps. (PyTorch checks only flat parameters; with use_orig_params it cuts wrong sizes silently.)
+// Tensors are sharded one at a time: in addition to the results, a rank holds at most one parameter's state and its
+// source. When a value does not fit, every rank throws the same Error. Checked are shapes, dtypes, names of states,
+// steps, and members without the states of other members. (PyTorch checks only flat parameters; with use_orig_params it
+// takes wrong ranges without an error.)
 #pragma once
 
 #include <map>
@@ -20,51 +21,55 @@
 
 namespace tessera {
 
-// State of one parameter of the optimizer.
+// The state of one parameter of the optimizer.
 struct FlattenedOptimEntry {
-  std::string parameter;  // its name in Module::named_parameters
+  std::string parameter;  // as in Module::named_parameters
   StateDict state;
 };
 struct FlattenedOptimState {
   std::vector<FlattenedOptimEntry> entries;
-  StateDict user_state;                   // keys that name no parameter
-  std::optional<StateList> param_groups;  // with original names; none when the input had none
+  StateDict user_state;                   // entries whose key is not a parameter
+  std::optional<StateList> param_groups;  // by original names; nullopt when the input has no groups
 };
 
 struct FlattenOptions {
-  bool rank0_only = false;  // the dict of the group's rank 0 counts, others' are not looked at
-  // Keyed or named optimizers want state for parameters of which a rank has nothing, too: their own is copied.
+  bool rank0_only = false;  // only the dict of the group's rank 0 is read
+  // An optimizer that is keyed by name needs state also for parameters without elements on this rank: its own state is
+  // copied.
   const optim::Optimizer* named_optimizer = nullptr;
-  // With use_orig_params: trained parameters may lack state beside others of their unit that have some.
+  // With use_orig_params: a trained parameter may lack state although others of its unit have state.
   bool partial_units = false;
-  std::shared_ptr<comm::Group> group = {};  // the FSDP group by default
+  std::shared_ptr<comm::Group> group = {};  // default: the FSDP group
 };
 
 // COLLECTIVE over the group. Errors kShape with upstream's texts.
 FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const StateDict& optim_state_dict,
                                              const FlattenOptions& options);
 
-// The states of the members of one unit that have any, by member.
+// The state of each member of a unit that has state, by index of the member.
 using UnitStates = std::map<size_t, StateDict>;
-// Checks what flatten_optim_state and shard_orig_param_state assume. partial: see FlattenOptions. No communication.
+// Checks the requirements of flatten_optim_state and shard_orig_param_state. `partial`: FlattenOptions::partial_units.
+// No communication.
 void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states, bool partial = false);
 
-// One flat parameter's state: tensors with dims become this rank's shard ([sharded_numel], the whole without sharding),
-// members without the state count as zeros; others must be the same in all members. Results on the CPU. Empty when
-// `states` is. COLLECTIVE over the unit's group for sharded values.
+// Returns the state of one flat parameter, on the CPU. A tensor with dims becomes this rank's shard ([sharded_numel],
+// or the whole without sharding), with zeros for members without this state. Other values must be equal in all members.
+// Empty when `states` is empty. COLLECTIVE over the unit's group for sharded values.
 StateDict flatten_optim_state(const Fsdp1Unit& unit, const UnitStates& states);
-// One original parameter's state: this rank's range of tensors with dims, 1-d, other values as they are. Empty where
-// the rank has nothing of the parameter. COLLECTIVE over the unit's group for sharded values, also then.
+// Returns the state of one original parameter: a tensor with dims becomes this rank's 1-d range, other values stay.
+// Empty when this rank has no elements of the parameter. COLLECTIVE over the unit's group for sharded values, also on
+// ranks with an empty result.
 StateDict shard_orig_param_state(const Fsdp1Unit& unit, size_t member, const StateDict& state);
 
-// Names of the parameters of each group of an optimizer, in the order of their ids.
+// The names of the parameters of each group of an optimizer, in the order of their ids.
 using ParameterGroupNames = std::vector<std::vector<std::string>>;
 ParameterGroupNames parameter_group_names(const optim::Optimizer& optimizer);
 
-// Keyed as the optimizer with these groups keeps it: by id, or by name. Its groups are the result's, in its order, with
-// the settings that their parameters were saved with; none where they were in no saved group. What the optimizer does
-// not train is left out with a warning. Errors kShape: a parameter group names an unknown parameter; parameters of one
-// group that were saved in groups with different hyper-parameters; several saved groups without parameters for one.
+// Returns the dict in the form of an optimizer with these groups: by id, or by name. It has the optimizer's groups, in
+// order, with the hyper-parameters of the saved groups of their parameters, or without any when the parameters were in
+// no saved group. State that the optimizer does not train is left out with a warning. Errors kShape: a parameter group
+// names an unknown parameter; parameters of one group were saved in groups with different hyper-parameters; a group
+// without parameters matches several saved ones.
 StateDict rekey_flattened(const FlattenedOptimState& flat, const Fsdp1Units& model,
                           const ParameterGroupNames& optimizer_groups, bool by_name);
 

@@ -26,7 +26,7 @@ StateDict legacy_load(const StateDict& dict, nn::Module& model, const optim::Opt
   const auto units = Fsdp1Units::of(model);
   comm::Group& group = options.group ? *options.group : *units.group();
   const auto flat = flatten_optim_state_dict(units, dict, {.rank0_only = rank0_only, .group = options.group});
-  // Other names than the optimizer's are one group, as torch.optim makes of a list of parameters.
+  // Names other than the optimizer's form one group, as torch.optim makes one group of a list of parameters.
   const bool is_own = names == optimizer_parameter_names(optimizer);
   const auto groups = is_own ? parameter_group_names(optimizer) : ParameterGroupNames(1, names);
   StateDict result;

@@ -1,10 +1,11 @@
-// The former names of optim_state_dict and optim_state_dict_to_load, for programs that were written for them. They do
-// not look at the model's state_dict_type, and log that they are deprecated.
+// The earlier names of optim_state_dict and optim_state_dict_to_load, for programs that were written for them. They
+// ignore the model's state_dict_type and log a deprecation warning.
 //
-//   StateDict full = full_optim_state_dict(*model, *optimizer);                     // {} but on rank 0
+//   StateDict full = full_optim_state_dict(*model, *optimizer);                     // {} on ranks other than 0
 //   load_optimizer_state_dict(*optimizer, scatter_full_optim_state_dict(full, *model, *optimizer));
 //
-// Each is COLLECTIVE over the FSDP group, or the group given. Errors as of the functions that replace them.
+// Each function is COLLECTIVE over the FSDP group, or over the given group. Errors are those of the functions that
+// replace them.
 #pragma once
 
 #include <memory>
@@ -20,9 +21,9 @@
 namespace tessera {
 
 struct LegacyOptimOptions {
-  bool rank0_only = true;  // full_optim_state_dict only
+  bool rank0_only = true;  // for full_optim_state_dict only
   std::shared_ptr<comm::Group> group = {};
-  // Names of the optimizer's parameters by id. Deprecated: the optimizer knows them.
+  // Names of the optimizer's parameters by id. Deprecated, because the optimizer has these names.
   std::optional<std::vector<std::string>> optim_input = std::nullopt;
 };
 
@@ -30,12 +31,12 @@ StateDict full_optim_state_dict(nn::Module& model, const optim::Optimizer& optim
                                 const LegacyOptimOptions& options = {});
 StateDict sharded_optim_state_dict(nn::Module& model, const optim::Optimizer& optimizer,
                                    const LegacyOptimOptions& options = {});
-// Every rank passes the whole.
+// Every rank passes the whole dict.
 StateDict shard_full_optim_state_dict(const StateDict& full, nn::Module& model, const optim::Optimizer& optimizer,
                                       const LegacyOptimOptions& options = {});
 StateDict flatten_sharded_optim_state_dict(const StateDict& sharded, nn::Module& model,
                                            const optim::Optimizer& optimizer, const LegacyOptimOptions& options = {});
-// Rank 0 passes the whole, others nullopt or anything.
+// Rank 0 passes the whole dict; the argument of the other ranks is ignored.
 StateDict scatter_full_optim_state_dict(const std::optional<StateDict>& full, nn::Module& model,
                                         const optim::Optimizer& optimizer, const LegacyOptimOptions& options = {});
 

@@ -10,7 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/fsdp1/state/state_dict_values.h"
 #include "tessera/state/broadcast_state.h"
 #include "tessera/state/model_names.h"
 #include "tessera/state/sharded_tensor.h"
@@ -18,23 +18,23 @@
 namespace tessera {
 namespace {
 
-// One entry of a state dict and the memory behind it.
-struct ModelTensor {
-  FlatPlace place;
-  std::vector<std::string> names;  // more than one: shared
-  at::Tensor own;                  // 1-d, this rank's range; outside FSDP units the tensor itself
+// One tensor of the model's state dict, and the memory of it on this rank.
+struct StateDictTensor {
+  FlatTensorLayout layout;
+  std::vector<std::string> names;  // more than one for a shared parameter
+  at::Tensor own;                  // this rank's range, 1-d; for a tensor outside FSDP units the tensor itself
   bool managed = true;
   bool frozen = false;                                       // a parameter that needs no gradient
-  c10::ScalarType saved_dtype = c10::ScalarType::Undefined;  // UnmanagedTensor's
+  c10::ScalarType saved_dtype = c10::ScalarType::Undefined;  // see UnmanagedTensor
 };
 
-// Whether values are each rank's flat shard.
-bool is_local(const SavedForm& form) {
+// Whether each value is a rank's flat shard (LOCAL_STATE_DICT with sharded units).
+bool is_local(const StateDictForm& form) {
   return form.type == StateDictType::kLocal && form.values.form == ValueForm::kSharded;
 }
 
-SavedForm model_form(const StateDictSettings& settings, const Fsdp1Units& model) {
-  const auto form = saved_form(settings, settings.state_dict_config, model, "[fsdp1.state_dict]");
+StateDictForm model_form(const StateDictSettings& settings, const Fsdp1Units& model) {
+  const auto form = state_dict_form(settings, settings.state_dict_config, model, "[fsdp1.state_dict]");
   if (!is_local(form)) return form;
   TESSERA_CHECK(!settings.device_mesh, ErrorKind::kConfig,
                 "[fsdp1.state_dict] Found state_dict_type LOCAL_STATE_DICT. DeviceMesh is not compatible with "
@@ -47,41 +47,46 @@ SavedForm model_form(const StateDictSettings& settings, const Fsdp1Units& model)
   return form;
 }
 
-std::vector<ModelTensor> model_tensors(nn::Module& root, const Fsdp1Units& model, bool local) {
-  std::vector<ModelTensor> tensors;
+// Lists the tensors of the state dict in an order that is the same on all ranks: the members of each unit (or its flat
+// parameter, with `local`), then the tensors outside units.
+std::vector<StateDictTensor> model_tensors(nn::Module& root, const Fsdp1Units& model, bool local) {
+  std::vector<StateDictTensor> tensors;
   for (const auto& unit : model.units()) {
     const at::Tensor shard = unit.handle->shard().detach();
     const auto trained = unit.trained();
     if (local) {
-      auto place = unit.flat_place();
-      const auto name = place.name;
+      auto layout = unit.flat_layout();
+      const auto name = layout.name;
       const bool frozen = std::ranges::find(trained, true) == trained.end();
-      tensors.push_back({place, {name}, shard.narrow(0, 0, place.own().numel()), true, frozen});
+      tensors.push_back({layout, {name}, shard.narrow(0, 0, layout.own().numel()), true, frozen});
       continue;
     }
     const size_t first = tensors.size();
     for (size_t member = 0; member < unit.fqns.size(); ++member) {
-      tensors.push_back({unit.place(member), {unit.fqns[member]}, unit.piece(shard, member), true, !trained[member]});
+      tensors.push_back(
+          {unit.member_layout(member), {unit.fqns[member]}, unit.member_shard(shard, member), true, !trained[member]});
     }
     for (const auto& [alias, member] : unit.aliases) tensors[first + member].names.push_back(alias);
   }
   for (const auto& [names, tensor, is_parameter, saved_dtype] : unmanaged_tensors(root, model)) {
     const bool frozen = is_parameter && !tensor.requires_grad();
     tensors.push_back(
-        {replicated_place(names[0], tensor, model.group()), names, tensor.detach(), false, frozen, saved_dtype});
+        {replicated_layout(names[0], tensor, model.group()), names, tensor.detach(), false, frozen, saved_dtype});
   }
   return tensors;
 }
 
-StateValue local_value(const ModelTensor& tensor, bool offload_to_cpu) {
+// A ShardedTensor whose local shard is this rank's range of the flat parameter. The metadata of all ranks follow from
+// the layout, so nothing is sent.
+StateValue local_value(const StateDictTensor& tensor, bool offload_to_cpu) {
   auto value = std::make_shared<ShardedTensor>();
-  const auto& group = *tensor.place.group;
-  value->size = tensor.place.shape;
+  const auto& group = *tensor.layout.group;
+  value->size = tensor.layout.shape;
   value->dtype = tensor.own.scalar_type();
-  value->group = tensor.place.group;
+  value->group = tensor.layout.group;
   const at::Tensor own = offload_to_cpu ? tensor.own.cpu() : tensor.own;
-  for (size_t rank = 0; rank < tensor.place.ranges.size(); ++rank) {
-    const auto& range = tensor.place.ranges[rank];
+  for (size_t rank = 0; rank < tensor.layout.ranges.size(); ++rank) {
+    const auto& range = tensor.layout.ranges[rank];
     if (range.empty()) continue;
     const std::string device = own.is_cpu() ? "cpu" : own.device().str();
     value->shards_metadata.push_back({.shard_offsets = {range.begin},
@@ -94,61 +99,66 @@ StateValue local_value(const ModelTensor& tensor, bool offload_to_cpu) {
   return value;
 }
 
-// The entries of a dict, found for each tensor.
-struct LoadPlan {
-  std::vector<std::vector<const StateValue*>> values;  // for each tensor, by name
+// The values of a dict that belong to each tensor of the model.
+struct MatchedValues {
+  std::vector<std::vector<const StateValue*>> values;  // for each tensor, its values in the order of its names
   IncompatibleKeys keys;
 };
 
 void check_strict(const IncompatibleKeys& keys) {
   std::string text;
-  if (!keys.missing.empty()) text += fmt::format("Missing key(s) in state_dict: {}. ", quoted_list(keys.missing));
-  if (!keys.unexpected.empty()) {
-    text += fmt::format("Unexpected key(s) in state_dict: {}. ", quoted_list(keys.unexpected));
+  if (!keys.missing_keys.empty()) {
+    text += fmt::format("Missing key(s) in state_dict: {}. ", quoted_list(keys.missing_keys));
+  }
+  if (!keys.unexpected_keys.empty()) {
+    text += fmt::format("Unexpected key(s) in state_dict: {}. ", quoted_list(keys.unexpected_keys));
   }
   TESSERA_CHECK(text.empty(), ErrorKind::kShape,
                 "[fsdp1.load] {}Load the state dict of this model and state_dict_type, or set strict to false.", text);
 }
 
-void check_given(const ModelTensor& tensor, const std::string& name, const StateValue& value) {
+void check_loaded_value(const StateDictTensor& tensor, const std::string& name, const StateValue& value) {
   const auto shape = value_shape(value);
   TESSERA_CHECK(shape, ErrorKind::kShape, "[fsdp1.load] {}: found {}, expected a tensor", quote(name),
                 type_name(value));
-  TESSERA_CHECK(shape->shape == tensor.place.shape, ErrorKind::kShape,
+  TESSERA_CHECK(shape->shape == tensor.layout.shape, ErrorKind::kShape,
                 "[fsdp1.load] size mismatch for {}: copying a param with shape [{}] from checkpoint, the shape in "
                 "current model is [{}]. Load the state dict of this model and state_dict_type.",
-                quote(name), fmt::join(shape->shape, ", "), fmt::join(tensor.place.shape, ", "));
+                quote(name), fmt::join(shape->shape, ", "), fmt::join(tensor.layout.shape, ", "));
   check_local_shards(name, value);
 }
 
-LoadPlan plan_load(const std::vector<ModelTensor>& tensors, const StateDict& dict, const Fsdp1LoadOptions& options) {
-  const auto given = values_by_clean_fqn(dict, "[fsdp1.load]");
-  LoadPlan plan;
+MatchedValues match_values(const std::vector<StateDictTensor>& tensors, const StateDict& dict,
+                           const Fsdp1LoadOptions& options) {
+  const auto values_by_name = values_by_clean_fqn(dict, "[fsdp1.load]");
+  MatchedValues matched;
   std::unordered_set<std::string> known;
   for (const auto& tensor : tensors) {
-    auto& values = plan.values.emplace_back();
+    auto& values = matched.values.emplace_back();
     for (const auto& name : tensor.names) {
       known.insert(name);
-      const auto found = given.find(name);
-      if (found == given.end()) continue;
-      check_given(tensor, name, *found->second);
+      const auto found = values_by_name.find(name);
+      if (found == values_by_name.end()) continue;
+      check_loaded_value(tensor, name, *found->second);
       values.push_back(found->second);
     }
     const bool may_miss = options.ignore_frozen_params && tensor.frozen;
-    if (values.empty() && !may_miss) plan.keys.missing.push_back(tensor.names[0]);
+    if (values.empty() && !may_miss) matched.keys.missing_keys.push_back(tensor.names[0]);
   }
   for (const auto& [key, value] : dict) {
-    if (!known.contains(clean_fqn(to_string(key)))) plan.keys.unexpected.push_back(to_string(key));
+    if (!known.contains(clean_fqn(to_string(key)))) matched.keys.unexpected_keys.push_back(to_string(key));
   }
-  if (options.strict) check_strict(plan.keys);
-  return plan;
+  if (options.strict) check_strict(matched.keys);
+  return matched;
 }
 
-comm::Facts load_facts(const std::vector<ModelTensor>& tensors, const LoadPlan& plan) {
-  comm::Facts facts;
+// A whole value may differ from rank to rank in content only; sharded values must have equal metadata, because their
+// exchange is planned from the metadata.
+comm::NamedValues load_facts(const std::vector<StateDictTensor>& tensors, const MatchedValues& matched) {
+  comm::NamedValues facts;
   for (size_t i = 0; i < tensors.size(); ++i) {
     std::string text;
-    for (const auto* value : plan.values[i]) {
+    for (const auto* value : matched.values[i]) {
       const bool whole = !value->is_sharded() && !is_dtensor(value->tensor());
       text += (whole ? fmt::format("whole {}", c10::toString(value->tensor().scalar_type())) : describe_value(*value)) +
               "; ";
@@ -158,17 +168,17 @@ comm::Facts load_facts(const std::vector<ModelTensor>& tensors, const LoadPlan& 
   return facts;
 }
 
-// Whether both give the model's dtype the same bits: NaNs are the same, zeros of other signs are not.
+// Whether both values have equal bits in the model's dtype. Unlike with ==, a NaN equals itself, and 0 differs from -0.
 bool same_bits(const at::Tensor& a, const at::Tensor& b, c10::ScalarType dtype) {
   return a.to(dtype).view(at::kByte).equal(b.to(dtype).view(at::kByte));
 }
 
-// What a dict of the model is made of, by the type that is in force.
-struct ModelView {
-  SavedForm form;
-  std::vector<ModelTensor> tensors;
+// The form and the tensors of the model's state dict under the present state_dict_type.
+struct ModelStateDictPlan {
+  StateDictForm form;
+  std::vector<StateDictTensor> tensors;
 
-  ModelView(nn::Module& root, const Fsdp1Units& model)
+  ModelStateDictPlan(nn::Module& root, const Fsdp1Units& model)
       : form(model_form(get_state_dict_type(root), model)), tensors(model_tensors(root, model, is_local(form))) {}
 };
 
@@ -178,21 +188,23 @@ StateDict fsdp1_state_dict(nn::Module& root, bool ignore_frozen_params) {
   const c10::NoGradGuard no_grad;
   const auto model = Fsdp1Units::of(root);
   comm::Group& group = *model.group();
-  std::optional<ModelView> view;
+  std::optional<ModelStateDictPlan> plan;
   comm::attempt_together(group, [&] {
-    view.emplace(root, model);
-    const bool sharded = view->form.values.form == ValueForm::kSharded;
-    for (const auto& tensor : view->tensors) {
-      TESSERA_CHECK(!sharded || !tensor.managed || !tensor.place.shape.empty(), ErrorKind::kShape,
+    plan.emplace(root, model);
+    const bool sharded = plan->form.values.form == ValueForm::kSharded;
+    for (const auto& tensor : plan->tensors) {
+      TESSERA_CHECK(!sharded || !tensor.managed || !tensor.layout.shape.empty(), ErrorKind::kShape,
                     "[fsdp1.state_dict] {}: found a tensor without dims, expected rows to shard. Give it shape [1], or "
                     "use FULL_STATE_DICT.",
                     tensor.names[0]);
     }
   });
-  const auto& [form, tensors] = *view;
+  const auto& [form, tensors] = *plan;
   check_same_form(group, form);
   const bool local = is_local(form);
   StateDict dict;
+  // The collectives of to_state_dict_value run for every managed tensor on every rank; only afterwards a rank without a
+  // result skips the value.
   for (const auto& tensor : tensors) {
     StateValue value;
     if (!tensor.managed) {
@@ -202,7 +214,7 @@ StateDict fsdp1_state_dict(nn::Module& root, bool ignore_frozen_params) {
       value = form.values.offload_to_cpu ? copy.cpu() : copy;
     } else {
       value = local ? local_value(tensor, form.values.offload_to_cpu)
-                    : value_of_ranges(tensor.place, tensor.own, form.values);
+                    : to_state_dict_value(tensor.layout, tensor.own, form.values);
     }
     if ((form.rank0_only && group.rank() != 0) || (ignore_frozen_params && tensor.frozen)) continue;
     for (const auto& name : tensor.names) dict.set(name, value);
@@ -214,31 +226,35 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
   const c10::NoGradGuard no_grad;
   const auto model = Fsdp1Units::of(root);
   comm::Group& group = *model.group();
-  std::optional<ModelView> view;
-  comm::attempt_together(group, [&] { view.emplace(root, model); });
-  const auto& form = view->form;
-  auto& tensors = view->tensors;
-  check_alike(group, {{"state_dict_type", fmt::format("{} {}", to_string(form.type), form.rank0_only)}},
-              "Set the same state_dict_type on all ranks.");
+  std::optional<ModelStateDictPlan> plan;
+  comm::attempt_together(group, [&] { plan.emplace(root, model); });
+  const auto& form = plan->form;
+  auto& tensors = plan->tensors;
+  check_equal_on_ranks(group, {{"state_dict_type", fmt::format("{} {}", to_string(form.type), form.rank0_only)}},
+                       "Set the same state_dict_type on all ranks.");
+  // As in flatten_optim_state_dict: plan and check on all ranks, then exchange in one order. With rank0_only the
+  // tensors come from rank 0 one at a time.
   const StateDict tree = form.rank0_only ? broadcast_processed_state(group, state_dict) : state_dict;
-  LoadPlan plan;
-  comm::Facts facts;
+  MatchedValues matched;
+  comm::NamedValues facts;
   comm::attempt_together(group, [&] {
-    plan = plan_load(tensors, tree, options);
-    if (!form.rank0_only) facts = load_facts(tensors, plan);
+    matched = match_values(tensors, tree, options);
+    if (!form.rank0_only) facts = load_facts(tensors, matched);
   });
-  check_alike(group, facts, "Pass the same state dict on all ranks, or set rank0_only.");
+  check_equal_on_ranks(group, facts, "Pass the same state dict on all ranks, or set rank0_only.");
 
-  const auto piece_of = [&](const FlatPlace& place, const StateValue& value) {
-    return ranges_of_value(place, form.rank0_only ? broadcast_state(group, value, place.device, place.name) : value);
+  const auto piece_of = [&](const FlatTensorLayout& layout, const StateValue& value) {
+    return to_local_range(layout, form.rank0_only ? broadcast_state(group, value, layout.device, layout.name) : value);
   };
-  std::string differing;  // a shared parameter whose names have different values
+  std::string differing;  // names of the first shared parameter whose names have different values
+  // Shared parameters are compared before anything is written. Each rank compares its own ranges, and attempt_together
+  // makes a difference on one rank an error on all ranks.
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto& values = plan.values[i];
+    const auto& values = matched.values[i];
     if (values.size() < 2) continue;
-    const at::Tensor first = piece_of(tensors[i].place, *values[0]);
+    const at::Tensor first = piece_of(tensors[i].layout, *values[0]);
     for (size_t other = 1; other < values.size(); ++other) {
-      const at::Tensor piece = piece_of(tensors[i].place, *values[other]);
+      const at::Tensor piece = piece_of(tensors[i].layout, *values[other]);
       if (differing.empty() && !same_bits(first, piece, tensors[i].own.scalar_type())) {
         differing = fmt::format("{}", fmt::join(tensors[i].names, ", "));
       }
@@ -250,13 +266,15 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
                   "dict of a model that shares it.",
                   differing);
   });
+  // Shared parameters are exchanged a second time here. Keeping their pieces from the comparison would need memory for
+  // all of them.
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (plan.values[i].empty()) continue;
-    const auto& [place, names, own, managed, frozen, saved_dtype] = tensors[i];
-    const at::Tensor piece = piece_of(place, *plan.values[i][0]);
-    own.copy_(managed ? piece : piece.view(place.shape));
+    if (matched.values[i].empty()) continue;
+    const auto& [layout, names, own, managed, frozen, saved_dtype] = tensors[i];
+    const at::Tensor piece = piece_of(layout, *matched.values[i][0]);
+    own.copy_(managed ? piece : piece.view(layout.shape));
   }
-  return plan.keys;
+  return matched.keys;
 }
 
 }  // namespace tessera

@@ -1,13 +1,13 @@
-// The weights of a model under FSDP1 as a state dict, in the form that its state_dict_type says, and back.
+// The weights of a model under FSDP1 as a state dict, in the form of its state_dict_type, and the load of such a dict.
 //
 //   const auto scope = state_dict_type(*model, {.type = StateDictType::kFull, .state_dict_config = FullStateDictConfig{
 //                                                  .offload_to_cpu = true, .rank0_only = true}});
-//   StateDict weights = fsdp1_state_dict(*model);          // {} but on rank 0
+//   StateDict weights = fsdp1_state_dict(*model);          // {} on ranks other than 0
 //   load_fsdp1_state_dict(*model, weights);
 //
-// Names are those of the model before it was wrapped; a shared parameter is there under each of its names. What FSDP1
-// does not manage (other parameters, persistent buffers) is there as plain tensors. One parameter is exchanged at a
-// time. COLLECTIVE over the FSDP group; an error on one rank is thrown on all.
+// Names are those of the model before it was wrapped; a shared parameter is in the dict under each of its names.
+// Tensors outside FSDP1 (other parameters, persistent buffers) are plain tensors. Parameters are exchanged one at a
+// time. COLLECTIVE over the FSDP group; an error on one rank is thrown on all ranks.
 #pragma once
 
 #include "tessera/fsdp1/state/state_dict_type.h"
@@ -17,23 +17,24 @@
 
 namespace tessera {
 
-// Copies, on the device of the model unless offload_to_cpu. LOCAL_STATE_DICT: one "_flat_param" a unit, a ShardedTensor
-// over the flat tensor that holds this rank's shard without its padding. Without sharding sharded and local types give
-// whole tensors, with a warning. Errors kShape: tensors without dims that are to be sharded; kConfig: local beside a
-// device mesh, local of a model of which only some units are sharded. ignore_frozen_params: parameters that need no
-// gradient are left out.
+// Returns copies, on the device of the model or, with offload_to_cpu, on the CPU. LOCAL_STATE_DICT has one
+// "_flat_param" per unit: a ShardedTensor over the flat parameter whose local shard is this rank's shard without
+// padding. Without sharding, the sharded and local types give whole tensors and a warning. ignore_frozen_params leaves
+// out parameters that need no gradient. Errors: kShape for a tensor without dims that must be sharded; kConfig for the
+// local type with a device mesh, and for the local type of a model in which only some units are sharded.
 StateDict fsdp1_state_dict(nn::Module& model, bool ignore_frozen_params = false);
 
 struct Fsdp1LoadOptions {
-  bool strict = true;                 // missing and unexpected keys are Errors
-  bool ignore_frozen_params = false;  // parameters that need no gradient may be missing, and are not named as such
+  bool strict = true;  // missing and unexpected keys are errors
+  // Parameters that need no gradient may be missing, and are not reported as missing.
+  bool ignore_frozen_params = false;
 };
 
-// Values may be whole, ShardedTensors or DTensors of any layout, whatever the type; only local ones must be of the
-// local type. Names may have the prefixes of PyTorch's wrappers (state_dict.h). With rank0_only the dict of rank 0
-// counts. Nothing is changed before shapes and shared parameters are checked. Errors kShape: missing or unexpected keys
-// when strict, other shapes, local shards that are not what their metadata say, two keys for one name, dicts that
-// differ between ranks, values of other bits for the names of one shared parameter.
+// Values may be whole tensors, ShardedTensors or DTensors of any layout, whatever the type is; only local values
+// require the local type. Names may have the prefixes of PyTorch's wrappers (state_dict.h). With rank0_only, only the
+// dict of rank 0 is read. Shapes and shared parameters are checked before anything is changed. Errors kShape: missing
+// or unexpected keys with `strict`, other shapes, local shards that differ from their metadata, two keys for one name,
+// dicts that differ between ranks, and values under two names of a shared parameter that are not bitwise equal.
 IncompatibleKeys load_fsdp1_state_dict(nn::Module& model, const StateDict& state_dict,
                                        const Fsdp1LoadOptions& options = {});
 

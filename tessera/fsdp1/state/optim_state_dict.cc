@@ -9,20 +9,20 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/fsdp1/state/flatten_optim_state.h"
-#include "tessera/fsdp1/state/placed_values.h"
 #include "tessera/fsdp1/state/saved_states.h"
+#include "tessera/fsdp1/state/state_dict_values.h"
 #include "tessera/state/broadcast_state.h"
 #include "tessera/state/optimizer_dict.h"
 
 namespace tessera {
 namespace {
 
-SavedForm optim_form(const StateDictSettings& settings, const Fsdp1Units& model) {
+StateDictForm optim_form(const StateDictSettings& settings, const Fsdp1Units& model) {
   const auto full = complete_settings(settings);
   TESSERA_CHECK(full.type != StateDictType::kLocal || !full.device_mesh, ErrorKind::kConfig,
                 "[fsdp1.save] Found state_dict_type LOCAL_STATE_DICT. DeviceMesh is not compatible with "
                 "LOCAL_STATE_DICT. Please set state_dict_type to SHARDED_STATE_DICT to get DTensor state_dict.");
-  return saved_form(full, full.optim_state_dict_config, model, "[fsdp1.save]");
+  return state_dict_form(full, full.optim_state_dict_config, model, "[fsdp1.save]");
 }
 
 StateValue offloaded(const StateValue& value, bool offload_to_cpu) {
@@ -30,23 +30,27 @@ StateValue offloaded(const StateValue& value, bool offload_to_cpu) {
   return value.tensor().cpu();
 }
 
-// COLLECTIVE over the group. What every original parameter in it gets.
+// Returns the states of each original parameter in an optimizer's parameter. COLLECTIVE over the group.
 std::vector<StateDict> unflatten_states(const Fsdp1Units& model, const Fsdp1Units::Parameter& parameter,
-                                        const AgreedState& agreed, const StateDict* state, const SavedForm& form) {
+                                        const MergedOptimState& merged, const StateDict* state,
+                                        const StateDictForm& form) {
   const auto& unit = model.units()[*parameter.unit];
   std::vector<StateDict> unflat(parameter.fqns.size());
   for (size_t i = 0; i < unflat.size(); ++i) {
-    for (const auto& [name, dtype] : agreed.tensors) {
-      const auto place = unit.place(parameter.first_member + i).named(name);
-      unflat[i].set(name, value_of_ranges(place, saved_piece(model, parameter, i, state, name, dtype), form.values));
+    for (const auto& [name, dtype] : merged.tensors) {
+      const auto layout = unit.member_layout(parameter.first_member + i).named(name);
+      unflat[i].set(
+          name, to_state_dict_value(layout, local_state_range(model, parameter, i, state, name, dtype), form.values));
     }
-    for (const auto& [key, value] : agreed.others) {
+    for (const auto& [key, value] : merged.others) {
       unflat[i].set(key, offloaded(clone_state(value), form.values.offload_to_cpu));
     }
   }
   return unflat;
 }
 
+// Replaces each id or name in `params` by the names of the original parameters; a flat parameter becomes all its
+// members.
 StateList unflatten_param_groups(const StateValue& groups, const Fsdp1Units& model,
                                  const std::vector<std::string>& optimizer_parameters) {
   StateList unflat;
@@ -60,7 +64,8 @@ StateList unflatten_param_groups(const StateValue& groups, const Fsdp1Units& mod
           known ? model.find(key.is_string() ? key.string() : optimizer_parameters[static_cast<size_t>(key.integer())])
                 : nullptr;
       TESSERA_CHECK(parameter, ErrorKind::kShape,
-                    "[fsdp1.save] a parameter group has {}, which is no parameter of this model and optimizer",
+                    "[fsdp1.save] a parameter group has {}, which is not a parameter of this model and optimizer. Pass "
+                    "the optimizer of this model.",
                     scalar_text(key));
       for (const auto& fqn : parameter->fqns) fqns.emplace_back(fqn);
     }
@@ -70,6 +75,7 @@ StateList unflatten_param_groups(const StateValue& groups, const Fsdp1Units& mod
   return unflat;
 }
 
+// Returns the largest step of the states in a dict.
 double largest_step(const StateDict& dict) {
   double largest = 0;
   for (const auto& [key, state] : dict.at("state").dict()) {
@@ -88,25 +94,27 @@ StateDict optim_state_dict(const Fsdp1Units& model, const StateDictSettings& set
                            const std::vector<std::string>& optimizer_parameters, const StateDict& saved,
                            const std::shared_ptr<comm::Group>& group_or_default) {
   comm::Group& group = group_or_default ? *group_or_default : *model.group();
-  SavedForm form;
-  LocalStates local;
+  StateDictForm form;
+  LocalOptimStates local;
   std::optional<StateList> param_groups;
   comm::attempt_together(group, [&] {
     form = optim_form(settings, model);
-    local = find_local_states(model, optimizer_parameters, saved);
+    local = find_local_optim_states(model, optimizer_parameters, saved);
     if (const auto* groups = saved.find("param_groups")) {
       param_groups = unflatten_param_groups(*groups, model, optimizer_parameters);
     }
   });
   check_same_form(group, form);
-  const auto agreed = agree_on_states(model, local, group);
+  // merge_states_of_ranks gives all ranks one list of parameters and of state names. All ranks therefore make the
+  // collectives of unflatten_states in one order, also a rank that has no state or gets no result.
+  const auto merged = merge_states_of_ranks(model, local, group);
 
   const bool to_save = !form.rank0_only || group.rank() == 0;
   StateDict states;
-  for (const auto* parameter : agreed.parameters) {
+  for (const auto* parameter : merged.parameters) {
     const auto* state = local.state_of(parameter);
     if (parameter->unit) {
-      auto unflat = unflatten_states(model, *parameter, agreed.states.at(parameter), state, form);
+      auto unflat = unflatten_states(model, *parameter, merged.states.at(parameter), state, form);
       for (size_t i = 0; to_save && i < unflat.size(); ++i) states.set(parameter->fqns[i], std::move(unflat[i]));
     } else if (to_save && state) {
       StateDict copy;
@@ -143,10 +151,10 @@ StateDict optim_state_dict_to_load(nn::Module& model, optim::Optimizer& optimize
                                    const OptimStateDictToLoadOptions& options) {
   const auto units = Fsdp1Units::of(model);
   comm::Group& group = options.group ? *options.group : *units.group();
-  SavedForm form;
+  StateDictForm form;
   comm::attempt_together(group, [&] { form = optim_form(get_state_dict_type(model), units); });
-  check_alike(group, {{"rank0_only", form.rank0_only ? "true" : "false"}},
-              "Set the same state_dict_type on all ranks.");
+  check_equal_on_ranks(group, {{"rank0_only", form.rank0_only ? "true" : "false"}},
+                       "Set the same state_dict_type on all ranks.");
   const auto flat =
       flatten_optim_state_dict(units, form.rank0_only && group.rank() != 0 ? StateDict{} : optim_state_dict,
                                {.rank0_only = form.rank0_only,
@@ -160,10 +168,12 @@ StateDict optim_state_dict_to_load(nn::Module& model, optim::Optimizer& optimize
   if (!options.load_directly) return result;
   comm::attempt_together(group, [&] {
     TESSERA_CHECK(!options.is_named_optimizer, ErrorKind::kConfig,
-                  "[fsdp1.load] load_directly and is_named_optimizer: this optimizer takes state by ids. Set one.");
+                  "[fsdp1.load] load_directly and is_named_optimizer cannot be used together: this optimizer takes "
+                  "state by ids. Set one.");
     load_optimizer_state_dict(optimizer, result);
   });
-  // A rank may have nothing of any parameter, and so no step to go by.
+  // A rank without elements of any parameter has no step in its dict. The largest step of all ranks is set, so that all
+  // optimizers count alike.
   double steps = 0;
   const auto own = fmt::format("{}", largest_step(result));
   for (const auto& text : comm::all_gather_bytes(group, own)) steps = std::max(steps, std::stod(text));

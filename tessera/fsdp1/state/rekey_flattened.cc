@@ -6,13 +6,14 @@
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/fsdp1/state/flatten_optim_state.h"
-#include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/fsdp1/state/state_dict_values.h"
 #include "tessera/state/hyperparameter_values.h"
 
 namespace tessera {
 namespace {
 
-using OptimizerKeys = std::unordered_map<std::string, StateKey>;  // by the name that named_parameters shows
+// Key in the optimizer's dict, by the name in named_parameters().
+using OptimizerKeys = std::unordered_map<std::string, StateKey>;
 
 OptimizerKeys keys_of_optimizer(const ParameterGroupNames& groups, bool by_name) {
   OptimizerKeys keys;
@@ -23,7 +24,7 @@ OptimizerKeys keys_of_optimizer(const ParameterGroupNames& groups, bool by_name)
   return keys;
 }
 
-// The saved groups by the parameters that were in them.
+// The saved parameter groups, found by the parameters that were in them.
 class SavedGroups {
  public:
   SavedGroups(const StateList& groups, const Fsdp1Units& model, const OptimizerKeys& keys) : groups_(groups) {
@@ -32,41 +33,44 @@ class SavedGroups {
       if (params.empty()) empty_.push_back(i);
       for (const auto& name : params) {
         const auto* parameter = name.is_string() ? model.find_fqn(name.string()) : nullptr;
-        TESSERA_CHECK(parameter && keys.contains(parameter->name), ErrorKind::kShape,
-                      "[fsdp1.load] a parameter group names {}, which the model or its optimizer has not. Load the "
-                      "state of this model.",
-                      scalar_text(name));
-        auto& homes = homes_[parameter->name];
-        if (homes.empty() || homes.back().group != i) homes.push_back({i, name.string()});
+        TESSERA_CHECK(
+            parameter && keys.contains(parameter->name), ErrorKind::kShape,
+            "[fsdp1.load] a parameter group names {}, which is not in the model or not in its optimizer. Load the "
+            "state of this model.",
+            scalar_text(name));
+        auto& memberships = memberships_[parameter->name];
+        if (memberships.empty() || memberships.back().group != i) memberships.push_back({i, name.string()});
       }
     }
   }
 
-  // Of the saved group that these parameters were in; nothing when they were in none.
+  // Returns the hyper-parameters of the saved groups of these parameters, which must be equal; an empty dict when the
+  // parameters were in no saved group. A flat parameter can come from several saved groups, one per member.
   StateDict settings_of(const std::vector<std::string>& parameters) const {
     if (parameters.empty()) return settings_of_empty();
-    const Home* first = nullptr;
+    const GroupMembership* first = nullptr;
     std::set<size_t> compared;
     for (const auto& parameter : parameters) {
-      const auto found = homes_.find(parameter);
-      if (found == homes_.end()) continue;
-      for (const auto& home : found->second) {
-        if (!first) first = &home;
-        if (!compared.insert(home.group).second || home.group == first->group) continue;
-        TESSERA_CHECK(same_hyperparameters(groups_[first->group].dict(), groups_[home.group].dict()), ErrorKind::kShape,
+      const auto found = memberships_.find(parameter);
+      if (found == memberships_.end()) continue;
+      for (const auto& membership : found->second) {
+        if (!first) first = &membership;
+        if (!compared.insert(membership.group).second || membership.group == first->group) continue;
+        TESSERA_CHECK(same_hyperparameters(groups_[first->group].dict(), groups_[membership.group].dict()),
+                      ErrorKind::kShape,
                       "[fsdp1.load] {} and {} are in one parameter group here, but were saved in groups with different "
                       "hyper-parameters. Make the groups as they were saved, or leave param_groups out of the dict to "
                       "keep this optimizer's.",
-                      quote(first->fqn), quote(home.fqn));
+                      quote(first->fqn), quote(membership.fqn));
       }
     }
     return first ? groups_[first->group].dict() : StateDict();
   }
 
  private:
-  struct Home {
+  struct GroupMembership {
     size_t group;
-    std::string fqn;  // one of those in it
+    std::string fqn;  // one parameter of the group, for messages
   };
 
   StateDict settings_of_empty() const {
@@ -78,7 +82,8 @@ class SavedGroups {
   }
 
   const StateList& groups_;
-  std::unordered_map<std::string, std::vector<Home>> homes_;  // of each parameter; several for members of a flat one
+  // For each parameter; several for the members of a flat parameter.
+  std::unordered_map<std::string, std::vector<GroupMembership>> memberships_;
   std::vector<size_t> empty_;
 };
 
@@ -97,7 +102,8 @@ StateDict rekey_flattened(const FlattenedOptimState& flat, const Fsdp1Units& mod
   for (const auto& entry : flat.entries) {
     const auto key = keys.find(entry.parameter);
     if (key == keys.end()) {
-      log_warning("[fsdp1.load] {}: the optimizer has not this parameter, its state is left out", entry.parameter);
+      log_warning("[fsdp1.load] {}: the optimizer does not have this parameter, so its state is left out",
+                  entry.parameter);
     } else {
       state.set(key->second, entry.state);
     }

@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-// How many keys are names: all of them, or none.
+// Returns the number of keys that are names; the keys must be all names or all ids.
 size_t count_names(const StateDict& states) {
   const auto names = static_cast<size_t>(std::ranges::count_if(
       states, [](const StateDict::Item& item) { return std::holds_alternative<std::string>(item.first); }));
@@ -44,6 +44,8 @@ void check_one_name_each(nn::Module& model) {
 
 }  // namespace
 
+// Each key of the state and of the groups is mapped by position in `optimizer_parameters`. A parameter with several
+// names is refused, because a name would not determine the id.
 StateDict rekey_optim_state_dict(const StateDict& optim_state_dict, OptimStateKeyType type, nn::Module& model,
                                  const std::vector<std::string>& optimizer_parameters) {
   const auto& states = states_of(optim_state_dict, "[fsdp1.rekey]");

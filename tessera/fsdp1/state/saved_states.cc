@@ -11,7 +11,7 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/fsdp1/state/state_dict_values.h"
 #include "tessera/state/state_message.h"
 
 namespace tessera {
@@ -19,28 +19,28 @@ namespace {
 
 using SavedParameter = Fsdp1Units::Parameter;
 
-// How many elements this rank's tensors of a parameter have.
+// Returns the number of elements that this rank's state tensors of a parameter have.
 int64_t local_numel(const Fsdp1Units& model, const SavedParameter& parameter) {
   const auto& unit = model.units()[*parameter.unit];
-  if (model.use_orig_params()) return unit.place(parameter.first_member).own().numel();
+  if (model.use_orig_params()) return unit.member_layout(parameter.first_member).own().numel();
   return unit.sharded() ? unit.layout().sharded_numel() : unit.layout().unpadded_numel();
 }
 
-// Whether this rank has any element of the parameter.
+// Whether the rank has elements of the parameter. A parameter without any elements counts as present on every rank.
 bool holds(const Fsdp1Units& model, const SavedParameter& parameter, size_t rank) {
   const auto& unit = model.units()[*parameter.unit];
   if (!model.use_orig_params()) return true;
-  const auto& place = unit.place(parameter.first_member);
-  return place.numel() == 0 || !place.ranges[rank].empty();
+  const auto& layout = unit.member_layout(parameter.first_member);
+  return layout.numel() == 0 || !layout.ranges[rank].empty();
 }
 
 void check_local_state(const Fsdp1Units& model, const SavedParameter& parameter, const StateDict& state) {
   const int64_t numel = local_numel(model, parameter);
   for (size_t i = 0; i < parameter.fqns.size(); ++i) {
-    const auto& place = model.units()[*parameter.unit].place(parameter.first_member + i);
-    TESSERA_CHECK(state.empty() || !place.shape.empty(), ErrorKind::kShape,
+    const auto& layout = model.units()[*parameter.unit].member_layout(parameter.first_member + i);
+    TESSERA_CHECK(state.empty() || !layout.shape.empty(), ErrorKind::kShape,
                   "[fsdp1.save] {}: Flattening a zero-dimension parameter is not supported. Give it shape [1].",
-                  place.name);
+                  layout.name);
   }
   for (const auto& [key, value] : state) {
     TESSERA_CHECK(std::holds_alternative<std::string>(key), ErrorKind::kShape,
@@ -71,16 +71,17 @@ std::string fqn_tuple(const std::vector<std::string>& fqns) {
 const SavedParameter& parameter_of_peer(const Fsdp1Units& model, const StateKey& key) {
   const auto* parameter = model.find(to_string(key));
   TESSERA_CHECK(parameter, ErrorKind::kShape,
-                "[fsdp1.save] another rank has state of {}, which this rank's model has not. Build and wrap the model "
-                "alike on all ranks.",
+                "[fsdp1.save] another rank has state of {}, which this rank's model does not have. Build and wrap the "
+                "same model on all ranks.",
                 quote(to_string(key)));
   return *parameter;
 }
 
-// Of each rank: the state of each parameter by name, tensors announced only; None for those outside FSDP units.
-using Summaries = std::vector<StateDict>;
+// For each rank: the state of each parameter by name, with meta tensors in place of tensors with dims, and None for
+// parameters outside FSDP units.
+using RankStateMetadata = std::vector<StateDict>;
 
-Summaries gather_summaries(const LocalStates& local, comm::Group& group) {
+RankStateMetadata all_gather_state_metadata(const LocalOptimStates& local, comm::Group& group) {
   std::string packed;
   comm::attempt_together(group, [&] {
     StateDict own;
@@ -89,13 +90,13 @@ Summaries gather_summaries(const LocalStates& local, comm::Group& group) {
     }
     packed = encode_state(own, TensorsInMessage::kShapes);
   });
-  Summaries all;
+  RankStateMetadata all;
   for (const auto& bytes : comm::all_gather_bytes(group, packed)) all.push_back(decode_state(bytes).dict());
   return all;
 }
 
-// One flat parameter's optimizer state is one thing on all ranks: rank 0's keys are those of all.
-void check_keys_of_rank0(const Fsdp1Units& model, const Summaries& all, const comm::Group& group) {
+// The state of a flat parameter is one value over all ranks, so every rank must have the keys of rank 0 and no others.
+void check_keys_of_rank0(const Fsdp1Units& model, const RankStateMetadata& all, const comm::Group& group) {
   std::string missing, unexpected;
   for (size_t rank = 1; rank < all.size(); ++rank) {
     std::vector<std::string> lacks, has;
@@ -109,22 +110,25 @@ void check_keys_of_rank0(const Fsdp1Units& model, const Summaries& all, const co
     if (!lacks.empty()) {
       missing += fmt::format("\nRank {} is missing states for the parameters: [{}]", global, fmt::join(lacks, ", "));
     }
-    if (!has.empty()) unexpected += fmt::format("\nRank {} alone has: [{}]", global, fmt::join(has, ", "));
+    if (!has.empty()) unexpected += fmt::format("\nOnly rank {} has: [{}]", global, fmt::join(has, ", "));
   }
   TESSERA_CHECK(
       missing.empty(), ErrorKind::kShape,
       "[fsdp1.save] FSDP currently requires each rank to have at least the optimizer states needed by rank 0's "
       "optimizer but some ranks are missing some of those states{}",
       missing);
-  TESSERA_CHECK(unexpected.empty(), ErrorKind::kShape,
-                "[fsdp1.save] some ranks have optimizer states that rank {} has not; they would be lost{}",
-                group.ranks()[0], unexpected);
+  TESSERA_CHECK(
+      unexpected.empty(), ErrorKind::kShape,
+      "[fsdp1.save] some ranks have optimizer states that rank {} does not have; these states would be lost{}",
+      group.ranks()[0], unexpected);
 }
 
-// Merges what the ranks say of one parameter.
-AgreedState agree_on_state(const Fsdp1Units& model, const SavedParameter& parameter, const Summaries& all,
-                           const comm::Group& group) {
-  AgreedState agreed;
+// Merges the ranks' states of one parameter. The first rank with elements and state is the reference; every other rank
+// with elements must have the same names, dtypes and scalars. Ranks without elements are ignored. Every rank merges the
+// same summaries, so all ranks throw or none does.
+MergedOptimState merge_parameter_state(const Fsdp1Units& model, const SavedParameter& parameter,
+                                       const RankStateMetadata& all, const comm::Group& group) {
+  MergedOptimState merged;
   std::map<std::string, StateValue> scalars, others;
   const StateDict* reference = nullptr;
   size_t reference_rank = 0;
@@ -134,14 +138,14 @@ AgreedState agree_on_state(const Fsdp1Units& model, const SavedParameter& parame
     reference = &found->dict();
     reference_rank = rank;
   }
-  if (!reference) return agreed;
+  if (!reference) return merged;
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (!holds(model, parameter, rank)) continue;
     const auto* found = all[rank].find(parameter.name);
-    TESSERA_CHECK(
-        found, ErrorKind::kShape,
-        "[fsdp1.save] rank {} has part of {} but no state of it, rank {} has. Step the optimizer on all ranks.",
-        group.ranks()[rank], parameter.name, group.ranks()[reference_rank]);
+    TESSERA_CHECK(found, ErrorKind::kShape,
+                  "[fsdp1.save] rank {} has elements of {} but no state of it, while rank {} has. Step the optimizer "
+                  "on all ranks.",
+                  group.ranks()[rank], parameter.name, group.ranks()[reference_rank]);
     const auto& state = found->dict();
     const auto differ = [&](const std::string& name, const std::string& mine, const std::string& other) {
       raise(ErrorKind::kShape, "[fsdp1.save] {}: Rank {} has different values for {}: {}. Other ranks: {}.",
@@ -161,7 +165,7 @@ AgreedState agree_on_state(const Fsdp1Units& model, const SavedParameter& parame
         differ(name, describe_value(*own), describe_value(value));
       }
       if (has_dims) {
-        agreed.tensors[name] = shape->dtype;
+        merged.tensors[name] = shape->dtype;
       } else {
         (shape ? scalars : others)[name] = value;
       }
@@ -170,19 +174,19 @@ AgreedState agree_on_state(const Fsdp1Units& model, const SavedParameter& parame
       if (!reference->contains(key)) differ(to_string(key), describe_value(value), "nothing");
     }
   }
-  for (auto& [name, value] : scalars) agreed.others.set(name, value);
-  for (auto& [name, value] : others) agreed.others.set(name, value);
-  return agreed;
+  for (auto& [name, value] : scalars) merged.others.set(name, value);
+  for (auto& [name, value] : others) merged.others.set(name, value);
+  return merged;
 }
 
-// Members that are trained and have no state anywhere, beside others of their unit that have.
+// Throws for a trained member that has no state on any rank although other members of its unit have state.
 void check_unit_complete(const Fsdp1Units& model, const std::set<std::string>& have) {
   for (const auto& unit : model.units()) {
     const auto has = [&](const std::string& fqn) { return have.contains(fqn); };
     if (std::ranges::none_of(unit.fqns, has)) continue;
     const auto trained = unit.trained();
     for (size_t member = 0; member < unit.fqns.size(); ++member) {
-      if (has(unit.fqns[member]) || !trained[member] || unit.place(member).numel() == 0) continue;
+      if (has(unit.fqns[member]) || !trained[member] || unit.member_layout(member).numel() == 0) continue;
       std::vector<std::string> with_state;
       std::copy_if(unit.fqns.begin(), unit.fqns.end(), std::back_inserter(with_state), has);
       raise(ErrorKind::kShape,
@@ -204,11 +208,11 @@ const StateDict& states_of(const StateDict& optim_state_dict, const char* where)
   return states->dict();
 }
 
-LocalStates find_local_states(const Fsdp1Units& model, const std::vector<std::string>& optimizer_parameters,
-                              const StateDict& saved) {
-  LocalStates local;
+LocalOptimStates find_local_optim_states(const Fsdp1Units& model, const std::vector<std::string>& optimizer_parameters,
+                                         const StateDict& saved) {
+  LocalOptimStates local;
   const auto& dict = states_of(saved, "[fsdp1.save]");
-  // A dict of a named optimizer has no ids; beside ids, text is state of the user.
+  // The dict of a named optimizer has no ids. In a dict with ids, keys that are text are user-defined state.
   const bool named =
       std::ranges::none_of(dict, [](const auto& item) { return std::holds_alternative<int64_t>(item.first); });
   std::map<int64_t, std::pair<const SavedParameter*, const StateDict*>> by_id;
@@ -222,9 +226,10 @@ LocalStates find_local_states(const Fsdp1Units& model, const std::vector<std::st
                     *number, optimizer_parameters.size());
       id = *number;
       parameter = model.find(optimizer_parameters[static_cast<size_t>(id)]);
-      TESSERA_CHECK(parameter, ErrorKind::kShape,
-                    "[fsdp1.save] the optimizer's parameter {} is none of the model. Make it of this model.",
-                    quote(optimizer_parameters[static_cast<size_t>(id)]));
+      TESSERA_CHECK(
+          parameter, ErrorKind::kShape,
+          "[fsdp1.save] the optimizer's parameter {} is not in the model. Make the optimizer from this model.",
+          quote(optimizer_parameters[static_cast<size_t>(id)]));
     } else if (named) {
       parameter = model.find(std::get<std::string>(key));
     }
@@ -245,9 +250,11 @@ LocalStates find_local_states(const Fsdp1Units& model, const std::vector<std::st
   return local;
 }
 
-AgreedStates agree_on_states(const Fsdp1Units& model, const LocalStates& local, comm::Group& group) {
-  const auto all = gather_summaries(local, group);
-  AgreedStates agreed;
+MergedOptimStates merge_states_of_ranks(const Fsdp1Units& model, const LocalOptimStates& local, comm::Group& group) {
+  const auto all = all_gather_state_metadata(local, group);
+  MergedOptimStates merged;
+  // With use_orig_params a rank has state only for parameters with elements on it. The union of all ranks, sorted by
+  // name, gives one order. Flat parameters are on all ranks, so rank 0's order is used.
   if (model.use_orig_params()) {
     std::map<std::string, const SavedParameter*> sorted;
     for (const auto& summary : all) {
@@ -256,33 +263,35 @@ AgreedStates agree_on_states(const Fsdp1Units& model, const LocalStates& local, 
         sorted[parameter.fqns[0]] = &parameter;
       }
     }
-    for (const auto& [fqn, parameter] : sorted) agreed.parameters.push_back(parameter);
+    for (const auto& [fqn, parameter] : sorted) merged.parameters.push_back(parameter);
   } else {
     check_keys_of_rank0(model, all, group);
-    for (const auto& [key, state] : all[0]) agreed.parameters.push_back(&parameter_of_peer(model, key));
+    for (const auto& [key, state] : all[0]) merged.parameters.push_back(&parameter_of_peer(model, key));
     for (const auto& [parameter, state] : local.entries) {
-      if (!parameter->unit && !all[0].contains(parameter->name)) agreed.parameters.push_back(parameter);
+      if (!parameter->unit && !all[0].contains(parameter->name)) merged.parameters.push_back(parameter);
     }
   }
   std::set<std::string> have;
-  for (const auto* parameter : agreed.parameters) {
+  for (const auto* parameter : merged.parameters) {
     if (!parameter->unit) continue;
-    agreed.states[parameter] = agree_on_state(model, *parameter, all, group);
+    merged.states[parameter] = merge_parameter_state(model, *parameter, all, group);
     have.insert(parameter->fqns.begin(), parameter->fqns.end());
   }
   if (model.use_orig_params()) check_unit_complete(model, have);
-  return agreed;
+  return merged;
 }
 
-at::Tensor saved_piece(const Fsdp1Units& model, const Fsdp1Units::Parameter& parameter, size_t index,
-                       const StateDict* state, const std::string& name, c10::ScalarType dtype) {
+at::Tensor local_state_range(const Fsdp1Units& model, const Fsdp1Units::Parameter& parameter, size_t index,
+                             const StateDict* state, const std::string& name, c10::ScalarType dtype) {
   const auto& unit = model.units()[*parameter.unit];
-  const auto& place = unit.place(parameter.first_member + index);
+  const auto& layout = unit.member_layout(parameter.first_member + index);
   const auto* value = state ? state->find(name) : nullptr;
-  if (!value || place.own().empty()) return at::empty({0}, at::TensorOptions().dtype(dtype).device(place.device));
-  const at::Tensor tensor = value->tensor().detach().to(place.device);
-  if (!model.use_orig_params()) return unit.piece(tensor.reshape({-1}), index);
-  return tensor.sizes() == at::IntArrayRef(place.shape) ? storage_order(place, tensor) : tensor.reshape({-1});
+  if (!value || layout.own().empty()) return at::empty({0}, at::TensorOptions().dtype(dtype).device(layout.device));
+  const at::Tensor tensor = value->tensor().detach().to(layout.device);
+  // The state of a flat parameter has the layout of the shard, so a member's part is found as in the shard. The state
+  // of an original parameter is the range itself, or has the parameter's shape without sharding.
+  if (!model.use_orig_params()) return unit.member_shard(tensor.reshape({-1}), index);
+  return tensor.sizes() == at::IntArrayRef(layout.shape) ? to_storage_order(layout, tensor) : tensor.reshape({-1});
 }
 
 }  // namespace tessera

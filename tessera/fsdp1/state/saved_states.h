@@ -1,5 +1,5 @@
-// What all ranks have of an optimizer's state, as each rank says before tensors move: names, shapes, dtypes and
-// scalars. From it every rank comes to the same decisions and the same errors. Internal to state/fsdp1.
+// The optimizer state of all ranks. Before tensors are sent, the ranks all-gather the names, shapes, dtypes and scalars
+// of their states. All ranks derive the same decisions and the same errors from them. Internal to fsdp1/state.
 #pragma once
 
 #include <map>
@@ -13,40 +13,42 @@
 
 namespace tessera {
 
-// The dict "state" of an optimizer's dict. Error kShape, which begins with `where`, when there is none.
+// Returns the dict "state" of an optimizer's dict. Error kShape, which begins with `where`, when there is no such dict.
 const StateDict& states_of(const StateDict& optim_state_dict, const char* where);
 
-// An optimizer's dict with its parameters found.
-struct LocalStates {
+// The entries of an optimizer's dict with their parameters.
+struct LocalOptimStates {
   std::vector<std::pair<const Fsdp1Units::Parameter*, const StateDict*>> entries;  // in the order of the ids
   std::unordered_map<const Fsdp1Units::Parameter*, const StateDict*> by_parameter;
   std::vector<StateKey> user_keys;
 
-  // Null when this rank has no state of the parameter.
+  // Returns null when this rank has no state of the parameter.
   const StateDict* state_of(const Fsdp1Units::Parameter* parameter) const {
     const auto found = by_parameter.find(parameter);
     return found == by_parameter.end() ? nullptr : found->second;
   }
 };
-// Errors kShape: ids of no parameter, states that are no dicts or do not lie as the parameter on this rank.
-LocalStates find_local_states(const Fsdp1Units& model, const std::vector<std::string>& optimizer_parameters,
-                              const StateDict& saved);
+// Errors kShape: ids of no parameter; states that are not dicts, or are not laid out as the parameter on this rank.
+LocalOptimStates find_local_optim_states(const Fsdp1Units& model, const std::vector<std::string>& optimizer_parameters,
+                                         const StateDict& saved);
 
-// State of one parameter: what is the same on all ranks that have part of it.
-struct AgreedState {
-  std::map<std::string, c10::ScalarType> tensors;  // with dims
+// The state of one parameter, as far as it is equal on all ranks that have a part of the parameter.
+struct MergedOptimState {
+  std::map<std::string, c10::ScalarType> tensors;  // dtype of each tensor with dims
   StateDict others;                                // tensors without dims, then other values, each sorted by name
 };
-struct AgreedStates {
-  std::vector<const Fsdp1Units::Parameter*> parameters;        // that have state anywhere, in the order of the result
-  std::map<const Fsdp1Units::Parameter*, AgreedState> states;  // of those of FSDP units
+struct MergedOptimStates {
+  // The parameters with state on any rank, in the order of the result.
+  std::vector<const Fsdp1Units::Parameter*> parameters;
+  std::map<const Fsdp1Units::Parameter*, MergedOptimState> states;  // for parameters in FSDP units
 };
-// COLLECTIVE over the group; throws the same Error kShape on all ranks.
-AgreedStates agree_on_states(const Fsdp1Units& model, const LocalStates& local, comm::Group& group);
+// Combines the states of all ranks. COLLECTIVE over the group; throws the same Error kShape on all ranks.
+MergedOptimStates merge_states_of_ranks(const Fsdp1Units& model, const LocalOptimStates& local, comm::Group& group);
 
-// This rank's elements of a member (`index` among the parameter's) in its own state `name`, 1-d in storage order; none
-// where it has no part. A view where possible. `state`: this rank's of the parameter, or null.
-at::Tensor saved_piece(const Fsdp1Units& model, const Fsdp1Units::Parameter& parameter, size_t index,
-                       const StateDict* state, const std::string& name, c10::ScalarType dtype);
+// Returns this rank's elements of a member in state `name`, 1-d in storage order; empty when this rank has no elements.
+// `index` is the index of the member in the parameter; `state` is this rank's state of the parameter, or null. A view
+// where possible.
+at::Tensor local_state_range(const Fsdp1Units& model, const Fsdp1Units::Parameter& parameter, size_t index,
+                             const StateDict* state, const std::string& name, c10::ScalarType dtype);
 
 }  // namespace tessera

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// The wrapped modules below `root` that have parameters.
+// Returns the units below `root` that have parameters.
 std::vector<Fsdp1State*> wrapped_units(nn::Module& root, const char* verb) {
   std::vector<Fsdp1State*> units;
   for (const auto& [path, state] : fsdp1_states(root)) {
@@ -23,7 +23,7 @@ std::vector<Fsdp1State*> wrapped_units(nn::Module& root, const char* verb) {
   return units;
 }
 
-// Of the units, which must agree.
+// Returns the settings of the units, which must be equal.
 StateDictSettings common_settings(const std::vector<Fsdp1State*>& units, const char* verb) {
   std::optional<StateDictSettings> common;
   for (const auto* unit : units) {
@@ -43,12 +43,13 @@ void store_settings(const std::vector<Fsdp1State*>& units, const StateDictSettin
 }
 
 template <class Config, class Variant>
-void fill_config(Variant& config, StateDictType type, const char* what, const char* wanted) {
+void fill_config(Variant& config, StateDictType type, const char* config_name, const char* expected_type) {
   if (std::holds_alternative<std::monostate>(config)) config = Config{};
-  TESSERA_CHECK(std::holds_alternative<Config>(config), ErrorKind::kConfig,
-                "[fsdp1.set_state_dict_type] Expected {} of type {} but got that of another type than {}. Pass configs "
-                "of the state_dict_type.",
-                what, wanted, to_string(type));
+  TESSERA_CHECK(
+      std::holds_alternative<Config>(config), ErrorKind::kConfig,
+      "[fsdp1.set_state_dict_type] Expected {} of type {} for {}, but got a config of another type. Pass configs "
+      "of the state_dict_type.",
+      config_name, expected_type, to_string(type));
 }
 
 }  // namespace
@@ -83,9 +84,9 @@ StateDictSettings complete_settings(const StateDictSettings& settings) {
 StateDictSettings set_state_dict_type(nn::Module& root, const StateDictSettings& settings) {
   const auto full = complete_settings(settings);
   const auto units = wrapped_units(root, "set_state_dict_type");
-  const auto before = common_settings(units, "set_state_dict_type");
+  const auto previous = common_settings(units, "set_state_dict_type");
   store_settings(units, full);
-  return before;
+  return previous;
 }
 
 StateDictSettings get_state_dict_type(nn::Module& root) {
@@ -93,13 +94,14 @@ StateDictSettings get_state_dict_type(nn::Module& root) {
 }
 
 StateDictTypeScope::StateDictTypeScope(nn::Module& root, const StateDictSettings& settings)
-    : root_(root), before_(set_state_dict_type(root, settings)) {}
+    : root_(root), previous_(set_state_dict_type(root, settings)) {}
 
+// A destructor must not throw: when the model can no longer be searched, the failure is logged.
 StateDictTypeScope::~StateDictTypeScope() {
   try {
-    store_settings(wrapped_units(root_, "state_dict_type"), before_);
+    store_settings(wrapped_units(root_, "state_dict_type"), previous_);
   } catch (const std::exception& error) {
-    log_warning("[fsdp1.state_dict_type] the settings before could not be restored: {}", error.what());
+    log_warning("[fsdp1.state_dict_type] the earlier settings could not be restored: {}", error.what());
   }
 }
 

@@ -1,13 +1,13 @@
-// What state dicts of a model under FSDP1 hold: whole tensors, chunks of them, or each rank's flat shard.
+// Selects the form of state dicts of a model under FSDP1: whole tensors, chunks of tensors, or each rank's flat shard.
 //
 //   {
 //     const auto scope = state_dict_type(*model, {.type = StateDictType::kSharded});
 //     StateDict weights = fsdp1_state_dict(*model);
 //     StateDict states = optim_state_dict(*model, *optimizer);
-//   }                                                       // as before, also after an exception
+// restores the earlier settings, also after an exception
 //
-// Semantics of FullyShardedDataParallel.state_dict_type and set_state_dict_type. Settings belong to the FSDP1 units of
-// a model and end with them; no communication, so give all ranks the same. Thread-safe between ranks.
+// Semantics of FullyShardedDataParallel.state_dict_type and set_state_dict_type. The settings are stored in the FSDP1
+// units of a model and end with them. No communication, so all ranks must set the same. Thread-safe between ranks.
 #pragma once
 
 #include <variant>
@@ -19,15 +19,15 @@ namespace tessera {
 
 enum class StateDictType {
   kFull,     // whole tensors
-  kSharded,  // chunks of dim 0: ShardedTensors, or DTensors where there is a device mesh
-  kLocal,    // one entry "_flat_param" a unit: this rank's flat shard without its padding
+  kSharded,  // chunks of dim 0: ShardedTensors, or DTensors when there is a device mesh
+  kLocal,    // one entry "_flat_param" per unit: this rank's flat shard without padding
 };
 // "FULL_STATE_DICT", ...
 const char* to_string(StateDictType type);
 
 struct FullStateDictConfig {
   bool offload_to_cpu = false;
-  bool rank0_only = false;  // saving: others get {}; loading: only rank 0's dict is read
+  bool rank0_only = false;  // saving: the other ranks get {}; loading: only rank 0's dict is read
   bool operator==(const FullStateDictConfig&) const = default;
 };
 struct ShardedStateDictConfig {
@@ -60,22 +60,23 @@ struct StateDictSettings {
   StateDictType type = StateDictType::kFull;
   StateDictConfig state_dict_config = {};
   OptimStateDictConfig optim_state_dict_config = {};
-  // Sharded values are then DTensors over it, [..., Replicate, Shard(0)]. It holds the ranks of the FSDP group, alone
-  // or (HSDP) as its last dim. Upstream takes it where the model is wrapped.
+  // With a mesh, sharded values are DTensors with placements [..., Replicate, Shard(0)]. The mesh consists of the ranks
+  // of the FSDP group, or has these (HSDP) as its last dim. Upstream takes the mesh when the model is wrapped.
   MeshPtr device_mesh = {};
   bool operator==(const StateDictSettings&) const = default;
 };
 
-// The settings with the defaults of the type filled in. Error kConfig for configs of another type.
+// Returns the settings with the defaults of the type filled in. Error kConfig for a config of another type.
 StateDictSettings complete_settings(const StateDictSettings& settings);
 
-// Applies to all FSDP1 units of `root`; returns what was before. Errors kConfig: configs that do not fit the type, no
-// units, units that differed.
+// Sets the settings of all FSDP1 units of `root` and returns the earlier settings. Errors kConfig: configs that do not
+// match the type, a model without units, units with different settings.
 StateDictSettings set_state_dict_type(nn::Module& root, const StateDictSettings& settings);
-// Error kConfig: no units, or units that differ.
+// Error kConfig: a model without units, or units with different settings.
 StateDictSettings get_state_dict_type(nn::Module& root);
 
-// While it lives, `root` has these settings. It must outlive neither the module nor another scope around it.
+// Sets the settings of `root` and restores the earlier ones in the destructor. The module must outlive the scope, and
+// nested scopes must end in reverse order.
 class StateDictTypeScope {
  public:
   StateDictTypeScope(nn::Module& root, const StateDictSettings& settings);
@@ -85,7 +86,7 @@ class StateDictTypeScope {
 
  private:
   nn::Module& root_;
-  StateDictSettings before_;
+  StateDictSettings previous_;
 };
 [[nodiscard]] inline StateDictTypeScope state_dict_type(nn::Module& root, const StateDictSettings& settings) {
   return StateDictTypeScope(root, settings);

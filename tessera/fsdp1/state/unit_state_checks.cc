@@ -6,7 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/fsdp1/state/flatten_optim_state.h"
-#include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/fsdp1/state/state_dict_values.h"
 #include "tessera/state/model_names.h"
 #include "tessera/state/state_dict_structure.h"
 #include "tessera/state/state_message.h"
@@ -14,12 +14,12 @@
 namespace tessera {
 namespace {
 
-enum class StateKind { kTensor, kScalarTensor, kOther };
+enum class StateValueKind { kTensor, kScalarTensor, kOther };
 
-StateKind state_kind(const StateValue& value) {
+StateValueKind state_kind(const StateValue& value) {
   const auto shape = value_shape(value);
-  if (!shape) return StateKind::kOther;
-  return shape->shape.empty() ? StateKind::kScalarTensor : StateKind::kTensor;
+  if (!shape) return StateValueKind::kOther;
+  return shape->shape.empty() ? StateValueKind::kScalarTensor : StateValueKind::kTensor;
 }
 
 std::set<std::string> state_names(const StateDict& state, const std::string& fqn) {
@@ -36,9 +36,11 @@ bool has_tensors(const StateValue& value) {
   return any_leaf(value, [](const StateValue& leaf) { return leaf.is_tensor() || leaf.is_sharded(); });
 }
 
-class StateCheck {
+// Checks one state (such as exp_avg) of the members of a unit that have it. Members without the state, or with None,
+// count as missing.
+class UnitStateCheck {
  public:
-  StateCheck(const Fsdp1Unit& unit, const UnitStates& states, std::string name)
+  UnitStateCheck(const Fsdp1Unit& unit, const UnitStates& states, std::string name)
       : unit_(unit), name_(std::move(name)), missing_(states.size() < unit.fqns.size()) {
     for (const auto& [member, state] : states) {
       const auto& value = state.at(name_);
@@ -63,8 +65,8 @@ class StateCheck {
                     type_name(*value), quoted_list(unit_.fqns));
       check_local_shards(unit_.fqns[member] + "." + name_, *value);
     }
-    if (kind == StateKind::kTensor) check_tensors();
-    if (kind != StateKind::kTensor && !unit_.layout().use_orig_params()) check_common_value(kind);
+    if (kind == StateValueKind::kTensor) check_tensors();
+    if (kind != StateValueKind::kTensor && !unit_.layout().use_orig_params()) check_common_value(kind);
   }
 
  private:
@@ -77,7 +79,7 @@ class StateCheck {
                   "parameter names {}. Convert them.",
                   fmt::join(dtypes, ", "), quote(name_), quoted_list(unit_.fqns));
     for (const auto& [member, value] : values_) {
-      const auto& shape = unit_.places[member].shape;
+      const auto& shape = unit_.member_layouts[member].shape;
       TESSERA_CHECK(value_shape(*value)->shape == shape, ErrorKind::kShape,
                     "[fsdp1.load] {} of {}: Tensor optimizer state does not have same shape as its parameter: [{}] "
                     "[{}]. Load the state of this model.",
@@ -85,52 +87,55 @@ class StateCheck {
                     fmt::join(shape, ", "));
     }
     if (!missing_ || unit_.layout().use_orig_params()) return;
-    for (const auto& place : unit_.places) {
-      TESSERA_CHECK(!place.shape.empty(), ErrorKind::kShape,
+    for (const auto& layout : unit_.member_layouts) {
+      TESSERA_CHECK(!layout.shape.empty(), ErrorKind::kShape,
                     "[fsdp1.load] {}: Flattening a zero-dimension parameter is not supported. Give it shape [1].",
-                    place.name);
+                    layout.name);
     }
   }
 
-  // A flat parameter has one step for all its members.
-  void check_common_value(StateKind kind) const {
+  // A flat parameter has one value, such as the step, for all its members, so the members' values must be equal and
+  // none may be missing.
+  void check_common_value(StateValueKind kind) const {
     std::set<std::string> shown, packed;
     std::set<std::string> dtypes;
     for (const auto& [member, value] : values_) {
-      TESSERA_CHECK(kind == StateKind::kScalarTensor || !has_tensors(*value), ErrorKind::kShape,
+      TESSERA_CHECK(kind == StateValueKind::kScalarTensor || !has_tensors(*value), ErrorKind::kShape,
                     "[fsdp1.load] {} of {}: found tensors inside a {}, which cannot be compared between the members of "
                     "a flat parameter. Keep them as states of their own, or wrap with use_orig_params.",
                     quote(name_), unit_.fqns[member], type_name(*value));
       shown.insert(scalar_text(*value));
       packed.insert(encode_state(*value, TensorsInMessage::kShapes));
-      if (kind == StateKind::kScalarTensor) dtypes.insert(c10::toString(value->tensor().scalar_type()));
+      if (kind == StateValueKind::kScalarTensor) dtypes.insert(c10::toString(value->tensor().scalar_type()));
     }
     if (missing_) shown.insert("None");
-    TESSERA_CHECK(
-        !missing_ && packed.size() == 1, ErrorKind::kShape,
-        "[fsdp1.load] All unflattened parameters comprising a single flat parameter must have {} but got "
-        "values {{{}}}{} for state {} and unflattened parameter names {}. Train and save these parameters "
-        "together, or wrap with use_orig_params.",
-        kind == StateKind::kScalarTensor ? "scalar state with the same value and dtype" : "state with the same value",
-        fmt::join(shown, ", "),
-        dtypes.empty() ? std::string() : fmt::format(" and dtypes {{{}}}", fmt::join(dtypes, ", ")), quote(name_),
-        quoted_list(unit_.fqns));
+    TESSERA_CHECK(!missing_ && packed.size() == 1, ErrorKind::kShape,
+                  "[fsdp1.load] All unflattened parameters comprising a single flat parameter must have {} but got "
+                  "values {{{}}}{} for state {} and unflattened parameter names {}. Train and save these parameters "
+                  "together, or wrap with use_orig_params.",
+                  kind == StateValueKind::kScalarTensor ? "scalar state with the same value and dtype"
+                                                        : "state with the same value",
+                  fmt::join(shown, ", "),
+                  dtypes.empty() ? std::string() : fmt::format(" and dtypes {{{}}}", fmt::join(dtypes, ", ")),
+                  quote(name_), quoted_list(unit_.fqns));
   }
 
   const Fsdp1Unit& unit_;
   const std::string name_;
   bool missing_;
-  std::vector<std::pair<size_t, const StateValue*>> values_;  // that are not None
+  std::vector<std::pair<size_t, const StateValue*>> values_;  // values other than None
 };
 
 }  // namespace
 
+// The members are compared with the first member that has state. Every check uses metadata and scalars only, so all
+// ranks with equal dicts throw or none does.
 void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states, bool partial) {
   if (states.empty()) return;
   const auto names = state_names(states.begin()->second, unit.fqns[states.begin()->first]);
   for (const auto& [member, state] : states) {
     const auto own = state_names(state, unit.fqns[member]);
-    TESSERA_CHECK(own.empty() || !unit.places[member].shape.empty(), ErrorKind::kShape,
+    TESSERA_CHECK(own.empty() || !unit.member_layouts[member].shape.empty(), ErrorKind::kShape,
                   "[fsdp1.load] {}: Flattening a zero-dimension parameter is not supported. Give it shape [1].",
                   unit.fqns[member]);
     TESSERA_CHECK(
@@ -143,13 +148,15 @@ void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states, bool par
   if (unit.layout().use_orig_params() && !partial) {
     const auto trained = unit.trained();
     for (size_t member = 0; member < unit.fqns.size(); ++member) {
-      TESSERA_CHECK(states.contains(member) || !trained[member] || unit.place(member).numel() == 0, ErrorKind::kShape,
+      TESSERA_CHECK(states.contains(member) || !trained[member] || unit.member_layout(member).numel() == 0,
+                    ErrorKind::kShape,
                     "[fsdp1.load] {} has no state in the optimizer state dict, while {} of the same unit has. Save all "
                     "trained parameters, or freeze it before loading.",
                     unit.fqns[member], unit.fqns[states.begin()->first]);
     }
   }
-  for (const auto& name : names) StateCheck(unit, states, name).run();
+  // All members have the same state names here, so each state is checked over all members.
+  for (const auto& name : names) UnitStateCheck(unit, states, name).run();
 }
 
 }  // namespace tessera

@@ -7,14 +7,14 @@
 
 namespace tessera {
 
-FlatPlace FlatPlace::named(const std::string& suffix) const {
-  FlatPlace copy = *this;
+FlatTensorLayout FlatTensorLayout::named(const std::string& suffix) const {
+  FlatTensorLayout copy = *this;
   copy.name += "." + suffix;
   return copy;
 }
 
-FlatPlace replicated_place(const std::string& name, const at::Tensor& tensor,
-                           const std::shared_ptr<comm::Group>& group) {
+FlatTensorLayout replicated_layout(const std::string& name, const at::Tensor& tensor,
+                                   const std::shared_ptr<comm::Group>& group) {
   return {.name = name,
           .shape = tensor.sizes().vec(),
           .strides = {},
@@ -24,6 +24,8 @@ FlatPlace replicated_place(const std::string& name, const at::Tensor& tensor,
           .device = tensor.device()};
 }
 
+// The members' layouts are computed from layout() alone, for every rank of the group. Without sharding every range is
+// the whole member.
 Fsdp1Unit::Fsdp1Unit(std::shared_ptr<FlatParameterHandle> of) : handle(std::move(of)) {
   const auto& group = handle->group();
   const auto ranks = static_cast<size_t>(group->size()), own = static_cast<size_t>(group->rank());
@@ -31,14 +33,14 @@ Fsdp1Unit::Fsdp1Unit(std::shared_ptr<FlatParameterHandle> of) : handle(std::move
   const c10::Device device = handle->shard().device();
   for (const auto& member : layout().members()) {
     fqns.push_back(prefix + member.fqn);
-    places.push_back({.name = fqns.back(),
-                      .shape = member.shape,
-                      .strides = member.strides,
-                      .contiguous = member.contiguous,
-                      .ranges = std::vector<FlatRange>(ranks, {0, member.numel}),
-                      .sharded = sharded(),
-                      .group = group,
-                      .device = device});
+    member_layouts.push_back({.name = fqns.back(),
+                              .shape = member.shape,
+                              .strides = member.strides,
+                              .contiguous = member.contiguous,
+                              .ranges = std::vector<FlatRange>(ranks, {0, member.numel}),
+                              .sharded = sharded(),
+                              .group = group,
+                              .device = device});
     offsets.push_back(layout().offset(fqns.size() - 1));
   }
   for (const auto& alias : layout().shared()) {
@@ -52,31 +54,32 @@ Fsdp1Unit::Fsdp1Unit(std::shared_ptr<FlatParameterHandle> of) : handle(std::move
     for (size_t i = 0; i < infos.size(); ++i) {
       const auto& info = infos[i];
       const bool holds = info.in_shard && info.numel_in_shard > 0;
-      places[i].ranges[rank] =
+      member_layouts[i].ranges[rank] =
           holds ? FlatRange{info.intra_param_start, info.intra_param_start + info.numel_in_shard} : FlatRange{};
       if (rank == own) offsets[i] = holds ? info.offset_in_shard : 0;
     }
   }
 }
 
-FlatPlace Fsdp1Unit::flat_place() const {
+// Ranges end at unpadded_numel(), so the padding at the end of the last shards belongs to no rank.
+FlatTensorLayout Fsdp1Unit::flat_layout() const {
   const int64_t numel = layout().unpadded_numel(), shard = layout().sharded_numel();
-  FlatPlace place{.name = handle->prefix() + "_flat_param",
-                  .shape = {numel},
-                  .strides = {1},
-                  .ranges = {},
-                  .sharded = sharded(),
-                  .group = handle->group(),
-                  .device = handle->shard().device()};
+  FlatTensorLayout flat{.name = handle->prefix() + "_flat_param",
+                        .shape = {numel},
+                        .strides = {1},
+                        .ranges = {},
+                        .sharded = sharded(),
+                        .group = handle->group(),
+                        .device = handle->shard().device()};
   for (int64_t rank = 0; rank < handle->group()->size(); ++rank) {
     const auto range = sharded() ? intersection({0, numel}, {rank * shard, (rank + 1) * shard}) : FlatRange{0, numel};
-    place.ranges.push_back(range);
+    flat.ranges.push_back(range);
   }
-  return place;
+  return flat;
 }
 
-at::Tensor Fsdp1Unit::piece(const at::Tensor& shard, size_t member) const {
-  return shard.narrow(0, offsets[member], places[member].own().numel());
+at::Tensor Fsdp1Unit::member_shard(const at::Tensor& shard, size_t member) const {
+  return shard.narrow(0, offsets[member], member_layouts[member].own().numel());
 }
 
 std::vector<std::string> Fsdp1Unit::names(size_t member) const {
@@ -87,6 +90,7 @@ std::vector<std::string> Fsdp1Unit::names(size_t member) const {
   return names;
 }
 
+// A flat parameter has one requires_grad for all its members.
 std::vector<bool> Fsdp1Unit::trained() const {
   const auto parameters = handle->parameters();
   std::vector<bool> trained;
@@ -100,7 +104,7 @@ Fsdp1Units Fsdp1Units::of(nn::Module& root) {
   std::vector<std::string> names;
   for (const auto& parameter : root.named_parameters()) names.push_back(parameter.name);
   Aliases aliases;
-  std::unordered_map<const void*, std::string> first;  // name of each tensor
+  std::unordered_map<const void*, std::string> first;  // first name of each tensor
   for (const auto& parameter : root.named_parameters(/*all=*/true)) {
     const auto [found, is_new] = first.try_emplace(parameter.slot->parameter.unsafeGetTensorImpl(), parameter.name);
     if (!is_new) aliases.emplace_back(parameter.name, found->second);
@@ -116,11 +120,14 @@ const StateValue* Fsdp1Units::Parameter::find_in(const StateDict& states) const 
   return nullptr;
 }
 
+// Every name of named_parameters() is either in a unit or outside all units. With use_orig_params a unit has one
+// parameter per member, otherwise one parameter for all members. Aliases are added last and never replace an FQN.
 Fsdp1Units::Fsdp1Units(const std::vector<std::shared_ptr<FlatParameterHandle>>& handles,
                        const std::vector<std::string>& names, const Aliases& aliases) {
   TESSERA_CHECK(!handles.empty(), ErrorKind::kConfig,
                 "[fsdp1.state] no module of this model is wrapped by FSDP1. Call wrap_fsdp1 first.");
-  std::unordered_map<std::string, std::pair<size_t, size_t>> managed;  // by name: unit, first member
+  // For each name: the unit and the index of the parameter in it.
+  std::unordered_map<std::string, std::pair<size_t, size_t>> managed;
   for (const auto& handle : handles) {
     const Fsdp1Unit& unit = units_.emplace_back(handle);
     TESSERA_CHECK(unit.layout().use_orig_params() == use_orig_params(), ErrorKind::kConfig,
@@ -128,7 +135,7 @@ Fsdp1Units::Fsdp1Units(const std::vector<std::shared_ptr<FlatParameterHandle>>& 
                   "all with one.",
                   units_[0].fqns[0], use_orig_params(), unit.fqns[0], unit.layout().use_orig_params());
     TESSERA_CHECK(handle->group()->ranks() == group()->ranks(), ErrorKind::kConfig,
-                  "[fsdp1.state] {} lies over ranks {}, {} over {}. Wrap all modules over one group.",
+                  "[fsdp1.state] {} is sharded over ranks {}, {} over ranks {}. Wrap all modules over one group.",
                   units_[0].fqns[0], fmt::join(group()->ranks(), ","), unit.fqns[0],
                   fmt::join(handle->group()->ranks(), ","));
     const auto shown = handle->parameter_names();
@@ -171,18 +178,21 @@ const Fsdp1Units::Parameter* Fsdp1Units::find_fqn(const std::string& fqn) const 
   return found == by_fqn_.end() ? nullptr : &parameters_[found->second];
 }
 
+// Parameters are found by their tensors, so a shared parameter is listed once with all its names. Buffers are listed
+// once per name.
 std::vector<UnmanagedTensor> unmanaged_tensors(nn::Module& root, const Fsdp1Units& model) {
   std::vector<UnmanagedTensor> tensors;
-  std::unordered_map<const void*, std::optional<size_t>> found;  // by tensor; nullopt: of a unit
+  // For each tensor: its index in the result; nullopt for a tensor in a unit.
+  std::unordered_map<const void*, std::optional<size_t>> found;
   for (const auto& parameter : root.named_parameters(/*all=*/true)) {
     const at::Tensor& tensor = parameter.slot->parameter;
-    const auto [place, is_new] = found.try_emplace(tensor.unsafeGetTensorImpl());
+    const auto [entry, is_new] = found.try_emplace(tensor.unsafeGetTensorImpl());
     const auto* known = model.find(parameter.name);
     if (is_new && known && !known->unit) {
-      place->second = tensors.size();
+      entry->second = tensors.size();
       tensors.push_back({.names = {}, .tensor = tensor});
     }
-    if (place->second) tensors[*place->second].names.push_back(parameter.name);
+    if (entry->second) tensors[*entry->second].names.push_back(parameter.name);
   }
   for (const auto& [path, module] : root.named_modules()) {
     for (const auto& buffer : module->own_buffers()) {

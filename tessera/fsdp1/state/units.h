@@ -1,10 +1,10 @@
-// The FSDP1 units of a model as state dicts need them: which original parameter lies where, and what the optimizer
-// calls it. No communication.
+// The FSDP1 units of a model for state-dict functions: the layout of each original parameter, and the optimizer's name
+// for it. No communication.
 //
 //   const auto model = Fsdp1Units::of(*root);
-//   for (const auto& parameter : model.parameters()) ...                  // as the optimizer sees them
+//   for (const auto& parameter : model.parameters()) ...   // as the optimizer sees them
 //   const auto& unit = model.units().at(0);
-//   unit.fqns[i]; unit.place(i).ranges[rank];                            // member i and the elements a rank has of it
+//   unit.member_layout(i).ranges[rank];                    // the elements of member i that a rank has
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,66 +25,68 @@
 
 namespace tessera {
 
-// A tensor of which each rank of a group has a range, in the order of its storage.
-struct FlatPlace {
+// A tensor of which each rank of a group has a range of elements, in the order of its storage.
+struct FlatTensorLayout {
   std::string name;
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
   bool contiguous = true;
-  std::vector<FlatRange> ranges;  // a rank; without sharding all of them are everything
+  std::vector<FlatRange> ranges;  // one per rank; without sharding each is the whole tensor
   bool sharded = true;
   std::shared_ptr<comm::Group> group;
   c10::Device device = c10::kCPU;
 
   int64_t numel() const { return numel_of(shape); }
   const FlatRange& own() const { return ranges[static_cast<size_t>(group->rank())]; }
-  // Names of a message: "a.weight" and a state of it.
-  FlatPlace named(const std::string& suffix) const;
+  // Returns the same layout with a name for messages: "a.weight" becomes "a.weight" and the name of a state.
+  FlatTensorLayout named(const std::string& suffix) const;
 };
 
-// Of a contiguous tensor that every rank of the group has whole.
-FlatPlace replicated_place(const std::string& name, const at::Tensor& tensor,
-                           const std::shared_ptr<comm::Group>& group);
+// Returns the layout of a contiguous tensor that every rank of the group has whole.
+FlatTensorLayout replicated_layout(const std::string& name, const at::Tensor& tensor,
+                                   const std::shared_ptr<comm::Group>& group);
 
 struct Fsdp1Unit {
   explicit Fsdp1Unit(std::shared_ptr<FlatParameterHandle> of);
 
   const FlatParameterLayout& layout() const { return handle->layout(); }
   bool sharded() const { return handle->sharding_strategy() != ShardingStrategy::kNoShard; }
-  const FlatPlace& place(size_t member) const { return places[member]; }
-  // The whole flat parameter as a 1-d tensor of unpadded_numel() elements.
-  FlatPlace flat_place() const;
-  // The piece of a member in something that lies as the shard does; a view.
-  at::Tensor piece(const at::Tensor& shard, size_t member) const;
-  // All names of a member from the root, its FQN first.
+  const FlatTensorLayout& member_layout(size_t member) const { return member_layouts[member]; }
+  // The layout of the whole flat parameter as a 1-d tensor of unpadded_numel() elements.
+  FlatTensorLayout flat_layout() const;
+  // Returns a view of a member's piece in a tensor with the layout of the shard.
+  at::Tensor member_shard(const at::Tensor& shard, size_t member) const;
+  // Returns all names of a member from the root, its FQN first.
   std::vector<std::string> names(size_t member) const;
-  // Of each member, whether it requires a gradient now.
+  // Returns for each member whether it requires a gradient now.
   std::vector<bool> trained() const;
 
   std::shared_ptr<FlatParameterHandle> handle;
   std::vector<std::string> fqns;  // of the members, from the root
-  std::vector<FlatPlace> places;
+  std::vector<FlatTensorLayout> member_layouts;
   std::vector<int64_t> offsets;  // of each member's piece in this rank's shard
-  // Other names of members, from the root.
+  // Further names of members, from the root.
   std::vector<std::pair<std::string, size_t>> aliases;
 };
 
 class Fsdp1Units {
  public:
-  // A parameter as named_parameters() shows it.
+  // A parameter of Module::named_parameters.
   struct Parameter {
     std::string name;
     std::vector<std::string> fqns;
     std::optional<size_t> unit;
-    size_t first_member = 0;                // of the unit; as many as there are fqns
-    std::vector<std::string> aliases = {};  // other names of one that is in no unit
-    // Its entry in a dict by name, under whichever name; for one in no unit. Null when there is none.
+    size_t first_member = 0;                // index in the unit; the parameter has as many members as fqns
+    std::vector<std::string> aliases = {};  // further names of a parameter outside units
+    // For a parameter outside units: returns its entry, under any of its names, in a dict by name; null when there is
+    // none.
     const StateValue* find_in(const StateDict& states) const;
   };
 
-  // Errors kConfig: no unit, units that differ in use_orig_params or in their ranks.
+  // Errors kConfig: a model without units, units that differ in use_orig_params or in their ranks.
   static Fsdp1Units of(nn::Module& root);
-  // `names`: what named_parameters() shows, in order; `aliases`: other names of these, each with the first.
+  // `names`: the names of named_parameters(), in order. `aliases`: pairs of a further name and the first name of its
+  // parameter.
   using Aliases = std::vector<std::pair<std::string, std::string>>;
   Fsdp1Units(const std::vector<std::shared_ptr<FlatParameterHandle>>& handles, const std::vector<std::string>& names,
              const Aliases& aliases = {});
@@ -94,9 +96,9 @@ class Fsdp1Units {
   bool use_orig_params() const { return units_[0].layout().use_orig_params(); }
   const std::shared_ptr<comm::Group>& group() const { return units_[0].handle->group(); }
   bool any_sharded() const { return std::ranges::any_of(units_, &Fsdp1Unit::sharded); }
-  // nullptr when there is none.
+  // Returns nullptr for an unknown name.
   const Parameter* find(const std::string& name) const;
-  // By FQN, other names of shared parameters included.
+  // Finds a parameter by FQN or by a further name of a shared parameter.
   const Parameter* find_fqn(const std::string& fqn) const;
 
  private:
@@ -105,12 +107,12 @@ class Fsdp1Units {
   std::unordered_map<std::string, size_t> by_name_, by_fqn_;
 };
 
-// What of a module belongs to no unit: parameters, each once with all its names, and persistent buffers.
+// A tensor of a module outside all units: a parameter, once with all its names, or a persistent buffer.
 struct UnmanagedTensor {
   std::vector<std::string> names;
   at::Tensor tensor;
   bool is_parameter = true;
-  c10::ScalarType saved_dtype = c10::ScalarType::Undefined;  // saved_buffer_dtype() of a buffer
+  c10::ScalarType saved_dtype = c10::ScalarType::Undefined;  // for a buffer: saved_buffer_dtype()
 };
 std::vector<UnmanagedTensor> unmanaged_tensors(nn::Module& root, const Fsdp1Units& model);
 

@@ -1,7 +1,7 @@
-// Whether an optimizer state dict by names is right, found out by loading it: into the optimizer of a twin of the model
-// on one device, whose state must then be that of an optimizer that trained there.
+// Checks an optimizer state dict by names by loading it into the optimizer of an unsharded copy of the model on one
+// device. The loaded state must then equal the state of a reference optimizer that trained there.
 //
-//   verify_osd_by_load(twin, *twin_optimizer, optim_state_dict(*model, *optimizer), *reference);
+//   verify_osd_by_load(unsharded_model, *unsharded_optimizer, optim_state_dict(*model, *optimizer), *reference);
 #pragma once
 
 #include <memory>
@@ -16,13 +16,15 @@ namespace tessera {
 struct VerifyOsdOptions {
   double rtol = 1e-5;
   double atol = 1e-6;
-  std::shared_ptr<comm::Group> group = {};  // whose ranks verify together; none: this rank alone
+  std::shared_ptr<comm::Group> group = {};  // the ranks that verify together; null: this rank alone
 };
 
-// `twin` is a module without sharding with the original parameters, `twin_optimizer` its optimizer, `reference` the
-// optimizer of another such twin. Sharded values are gathered one at a time. COLLECTIVE over the group, and over those
-// of sharded values. Error kShape, on all ranks of the group, names parameters and states that differ or are not there.
-void verify_osd_by_load(nn::Module& twin, optim::Optimizer& twin_optimizer, const StateDict& optim_state_dict,
-                        const optim::Optimizer& reference, const VerifyOsdOptions& options = {});
+// `unsharded_model` is an unsharded module with the original parameters, `unsharded_optimizer` is its optimizer, and
+// `reference` is the optimizer of another such module. Sharded values are gathered one at a time. COLLECTIVE over the
+// group, and over the groups of sharded values. Error kShape, on all ranks of the group, lists the parameters and
+// states that differ or are missing.
+void verify_osd_by_load(nn::Module& unsharded_model, optim::Optimizer& unsharded_optimizer,
+                        const StateDict& optim_state_dict, const optim::Optimizer& reference,
+                        const VerifyOsdOptions& options = {});
 
 }  // namespace tessera

@@ -26,14 +26,15 @@ constexpr int64_t kBlock = 64;  // queries and keys of a block of scores
 
 int64_t padded(int64_t tokens) { return (tokens + kBlock - 1) / kBlock * kBlock; }
 
-// Tokens of a row that see one another and no others.
-struct Span {
+// Consecutive tokens of a row that see only keys of the same span: a document, or a run of padding.
+struct TokenSpan {
   int64_t row, begin, tokens;
 };
 
-// Where no later token looks back, a span begins; padding is one.
-std::vector<Span> spans_of(const at::Tensor& first_key, int64_t rows, int64_t tokens) {
-  std::vector<Span> spans;
+// Goes from the last token to the first. `least` is the smallest key that any token of the current span sees; a span
+// begins at t where no later token sees a key before t. Neighbouring padding tokens form one span.
+std::vector<TokenSpan> spans_of(const at::Tensor& first_key, int64_t rows, int64_t tokens) {
+  std::vector<TokenSpan> spans;
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t* first = first_key.defined() ? first_key.const_data_ptr<int64_t>() + row * tokens : nullptr;
     int64_t end = tokens, least = tokens;
@@ -52,38 +53,38 @@ struct FreeFloats {
   void operator()(float* data) const { ::operator delete[](data, std::align_val_t(64)); }
 };
 
-// Memory of one unit of work, handed out piece by piece.
+// Scratch memory of one unit of work. allocate() returns the next `floats` floats.
 class Scratch {
  public:
   explicit Scratch(int64_t floats)
       : data_(static_cast<float*>(::operator new[](static_cast<size_t>(floats) * sizeof(float), std::align_val_t(64)))),
         next_(data_.get()) {}
-  float* take(int64_t floats) { return std::exchange(next_, next_ + floats); }
+  float* allocate(int64_t floats) { return std::exchange(next_, next_ + floats); }
 
  private:
   std::unique_ptr<float, FreeFloats> data_;
   float* next_;
 };
 
-// What the units of one call share.
-struct Plan {
-  std::vector<Span> spans;
+// The parameters that all units of one call share.
+struct LoopPlan {
+  std::vector<TokenSpan> spans;
   int64_t tokens, heads, groups, width;
-  const int64_t* first_key;  // null: 0
+  const int64_t* first_key;  // int64 [B, T]; null: 0
   float scale;
 
   int64_t heads_of_group() const { return heads / groups; }
-  int64_t first_of(const Span& span, int64_t t) const {  // counted from the span
+  int64_t first_of(const TokenSpan& span, int64_t t) const {  // relative to the span's first token
     return first_key == nullptr ? 0 : first_key[span.row * tokens + span.begin + t] - span.begin;
   }
-  bool is_padding(const Span& span) const {  // none of its tokens sees any
+  bool is_padding(const TokenSpan& span) const {  // no token of the span sees a key
     for (int64_t t = 0; t < span.tokens; ++t) {
       if (first_of(span, t) <= t) return false;
     }
     return true;
   }
   // The first block of keys that some query of [begin, begin + count) sees.
-  int64_t first_block(const Span& span, int64_t begin, int64_t count) const {
+  int64_t first_block(const TokenSpan& span, int64_t begin, int64_t count) const {
     int64_t first = begin;
     for (int64_t t = begin; t < begin + count; ++t) first = std::min(first, first_of(span, t));
     return first / kBlock;
@@ -91,14 +92,14 @@ struct Plan {
 };
 
 template <class T>
-struct Heads {  // [B, heads, T, d], d contiguous
+struct HeadStrides {  // [B, heads, T, d] with contiguous d; row, head and token are strides
   T* data;
   int64_t row, head, token;
-  T* at(const Span& span, int64_t h) const { return data + span.row * row + h * head + span.begin * token; }
+  T* at(const TokenSpan& span, int64_t h) const { return data + span.row * row + h * head + span.begin * token; }
 };
 
 template <class T>
-Heads<T> heads_of(const at::Tensor& tensor) {
+HeadStrides<T> head_strides(const at::Tensor& tensor) {
   using Plain = std::remove_const_t<T>;
   T* data;
   if constexpr (std::is_const_v<T>) {
@@ -110,14 +111,15 @@ Heads<T> heads_of(const at::Tensor& tensor) {
 }
 
 template <class T>
-struct Backward {
-  Heads<const T> q, k, v, grad;
+struct BackwardTensors {
+  HeadStrides<const T> q, k, v, grad;
   const float* log_sums;
-  Heads<T> grad_q, grad_k, grad_v;
+  HeadStrides<T> grad_q, grad_k, grad_v;
 };
 
+// attention_loops_body.h is compiled twice, for AVX-512 and for AVX2. for_lanes() selects one of them at run time.
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"  // of what GCC 12's own headers leave undefined
+#pragma GCC diagnostic ignored "-Wuninitialized"  // false positives in GCC 12's own intrinsics headers
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")
 namespace attention_avx512 {
@@ -134,7 +136,7 @@ using namespace lanes_avx2;
 #pragma GCC pop_options
 #pragma GCC diagnostic pop
 
-Plan plan_of(const CausalAttention& call) {
+LoopPlan plan_of(const CausalAttentionCall& call) {
   const int64_t rows = call.q.size(0), tokens = call.q.size(2);
   return {.spans = spans_of(call.first_key, rows, tokens),
           .tokens = tokens,
@@ -145,16 +147,19 @@ Plan plan_of(const CausalAttention& call) {
           .scale = static_cast<float>(call.scale)};
 }
 
-// Heads whose elements lie side by side, the others as they may.
+// A tensor whose heads are contiguous in the last dim. Other strides may be anything.
 at::Tensor with_dense_heads(const at::Tensor& tensor) { return tensor.stride(3) == 1 ? tensor : tensor.contiguous(); }
 
+// A tensor [B, H, T, d] whose memory is [B, T, H, d], the layout of the projection after it.
 at::Tensor like_result(const at::Tensor& tensor) {
   return at::empty({tensor.size(0), tensor.size(2), tensor.size(1), tensor.size(3)}, tensor.options()).transpose(1, 2);
 }
 
-// One thread has all queries of a group of heads in a span, so that sums over them have one order.
+// Runs one unit per span and group of heads. A unit has all queries of its heads, so no two threads add to the same
+// gradient and sums have one order, whatever the number of threads.
 template <class Unit>
-void for_each_unit(const Plan& plan, const Unit& unit) {
+void for_each_unit(const LoopPlan& plan, const Unit& unit) {
+  // Units are independent: spans do not see each other, and a group has its own keys and gradients.
   const auto count = static_cast<int64_t>(plan.spans.size()) * plan.groups;
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) unit(plan.spans[static_cast<size_t>(i / plan.groups)], i % plan.groups);
@@ -163,23 +168,23 @@ void for_each_unit(const Plan& plan, const Unit& unit) {
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> attention_forward_loops(const CausalAttention& call) {
+std::tuple<at::Tensor, at::Tensor> attention_forward_loops(const CausalAttentionCall& call) {
   const auto plan = plan_of(call);
   const auto q = with_dense_heads(call.q), k = with_dense_heads(call.k), v = with_dense_heads(call.v);
   auto result = like_result(q);
   auto log_sums = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
   const auto run = [&]<class T>(T) {
     const auto unit = for_lanes(attention_avx512::forward_unit<T>, attention_avx2::forward_unit<T>);
-    for_each_unit(plan, [&](const Span& span, int64_t group) {
-      unit(plan, span, group, heads_of<const T>(q), heads_of<const T>(k), heads_of<const T>(v), heads_of<T>(result),
-           log_sums.mutable_data_ptr<float>());
+    for_each_unit(plan, [&](const TokenSpan& span, int64_t group) {
+      unit(plan, span, group, head_strides<const T>(q), head_strides<const T>(k), head_strides<const T>(v),
+           head_strides<T>(result), log_sums.mutable_data_ptr<float>());
     });
   };
   q.scalar_type() == at::kFloat ? run(float()) : run(c10::BFloat16());
   return {result, log_sums};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward_loops(const CausalAttention& call,
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward_loops(const CausalAttentionCall& call,
                                                                         const at::Tensor& grad,
                                                                         const at::Tensor& log_sums) {
   const auto plan = plan_of(call);
@@ -187,27 +192,27 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward_loops(const Ca
   const auto dense_grad = with_dense_heads(grad);
   auto grad_q = like_result(q), grad_k = like_result(k), grad_v = like_result(v);
   const auto run = [&]<class T>(T) {
-    const Backward<T> backward{.q = heads_of<const T>(q),
-                               .k = heads_of<const T>(k),
-                               .v = heads_of<const T>(v),
-                               .grad = heads_of<const T>(dense_grad),
-                               .log_sums = log_sums.const_data_ptr<float>(),
-                               .grad_q = heads_of<T>(grad_q),
-                               .grad_k = heads_of<T>(grad_k),
-                               .grad_v = heads_of<T>(grad_v)};
+    const BackwardTensors<T> backward{.q = head_strides<const T>(q),
+                                      .k = head_strides<const T>(k),
+                                      .v = head_strides<const T>(v),
+                                      .grad = head_strides<const T>(dense_grad),
+                                      .log_sums = log_sums.const_data_ptr<float>(),
+                                      .grad_q = head_strides<T>(grad_q),
+                                      .grad_k = head_strides<T>(grad_k),
+                                      .grad_v = head_strides<T>(grad_v)};
     const auto unit = for_lanes(attention_avx512::backward_unit<T>, attention_avx2::backward_unit<T>);
-    for_each_unit(plan, [&](const Span& span, int64_t group) { unit(plan, span, group, backward); });
+    for_each_unit(plan, [&](const TokenSpan& span, int64_t group) { unit(plan, span, group, backward); });
   };
   q.scalar_type() == at::kFloat ? run(float()) : run(c10::BFloat16());
   return {grad_q, grad_k, grad_v};
 }
 #else
-std::tuple<at::Tensor, at::Tensor> attention_forward_loops(const CausalAttention&) {
-  raise(ErrorKind::kInternal, "[kernels.attention] not made for this processor");
+std::tuple<at::Tensor, at::Tensor> attention_forward_loops(const CausalAttentionCall&) {
+  raise(ErrorKind::kInternal, "[kernels.attention] the CPU loops were not compiled for this processor");
 }
-std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward_loops(const CausalAttention&, const at::Tensor&,
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward_loops(const CausalAttentionCall&, const at::Tensor&,
                                                                         const at::Tensor&) {
-  raise(ErrorKind::kInternal, "[kernels.attention] not made for this processor");
+  raise(ErrorKind::kInternal, "[kernels.attention] the CPU loops were not compiled for this processor");
 }
 #endif
 

@@ -1,9 +1,9 @@
-// Causal attention of plain CPU tensors by our own loops: scores of blocks of queries by blocks of keys, never all of
-// them, and none for blocks of keys that no query of a block sees.
+// Causal attention of plain CPU tensors by Tessera's own loops (flash attention): scores exist for one block of queries
+// and one block of keys at a time. Blocks of keys that no query of a block sees are skipped.
 //
-// A token at position t of a row sees the keys [first_key[t], t] of that row; none where first_key[t] > t (padding),
-// whose result and gradients are zero. fp32 and bf16 tensors, computed in fp32. What threads there are does not show in
-// the result. No autograd, no DTensors.
+// A token at position t of a row sees the keys [first_key[t], t] of that row. A token with first_key[t] > t (padding)
+// sees no key; its result and gradients are zero. fp32 and bf16 tensors, computed in fp32. The results do not depend on
+// the number of threads. No autograd, no DTensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,20 +12,21 @@
 
 namespace tessera::kernels {
 
-// Whether this processor has what the loops are written for (AVX-512 or AVX2).
+// Returns whether this processor has AVX-512 or AVX2, for which the loops are written.
 bool has_attention_loops();
 
-struct CausalAttention {
-  const at::Tensor &q, &k, &v;  // [B, H, T, d], [B, G, T, d] twice: G divides H, d a multiple of 16 up to 256
+struct CausalAttentionCall {
+  const at::Tensor &q, &k,
+      &v;  // [B, H, T, d], [B, G, T, d], [B, G, T, d]: G divides H, d is a multiple of 16 up to 256
   const at::Tensor& first_key;  // int64 [B, T], contiguous; undefined: 0 everywhere
   double scale = 1;
 };
 
-// The result [B, H, T, d], whose memory is that of [B, T, H, d], and the fp32 logarithms of the sums of exponentials
-// [B, H, T].
-std::tuple<at::Tensor, at::Tensor> attention_forward_loops(const CausalAttention& call);
-// The gradients of q, k and v, which lie as the result does.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward_loops(const CausalAttention& call,
+// Returns the result [B, H, T, d] with the memory layout [B, T, H, d], and the fp32 log-sum-exp of the scores [B, H,
+// T].
+std::tuple<at::Tensor, at::Tensor> attention_forward_loops(const CausalAttentionCall& call);
+// Returns the gradients of q, k and v, each with the tokens before the heads in memory.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward_loops(const CausalAttentionCall& call,
                                                                         const at::Tensor& grad,
                                                                         const at::Tensor& log_sums);
 

@@ -1,31 +1,33 @@
-// The loops of attention_loops.cc, which includes them once for each set of vector instructions.
+// The loops of attention_loops.cc, which includes this file once for each set of vector instructions.
 
 #include "tessera/kernels/simd/lane_products_body.h"
 
-// Keys of one block that a query sees: [low, high) counted from the block's first.
-struct Visible {
+// The keys of one block that a query sees: [low, high), counted from the block's first key.
+struct VisibleKeys {
   int64_t low, high;
   bool all() const { return low <= 0 && high >= kBlock; }
   Mask lanes(int64_t at) const { return lanes_between(low - at, high - at); }
 };
-struct AllVisible {
+struct AllVisibleKeys {
   AllLanes lanes(int64_t) const { return {}; }
 };
 template <class Work>
-auto of_visible(const Visible& visible, const Work& work) {
-  return visible.all() ? work(AllVisible{}) : work(visible);
+auto with_visible_keys(const VisibleKeys& visible, const Work& work) {
+  return visible.all() ? work(AllVisibleKeys{}) : work(visible);
 }
 
-// Scores of a block's row become exponentials; the running maximum, sum and result follow.
+// One step of the online softmax for a query's row of a block: replaces the scores by exp(score - maximum). When the
+// maximum over all blocks so far grows, `sum` and `result` are rescaled to the new maximum.
 template <class Seen>
-void soften(float* scores, const Seen& visible, float scale, float& most, float& sum, float* result, int64_t width) {
+void update_online_softmax(float* scores, const Seen& visible, float scale, float& running_max, float& sum,
+                           float* result, int64_t width) {
   const Lanes least = fill(-std::numeric_limits<float>::infinity());
-  Lanes values[kBlock / kLanes], peak = fill(most);
+  Lanes values[kBlock / kLanes], peak = fill(running_max);
   bool has_nan = false;
   for (int64_t n = 0; n < kBlock / kLanes; ++n) {
     values[n] = select(visible.lanes(n * kLanes), mul(load_lanes(scores + n * kLanes), fill(scale)), least);
     has_nan |= any(not_numbers(values[n]));
-    peak = max(peak, values[n]);  // of a NaN in one operand the second
+    peak = max(peak, values[n]);  // may lose a NaN: max() returns its second operand if one is NaN
   }
   const float now = largest_of(peak);
   if (now == -std::numeric_limits<float>::infinity() && !has_nan) {
@@ -38,23 +40,27 @@ void soften(float* scores, const Seen& visible, float scale, float& most, float&
     store_lanes(scores + n * kLanes, power);
     total = add(total, power);
   }
-  if (now > most) {
-    const float shrink = most == -std::numeric_limits<float>::infinity() ? 0.0F : std::exp(most - now);
+  if (now > running_max) {
+    const float shrink = running_max == -std::numeric_limits<float>::infinity() ? 0.0F : std::exp(running_max - now);
     sum *= shrink;
     for (int64_t i = 0; i < width; i += kLanes) store_lanes(result + i, mul(load_lanes(result + i), fill(shrink)));
-    most = now;
+    running_max = now;
   }
   sum += sum_of(total);
 }
 
 template <class T>
-void zero_tokens(const Heads<T>& heads, const Span& span, int64_t head, int64_t width) {
+void zero_tokens(const HeadStrides<T>& heads, const TokenSpan& span, int64_t head, int64_t width) {
   for (int64_t t = 0; t < span.tokens; ++t) std::fill_n(heads.at(span, head) + t * heads.token, width, T(0.0F));
 }
 
+// The forward of one span and one group of heads. For each block of queries the loop goes over the visible blocks of
+// keys and accumulates exp(score) V (`sums`), the maxima (`running_max`) and the sums of exponentials (`total`). The
+// division by `total` at the end gives the softmax, so scores of one [kBlock, kBlock] block exist at a time.
 template <class T>
-void forward_unit(const Plan& plan, const Span& span, int64_t group, const Heads<const T>& q, const Heads<const T>& k,
-                  const Heads<const T>& v, const Heads<T>& result, float* log_sums) {
+void forward_unit(const LoopPlan& plan, const TokenSpan& span, int64_t group, const HeadStrides<const T>& q,
+                  const HeadStrides<const T>& k, const HeadStrides<const T>& v, const HeadStrides<T>& result,
+                  float* log_sums) {
   const int64_t n = span.tokens, d = plan.width;
   if (plan.is_padding(span)) {
     for (int64_t head = group * plan.heads_of_group(); head < (group + 1) * plan.heads_of_group(); ++head) {
@@ -64,20 +70,20 @@ void forward_unit(const Plan& plan, const Span& span, int64_t group, const Heads
     return;
   }
   Scratch scratch(padded(n) * d + 2 * n * d + 2 * kBlock * d + kBlock * kBlock);
-  float* const keys = scratch.take(padded(n) * d);
-  float* const values = scratch.take(n * d);
-  float* const plain = scratch.take(n * d);
-  float* const queries = scratch.take(kBlock * d);
-  float* const sums = scratch.take(kBlock * d);
-  float* const scores = scratch.take(kBlock * kBlock);
+  float* const keys = scratch.allocate(padded(n) * d);
+  float* const values = scratch.allocate(n * d);
+  float* const plain = scratch.allocate(n * d);
+  float* const queries = scratch.allocate(kBlock * d);
+  float* const sums = scratch.allocate(kBlock * d);
+  float* const scores = scratch.allocate(kBlock * kBlock);
   gather(k.at(span, group), k.token, n, d, plain);
   transpose_blocks(plain, n, d, keys);
   gather(v.at(span, group), v.token, n, d, values);
   for (int64_t head = group * plan.heads_of_group(); head < (group + 1) * plan.heads_of_group(); ++head) {
     for (int64_t begin = 0; begin < n; begin += kBlock) {
       const int64_t count = std::min(kBlock, n - begin);
-      float most[kBlock], total[kBlock];
-      std::fill_n(most, kBlock, -std::numeric_limits<float>::infinity());
+      float running_max[kBlock], total[kBlock];
+      std::fill_n(running_max, kBlock, -std::numeric_limits<float>::infinity());
       std::fill_n(total, kBlock, 0.0F);
       std::fill_n(sums, kBlock * d, 0.0F);
       gather(q.at(span, head) + begin * q.token, q.token, count, d, queries);
@@ -85,49 +91,57 @@ void forward_unit(const Plan& plan, const Span& span, int64_t group, const Heads
         const int64_t seen = std::min(kBlock, n - block * kBlock);
         multiply(count, kBlock, d, {queries, d, 1}, {keys + block * kBlock * d, kBlock}, scores, kBlock, false);
         for (int64_t r = 0; r < count; ++r) {
-          const Visible visible{plan.first_of(span, begin + r) - block * kBlock, begin + r + 1 - block * kBlock};
-          of_visible(visible, [&](const auto& seen_keys) {
-            soften(scores + r * kBlock, seen_keys, plan.scale, most[r], total[r], sums + r * d, d);
+          const VisibleKeys visible{plan.first_of(span, begin + r) - block * kBlock, begin + r + 1 - block * kBlock};
+          with_visible_keys(visible, [&](const auto& seen_keys) {
+            update_online_softmax(scores + r * kBlock, seen_keys, plan.scale, running_max[r], total[r], sums + r * d,
+                                  d);
           });
         }
         multiply(count, d, seen, {scores, kBlock, 1}, {values + block * kBlock * d, d}, sums, d, true);
       }
       for (int64_t r = 0; r < count; ++r) {
-        const Lanes share = fill(total[r] == 0 ? 0.0F : 1 / total[r]);
-        for (int64_t i = 0; i < d; i += kLanes) store_lanes(sums + r * d + i, mul(load_lanes(sums + r * d + i), share));
+        const Lanes factor = fill(total[r] == 0 ? 0.0F : 1 / total[r]);
+        for (int64_t i = 0; i < d; i += kLanes)
+          store_lanes(sums + r * d + i, mul(load_lanes(sums + r * d + i), factor));
         log_sums[(span.row * plan.heads + head) * plan.tokens + span.begin + begin + r] =
-            total[r] == 0 ? 0.0F : most[r] + std::log(total[r]);
+            total[r] == 0 ? 0.0F : running_max[r] + std::log(total[r]);
       }
       scatter(sums, result.token, count, d, result.at(span, head) + begin * result.token);
     }
   }
 }
 
-// Scores of a block's row become shares. Returns the sum of shares times pulls.
+// Turns a block's row of scores into softmax weights (`probs`), from the saved log-sum-exp. Returns the sum over the
+// keys of each weight times its gradient. The gradients of the weights (`grad_probs`) are products of the result's
+// gradient and the values.
 template <class Seen>
-float share_row(float* scores, const float* pulls, const Seen& visible, float scale, float log_sum) {
+float softmax_row(float* scores, const float* grad_probs, const Seen& visible, float scale, float log_sum) {
   Lanes sum = fill(0);
   for (int64_t at = 0; at < kBlock; at += kLanes) {
     const auto lanes = visible.lanes(at);
     const Lanes shifted = fms(load_lanes(scores + at), fill(scale), fill(log_sum));
-    const Lanes share = select(lanes, exp_lanes(shifted), fill(0));
-    store_lanes(scores + at, share);
-    sum = select(lanes, fma(share, load_lanes(pulls + at), sum), sum);
+    const Lanes prob = select(lanes, exp_lanes(shifted), fill(0));
+    store_lanes(scores + at, prob);
+    sum = select(lanes, fma(prob, load_lanes(grad_probs + at), sum), sum);
   }
   return sum_of(sum);
 }
 
-// Pulls of a block's row (the gradient times the values) become the gradient of its scores.
+// Turns a block's row of `grad_probs` into the gradient of the scores: prob (grad_prob - mean) scale.
 template <class Seen>
-void differentiate_row(const float* shares, float* pulls, const Seen& visible, float scale, float mean) {
+void differentiate_row(const float* probs, float* grad_probs, const Seen& visible, float scale, float mean) {
   for (int64_t at = 0; at < kBlock; at += kLanes) {
-    const Lanes off = mul(sub(load_lanes(pulls + at), fill(mean)), fill(scale));
-    store_lanes(pulls + at, select(visible.lanes(at), mul(load_lanes(shares + at), off), fill(0)));
+    const Lanes off = mul(sub(load_lanes(grad_probs + at), fill(mean)), fill(scale));
+    store_lanes(grad_probs + at, select(visible.lanes(at), mul(load_lanes(probs + at), off), fill(0)));
   }
 }
 
+// The backward of one span and one group of heads. For each block of queries: the first pass over the visible keys
+// recomputes the weights P (`probs`) and their gradients dP = dO V^T (`grad_probs`), and the mean sum(P dP); the second
+// pass makes dS = P (dP - mean) scale and adds P^T dO to dV, dS^T Q to dK and dS K to dQ. All heads of the group run in
+// one call, so dK and dV are summed in a fixed order.
 template <class T>
-void backward_unit(const Plan& plan, const Span& span, int64_t group, const Backward<T>& call) {
+void backward_unit(const LoopPlan& plan, const TokenSpan& span, int64_t group, const BackwardTensors<T>& call) {
   const int64_t n = span.tokens, d = plan.width, first_head = group * plan.heads_of_group();
   if (plan.is_padding(span)) {
     zero_tokens(call.grad_k, span, group, d);
@@ -136,16 +150,17 @@ void backward_unit(const Plan& plan, const Span& span, int64_t group, const Back
     return;
   }
   Scratch scratch(2 * padded(n) * d + 6 * n * d + 2 * kBlock * padded(n));
-  float* const keys_t = scratch.take(padded(n) * d);
-  float* const values_t = scratch.take(padded(n) * d);
-  float* const scores = scratch.take(kBlock * padded(n));  // of one block of queries, block by block of keys
-  float* const pulls = scratch.take(kBlock * padded(n));
-  float* const keys = scratch.take(n * d);
-  float* const queries = scratch.take(n * d);
-  float* const grads = scratch.take(n * d);
-  float* const grad_q = scratch.take(n * d);  // before that, the values
-  float* const grad_k = scratch.take(n * d);
-  float* const grad_v = scratch.take(n * d);
+  float* const keys_t = scratch.allocate(padded(n) * d);
+  float* const values_t = scratch.allocate(padded(n) * d);
+  float* const scores =
+      scratch.allocate(kBlock * padded(n));  // of one block of queries, one block of keys after another
+  float* const grad_probs = scratch.allocate(kBlock * padded(n));
+  float* const keys = scratch.allocate(n * d);
+  float* const queries = scratch.allocate(n * d);
+  float* const grads = scratch.allocate(n * d);
+  float* const grad_q = scratch.allocate(n * d);  // holds the values first, until they are transposed
+  float* const grad_k = scratch.allocate(n * d);
+  float* const grad_v = scratch.allocate(n * d);
   gather(call.v.at(span, group), call.v.token, n, d, grad_q);
   transpose_blocks(grad_q, n, d, values_t);
   gather(call.k.at(span, group), call.k.token, n, d, keys);
@@ -158,28 +173,28 @@ void backward_unit(const Plan& plan, const Span& span, int64_t group, const Back
     gather(call.grad.at(span, head), call.grad.token, n, d, grads);
     for (int64_t begin = 0; begin < n; begin += kBlock) {
       const int64_t count = std::min(kBlock, n - begin), first = plan.first_block(span, begin, count);
-      const Left own_queries{queries + begin * d, d, 1}, own_grads{grads + begin * d, d, 1};
-      // The mean of the pulls, from the very shares: the result, rounded to 16 bits, would be off by what keys have in
-      // common.
+      const LeftMatrix own_queries{queries + begin * d, d, 1}, own_grads{grads + begin * d, d, 1};
+      // The mean is summed from the recomputed weights. rowsum(dO O) from a result in 16 bits would add the rounding
+      // error of O times what the keys have in common.
       float means[kBlock] = {};
       for (int64_t block = first; block * kBlock <= begin; ++block) {
         const int64_t at = block * kBlock;
-        float *s = scores + at * kBlock, *p = pulls + at * kBlock;
+        float *s = scores + at * kBlock, *p = grad_probs + at * kBlock;
         multiply(count, kBlock, d, own_queries, {keys_t + at * d, kBlock}, s, kBlock, false);
         multiply(count, kBlock, d, own_grads, {values_t + at * d, kBlock}, p, kBlock, false);
         for (int64_t r = 0; r < count; ++r) {
-          const Visible visible{plan.first_of(span, begin + r) - at, begin + r + 1 - at};
-          means[r] += of_visible(visible, [&](const auto& seen_keys) {
-            return share_row(s + r * kBlock, p + r * kBlock, seen_keys, plan.scale, log_sums[begin + r]);
+          const VisibleKeys visible{plan.first_of(span, begin + r) - at, begin + r + 1 - at};
+          means[r] += with_visible_keys(visible, [&](const auto& seen_keys) {
+            return softmax_row(s + r * kBlock, p + r * kBlock, seen_keys, plan.scale, log_sums[begin + r]);
           });
         }
       }
       for (int64_t block = first; block * kBlock <= begin; ++block) {
         const int64_t at = block * kBlock, seen = std::min(kBlock, n - at);
-        float *s = scores + at * kBlock, *p = pulls + at * kBlock;
+        float *s = scores + at * kBlock, *p = grad_probs + at * kBlock;
         for (int64_t r = 0; r < count; ++r) {
-          const Visible visible{plan.first_of(span, begin + r) - at, begin + r + 1 - at};
-          of_visible(visible, [&](const auto& seen_keys) {
+          const VisibleKeys visible{plan.first_of(span, begin + r) - at, begin + r + 1 - at};
+          with_visible_keys(visible, [&](const auto& seen_keys) {
             differentiate_row(s + r * kBlock, p + r * kBlock, seen_keys, plan.scale, means[r]);
           });
         }

@@ -8,10 +8,10 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/products/attention.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/kernels/attention/attention_loops.h"
 #include "tessera/kernels/attention/head_groups.h"
-#include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/kernels/autograd/activation_checkpoint_cache.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/dispatch/result_form.h"
 
@@ -19,10 +19,10 @@ namespace tessera::kernels {
 namespace {
 
 using FirstKey = std::optional<at::Tensor>;
-using Attended = std::tuple<at::Tensor, at::Tensor>;
+using AttentionResult = std::tuple<at::Tensor, at::Tensor>;
 using AttentionGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-bool runs_attention_loops(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+bool supports_attention_loops(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   const auto type = q.scalar_type();
   return q.is_cpu() && (type == at::kFloat || type == at::kBFloat16) && k.scalar_type() == type &&
          v.scalar_type() == type && q.size(3) % 16 == 0 && q.size(3) <= 256 && q.numel() > 0 &&
@@ -37,9 +37,9 @@ at::Tensor dense_first_key(const FirstKey& first_key) {
 
 // [B or 1, 1, T, T]: true where a query sees a key.
 at::Tensor seen_keys(const at::Tensor& q, const at::Tensor& first_key) {
-  const auto place = at::arange(q.size(2), q.options().dtype(at::kLong));
-  const auto causal = place.unsqueeze(0).le(place.unsqueeze(1)).view({1, 1, q.size(2), q.size(2)});
-  return first_key.defined() ? causal.logical_and(place.ge(first_key.to(q.device()).unsqueeze(2)).unsqueeze(1))
+  const auto position = at::arange(q.size(2), q.options().dtype(at::kLong));
+  const auto causal = position.unsqueeze(0).le(position.unsqueeze(1)).view({1, 1, q.size(2), q.size(2)});
+  return first_key.defined() ? causal.logical_and(position.ge(first_key.to(q.device()).unsqueeze(2)).unsqueeze(1))
                              : causal;
 }
 
@@ -48,9 +48,10 @@ at::Tensor with_tokens_outside(const at::Tensor& heads, at::ScalarType type) {
   return heads.to(type).transpose(1, 2).contiguous().transpose(1, 2);
 }
 
-Attended attention_by_formula(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                              const at::Tensor& first_key, double scale) {
+AttentionResult attention_by_formula(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                     const at::Tensor& first_key, double scale) {
   const auto wide = wide_type(q.scalar_type());
+  // The fallback on other devices and processors: plain tensor operations with all scores [B, H, T, T] in memory.
   const auto keys = repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
              values = repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
   const auto seen = seen_keys(q, first_key);
@@ -58,12 +59,15 @@ Attended attention_by_formula(const at::Tensor& q, const at::Tensor& k, const at
                           .matmul(keys.transpose(2, 3))
                           .mul(scale)
                           .masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
+  // A query that sees no key has log sums of -infinity; 0 in their place makes its weights and its result 0.
   const auto any = seen.any(-1);
   const auto log_sums = at::where(any, scores.logsumexp(-1), 0.0);
-  const auto shares = (scores - log_sums.unsqueeze(3)).exp();
-  return {with_tokens_outside(shares.matmul(values), q.scalar_type()), log_sums};
+  const auto probs = (scores - log_sums.unsqueeze(3)).exp();
+  return {with_tokens_outside(probs.matmul(values), q.scalar_type()), log_sums};
 }
 
+// With the weights P = exp(scores - log sums) (`probs`) and dP = dO V^T (`grad_probs`): dS = P (dP - sum(P dP)) scale,
+// dQ = dS K, dK = dS^T Q, dV = P^T dO. Gradients of shared keys and values are summed over their group of heads.
 AttentionGradients gradients_by_formula(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
                                         const at::Tensor& v, const at::Tensor& log_sums, const at::Tensor& first_key,
                                         double scale) {
@@ -71,23 +75,23 @@ AttentionGradients gradients_by_formula(const at::Tensor& grad, const at::Tensor
   const auto keys = repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
              values = repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
   const auto queries = q.to(wide), g = grad.to(wide);
-  const auto shares = (queries.matmul(keys.transpose(2, 3)).mul(scale) - log_sums.unsqueeze(3))
-                          .exp()
-                          .masked_fill(seen_keys(q, first_key).logical_not(), 0.0);
-  const auto pulls = g.matmul(values.transpose(2, 3));
-  const auto of_scores = shares * (pulls - (shares * pulls).sum(-1, true)) * scale;
+  const auto probs = (queries.matmul(keys.transpose(2, 3)).mul(scale) - log_sums.unsqueeze(3))
+                         .exp()
+                         .masked_fill(seen_keys(q, first_key).logical_not(), 0.0);
+  const auto grad_probs = g.matmul(values.transpose(2, 3));
+  const auto of_scores = probs * (grad_probs - (probs * grad_probs).sum(-1, true)) * scale;
   return {
       with_tokens_outside(of_scores.matmul(keys), q.scalar_type()),
       with_tokens_outside(sum_heads(of_scores.transpose(2, 3).matmul(queries), /*dim=*/1, k.size(1)), k.scalar_type()),
-      with_tokens_outside(sum_heads(shares.transpose(2, 3).matmul(g), /*dim=*/1, v.size(1)), v.scalar_type())};
+      with_tokens_outside(sum_heads(probs.transpose(2, 3).matmul(g), /*dim=*/1, v.size(1)), v.scalar_type())};
 }
 
 // ---- operations ----
 
-Attended causal_attention_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FirstKey& first_key,
-                             double scale) {
+AttentionResult causal_attention_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                    const FirstKey& first_key, double scale) {
   const auto first = dense_first_key(first_key);
-  if (runs_attention_loops(q, k, v)) return attention_forward_loops({q, k, v, first, scale});
+  if (supports_attention_loops(q, k, v)) return attention_forward_loops({q, k, v, first, scale});
   return attention_by_formula(q, k, v, first, scale);
 }
 
@@ -95,7 +99,7 @@ AttentionGradients causal_attention_backward_of(const at::Tensor& grad, const at
                                                 const at::Tensor& v, const at::Tensor& log_sums,
                                                 const FirstKey& first_key, double scale) {
   const auto first = dense_first_key(first_key);
-  if (runs_attention_loops(q, k, v) && grad.scalar_type() == q.scalar_type()) {
+  if (supports_attention_loops(q, k, v) && grad.scalar_type() == q.scalar_type()) {
     return attention_backward_loops({q, k, v, first, scale}, grad, log_sums.contiguous());
   }
   return gradients_by_formula(grad, q, k, v, log_sums, first, scale);
@@ -111,7 +115,7 @@ struct CausalAttentionNode : torch::autograd::Function<CausalAttentionNode> {
                                                 double scale, const FirstKey& known_result,
                                                 const FirstKey& known_log_sums) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    auto [result, log_sums] = known_result ? Attended{known_result->detach(), known_log_sums->detach()}
+    auto [result, log_sums] = known_result ? AttentionResult{known_result->detach(), known_log_sums->detach()}
                                            : call_causal_attention(q, k, v, first_key, scale);
     ctx->set_materialize_grads(false);
     ctx->save_for_backward({q, k, v, log_sums, first_key.value_or(at::Tensor())});
@@ -131,21 +135,22 @@ struct CausalAttentionNode : torch::autograd::Function<CausalAttentionNode> {
   }
 };
 
-Attended differentiable_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                         const FirstKey& first_key, double scale) {
+AttentionResult differentiable_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                const FirstKey& first_key, double scale) {
   const auto results = CausalAttentionNode::apply(q, k, v, first_key, scale, std::nullopt, std::nullopt);
   return {results[0], results[1]};
 }
 
 // ---- sharding ----
 
-// [B, H, T, ...], in memory [B, T, H, ...].
+// Sizes [B, H, T, ...] with the memory layout [B, T, H, ...].
 OutputShape tokens_outside(const std::vector<int64_t>& sizes) {
   const int64_t d = sizes.back();
   return {sizes, {sizes[1] * sizes[2] * d, d, sizes[1] * d, 1}};
 }
 
-// Rows, and heads with their keys and values; all tensors but first_key [B, T] have both.
+// The batch dim, and heads together with their keys and values, may be sharded. first_key [B, T] has no heads and is
+// replicated for the latter.
 void propose_attention_cuts(const OpCall& call, Proposal& proposal, size_t outputs) {
   const int first_key = call.input_at(call.arg_named("first_key"));
   const int64_t dims[] = {0, 1};
@@ -160,8 +165,8 @@ void propose_attention_cuts(const OpCall& call, Proposal& proposal, size_t outpu
   };
   const auto& query = call.inputs[static_cast<size_t>(call.input_at(call.arg_named("query")))];
   const auto& key = call.inputs[static_cast<size_t>(call.input_at(call.arg_named("key")))];
-  proposal.strided = query.sizes[1] == key.sizes[1];
-  propose_cuts(call, proposal, dims, add);
+  proposal.supports_strided = query.sizes[1] == key.sizes[1];
+  propose_shards(call, proposal, dims, add);
 }
 
 void propose_causal_attention(const OpCall& call, Proposal& proposal) {
@@ -189,9 +194,9 @@ void define_causal_attention(torch::Library& library) {
                    TORCH_FN(causal_attention_backward_of), no_derivative(), propose_causal_attention_backward);
 }
 
-bool runs_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+bool supports_causal_attention_loops(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   return is_dtensor(q) == is_dtensor(k) && is_dtensor(q) == is_dtensor(v) &&
-         runs_attention_loops(local_part(q), local_part(k), local_part(v));
+         supports_attention_loops(local_tensor_of(q), local_tensor_of(k), local_tensor_of(v));
 }
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -204,17 +209,19 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
                 q.dim(), k.dim());
   FirstKey first_key;
   if (options.first_key.defined()) {
-    const auto& given = options.first_key;
-    TESSERA_CHECK(given.scalar_type() == at::kLong && given.dim() == 2 && given.size(0) == q.size(0) &&
-                      given.size(1) == q.size(2) && !is_dtensor(given),
+    const auto& first_keys = options.first_key;
+    TESSERA_CHECK(first_keys.scalar_type() == at::kLong && first_keys.dim() == 2 && first_keys.size(0) == q.size(0) &&
+                      first_keys.size(1) == q.size(2) && !is_dtensor(first_keys),
                   ErrorKind::kShape, "[kernels.attention] first_key: found {} elements of {}, wanted int64 [{}, {}]",
-                  given.numel(), c10::toString(given.scalar_type()), q.size(0), q.size(2));
-    first_key = replicated_beside(given, q);
+                  first_keys.numel(), c10::toString(first_keys.scalar_type()), q.size(0), q.size(2));
+    first_key = replicate_like(first_keys, q);
   }
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
-  const bool keeps = KeptResults::current() != nullptr && !is_dtensor(q);
+  // Under selective checkpointing the result is computed, or taken from the first forward, outside of autograd; a node
+  // for known results then adds the derivative.
+  const bool keeps = ActivationCheckpointCache::current() != nullptr && !is_dtensor(q);
   if (!keeps) return std::get<0>(call_causal_attention(q, k, v, first_key, scale));
-  const auto known = KeptResults::computed_or_kept([&] {
+  const auto known = ActivationCheckpointCache::cached_or_computed([&] {
     const auto [result, log_sums] = call_causal_attention(q, k, v, first_key, scale);
     return std::vector<at::Tensor>{result, log_sums};
   });

@@ -1,12 +1,18 @@
-// Causal attention in which each token sees its own document, or the window before it, and nothing else is computed.
+// Causal attention with a first visible key per token, for packed documents and sliding windows. Keys that a token
+// does not see cost no computation.
 //
-//   if (kernels::runs_causal_attention(q, k, v)) y = kernels::causal_attention(q, k, v, {.first_key = first});
+//   if (kernels::supports_causal_attention_loops(q, k, v)) {
+//     y = kernels::causal_attention(q, k, v, {.first_key = first});
+//   }
 //
-// A token at position t of a row sees the keys [first_key[t], t] of that row; none where first_key[t] > t, which gives
-// zeros. Blocks of keys that no query of a block sees are skipped, forward and backward; memory is linear in the
-// tokens. The number of threads does not show in the result. Results are kept where kept_results.h says so. An
-// operation of the dispatcher (tessera::causal_attention), with a derivative but no second one. DTensors: rows may be
-// sharded, and heads where their numbers divide evenly. Thread-safe.
+// A token at position t of a row sees the keys [first_key[t], t] of that row. A token with first_key[t] > t sees no key
+// and gets zeros. Forward and backward skip each block of keys that no query of a block sees. Memory is linear in the
+// number of tokens. The result does not depend on the number of threads. Inside selective activation checkpointing the
+// result is kept (kernels/autograd/activation_checkpoint_cache.h).
+//
+// The function is an operation of the dispatcher (tessera::causal_attention) with a first derivative, without a second
+// derivative. DTensors: the batch dim may be sharded; the head dim may be sharded where the mesh dim's size divides
+// both H and G. Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,14 +22,15 @@
 namespace tessera::kernels {
 
 struct CausalAttentionOptions {
-  at::Tensor first_key = {};         // int64 [B, T] on the CPU, plain and alike on all ranks; undefined: 0
-  std::optional<double> scale = {};  // none: one over the square root of the head's size
+  at::Tensor first_key = {};         // int64 [B, T] on the CPU, a plain tensor, the same on all ranks; undefined: 0
+  std::optional<double> scale = {};  // nullopt: 1 / sqrt(d)
 };
 
-// Whether the loops for it run here: on a CPU with AVX2 or AVX-512, on fp32 or bf16 heads of a multiple of 16 up to
-// 256, as many keys as queries. Elsewhere causal_attention has all scores of a head in memory at once.
-bool runs_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
-// q [B, H, T, d]; k and v [B, G, T, d], H a multiple of G: [B, H, T, d], in memory [B, T, H, d]. Error kShape.
+// Returns whether the blocked loops support these tensors: a CPU with AVX2 or AVX-512; fp32 or bf16; d a multiple of 16
+// up to 256; as many keys as queries. For other tensors causal_attention holds all scores [T, T] of a head in memory.
+bool supports_causal_attention_loops(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+// q [B, H, T, d]; k and v [B, G, T, d], H a multiple of G. Returns [B, H, T, d] whose memory layout is [B, T, H, d].
+// Error kShape for other shapes.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const CausalAttentionOptions& options = {});
 

@@ -6,7 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/dtensor/tensor/held_value.h"
+#include "tessera/dtensor/tensor/saved_value.h"
 
 namespace tessera::kernels {
 namespace {
@@ -15,11 +15,12 @@ constexpr std::string_view kUnshardName = "context";
 
 using GroupPtr = std::shared_ptr<comm::Group>;
 
+// Bool tensors are sent as bytes.
 at::Tensor wire_form(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBool ? tensor.to(at::kByte) : tensor;
 }
 
-// [ranks, ...]: of each rank a part like `one` whose dim `dim` is `tokens` long.
+// An empty tensor [ranks, ...]: one shard like `one` per rank, `tokens` long in dim `dim`.
 at::Tensor parts_of_ranks(const at::Tensor& one, int64_t dim, int64_t ranks, int64_t tokens) {
   auto sizes = one.sizes().vec();
   sizes[static_cast<size_t>(dim)] = tokens;
@@ -28,22 +29,22 @@ at::Tensor parts_of_ranks(const at::Tensor& one, int64_t dim, int64_t ranks, int
 }
 
 struct Unshard : torch::autograd::Function<Unshard> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& own, const ContextLayout& layout,
-                            const GroupPtr& group, int64_t dim) {
-    ctx->saved_data["layout"] = hold_value(layout);
-    ctx->saved_data["group"] = hold_value(group);
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& local_shard,
+                            const ContextLayout& layout, const GroupPtr& group, int64_t dim) {
+    ctx->saved_data["layout"] = make_saved_value(layout);
+    ctx->saved_data["group"] = make_saved_value(group);
     ctx->saved_data["dim"] = dim;
-    return layout.gathered(*group, own, dim, kUnshardName);
+    return layout.all_gather(*group, local_shard, dim, kUnshardName);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
     TESSERA_CHECK(!c10::GradMode::is_enabled(), ErrorKind::kInternal,
                   "[context.unshard] has no second derivative. Differentiate without create_graph.");
-    const auto& layout = held_value<ContextLayout>(ctx->saved_data["layout"]);
-    const auto& group = held_value<GroupPtr>(ctx->saved_data["group"]);
+    const auto& layout = saved_value<ContextLayout>(ctx->saved_data["layout"]);
+    const auto& group = saved_value<GroupPtr>(ctx->saved_data["group"]);
     const int64_t dim = ctx->saved_data["dim"].toInt();
-    return {layout.scattered_sum(*group, grads[0], dim, kUnshardName), {}, {}, {}};
+    return {layout.reduce_scatter(*group, grads[0], dim, kUnshardName), {}, {}, {}};
   }
 };
 
@@ -52,7 +53,8 @@ struct Unshard : torch::autograd::Function<Unshard> {
 ContextLayout::ContextLayout(int64_t tokens, int64_t ranks, Order order)
     : tokens_(tokens), ranks_(ranks), order_(order) {
   TESSERA_CHECK(tokens >= 0 && ranks >= 1, ErrorKind::kShape,
-                "[context.layout] found {} tokens over {} ranks, wanted none or more over one or more.", tokens, ranks);
+                "[context.layout] found {} tokens over {} ranks, wanted at least 0 tokens over at least 1 rank.",
+                tokens, ranks);
 }
 
 ContextLayout ContextLayout::of_pytorch(int64_t tokens, int64_t ranks) {
@@ -60,14 +62,17 @@ ContextLayout ContextLayout::of_pytorch(int64_t tokens, int64_t ranks) {
   return ContextLayout(tokens, ranks, divides ? Order::kBalanced : Order::kContiguous);
 }
 
+// The first tokens % chunks chunks are one token longer than the others.
 ContextChunk ContextLayout::chunk(int64_t index) const {
-  const int64_t least = tokens_ / chunks(), longer = tokens_ % chunks();
-  return {.begin = index * least + std::min(index, longer), .tokens = least + (index < longer ? 1 : 0)};
+  const int64_t base_tokens = tokens_ / chunks(), longer = tokens_ % chunks();
+  return {.begin = index * base_tokens + std::min(index, longer), .tokens = base_tokens + (index < longer ? 1 : 0)};
 }
 
+// kBalanced pairs an early chunk with a late one: under causal attention a late chunk sees more keys, and the two
+// together cost the same on every rank.
 std::vector<ContextChunk> ContextLayout::chunks_of(int64_t rank) const {
   TESSERA_CHECK(0 <= rank && rank < ranks_, ErrorKind::kShape,
-                "[context.layout] found rank {}, wanted one of the {} over which the sequence lies.", rank, ranks_);
+                "[context.layout] found rank {}, wanted one of the {} ranks that shard the sequence.", rank, ranks_);
   std::vector<ContextChunk> held = {chunk(rank)};
   if (order_ == Order::kBalanced) held.push_back(chunk(2 * ranks_ - 1 - rank));
   if (held.size() == 2) held[1].local = held[0].tokens;
@@ -81,10 +86,10 @@ int64_t ContextLayout::tokens_of(int64_t rank) const {
   return sum;
 }
 
-int64_t ContextLayout::most_tokens() const {
-  int64_t most = 0;
-  for (int64_t rank = 0; rank < ranks_; ++rank) most = std::max(most, tokens_of(rank));
-  return most;
+int64_t ContextLayout::longest_shard_tokens() const {
+  int64_t longest = 0;
+  for (int64_t rank = 0; rank < ranks_; ++rank) longest = std::max(longest, tokens_of(rank));
+  return longest;
 }
 
 at::Tensor ContextLayout::positions(int64_t rank) const {
@@ -93,15 +98,17 @@ at::Tensor ContextLayout::positions(int64_t rank) const {
   return parts.empty() ? at::empty({0}, at::kLong) : at::cat(parts);
 }
 
-at::Tensor ContextLayout::gathered(comm::Group& group, const at::Tensor& own, int64_t dim,
-                                   std::string_view name) const {
-  if (tokens_ == 0) return own.contiguous();
-  const int64_t most = most_tokens(), tokens = own.size(dim);
-  const auto by_rank = parts_of_ranks(own, dim, ranks_, most);
-  auto filled = own.contiguous();
-  if (tokens != most) {
-    filled = at::zeros(by_rank.sizes().slice(1), own.options());
-    filled.narrow(dim, 0, tokens).copy_(own);
+// All-gathers the shards, padded to the longest shard because all ranks must send the same size, and concatenates the
+// chunks of all ranks in the order of the sequence.
+at::Tensor ContextLayout::all_gather(comm::Group& group, const at::Tensor& local_shard, int64_t dim,
+                                     std::string_view name) const {
+  if (tokens_ == 0) return local_shard.contiguous();
+  const int64_t longest = longest_shard_tokens(), tokens = local_shard.size(dim);
+  const auto by_rank = parts_of_ranks(local_shard, dim, ranks_, longest);
+  auto filled = local_shard.contiguous();
+  if (tokens != longest) {
+    filled = at::zeros(by_rank.sizes().slice(1), local_shard.options());
+    filled.narrow(dim, 0, tokens).copy_(local_shard);
   }
   comm::all_gather_into(group, by_rank, filled, name).wait();
   std::vector<std::pair<int64_t, at::Tensor>> parts;
@@ -116,17 +123,19 @@ at::Tensor ContextLayout::gathered(comm::Group& group, const at::Tensor& own, in
   return at::cat(in_order, dim);
 }
 
-at::Tensor ContextLayout::scattered_sum(comm::Group& group, const at::Tensor& whole, int64_t dim,
-                                        std::string_view name) const {
-  const auto by_rank = parts_of_ranks(whole, dim, ranks_, most_tokens()).zero_();
+// The adjoint of all_gather(): the chunks of each rank are packed into one padded row per rank, so that one
+// reduce-scatter sums every rank's row and leaves this rank its own.
+at::Tensor ContextLayout::reduce_scatter(comm::Group& group, const at::Tensor& whole, int64_t dim,
+                                         std::string_view name) const {
+  const auto by_rank = parts_of_ranks(whole, dim, ranks_, longest_shard_tokens()).zero_();
   for (int64_t rank = 0; rank < ranks_; ++rank) {
     for (const auto& chunk : chunks_of(rank)) {
       by_rank[rank].narrow(dim, chunk.local, chunk.tokens).copy_(whole.narrow(dim, chunk.begin, chunk.tokens));
     }
   }
-  const auto own = at::empty(by_rank.sizes().slice(1), whole.options());
-  comm::reduce_scatter_into(group, own, by_rank, comm::ReduceOp::kSum, name).wait();
-  return own.narrow(dim, 0, tokens_of(group.rank())).contiguous();
+  const auto local_shard = at::empty(by_rank.sizes().slice(1), whole.options());
+  comm::reduce_scatter_into(group, local_shard, by_rank, comm::ReduceOp::kSum, name).wait();
+  return local_shard.narrow(dim, 0, tokens_of(group.rank())).contiguous();
 }
 
 at::Tensor ContextLayout::shard(const at::Tensor& whole, int64_t dim, int64_t rank) const {
@@ -139,19 +148,20 @@ at::Tensor ContextLayout::shard(const at::Tensor& whole, int64_t dim, int64_t ra
   return parts.empty() ? whole.narrow(dim, 0, 0).clone() : at::cat(parts, dim);
 }
 
-at::Tensor ContextLayout::unshard(const std::shared_ptr<comm::Group>& group, const at::Tensor& own, int64_t dim) const {
+at::Tensor ContextLayout::unshard(const std::shared_ptr<comm::Group>& group, const at::Tensor& local_shard,
+                                  int64_t dim) const {
   TESSERA_CHECK(group != nullptr, ErrorKind::kShape, "[context.unshard] found no group, wanted that of {} ranks.",
                 ranks_);
   const int64_t size = group->size(), rank = group->rank();
-  const bool fits =
-      own.defined() && dim >= -own.dim() && dim < own.dim() && size == ranks_ && own.size(dim) == tokens_of(rank);
+  const bool fits = local_shard.defined() && dim >= -local_shard.dim() && dim < local_shard.dim() && size == ranks_ &&
+                    local_shard.size(dim) == tokens_of(rank);
   TESSERA_CHECK(fits, ErrorKind::kShape,
                 "[context.unshard] found dim {} of a tensor {} in a group of {}, wanted the {} of {} tokens that rank "
                 "{} of {} holds.",
-                dim, own.defined() ? c10::str(own.sizes()) : "that is undefined", size,
+                dim, local_shard.defined() ? c10::str(local_shard.sizes()) : "that is undefined", size,
                 rank < ranks_ ? tokens_of(rank) : 0, tokens_, rank, ranks_);
-  const int64_t at = dim < 0 ? dim + own.dim() : dim;
-  return Unshard::apply(wire_form(own), *this, group, at).to(own.scalar_type());
+  const int64_t at = dim < 0 ? dim + local_shard.dim() : dim;
+  return Unshard::apply(wire_form(local_shard), *this, group, at).to(local_shard.scalar_type());
 }
 
 }  // namespace tessera::kernels

@@ -6,25 +6,25 @@
 #include <limits>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/held_value.h"
+#include "tessera/dtensor/tensor/saved_value.h"
 #include "tessera/kernels/attention/head_groups.h"
-#include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/kernels/autograd/activation_checkpoint_cache.h"
 #include "tessera/kernels/dispatch/device_kernels.h"
 
 namespace tessera::kernels {
 namespace {
 
-// The kernels read whole vectors of a head, up to this size.
+// The kernels load vectors of 8 elements, and support heads up to 256 elements.
 constexpr int64_t kHeadVector = 8, kLargestHead = 256;
 
 at::Tensor rows_without_gaps(const at::Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
 
-// What the options say, as the kernels are told it.
+// The options in the form of the kernels' arguments.
 struct KernelCall {
   std::optional<at::Tensor> begins;
-  std::optional<int64_t> longest;      // where there are `begins`
-  std::optional<int64_t> window;       // of causal attention
-  std::optional<int64_t> left, right;  // the window for flash attention, which is told it in place of `causal`
+  std::optional<int64_t> longest;      // set with `begins`
+  std::optional<int64_t> window;       // of causal attention; for memory-efficient attention
+  std::optional<int64_t> left, right;  // the same window for flash attention, in place of `causal`
   std::optional<double> scale;
 };
 
@@ -45,7 +45,7 @@ KernelCall call_of(const FlashOptions& options) {
 
 // ---- memory-efficient attention ----
 
-// Their kernels read log sums up to a multiple of this many queries.
+// The backward kernel reads log sums up to a multiple of this many queries.
 constexpr int64_t kSumsTogether = 32;
 enum EfficientMask : int64_t { kNoMask = 0, kCausalFromTopLeft = 1 };
 
@@ -53,9 +53,11 @@ bool in_16_bits(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at
 
 int64_t mask_of(const FlashOptions& options) { return options.causal ? kCausalFromTopLeft : kNoMask; }
 
-// Rows of documents are one row of the kernels, which know no groups of heads.
+// The kernel takes packed documents as one row [1, N, H, d]. It has no grouped heads, so keys and values are repeated.
 at::Tensor as_rows(const at::Tensor& tensor) { return tensor.dim() == 3 ? tensor.unsqueeze(0) : tensor; }
-at::Tensor as_given(const at::Tensor& rows, const at::Tensor& like) { return like.dim() == 3 ? rows.squeeze(0) : rows; }
+at::Tensor as_input_rows(const at::Tensor& rows, const at::Tensor& like) {
+  return like.dim() == 3 ? rows.squeeze(0) : rows;
+}
 
 FlashResult efficient_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const FlashOptions& options) {
@@ -67,7 +69,7 @@ FlashResult efficient_forward(const at::Tensor& q, const at::Tensor& k, const at
       call.longest, call.longest, /*dropout_p=*/0.0, mask_of(options), /*compute_log_sumexp=*/true, call.scale,
       /*seqlen_k=*/std::nullopt, call.window);
   const auto& log_sums = std::get<1>(results);
-  return {as_given(std::get<0>(results), q), call.begins ? log_sums : log_sums.narrow(2, 0, q.size(1))};
+  return {as_input_rows(std::get<0>(results), q), call.begins ? log_sums : log_sums.narrow(2, 0, q.size(1))};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> efficient_backward(const at::Tensor& gradient, const at::Tensor& q,
@@ -77,11 +79,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> efficient_backward(const at::Tens
   const auto call = call_of(options);
   const int64_t heads = q.size(-2), longest_q = call.longest.value_or(as_rows(q).size(1)),
                 longest_k = call.longest.value_or(as_rows(k).size(1));
+  // Padding queries get log sums of infinity, so that their weights exp(score - log sum) are 0.
   const int64_t missing = (kSumsTogether - result.log_sums.size(2) % kSumsTogether) % kSumsTogether;
   const auto log_sums =
       missing == 0 ? result.log_sums.contiguous()
                    : at::constant_pad_nd(result.log_sums, {0, missing}, std::numeric_limits<double>::infinity());
-  const auto random = at::empty({}, q.options().dtype(at::kLong));  // of dropout, which there is none of
+  const auto random = at::empty({}, q.options().dtype(at::kLong));  // the dropout seed and offset; there is no dropout
   const auto [grad_q, grad_k, grad_v, grad_bias] = at::_efficient_attention_backward(
       as_rows(gradient).contiguous(), rows_without_gaps(as_rows(q)),
       rows_without_gaps(as_rows(repeat_heads(k, /*dim=*/-2, heads))),
@@ -89,22 +92,22 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> efficient_backward(const at::Tens
       /*bias=*/std::nullopt, as_rows(result.out).contiguous(), call.begins, call.begins, longest_q, longest_k, log_sums,
       /*dropout_p=*/0.0, random, random, mask_of(options),
       /*bias_requires_grad=*/false, call.scale, /*num_splits_key=*/std::nullopt, call.window);
-  return {as_given(grad_q, q), sum_heads(as_given(grad_k, k), /*dim=*/-2, k.size(-2)),
-          sum_heads(as_given(grad_v, v), /*dim=*/-2, v.size(-2))};
+  return {as_input_rows(grad_q, q), sum_heads(as_input_rows(grad_k, k), /*dim=*/-2, k.size(-2)),
+          sum_heads(as_input_rows(grad_v, v), /*dim=*/-2, v.size(-2))};
 }
 
 // ---- flash attention ----
 
-// Whose result is known, so that what it adds is the derivative.
-struct KnownFlash : torch::autograd::Function<KnownFlash> {
+// Autograd function for a result that is already computed: forward returns it, backward computes the gradients.
+struct FlashAttentionFunction : torch::autograd::Function<FlashAttentionFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& out, const at::Tensor& log_sums,
                             const FlashOptions& options) {
     const auto result = out.detach();
-    FlashOptions others = options;
-    others.begins.reset();  // a saved variable, so that autograd finds a write to it
+    FlashOptions other_options = options;
+    other_options.begins.reset();  // a saved variable, so that autograd detects a write to it
     ctx->save_for_backward({q, k, v, result, log_sums, options.begins});
-    ctx->saved_data["options"] = hold_value(others);
+    ctx->saved_data["options"] = make_saved_value(other_options);
     return result;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -112,7 +115,7 @@ struct KnownFlash : torch::autograd::Function<KnownFlash> {
     TESSERA_CHECK(!c10::GradMode::is_enabled(), ErrorKind::kInternal,
                   "[kernels.flash] attention has no second derivative here. Differentiate without create_graph.");
     const auto saved = ctx->get_saved_variables();
-    FlashOptions options = held_value<FlashOptions>(ctx->saved_data["options"]);
+    FlashOptions options = saved_value<FlashOptions>(ctx->saved_data["options"]);
     options.begins = saved[5];
     const auto [q, k, v] = flash_backward(grads[0], saved[0], saved[1], saved[2], {saved[3], saved[4]}, options);
     return {q, k, v, {}, {}, {}};
@@ -123,8 +126,9 @@ struct KnownFlash : torch::autograd::Function<KnownFlash> {
 
 bool has_flash_attention(c10::Device device, at::ScalarType dtype) {
   if (dtype == at::kFloat) {
+    // The trial runs a window and the backward, which not every kernel supports.
     static DeviceKernels efficient{"aten::_efficient_attention_forward", "aten::_efficient_attention_backward"};
-    return efficient.run_on(device, dtype, [&] {
+    return efficient.work_on(device, dtype, [&] {
       const auto two = at::zeros({1, 2, 1, kHeadVector}, at::TensorOptions(dtype).device(device));
       const FlashOptions windowed{.window = 1};
       flash_backward(two, two, two, two, flash_forward(two, two, two, windowed), windowed);
@@ -132,16 +136,16 @@ bool has_flash_attention(c10::Device device, at::ScalarType dtype) {
   }
   if (!in_16_bits(dtype)) return false;
   static DeviceKernels fused{"aten::_flash_attention_forward", "aten::_flash_attention_backward"};
-  return fused.run_on(device, dtype, [&] {
+  return fused.work_on(device, dtype, [&] {
     const auto one = at::zeros({1, 1, 1, kHeadVector}, at::TensorOptions(dtype).device(device));
     flash_forward(one, one, one, {});
   });
 }
 
-bool takes_flash_heads(int64_t head_dim) { return head_dim % kHeadVector == 0 && head_dim <= kLargestHead; }
+bool supports_flash_head_dim(int64_t head_dim) { return head_dim % kHeadVector == 0 && head_dim <= kLargestHead; }
 
-bool runs_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  return takes_flash_heads(q.size(-1)) && q.numel() > 0 && k.numel() > 0 && k.scalar_type() == q.scalar_type() &&
+bool supports_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  return supports_flash_head_dim(q.size(-1)) && q.numel() > 0 && k.numel() > 0 && k.scalar_type() == q.scalar_type() &&
          v.scalar_type() == q.scalar_type() && has_flash_attention(q.device(), q.scalar_type());
 }
 
@@ -163,7 +167,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(const at::Tensor& 
   if (!in_16_bits(q.scalar_type())) return efficient_backward(gradient, q, k, v, result, options);
   const auto call = call_of(options);
   const auto begins = call.begins.value_or(at::Tensor());
-  // Of dropout, which there is none of.
+  // The dropout state; there is no dropout.
   const auto random = at::empty({2}, q.options().dtype(at::kUInt64)), unused = at::empty({0}, q.options());
   return at::_flash_attention_backward(
       rows_without_gaps(gradient), rows_without_gaps(q), rows_without_gaps(k), rows_without_gaps(v),
@@ -173,11 +177,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(const at::Tensor& 
 }
 
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FlashOptions& options) {
-  const auto known = KeptResults::computed_or_kept([&] {
+  const auto known = ActivationCheckpointCache::cached_or_computed([&] {
     const auto result = flash_forward(q, k, v, options);
     return std::vector<at::Tensor>{result.out, result.log_sums};
   });
-  return KnownFlash::apply(q, k, v, known.at(0), known.at(1), options);
+  return FlashAttentionFunction::apply(q, k, v, known.at(0), known.at(1), options);
 }
 
 }  // namespace tessera::kernels

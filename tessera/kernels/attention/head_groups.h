@@ -1,10 +1,10 @@
-// Heads in groups that share keys and values: each of these for the heads of its group, and back.
+// Grouped-query attention: repeats keys and values for the query heads of their group, and sums gradients back.
 //
-//   at::Tensor keys = repeat_heads(k, /*dim=*/1, 8);        // [B, 2, S, d] as [B, 8, S, d]
-//   at::Tensor grad_k = sum_heads(grad_keys, /*dim=*/1, 2);  // and what it sends back
+//   at::Tensor keys = repeat_heads(k, /*dim=*/1, 8);         // [B, 2, S, d] -> [B, 8, S, d]
+//   at::Tensor grad_k = sum_heads(grad_keys, /*dim=*/1, 2);  // [B, 8, S, d] -> [B, 2, S, d]
 //
-// Head h takes what lies at h / (heads / groups). Differentiable, for DTensors too; the tensor itself where there is as
-// much of it. Thread-safe; no communication.
+// Head h uses the keys and values of group h / (heads / groups). Both functions return the tensor itself where the
+// sizes are equal. Differentiable, for DTensors too. Thread-safe; no communication.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,9 +13,9 @@
 
 namespace tessera::kernels {
 
-// Dim `dim` (from the end where negative) holds as many groups as it is long; `heads` is a multiple of them.
+// Repeats the groups in dim `dim` (negative: from the end) to `heads` heads, a multiple of the groups.
 at::Tensor repeat_heads(const at::Tensor& tensor, int64_t dim, int64_t heads);
-// Of gradients; added in float32 (float64 of float64).
+// Sums the heads of each group, in float32 (float64 for float64). For gradients.
 at::Tensor sum_heads(const at::Tensor& tensor, int64_t dim, int64_t groups);
 
 }  // namespace tessera::kernels

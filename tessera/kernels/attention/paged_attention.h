@@ -1,9 +1,9 @@
-// Attention over keys and values that lie in pages, of several sequences at once.
+// Attention over a KV cache in pages, for several sequences at once.
 //
-//   paged_attention({.queries = q, .pages = keys_and_values, .sequences = ..., .window = 0});
+//   paged_attention({.queries = q, .keys = key_pages, .values = value_pages, .sequences = sequences});
 //
-// What a token gets depends on the keys that it sees and nothing else, bit for bit: they are gone through page by page,
-// whatever sequences or tokens are computed beside it. fp32 on the CPU, no derivative. Thread-safe.
+// The result of a token depends only on the keys that it sees, bit for bit. Each query reads its keys page by page in a
+// fixed order, whatever other sequences or tokens the call computes. fp32 on the CPU, no derivative. Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,24 +15,25 @@ namespace tessera::kernels {
 
 inline constexpr int64_t kPageTokens = 16;
 
-// Tokens of one sequence that are computed now, in a row.
-struct PagedTokens {
-  int64_t first_row = 0;             // its first one's place among all rows of this call
-  int64_t rows = 0;                  // how many
-  int64_t first_position = 0;        // its first one's place in the sequence
-  std::span<const int32_t> pages{};  // that hold the sequence, these tokens included
+// Consecutive tokens of one sequence that this call computes.
+struct PagedSequence {
+  int64_t first_row = 0;             // row of the first token in `queries`
+  int64_t rows = 0;                  // number of tokens
+  int64_t first_position = 0;        // position of the first token in the sequence
+  std::span<const int32_t> pages{};  // page numbers of the sequence, in order, these tokens included
 };
 
-struct PagedAttention {
+struct PagedAttentionCall {
   at::Tensor queries{};  // [N, heads, head_dim], contiguous
   at::Tensor keys{};     // [pages, kv_heads, kPageTokens, head_dim]; each page contiguous
   at::Tensor values{};
-  std::span<const PagedTokens> sequences{};
-  int64_t window = 0;  // tokens that a token sees, itself included; 0: all before it
-  double scale = 0;    // of scores; 0: one over the square root of head_dim
-  double softcap = 0;  // 0: none
+  std::span<const PagedSequence> sequences{};
+  int64_t window = 0;  // number of tokens that a token sees, itself included; 0: all earlier ones
+  double scale = 0;    // factor of the scores; 0: 1 / sqrt(head_dim)
+  double softcap = 0;  // scores become softcap * tanh(score / softcap); 0: no cap
 };
-// [N, heads, head_dim]. The pages hold the keys of these tokens already.
-at::Tensor paged_attention(const PagedAttention& wanted);
+// Returns [N, heads, head_dim]. The caller has already written the keys and values of these tokens into the pages.
+// Error kShape.
+at::Tensor paged_attention(const PagedAttentionCall& call);
 
 }  // namespace tessera::kernels

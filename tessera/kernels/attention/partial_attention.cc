@@ -14,42 +14,43 @@ namespace {
 constexpr int64_t kQueriesAtOnce = 1024;
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-bool has_fused_part(const at::Tensor& q, const AttentionPartOptions& options) {
+bool has_fused_part(const at::Tensor& q, const PartialAttentionOptions& options) {
   return q.is_cpu() && options.softcap == 0;
 }
 
-std::optional<double> fused_scale(const AttentionPartOptions& options) {
+std::optional<double> fused_scale(const PartialAttentionOptions& options) {
   return options.scale > 0 ? std::optional<double>(options.scale) : std::nullopt;
 }
 
 bool has_flash_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                    const AttentionPartOptions& options) {
-  return options.softcap == 0 && !options.mask && runs_flash_attention(q, k, v);
+                    const PartialAttentionOptions& options) {
+  return options.softcap == 0 && !options.mask && supports_flash_attention(q, k, v);
 }
 
-FlashOptions flash_options(const AttentionPartOptions& options) {
+FlashOptions flash_options(const PartialAttentionOptions& options) {
   return {.causal = options.causal, .scale = options.scale};
 }
 
-// [B, H, T, d] as [B, T, H, d], and back.
-at::Tensor turned(const at::Tensor& heads) { return heads.transpose(1, 2); }
+// Transposes [B, H, T, d] to [B, T, H, d], or back.
+at::Tensor transpose_heads(const at::Tensor& heads) { return heads.transpose(1, 2); }
 
-// The fused operation takes neighbours in the last dim for neighbours in memory, without a check.
+// The fused operation assumes that the last dim is contiguous, and does not check it.
 at::Tensor rows_in_memory(const at::Tensor& tensor) {
   return tensor.stride(-1) == 1 || tensor.size(-1) <= 1 ? tensor : tensor.contiguous();
 }
 
-// Scores of queries [begin, begin + count) of a part, which products give.
+// Scores of the queries [begin, begin + count) of a part, by matrix products.
 struct ScoreBlock {
   at::Tensor scores;  // [B, H, count, S]
   at::Tensor capped;  // tanh(score / softcap); undefined without a cap
 };
 
 ScoreBlock score_block(const at::Tensor& q, const at::Tensor& keys, int64_t begin, int64_t count,
-                       const AttentionPartOptions& options) {
+                       const PartialAttentionOptions& options) {
   const double scale = options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
   ScoreBlock block;
   block.scores = q.narrow(2, begin, count).to(keys.scalar_type()).matmul(keys.transpose(2, 3)).mul_(scale);
+  // The cap is applied before the mask; the mask's -infinity must not be capped.
   if (options.softcap > 0) {
     block.capped = block.scores.div_(options.softcap).tanh_();
     block.scores = block.capped.mul(options.softcap);
@@ -64,8 +65,9 @@ ScoreBlock score_block(const at::Tensor& q, const at::Tensor& keys, int64_t begi
   return block;
 }
 
-AttentionPart product_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const AttentionPartOptions& options) {
+// Blocks of queries limit the memory of the scores to [B, H, kQueriesAtOnce, S].
+PartialAttention product_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              const PartialAttentionOptions& options) {
   const auto wide = wide_type(q.scalar_type());
   const auto keys = repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
              values = repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
@@ -79,9 +81,11 @@ AttentionPart product_part(const at::Tensor& q, const at::Tensor& k, const at::T
   return {at::cat(outs, 2), at::cat(log_sums, 2)};
 }
 
-AttentionPartGradients product_backward(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
-                                        const at::Tensor& v, const AttentionPart& whole,
-                                        const AttentionPartOptions& options) {
+// With the weights P = exp(scores - log sums of all parts): dS = P (dO V^T - rowsum(dO O)), where O is the combined
+// result; the cap multiplies dS by 1 - tanh^2. Only `whole` couples the parts.
+PartialAttentionGradients product_backward(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
+                                           const at::Tensor& v, const PartialAttention& whole,
+                                           const PartialAttentionOptions& options) {
   const auto wide = wide_type(q.scalar_type());
   const double scale = options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
   const auto keys = repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
@@ -106,11 +110,13 @@ AttentionPartGradients product_backward(const at::Tensor& gradient, const at::Te
 
 }  // namespace
 
-AttentionPart attend_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const AttentionPartOptions& options) {
+// Selects the device's flash kernels, the CPU's fused operation, or matrix products.
+PartialAttention partial_attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                           const PartialAttentionOptions& options) {
   if (has_flash_part(q, k, v, options)) {
-    const auto found = flash_forward(turned(q), turned(k), turned(v), flash_options(options));
-    return {turned(found.out), found.log_sums};
+    const auto found =
+        flash_forward(transpose_heads(q), transpose_heads(k), transpose_heads(v), flash_options(options));
+    return {transpose_heads(found.out), found.log_sums};
   }
   if (!has_fused_part(q, options)) return product_part(q, k, v, options);
   const auto [out, log_sums] = at::_scaled_dot_product_flash_attention_for_cpu(
@@ -120,13 +126,15 @@ AttentionPart attend_part(const at::Tensor& q, const at::Tensor& k, const at::Te
   return {out, log_sums};
 }
 
-AttentionPartGradients attend_part_backward(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
-                                            const at::Tensor& v, const AttentionPart& whole,
-                                            const AttentionPartOptions& options) {
+PartialAttentionGradients partial_attention_backward(const at::Tensor& gradient, const at::Tensor& q,
+                                                     const at::Tensor& k, const at::Tensor& v,
+                                                     const PartialAttention& whole,
+                                                     const PartialAttentionOptions& options) {
   if (has_flash_part(q, k, v, options)) {
-    const auto [grad_q, grad_k, grad_v] = flash_backward(turned(gradient), turned(q), turned(k), turned(v),
-                                                         {turned(whole.out), whole.log_sums}, flash_options(options));
-    return {turned(grad_q), turned(grad_k), turned(grad_v)};
+    const auto [grad_q, grad_k, grad_v] =
+        flash_backward(transpose_heads(gradient), transpose_heads(q), transpose_heads(k), transpose_heads(v),
+                       {transpose_heads(whole.out), whole.log_sums}, flash_options(options));
+    return {transpose_heads(grad_q), transpose_heads(grad_k), transpose_heads(grad_v)};
   }
   if (!has_fused_part(q, options)) return product_backward(gradient, q, k, v, whole, options);
   const auto [grad_q, grad_k, grad_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
@@ -136,25 +144,27 @@ AttentionPartGradients attend_part_backward(const at::Tensor& gradient, const at
   return {grad_q, sum_heads(grad_k, /*dim=*/1, k.size(1)), sum_heads(grad_v, /*dim=*/1, v.size(1))};
 }
 
-bool AttentionSums::Place::overlaps(const Place& other) const {
+bool PartialAttentionMerger::MergedRegion::overlaps(const MergedRegion& other) const {
   return row < other.row + other.rows && other.row < row + rows && query < other.query + other.queries &&
          other.query < query + queries;
 }
 
-void AttentionSums::begin() {
+void PartialAttentionMerger::begin() {
   const auto sizes = queries_.sizes();
   const auto options = queries_.options().dtype(wide_type(queries_.scalar_type()));
   out_ = at::zeros({sizes[0], sizes[2], sizes[1], sizes[3]}, options).transpose(1, 2);
   log_sums_ = at::full({sizes[0], sizes[1], sizes[2]}, kMinusInfinity, options);
 }
 
-void AttentionSums::add(const AttentionPart& part, int64_t row, int64_t query) {
+// A region that no earlier part overlaps is copied. Otherwise both results are weighted by their sums of exponentials;
+// a query without an earlier part has log sums of minus infinity, so the new part gets weight 1.
+void PartialAttentionMerger::add(const PartialAttention& part, int64_t row, int64_t query) {
   const auto wide = wide_type(queries_.scalar_type());
-  const Place place{row, part.out.size(0), query, part.out.size(2)};
-  const bool first = std::ranges::none_of(added_, [&](const auto& each) { return each.overlaps(place); });
-  added_.push_back(place);
+  const MergedRegion region{row, part.out.size(0), query, part.out.size(2)};
+  const bool first = std::ranges::none_of(added_, [&](const auto& each) { return each.overlaps(region); });
+  added_.push_back(region);
   if (!out_.defined()) {
-    if (part.out.sizes() == queries_.sizes() && turned(part.out).is_contiguous()) {
+    if (part.out.sizes() == queries_.sizes() && transpose_heads(part.out).is_contiguous()) {
       out_ = part.out.to(wide);
       log_sums_ = part.log_sums.to(wide);
       return;
@@ -176,7 +186,7 @@ void AttentionSums::add(const AttentionPart& part, int64_t row, int64_t query) {
   sums.copy_(at::logaddexp(sums, added));
 }
 
-AttentionPart AttentionSums::joined() {
+PartialAttention PartialAttentionMerger::merged() {
   if (!out_.defined()) begin();
   return {out_, log_sums_};
 }

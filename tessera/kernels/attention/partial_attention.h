@@ -1,17 +1,20 @@
-// Attention to a part of the keys, with what joins the results of several parts: the log sums of exponentials of
-// scores.
+// Attention to a part of the keys, and the combination of such partial results (as in ring attention).
 //
-//   AttentionPart first = attend_part(q, k0, v0, {}), second = attend_part(q, k1, v1, {.causal = true});
-//   AttentionSums sums(q);
-//   sums.add(first, 0, 0); sums.add(second, 0, 0);
-//   at::Tensor y = sums.joined().out.to(q.scalar_type());       // softmax over the keys of both
+//   PartialAttention first = partial_attention_forward(q, k0, v0, {});
+//   PartialAttention second = partial_attention_forward(q, k1, v1, {.causal = true});
+//   PartialAttentionMerger merger(q);
+//   merger.add(first, 0, 0);
+//   merger.add(second, 0, 0);
+//   at::Tensor y = merger.merged().out.to(q.scalar_type());       // softmax over the keys of both
 //
-// The results are joined in float32 (float64 of float64) by
-//   out += sigmoid(log_sums of the part - log_sums) (out of the part - out),
-// the stable form of the weighted mean. The backward of each part reads the joined result and log sums alone. Fused on
-// the CPU, and without a mask where kernels/attention/flash_attention.h runs; elsewhere, and for capped scores, from
-// products, with the scores of 1024 queries in memory at a time. Without autograd: the caller's function is what has a
-// derivative. Thread-safe; no communication.
+// A partial result has its log-sum-exp of scores (log_sums). Partial results are combined in float32 (float64 for
+// float64) by the stable form of the weighted mean,
+//   out += sigmoid(log_sums of the part - log_sums) (out of the part - out).
+// The backward of each part needs only the combined result and log sums.
+//
+// Fused kernels run on the CPU, and on accelerators for parts without a mask (kernels/attention/flash_attention.h).
+// Other parts, and scores with a softcap, use matrix products with the scores of 1024 queries in memory at a time. No
+// autograd: the caller's autograd function has the derivative. Thread-safe; no communication.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,47 +25,50 @@
 
 namespace tessera::kernels {
 
-struct AttentionPartOptions {
+struct PartialAttentionOptions {
   bool causal = false;                            // query i sees keys 0 to i; as many keys as queries
   std::optional<at::Tensor> mask = std::nullopt;  // [T, S], added to the scores
-  double scale = 0;                               // 0: one over the square root of the head's size
-  double softcap = 0;                             // scores are softcap * tanh(score / softcap); 0: as they are
+  double scale = 0;                               // 0: 1 / sqrt(d)
+  double softcap = 0;                             // scores become softcap * tanh(score / softcap); 0: no cap
 };
 
-struct AttentionPart {
+struct PartialAttention {
   at::Tensor out;       // [B, H, T, d] in the queries' dtype
   at::Tensor log_sums;  // [B, H, T], float32 or float64
 };
 
 // q [B, H, T, d]; k and v [B, G, S, d], H a multiple of G, T and S at least 1.
-AttentionPart attend_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const AttentionPartOptions& options);
+PartialAttention partial_attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                           const PartialAttentionOptions& options);
 
-struct AttentionPartGradients {
-  at::Tensor q, k, v;  // in the dtype of theirs or wider; k and v [B, G, S, d]
+struct PartialAttentionGradients {
+  at::Tensor q, k, v;  // in the dtype of q, k and v or wider; k and v [B, G, S, d]
 };
-// What the part adds to the gradients, where `whole` is the joined result over all parts.
-AttentionPartGradients attend_part_backward(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
-                                            const at::Tensor& v, const AttentionPart& whole,
-                                            const AttentionPartOptions& options);
+// The part's contribution to the gradients. `whole` is the combined result over all parts.
+PartialAttentionGradients partial_attention_backward(const at::Tensor& gradient, const at::Tensor& q,
+                                                     const at::Tensor& k, const at::Tensor& v,
+                                                     const PartialAttention& whole,
+                                                     const PartialAttentionOptions& options);
 
-// The joined result of parts. Queries of which no part was added are 0, with log sums of minus infinity.
-class AttentionSums {
+// Combines partial results. A query without any part gets 0, with log sums of minus infinity.
+class PartialAttentionMerger {
  public:
-  explicit AttentionSums(const at::Tensor& queries) : queries_(queries) {}
-  // The part of rows [row, ...) and queries [query, ...). A first one of all queries may become the result itself.
-  void add(const AttentionPart& part, int64_t row, int64_t query);
-  // [B, H, T, d], the tokens before the heads in memory, in the dtype of sums; [B, H, T].
-  AttentionPart joined();
+  explicit PartialAttentionMerger(const at::Tensor& queries) : queries_(queries) {}
+  // Adds a part whose first batch row is `row` and whose first query is `query`. A first part that covers all queries
+  // may become the result without a copy.
+  void add(const PartialAttention& part, int64_t row, int64_t query);
+  // Returns out [B, H, T, d] with the tokens before the heads in memory, in the dtype of the sums, and log sums
+  // [B, H, T].
+  PartialAttention merged();
 
  private:
-  struct Place {
+  struct MergedRegion {
     int64_t row, rows, query, queries;
-    bool overlaps(const Place& other) const;
+    bool overlaps(const MergedRegion& other) const;
   };
   void begin();
   at::Tensor queries_, out_, log_sums_;
-  std::vector<Place> added_;
+  std::vector<MergedRegion> added_;
 };
 
 }  // namespace tessera::kernels

@@ -6,7 +6,7 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-constexpr int kMostThreads = 1024;
+constexpr int kMaxThreads = 1024;
 
 template <int kPack>
 __device__ void fill_row(float* row, float value, int64_t classes) {
@@ -17,29 +17,30 @@ __device__ void fill_row(float* row, float value, int64_t classes) {
   }
 }
 
-// The largest of some logits so far, and the sum of the exponentials of all of them, each less it. Where one is not a
-// number, the sum is none.
-struct Softened {
-  float most = -FLT_MAX, sum = 0;
+// The online softmax of a row: the largest logit so far, and the sum of exp(logit - largest). A logit that is NaN or
+// +infinity makes the sum NaN.
+struct OnlineSoftmax {
+  float maximum = -FLT_MAX, sum = 0;
 
-  __device__ void take(float x) {
-    if (x > most) {
-      sum = sum * expf(most - x) + 1.0F;
-      most = x;
+  // Starting from -FLT_MAX instead of -infinity keeps `maximum - x` defined for logits of -infinity.
+  __device__ void add(float x) {
+    if (x > maximum) {
+      sum = sum * expf(maximum - x) + 1.0F;
+      maximum = x;
     } else {
-      sum += expf(x - most);
+      sum += expf(x - maximum);
     }
   }
-  // Of all threads of the block.
-  __device__ void join(float* shared) {
-    const float largest = block_max(most, shared);
-    sum = block_sum(sum * expf(most - largest), shared);
-    most = largest;
-    if (most > FLT_MAX) sum = nanf("");
+  // Combines the values of all threads of the block.
+  __device__ void reduce_block(float* shared) {
+    const float largest = block_max(maximum, shared);
+    sum = block_sum(sum * expf(maximum - largest), shared);
+    maximum = largest;
+    if (maximum > FLT_MAX) sum = nanf("");
   }
 };
 
-// A block a row, which is read once for the sum and once for what is put in its place.
+// One block per row. The row is read once for maximum and sum, and once more to write softmax - onehot.
 template <int kPack>
 __global__ void cross_entropy_kernel(float* logits, const int64_t* labels, int64_t ignored_label, bool wants_gradient,
                                      float* losses, int64_t rows, int64_t classes) {
@@ -47,26 +48,26 @@ __global__ void cross_entropy_kernel(float* logits, const int64_t* labels, int64
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
     float* row = logits + number * classes;
     const int64_t label = labels[number];
-    if (label < 0 || label >= classes) {  // alike for the whole block
+    if (label < 0 || label >= classes) {  // the same for the whole block
       const float value = label == ignored_label ? 0.0F : nanf("");
       if (threadIdx.x == 0) losses[number] = value;
       if (wants_gradient) fill_row<kPack>(row, value, classes);
       continue;
     }
     const float own = row[label];
-    Softened all;
+    OnlineSoftmax all;
     for (int64_t at = int64_t{threadIdx.x} * kPack; at < classes; at += int64_t{blockDim.x} * kPack) {
       const auto pack = pack_at<kPack>(row + at);
-      for (int i = 0; i < kPack; ++i) all.take(pack.at[i]);
+      for (int i = 0; i < kPack; ++i) all.add(pack.at[i]);
     }
-    all.join(shared);  // after which nobody needs the label's logit where it lay
-    if (threadIdx.x == 0) losses[number] = logf(all.sum) - (own - all.most);
+    all.reduce_block(shared);  // all threads have read row[label] before the row is overwritten below
+    if (threadIdx.x == 0) losses[number] = logf(all.sum) - (own - all.maximum);
     if (!wants_gradient) continue;
-    const float share = 1.0F / all.sum;
+    const float factor = 1.0F / all.sum;
     for (int64_t at = int64_t{threadIdx.x} * kPack; at < classes; at += int64_t{blockDim.x} * kPack) {
       auto pack = pack_at<kPack>(row + at);
       for (int i = 0; i < kPack; ++i) {
-        pack.at[i] = expf(pack.at[i] - all.most) * share - (at + i == label ? 1.0F : 0.0F);
+        pack.at[i] = expf(pack.at[i] - all.maximum) * factor - (at + i == label ? 1.0F : 0.0F);
       }
       store_pack<kPack>(row + at, pack);
     }
@@ -76,7 +77,7 @@ __global__ void cross_entropy_kernel(float* logits, const int64_t* labels, int64
 template <int kPack>
 void run(float* logits, const int64_t* labels, int64_t ignored_label, bool wants_gradient, float* losses, int64_t rows,
          int64_t classes, cudaStream_t stream) {
-  launch(cross_entropy_kernel<kPack>, blocks_for(rows), threads_for(classes / kPack, kMostThreads), stream, logits,
+  launch(cross_entropy_kernel<kPack>, blocks_for(rows), threads_for(classes / kPack, kMaxThreads), stream, logits,
          labels, ignored_label, wants_gradient, losses, rows, classes);
 }
 
@@ -84,7 +85,7 @@ void run(float* logits, const int64_t* labels, int64_t ignored_label, bool wants
 
 cudaError_t launch_cross_entropy(float* logits, const int64_t* labels, int64_t ignored_label, bool wants_gradient,
                                  float* losses, int64_t rows, int64_t classes, cudaStream_t stream) {
-  packs(logits, classes)
+  is_packable(logits, classes)
       ? run<kWidest<float>>(logits, labels, ignored_label, wants_gradient, losses, rows, classes, stream)
       : run<1>(logits, labels, ignored_label, wants_gradient, losses, rows, classes, stream);
   return cudaGetLastError();

@@ -1,4 +1,4 @@
-// Elements of tensors in CUDA kernels: read wide, in fp32, a few side by side, and rounded once when they are stored.
+// Helpers of the CUDA kernels: elements are read several at a time, computed in fp32, and rounded once when stored.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -26,13 +26,13 @@ __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// x as T holds it.
+// x rounded to T.
 template <class T>
 __device__ float rounded(float x) {
   return wide(narrow<T>(x));
 }
 
-// kCount elements that are read and written in one go: their address is a multiple of their size.
+// kCount elements that one instruction reads or writes. Their address is a multiple of their size.
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount) Pack {
   T at[kCount];
@@ -48,21 +48,21 @@ __device__ void store_pack(T* to, const Pack<T, kCount>& pack) {
   *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
 }
 
-// Elements of T in 16 bytes, which is the most that a thread reads at once.
+// Elements of T in 16 bytes, the largest access of a thread.
 template <class T>
 constexpr int kWidest = 16 / static_cast<int>(sizeof(T));
 
-// Whether rows of `width` elements from that address on can be read in packs of 16 bytes.
+// Returns whether rows of `width` elements that start at `from` can be read in packs of 16 bytes.
 template <class T>
-bool packs(const T* from, int64_t width) {
+bool is_packable(const T* from, int64_t width) {
   return reinterpret_cast<uintptr_t>(from) % 16 == 0 && width % kWidest<T> == 0;
 }
 
-// The sum, or the largest, of the block's threads, for all of them, always in one order. `shared` has kWarp places; all
-// threads take part, in whole warps.
+// The sum, or the maximum, over the threads of a block, returned to all of them. The order is fixed. `shared` has kWarp
+// elements. All threads must call; the block consists of whole warps.
 __device__ inline float block_sum(float value, float* shared) {
   for (int other = kWarp / 2; other > 0; other /= 2) value += __shfl_xor_sync(kAllLanes, value, other);
-  __syncthreads();  // whoever reads what it held before
+  __syncthreads();  // earlier readers of `shared` are done
   if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = value;
   __syncthreads();
   value = 0;
@@ -80,32 +80,32 @@ __device__ inline float block_max(float value, float* shared) {
   return value;
 }
 
-// How many threads share a row of `steps` packs: whole warps, no more than they have to do.
-inline int threads_for(int64_t steps, int most) {
+// Threads for a row of `steps` packs: whole warps, at most one thread per pack rounded up to a power of two.
+inline int threads_for(int64_t steps, int max_threads) {
   int threads = kWarp;
-  while (threads < most && threads < steps) threads *= 2;
+  while (threads < max_threads && threads < steps) threads *= 2;
   return threads;
 }
 
 template <class T>
-struct Same {  // lets no argument say what T is
+struct TypeIdentity {  // keeps an argument out of template deduction
   using Type = T;
 };
 
-// Starts `kernel`, which never needs more blocks than the grid has: its loop goes on where that ends.
+// Launches `kernel`. The grid may be smaller than the work: kernels loop over it in grid strides.
 template <class... Parameters>
 void launch(void (*kernel)(Parameters...), unsigned blocks, int threads, cudaStream_t stream,
-            typename Same<Parameters>::Type... arguments) {
+            typename TypeIdentity<Parameters>::Type... arguments) {
 #ifdef __CUDACC__
   kernel<<<blocks, static_cast<unsigned>(threads), 0, stream>>>(arguments...);
-#else  // a stand-in for the compiler, as tests have one
+#else  // tests replace the CUDA compiler
   run_on_host(stream, blocks, static_cast<unsigned>(threads), [&] { kernel(arguments...); });
 #endif
 }
 
-inline unsigned blocks_for(int64_t wanted) {
-  constexpr int64_t kMost = 1 << 16;
-  return static_cast<unsigned>(wanted < kMost ? wanted : kMost);
+inline unsigned blocks_for(int64_t blocks) {
+  constexpr int64_t kMaxBlocks = 1 << 16;
+  return static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks);
 }
 
 }  // namespace tessera::kernels::cuda

@@ -17,7 +17,7 @@ struct Silu {
   }
 };
 
-// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is x times the sigmoid of 2 u.
+// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3). This equals x times sigmoid(2 u).
 struct Gelu {
   float value, slope;
   __device__ explicit Gelu(float x) {
@@ -41,7 +41,7 @@ __device__ void gated_backward(T grad, T gate, T up, T& grad_gate, T& grad_up) {
   grad_up = narrow<T>(g * activation.value);
 }
 
-// In packs, and what is left over one by one.
+// The elements in packs, then the last ones that do not fill a pack one by one.
 template <class Activation, int kPack, class T>
 __global__ void gate_kernel(const T* gate, const T* up, T* y, int64_t count) {
   const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, step = int64_t{gridDim.x} * blockDim.x;
@@ -73,12 +73,14 @@ __global__ void gate_backward_kernel(const T* grad, const T* gate, const T* up, 
   }
 }
 
+// Blocks for one pack per thread; the kernels loop when the grid is limited.
 unsigned grid_of(int64_t count, int pack) { return blocks_for((count / pack + kThreads) / kThreads); }
 
 template <class Activation, class T>
 void run_gate(const T* gate, const T* up, T* y, int64_t count, cudaStream_t stream) {
   constexpr int kPack = kWidest<T>;
-  if (packs(gate, kPack) && packs(up, kPack) && packs(y, kPack)) {
+  // Packs need aligned addresses; views of other tensors may not have them.
+  if (is_packable(gate, kPack) && is_packable(up, kPack) && is_packable(y, kPack)) {
     launch(gate_kernel<Activation, kPack, T>, grid_of(count, kPack), kThreads, stream, gate, up, y, count);
   } else {
     launch(gate_kernel<Activation, 1, T>, grid_of(count, 1), kThreads, stream, gate, up, y, count);
@@ -89,8 +91,8 @@ template <class Activation, class T>
 void run_gate_backward(const T* grad, const T* gate, const T* up, T* grad_gate, T* grad_up, int64_t count,
                        cudaStream_t stream) {
   constexpr int kPack = kWidest<T>;
-  if (packs(grad, kPack) && packs(gate, kPack) && packs(up, kPack) && packs(grad_gate, kPack) &&
-      packs(grad_up, kPack)) {
+  if (is_packable(grad, kPack) && is_packable(gate, kPack) && is_packable(up, kPack) && is_packable(grad_gate, kPack) &&
+      is_packable(grad_up, kPack)) {
     launch(gate_backward_kernel<Activation, kPack, T>, grid_of(count, kPack), kThreads, stream, grad, gate, up,
            grad_gate, grad_up, count);
   } else {
@@ -119,17 +121,18 @@ void gate_backward_of(bool gelu, const void* grad, const void* gate, const void*
 
 }  // namespace
 
-cudaError_t launch_gate(Element element, bool gelu, const void* gate, const void* up, void* y, int64_t count,
+cudaError_t launch_gate(ElementType element, bool gelu, const void* gate, const void* up, void* y, int64_t count,
                         cudaStream_t stream) {
-  element == Element::kFloat ? gate_of<float>(gelu, gate, up, y, count, stream)
-                             : gate_of<__nv_bfloat16>(gelu, gate, up, y, count, stream);
+  element == ElementType::kFloat ? gate_of<float>(gelu, gate, up, y, count, stream)
+                                 : gate_of<__nv_bfloat16>(gelu, gate, up, y, count, stream);
   return cudaGetLastError();
 }
 
-cudaError_t launch_gate_backward(Element element, bool gelu, const void* grad, const void* gate, const void* up,
+cudaError_t launch_gate_backward(ElementType element, bool gelu, const void* grad, const void* gate, const void* up,
                                  void* grad_gate, void* grad_up, int64_t count, cudaStream_t stream) {
-  element == Element::kFloat ? gate_backward_of<float>(gelu, grad, gate, up, grad_gate, grad_up, count, stream)
-                             : gate_backward_of<__nv_bfloat16>(gelu, grad, gate, up, grad_gate, grad_up, count, stream);
+  element == ElementType::kFloat
+      ? gate_backward_of<float>(gelu, grad, gate, up, grad_gate, grad_up, count, stream)
+      : gate_backward_of<__nv_bfloat16>(gelu, grad, gate, up, grad_gate, grad_up, count, stream);
   return cudaGetLastError();
 }
 

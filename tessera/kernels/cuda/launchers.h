@@ -1,6 +1,7 @@
-// Our own CUDA kernels on plain pointers, which is all that the compiler for CUDA sees; row_twins.h has them on
-// tensors. Each launch returns before its kernel has run, with the launch's error; its memory must live until `stream`
-// has come past it. Sizes are counted in 64 bits and none may be 0. Sums are fp32 and have one order: no atomics.
+// Launchers of Tessera's CUDA kernels, on raw pointers because nvcc does not see tensors
+// (rows/cuda_elementwise_kernels.h has the functions on tensors). A launch returns before its kernel has run, with the
+// error of the launch; memory must stay allocated until `stream` has passed the kernel. Sizes are 64-bit and at
+// least 1. Sums are fp32 in a fixed order, without atomics.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,31 +10,32 @@
 
 namespace tessera::kernels::cuda {
 
-enum class Element { kFloat, kBFloat16 };
+enum class ElementType { kFloat, kBFloat16 };
 
-// activation(gate) * up; the activation, silu or gelu in its tanh form, is rounded before the product.
-cudaError_t launch_gate(Element element, bool gelu, const void* gate, const void* up, void* y, int64_t count,
+// activation(gate) * up. The activation (silu, or gelu in its tanh form) is rounded before the product.
+cudaError_t launch_gate(ElementType element, bool gelu, const void* gate, const void* up, void* y, int64_t count,
                         cudaStream_t stream);
-cudaError_t launch_gate_backward(Element element, bool gelu, const void* grad, const void* gate, const void* up,
+cudaError_t launch_gate_backward(ElementType element, bool gelu, const void* grad, const void* gate, const void* up,
                                  void* grad_gate, void* grad_up, int64_t count, cudaStream_t stream);
 
-// x, y [rows, width]; factors fp32 [width]; inverse_rms fp32 [rows]. rounds_first: normed rows are rounded before they
-// are multiplied.
-cudaError_t launch_rms_norm(Element element, const void* x, const float* factors, float eps, bool rounds_first, void* y,
-                            float* inverse_rms, int64_t rows, int64_t width, cudaStream_t stream);
-// Each block has a row of `partial`, fp32 [rms_norm_blocks(rows), width], whose sum is the gradient of the factors.
+// x, y [rows, width]; factors fp32 [width]; inverse_rms fp32 [rows]. rounds_first: normed rows are rounded to their
+// dtype before the product with factors.
+cudaError_t launch_rms_norm(ElementType element, const void* x, const float* factors, float eps, bool rounds_first,
+                            void* y, float* inverse_rms, int64_t rows, int64_t width, cudaStream_t stream);
+// Each block writes one row of `partial`, fp32 [rms_norm_blocks(rows), width]. The sum of the rows is the gradient of
+// the factors.
 int64_t rms_norm_blocks(int64_t rows);
-cudaError_t launch_rms_norm_backward(Element element, const void* grad, const void* x, const float* factors,
+cudaError_t launch_rms_norm_backward(ElementType element, const void* grad, const void* x, const float* factors,
                                      const float* inverse_rms, void* grad_x, float* partial, int64_t rows,
                                      int64_t width, cudaStream_t stream);
 
-// x, y [rows, tokens, heads, 2 half]; cos, sin fp32 [rows or 1, tokens, half], angle_row elements from one row to the
-// next. heads * half fits 31 bits.
-cudaError_t launch_rotary(Element element, const void* x, const float* cos, const float* sin, float sign, void* y,
+// x, y [rows, tokens, heads, 2 half]; cos, sin fp32 [rows or 1, tokens, half]. angle_row: elements of cos from one row
+// to the next, 0 where all rows share the angles. heads * half fits in 31 bits.
+cudaError_t launch_rotary(ElementType element, const void* x, const float* cos, const float* sin, float sign, void* y,
                           int64_t rows, int64_t tokens, int64_t heads, int64_t half, int64_t angle_row,
                           cudaStream_t stream);
 
-// As RowLoops::cross_entropy of rows/row_loops.h.
+// Same contract as ElementwiseKernels::cross_entropy in rows/elementwise_kernels.h.
 cudaError_t launch_cross_entropy(float* logits, const int64_t* labels, int64_t ignored_label, bool wants_gradient,
                                  float* losses, int64_t rows, int64_t classes, cudaStream_t stream);
 

@@ -4,9 +4,9 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-constexpr int kMostThreads = 256;
+constexpr int kMaxThreads = 256;
 
-// A block a token: its threads share the pairs (i, i + half) of all heads.
+// One block per token: its threads share the pairs (i, i + half) of all heads.
 template <class T>
 __global__ void rotary_kernel(const T* x, const float* cos, const float* sin, float sign, T* y, int64_t all_tokens,
                               int64_t tokens, int heads, int half, int64_t angle_row) {
@@ -27,17 +27,17 @@ __global__ void rotary_kernel(const T* x, const float* cos, const float* sin, fl
 template <class T>
 void rotary_of(const void* x, const float* cos, const float* sin, float sign, void* y, int64_t rows, int64_t tokens,
                int64_t heads, int64_t half, int64_t angle_row, cudaStream_t stream) {
-  launch(rotary_kernel<T>, blocks_for(rows * tokens), threads_for(heads * half, kMostThreads), stream,
+  launch(rotary_kernel<T>, blocks_for(rows * tokens), threads_for(heads * half, kMaxThreads), stream,
          static_cast<const T*>(x), cos, sin, sign, static_cast<T*>(y), rows * tokens, tokens, static_cast<int>(heads),
          static_cast<int>(half), angle_row);
 }
 
 }  // namespace
 
-cudaError_t launch_rotary(Element element, const void* x, const float* cos, const float* sin, float sign, void* y,
+cudaError_t launch_rotary(ElementType element, const void* x, const float* cos, const float* sin, float sign, void* y,
                           int64_t rows, int64_t tokens, int64_t heads, int64_t half, int64_t angle_row,
                           cudaStream_t stream) {
-  element == Element::kFloat
+  element == ElementType::kFloat
       ? rotary_of<float>(x, cos, sin, sign, y, rows, tokens, heads, half, angle_row, stream)
       : rotary_of<__nv_bfloat16>(x, cos, sin, sign, y, rows, tokens, heads, half, angle_row, stream);
   return cudaGetLastError();

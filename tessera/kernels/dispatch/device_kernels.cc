@@ -16,14 +16,14 @@ DeviceKernels::DeviceKernels(std::initializer_list<const char*> operations) : fi
   }
 }
 
-bool DeviceKernels::on(c10::Device device) const {
+bool DeviceKernels::are_registered_for(c10::Device device) const {
   if (!known_ || device.is_cpu() || device.is_meta()) return false;
   const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, device);
   return std::ranges::all_of(operations_, [key](const auto& each) { return each.hasKernelForDispatchKey(key); });
 }
 
-bool DeviceKernels::run_on(c10::Device device, at::ScalarType dtype, const std::function<void()>& attempt) {
-  if (!on(device)) return false;
+bool DeviceKernels::work_on(c10::Device device, at::ScalarType dtype, const std::function<void()>& attempt) {
+  if (!are_registered_for(device)) return false;
   const std::lock_guard lock(mutex_);
   const auto [found, fresh] = tried_.try_emplace({device.type(), device.index(), dtype}, false);
   if (!fresh) return found->second;
@@ -32,7 +32,7 @@ bool DeviceKernels::run_on(c10::Device device, at::ScalarType dtype, const std::
     attempt();
     found->second = true;
   } catch (const c10::Error& error) {
-    log_info("[kernels] {} goes without {} of {}: {}", device.str(), first_, c10::toString(dtype),
+    log_info("[kernels] {} runs without {} in {}: {}", device.str(), first_, c10::toString(dtype),
              error.what_without_backtrace());
   }
   return found->second;

@@ -1,7 +1,7 @@
-// Which devices libtorch has certain kernels for.
+// Whether libtorch has certain kernels for a device.
 //
 //   static DeviceKernels fused{"aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"};
-//   if (fused.on(x.device())) ...
+//   if (fused.are_registered_for(x.device())) ...
 //
 // Thread-safe.
 #pragma once
@@ -22,16 +22,16 @@ namespace tessera::kernels {
 class DeviceKernels {
  public:
   DeviceKernels(std::initializer_list<const char*> operations);
-  // All of them are registered for devices of that type.
-  bool on(c10::Device device) const;
-  // And the chip has them, which only the kernels know: `attempt` does not throw. Tried once for a device and dtype;
-  // what is thrown is logged.
-  bool run_on(c10::Device device, at::ScalarType dtype, const std::function<void()>& attempt);
+  // Returns whether all operations have a kernel for this device type (never for CPU and meta).
+  bool are_registered_for(c10::Device device) const;
+  // are_registered_for(), and the chip supports the kernels, which only a call can find out: `attempt` calls them and
+  // does not throw. Tried once per device and dtype; an exception is logged.
+  bool work_on(c10::Device device, at::ScalarType dtype, const std::function<void()>& attempt);
 
  private:
   std::string first_;
   std::vector<c10::OperatorHandle> operations_;
-  bool known_ = true;  // to this libtorch
+  bool known_ = true;  // this libtorch has all the operations
   std::mutex mutex_;
   std::map<std::tuple<c10::DeviceType, c10::DeviceIndex, at::ScalarType>, bool> tried_;
 };

@@ -7,8 +7,8 @@
 namespace tessera::kernels {
 
 void ensure_operations() {
-  // Never destroyed: the dispatcher keeps calling the kernels. Volatile, or the pointer would be optimised away and the
-  // leak checker would find nobody who holds them.
+  // Never destroyed, because the dispatcher keeps calling the kernels. Volatile keeps the pointer in memory, where the
+  // leak checker finds it.
   static auto* volatile library = [] {
     auto* made = new torch::Library(torch::Library::FRAGMENT, "tessera", std::nullopt, __FILE__, __LINE__);
     define_linear(*made);
@@ -24,10 +24,10 @@ void ensure_operations() {
 
 torch::CppFunction no_derivative() { return torch::autograd::autogradNotImplementedFallback(); }
 
-void add_partial_of(const OpCall& call, Proposal& proposal, std::initializer_list<int> inputs) {
+void add_partial_strategies(const OpCall& call, Proposal& proposal, std::initializer_list<int> inputs) {
   for (const auto& partial : partials_among(call)) {
     if (!is_additive(partial)) continue;
-    Strategy strategy = rest_whole(call, {{partial}, {}});
+    Strategy strategy = replicate_rest(call, {{partial}, {}});
     for (const int input : inputs) {
       if (input < static_cast<int>(call.inputs.size())) strategy.inputs[static_cast<size_t>(input)] = partial;
     }

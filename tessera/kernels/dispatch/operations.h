@@ -1,10 +1,10 @@
-// The kernels as operations of the dispatcher, namespace tessera: one implementation for plain tensors, a derivative,
-// and for DTensors a sharding rule each.
+// The kernels as operations of the dispatcher, in the namespace `tessera`: each has one implementation for plain
+// tensors, a derivative, and a sharding rule for DTensors.
 //
 //   constexpr Operation<&rotary_of> call_rotary{"tessera::rotary"};
 //   at::Tensor y = call_rotary(x, cos, sin, /*back=*/false);
 //
-// They are defined at first use. Thread-safe.
+// The operations are defined at first use. Thread-safe.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -17,7 +17,7 @@
 
 namespace tessera::kernels {
 
-// Defines all operations and registers their rules, once.
+// Defines all operations and registers their sharding rules, once.
 void ensure_operations();
 
 template <class Signature>
@@ -51,10 +51,10 @@ void define_operation(torch::Library& library, const char* schema, Kernel&& kern
   register_rule("tessera::" + name, std::move(rule));
 }
 
-// The derivative of an operation that is the derivative of another and has none of its own: asking for it is an error.
+// The derivative of an operation without one (a backward operation): a double backward is an error.
 torch::CppFunction no_derivative();
 
-// One a file: its operations.
+// Each function defines the operations of one source file.
 void define_linear(torch::Library& library);
 void define_rms_norm(torch::Library& library);
 void define_rotary(torch::Library& library);
@@ -62,7 +62,8 @@ void define_gated(torch::Library& library);
 void define_linear_cross_entropy(torch::Library& library);
 void define_causal_attention(torch::Library& library);
 
-// The operation is linear in these inputs together, the others being whole: what is left to add up passes.
-void add_partial_of(const OpCall& call, Proposal& proposal, std::initializer_list<int> inputs);
+// For an operation that is linear in `inputs` together: adds strategies in which these inputs and the output are
+// Partial and all other inputs are whole.
+void add_partial_strategies(const OpCall& call, Proposal& proposal, std::initializer_list<int> inputs);
 
 }  // namespace tessera::kernels

@@ -1,4 +1,4 @@
-// Dtypes and sizes of results.
+// Dtypes and sizes of kernel results.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,10 +7,10 @@
 
 namespace tessera::kernels {
 
-// fp32, or fp64 for fp64: what halves are computed in.
+// The compute dtype: fp32; fp64 for fp64.
 inline at::ScalarType wide_type(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
 
-// `sizes`, of one dim at least, with another size of the last one.
+// `sizes` (of at least one dim) with `last` as the size of the last dim.
 inline std::vector<int64_t> with_last(c10::IntArrayRef sizes, int64_t last) {
   auto changed = sizes.vec();
   changed.back() = last;

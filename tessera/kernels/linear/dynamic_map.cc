@@ -9,8 +9,8 @@
 
 namespace tessera::kernels {
 
-// Exponents from -6 to 0, each with twice as many fractions as the one before it. Computed as torchao does, in its
-// order of roundings.
+// Seven decades, from 1e-6 to 1, each with twice as many values as the decade before. Computed with torchao's
+// operations in torchao's order, so that all roundings agree.
 at::Tensor dynamic_map(bool is_signed) {
   constexpr int kExponents = 7;
   std::vector<double> values = {0, 1};

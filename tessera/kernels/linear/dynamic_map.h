@@ -1,8 +1,8 @@
-// The map of 8-bit dynamic quantisation (https://arxiv.org/abs/1511.04561, as bitsandbytes' create_dynamic_map and
-// torchao have it): a bit for the sign, a run of zeros for the exponent, the rest for the fraction.
+// The value table of 8-bit dynamic quantization (https://arxiv.org/abs/1511.04561, bitsandbytes' create_dynamic_map,
+// torchao): a code has a sign bit, a run of zeros for the exponent, and the remaining bits for the fraction.
 //
 //   const at::Tensor map = kernels::dynamic_map(/*is_signed=*/true);
-//   map[codes] * scale                                               // what codes mean
+//   map[codes] * scale                                               // decodes uint8 codes
 //
 // No communication.
 #pragma once
@@ -13,9 +13,9 @@
 
 namespace tessera::kernels {
 
-// 256 rising values in [-1, 1], or [0, 1], float32.
+// 256 ascending values, float32, in [-1, 1] where is_signed is true, else in [0, 1].
 at::Tensor dynamic_map(bool is_signed);
-// The index of the nearest of the 256 values of a map; of two equally near ones the upper.
+// The index of the value of the map that is nearest to `value`; of two equally near ones the larger index.
 uint8_t nearest_in_map(const float* map, float value);
 
 }  // namespace tessera::kernels

@@ -10,7 +10,7 @@ namespace tessera::kernels {
 namespace {
 
 constexpr double kLeastAmax = 1e-12;
-constexpr int64_t kTile = 16;  // native products want multiples of it
+constexpr int64_t kTile = 16;  // _scaled_mm needs sizes that are multiples of it
 
 double largest_of_float8(c10::ScalarType dtype) {
   if (dtype == at::kFloat8_e4m3fn) return 448;
@@ -19,7 +19,7 @@ double largest_of_float8(c10::ScalarType dtype) {
   return 57344;
 }
 
-// In memory row by row, zeros up to whole tiles of columns and, where asked for, of rows.
+// Returns data in row-major memory, padded with zeros to a multiple of kTile columns and, with rows_too, rows.
 at::Tensor in_tiles(const at::Tensor& data, bool rows_too) {
   const auto missing = [](int64_t size) { return (kTile - size % kTile) % kTile; };
   const int64_t columns = missing(data.size(1)), rows = rows_too ? missing(data.size(0)) : 0;
@@ -28,6 +28,8 @@ at::Tensor in_tiles(const at::Tensor& data, bool rows_too) {
   return at::constant_pad_nd(whole.view(at::kByte), {0, columns, 0, rows}).view(data.scalar_type());
 }
 
+// _scaled_mm takes a row-major a, a column-major b, and the inverse scales. Padded columns add 0 to the sums; padded
+// rows of b are columns of the result, which are cut off.
 at::Tensor native_product(const Float8Tensor& a, const Float8Tensor& b, c10::ScalarType dtype) {
   const auto y = at::_scaled_mm(in_tiles(a.data, false), in_tiles(b.data, true).t(), a.scale.reciprocal(),
                                 b.scale.reciprocal(), /*bias=*/std::nullopt, /*scale_result=*/std::nullopt, dtype,
@@ -39,6 +41,7 @@ at::Tensor native_product(const Float8Tensor& a, const Float8Tensor& b, c10::Sca
 
 at::Tensor Float8Tensor::value() const { return data.to(at::kFloat).div_(scale); }
 
+// The scale is computed in float64 as torchao does. amax has a lower bound, so that zeros get a finite scale.
 Float8Tensor to_float8(const at::Tensor& tensor, c10::ScalarType dtype) {
   const c10::NoGradGuard no_grad;
   const double largest = largest_of_float8(dtype);
@@ -50,7 +53,7 @@ Float8Tensor to_float8(const at::Tensor& tensor, c10::ScalarType dtype) {
 
 bool has_float8_products(c10::Device device) {
   static DeviceKernels native{"aten::_scaled_mm"};
-  return native.run_on(device, at::kFloat8_e4m3fn, [&] {
+  return native.work_on(device, at::kFloat8_e4m3fn, [&] {
     const auto zeros = at::zeros({kTile, kTile}, at::TensorOptions(at::kByte).device(device));
     const Float8Tensor none{zeros.view(at::kFloat8_e4m3fn), at::ones({}, zeros.options().dtype(at::kFloat))};
     native_product(none, none, at::kFloat);

@@ -7,7 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/autograd/deferred_gradients.h"
+#include "tessera/kernels/autograd/weight_grad_store.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/linear/linear_choice.h"
 
@@ -28,12 +28,12 @@ std::vector<RowGroup> row_groups(const at::Tensor& counts) {
   return groups;
 }
 
-// Groups have other sizes in every call, and oneDNN prepares each size anew, for about a millisecond: below this many
-// rows that costs more than a faster product brings.
+// Rows from which a group's product runs through product_nt. Group sizes change in every call, and oneDNN takes about a
+// millisecond to prepare each new size; for smaller groups that costs more than the faster product saves.
 constexpr int64_t kLargeGroup = 2048;
 
-// a times b transposed; rows: of the group.
-void put_product(at::Tensor into, const at::Tensor& a, const at::Tensor& b, int64_t rows) {
+// into = a times the transpose of b. rows: the group's number of rows.
+void write_product(at::Tensor into, const at::Tensor& a, const at::Tensor& b, int64_t rows) {
   if (rows < kLargeGroup && runs_in_fp32(a)) {
     into.copy_(a.to(at::kFloat).mm(b.t().to(at::kFloat)));
   } else if (rows < kLargeGroup) {
@@ -54,8 +54,8 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
     const auto groups = row_groups(counts);
     auto y = at::empty({x.size(0), weight.size(1)}, x.options());
     for (const auto& group : groups) {
-      put_product(y.narrow(0, group.begin, group.rows), x.narrow(0, group.begin, group.rows), weight[group.index],
-                  group.rows);
+      write_product(y.narrow(0, group.begin, group.rows), x.narrow(0, group.begin, group.rows), weight[group.index],
+                    group.rows);
     }
     return y;
   }
@@ -68,9 +68,10 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
     at::Tensor grad_x, grad_weight;
     if (ctx->needs_input_grad(0)) grad_x = grouped_linear(grads[0], weight.transpose(1, 2), counts);
     if (ctx->needs_input_grad(1)) {
-      auto* const later = kernels::DeferredGradients::taking_weights();
-      if (later != nullptr && !c10::GradMode::is_enabled()) {
-        later->add(weight, [grad = grads[0], x, counts] { return grouped_weight_gradient(grad, x, counts); });
+      // Zero-bubble pipelines compute weight gradients later; a double backward cannot defer them.
+      auto* const grad_store = kernels::WeightGradStore::current_for_weights();
+      if (grad_store != nullptr && !c10::GradMode::is_enabled()) {
+        grad_store->add(weight, [grad = grads[0], x, counts] { return grouped_weight_gradient(grad, x, counts); });
       } else {
         grad_weight = grouped_weight_gradient(grads[0], x, counts);
       }
@@ -79,7 +80,8 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   }
 };
 
-// grad [M, out], x [M, in]: [E, out, in].
+// The gradient of the weights, [E, out, in], from grad [M, out] and x [M, in]. An operation of its own with a
+// derivative, so that grouped_linear has a second one.
 struct GroupedWeightGradient : torch::autograd::Function<GroupedWeightGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& x,
                             const at::Tensor& counts) {
@@ -91,8 +93,8 @@ struct GroupedWeightGradient : torch::autograd::Function<GroupedWeightGradient> 
     const bool all = static_cast<int64_t>(groups.size()) == counts.numel();
     auto out = all ? at::empty(sizes, x.options()) : at::zeros(sizes, x.options());
     for (const auto& group : groups) {
-      put_product(out[group.index], grad.narrow(0, group.begin, group.rows).t(),
-                  x.narrow(0, group.begin, group.rows).t(), group.rows);
+      write_product(out[group.index], grad.narrow(0, group.begin, group.rows).t(),
+                    x.narrow(0, group.begin, group.rows).t(), group.rows);
     }
     return out;
   }
@@ -114,19 +116,21 @@ at::Tensor grouped_weight_gradient(const at::Tensor& grad, const at::Tensor& x, 
 
 at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& counts) {
   TESSERA_CHECK(!is_dtensor(x) && !is_dtensor(weight), ErrorKind::kShape,
-                "[kernels.grouped_linear] found a DTensor: wanted plain tensors. Take to_local of the experts here.");
+                "[kernels.grouped_linear] found a DTensor, wanted plain tensors. Pass to_local() of the experts.");
   TESSERA_CHECK(x.dim() == 2 && weight.dim() == 3 && x.size(1) == weight.size(2), ErrorKind::kShape,
-                "[kernels.grouped_linear] x of {} dims, weight of {}: wanted [M, in] and [E, out, in]", x.dim(),
-                weight.dim());
+                "[kernels.grouped_linear] found x of {} dims and a weight of {} dims, wanted [M, in] and [E, out, in]",
+                x.dim(), weight.dim());
   TESSERA_CHECK(
       counts.is_cpu() && counts.scalar_type() == at::kLong && counts.dim() == 1 && counts.size(0) == weight.size(0),
-      ErrorKind::kShape, "[kernels.grouped_linear] counts: found {} of {} on {}, wanted {} of int64 on the CPU",
+      ErrorKind::kShape,
+      "[kernels.grouped_linear] counts: found {} elements of {} on {}, wanted {} elements of int64 on the CPU",
       counts.numel(), c10::toString(counts.scalar_type()), counts.device().str(), weight.size(0));
   const auto rows = counts.contiguous();
   const auto* first = rows.const_data_ptr<int64_t>();
   const bool positive = std::all_of(first, first + rows.numel(), [](int64_t count) { return count >= 0; });
   TESSERA_CHECK(positive && std::accumulate(first, first + rows.numel(), int64_t{0}) == x.size(0), ErrorKind::kShape,
-                "[kernels.grouped_linear] counts do not add up to the {} rows of x", x.size(0));
+                "[kernels.grouped_linear] counts: found values that are negative or do not add up to the {} rows of x",
+                x.size(0));
   return GroupedLinear::apply(x, weight, rows);
 }
 

@@ -12,14 +12,14 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/autograd/deferred_gradients.h"
-#include "tessera/kernels/autograd/kept_results.h"
-#include "tessera/kernels/autograd/remade.h"
+#include "tessera/kernels/autograd/activation_checkpoint_cache.h"
+#include "tessera/kernels/autograd/recomputed_activation.h"
+#include "tessera/kernels/autograd/weight_grad_store.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/linear/linear_choice.h"
-#include "tessera/kernels/rows/row_loops.h"
-#include "tessera/kernels/simd/row_kernels.h"
+#include "tessera/kernels/rows/elementwise_kernels.h"
+#include "tessera/kernels/simd/gemv_kernels.h"
 #include "tessera/kernels/simd/vector_level.h"
 
 namespace tessera::kernels {
@@ -27,7 +27,7 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Below this many rows a product is bound by reading the weight, and setting up oneDNN costs more than it brings.
+// With fewer rows a product is bound by reading the weight, and the set-up of oneDNN costs more than it saves.
 constexpr int64_t kMinRows = 16;
 
 bool is_plain_cpu_float(const at::Tensor& tensor) {
@@ -41,13 +41,13 @@ bool runs_on_onednn(const at::Tensor& x, const at::Tensor& weight, const Optiona
          onednn_is_faster();
 }
 
-// Products of 16 bits that are computed in fp32 and rounded once.
+// Returns whether a product of 16-bit tensors is computed in fp32 and rounded once.
 bool product_in_fp32(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
   return rows >= kMinRows && b.size(0) >= kMinRows && b.size(1) >= kMinRows && b.scalar_type() == a.scalar_type() &&
          !is_dtensor(a) && !is_dtensor(b) && runs_in_fp32(a) && runs_in_fp32(b);
 }
 
-// [..., n] as [rows, n], also without elements.
+// Flattens [..., n] to [rows, n]; works for tensors without elements, too.
 at::Tensor as_rows(const at::Tensor& tensor) {
   const auto leading = tensor.sizes().slice(0, static_cast<size_t>(tensor.dim()) - 1);
   return tensor.reshape({c10::multiply_integers(leading), tensor.size(-1)});
@@ -64,9 +64,9 @@ void check_shapes(c10::IntArrayRef x, c10::IntArrayRef weight, std::optional<c10
 at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
   check_shapes(x.sizes(), weight.sizes(), bias ? std::optional(bias->sizes()) : std::nullopt);
   TESSERA_CHECK(x.scalar_type() == weight.scalar_type(), ErrorKind::kShape,
-                "[kernels.linear] found x of {} and a weight of {}, wanted one dtype", c10::toString(x.scalar_type()),
-                c10::toString(weight.scalar_type()));
-  // at::linear takes such a bias or refuses it by how x lies in memory.
+                "[kernels.linear] found x of {} and a weight of {}, wanted the same dtype",
+                c10::toString(x.scalar_type()), c10::toString(weight.scalar_type()));
+  // at::linear accepts or refuses a bias of another dtype depending on the strides of x. This path always accepts it.
   if (bias && bias->scalar_type() != x.scalar_type()) return at::matmul(x, weight.t()).add_(*bias);
   if (product_in_fp32(x, weight, x.numel() / std::max<int64_t>(x.size(-1), 1))) {
     const auto wide = [](const at::Tensor& tensor) { return tensor.to(at::kFloat); };
@@ -83,19 +83,20 @@ at::Tensor weight_gradient_of(const at::Tensor& grad, const at::Tensor& x) {
 constexpr Operation<&weight_gradient_of> weight_gradient{"tessera::linear_weight_gradient"};
 constexpr Operation<&linear_of> call_linear{"tessera::linear"};
 
-// y = x weight^T + bias through a node that keeps of x and weight what its gradients need, as libtorch's does, but not
-// an x that can be made again (detail/remade.h). Its derivative is made of differentiable products. known: y, where it
-// has been computed before.
-struct Linear : torch::autograd::Function<Linear> {
+// y = x weight^T + bias as an autograd node. Like libtorch's node, it saves from x and weight only the tensors that the
+// requested gradients need. It does not save an x that backward can recompute
+// (kernels/autograd/recomputed_activation.h). Its backward is made of differentiable products. known: y where it is
+// already computed.
+struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const OptionalTensor& bias, const OptionalTensor& known) {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->set_materialize_grads(false);
-    const bool keeps_weight = x.requires_grad() || kernels::DeferredGradients::taking_weights() != nullptr;
-    const auto again = weight.requires_grad() ? remade(x, weight) : nullptr;
-    const bool keeps_x = weight.requires_grad() && !again;
+    const bool keeps_weight = x.requires_grad() || kernels::WeightGradStore::current_for_weights() != nullptr;
+    const auto recomputed = weight.requires_grad() ? recomputed_activation(x, weight) : nullptr;
+    const bool keeps_x = weight.requires_grad() && !recomputed;
     ctx->save_for_backward({keeps_x ? x : at::Tensor(), keeps_weight ? weight : at::Tensor()});
-    if (again) ctx->saved_data["x"] = at::IValue::make_capsule(again);
+    if (recomputed) ctx->saved_data["x"] = at::IValue::make_capsule(recomputed);
     ctx->saved_data["has_bias"] = bias.has_value();
     return known ? known->detach() : call_linear(x, weight, bias);
   }
@@ -108,13 +109,14 @@ struct Linear : torch::autograd::Function<Linear> {
     at::Tensor grad_x, grad_weight, grad_bias;
     if (ctx->needs_input_grad(0)) grad_x = call_linear(grad, weight.t().conj(), std::nullopt);
     if (ctx->needs_input_grad(1)) {
-      const auto again = ctx->saved_data.find("x");
-      const at::Tensor x = again == ctx->saved_data.end()
-                               ? saved[0]
-                               : c10::static_intrusive_pointer_cast<Remade>(again->second.toCapsule())->get();
-      auto* const later = kernels::DeferredGradients::taking_weights();
-      if (later != nullptr && weight.defined() && !c10::GradMode::is_enabled()) {
-        later->add(weight, [grad, x] { return weight_gradient(grad, x.conj()); });
+      const auto recomputed = ctx->saved_data.find("x");
+      const at::Tensor x =
+          recomputed == ctx->saved_data.end()
+              ? saved[0]
+              : c10::static_intrusive_pointer_cast<RecomputedActivation>(recomputed->second.toCapsule())->recompute();
+      auto* const grad_store = kernels::WeightGradStore::current_for_weights();
+      if (grad_store != nullptr && weight.defined() && !c10::GradMode::is_enabled()) {
+        grad_store->add(weight, [grad, x] { return weight_gradient(grad, x.conj()); });
       } else {
         grad_weight = weight_gradient(grad, x.conj());
       }
@@ -144,9 +146,10 @@ struct WeightGradient : torch::autograd::Function<WeightGradient> {
   }
 };
 
-// One node on plain tensors and DTensors, as libtorch's keeps x or a copy of it by how x lies in memory.
+// One autograd node for plain tensors and DTensors. libtorch's node saves x or a copy of x, depending on its strides.
 at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
-  if (torch::autograd::compute_requires_grad(x, weight, bias)) return Linear::apply(x, weight, bias, std::nullopt);
+  if (torch::autograd::compute_requires_grad(x, weight, bias))
+    return LinearFunction::apply(x, weight, bias, std::nullopt);
   at::AutoDispatchBelowADInplaceOrView guard;
   return call_linear(x, weight, bias);
 }
@@ -155,8 +158,8 @@ at::Tensor differentiable_weight_gradient(const at::Tensor& grad, const at::Tens
   return WeightGradient::apply(grad, x);
 }
 
-// x [..., k], weight [n, k], bias [n]: rows are independent, n cuts the weight, k leaves a sum. Of a sum every rank
-// adds its part, so the bias must be one too.
+// x [..., k], weight [n, k], bias [n]. Rows are independent; n shards the weight; k gives partial sums. With partial
+// sums every rank adds its bias, so the bias must be Partial, too.
 void propose_linear(const OpCall& call, Proposal& proposal) {
   const auto &x = call.inputs[0], &weight = call.inputs[1];
   check_shapes(x.sizes, weight.sizes,
@@ -164,25 +167,25 @@ void propose_linear(const OpCall& call, Proposal& proposal) {
   const int64_t last = x.dim() - 1;
   const auto add = [&](const Placement& output, const Placement& of_x, const Placement& of_weight,
                        const Placement& of_bias) {
-    proposal.strategies.push_back(rest_whole(call, {{output}, {of_x, of_weight, of_bias}}));
+    proposal.strategies.push_back(replicate_rest(call, {{output}, {of_x, of_weight, of_bias}}));
   };
   for (int64_t dim = 0; dim < last; ++dim) add(Shard(dim), Shard(dim), Replicate(), Replicate());
   add(Shard(last), Replicate(), Shard(0), Shard(0));
   add(Partial(), Shard(last), Shard(1), Partial());
-  add_partial_of(call, proposal, {0, 2});
-  add_partial_of(call, proposal, {1, 2});
+  add_partial_strategies(call, proposal, {0, 2});
+  add_partial_strategies(call, proposal, {1, 2});
   proposal.output(with_last(x.sizes, weight.sizes[0]));
 }
 
-// grad [..., n], x [..., k]: [n, k], a sum over the rows.
+// grad [..., n], x [..., k]: [n, k]. Sharded rows give a Partial result.
 void propose_weight_gradient(const OpCall& call, Proposal& proposal) {
   const auto &grad = call.inputs[0], &x = call.inputs[1];
   const int64_t last = x.dim() - 1;
   for (int64_t dim = 0; dim < last; ++dim) proposal.strategies.push_back({{Partial()}, {Shard(dim), Shard(dim)}});
   proposal.strategies.push_back({{Shard(0)}, {Shard(last), Replicate()}});
   proposal.strategies.push_back({{Shard(1)}, {Replicate(), Shard(last)}});
-  add_partial_of(call, proposal, {0});
-  add_partial_of(call, proposal, {1});
+  add_partial_strategies(call, proposal, {0});
+  add_partial_strategies(call, proposal, {1});
   proposal.output({grad.sizes.back(), x.sizes.back()});
 }
 
@@ -201,10 +204,12 @@ std::string_view linear_kernel_name(at::ScalarType type) { return fp32_is_faster
 
 std::string describe_cpu_kernels() {
   return fmt::format("fp32 products {}, bf16 products {}, fp16 products {}, loops {}", linear_kernel_name(),
-                     linear_kernel_name(at::kBFloat16), linear_kernel_name(at::kHalf), row_kernels().name);
+                     linear_kernel_name(at::kBFloat16), linear_kernel_name(at::kHalf), gemv_kernels().name);
 }
 
-void agree_on_kernels(comm::Group& group) {
+// Each rank sends five characters: whether it has oneDNN, whether oneDNN is faster, its vector level, and the choices
+// for bf16 and fp16. The first rank's choices hold; the vector level is the smallest of all ranks.
+void synchronize_kernel_choices(comm::Group& group) {
   if (group.size() == 1) return;
   const auto level = static_cast<char>('0' + static_cast<int>(vector_level()));
   const auto sign = [](bool choice) { return choice ? '1' : '0'; };
@@ -222,11 +227,11 @@ void agree_on_kernels(comm::Group& group) {
 
 namespace {
 
-// oneDNN's entry copies a first operand that is transposed, slowly.
+// oneDNN copies a transposed first operand slowly. The transposition loop is faster where it runs.
 at::Tensor dense_left(const at::Tensor& a) {
   const bool is_transposed = a.stride(0) == 1 && a.stride(1) >= a.size(0);
-  if (!is_transposed || a.size(0) % 16 != 0 || a.size(1) % 16 != 0 || !runs_row_loops(a)) return a;
-  return transposed_loop(a.t());
+  if (!is_transposed || a.size(0) % 16 != 0 || a.size(1) % 16 != 0 || !supports_elementwise_kernels(a)) return a;
+  return transpose_matrix(a.t());
 }
 
 }  // namespace
@@ -242,11 +247,12 @@ at::Tensor product_nt(const at::Tensor& a, const at::Tensor& b) {
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const auto given = bias.defined() ? OptionalTensor(bias) : std::nullopt;
-  auto* const kept = kernels::KeptResults::current();
-  if (kept == nullptr || !kept->keeps_next_product()) return call_linear(x, weight, given);
-  if (kept->mode() == kernels::KeptResults::Mode::kReplay) return Linear::apply(x, weight, given, kept->next().at(0));
-  const auto y = call_linear(x, weight, given);
+  const auto optional_bias = bias.defined() ? OptionalTensor(bias) : std::nullopt;
+  auto* const kept = kernels::ActivationCheckpointCache::current();
+  if (kept == nullptr || !kept->caches_next_product()) return call_linear(x, weight, optional_bias);
+  if (kept->mode() == kernels::ActivationCheckpointCache::Mode::kReplay)
+    return LinearFunction::apply(x, weight, optional_bias, kept->next().at(0));
+  const auto y = call_linear(x, weight, optional_bias);
   kept->keep({y});
   return y;
 }

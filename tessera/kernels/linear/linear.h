@@ -1,15 +1,17 @@
-// Matrix products with weights.
+// Linear layers: y = x weight^T + bias.
 //
-//   at::Tensor y = linear(x, weight, bias);      // [..., out] of x [..., in], weight [out, in], bias [out] or
-//   undefined
+//   at::Tensor y = linear(x, weight, bias);  // x [..., in], weight [out, in], bias [out] or undefined: y [..., out]
 //
-// fp32 on a CPU runs through oneDNN where that is faster than at::linear on this machine, forward and both backward
-// products; 16 bits in fp32, rounded once, where the processor has no instructions for them and libtorch is many times
-// slower; everything else is at::linear. Which is faster is measured once per machine and kept in
-// $XDG_CACHE_HOME/tessera (else ~/.cache/tessera), so that later runs and the other ranks round alike;
-// TESSERA_LINEAR=onednn|aten and TESSERA_LINEAR_16=native|fp32 decide without measuring. DTensors: every dim may be
-// sharded, and is computed on as it lies where one of the two operands allows (tessera::linear,
-// tessera::linear_weight_gradient). Thread-safe.
+// fp32 on a CPU: forward and both backward products run through oneDNN where oneDNN is faster than at::linear on this
+// machine. 16 bits on a CPU: where the processor has no instructions for the dtype and libtorch is many times slower,
+// products are computed in fp32 and rounded once. All other tensors run at::linear.
+//
+// The library measures once per machine which kernel is faster and stores the result in $XDG_CACHE_HOME/tessera (else
+// ~/.cache/tessera), so that later runs and other ranks on the machine round in the same way. The environment variables
+// TESSERA_LINEAR=onednn|aten and TESSERA_LINEAR_16=native|fp32 set the kernel without a measurement.
+//
+// DTensors: every dim may be sharded. The product uses the shards where they are if the placements of one of the two
+// operands allow it (operations tessera::linear, tessera::linear_weight_gradient). Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,21 +27,23 @@ namespace tessera::kernels {
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
-// What fp32 products on the CPU run on: "onednn" or "aten". Measures at the first call.
+// The kernel of fp32 products on the CPU: "onednn" or "aten". The first call measures.
 std::string_view linear_kernel_name();
-// What those in kBFloat16 or kHalf are computed in: "native" or "fp32".
+// The compute dtype of products in kBFloat16 or kHalf on the CPU: "native" or "fp32".
 std::string_view linear_kernel_name(at::ScalarType type);
 
-// Makes all ranks compute alike where their machines differ: products run on what those of the group's first rank do,
-// those in fp32 on at::linear where some libtorch has no oneDNN; loops on the CPU with the vector instructions that all
-// have. For the process, from now on. COLLECTIVE over the group.
-void agree_on_kernels(comm::Group& group);
+// Makes all ranks round in the same way on different machines. All ranks use the product kernels of the group's first
+// rank; fp32 products use at::linear where the libtorch of some rank has no oneDNN. The loops on the CPU use the vector
+// instructions that all processors of the group have. The setting holds for the whole process, from this call on.
+// COLLECTIVE over the group.
+void synchronize_kernel_choices(comm::Group& group);
 
-// What the CPU's numbers go by to the last bit: "fp32 products onednn, bf16 products
-// native, fp16 products fp32, loops avx512" (avx2, plain).
+// Everything that decides the last bit of CPU results, as text: "fp32 products onednn, bf16 products native, fp16
+// products fp32, loops avx512" (or loops avx2, plain).
 std::string describe_cpu_kernels();
 
-// a [m, k] times b [n, k] transposed: [m, n]. Not differentiable, of plain tensors. Either may be a transposed view.
+// The product of a [m, k] and the transpose of b [n, k]: [m, n]. Plain tensors, not differentiable. a and b may be
+// transposed views.
 at::Tensor product_nt(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace tessera::kernels

@@ -24,7 +24,7 @@ using LinearPointwise = at::Tensor(const at::Tensor&, const at::Tensor&, const s
                                    std::string_view, c10::List<std::optional<at::Scalar>>,
                                    std::optional<std::string_view>);
 
-// Without oneDNN in libtorch there is no such op.
+// oneDNN's linear operation; nullopt where libtorch was built without oneDNN.
 const std::optional<c10::TypedOperatorHandle<LinearPointwise>>& linear_pointwise() {
   static const auto handle = []() -> std::optional<c10::TypedOperatorHandle<LinearPointwise>> {
     const auto found = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
@@ -34,46 +34,47 @@ const std::optional<c10::TypedOperatorHandle<LinearPointwise>>& linear_pointwise
   return handle;
 }
 
-thread_local std::optional<bool> used;  // by UseLinearKernel
+thread_local std::optional<bool> thread_choice;  // set by LinearKernelGuard
 
-constexpr ChoiceNames kFp32Names{"onednn", "aten"}, k16BitNames{"fp32", "native"};
+constexpr KernelChoiceNames kFp32Names{"onednn", "aten"}, k16BitNames{"fp32", "native"};
 
-struct Seconds {
+struct KernelTimes {
   double first, second;
 };
 
+// Times both calls in turn, so that a change of the machine's load affects both, and returns the shortest time of each.
 template <class First, class Second>
-Seconds best_of(const char* what, First&& first, Second&& second) {
+KernelTimes best_of(const char* description, First&& first, Second&& second) {
   at::NoGradGuard no_grad;
-  Seconds best{1e9, 1e9};
-  const auto time_twice = [](auto&& call, double& least) {
+  KernelTimes best{1e9, 1e9};
+  const auto time_twice = [](auto&& call, double& shortest) {
     for (int i = 0; i < 2; ++i) {
       const auto begin = std::chrono::steady_clock::now();
       call();
-      least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+      shortest = std::min(shortest, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     }
   };
   for (int round = 0; round < 4; ++round) {
     time_twice(first, best.first);
     time_twice(second, best.second);
   }
-  log_debug("[kernels.linear] {}: {:.3f} ms and {:.3f} ms", what, best.first * 1e3, best.second * 1e3);
+  log_debug("[kernels.linear] {}: {:.3f} ms and {:.3f} ms", description, best.first * 1e3, best.second * 1e3);
   return best;
 }
 
-// By how much the first way has to win: a near tie must not go one way today and the other tomorrow.
-constexpr double kClearly = 1.1;
+// The factor by which the first kernel must be faster. Near ties then always choose the second one, in every run.
+constexpr double kMinSpeedup = 1.1;
 
 bool measure_onednn() {
   const auto x = at::ones({256, 512}), weight = at::ones({768, 512});
-  const auto found = best_of(
+  const auto times = best_of(
       "fp32 256x512x768 by oneDNN and at::linear", [&] { onednn_product(x, weight, {}); },
       [&] { at::linear(x, weight); });
-  return found.first * kClearly < found.second;
+  return times.first * kMinSpeedup < times.second;
 }
 
-// A product with a square weight, and that of its gradient, whose first operand lies transposed.
-Seconds in_fp32_and_native(at::ScalarType type, int64_t rows, int64_t columns) {
+// Times the product with a square weight and the product of its gradient, whose first operand is transposed.
+KernelTimes in_fp32_and_native(at::ScalarType type, int64_t rows, int64_t columns) {
   const auto x = at::ones({rows, columns}, type), weight = at::ones({columns, columns}, type);
   const auto both = [](const at::Tensor& a, const at::Tensor& b) { return at::linear(a, b).t().mm(a); };
   return best_of(
@@ -81,17 +82,17 @@ Seconds in_fp32_and_native(at::ScalarType type, int64_t rows, int64_t columns) {
       [&] { both(x, weight); });
 }
 
-// Without instructions a large product takes too long to be tried, and a small one says enough. With them a small one
-// says how long calls take.
+// A large native product takes too long to measure on a processor without instructions for the dtype; there a small one
+// already shows the difference. With such instructions the small one measures only the cost of calls.
 bool measure_fp32(at::ScalarType type) {
   const auto small = in_fp32_and_native(type, 128, 256);
   if (small.first * 4 < small.second) return true;
   const auto large = in_fp32_and_native(type, 512, 768);
-  return large.first * kClearly < large.second;
+  return large.first * kMinSpeedup < large.second;
 }
 
-// One file for each processor model and libtorch. Not for each number of threads, though a measurement depends on that
-// a little: ranks of one machine round alike, however many of them share its cores.
+// One file per processor model and libtorch version. The number of threads is not in the name, although it changes the
+// measurement a little: all ranks on a machine must round in the same way, however many share its cores.
 std::filesystem::path choice_file(std::string_view kind) {
   const auto folder = user_cache();
   if (folder.empty()) return {};
@@ -102,7 +103,7 @@ std::filesystem::path choice_file(std::string_view kind) {
   return folder / fmt::format("{}-{}-torch{}", kind, processor, TORCH_VERSION);
 }
 
-std::optional<bool> read_choice(const std::filesystem::path& file, const ChoiceNames& names) {
+std::optional<bool> read_choice(const std::filesystem::path& file, const KernelChoiceNames& names) {
   std::error_code missing;
   if (!std::filesystem::exists(file, missing)) return std::nullopt;
   try {
@@ -115,13 +116,16 @@ std::optional<bool> read_choice(const std::filesystem::path& file, const ChoiceN
   return std::nullopt;
 }
 
-// Made once for the process: by its ranks together, by the environment, by what is kept or measured.
-class ProcessChoice {
+// A choice that is made once per process: by set_linear_choice() and set_fp32_choice() (ranks agreed), else by the
+// environment variable, else from the file of this machine, else by a measurement. call_once serialises the threads; an
+// agreed value may come at any time and then wins.
+class KernelChoice {
  public:
-  ProcessChoice(const char* variable, std::string_view kind, const ChoiceNames& names, std::function<bool()> measure)
+  KernelChoice(const char* variable, std::string_view kind, const KernelChoiceNames& names,
+               std::function<bool()> measure)
       : variable_(variable), kind_(kind), names_(names), measure_(std::move(measure)) {}
 
-  void agree(bool choice) { agreed_ = choice; }
+  void set(bool choice) { agreed_ = choice; }
   bool get() {
     if (const auto agreed = agreed_.load()) return *agreed;
     std::call_once(made_, [&] { own_ = make(); });
@@ -130,35 +134,35 @@ class ProcessChoice {
 
  private:
   bool make() const {
-    if (const char* given = std::getenv(variable_); given && *given) {
-      const std::string_view name = given;
+    if (const char* value = std::getenv(variable_); value && *value) {
+      const std::string_view name = value;
       TESSERA_CHECK(name == names_.yes || name == names_.no, ErrorKind::kConfig,
                     "[kernels.linear] {}: found '{}', wanted {} or {}. Correct it or unset it.", variable_, name,
                     names_.yes, names_.no);
       return name == names_.yes;
     }
     const auto file = choice_file(kind_);
-    return file.empty() ? measure_() : kept_choice(file, names_, measure_);
+    return file.empty() ? measure_() : stored_choice(file, names_, measure_);
   }
 
   const char* variable_;
   std::string_view kind_;
-  ChoiceNames names_;
+  KernelChoiceNames names_;
   std::function<bool()> measure_;
   std::atomic<std::optional<bool>> agreed_{};
   std::once_flag made_;
   bool own_ = false;
 };
 
-ProcessChoice& onednn_choice() {
-  static ProcessChoice choice("TESSERA_LINEAR", "linear", kFp32Names, measure_onednn);
+KernelChoice& onednn_choice() {
+  static KernelChoice choice("TESSERA_LINEAR", "linear", kFp32Names, measure_onednn);
   return choice;
 }
 
-ProcessChoice& fp32_choice(at::ScalarType type) {
+KernelChoice& fp32_choice(at::ScalarType type) {
   constexpr const char* kVariable = "TESSERA_LINEAR_16";
-  static ProcessChoice bf16(kVariable, "linear-bf16", k16BitNames, [] { return measure_fp32(at::kBFloat16); });
-  static ProcessChoice fp16(kVariable, "linear-fp16", k16BitNames, [] { return measure_fp32(at::kHalf); });
+  static KernelChoice bf16(kVariable, "linear-bf16", k16BitNames, [] { return measure_fp32(at::kBFloat16); });
+  static KernelChoice fp16(kVariable, "linear-fp16", k16BitNames, [] { return measure_fp32(at::kHalf); });
   return type == at::kHalf ? fp16 : bf16;
 }
 
@@ -169,7 +173,10 @@ at::Tensor onednn_product(const at::Tensor& x, const at::Tensor& weight, const a
                                   c10::List<std::optional<at::Scalar>>(), "");
 }
 
-bool kept_choice(const std::filesystem::path& file, const ChoiceNames& names, const std::function<bool()>& measure) {
+// Several processes may measure at once. Each writes a temporary file; link() fails if the choice file exists, so the
+// first process decides and all others read its choice.
+bool stored_choice(const std::filesystem::path& file, const KernelChoiceNames& names,
+                   const std::function<bool()>& measure) {
   if (const auto kept = read_choice(file, names)) return *kept;
   const bool measured = measure();
   std::error_code ignored;
@@ -178,7 +185,7 @@ bool kept_choice(const std::filesystem::path& file, const ChoiceNames& names, co
   try {
     publish_file(temporary, fmt::format("{}\n", measured ? names.yes : names.no));
   } catch (const Error& error) {
-    log_debug("[kernels.linear] the choice is not kept: {}", error.what());
+    log_debug("[kernels.linear] the measured choice was not stored: {}", error.what());
     return measured;
   }
   const bool first = ::link(temporary.c_str(), file.c_str()) == 0;
@@ -186,18 +193,19 @@ bool kept_choice(const std::filesystem::path& file, const ChoiceNames& names, co
   return first ? measured : read_choice(file, names).value_or(measured);
 }
 
-UseLinearKernel::UseLinearKernel(bool onednn) : before_(used) {
-  TESSERA_CHECK(!onednn || linear_pointwise(), ErrorKind::kConfig, "[kernels.linear] this libtorch has no oneDNN");
-  used = onednn;
+LinearKernelGuard::LinearKernelGuard(bool onednn) : before_(thread_choice) {
+  TESSERA_CHECK(!onednn || linear_pointwise(), ErrorKind::kConfig,
+                "[kernels.linear] this libtorch has no oneDNN, through which products were to run");
+  thread_choice = onednn;
 }
 
-UseLinearKernel::~UseLinearKernel() { used = before_; }
+LinearKernelGuard::~LinearKernelGuard() { thread_choice = before_; }
 
 bool has_onednn() { return linear_pointwise().has_value(); }
 
-void set_linear_choice(bool onednn) { onednn_choice().agree(onednn); }
+void set_linear_choice(bool onednn) { onednn_choice().set(onednn); }
 
-bool onednn_is_faster() { return used ? *used : linear_pointwise() && onednn_choice().get(); }
+bool onednn_is_faster() { return thread_choice ? *thread_choice : linear_pointwise() && onednn_choice().get(); }
 
 bool fp32_is_faster_for(at::ScalarType type) { return fp32_choice(type).get(); }
 
@@ -206,6 +214,6 @@ bool runs_in_fp32(const at::Tensor& operand) {
   return (type == at::kBFloat16 || type == at::kHalf) && operand.is_cpu() && fp32_is_faster_for(type);
 }
 
-void set_fp32_choice(at::ScalarType type, bool fp32) { fp32_choice(type).agree(fp32); }
+void set_fp32_choice(at::ScalarType type, bool fp32) { fp32_choice(type).set(fp32); }
 
 }  // namespace tessera::kernels

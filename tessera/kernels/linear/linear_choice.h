@@ -1,5 +1,5 @@
-// Which of two ways products of this machine go: those in fp32 through oneDNN or ATen, those in 16 bits in their dtype
-// or in fp32, where the processor has no instructions for them.
+// The choice between two kernels for products on this machine: fp32 products run through oneDNN or ATen; 16-bit
+// products run in their own dtype, or in fp32 where the processor has no instructions for the dtype.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,43 +11,45 @@
 
 namespace tessera::kernels {
 
-// x [m, k] times weight [n, k] transposed, plus bias where defined. Plain fp32 CPU tensors, strided as they may be.
+// x [m, k] times the transpose of weight [n, k], plus bias [n] where defined. Plain fp32 CPU tensors with any strides.
 at::Tensor onednn_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-// The choice of a UseLinearKernel, else the one that ranks agreed on, else of TESSERA_LINEAR, else the one kept for
-// this machine, else measured now and kept.
+// Returns whether fp32 products run through oneDNN. The first of these decides: a LinearKernelGuard of this thread; the
+// choice that ranks agreed on; TESSERA_LINEAR; the choice stored for this machine; a measurement, which is then stored.
 bool onednn_is_faster();
 bool has_onednn();
-// The choice of this process from now on.
+// Sets the choice of this process from now on.
 void set_linear_choice(bool onednn);
 
-// Whether products in kBFloat16 or kHalf are faster with operands widened to fp32, the result being rounded once. The
-// choice that ranks agreed on, else of TESSERA_LINEAR_16 (native, fp32), else the one kept for this machine, else
-// measured now and kept.
+// Returns whether products in kBFloat16 or kHalf run in fp32, with one rounding at the end. The first of these decides:
+// the choice that ranks agreed on; TESSERA_LINEAR_16 (native or fp32); the choice stored for this machine; a
+// measurement, which is then stored.
 bool fp32_is_faster_for(at::ScalarType type);
-bool runs_in_fp32(const at::Tensor& operand);  // of 16 bits on the CPU, where that is faster
-// The choice of this process from now on.
+// Returns whether `operand` is a 16-bit CPU tensor whose products run in fp32.
+bool runs_in_fp32(const at::Tensor& operand);
+// Sets the choice of this process from now on.
 void set_fp32_choice(at::ScalarType type, bool fp32);
 
-// While one lives, products of this thread go through oneDNN, or do not, whatever is faster. Error kConfig where
-// libtorch has no oneDNN. May be nested.
-class UseLinearKernel {
+// While the object lives, fp32 products of this thread run through oneDNN (or do not), whichever is faster. Error
+// kConfig where libtorch has no oneDNN. Objects may be nested.
+class LinearKernelGuard {
  public:
-  explicit UseLinearKernel(bool onednn);
-  ~UseLinearKernel();
-  UseLinearKernel(const UseLinearKernel&) = delete;
-  UseLinearKernel& operator=(const UseLinearKernel&) = delete;
+  explicit LinearKernelGuard(bool onednn);
+  ~LinearKernelGuard();
+  LinearKernelGuard(const LinearKernelGuard&) = delete;
+  LinearKernelGuard& operator=(const LinearKernelGuard&) = delete;
 
  private:
   std::optional<bool> before_;
 };
 
-// What a choice is called, in files and in the environment.
-struct ChoiceNames {
+// The names of the two choices, in files and environment variables.
+struct KernelChoiceNames {
   std::string_view yes, no;
 };
-// Reads the choice kept in `file`; where there is none, measures, and keeps what it finds unless another process was
-// first: then that one's choice counts. A folder that cannot be written only loses the keeping.
-bool kept_choice(const std::filesystem::path& file, const ChoiceNames& names, const std::function<bool()>& measure);
+// Returns the choice stored in `file`. If there is none, measures and stores the result; if another process stores its
+// choice first, returns that one. In a folder that cannot be written the result is returned without being stored.
+bool stored_choice(const std::filesystem::path& file, const KernelChoiceNames& names,
+                   const std::function<bool()>& measure);
 
 }  // namespace tessera::kernels

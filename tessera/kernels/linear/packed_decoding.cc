@@ -7,7 +7,7 @@
 namespace tessera::kernels {
 namespace {
 
-// The bytes of a number of two or one byte each, as float32.
+// Reads `count` numbers of one or two bytes from each block, starting at byte `at`, as float32.
 at::Tensor numbers(const at::Tensor& bytes, int64_t at, int64_t count, at::ScalarType type) {
   return bytes.narrow(1, at, count).contiguous().view(type).to(at::kFloat);
 }
@@ -15,13 +15,14 @@ at::Tensor numbers(const at::Tensor& bytes, int64_t at, int64_t count, at::Scala
 at::Tensor low_half(const at::Tensor& bytes) { return bytes.bitwise_and(15); }
 at::Tensor high_half(const at::Tensor& bytes) { return bytes.bitwise_right_shift(4); }
 
-// 0, step, 2 step, ...: what bytes are shifted by.
+// The shift counts 0, step, 2 step, ... on the device of `beside`.
 at::Tensor shifts(int64_t count, int64_t step, const at::Tensor& beside) {
   return at::arange(0, count * step, step, beside.options());
 }
 
-// [blocks, 32], of bytes [blocks, 18 to 24]: see decode_nibbles of formats/gguf/gguf_quants.cc, as for those below.
-at::Tensor nibbles(at::Tensor bytes, bool minimum, bool fifth_bit) {
+// Blocks of 4- and 5-bit codes: float32 [blocks, 32] from bytes [blocks, 18 to 24]. The formats are described at
+// decode_nibbles and its neighbours in formats/gguf/gguf_quants.cc.
+at::Tensor decode_q4_or_q5(at::Tensor bytes, bool minimum, bool fifth_bit) {
   const auto scale = numbers(bytes, 0, 2, at::kHalf);
   const auto least = minimum ? numbers(bytes, 2, 2, at::kHalf) : at::Tensor();
   int64_t at = minimum ? 4 : 2;
@@ -38,12 +39,14 @@ at::Tensor nibbles(at::Tensor bytes, bool minimum, bool fifth_bit) {
   return minimum ? scale.mul(quants).add_(least) : scale.mul(quants.sub(fifth_bit ? 16 : 8));
 }
 
-at::Tensor bytes_of_eight(const at::Tensor& bytes) {
+at::Tensor decode_q8_0(const at::Tensor& bytes) {
   return numbers(bytes, 2, 32, at::kChar).mul_(numbers(bytes, 0, 2, at::kHalf));
 }
 
-// [blocks, 256]: eight groups of 32, with scales and minimums of six bits.
-at::Tensor k_groups(const at::Tensor& bytes, bool fifth_bit) {
+// Blocks of Q4_K and Q5_K: float32 [blocks, 256], eight groups of 32 with 6-bit scales and minimums.
+at::Tensor decode_q4_k_or_q5_k(const at::Tensor& bytes, bool fifth_bit) {
+  // Groups 0-3: the lower six bits of bytes 4-7 are the scales, those of bytes 8-11 the minimums. Groups 4-7: bytes
+  // 12-15 have the lower four bits of scale and minimum, and the top two bits of bytes 4-11 are their upper bits.
   const auto low = bytes.narrow(1, 4, 4), middle = bytes.narrow(1, 8, 4), high = bytes.narrow(1, 12, 4);
   const auto upper = [](const at::Tensor& of) { return of.bitwise_right_shift(2).bitwise_and(0x30); };
   const auto scales = at::cat({low.bitwise_and(0x3F), low_half(high).bitwise_or(upper(low))}, 1);
@@ -59,8 +62,8 @@ at::Tensor k_groups(const at::Tensor& bytes, bool fifth_bit) {
   return scale.unsqueeze(2).mul(codes.to(at::kFloat)).sub_(least.unsqueeze(2));
 }
 
-// [blocks, 256]: two halves of four quarters of 32, with a signed scale for each 16.
-at::Tensor six_bits(const at::Tensor& bytes) {
+// Blocks of Q6_K: float32 [blocks, 256], two halves of four quarters of 32, with a signed scale per 16 elements.
+at::Tensor decode_q6_k(const at::Tensor& bytes) {
   const auto low = bytes.narrow(1, 0, 128).reshape({-1, 2, 1, 2, 32});
   const auto lower = low.bitwise_right_shift(shifts(2, 4, bytes).view({2, 1, 1})).bitwise_and(15);
   const auto high = bytes.narrow(1, 128, 64).reshape({-1, 2, 1, 32});
@@ -79,23 +82,23 @@ at::Tensor decode_blocks(GgmlType type, const at::Tensor& bytes) {
     case GgmlType::kBF16:
       return bytes.view(at::kBFloat16).to(at::kFloat);
     case GgmlType::kQ4_0:
-      return nibbles(bytes, false, false);
+      return decode_q4_or_q5(bytes, false, false);
     case GgmlType::kQ4_1:
-      return nibbles(bytes, true, false);
+      return decode_q4_or_q5(bytes, true, false);
     case GgmlType::kQ5_0:
-      return nibbles(bytes, false, true);
+      return decode_q4_or_q5(bytes, false, true);
     case GgmlType::kQ5_1:
-      return nibbles(bytes, true, true);
+      return decode_q4_or_q5(bytes, true, true);
     case GgmlType::kQ8_0:
-      return bytes_of_eight(bytes);
+      return decode_q8_0(bytes);
     case GgmlType::kQ4_K:
-      return k_groups(bytes, false);
+      return decode_q4_k_or_q5_k(bytes, false);
     case GgmlType::kQ5_K:
-      return k_groups(bytes, true);
+      return decode_q4_k_or_q5_k(bytes, true);
     case GgmlType::kQ6_K:
-      return six_bits(bytes);
+      return decode_q6_k(bytes);
   }
-  raise(ErrorKind::kInternal, "[kernels.quantized] type {} is not decoded", static_cast<uint32_t>(type));
+  raise(ErrorKind::kInternal, "[kernels.quantized] no decoder for the GGUF type {}", static_cast<uint32_t>(type));
 }
 
 }  // namespace

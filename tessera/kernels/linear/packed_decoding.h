@@ -1,4 +1,4 @@
-// Decoding of packed weights by operations of libtorch, on any device. The values are bitwise those of the CPU's
+// Decodes packed weights with operations of libtorch, on any device. The values are bitwise those of the CPU's
 // decoders. Thread-safe; no communication.
 #pragma once
 
@@ -8,11 +8,11 @@
 
 namespace tessera::kernels {
 
-// codes: uint8, two to each byte, the first in the upper half; scales: float32, one for each `block` codes of them all,
-// the last block may be shorter; table: float32 [16]. The first `count` values of the codes, float32 [count].
+// codes: uint8, two codes per byte, the first in the upper four bits. scales: float32, one per `block` codes; the last
+// block may be shorter. table: float32 [16]. Returns table[code] * scale for the first `count` codes, float32 [count].
 at::Tensor decode_codes(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& table, int64_t block,
                         int64_t count);
-// bytes: uint8 [rows, bytes of a row of whole blocks]. float32 [rows, in].
+// bytes: uint8 [rows, bytes of a row], a row being whole blocks. Returns float32 [rows, in].
 at::Tensor decode_gguf_rows(GgmlType type, const at::Tensor& bytes, int64_t in);
 
 }  // namespace tessera::kernels

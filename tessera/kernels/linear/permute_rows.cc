@@ -7,6 +7,8 @@
 namespace tessera::kernels {
 namespace {
 
+// The backward gathers with the inverse permutation, then sums the `copies` gradients of each row. Every gradient row
+// is written once, without atomic additions.
 struct PermuteRows : torch::autograd::Function<PermuteRows> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& order,
                             const at::Tensor& inverse, int64_t copies) {
@@ -40,7 +42,8 @@ at::Tensor permute_rows(const at::Tensor& x, const at::Tensor& order, const at::
   TESSERA_CHECK(x.dim() == 2 && copies > 0 && order.dim() == 1 && order.size(0) == x.size(0) * copies &&
                     inverse.sizes() == order.sizes(),
                 ErrorKind::kShape,
-                "[kernels.permute_rows] {} rows, {} times each: found an order of {} and an inverse of {}",
+                "[kernels.permute_rows] {} rows, {} copies each: found an order of {} elements and an inverse of {}, "
+                "wanted rows * copies elements in both",
                 x.dim() > 0 ? x.size(0) : 0, copies, order.numel(), inverse.numel());
   return PermuteRows::apply(x, order, inverse, copies);
 }

@@ -1,11 +1,12 @@
-// Rows in another order, each taken as often as said: how tokens are sorted by their experts, and put back.
+// Copies and permutes rows: sorts tokens by their experts, and brings them back to their order.
 //
 //   at::Tensor inverse = inverse_permutation(order);
 //   at::Tensor sorted = permute_rows(x, order, inverse, k);       // [N * k, d] of x [N, d]: row order[i] / k of x
-//   at::Tensor back = permute_rows(y, inverse, order);            // y [N * k, d] as it was before sorting
+//   at::Tensor back = permute_rows(y, inverse, order);            // y [N * k, d] in the order before sorting
 //
-// order is a permutation of 0 .. N * k - 1, inverse its inverse, both int64 on the device of x. The derivative gathers,
-// where that of index_select adds row by row. Differentiable, twice too. Plain tensors. Thread-safe. No communication.
+// order is a permutation of 0 .. N * k - 1, and inverse its inverse; both are int64 on the device of x. The backward
+// gathers rows, while the backward of index_select adds them one by one. First and second derivatives. Plain tensors.
+// Thread-safe. No communication.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -5,7 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/held_value.h"
+#include "tessera/dtensor/tensor/saved_value.h"
 #include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/linear/quantized_weight.h"
@@ -16,18 +16,19 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Elements that are decoded at once, in float32: 4 MiB of a cache, or 16 where each piece is some launches.
+// Elements that are decoded at once, as float32: 4 MiB on the CPU, to stay in the cache; 16 MiB on other devices, where
+// each piece costs several kernel launches.
 int64_t decoded_elements(const QuantizedWeight& weight) {
   return weight.device().is_cpu() ? int64_t{1} << 20 : int64_t{1} << 22;
 }
 
-// x weight^T, or of x [..., out] x weight.
+// x weight^T; with `transposed`, x weight for x [..., out]. The weight is decoded some rows at a time.
 at::Tensor product_with(const at::Tensor& x, const QuantizedWeight& weight, bool transposed) {
   const c10::NoGradGuard no_grad;
   const int64_t width = x.size(-1);
   const int64_t step = std::max<int64_t>(1, decoded_elements(weight) / std::max<int64_t>(weight.in(), 1));
   const auto flat = x.detach().reshape({width == 0 ? 0 : x.numel() / width, width});
-  // Pieces that add up do so in float32, as a product's own sums.
+  // The transposed product sums over pieces, in float32 like the sums inside a product.
   auto y = transposed ? at::zeros({flat.size(0), weight.in()},
                                   x.options().dtype(at::promote_types(x.scalar_type(), at::kFloat)))
                       : at::empty({flat.size(0), weight.out()}, x.options());
@@ -43,16 +44,16 @@ at::Tensor product_with(const at::Tensor& x, const QuantizedWeight& weight, bool
   return y.to(x.scalar_type()).view(with_last(x.sizes(), transposed ? weight.in() : weight.out()));
 }
 
-// Linear in x, so that its derivative is the other product.
+// The product is linear in x, so the derivative of each of the two products is the other one.
 struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const QuantizedWeight& weight, bool transposed) {
     ctx->saved_data["transposed"] = transposed;
-    // Shares the bytes; they stay as they are.
-    ctx->saved_data["weight"] = hold_value(weight);
+    // Shares the packed bytes, which never change.
+    ctx->saved_data["weight"] = make_saved_value(weight);
     return product_with(x, weight, transposed);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
-    const auto& weight = held_value<QuantizedWeight>(ctx->saved_data["weight"]);
+    const auto& weight = saved_value<QuantizedWeight>(ctx->saved_data["weight"]);
     return {QuantizedProduct::apply(gradients[0], weight, !ctx->saved_data["transposed"].toBool()), at::Tensor(),
             at::Tensor()};
   }
@@ -67,10 +68,10 @@ at::Tensor quantized_linear(const at::Tensor& x, const QuantizedWeight& weight, 
   TESSERA_CHECK(plain && x.device() == weight.device(), ErrorKind::kConfig,
                 "[kernels.quantized_linear] found {}, wanted plain tensors on {}, where the packed weight is. {}",
                 plain ? "x on " + x.device().str() : "a DTensor", weight.device().str(),
-                plain ? "Move one of them." : "Call the Linear, which knows its part.");
+                plain ? "Move x or the weight." : "Call the layer (nn::QuantizedLinear), which uses this rank's part.");
   TESSERA_CHECK(x.dim() >= 1 && x.size(-1) == weight.in() && c10::isFloatingType(x.scalar_type()) &&
                     (!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.out())),
-                ErrorKind::kShape, "[kernels.quantized_linear] x {} and bias {}: wanted [..., {}] and [{}]",
+                ErrorKind::kShape, "[kernels.quantized_linear] found x {} and bias {}, wanted [..., {}] and [{}]",
                 c10::str(x.sizes()), bias.defined() ? c10::str(bias.sizes()) : "none", weight.in(), weight.out());
   const auto y = QuantizedProduct::apply(x, weight, false);
   return bias.defined() ? y + bias.to(y.scalar_type()) : y;

@@ -45,6 +45,7 @@ const at::Tensor& scale_map() {
 
 int64_t blocks_of(int64_t elements, int64_t block) { return (elements + block - 1) / block; }
 
+// The nearest value's index; exactly between two values the lower index wins.
 uint8_t nearest_nf4(float value) {
   const auto above = std::ranges::upper_bound(kNf4, value);
   if (above == kNf4.begin()) return 0;
@@ -62,13 +63,14 @@ void encode_nf4(const float* values, int64_t count, float largest, uint8_t* pack
   }
 }
 
-// Codes of values, and the largest of each block of them.
+// Quantizes values in blocks of 256 with the dynamic map. Returns the codes and each block's largest absolute value.
 std::pair<at::Tensor, at::Tensor> to_8_bits(const at::Tensor& values) {
   const int64_t count = values.numel(), blocks = blocks_of(count, kNestedBlock);
   const at::Tensor& map = scale_map();
   auto codes = at::empty({count}, at::kByte), largest = at::empty({blocks}, at::kFloat);
   const auto *from = values.const_data_ptr<float>(), *steps = map.const_data_ptr<float>();
   auto* const to = codes.mutable_data_ptr<uint8_t>();
+  // A block of zeros has scale 0; its codes are those of 0.
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t begin = block * kNestedBlock, end = std::min(begin + kNestedBlock, count);
     float most = 0;
@@ -100,6 +102,8 @@ QuantizedWeight QuantizedWeight::nf4(const at::Tensor& values, const Nf4Options&
   const auto* const from = whole.const_data_ptr<float>();
   auto* const packed = out.packed_.mutable_data_ptr<uint8_t>();
   auto* const largest = out.absmax_.mutable_data_ptr<float>();
+  // Threads share whole blocks. A block has an even number of elements before it, so no two threads write the same
+  // byte.
   at::parallel_for(0, blocks, 64, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = block * kNf4Block, size = std::min(kNf4Block, count - first);
@@ -109,10 +113,12 @@ QuantizedWeight QuantizedWeight::nf4(const at::Tensor& values, const Nf4Options&
       encode_nf4(from + first, size, most, packed + first / 2);
     }
   });
-  TESSERA_CHECK(
-      at::isfinite(out.absmax_).all().item<bool>() && !at::isnan(whole).any().item<bool>(), ErrorKind::kFormat,
-      "[kernels.nf4] a weight {} has elements that are not finite, which 4 bits cannot hold", c10::str(values.sizes()));
+  TESSERA_CHECK(at::isfinite(out.absmax_).all().item<bool>() && !at::isnan(whole).any().item<bool>(),
+                ErrorKind::kFormat,
+                "[kernels.nf4] found a weight {} with values that are not finite, wanted finite values",
+                c10::str(values.sizes()));
   if (!options.double_quant || blocks == 0) return out;
+  // The scales are positive. Minus their mean they use both signs of the map.
   out.mean_ = out.absmax_.mean().item<float>();
   std::tie(out.absmax_, out.nested_absmax_) = to_8_bits(out.absmax_ - out.mean_);
   out.map_ = scale_map();
@@ -123,8 +129,7 @@ QuantizedWeight QuantizedWeight::gguf(GgmlType type, at::Tensor rows, int64_t in
   const auto* const info = ggml_type_info(static_cast<uint32_t>(type));
   TESSERA_CHECK(
       info != nullptr && info->decodes, ErrorKind::kFormat,
-      "[kernels.quantized] found {}, which cannot be decoded. Requantise the file with llama.cpp, to Q4_K for "
-      "one.",
+      "[kernels.quantized] found {}, which cannot be decoded. Requantise the file with llama.cpp, for example to Q4_K.",
       info == nullptr ? "an unknown type" : info->name);
   const int64_t block = info->block_elements;
   TESSERA_CHECK(rows.dim() == 2 && rows.scalar_type() == at::kByte && rows.is_cpu() && rows.is_contiguous() &&
@@ -156,18 +161,19 @@ QuantizedWeight QuantizedWeight::to(c10::Device device) const {
   return out;
 }
 
+// Only the window changes; the part shares the packed bytes. rows() decodes whole rows and then cuts the columns.
 QuantizedWeight QuantizedWeight::part(int64_t dim, int64_t begin, int64_t size) const {
   auto out = *this;
   auto& extent = dim == 0 ? out.out_ : out.in_;
   TESSERA_CHECK((dim == 0 || dim == 1) && begin >= 0 && size >= 0 && begin + size <= extent, ErrorKind::kShape,
-                "[kernels.quantized] dim {}: found [{}, {}), wanted a part of a weight [{}, {}]", dim, begin,
-                begin + size, out_, in_);
+                "[kernels.quantized] dim {}: found the range [{}, {}), wanted a range inside a weight [{}, {}]", dim,
+                begin, begin + size, out_, in_);
   extent = size;
   (dim == 0 ? out.first_row_ : out.first_column_) += begin;
   return out;
 }
 
-// Of blocks of NF4, float32 [blocks].
+// The scales of NF4 blocks [first_block, first_block + blocks), float32; decoded first where they are 8-bit codes.
 at::Tensor QuantizedWeight::absmax_of(int64_t first_block, int64_t blocks) const {
   const auto own = absmax_.narrow(0, first_block, blocks);
   if (!nested_absmax_.defined()) return own;
@@ -182,7 +188,8 @@ at::Tensor QuantizedWeight::absmax_of(int64_t first_block, int64_t blocks) const
 
 at::Tensor QuantizedWeight::absmax() const { return absmax_of(0, absmax_.numel()); }
 
-// Rows of what is packed, all of their columns.
+// Rows [first, first + count) of the packed weight with all columns. A row need not begin at a block, so the scales are
+// read from the block in which its first element is.
 at::Tensor QuantizedWeight::nf4_rows(int64_t first, int64_t count) const {
   const int64_t begin = first * row_elements_, elements = count * row_elements_, end = begin + elements;
   if (elements == 0) return at::empty({count, row_elements_}, packed_.options().dtype(at::kFloat));
@@ -224,7 +231,8 @@ at::Tensor QuantizedWeight::gguf_rows(int64_t first, int64_t count) const {
 
 at::Tensor QuantizedWeight::rows(int64_t first, int64_t count) const {
   TESSERA_CHECK(defined() && first >= 0 && count >= 0 && first + count <= out_, ErrorKind::kInternal,
-                "[kernels.quantized] rows {} to {} of {}", first, first + count, out_);
+                "[kernels.quantized] found the rows {} to {}, wanted rows inside the {} rows of the weight", first,
+                first + count, out_);
   const c10::NoGradGuard no_grad;
   const auto values = type_ ? gguf_rows(first_row_ + first, count) : nf4_rows(first_row_ + first, count);
   return in_ == row_elements_ ? values : values.narrow(1, first_column_, in_);

@@ -23,7 +23,7 @@ struct AllReduceSum : torch::autograd::Function<AllReduceSum> {
   }
 };
 
-bool alone(const std::shared_ptr<comm::Group>& group) { return !group || group->size() == 1; }
+bool is_single_rank(const std::shared_ptr<comm::Group>& group) { return !group || group->size() == 1; }
 
 }  // namespace
 
@@ -32,16 +32,20 @@ at::Tensor get_tokens_on_this_cp_rank(const at::Tensor& input, int64_t cp_rank, 
   return ContextLayout(input.size(seq_dim), cp_size).shard(input, seq_dim, cp_rank);
 }
 
+// The layout follows from the shard sizes of all ranks, so sequences of any length are supported, and wrong sizes are
+// an error on all ranks.
 at::Tensor allgather_cp_sharded_tensor(const at::Tensor& tensor, const std::shared_ptr<comm::Group>& group,
                                        int64_t seq_dim) {
-  if (alone(group)) return tensor;
+  if (is_single_rank(group)) return tensor;
   const auto lengths = detail::tokens_of_ranks(*group, tensor.size(seq_dim), tensor.device());
   return detail::balanced_layout("allgather_cp_sharded_tensor", lengths).unshard(group, tensor, seq_dim);
 }
 
+// All-gathers the whole sequence and keeps this rank's contiguous part. The backward of the two steps sends each
+// gradient to the rank with the balanced shard.
 at::Tensor cp_load_balanced_to_contiguous(const at::Tensor& tensor, const std::shared_ptr<comm::Group>& group,
                                           int64_t seq_dim) {
-  if (alone(group)) return tensor;
+  if (is_single_rank(group)) return tensor;
   const int64_t own = tensor.size(seq_dim);
   const auto lengths = detail::tokens_of_ranks(*group, own, tensor.device());
   for (const int64_t other : lengths) {
@@ -56,12 +60,15 @@ at::Tensor cp_load_balanced_to_contiguous(const at::Tensor& tensor, const std::s
 }
 
 at::Tensor cp_shift_next(const at::Tensor& x, const std::shared_ptr<comm::Group>& group, const at::Scalar& fill) {
-  TESSERA_CHECK(x.dim() >= 1 && x.size(-1) > 0 && !x.requires_grad(), ErrorKind::kShape,
-                "[kernels.cp_shift_next] found a part {}{}, wanted [..., L] of at least one token, without a gradient.",
-                c10::str(x.sizes()), x.requires_grad() ? " that needs a gradient" : "");
+  TESSERA_CHECK(
+      x.dim() >= 1 && x.size(-1) > 0 && !x.requires_grad(), ErrorKind::kShape,
+      "[kernels.cp_shift_next] found a shard {}{}, wanted [..., L] of at least one token, without a gradient.",
+      c10::str(x.sizes()), x.requires_grad() ? " that needs a gradient" : "");
+  // Each rank all-gathers the first element of every rank's shard: the first element of rank r + 1 follows the last
+  // element of rank r.
   const auto first = x.select(-1, 0).contiguous();
   at::Tensor behind = at::full_like(first, fill);
-  if (!alone(group)) {
+  if (!is_single_rank(group)) {
     auto sizes = first.sizes().vec();
     sizes.insert(sizes.begin(), group->size());
     const auto firsts = at::empty(sizes, first.options());
@@ -72,7 +79,7 @@ at::Tensor cp_shift_next(const at::Tensor& x, const std::shared_ptr<comm::Group>
 }
 
 at::Tensor all_reduce_sum(const at::Tensor& x, const std::shared_ptr<comm::Group>& group) {
-  return alone(group) ? x : AllReduceSum::apply(x, *group);
+  return is_single_rank(group) ? x : AllReduceSum::apply(x, *group);
 }
 
 namespace detail {

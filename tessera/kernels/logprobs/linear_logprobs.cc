@@ -9,11 +9,11 @@
 #include "tessera/base/ignored_label.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/held_value.h"
+#include "tessera/dtensor/tensor/saved_value.h"
 #include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/linear/linear.h"
-#include "tessera/kernels/logprobs/detail/id_places.h"
-#include "tessera/kernels/logprobs/detail/vocab_sums.h"
+#include "tessera/kernels/logprobs/detail/local_columns.h"
+#include "tessera/kernels/logprobs/detail/softmax_sums.h"
 #include "tessera/kernels/loss/head_chunks.h"
 
 namespace tessera::kernels {
@@ -24,7 +24,7 @@ using torch::autograd::variable_list;
 
 constexpr const char* kLinearVerb = "linear_logprobs";
 
-// The rows of one call that count, and the head's part.
+// The rows of one call whose target is not ignored, and the head's rows of this rank's part.
 struct HeadRows {
   LabelledRows labelled;
   at::Tensor weight, hidden;
@@ -33,15 +33,16 @@ struct HeadRows {
   at::ScalarType wide;
 
   HeadRows(const at::Tensor& all_hidden, const at::Tensor& head, const at::Tensor& target,
-           const LinearLogprobOptions& given)
+           const LinearLogprobOptions& logprob_options)
       : labelled(target.reshape({target.numel()})),
         weight(head.detach()),
         hidden(labelled.of(all_hidden.detach().reshape({target.numel(), all_hidden.size(-1)}))),
         ids(labelled.of(target.reshape({target.numel()})).unsqueeze(1)),
-        options(given),
+        options(logprob_options),
         wide(wide_type(all_hidden.scalar_type())) {}
 
-  // Calls visit(first row, logits of the chunk, slope of the cap or nothing).
+  // Computes the logits chunk by chunk and calls visit(first row, logits of the chunk, derivative of the cap). The
+  // derivative is undefined without a cap or where `backward` is false.
   template <class Visit>
   void for_chunks(bool backward, Visit visit) const {
     const int64_t tensors = backward && options.softcap > 0 ? 2 : 1;
@@ -56,30 +57,31 @@ struct HeadRows {
 };
 
 struct LinearForward {
-  at::Tensor logprobs;   // float64, of all rows
-  detail::RowSums sums;  // of the rows that count
+  at::Tensor logprobs;       // float64, of all rows, ignored ones too
+  detail::SoftmaxSums sums;  // of the rows that are not ignored
 };
 
+// One all-gather of four numbers per row: maximum, sum, target logit, and 1 where this rank has the target's column.
 // COLLECTIVE over the part's group.
-LinearForward linear_forward(const HeadRows& head, const VocabPart& part) {
-  const detail::IdPlaces places(head.ids, part);
-  auto own = at::zeros({head.ids.size(0), 4}, head.hidden.options().dtype(at::kDouble));  // most, sum, target, found
+LinearForward linear_forward(const HeadRows& head, const VocabShard& part) {
+  const detail::LocalColumns local_columns(head.ids, part);
+  auto own = at::zeros({head.ids.size(0), 4}, head.hidden.options().dtype(at::kDouble));  // max, sum, target, found
   own.select(1, 0).fill_(-std::numeric_limits<double>::infinity());
   if (part.end > part.start) {
     head.for_chunks(false, [&](int64_t begin, const at::Tensor& logits, const at::Tensor&) {
       const auto mine = own.narrow(0, begin, logits.size(0));
-      const auto sums = detail::row_sums(detail::LogitRows(logits));
-      mine.select(1, 0).copy_(sums.most);
+      const auto sums = detail::softmax_sums(detail::LogitRows(logits));
+      mine.select(1, 0).copy_(sums.maximum);
       mine.select(1, 1).copy_(sums.sum);
-      mine.narrow(1, 2, 1).copy_(logits.gather(1, places.place.narrow(0, begin, logits.size(0))));
+      mine.narrow(1, 2, 1).copy_(logits.gather(1, local_columns.column.narrow(0, begin, logits.size(0))));
     });
-    own.narrow(1, 2, 1).masked_fill_(places.own.logical_not(), 0);
-    own.narrow(1, 3, 1).copy_(places.own);
+    own.narrow(1, 2, 1).masked_fill_(local_columns.is_local.logical_not(), 0);
+    own.narrow(1, 3, 1).copy_(local_columns.is_local);
   }
-  const auto all = detail::gather_parts(part, own);
-  detail::check_found(kLinearVerb, head.ids, all.narrow(2, 3, 1).sum(0), part);
-  const auto sums = detail::join_sums(all.select(2, 0), all.select(2, 1)).all;
-  const auto logprobs = all.select(2, 2).sum(0).sub_(sums.most).sub_(sums.sum.log());
+  const auto all = detail::all_gather_shards(part, own);
+  detail::check_owned_once(kLinearVerb, head.ids, all.narrow(2, 3, 1).sum(0), part);
+  const auto sums = detail::merge_softmax_sums(all.select(2, 0), all.select(2, 1)).all;
+  const auto logprobs = all.select(2, 2).sum(0).sub_(sums.maximum).sub_(sums.sum.log());
   return {head.labelled.to_all(logprobs), sums};
 }
 
@@ -87,24 +89,27 @@ struct LinearGradients {
   at::Tensor hidden, weight;
 };
 
-// The gradients of the rows that count; hidden's summed over the part's group, over which it is COLLECTIVE.
+// The gradients of the rows that are not ignored. Each chunk's logits are computed again, become
+// (onehot - softmax) g in place, and are multiplied into both gradients. hidden's gradient is all-reduced over the
+// part's group: COLLECTIVE over the group where wants_hidden is true.
 LinearGradients linear_backward(const HeadRows& head, const at::Tensor& weight, const at::Tensor& grad,
-                                const detail::RowSums& sums, const VocabPart& part, bool wants_hidden,
+                                const detail::SoftmaxSums& sums, const VocabShard& part, bool wants_hidden,
                                 bool wants_weight) {
   LinearGradients out;
   if (wants_hidden) out.hidden = at::zeros_like(head.hidden);
   if (wants_weight) out.weight = at::zeros(weight.sizes(), weight.options().dtype(head.wide));
-  const detail::IdPlaces places(head.ids, part);
+  const detail::LocalColumns local_columns(head.ids, part);
   const auto g = head.labelled.of(grad.reshape({grad.numel()})).unsqueeze(1).to(head.wide);
-  const auto own_g = g * places.own;
+  const auto own_g = g * local_columns.is_local;
   const auto factor = g.neg().div_(sums.sum.unsqueeze(1).to(head.wide));
-  const auto most = detail::finite_most(sums.most).unsqueeze(1).to(head.wide);
+  const auto maximum = detail::finite_max(sums.maximum).unsqueeze(1).to(head.wide);
   if (part.end > part.start) {
     head.for_chunks(true, [&](int64_t begin, at::Tensor& logits, const at::Tensor& slope) {
       const int64_t rows = logits.size(0);
       const auto part_of = [&](const at::Tensor& each) { return each.narrow(0, begin, rows); };
-      logits.sub_(part_of(most)).exp_().mul_(part_of(factor));
-      logits.scatter_add_(1, part_of(places.place), part_of(own_g));
+      // exp(x - M) (-g / S), plus g at the target: (onehot - softmax) g.
+      logits.sub_(part_of(maximum)).exp_().mul_(part_of(factor));
+      logits.scatter_add_(1, part_of(local_columns.column), part_of(own_g));
       if (slope.defined()) logits.mul_(slope);
       if (wants_hidden) part_of(out.hidden).copy_(product_nt(logits.to(weight.scalar_type()), weight.t()));
       if (wants_weight) add_head_gradient(out.weight, logits, part_of(head.hidden).to(head.wide));
@@ -119,13 +124,13 @@ LinearGradients linear_backward(const HeadRows& head, const at::Tensor& weight, 
 
 struct LinearLogprobsFunction : torch::autograd::Function<LinearLogprobsFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
-                            const at::Tensor& target, const VocabPart& part, const LinearLogprobOptions& options) {
+                            const at::Tensor& target, const VocabShard& part, const LinearLogprobOptions& options) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const HeadRows head(hidden, weight, target, options);
     const auto found = linear_forward(head, part);
-    ctx->save_for_backward({hidden, weight, target, found.sums.most, found.sums.sum});
-    ctx->saved_data["part"] = hold_value(part);
-    ctx->saved_data["options"] = hold_value(options);
+    ctx->save_for_backward({hidden, weight, target, found.sums.maximum, found.sums.sum});
+    ctx->saved_data["part"] = make_saved_value(part);
+    ctx->saved_data["options"] = make_saved_value(options);
     return found.logprobs.to(head.wide).view(target.sizes());
   }
 
@@ -133,8 +138,8 @@ struct LinearLogprobsFunction : torch::autograd::Function<LinearLogprobsFunction
     detail::refuse_second_derivative(kLinearVerb);
     const auto saved = ctx->get_saved_variables();
     auto& data = ctx->saved_data;
-    const VocabPart part = held_value<VocabPart>(data["part"]);
-    const HeadRows head(saved[0], saved[1], saved[2], held_value<LinearLogprobOptions>(data["options"]));
+    const VocabShard part = saved_value<VocabShard>(data["part"]);
+    const HeadRows head(saved[0], saved[1], saved[2], saved_value<LinearLogprobOptions>(data["options"]));
     auto found = linear_backward(head, saved[1].detach(), grads[0], {saved[3], saved[4]}, part,
                                  ctx->needs_input_grad(0), ctx->needs_input_grad(1));
     if (found.hidden.defined()) found.hidden = head.labelled.to_all(found.hidden).view(saved[0].sizes());
@@ -157,6 +162,8 @@ struct HeadLayout {
   int64_t class_dim = -1;  // mesh dim
 };
 
+// Decides per mesh dim what it shards: the classes (the first mesh dim that shards weight's rows), the rows of hidden,
+// or nothing. Where rows are sharded, each rank's gradient of the weight covers only its rows and is Partial.
 HeadLayout layout_of_head(const at::Tensor& hidden, const at::Tensor& weight) {
   HeadLayout layout;
   const int64_t leading = hidden.dim() - 1;
@@ -177,11 +184,12 @@ at::Tensor linear_logprobs_of_mesh(const at::Tensor& hidden, const at::Tensor& w
                                    const LinearLogprobOptions& options) {
   TESSERA_CHECK(is_dtensor(hidden) && is_dtensor(weight) && *device_mesh(hidden) == *device_mesh(weight),
                 ErrorKind::kShape,
-                "[kernels.{}] wanted hidden states and head as DTensors on one mesh, or both plain. Distribute the "
-                "plain one.",
+                "[kernels.{}] found hidden states or head as a plain tensor or on another mesh, wanted both as "
+                "DTensors on the same mesh, or both plain. Distribute the plain tensor.",
                 kLinearVerb);
   const MeshPtr mesh = device_mesh(hidden);
   const auto layout = layout_of_head(hidden, weight);
+  // Every rank has all targets, so a wrong one is an error on all ranks before the collectives of the forward.
   const auto ids = is_dtensor(target) ? full_tensor(target) : target;
   const int64_t wrong = first_wrong_label(ids, weight.size(0));
   TESSERA_CHECK(wrong < 0, ErrorKind::kShape, "[kernels.{}] target {}: found {}, wanted one of the {} classes or {}",
@@ -189,7 +197,7 @@ at::Tensor linear_logprobs_of_mesh(const at::Tensor& hidden, const at::Tensor& w
   const auto own = LinearLogprobsFunction::apply(to_local(redistribute(hidden, layout.hidden)),
                                                  to_local(redistribute(weight, layout.weight), layout.weight_gradient),
                                                  to_local(distribute_tensor(ids, mesh, layout.rows, std::nullopt)),
-                                                 part_over(*mesh, layout.class_dim, weight.size(0)), options);
+                                                 vocab_shard_of(*mesh, layout.class_dim, weight.size(0)), options);
   return from_local(own, mesh, layout.rows, FromLocalOptions::contiguous(target.sizes().vec()));
 }
 
@@ -199,15 +207,17 @@ at::Tensor linear_logprobs(const at::Tensor& hidden, const at::Tensor& weight, c
                            const LinearLogprobOptions& options) {
   check_linear(hidden, weight, target);
   if (is_dtensor(hidden) || is_dtensor(weight)) return linear_logprobs_of_mesh(hidden, weight, target, options);
-  return LinearLogprobsFunction::apply(hidden, weight, target, VocabPart{.start = 0, .end = weight.size(0)}, options);
+  return LinearLogprobsFunction::apply(hidden, weight, target, VocabShard{.start = 0, .end = weight.size(0)}, options);
 }
 
 at::Tensor linear_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target,
-                           const VocabPart& part, const LinearLogprobOptions& options) {
+                           const VocabShard& part, const LinearLogprobOptions& options) {
   check_linear(hidden, weight, target);
   TESSERA_CHECK(
       !is_dtensor(hidden) && !is_dtensor(weight) && part.start >= 0 && part.end - part.start == weight.size(0),
-      ErrorKind::kShape, "[kernels.{}] the head has {} rows, its part of the vocabulary is [{}, {}); plain",
+      ErrorKind::kShape,
+      "[kernels.{}] found a head of {} rows for the vocabulary part [{}, {}), wanted one row per id of the part, and "
+      "plain tensors",
       kLinearVerb, weight.size(0), part.start, part.end);
   return LinearLogprobsFunction::apply(hidden, weight, target, part, options);
 }
@@ -219,7 +229,8 @@ at::Tensor from_parallel_hidden_states_to_logprobs(const at::Tensor& hidden, con
                 "[B, S]",
                 c10::str(hidden.sizes()), c10::str(input_ids.sizes()));
   const auto ids = is_dtensor(input_ids) ? full_tensor(input_ids) : input_ids;
-  const auto logprobs = linear_logprobs(hidden, weight, detail::following_ids(ids), options);
+  const auto logprobs = linear_logprobs(hidden, weight, detail::next_token_ids(ids), options);
+  // Plain ids give a plain, whole result. The last position has no next token and is cut off.
   const bool whole = is_dtensor(logprobs) && !is_dtensor(input_ids);
   return (whole ? full_tensor(logprobs) : logprobs).narrow(1, 0, ids.size(1) - 1);
 }

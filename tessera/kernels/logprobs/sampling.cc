@@ -10,18 +10,18 @@
 #include "tessera/base/log.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/held_value.h"
 #include "tessera/dtensor/tensor/layout.h"
+#include "tessera/dtensor/tensor/saved_value.h"
 #include "tessera/kernels/dispatch/result_form.h"
-#include "tessera/kernels/logprobs/detail/id_places.h"
-#include "tessera/kernels/logprobs/detail/vocab_sums.h"
+#include "tessera/kernels/logprobs/detail/local_columns.h"
+#include "tessera/kernels/logprobs/detail/softmax_sums.h"
 #include "tessera/kernels/loss/head_chunks.h"
 
 namespace tessera::kernels {
 namespace {
 
 constexpr int64_t kExchangeBytes = int64_t{64} << 20;
-constexpr double kLeftOut = -std::numeric_limits<double>::infinity();
+constexpr double kExcluded = -std::numeric_limits<double>::infinity();
 
 bool limits_k(const TrainingSamplingParams& sampling) { return sampling.top_k && *sampling.top_k > 0; }
 
@@ -33,7 +33,8 @@ void check_sampling(const TrainingSamplingParams& sampling, int64_t vocabulary) 
                 "[kernels.sampling] top_p: found {}, wanted 0 to 1", sampling.top_p);
 }
 
-// bool [rows, V]: which tokens stay.
+// bool [rows, V]: the tokens that the filter keeps. Sorted in ascending order, the cumulated probability of a token is
+// that of all tokens up to it, so top_p keeps the tokens above 1 - top_p. The last one, the largest, always stays.
 at::Tensor kept_tokens(const at::Tensor& rows, const TrainingSamplingParams& sampling) {
   if (sampling.top_p == 1) {
     const auto least = std::get<0>(rows.topk(*sampling.top_k, 1)).narrow(1, *sampling.top_k - 1, 1);
@@ -43,41 +44,44 @@ at::Tensor kept_tokens(const at::Tensor& rows, const TrainingSamplingParams& sam
   const int64_t last = rows.size(1) - 1;
   if (limits_k(sampling)) {
     const auto least = sorted.narrow(1, rows.size(1) - *sampling.top_k, 1).clone();
-    sorted.masked_fill_(sorted.lt(least), kLeftOut);
+    sorted.masked_fill_(sorted.lt(least), kExcluded);
   }
   auto kept = sorted.softmax(1).cumsum(1).gt(1 - sampling.top_p);
   kept.select(1, last).fill_(true);
   return at::zeros_like(kept).scatter_(1, order, kept);
 }
 
-// ---- columns for rows ----
+// ---- exchange of columns for rows ----
 
-// The chunks in which the ranks of a part exchange rows [begin, begin + count), and the columns that each rank has.
+// The exchange of logits between column shards and row shards, in chunks of rows. A chunk [count, own columns] on every
+// rank becomes [own rows, V] on every rank by one all-to-all; all_to_all_to_columns is the inverse. All ranks compute
+// the same chunk sizes, so their collectives match. The constructor and both exchanges are COLLECTIVE over the part's
+// group.
 class RowExchange {
  public:
-  RowExchange(const at::Tensor& logits, const VocabPart& part, int64_t most_rows) : part_(part), own_(logits.size(-1)) {
+  RowExchange(const at::Tensor& logits, const VocabShard& part, int64_t max_rows) : part_(part), own_(logits.size(-1)) {
     const auto sizes = at::full({1, 2}, own_, at::kLong);
     sizes.select(1, 1).fill_(part.start);
-    const auto all = detail::gather_parts(part, sizes.to(logits.device())).to(at::kCPU);
+    const auto all = detail::all_gather_shards(part, sizes.to(logits.device())).to(at::kCPU);
     for (int64_t rank = 0; rank < part.size(); ++rank) {
       columns_.push_back(all[rank][0][0].item<int64_t>());
       starts_.push_back(all[rank][0][1].item<int64_t>());
       vocabulary_ += columns_.back();
     }
     const auto row_bytes = std::max<int64_t>(1, vocabulary_) * static_cast<int64_t>(logits.itemsize());
-    most_rows_ = std::max<int64_t>(1, std::min(most_rows, kExchangeBytes / row_bytes * part.size()));
+    max_rows_ = std::max<int64_t>(1, std::min(max_rows, kExchangeBytes / row_bytes * part.size()));
   }
 
   int64_t vocabulary() const { return vocabulary_; }
-  int64_t most_rows() const { return most_rows_; }
-  // Of a chunk of `count` rows, those that are this rank's.
+  int64_t max_rows() const { return max_rows_; }
+  // The rows of a chunk of `count` rows that this rank filters.
   LocalRange own_rows(int64_t count) const {
     const auto range = local_range(count, part_.size(), rank());
     return {range.size, std::min(range.offset, count)};
   }
 
-  // [count, own columns] of every rank to [own rows, V], columns in the order of their ids.
-  at::Tensor to_rows(const at::Tensor& columns) const {
+  // [count, own columns] on every rank becomes [own rows, V] on every rank, with the columns in the order of their ids.
+  at::Tensor all_to_all_to_rows(const at::Tensor& columns) const {
     if (part_.size() == 1) return columns;
     const int64_t count = columns.size(0), mine = own_rows(count).size;
     const auto [by_rows, by_columns] = exchanged_elements(count);
@@ -91,8 +95,8 @@ class RowExchange {
     return rows;
   }
 
-  // The way back, into `columns`.
-  void to_columns(const at::Tensor& rows, const at::Tensor& columns) const {
+  // The inverse of all_to_all_to_rows; writes into `columns`.
+  void all_to_all_to_columns(const at::Tensor& rows, const at::Tensor& columns) const {
     if (part_.size() == 1) {
       columns.copy_(rows);
       return;
@@ -109,16 +113,16 @@ class RowExchange {
     columns.copy_(received.view({count, own_}));
   }
 
-  // Values that each row's own rank has, and others 0, on all.
-  void share(const at::Tensor& values) const {
+  // Makes `values` the same on all ranks: each value is set on one rank and 0 on the others, so the sum is the value.
+  void sum_over_ranks(const at::Tensor& values) const {
     if (part_.size() > 1 && values.numel() > 0) {
       comm::all_reduce(*part_.group, values, comm::ReduceOp::kSum, "sampling").wait();
     }
   }
 
  private:
-  // Of a chunk of `count` rows the elements that this rank and each other exchange: the other's rows of this rank's
-  // columns, and this rank's rows of the other's columns.
+  // For a chunk of `count` rows, the elements that this rank exchanges with each rank: the other rank's rows of this
+  // rank's columns, and this rank's rows of the other rank's columns.
   std::pair<std::vector<int64_t>, std::vector<int64_t>> exchanged_elements(int64_t count) const {
     std::vector<int64_t> by_rows, by_columns;
     const int64_t mine = own_rows(count).size;
@@ -130,14 +134,14 @@ class RowExchange {
   }
   int64_t rank() const { return part_.group ? part_.group->rank() : 0; }
 
-  VocabPart part_;
+  VocabShard part_;
   int64_t own_;
   std::vector<int64_t> columns_, starts_;
   int64_t vocabulary_ = 0;
-  int64_t most_rows_ = 1;
+  int64_t max_rows_ = 1;
 };
 
-// Every column is there once.
+// Every rank checks all targets against the whole vocabulary, so an unknown id is an error on all ranks.
 void check_columns(const RowExchange& exchange, const at::Tensor& target) {
   const int64_t at = first_wrong_label(target, exchange.vocabulary());
   if (at < 0) return;
@@ -146,70 +150,72 @@ void check_columns(const RowExchange& exchange, const at::Tensor& target) {
         target[at].item<int64_t>(), exchange.vocabulary(), kIgnoredLabel);
 }
 
-// This rank's rows of a chunk, filtered, and where their targets stand.
+// This rank's filtered rows of a chunk, and the columns of their targets.
 struct FilteredRows {
-  at::Tensor logits;   // [rows, V]
-  at::Tensor place;    // [rows, 1]: the target, 0 where it is ignored
-  at::Tensor ignored;  // bool [rows, 1]
-  detail::RowSums sums;
+  at::Tensor logits;         // [rows, V]
+  at::Tensor target_column;  // [rows, 1]: the target's column, 0 where it is ignored
+  at::Tensor ignored;        // bool [rows, 1]
+  detail::SoftmaxSums sums;
 };
 
 FilteredRows filter_rows(const at::Tensor& rows, const at::Tensor& target, const TrainingSamplingParams& sampling) {
   FilteredRows found;
   found.logits = apply_top_k_top_p(rows, sampling).first;
   found.ignored = target.eq(kIgnoredLabel).unsqueeze(1);
-  found.place = target.unsqueeze(1).masked_fill(found.ignored, 0);
-  found.sums = detail::row_sums(detail::LogitRows(found.logits));
+  found.target_column = target.unsqueeze(1).masked_fill(found.ignored, 0);
+  found.sums = detail::softmax_sums(detail::LogitRows(found.logits));
   return found;
 }
 
-// Calls visit(first row, rows of the chunk, this rank's) of every chunk.
+// Calls visit(first row, number of rows, range of this rank's rows) for every chunk.
 template <class Visit>
 void for_chunks(const RowExchange& exchange, int64_t rows, Visit visit) {
-  for (int64_t begin = 0; begin < rows; begin += exchange.most_rows()) {
-    const int64_t count = std::min(exchange.most_rows(), rows - begin);
+  for (int64_t begin = 0; begin < rows; begin += exchange.max_rows()) {
+    const int64_t count = std::min(exchange.max_rows(), rows - begin);
     visit(begin, count, exchange.own_rows(count));
   }
 }
 
-// COLLECTIVE over the part's group. float64 [rows].
-at::Tensor sampled_logprobs(const at::Tensor& matrix, const at::Tensor& target, const VocabPart& part,
-                            const TrainingSamplingParams& sampling, int64_t most_rows) {
-  const RowExchange exchange(matrix, part, most_rows);
+// float64 [rows] on every rank: each rank computes its rows of a chunk, and a sum over ranks distributes them.
+// COLLECTIVE over the part's group.
+at::Tensor sampled_logprobs(const at::Tensor& matrix, const at::Tensor& target, const VocabShard& part,
+                            const TrainingSamplingParams& sampling, int64_t max_rows) {
+  const RowExchange exchange(matrix, part, max_rows);
   check_sampling(sampling, exchange.vocabulary());
   check_columns(exchange, target);
   const auto result = at::zeros({matrix.size(0)}, matrix.options().dtype(at::kDouble));
   for_chunks(exchange, matrix.size(0), [&](int64_t begin, int64_t count, const LocalRange& own) {
-    const auto rows = exchange.to_rows(matrix.narrow(0, begin, count));
+    const auto rows = exchange.all_to_all_to_rows(matrix.narrow(0, begin, count));
     if (own.size == 0) return;
     const auto found = filter_rows(rows, target.narrow(0, begin + own.offset, own.size), sampling);
-    const auto chosen = found.logits.gather(1, found.place).to(at::kDouble).squeeze(1);
+    const auto chosen = found.logits.gather(1, found.target_column).to(at::kDouble).squeeze(1);
     result.narrow(0, begin + own.offset, own.size)
-        .copy_(chosen.sub(found.sums.most).sub_(found.sums.sum.log()).masked_fill_(found.ignored.squeeze(1), 0));
+        .copy_(chosen.sub(found.sums.maximum).sub_(found.sums.sum.log()).masked_fill_(found.ignored.squeeze(1), 0));
   });
-  exchange.share(result);
+  exchange.sum_over_ranks(result);
   return result;
 }
 
-// (onehot - softmax) g where tokens are kept. COLLECTIVE over the part's group.
+// The gradient of the logits, (onehot - softmax) g at kept tokens. The rows are exchanged and filtered again, which
+// saves the memory of whole rows between forward and backward. COLLECTIVE over the part's group.
 at::Tensor sampled_logprobs_backward(const at::Tensor& grad, const at::Tensor& matrix, const at::Tensor& target,
-                                     const VocabPart& part, const TrainingSamplingParams& sampling, int64_t most_rows) {
-  const RowExchange exchange(matrix, part, most_rows);
+                                     const VocabShard& part, const TrainingSamplingParams& sampling, int64_t max_rows) {
+  const RowExchange exchange(matrix, part, max_rows);
   const auto result = at::empty(matrix.sizes(), matrix.options());
   const auto wide = wide_type(matrix.scalar_type());
   for_chunks(exchange, matrix.size(0), [&](int64_t begin, int64_t count, const LocalRange& own) {
-    const auto rows = exchange.to_rows(matrix.narrow(0, begin, count));
+    const auto rows = exchange.all_to_all_to_rows(matrix.narrow(0, begin, count));
     auto gradient = at::empty(rows.sizes(), rows.options());
     if (own.size > 0) {
       const auto found = filter_rows(rows, target.narrow(0, begin + own.offset, own.size), sampling);
       const auto g = grad.narrow(0, begin + own.offset, own.size).unsqueeze(1).to(wide).masked_fill(found.ignored, 0);
-      const auto most = found.sums.most.unsqueeze(1).to(wide);
-      auto softmax = found.logits.to(wide).sub(most).exp_().div_(found.sums.sum.unsqueeze(1).to(wide));
-      const auto kept = found.logits.gather(1, found.place).ne(kLeftOut);
-      softmax.mul_(g.neg()).masked_fill_(found.ignored, 0).scatter_add_(1, found.place, g * kept);
+      const auto maximum = found.sums.maximum.unsqueeze(1).to(wide);
+      auto softmax = found.logits.to(wide).sub(maximum).exp_().div_(found.sums.sum.unsqueeze(1).to(wide));
+      const auto kept = found.logits.gather(1, found.target_column).ne(kExcluded);
+      softmax.mul_(g.neg()).masked_fill_(found.ignored, 0).scatter_add_(1, found.target_column, g * kept);
       gradient.copy_(softmax);
     }
-    exchange.to_columns(gradient, result.narrow(0, begin, count));
+    exchange.all_to_all_to_columns(gradient, result.narrow(0, begin, count));
   });
   return result;
 }
@@ -217,14 +223,14 @@ at::Tensor sampled_logprobs_backward(const at::Tensor& grad, const at::Tensor& m
 // logits [..., V], target [rows] -> [rows]
 struct SampledLogprobs : torch::autograd::Function<SampledLogprobs> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& target,
-                            const VocabPart& part, const TrainingSamplingParams& sampling, int64_t most_rows) {
+                            const VocabShard& part, const TrainingSamplingParams& sampling, int64_t max_rows) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const auto matrix = logits.detach().reshape({target.size(0), logits.size(-1)});
-    const auto found = sampled_logprobs(matrix, target, part, sampling, most_rows);
+    const auto found = sampled_logprobs(matrix, target, part, sampling, max_rows);
     ctx->save_for_backward({logits, target});
-    ctx->saved_data["part"] = hold_value(part);
-    ctx->saved_data["sampling"] = hold_value(sampling);
-    ctx->saved_data["most_rows"] = most_rows;
+    ctx->saved_data["part"] = make_saved_value(part);
+    ctx->saved_data["sampling"] = make_saved_value(sampling);
+    ctx->saved_data["max_rows"] = max_rows;
     return found.to(wide_type(logits.scalar_type()));
   }
 
@@ -233,23 +239,23 @@ struct SampledLogprobs : torch::autograd::Function<SampledLogprobs> {
     detail::refuse_second_derivative("distributed_logprob_with_sampling");
     const auto saved = ctx->get_saved_variables();
     auto& data = ctx->saved_data;
-    const VocabPart part = held_value<VocabPart>(data["part"]);
-    const auto& sampling = held_value<TrainingSamplingParams>(data["sampling"]);
+    const VocabShard part = saved_value<VocabShard>(data["part"]);
+    const auto& sampling = saved_value<TrainingSamplingParams>(data["sampling"]);
     const auto matrix = saved[0].detach().reshape({saved[1].size(0), saved[0].size(-1)});
     const auto gradient =
-        sampled_logprobs_backward(grads[0], matrix, saved[1], part, sampling, data["most_rows"].toInt());
+        sampled_logprobs_backward(grads[0], matrix, saved[1], part, sampling, data["max_rows"].toInt());
     const at::Tensor none;
     return {gradient.view(saved[0].sizes()), none, none, none, none};
   }
 };
 
 at::Tensor logprobs_with_sampling(const char* verb, const at::Tensor& logits, const at::Tensor& target,
-                                  const VocabPart& part, const TrainingSamplingParams& sampling, int64_t most_rows,
+                                  const VocabShard& part, const TrainingSamplingParams& sampling, int64_t max_rows,
                                   bool inference_only) {
-  detail::check_part(verb, logits, part);
+  detail::check_vocab_shard(verb, logits, part);
   detail::check_ids(verb, logits, target, false);
   const c10::AutoGradMode mode(c10::GradMode::is_enabled() && !inference_only);
-  return SampledLogprobs::apply(logits, target.reshape({target.numel()}), part, sampling, most_rows)
+  return SampledLogprobs::apply(logits, target.reshape({target.numel()}), part, sampling, max_rows)
       .view(target.sizes());
 }
 
@@ -280,17 +286,17 @@ std::pair<at::Tensor, at::Tensor> apply_top_k_top_p(const at::Tensor& logits, co
       }
     }
   }
-  return {logits.masked_fill(kept.logical_not(), kLeftOut), kept};
+  return {logits.masked_fill(kept.logical_not(), kExcluded), kept};
 }
 
-at::Tensor distributed_logprob_with_sampling(const at::Tensor& logits, const at::Tensor& target, const VocabPart& part,
+at::Tensor distributed_logprob_with_sampling(const at::Tensor& logits, const at::Tensor& target, const VocabShard& part,
                                              const TrainingSamplingParams& sampling, bool inference_only) {
   return logprobs_with_sampling("distributed_logprob_with_sampling", logits, target, part, sampling,
                                 std::numeric_limits<int64_t>::max(), inference_only);
 }
 
 at::Tensor chunked_distributed_logprob_with_sampling(const at::Tensor& logits, const at::Tensor& target,
-                                                     const VocabPart& part, int64_t chunk_size,
+                                                     const VocabShard& part, int64_t chunk_size,
                                                      const TrainingSamplingParams& sampling, bool inference_only) {
   constexpr const char* kVerb = "chunked_distributed_logprob_with_sampling";
   return logprobs_with_sampling(kVerb, logits, target, part, sampling, detail::rows_of_chunk(kVerb, logits, chunk_size),
@@ -303,8 +309,8 @@ at::Tensor mask_out_neg_inf_logprobs(const at::Tensor& logprobs, const at::Tenso
   const auto count = infinite.logical_and(unmasked).sum().item<int64_t>();
   if (count > 0) {
     log_warning(
-        "[kernels.logprobs] {}: {} of {} log-probs are infinite, as their tokens are left out by top_k or "
-        "top_p; they count as 0",
+        "[kernels.logprobs] {}: {} of {} log-probs are infinite because top_k or top_p excludes their tokens; they "
+        "count as 0",
         name, count, unmasked.sum().item<int64_t>());
   }
   return logprobs.masked_fill(infinite.logical_or(unmasked.logical_not()), 0);

@@ -8,53 +8,57 @@
 #include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/loss/head_chunks.h"
-#include "tessera/kernels/rows/row_loops.h"
+#include "tessera/kernels/rows/elementwise_kernels.h"
 
 namespace tessera::kernels {
 namespace {
 
-// The number of rows with a label is another one in each step, and oneDNN makes code for each shape that it meets (2 MB
-// of address space, 2 ms): with rows of zeros behind them there are few.
+// The number of labelled rows changes in each step, and oneDNN compiles code for each new shape (2 MB of address space,
+// 2 ms). Padding with rows of zeros keeps the number of shapes small.
 int64_t rows_to_fill(int64_t rows) {
   constexpr int64_t kMultiple = 16;
   return (kMultiple - rows % kMultiple) % kMultiple;
 }
 
-// The rows of one call, and what they add up to.
-class Summation {
+// The rows of one call and their running sums. A chunk runs in one of three ways:
+// 1. by_rows_: Tessera's own loops, for fp32 logits of all classes without a softcap;
+// 2. factor_ is defined: ATen's fused log_softmax, for all classes on an accelerator without such loops;
+// 3. otherwise: plain operations, for a part of the classes (maxima and sums are all-reduced) or a softcap.
+class CrossEntropyAccumulator {
  public:
-  Summation(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels, const ClassPart& part,
-            const CrossEntropyWanted& wanted)
+  CrossEntropyAccumulator(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                          const ClassShard& part, const CrossEntropyRequest& request)
       : hidden_(hidden),
         weight_(weight),
         labels_(labels),
         part_(part),
         wide_(wide_type(hidden.scalar_type())),
-        softcap_(wanted.softcap),
-        by_rows_(part.others.empty() && softcap_ <= 0 && wide_ == at::kFloat && weight.size(0) > 0 &&
-                 labels.device() == hidden.device() && has_row_loops(hidden.device(), wide_)) {
-    // Elsewhere labels are the host's to read, and rows without one are not here at all.
+        softcap_(request.softcap),
+        by_rows_(part.shard_groups.empty() && softcap_ <= 0 && wide_ == at::kFloat && weight.size(0) > 0 &&
+                 labels.device() == hidden.device() && has_elementwise_kernels(hidden.device(), wide_)) {
+    // On an accelerator the host must not read labels, so ignored rows stay in; on the CPU the caller has removed them.
     if (!labels.is_cpu()) read_on_device();
     loss_ = at::zeros({}, hidden.options().dtype(at::kDouble));
-    if (wanted.hidden_gradient) grad_hidden_ = at::empty_like(hidden);
-    if (wanted.weight_gradient) grad_weight_ = at::zeros(weight.sizes(), weight.options().dtype(wide_));
+    if (request.hidden_gradient) grad_hidden_ = at::empty_like(hidden);
+    if (request.weight_gradient) grad_weight_ = at::zeros(weight.sizes(), weight.options().dtype(wide_));
   }
 
   CrossEntropySums run(int64_t chunk_bytes) {
     const int64_t count = labels_.size(0);
-    const int64_t tensors = softcap_ > 0 || factor_.defined() ? 2 : 1;  // logits; the cap's slope, or log-probs
+    // Logits and the cap's derivative, or logits and log-probs.
+    const int64_t tensors = softcap_ > 0 || factor_.defined() ? 2 : 1;
     const int64_t row_bytes =
-        std::max<int64_t>(1, part_.most) * static_cast<int64_t>(c10::elementSize(wide_)) * tensors;
+        std::max<int64_t>(1, part_.max_classes) * static_cast<int64_t>(c10::elementSize(wide_)) * tensors;
     for (const auto& chunk : row_chunks(count, row_bytes, chunk_bytes)) add_chunk(chunk.begin, chunk.rows);
-    if (grad_hidden_.defined()) together(grad_hidden_, comm::ReduceOp::kSum);
+    if (grad_hidden_.defined()) all_reduce_shards(grad_hidden_, comm::ReduceOp::kSum);
     return {loss_.to(wide_), grad_hidden_, grad_weight_};
   }
 
  private:
-  // What the labels of an accelerator say, without the host.
+  // Computes on the device what labels decide: ignored rows, the clamped class, and the factor NaN for a wrong label.
   void read_on_device() {
     ignored_ = labels_.eq(kIgnoredLabel).unsqueeze(1);
-    if (by_rows_ || !part_.others.empty() || softcap_ > 0 || weight_.size(0) == 0) return;
+    if (by_rows_ || !part_.shard_groups.empty() || softcap_ > 0 || weight_.size(0) == 0) return;
     const auto classes = labels_.unsqueeze(1);
     target_ = classes.clamp(0, weight_.size(0) - 1);
     factor_ = at::ones(target_.sizes(), hidden_.options().dtype(wide_));
@@ -62,34 +66,34 @@ class Summation {
     minus_ = factor_.neg();
   }
 
-  // All classes of an accelerator without loops of ours, by ATen's fused kernels.
+  // All classes on an accelerator without Tessera's loops, by ATen's fused kernels.
   void add_whole_rows(int64_t begin, const at::Tensor& h, at::Tensor logits) {
     const auto of_rows = [&](const at::Tensor& all) { return all.narrow(0, begin, h.size(0)); };
     const auto logprobs = at::_log_softmax(logits, 1, /*half_to_float=*/false);
     logits.reset();
     loss_.sub_(logprobs.gather(1, of_rows(target_)).mul_(of_rows(factor_)).sum(at::kDouble));
     if (!wants_gradient()) return;
-    // softmax - onehot, in place of the log-probs
+    // softmax - onehot, written over the log-probs
     const auto g = logprobs.exp_().scatter_add_(1, of_rows(target_), of_rows(minus_)).mul_(of_rows(factor_));
     add_gradients(begin, h.size(0), h, g);
   }
 
-  void together(const at::Tensor& values, comm::ReduceOp op) const {
-    for (auto* group : part_.others) comm::all_reduce(*group, values, op, "linear_cross_entropy").wait();
+  void all_reduce_shards(const at::Tensor& values, comm::ReduceOp op) const {
+    for (auto* group : part_.shard_groups) comm::all_reduce(*group, values, op, "linear_cross_entropy").wait();
   }
 
-  // Takes the maximum over all classes off each row.
-  void level(at::Tensor& logits) const {
+  // Subtracts from each row its maximum over all classes of all ranks.
+  void subtract_row_max(at::Tensor& logits) const {
     const auto least = -std::numeric_limits<double>::infinity();
-    const auto most =
+    const auto maximum =
         logits.size(1) > 0 ? logits.amax(1, true) : at::full({logits.size(0), 1}, least, logits.options());
-    together(most, comm::ReduceOp::kMax);
-    logits.sub_(most);
+    all_reduce_shards(maximum, comm::ReduceOp::kMax);
+    logits.sub_(maximum);
   }
 
   bool wants_gradient() const { return grad_hidden_.defined() || grad_weight_.defined(); }
 
-  // Of `rows` rows; what h and g have behind them is zero.
+  // Adds the gradients of `rows` rows. h and g may have padding rows behind them, which are zero.
   void add_gradients(int64_t begin, int64_t rows, const at::Tensor& h, const at::Tensor& g) const {
     if (grad_hidden_.defined()) {
       const auto grad = product_nt(g.to(weight_.scalar_type()), weight_.t());
@@ -105,10 +109,10 @@ class Summation {
     if (const int64_t more = labels_.is_cpu() ? rows_to_fill(rows) : 0; more > 0) {
       h = at::constant_pad_nd(h, {0, 0, 0, more});
     }
-    auto all = product_nt(h, weight_).to(wide_).contiguous();  // whose rows behind the others are zero and stay so
+    auto all = product_nt(h, weight_).to(wide_).contiguous();  // its padding rows are zero and stay zero
     auto logits = all.narrow(0, 0, rows);
     if (by_rows_) {
-      const auto& loops = row_loops(logits.device());
+      const auto& loops = elementwise_kernels(logits.device());
       loss_.add_(loops.cross_entropy(logits, labels_.narrow(0, begin, rows), wants_gradient()).sum(at::kDouble));
       if (wants_gradient()) add_gradients(begin, rows, h, all);
       return;
@@ -118,20 +122,21 @@ class Summation {
       return add_whole_rows(begin, h, std::move(all));
     }
     const auto slope = cap_logits(logits, softcap_, wants_gradient());
-    level(logits);
-    // The label's place among this part's classes, and whether it has one.
+    subtract_row_max(logits);
+    // The label's column in this part of the classes, and whether the part has it.
     const int64_t classes = weight_.size(0);
     const auto place = (labels_.narrow(0, begin, rows) - part_.first).unsqueeze(1);
     const auto own = place.ge(0).logical_and_(place.lt(classes)).to(wide_);
     const auto target = place.clamp_(0, std::max<int64_t>(0, classes - 1));
-    // Of the exponentials; the label's own logit; where nobody has looked at the labels, the classes that are it.
+    // Per row: the sum of exponentials; the label's logit; on an accelerator also the number of ranks with the label's
+    // class, which is 0 for a wrong label and makes the loss NaN.
     auto sums = at::zeros({ignored.defined() ? 3 : 2, rows, 1}, logits.options());
     if (ignored.defined()) sums[2].copy_(own);
     if (classes > 0) {
       sums[1].copy_(logits.gather(1, target)).mul_(own);
       sums[0].copy_(logits.exp_().sum(1, true));
     }
-    together(sums, comm::ReduceOp::kSum);
+    all_reduce_shards(sums, comm::ReduceOp::kSum);
     auto losses = sums[0].log() - sums[1];
     if (ignored.defined()) {
       losses.masked_fill_(sums[2].eq(0), std::numeric_limits<double>::quiet_NaN()).masked_fill_(ignored, 0);
@@ -139,33 +144,34 @@ class Summation {
     }
     loss_.add_(losses.sum(at::kDouble));
     if (!wants_gradient()) return;
-    auto g = logits.div_(sums[0]);  // softmax - onehot, in place of the logits
+    auto g = logits.div_(sums[0]);  // softmax - onehot, written over the logits
     if (classes > 0) g.scatter_add_(1, target, own.neg());
     if (slope.defined()) g.mul_(slope);
     add_gradients(begin, rows, h, all);
   }
 
   at::Tensor hidden_, weight_, labels_;
-  // Of an accelerator's labels, [rows, 1] each. Where it has all classes: the label's class; 1, 0 where there is no
-  // label, NaN where it is no class; and the negative of that.
+  // For labels on an accelerator, [rows, 1] each: target_ is the label's class (clamped); factor_ is 1, or 0 for an
+  // ignored row, or NaN for a label that is no class; minus_ is -factor_. All but ignored_ only where it has all
+  // classes.
   at::Tensor ignored_, target_, factor_, minus_;
-  const ClassPart& part_;
+  const ClassShard& part_;
   at::ScalarType wide_;
   double softcap_;
-  bool by_rows_;  // by the loops of row_loops.h: of all classes, in fp32, without a cap
+  bool by_rows_;  // uses the loops of elementwise_kernels.h
   at::Tensor loss_, grad_hidden_, grad_weight_;
 };
 
 }  // namespace
 
 CrossEntropySums cross_entropy_sums(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
-                                    const ClassPart& part, const CrossEntropyWanted& wanted) {
+                                    const ClassShard& part, const CrossEntropyRequest& request) {
   const auto labelled = labels.is_cpu() ? std::optional<LabelledRows>(labels) : std::nullopt;
-  Summation summation(labelled ? labelled->of(hidden) : hidden, weight, labelled ? labelled->of(labels) : labels, part,
-                      wanted);
-  auto sums = summation.run(wanted.chunk_bytes);
-  if (labelled && wanted.hidden_gradient) sums.grad_hidden = labelled->to_all(sums.grad_hidden);
-  if (wanted.weight_gradient) sums.grad_weight = sums.grad_weight.to(weight.scalar_type());
+  CrossEntropyAccumulator accumulator(labelled ? labelled->of(hidden) : hidden, weight,
+                                      labelled ? labelled->of(labels) : labels, part, request);
+  auto sums = accumulator.run(request.chunk_bytes);
+  if (labelled && request.hidden_gradient) sums.grad_hidden = labelled->to_all(sums.grad_hidden);
+  if (request.weight_gradient) sums.grad_weight = sums.grad_weight.to(weight.scalar_type());
   return sums;
 }
 

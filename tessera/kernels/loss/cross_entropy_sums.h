@@ -1,4 +1,4 @@
-// The loss of a linear head and its gradients, chunk by chunk, of all classes or of a part of them.
+// The loss of a linear head and its gradients, computed in chunks of rows, for all classes or this rank's part of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,30 +10,31 @@
 
 namespace tessera::kernels {
 
-// Which classes the weight's rows are, and who has the others.
-struct ClassPart {
-  int64_t first = 0;
-  int64_t most = 0;                    // classes of the largest part: all parts take chunks of equal size
-  std::vector<comm::Group*> others{};  // over which sums and maxima are brought together, one after another
+// The classes of the weight's rows, and the groups whose ranks hold the other classes.
+struct ClassShard {
+  int64_t first = 0;                         // the first class of the weight's rows
+  int64_t max_classes = 0;                   // number of classes of the largest part; all ranks use it for equal chunks
+  std::vector<comm::Group*> shard_groups{};  // maxima and sums are all-reduced over these groups, one after another
 };
 
-struct CrossEntropyWanted {
+struct CrossEntropyRequest {
   bool hidden_gradient = false;
   bool weight_gradient = false;
   int64_t chunk_bytes = 0;
-  double softcap = 0;  // 0: none
+  double softcap = 0;  // logits become softcap * tanh(logits / softcap); 0: unchanged
 };
 
 struct CrossEntropySums {
   at::Tensor loss;         // scalar
-  at::Tensor grad_hidden;  // summed over the parts; undefined where not wanted
-  at::Tensor grad_weight;  // of the part's classes
+  at::Tensor grad_hidden;  // [N, d], summed over the parts; undefined where not requested
+  at::Tensor grad_weight;  // of the part's classes; undefined where not requested
 };
 
-// hidden [N, d], weight [classes of the part, d], labels int64 [N]: kIgnoredLabel, or a class of any part; another one
-// is not found on a CPU and makes the loss NaN elsewhere, where the host waits for nothing and ignored rows cost what
-// others do. COLLECTIVE over part.others, whose ranks must have the same labels.
+// hidden [N, d], weight [classes of the part, d], labels int64 [N]. A label is kIgnoredLabel or a class of any part.
+// The caller has checked the labels on a CPU; on an accelerator a wrong label makes the loss NaN, because the host does
+// not wait, and ignored rows cost as much as others. COLLECTIVE over part.shard_groups, whose ranks must have the same
+// labels.
 CrossEntropySums cross_entropy_sums(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
-                                    const ClassPart& part, const CrossEntropyWanted& wanted);
+                                    const ClassShard& part, const CrossEntropyRequest& request);
 
 }  // namespace tessera::kernels

@@ -8,7 +8,7 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr int64_t kHeadBlockRows = 8192;  // rows of the head whose gradient is added up at a time
+constexpr int64_t kHeadBlockRows = 8192;  // rows of the head whose gradient is one product
 
 }  // namespace
 
@@ -33,16 +33,18 @@ at::Tensor LabelledRows::to_all(const at::Tensor& values) const {
 }
 
 std::vector<RowChunk> row_chunks(int64_t rows, int64_t row_bytes, int64_t chunk_bytes) {
-  const int64_t most = std::clamp<int64_t>(chunk_bytes / row_bytes, 1, std::max<int64_t>(1, rows));
-  const int64_t count = (rows + most - 1) / most;
+  const int64_t chunk_rows = std::clamp<int64_t>(chunk_bytes / row_bytes, 1, std::max<int64_t>(1, rows));
+  const int64_t count = (rows + chunk_rows - 1) / chunk_rows;
   std::vector<RowChunk> chunks;
   for (int64_t chunk = 0; chunk < count; ++chunk) {
+    // Spreads the remainder, so that chunk sizes differ by at most one row.
     const int64_t begin = rows * chunk / count, end = rows * (chunk + 1) / count;
     chunks.push_back({begin, end - begin});
   }
   return chunks;
 }
 
+// The derivative of softcap * tanh(x / softcap) is 1 - tanh(x / softcap)^2.
 at::Tensor cap_logits(at::Tensor& logits, double softcap, bool wants_slope) {
   if (softcap <= 0) return {};
   logits.div_(softcap).tanh_();
@@ -51,9 +53,11 @@ at::Tensor cap_logits(at::Tensor& logits, double softcap, bool wants_slope) {
   return slope;
 }
 
+// The blocks run through product_nt, which selects the faster kernel on a CPU; each needs a temporary of kHeadBlockRows
+// rows only.
 void add_head_gradient(const at::Tensor& grad_weight, const at::Tensor& gradient, const at::Tensor& hidden) {
   if (!grad_weight.is_cpu() && grad_weight.scalar_type() == gradient.scalar_type()) {
-    grad_weight.addmm_(gradient.t(), hidden);  // adds where it lies
+    grad_weight.addmm_(gradient.t(), hidden);  // adds in place
     return;
   }
   for (int64_t begin = 0; begin < gradient.size(1); begin += kHeadBlockRows) {

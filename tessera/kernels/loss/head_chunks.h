@@ -1,4 +1,4 @@
-// A linear head read a few rows at a time: what the loss and the log-probs of hidden states have in common.
+// A linear head in chunks of rows: shared by the cross entropy and the log-probs of hidden states.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,16 +8,16 @@
 
 namespace tessera::kernels {
 
-// The first of the labels (int64, of any shape) that is neither kIgnoredLabel nor one of the classes: its place in the
-// flattened labels; -1: there is none. Waits for a device on which they lie.
+// The index (in the flattened labels) of the first label that is neither kIgnoredLabel nor in [0, classes); -1: every
+// label is valid. labels: int64, any shape. Waits for the labels' device.
 int64_t first_wrong_label(const at::Tensor& labels, int64_t classes);
 
-// The rows of a call whose label is not kIgnoredLabel.
+// The rows of a call whose label is not kIgnoredLabel ("labelled rows").
 class LabelledRows {
  public:
-  explicit LabelledRows(const at::Tensor& labels);    // [N]
-  at::Tensor of(const at::Tensor& values) const;      // [N, ...] -> those rows; the very tensor when all
-  at::Tensor to_all(const at::Tensor& values) const;  // back to [N, ...]; 0 in the others
+  explicit LabelledRows(const at::Tensor& labels);    // labels: int64 [N]
+  at::Tensor of(const at::Tensor& values) const;      // [N, ...] -> the labelled rows; the tensor itself where all are
+  at::Tensor to_all(const at::Tensor& values) const;  // back to [N, ...]; 0 in the other rows
 
  private:
   at::Tensor kept_;
@@ -27,16 +27,16 @@ class LabelledRows {
 struct RowChunk {
   int64_t begin, rows;
 };
-// Chunks of nearly equal size (a small rest would waste a product), of at most chunk_bytes at row_bytes a row but at
-// least one row.
+// Splits rows into chunks of nearly equal size, each at most chunk_bytes at row_bytes per row, and at least one row.
+// Equal sizes avoid a small last product.
 std::vector<RowChunk> row_chunks(int64_t rows, int64_t row_bytes, int64_t chunk_bytes);
 
-// Caps logits in place: softcap * tanh(logits / softcap); 0: leaves them. Returns how fast each of them still follows
-// what it was, where that is wanted and there is a cap.
+// Replaces logits by softcap * tanh(logits / softcap) in place; softcap 0: unchanged. Returns the derivative of the cap
+// where wants_slope is true and softcap is positive, else an undefined tensor.
 at::Tensor cap_logits(at::Tensor& logits, double softcap, bool wants_slope);
 
-// grad_weight [V, d] += gradient [rows, V]^T hidden [rows, d], block by block of the head's rows, so that no second
-// tensor of the head's size is needed.
+// grad_weight [V, d] += gradient [rows, V]^T hidden [rows, d]. On the CPU in blocks of the head's rows, so that no
+// second tensor of the head's size is needed.
 void add_head_gradient(const at::Tensor& grad_weight, const at::Tensor& gradient, const at::Tensor& hidden);
 
 }  // namespace tessera::kernels

@@ -7,8 +7,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
-#include "tessera/dtensor/tensor/local_part.h"
-#include "tessera/kernels/autograd/deferred_gradients.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
+#include "tessera/kernels/autograd/weight_grad_store.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/loss/cross_entropy_sums.h"
@@ -29,30 +29,31 @@ void check_shapes(c10::IntArrayRef hidden, c10::IntArrayRef weight, const at::Te
       hidden.size(), weight.size(), labels.numel(), c10::toString(labels.scalar_type()));
 }
 
-// The rows of a call that lie on this rank, and the groups over which they are cut.
-struct RowPart {
+// This rank's first row among all rows, and the groups that shard the rows.
+struct RowShard {
   int64_t first = 0;
-  std::vector<comm::Group*> others{};
+  std::vector<comm::Group*> shard_groups{};
 };
 
-int64_t greatest(const RowPart& part, int64_t value, const at::Tensor& like) {
-  if (part.others.empty()) return value;
-  const auto most = at::full({1}, value, like.options().dtype(at::kLong));
-  for (auto* group : part.others) comm::all_reduce(*group, most, comm::ReduceOp::kMax, "labels").wait();
-  return most.item<int64_t>();
+int64_t all_reduce_max(const RowShard& part, int64_t value, const at::Tensor& like) {
+  if (part.shard_groups.empty()) return value;
+  const auto maximum = at::full({1}, value, like.options().dtype(at::kLong));
+  for (auto* group : part.shard_groups) comm::all_reduce(*group, maximum, comm::ReduceOp::kMax, "labels").wait();
+  return maximum.item<int64_t>();
 }
 
-// COLLECTIVE over part.others: a label that is wrong on one rank is an error of all, before they wait for one another.
-// Not of labels on an accelerator, for which the host would have to wait: their loss is NaN.
-void check_labels(const at::Tensor& labels, int64_t classes, const RowPart& part) {
+// Makes a wrong label on one rank an error on all ranks, before any of them waits in a later collective. Labels on an
+// accelerator are not checked, because the host would have to wait; they make the loss NaN. COLLECTIVE over
+// part.shard_groups.
+void check_labels(const at::Tensor& labels, int64_t classes, const RowShard& part) {
   if (!labels.is_cpu()) return;
   const int64_t own = first_wrong_label(labels, classes);
   const bool any = own >= 0;
-  const int64_t at = greatest(part, any ? part.first + own : -1, labels);
+  const int64_t at = all_reduce_max(part, any ? part.first + own : -1, labels);
   if (at < 0) return;
   const bool mine = any && at == part.first + own;
   const int64_t value =
-      greatest(part, mine ? labels[own].item<int64_t>() : std::numeric_limits<int64_t>::min(), labels);
+      all_reduce_max(part, mine ? labels[own].item<int64_t>() : std::numeric_limits<int64_t>::min(), labels);
   raise(ErrorKind::kShape, "[kernels.linear_cross_entropy] label {}: found {}, wanted one of the {} classes or {}", at,
         value, classes, kIgnoredLabel);
 }
@@ -66,7 +67,7 @@ Triple with_gradients(const at::Tensor& hidden, const at::Tensor& weight, const 
             weight_gradient ? at::empty(weight.sizes(), weight.options()) : at::Tensor()};
   }
   check_labels(labels, weight.size(0), {});
-  const auto sums = cross_entropy_sums(hidden, weight, labels, {.most = weight.size(0)},
+  const auto sums = cross_entropy_sums(hidden, weight, labels, {.max_classes = weight.size(0)},
                                        {hidden_gradient, weight_gradient, chunk_bytes, softcap});
   return {sums.loss, sums.grad_hidden, sums.grad_weight};
 }
@@ -87,7 +88,7 @@ std::vector<comm::Group*> groups_of(const DeviceMesh& mesh, const std::vector<in
   return groups;
 }
 
-// Where this rank's part of a dim that mesh dims cut begins, and how much it is.
+// This rank's range of a dim that several mesh dims shard.
 LocalRange own_range(int64_t size, const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
   LocalRange range{.size = size, .offset = 0};
   for (const int64_t dim : dims) {  // outermost first
@@ -97,21 +98,23 @@ LocalRange own_range(int64_t size, const DeviceMesh& mesh, const std::vector<int
   return range;
 }
 
+// The size of the largest part. Shard gives the first rank of a mesh dim the largest chunk.
 int64_t largest_part(int64_t size, const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
   for (const int64_t dim : dims) size = local_range(size, mesh.size(dim), 0).size;
   return size;
 }
 
-// Runs on the parts; hidden and labels are cut on some mesh dims, the classes on others.
-LocalFunction on_parts(const OpCall& call, const Choice& choice) {
+// The local function for sharded inputs: some mesh dims shard hidden and labels, others the classes. Null where nothing
+// is sharded.
+LocalFunction on_shards(const OpCall& call, const PlacementChoice& choice) {
   const auto class_dims = mesh_dims_that_cut(choice.inputs[1]), row_dims = mesh_dims_that_cut(choice.inputs[2]);
   if (class_dims.empty() && row_dims.empty()) return {};
   const int64_t classes = call.inputs[1].sizes[0], rows = call.inputs[2].sizes[0];
   return [=](const LocalCall& local) {
     const auto hidden = local.arg(0).toTensor(), weight = local.arg(1).toTensor(), labels = local.arg(2).toTensor();
     check_labels(labels, classes, {own_range(rows, local.mesh, row_dims).offset, groups_of(local.mesh, row_dims)});
-    const ClassPart part{own_range(classes, local.mesh, class_dims).offset,
-                         largest_part(classes, local.mesh, class_dims), groups_of(local.mesh, class_dims)};
+    const ClassShard part{own_range(classes, local.mesh, class_dims).offset,
+                          largest_part(classes, local.mesh, class_dims), groups_of(local.mesh, class_dims)};
     const auto sums = cross_entropy_sums(
         hidden, weight, labels, part,
         {local.arg(3).toBool(), local.arg(4).toBool(), local.arg(5).toInt(), local.arg(6).toDouble()});
@@ -125,18 +128,18 @@ void propose(const OpCall& call, Proposal& proposal) {
   check_shapes(hidden.sizes, weight.sizes, *call.inputs[2].tensor);
   proposal.strategies.push_back({{Partial(), Shard(0), Partial()}, {Shard(0), Replicate(), Shard(0)}});
   proposal.strategies.push_back({{Replicate(), Replicate(), Shard(0)}, {Replicate(), Shard(0), Replicate()}});
-  proposal.strided = false;
+  proposal.supports_strided = false;
   proposal.output({});
   proposal.output(hidden.sizes);
   proposal.output(weight.sizes);
-  proposal.local = on_parts;
+  proposal.local = on_shards;
 }
 
 // ---- derivative ----
 
 constexpr Operation<&with_gradients> call_with_gradients{"tessera::linear_cross_entropy_with_gradients"};
 
-// `gradient` times `factor`: in its own memory when nobody can ask for it again.
+// `gradient` times `factor`, in place unless the graph is kept for another backward.
 at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& factor, bool keep) {
   if (!gradient.defined()) return {};
   const auto converted = factor.to(gradient.scalar_type());
@@ -150,12 +153,13 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto [loss, grad_hidden, grad_weight] =
         call_with_gradients(hidden, weight, labels, wants_hidden, wants_weight, chunk_bytes, softcap);
-    // Results of our own, which FSDP never frees: kept outside save_for_backward so that backward can give them away.
+    // saved_data, not save_for_backward: backward may then overwrite the gradients. FSDP does not free them, since they
+    // are results of this function.
     ctx->saved_data["grad_hidden"] = grad_hidden;
-    auto* const sooner = kernels::DeferredGradients::current();
-    const bool hands_on = sooner != nullptr && sooner->loss_factor && grad_weight.defined();
-    if (hands_on) sooner->add(weight, [g = grad_weight.mul_(*sooner->loss_factor)] { return g; });
-    ctx->saved_data["grad_weight"] = hands_on ? at::Tensor() : grad_weight;
+    auto* const grad_store = kernels::WeightGradStore::current();
+    const bool stores_gradient = grad_store != nullptr && grad_store->loss_factor && grad_weight.defined();
+    if (stores_gradient) grad_store->add(weight, [g = grad_weight.mul_(*grad_store->loss_factor)] { return g; });
+    ctx->saved_data["grad_weight"] = stores_gradient ? at::Tensor() : grad_weight;
     return loss;
   }
 
@@ -163,7 +167,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
                                                  torch::autograd::variable_list grads) {
     const bool keep = torch::autograd::get_current_graph_task_keep_graph();
     TESSERA_CHECK(ctx->saved_data.count("grad_hidden"), ErrorKind::kInternal,
-                  "[kernels.linear_cross_entropy] backward a second time. Set retain_graph in the first.");
+                  "[kernels.linear_cross_entropy] found a second backward, wanted one. Set retain_graph in the first.");
     const at::Tensor grad_hidden = ctx->saved_data["grad_hidden"].toTensor();
     const at::Tensor grad_weight = ctx->saved_data["grad_weight"].toTensor();
     if (!keep) ctx->saved_data.clear();
@@ -198,7 +202,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
                                 const LinearCrossEntropyOptions& options) {
   static const auto op = operation<decltype(differentiable)>("tessera::linear_cross_entropy");
   check_shapes(hidden.sizes(), weight.sizes(), labels);
-  return op.call(hidden, weight, replicated_beside(labels, hidden), options.chunk_bytes, options.softcap);
+  return op.call(hidden, weight, replicate_like(labels, hidden), options.chunk_bytes, options.softcap);
 }
 
 }  // namespace tessera::kernels

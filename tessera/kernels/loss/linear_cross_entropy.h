@@ -1,20 +1,21 @@
-// Cross entropy of a linear head without its logits: the loss of cross_entropy(hidden weight^T, labels), summed.
+// Cross entropy of a linear head without the full logits: cross_entropy(hidden weight^T, labels), summed over rows.
 //
-//   at::Tensor loss = linear_cross_entropy(hidden, weight, labels);    // hidden [N, d], weight [V, d], labels int64
-//   [N] (loss / label_count).backward();
+//   // hidden [N, d], weight [V, d], labels int64 [N]
+//   at::Tensor loss = linear_cross_entropy(hidden, weight, labels);
+//   (loss / label_count).backward();
 //
-// Rows labelled kIgnoredLabel do not count, and cost nothing on a CPU. The rows are taken in chunks whose fp32 logits
-// fill at most chunk_bytes; the gradients of hidden and weight are computed with them in the forward pass, so the
-// backward pass reads neither again and the weight may be freed in between. The result is an fp32 scalar (fp64 of fp64
-// operands) and has no second derivative.
+// Rows with the label kIgnoredLabel add nothing to the loss, and cost no computation on a CPU. The rows are processed
+// in chunks whose fp32 logits fill at most chunk_bytes. The forward pass computes the gradients of hidden and weight in
+// the same chunks, so the backward pass reads neither again and the weight may be freed in between. The result is an
+// fp32 scalar (fp64 for fp64 inputs) without a second derivative.
 //
-// DTensors: rows or classes are computed on as they are sharded (tessera::linear_cross_entropy_with_gradients), so that
-// no rank holds logits of more than a chunk of its rows by its classes; sharded classes take two small all-reduces a
-// chunk and one of hidden's gradient. Plain labels beside DTensors are those of all rows, alike on all ranks.
-// COLLECTIVE over their mesh.
+// DTensors: rows or classes may be sharded (operation tessera::linear_cross_entropy_with_gradients). A rank holds the
+// logits of at most one chunk of its rows by its classes. Sharded classes cost two small all-reduces per chunk and one
+// all-reduce of hidden's gradient. Plain labels with DTensor operands are the labels of all rows, the same on all
+// ranks. COLLECTIVE over their mesh.
 //
-// Errors: kShape for sizes that do not fit or a label outside [0, V), on all ranks alike. On an accelerator such a
-// label makes the loss NaN instead: the host never waits. Thread-safe.
+// Errors: kShape for sizes that do not fit or a label outside [0, V), the same on all ranks. On an accelerator such a
+// label makes the loss NaN instead, because the host never waits for the device. Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,7 +28,7 @@ namespace tessera::kernels {
 
 struct LinearCrossEntropyOptions {
   int64_t chunk_bytes = int64_t{64} << 20;
-  double softcap = 0;  // logits are softcap * tanh(logits / softcap), as in Gemma; 0: as they are
+  double softcap = 0;  // logits become softcap * tanh(logits / softcap), as in Gemma; 0: unchanged
 };
 
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,

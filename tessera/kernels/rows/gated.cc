@@ -5,29 +5,29 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
-#include "tessera/kernels/autograd/remade.h"
+#include "tessera/kernels/autograd/recomputed_activation.h"
 #include "tessera/kernels/dispatch/operations.h"
-#include "tessera/kernels/rows/row_loops.h"
+#include "tessera/kernels/rows/elementwise_kernels.h"
 
 namespace tessera::kernels {
 namespace {
 
 using GatePair = std::tuple<at::Tensor, at::Tensor>;
 
-struct Silu {
+struct SiluGate {
   static constexpr const char* kName = "tessera::swiglu";
   static constexpr const char* kBackward = "tessera::swiglu_backward";
   static constexpr auto kGate = Gate::kSilu;
   static at::Tensor of(const at::Tensor& x) { return at::silu(x); }
   static at::Tensor derivative(const at::Tensor& grad, const at::Tensor& x) { return at::silu_backward(grad, x); }
-  // The same of differentiable operations.
+  // The same derivative from operations that have derivatives themselves.
   static at::Tensor differentiable_derivative(const at::Tensor& grad, const at::Tensor& x) {
     const auto s = at::sigmoid(x);
     return grad * s * (1 + x * (1 - s));
   }
 };
 
-struct GeluTanh {
+struct GeluTanhGate {
   static constexpr const char* kName = "tessera::geglu";
   static constexpr const char* kBackward = "tessera::geglu_backward";
   static constexpr auto kGate = Gate::kGeluTanh;
@@ -41,23 +41,23 @@ struct GeluTanh {
 };
 
 bool runs_gate_loop(const at::Tensor& gate, const at::Tensor& up) {
-  return runs_row_loops(gate) && up.device() == gate.device() && up.scalar_type() == gate.scalar_type() &&
+  return supports_elementwise_kernels(gate) && up.device() == gate.device() && up.scalar_type() == gate.scalar_type() &&
          up.sizes() == gate.sizes();
 }
 
 template <class Activation>
 at::Tensor gated_of(const at::Tensor& gate, const at::Tensor& up) {
   if (runs_gate_loop(gate, up)) {
-    return row_loops(gate.device()).gate(Activation::kGate, gate.contiguous(), up.contiguous());
+    return elementwise_kernels(gate.device()).gate(Activation::kGate, gate.contiguous(), up.contiguous());
   }
   return Activation::of(gate).mul_(up);
 }
 
-// (grad_gate, grad_up)
+// Returns (grad_gate, grad_up).
 template <class Activation>
 GatePair gated_backward_of(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
   if (runs_gate_loop(gate, up) && runs_gate_loop(gate, grad)) {
-    return row_loops(gate.device())
+    return elementwise_kernels(gate.device())
         .gate_backward(Activation::kGate, grad.contiguous(), gate.contiguous(), up.contiguous());
   }
   return {Activation::derivative(grad * up, gate), Activation::of(gate).mul_(grad)};
@@ -91,6 +91,7 @@ at::Tensor differentiable_gated(const at::Tensor& gate, const at::Tensor& up) {
   return Gated<Activation>::apply(gate, up);
 }
 
+// For a double backward the gradients are made of operations that have derivatives.
 template <class Activation>
 GatePair differentiable_gated_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
   if (torch::autograd::compute_requires_grad(grad, gate, up)) {
@@ -100,14 +101,15 @@ GatePair differentiable_gated_backward(const at::Tensor& grad, const at::Tensor&
   return call_gated_backward<Activation>(grad, gate, up);
 }
 
-// Element by element; linear in one operand: in `up` forward, in `grad` backward.
+// Any dim may be sharded, because the operation is elementwise. It is linear in one operand, which may be Partial: `up`
+// in the forward, `grad` in the backward.
 Rule gate_rule(int linear_in, size_t results) {
   return [linear_in, results](const OpCall& call, Proposal& proposal) {
     const auto& sizes = call.inputs[0].sizes;
     for (size_t dim = 0; dim < sizes.size(); ++dim) {
-      proposal.strategies.push_back(alike(call, Shard(static_cast<int64_t>(dim))));
+      proposal.strategies.push_back(same_placement(call, Shard(static_cast<int64_t>(dim))));
     }
-    add_partial_of(call, proposal, {linear_in});
+    add_partial_strategies(call, proposal, {linear_in});
     for (size_t i = 0; i < results; ++i) proposal.output(sizes);
   };
 }
@@ -120,11 +122,12 @@ void define_gate(torch::Library& library, const char* schema, const char* backwa
                    TORCH_FN(differentiable_gated_backward<Activation>), gate_rule(/*linear_in=*/0, 2));
 }
 
+// Recomputes a result from the gate and up that its node has saved. Empty for a node of another operation.
 template <class Activation>
-Remade::Source source_of(torch::autograd::Node* node) {
+RecomputedActivation::RecomputeSource source_of(torch::autograd::Node* node) {
   auto* const own = dynamic_cast<torch::autograd::CppNode<Gated<Activation>>*>(node);
   if (own == nullptr) return {};
-  return Remade::source(own->ctx_, [own] {
+  return RecomputedActivation::source(own->ctx_, [own] {
     const auto saved = own->ctx_.get_saved_variables();
     return call_gated<Activation>(saved[0], saved[1]);
   });
@@ -132,32 +135,32 @@ Remade::Source source_of(torch::autograd::Node* node) {
 
 void check_gate(const char* name, const at::Tensor& gate, const at::Tensor& up) {
   TESSERA_CHECK(gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type(), ErrorKind::kShape,
-                "[kernels.{}] gate has {} elements of {}, up {} of {}: wanted equal shapes and dtypes", name,
-                gate.numel(), c10::toString(gate.scalar_type()), up.numel(), c10::toString(up.scalar_type()));
+                "[kernels.{}] found gate of {} elements of {}, up of {} elements of {}: wanted equal shapes and dtypes",
+                name, gate.numel(), c10::toString(gate.scalar_type()), up.numel(), c10::toString(up.scalar_type()));
 }
 
 }  // namespace
 
-Remade::Source source_of_gated(torch::autograd::Node* node) {
-  auto source = source_of<Silu>(node);
-  return source.make ? source : source_of<GeluTanh>(node);
+RecomputedActivation::RecomputeSource recompute_source_of_gated(torch::autograd::Node* node) {
+  auto source = source_of<SiluGate>(node);
+  return source.make ? source : source_of<GeluTanhGate>(node);
 }
 
 void define_gated(torch::Library& library) {
-  define_gate<Silu>(library, "swiglu(Tensor gate, Tensor up) -> Tensor",
-                    "swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
-  define_gate<GeluTanh>(library, "geglu(Tensor gate, Tensor up) -> Tensor",
-                        "geglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
+  define_gate<SiluGate>(library, "swiglu(Tensor gate, Tensor up) -> Tensor",
+                        "swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
+  define_gate<GeluTanhGate>(library, "geglu(Tensor gate, Tensor up) -> Tensor",
+                            "geglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
 }
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   check_gate("swiglu", gate, up);
-  return call_gated<Silu>(gate, up);
+  return call_gated<SiluGate>(gate, up);
 }
 
 at::Tensor geglu(const at::Tensor& gate, const at::Tensor& up) {
   check_gate("geglu", gate, up);
-  return call_gated<GeluTanh>(gate, up);
+  return call_gated<GeluTanhGate>(gate, up);
 }
 
 }  // namespace tessera::kernels

@@ -1,11 +1,11 @@
-// The gates of gated MLPs: an activation of one projection, times the other.
+// Gated activations of MLPs: activation(gate) * up.
 //
 //   at::Tensor y = swiglu(gate, up);     // silu(gate) * up: Llama, Qwen
 //   at::Tensor y = geglu(gate, up);      // gelu(gate) * up, gelu in its tanh form: Gemma
 //
-// Both take tensors of equal shape and dtype, keep gate and up for the backward and nothing else, and have no second
-// derivative. DTensors: any dim may be sharded (tessera::swiglu, tessera::swiglu_backward, tessera::geglu,
-// tessera::geglu_backward). Error kShape for tensors that are not alike. Thread-safe.
+// gate and up have the same shape and dtype, else Error kShape. Both functions save only gate and up for the
+// backward. A double backward runs plain operations. DTensors: any dim may be sharded (operations tessera::swiglu,
+// tessera::swiglu_backward, tessera::geglu, tessera::geglu_backward). Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>

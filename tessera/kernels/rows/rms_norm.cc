@@ -9,18 +9,18 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/autograd/remade.h"
+#include "tessera/kernels/autograd/recomputed_activation.h"
 #include "tessera/kernels/dispatch/device_kernels.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/dispatch/result_form.h"
-#include "tessera/kernels/rows/row_loops.h"
+#include "tessera/kernels/rows/elementwise_kernels.h"
 
 namespace tessera::kernels {
 namespace {
 
 using Pair = std::tuple<at::Tensor, at::Tensor>;
 
-constexpr int64_t kGrainElements = 1 << 14;  // a thread's least share of work
+constexpr int64_t kGrainElements = 1 << 14;  // least work of a thread
 
 int64_t grain_rows(int64_t width) { return std::max<int64_t>(1, kGrainElements / width); }
 
@@ -52,8 +52,9 @@ Pair forward_loop(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return {y, inverse_rms};
 }
 
-// With n = x * inverse_rms: grad_x = inverse_rms * (g w - n mean(g w n)), grad_weight = sum over rows of g n. The sum
-// over rows is taken in blocks of fixed size, so that it does not depend on the number of threads.
+// With n = x * inverse_rms: grad_x = inverse_rms * (g w - n mean(g w n)); grad_weight = sum over rows of g n. Each
+// block of rows has its own partial sum. Blocks have a fixed size, so the result does not depend on the number of
+// threads.
 Pair backward_loop(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                    const at::Tensor& inverse_rms) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
@@ -70,10 +71,10 @@ Pair backward_loop(const at::Tensor& grad, const at::Tensor& x, const at::Tensor
       float dot = 0;
 #pragma omp simd reduction(+ : dot)
       for (int64_t i = 0; i < width; ++i) dot += g_row[i] * w[i] * x_row[i];
-      const float pull = dot * scale * scale / static_cast<float>(width);
+      const float mean_gradient = dot * scale * scale / static_cast<float>(width);
 #pragma omp simd
       for (int64_t i = 0; i < width; ++i) {
-        to[i] = scale * (g_row[i] * w[i] - x_row[i] * pull);
+        to[i] = scale * (g_row[i] * w[i] - x_row[i] * mean_gradient);
         sum[i] += g_row[i] * x_row[i] * scale;
       }
     }
@@ -81,33 +82,35 @@ Pair backward_loop(const at::Tensor& grad, const at::Tensor& x, const at::Tensor
   return {grad_x, partial.sum(0)};
 }
 
-// What the rows are multiplied with.
+// The factors of the normed rows: weight, or 1 + weight.
 at::Tensor factors_of(const at::Tensor& weight, bool one_plus) { return one_plus ? weight + 1 : weight.contiguous(); }
 
-bool runs_in_lanes(const at::Tensor& x, const at::Tensor& weight) {
-  return runs_row_loops(x, /*lanes=*/16) && weight.device() == x.device() && weight.scalar_type() == x.scalar_type();
+bool has_vector_loops(const at::Tensor& x, const at::Tensor& weight) {
+  return supports_elementwise_kernels(x, /*lanes=*/16) && weight.device() == x.device() &&
+         weight.scalar_type() == x.scalar_type();
 }
 
-// In fp32, side by side.
+// The factors in fp32, contiguous.
 at::Tensor wide_factors(const at::Tensor& weight, bool one_plus) {
   return factors_of(weight.to(at::kFloat), one_plus).contiguous();
 }
 
-// Whether libtorch has kernels of its own for the device (CUDA, XPU). They take a weight of the input's dtype, which
-// one more than it of 16 bits would round.
+// Returns whether libtorch's own kernels run (CUDA, XPU). They take a weight of the input's dtype; in 16 bits 1 +
+// weight would be rounded to that dtype, so they do not run for it.
 bool runs_fused(const at::Tensor& x, const at::Tensor& weight, bool one_plus) {
   if (x.is_cpu() || x.is_meta() || x.numel() == 0 || weight.scalar_type() != x.scalar_type()) return false;
   if (one_plus && x.element_size() < 4) return false;
   static const DeviceKernels fused{"aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"};
-  return fused.on(x.device());
+  return fused.are_registered_for(x.device());
 }
 
-// (y, inverse_rms [..., 1])
-Pair rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps, bool one_plus) {
-  const auto x = given.contiguous();
+// Tries in this order: libtorch's fused kernel; Tessera's loops of this device; the OpenMP loop for fp32 on a CPU;
+// plain operations. (y, inverse_rms [..., 1])
+Pair rms_norm_of(const at::Tensor& input, const at::Tensor& weight, double eps, bool one_plus) {
+  const auto x = input.contiguous();
   if (runs_fused(x, weight, one_plus)) return at::_fused_rms_norm(x, weight.sizes(), factors_of(weight, one_plus), eps);
-  if (runs_in_lanes(x, weight)) {
-    return row_loops(x.device()).rms_norm(x, wide_factors(weight, one_plus), eps, /*rounds_first=*/!one_plus);
+  if (has_vector_loops(x, weight)) {
+    return elementwise_kernels(x.device()).rms_norm(x, wide_factors(weight, one_plus), eps, /*rounds_first=*/!one_plus);
   }
   if (runs_as_loop(x, weight)) return forward_loop(x, factors_of(weight, one_plus), eps);
   const auto wide = x.to(wide_type(x.scalar_type()));
@@ -117,7 +120,7 @@ Pair rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps, 
   return {normed.mul(weight.to(wide.scalar_type()) + 1).to(x.scalar_type()), inverse_rms};
 }
 
-// (grad_x, grad_weight), of operations that have derivatives.
+// (grad_x, grad_weight) by operations that have derivatives.
 Pair gradients_by_operations(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight,
                              const at::Tensor& inverse_rms, bool one_plus) {
   const auto wide = wide_type(x.scalar_type());
@@ -137,8 +140,8 @@ Pair rms_norm_backward_of(const at::Tensor& grad_y, const at::Tensor& x, const a
     return at::_fused_rms_norm_backward(grad_y.contiguous(), x.contiguous(), weight.sizes(), inverse_rms.contiguous(),
                                         factors_of(weight, one_plus), {true, true});
   }
-  if (runs_in_lanes(x, weight) && grad_y.scalar_type() == x.scalar_type()) {
-    const auto [grad_x, grad_weight] = row_loops(x.device())
+  if (has_vector_loops(x, weight) && grad_y.scalar_type() == x.scalar_type()) {
+    const auto [grad_x, grad_weight] = elementwise_kernels(x.device())
                                            .rms_norm_backward(grad_y.contiguous(), x.contiguous(),
                                                               wide_factors(weight, one_plus), inverse_rms.contiguous());
     return {grad_x, grad_weight.to(weight.scalar_type())};
@@ -175,7 +178,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   }
 };
 
-// Of differentiable operations, where a gradient of the gradient is wanted.
+// The backward for a double backward: recomputes inverse_rms from x by differentiable operations.
 Pair differentiable_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                                       const at::Tensor& inverse_rms, bool one_plus) {
   if (!torch::autograd::compute_requires_grad(grad, x, weight)) {
@@ -183,7 +186,7 @@ Pair differentiable_rms_norm_backward(const at::Tensor& grad, const at::Tensor& 
     return call_rms_norm_backward(grad, x, weight, inverse_rms, one_plus);
   }
   const auto square = x.to(wide_type(x.scalar_type())).square().mean(-1, true);
-  const auto eps = inverse_rms.detach().pow(-2) - square.detach();  // forward knew it as a number
+  const auto eps = inverse_rms.detach().pow(-2) - square.detach();  // recovered from inverse_rms = (square + eps)^-1/2
   return gradients_by_operations(grad, x, weight, (square + eps).rsqrt(), one_plus);
 }
 
@@ -192,7 +195,7 @@ Pair differentiable_rms_norm(const at::Tensor& x, const at::Tensor& weight, doub
   return {results[0], results[1]};
 }
 
-// x [..., d], weight [d] -> y, inverse_rms: rows are independent.
+// x [..., d], weight [d] -> y, inverse_rms. All dims but the last may be sharded.
 void propose_rms_norm(const OpCall& call, Proposal& proposal) {
   const auto& x = call.inputs[0];
   for (int64_t dim = 0; dim + 1 < x.dim(); ++dim) {
@@ -202,23 +205,23 @@ void propose_rms_norm(const OpCall& call, Proposal& proposal) {
   proposal.output(with_last(x.sizes, 1));
 }
 
-// grad, x, weight, inverse_rms -> grad_x, grad_weight (a sum over rows): linear in grad.
+// grad, x, weight, inverse_rms -> grad_x, grad_weight. Linear in grad; sharded rows make grad_weight Partial.
 void propose_rms_norm_backward(const OpCall& call, Proposal& proposal) {
   const auto& x = call.inputs[1];
   for (int64_t dim = 0; dim + 1 < x.dim(); ++dim) {
     proposal.strategies.push_back({{Shard(dim), Partial()}, {Shard(dim), Shard(dim), Replicate(), Shard(dim)}});
   }
-  add_partial_of(call, proposal, {0});
+  add_partial_strategies(call, proposal, {0});
   proposal.output(x.sizes);
   proposal.output(call.inputs[2].sizes);
 }
 
 }  // namespace
 
-Remade::Source source_of_rms_norm(torch::autograd::Node* node) {
+RecomputedActivation::RecomputeSource recompute_source_of_rms_norm(torch::autograd::Node* node) {
   auto* const own = dynamic_cast<torch::autograd::CppNode<RmsNorm>*>(node);
   if (own == nullptr) return {};
-  auto source = Remade::source(own->ctx_, [own] {
+  auto source = RecomputedActivation::source(own->ctx_, [own] {
     const auto saved = own->ctx_.get_saved_variables();
     const auto& data = own->ctx_.saved_data;
     return std::get<0>(call_rms_norm(saved[0], saved[1], data.at("eps").toDouble(), data.at("one_plus").toBool()));

@@ -4,14 +4,15 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/kernels/dispatch/operations.h"
-#include "tessera/kernels/rows/row_loops.h"
+#include "tessera/kernels/rows/elementwise_kernels.h"
 
 namespace tessera::kernels {
 namespace {
 
-// Of any device that has no loop: the product of all with the cosines, then what each half takes of the other.
+// The rotation by libtorch's operations, on any device: multiplies both halves by cos, then adds the other half times
+// sin, with opposite signs.
 at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, double sign) {
   const auto halves = x.unflatten(-1, {2, x.size(-1) / 2});
   const auto s = sin.unsqueeze(2);
@@ -22,18 +23,20 @@ at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tens
   return y.flatten(3).to(x.scalar_type());
 }
 
-// sign -1 rotates back.
-at::Tensor rotate(const at::Tensor& given, const at::Tensor& cos, const at::Tensor& sin, float sign) {
-  if (runs_row_loops(given, /*lanes=*/32) && cos.device() == given.device() && sin.device() == given.device()) {
-    return row_loops(given.device()).rotary(given.contiguous(), cos, sin, sign);
+// Rotates by the angles; sign -1 rotates by the opposite angles.
+at::Tensor rotate(const at::Tensor& input, const at::Tensor& cos, const at::Tensor& sin, float sign) {
+  if (supports_elementwise_kernels(input, /*lanes=*/32) && cos.device() == input.device() &&
+      sin.device() == input.device()) {
+    return elementwise_kernels(input.device()).rotary(input.contiguous(), cos, sin, sign);
   }
-  if (!given.is_cpu() || given.scalar_type() != at::kFloat) return rotate_ops(given, cos, sin, sign);
-  const auto x = given.contiguous();
+  if (!input.is_cpu() || input.scalar_type() != at::kFloat) return rotate_ops(input, cos, sin, sign);
+  const auto x = input.contiguous();
   auto y = at::empty_like(x);
   const int64_t length = x.size(1), heads = x.size(2), half = x.size(3) / 2;
   const int64_t batch_step = cos.size(0) == 1 ? 0 : length * half;
   const float *in = x.const_data_ptr<float>(), *c = cos.const_data_ptr<float>(), *s = sin.const_data_ptr<float>();
   float* out = y.mutable_data_ptr<float>();
+  // The loop for fp32 where the vectorised loops do not run. batch_step is 0 where all rows share the angles.
   at::parallel_for(0, x.size(0) * length, 16, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
       const int64_t angle = token / length * batch_step + token % length * half;
@@ -80,13 +83,13 @@ at::Tensor differentiable_rotary(const at::Tensor& x, const at::Tensor& cos, con
   return Rotary::apply(x, cos, sin, back);
 }
 
-// x [B, T, H, d], cos and sin [B or 1, T, d/2]: rows, tokens and heads are independent; linear in x.
+// x [B, T, H, d], cos and sin [B or 1, T, d/2]. Batch, tokens and heads may be sharded; linear in x.
 void propose_rotary(const OpCall& call, Proposal& proposal) {
   const auto row = call.inputs[1].sizes[0] == 1 ? Replicate() : Shard(0);
   proposal.strategies.push_back({{Shard(0)}, {Shard(0), row, row}});
   proposal.strategies.push_back({{Shard(1)}, {Shard(1), Shard(1), Shard(1)}});
   proposal.strategies.push_back({{Shard(2)}, {Shard(2), Replicate(), Replicate()}});
-  add_partial_of(call, proposal, {0});
+  add_partial_strategies(call, proposal, {0});
   proposal.output(call.inputs[0].sizes);
 }
 
@@ -105,7 +108,7 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
       ErrorKind::kShape,
       "[kernels.rotary] found x of {} dims and cos of {} dims, wanted x [B, T, H, d] and fp32 cos, sin [B, T, d/2]",
       x.dim(), cos.dim());
-  return call_rotary(x, replicated_beside(cos, x), replicated_beside(sin, x), /*back=*/false);
+  return call_rotary(x, replicate_like(cos, x), replicate_like(sin, x), /*back=*/false);
 }
 
 }  // namespace tessera::kernels

@@ -1,8 +1,8 @@
-// Small matrix products of fp32 in registers, and the moves of rows that they need: what attention does to a block of
-// queries and keys. Included by attention_loops_body.h.
+// Small fp32 matrix products in registers, and the copies of rows that they need, for attention on blocks of queries
+// and keys. Included by attention_loops_body.h.
 
-// C [R, kLanes N] (+)= A B, A [R, count] with strides, B [count, kLanes N].
-// Loops over registers have to be unrolled, or the registers lie in memory.
+// C [R, kLanes N] = A B, or += with `add`. A [R, count] with strides, B [count, kLanes N]. The loops over registers
+// must be unrolled, else the compiler keeps `sums` in memory.
 template <int R, int N>
 inline void tile(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row, float* c, int64_t c_row,
                  int64_t count, bool add) {
@@ -30,17 +30,17 @@ inline void tile(const float* a, int64_t a_row, int64_t a_step, const float* b, 
   }
 }
 
-struct Left {
+struct LeftMatrix {
   const float* data;
   int64_t row, step;
 };
-struct Right {
+struct RightMatrix {
   const float* data;
   int64_t row;
 };
 
 template <int N>
-void tiles(int64_t rows, int64_t count, const Left& a, const Right& b, float* c, int64_t c_row, bool add) {
+void tiles(int64_t rows, int64_t count, const LeftMatrix& a, const RightMatrix& b, float* c, int64_t c_row, bool add) {
   int64_t r = 0;
   const auto rows_of = [&]<int R>(std::integral_constant<int, R>) __attribute__((always_inline)) {
     for (; r + R <= rows; r += R) {
@@ -52,9 +52,10 @@ void tiles(int64_t rows, int64_t count, const Left& a, const Right& b, float* c,
   rows_of(std::integral_constant<int, 1>());
 }
 
-// C [rows, width] (+)= A [rows, count] B [count, width]; width a multiple of kLanes.
-inline void multiply(int64_t rows, int64_t width, int64_t count, const Left& a, const Right& b, float* c, int64_t c_row,
-                     bool add) {
+// C [rows, width] = A [rows, count] B [count, width], or += with `add`; width is a multiple of kLanes. The widest tiles
+// come first; narrower ones cover the remaining columns.
+inline void multiply(int64_t rows, int64_t width, int64_t count, const LeftMatrix& a, const RightMatrix& b, float* c,
+                     int64_t c_row, bool add) {
   int64_t w = 0;
   const auto columns_of = [&]<int N>(std::integral_constant<int, N>) __attribute__((always_inline)) {
     for (; w + N * kLanes <= width; w += N * kLanes) tiles<N>(rows, count, a, {b.data + w, b.row}, c + w, c_row, add);
@@ -65,7 +66,7 @@ inline void multiply(int64_t rows, int64_t width, int64_t count, const Left& a, 
   columns_of(std::integral_constant<int, 1>());
 }
 
-// Tokens of one head in fp32, [tokens, width].
+// Copies the tokens of one head to fp32 [tokens, width]; `step` is the distance of tokens in `from`.
 template <class T>
 void gather(const T* from, int64_t step, int64_t tokens, int64_t width, float* to) {
   for (int64_t t = 0; t < tokens; ++t) {
@@ -80,7 +81,7 @@ void scatter(const float* from, int64_t step, int64_t tokens, int64_t width, T* 
   }
 }
 
-// [tokens, width] as blocks [width, kBlock], zero behind the last token.
+// Rearranges [tokens, width] into blocks [width, kBlock], with zeros behind the last token.
 inline void transpose_blocks(const float* from, int64_t tokens, int64_t width, float* to) {
   for (int64_t begin = 0; begin < tokens; begin += kBlock, to += width * kBlock) {
     const int64_t count = std::min(kBlock, tokens - begin);

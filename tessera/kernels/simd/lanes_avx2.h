@@ -1,4 +1,4 @@
-// Eight fp32 numbers at a time: the AVX2 half of lanes.h, which says how to use it.
+// Vectors of eight fp32 numbers: the AVX2 half of lanes.h, which documents the functions.
 #pragma once
 
 #include "tessera/kernels/simd/lanes.h"
@@ -12,9 +12,9 @@ namespace tessera::kernels::lanes_avx2 {
 #pragma GCC target("avx2,fma")
 
 constexpr int64_t kLanes = 8;
-constexpr int kTileRows = 6, kTileColumns = 2;  // of a product in registers, the columns in lanes
+constexpr int kTileRows = 6, kTileColumns = 2;  // registers of a product tile; columns in vectors
 using Lanes = __m256;
-using Mask = __m256i;  // all bits of a lane, or none
+using Mask = __m256i;  // per lane all bits set or none
 
 inline Lanes fill(float value) { return _mm256_set1_ps(value); }
 inline Lanes add(Lanes a, Lanes b) { return _mm256_add_ps(a, b); }
@@ -28,7 +28,7 @@ inline Lanes max(Lanes a, Lanes b) { return _mm256_max_ps(a, b); }
 
 inline Mask not_numbers(Lanes values) { return _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q)); }
 inline bool any(const Mask& mask) { return _mm256_testz_si256(mask, mask) == 0; }
-// From eight lanes that are there on to eight that are not.
+// Reads eight values from a table of eight set lanes followed by eight cleared lanes.
 inline Mask first_lanes(int64_t count) {
   alignas(64) static constexpr int32_t kBits[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
   const int64_t bounded = count < 0 ? 0 : count > kLanes ? kLanes : count;
@@ -66,17 +66,18 @@ Lanes rounded_to(Lanes values) {
 inline void store_lanes(float* to, Lanes values) { _mm256_storeu_ps(to, values); }
 inline void store_lanes(c10::BFloat16* to, Lanes values) {
   const __m256i bits = bf16_bits(values);
-  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0x08);  // of each half its own
+  // Takes the packed values of both 128-bit halves.
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0x08);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(packed));
 }
 inline void store_lanes(const Mask& mask, float* to, Lanes values) { _mm256_maskstore_ps(to, mask, values); }
 
-// To the nearest whole number; power is one, in [-151, 129].
+// rounded: the nearest integer. times_power_of_two: x * 2^power, where power is an integer in [-151, 129].
 inline Lanes rounded(Lanes x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline Lanes power_of_two(__m256i exponent) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(exponent, _mm256_set1_epi32(127)), 23));
 }
-// In two steps, of which the first is exact, so that what leaves the normal numbers is rounded once.
+// Multiplies in two steps. The first one is exact, so a result below the normal numbers is rounded once.
 inline Lanes times_power_of_two(Lanes x, Lanes power) {
   const __m256i whole = _mm256_cvtps_epi32(power), half = _mm256_srai_epi32(whole, 1);
   return mul(mul(x, power_of_two(half)), power_of_two(_mm256_sub_epi32(whole, half)));
@@ -96,7 +97,7 @@ inline float largest_of(Lanes values) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
-// rows[i] becomes column i.
+// Transposes a square: rows[i] becomes column i.
 inline void transpose(Lanes (&rows)[kLanes]) {
   Lanes other[kLanes];
 #pragma GCC unroll 4

@@ -1,4 +1,4 @@
-// Sixteen fp32 numbers at a time: the AVX-512 half of lanes.h, which says how to use it.
+// Vectors of sixteen fp32 numbers: the AVX-512 half of lanes.h, which documents the functions.
 #pragma once
 
 #include "tessera/kernels/simd/lanes.h"
@@ -10,12 +10,12 @@
 namespace tessera::kernels::lanes_avx512 {
 
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"  // of what GCC 12's own headers leave undefined
+#pragma GCC diagnostic ignored "-Wuninitialized"  // false positives in GCC 12's own intrinsics headers
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")
 
 constexpr int64_t kLanes = 16;
-constexpr int kTileRows = 4, kTileColumns = 4;  // of a product in registers, the columns in lanes
+constexpr int kTileRows = 4, kTileColumns = 4;  // registers of a product tile; columns in vectors
 using Lanes = __m512;
 using Mask = __mmask16;
 
@@ -65,14 +65,14 @@ inline void store_lanes(c10::BFloat16* to, Lanes values) {
 }
 inline void store_lanes(Mask mask, float* to, Lanes values) { _mm512_mask_storeu_ps(to, mask, values); }
 
-// To the nearest whole number; power is one, in [-151, 129].
+// rounded: the nearest integer. times_power_of_two: x * 2^power, where power is an integer in [-151, 129].
 inline Lanes rounded(Lanes x) { return _mm512_roundscale_ps(x, 0); }
 inline Lanes times_power_of_two(Lanes x, Lanes power) { return _mm512_scalef_ps(x, power); }
 inline Lanes between(Lanes x, float low, float high) {
   return _mm512_max_ps(_mm512_set1_ps(low), _mm512_min_ps(_mm512_set1_ps(high), x));
 }
 
-// Of both halves as one.
+// Reduces the two halves with each other, then as in AVX2.
 inline float sum_of(Lanes values) {
   return lanes_avx2::sum_of(_mm256_add_ps(_mm512_castps512_ps256(values), _mm512_extractf32x8_ps(values, 1)));
 }
@@ -80,7 +80,7 @@ inline float largest_of(Lanes values) {
   return lanes_avx2::largest_of(_mm256_max_ps(_mm512_castps512_ps256(values), _mm512_extractf32x8_ps(values, 1)));
 }
 
-// rows[i] becomes column i.
+// Transposes a square: rows[i] becomes column i.
 inline void transpose(Lanes (&rows)[kLanes]) {
   Lanes other[kLanes];
 #pragma GCC unroll 8

@@ -1,4 +1,4 @@
-// What both halves of lanes.h have in terms of their own operations. Included within each of them.
+// Functions that both halves of lanes.h define by their own operations. Included in each half.
 
 inline Lanes select(AllLanes, Lanes yes, Lanes) { return yes; }
 inline Lanes load_lanes(AllLanes, const float* from, Lanes) { return load_lanes(from); }
@@ -11,13 +11,14 @@ void for_each_lanes(int64_t count, const Each& each) {
   if (at < count) each(at, first_lanes(count - at));
 }
 
-// e^x to about one unit in the last place; 0 of -inf, NaN of NaN.
+// e^x within about one unit in the last place; 0 for -inf, NaN for NaN. e^x = 2^power * 2^rest, where power is the
+// integer nearest to x log2(e); log2(e) is split into two floats to keep `rest` exact. 2^rest is a polynomial.
 inline Lanes exp_lanes(Lanes x) {
   const Lanes high = fill(1.44269502F), low = fill(1.92596300e-8F);  // log2(e)
   const Lanes bounded = between(x, -104.0F, 89.0F);
   const Lanes power = rounded(mul(bounded, high));
   const Lanes rest = fma(bounded, low, fms(bounded, high, power));
-  Lanes sum = fill(1.52527338e-5F);  // ln(2)^k / k!
+  Lanes sum = fill(1.52527338e-5F);  // coefficients ln(2)^k / k!
   sum = fma(sum, rest, fill(1.54035304e-4F));
   sum = fma(sum, rest, fill(1.33335581e-3F));
   sum = fma(sum, rest, fill(9.61812911e-3F));

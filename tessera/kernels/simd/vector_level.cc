@@ -14,29 +14,30 @@
 namespace tessera::kernels {
 namespace {
 
-std::atomic<int> agreed{-1};  // -1: nothing
-thread_local std::optional<VectorLevel> used;
+std::atomic<int> common_level{-1};                     // -1: ranks have not agreed
+thread_local std::optional<VectorLevel> thread_level;  // by VectorLevelGuard
 
-VectorLevel chosen() {
+// The level of this process before ranks agree on one: TESSERA_ROW_KERNELS, else the processor's. Computed once.
+VectorLevel process_level() {
   static const VectorLevel level = [] {
-    const char* given = std::getenv("TESSERA_ROW_KERNELS");
-    const std::string_view wanted = given != nullptr ? given : "";
-    const VectorLevel most = most_of_processor();
-    if (wanted.empty()) return most;
-    if (wanted == "plain") return VectorLevel::kPlain;
-    if (wanted == "avx2" && most >= VectorLevel::kAvx2) return VectorLevel::kAvx2;
-    if (wanted == "avx512" && most >= VectorLevel::kAvx512) return VectorLevel::kAvx512;
+    const char* variable = std::getenv("TESSERA_ROW_KERNELS");
+    const std::string_view requested = variable != nullptr ? variable : "";
+    const VectorLevel supported = max_vector_level();
+    if (requested.empty()) return supported;
+    if (requested == "plain") return VectorLevel::kPlain;
+    if (requested == "avx2" && supported >= VectorLevel::kAvx2) return VectorLevel::kAvx2;
+    if (requested == "avx512" && supported >= VectorLevel::kAvx512) return VectorLevel::kAvx512;
     raise(ErrorKind::kConfig,
-          "[kernels.rows] TESSERA_ROW_KERNELS: found {}, wanted plain, or avx2 or avx512 where the processor has it. "
-          "Correct it or unset it.",
-          quote(wanted));
+          "[kernels.rows] TESSERA_ROW_KERNELS: found {}, wanted plain, avx2 or avx512, and a level that this processor "
+          "supports. Correct it or unset it.",
+          quote(requested));
   }();
   return level;
 }
 
 }  // namespace
 
-VectorLevel most_of_processor() {
+VectorLevel max_vector_level() {
 #if defined(__x86_64__)
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;  // clang 14 does not know "f16c"
   const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
@@ -49,19 +50,21 @@ VectorLevel most_of_processor() {
 #endif
 }
 
+// Precedence: VectorLevelGuard of this thread, then the ranks' agreement, then the level of this process.
 VectorLevel vector_level() {
-  if (used) return *used;
-  const int together = agreed.load(std::memory_order_relaxed);
-  return together < 0 ? chosen() : static_cast<VectorLevel>(together);
+  if (thread_level) return *thread_level;
+  const int common = common_level.load(std::memory_order_relaxed);
+  return common < 0 ? process_level() : static_cast<VectorLevel>(common);
 }
 
-void set_vector_level(VectorLevel level) { agreed = static_cast<int>(level); }
+void set_vector_level(VectorLevel level) { common_level = static_cast<int>(level); }
 
-UseVectorLevel::UseVectorLevel(VectorLevel level) : before_(used) {
-  TESSERA_CHECK(level <= most_of_processor(), ErrorKind::kConfig, "[kernels.rows] this processor has fewer vectors");
-  used = level;
+VectorLevelGuard::VectorLevelGuard(VectorLevel level) : before_(thread_level) {
+  TESSERA_CHECK(level <= max_vector_level(), ErrorKind::kConfig,
+                "[kernels.rows] this processor does not support the vector instructions of the requested level");
+  thread_level = level;
 }
 
-UseVectorLevel::~UseVectorLevel() { used = before_; }
+VectorLevelGuard::~VectorLevelGuard() { thread_level = before_; }
 
 }  // namespace tessera::kernels

@@ -1,29 +1,32 @@
-// Which vector instructions the loops of this layer are compiled for and run with: those of the processor, or fewer.
+// The vector instructions with which the loops of this layer run: those of the processor, or fewer.
 #pragma once
 
 #include <optional>
 
 namespace tessera::kernels {
 
-enum class VectorLevel { kPlain, kAvx2, kAvx512 };  // each has what those before it have
+enum class VectorLevel { kPlain, kAvx2, kAvx512 };  // each level includes the levels before it
 
-// What this processor can, or what TESSERA_ROW_KERNELS=plain|avx2|avx512 asks for; or less, as ranks have agreed. Error
-// kConfig for any other value, and for what the processor cannot do.
+// The level in use: that of a VectorLevelGuard of this thread, else the level that ranks agreed on, else
+// TESSERA_ROW_KERNELS=plain|avx2|avx512, else the processor's. Error kConfig for another value of the variable or a
+// level that the processor does not support.
 VectorLevel vector_level();
-// From now on, for the process. No more than the processor can.
+// Sets the level of this process from now on. The processor must support it.
 void set_vector_level(VectorLevel level);
 
-// For tests: the loops of this thread run with `level` while it lives. Error kConfig for more than the processor can.
-class UseVectorLevel {
+// For tests: the loops of this thread run with `level` while the object lives. Error kConfig for a level that the
+// processor does not support.
+class VectorLevelGuard {
  public:
-  explicit UseVectorLevel(VectorLevel level);
-  ~UseVectorLevel();
-  UseVectorLevel(const UseVectorLevel&) = delete;
-  UseVectorLevel& operator=(const UseVectorLevel&) = delete;
+  explicit VectorLevelGuard(VectorLevel level);
+  ~VectorLevelGuard();
+  VectorLevelGuard(const VectorLevelGuard&) = delete;
+  VectorLevelGuard& operator=(const VectorLevelGuard&) = delete;
 
  private:
   std::optional<VectorLevel> before_;
 };
-VectorLevel most_of_processor();
+// The highest level that this processor supports.
+VectorLevel max_vector_level();
 
 }  // namespace tessera::kernels

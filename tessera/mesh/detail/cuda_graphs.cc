@@ -7,15 +7,16 @@
 namespace tessera::detail {
 namespace {
 
-// Keeps the pool while no graph does: one that everybody has left cannot be captured into again.
-class CudaGraphMemory final : public GraphMemory, public std::enable_shared_from_this<CudaGraphMemory> {
+// Holds a reference to the allocator's pool while no graph does: a pool without references cannot be captured into
+// again.
+class CudaGraphPool final : public GraphPool, public std::enable_shared_from_this<CudaGraphPool> {
  public:
-  explicit CudaGraphMemory(c10::Device device) : device_(device), pool_(at::cuda::graph_pool_handle()) {
+  explicit CudaGraphPool(c10::Device device) : device_(device), pool_(at::cuda::graph_pool_handle()) {
     c10::cuda::CUDACachingAllocator::createOrIncrefPool(device_.index(), pool_);
   }
-  ~CudaGraphMemory() override { c10::cuda::CUDACachingAllocator::releasePool(device_.index(), pool_); }
-  CudaGraphMemory(const CudaGraphMemory&) = delete;
-  CudaGraphMemory& operator=(const CudaGraphMemory&) = delete;
+  ~CudaGraphPool() override { c10::cuda::CUDACachingAllocator::releasePool(device_.index(), pool_); }
+  CudaGraphPool(const CudaGraphPool&) = delete;
+  CudaGraphPool& operator=(const CudaGraphPool&) = delete;
 
   std::unique_ptr<DeviceGraph> make_graph() override;
   c10::Device device() const { return device_; }
@@ -28,9 +29,9 @@ class CudaGraphMemory final : public GraphMemory, public std::enable_shared_from
 
 class CudaGraph final : public DeviceGraph {
  public:
-  explicit CudaGraph(std::shared_ptr<CudaGraphMemory> memory) : memory_(std::move(memory)) {}
+  explicit CudaGraph(std::shared_ptr<CudaGraphPool> memory) : memory_(std::move(memory)) {}
 
-  // Other threads (of NCCL, of loaders) go on: what they call is not of the capture.
+  // The thread-local mode lets other threads (of NCCL, of data loaders) call CUDA during the capture.
   void begin_capture() override {
     const c10::DeviceGuard guard(memory_->device());
     graph_.capture_begin(memory_->pool(), cudaStreamCaptureModeThreadLocal);
@@ -42,16 +43,16 @@ class CudaGraph final : public DeviceGraph {
   void replay() override { graph_.replay(); }
 
  private:
-  std::shared_ptr<CudaGraphMemory> memory_;
-  at::cuda::CUDAGraph graph_;  // ends before its memory does
+  std::shared_ptr<CudaGraphPool> memory_;
+  at::cuda::CUDAGraph graph_;  // destroyed before its memory
 };
 
-std::unique_ptr<DeviceGraph> CudaGraphMemory::make_graph() { return std::make_unique<CudaGraph>(shared_from_this()); }
+std::unique_ptr<DeviceGraph> CudaGraphPool::make_graph() { return std::make_unique<CudaGraph>(shared_from_this()); }
 
 }  // namespace
 
-GraphMemoryMaker cuda_graph_memory() {
-  return [](c10::Device device) -> std::shared_ptr<GraphMemory> { return std::make_shared<CudaGraphMemory>(device); };
+GraphPoolFactory cuda_graph_pool_factory() {
+  return [](c10::Device device) -> std::shared_ptr<GraphPool> { return std::make_shared<CudaGraphPool>(device); };
 }
 
 }  // namespace tessera::detail

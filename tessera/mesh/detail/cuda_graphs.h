@@ -1,11 +1,11 @@
-// CUDA's graphs, where this program was built for it.
+// CUDA graphs, if this program was built with CUDA.
 #pragma once
 
 #include "tessera/mesh/device_graph.h"
 
 namespace tessera::detail {
 
-// Null: it was not.
-GraphMemoryMaker cuda_graph_memory();
+// Null in a program without CUDA.
+GraphPoolFactory cuda_graph_pool_factory();
 
 }  // namespace tessera::detail

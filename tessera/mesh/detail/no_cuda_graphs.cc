@@ -2,6 +2,6 @@
 
 namespace tessera::detail {
 
-GraphMemoryMaker cuda_graph_memory() { return nullptr; }
+GraphPoolFactory cuda_graph_pool_factory() { return nullptr; }
 
 }  // namespace tessera::detail

@@ -18,8 +18,8 @@
 #include "tessera/formats/tensor_files/finite.h"
 #include "tessera/formats/tensor_files/tensor_files.h"
 #include "tessera/models/adapters/adapters.h"
-#include "tessera/models/tensors/local_part.h"
-#include "tessera/models/tensors/stage_values.h"
+#include "tessera/models/tensors/model_parameters.h"
+#include "tessera/models/tensors/stage_parameters.h"
 
 namespace tessera {
 namespace {
@@ -29,23 +29,25 @@ constexpr const char *kWeightsFile = "adapter_model.safetensors", *kTorchFile = 
 constexpr const char* kPeftPrefix = "base_model.model.";
 constexpr double kMostAlpha = 1e9;
 
-// PEFT keeps DoRA's magnitudes under the name that they had as a parameter.
+// DoRA's magnitudes are a module here, but PEFT saves them under the name that they had as a parameter, without
+// ".weight".
 std::string peft_name(const std::string& own) {
   const std::string suffix = ".lora_magnitude_vector.weight";
   return kPeftPrefix + (own.ends_with(suffix) ? own.substr(0, own.size() - std::string(".weight").size()) : own);
 }
 
+// Whether a value stands for "not set": null, false, or an empty list or object.
 bool is_neutral(const Json& value) {
   return value.is_null() || (value.is_boolean() && !value.get<bool>()) || (value.is_structured() && value.empty());
 }
 
-// PEFT reads it in any case.
+// PEFT accepts any capitalisation.
 bool is_all_linear(std::string text) {
   std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return text == "all-linear";
 }
 
-// What changes the result and is not done here.
+// Refuses settings that change the result and that this version does not implement.
 void check_plain_lora(const JsonReader& top) {
   for (const char* key :
        {"fan_in_fan_out", "modules_to_save", "layers_to_transform", "rank_pattern", "alpha_pattern", "exclude_modules",
@@ -59,17 +61,17 @@ void check_plain_lora(const JsonReader& top) {
           top.name(), key, describe(*found));
   }
   const auto bias = top.string("bias", "none");
-  if (bias != "none") top.at("bias").fail("none: this version trains no biases beside adapters");
+  if (bias != "none") top.at("bias").fail("none: this version does not train biases together with adapters");
   const auto init = top.find("init_lora_weights");
   if (!init || init->value().is_boolean()) return;
   static const std::set<std::string> kKeepBase = {"gaussian", "eva", "orthogonal"};
-  const auto how = init->as_string();
-  if (!kKeepBase.contains(how)) {
+  const auto init_name = init->as_string();
+  if (!kKeepBase.contains(init_name)) {
     init->fail("true, false, gaussian, eva or orthogonal: others change the base's weights");
   }
 }
 
-// A text is a regular expression of whole paths, and a list holds names, as PEFT has it.
+// In PEFT a text is a regular expression of whole paths, and a list has names.
 void read_targets(const JsonReader& top, AdapterConfig& config) {
   const auto found = top.find("target_modules");
   if (!found) raise(ErrorKind::kFormat, "{}: target_modules is missing", top.name());
@@ -85,24 +87,26 @@ void read_targets(const JsonReader& top, AdapterConfig& config) {
   config.target_syntax = TargetSyntax::kPeftNames;
 }
 
-// The weights, whatever the file is. An older torch.save, which is no zip archive, is told of with what to do.
+// Opens the weights in any format. For an older torch.save file, which is not a zip archive, the error says how to
+// convert it.
 std::shared_ptr<const TensorFiles> open_adapter_weights(const std::filesystem::path& file) {
   try {
     return TensorFiles::open(file);
   } catch (const Error& error) {
     if (file.filename() != kTorchFile) throw;
     raise(error.kind(),
-          "{} The adapter's weights are in {} alone, which is not as torch.save writes since PyTorch 1.6. Load it with "
+          "{} The adapter's weights are only in {}, which is not in the format that torch.save writes since PyTorch "
+          "1.6. Load it with "
           "PEFT and save it again (PeftModel.save_pretrained), which writes {}.",
           error.what(), kTorchFile, kWeightsFile);
   }
 }
 
-// What is to be known of the adapters of a model, or of some stages of it, to write them.
+// The information that is needed to write the adapters of a model, or of some pipeline stages of it.
 struct AdapterSummary {
-  Json settings = nullptr;           // what adapter_config.json says of all of them; null: there are none
-  std::vector<std::string> adapted;  // paths
-  std::set<std::string> others;      // last parts of the paths of other Linears
+  Json settings = nullptr;           // settings of all adapters for adapter_config.json; null: there are no adapters
+  std::vector<std::string> adapted;  // paths of the adapted Linears
+  std::set<std::string> others;      // last parts of the paths of the other Linears
   std::vector<SharedParameter> parameters;
 };
 
@@ -110,7 +114,7 @@ std::string last_part(const std::string& path) { return path.substr(path.rfind('
 
 AdapterSummary summary_of(CausalLM& model) {
   AdapterSummary out;
-  out.parameters = shared_parameters(model, Parameters::kOfAdapters);
+  out.parameters = shared_parameters(model, ParameterSet::kOfAdapters);
   for (const auto& [path, module] : model.named_modules()) {
     if (const auto* linear = dynamic_cast<nn::LoraLinear*>(module)) {
       out.adapted.push_back(path);
@@ -139,7 +143,8 @@ std::string to_text(const AdapterSummary& summary) {
       .dump();
 }
 
-// Of all stages, in their order; the parameters are on the meta device. COLLECTIVE over the pipeline.
+// Merges the summaries of all stages, in stage order. The parameters are on the meta device. COLLECTIVE over the
+// pipeline.
 AdapterSummary summary_of_stages(comm::Group& pipeline, const AdapterSummary& own) {
   AdapterSummary out;
   std::set<std::string> seen;
@@ -159,7 +164,8 @@ AdapterSummary summary_of_stages(comm::Group& pipeline, const AdapterSummary& ow
   return out;
 }
 
-// As few names as mean exactly the adapted Linears: their last parts where no other Linear is called so.
+// Returns the shortest list of names that selects exactly the adapted Linears: the last parts of their paths, when no
+// other Linear has one of these as its last part; else the whole paths.
 std::vector<std::string> target_names(const AdapterSummary& summary) {
   std::set<std::string> names;
   for (const auto& path : summary.adapted) names.insert(last_part(path));
@@ -207,7 +213,7 @@ void write_adapters(const AdapterSummary& summary, const std::vector<at::Tensor>
   staged.publish();
 }
 
-// The Linears of the whole model that this one has not: they are in other stages of a pipeline.
+// Returns the Linears of the whole model that this rank does not have, because they are in other pipeline stages.
 std::set<std::string> linears_elsewhere(CausalLM& model) {
   std::set<std::string> names;
   const auto whole = make_model(model.config(), {.device = c10::Device(at::kMeta)});
@@ -218,7 +224,7 @@ std::set<std::string> linears_elsewhere(CausalLM& model) {
   return names;
 }
 
-// Of base_model.model.PATH.lora_A.weight the path.
+// Returns PATH of "base_model.model.PATH.lora_A.weight", or an empty text for other names.
 std::string adapted_path(const std::string& peft) {
   const size_t prefix = std::string(kPeftPrefix).size(), end = peft.find(".lora_");
   return !peft.starts_with(kPeftPrefix) || end == std::string::npos ? "" : peft.substr(prefix, end - prefix);
@@ -255,11 +261,13 @@ void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
   const at::NoGradGuard no_grad;
   const auto path = adapter_weights_file(folder);
   const auto file = open_adapter_weights(path);
-  auto parameters = shared_parameters(model, Parameters::kOfAdapters);
+  auto parameters = shared_parameters(model, ParameterSet::kOfAdapters);
   const auto elsewhere = linears_elsewhere(model);
   TESSERA_CHECK(!parameters.empty() || !elsewhere.empty(), ErrorKind::kConfig,
                 "[models.adapters] {}: the model has no adapters to load into. Call add_adapters first.",
                 path.string());
+  // All problems are collected first, so that the model is unchanged when the error is thrown. The error is kShape only
+  // when every problem is a wrong shape.
   std::vector<std::string> problems;
   bool only_shapes = true;
   std::set<std::string> known;
@@ -274,7 +282,7 @@ void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
                                      fmt::join(parameter.tensor.sizes(), ", ")));
     } else if (!c10::isFloatingType(file->at(name).dtype)) {
       problems.push_back(
-          fmt::format("{}: is of {}, wanted floating numbers", name, c10::toString(file->at(name).dtype)));
+          fmt::format("{}: has dtype {}, wanted a floating-point dtype", name, c10::toString(file->at(name).dtype)));
       only_shapes = false;
     }
   }
@@ -285,15 +293,17 @@ void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
   }
   if (!problems.empty()) {
     raise(only_shapes ? ErrorKind::kShape : ErrorKind::kFormat,
-          "[models.adapters] {}: {}{}. Its {} says which Linears it is for.", path.string(), problems.front(),
+          "[models.adapters] {}: {}{}. Its {} lists the Linears of the adapter.", path.string(), problems.front(),
           problems.size() > 1 ? fmt::format(" (and {} more)", problems.size() - 1) : "", kConfigFile);
   }
   for (auto& parameter : parameters) {
-    const auto box = local_part_box(parameter.tensor);
-    const auto local = writable_part(parameter, c10::Device(c10::DeviceType::CPU));
+    const auto box = local_shard_box(parameter.tensor);
+    const auto local = writable_local_shard(parameter, c10::Device(c10::DeviceType::CPU));
     if (local.numel() == 0) continue;
     const auto name = peft_name(parameter.names.front());
     file->read(name, box.offset, local);
+    // Only when a converted value is not finite are the stored values read again, to report whether the file or the
+    // conversion is the cause.
     if (!find_non_finite(local)) continue;
     const auto stored = at::empty(local.sizes(), at::TensorOptions(file->at(name).dtype));
     file->read(name, box.offset, stored);
@@ -307,7 +317,7 @@ void save_adapters(CausalLM& model, const std::filesystem::path& folder, const S
   const auto own = summary_of(model);
   auto all = shared_parameters(model);
   all.insert(all.end(), own.parameters.begin(), own.parameters.end());
-  const StageValues stages(options.pipeline, all);
+  const StageParameters stages(options.pipeline, all);
   const auto summary = stages.pipeline() ? summary_of_stages(*stages.pipeline(), own) : own;
   TESSERA_CHECK(!summary.parameters.empty(), ErrorKind::kConfig,
                 "[models.adapters] {}: the model has no adapters to save", folder.string());
@@ -317,10 +327,11 @@ void save_adapters(CausalLM& model, const std::filesystem::path& folder, const S
     const auto& tensor = held.at(parameter.names.front());
     return (is_dtensor(tensor) ? full_tensor(tensor.detach()) : tensor.detach()).contiguous();
   };
+  // Every rank collects every parameter, because `collect` is COLLECTIVE; only the writing rank writes.
   std::vector<at::Tensor> values;
   for (const auto& parameter : summary.parameters) values.push_back(stages.collect(parameter, value_of));
   stages.attempt_on_all([&] {
-    if (stages.writes()) write_adapters(summary, values, folder, options);
+    if (stages.is_writer()) write_adapters(summary, values, folder, options);
   });
 }
 

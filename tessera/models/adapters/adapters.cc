@@ -14,7 +14,7 @@
 #include "tessera/base/philox.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/random/random_fill.h"
-#include "tessera/models/tensors/local_part.h"
+#include "tessera/models/tensors/model_parameters.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
 namespace tessera {
@@ -28,12 +28,12 @@ bool is_module_name(std::string_view text) {
          std::ranges::all_of(text, [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '.'; });
 }
 
-// Whether a name, whole or its last part, is `module`.
-bool means_module(const std::string& name, const std::string& module) {
+// Whether `name` is `module`, or ends in ".module".
+bool matches_module(const std::string& name, const std::string& module) {
   return name == module || name.ends_with("." + module);
 }
 
-// Whether one entry of target_modules means the module at `path`.
+// One entry of target_modules.
 class AdapterTarget {
  public:
   AdapterTarget(std::string text, TargetSyntax syntax)
@@ -45,7 +45,8 @@ class AdapterTarget {
                   "[models.adapters] target_modules: {} has {} characters, wanted {} at most", quote(text_),
                   text_.size(), kLongestPattern);
     try {
-      // In time linear in the text, whatever the pattern; without back references.
+      // __polynomial makes matching take time linear in the text for every pattern. It does not support back
+      // references.
       pattern_.emplace(text_, std::regex::ECMAScript | std::regex_constants::__polynomial);
     } catch (const std::regex_error&) {
       raise(
@@ -55,10 +56,10 @@ class AdapterTarget {
           quote(text_), syntax == TargetSyntax::kPeftPattern ? "" : "no name and ");
     }
   }
-  bool means(const std::string& path) const {
+  bool matches(const std::string& path) const {
     if (all_) return true;
     if (pattern_) return std::regex_match(path, *pattern_);
-    return means_module(path, text_);
+    return matches_module(path, text_);
   }
   const std::string& text() const { return text_; }
 
@@ -68,13 +69,13 @@ class AdapterTarget {
   std::optional<std::regex> pattern_;
 };
 
-struct LinearPlace {
+struct LinearSlot {
   std::string path, name;
   nn::Module* parent;
   nn::Linear* linear;
 };
 
-void collect_linears(nn::Module& module, const std::string& path, std::vector<LinearPlace>& out) {
+void collect_linears(nn::Module& module, const std::string& path, std::vector<LinearSlot>& out) {
   for (const auto& [name, child] : module.named_children()) {
     const std::string below = path.empty() ? name : path + "." + name;
     if (auto* linear = dynamic_cast<nn::Linear*>(child.get())) {
@@ -85,42 +86,45 @@ void collect_linears(nn::Module& module, const std::string& path, std::vector<Li
   }
 }
 
-std::vector<LinearPlace> meant_linears(CausalLM& model, const AdapterConfig& config) {
-  std::vector<LinearPlace> all, meant;
+// Every Linear that some target names is adapted. A target that names none is an error, except in PEFT's lists, which
+// may contain names of other models; such a list must name at least one Linear of this model.
+std::vector<LinearSlot> find_target_linears(CausalLM& model, const AdapterConfig& config) {
+  std::vector<LinearSlot> all, targeted;
   collect_linears(model, "", all);
   std::vector<AdapterTarget> targets;
   for (const auto& text : config.target_modules) targets.emplace_back(text, config.target_syntax);
   TESSERA_CHECK(!targets.empty(), ErrorKind::kConfig,
-                "[models.adapters] target_modules: found none, wanted names of "
-                "Linears, or all-linear");
+                "[models.adapters] target_modules: the list is empty, wanted names "
+                "of Linears, or all-linear");
   std::vector<bool> used(targets.size());
-  for (const auto& place : all) {
-    bool is_meant = false;
+  for (const auto& slot : all) {
+    bool is_target = false;
     for (size_t i = 0; i < targets.size(); ++i) {
-      if (!targets[i].means(place.path)) continue;
-      is_meant = used[i] = true;
+      if (!targets[i].matches(slot.path)) continue;
+      is_target = used[i] = true;
     }
-    if (is_meant) meant.push_back(place);
+    if (is_target) targeted.push_back(slot);
   }
   std::set<std::string> names;
-  for (const auto& place : all) names.insert(place.name);
-  const bool passes_over_others = config.target_syntax == TargetSyntax::kPeftNames && !meant.empty();
+  for (const auto& slot : all) names.insert(slot.name);
+  const bool ignores_unknown_names = config.target_syntax == TargetSyntax::kPeftNames && !targeted.empty();
   for (size_t i = 0; i < targets.size(); ++i) {
     const auto& text = targets[i].text();
-    TESSERA_CHECK(used[i] || (!means_module(text, "lm_head") && !means_module(text, "embed_tokens")),
+    TESSERA_CHECK(used[i] || (!matches_module(text, "lm_head") && !matches_module(text, "embed_tokens")),
                   ErrorKind::kConfig,
                   "[models.adapters] target_modules: {}: this version has no adapters on embedding and head. Leave it "
                   "out; an adapter that has it can be merged with PEFT (merge_and_unload).",
                   quote(text));
-    TESSERA_CHECK(used[i] || passes_over_others, ErrorKind::kConfig,
-                  "[models.adapters] target_modules: {} {}. Its Linears are called {}.", quote(text),
-                  config.target_syntax == TargetSyntax::kPeftPattern
-                      ? "is a regular expression, as every text there, and matches the whole path of no Linear of this "
-                        "model; a list holds names"
-                      : "is no Linear of this model",
-                  fmt::join(names, ", "));
+    TESSERA_CHECK(
+        used[i] || ignores_unknown_names, ErrorKind::kConfig,
+        "[models.adapters] target_modules: {} {}. Its Linears are called {}.", quote(text),
+        config.target_syntax == TargetSyntax::kPeftPattern
+            ? "is read as a regular expression, because it is a text and not a list, and matches the whole path "
+              "of no Linear of this model"
+            : "is not a Linear of this model",
+        fmt::join(names, ", "));
   }
-  return meant;
+  return targeted;
 }
 
 void check_adapter_config(const AdapterConfig& config) {
@@ -132,26 +136,28 @@ void check_adapter_config(const AdapterConfig& config) {
                 "[models.adapters] dropout: found {}, wanted 0 up to 1", config.dropout);
 }
 
+// Fills this rank's shard with values that depend only on the seed, the parameter's name and the global index of an
+// element, so the result is the same for every sharding.
 void fill_uniform(SharedParameter& parameter, uint64_t seed) {
-  const auto local = writable_part(parameter, c10::Device(c10::DeviceType::CPU));
+  const auto local = writable_local_shard(parameter, c10::Device(c10::DeviceType::CPU));
   const auto& whole = parameter.tensor;
-  const auto region = is_dtensor(whole) ? tessera::Region(whole.sizes(), *device_mesh(whole), placements(whole))
-                                        : tessera::Region(whole.sizes());
+  const auto region = is_dtensor(whole) ? tessera::ShardRegion(whole.sizes(), *device_mesh(whole), placements(whole))
+                                        : tessera::ShardRegion(whole.sizes());
   const double bound = 1 / std::sqrt(static_cast<double>(whole.size(1)));
   const auto drawn = at::empty(local.sizes(), at::kFloat);
   tessera::fill_random(drawn, region, {.seed = seed, .operation = philox_stream(parameter.names.front())},
-                       {.law = tessera::Law::kUniform, .a = -bound, .b = bound});
+                       {.kind = tessera::DistributionKind::kUniform, .a = -bound, .b = bound});
   local.copy_(drawn);
 }
 
-// "model.layers.3" of "model.layers.3.mlp.up_proj"; the whole path outside of layers.
+// Returns "model.layers.3" for "model.layers.3.mlp.up_proj", or the whole path of a module outside layers.
 std::string layer_of(const std::string& path) {
   constexpr std::string_view kLayers = ".layers.";
   const size_t begin = path.find(kLayers);
   return begin == path.npos ? path : path.substr(0, path.find('.', begin + kLayers.size()));
 }
 
-at::Tensor whole_of(const at::Tensor& parameter) {
+at::Tensor full_value(const at::Tensor& parameter) {
   return is_dtensor(parameter) ? full_tensor(parameter.detach()) : parameter.detach();
 }
 
@@ -161,26 +167,28 @@ std::vector<std::string> add_adapters(CausalLM& model, const AdapterConfig& conf
   check_adapter_config(config);
   TESSERA_CHECK(adapted_linears(model).empty(), ErrorKind::kConfig,
                 "[models.adapters] the model has adapters already. Add them once.");
-  const auto places = meant_linears(model, config);
+  const auto slots = find_target_linears(model, config);
   model.set_requires_grad(false);
   std::shared_ptr<nn::LoraDropout> dropout;
   if (config.dropout > 0) {
     dropout = std::make_shared<nn::LoraDropout>(nn::LoraDropout{.probability = config.dropout});
+    // All adapters share one dropout object. The hook passes it the number of rows at the start of each training
+    // forward.
     model.register_forward_pre_hook([dropout](nn::Module& of, nn::TensorRefs& inputs) {
       if (of.training() && !inputs.empty() && inputs[0]->defined()) dropout->begin_call(inputs[0]->size(0));
     });
   }
   std::vector<std::string> paths;
-  for (const auto& place : places) {
-    place.parent->replace_child(
-        place.name, std::make_shared<nn::LoraLinear>(*place.linear, nn::LoraSettings{.rank = config.rank,
-                                                                                     .alpha = config.alpha,
-                                                                                     .rslora = config.rslora,
-                                                                                     .dora = config.dora,
-                                                                                     .dropout = dropout,
-                                                                                     .path = place.path,
-                                                                                     .dtype = dtype}));
-    paths.push_back(place.path);
+  for (const auto& slot : slots) {
+    slot.parent->replace_child(slot.name,
+                               std::make_shared<nn::LoraLinear>(*slot.linear, nn::LoraSettings{.rank = config.rank,
+                                                                                               .alpha = config.alpha,
+                                                                                               .rslora = config.rslora,
+                                                                                               .dora = config.dora,
+                                                                                               .dropout = dropout,
+                                                                                               .path = slot.path,
+                                                                                               .dtype = dtype}));
+    paths.push_back(slot.path);
   }
   return paths;
 }
@@ -208,7 +216,7 @@ std::string describe_adapters(CausalLM& model) {
   return fmt::format("{} of {} layers{}{}", fmt::join(names, ", "),
                      layers.size() == all ? fmt::format("{}", all) : fmt::format("{} of {}", layers.size(), all),
                      linears.size() == names.size() * layers.size() ? "" : ", not all of them in each",
-                     config.experts.count > 0 ? "; experts and router stay frozen" : "");
+                     config.experts.num_experts > 0 ? "; experts and router stay frozen" : "");
 }
 
 std::shared_ptr<nn::LoraDropout> adapter_dropout(CausalLM& model) {
@@ -218,36 +226,38 @@ std::shared_ptr<nn::LoraDropout> adapter_dropout(CausalLM& model) {
 
 void init_adapters(CausalLM& model, uint64_t seed) {
   const c10::NoGradGuard no_grad;
-  for (auto& parameter : shared_parameters(model, Parameters::kOfAdapters)) {
+  for (auto& parameter : shared_parameters(model, ParameterSet::kOfAdapters)) {
     const auto& name = parameter.names.front();
     if (name.ends_with(".lora_A.weight")) {
       fill_uniform(parameter, seed);
     } else if (name.ends_with(".lora_B.weight")) {
-      writable_part(parameter, c10::Device(c10::DeviceType::CPU)).zero_();
+      writable_local_shard(parameter, c10::Device(c10::DeviceType::CPU)).zero_();
     }
   }
   for (const auto& [path, linear] : adapted_linears(model)) {
     if (!linear->lora_magnitude_vector) continue;
+    // The base weight must be loaded, because DoRA's magnitudes start as the norms of its rows.
     const bool is_packed = linear->packed != nullptr;
     TESSERA_CHECK(is_packed ? linear->packed->weight.defined() : !linear->own_parameters().front().parameter.is_meta(),
                   ErrorKind::kConfig,
                   "[models.adapters] {}: DoRA's magnitudes begin as the norms of its rows, and it has no values yet. "
                   "Load the base first.",
                   path);
-    // The slot, for FSDP shows nothing in the member between forwards.
+    // Read the slot: under FSDP the module's member has no values between forward passes.
     const at::Tensor base = is_packed ? linear->base_weight() : linear->own_parameters().front().parameter;
-    const auto norms = whole_of(base).to(at::kFloat).square().sum(1).sqrt();
-    for (auto& parameter : shared_parameters(*linear->lora_magnitude_vector, Parameters::kOfAdapters)) {
-      const auto local = writable_part(parameter, base.device());
-      const auto box = local_part_box(parameter.tensor);
+    const auto norms = full_value(base).to(at::kFloat).square().sum(1).sqrt();
+    for (auto& parameter : shared_parameters(*linear->lora_magnitude_vector, ParameterSet::kOfAdapters)) {
+      const auto local = writable_local_shard(parameter, base.device());
+      const auto box = local_shard_box(parameter.tensor);
       local.copy_(norms.narrow(0, local.numel() == 0 ? 0 : box.offset[0], local.numel()));
     }
   }
 }
 
+// Every rank gathers A, B and the magnitude and computes the same merged weight.
 at::Tensor merged_weight(nn::LoraLinear& linear, const at::Tensor& whole) {
   const c10::NoGradGuard no_grad;
-  const auto of = [](nn::Module& part) { return whole_of(part.own_parameters().front().parameter); };
+  const auto of = [](nn::Module& part) { return full_value(part.own_parameters().front().parameter); };
   const at::Tensor a = of(*linear.lora_A), b = of(*linear.lora_B);
   const at::Tensor magnitude = linear.lora_magnitude_vector ? of(*linear.lora_magnitude_vector) : at::Tensor();
   return nn::LoraLinear::merged(whole, a, b, magnitude, linear.scaling());

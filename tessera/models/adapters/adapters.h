@@ -1,8 +1,8 @@
 // Low-rank adapters of a language model (LoRA, DoRA), in PEFT's format: adapter_config.json and
-// adapter_model.safetensors (older ones: adapter_model.bin, which is read, too).
+// adapter_model.safetensors. The older adapter_model.bin can be read too.
 //
 //   auto model = make_model(config, {.device = at::kMeta});
-//   add_adapters(*model, {.rank = 8, .target_modules = {"q_proj", "v_proj"}});   // the rest is frozen
+//   add_adapters(*model, {.rank = 8, .target_modules = {"q_proj", "v_proj"}});   // freezes all other parameters
 //   parallelize_model(*model, options); to_empty(*model, device);               // any layout, or none
 //   load_pretrained(*model, dir);                                                // the base
 //   init_adapters(*model, seed);                                                 // or load_adapters(*model, folder)
@@ -25,11 +25,12 @@
 
 namespace tessera {
 
-// How the entries of target_modules are read.
+// The syntax of the entries of target_modules.
 enum class TargetSyntax {
-  kRecipe,       // names of Linears, whole paths or their last parts; regular expressions of the whole path; all-linear
-  kPeftNames,    // a list of PEFT's: names alone, some of which may be those of other models
-  kPeftPattern,  // a text of PEFT's: one regular expression of the whole path, a plain name too
+  // Names of Linears: whole paths or their last parts; else regular expressions of the whole path; or all-linear.
+  kRecipe,
+  kPeftNames,    // a list in PEFT's file: names only, some of which may belong to other models
+  kPeftPattern,  // a text in PEFT's file: one regular expression of the whole path, even when it looks like a name
 };
 
 struct AdapterConfig {
@@ -42,47 +43,52 @@ struct AdapterConfig {
   TargetSyntax target_syntax = TargetSyntax::kRecipe;
 };
 
-// What a folder of PEFT's says. Error kFormat; kConfig for what this version does not do (another kind of adapter,
-// ranks of single layers, saved modules, trained biases, initialisations that change the base).
+// Reads adapter_config.json of a folder that PEFT saved. Errors: kFormat for a file that is not valid; kConfig for
+// settings that this version does not support (another kind of adapter, ranks of single layers, modules_to_save,
+// trained biases, initialisations that change the base weights).
 AdapterConfig read_adapter_config(const std::filesystem::path& folder);
-// adapter_model.safetensors of such a folder, else its adapter_model.bin. Error kIo where there is neither.
+// Returns the path of adapter_model.safetensors in such a folder, or of adapter_model.bin when there is no
+// adapter_model.safetensors. Error kIo when the folder has neither.
 std::filesystem::path adapter_weights_file(const std::filesystem::path& folder);
 
-// Puts a LoraLinear in place of every Linear that is meant, and freezes all other parameters. Adapters are of `dtype`,
-// on the device of their Linears, uninitialised. Gives the paths of the Linears. Before parallelize_model. Error
-// kConfig: a target that is no Linear here, settings out of range, a model that has adapters. No communication.
+// Replaces every Linear that a target names by a LoraLinear, and freezes all other parameters. The adapters have dtype
+// `dtype`, are on the device of their Linear, and are uninitialised. Returns the paths of the Linears. Call it before
+// parallelize_model. Error kConfig: a target that names no Linear of this model, settings out of range, a model with
+// adapters. No communication.
 std::vector<std::string> add_adapters(CausalLM& model, const AdapterConfig& config,
                                       c10::ScalarType dtype = c10::ScalarType::Float);
 using AdaptedLinears = std::vector<std::pair<std::string, nn::LoraLinear*>>;
-// The adapted Linears by path, in order; none: a model without adapters.
+// Returns the adapted Linears with their paths, in order; empty for a model without adapters.
 AdaptedLinears adapted_linears(nn::Module& model);
-// "q_proj, v_proj of 28 layers; experts and router stay frozen": where the adapters of a whole model are.
+// Returns a description of the adapters of a whole model, such as "q_proj, v_proj of 28 layers; experts and router stay
+// frozen".
 std::string describe_adapters(CausalLM& model);
-// What all adapters share of their dropout; null where nothing is dropped.
+// Returns the dropout that all adapters share; null when nothing is dropped.
 std::shared_ptr<nn::LoraDropout> adapter_dropout(CausalLM& model);
 
-// As PEFT: A uniform within 1 / sqrt(in) by a random number of seed, name and global element; B zero; magnitudes the
-// norms of the base's rows, which must be there. COLLECTIVE over the meshes of the weights with DoRA.
+// Initialises the adapters as PEFT does. A is uniform in [-1 / sqrt(in), 1 / sqrt(in)]; each element depends only on
+// the seed, the parameter's name and its global index. B is zero. DoRA's magnitudes are the norms of the rows of the
+// base weight, which must be loaded. COLLECTIVE over the meshes of the weights with DoRA.
 void init_adapters(CausalLM& model, uint64_t seed);
-// Values from adapter_weights_file(), each rank its own part; what is for Linears in other stages of a pipeline is
-// left alone. Everything that is missing, unexpected or of another shape is reported before anything is changed:
-// kFormat or kShape. No communication.
+// Loads the values from adapter_weights_file(); each rank reads only its own shard. Tensors for Linears in other
+// pipeline stages are ignored. All tensors that are missing, unexpected or of another shape are reported in one error
+// before anything is changed: kFormat, or kShape when only shapes differ. No communication.
 void load_adapters(CausalLM& model, const std::filesystem::path& folder);
 
 struct SaveAdaptersOptions {
-  std::string base = {};      // base_model_name_or_path, for PEFT
-  std::string revision = {};  // of a base on the Hub; empty: main
-  // 1-d, over the ranks whose stages make up the model, some of them without adapters; null: it is whole. The first of
-  // them writes.
+  std::string base = {};      // base_model_name_or_path in adapter_config.json
+  std::string revision = {};  // revision of a base on the Hub; empty: main
+  // 1-d mesh over the ranks whose stages form the model; stages without adapters are allowed. Null: this rank has the
+  // whole model. The first rank of the mesh writes.
   MeshPtr pipeline = {};
 };
-// Writes the folder, which must not exist before, or be empty; it appears when it is complete. COLLECTIVE over the
-// pipeline and the meshes of the model's parameters: adapters are gathered, and rank 0 of the mesh writes. An error of
-// it is thrown on all.
+// Writes the folder, which must not exist or must be empty. The folder appears only when it is complete. COLLECTIVE
+// over the pipeline and the meshes of the model's parameters: adapters are gathered, and rank 0 of the mesh writes. An
+// error of the writing rank is thrown on all ranks.
 void save_adapters(CausalLM& model, const std::filesystem::path& folder, const SaveAdaptersOptions& options = {});
 
-// The weight of an adapted Linear with its adapter in it; `whole` is the weight gathered. COLLECTIVE over the meshes of
-// the adapter.
+// Returns the weight of an adapted Linear with its adapter merged. `whole` is the gathered base weight. COLLECTIVE over
+// the meshes of the adapter.
 at::Tensor merged_weight(nn::LoraLinear& linear, const at::Tensor& whole);
 
 }  // namespace tessera

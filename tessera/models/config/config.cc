@@ -17,17 +17,17 @@ namespace tessera {
 namespace {
 
 constexpr JsonLimits kLimits{.max_bytes = 16 << 20, .max_depth = 32};
-constexpr int64_t kMaxSize = int64_t{1} << 31;      // of one dimension
-constexpr int64_t kMaxElements = int64_t{1} << 40;  // of one weight
+constexpr int64_t kMaxSize = int64_t{1} << 31;      // elements of one dim
+constexpr int64_t kMaxElements = int64_t{1} << 40;  // elements of one weight
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxContext = int64_t{1} << 40;
-// Of several names of a dtype the first is written.
+// Of several names of a dtype, the first is used for writing.
 constexpr std::pair<std::string_view, c10::ScalarType> kDtypeNames[] = {
     {"float32", c10::ScalarType::Float}, {"float", c10::ScalarType::Float}, {"bfloat16", c10::ScalarType::BFloat16},
     {"float16", c10::ScalarType::Half},  {"half", c10::ScalarType::Half},   {"float64", c10::ScalarType::Double},
     {"double", c10::ScalarType::Double}};
 
-// The first of `architectures`; an empty list counts as absent, as in transformers.
+// Returns the first entry of `architectures`. An empty list counts as a missing key, as in transformers.
 std::optional<std::string> first_architecture(const JsonReader& top) {
   const auto list = top.find("architectures");
   if (!list || (list->is_array() && list->value().empty())) return std::nullopt;
@@ -37,20 +37,21 @@ std::optional<std::string> first_architecture(const JsonReader& top) {
   return names.front().get<std::string>();
 }
 
-// transformers chooses the model by model_type alone, so a file whose architectures name another one is refused.
+// transformers selects the model by model_type alone. A file whose `architectures` is another model would therefore be
+// read differently there, so it is refused.
 void check_model_type(const JsonReader& top, const ModelFamily& family) {
   const auto type = top.string("model_type", family.model_type);
   TESSERA_CHECK(type == family.model_type || (!family.other_model_type.empty() && type == family.other_model_type),
                 ErrorKind::kConfig,
-                "{}: model_type {} is not that of architecture {}, which is {}. Correct one of them.", top.name(),
-                quote(type, 60), family.architecture, family.model_type);
+                "{}: model_type {} does not belong to architecture {}, whose model_type is {}. Correct one of them.",
+                top.name(), quote(type, 60), family.architecture, family.model_type);
 }
 
-// The family that the file names, by which key and under which name.
+// The family that the file names, with the key and the name that select it.
 struct NamedFamily {
   const char* key;
   std::string name;
-  const ModelFamily* family;  // null: none of this version
+  const ModelFamily* family;  // null: not supported by this version
 };
 
 NamedFamily named_family(const JsonReader& top) {
@@ -69,8 +70,8 @@ const ModelFamily& parse_family(const JsonReader& top) {
   return *family;
 }
 
-// Older models give rope_theta and rope_scaling, newer ones rope_parameters. Of both objects rope_scaling counts,
-// unless it is empty.
+// Older models have rope_theta and rope_scaling, newer models have rope_parameters. When both objects are there,
+// rope_scaling is used, unless it is empty.
 RopeConfig parse_rope(const JsonReader& in, int64_t max_positions) {
   auto object = in.find("rope_scaling");
   if (!object || (object->is_object() && object->value().empty())) object = in.find("rope_parameters");
@@ -85,12 +86,13 @@ RopeConfig parse_rope(const JsonReader& in, int64_t max_positions) {
   return read_rope(in, object,
                    {.theta = in.number("rope_theta", 10000.0, 1.0, 1e18),
                     .max_positions = max_positions,
-                    .original_beside_object = true});
+                    .parent_original_has_priority = true});
 }
 
-// The context that a rotary scaling gives, as vLLM counts it: the factor times the original context for yarn, and times
-// max_position_embeddings for linear and dynamic. llama3 and Gemma3 have the scaled length in max_position_embeddings.
-int64_t stretched_context(const ModelConfig& config) {
+// Returns the context length that a rotary scaling gives, as vLLM computes it: factor * original context for yarn, and
+// factor * max_position_embeddings for linear and dynamic. For llama3 and Gemma3, max_position_embeddings already is
+// the scaled length.
+int64_t scaled_context_tokens(const ModelConfig& config) {
   const auto& rope = config.rope;
   auto base = static_cast<double>(config.max_position_embeddings);
   if (rope.kind == RopeKind::kDefault || rope.kind == RopeKind::kLlama3) return config.max_position_embeddings;
@@ -107,7 +109,7 @@ nn::Activation parse_activation(const JsonReader& in, const ConfigKeys& keys) {
   return nn::Activation::kGeluTanh;
 }
 
-// The method of a quantization_config, as it calls itself or as one of its keys shows.
+// Returns the name of the method in a quantization_config, or the key that shows which method it is.
 std::string quantization_method(const JsonReader& settings) {
   if (!settings.is_object()) return describe(settings.value());
   if (settings.has("quant_method")) return quote(settings.string("quant_method"), 60);
@@ -138,25 +140,29 @@ void warn_and_refuse(const JsonReader& top, const JsonReader& in) {
       TESSERA_CHECK(!reader.has(key), ErrorKind::kConfig, "{}: {} is not supported. Remove it, or use another model.",
                     reader.name(), key);
     }
-    // transformers takes null for false here.
+    // transformers reads null as false here.
     TESSERA_CHECK(!reader.value().contains("is_causal") || reader.boolean("is_causal", false), ErrorKind::kConfig,
-                  "{}: is_causal: this version has causal models alone. Use one that is.", reader.name());
+                  "{}: is_causal: this version supports causal models only. Use a causal model.", reader.name());
   }
 }
 
+// head_dim defaults to hidden_size / heads when neither the file nor the family sets it; the division must then be
+// exact.
 void parse_heads(const JsonReader& in, const ConfigKeys& keys, ModelConfig& config) {
   const int64_t heads = in.integer("num_attention_heads", keys.num_attention_heads, 1, kMaxSize);
+  // A null num_key_value_heads means one key/value head per query head; a missing key means the family's default.
   const bool null = in.value().contains("num_key_value_heads") && !in.has("num_key_value_heads");
-  const int64_t fewer = keys.most_key_value_heads && !null ? std::min(keys.most_key_value_heads, heads) : heads;
+  const int64_t default_kv_heads =
+      keys.max_key_value_heads && !null ? std::min(keys.max_key_value_heads, heads) : heads;
   config.num_attention_heads = heads;
-  config.num_key_value_heads = in.integer("num_key_value_heads", fewer, 1, kMaxSize);
-  const bool given = in.has("head_dim") || keys.head_dim > 0;
-  TESSERA_CHECK(given || config.hidden_size % heads == 0, ErrorKind::kConfig,
-                "{}: hidden_size {} is no multiple of num_attention_heads {}", in.name(), config.hidden_size, heads);
+  config.num_key_value_heads = in.integer("num_key_value_heads", default_kv_heads, 1, kMaxSize);
+  const bool has_head_dim = in.has("head_dim") || keys.head_dim > 0;
+  TESSERA_CHECK(has_head_dim || config.hidden_size % heads == 0, ErrorKind::kConfig,
+                "{}: hidden_size {} is not a multiple of num_attention_heads {}", in.name(), config.hidden_size, heads);
   config.head_dim = in.integer(
       "head_dim", keys.head_dim ? keys.head_dim : std::max<int64_t>(1, config.hidden_size / heads), 1, 1 << 16);
   TESSERA_CHECK(heads % config.num_key_value_heads == 0, ErrorKind::kConfig,
-                "{}: num_attention_heads {} is no multiple of num_key_value_heads {}", in.name(), heads,
+                "{}: num_attention_heads {} is not a multiple of num_key_value_heads {}", in.name(), heads,
                 config.num_key_value_heads);
   TESSERA_CHECK(config.head_dim % 2 == 0, ErrorKind::kConfig, "{}: head_dim {} is odd, rotary positions need pairs",
                 in.name(), config.head_dim);
@@ -164,13 +170,13 @@ void parse_heads(const JsonReader& in, const ConfigKeys& keys, ModelConfig& conf
 
 void parse_biases(const JsonReader& in, BiasKeys keys, ModelConfig& config) {
   if (keys == BiasKeys::kNone) return;
-  const bool asked = keys != BiasKeys::kQueryKeyValue && in.boolean("attention_bias", false);
-  config.qkv_bias = keys == BiasKeys::kQueryKeyValue || asked;
-  config.output_bias = asked;
+  const bool has_attention_bias = keys != BiasKeys::kQueryKeyValue && in.boolean("attention_bias", false);
+  config.qkv_bias = keys == BiasKeys::kQueryKeyValue || has_attention_bias;
+  config.output_bias = has_attention_bias;
   config.mlp_bias = keys == BiasKeys::kAttentionAndMlp && in.boolean("mlp_bias", false);
 }
 
-// Whether a layer of this type slides. "attention" is an older name of full_attention.
+// Whether a layer of this type has a sliding window. "attention" is an older name of full_attention.
 bool parse_layer_type(const JsonReader& type, const ModelConfig& config) {
   auto kind = type.as_string();
   if (kind == "attention") kind = "full_attention";
@@ -182,21 +188,24 @@ bool parse_layer_type(const JsonReader& type, const ModelConfig& config) {
   return kind == "sliding_attention";
 }
 
-// Tokens that a sliding layer sees; 0: no window. Left out the key has a value, null means none.
+// Returns the window of sliding layers in tokens, or 0 for no window. A missing key means the family's default, null
+// means no window.
 int64_t parse_window(const JsonReader& in, const WindowKeys& keys) {
-  const bool off = keys.switched && !in.boolean("use_sliding_window", false);
-  if (!keys.known || off) return 0;
+  const bool off = keys.has_use_window_key && !in.boolean("use_sliding_window", false);
+  if (!keys.has_window_key || off) return 0;
   const bool null = in.value().contains("sliding_window") && !in.has("sliding_window");
-  return null ? 0 : in.integer("sliding_window", keys.missing, 1, kMaxContext);
+  return null ? 0 : in.integer("sliding_window", keys.default_window, 1, kMaxContext);
 }
 
-// The layers that slide where layer_types is left out.
+// Returns for each layer whether it slides when layer_types is missing.
 std::vector<bool> default_sliding_layers(const JsonReader& in, const WindowKeys& keys, const ModelConfig& config) {
   std::vector<bool> slides;
-  for (int64_t i = 0; i < config.num_hidden_layers; ++i) slides.push_back(!keys.slides || keys.slides(in, i));
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    slides.push_back(!keys.layer_slides || keys.layer_slides(in, i));
+  }
   const bool any = std::ranges::find(slides, true) != slides.end();
   if (config.sliding_window > 0 || !any) return slides;
-  TESSERA_CHECK(!keys.required, ErrorKind::kConfig,
+  TESSERA_CHECK(!keys.is_required, ErrorKind::kConfig,
                 "{}: sliding_window is null and layers slide. Set it, or make all layer_types full_attention.",
                 in.name());
   return std::vector<bool>(slides.size(), false);
@@ -205,20 +214,21 @@ std::vector<bool> default_sliding_layers(const JsonReader& in, const WindowKeys&
 void parse_windows(const JsonReader& in, const WindowKeys& keys, ModelConfig& config) {
   config.sliding_layers.assign(static_cast<size_t>(config.num_hidden_layers), false);
   config.sliding_window = parse_window(in, keys);
-  const auto types = keys.layer_types ? in.find("layer_types") : std::nullopt;
+  const auto types = keys.has_layer_types_key ? in.find("layer_types") : std::nullopt;
   if (types) {
     const auto items = types->items();
     TESSERA_CHECK(static_cast<int64_t>(items.size()) == config.num_hidden_layers, ErrorKind::kConfig,
                   "{}: found {} types, wanted one for each of the {} layers", types->name(), items.size(),
                   config.num_hidden_layers);
     for (size_t i = 0; i < items.size(); ++i) config.sliding_layers[i] = parse_layer_type(items[i], config);
-  } else if (keys.known) {
+  } else if (keys.has_window_key) {
     config.sliding_layers = default_sliding_layers(in, keys, config);
   }
   if (std::ranges::none_of(config.sliding_layers, [](bool slides) { return slides; })) config.sliding_window = 0;
 }
 
-// Keys of generation, which stand in the file itself; `in` may have them, too.
+// Reads token ids. They are at the top level of the file; `in` (text_config) may have them too. A key that is present
+// without a value gives no id, and only a missing key gives the family's default.
 void parse_tokens(const JsonReader& top, const JsonReader& in, const ConfigKeys& keys, ModelConfig& config) {
   const int64_t last = config.vocab_size - 1;
   const auto ids = [&](const char* key, int64_t least, std::optional<int64_t> missing) -> std::vector<int64_t> {
@@ -246,8 +256,8 @@ void parse_dtype(const JsonReader& in, ModelConfig& config) {
   }
 }
 
-// The keys of the text model, without what is the family's own.
-void parse_text(const JsonReader& in, const ConfigKeys& keys, ModelConfig& config) {
+// Reads the keys that all families share. `in` is the object with the text model's keys.
+void parse_text_config(const JsonReader& in, const ConfigKeys& keys, ModelConfig& config) {
   config.vocab_size = in.integer("vocab_size", keys.vocab_size, 1, kMaxSize);
   config.hidden_size = in.integer("hidden_size", keys.hidden_size, 1, kMaxSize);
   config.intermediate_size = in.integer("intermediate_size", keys.intermediate_size, 1, kMaxSize);
@@ -281,15 +291,15 @@ std::string dtype_name(c10::ScalarType dtype) {
   for (const auto& [name, known] : kDtypeNames) {
     if (known == dtype) return std::string(name);
   }
-  raise(ErrorKind::kInternal, "[models.config] {} is no dtype of a model", c10::toString(dtype));
+  raise(ErrorKind::kInternal, "[models.config] {} is not a dtype of a model's weights", c10::toString(dtype));
 }
 
 ModelConfig ModelConfig::from_folder(const std::filesystem::path& dir) {
   const auto path = dir / "config.json";
   TESSERA_CHECK(
       std::filesystem::exists(path) || !std::filesystem::exists(dir / "adapter_config.json"), ErrorKind::kIo,
-      "[models.config] {}: holds adapters alone. Add them to their model with 'tessera ckpt convert MODEL DIR "
-      "--to hf --adapter {}', and name DIR.",
+      "[models.config] {}: holds only adapters. Merge them into their model with 'tessera ckpt convert MODEL DIR "
+      "--to hf --adapter {}', and use DIR.",
       dir.string(), dir.string());
   TESSERA_CHECK(std::filesystem::exists(path), ErrorKind::kIo,
                 "[models.config] {}: holds no config.json, wanted a Hugging Face model folder or a GGUF file.",
@@ -297,8 +307,10 @@ ModelConfig ModelConfig::from_folder(const std::filesystem::path& dir) {
   return parse(read_file(path, kLimits.max_bytes), path.string());
 }
 
+// The family is found first, because it decides which keys exist and their defaults. A family with images has the text
+// model's keys in a nested object (text_config).
 ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
-  static const Json nothing = Json::object();
+  static const Json kEmptyObject = Json::object();
   const std::string where = "[models.config] " + name;
   auto source = std::make_shared<Json>(parse_json_object(text, where, kLimits));
   const JsonReader top(*source, where, ErrorKind::kConfig);
@@ -306,15 +318,15 @@ ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
   const auto& family = parse_family(top);
   config.architecture = family.architecture;
   const auto nested = family.config.text_config.empty() ? top : top.find(family.config.text_config);
-  const JsonReader in = nested.value_or(JsonReader(nothing, where, ErrorKind::kConfig));
+  const JsonReader in = nested.value_or(JsonReader(kEmptyObject, where, ErrorKind::kConfig));
   if (!in.is_object()) in.fail("an object");
   warn_and_refuse(top, in);
-  parse_text(in, family.config, config);
-  // transformers reads the key of the file itself, not that of text_config.
+  parse_text_config(in, family.config, config);
+  // transformers reads this key at the top level of the file, not in text_config.
   config.tie_word_embeddings = top.boolean("tie_word_embeddings", family.config.tie_word_embeddings);
-  if (!family.config.own_rope) config.rope = parse_rope(in, config.max_position_embeddings);
-  if (family.config.more) family.config.more(in, top, config);
-  config.context_tokens = family.config.own_rope ? config.max_position_embeddings : stretched_context(config);
+  if (!family.config.reads_rope) config.rope = parse_rope(in, config.max_position_embeddings);
+  if (family.config.read_extra) family.config.read_extra(in, top, config);
+  config.context_tokens = family.config.reads_rope ? config.max_position_embeddings : scaled_context_tokens(config);
   parse_dtype(in, config);
   parse_dtype(top, config);
   parse_tokens(top, in, family.config, config);
@@ -333,12 +345,13 @@ std::optional<std::string> unknown_architecture(const std::filesystem::path& dir
 
 std::string ModelConfig::to_json(c10::ScalarType saved_dtype) const {
   auto saved = *source_;
+  // Only existing keys are changed, so a folder keeps the key name that its file uses; every reader knows both names.
   const auto set_where_there = [&](Json& object) {
     for (const char* key : {"torch_dtype", "dtype"}) {
       if (object.contains(key)) object[key] = dtype_name(saved_dtype);
     }
   };
-  // Under the name that the file used; both readers know both.
+  // A file with neither key gets `dtype`.
   if (!saved.contains("torch_dtype") && !saved.contains("dtype")) saved["dtype"] = "";
   set_where_there(saved);
   if (saved.contains("text_config") && saved["text_config"].is_object()) set_where_there(saved["text_config"]);

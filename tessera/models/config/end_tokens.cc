@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 constexpr JsonLimits kGenerationConfigLimits{.max_bytes = 1 << 20, .max_depth = 32};
 
-// The folder's generation_config.json; an empty object where there is none.
+// Reads the folder's generation_config.json; returns an empty object when there is no such file.
 Json read_generation_config(const fs::path& path) {
   if (!fs::exists(path)) return Json::object();
   const auto text = read_file(path, kGenerationConfigLimits.max_bytes);
@@ -64,8 +64,8 @@ void warn_of_unlisted_ends(const fs::path& dir, const ModelConfig& config, const
   }
   if (unlisted.empty()) return;
   log_warning(
-      "[models.generate] {}: texts end at {}, too, with which the chat template ends a turn; eos_token_id of "
-      "generation_config.json does not list it, so other programs go on behind it.",
+      "[models.generate] {}: texts end at {}, too, because the chat template ends a turn with it; eos_token_id of "
+      "generation_config.json does not list it, so other programs continue after it.",
       dir.string(), fmt::join(unlisted, ", "));
 }
 
@@ -73,7 +73,7 @@ std::optional<text::ChatTemplate> find_chat_template(const fs::path& dir) {
   try {
     return text::ChatTemplate::from_folder(dir);
   } catch (const Error& error) {
-    log_warning("{} Going on without it.", error.what());
+    log_warning("{} Continuing without a chat template.", error.what());
     return std::nullopt;
   }
 }
@@ -83,6 +83,7 @@ std::vector<int64_t> end_tokens(const fs::path& dir, const ModelConfig& config) 
   return end_tokens(dir, config, text::Tokenizer::from_folder(dir), find_chat_template(dir));
 }
 
+// The order of the tokens has no meaning, so an equal set in another order is left unchanged.
 void write_end_tokens(const fs::path& dir, std::span<const int64_t> ends, const ModelConfig& config) {
   const auto listed = listed_end_tokens(dir, config);
   const std::set<int64_t> before(listed.begin(), listed.end()), wanted(ends.begin(), ends.end());
@@ -93,8 +94,8 @@ void write_end_tokens(const fs::path& dir, std::span<const int64_t> ends, const 
   for (const int64_t token : ends) ids.push_back(token);
   settings["eos_token_id"] = ids.size() == 1 ? Json(ids[0]) : ids;
   publish_file(path, settings.dump(2) + "\n");
-  log_info("[models.generate] {}: lists the tokens {} as ends of a text, before {}", path.string(),
-           fmt::join(ends, ", "), listed.empty() ? "none" : fmt::format("{}", fmt::join(listed, ", ")));
+  log_info("[models.generate] {}: eos_token_id is now {}, before it was {}", path.string(), fmt::join(ends, ", "),
+           listed.empty() ? "none" : fmt::format("{}", fmt::join(listed, ", ")));
 }
 
 }  // namespace tessera

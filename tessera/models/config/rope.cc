@@ -5,31 +5,33 @@
 #include <cmath>
 #include <numbers>
 
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/mesh/host_memory.h"
 
 namespace tessera {
 namespace {
 
-// 0, 2, 4, ... / d
+// Returns 0, 2, 4, ... divided by d = head_dim.
 at::Tensor exponents(int64_t head_dim) {
   return at::arange(0, head_dim, 2, at::kFloat).div_(static_cast<double>(head_dim));
 }
 
-// theta ^ (0, 2, 4, ... / d), in fp32 as upstream computes it.
+// Returns theta ^ (0/d, 2/d, 4/d, ...), in fp32 as upstream computes it.
 at::Tensor powers(double theta, int64_t head_dim) { return at::pow(theta, exponents(head_dim)); }
 
-// Of the dynamic kind; length: a number, or a scalar of float64.
+// Returns the base of the dynamic kind. `length` is a number, or a float64 scalar tensor (on an accelerator, so that
+// the host does not wait).
 template <class Number>
-Number dynamic_theta(const RopeConfig& rope, int64_t head_dim, double most, const Number& length) {
+Number dynamic_theta(const RopeConfig& rope, int64_t head_dim, double max_positions, const Number& length) {
   using std::pow;
   const auto dim = static_cast<double>(head_dim);
-  const Number stretch = rope.factor * length / most - (rope.factor - 1);
-  // One pair of dims has a single frequency, 1, whatever the base.
+  const Number stretch = rope.factor * length / max_positions - (rope.factor - 1);
+  // With one pair of dims the only frequency is 1 for every base; the exponent dim / (dim - 2) would not be finite.
   return rope.theta * pow(stretch, head_dim > 2 ? dim / (dim - 2) : 0.0);
 }
 
-// https://arxiv.org/abs/2309.00071: interpolates slow frequencies, keeps fast ones, blends between.
+// YaRN, https://arxiv.org/abs/2309.00071: interpolates low frequencies, keeps high frequencies, and blends the
+// frequencies between them with a linear ramp.
 RopeFrequencies yarn(const RopeConfig& rope, int64_t head_dim) {
   const auto dim = static_cast<double>(head_dim);
   const auto correction = [&](double rotations) {
@@ -56,7 +58,7 @@ RopeFrequencies yarn(const RopeConfig& rope, int64_t head_dim) {
   return {inverse, rope.attention_factor.value_or(inferred)};
 }
 
-// Llama 3.1: slow frequencies divided by the factor, fast ones kept, those between blended.
+// Llama 3.1: divides low frequencies by the factor, keeps high frequencies, and blends those between.
 at::Tensor llama3(const RopeConfig& rope, const at::Tensor& inverse) {
   const auto context = static_cast<double>(rope.original_max_position_embeddings);
   const double longest = context / rope.low_freq_factor, shortest = context / rope.high_freq_factor;
@@ -78,9 +80,9 @@ RopeFrequencies rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64
     case RopeKind::kLinear:
       return {1.0 / powers(rope.theta, head_dim) / rope.factor};
     case RopeKind::kDynamic: {
-      const auto most = static_cast<double>(max_position_embeddings);
-      const double length = std::max(static_cast<double>(sequence_length), most);
-      return {1.0 / powers(dynamic_theta(rope, head_dim, most, length), head_dim)};
+      const auto max_positions = static_cast<double>(max_position_embeddings);
+      const double length = std::max(static_cast<double>(sequence_length), max_positions);
+      return {1.0 / powers(dynamic_theta(rope, head_dim, max_positions, length), head_dim)};
     }
     case RopeKind::kYarn:
       return yarn(rope, head_dim);
@@ -92,18 +94,19 @@ RopeFrequencies rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64
 
 namespace {
 
-// Of the dynamic kind, for the longest of these positions, on `device`. An accelerator's host does not wait for it.
+// Returns the frequencies of the dynamic kind for the longest of these positions, on `device`. For positions on an
+// accelerator the computation stays there, so the host does not wait.
 RopeFrequencies dynamic_frequencies(const RopeConfig& rope, int64_t head_dim, int64_t max_position_embeddings,
                                     const at::Tensor& positions, c10::Device device) {
   if (positions.numel() > 0 && !is_dtensor(positions) && at::accelerator::isAccelerator(positions.device().type())) {
-    const auto most = static_cast<double>(max_position_embeddings);
-    const at::Tensor length = (positions.max().to(at::kDouble) + 1).clamp_min(most);
-    const auto theta = dynamic_theta(rope, head_dim, most, length).to(at::kFloat);
-    return {1.0 / at::pow(theta, sent_to(device, exponents(head_dim)))};
+    const auto max_positions = static_cast<double>(max_position_embeddings);
+    const at::Tensor length = (positions.max().to(at::kDouble) + 1).clamp_min(max_positions);
+    const auto theta = dynamic_theta(rope, head_dim, max_positions, length).to(at::kFloat);
+    return {1.0 / at::pow(theta, to_device_async(device, exponents(head_dim)))};
   }
   const int64_t length = positions.numel() > 0 ? positions.max().item<int64_t>() + 1 : 0;
   auto out = rope_frequencies(rope, head_dim, max_position_embeddings, length);
-  out.inverse = sent_to(device, out.inverse);
+  out.inverse = to_device_async(device, out.inverse);
   return out;
 }
 
@@ -115,13 +118,14 @@ RotaryEmbedding::RotaryEmbedding(const RopeConfig& rope, int64_t head_dim, int64
 nn::RotaryAngles RotaryEmbedding::forward(const at::Tensor& x, const at::Tensor& positions) {
   at::NoGradGuard no_grad;
   const bool dynamic = rope_.kind == RopeKind::kDynamic;
-  if (!dynamic && (!kept_.inverse.defined() || kept_.inverse.device() != x.device())) {
-    kept_ = rope_frequencies(rope_, head_dim_, max_position_embeddings_, 0);
-    kept_.inverse = sent_to(x.device(), kept_.inverse);
+  // The frequencies of the other kinds do not depend on the positions and are computed once per device.
+  if (!dynamic && (!cached_.inverse.defined() || cached_.inverse.device() != x.device())) {
+    cached_ = rope_frequencies(rope_, head_dim_, max_position_embeddings_, 0);
+    cached_.inverse = to_device_async(x.device(), cached_.inverse);
   }
   const auto frequencies =
-      dynamic ? dynamic_frequencies(rope_, head_dim_, max_position_embeddings_, positions, x.device()) : kept_;
-  const auto angles = positions.to(at::kFloat).unsqueeze(-1) * replicated_beside(frequencies.inverse, positions);
+      dynamic ? dynamic_frequencies(rope_, head_dim_, max_position_embeddings_, positions, x.device()) : cached_;
+  const auto angles = positions.to(at::kFloat).unsqueeze(-1) * replicate_like(frequencies.inverse, positions);
   nn::RotaryAngles table{angles.cos(), angles.sin()};
   if (frequencies.scaling != 1.0) {
     table.cos.mul_(frequencies.scaling);
@@ -134,20 +138,21 @@ nn::RotaryAngles RotaryEmbedding::forward_by_lengths(const at::Tensor& x, const 
                                                      const at::Tensor& lengths) {
   at::NoGradGuard no_grad;
   const auto plain = [](const at::Tensor& values) {
-    return local_part(values).to(at::kCPU, at::kLong).reshape({-1}).contiguous();
+    return local_tensor_of(values).to(at::kCPU, at::kLong).reshape({-1}).contiguous();
   };
   const auto flat = plain(positions), each_length = plain(lengths);
   const auto is_long = each_length.gt(max_position_embeddings_);
   if (!is_dynamic() || !is_long.any().item<bool>()) return (*this)(x, positions);
   const int64_t rows = flat.numel();
   nn::RotaryAngles table{at::empty({rows, head_dim_ / 2}, at::kFloat), at::empty({rows, head_dim_ / 2}, at::kFloat)};
-  const auto shorter = is_long.logical_not().nonzero().flatten();
-  if (shorter.numel() > 0) {
-    const auto some = forward(at::empty({0}), flat.index_select(0, shorter).unsqueeze(0));
-    table.cos.index_copy_(0, shorter, some.cos[0]);
-    table.sin.index_copy_(0, shorter, some.sin[0]);
+  const auto short_rows = is_long.logical_not().nonzero().flatten();
+  if (short_rows.numel() > 0) {
+    const auto short_angles = forward(at::empty({0}), flat.index_select(0, short_rows).unsqueeze(0));
+    table.cos.index_copy_(0, short_rows, short_angles.cos[0]);
+    table.sin.index_copy_(0, short_rows, short_angles.sin[0]);
   }
-  // One row at a time, so that a row's cosine rounds as it does alone.
+  // One row at a time: the cosine of a vector may round differently at another position in the vector, and a row must
+  // get the same angles as when it is computed alone.
   int64_t known_length = 0;
   at::Tensor inverse;
   for (int64_t row = 0; row < rows; ++row) {
@@ -161,8 +166,8 @@ nn::RotaryAngles RotaryEmbedding::forward_by_lengths(const at::Tensor& x, const 
     table.sin[row].copy_(angles.sin());
   }
   for (auto* angles : {&table.cos, &table.sin}) {
-    const auto sent = sent_to(x.device(), angles->view({positions.size(0), positions.size(1), -1}));
-    *angles = replicated_beside(sent, positions);
+    const auto sent = to_device_async(x.device(), angles->view({positions.size(0), positions.size(1), -1}));
+    *angles = replicate_like(sent, positions);
   }
   return table;
 }

@@ -35,41 +35,43 @@ void read_yarn(const JsonReader& in, RopeConfig& rope) {
   rope.beta_slow = in.number("beta_slow", 1.0, 1e-6, 1e9);
   rope.mscale = in.number("mscale", 0.0, 0, 1e6);
   rope.mscale_all_dim = in.number("mscale_all_dim", 0.0, 0, 1e6);
-  // transformers takes null for false here.
+  // transformers reads null as false here.
   rope.truncate = in.boolean("truncate", !in.value().contains("truncate"));
 }
 
 void check_partial_factor(const JsonReader& in, double factor) {
-  TESSERA_CHECK(factor == 1.0, ErrorKind::kConfig, "{}: a partial_rotary_factor other than 1 is not supported",
+  TESSERA_CHECK(factor == 1.0, ErrorKind::kConfig,
+                "{}: a partial_rotary_factor other than 1 is not supported. Use a model with full rotary dims.",
                 in.name());
 }
 
 }  // namespace
 
-RopeConfig read_rope(const JsonReader& beside, const std::optional<JsonReader>& object,
-                     const RopeSurroundings& surroundings) {
+// Keys in the object have priority over keys outside it, except original_max_position_embeddings when the caller asks
+// for the opposite.
+RopeConfig read_rope(const JsonReader& parent, const std::optional<JsonReader>& object, const RopeDefaults& defaults) {
   RopeConfig rope;
-  const int64_t max_positions = surroundings.max_positions;
-  rope.theta = surroundings.theta;
+  const int64_t max_positions = defaults.max_positions;
+  rope.theta = defaults.theta;
   rope.original_max_position_embeddings = max_positions;
-  const double beside_factor = beside.number("partial_rotary_factor", 1.0, 0, 1e3);
+  const double parent_factor = parent.number("partial_rotary_factor", 1.0, 0, 1e3);
   if (!object) {
-    check_partial_factor(beside, beside_factor);
+    check_partial_factor(parent, parent_factor);
     return rope;
   }
   if (!object->is_object()) object->fail("an object");
   const JsonReader& in = *object;
   rope.kind = parse_rope_kind(in.string("rope_type", in.string("type", "default")), in.name());
   rope.theta = in.number("rope_theta", rope.theta, 1.0, 1e18);
-  check_partial_factor(in, in.number("partial_rotary_factor", beside_factor, 0, 1e3));
+  check_partial_factor(in, in.number("partial_rotary_factor", parent_factor, 0, 1e3));
   if (rope.kind == RopeKind::kDefault) return rope;
   constexpr const char* kOriginal = "original_max_position_embeddings";
   rope.original_max_position_embeddings = in.integer(kOriginal, max_positions, 1, kMostPositions);
-  if (surroundings.original_beside_object) {
+  if (defaults.parent_original_has_priority) {
     rope.original_max_position_embeddings =
-        beside.integer(kOriginal, rope.original_max_position_embeddings, 1, kMostPositions);
+        parent.integer(kOriginal, rope.original_max_position_embeddings, 1, kMostPositions);
   }
-  // yarn may leave the factor to the ratio of the two context lengths.
+  // For yarn the factor may be missing; it is then the ratio of the two context lengths.
   const bool derived = rope.kind == RopeKind::kYarn && !in.has("factor");
   rope.factor = derived
                     ? static_cast<double>(max_positions) / static_cast<double>(rope.original_max_position_embeddings)

@@ -1,4 +1,4 @@
-// Rotary settings in config.json.
+// Reads the rotary settings of config.json.
 #pragma once
 
 #include <optional>
@@ -8,16 +8,16 @@
 
 namespace tessera {
 
-// What stands beside the object of rotary settings.
-struct RopeSurroundings {
-  double theta = 10000.0;               // where the object does not say
-  int64_t max_positions = 0;            // max_position_embeddings
-  bool original_beside_object = false;  // original_max_position_embeddings beside the object counts, and before it
+// Values from outside the object with the rotary settings.
+struct RopeDefaults {
+  double theta = 10000.0;     // default of rope_theta
+  int64_t max_positions = 0;  // max_position_embeddings
+  // original_max_position_embeddings outside the object has priority over the key in the object.
+  bool parent_original_has_priority = false;
 };
 
-// `object` is rope_parameters or rope_scaling, or none; `beside` holds the keys beside it. Error kConfig for kinds and
-// values that are not supported.
-RopeConfig read_rope(const JsonReader& beside, const std::optional<JsonReader>& object,
-                     const RopeSurroundings& surroundings);
+// `object` is rope_parameters or rope_scaling, or nullopt. `parent` has the keys outside that object. Error kConfig for
+// kinds and values that are not supported.
+RopeConfig read_rope(const JsonReader& parent, const std::optional<JsonReader>& object, const RopeDefaults& defaults);
 
 }  // namespace tessera

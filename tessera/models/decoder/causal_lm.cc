@@ -7,12 +7,12 @@
 
 namespace tessera {
 
-void check_text(const ModelConfig& config, const at::Tensor& tokens) {
+void check_no_image_tokens(const ModelConfig& config, const at::Tensor& tokens) {
   for (const int64_t id : config.image_token_ids) {
     TESSERA_CHECK(
         !tokens.eq(id).any().item<bool>(), ErrorKind::kConfig,
-        "[models.forward] the tokens hold {}, which stands for an image: this version has the text tower of {} "
-        "alone. Give text without images.",
+        "[models.forward] the tokens hold {}, which stands for an image: this version has only the text tower of "
+        "{}. Give text without images.",
         id, config.architecture);
   }
 }

@@ -1,11 +1,12 @@
-// What every language model of Tessera offers, whatever its family.
+// The interface of every language model, for all families.
 //
 //   auto model = make_model(ModelConfig::from_folder(dir), {.device = at::kMeta});
 //   at::Tensor logits = model->logits({.tokens = tokens});                       // [B, T, V]
 //   at::Tensor loss = model->loss_sum({.tokens = tokens}, labels);               // fp32 scalar
 //
-// Both go through the model's call operator, so that hooks on the model (FSDP's gathering of embedding, final norm and
-// head) run around everything. Decoder layers are called by their own. Ownership and threads as nn::Module.
+// logits() and loss_sum() go through the model's call operator, so hooks on the model (for example FSDP's all-gather of
+// embedding, final norm and head) run around the whole forward. Decoder layers are called through their own call
+// operators. Ownership and threads as nn::Module.
 #pragma once
 
 #include <memory>
@@ -19,30 +20,36 @@
 
 namespace tessera {
 
-// A stage of a pipeline: some decoder layers in a row, the embedding before them where it is the first, norm and head
-// behind them where it is the last.
+// A pipeline stage: consecutive decoder layers. The first stage also has the embedding, and the last stage the final
+// norm and the head.
 struct StageRange {
   int64_t first_layer = 0, end_layer = 0;
   bool is_first = true, is_last = true;
 };
 
 struct ModelInputs {
-  at::Tensor tokens{};        // int64 [B, T]
-  at::Tensor positions{};     // int64 [B, T]; undefined: 0, 1, 2, ...
-  at::Tensor document_ids{};  // int64 [B, T], a number for each document of a packed row, negative: padding, whose
-                              // results mean nothing; undefined: one document a row
-  at::Tensor labels{};   // int64 [B, T]: the token that follows each token, or kIgnoredLabel. Defined: forward gives
-                         // the summed loss, undefined: the logits
-  at::Tensor targets{};  // int64 [B, T]: as labels, without them; defined: forward gives log p of each, [B, T]
-  // Of a paged step, int64 [B, T]: the length of each token's sequence in the call that computes it, for rotary
-  // embeddings of the dynamic kind; undefined: that of this call
+  at::Tensor tokens{};     // int64 [B, T]
+  at::Tensor positions{};  // int64 [B, T]; undefined: 0, 1, 2, ...
+  // int64 [B, T]: the number of each token's document in a packed row. Negative: padding, whose results have no
+  // meaning. Undefined: one document per row.
+  at::Tensor document_ids{};
+  // int64 [B, T]: the token that follows each token, or kIgnoredLabel. Defined: forward returns the summed loss.
+  // Undefined: forward returns the logits.
+  at::Tensor labels{};
+  // int64 [B, T], in the form of labels. Defined (without labels): forward returns log p of each target, [B, T].
+  at::Tensor targets{};
+  // int64 [B, T], for a paged step: the sequence length that dynamic rotary embeddings use for each token, which is the
+  // length of the token's sequence in the call that computes it. Undefined: the length of this call.
   at::Tensor rotary_lengths{};
-  at::Tensor hidden{};  // [B, T, hidden_size]: what the stage before gave, of a stage that is not the first
-  std::optional<StageRange> stage{};  // what to run; a stage that is not the last gives [B, T, hidden_size]. None: all
-  nn::PagedStep* paged = nullptr;     // tokens [1, N] of several sequences, logits of the rows that it wants; positions
-                                      // must be given. Not owned
-  int64_t logits_to_keep = 0;         // logits of the last so many tokens of each row only; 0: of all
-  bool tokens_are_text = false;       // check_text() has seen them; else a model that has image tokens looks itself
+  at::Tensor hidden{};  // [B, T, hidden_size]: output of the previous stage, for a stage that is not the first
+  // The stage to run; nullopt runs the whole model. A stage that is not the last returns [B, T, hidden_size].
+  std::optional<StageRange> stage{};
+  // Tokens [1, N] of several sequences; forward returns the logits of the rows that the step asks for. positions must
+  // be set. Not owned.
+  nn::PagedBatch* paged = nullptr;
+  int64_t logits_to_keep = 0;  // forward returns the logits of this many last tokens of each row; 0: of all tokens
+  // check_no_image_tokens() was called for the tokens; otherwise a model with image tokens checks them.
+  bool image_tokens_checked = false;
 
   template <class F>
   void visit_tensors(F&& visit) {
@@ -52,25 +59,25 @@ struct ModelInputs {
   }
 };
 
-// Error kConfig: tokens of the model that stand for an image, of which it has the text alone. Makes the host wait for
-// tokens on an accelerator.
-void check_text(const ModelConfig& config, const at::Tensor& tokens);
+// Error kConfig when `tokens` contains an image placeholder of the model, of which this version has the text tower
+// only. With tokens on an accelerator the host waits for the device.
+void check_no_image_tokens(const ModelConfig& config, const at::Tensor& tokens);
 
 class CausalLM : public nn::Callable<CausalLM> {
  public:
   explicit CausalLM(ModelConfig config) : config_(std::move(config)) {}
 
-  // Logits [B, T, V] in the model's dtype, or with labels their cross entropy summed, fp32, or what a stage gives. Call
-  // it through operator().
+  // Returns the logits [B, T, V] in the model's dtype; with labels the summed cross entropy in fp32; with targets their
+  // log-probs; for a pipeline stage its output. Call it through operator().
   virtual at::Tensor forward(const ModelInputs& inputs) = 0;
-  // The decoder layers that this rank has, in order: what parallel/ treats as units.
+  // Returns the decoder layers on this rank, in order. parallel/ treats each as a unit.
   virtual std::vector<std::shared_ptr<nn::Module>> blocks() = 0;
 
   at::Tensor logits(ModelInputs inputs);
-  // The sum over the labels that are not kIgnoredLabel; never holds all logits.
+  // Returns the sum over all labels except kIgnoredLabel. The logits are never all in memory.
   at::Tensor loss_sum(ModelInputs inputs, const at::Tensor& labels);
-  // log p(target) of each position [B, T], float32 at least; 0 where the target is kIgnoredLabel. Never holds all
-  // logits.
+  // Returns log p(target) of each position, [B, T], in float32 or wider; 0 where the target is kIgnoredLabel. The
+  // logits are never all in memory.
   at::Tensor logprobs(ModelInputs inputs, const at::Tensor& targets);
   const ModelConfig& config() const { return config_; }
 
@@ -78,7 +85,7 @@ class CausalLM : public nn::Callable<CausalLM> {
   ModelConfig config_;
 };
 
-// A model of the configured family with uninitialised parameters. On the meta device it allocates nothing.
+// Makes a model of the configured family with uninitialised parameters. On the meta device it allocates nothing.
 std::shared_ptr<CausalLM> make_model(const ModelConfig& config, const nn::ParameterOptions& options = {});
 
 }  // namespace tessera

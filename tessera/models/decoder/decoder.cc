@@ -6,7 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/kernels/attention/flash_attention.h"
 #include "tessera/mesh/host_memory.h"
-#include "tessera/nn/attention/context_scope.h"
+#include "tessera/nn/attention/context_parallel_guard.h"
 
 namespace tessera {
 
@@ -24,18 +24,20 @@ nn::AttentionOptions attention_options(const ModelConfig& config, int64_t layer)
 
 nn::MoEOptions moe_options(const ModelConfig& config) {
   return {.width = config.hidden_size,
-          .inner = config.experts.inner,
-          .experts = config.experts.count,
-          .chosen = config.experts.chosen,
-          .normalise = config.experts.normalise,
+          .inner = config.experts.intermediate_size,
+          .experts = config.experts.num_experts,
+          .experts_per_token = config.experts.num_experts_per_tok,
+          .normalise_top_k = config.experts.norm_topk_prob,
           .activation = config.activation,
           .capacity_factor = config.experts.capacity_factor};
 }
 
+// A plain causal pattern reads no numbers. Padded documents are described by tensors and the longest length. Documents
+// that are not padded also have lists of lengths that change from batch to batch, so such a call cannot be replayed.
 std::optional<std::vector<int64_t>> LayerContext::read_numbers() const {
-  if (paged || pattern.context || nn::ContextScope::current()) return std::nullopt;
+  if (paged || pattern.context || nn::ContextParallelGuard::current()) return std::nullopt;
   if (pattern.pieces.empty()) return std::vector<int64_t>{};
-  if (!pattern.documents.have_room) return std::nullopt;
+  if (!pattern.documents.has_fixed_sizes) return std::nullopt;
   return std::vector<int64_t>{pattern.documents.longest};
 }
 
@@ -59,7 +61,7 @@ DecoderLayer::DecoderLayer(const nn::AttentionOptions& attention, const ModelCon
     : DecoderLayer(attention, config, options, {.eps = config.rms_norm_eps}) {}
 
 at::Tensor DecoderLayer::feed_forward(const at::Tensor& x, const LayerContext& context) {
-  return moe ? (*moe)(x, nn::RealTokens{context.real}) : (*mlp)(x);
+  return moe ? (*moe)(x, nn::NonPaddingMask{context.is_real_token}) : (*mlp)(x);
 }
 
 at::Tensor DecoderLayer::forward(const at::Tensor& x, const LayerContext& context) {
@@ -97,12 +99,14 @@ DecoderModel::DecoderModel(const ModelConfig& config, const DecoderParts& parts,
   if (config.local_rope) register_module("rotary_emb_local", rotary_emb_local, rotary(*config.local_rope));
 }
 
-DecoderModel::Sequence DecoderModel::sequence_over_ranks(const ModelInputs& inputs) const {
+DecoderModel::Sequence DecoderModel::context_parallel_sequence(const ModelInputs& inputs) const {
+  // In a paged step every rank computes whole rows, so tokens are not sharded.
   if (!context_ || inputs.paged != nullptr) return nullptr;
-  TESSERA_CHECK(inputs.logits_to_keep == 0, ErrorKind::kConfig,
-                "[models.forward] logits_to_keep ({}) in a model that is context parallel over {} ranks, none of which "
-                "has whole rows. Pass a paged step, with which they all read whole rows, or cut the logits.",
-                inputs.logits_to_keep, context_->group->size());
+  TESSERA_CHECK(
+      inputs.logits_to_keep == 0, ErrorKind::kConfig,
+      "[models.forward] logits_to_keep ({}) in a model that is context parallel over {} ranks: no rank has whole "
+      "rows. Use a paged step, in which every rank has whole rows, or slice the logits.",
+      inputs.logits_to_keep, context_->group->size());
   return nn::context_sequence(
       *context_, {.rows = inputs.tokens.size(0), .tokens = inputs.tokens.size(1), .document_ids = inputs.document_ids});
 }
@@ -110,27 +114,31 @@ DecoderModel::Sequence DecoderModel::sequence_over_ranks(const ModelInputs& inpu
 nn::AttentionPattern DecoderModel::pattern(const ModelInputs& inputs, const at::Tensor& x, bool sliding,
                                            const Sequence& sequence) const {
   if (inputs.paged) return {.sliding_window = sliding ? config_.sliding_window : 0};
-  const bool by_lengths = kernels::takes_flash_heads(config_.head_dim) && config_.attn_logit_softcapping == 0;
+  // Kernels that work by document lengths need a head size that they support, and no soft cap.
+  const bool by_lengths = kernels::supports_flash_head_dim(config_.head_dim) && config_.attn_logit_softcapping == 0;
   return nn::attention_pattern({.rows = inputs.tokens.size(0),
                                 .tokens = inputs.tokens.size(1),
                                 .document_ids = inputs.document_ids,
                                 .sliding_window = sliding ? config_.sliding_window : 0,
                                 .context = sequence,
-                                .room = by_lengths ? room_.get() : nullptr},
+                                .fixed_sizes = by_lengths ? room_.get() : nullptr},
                                x.options());
 }
 
+// Runs the layers of one stage. Every layer of a kind (full or sliding attention) gets the same angles and the same
+// attention pattern, which are computed once per forward.
 at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
   const auto stage = inputs.stage.value_or(StageRange{.end_layer = static_cast<int64_t>(layers->list.size())});
   auto x = stage.is_first ? (*embed_tokens)(inputs.tokens) : inputs.hidden;
-  const auto sequence = sequence_over_ranks(inputs);
-  const bool over_ranks = sequence || nn::ContextScope::current() != nullptr;
+  const auto sequence = context_parallel_sequence(inputs);
+  const bool over_ranks = sequence || nn::ContextParallelGuard::current() != nullptr;
   TESSERA_CHECK(!over_ranks || !config_.has_dynamic_rope(), ErrorKind::kConfig,
                 "[models.forward] rope_scaling dynamic under context parallelism: its angles depend on the longest "
-                "position of a row, of which a rank has a part. Use another rope_type, or no context parallelism.");
+                "position of a row, and a rank has only a part of the row. Use another rope_type, or no context "
+                "parallelism.");
   auto positions = inputs.positions;
   if (!positions.defined()) {
-    const auto* scope = nn::ContextScope::current();
+    const auto* scope = nn::ContextParallelGuard::current();
     positions = sequence ? sequence->positions()
                 : scope  ? scope->positions()
                          : at::arange(inputs.tokens.size(1), inputs.tokens.options());
@@ -142,14 +150,15 @@ at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
   };
   const auto angles = angles_of(*rotary_emb);
   const auto local_angles = rotary_emb_local ? angles_of(*rotary_emb_local) : angles;
+  // Full and sliding layers each share one context, which is made when the first such layer runs.
   std::optional<LayerContext> full, sliding;
   for (int64_t i = stage.first_layer; i < stage.end_layer; ++i) {
-    const bool slides = config_.window_of(i) > 0;
+    const bool slides = config_.sliding_window_of_layer(i) > 0;
     auto& context = slides ? sliding : full;
     if (!context) {
       context = LayerContext{{slides ? local_angles : angles, pattern(inputs, x, slides, sequence), inputs.paged}};
-      if (config_.experts.count > 0 && inputs.document_ids.defined()) {
-        context->real = sent_to(x.device(), inputs.document_ids.ge(0));
+      if (config_.experts.num_experts > 0 && inputs.document_ids.defined()) {
+        context->is_real_token = to_device_async(x.device(), inputs.document_ids.ge(0));
       }
     }
     x = (*layers->list[static_cast<size_t>(i)])(x, *context);
@@ -159,6 +168,7 @@ at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
 
 std::shared_ptr<nn::Head> make_head(const ModelConfig& config, const nn::Embedding& embedding,
                                     const nn::ParameterOptions& options) {
+  // A tied head is made on the meta device, and its slot then gets the embedding's weight.
   const nn::ParameterOptions head_options{options.dtype,
                                           config.tie_word_embeddings ? at::Device(at::kMeta) : options.device};
   auto head =
@@ -169,32 +179,37 @@ std::shared_ptr<nn::Head> make_head(const ModelConfig& config, const nn::Embeddi
 
 namespace {
 
+// A rank of a pipeline has null modules for the parts in other stages, so a missing module is found here and not as a
+// null pointer in forward.
 void check_stage(const DecoderModel& model, const nn::Head* head, const ModelInputs& inputs) {
   const auto count = static_cast<int64_t>(model.layers->list.size());
   const auto stage = inputs.stage.value_or(StageRange{.end_layer = count});
-  bool here = 0 <= stage.first_layer && stage.first_layer <= stage.end_layer && stage.end_layer <= count &&
-              (!stage.is_first || model.embed_tokens) && (!stage.is_last || (model.norm && head != nullptr));
-  for (int64_t layer = stage.first_layer; here && layer < stage.end_layer; ++layer) {
-    here = model.layers->list[static_cast<size_t>(layer)] != nullptr;
+  bool has_stage = 0 <= stage.first_layer && stage.first_layer <= stage.end_layer && stage.end_layer <= count &&
+                   (!stage.is_first || model.embed_tokens) && (!stage.is_last || (model.norm && head != nullptr));
+  for (int64_t layer = stage.first_layer; has_stage && layer < stage.end_layer; ++layer) {
+    has_stage = model.layers->list[static_cast<size_t>(layer)] != nullptr;
   }
-  TESSERA_CHECK(here, ErrorKind::kConfig,
-                "[models.forward] layers {} to {} of {}{}{}: this rank of a pipeline does not have all of that. Say in "
-                "ModelInputs::stage which of its stages to run.",
+  TESSERA_CHECK(has_stage, ErrorKind::kConfig,
+                "[models.forward] layers {} to {} of {}{}{}: this pipeline rank does not have all of these. Set "
+                "ModelInputs::stage to one of its stages.",
                 stage.first_layer, stage.end_layer, count, stage.is_first ? ", the embedding" : "",
                 stage.is_last ? ", norm and head" : "");
   if (stage.is_first) return;
   const auto& hidden = inputs.hidden;
-  TESSERA_CHECK(hidden.defined() && hidden.dim() == 3 && hidden.size(0) == inputs.tokens.size(0) &&
-                    hidden.size(1) == inputs.tokens.size(1),
-                ErrorKind::kShape,
-                "[models.forward] hidden: a stage that is not the first wants what the one before gave, [{}, {}, "
-                "hidden_size] for these tokens",
-                inputs.tokens.size(0), inputs.tokens.size(1));
+  TESSERA_CHECK(
+      hidden.defined() && hidden.dim() == 3 && hidden.size(0) == inputs.tokens.size(0) &&
+          hidden.size(1) == inputs.tokens.size(1),
+      ErrorKind::kShape,
+      "[models.forward] hidden: a stage that is not the first needs the output of the previous stage, [{}, {}, "
+      "hidden_size] for these tokens",
+      inputs.tokens.size(0), inputs.tokens.size(1));
 }
 
 }  // namespace
 
-at::Tensor decode(DecoderModel& model, nn::Head* head_of_model, const ModelInputs& inputs) {
+// The head gets only the rows that the result needs: labels and targets are processed in chunks by the head, a paged
+// step selects its rows, and logits_to_keep keeps the last tokens.
+at::Tensor run_decoder(DecoderModel& model, nn::Head* head_of_model, const ModelInputs& inputs) {
   TESSERA_CHECK(inputs.tokens.defined() && inputs.tokens.dim() == 2 && inputs.tokens.scalar_type() == at::kLong &&
                     inputs.tokens.numel() > 0,
                 ErrorKind::kShape, "[models.forward] tokens: wanted int64 [B, T] with at least one token");
@@ -204,7 +219,7 @@ at::Tensor decode(DecoderModel& model, nn::Head* head_of_model, const ModelInput
   auto& head = *head_of_model;
   if (inputs.labels.defined()) return head(hidden, inputs.labels);
   if (inputs.targets.defined()) return head(hidden, nn::TokenTargets{inputs.targets});
-  if (inputs.paged) return head(inputs.paged->wanted_rows(hidden));
+  if (inputs.paged) return head(inputs.paged->select_logit_rows(hidden));
   const int64_t length = hidden.size(1), kept = inputs.logits_to_keep;
   return head(kept > 0 && kept < length ? hidden.narrow(1, length - kept, kept) : hidden);
 }
@@ -216,7 +231,7 @@ DecoderForCausalLM::DecoderForCausalLM(const ModelConfig& config, const DecoderP
   register_module("lm_head", lm_head, make_head(config, *model->embed_tokens, options));
 }
 
-at::Tensor DecoderForCausalLM::forward(const ModelInputs& inputs) { return decode(*model, lm_head.get(), inputs); }
+at::Tensor DecoderForCausalLM::forward(const ModelInputs& inputs) { return run_decoder(*model, lm_head.get(), inputs); }
 
 std::vector<std::shared_ptr<nn::Module>> DecoderForCausalLM::blocks() { return model->layers->present(); }
 

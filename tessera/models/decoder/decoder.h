@@ -1,5 +1,5 @@
-// What the decoders of all families have in common, with the names of transformers: model (embed_tokens, layers, norm,
-// rotary_emb) and lm_head. A family says in DecoderParts what it makes otherwise than Llama.
+// The parts that the decoders of all families share, with the names of transformers: model (embed_tokens, layers, norm,
+// rotary_emb) and lm_head. A family sets in DecoderParts the parts in which it differs from Llama.
 //
 //   DecoderForCausalLM model(config, {.layer = [&](int64_t layer) {
 //     return std::make_shared<DecoderLayer>(attention_options(config, layer), config, options);
@@ -19,30 +19,33 @@
 
 namespace tessera {
 
-// Of the layer, as config.json has it.
+// Return the attention options of layer `layer` and the expert options, from config.json.
 nn::AttentionOptions attention_options(const ModelConfig& config, int64_t layer);
 nn::MoEOptions moe_options(const ModelConfig& config);
 
-// What the layers of a forward share.
+// The inputs that all layers of a forward pass share.
 struct LayerContext : nn::AttentionContext {
-  at::Tensor real{};  // bool [B, T]: tokens that are no padding, for the statistics of routers; undefined: all
+  at::Tensor is_real_token{};  // bool [B, T]: false for padding, which router statistics skip; undefined: no padding
 
-  // For nn::ForwardCall.
+  // Required by nn::ForwardCall.
   template <class F>
   void visit_read_tensors(F&& visit) {
     angles.visit_tensors(visit);
     if (pattern.documents.begins.defined()) visit(pattern.documents.begins);
-    if (real.defined()) visit(real);
+    if (is_real_token.defined()) visit(is_real_token);
   }
-  // None with a cache, with tokens over ranks, and for documents without room (nn::DocumentRoom).
+  // Returns the numbers that a layer reads besides tensors, so that calls with equal numbers and shapes can be
+  // replayed. Returns nullopt for calls that cannot be replayed: with a KV cache, with tokens that are sharded over
+  // ranks, and for documents that are not padded (nn::FixedDocumentSizes).
   std::optional<std::vector<int64_t>> read_numbers() const;
 };
 
-// Attention and MLP, or experts, each behind a norm and around a residual.
+// Attention, then an MLP or experts. Each has a norm before it and a residual connection around it.
 struct DecoderLayer : nn::Callable<DecoderLayer> {
   std::shared_ptr<nn::Attention> self_attn;
   std::shared_ptr<nn::MLP> mlp;
-  std::shared_ptr<nn::MoE> moe;  // in place of mlp, and the child of that name, where the config says so
+  // Used in place of mlp, also under the name "mlp", when the config gives this layer experts.
+  std::shared_ptr<nn::MoE> moe;
   std::shared_ptr<nn::RMSNorm> input_layernorm, post_attention_layernorm;
   DecoderLayer(const nn::AttentionOptions& attention, const ModelConfig& config, const nn::ParameterOptions& options,
                const nn::NormOptions& norm);
@@ -50,12 +53,12 @@ struct DecoderLayer : nn::Callable<DecoderLayer> {
   virtual at::Tensor forward(const at::Tensor& x, const LayerContext& context);
 
  protected:
-  // The MLP or the experts.
+  // Applies the MLP or the experts.
   at::Tensor feed_forward(const at::Tensor& x, const LayerContext& context);
 };
 
-// A list of modules named "0", "1", ...; null where replace_child has taken one away, which other ranks of a pipeline
-// have.
+// A list of modules named "0", "1", ... An entry is null when replace_child has removed the layer because another
+// pipeline rank has it.
 struct DecoderLayers : nn::Module {
   std::vector<std::shared_ptr<DecoderLayer>> list;
   DecoderLayers(int64_t count, const std::function<std::shared_ptr<DecoderLayer>(int64_t layer)>& make);
@@ -64,13 +67,13 @@ struct DecoderLayers : nn::Module {
 
 struct DecoderParts {
   std::function<std::shared_ptr<DecoderLayer>(int64_t layer)> layer{};
-  std::optional<nn::NormOptions> norm{};  // the last one; none: plain, with the config's epsilon
+  std::optional<nn::NormOptions> norm{};  // the final norm; nullopt: a plain norm with the config's epsilon
   double embedding_scale = 1;
 };
 
-// Null where they are not of this rank's stages: layers, embed_tokens, norm. rotary_emb turns the layers that see
-// everything, and the sliding ones unless the config gives them angles of their
-// own: those are of rotary_emb_local.
+// The decoder without head. layers, embed_tokens and norm are null where this rank's stages do not have them.
+// rotary_emb gives the angles of the layers with full attention. It also gives those of the sliding layers, unless the
+// config has separate rope settings for them; then rotary_emb_local does.
 struct DecoderModel : nn::Callable<DecoderModel> {
   std::shared_ptr<nn::Embedding> embed_tokens;
   std::shared_ptr<DecoderLayers> layers;
@@ -78,31 +81,32 @@ struct DecoderModel : nn::Callable<DecoderModel> {
   std::shared_ptr<RotaryEmbedding> rotary_emb, rotary_emb_local;
   DecoderModel(const ModelConfig& config, const DecoderParts& parts, const nn::ParameterOptions& options);
   virtual at::Tensor forward(const ModelInputs& inputs);  // [B, T, hidden]
-  // From now on inputs are this rank's tokens of rows that lie over the group as kernels::ContextLayout cuts them,
-  // positions undefined for those of the whole rows, and forward is COLLECTIVE over it (apply_context_parallel). In a
-  // paged step inputs are whole rows, alike on all ranks, each of which computes all of them. Error kConfig:
-  // logits_to_keep outside of one.
-  void set_context_parallelism(nn::ContextParallelism how) { context_ = std::move(how); }
-  // From now on documents have room where the device's attention goes by their lengths, so that layers repeat from
-  // batch to batch (nn::ForwardCall).
-  void make_documents_repeat() { room_ = std::make_unique<nn::DocumentRoom>(); }
+  // Sets context parallelism for later calls. The inputs are then this rank's tokens of rows that are sharded over the
+  // group as kernels::ContextLayout does. Undefined positions stand for the positions in the whole rows. forward is
+  // COLLECTIVE over the group (apply_context_parallel). In a paged step, however, the inputs are whole rows, equal on
+  // all ranks, and each rank computes all of them. Error kConfig: logits_to_keep outside a paged step.
+  void set_context_parallelism(nn::ContextParallelGroup parallelism) { context_ = std::move(parallelism); }
+  // Pads the document lists of later calls (nn::FixedDocumentSizes) where the device's attention works by document
+  // lengths. The shapes then repeat from batch to batch, so that layers can be captured as graphs (nn::ForwardCall).
+  void pad_document_lists() { room_ = std::make_unique<nn::FixedDocumentSizes>(); }
 
  private:
   using Sequence = std::shared_ptr<const nn::ContextSequence>;
-  Sequence sequence_over_ranks(const ModelInputs& inputs) const;  // null where tokens are not cut
+  Sequence context_parallel_sequence(const ModelInputs& inputs) const;  // null when tokens are not sharded
   nn::AttentionPattern pattern(const ModelInputs& inputs, const at::Tensor& x, bool sliding,
                                const Sequence& sequence) const;
   ModelConfig config_;
-  std::optional<nn::ContextParallelism> context_;
-  std::unique_ptr<nn::DocumentRoom> room_;  // null: none
+  std::optional<nn::ContextParallelGroup> context_;
+  std::unique_ptr<nn::FixedDocumentSizes> room_;  // null: document lists are not padded
 };
 
-// The head of the config: tied, it allocates nothing and its slot shows the embedding's weight.
+// Makes the head of the config. A tied head allocates nothing: its slot has the embedding's weight.
 std::shared_ptr<nn::Head> make_head(const ModelConfig& config, const nn::Embedding& embedding,
                                     const nn::ParameterOptions& options);
-// What CausalLM::forward gives; the head may be null where no last stage is run. Errors kShape: tokens that are no
-// int64 [B, T], hidden states that are not [B, T, hidden_size]; kConfig: a stage that this rank has not.
-at::Tensor decode(DecoderModel& model, nn::Head* head, const ModelInputs& inputs);
+// Implements CausalLM::forward. The head may be null when the last stage is not run. Errors: kShape for tokens that are
+// not int64 [B, T] and for hidden states that are not [B, T, hidden_size]; kConfig for a stage that is not on this
+// rank.
+at::Tensor run_decoder(DecoderModel& model, nn::Head* head, const ModelInputs& inputs);
 
 class DecoderForCausalLM : public CausalLM {
  public:

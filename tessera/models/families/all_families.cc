@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// base_model_prefix of every class in transformers: a file of the model without head leaves it out.
+// The base_model_prefix of every class in transformers. A file of the model without head leaves this prefix out.
 constexpr std::string_view kBasePrefix = "model.";
 
 template <class Matches>
@@ -24,6 +24,8 @@ const ModelFamily* first_family(Matches matches) {
 }  // namespace
 
 std::vector<std::string> WeightMap::names_of(const std::string& parameter) const {
+  // The order of the names matters: the family's names in files come first, then the model's own name, then the name
+  // without prefix.
   std::vector<std::string> names;
   for (const auto& [ours, theirs] : prefixes) {
     if (parameter.starts_with(ours)) names.push_back(std::string(theirs) + parameter.substr(ours.size()));
@@ -33,8 +35,8 @@ std::vector<std::string> WeightMap::names_of(const std::string& parameter) const
   return names;
 }
 
-bool WeightMap::is_foreign(std::string_view name) const {
-  return std::ranges::any_of(foreign, [&](std::string_view begin) { return name.starts_with(begin); });
+bool WeightMap::is_unowned(std::string_view name) const {
+  return std::ranges::any_of(unowned_prefixes, [&](std::string_view begin) { return name.starts_with(begin); });
 }
 
 const std::vector<const ModelFamily*>& model_families() {

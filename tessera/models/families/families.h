@@ -1,5 +1,5 @@
-// The rows of the families whose models are made of the decoder's own layers, and what several of them share. Gemma3
-// has layers and a header of its own.
+// The rows of the families whose models consist of the decoder's own layers, and functions that several families share.
+// Gemma3 has its own layers and its own header.
 #pragma once
 
 #include "tessera/models/config/family.h"
@@ -12,13 +12,13 @@ const ModelFamily& qwen2_family();
 const ModelFamily& qwen3_family();
 const ModelFamily& qwen3_moe_family();
 
-// Rows of DecoderLayers whose attention is as the config says.
+// Makes a decoder of DecoderLayers whose attention is that of the config.
 std::shared_ptr<CausalLM> make_llama(const ModelConfig& config, const nn::ParameterOptions& options);
-// base_model_tp_plan of LlamaConfig and others.
+// Returns base_model_tp_plan of LlamaConfig and others.
 std::vector<PlanKeys::Style> llama_layer_styles();
-// The same, and what transformers says of q_norm and k_norm.
+// Returns the same plan with transformers' styles of q_norm and k_norm.
 std::vector<PlanKeys::Style> normed_layer_styles();
-// WindowKeys::slides of the Qwen families: the layers from max_window_layers on.
+// WindowKeys::layer_slides of the Qwen families: layers from max_window_layers on slide.
 bool qwen_layer_slides(const JsonReader& config, int64_t layer);
 
 }  // namespace tessera

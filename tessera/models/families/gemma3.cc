@@ -58,8 +58,8 @@ Gemma3ForConditionalGeneration::Gemma3ForConditionalGeneration(const ModelConfig
 
 at::Tensor Gemma3ForConditionalGeneration::forward(const ModelInputs& inputs) {
   const auto& tokens = inputs.tokens;
-  if (tokens.defined() && !tokens.is_meta() && !inputs.tokens_are_text) check_text(config(), tokens);
-  return decode(*model->language_model, lm_head.get(), inputs);
+  if (tokens.defined() && !tokens.is_meta() && !inputs.image_tokens_checked) check_no_image_tokens(config(), tokens);
+  return run_decoder(*model->language_model, lm_head.get(), inputs);
 }
 
 std::vector<std::shared_ptr<nn::Module>> Gemma3ForConditionalGeneration::blocks() {
@@ -68,21 +68,23 @@ std::vector<std::shared_ptr<nn::Module>> Gemma3ForConditionalGeneration::blocks(
 
 namespace {
 
-// All but each sixth.
+// A layer slides unless its number (from 1) is a multiple of the pattern, 6 by default.
 bool gemma3_layer_slides(const JsonReader& config, int64_t layer) {
   constexpr int64_t kMost = int64_t{1} << 31;
   const int64_t pattern = config.integer("sliding_window_pattern", 6, 1, kMost);
-  // transformers writes this key beside layer_types and never reads it.
+  // transformers writes this key together with layer_types and never reads it. Without layer_types it could give
+  // another pattern here than there, so the two must agree.
   const int64_t written = config.integer("_sliding_window_pattern", pattern, 1, kMost);
   TESSERA_CHECK(written == pattern, ErrorKind::kConfig,
-                "{}: _sliding_window_pattern {} without layer_types, transformers takes {}. Give layer_types or "
+                "{}: _sliding_window_pattern is {} without layer_types, but transformers uses {}. Set layer_types or "
                 "sliding_window_pattern.",
                 config.name(), written, pattern);
   return (layer + 1) % pattern != 0;
 }
 
-// rope_scaling and rope_parameters.full_attention as transformers merges them: the former's keys win, and it counts by
-// rope_type, not by the older `type`, where the latter has a rope_type. `merged` holds the result.
+// Merges rope_scaling and rope_parameters.full_attention as transformers does: keys of rope_scaling have priority. When
+// full_attention has a rope_type, that key is used and the older `type` of rope_scaling is ignored; a `type` that
+// differs is therefore an error. `merged` holds the result.
 std::optional<JsonReader> full_rope(const JsonReader& text, const std::optional<JsonReader>& full, Json& merged) {
   const auto scaling = text.find("rope_scaling");
   if (!scaling) return full;
@@ -93,21 +95,23 @@ std::optional<JsonReader> full_rope(const JsonReader& text, const std::optional<
   merged.update(scaling->value());
   const bool renamed = scaling->has("type") && !scaling->has("rope_type") && merged.contains("rope_type");
   TESSERA_CHECK(!renamed || merged["rope_type"] == scaling->value().at("type"), ErrorKind::kConfig,
-                "{}: type: transformers reads rope_type alone here. Call it rope_type.", scaling->name());
+                "{}: type: transformers reads only rope_type here. Rename the key to rope_type.", scaling->name());
   return JsonReader(merged, scaling->name(), ErrorKind::kConfig);
 }
 
-// transformers reads truncate of yarn beside the objects of the two kinds of layers, never inside them.
+// For yarn transformers reads `truncate` next to the objects of the two kinds of layers, never inside them.
 void check_truncate(const JsonReader& text, const ModelConfig& config) {
   const auto both = text.find("rope_parameters");
-  TESSERA_CHECK(config.rope.truncate && config.local_rope->truncate && !(both && both->value().contains("truncate")),
-                ErrorKind::kConfig,
-                "{}: truncate of rope_parameters: transformers reads it at another place than it is written in Gemma3. "
-                "Leave it out.",
-                text.name());
+  TESSERA_CHECK(
+      config.rope.truncate && config.local_rope->truncate && !(both && both->value().contains("truncate")),
+      ErrorKind::kConfig,
+      "{}: truncate of rope_parameters: transformers writes this key of Gemma3 at a place where it does not read it. "
+      "Remove the key.",
+      text.name());
 }
 
-// Rotary settings: one object for each kind of layer, or rope_theta and rope_scaling beside rope_local_base_freq.
+// Reads the rotary settings: one object for each kind of layer, or the older keys rope_theta, rope_scaling and
+// rope_local_base_freq.
 void read_gemma3_rope(const JsonReader& text, ModelConfig& config) {
   constexpr double kMost = 1e18;
   std::optional<JsonReader> full, local;
@@ -127,7 +131,8 @@ void read_gemma3_rope(const JsonReader& text, ModelConfig& config) {
 
 void read_gemma3_text(const JsonReader& text, const JsonReader& /*top*/, ModelConfig& config) {
   TESSERA_CHECK(!text.boolean("use_bidirectional_attention", false), ErrorKind::kConfig,
-                "{}: use_bidirectional_attention: this version trains causal models. Use one that is.", text.name());
+                "{}: use_bidirectional_attention: this version supports causal models only. Use a causal model.",
+                text.name());
   config.query_pre_attn_scalar = text.number("query_pre_attn_scalar", 256.0, 1e-6, 1e9);
   constexpr double kLeastCap = 1e-9;
   for (const auto& [key, cap] : {std::pair("attn_logit_softcapping", &config.attn_logit_softcapping),
@@ -148,7 +153,7 @@ void read_gemma3_with_images(const JsonReader& text, const JsonReader& top, Mode
                      text.name());
   }
   constexpr int64_t kMostTokens = int64_t{1} << 31;
-  // Of both spellings transformers takes the second.
+  // When a file has both names of a key, transformers uses the second.
   for (const auto& [key, alias, missing] :
        {std::tuple("image_token_index", "image_token_id", 262'144), {"boi_token_index", "boi_token_id", 255'999}}) {
     config.image_token_ids.push_back(top.integer(top.has(alias) ? alias : key, missing, 0, kMostTokens));
@@ -157,17 +162,20 @@ void read_gemma3_with_images(const JsonReader& text, const JsonReader& top, Mode
 
 // ---- GGUF: windows, the local rotary base, soft caps ----
 
-constexpr int64_t kUsualPeriod = 6;  // every sixth layer sees everything; llama.cpp's own where the file does not say
+// Period of the full-attention layers; llama.cpp's default when the file has no such key.
+constexpr int64_t kUsualPeriod = 6;
 constexpr int64_t kLayersOf27B = 62;
 
-// llama.cpp knows the scale of the scores by the number of layers.
-double score_scalar(int64_t layers, int64_t hidden, int64_t heads, int64_t head_dim) {
+// llama.cpp derives the scale of the attention scores from the number of layers: the 27B model, which has 62, scales by
+// hidden / heads, every other model by head_dim.
+double default_query_pre_attn_scalar(int64_t layers, int64_t hidden, int64_t heads, int64_t head_dim) {
   return layers == kLayersOf27B ? static_cast<double>(hidden) / static_cast<double>(heads)
                                 : static_cast<double>(head_dim);
 }
 
-// The period of the layers that see everything; 0: there is none.
-int64_t period_of(const std::vector<bool>& sliding) {
+// Returns the period of the full-attention layers, or 0 when they have no period. The usual period is tried first,
+// because several periods fit when there are few layers.
+int64_t full_attention_period(const std::vector<bool>& sliding) {
   const auto layers = static_cast<int64_t>(sliding.size());
   const auto fits = [&](int64_t period) {
     for (int64_t i = 0; i < layers; ++i) {
@@ -182,18 +190,18 @@ int64_t period_of(const std::vector<bool>& sliding) {
   return 0;
 }
 
-// Error kConfig for what llama.cpp's Gemma3 does not have.
+// Writes the metadata that only Gemma3 has. Error kConfig for settings that llama.cpp's Gemma3 does not have.
 void set_gemma3_keys(const ModelConfig& config, const std::string& where, GgufWriter& writer) {
-  const int64_t period = period_of(config.sliding_layers);
+  const int64_t period = full_attention_period(config.sliding_layers);
   TESSERA_CHECK(period > 0, ErrorKind::kConfig,
-                "[gguf] {}: layer_types is no pattern of equal periods, which GGUF cannot hold", where);
+                "[gguf] {}: layer_types has no fixed period, and GGUF can express only a period", where);
   TESSERA_CHECK(config.local_rope && config.local_rope->kind == RopeKind::kDefault, ErrorKind::kConfig,
                 "[gguf] {}: a rope scaling of the sliding layers cannot be written as GGUF", where);
   TESSERA_CHECK(config.attn_logit_softcapping == 0, ErrorKind::kConfig,
                 "[gguf] {}: attn_logit_softcapping {} cannot be written: llama.cpp's Gemma3 has none", where,
                 config.attn_logit_softcapping);
-  const double scalar =
-      score_scalar(config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.head_dim);
+  const double scalar = default_query_pre_attn_scalar(config.num_hidden_layers, config.hidden_size,
+                                                      config.num_attention_heads, config.head_dim);
   TESSERA_CHECK(std::fabs(config.query_pre_attn_scalar - scalar) < 1e-6 * scalar, ErrorKind::kConfig,
                 "[gguf] {}: query_pre_attn_scalar is {}, llama.cpp's Gemma3 of this size has {}", where,
                 config.query_pre_attn_scalar, scalar);
@@ -207,13 +215,15 @@ void set_gemma3_keys(const ModelConfig& config, const std::string& where, GgufWr
   }
 }
 
-// Into the config.json that is made; the keys of all families are in it.
+// Adds Gemma3's own keys to the config.json that is made from a GGUF file, which already has the common keys.
 void read_gemma3_keys(const GgufFile& file, nlohmann::ordered_json& config) {
   const auto layers = config.at("num_hidden_layers").get<int64_t>();
   const auto window = file.find_uint("gemma3.attention.sliding_window").value_or(0);
   const auto period = file.find_uint("gemma3.attention.sliding_window_pattern").value_or(kUsualPeriod);
-  TESSERA_CHECK(period > 0 && window < uint64_t{1} << 32, ErrorKind::kFormat,
-                "[gguf] {}: a sliding window of {} in a pattern of {}", file.path().string(), window, period);
+  TESSERA_CHECK(
+      period > 0 && window < uint64_t{1} << 32, ErrorKind::kFormat,
+      "[gguf] {}: found a sliding window of {} with a period of {}, wanted a window below 2^32 and a period above 0",
+      file.path().string(), window, period);
   auto types = nlohmann::ordered_json::array();
   for (int64_t i = 0; i < layers; ++i) {
     const bool slides = window > 0 && static_cast<uint64_t>(i + 1) % period != 0;
@@ -223,8 +233,8 @@ void read_gemma3_keys(const GgufFile& file, nlohmann::ordered_json& config) {
   if (window > 0) config["sliding_window"] = window;
   config["rope_local_base_freq"] = shortest_decimal(file.find_float("gemma3.rope.freq_base_swa").value_or(10000.0));
   const auto whole = [&](const char* key) { return config.at(key).get<int64_t>(); };
-  config["query_pre_attn_scalar"] =
-      static_cast<int64_t>(score_scalar(layers, whole("hidden_size"), whole("num_attention_heads"), whole("head_dim")));
+  config["query_pre_attn_scalar"] = static_cast<int64_t>(
+      default_query_pre_attn_scalar(layers, whole("hidden_size"), whole("num_attention_heads"), whole("head_dim")));
   config["attn_logit_softcapping"] = nullptr;
   config["final_logit_softcapping"] = nullptr;
   if (const auto cap = file.find_float("gemma3.final_logit_softcapping")) {
@@ -240,19 +250,22 @@ ConfigKeys gemma3_keys() {
           .intermediate_size = 9216,
           .num_hidden_layers = 26,
           .num_attention_heads = 8,
-          .most_key_value_heads = 4,
+          .max_key_value_heads = 4,
           .head_dim = 256,
           .max_position_embeddings = 131'072,
           .activation = "gelu_pytorch_tanh",
           .activation_key = "hidden_activation",
           .tie_word_embeddings = true,
           .biases = BiasKeys::kAttention,
-          .windows = {.known = true, .layer_types = true, .required = true, .slides = gemma3_layer_slides},
+          .windows = {.has_window_key = true,
+                      .has_layer_types_key = true,
+                      .is_required = true,
+                      .layer_slides = gemma3_layer_slides},
           .bos_token_id = 2,
           .eos_token_id = 1,
           .pad_token_id = 0,
-          .more = read_gemma3_text,
-          .own_rope = true};
+          .read_extra = read_gemma3_text,
+          .reads_rope = true};
 }
 
 std::shared_ptr<CausalLM> make_gemma3(const ModelConfig& config, const nn::ParameterOptions& options) {
@@ -274,8 +287,8 @@ const ModelFamily& gemma3_family() {
       .plan = {.name = "gemma3", .top = {{"lm_head", "colwise_gather_output"}}, .layers = normed_layer_styles()},
       .gguf = {.architecture = "gemma3",
                .qk_norm = true,
-               .norms_around = true,
-               .norms_one_plus = true,
+               .has_post_norms = true,
+               .norms_plus_one = true,
                .windows = true,
                .set_keys = set_gemma3_keys,
                .read_keys = read_gemma3_keys}};
@@ -288,13 +301,14 @@ const ModelFamily& gemma3_conditional_family() {
     row.architecture = "Gemma3ForConditionalGeneration";
     row.model_type = "gemma3";
     row.config.text_config = "text_config";
-    row.config.more = read_gemma3_with_images;
+    row.config.read_extra = read_gemma3_with_images;
     row.make = make_gemma3_with_images;
-    row.plan.inner = "model.language_model";
+    row.plan.base_module = "model.language_model";
     row.weights = {
         .prefixes = {{"model.language_model.", "language_model.model."}, {"lm_head.", "language_model.lm_head."}},
-        .foreign = {"vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."}};
-    row.gguf = {};  // llama.cpp keeps the vision tower in a file of its own
+        .unowned_prefixes = {"vision_tower.", "multi_modal_projector.", "model.vision_tower.",
+                             "model.multi_modal_projector."}};
+    row.gguf = {};  // llama.cpp stores the vision tower in a separate file
     return row;
   }();
   return family;

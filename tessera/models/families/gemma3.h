@@ -1,6 +1,7 @@
-// Gemma3, its text: sliding layers with rotary angles of their own between layers that see everything, norms around
-// attention and MLP that multiply with 1 + weight, scaled embeddings, a gated gelu. Of the model with images
-// (Gemma3ForConditionalGeneration) the text tower is made; the rest of its folder passes through load and save.
+// Gemma3, text only. Sliding layers, with their own rotary angles, alternate with full-attention layers. Attention and
+// MLP have a norm before and after; norms multiply by 1 + weight. Embeddings are scaled, and the MLP uses a gated gelu.
+// Of the model with images (Gemma3ForConditionalGeneration) only the text tower is made; load and save keep the other
+// tensors of its folder unchanged.
 #pragma once
 
 #include "tessera/models/config/family.h"
@@ -14,7 +15,7 @@ struct Gemma3DecoderLayer : DecoderLayer {
   at::Tensor forward(const at::Tensor& x, const LayerContext& context) override;
 };
 
-// Holds what is under "model" beside the vision tower, which is not made.
+// Has the modules under "model", except the vision tower, which is not made.
 struct Gemma3Model : nn::Module {
   std::shared_ptr<DecoderModel> language_model;
   Gemma3Model(const ModelConfig& config, const nn::ParameterOptions& options);
@@ -25,7 +26,7 @@ class Gemma3ForConditionalGeneration : public CausalLM {
   std::shared_ptr<Gemma3Model> model;
   std::shared_ptr<nn::Head> lm_head;
   Gemma3ForConditionalGeneration(const ModelConfig& config, const nn::ParameterOptions& options);
-  // Error kConfig for tokens that stand for an image.
+  // Error kConfig for image placeholder tokens.
   at::Tensor forward(const ModelInputs& inputs) override;
   std::vector<std::shared_ptr<nn::Module>> blocks() override;
 };

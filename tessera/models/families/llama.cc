@@ -1,4 +1,4 @@
-// Llama: the decoder that the other families are told by. See decoder.h.
+// Llama: the decoder from which the other families are defined by their differences. See decoder.h.
 #include "tessera/models/decoder/decoder.h"
 #include "tessera/models/families/families.h"
 

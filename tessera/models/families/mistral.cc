@@ -3,17 +3,17 @@
 
 namespace tessera {
 
-// transformers makes a config.json with layer_types a MinistralForCausalLM, which is this model with layers that see
-// all.
+// For a config.json with layer_types transformers makes a MinistralForCausalLM, which is this model with some
+// full-attention layers.
 const ModelFamily& mistral_family() {
   static const ModelFamily family{
       .architecture = "MistralForCausalLM",
       .model_type = "mistral",
       .other_model_type = "ministral",
       .config = {.intermediate_size = 14336,
-                 .most_key_value_heads = 8,
+                 .max_key_value_heads = 8,
                  .max_position_embeddings = 4096 * 32,
-                 .windows = {.known = true, .layer_types = true},
+                 .windows = {.has_window_key = true, .has_layer_types_key = true},
                  .bos_token_id = 1,
                  .eos_token_id = 2},
       .make = make_llama,

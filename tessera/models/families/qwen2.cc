@@ -1,4 +1,4 @@
-// Qwen2 and Qwen2.5: a Llama whose queries, keys and values have a bias; layers may slide.
+// Qwen2 and Qwen2.5: a Llama with biases on queries, keys and values; layers may have a sliding window.
 #include "tessera/base/text/json.h"
 #include "tessera/models/families/families.h"
 
@@ -14,10 +14,13 @@ const ModelFamily& qwen2_family() {
       .model_type = "qwen2",
       .config = {.vocab_size = 151936,
                  .intermediate_size = 22016,
-                 .most_key_value_heads = 32,
+                 .max_key_value_heads = 32,
                  .max_position_embeddings = 32768,
                  .biases = BiasKeys::kQueryKeyValue,
-                 .windows = {.known = true, .switched = true, .layer_types = true, .slides = qwen_layer_slides}},
+                 .windows = {.has_window_key = true,
+                             .has_use_window_key = true,
+                             .has_layer_types_key = true,
+                             .layer_slides = qwen_layer_slides}},
       .make = make_llama,
       .plan = {.name = "qwen", .top = {{"lm_head", "colwise_gather_output"}}, .layers = llama_layer_styles()},
       .gguf = {.architecture = "qwen2"}};

@@ -1,4 +1,5 @@
-// Qwen3: a Llama with a norm over each head of queries and keys, and a head size of its own; layers may slide.
+// Qwen3: a Llama with a norm over each head of queries and keys, and a separate head_dim; layers may have a sliding
+// window.
 #include "tessera/models/decoder/decoder.h"
 #include "tessera/models/families/families.h"
 
@@ -30,11 +31,14 @@ const ModelFamily& qwen3_family() {
       .model_type = "qwen3",
       .config = {.vocab_size = 151936,
                  .intermediate_size = 22016,
-                 .most_key_value_heads = 32,
+                 .max_key_value_heads = 32,
                  .head_dim = 128,
                  .max_position_embeddings = 32768,
                  .biases = BiasKeys::kAttention,
-                 .windows = {.known = true, .switched = true, .layer_types = true, .slides = qwen_layer_slides}},
+                 .windows = {.has_window_key = true,
+                             .has_use_window_key = true,
+                             .has_layer_types_key = true,
+                             .layer_slides = qwen_layer_slides}},
       .make = make_qwen3,
       .plan = {.name = "qwen", .top = {{"lm_head", "colwise_gather_output"}}, .layers = normed_layer_styles()},
       .gguf = {.architecture = "qwen3", .qk_norm = true}};

@@ -1,4 +1,4 @@
-// Qwen3-MoE: a Qwen3 whose layers have experts in place of the MLP, all of them or some.
+// Qwen3-MoE: a Qwen3 in which all or some layers have experts in place of the MLP.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -12,11 +12,12 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kMostExperts = 1 << 12;
-constexpr int64_t kMostElements = int64_t{1} << 40;  // of the stacked experts of a layer
+constexpr int64_t kMostElements = int64_t{1} << 40;  // elements of the stacked experts of one layer
 
 std::shared_ptr<CausalLM> make_qwen3_moe(const ModelConfig& config, const nn::ParameterOptions& options) {
+  // All layers share one statistics object, because the load-balancing loss is computed over the layers together.
   const auto& experts = config.experts;
-  const auto statistics = std::make_shared<nn::RouterStatistics>(experts.count, experts.balance_coefficient);
+  const auto statistics = std::make_shared<nn::RouterStatistics>(experts.num_experts, experts.balance_coefficient);
   const auto layer = [&](int64_t index) {
     auto attention = attention_options(config, index);
     attention.qk_norm = nn::NormOptions{.eps = config.rms_norm_eps};
@@ -27,7 +28,8 @@ std::shared_ptr<CausalLM> make_qwen3_moe(const ModelConfig& config, const nn::Pa
   return std::make_shared<DecoderForCausalLM>(config, DecoderParts{.layer = layer}, options);
 }
 
-// Layers that mlp_only_layers names, and those that decoder_sparse_step leaves out, have an MLP.
+// Returns for each layer whether it has experts. Layers in mlp_only_layers have an MLP, and so do the layers between
+// every decoder_sparse_step-th layer.
 std::vector<bool> layers_with_experts(const JsonReader& in, int64_t layers) {
   const int64_t step = in.integer("decoder_sparse_step", 1, 1, kMostExperts);
   const auto dense = in.integers("mlp_only_layers", 0, kMostExperts);
@@ -38,37 +40,40 @@ std::vector<bool> layers_with_experts(const JsonReader& in, int64_t layers) {
 
 void read_expert_keys(const JsonReader& in, const JsonReader& /*top*/, ModelConfig& config) {
   auto& experts = config.experts;
-  // Of both spellings transformers takes num_local_experts.
+  // When a file has both names of the key, transformers uses num_local_experts.
   const char* key = in.has("num_local_experts") ? "num_local_experts" : "num_experts";
-  experts.count = in.integer(key, 128, 0, kMostExperts);
-  experts.inner = in.integer("moe_intermediate_size", 768, 1, int64_t{1} << 31);
-  experts.normalise = in.boolean("norm_topk_prob", false);
-  experts.balance = in.boolean("output_router_logits", false);
+  experts.num_experts = in.integer(key, 128, 0, kMostExperts);
+  experts.intermediate_size = in.integer("moe_intermediate_size", 768, 1, int64_t{1} << 31);
+  experts.norm_topk_prob = in.boolean("norm_topk_prob", false);
+  experts.adds_balance_loss = in.boolean("output_router_logits", false);
   experts.balance_coefficient = in.number("router_aux_loss_coef", 0.001, 0, 1e6);
-  if (experts.count == 0) return;
-  experts.chosen = in.integer("num_experts_per_tok", 8, 1, kMostExperts);
-  TESSERA_CHECK(experts.chosen <= experts.count, ErrorKind::kConfig,
-                "{}: num_experts_per_tok {} is more than the {} experts", in.name(), experts.chosen, experts.count);
-  TESSERA_CHECK(experts.inner <= kMostElements / config.hidden_size / experts.count / 2, ErrorKind::kConfig,
-                "{}: {} experts of {} x {} are too large: at most {} elements", in.name(), experts.count,
-                2 * experts.inner, config.hidden_size, kMostElements);
-  experts.layers = layers_with_experts(in, config.num_hidden_layers);
-  if (std::ranges::none_of(experts.layers, [](bool has) { return has; })) experts.count = 0;
+  if (experts.num_experts == 0) return;
+  experts.num_experts_per_tok = in.integer("num_experts_per_tok", 8, 1, kMostExperts);
+  TESSERA_CHECK(experts.num_experts_per_tok <= experts.num_experts, ErrorKind::kConfig,
+                "{}: num_experts_per_tok {} is more than the {} experts", in.name(), experts.num_experts_per_tok,
+                experts.num_experts);
+  TESSERA_CHECK(experts.intermediate_size <= kMostElements / config.hidden_size / experts.num_experts / 2,
+                ErrorKind::kConfig, "{}: {} experts of {} x {} are too large: at most {} elements", in.name(),
+                experts.num_experts, 2 * experts.intermediate_size, config.hidden_size, kMostElements);
+  experts.layer_has_experts = layers_with_experts(in, config.num_hidden_layers);
+  if (std::ranges::none_of(experts.layer_has_experts, [](bool has) { return has; })) experts.num_experts = 0;
 }
 
-// llama.cpp's Qwen3-MoE has experts in every layer and makes the weights of the chosen ones sum to 1.
+// llama.cpp's Qwen3-MoE has experts in every layer and always normalises the router weights of a token's experts to sum
+// to 1.
 void set_expert_keys(const ModelConfig& config, const std::string& where, GgufWriter& writer) {
   const auto& experts = config.experts;
-  const bool everywhere = experts.count > 0 && std::ranges::find(experts.layers, false) == experts.layers.end();
+  const bool everywhere =
+      experts.num_experts > 0 && std::ranges::find(experts.layer_has_experts, false) == experts.layer_has_experts.end();
   TESSERA_CHECK(everywhere, ErrorKind::kConfig,
-                "[gguf] {}: layers without experts (mlp_only_layers, decoder_sparse_step), which a GGUF of a "
+                "[gguf] {}: found layers without experts (mlp_only_layers, decoder_sparse_step), which a GGUF of a "
                 "Qwen3MoeForCausalLM cannot have",
                 where);
-  TESSERA_CHECK(experts.normalise, ErrorKind::kConfig,
+  TESSERA_CHECK(experts.norm_topk_prob, ErrorKind::kConfig,
                 "[gguf] {}: norm_topk_prob is false, and llama.cpp's Qwen3-MoE always normalises", where);
-  writer.set("qwen3moe.expert_count", static_cast<uint32_t>(experts.count));
-  writer.set("qwen3moe.expert_used_count", static_cast<uint32_t>(experts.chosen));
-  writer.set("qwen3moe.expert_feed_forward_length", static_cast<uint32_t>(experts.inner));
+  writer.set("qwen3moe.expert_count", static_cast<uint32_t>(experts.num_experts));
+  writer.set("qwen3moe.expert_used_count", static_cast<uint32_t>(experts.num_experts_per_tok));
+  writer.set("qwen3moe.expert_feed_forward_length", static_cast<uint32_t>(experts.intermediate_size));
 }
 
 void read_expert_keys_of_gguf(const GgufFile& file, nlohmann::ordered_json& config) {
@@ -76,7 +81,7 @@ void read_expert_keys_of_gguf(const GgufFile& file, nlohmann::ordered_json& conf
   TESSERA_CHECK(used > 0, ErrorKind::kFormat, "[gguf] {}: qwen3moe.expert_used_count is 0", file.path().string());
   config["num_experts"] = file.require_uint("qwen3moe.expert_count");
   config["num_experts_per_tok"] = used;
-  // As llama.cpp does where a file leaves it out.
+  // llama.cpp's default when the file has no such key.
   config["moe_intermediate_size"] = file.find_uint("qwen3moe.expert_feed_forward_length")
                                         .value_or(config.at("intermediate_size").get<uint64_t>() / used);
   config["norm_topk_prob"] = true;
@@ -94,13 +99,14 @@ const ModelFamily& qwen3_moe_family() {
                  .hidden_size = 2048,
                  .intermediate_size = 6144,
                  .num_hidden_layers = 24,
-                 .most_key_value_heads = 4,
+                 .max_key_value_heads = 4,
                  .max_position_embeddings = 32768,
                  .biases = BiasKeys::kAttention,
-                 .windows = {.known = true, .switched = true},
-                 .more = read_expert_keys},
+                 .windows = {.has_window_key = true, .has_use_window_key = true},
+                 .read_extra = read_expert_keys},
       .make = make_qwen3_moe,
-      // transformers cuts experts inside, too; here they are replicas beside tensor parallelism, or expert-parallel.
+      // transformers also shards inside the experts. Here experts are replicated over tensor-parallel ranks, or are
+      // expert-parallel.
       .plan = {.name = "qwen_moe", .top = {{"lm_head", "colwise_gather_output"}}, .layers = normed_layer_styles()},
       .weights = {.stacks = {{".experts.gate_up_proj", {"gate_proj.weight", "up_proj.weight"}},
                              {".experts.down_proj", {"down_proj.weight"}}}},

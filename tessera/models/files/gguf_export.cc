@@ -19,7 +19,7 @@
 #include "tessera/models/gguf/gguf_rope.h"
 #include "tessera/models/gguf/gguf_tensors.h"
 #include "tessera/models/gguf/gguf_tokenizer.h"
-#include "tessera/models/tensors/local_part.h"
+#include "tessera/models/tensors/model_parameters.h"
 
 namespace tessera {
 namespace {
@@ -33,7 +33,7 @@ const ModelFamily& gguf_family(const ModelConfig& config, const std::string& whe
   for (const auto* each : model_families()) {
     if (!each->gguf.architecture.empty()) known.push_back(each->architecture);
   }
-  raise(ErrorKind::kConfig, "[gguf] {}: a {} cannot be written as GGUF in this version ({} can)", where,
+  raise(ErrorKind::kConfig, "[gguf] {}: a {} cannot be written as GGUF in this version. Supported: {}.", where,
         config.architecture, fmt::join(known, ", "));
 }
 
@@ -66,12 +66,13 @@ void set_model_keys(const ModelConfig& config, const ModelFamily& family, const 
   set_rope_keys(config.rope, architecture, where, writer);
   if (family.gguf.set_keys) family.gguf.set_keys(config, where, writer);
   if (!family.gguf.windows && config.sliding_window > 0 && config.sliding_window < config.max_position_embeddings) {
-    log_warning("[gguf] {}: GGUF has no sliding window for {}; the file is right up to {} tokens", where,
-                family.architecture, config.sliding_window);
+    log_warning(
+        "[gguf] {}: GGUF has no sliding window for {}; the file gives correct results for sequences of up to {} tokens",
+        where, family.architecture, config.sliding_window);
   }
 }
 
-// What config.json must say for the model to be the family's.
+// The activation is implied by the architecture in a GGUF file, so the config must have the family's default.
 void check_activation(const ModelConfig& config, const ModelFamily& family, const std::string& where) {
   const auto usual = family.config.activation == "silu" ? nn::Activation::kSilu : nn::Activation::kGeluTanh;
   TESSERA_CHECK(config.activation == usual, ErrorKind::kConfig,
@@ -79,8 +80,8 @@ void check_activation(const ModelConfig& config, const ModelFamily& family, cons
                 family.config.activation, family.architecture);
 }
 
-// The folder's tensors that make up a tensor of the file: one, or one of each expert. A tied embedding may be stored as
-// the head alone.
+// Returns the folder's tensors from which a tensor of the file is made: one tensor, or one tensor per expert. A tied
+// embedding may be stored under the head's name only.
 std::vector<std::string> stored_names(const SafetensorsFolder& folder, const ModelConfig& config,
                                       const GgufTensor& tensor) {
   SharedParameter parameter{{}, {tensor.hf_name}, {}};
@@ -95,29 +96,30 @@ std::vector<std::string> stored_names(const SafetensorsFolder& folder, const Mod
   return names_of_experts(tensor, tensor.hf_name);
 }
 
-// One stack of experts is in memory at a time.
+// Returns the value of a tensor of the file. At most one stack of experts is in memory.
 at::Tensor folder_value(const SafetensorsFolder& folder, const ModelConfig& config, const GgufTensor& tensor) {
   std::vector<at::Tensor> parts;
   const auto names = stored_names(folder, config, tensor);
   for (const auto& name : names) parts.push_back(folder.tensor(name));
   if (tensor.stacks == nullptr) return parts.front();
-  // The experts in one tensor, or each in one of its own.
+  // The experts are stored in one tensor [experts, rows, columns], or each in its own tensor.
   return parts.front().dim() == 3 ? parts.front().narrow(1, tensor.first_row, tensor.shape[1]).contiguous()
                                   : at::stack(parts);
 }
 
 GgmlType stored_type(const GgufTensor& tensor, GgmlType type) {
   if (tensor.shape.size() == 1 || tensor.router) return GgmlType::kF32;
-  // llama.cpp's own converter does the same with rows that no block divides.
+  // Rows that cannot be divided into blocks of 32 become F16, as in llama.cpp's own converter.
   return type == GgmlType::kQ8_0 && tensor.shape.back() % 32 != 0 ? GgmlType::kF16 : type;
 }
 
-// The narrowest type in which no matrix of the folder loses anything; float64 has F32.
+// Returns the narrowest type that represents every matrix of the folder exactly, where GGUF has one; float64 becomes
+// F32.
 GgmlType type_of_folder(const SafetensorsFolder& folder, const ModelConfig& config,
                         const std::vector<GgufTensor>& tensors) {
-  auto dtype = folder.entry(stored_names(folder, config, tensors.front()).front()).dtype;  // the embedding's
+  auto dtype = folder.entry(stored_names(folder, config, tensors.front()).front()).dtype;  // dtype of the embedding
   for (const auto& tensor : tensors) {
-    if (tensor.shape.size() == 1 || tensor.router) continue;  // F32 always
+    if (tensor.shape.size() == 1 || tensor.router) continue;  // always F32
     for (const auto& name : stored_names(folder, config, tensor)) {
       dtype = c10::promoteTypes(dtype, folder.entry(name).dtype);
     }
@@ -125,7 +127,8 @@ GgmlType type_of_folder(const SafetensorsFolder& folder, const ModelConfig& conf
   return dtype == at::kBFloat16 ? GgmlType::kBF16 : dtype == at::kHalf ? GgmlType::kF16 : GgmlType::kF32;
 }
 
-// Values that are not finite, or would not be in the file: q8_0 has a half-precision scale for each block of 32 values.
+// Throws for values that are not finite, or would not be finite in the file. q8_0 has a float16 scale for each block of
+// 32 values, so its largest value is 65504 * 127.
 void check_storable(const at::Tensor& value, GgmlType type, const std::string& name, const std::string& dir) {
   const auto where = "[gguf] " + dir;
   check_converted(value, value.to(plain_dtype(type).value_or(value.scalar_type())), name, where);
@@ -133,11 +136,11 @@ void check_storable(const at::Tensor& value, GgmlType type, const std::string& n
   constexpr double kLargest = 65504.0 * 127;
   const double most = value.abs().max().item<double>();
   TESSERA_CHECK(most <= kLargest, ErrorKind::kFormat,
-                "{}: tensor {} holds {}, beyond the range of q8_0, which ends at {}. Take f32 or bf16.", where,
+                "{}: tensor {} holds {}, beyond the range of q8_0, which ends at {}. Use f32 or bf16.", where,
                 quote(name), most, kLargest);
 }
 
-// What the file is called inside.
+// Returns general.name of the file.
 std::string general_name(const std::filesystem::path& dir) {
   const auto json = read_json_object(dir / "config.json");
   const auto folder = std::filesystem::absolute(dir / "x").lexically_normal().parent_path().filename().string();
@@ -158,7 +161,8 @@ void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::pat
   writer.set("general.architecture", std::string(family.gguf.architecture));
   writer.set("general.type", std::string("model"));
   writer.set("general.name", general_name(dir));
-  // Before the tensors are looked up: a setting that GGUF cannot express changes which tensors the folder has.
+  // Set the keys before the tensors are looked up: a setting that GGUF cannot express changes which tensors the folder
+  // has, and its error is the better one.
   set_model_keys(config, family, where, writer);
 
   check_pretrained(*make_model(config, {.dtype = at::kFloat, .device = at::kMeta}), dir, UnusedTensors::kRefuse);
@@ -169,6 +173,7 @@ void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::pat
   writer.set("general.quantization_version", uint32_t{2});
   set_tokenizer_keys(dir, config, writer);
   const auto divisors = llama3_divisors(config.rope, config.head_dim);
+  // GGUF stores all headers before the data, so every tensor is announced before the first is written.
   if (!divisors.empty()) writer.announce("rope_freqs.weight", GgmlType::kF32, {static_cast<int64_t>(divisors.size())});
   for (const auto& tensor : tensors) writer.announce(tensor.gguf_name, stored_type(tensor, type), tensor.shape);
   if (!divisors.empty()) writer.write("rope_freqs.weight", at::tensor(divisors));

@@ -5,13 +5,13 @@
 
 #include "tessera/base/philox.h"
 #include "tessera/models/files/weights.h"
-#include "tessera/models/tensors/local_part.h"
+#include "tessera/models/tensors/model_parameters.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
 namespace tessera {
 namespace {
 
-// Two independent standard normals: elements 2 block and 2 block + 1 (Box and Muller).
+// Returns two independent standard normal numbers (Box-Muller) for the elements 2 * block and 2 * block + 1.
 std::array<double, 2> normal_pair(uint64_t seed, uint64_t stream, uint64_t block) {
   const auto words = philox(seed, block, stream);
   const double radius = std::sqrt(-2.0 * std::log(philox_uniform(words)));
@@ -19,7 +19,8 @@ std::array<double, 2> normal_pair(uint64_t seed, uint64_t stream, uint64_t block
   return {radius * std::cos(angle), radius * std::sin(angle)};
 }
 
-// One row of the last dim, whose first element has the global index `first`.
+// Fills one row of the last dim. `first` is the global index of its first element. An odd `first` starts with the
+// second number of a pair.
 void fill_row(float* row, int64_t width, int64_t first, uint64_t seed, uint64_t stream, double deviation) {
   for (int64_t i = 0; i < width;) {
     const int64_t index = first + i;
@@ -29,6 +30,7 @@ void fill_row(float* row, int64_t width, int64_t first, uint64_t seed, uint64_t 
   }
 }
 
+// Fills this rank's box. The random numbers depend only on global indices, so every sharding gives the same values.
 at::Tensor normal_box(const LocalBox& box, const std::vector<int64_t>& whole, uint64_t seed, uint64_t stream,
                       double deviation) {
   auto values = at::empty(box.shape, at::kFloat);
@@ -37,10 +39,11 @@ at::Tensor normal_box(const LocalBox& box, const std::vector<int64_t>& whole, ui
   auto* data = values.mutable_data_ptr<float>();
   at::parallel_for(0, rows, 64, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      int64_t first = box.offset.back(), rest = row, stride = whole.back();
+      // `first` is the global row-major index of the row's first element, computed from the box's offset dim by dim.
+      int64_t first = box.offset.back(), remaining = row, stride = whole.back();
       for (size_t dim = box.shape.size() - 1; dim-- > 0;) {
-        first += (box.offset[dim] + rest % box.shape[dim]) * stride;
-        rest /= box.shape[dim];
+        first += (box.offset[dim] + remaining % box.shape[dim]) * stride;
+        remaining /= box.shape[dim];
         stride *= whole[dim];
       }
       fill_row(data + row * width, width, first, seed, stream, deviation);
@@ -55,15 +58,16 @@ void init_weights(CausalLM& model, uint64_t seed, c10::Device device) {
   at::NoGradGuard no_grad;
   for (auto& parameter : shared_parameters(model)) {
     const auto& name = parameter.names.front();
-    const auto box = local_part_box(parameter.tensor);
+    const auto box = local_shard_box(parameter.tensor);
     const auto whole = parameter.tensor.sizes().vec();
-    const auto local = writable_part(parameter, device);
+    const auto local = writable_local_shard(parameter, device);
     if (whole.size() >= 2) {
       local.copy_(normal_box(box, whole, seed, philox_stream(name), model.config().initializer_range));
     } else {
       local.fill_(parameter.slots.front()->initial);
     }
   }
+  // Packed weights are initialised whole and then packed.
   for (const auto& [name, packed] : nn::packed_weights(model)) {
     const std::vector<int64_t> whole = {packed->out, packed->in};
     packed->pack(normal_box({whole, {0, 0}}, whole, seed, philox_stream(name), model.config().initializer_range));

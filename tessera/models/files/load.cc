@@ -12,7 +12,7 @@
 #include "tessera/models/config/family.h"
 #include "tessera/models/files/weights.h"
 #include "tessera/models/gguf/gguf_weights.h"
-#include "tessera/models/tensors/local_part.h"
+#include "tessera/models/tensors/model_parameters.h"
 #include "tessera/models/tensors/stacked_tensors.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
@@ -25,12 +25,13 @@ bool is_weight_dtype(c10::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf || dtype == at::kDouble;
 }
 
-// Tensors that older files hold although they are computed.
+// Tensors that older files have although they are computed from the config.
 bool is_computed(std::string_view name) { return name.ends_with("rotary_emb.inv_freq"); }
 
 std::string shape_text(c10::IntArrayRef shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-struct Problems {
+// All problems of a folder, for one error. The error is kShape only when every problem is a wrong shape.
+struct LoadProblems {
   std::vector<std::string> lines;
   bool only_shapes = true;
   void add(std::string line, bool is_shape = false) {
@@ -41,33 +42,35 @@ struct Problems {
     if (lines.empty()) return;
     const std::vector<std::string> shown(
         lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(std::min(kShownProblems, lines.size())));
-    const auto rest = lines.size() > shown.size() ? fmt::format("; and {} more", lines.size() - shown.size()) : "";
+    const auto remaining = lines.size() > shown.size() ? fmt::format("; and {} more", lines.size() - shown.size()) : "";
     raise(only_shapes ? ErrorKind::kShape : ErrorKind::kFormat,
           "[models.load] {}: {}{}. List the folder with 'tessera ckpt ls PATH'.", dir.string(), fmt::join(shown, "; "),
-          rest);
+          remaining);
   }
 };
 
-// Where the folder holds a parameter: under a name, or in tensors of which it is stacked.
-struct Source {
+// The tensors of the folder that a parameter is read from: one tensor, or the tensors of a stack.
+struct TensorSource {
   std::string name;
   std::vector<StackedTensor> stacked;
-  std::vector<std::string> other_names{};  // further tensors of the folder that stand for the same parameter
+  std::vector<std::string> other_names{};  // further tensors of the folder for the same parameter (a tied head)
 };
 
-// Tensors of the folder that the model has no place for. transformers leaves them unused and names them.
+// Warns of tensors that the model does not have. transformers also leaves them unused and lists them.
 void warn_of_unused(const std::vector<std::string>& names, const std::filesystem::path& dir) {
   if (names.empty()) return;
   const auto shown = std::min(kShownProblems, names.size());
   const auto further = names.size() > shown ? fmt::format(" and {} more", names.size() - shown) : "";
-  log_warning_once("[models.load] {}: {} tensors are not of this model and stay unused: {}{}", dir.string(),
+  log_warning_once("[models.load] {}: {} tensors do not belong to this model and stay unused: {}{}", dir.string(),
                    names.size(), fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
                    further);
 }
 
-void check_stored(const std::string& name, const StoredTensor& entry, c10::IntArrayRef wanted, Problems& problems) {
-  if (wanted != at::IntArrayRef(entry.shape)) {
-    problems.add(fmt::format("{}: saved {}, model wants {}", name, shape_text(entry.shape), shape_text(wanted)), true);
+void check_stored(const std::string& name, const StoredTensor& entry, c10::IntArrayRef expected_shape,
+                  LoadProblems& problems) {
+  if (expected_shape != at::IntArrayRef(entry.shape)) {
+    problems.add(fmt::format("{}: saved {}, model wants {}", name, shape_text(entry.shape), shape_text(expected_shape)),
+                 true);
   }
   if (!is_weight_dtype(entry.dtype)) {
     problems.add(
@@ -75,9 +78,10 @@ void check_stored(const std::string& name, const StoredTensor& entry, c10::IntAr
   }
 }
 
-// Up to the first that is missing: a file may claim more experts than it has room for.
+// Checks the tensors of a stack up to the first missing one. A config may claim more experts than the folder has, so
+// the list of problems must stay short.
 bool has_stacked(const std::vector<StackedTensor>& stacked, int64_t columns, const TensorFiles& folder,
-                 Problems& problems) {
+                 LoadProblems& problems) {
   for (const auto& each : stacked) {
     if (!folder.contains(each.name)) {
       problems.add(fmt::format("{} is missing", each.name));
@@ -88,8 +92,8 @@ bool has_stacked(const std::vector<StackedTensor>& stacked, int64_t columns, con
   return true;
 }
 
-// The tensors of which a parameter with these names may be stacked: those that the folder holds, else those of the
-// first name. None for a parameter that is no stack.
+// Returns the tensors of which a parameter with these names may be stacked: under the name that the folder uses, else
+// under the first name. Empty for a parameter that is not a stack.
 std::vector<StackedTensor> stack_of(const WeightMap& map, const std::vector<std::string>& names,
                                     const SharedParameter& parameter, const TensorFiles& folder) {
   for (const auto& name : names) {
@@ -99,9 +103,11 @@ std::vector<StackedTensor> stack_of(const WeightMap& map, const std::vector<std:
   return stacked_tensors(map, names.front(), parameter.tensor.sizes());
 }
 
-// What files call the parameters that a model of this config has and this one has not.
-std::set<std::string, std::less<>> names_of_rest(const ModelConfig& config, const WeightMap& map,
-                                                 const std::vector<SharedParameter>& own, const TensorFiles& folder) {
+// Returns the names in files of the parameters that a whole model of this config has and this model does not have
+// (other pipeline stages).
+std::set<std::string, std::less<>> names_in_other_stages(const ModelConfig& config, const WeightMap& map,
+                                                         const std::vector<SharedParameter>& own,
+                                                         const TensorFiles& folder) {
   std::set<std::string> held;
   for (const auto& parameter : own) held.insert(parameter.names.begin(), parameter.names.end());
   std::set<std::string, std::less<>> all;
@@ -109,7 +115,7 @@ std::set<std::string, std::less<>> names_of_rest(const ModelConfig& config, cons
   for (const auto& parameter : shared_parameters(*model)) {
     const auto is_held = [&](const std::string& name) { return held.contains(name); };
     if (std::ranges::any_of(parameter.names, is_held)) {
-      // Of a tied weight the other name.
+      // For a tied weight that this model has under one name only: the other name.
       for (const auto& name : parameter.names) {
         for (const auto& each : is_held(name) ? std::vector<std::string>() : map.names_of(name)) all.insert(each);
       }
@@ -124,19 +130,19 @@ std::set<std::string, std::less<>> names_of_rest(const ModelConfig& config, cons
   return all;
 }
 
-// The name of a tensor of the same stack of experts, which a model with fewer experts has no place for. transformers
-// stacks all of them, so that the shape is wrong.
-bool is_of_stack(std::string_view name, const std::vector<Source>& sources) {
+// Whether the name belongs to a stack of experts that the model reads. An expert that the model does not have is an
+// error: transformers stacks all experts of the file and would then find a wrong shape.
+bool is_of_stack(std::string_view name, const std::vector<TensorSource>& sources) {
   constexpr std::string_view kExperts = ".experts.";
   const auto at = name.find(kExperts);
   if (at == std::string_view::npos) return false;
   const auto layer = name.substr(0, at + kExperts.size());
-  return std::ranges::any_of(sources, [&](const Source& source) {
+  return std::ranges::any_of(sources, [&](const TensorSource& source) {
     return !source.stacked.empty() && source.stacked.front().name.starts_with(layer);
   });
 }
 
-// All other names of a parameter that the folder holds, too.
+// Returns all names other than `name` under which the folder has the parameter too.
 std::vector<std::string> other_names(const std::vector<std::string>& names, const std::string& name,
                                      const TensorFiles& folder) {
   std::vector<std::string> others;
@@ -147,11 +153,14 @@ std::vector<std::string> other_names(const std::vector<std::string>& names, cons
   return others;
 }
 
-std::vector<Source> match_names(const CausalLM& model, const std::vector<SharedParameter>& parameters,
-                                const TensorFiles& folder, UnusedTensors allowed) {
+// Matches every parameter with tensors of the folder and checks names, shapes and dtypes. Then every tensor of the
+// folder must belong to a parameter, be computed, be unowned, or belong to another stage. All problems are thrown
+// together before any value is read.
+std::vector<TensorSource> match_tensors(const CausalLM& model, const std::vector<SharedParameter>& parameters,
+                                        const TensorFiles& folder, UnusedTensors allowed) {
   const auto& map = family_of(model.config().architecture).weights;
-  Problems problems;
-  std::vector<Source> found;
+  LoadProblems problems;
+  std::vector<TensorSource> found;
   std::set<std::string, std::less<>> known;
   for (const auto& parameter : parameters) {
     const auto names = file_names(map, parameter);
@@ -178,21 +187,22 @@ std::vector<Source> match_names(const CausalLM& model, const std::vector<SharedP
       found.push_back({names.front(), std::move(stacked)});
     }
   }
-  std::optional<std::set<std::string, std::less<>>> elsewhere;  // in other stages of a pipeline
-  const auto lies_elsewhere = [&](const std::string& name) {
-    if (!elsewhere) elsewhere = names_of_rest(model.config(), map, parameters, folder);
+  // Names in other pipeline stages; computed at the first use.
+  std::optional<std::set<std::string, std::less<>>> elsewhere;
+  const auto is_in_other_stage = [&](const std::string& name) {
+    if (!elsewhere) elsewhere = names_in_other_stages(model.config(), map, parameters, folder);
     return elsewhere->contains(name);
   };
   std::vector<std::string> unused;
   for (const auto& [name, stored] : folder.tensors()) {
-    if (known.contains(name) || is_computed(name) || map.is_foreign(name) || lies_elsewhere(name)) continue;
+    if (known.contains(name) || is_computed(name) || map.is_unowned(name) || is_in_other_stage(name)) continue;
     if (allowed == UnusedTensors::kRefuse || is_of_stack(name, found)) {
       problems.add(fmt::format("{} is unexpected", escape(name)));
     } else {
       unused.push_back(name);
     }
   }
-  // Beside what is missing they show how else it may be called.
+  // When tensors are missing, list the unused ones too: they may be the missing tensors under other names.
   for (const auto& name : problems.lines.empty() ? std::vector<std::string>() : unused) {
     problems.add(fmt::format("{} is unexpected", escape(name)));
   }
@@ -201,8 +211,8 @@ std::vector<Source> match_names(const CausalLM& model, const std::vector<SharedP
   return found;
 }
 
-// Error kFormat for values that are not finite, in the file or in the dtype of the model. `offset`: of `read` in the
-// tensor.
+// Error kFormat for values that are not finite, in the file or after conversion to the model's dtype. `read` was read
+// at `offset` of the tensor. The stored values are read again only when some value is not finite.
 void check_read(const TensorFiles& folder, const std::string& name, c10::IntArrayRef offset, const at::Tensor& read) {
   if (!find_non_finite(read)) return;
   const auto stored = at::empty(read.sizes(), at::TensorOptions(folder.at(name).dtype));
@@ -210,7 +220,8 @@ void check_read(const TensorFiles& folder, const std::string& name, c10::IntArra
   check_converted(stored, read, name, "[models.load] " + folder.path().string(), offset);
 }
 
-// Whether two tensors of the folder hold the same values in this box, in `dtype`. Some rows at a time.
+// Whether two tensors of the folder have equal values in this box, in `dtype`. Reads some rows at a time to bound the
+// memory.
 bool are_equal(const TensorFiles& folder, const std::string& left, const std::string& right, const LocalBox& box,
                c10::ScalarType dtype) {
   constexpr int64_t kElements = int64_t{1} << 22;
@@ -226,23 +237,24 @@ bool are_equal(const TensorFiles& folder, const std::string& left, const std::st
     const auto one = at::empty(shape, at::TensorOptions(dtype)), other = at::empty_like(one);
     folder.read(left, offset, one);
     folder.read(right, offset, other);
-    check_read(folder, left, offset, one);  // a NaN equals nothing, and is its own error
+    check_read(folder, left, offset, one);  // a NaN is never equal; report it as the error instead
     check_read(folder, right, offset, other);
     if (!at::equal(one, other)) return false;
   }
   return true;
 }
 
-// A parameter that the folder holds under two names, a tied head beside the embedding. transformers unties a head whose
-// values differ, whatever config.json says; a model here is tied or not before its weights are read.
-void check_tied(const std::vector<SharedParameter>& parameters, const std::vector<Source>& sources,
+// Compares the tensors of a parameter that the folder has under two names, such as a tied head and the embedding.
+// transformers unties a head whose values differ, whatever config.json has. A model here is tied or not before its
+// weights are read, so different values are an error.
+void check_tied(const std::vector<SharedParameter>& parameters, const std::vector<TensorSource>& sources,
                 const TensorFiles& folder) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const bool tied = parameters[i].names.size() > 1;
     for (const auto& other : sources[i].other_names) {
-      TESSERA_CHECK(are_equal(folder, sources[i].name, other, local_part_box(parameters[i].tensor),
+      TESSERA_CHECK(are_equal(folder, sources[i].name, other, local_shard_box(parameters[i].tensor),
                               parameters[i].tensor.scalar_type()),
-                    ErrorKind::kFormat, "[models.load] {}: {} and {} are one parameter{} and differ. {}.",
+                    ErrorKind::kFormat, "[models.load] {}: {} and {} are one parameter{}, but their values differ. {}.",
                     folder.path().string(), sources[i].name, other,
                     tied ? " (tie_word_embeddings in config.json)" : " under two names",
                     tied ? "Set tie_word_embeddings to false to use both, as transformers does, or remove the wrong one"
@@ -251,8 +263,9 @@ void check_tied(const std::vector<SharedParameter>& parameters, const std::vecto
   }
 }
 
-// The part of `source` that lies in the box of `local`; its bytes in the folder.
-int64_t read_source(const TensorFiles& folder, const Source& source, const LocalBox& box, const at::Tensor& local) {
+// Reads the part of `source` in the box of `local`. Returns the number of bytes that it has in the folder.
+int64_t read_local_part(const TensorFiles& folder, const TensorSource& source, const LocalBox& box,
+                        const at::Tensor& local) {
   const auto read = [&](const std::string& name, c10::IntArrayRef offset, const at::Tensor& into) {
     folder.read(name, offset, into);
     check_read(folder, name, offset, into);
@@ -261,6 +274,7 @@ int64_t read_source(const TensorFiles& folder, const Source& source, const Local
   if (source.stacked.empty()) return read(source.name, box.offset, local);
   int64_t bytes = 0;
   for (const auto& each : source.stacked) {
+    // Intersect the rows of each tensor of the stack with the box: dim 0 is the expert, dim 1 the row.
     const int64_t expert = each.expert - box.offset[0];
     const int64_t begin = std::max(each.first_row, box.offset[1]);
     const int64_t end = std::min(each.first_row + each.rows, box.offset[1] + box.shape[1]);
@@ -291,7 +305,7 @@ void check_pretrained(CausalLM& model, const std::filesystem::path& dir, UnusedT
   if (const auto file = gguf_of(dir); !file.empty()) return check_gguf(model, file);
   const auto folder = open_weights(dir, FolderAdapter::kRefuse);
   const auto parameters = parameters_and_packed(model);
-  check_tied(parameters, match_names(model, parameters, *folder, unused), *folder);
+  check_tied(parameters, match_tensors(model, parameters, *folder, unused), *folder);
 }
 
 std::string check_folder(const std::filesystem::path& dir) {
@@ -309,19 +323,20 @@ void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Dev
   if (const auto file = gguf_of(dir); !file.empty()) return load_gguf(model, file, device);
   const auto folder = open_weights(dir, adapter);
   auto parameters = shared_parameters(model);
-  const auto sources = match_names(model, parameters_and_packed(model), *folder, UnusedTensors::kWarn);
+  const auto sources = match_tensors(model, parameters_and_packed(model), *folder, UnusedTensors::kWarn);
   check_tied(parameters, sources, *folder);
   int64_t bytes = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto box = local_part_box(parameters[i].tensor);
-    const auto local = writable_part(parameters[i], device);
+    const auto box = local_shard_box(parameters[i].tensor);
+    const auto local = writable_local_shard(parameters[i], device);
     if (local.numel() == 0) continue;
-    bytes += read_source(*folder, sources[i], box, local);
+    bytes += read_local_part(*folder, sources[i], box, local);
   }
   auto source = sources.begin() + static_cast<std::ptrdiff_t>(parameters.size());
   for (const auto& [name, packed] : nn::packed_weights(model)) {
-    const auto values = at::empty({packed->out, packed->in}, at::kFloat);  // one at a time
-    bytes += read_source(*folder, *source++, {values.sizes().vec(), {0, 0}}, values);
+    // Float32 values of one packed weight at a time.
+    const auto values = at::empty({packed->out, packed->in}, at::kFloat);
+    bytes += read_local_part(*folder, *source++, {values.sizes().vec(), {0, 0}}, values);
     packed->pack(values);
   }
   log_info("[models.load] {}: {} parameters, {:.1f} MiB read", dir.string(), parameters.size(),

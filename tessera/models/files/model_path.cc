@@ -21,12 +21,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// A model of the Hub: repository and revision.
 struct HubId {
   std::string repository;  // NAME or ORG/NAME
   std::string revision = "main";
 };
 
-// Letters, digits and ._- without a dot or dash at an end, as the Hub has names.
+// Letters, digits, '.', '_' and '-', without '.' or '-' at an end, as the Hub requires. This also excludes names that
+// could leave the cache folder, such as "..".
 bool is_hub_name(std::string_view part) {
   const auto inner = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '.' || c == '-'; };
   const auto outer = [](unsigned char c) { return std::isalnum(c) || c == '_'; };
@@ -61,7 +63,8 @@ fs::path hub_cache() {
   return set("HOME") / ".cache" / "huggingface" / "hub";
 }
 
-// refs/REVISION holds a commit; a commit is a revision, too. Empty when it is not there.
+// Returns the snapshot folder of a revision. refs/REVISION has the commit of a branch or tag; a commit itself is a
+// revision too. Empty when the snapshot is not there.
 fs::path snapshot_of(const fs::path& model, const std::string& revision) {
   std::error_code ignored;
   std::string commit = revision;
@@ -83,7 +86,7 @@ std::string find_model(const std::string& name, const std::string& setting) {
   std::error_code ignored;
   if (fs::exists(name, ignored)) {
     if (!snapshot.empty()) {
-      log_info("[models.find] {}: taking the folder {}, not the Hub's model of that name", setting, name);
+      log_info("[models.find] {}: using the folder {}, not the Hub's model of that name", setting, name);
     }
     return name;
   }
@@ -96,21 +99,22 @@ std::string find_model(const std::string& name, const std::string& setting) {
           setting, quote(name), cache.string(), command);
   }
   TESSERA_CHECK(fs::exists(snapshot / "config.json", ignored), ErrorKind::kConfig,
-                "[models.find] {}: {}: {} holds no config.json: it was fetched in part. Fetch it with '{}'.", setting,
-                quote(name), snapshot.string(), command);
+                "[models.find] {}: {}: {} holds no config.json, so the download is incomplete. Fetch it with '{}'.",
+                setting, quote(name), snapshot.string(), command);
   log_info("[models.find] {}: {} is {}", setting, name, snapshot.string());
   return snapshot.string();
 }
 
-// A folder of the cache for the file as it is now. Any process may make it, and the first one does.
+// Returns the cache folder for the present content of the file: its name has a hash of the file's path, size and time.
+// Several processes may make the folder at the same time; the first one succeeds and the others use its folder.
 std::string linked_folder(const fs::path& gguf) {
   const auto cache = user_cache();
   TESSERA_CHECK(!cache.empty(), ErrorKind::kIo,
-                "[models.find] {}: neither XDG_CACHE_HOME nor HOME names a folder, where its config and tokenizer "
-                "would be kept. Convert it with 'tessera ckpt convert FILE DIR' and name the folder.",
+                "[models.find] {}: neither XDG_CACHE_HOME nor HOME names a folder, in which its config and "
+                "tokenizer are cached. Convert it with 'tessera ckpt convert FILE DIR' and use the folder.",
                 gguf.string());
   const auto file = fs::canonical(gguf);
-  constexpr int kForm = 2;  // of the files in the folder; another one makes a new folder
+  constexpr int kForm = 2;  // version of the form of the files in the folder; a change makes a new folder
   const auto state = fmt::format("{} {} {} {}", kForm, file.string(), fs::file_size(file),
                                  fs::last_write_time(file).time_since_epoch().count());
   const auto folder = cache / "models" / version() /

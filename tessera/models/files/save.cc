@@ -12,9 +12,9 @@
 #include "tessera/models/adapters/adapters.h"
 #include "tessera/models/config/family.h"
 #include "tessera/models/files/weights.h"
-#include "tessera/models/tensors/local_part.h"
+#include "tessera/models/tensors/model_parameters.h"
 #include "tessera/models/tensors/stacked_tensors.h"
-#include "tessera/models/tensors/stage_values.h"
+#include "tessera/models/tensors/stage_parameters.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
 namespace tessera {
@@ -25,23 +25,23 @@ bool holds_weights(const std::filesystem::path& dir) {
          std::filesystem::exists(dir / "model.safetensors.index.json");
 }
 
-// The tensors of the folder that a model came from, where its family has any that the model does not own.
-std::optional<SafetensorsFolder> foreign_tensors(const WeightMap& map, const std::filesystem::path& source_dir) {
-  if (map.foreign.empty()) return std::nullopt;
+// Opens the folder from which the model was loaded, when its family has tensors that the model does not own.
+std::optional<SafetensorsFolder> open_unowned_tensors(const WeightMap& map, const std::filesystem::path& source_dir) {
+  if (map.unowned_prefixes.empty()) return std::nullopt;
   if (!source_dir.empty() && holds_weights(source_dir)) return SafetensorsFolder::open(source_dir);
-  log_warning("[models.save] '{}' holds no weights: what the model does not own ({}...) is not saved",
-              source_dir.string(), map.foreign.front());
+  log_warning("[models.save] '{}' holds no weights, so tensors that the model does not own ({}...) are not saved",
+              source_dir.string(), map.unowned_prefixes.front());
   return std::nullopt;
 }
 
-// The folder as it grows; lives on the writing rank alone.
-class FolderInProgress {
+// The folder while it is written. Only the writing rank has one.
+class ModelFolderWriter {
  public:
-  FolderInProgress(const CausalLM& model, const std::vector<SharedParameter>& parameters,
-                   const std::filesystem::path& dir, const std::filesystem::path& source_dir,
-                   const SaveOptions& options)
+  ModelFolderWriter(const CausalLM& model, const std::vector<SharedParameter>& parameters,
+                    const std::filesystem::path& dir, const std::filesystem::path& source_dir,
+                    const SaveOptions& options)
       : map_(family_of(model.config().architecture).weights),
-        foreign_(foreign_tensors(map_, source_dir)),
+        unowned_(open_unowned_tensors(map_, source_dir)),
         folder_(dir),
         weights_(folder_.path(), specs(parameters, options), {.max_shard_bytes = options.max_shard_bytes}) {
     const auto dtype = options.dtype.value_or(parameters.front().tensor.scalar_type());
@@ -54,28 +54,28 @@ class FolderInProgress {
     for (const auto& each : stacked) weights_.write(each.name, value[each.expert].narrow(0, each.first_row, each.rows));
   }
   void publish() {
-    for (const auto& name : foreign_names()) weights_.write(name, foreign_->tensor(name));
+    for (const auto& name : unowned_names()) weights_.write(name, unowned_->tensor(name));
     weights_.finish();
     folder_.publish();
   }
 
  private:
-  // As the source calls it; where there is none, the first of its names.
+  // Returns the name in the source folder, or the first of the parameter's names without a source folder.
   std::string saved_name(const SharedParameter& parameter) const {
     const auto names = file_names(map_, parameter);
     for (const auto& name : names) {
-      if (foreign_ && foreign_->contains(name)) return name;
+      if (unowned_ && unowned_->contains(name)) return name;
     }
     return names.front();
   }
   std::vector<StackedTensor> stacked_of(const SharedParameter& parameter) const {
     return stacked_tensors(map_, saved_name(parameter), parameter.tensor.sizes());
   }
-  std::vector<std::string> foreign_names() const {
+  std::vector<std::string> unowned_names() const {
     std::vector<std::string> names;
-    if (!foreign_) return names;
-    for (const auto& [name, file] : foreign_->files()) {
-      if (map_.is_foreign(name)) names.push_back(name);
+    if (!unowned_) return names;
+    for (const auto& [name, file] : unowned_->files()) {
+      if (map_.is_unowned(name)) names.push_back(name);
     }
     return names;
   }
@@ -87,22 +87,23 @@ class FolderInProgress {
       if (stacked.empty()) out.push_back({saved_name(parameter), dtype, parameter.tensor.sizes().vec()});
       for (const auto& each : stacked) out.push_back({each.name, dtype, {each.rows, parameter.tensor.size(2)}});
     }
-    for (const auto& name : foreign_names()) {
-      const auto& entry = foreign_->entry(name);
+    for (const auto& name : unowned_names()) {
+      const auto& entry = unowned_->entry(name);
       out.push_back({name, entry.dtype, entry.shape});
     }
     return out;
   }
   const WeightMap& map_;
-  std::optional<SafetensorsFolder> foreign_;
+  std::optional<SafetensorsFolder> unowned_;
   StagedFolder folder_;
   SafetensorsFolderWriter weights_;
 };
 
-// Gives the whole of a parameter by any of its names, with its adapter in it where that is wanted. COLLECTIVE over its
-// mesh.
-std::function<at::Tensor(const SharedParameter&)> value_getter(CausalLM& model, const std::vector<SharedParameter>& own,
-                                                               const SaveOptions& options) {
+// Returns a function that gives the whole value of a parameter by any of its names, with its adapter merged when
+// `merge_adapters` is set. COLLECTIVE over the parameter's mesh.
+std::function<at::Tensor(const SharedParameter&)> make_value_getter(CausalLM& model,
+                                                                    const std::vector<SharedParameter>& own,
+                                                                    const SaveOptions& options) {
   std::map<std::string, nn::LoraLinear*> adapted;
   for (const auto& [path, linear] : options.merge_adapters ? adapted_linears(model) : AdaptedLinears{}) {
     adapted[path + ".weight"] = linear;
@@ -126,7 +127,7 @@ std::function<at::Tensor(const SharedParameter&)> value_getter(CausalLM& model, 
       whole = is_dtensor(tensor) ? full_tensor(tensor) : tensor;
     }
     const auto adapter = adapted.find(parameter.names.front());
-    // In float32, so that the sum is rounded once.
+    // The sum is computed in float32, so that it is rounded once.
     return adapter == adapted.end() ? whole : merged_weight(*adapter->second, whole.to(at::kFloat));
   };
 }
@@ -137,13 +138,15 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
                      const SaveOptions& options) {
   at::NoGradGuard no_grad;
   const auto own = parameters_and_packed(model);
-  const StageValues stages(options.pipeline, own);
+  const StageParameters stages(options.pipeline, own);
   const nn::ParameterOptions as_saved{options.dtype.value_or(own.front().tensor.scalar_type()), at::kMeta};
   const auto whole_model = stages.pipeline() ? make_model(model.config(), as_saved) : nullptr;
   const auto parameters = whole_model ? shared_parameters(*whole_model) : own;
-  const bool writes = stages.writes();
-  const auto value_of = value_getter(model, own, options);
-  std::optional<Error> error;  // of the writing rank
+  const bool writes = stages.is_writer();
+  const auto value_of = make_value_getter(model, own, options);
+  // After an error of the writing rank the loop continues on all ranks, because the other ranks wait for it in the next
+  // collective. attempt_on_all then throws the error on every rank.
+  std::optional<Error> error;  // first error of the writing rank
   const auto attempt = [&](const auto& step) {
     if (error) return;
     try {
@@ -152,10 +155,10 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
       error = as_error(failed);
     }
   };
-  std::optional<FolderInProgress> folder;
+  std::optional<ModelFolderWriter> folder;
   if (writes) attempt([&] { folder.emplace(model, parameters, dir, source_dir, options); });
   for (const auto& parameter : parameters) {
-    // Also after an error: the other ranks are in the same collective.
+    // Called also after an error: the other ranks are in the same collective.
     const auto whole = stages.collect(parameter, value_of);
     if (!writes) continue;
     attempt([&] {

@@ -7,50 +7,52 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/models/generation/engine_follower.h"
 #include "tessera/models/generation/logits_check.h"
-#include "tessera/models/generation/shared_steps.h"
 #include "tessera/text/grammar/token_constraint.h"
 
 namespace tessera {
 
-// A token that is being chosen.
-struct PendingChoice {
-  NewToken made{};
-  bool has_token = false;       // chosen, but whether another may follow is not known yet
-  std::vector<float> logits{};  // while it waits
+// The token that is being chosen for a sequence.
+struct PendingToken {
+  NewToken new_token{};
+  // The token is chosen, but the mask of the token after it is not ready, so the end is not known.
+  bool has_token = false;
+  std::vector<float> logits{};  // kept while the choice waits for a mask
 };
 
 struct Engine::Sequence {
   int64_t id = 0;
   GenerationRequest request{};
-  std::vector<int64_t> tokens{};  // the prompt and what was made
-  int64_t most_tokens = 0;        // where it ends
+  std::vector<int64_t> tokens{};  // the prompt and the generated tokens
+  int64_t max_tokens = 0;         // length at which the sequence ends
   std::vector<int32_t> pages{};
-  int64_t computed = 0;                   // tokens whose keys and values are in pages
-  int64_t published = 0;                  // pages
-  Pages::Place place = Pages::kStart;     // behind those
-  std::vector<TokenLogProbs> scores{};    // of the prompt's tokens from the second on, where they are wanted
-  int64_t scored = 0;                     // of them
-  std::optional<PendingChoice> choice{};  // until it is made nothing else is computed of the sequence
+  int64_t computed_tokens = 0;                         // tokens whose keys and values are in pages
+  int64_t published_pages = 0;                         // number of published pages
+  PagePool::PrefixId prefix = PagePool::kEmptyPrefix;  // the prefix that ends with the published pages
+  std::vector<TokenLogProbs> scores{};          // log-probs of the prompt's tokens from the second on, if requested
+  int64_t scored = 0;                           // number of computed scores
+  std::optional<PendingToken> pending_token{};  // while it is set, nothing else is computed for the sequence
 
   int64_t to_score() const {
     return request.log_probs && request.prompt_log_probs ? static_cast<int64_t>(request.prompt.size()) - 1 : 0;
   }
-  int64_t pending() const { return static_cast<int64_t>(tokens.size()) - computed; }
+  int64_t pending() const { return static_cast<int64_t>(tokens.size()) - computed_tokens; }
   std::span<const int64_t> page_tokens(int64_t page) const {
     return std::span(tokens).subspan(static_cast<size_t>(page * kernels::kPageTokens), kernels::kPageTokens);
   }
 };
 
-struct Engine::Step {
-  struct Part {
+struct Engine::EngineStep {
+  struct SequenceRows {
     Sequence* sequence;
     int64_t rows;
 
-    int64_t first() const { return sequence->computed; }
-    int64_t end() const { return sequence->computed + rows; }
-    // Positions whose logits are wanted: before tokens of the prompt that are to be scored, and before the next one.
-    std::vector<int64_t> wanted() const {
+    int64_t first() const { return sequence->computed_tokens; }
+    int64_t end() const { return sequence->computed_tokens + rows; }
+    // The positions whose logits are needed: each position before a prompt token that gets a score, and the last
+    // position before the next new token.
+    std::vector<int64_t> logits_positions() const {
       std::vector<int64_t> positions;
       const int64_t scored_end = std::min(end(), sequence->to_score());
       for (int64_t at = std::max(first(), sequence->scored); at < scored_end; ++at) positions.push_back(at);
@@ -58,22 +60,22 @@ struct Engine::Step {
       return positions;
     }
   };
-  std::vector<Part> parts{};
+  std::vector<SequenceRows> parts{};
 };
 
-// What the logits at a position are wanted for: the score of the token behind it, or the choice of one.
-struct Engine::Reading {
+// The use of the logits at one position: a score of the next prompt token, or the choice of a new token.
+struct Engine::LogitsRow {
   Sequence* sequence;
   size_t position;
   bool chooses;
   bool chosen = false;
-  std::optional<Error> error{};  // of logits that give no score
+  std::optional<Error> error{};  // set when the logits give no score
 };
 
 Engine::Engine(const std::shared_ptr<CausalLM>& model, const EngineOptions& options)
     : Engine(
           model->config(),
-          [model, forward = rows_forward(*model)](nn::PageStore& store, const StepRows& rows) {
+          [model, forward = rows_forward(*model)](nn::PagedKVCache& store, const StepRows& rows) {
             return forward(store, rows);
           },
           model->parameters().front().device(), options) {}
@@ -90,13 +92,14 @@ Engine::Engine(ModelConfig config, RowsForward forward, at::Device device, const
       ErrorKind::kConfig,
       "[models.generation] {} pages, {} sequences, blocks of {}, {} steps for masks: wanted at least 1 of each",
       options.pages, options.max_sequences, options.prompt_block, options.mask_steps);
-  if (options_.group) tell_begin(*options_.group, options_.pages);
+  if (options_.group) broadcast_begin(*options_.group, options_.pages);
 }
 
 Engine::~Engine() {
+  // A destructor must not throw. After a failure the other ranks have left run_engine_follower, so no message is sent.
   if (!options_.group || failed_) return;
   try {
-    tell_end(*options_.group);
+    broadcast_end(*options_.group);
   } catch (const std::exception& error) {
     log_error("[models.generation] {}", error.what());
   }
@@ -104,14 +107,16 @@ Engine::~Engine() {
 
 void Engine::allocate_pages() {
   const at::NoGradGuard no_grad;
+  // One token in page 0 makes the store allocate all pages of all layers. The page is not published, so no sequence
+  // finds its content.
   const int32_t page = 0;
   const StepRows rows{.tokens = {0},
                       .positions = {0},
                       .sequences = {{.first_row = 0, .rows = 1, .first_position = 0, .pages = {&page, 1}}},
-                      .wanted = {0}};
+                      .logits_rows = {0}};
   const int64_t tokens = options_.pages * kernels::kPageTokens;
   try {
-    if (options_.group) tell_rows(*options_.group, rows);
+    if (options_.group) broadcast_rows(*options_.group, rows);
     forward_(store_, rows);
   } catch (const std::exception& error) {
     failed_ = options_.group != nullptr;
@@ -123,7 +128,7 @@ void Engine::allocate_pages() {
 }
 
 void Engine::keep_alive() {
-  if (options_.group && !failed_) tell_wait(*options_.group);
+  if (options_.group && !failed_) broadcast_wait(*options_.group);
 }
 
 int64_t Engine::page_bytes(const ModelConfig& config, int64_t element_bytes) {
@@ -133,13 +138,13 @@ int64_t Engine::page_bytes(const ModelConfig& config, int64_t element_bytes) {
 
 int64_t Engine::add(GenerationRequest request) {
   auto sequence = std::make_unique<Sequence>();
-  sequence->most_tokens = generation_capacity(config_, request.prompt, request.options);
-  // The keys of the last token are not computed.
+  sequence->max_tokens = generation_capacity(config_, request.prompt, request.options);
+  // The keys and values of the last token are never read, so they need no page.
   TESSERA_CHECK(
-      pages_for(sequence->most_tokens - 1) <= pages_.count(), ErrorKind::kConfig,
-      "[models.generation] a prompt of {} tokens and up to {} more do not fit into a cache of {} tokens. Make it "
-      "larger, or ask for fewer tokens.",
-      request.prompt.size(), sequence->most_tokens - static_cast<int64_t>(request.prompt.size()),
+      pages_for(sequence->max_tokens - 1) <= pages_.count(), ErrorKind::kConfig,
+      "[models.generation] a prompt of {} tokens and up to {} more do not fit into a cache of {} tokens. Set a "
+      "larger --cache-tokens, or ask for fewer tokens.",
+      request.prompt.size(), sequence->max_tokens - static_cast<int64_t>(request.prompt.size()),
       pages_.count() * kernels::kPageTokens);
   sequence->id = next_id_++;
   sequence->tokens = request.prompt;
@@ -150,33 +155,36 @@ int64_t Engine::add(GenerationRequest request) {
 }
 
 void Engine::cancel(int64_t id) {
-  const auto is_meant = [&](const auto& sequence) { return sequence->id == id; };
-  std::erase_if(waiting_, is_meant);
-  const auto found = std::ranges::find_if(running_, is_meant);
+  const auto has_id = [&](const auto& sequence) { return sequence->id == id; };
+  std::erase_if(waiting_, has_id);
+  const auto found = std::ranges::find_if(running_, has_id);
   if (found == running_.end()) return;
   preempt(**found);
   running_.erase(found);
 }
 
-// Back to the state before its first page, in running_ still. The last pages are to be forgotten first.
+// Resets a sequence to the state before its first page; it stays in running_. The last pages are released first, so
+// that pages near the start, which other sequences are most likely to share, stay longest.
 void Engine::preempt(Sequence& sequence) {
   for (auto page = sequence.pages.rbegin(); page != sequence.pages.rend(); ++page) pages_.release(*page);
   sequence.pages.clear();
-  sequence.computed = sequence.published = 0;
-  sequence.place = Pages::kStart;
+  sequence.computed_tokens = sequence.published_pages = 0;
+  sequence.prefix = PagePool::kEmptyPrefix;
 }
 
-// A sequence whose mask is being made takes no place: however many such sequences there are, others are computed.
-void Engine::admit() {
-  auto computing = std::ranges::count_if(running_, [](const auto& one) { return !one->choice; });
+// Starts waiting sequences. Sequences whose mask is being made do not count, so any number of these leaves room for
+// other sequences.
+void Engine::start_waiting() {
+  auto computing = std::ranges::count_if(running_, [](const auto& one) { return !one->pending_token; });
   for (; !waiting_.empty() && computing < options_.max_sequences; ++computing) {
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
   }
 }
 
-// Tokens from the start of a sequence whose keys are the same in every sequence that begins with them. The dynamic
-// rotary kind turns the keys of longer sequences by their length.
+// Returns the number of tokens from the start whose keys are equal in every sequence with this prefix. With dynamic
+// rotary embeddings, the keys of sequences longer than max_position_embeddings depend on the length, so only the part
+// up to that length can be shared.
 int64_t Engine::shareable_tokens(const Sequence& sequence) const {
   const auto tokens = static_cast<int64_t>(sequence.tokens.size());
   if (!config_.has_dynamic_rope()) return tokens;
@@ -184,26 +192,29 @@ int64_t Engine::shareable_tokens(const Sequence& sequence) const {
   return is_long ? 0 : std::min(tokens, config_.max_position_embeddings);
 }
 
-// Takes over whole pages that others have computed, but for the last token, whose logits are wanted.
-void Engine::share_prefix(Sequence& sequence) {
-  if (sequence.scored < sequence.to_score()) return;  // their logits are in no page
-  while (sequence.computed % kernels::kPageTokens == 0 && sequence.pending() > kernels::kPageTokens &&
-         sequence.computed + kernels::kPageTokens <= shareable_tokens(sequence) &&
-         sequence.published * kernels::kPageTokens == sequence.computed &&
-         static_cast<int64_t>(sequence.pages.size()) == sequence.published) {
-    const auto page = pages_.find(sequence.place, sequence.page_tokens(sequence.published));
+// Takes over whole pages that other sequences have computed. The last token is always computed here, because its logits
+// are needed. Sharing works only while the sequence is page-aligned and all its pages are published, so that its prefix
+// is known.
+void Engine::reuse_prefix_pages(Sequence& sequence) {
+  // Logits are not stored in pages, and unscored prompt tokens need them.
+  if (sequence.scored < sequence.to_score()) return;
+  while (sequence.computed_tokens % kernels::kPageTokens == 0 && sequence.pending() > kernels::kPageTokens &&
+         sequence.computed_tokens + kernels::kPageTokens <= shareable_tokens(sequence) &&
+         sequence.published_pages * kernels::kPageTokens == sequence.computed_tokens &&
+         static_cast<int64_t>(sequence.pages.size()) == sequence.published_pages) {
+    const auto page = pages_.find(sequence.prefix, sequence.page_tokens(sequence.published_pages));
     if (!page) break;
     sequence.pages.push_back(*page);
-    sequence.place = pages_.place_behind(*page);
-    sequence.computed += kernels::kPageTokens;
-    ++sequence.published;
+    sequence.prefix = pages_.prefix_with(*page);
+    sequence.computed_tokens += kernels::kPageTokens;
+    ++sequence.published_pages;
     counts_.shared_tokens += kernels::kPageTokens;
   }
 }
 
-// Those that wait for a mask give theirs first, then those that came later. False where all have and it is still not
-// enough.
-bool Engine::give_pages(Sequence& sequence, int64_t tokens) {
+// Gives the sequence pages for `tokens` tokens. When no page is free, other sequences are preempted: first those that
+// wait for a mask, then the newest. Returns false when the sequence itself was preempted.
+bool Engine::reserve_pages(Sequence& sequence, int64_t tokens) {
   while (static_cast<int64_t>(sequence.pages.size()) < pages_for(tokens)) {
     if (const auto page = pages_.take()) {
       sequence.pages.push_back(*page);
@@ -211,7 +222,7 @@ bool Engine::give_pages(Sequence& sequence, int64_t tokens) {
     }
     auto victim = std::prev(running_.end());
     for (auto at = running_.begin(); at != running_.end(); ++at) {
-      if ((*at)->choice && !(*at)->pages.empty()) victim = at;
+      if ((*at)->pending_token && !(*at)->pages.empty()) victim = at;
     }
     auto last = std::move(*victim);
     running_.erase(victim);
@@ -224,33 +235,37 @@ bool Engine::give_pages(Sequence& sequence, int64_t tokens) {
   return true;
 }
 
-Engine::Step Engine::plan() {
-  Step step;
+// Chooses the rows of the next step, oldest sequences first: one row for each generating sequence, and up to
+// prompt_block rows of prompts in total.
+Engine::EngineStep Engine::plan_step() {
+  EngineStep step;
   int64_t budget = options_.prompt_block;
-  std::set<std::pair<Pages::Place, std::vector<int64_t>>> being_filled;
-  const auto most = static_cast<size_t>(options_.max_sequences);
-  for (auto at = running_.begin(); at != running_.end() && step.parts.size() < most; ++at) {
+  std::set<std::pair<PagePool::PrefixId, std::vector<int64_t>>> being_filled;
+  const auto max_sequences = static_cast<size_t>(options_.max_sequences);
+  for (auto at = running_.begin(); at != running_.end() && step.parts.size() < max_sequences; ++at) {
     auto& sequence = **at;
-    if (sequence.choice) continue;  // its mask is not there yet
-    share_prefix(sequence);
+    if (sequence.pending_token) continue;  // its mask is not ready
+    reuse_prefix_pages(sequence);
     int64_t rows = 1;
     if (sequence.pending() > 1) {
-      // One sequence computes what several begin with; the others find it in the next step.
-      if (sequence.computed % kernels::kPageTokens == 0 && sequence.pending() > kernels::kPageTokens) {
-        const auto tokens = sequence.page_tokens(sequence.computed / kernels::kPageTokens);
-        if (!being_filled.emplace(sequence.place, std::vector(tokens.begin(), tokens.end())).second) continue;
+      // When several sequences need the same page of tokens, one of them computes it in this step. The others wait and
+      // find the published page in the next step.
+      if (sequence.computed_tokens % kernels::kPageTokens == 0 && sequence.pending() > kernels::kPageTokens) {
+        const auto tokens = sequence.page_tokens(sequence.computed_tokens / kernels::kPageTokens);
+        if (!being_filled.emplace(sequence.prefix, std::vector(tokens.begin(), tokens.end())).second) continue;
       }
       rows = std::min(sequence.pending(), budget);
       if (rows == 0) continue;
       budget -= rows;
     }
-    if (!give_pages(sequence, sequence.computed + rows)) break;  // it was the last
+    // False: the sequence was preempted, and it was the last one.
+    if (!reserve_pages(sequence, sequence.computed_tokens + rows)) break;
     step.parts.push_back({&sequence, rows});
   }
   return step;
 }
 
-at::Tensor Engine::run(const Step& step) {
+at::Tensor Engine::run_forward(const EngineStep& step) {
   StepRows all;
   const bool dynamic = config_.has_dynamic_rope();
   for (const auto& part : step.parts) {
@@ -261,145 +276,159 @@ at::Tensor Engine::run(const Step& step) {
     for (int64_t position = part.first(); position < part.end(); ++position) {
       all.tokens.push_back(part.sequence->tokens[static_cast<size_t>(position)]);
       all.positions.push_back(position);
-      // As in transformers the whole prompt is one call, and each new token another.
+      // As in transformers, the whole prompt is one call and each new token is another call.
       if (dynamic) all.rotary_lengths.push_back(std::max(prompt, position + 1));
     }
-    for (const int64_t position : part.wanted()) all.wanted.push_back(first_row + position - part.first());
+    for (const int64_t position : part.logits_positions()) {
+      all.logits_rows.push_back(first_row + position - part.first());
+    }
   }
-  if (options_.group) tell_rows(*options_.group, all);
+  // The other ranks run the same forward in run_engine_follower, so they get its inputs first.
+  if (options_.group) broadcast_rows(*options_.group, all);
   return forward_(store_, all);
 }
 
-void Engine::publish(Sequence& sequence) {
-  const int64_t end = std::min(sequence.computed, shareable_tokens(sequence));
-  for (; (sequence.published + 1) * kernels::kPageTokens <= end; ++sequence.published) {
-    sequence.place = pages_.publish(sequence.pages[static_cast<size_t>(sequence.published)], sequence.place,
-                                    sequence.page_tokens(sequence.published));
+// Publishes every page that is full and shareable.
+void Engine::publish_full_pages(Sequence& sequence) {
+  const int64_t end = std::min(sequence.computed_tokens, shareable_tokens(sequence));
+  for (; (sequence.published_pages + 1) * kernels::kPageTokens <= end; ++sequence.published_pages) {
+    sequence.prefix = pages_.publish(sequence.pages[static_cast<size_t>(sequence.published_pages)], sequence.prefix,
+                                     sequence.page_tokens(sequence.published_pages));
   }
 }
 
-bool Engine::choose(Sequence& sequence, std::span<const float> logits, int64_t mask_steps) {
+// Chooses the next token in two phases that may each wait for a mask: the mask of allowed tokens before the choice, and
+// afterwards the check whether the constraint is complete. pending_token.has_token records the first phase, so a later
+// call continues with the second. Errors end this sequence only.
+bool Engine::advance_choice(Sequence& sequence, std::span<const float> logits, int64_t mask_steps) {
   const auto& request = sequence.request;
-  auto& choice = *sequence.choice;
-  auto& made = choice.made;
+  auto& pending_token = *sequence.pending_token;
+  auto& new_token = pending_token.new_token;
   const auto steps = static_cast<uint64_t>(mask_steps);
   try {
     const auto since_prompt = [&] { return std::span<const int64_t>(sequence.tokens).subspan(request.prompt.size()); };
     auto* constraint = request.options.constraint.get();
-    if (!choice.has_token) {
-      if (constraint) check_logits(logits, sequence.tokens.size());  // before it does any work
-      if (constraint && !constraint->prepare_allowed(since_prompt(), steps)) return false;
+    if (!pending_token.has_token) {
+      // Check the logits before the constraint does any work.
+      if (constraint) check_logits(logits, sequence.tokens.size());
+      if (constraint && !constraint->prepare_allowed_tokens(since_prompt(), steps)) return false;
       std::vector<float> scores(logits.begin(), logits.end());
-      made.token = choose_from(scores, {sequence.tokens, request.prompt.size()}, request.options);
-      if (request.log_probs) made.log_probs = log_probs_of(logits, made.token, *request.log_probs);
-      sequence.tokens.push_back(made.token);
-      choice.has_token = true;
+      new_token.token = choose_from_scores(scores, {sequence.tokens, request.prompt.size()}, request.options);
+      if (request.log_probs) new_token.log_probs = log_probs_of(logits, new_token.token, *request.log_probs);
+      sequence.tokens.push_back(new_token.token);
+      pending_token.has_token = true;
     }
-    const ChoiceContext context{sequence.tokens, request.prompt.size()};
+    const SamplingContext context{sequence.tokens, request.prompt.size()};
     const auto& stops = request.options.stop_tokens;
-    const bool is_stop = std::ranges::find(stops, made.token) != stops.end();
+    const bool is_stop = std::ranges::find(stops, new_token.token) != stops.end();
     if (constraint && !is_stop && !constraint->prepare_complete(since_prompt(), steps)) return false;
     if (is_ended(context, request.options)) {
-      made.finish = Finish::kStop;
-    } else if (static_cast<int64_t>(sequence.tokens.size()) >= sequence.most_tokens) {
-      made.finish = Finish::kLength;
+      new_token.finish = Finish::kStop;
+    } else if (static_cast<int64_t>(sequence.tokens.size()) >= sequence.max_tokens) {
+      new_token.finish = Finish::kLength;
     }
   } catch (const std::exception& error) {
-    made.finish = Finish::kError;
-    made.error = as_error(error);
+    new_token.finish = Finish::kError;
+    new_token.error = as_error(error);
   }
   return true;
 }
 
-// Hands the token that is made to the callback, and ends the sequence where it was the last one.
-void Engine::deliver(Sequence& sequence) {
-  auto made = std::move(sequence.choice->made);
-  const bool first = sequence.tokens.size() == sequence.request.prompt.size() + (sequence.choice->has_token ? 1 : 0);
-  if (first) made.prompt_log_probs = std::move(sequence.scores);
-  if (made.finish != Finish::kError) ++counts_.new_tokens;
-  sequence.choice.reset();
-  const bool goes_on = !sequence.request.on_token || sequence.request.on_token(made);
-  if (made.finish || !goes_on) cancel(sequence.id);
+// Passes the new token to the callback, and ends the sequence after its last token.
+void Engine::emit_token(Sequence& sequence) {
+  auto new_token = std::move(sequence.pending_token->new_token);
+  const bool first =
+      sequence.tokens.size() == sequence.request.prompt.size() + (sequence.pending_token->has_token ? 1 : 0);
+  if (first) new_token.prompt_log_probs = std::move(sequence.scores);
+  if (new_token.finish != Finish::kError) ++counts_.new_tokens;
+  sequence.pending_token.reset();
+  const bool goes_on = !sequence.request.on_token || sequence.request.on_token(new_token);
+  if (new_token.finish || !goes_on) cancel(sequence.id);
 }
 
-// The sequences that wait take turns in the order of their numbers.
+// Advances one waiting mask per step. Waiting sequences take turns in the order of their numbers: the next is the first
+// number after last_advanced_, then the smallest.
 void Engine::advance_waiting_mask() {
   Sequence* next = nullptr;
   for (const auto& sequence : running_) {
-    if (!sequence->choice) continue;
+    if (!sequence->pending_token) continue;
     const auto turn = [&](const Sequence& of) { return std::pair(of.id <= last_advanced_, of.id); };
     if (!next || turn(*sequence) < turn(*next)) next = sequence.get();
   }
   if (!next) return;
   last_advanced_ = next->id;
-  if (choose(*next, next->choice->logits, options_.mask_steps)) deliver(*next);
+  if (advance_choice(*next, next->pending_token->logits, options_.mask_steps)) emit_token(*next);
 }
 
-void Engine::read(Reading& reading, std::span<const float> logits, int64_t mask_steps) const {
-  auto& sequence = *reading.sequence;
+// Runs on several threads, one row of logits each. Rows of one sequence write different elements of `scores`, and only
+// one row per sequence chooses a token.
+void Engine::use_logits_row(LogitsRow& logits_row, std::span<const float> logits, int64_t mask_steps) const {
+  auto& sequence = *logits_row.sequence;
   const auto& request = sequence.request;
-  if (!reading.chooses) {
+  if (!logits_row.chooses) {
     try {
-      check_logits(logits, reading.position + 1);
-      sequence.scores[reading.position] =
-          log_probs_of(logits, request.prompt[reading.position + 1], *request.log_probs);
+      check_logits(logits, logits_row.position + 1);
+      sequence.scores[logits_row.position] =
+          log_probs_of(logits, request.prompt[logits_row.position + 1], *request.log_probs);
     } catch (const std::exception& error) {
-      reading.error = as_error(error);  // other positions of the sequence are read on other threads
+      logits_row.error = as_error(error);  // stored per row: other rows of the sequence are read on other threads
     }
     return;
   }
-  sequence.choice.emplace();
-  reading.chosen = choose(sequence, logits, mask_steps);
-  if (!reading.chosen) sequence.choice->logits.assign(logits.begin(), logits.end());
+  sequence.pending_token.emplace();
+  logits_row.chosen = advance_choice(sequence, logits, mask_steps);
+  if (!logits_row.chosen) sequence.pending_token->logits.assign(logits.begin(), logits.end());
 }
 
-void Engine::finish_step(const Step& step, const at::Tensor& logits) {
-  std::vector<Reading> readings;  // of each row of the logits
+void Engine::finish_step(const EngineStep& step, const at::Tensor& logits) {
+  std::vector<LogitsRow> logits_rows;  // for each row of the logits
   for (const auto& part : step.parts) {
     auto& sequence = *part.sequence;
-    for (const int64_t position : part.wanted()) {
+    for (const int64_t position : part.logits_positions()) {
       const auto at = static_cast<size_t>(position);
-      readings.push_back({.sequence = &sequence, .position = at, .chooses = at + 1 == sequence.tokens.size()});
+      logits_rows.push_back({.sequence = &sequence, .position = at, .chooses = at + 1 == sequence.tokens.size()});
     }
     if (part.rows > 1) counts_.prompt_tokens += part.rows;
-    sequence.computed += part.rows;
-    sequence.scored = std::max(sequence.scored, std::min(sequence.computed, sequence.to_score()));
-    publish(sequence);
+    sequence.computed_tokens += part.rows;
+    sequence.scored = std::max(sequence.scored, std::min(sequence.computed_tokens, sequence.to_score()));
+    publish_full_pages(sequence);
   }
   ++counts_.steps;
   const auto vocabulary = static_cast<size_t>(logits.size(1));
   const float* all = logits.const_data_ptr<float>();
   const int64_t share = std::max<int64_t>(1, 16384 / logits.size(1));
-  // A few masks may take all the steps that the work of one may take; of many each takes its share or waits.
+  // Up to four masks may each take all the steps. More masks share four times the steps; a mask that needs more waits.
   constexpr int64_t kFew = 4;
-  const auto masks = std::ranges::count_if(
-      readings, [](const Reading& reading) { return reading.chooses && reading.sequence->request.options.constraint; });
+  const auto masks = std::ranges::count_if(logits_rows, [](const LogitsRow& logits_row) {
+    return logits_row.chooses && logits_row.sequence->request.options.constraint;
+  });
   const int64_t mask_steps = std::max<int64_t>(1, options_.mask_steps * kFew / std::max<int64_t>(masks, kFew));
-  at::parallel_for(0, static_cast<int64_t>(readings.size()), share, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, static_cast<int64_t>(logits_rows.size()), share, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const auto row = static_cast<size_t>(i);
-      read(readings[row], {all + row * vocabulary, vocabulary}, mask_steps);
+      use_logits_row(logits_rows[row], {all + row * vocabulary, vocabulary}, mask_steps);
     }
   });
-  std::set<const Sequence*> ended;  // and freed
-  for (auto& reading : readings) {
-    if (ended.contains(reading.sequence)) continue;
-    if (reading.error) {
-      auto& choice = reading.sequence->choice.emplace();
-      choice.made.finish = Finish::kError;
-      choice.made.error = reading.error;
-      ended.insert(reading.sequence);
-      deliver(*reading.sequence);
-    } else if (reading.chosen) {
-      deliver(*reading.sequence);
+  // Callbacks run on this thread, in row order. An error ends its sequence, whose other rows are then skipped.
+  std::set<const Sequence*> ended;  // ended and freed
+  for (auto& logits_row : logits_rows) {
+    if (ended.contains(logits_row.sequence)) continue;
+    if (logits_row.error) {
+      auto& pending_token = logits_row.sequence->pending_token.emplace();
+      pending_token.new_token.finish = Finish::kError;
+      pending_token.new_token.error = logits_row.error;
+      ended.insert(logits_row.sequence);
+      emit_token(*logits_row.sequence);
+    } else if (logits_row.chosen) {
+      emit_token(*logits_row.sequence);
     }
   }
 }
 
-std::optional<Error> Engine::try_step(const Step& step) {
+std::optional<Error> Engine::try_step(const EngineStep& step) {
   at::Tensor logits;
   try {
-    logits = run(step);
+    logits = run_forward(step);
   } catch (const std::exception& error) {
     failed_ = options_.group != nullptr;
     if (failed_) throw;
@@ -410,23 +439,24 @@ std::optional<Error> Engine::try_step(const Step& step) {
 }
 
 bool Engine::step() {
-  admit();
+  start_waiting();
   if (running_.empty()) return false;
   const at::NoGradGuard no_grad;
   advance_waiting_mask();
-  const auto step = plan();
-  if (step.parts.empty()) {  // all of them wait
+  const auto step = plan_step();
+  if (step.parts.empty()) {  // all sequences wait for masks
     constexpr int64_t kTellAfter = 1000;
     if (++steps_without_rows_ % kTellAfter == 0) keep_alive();
     return !running_.empty() || !waiting_.empty();
   }
   if (!try_step(step)) return !running_.empty() || !waiting_.empty();
-  // What one sequence brought about ends that one: each by itself.
+  // The forward of the whole batch failed. Each sequence is computed alone, so that only a sequence that fails again
+  // ends with an error.
   for (const auto& part : step.parts) {
     const auto error = try_step({{part}});
     if (!error) continue;
-    const auto& told = part.sequence->request.on_token;
-    if (told) told({.finish = Finish::kError, .error = error});
+    const auto& callback = part.sequence->request.on_token;
+    if (callback) callback({.finish = Finish::kError, .error = error});
     cancel(part.sequence->id);
   }
   return !running_.empty() || !waiting_.empty();
@@ -437,8 +467,8 @@ EngineCounts Engine::counts() const {
   counts.running = static_cast<int64_t>(running_.size());
   counts.waiting = static_cast<int64_t>(waiting_.size());
   counts.waiting_for_masks =
-      std::ranges::count_if(running_, [](const auto& sequence) { return sequence->choice.has_value(); });
-  counts.pages_in_use = pages_.owned();
+      std::ranges::count_if(running_, [](const auto& sequence) { return sequence->pending_token.has_value(); });
+  counts.pages_in_use = pages_.pages_in_use();
   return counts;
 }
 

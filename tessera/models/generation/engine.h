@@ -1,18 +1,20 @@
-// Continuing many sequences at once: they join and leave between steps, and share the pages of what they begin with.
+// Continues many sequences at once. Sequences join and leave between steps, and share the KV-cache pages of common
+// prefixes.
 //
 //   Engine engine(model, {.pages = Engine::pages_for(model->config(), 4 * 8192)});
-//   engine.add({.prompt = ids, .options = options, .on_token = [&](const NewToken& made) { ...; return true; }});
+//   engine.add({.prompt = ids, .options = options, .on_token = [&](const NewToken& token) { ...; return true; }});
 //   while (engine.step()) {}
 //
-// A step computes one token of each sequence that is generating and blocks of the prompts of others in one forward. Of
-// a model in rows (row_model.h) a sequence gets the same tokens whatever runs beside it. When pages run out the
-// sequence that came last gives its pages back and is computed again later, which changes nothing but the time it
-// takes.
+// A step runs one forward pass over one token of each generating sequence and over blocks of the prompts of other
+// sequences. With a row model (row_model.h), a sequence gets the same tokens whatever other sequences run. When no page
+// is free, the newest sequence is preempted: it returns its pages and is computed again later. Preemption changes only
+// the time, never the tokens.
 //
-// A sequence with a constraint chooses its token when its mask is there. A mask that takes more than
-// EngineOptions::mask_steps, or more than its share of four times as many where more than four want one, waits with its
-// sequence: all that wait share so many steps of the work in each step of the engine, while the other sequences go on,
-// and others come into their places. One thread at a time.
+// A sequence with a constraint chooses its token when its token mask is ready. A mask may take
+// EngineOptions::mask_steps steps of work in the step that starts it; when more than four masks start, they share four
+// times this number. A mask that takes longer waits together with its sequence. All waiting masks share mask_steps
+// steps of work per engine step, while the other sequences continue and further sequences take the free places. One
+// thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +27,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/group/group.h"
-#include "tessera/models/generation/choice.h"
 #include "tessera/models/generation/generate.h"
-#include "tessera/models/generation/pages.h"
+#include "tessera/models/generation/page_pool.h"
+#include "tessera/models/generation/sampling.h"
 #include "tessera/models/generation/step_rows.h"
 #include "tessera/nn/attention/paged_cache.h"
 
@@ -37,110 +39,115 @@ enum class Finish { kStop, kLength, kError };
 
 struct NewToken {
   int64_t token = 0;
-  std::optional<Finish> finish{};  // of the last one: a stop token or the callback's word is kStop
+  // Set for the last token: kStop for a stop token, and when the callback returns false.
+  std::optional<Finish> finish{};
   std::optional<TokenLogProbs> log_probs{};
-  std::optional<Error> error{};  // of kError, which brings no token
-  // With the first token, where they are wanted: of the prompt's second token and all behind it.
+  std::optional<Error> error{};  // set with kError, which has no token
+  // Set with the first token when requested: log-probs of the prompt's tokens from the second on.
   std::vector<TokenLogProbs> prompt_log_probs{};
 };
 
 struct GenerationRequest {
   std::vector<int64_t> prompt{};
   GenerationOptions options{};
-  std::optional<int64_t> log_probs{};  // wanted: of the token, and so many of the likeliest
-  bool prompt_log_probs = false;       // of the prompt's tokens likewise, whose logits are then all computed
-  // Sees each token as it is made, from step(); false ends the sequence. It must not call the engine.
-  std::function<bool(const NewToken& made)> on_token{};
+  std::optional<int64_t> log_probs{};  // log-probs of the token, and of this many most likely tokens
+  bool prompt_log_probs = false;       // also for the prompt's tokens; all their logits are then computed
+  // Called from step() with each new token; returning false ends the sequence. It must not call the engine.
+  std::function<bool(const NewToken& new_token)> on_token{};
 };
 
 struct EngineOptions {
   int64_t pages = 0;
-  int64_t max_sequences = 64;  // computed together, beside those that wait for masks; more wait
-  int64_t prompt_block = 256;  // tokens of prompts in one step
-  // Of the work on the mask of a sequence at once, where at most four want one, and on all masks that wait: some
-  // milliseconds (text/grammar/grammar_masks.h).
+  // Sequences that are computed together, without those that wait for masks; further sequences wait.
+  int64_t max_sequences = 64;
+  int64_t prompt_block = 256;  // prompt tokens per step
+  // Steps of work on the mask of one sequence when at most four start at once, and on all waiting masks together, in
+  // one engine step; some milliseconds (text/grammar/grammar_masks.h).
   int64_t mask_steps = 20'000;
-  // Of the ranks that hold the model together; this one is the leader, the others run follow_steps (shared_steps.h).
+  // The ranks that share the model. This rank is the leader; the other ranks call run_engine_follower
+  // (engine_follower.h).
   std::shared_ptr<comm::Group> group = nullptr;
 };
 
 struct EngineCounts {
   int64_t running = 0, waiting = 0;
-  int64_t waiting_for_masks = 0;  // of those that are running
+  int64_t waiting_for_masks = 0;  // part of `running`
   int64_t pages_in_use = 0;
-  int64_t prompt_tokens = 0, shared_tokens = 0;  // computed so far, and found in pages of others
+  int64_t prompt_tokens = 0, shared_tokens = 0;  // computed tokens, and tokens found in pages of other sequences
   int64_t new_tokens = 0, steps = 0, preempted = 0;
 };
 
 class Engine {
  public:
-  // Error kConfig unless a sequence of one page and one token fits. With a group it, its steps and its end are
-  // COLLECTIVE.
+  // Error kConfig unless a sequence of one page and one token fits. With a group, the constructor, step() and the
+  // destructor are COLLECTIVE.
   Engine(const std::shared_ptr<CausalLM>& model, const EngineOptions& options);
-  // Of a model that others hold: `forward` computes its rows, on that device.
+  // For a model without an object on this rank: `forward` computes the rows, on `device`.
   Engine(ModelConfig config, RowsForward forward, at::Device device, const EngineOptions& options);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Makes the memory of all pages by computing one token that belongs to no sequence; else the first step makes it.
-  // Before the first step. Error kMemory where the allocator refuses. With a group it is COLLECTIVE, together with
-  // follow_steps.
+  // Allocates the memory of all pages, by computing one token that belongs to no sequence; otherwise the first step
+  // allocates it. Call it before the first step. Error kMemory when the allocation fails. With a group it is
+  // COLLECTIVE, together with run_engine_follower.
   void allocate_pages();
-  // Its number. Error kConfig: a prompt that generate would not take, wrong options, or one that no number of free
-  // pages could hold.
+  // Adds a sequence and returns its number. Error kConfig: a prompt that generate() refuses, invalid options, or a
+  // sequence that does not fit into all pages together.
   int64_t add(GenerationRequest request);
-  // Ends a sequence without a further call of its callback; nothing where it has ended.
+  // Ends a sequence without a further call of its callback. Does nothing when the sequence has ended.
   void cancel(int64_t id);
-  // False when there is nothing to do. Where the model fails, the sequences are computed one by one, and those with
-  // which it fails again end with kError. With a group the error is thrown, and ends the engine for all ranks.
+  // Runs one step; returns false when there is nothing to do. When the model throws, the sequences are computed one by
+  // one, and each sequence for which it throws again ends with kError. With a group the error is thrown, and the engine
+  // ends for all ranks.
   bool step();
-  // Tells the other ranks to wait on; to be called within their time-out while there is nothing to do.
+  // Tells the other ranks to wait. While there is nothing to do, call it more often than the group's time-out.
   void keep_alive();
   EngineCounts counts() const;
   const ModelConfig& config() const { return config_; }
-  at::Device device() const { return device_; }  // the model's
+  at::Device device() const { return device_; }  // of the model
 
-  // Pages that hold so many tokens.
+  // Returns the number of pages that hold this many tokens.
   static int64_t pages_for(int64_t tokens) { return (tokens + kernels::kPageTokens - 1) / kernels::kPageTokens; }
-  // Bytes of a page, in that dtype.
+  // Returns the bytes of a page over all layers. `element_bytes` is the size of the cache's dtype.
   static int64_t page_bytes(const ModelConfig& config, int64_t element_bytes);
 
  private:
   struct Sequence;
-  struct Step;
-  struct Reading;
+  struct EngineStep;
+  struct LogitsRow;
   using Sequences = std::list<std::unique_ptr<Sequence>>;
 
   int64_t shareable_tokens(const Sequence& sequence) const;
-  void admit();
-  void share_prefix(Sequence& sequence);
-  bool give_pages(Sequence& sequence, int64_t tokens);
+  void start_waiting();
+  void reuse_prefix_pages(Sequence& sequence);
+  bool reserve_pages(Sequence& sequence, int64_t tokens);
   void preempt(Sequence& sequence);
-  Step plan();
-  at::Tensor run(const Step& step);
-  std::optional<Error> try_step(const Step& step);  // the model's
-  void publish(Sequence& sequence);
-  void read(Reading& reading, std::span<const float> logits, int64_t mask_steps) const;
-  void finish_step(const Step& step, const at::Tensor& logits);
-  // Goes on with the choice of a sequence for at most so many steps of its mask; true when the token is made.
-  static bool choose(Sequence& sequence, std::span<const float> logits, int64_t mask_steps);
-  void deliver(Sequence& sequence);
+  EngineStep plan_step();
+  at::Tensor run_forward(const EngineStep& step);
+  std::optional<Error> try_step(const EngineStep& step);  // error of the model
+  void publish_full_pages(Sequence& sequence);
+  void use_logits_row(LogitsRow& logits_row, std::span<const float> logits, int64_t mask_steps) const;
+  void finish_step(const EngineStep& step, const at::Tensor& logits);
+  // Continues the choice of a sequence's token, with at most `mask_steps` steps of work on its mask; returns true when
+  // the token is chosen.
+  static bool advance_choice(Sequence& sequence, std::span<const float> logits, int64_t mask_steps);
+  void emit_token(Sequence& sequence);
   void advance_waiting_mask();
 
   ModelConfig config_;
   RowsForward forward_;
   EngineOptions options_;
-  Pages pages_;
-  nn::PageStore store_;
+  PagePool pages_;
+  nn::PagedKVCache store_;
   at::Device device_;
-  bool failed_ = false;  // with a group: it is of no more use
-  Sequences running_;    // in the order in which they came
+  bool failed_ = false;  // with a group: after an error the engine cannot be used
+  Sequences running_;    // in order of arrival
   std::deque<std::unique_ptr<Sequence>> waiting_;
   EngineCounts counts_;
   int64_t next_id_ = 1;
-  int64_t last_advanced_ = 0;       // the sequence whose mask was worked on last
-  int64_t steps_without_rows_ = 0;  // in which all sequences waited
+  int64_t last_advanced_ = 0;       // number of the sequence whose mask was advanced last
+  int64_t steps_without_rows_ = 0;  // steps in which all sequences waited
 };
 
 }  // namespace tessera

@@ -10,9 +10,9 @@
 #include "tessera/base/text/json.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/models/config/end_tokens.h"
-#include "tessera/models/generation/choice.h"
 #include "tessera/models/generation/engine.h"
-#include "tessera/models/generation/shared_steps.h"
+#include "tessera/models/generation/engine_follower.h"
+#include "tessera/models/generation/sampling.h"
 
 namespace tessera {
 namespace {
@@ -33,27 +33,31 @@ void warn_of_unsupported(const JsonReader& settings) {
                                                               {"forced_bos_token_id", nullptr},
                                                               {"forced_eos_token_id", nullptr},
                                                               {"sequence_bias", nullptr}};
+  // A setting at its neutral value has no effect, so only other values are worth a warning.
   for (const auto& [key, neutral] : kUnsupported) {
     const auto found = settings.find(key);
     if (found && found->value() != neutral) log_warning("{}: not supported and not applied", found->name());
   }
 }
 
-int64_t context_of(const ModelConfig& config, int64_t asked) { return asked > 0 ? asked : config.context_tokens; }
+int64_t context_of(const ModelConfig& config, int64_t requested) {
+  return requested > 0 ? requested : config.context_tokens;
+}
 
 }  // namespace
 
 void check_prompt(const ModelConfig& config, std::span<const int64_t> prompt, int64_t context_tokens) {
   const int64_t context = context_of(config, context_tokens);
-  TESSERA_CHECK(!prompt.empty(), ErrorKind::kConfig, "[models.generate] the prompt holds no token. Give a text.");
+  TESSERA_CHECK(!prompt.empty(), ErrorKind::kConfig,
+                "[models.generate] the prompt holds no tokens. Pass a text that is not empty.");
   TESSERA_CHECK(static_cast<int64_t>(prompt.size()) < context, ErrorKind::kConfig,
                 "[models.generate] the prompt has {} tokens, the context is {}. Shorten it, or raise --max-model-len.",
                 prompt.size(), context);
   for (const int64_t token : prompt) {
-    TESSERA_CHECK(
-        0 <= token && token < config.vocab_size, ErrorKind::kConfig,
-        "[models.generate] token {} of the prompt: the model knows {} tokens. Do tokenizer and model belong together?",
-        token, config.vocab_size);
+    TESSERA_CHECK(0 <= token && token < config.vocab_size, ErrorKind::kConfig,
+                  "[models.generate] token {} of the prompt is outside the model's vocabulary of {} tokens. Use the "
+                  "model's own tokenizer.",
+                  token, config.vocab_size);
   }
 }
 
@@ -75,65 +79,70 @@ GenerationOptions GenerationOptions::from_folder(const std::filesystem::path& di
   options.repetition_penalty = settings.number("repetition_penalty", options.repetition_penalty, 0, kMost);
   options.folder_samples = settings.boolean("do_sample", false) && options.temperature > 0;
   warn_of_unsupported(settings);
-  if (options.temperature == 0) options.temperature = 1.0;  // some files say greedy this way
+  if (options.temperature == 0) options.temperature = 1.0;  // some files express greedy decoding this way
   options.check();
   return options;
 }
 
 void GenerationOptions::check() const {
-  const auto wanted = [](bool holds, const char* name, auto found, const char* range) {
+  const auto check_range = [](bool holds, const char* name, auto found, const char* range) {
     TESSERA_CHECK(holds, ErrorKind::kConfig, "[models.generate] {}: found {}, wanted {}", name, found, range);
   };
-  wanted(max_new_tokens >= 1, "max_new_tokens", max_new_tokens, "at least 1");
-  wanted(temperature > 0 && std::isfinite(temperature), "temperature", temperature, "a number above 0");
-  wanted(context_tokens >= 0, "context_tokens", context_tokens, "0 or more");
-  wanted(top_k >= 0, "top_k", top_k, "0 or more");
-  wanted(top_p > 0 && top_p <= 1, "top_p", top_p, "a number above 0, at most 1");
-  wanted(min_p >= 0 && min_p <= 1, "min_p", min_p, "a number from 0 to 1");
-  wanted(std::abs(presence_penalty) <= 2, "presence_penalty", presence_penalty, "a number from -2 to 2");
-  wanted(std::abs(frequency_penalty) <= 2, "frequency_penalty", frequency_penalty, "a number from -2 to 2");
-  wanted(repetition_penalty > 0 && std::isfinite(repetition_penalty), "repetition_penalty", repetition_penalty,
-         "a number above 0");
-  for (const auto& [token, bias] : logit_bias) wanted(std::isfinite(bias), "logit_bias", bias, "a number");
+  check_range(max_new_tokens >= 1, "max_new_tokens", max_new_tokens, "at least 1");
+  check_range(temperature > 0 && std::isfinite(temperature), "temperature", temperature, "a number above 0");
+  check_range(context_tokens >= 0, "context_tokens", context_tokens, "0 or more");
+  check_range(top_k >= 0, "top_k", top_k, "0 or more");
+  check_range(top_p > 0 && top_p <= 1, "top_p", top_p, "a number above 0, at most 1");
+  check_range(min_p >= 0 && min_p <= 1, "min_p", min_p, "a number from 0 to 1");
+  check_range(std::abs(presence_penalty) <= 2, "presence_penalty", presence_penalty, "a number from -2 to 2");
+  check_range(std::abs(frequency_penalty) <= 2, "frequency_penalty", frequency_penalty, "a number from -2 to 2");
+  check_range(repetition_penalty > 0 && std::isfinite(repetition_penalty), "repetition_penalty", repetition_penalty,
+              "a number above 0");
+  for (const auto& [token, bias] : logit_bias) check_range(std::isfinite(bias), "logit_bias", bias, "a number");
 }
 
 int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options,
                      size_t prompt_tokens) {
   const auto values = logits.detach().to(at::kCPU, at::kFloat).contiguous();
   std::vector<float> scores(values.const_data_ptr<float>(), values.const_data_ptr<float>() + values.numel());
-  return choose_from(scores, {.tokens = context, .prompt_tokens = prompt_tokens}, options);
+  return choose_from_scores(scores, {.tokens = context, .prompt_tokens = prompt_tokens}, options);
 }
 
+// The prompt and the new tokens, but never more than the context.
 int64_t generation_capacity(const ModelConfig& config, std::span<const int64_t> prompt,
                             const GenerationOptions& options) {
   check_prompt(config, prompt, options.context_tokens);
   options.check();
-  const auto given = static_cast<int64_t>(prompt.size());
-  return given + std::min(options.max_new_tokens, context_of(config, options.context_tokens) - given);
+  const auto prompt_length = static_cast<int64_t>(prompt.size());
+  return prompt_length + std::min(options.max_new_tokens, context_of(config, options.context_tokens) - prompt_length);
 }
 
-std::vector<int64_t> generate(const ModelConfig& config, const GenerationSource& source,
+// One sequence in its own engine. The leader runs the engine and all other ranks call run_engine_follower; afterwards
+// errors are exchanged and the tokens are broadcast, so that all ranks return or throw the same.
+std::vector<int64_t> generate(const ModelConfig& config, const DistributedForward& distributed,
                               std::span<const int64_t> prompt, const GenerationOptions& options,
                               const TokenCallback& on_token) {
-  // Its errors are those of every rank.
+  // All ranks compute this from equal arguments, so its errors are thrown on all ranks.
   const int64_t capacity = generation_capacity(config, prompt, options);
-  auto* const group = source.group != nullptr && source.group->size() > 1 ? source.group : nullptr;
-  std::vector<int64_t> made;
-  // In the choice of a token, which the leader alone makes: rounding may differ between ranks.
+  auto* const group = distributed.group != nullptr && distributed.group->size() > 1 ? distributed.group : nullptr;
+  std::vector<int64_t> new_tokens;
+  // An error in choosing a token, which happens on the leader only. It is thrown on all ranks after the engine has
+  // ended, so that no rank waits in a collective. Only the leader chooses, because logits may round differently on
+  // different ranks.
   std::exception_ptr failed;
-  if (group != nullptr && group->rank() != source.leader) {
-    follow_steps(config, source.forward, *group, source.leader);
+  if (group != nullptr && group->rank() != distributed.leader) {
+    run_engine_follower(config, distributed.forward, *group, distributed.leader);
   } else {
-    Engine engine(config, source.forward, source.device,
+    Engine engine(config, distributed.forward, distributed.device,
                   {.pages = Engine::pages_for(capacity),
                    .prompt_block = static_cast<int64_t>(prompt.size()),
                    .group = std::shared_ptr<comm::Group>(std::shared_ptr<void>(), group)});  // not owned
-    const auto take = [&](const NewToken& token) {
+    const auto on_new_token = [&](const NewToken& token) {
       if (token.error) {
         failed = std::make_exception_ptr(*token.error);
         return false;
       }
-      made.push_back(token.token);
+      new_tokens.push_back(token.token);
       try {
         return !on_token || on_token(token.token);
       } catch (...) {
@@ -141,7 +150,7 @@ std::vector<int64_t> generate(const ModelConfig& config, const GenerationSource&
         return false;
       }
     };
-    engine.add({.prompt = {prompt.begin(), prompt.end()}, .options = options, .on_token = take});
+    engine.add({.prompt = {prompt.begin(), prompt.end()}, .options = options, .on_token = on_new_token});
     while (engine.step()) {
     }
   }
@@ -150,10 +159,10 @@ std::vector<int64_t> generate(const ModelConfig& config, const GenerationSource&
   };
   if (group == nullptr) {
     check();
-    return made;
+    return new_tokens;
   }
   comm::attempt_together(*group, check);
-  return broadcast_numbers(*group, made, source.leader);
+  return broadcast_numbers(*group, new_tokens, distributed.leader);
 }
 
 std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, const GenerationOptions& options,

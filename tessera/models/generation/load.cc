@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-std::optional<kernels::RowDtype> packed_row_dtype(std::string_view dtype) {
-  if (dtype == "int8") return kernels::RowDtype::kInt8;
-  if (dtype == "int4") return kernels::RowDtype::kInt4;
+std::optional<kernels::WeightFormat> packed_row_dtype(std::string_view dtype) {
+  if (dtype == "int8") return kernels::WeightFormat::kInt8;
+  if (dtype == "int4") return kernels::WeightFormat::kInt4;
   return std::nullopt;
 }
 
@@ -24,7 +24,7 @@ std::shared_ptr<CausalLM> load_for_generation(const std::filesystem::path& dir, 
   TESSERA_CHECK(dtype.empty() || packed || named != names.end(), ErrorKind::kConfig,
                 "--dtype: found {}, wanted float32, bfloat16, float16, int8 or int4", quote(dtype));
   TESSERA_CHECK(!packed || device.is_cpu(), ErrorKind::kConfig,
-                "--dtype {}: packed weights are for the CPU alone in this version, found {}. Take bfloat16.", dtype,
+                "--dtype {}: packed weights are supported on the CPU only, found {}. Use bfloat16.", dtype,
                 device.str());
   const auto wanted = named == names.end() ? std::nullopt : std::optional(named->second);
   const auto model = from_pretrained(dir, wanted, device);

@@ -1,7 +1,7 @@
-// A model for the engine, as users ask for it.
+// Loads a model for the engine with the dtype that a user gives.
 //
 //   auto model = load_for_generation(dir, "int8", at::kCPU);
-//   Engine engine(model, {.pages = Engine::pages_for(8192)});                // or as cache_room.h says
+// or see cache_memory.h
 #pragma once
 
 #include <filesystem>
@@ -10,17 +10,17 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/kernels/linear/row_product.h"
+#include "tessera/kernels/linear/batch_invariant_linear.h"
 #include "tessera/models/decoder/causal_lm.h"
 
 namespace tessera {
 
-// dtype: "" as stored, "float32", "bfloat16", "float16", "int8", "int4" (both CPU alone). On the CPU the dtype is that
-// of weights in memory, computed with in float32, and the model is in rows (row_model.h). Error kConfig for any other
-// dtype, and for int8 and int4 elsewhere.
+// `dtype` is "" (as stored), "float32", "bfloat16", "float16", or, on the CPU only, "int8" or "int4". On the CPU it is
+// the dtype of the weights in memory; the computation is in float32, and the model is a row model (row_model.h). Error
+// kConfig for any other dtype, and for int8 and int4 on other devices.
 std::shared_ptr<CausalLM> load_for_generation(const std::filesystem::path& dir, const std::string& dtype,
                                               c10::Device device);
-// kInt8 or kInt4 where --dtype names one of them.
-std::optional<kernels::RowDtype> packed_row_dtype(std::string_view dtype);
+// Returns kInt8 or kInt4 when --dtype names one of them.
+std::optional<kernels::WeightFormat> packed_row_dtype(std::string_view dtype);
 
 }  // namespace tessera

@@ -12,9 +12,11 @@ namespace tessera {
 void check_logits(std::span<const float> logits, size_t position) {
   constexpr float kEndless = std::numeric_limits<float>::infinity();
   TESSERA_CHECK(!logits.empty(), ErrorKind::kInternal, "[models.generate] position {}: no logits", position);
-  int32_t wrong_ones = 0, possible_ones = 0;  // without branches, so that the loop becomes vector instructions
+  // One pass without branches, which the compiler turns into vector instructions, decides whether the logits are good.
+  // Only bad logits are searched for the first wrong one.
+  int32_t wrong_ones = 0, possible_ones = 0;
   for (const float logit : logits) {
-    wrong_ones |= static_cast<int32_t>(!(logit < kEndless));  // also of NaN
+    wrong_ones |= static_cast<int32_t>(!(logit < kEndless));  // true also for NaN
     possible_ones |= static_cast<int32_t>(logit > -kEndless);
   }
   if (wrong_ones == 0 && possible_ones != 0) return;

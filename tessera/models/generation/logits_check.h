@@ -1,4 +1,4 @@
-// Logits from which no token can be chosen.
+// Checks logits from which no token can be chosen.
 //
 //   check_logits(logits, context.size());          // before anything is computed from them
 //
@@ -10,8 +10,9 @@
 
 namespace tessera {
 
-// Error kInternal for a logit that is NaN or +inf, and where all are -inf, which is the logit of a token that never
-// comes. position: of the token that the logits are of; the first of the prompt has 0.
+// Error kInternal for a logit that is NaN or +inf, and when all logits are -inf (a token with logit -inf is never
+// chosen). `position` is the position of the token that these logits predict; the first token of the prompt has
+// position 0.
 void check_logits(std::span<const float> logits, size_t position);
 
 }  // namespace tessera

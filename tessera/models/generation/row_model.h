@@ -1,22 +1,23 @@
-// A model in the form that generation computes with: what a token gets does not depend on the tokens beside it.
+// Converts a model for generation so that the result of a token does not depend on the other tokens of the call.
 //
 //   auto model = from_pretrained(dir, at::kBFloat16);
-//   make_row_model(*model, kernels::RowDtype::kInt8);           // for good: forward only, no derivative, no state dict
+// permanent: forward only, no gradients, no state dict
 //
-// Projections, MLPs, experts and head are exchanged for twins that compute with kernels/linear/row_product.h, norms and
-// hidden states are fp32, angles come from a table, so that greedy tokens are the same for a sequence alone, among
-// others, or in blocks of any size. Weights lie in memory as `dtype` says, but of kInt4 the head is kInt8 as in most
-// GGUF files; what they are exchanged for is freed.
+// Projections, MLPs, experts and head are replaced by modules that compute with
+// kernels/linear/batch_invariant_linear.h. Norms and hidden states are fp32, and rotary angles come from a table.
+// Therefore greedy tokens are the same for a sequence alone, with other sequences, or in prompt blocks of any size.
+// Weights are stored in memory as `dtype`; with kInt4 the head is kInt8, as in most GGUF files. The replaced modules
+// are freed.
 #pragma once
 
-#include "tessera/kernels/linear/row_product.h"
+#include "tessera/kernels/linear/batch_invariant_linear.h"
 #include "tessera/models/decoder/causal_lm.h"
 
 namespace tessera {
 
-// Error kConfig: a model that is not whole and plain on the CPU.
-void make_row_model(CausalLM& model, kernels::RowDtype dtype);
-// The dtype in which the parameters lie: bfloat16 as it is, all others as float32.
-kernels::RowDtype stored_row_dtype(CausalLM& model);
+// Error kConfig for a model that is not whole, in plain tensors, on the CPU.
+void make_row_model(CausalLM& model, kernels::WeightFormat dtype);
+// Returns the row dtype of the stored parameters: bfloat16 and float16 as they are, other dtypes as float32.
+kernels::WeightFormat stored_row_dtype(CausalLM& model);
 
 }  // namespace tessera

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-ModelInputs inputs_of_rows(const StepRows& rows, nn::PagedStep& step, at::Device device) {
+ModelInputs inputs_of_rows(const StepRows& rows, nn::PagedBatch& step, at::Device device) {
   const auto row = [&](const std::vector<int64_t>& values) {
     return at::tensor(values, at::kLong).unsqueeze(0).to(device);
   };
@@ -16,17 +16,17 @@ ModelInputs inputs_of_rows(const StepRows& rows, nn::PagedStep& step, at::Device
           .paged = &step};
 }
 
-at::Tensor logits_of_rows(const at::Tensor& found) {
-  if (!found.defined()) return found;
-  // A tensor-parallel head has a part of the vocabulary.
-  const auto logits = is_dtensor(found) ? full_tensor(found) : found;
+at::Tensor logits_of_rows(const at::Tensor& model_logits) {
+  if (!model_logits.defined()) return model_logits;
+  // A tensor-parallel head has a shard of the vocabulary on each rank.
+  const auto logits = is_dtensor(model_logits) ? full_tensor(model_logits) : model_logits;
   return logits.to(at::kCPU, at::kFloat).reshape({-1, logits.size(-1)}).contiguous();
 }
 
 RowsForward rows_forward(CausalLM& model) {
-  return [&model, device = model.parameters().front().device()](nn::PageStore& store, const StepRows& rows) {
+  return [&model, device = model.parameters().front().device()](nn::PagedKVCache& store, const StepRows& rows) {
     const at::NoGradGuard no_grad;
-    nn::PagedStep step(store, rows.sequences, rows.wanted);
+    nn::PagedBatch step(store, rows.sequences, rows.logits_rows);
     return logits_of_rows(model.logits(inputs_of_rows(rows, step, device)));
   };
 }

@@ -8,27 +8,30 @@ StopStrings::StopStrings(std::vector<std::string> stops) : stops_(std::move(stop
 
 std::string StopStrings::push(std::string_view piece) {
   if (stopped_) return "";
-  held_ += piece;
+  pending_text_ += piece;
   size_t found = std::string::npos;
-  for (const auto& stop : stops_) found = std::min(found, held_.find(stop));
+  for (const auto& stop : stops_) found = std::min(found, pending_text_.find(stop));
   if (found != std::string::npos) {
     stopped_ = true;
-    held_.resize(found);
-    return std::exchange(held_, "");
+    pending_text_.resize(found);
+    return std::exchange(pending_text_, "");
   }
-  size_t kept = 0;  // bytes at the end with which a stop string begins
+  // Text at the end that may become a stop string is held back: the longest end of pending_text_ with which some stop
+  // string begins. The loop lets `kept` only grow, so it is the longest over all stop strings.
+  size_t kept = 0;  // length of the end of pending_text_ that is held back
   for (const auto& stop : stops_) {
-    for (size_t length = std::min(stop.size() - 1, held_.size()); length > kept; --length) {
-      if (std::string_view(held_).substr(held_.size() - length) == std::string_view(stop).substr(0, length)) {
+    for (size_t length = std::min(stop.size() - 1, pending_text_.size()); length > kept; --length) {
+      if (std::string_view(pending_text_).substr(pending_text_.size() - length) ==
+          std::string_view(stop).substr(0, length)) {
         kept = length;
       }
     }
   }
-  auto certain = held_.substr(0, held_.size() - kept);
-  held_.erase(0, certain.size());
+  auto certain = pending_text_.substr(0, pending_text_.size() - kept);
+  pending_text_.erase(0, certain.size());
   return certain;
 }
 
-std::string StopStrings::finish() { return stopped_ ? "" : std::exchange(held_, ""); }
+std::string StopStrings::finish() { return stopped_ ? "" : std::exchange(pending_text_, ""); }
 
 }  // namespace tessera

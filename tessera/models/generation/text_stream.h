@@ -1,4 +1,4 @@
-// The text of a generation as its tokens come, up to the first stop string or stop token.
+// The text of a generation while its tokens arrive, up to the first stop string or stop token.
 //
 //   TextStream stream(tokenizer, {"\n\n", "User:"}, options.stop_tokens);
 //   for (const int64_t token : tokens) {
@@ -7,9 +7,9 @@
 //   }
 //   out += stream.finish();
 //
-// A token that ends the generation is no text, also where its vocabulary does not call it special. Text comes in whole
-// characters. What may be the beginning of a stop string is held back until it is clear; the stop
-// string itself never comes, wherever tokens cut it. The earliest counts, of those that begin together the shortest.
+// A token that ends the generation adds no text, even when its vocabulary does not mark it as special. Text is returned
+// in whole characters. Text that may be the beginning of a stop string is held back until this is decided. The stop
+// string itself is never returned, however tokens divide it. The earliest stop string in the text ends it.
 #pragma once
 
 #include <algorithm>
@@ -21,20 +21,20 @@
 
 namespace tessera {
 
-// Finds stop strings in text that comes in pieces.
+// Finds stop strings in text that arrives in pieces.
 class StopStrings {
  public:
-  // Empty ones never stop.
+  // Empty stop strings are ignored.
   explicit StopStrings(std::vector<std::string> stops);
-  // What is certain of all text so far and was not given before.
+  // Adds a piece of text. Returns all text that is certain and was not returned before.
   std::string push(std::string_view piece);
-  // The rest, where none came.
+  // Returns the text that was held back, unless a stop string was found.
   std::string finish();
   bool stopped() const { return stopped_; }
 
  private:
   std::vector<std::string> stops_;
-  std::string held_;
+  std::string pending_text_;
   bool stopped_ = false;
 };
 

@@ -1,13 +1,13 @@
-// GGUF files (llama.cpp) to Hugging Face folders and back, for the families that have a GgufMap (family.h).
+// Converts GGUF files (llama.cpp) to Hugging Face folders and back, for the families that have a GgufMap (family.h).
 //
 //   gguf_to_folder("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2");         // transformers and from_pretrained load it
 //   folder_to_gguf("smollm2-tuned", "tuned.gguf", {.type = GgmlType::kQ8_0});   // llama.cpp loads it
 //
-// Weights, configuration, tokenizer and chat template travel; llama.cpp's order of the rotary rows in q and k is undone
-// and redone, and so is the 1 that it adds to norms. Both ways the result appears whole or not at all, and only one
+// Weights, configuration, tokenizer and chat template are converted. llama.cpp's order of the rotary rows in q and k,
+// and the 1 that it adds to norms, are undone or applied. The result appears only when it is complete, and only one
 // tensor at a time is in memory.
-// Error kFormat for input that is not valid, kConfig for a valid model that this version does not convert,
-// kIo when the destination exists already or the disk refuses. Thread-safe.
+// Errors: kFormat for input that is not valid, kConfig for a valid model that this version does not convert, kIo when
+// the destination exists or a write fails. Thread-safe.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -21,27 +21,28 @@
 namespace tessera {
 
 struct GgufImportOptions {
-  // float32, bfloat16 or float16. Unset: float32 when a tensor is quantised, else the matrices' own dtype.
+  // float32, bfloat16 or float16. Unset: float32 when a tensor is quantised, else the dtype of the matrices.
   std::optional<c10::ScalarType> dtype;
   uint64_t max_shard_bytes = 5'000'000'000;
 };
 
 struct GgufExportOptions {
-  // F32, F16, BF16 or Q8_0, for the matrices; vectors are always F32. Unset: that of the folder's matrices, F32 where
-  // they are of several dtypes or of float64.
+  // F32, F16, BF16 or Q8_0, for the matrices; vectors are always F32. Unset: the type of the folder's matrices, or F32
+  // when they have several dtypes or float64.
   std::optional<GgmlType> type;
 };
 
-// DIR must not exist or be empty. It gets config.json, generation_config.json, model.safetensors (or shards and index),
-// tokenizer.json, tokenizer_config.json and special_tokens_map.json.
+// DIR must not exist or must be empty. It gets config.json, generation_config.json, model.safetensors (or shards and
+// index), tokenizer.json, tokenizer_config.json and special_tokens_map.json.
 void gguf_to_folder(const std::filesystem::path& gguf, const std::filesystem::path& dir,
                     const GgufImportOptions& options = {});
 
-// The same without weights: kLinkedGguf in the folder is a link to the file, from which load_pretrained() reads them.
+// Does the same without weights: kLinkedGguf in the folder is a link to the file, from which load_pretrained() reads
+// them.
 inline constexpr const char* kLinkedGguf = "model.gguf";
 void gguf_to_linked_folder(const std::filesystem::path& gguf, const std::filesystem::path& dir);
 
-// The file must not exist.
+// The file `gguf` must not exist.
 void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::path& gguf,
                     const GgufExportOptions& options = {});
 

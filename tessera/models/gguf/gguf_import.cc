@@ -24,7 +24,7 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-// The metadata under the file's own architecture.
+// The metadata keys under the file's own architecture, such as "llama.block_count".
 class GgufKeys {
  public:
   explicit GgufKeys(const GgufFile& file)
@@ -34,19 +34,21 @@ class GgufKeys {
   const std::string& architecture() const { return architecture_; }
   std::string where() const { return file_.path().string(); }
   std::string key(const char* name) const { return architecture_ + "." + name; }
-  int64_t whole(const char* name) const {
+  int64_t integer(const char* name) const {
     const auto value = file_.require_uint(key(name));
     TESSERA_CHECK(value <= (uint64_t{1} << 32), ErrorKind::kFormat, "[gguf] {}: {} is {}", where(), key(name), value);
     return static_cast<int64_t>(value);
   }
-  // From `least` to `most`.
-  int64_t size(const char* name, int64_t most) const {
-    const int64_t value = whole(name);
-    TESSERA_CHECK(value >= 1 && value <= most, ErrorKind::kFormat, "[gguf] {}: {} is {}, wanted 1 to {}", where(),
-                  key(name), value, most);
+  // Returns a value that must be between 1 and `max_value`.
+  int64_t positive_integer(const char* name, int64_t max_value) const {
+    const int64_t value = integer(name);
+    TESSERA_CHECK(value >= 1 && value <= max_value, ErrorKind::kFormat, "[gguf] {}: {} is {}, wanted 1 to {}", where(),
+                  key(name), value, max_value);
     return value;
   }
-  int64_t whole_or(const char* name, int64_t absent) const { return file_.find_uint(key(name)) ? whole(name) : absent; }
+  int64_t integer_or(const char* name, int64_t absent) const {
+    return file_.find_uint(key(name)) ? integer(name) : absent;
+  }
   double number_or(const char* name, double absent) const {
     return shortest_decimal(file_.find_float(key(name)).value_or(absent));
   }
@@ -63,13 +65,13 @@ const ModelFamily& imported_family(const GgufKeys& keys) {
     for (const auto* each : model_families()) {
       if (!each->gguf.architecture.empty()) known.insert(each->gguf.architecture);
     }
-    raise(ErrorKind::kConfig, "[gguf] {}: the architecture {} is not available in this version ({} are)", keys.where(),
-          quote(keys.architecture()), fmt::join(known, ", "));
+    raise(ErrorKind::kConfig, "[gguf] {}: the architecture {} is not supported by this version. Supported: {}.",
+          keys.where(), quote(keys.architecture()), fmt::join(known, ", "));
   }
-  const int64_t experts = keys.whole_or("expert_count", 0);
+  const int64_t experts = keys.integer_or("expert_count", 0);
   TESSERA_CHECK(experts == 0 || family->gguf.experts, ErrorKind::kConfig,
-                "[gguf] {}: a mixture of {} experts of {} is not available in this version", keys.where(), experts,
-                quote(keys.architecture()));
+                "[gguf] {}: a mixture of {} experts with the architecture {} is not supported by this version",
+                keys.where(), experts, quote(keys.architecture()));
   TESSERA_CHECK(experts > 0 || !family->gguf.experts, ErrorKind::kFormat,
                 "[gguf] {}: {} is 0, wanted the number of experts of each layer", keys.where(),
                 keys.key("expert_count"));
@@ -90,27 +92,28 @@ struct GgufHeads {
 
 GgufHeads read_heads(const GgufKeys& keys, int64_t hidden) {
   constexpr int64_t kMost = 65536;
-  GgufHeads heads{keys.size("attention.head_count", kMost), 0, 0};
-  heads.kv_heads = keys.whole_or("attention.head_count_kv", heads.heads);
-  heads.size = keys.whole_or("attention.key_length", hidden / heads.heads);
+  GgufHeads heads{keys.positive_integer("attention.head_count", kMost), 0, 0};
+  heads.kv_heads = keys.integer_or("attention.head_count_kv", heads.heads);
+  heads.size = keys.integer_or("attention.key_length", hidden / heads.heads);
   const bool divides = heads.kv_heads >= 1 && heads.heads % heads.kv_heads == 0;
   TESSERA_CHECK(divides && heads.size >= 2 && heads.size <= kMost && heads.size % 2 == 0, ErrorKind::kFormat,
-                "[gguf] {}: {} heads over {} key-value heads of size {} do not divide", keys.where(), heads.heads,
-                heads.kv_heads, heads.size);
-  const auto value_size = keys.whole_or("attention.value_length", heads.size);
-  const auto rotated = keys.whole_or("rope.dimension_count", heads.size);
+                "[gguf] {}: found {} heads, {} key/value heads and head size {}: the heads must be a multiple of the "
+                "key/value heads, and the head size even and from 2 to 65536",
+                keys.where(), heads.heads, heads.kv_heads, heads.size);
+  const auto value_size = keys.integer_or("attention.value_length", heads.size);
+  const auto rotated = keys.integer_or("rope.dimension_count", heads.size);
   TESSERA_CHECK(value_size == heads.size && rotated == heads.size, ErrorKind::kConfig,
-                "[gguf] {}: heads of size {} with values of {} and {} rotated dimensions are not available in this "
+                "[gguf] {}: heads of size {} with values of size {} and {} rotary dims are not supported by this "
                 "version",
                 keys.where(), heads.size, value_size, rotated);
   return heads;
 }
 
-// The config.json of the folder.
+// Makes the config.json of the folder. Biases and tied embeddings are derived from the tensors in the file.
 json config_of(const GgufKeys& keys, const ModelFamily& family, c10::ScalarType dtype) {
   constexpr int64_t kMostWidth = int64_t{1} << 24;
   const auto& file = keys.file();
-  const int64_t hidden = keys.size("embedding_length", kMostWidth), vocab = vocabulary_rows(file);
+  const int64_t hidden = keys.positive_integer("embedding_length", kMostWidth), vocab = vocabulary_rows(file);
   const auto heads = read_heads(keys, hidden);
   const double theta = keys.number_or("rope.freq_base", 10000.0);
   json config = {{"architectures", json::array({family.architecture})},
@@ -121,11 +124,11 @@ json config_of(const GgufKeys& keys, const ModelFamily& family, c10::ScalarType 
                  {family.config.activation_key, family.config.activation},
                  {"hidden_size", hidden},
                  {"initializer_range", 0.02},
-                 {"intermediate_size", keys.size("feed_forward_length", kMostWidth)},
-                 {"max_position_embeddings", keys.whole("context_length")},
+                 {"intermediate_size", keys.positive_integer("feed_forward_length", kMostWidth)},
+                 {"max_position_embeddings", keys.integer("context_length")},
                  {"mlp_bias", file.contains("blk.0.ffn_gate.bias")},
                  {"num_attention_heads", heads.heads},
-                 {"num_hidden_layers", keys.size("block_count", 4096)},
+                 {"num_hidden_layers", keys.positive_integer("block_count", 4096)},
                  {"num_key_value_heads", heads.kv_heads},
                  {"rms_norm_eps", keys.number_or("attention.layer_norm_rms_epsilon", 1e-6)},
                  {"rope_scaling", rope_scaling(file, keys.architecture(), theta, heads.size)},
@@ -143,7 +146,7 @@ json config_of(const GgufKeys& keys, const ModelFamily& family, c10::ScalarType 
   return config;
 }
 
-// Where generation starts and stops; several end tokens make a list.
+// Makes generation_config.json: the tokens at which generation starts and stops. Several end tokens become a list.
 json generation_config(const GgufFile& file, const json& config) {
   json result = {{"_from_model_config", true}};
   for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
@@ -155,7 +158,7 @@ json generation_config(const GgufFile& file, const json& config) {
   return result;
 }
 
-// Known ends that the keys of the file leave out.
+// Warns of known end tokens that no key of the file lists.
 void warn_of_unnamed_ends(const GgufFile& file, const json& config) {
   const auto* tokens = file.find_strings("tokenizer.ggml.tokens");
   std::vector<std::string> unnamed;
@@ -170,9 +173,10 @@ void warn_of_unnamed_ends(const GgufFile& file, const json& config) {
               fmt::join(unnamed, ", "));
 }
 
-// float32 when any tensor is quantised, otherwise what holds every matrix without loss. Routers are always F32: they
-// count where they would lose something.
-c10::ScalarType own_dtype(const GgufFile& file) {
+// Returns the dtype of the folder: float32 when a tensor is quantised or the matrices have several types, otherwise the
+// type of the matrices. Routers are always stored as F32; when their values do not fit into that type exactly, the
+// result is float32.
+c10::ScalarType folder_dtype(const GgufFile& file) {
   constexpr std::string_view kRouter = ".ffn_gate_inp.weight";
   std::set<GgmlType> types;
   for (const auto& [name, info] : file.tensors()) {
@@ -187,31 +191,35 @@ c10::ScalarType own_dtype(const GgufFile& file) {
   return dtype;
 }
 
-// The file must hold what the architecture has, in these shapes, and nothing that would get lost.
-void check_file_tensors(const GgufFile& file, const std::vector<GgufTensor>& wanted) {
+// The file must have all tensors of the architecture in their shapes, and no other tensors, which the conversion would
+// lose.
+void check_file_tensors(const GgufFile& file, const std::vector<GgufTensor>& expected_tensors) {
   std::set<std::string_view> known = {"rope_freqs.weight"};
-  for (const auto& tensor : wanted) {
+  for (const auto& tensor : expected_tensors) {
     const auto& info = file.tensor_info(tensor.gguf_name);
-    TESSERA_CHECK(info.shape == tensor.shape, ErrorKind::kFormat, "[gguf] {}: {} is [{}], its metadata wants [{}]",
-                  file.path().string(), tensor.gguf_name, fmt::join(info.shape, ", "), fmt::join(tensor.shape, ", "));
+    TESSERA_CHECK(info.shape == tensor.shape, ErrorKind::kFormat,
+                  "[gguf] {}: {} has shape [{}], but the file's metadata give [{}]", file.path().string(),
+                  tensor.gguf_name, fmt::join(info.shape, ", "), fmt::join(tensor.shape, ", "));
     known.insert(tensor.gguf_name);
   }
   for (const auto& [name, info] : file.tensors()) {
     TESSERA_CHECK(known.contains(name), ErrorKind::kConfig,
-                  "[gguf] {}: tensor {} has no place in a model of this version", file.path().string(), quote(name));
+                  "[gguf] {}: tensor {} does not belong to this model in this version, and would be lost",
+                  file.path().string(), quote(name));
   }
 }
 
-// Of stacked experts, those of each expert; else none.
+// Returns the names of the tensors of each expert for stacked experts; otherwise an empty list.
 std::vector<std::string> names_in_folder(const GgufTensor& tensor) {
   return tensor.stacks == nullptr ? std::vector<std::string>() : names_of_experts(tensor, tensor.hf_name);
 }
 
-// A file with what it says of its model, whose tensors are those that the architecture has.
+// A GGUF file with the config that its metadata give. The constructor checks that the file has exactly the tensors of
+// that config.
 class GgufModel {
  public:
   GgufModel(const std::filesystem::path& path, std::optional<c10::ScalarType> wanted_dtype)
-      : file(GgufFile::open(path)), dtype(wanted_dtype.value_or(own_dtype(*file))) {
+      : file(GgufFile::open(path)), dtype(wanted_dtype.value_or(folder_dtype(*file))) {
     const GgufKeys keys(*file);
     const auto& family = imported_family(keys);
     TESSERA_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, ErrorKind::kConfig,
@@ -223,7 +231,7 @@ class GgufModel {
     check_file_tensors(*file, tensors);
   }
 
-  // All but the weights.
+  // Writes all files of the folder except the weights.
   void write_companions(const std::filesystem::path& folder) const {
     publish_file(folder / "config.json", config_text_);
     publish_file(folder / "generation_config.json",
@@ -268,6 +276,8 @@ void gguf_to_folder(const std::filesystem::path& gguf, const std::filesystem::pa
   }
   SafetensorsFolderWriter writer(folder.path(), std::move(specs), {.max_shard_bytes = options.max_shard_bytes});
   for (const auto& tensor : tensors) {
+    // One tensor at a time: decoded, converted to Hugging Face's form and written. A stack is split into one tensor per
+    // expert.
     const auto stored = file->tensor(tensor.gguf_name);
     const auto value = from_gguf(tensor, stored).to(dtype);
     if (find_non_finite(value)) check_converted(stored, stored.to(dtype), tensor.gguf_name, "[gguf] " + gguf.string());

@@ -17,29 +17,34 @@
 namespace tessera {
 namespace {
 
-// What llama.cpp multiplies cos and sin of yarn with by itself.
-double own_attention_factor(double factor) { return 1 + 0.1 * std::log(factor); }
+// llama.cpp multiplies cos and sin of yarn by this factor without a key for it. attn_factor is applied in addition.
+double implicit_attention_factor(double factor) { return 1 + 0.1 * std::log(factor); }
 
 void set_yarn_keys(const RopeConfig& rope, const std::string& scaling, const std::string& where, GgufWriter& writer) {
-  TESSERA_CHECK(rope.truncate, ErrorKind::kConfig, "[gguf] {}: yarn without truncation does not exist in GGUF", where);
+  TESSERA_CHECK(rope.truncate, ErrorKind::kConfig, "[gguf] {}: yarn with truncate = false cannot be expressed in GGUF",
+                where);
   writer.set(scaling + "original_context_length", static_cast<uint32_t>(rope.original_max_position_embeddings));
   writer.set(scaling + "yarn_beta_fast", static_cast<float>(rope.beta_fast));
   writer.set(scaling + "yarn_beta_slow", static_cast<float>(rope.beta_slow));
   TESSERA_CHECK(rope.mscale == 0 || rope.mscale_all_dim == 0 || rope.attention_factor, ErrorKind::kConfig,
-                "[gguf] {}: yarn with mscale cannot be written as GGUF in this version. Give attention_factor instead.",
+                "[gguf] {}: yarn with mscale cannot be written as GGUF in this version. Set attention_factor instead.",
                 where);
   if (rope.attention_factor) {
-    writer.set(scaling + "attn_factor", static_cast<float>(*rope.attention_factor / own_attention_factor(rope.factor)));
+    writer.set(scaling + "attn_factor",
+               static_cast<float>(*rope.attention_factor / implicit_attention_factor(rope.factor)));
   }
 }
 
+// A file stores only the divisors, not the settings of the scaling, so the settings are searched for.
 nlohmann::ordered_json llama3_scaling(const GgufFile& file, double theta, int64_t head_dim) {
   const auto divisors = file.tensor("rope_freqs.weight").to(at::kFloat).contiguous();
   const float* first = divisors.const_data_ptr<float>();
   const bool one_each = divisors.numel() == head_dim / 2;
   const auto scaling = one_each ? recover_llama3_scaling({first, first + divisors.numel()}, theta) : std::nullopt;
   TESSERA_CHECK(scaling, ErrorKind::kConfig,
-                "[gguf] {}: rope_freqs.weight is no llama3 scaling that this version knows", file.path().string());
+                "[gguf] {}: rope_freqs.weight is not a llama3 scaling with the settings that this version tries "
+                "(factors 1 and 4, contexts of powers of two)",
+                file.path().string());
   return {{"rope_type", "llama3"},
           {"factor", scaling->factor},
           {"low_freq_factor", scaling->low_freq_factor},
@@ -53,13 +58,16 @@ void set_rope_keys(const RopeConfig& rope, const std::string& architecture, cons
                    GgufWriter& writer) {
   const auto scaling = architecture + ".rope.scaling.";
   writer.set(architecture + ".rope.freq_base", static_cast<float>(rope.theta));
+  // Llama3 scaling is written as the tensor rope_freqs.weight, not as keys.
   switch (rope.kind) {
     case RopeKind::kDefault:
     case RopeKind::kLlama3:
       return;
     case RopeKind::kDynamic:
-      log_warning("[gguf] {}: dynamic rope scaling does not exist in GGUF; the file is right up to the trained context",
-                  where);
+      log_warning(
+          "[gguf] {}: dynamic rope scaling does not exist in GGUF; the file gives correct results up to the trained "
+          "context",
+          where);
       return;
     case RopeKind::kLinear:
     case RopeKind::kYarn:
@@ -70,6 +78,7 @@ void set_rope_keys(const RopeConfig& rope, const std::string& architecture, cons
   }
 }
 
+// The tensor rope_freqs.weight means llama3; all other kinds are in the metadata keys.
 nlohmann::ordered_json rope_scaling(const GgufFile& file, const std::string& architecture, double theta,
                                     int64_t head_dim) {
   if (file.contains("rope_freqs.weight")) return llama3_scaling(file, theta, head_dim);
@@ -78,28 +87,30 @@ nlohmann::ordered_json rope_scaling(const GgufFile& file, const std::string& arc
   if (type == "none") return nullptr;
   const double factor = shortest_decimal(file.find_float(key("factor")).value_or(1.0));
   if (type == "linear") return {{"rope_type", "linear"}, {"factor", factor}};
-  TESSERA_CHECK(type == "yarn", ErrorKind::kConfig, "[gguf] {}: the rope scaling {} is not available in this version",
+  TESSERA_CHECK(type == "yarn", ErrorKind::kConfig, "[gguf] {}: the rope scaling {} is not supported by this version",
                 file.path().string(), quote(type));
   nlohmann::ordered_json scaling = {{"rope_type", "yarn"}, {"factor", factor}};
   if (const auto context = file.find_uint(key("original_context_length"))) {
     scaling["original_max_position_embeddings"] = *context;
   }
-  // llama.cpp multiplies its own factor by attn_factor, config.json holds the product.
+  // llama.cpp multiplies its own factor by attn_factor; config.json has the product.
   if (const auto attention = file.find_float(key("attn_factor"))) {
-    scaling["attention_factor"] = shortest_decimal(*attention) * own_attention_factor(factor);
+    scaling["attention_factor"] = shortest_decimal(*attention) * implicit_attention_factor(factor);
   }
   if (const auto fast = file.find_float(key("yarn_beta_fast"))) scaling["beta_fast"] = shortest_decimal(*fast);
   if (const auto slow = file.find_float(key("yarn_beta_slow"))) scaling["beta_slow"] = shortest_decimal(*slow);
   return scaling;
 }
 
+// The same blend of frequencies as llama3() in config/rope.cc, expressed as divisors. `turns` is how often a frequency
+// turns within the original context.
 std::vector<float> llama3_divisors(const RopeConfig& rope, int64_t head_dim) {
   std::vector<float> divisors;
   if (rope.kind != RopeKind::kLlama3) return divisors;
   const auto context = static_cast<double>(rope.original_max_position_embeddings);
   for (int64_t i = 0; i < head_dim; i += 2) {
     const double frequency = std::pow(rope.theta, -static_cast<double>(i) / static_cast<double>(head_dim));
-    const double turns = context * frequency / (2 * std::numbers::pi);  // within the old context
+    const double turns = context * frequency / (2 * std::numbers::pi);  // rotations within the original context
     double divisor = 1;
     if (turns < rope.low_freq_factor) {
       divisor = rope.factor;
@@ -112,6 +123,8 @@ std::vector<float> llama3_divisors(const RopeConfig& rope, int64_t head_dim) {
   return divisors;
 }
 
+// The largest divisor is the factor. Only the context remains to be found; the low and high frequency factors are those
+// of every released model.
 std::optional<RopeConfig> recover_llama3_scaling(const std::vector<float>& divisors, double theta) {
   if (divisors.empty()) return std::nullopt;
   RopeConfig scaling;
@@ -119,7 +132,8 @@ std::optional<RopeConfig> recover_llama3_scaling(const std::vector<float>& divis
   scaling.theta = theta;
   scaling.factor = *std::ranges::max_element(divisors);
   const auto head_dim = static_cast<int64_t>(divisors.size()) * 2;
-  // 8192 first: every released model has it, and short heads may not tell contexts apart.
+  // 8192 is tried first, because every released model has it, and with small heads several contexts can give the same
+  // divisors.
   for (const int64_t context : {8192, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16384, 32768, 65536, 131072}) {
     scaling.original_max_position_embeddings = context;
     const auto tried = llama3_divisors(scaling, head_dim);
@@ -130,6 +144,7 @@ std::optional<RopeConfig> recover_llama3_scaling(const std::vector<float>& divis
   return std::nullopt;
 }
 
+// The shortest text of the float32 value is parsed as a double. A value that is not a float32 is returned unchanged.
 double shortest_decimal(double value) {
   const auto narrow = static_cast<float>(value);
   if (static_cast<double>(narrow) != value) return value;

@@ -10,10 +10,12 @@
 namespace tessera {
 namespace {
 
+// The tensors of one layer by their names in GGUF and Hugging Face folders. Shapes come from the config, so a file is
+// checked against them.
 void add_layer_tensors(const GgufMap& map, const ModelConfig& config, int64_t layer, std::vector<GgufTensor>& all) {
   const auto gguf = fmt::format("blk.{}.", layer), hf = fmt::format("model.layers.{}.", layer);
   const auto norm = [&](const char* ours, const char* theirs, int64_t width) {
-    all.push_back({gguf + ours + ".weight", hf + theirs + ".weight", {width}, 0, map.norms_one_plus});
+    all.push_back({gguf + ours + ".weight", hf + theirs + ".weight", {width}, 0, map.norms_plus_one});
   };
   const auto linear = [&](const char* ours, const char* theirs, int64_t rows, int64_t columns, bool bias,
                           int64_t rotary_heads = 0) {
@@ -32,11 +34,11 @@ void add_layer_tensors(const GgufMap& map, const ModelConfig& config, int64_t la
     norm("attn_q_norm", "self_attn.q_norm", config.head_dim);
     norm("attn_k_norm", "self_attn.k_norm", config.head_dim);
   }
-  if (map.norms_around) {
+  if (map.has_post_norms) {
     norm("post_attention_norm", "post_attention_layernorm", hidden);
     norm("post_ffw_norm", "post_feedforward_layernorm", hidden);
   }
-  norm("ffn_norm", map.norms_around ? "pre_feedforward_layernorm" : "post_attention_layernorm", hidden);
+  norm("ffn_norm", map.has_post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm", hidden);
   if (!map.experts) {
     const int64_t inner = config.intermediate_size;
     linear("ffn_gate", "mlp.gate_proj", inner, hidden, config.mlp_bias);
@@ -44,7 +46,7 @@ void add_layer_tensors(const GgufMap& map, const ModelConfig& config, int64_t la
     linear("ffn_down", "mlp.down_proj", hidden, inner, config.mlp_bias);
     return;
   }
-  const int64_t inner = config.experts.inner, count = config.experts.count;
+  const int64_t inner = config.experts.intermediate_size, count = config.experts.num_experts;
   const auto stack = [&](const char* ours, const char* theirs, int64_t rows, int64_t columns, int64_t first_row,
                          int64_t stack_rows) {
     all.push_back({.gguf_name = gguf + ours + ".weight",
@@ -56,11 +58,13 @@ void add_layer_tensors(const GgufMap& map, const ModelConfig& config, int64_t la
   };
   linear("ffn_gate_inp", "mlp.gate", count, hidden, /*bias=*/false);
   all.back().router = true;
+  // Hugging Face stacks gate and up in one parameter: gate has the first `inner` rows, up the rows after them.
   stack("ffn_gate_exps", "mlp.experts.gate_up_proj", inner, hidden, 0, 2 * inner);
   stack("ffn_up_exps", "mlp.experts.gate_up_proj", inner, hidden, inner, 2 * inner);
   stack("ffn_down_exps", "mlp.experts.down_proj", hidden, inner, 0, hidden);
 }
 
+// Views the rows of each head as [outer, inner] and exchanges these two dims.
 at::Tensor swap_rotary(const at::Tensor& tensor, int64_t heads, int64_t outer, int64_t inner) {
   return tensor.reshape({heads, outer, inner, -1}).transpose(1, 2).reshape(tensor.sizes());
 }
@@ -71,7 +75,7 @@ std::vector<GgufTensor> gguf_tensors(const GgufMap& map, const ModelConfig& conf
   const int64_t vocab = config.vocab_size, hidden = config.hidden_size;
   std::vector<GgufTensor> all = {
       {"token_embd.weight", "model.embed_tokens.weight", {vocab, hidden}},
-      {"output_norm.weight", "model.norm.weight", {hidden}, 0, map.norms_one_plus},
+      {"output_norm.weight", "model.norm.weight", {hidden}, 0, map.norms_plus_one},
   };
   if (!config.tie_word_embeddings) all.push_back({"output.weight", "lm_head.weight", {vocab, hidden}});
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) add_layer_tensors(map, config, layer, all);

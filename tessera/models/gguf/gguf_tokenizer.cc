@@ -1,4 +1,4 @@
-// What reading a tokenizer from a GGUF file and writing one into it have in common.
+// The definitions that importing and exporting a tokenizer share.
 #include "tessera/models/gguf/gguf_tokenizer.h"
 
 #include <algorithm>
@@ -34,8 +34,8 @@ const std::vector<PreTokenizerKind>& pre_tokenizer_kinds() {
   return kinds;
 }
 
-// llama.cpp's list (llama-vocab.cpp) without the texts that vocabularies have as tags of HTML or that always are the
-// file's eos_token_id: </s>, <eos>.
+// The list of llama.cpp (llama-vocab.cpp), without texts that vocabularies also have as HTML tags or that are always
+// the file's eos_token_id: </s>, <eos>.
 bool is_known_end(std::string_view token) {
   static constexpr std::array<std::string_view, 18> kEnds = {
       "<|im_end|>",      "<|eot_id|>",

@@ -1,4 +1,4 @@
-// The tokenizer inside a GGUF file as Hugging Face files, and back.
+// Converts the tokenizer in a GGUF file to Hugging Face files, and back.
 #pragma once
 
 #include <cstdint>
@@ -16,43 +16,43 @@ struct ModelConfig;
 
 namespace tessera {
 
-// Token types as GGUF numbers them.
+// Token types with GGUF's numbers.
 enum GgufTokenType : int32_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
 
-// How one family of byte-level tokenizers cuts text before the merges.
+// How one family of byte-level tokenizers splits text before the merges.
 struct PreTokenizerKind {
-  std::vector<std::string_view> gguf_names;     // tokenizer.ggml.pre; the first is the one that is written
-  std::vector<std::string_view> split_regexes;  // each cuts the parts that those before it left
-  bool digits = false;                          // each digit alone
-  bool byte_level_regex = false;                // the GPT-2 expression inside the ByteLevel step
+  std::vector<std::string_view> gguf_names;     // values of tokenizer.ggml.pre; the first is written
+  std::vector<std::string_view> split_regexes;  // applied one after another; each splits the parts of the earlier ones
+  bool digits = false;                          // each digit is split off
+  bool byte_level_regex = false;                // the ByteLevel step uses the GPT-2 expression
   bool nfc = false;
   bool ignore_merges = false;
-  bool add_bos = false;  // llama.cpp's default where the file does not say
+  bool add_bos = false;  // llama.cpp's default when the file has no such key
 };
 const std::vector<PreTokenizerKind>& pre_tokenizer_kinds();
 
-// The name of llama.cpp's pre-tokenizer for files that name none.
+// llama.cpp's pre-tokenizer for files without the key.
 inline constexpr std::string_view kDefaultPreTokenizer = "default";
 
-// Whether llama.cpp takes a token of this text for the end of a text, whatever the keys of the file say.
+// Whether llama.cpp treats a token with this text as an end of text, whatever the keys of the file are.
 bool is_known_end(std::string_view token);
-// The tokens at which texts of the file end, each once: "tokenizer.ggml.eos_token_id", "eot_token_id" and
-// "eom_token_id", then known ends of the vocabulary. Ids of `vocab` and above are left out.
+// Returns the tokens at which texts of the file end, each once: "tokenizer.ggml.eos_token_id", "eot_token_id" and
+// "eom_token_id", then tokens of the vocabulary for which is_known_end() holds. Ids >= `vocab` are left out.
 std::vector<uint64_t> gguf_end_tokens(const GgufFile& file, int64_t vocab);
 
-// tokenizer.json, tokenizer_config.json and special_tokens_map.json into a folder. Error kFormat for a tokenizer that
-// contradicts itself or has more tokens than vocab rows, kConfig for a kind that is not converted.
+// Writes tokenizer.json, tokenizer_config.json and special_tokens_map.json to a folder. Errors: kFormat for a tokenizer
+// that contradicts itself or has more tokens than `vocab` rows, kConfig for a kind that is not converted.
 void write_tokenizer_files(const GgufFile& file, const std::filesystem::path& dir, int64_t vocab, int64_t context);
 
-// The tokenizer.* keys from a Hugging Face folder, filled up to config.vocab_size tokens. Of the tokens at which its
-// texts end (end_tokens.h) the tokenizer's goes into eos_token_id, others into eot_token_id and eom_token_id. A warning
-// names those for which no key is left and that llama.cpp does not know by their text. Of a folder that lists
-// no eos_token_id, an end that is ordinary text to the tokenizer is left out.
+// Writes the tokenizer.* keys from a Hugging Face folder, with unused tokens added up to config.vocab_size. The
+// tokenizer's end token is written to eos_token_id, and other end tokens (end_tokens.h) to eot_token_id and
+// eom_token_id. A warning lists end tokens without a free key that llama.cpp does not recognise by their text. When the
+// folder lists no eos_token_id, an end token that is ordinary text to the tokenizer is left out.
 void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& config, GgufWriter& writer);
 
-// JSON text for a file; Error kFormat when a string is no UTF-8.
+// Formats JSON for a file. Error kFormat when a string is not UTF-8.
 std::string json_text(const nlohmann::ordered_json& json, const std::string& where, int indent);
-// An object from a JSON file, Error kFormat otherwise.
+// Reads an object from a JSON file. Error kFormat for anything else.
 nlohmann::ordered_json read_json_object(const std::filesystem::path& path);
 
 }  // namespace tessera

@@ -21,16 +21,17 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-constexpr std::string_view kVisibleSpace = "\u2581";  // SentencePiece's
+constexpr std::string_view kVisibleSpace = "\u2581";  // SentencePiece's mark for a space
 
+// The vocabulary of a tokenizer.json in the form that GGUF stores: one text and type for each embedding row.
 struct HfVocabulary {
   std::string where;
   std::vector<std::string> tokens;
   std::vector<int32_t> types;
   std::vector<std::string> merges;  // "left right"
-  std::vector<std::string> merged;  // what each of them makes
+  std::vector<std::string> merged;  // result of each merge
   std::unordered_map<std::string, int64_t> ids;
-  std::unordered_set<int64_t> listed;  // ids of tokenizer.json's added_tokens, those beyond the model's rows, too
+  std::unordered_set<int64_t> listed;  // ids of added_tokens in tokenizer.json, also ids beyond the embedding rows
 };
 
 const json* find(const json& object, const char* key) {
@@ -49,10 +50,13 @@ bool flag_or(const json& object, const char* key, bool absent) {
   return value && value->is_boolean() ? value->get<bool>() : absent;
 }
 
-void place_token(HfVocabulary& vocabulary, const std::string& text, const json& id, int32_t type) {
+// Puts a token into its row. A row may be set twice only with the same text, as happens for added tokens that are also
+// in the vocabulary.
+void add_token(HfVocabulary& vocabulary, const std::string& text, const json& id, int32_t type) {
   const bool valid = id.is_number_unsigned() && id.get<uint64_t>() < vocabulary.tokens.size();
-  TESSERA_CHECK(valid, ErrorKind::kFormat, "[gguf] {}: token {} has the id {}, config.json's vocabulary has {}",
-                vocabulary.where, quote(text), id.dump(), vocabulary.tokens.size());
+  TESSERA_CHECK(valid, ErrorKind::kFormat,
+                "[gguf] {}: token {} has the id {}, but config.json has a vocabulary of {} tokens", vocabulary.where,
+                quote(text), id.dump(), vocabulary.tokens.size());
   const auto at = id.get<size_t>();
   const bool free = vocabulary.types[at] == kUnused || vocabulary.tokens[at] == text;
   TESSERA_CHECK(free, ErrorKind::kFormat, "[gguf] {}: tokens {} and {} have the same id {}", vocabulary.where,
@@ -67,6 +71,8 @@ bool is_byte_token(const std::string& text) {
          std::isxdigit(text[4]);
 }
 
+// A merge is the text "left right" in older files and the list [left, right] in newer ones. GGUF stores the text form,
+// so neither side may contain a space.
 void read_merges(const json& model, HfVocabulary& vocabulary) {
   const auto* merges = find(model, "merges");
   TESSERA_CHECK(merges && merges->is_array(), ErrorKind::kFormat, "[gguf] {}: the model has no merges",
@@ -80,24 +86,24 @@ void read_merges(const json& model, HfVocabulary& vocabulary) {
     } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
       left = merge[0].get<std::string>(), right = merge[1].get<std::string>();
     }
-    TESSERA_CHECK(!left.empty() && !right.empty(), ErrorKind::kFormat, "[gguf] {}: {} is no merge of two tokens",
+    TESSERA_CHECK(!left.empty() && !right.empty(), ErrorKind::kFormat, "[gguf] {}: {} is not a merge of two tokens",
                   vocabulary.where, quote(json(merge).dump()));
     const bool spaces = left.find(' ') != std::string::npos || right.find(' ') != std::string::npos;
     TESSERA_CHECK(!spaces, ErrorKind::kConfig,
-                  "[gguf] {}: the merge of {} and {} holds a space, which GGUF cannot store", vocabulary.where,
+                  "[gguf] {}: the merge of {} and {} contains a space, which GGUF cannot store", vocabulary.where,
                   quote(left), quote(right));
     vocabulary.merges.push_back(left + " " + right);
     vocabulary.merged.push_back(left + right);
   }
 }
 
-void place_added_token(HfVocabulary& vocabulary, const json& token, const std::string& unk, bool sentence_piece) {
+void add_added_token(HfVocabulary& vocabulary, const json& token, const std::string& unk, bool sentence_piece) {
   const auto text = text_or(token, "content", "");
   TESSERA_CHECK(token.is_object() && token.contains("id") && !text.empty(), ErrorKind::kFormat,
                 "[gguf] {}: an added token has no id or content", vocabulary.where);
   const auto& id = token["id"];
   if (id.is_number_unsigned()) vocabulary.listed.insert(id.get<int64_t>());
-  // Gemma's image token, in a model without images, cannot be given to the model.
+  // Such a token cannot be an input of the model. An example is Gemma's image token in a model without images.
   if (id.is_number_unsigned() && id.get<uint64_t>() >= vocabulary.tokens.size()) {
     log_warning("[gguf] {}: token {} has the id {} beyond the model's {} rows and is left out", vocabulary.where,
                 quote(text), id.dump(), vocabulary.tokens.size());
@@ -105,9 +111,9 @@ void place_added_token(HfVocabulary& vocabulary, const json& token, const std::s
   }
   const bool unknown = sentence_piece && text == unk;
   const bool special = flag_or(token, "special", false);
-  place_token(vocabulary, text, id, unknown ? kUnknown : special ? kControl : kUserDefined);
+  add_token(vocabulary, text, id, unknown ? kUnknown : special ? kControl : kUserDefined);
   if (sentence_piece && !unknown && !special) {
-    // llama.cpp looks for these in the text as it is written, before spaces are marked.
+    // llama.cpp searches for these tokens in the original text, before spaces are replaced by the mark.
     auto& stored = vocabulary.tokens[id.get<size_t>()];
     for (size_t at = 0; (at = stored.find(kVisibleSpace, at)) != std::string::npos; ++at) {
       stored.replace(at, kVisibleSpace.size(), " ");
@@ -118,6 +124,7 @@ void place_added_token(HfVocabulary& vocabulary, const json& token, const std::s
 HfVocabulary read_vocabulary(const json& tokenizer, const std::string& where, int64_t size, bool sentence_piece) {
   HfVocabulary result;
   result.where = where;
+  // Rows without a token stay unused placeholders, since GGUF needs a text for every row.
   for (int64_t id = 0; id < size; ++id) result.tokens.push_back(fmt::format("[PAD{}]", id));
   result.types.assign(result.tokens.size(), kUnused);
   const auto& model = tokenizer.at("model");
@@ -128,29 +135,29 @@ HfVocabulary read_vocabulary(const json& tokenizer, const std::string& where, in
     int32_t type = kNormal;
     if (sentence_piece && is_byte_token(text)) type = kByte;
     if (sentence_piece && text == unk) type = kUnknown;
-    place_token(result, text, id, type);
+    add_token(result, text, id, type);
   }
   if (const auto* added = find(tokenizer, "added_tokens")) {
-    for (const auto& token : *added) place_added_token(result, token, unk, sentence_piece);
+    for (const auto& token : *added) add_added_token(result, token, unk, sentence_piece);
   }
   read_merges(model, result);
   return result;
 }
 
-// Tokens that tokenizer_config.json adds to those of tokenizer.json.
-void place_config_tokens(HfVocabulary& vocabulary, const text::Tokenizer& tokenizer, const std::string& unk,
-                         bool sentence_piece) {
+// Places the tokens that tokenizer_config.json adds to those of tokenizer.json.
+void add_config_tokens(HfVocabulary& vocabulary, const text::Tokenizer& tokenizer, const std::string& unk,
+                       bool sentence_piece) {
   for (size_t id = 0; id < tokenizer.vocab_size(); ++id) {
     const auto token = static_cast<text::TokenId>(id);
     if (!tokenizer.is_added(token) || vocabulary.listed.contains(token)) continue;
-    if (id < vocabulary.types.size() && vocabulary.types[id] != kUnused) continue;  // of the vocabulary
-    place_added_token(vocabulary,
-                      {{"content", tokenizer.id_to_token(token)}, {"id", id}, {"special", tokenizer.is_special(token)}},
-                      unk, sentence_piece);
+    if (id < vocabulary.types.size() && vocabulary.types[id] != kUnused) continue;  // a token of the vocabulary
+    add_added_token(vocabulary,
+                    {{"content", tokenizer.id_to_token(token)}, {"id", id}, {"special", tokenizer.is_special(token)}},
+                    unk, sentence_piece);
   }
 }
 
-// The steps of a pre-tokenizer or normalizer, whether in a Sequence or alone.
+// Returns the steps of a pre-tokenizer or normalizer, which may be a Sequence or a single step.
 std::vector<json> steps_of(const json& tokenizer, const char* key, const char* list) {
   const auto* step = find(tokenizer, key);
   if (!step) return {};
@@ -159,7 +166,8 @@ std::vector<json> steps_of(const json& tokenizer, const char* key, const char* l
   return steps && steps->is_array() ? steps->get<std::vector<json>>() : std::vector<json>{};
 }
 
-// The kind that cuts text as this tokenizer.json does. Whatever has no counterpart is an error, never a near miss.
+// Returns the kind that splits text exactly as this tokenizer.json does. A step without a counterpart in GGUF is an
+// error, because an approximate kind would give other tokens without notice.
 const PreTokenizerKind& match_kind(const json& tokenizer, const std::string& where) {
   PreTokenizerKind seen;
   std::vector<std::string> regexes;
@@ -186,13 +194,13 @@ const PreTokenizerKind& match_kind(const json& tokenizer, const std::string& whe
     return kind.digits == seen.digits && same_splits && kind.byte_level_regex == seen.byte_level_regex;
   });
   TESSERA_CHECK(found != kinds.end() && !strange, ErrorKind::kConfig,
-                "[gguf] {}: this pre_tokenizer has no counterpart in GGUF that this version writes (those of smollm, "
-                "llama-bpe, qwen2, gpt-2 and default have)",
+                "[gguf] {}: this pre_tokenizer has no counterpart in GGUF that this version can write. Supported are "
+                "those of smollm, llama-bpe, qwen2, gpt-2 and default.",
                 where);
   return *found;
 }
 
-// Whether the post-processor puts this token first (or last) around a sequence.
+// Whether the post-processor puts this token at the start (`first`) or at the end of a sequence.
 bool post_processor_adds(const json& tokenizer, const std::string& token, bool first) {
   for (const auto& step : steps_of(tokenizer, "post_processor", "processors")) {
     const auto* single = find(step, "single");
@@ -203,7 +211,7 @@ bool post_processor_adds(const json& tokenizer, const std::string& token, bool f
   return false;
 }
 
-// "bos_token" and its like are a string or an object with the content.
+// Returns the text of "bos_token" or a similar key, whose value is a string or an object with the content.
 std::string special_token(const json& config, const char* key) {
   const auto* value = find(config, key);
   if (!value) return "";
@@ -223,7 +231,7 @@ std::string chat_template(const std::filesystem::path& dir, const json& config) 
   return "";
 }
 
-// The token that tokenizer_config.json has under this key.
+// Returns the id of the token under this key of tokenizer_config.json.
 std::optional<int64_t> id_of_special(const HfVocabulary& vocabulary, const json& config, const char* key) {
   const auto found = vocabulary.ids.find(special_token(config, key));
   return found == vocabulary.ids.end() ? std::nullopt : std::optional(found->second);
@@ -234,7 +242,8 @@ void mark_as_control(HfVocabulary& vocabulary, int64_t id) {
   if (type == kNormal || type == kUserDefined) type = kControl;
 }
 
-// One end goes into each key. llama.cpp finds known ends by their text, so others come first.
+// Writes one end token into each of the three keys. llama.cpp also recognises known end tokens by their text, so the
+// other end tokens get the keys first. <|eom_id|> belongs into the last key.
 void set_end_keys(const HfVocabulary& vocabulary, std::optional<int64_t> eos, std::span<const int64_t> ends,
                   GgufWriter& writer) {
   std::vector<int64_t> others(ends.begin(), ends.end());
@@ -254,11 +263,12 @@ void set_end_keys(const HfVocabulary& vocabulary, std::optional<int64_t> eos, st
     if (!is_known_end(text_of(others[i]))) lost.push_back(quote(text_of(others[i])));
   }
   if (lost.empty()) return;
-  log_warning("[gguf] {}: texts end at {}, too, but GGUF has keys for three ends only", vocabulary.where,
+  log_warning("[gguf] {}: texts end at {}, too, but GGUF has keys for only three end tokens", vocabulary.where,
               fmt::join(lost, ", "));
 }
 
-// Without such a key the ends are the default of the model's class, which may be any token of this vocabulary.
+// Whether the folder lists end tokens. When it does not, the ends are the defaults of the model's class, which may be
+// any token of this vocabulary.
 bool lists_ends(const std::filesystem::path& dir) {
   for (const char* name : {"generation_config.json", "config.json"}) {
     if (!std::filesystem::exists(dir / name)) continue;
@@ -267,7 +277,8 @@ bool lists_ends(const std::filesystem::path& dir) {
   return false;
 }
 
-// Better scores merge first; a piece that no merge makes is never asked for its score.
+// Returns SentencePiece scores that give the order of the merges: an earlier merge gets a better score. The score of a
+// piece that no merge makes is never used.
 std::vector<float> scores_of(const HfVocabulary& vocabulary) {
   std::vector<float> scores(vocabulary.tokens.size(), -1e9F);
   for (size_t rank = vocabulary.merged.size(); rank-- > 0;) {
@@ -292,6 +303,8 @@ bool has_prepend(const json& tokenizer) {
 
 }  // namespace
 
+// A tokenizer with byte_fallback is SentencePiece's ("llama", with scores); any other BPE tokenizer is byte-level
+// ("gpt2", with merges). Special tokens and end tokens get the type of control tokens.
 void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& model_config, GgufWriter& writer) {
   const auto where = (dir / "tokenizer.json").string();
   const auto tokenizer = read_json_object(dir / "tokenizer.json");
@@ -304,13 +317,14 @@ void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& mod
   const bool sentence_piece = flag_or(*model, "byte_fallback", false);
   auto vocabulary = read_vocabulary(tokenizer, where, model_config.vocab_size, sentence_piece);
   const auto own = text::Tokenizer::from_folder(dir);
-  place_config_tokens(vocabulary, own, text_or(*model, "unk_token", ""), sentence_piece);
+  add_config_tokens(vocabulary, own, text_or(*model, "unk_token", ""), sentence_piece);
   const std::string pre_tokenizer(sentence_piece ? kDefaultPreTokenizer
                                                  : match_kind(tokenizer, where).gguf_names.front());
   for (const char* key : {"bos_token", "eos_token", "pad_token"}) {
     if (const auto id = id_of_special(vocabulary, config, key)) mark_as_control(vocabulary, *id);
   }
   auto ends = end_tokens(dir, model_config, own, find_chat_template(dir));
+  // Without a list, an end token that is ordinary text would be the default of the class by accident.
   if (!lists_ends(dir)) {
     std::erase_if(ends, [&](int64_t end) { return vocabulary.types.at(static_cast<size_t>(end)) == kNormal; });
   }

@@ -17,14 +17,14 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-constexpr std::string_view kSpaceMark = "\u2581";  // SentencePiece's visible space
+constexpr std::string_view kSpaceMark = "\u2581";  // SentencePiece's mark for a space
 
-// What the file says about its tokenizer, checked.
+// The checked tokenizer data of a file.
 struct GgufVocabulary {
   std::string where;
   bool byte_level = false;
-  const PreTokenizerKind* kind = nullptr;  // byte-level only
-  std::vector<std::string> tokens;         // without unused ones at the end
+  const PreTokenizerKind* kind = nullptr;  // only for byte-level tokenizers
+  std::vector<std::string> tokens;         // without unused tokens at the end
   std::vector<int64_t> types;
   std::vector<float> scores;
   std::vector<std::pair<std::string, std::string>> merges;
@@ -37,8 +37,8 @@ const PreTokenizerKind& find_kind(const GgufFile& file) {
   const auto named = file.find_string("tokenizer.ggml.pre");
   if (!named) {
     log_warning(
-        "[gguf] {}: names no pre-tokenizer (tokenizer.ggml.pre), so text is cut as llama.cpp's '{}' cuts it. For most "
-        "models these are other tokens than in training; convert the model again with a current llama.cpp.",
+        "[gguf] {}: names no pre-tokenizer (tokenizer.ggml.pre), so text is split as llama.cpp's '{}' does. For most "
+        "models this gives other tokens than in training. Convert the model again with a current llama.cpp.",
         file.path().string(), kDefaultPreTokenizer);
   }
   const auto name = named.value_or(std::string(kDefaultPreTokenizer));
@@ -47,13 +47,13 @@ const PreTokenizerKind& find_kind(const GgufFile& file) {
     if (std::ranges::find(kind.gguf_names, name) != kind.gguf_names.end()) return kind;
     available.insert(available.end(), kind.gguf_names.begin(), kind.gguf_names.end());
   }
-  raise(ErrorKind::kConfig, "[gguf] {}: the pre-tokenizer {} is not available in this version ({} are)",
+  raise(ErrorKind::kConfig, "[gguf] {}: the pre-tokenizer {} is not supported by this version. Supported: {}.",
         file.path().string(), quote(name), fmt::join(available, ", "));
 }
 
-// Tokens that end a text, and the one that begins it, are no text: also where the file types them as text. Otherwise a
-// template's <|im_end|> would be read as the letters of its name.
-void type_as_control(const GgufFile& file, GgufVocabulary& vocabulary) {
+// Makes the begin token and the end tokens control tokens, even when the file gives them the type of text. Otherwise
+// the <|im_end|> of a chat template would be tokenised as the letters of its name.
+void mark_control_tokens(const GgufFile& file, GgufVocabulary& vocabulary) {
   auto control = gguf_end_tokens(file, static_cast<int64_t>(vocabulary.tokens.size()));
   if (vocabulary.bos) control.push_back(*vocabulary.bos);
   std::vector<std::string> changed;
@@ -64,14 +64,14 @@ void type_as_control(const GgufFile& file, GgufVocabulary& vocabulary) {
     changed.push_back(quote(vocabulary.tokens[id]));
   }
   if (changed.empty()) return;
-  log_warning("[gguf] {}: {} begin or end texts but have the type of text; they are read as control tokens",
+  log_warning("[gguf] {}: {} begin or end texts but have the type of ordinary text; they are read as control tokens",
               vocabulary.where, fmt::join(changed, ", "));
 }
 
 std::optional<uint64_t> special_id(const GgufFile& file, const char* name, size_t tokens) {
   const auto key = std::string("tokenizer.ggml.") + name + "_token_id";
   const auto id = file.find_uint(key);
-  if (!id || *id == 0xFFFFFFFF) return std::nullopt;  // llama.cpp's "none"
+  if (!id || *id == 0xFFFFFFFF) return std::nullopt;  // llama.cpp's value for "none"
   TESSERA_CHECK(*id < tokens, ErrorKind::kFormat, "[gguf] {}: {} is {}, but there are {} tokens", file.path().string(),
                 key, *id, tokens);
   return id;
@@ -81,20 +81,21 @@ void read_merges(const GgufFile& file, GgufVocabulary& vocabulary) {
   const auto* merges = file.find_strings("tokenizer.ggml.merges");
   TESSERA_CHECK(merges, ErrorKind::kFormat, "[gguf] {}: the tokenizer has no tokenizer.ggml.merges", vocabulary.where);
   for (const auto& merge : *merges) {
-    // The space that separates is never the first byte; a byte-level token holds none.
+    // The separating space is never the first byte, and byte-level tokens contain no space.
     const auto space = merge.find(' ', 1);
     const auto left = merge.substr(0, space);
     const auto right = space == std::string::npos ? std::string() : merge.substr(space + 1);
     const auto& ids = vocabulary.ids;
     TESSERA_CHECK(!right.empty() && ids.contains(left) && ids.contains(right) && ids.contains(left + right),
-                  ErrorKind::kFormat, "[gguf] {}: the merge {} is not of two tokens into a third", vocabulary.where,
+                  ErrorKind::kFormat, "[gguf] {}: the merge {} does not make a token from two tokens", vocabulary.where,
                   quote(merge));
     vocabulary.merges.emplace_back(left, right);
   }
 }
 
-// SentencePiece keeps no merges: a piece is made from any two pieces that spell it, better scores first. The order
-// among equals is that of transformers' converter: longer left part first, then longer right part.
+// SentencePiece stores no merges: a piece may be made from any two pieces whose texts form it, and a better score of
+// the result merges first. Equal scores have the order of transformers' converter: longer left part first, then longer
+// right part.
 void derive_merges(GgufVocabulary& vocabulary) {
   constexpr size_t kMaxPieceBytes = 512;
   struct Merge {
@@ -110,7 +111,7 @@ void derive_merges(GgufVocabulary& vocabulary) {
     const std::string_view piece = vocabulary.tokens[id];
     if (vocabulary.types[id] != kNormal) continue;
     TESSERA_CHECK(piece.size() <= kMaxPieceBytes, ErrorKind::kFormat,
-                  "[gguf] {}: token {} has {} bytes, at most {} can be", vocabulary.where, id, piece.size(),
+                  "[gguf] {}: token {} has {} bytes, at most {} are supported", vocabulary.where, id, piece.size(),
                   kMaxPieceBytes);
     size_t characters = 1;
     for (size_t cut = 1; cut < piece.size(); ++cut) {
@@ -132,21 +133,24 @@ void derive_merges(GgufVocabulary& vocabulary) {
   }
 }
 
+// Reads and checks all tokenizer keys. Unused tokens at the end only fill the embedding rows and are dropped; a token
+// text must be unique, because merges refer to texts.
 GgufVocabulary read_vocabulary(const GgufFile& file, int64_t vocab) {
   GgufVocabulary result;
   result.where = file.path().string();
   const auto model = file.find_string("tokenizer.ggml.model").value_or("");
   TESSERA_CHECK(model == "gpt2" || model == "llama", ErrorKind::kConfig,
-                "[gguf] {}: the tokenizer model {} is not available in this version (gpt2 and llama are)", result.where,
-                quote(model));
+                "[gguf] {}: the tokenizer model {} is not supported by this version. Supported: gpt2, llama.",
+                result.where, quote(model));
   const auto* tokens = file.find_strings("tokenizer.ggml.tokens");
   TESSERA_CHECK(tokens && static_cast<int64_t>(tokens->size()) <= vocab, ErrorKind::kFormat,
-                "[gguf] {}: {} tokens for {} embedding rows", result.where, tokens ? tokens->size() : 0, vocab);
+                "[gguf] {}: found {} tokens, wanted 1 to {} (the embedding rows)", result.where,
+                tokens ? tokens->size() : 0, vocab);
   result.byte_level = model == "gpt2";
   result.tokens = *tokens;
   result.types = file.find_ints("tokenizer.ggml.token_type").value_or(std::vector<int64_t>(tokens->size(), kNormal));
-  TESSERA_CHECK(result.types.size() == tokens->size(), ErrorKind::kFormat, "[gguf] {}: {} token types for {} tokens",
-                result.where, result.types.size(), tokens->size());
+  TESSERA_CHECK(result.types.size() == tokens->size(), ErrorKind::kFormat,
+                "[gguf] {}: found {} token types for {} tokens", result.where, result.types.size(), tokens->size());
   while (!result.types.empty() && result.types.back() == kUnused) {
     result.types.pop_back();
     result.tokens.pop_back();
@@ -160,14 +164,14 @@ GgufVocabulary read_vocabulary(const GgufFile& file, int64_t vocab) {
                               std::pair(&result.unk, "unknown"), std::pair(&result.pad, "padding")}) {
     *member = special_id(file, name, result.tokens.size());
   }
-  type_as_control(file, result);
+  mark_control_tokens(file, result);
   if (result.byte_level) {
     result.kind = &find_kind(file);
     read_merges(file, result);
   } else {
     const auto* scores = file.find_floats("tokenizer.ggml.scores");
     TESSERA_CHECK(scores && scores->size() == tokens->size(), ErrorKind::kFormat,
-                  "[gguf] {}: {} token scores for {} tokens", result.where, scores ? scores->size() : 0,
+                  "[gguf] {}: found {} token scores for {} tokens", result.where, scores ? scores->size() : 0,
                   tokens->size());
     for (const float score : *scores) {
       TESSERA_CHECK(score == score, ErrorKind::kFormat, "[gguf] {}: a token score is not a number", result.where);
@@ -197,7 +201,7 @@ json pre_tokenizer_json(const PreTokenizerKind& kind) {
   return {{"type", "Sequence"}, {"pretokenizers", steps}};
 }
 
-// Adds BOS and EOS around a sequence, or null when neither is added.
+// Returns a post-processor that adds BOS and EOS around a sequence, or null when neither is added.
 json post_processor_json(const GgufVocabulary& vocabulary) {
   if (!vocabulary.add_bos && !vocabulary.add_eos) return nullptr;
   json special = json::object();
@@ -218,7 +222,8 @@ json post_processor_json(const GgufVocabulary& vocabulary) {
   return {{"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}, {"special_tokens", special}};
 }
 
-// Tokens outside the model's own vocabulary get the ids that follow it, so only a run at the end can be left out of it.
+// Returns the number of tokens in the model's own vocabulary. Added tokens get the ids after it, so only control and
+// user-defined tokens at the end can be left out of it.
 size_t model_vocabulary_size(const GgufVocabulary& vocabulary) {
   size_t size = vocabulary.tokens.size();
   if (!vocabulary.byte_level) return size;
@@ -226,6 +231,8 @@ size_t model_vocabulary_size(const GgufVocabulary& vocabulary) {
   return size;
 }
 
+// Byte-level tokenizers split with the kind's regular expressions. SentencePiece's mark spaces in the normalizer, and
+// their decoder undoes the mark, the byte fallback and the prefix space.
 json tokenizer_json(const GgufVocabulary& vocabulary) {
   json added = json::array();
   for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
@@ -240,7 +247,8 @@ json tokenizer_json(const GgufVocabulary& vocabulary) {
                      {"special", type != kUserDefined}});
   }
   json pieces = json::object(), merges = json::array();
-  auto& entries = pieces.get_ref<json::object_t&>();  // appended directly: a search for each would be quadratic
+  // Appended directly, because a search per entry would take quadratic time.
+  auto& entries = pieces.get_ref<json::object_t&>();
   const size_t size = model_vocabulary_size(vocabulary);
   entries.reserve(size);
   for (size_t id = 0; id < size; ++id) entries.emplace_back(vocabulary.tokens[id], id);
@@ -293,7 +301,7 @@ void write_tokenizer_files(const GgufFile& file, const std::filesystem::path& di
   json special = json::object();
   for (const auto& [name, id] : {std::pair("bos_token", vocabulary.bos), std::pair("eos_token", vocabulary.eos),
                                  std::pair("unk_token", vocabulary.unk), std::pair("pad_token", vocabulary.pad)}) {
-    // Some files name an ordinary token for padding, which would make it special everywhere.
+    // Some files name an ordinary token for padding. Listing it here would make it special everywhere.
     const bool is_text = id && vocabulary.types[*id] == kNormal;
     if (id && !is_text) special[name] = vocabulary.tokens[*id];
   }

@@ -15,13 +15,13 @@
 #include "tessera/models/config/family.h"
 #include "tessera/models/gguf/gguf_convert.h"
 #include "tessera/models/gguf/gguf_tensors.h"
-#include "tessera/models/tensors/local_part.h"
+#include "tessera/models/tensors/model_parameters.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
 namespace tessera {
 namespace {
 
-// A file, and what it calls the parameters of a model.
+// A GGUF file, and its tensors by the names of the model's parameters.
 class GgufWeights {
  public:
   GgufWeights(const CausalLM& model, const std::filesystem::path& path) : file_(GgufFile::open(path)) {
@@ -30,8 +30,8 @@ class GgufWeights {
     const auto found = file_->find_string("general.architecture").value_or("none");
     TESSERA_CHECK(
         !map.architecture.empty() && found == map.architecture, ErrorKind::kConfig,
-        "[models.load] {}: a model of the architecture {}, but config.json says {}. Take the folder of the same "
-        "model as model.path.",
+        "[models.load] {}: found a model of the architecture {}, but config.json has {}. Set model.path to the "
+        "folder of the same model.",
         path.string(), quote(found), config.architecture);
     for (auto& tensor : gguf_tensors(map, config)) {
       TESSERA_CHECK(
@@ -44,7 +44,7 @@ class GgufWeights {
     }
     check_known();
   }
-  const GgufTensor& of(const std::vector<std::string>& names) const {
+  const GgufTensor& tensor_for(const std::vector<std::string>& names) const {
     for (const auto& name : names) {
       if (const auto found = tensors_.find(name); found != tensors_.end()) return found->second;
     }
@@ -52,14 +52,15 @@ class GgufWeights {
           file_->path().string(), names.front());
   }
   at::Tensor values(const GgufTensor& tensor) const { return from_gguf(tensor, file_->tensor(tensor.gguf_name)); }
-  // Error kFormat where `loaded`, made of the values of the tensor, holds any that are not finite.
+  // Error kFormat when `loaded`, which was made from the values of the tensor, has values that are not finite.
   void check_loaded(const GgufTensor& tensor, const at::Tensor& loaded) const {
     if (!find_non_finite(loaded)) return;
     const auto stored = file_->tensor(tensor.gguf_name);
     check_converted(stored, stored.to(loaded.scalar_type()), tensor.gguf_name,
                     "[models.load] " + file_->path().string());
   }
-  // Rows are moved as they are: a row is whole blocks.
+  // Returns the packed blocks of a tensor. Reordering rows does not change blocks, because each row consists of whole
+  // blocks.
   kernels::QuantizedWeight blocks(const GgufTensor& tensor) const {
     const auto rows = from_gguf(tensor, file_->packed_rows(tensor.gguf_name)).clone();
     const auto type = file_->tensor_info(tensor.gguf_name).type;
@@ -81,22 +82,22 @@ class GgufWeights {
     for (const auto& [name, tensor] : tensors_) known.insert(tensor.gguf_name);
     for (const auto& [name, info] : file_->tensors()) {
       TESSERA_CHECK(known.contains(name), ErrorKind::kFormat,
-                    "[models.load] {}: tensor {} has no place in the model of config.json", file_->path().string(),
+                    "[models.load] {}: tensor {} does not belong to the model of config.json", file_->path().string(),
                     quote(name));
       const auto* const type = ggml_type_info(static_cast<uint32_t>(info.type));
       TESSERA_CHECK(
           type->decodes, ErrorKind::kFormat,
-          "[models.load] {}: tensor {} is {}, which cannot be decoded. Requantise the file with llama.cpp, to "
-          "Q4_K for one.",
+          "[models.load] {}: tensor {} is {}, which cannot be decoded. Requantise the file with llama.cpp, for "
+          "example to Q4_K.",
           file_->path().string(), quote(name), type->name);
     }
   }
   std::shared_ptr<const GgufFile> file_;
-  std::map<std::string, GgufTensor> tensors_;  // by the name that a folder has
+  std::map<std::string, GgufTensor> tensors_;  // by their names in folders
 };
 
-// This rank's part of a whole value.
-at::Tensor part_of(const at::Tensor& whole, const LocalBox& box) {
+// Returns the part of a whole value in this rank's box.
+at::Tensor local_part_of(const at::Tensor& whole, const LocalBox& box) {
   at::Tensor part = whole;
   for (size_t dim = 0; dim < box.shape.size(); ++dim) {
     part = part.narrow(static_cast<int64_t>(dim), box.shape[dim] == 0 ? 0 : box.offset[dim], box.shape[dim]);
@@ -109,34 +110,36 @@ at::Tensor part_of(const at::Tensor& whole, const LocalBox& box) {
 std::filesystem::path gguf_of(const std::filesystem::path& path) {
   if (path.extension() == ".gguf") return path;
   const auto linked = path / kLinkedGguf;
-  return std::filesystem::is_symlink(linked) && !TensorFiles::is_there(path) ? linked : std::filesystem::path();
+  // A folder with its own weights has priority over a link.
+  return std::filesystem::is_symlink(linked) && !TensorFiles::has_tensors(path) ? linked : std::filesystem::path();
 }
 
 void check_gguf(CausalLM& model, const std::filesystem::path& path) {
   const GgufWeights weights(model, path);
-  for (const auto& parameter : shared_parameters(model)) weights.of(parameter.names);
-  for (const auto& [name, packed] : nn::packed_weights(model)) weights.of({name});
+  for (const auto& parameter : shared_parameters(model)) weights.tensor_for(parameter.names);
+  for (const auto& [name, packed] : nn::packed_weights(model)) weights.tensor_for({name});
 }
 
 void load_gguf(CausalLM& model, const std::filesystem::path& path, c10::Device device) {
   const at::NoGradGuard no_grad;
   check_gguf(model, path);
   const GgufWeights weights(model, path);
+  // check_gguf finds every missing tensor and wrong shape before the first parameter is written.
   int64_t tensors = 0, packed_bytes = 0;
   for (auto& parameter : shared_parameters(model)) {
-    const auto box = local_part_box(parameter.tensor);
-    const auto local = writable_part(parameter, device);
+    const auto box = local_shard_box(parameter.tensor);
+    const auto local = writable_local_shard(parameter, device);
     ++tensors;
     if (local.numel() == 0) continue;
-    const auto& tensor = weights.of(parameter.names);
-    local.copy_(part_of(weights.values(tensor), box));
+    const auto& tensor = weights.tensor_for(parameter.names);
+    local.copy_(local_part_of(weights.values(tensor), box));
     weights.check_loaded(tensor, local);
   }
   for (const auto& [name, packed] : nn::packed_weights(model)) {
-    const auto& tensor = weights.of({name});
+    const auto& tensor = weights.tensor_for({name});
     ++tensors;
-    if (packed->how.format == nn::Quantization::kGguf) {
-      packed->take(weights.blocks(tensor));
+    if (packed->quantize_options.format == nn::Quantization::kGguf) {
+      packed->set_weight(weights.blocks(tensor));
     } else {
       const auto values = weights.values(tensor).to(at::kFloat);
       weights.check_loaded(tensor, values);

@@ -1,5 +1,5 @@
-// The values of a model straight from a GGUF file, tensor by tensor: what packs its weights as GGUF does
-// (nn::Quantization::kGguf) takes the blocks as they are, everything else is decoded.
+// Loads a model's weights from a GGUF file, tensor by tensor. Modules that pack their weights in GGUF's blocks
+// (nn::Quantization::kGguf) take the blocks unchanged; all other tensors are decoded.
 #pragma once
 
 #include <filesystem>
@@ -8,11 +8,12 @@
 
 namespace tessera {
 
-// A file that ends in .gguf; of a folder that gguf_to_linked_folder() made, its link. Else empty.
+// Returns a path that ends in .gguf, or the link in a folder that gguf_to_linked_folder() made; else an empty path.
 std::filesystem::path gguf_of(const std::filesystem::path& path);
 
-// Every parameter and packed weight of the model from the file, each rank its own part. The config is the model's; the
-// file must hold what it wants, in its shapes: Error kFormat or kConfig before anything is changed. No communication.
+// Loads every parameter and packed weight of the model from the file; each rank loads its own shard. The file must have
+// the tensors of the model's config, in their shapes: Error kFormat or kConfig before anything is changed. No
+// communication.
 void load_gguf(CausalLM& model, const std::filesystem::path& file, c10::Device device);
 void check_gguf(CausalLM& model, const std::filesystem::path& file);
 

@@ -1,4 +1,4 @@
-// A stacked parameter as the tensors that a file may hold in its place. See WeightMap::Stack.
+// The tensors that a file may have in place of a stacked parameter. See WeightMap::ExpertStack.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -11,13 +11,13 @@
 
 namespace tessera {
 
-// Rows first_row .. first_row + rows of one expert: [rows, columns].
+// The rows first_row .. first_row + rows of one expert: [rows, columns].
 struct StackedTensor {
   std::string name;
   int64_t expert, first_row, rows;
 };
 
-// None for a parameter that is no stack.
+// Returns an empty list for a parameter that is not a stack.
 std::vector<StackedTensor> stacked_tensors(const WeightMap& map, const std::string& parameter, c10::IntArrayRef sizes);
 
 }  // namespace tessera

@@ -4,7 +4,7 @@
 //   context.pattern = attention_pattern({.rows = B, .tokens = T, .document_ids = ids}, x.options());
 //   at::Tensor y = attention(x, context);                                               // x [B, T, width]
 //
-// The context is made once a forward and shared by all layers that see alike.
+// The context is made once per forward; all layers with the same visibility share it.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace tessera::nn {
 
-// What a rotary embedding gives: fp32 [B or 1, T, head_dim / 2].
+// The output of a rotary embedding: fp32 [B or 1, T, head_dim / 2].
 struct RotaryAngles {
   at::Tensor cos{}, sin{};
 
@@ -29,8 +29,9 @@ struct RotaryAngles {
 
 struct AttentionContext {
   RotaryAngles angles{};
-  AttentionPattern pattern{};  // of itself: one document a row
-  PagedStep* paged = nullptr;  // tokens of several sequences in one row, with the pages of earlier ones; not owned
+  AttentionPattern pattern{};  // default: one document per row
+  PagedBatch* paged =
+      nullptr;  // for generation: tokens of several sequences in one row, with their KV pages; not owned
 };
 
 struct AttentionOptions {
@@ -40,23 +41,24 @@ struct AttentionOptions {
   int64_t head_dim = 0;
   bool qkv_bias = false;
   bool output_bias = false;
-  std::optional<NormOptions>
-      qk_norm{};  // q_norm and k_norm over each head of queries and keys, before they are rotated
-  AttentionScores scores{};
-  int64_t layer = 0;  // its place in a page
+  // RMSNorms over each head of queries and keys, before the rotary embedding; nullopt: none.
+  std::optional<NormOptions> qk_norm{};
+  AttentionScoreOptions scores{};
+  int64_t layer = 0;  // index of the layer in the KV cache
 };
 
-// q_proj, k_proj, v_proj, o_proj, where asked for q_norm and k_norm, which see [B, T, heads, head_dim]. The numbers of
-// heads are those that the projections give: a part of all where those are sharded and give their own part.
+// q_proj, k_proj, v_proj, o_proj, and with qk_norm also q_norm and k_norm, whose input is [B, T, heads, head_dim]. The
+// number of heads is taken from the projections' outputs: with sharded projections it is this rank's heads.
 struct Attention : Callable<Attention> {
   std::shared_ptr<Linear> q_proj, k_proj, v_proj, o_proj;
-  std::shared_ptr<RMSNorm> q_norm, k_norm;  // null where there are none
+  std::shared_ptr<RMSNorm> q_norm, k_norm;  // null without qk_norm
   Attention(const AttentionOptions& attention, const ParameterOptions& options);
   virtual at::Tensor forward(const at::Tensor& x, const AttentionContext& context);
   const AttentionOptions& options() const { return attention_; }
 
  protected:
-  // What follows the projections, before o_proj: [B, T, heads * head_dim] of q, k and v of such shapes.
+  // Norms, rotary embedding and attention, from the projected q, k and v [B, T, heads * head_dim] to the input of
+  // o_proj of the same shape.
   at::Tensor attend_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionContext& context);
 

@@ -23,7 +23,8 @@ std::vector<DocumentRun> document_runs(const int64_t* ids, int64_t tokens, int64
   for (int64_t i = 0; i < tokens; ++i) {
     if (runs.empty() || runs.back().id != ids[i]) {
       TESSERA_CHECK(ids[i] < 0 || seen.insert(ids[i]).second, ErrorKind::kShape,
-                    "[{}] row {}: document {} lies in two pieces, wanted one after another", where, row, ids[i]);
+                    "[{}] row {}: document {} is in two pieces, wanted its tokens one after another", where, row,
+                    ids[i]);
       runs.push_back({ids[i], 0});
     }
     ++runs.back().tokens;

@@ -1,14 +1,17 @@
-// Which tokens see which in self-attention, said and computed in memory linear in the number of tokens.
+// Visibility in self-attention (which token sees which), described and computed in memory linear in the number of
+// tokens.
 //
 //   const AttentionPattern pattern = attention_pattern({.rows = B, .tokens = T, .document_ids = ids}, x.options());
 //   at::Tensor y = attend(q, k, v, pattern);     // q [B, H, T, d], k and v [B, G, cached + T, d]: [B, H, T, d]
 //
-// A token sees itself and what precedes it in its document, of that at most sliding_window - 1 tokens. One document a
-// row, with or without padding behind it, is plain causal attention. Otherwise the rows are laid end to end and cut
-// into pieces: a document, or where it is longer than the window a part of one with as many parts before it as the
-// window reaches. A value type, made once a forward and shared by all layers; thread-safe.
-// Where there are kernels for whole documents the pieces are not taken apart: on a CPU
-// kernels/attention/causal_attention.h, on an accelerator in 16 bits kernels/attention/flash_attention.h.
+// A token sees itself and earlier tokens of its document; with a sliding window at most sliding_window - 1 earlier
+// tokens. One document per row, with or without padding behind it, is plain causal attention. For other patterns the
+// rows are concatenated and split into pieces. A piece is a whole document, or a part of a document that is longer than
+// the window; such a part also sees as many earlier parts as the window reaches. A value type, made once per forward
+// and shared by all layers; thread-safe.
+//
+// Kernels for whole documents run without pieces: kernels/attention/causal_attention.h on a CPU,
+// kernels/attention/flash_attention.h on an accelerator (16 bits and float32).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,30 +30,34 @@ struct AttentionPattern {
   struct Piece {
     Kind kind = Kind::kCausal;
     int64_t tokens = 0;
-    int64_t earlier = 0;  // pieces before it whose keys it sees too
+    int64_t earlier = 0;  // number of earlier pieces whose keys it also sees
   };
-  std::vector<Piece> pieces{};  // of all rows end to end; empty: plain causal
+  std::vector<Piece> pieces{};  // of the concatenated rows; empty: plain causal
   int64_t sliding_window = 0;
-  int64_t window_piece = 0;  // tokens of a full piece of kind kWindow
-  at::Tensor window_mask{};  // added to the scores of such a piece, its last window_piece columns are its own keys
-  // Of the same rows, on the CPU, where there are pieces: the first key that each token sees, int64 [rows, tokens].
+  int64_t window_piece = 0;  // tokens of a full kWindow piece
+  // Added to the scores of a kWindow piece; the last window_piece columns are the piece's own keys
+  at::Tensor window_mask{};
+  // The same visibility for the CPU kernel: the first key that each token sees, int64 [rows, tokens]. Set on the CPU
+  // where there are pieces.
   at::Tensor first_key{};
-  // Of the same rows, where the device has kernels that read lengths: `begins` of the documents among the tokens that
-  // are no padding (kernels/attention/flash_attention.h), and the tokens of documents and of padding in turn.
+  // The same visibility for kernels that read document lengths: `begins`, the borders of documents among the tokens
+  // that are not padding (kernels/attention/flash_attention.h); `runs`, the lengths of runs of document tokens and of
+  // padding, alternating, documents first.
   struct Documents {
     at::Tensor begins{};
     int64_t longest = 0;
     std::vector<int64_t> runs{};
-    bool have_room = false;  // laid out by a DocumentRoom: `begins` and `longest` are all there is to know of them
+    bool has_fixed_sizes = false;  // laid out with a FixedDocumentSizes; then only `begins` and `longest` are set
   };
   Documents documents{};
-  // Where the tokens lie over ranks: in place of all above.
+  // Set under context parallelism; replaces all members above.
   std::shared_ptr<const ContextPattern> context{};
 };
 
-// Where lengths of documents are read by kernels alone: as many places for documents, and as long a longest one, in
-// each batch. Both are powers of two, and grow with what comes; padding counts as a document.
-struct DocumentRoom {
+// Fixed sizes for document lengths, so that every batch launches the same kernels (CUDA graphs): each batch has room
+// for `documents` documents and a longest one of `longest` tokens. Both are powers of two and grow when a batch needs
+// more. Padding counts as a document.
+struct FixedDocumentSizes {
   int64_t documents = 16;
   int64_t longest = 128;
 };
@@ -58,35 +65,36 @@ struct DocumentRoom {
 struct AttentionPatternOptions {
   int64_t rows = 1;
   int64_t tokens = 0;  // of each row in this call
-  int64_t cached = 0;  // tokens before them in the cache
-  // int64 [rows, tokens]: a run of equal numbers is a document, negative ones are padding, whose results nobody reads;
-  // undefined: one document a row.
+  int64_t cached = 0;  // earlier tokens in the KV cache
+  // int64 [rows, tokens]: a run of equal numbers is a document; negative numbers are padding, whose results are not
+  // used. Undefined: one document per row.
   at::Tensor document_ids{};
-  int64_t sliding_window = 0;  // a token sees itself and window - 1 before it; 0: all before it
-  // Where a row's tokens lie over ranks: of those, this rank's are `tokens`, and the document ids are here already
-  // (context_attention.h).
+  int64_t sliding_window = 0;  // a token sees itself and window - 1 earlier tokens; 0: all earlier ones
+  // Set under context parallelism: the sequence of which this rank has `tokens` tokens per row. It already includes the
+  // document ids (context_attention.h).
   std::shared_ptr<const ContextSequence> context{};
-  // Null: documents are laid out as they are. Else the heads must be such as the device's kernels by lengths take, with
-  // no softcap. Not owned, and not used in float32.
-  DocumentRoom* room = nullptr;
+  // Null: documents keep their own lengths. Otherwise the device's kernels for lengths must support the heads, and
+  // there must be no softcap. Not owned. Ignored in float32.
+  FixedDocumentSizes* fixed_sizes = nullptr;
 };
 
-// `options` tells dtype and device of the queries. Reads the document ids on the host; where they are a DTensor it is
-// COLLECTIVE over its mesh. Error kShape: ids of another shape, ids beside a cache, a document in two pieces, a
-// cache beside a sequence over ranks.
-AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const at::TensorOptions& options);
+// `options`: dtype and device of the queries. Reads the document ids on the host; for a DTensor of ids COLLECTIVE over
+// its mesh. Error kShape: ids of another shape; ids with a cache; a document in two pieces; a cache under context
+// parallelism.
+AttentionPattern attention_pattern(const AttentionPatternOptions& pattern_options, const at::TensorOptions& options);
 
-// How a query scores a key, before the softmax.
-struct AttentionScores {
-  double scale = 0;    // of their product; 0: one over the square root of the head's size
-  double softcap = 0;  // scores are softcap * tanh(score / softcap); 0: as they are. Fused attention cannot do that:
-                       // scores of 1024 queries at a time are in memory
+// How a score is computed from a query and a key, before the softmax.
+struct AttentionScoreOptions {
+  double scale = 0;  // factor of the product; 0: 1 / sqrt(head_dim)
+  // Scores become softcap * tanh(score / softcap); 0: no cap. Fused attention kernels have no cap: the scores of 1024
+  // queries are in memory at a time.
+  double softcap = 0;
 };
 
-// Scaled dot product attention. Keys beyond the number of queries are cached ones, before all pieces. Query heads may
-// be a multiple of the key heads. Padding gives zeros where the pattern has pieces, but in a DocumentRoom. COLLECTIVE
-// where tokens lie over ranks, by the pattern or a ContextScope: over their group.
+// Scaled dot product attention. Keys beyond the number of queries are cached ones and come first. The number of query
+// heads may be a multiple of the number of key heads. Padding gives zeros where the pattern has pieces, except with a
+// FixedDocumentSizes. Under context parallelism (by the pattern or a ContextParallelGuard) COLLECTIVE over the group.
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern,
-                  const AttentionScores& scores = {});
+                  const AttentionScoreOptions& scores = {});
 
 }  // namespace tessera::nn

@@ -9,9 +9,9 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/held_value.h"
+#include "tessera/dtensor/tensor/saved_value.h"
 #include "tessera/kernels/attention/partial_attention.h"
-#include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/kernels/autograd/activation_checkpoint_cache.h"
 #include "tessera/nn/attention/attention_mask.h"
 #include "tessera/nn/attention/attention_pattern.h"
 #include "tessera/nn/attention/context_exchange.h"
@@ -24,37 +24,39 @@ using PieceKind = ContextPiece::Kind;
 
 // ---- the sequence ----
 
-// Rows, tokens and whether there are document ids, of each rank.
-// What a rank says of its document ids, so that all hear of wrong ones.
+// The state of a rank's document ids, which all ranks receive so that wrong ids are an error on all of them.
 constexpr int64_t kNoIds = 0, kGoodIds = 1, kWrongIds = 2;
 
-void check_shares(const ContextParallelism& how, const kernels::ContextLayout& layout, const at::Tensor& shares) {
+void check_rank_infos(const ContextParallelGroup& context_parallel, const kernels::ContextLayout& layout,
+                      const at::Tensor& rank_infos) {
   for (int64_t rank = 0; rank < layout.ranks(); ++rank) {
-    const int64_t *share = shares[rank].const_data_ptr<int64_t>(), *first = shares.const_data_ptr<int64_t>();
+    const int64_t *rank_info = rank_infos[rank].const_data_ptr<int64_t>(),
+                  *first = rank_infos.const_data_ptr<int64_t>();
     TESSERA_CHECK(
-        share[2] != kWrongIds, ErrorKind::kShape,
+        rank_info[2] != kWrongIds, ErrorKind::kShape,
         "[nn.context] group {}: found document ids of another shape or dtype on its rank {}, wanted int64 [{}, {}], "
         "as its tokens are.",
-        how.group->name(), rank, share[0], share[1]);
+        context_parallel.group->name(), rank, rank_info[0], rank_info[1]);
     TESSERA_CHECK(
-        share[0] == first[0] && share[2] == first[2], ErrorKind::kShape,
+        rank_info[0] == first[0] && rank_info[2] == first[2], ErrorKind::kShape,
         "[nn.context] group {}: its rank {} has {} rows {} document ids, its rank 0 {} rows {}. Give all ranks "
         "of a context-parallel group the same rows, each its own tokens of them.",
-        how.group->name(), rank, share[0], share[2] != 0 ? "with" : "without", first[0],
+        context_parallel.group->name(), rank, rank_info[0], rank_info[2] != 0 ? "with" : "without", first[0],
         first[2] != 0 ? "with" : "without");
-    TESSERA_CHECK(
-        share[1] == layout.tokens_of(rank), ErrorKind::kShape,
-        "[nn.context] group {}: its rank {} has {} tokens of each row, wanted {} of the {} that all have. Cut "
-        "rows with ContextLayout::shard.",
-        how.group->name(), rank, share[1], layout.tokens_of(rank), layout.tokens());
+    TESSERA_CHECK(rank_info[1] == layout.tokens_of(rank), ErrorKind::kShape,
+                  "[nn.context] group {}: its rank {} has {} tokens of each row, wanted {} of the {} tokens of all "
+                  "ranks together. Cut rows with ContextLayout::shard.",
+                  context_parallel.group->name(), rank, rank_info[1], layout.tokens_of(rank), layout.tokens());
   }
 }
 
-at::Tensor gathered_shares(const ContextParallelism& how, const ContextSequenceOptions& wanted, int64_t ids) {
-  const auto own = at::tensor({wanted.rows, wanted.tokens, ids}, at::kLong);
-  const auto all = at::empty({how.group->size() * own.numel()}, own.options());
-  comm::all_gather_into(*how.group, all, own, "context.shares").wait();
-  return all.view({how.group->size(), own.numel()});
+// All-gathers three numbers per rank: rows, tokens, and the state of the document ids. int64 [ranks, 3].
+at::Tensor all_gather_rank_infos(const ContextParallelGroup& context_parallel,
+                                 const ContextSequenceOptions& sequence_options, int64_t ids) {
+  const auto own = at::tensor({sequence_options.rows, sequence_options.tokens, ids}, at::kLong);
+  const auto all = at::empty({context_parallel.group->size() * own.numel()}, own.options());
+  comm::all_gather_into(*context_parallel.group, all, own, "context.shares").wait();
+  return all.view({context_parallel.group->size(), own.numel()});
 }
 
 RowDocuments documents_of_row(int64_t row, const int64_t* ids, int64_t tokens) {
@@ -64,11 +66,13 @@ RowDocuments documents_of_row(int64_t row, const int64_t* ids, int64_t tokens) {
     if (run.id >= 0) out.documents.push_back({begin, begin + run.tokens});
     begin += run.tokens;
   }
-  // Padding behind one document may see it: nobody reads what it gets, and rows of several lengths are alike.
+  // Padding behind a single document is treated as part of it: its results are not used, and rows of different lengths
+  // then have equal documents and are computed together.
   if (out.documents.size() == 1 && out.documents[0].begin == 0) out.documents[0].end = tokens;
   return out;
 }
 
+// Neighbouring rows with equal documents are merged into one entry.
 std::vector<RowDocuments> documents_of(const at::Tensor& ids) {
   std::vector<RowDocuments> rows;
   for (int64_t row = 0; row < ids.size(0); ++row) {
@@ -84,6 +88,7 @@ std::vector<RowDocuments> documents_of(const at::Tensor& ids) {
 
 // ---- the pattern ----
 
+// The chunks as they arrive: only the seen parts, one after another in the received tensor.
 std::vector<kernels::ContextChunk> packed_chunks(const std::vector<kernels::ContextChunk>& chunks,
                                                  const std::vector<TokenRange>& seen) {
   std::vector<kernels::ContextChunk> out;
@@ -96,6 +101,7 @@ std::vector<kernels::ContextChunk> packed_chunks(const std::vector<kernels::Cont
   return out;
 }
 
+// For each chunk of the rank `holder`, the tokens that the queries of the rank `reader` see.
 std::vector<TokenRange> seen_of_chunks(const ContextSequence& sequence, int64_t reader, int64_t holder,
                                        const ContextPieceOptions& options) {
   std::vector<TokenRange> seen;
@@ -106,28 +112,33 @@ std::vector<TokenRange> seen_of_chunks(const ContextSequence& sequence, int64_t 
   return seen;
 }
 
-ContextPattern::Step rotated_step(const ContextSequence& sequence, int64_t step, const ContextPieceOptions& options) {
-  const int64_t ranks = sequence.layout.ranks(), rank = sequence.how.group->rank();
+// Step `step` of kAllToAll: the pieces of this rank's queries with the keys of the rank `step` before, and the keys
+// that the rank `step` after needs. Both ranks of a transfer compute the same ranges from the same sequence.
+ContextPattern::RotationStep rotated_step(const ContextSequence& sequence, int64_t step,
+                                          const ContextPieceOptions& options) {
+  const int64_t ranks = sequence.layout.ranks(), rank = sequence.context_parallel.group->rank();
   const int64_t source = (rank + ranks - step) % ranks, target = (rank + step) % ranks;
   const auto& layout = sequence.layout;
   const auto own = layout.chunks_of(rank);
-  ContextPattern::Step out;
+  ContextPattern::RotationStep out;
   if (step == 0) {
     out.pieces = context_pieces(sequence.documents, own, own, options);
     out.keys = layout.tokens_of(rank);
     return out;
   }
-  const auto brought = packed_chunks(layout.chunks_of(source), seen_of_chunks(sequence, rank, source, options));
-  for (const auto& chunk : brought) out.keys += chunk.tokens;
-  out.pieces = context_pieces(sequence.documents, own, brought, options);
+  const auto received_chunks = packed_chunks(layout.chunks_of(source), seen_of_chunks(sequence, rank, source, options));
+  for (const auto& chunk : received_chunks) out.keys += chunk.tokens;
+  out.pieces = context_pieces(sequence.documents, own, received_chunks, options);
   const auto seen = seen_of_chunks(sequence, target, rank, options);
   for (size_t i = 0; i < own.size(); ++i) {
     const int64_t to_local = own[i].local - own[i].begin;
-    if (!seen[i].empty()) out.given.push_back({seen[i].begin + to_local, seen[i].end + to_local});
+    if (!seen[i].empty()) out.sent_ranges.push_back({seen[i].begin + to_local, seen[i].end + to_local});
   }
   return out;
 }
 
+// One mask serves all masked pieces, because its entries depend only on the distance of query and key. A piece reads
+// the columns from mask_origin - distance on.
 void add_mask(ContextPattern& pattern, const ContextPieceOptions& options, const at::TensorOptions& tensors) {
   int64_t queries = 0;
   for (const auto& step : pattern.steps) {
@@ -147,9 +158,9 @@ void add_mask(ContextPattern& pattern, const ContextPieceOptions& options, const
 
 // ---- attention ----
 
-kernels::AttentionPartOptions part_options(const ContextPattern& pattern, const ContextPiece& piece,
-                                           const AttentionScores& scores) {
-  kernels::AttentionPartOptions out{
+kernels::PartialAttentionOptions part_options(const ContextPattern& pattern, const ContextPiece& piece,
+                                              const AttentionScoreOptions& scores) {
+  kernels::PartialAttentionOptions out{
       .causal = piece.kind == PieceKind::kCausal, .scale = scores.scale, .softcap = scores.softcap};
   if (piece.kind == PieceKind::kMasked) {
     out.mask = pattern.mask.narrow(0, 0, piece.queries)
@@ -167,12 +178,12 @@ at::Tensor keys_of(const at::Tensor& tensor, const ContextPiece& piece) {
   return tensor.narrow(0, piece.row, piece.rows).narrow(2, piece.key, piece.keys);
 }
 
-// A sum of parts; a first one of all becomes it.
-class PartsSum {
+// A sum of parts at different places. A first part that covers the whole sum becomes the sum without a copy.
+class GradientSum {
  public:
-  PartsSum(at::IntArrayRef sizes, const at::TensorOptions& options) : sizes_(sizes.vec()), options_(options) {}
+  GradientSum(at::IntArrayRef sizes, const at::TensorOptions& options) : sizes_(sizes.vec()), options_(options) {}
 
-  // `where`: the part's place in the sum.
+  // `where` returns the view of the sum at the part's place.
   void add(const at::Tensor& part, const std::function<at::Tensor(const at::Tensor&)>& where) {
     if (!sum_.defined() && part.sizes() == at::IntArrayRef(sizes_)) {
       sum_ = part.to(options_.dtype());
@@ -191,38 +202,43 @@ class PartsSum {
   at::Tensor sum_;
 };
 
-kernels::AttentionPart context_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                       const ContextPattern& pattern, const AttentionScores& scores) {
+// Computes the pieces of each step as soon as its keys have arrived and adds them to the running result.
+kernels::PartialAttention context_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                          const ContextPattern& pattern, const AttentionScoreOptions& scores) {
   const auto exchange = make_exchange(pattern, at::stack({k, v}));
-  kernels::AttentionSums sums(q);
+  kernels::PartialAttentionMerger sums(q);
   for (size_t step = 0; step < pattern.steps.size(); ++step) {
-    const auto kv = exchange->take(step);
+    const auto kv = exchange->receive_step(step);
     for (const auto& piece : pattern.steps[step].pieces) {
-      const auto part = kernels::attend_part(queries_of(q, piece), keys_of(kv[0], piece), keys_of(kv[1], piece),
-                                             part_options(pattern, piece, scores));
+      const auto part = kernels::partial_attention_forward(queries_of(q, piece), keys_of(kv[0], piece),
+                                                           keys_of(kv[1], piece), part_options(pattern, piece, scores));
       sums.add(part, piece.row, piece.query);
     }
   }
-  const auto joined = sums.joined();
+  const auto joined = sums.merged();
   return {joined.out.to(q.scalar_type()), joined.log_sums};
 }
 
-kernels::AttentionPartGradients context_backward(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
-                                                 const at::Tensor& v, const kernels::AttentionPart& whole,
-                                                 const ContextPattern& pattern, const AttentionScores& scores) {
+// Computes each piece's gradients from the combined result. Keys of a step arrive as in the forward; their gradients
+// leave with return_gradient() after the step.
+kernels::PartialAttentionGradients context_backward(const at::Tensor& gradient, const at::Tensor& q,
+                                                    const at::Tensor& k, const at::Tensor& v,
+                                                    const kernels::PartialAttention& whole,
+                                                    const ContextPattern& pattern,
+                                                    const AttentionScoreOptions& scores) {
   const auto exchange = make_exchange(pattern, at::stack({k, v}));
   const auto wide = whole.log_sums.scalar_type();
-  PartsSum grad_q(q.sizes(), q.options().dtype(wide));
+  GradientSum grad_q(q.sizes(), q.options().dtype(wide));
   for (size_t step = 0; step < pattern.steps.size(); ++step) {
-    const auto kv = exchange->take(step);
+    const auto kv = exchange->receive_step(step);
     if (!kv.defined()) {
-      exchange->give_back(step, {});
+      exchange->return_gradient(step, {});
       continue;
     }
     const auto of_step = kv.options().dtype(wide);
-    PartsSum grad_k(kv[0].sizes(), of_step), grad_v(kv[1].sizes(), of_step);
+    GradientSum grad_k(kv[0].sizes(), of_step), grad_v(kv[1].sizes(), of_step);
     for (const auto& piece : pattern.steps[step].pieces) {
-      const auto part = kernels::attend_part_backward(
+      const auto part = kernels::partial_attention_backward(
           queries_of(gradient, piece), queries_of(q, piece), keys_of(kv[0], piece), keys_of(kv[1], piece),
           {queries_of(whole.out, piece), queries_of(whole.log_sums, piece)}, part_options(pattern, piece, scores));
       const auto at_keys = [&](const at::Tensor& all) { return keys_of(all, piece); };
@@ -230,7 +246,7 @@ kernels::AttentionPartGradients context_backward(const at::Tensor& gradient, con
       grad_k.add(part.k, at_keys);
       grad_v.add(part.v, at_keys);
     }
-    exchange->give_back(step, at::stack({grad_k.sum(), grad_v.sum()}));
+    exchange->return_gradient(step, at::stack({grad_k.sum(), grad_v.sum()}));
   }
   const auto home = exchange->finish();
   return {grad_q.sum().to(q.scalar_type()), home[0].to(k.scalar_type()), home[1].to(v.scalar_type())};
@@ -238,14 +254,14 @@ kernels::AttentionPartGradients context_backward(const at::Tensor& gradient, con
 
 using PatternPtr = std::shared_ptr<const ContextPattern>;
 
-// Attention whose result and log sums are known: what it adds is the derivative.
-struct KnownContextAttention : torch::autograd::Function<KnownContextAttention> {
+// Autograd function of attention whose result and log sums are already computed.
+struct ContextAttentionFunction : torch::autograd::Function<ContextAttentionFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& output, const at::Tensor& log_sums,
                             const PatternPtr& pattern, double scale, double softcap) {
     const auto result = output.detach();
     ctx->save_for_backward({q, k, v, result, log_sums});
-    ctx->saved_data["pattern"] = hold_value(pattern);
+    ctx->saved_data["pattern"] = make_saved_value(pattern);
     ctx->saved_data["scale"] = scale;
     ctx->saved_data["softcap"] = softcap;
     return result;
@@ -256,35 +272,36 @@ struct KnownContextAttention : torch::autograd::Function<KnownContextAttention> 
     TESSERA_CHECK(!c10::GradMode::is_enabled(), ErrorKind::kInternal,
                   "[nn.context] attention over ranks has no second derivative. Differentiate without create_graph.");
     const auto saved = ctx->get_saved_variables();
-    const auto& pattern = *held_value<PatternPtr>(ctx->saved_data["pattern"]);
-    const AttentionScores scores{.scale = ctx->saved_data["scale"].toDouble(),
-                                 .softcap = ctx->saved_data["softcap"].toDouble()};
+    const auto& pattern = *saved_value<PatternPtr>(ctx->saved_data["pattern"]);
+    const AttentionScoreOptions scores{.scale = ctx->saved_data["scale"].toDouble(),
+                                       .softcap = ctx->saved_data["softcap"].toDouble()};
     const auto found = context_backward(grads[0], saved[0], saved[1], saved[2], {saved[3], saved[4]}, pattern, scores);
     return {found.q, found.k, found.v, {}, {}, {}, {}, {}};
   }
 };
 
 void check_attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ContextSequence& sequence) {
-  const int64_t tokens = sequence.layout.tokens_of(sequence.how.group->rank());
+  const int64_t tokens = sequence.layout.tokens_of(sequence.context_parallel.group->rank());
   const bool fits = q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == sequence.rows &&
                     k.size(0) == sequence.rows && q.size(2) == tokens && k.size(2) == tokens && k.size(1) > 0 &&
                     q.size(1) % k.size(1) == 0 && k.size(3) == q.size(3);
   TESSERA_CHECK(fits, ErrorKind::kShape,
                 "[nn.context] found queries {}, keys {} and values {}, wanted [{}, H, {}, d] and twice [{}, G, {}, d] "
-                "with H a multiple of G: this rank's tokens of the pattern. Cached keys cannot lie over ranks.",
+                "with H a multiple of G: this rank's tokens of the pattern. Cached keys cannot be sharded over ranks.",
                 c10::str(q.sizes()), c10::str(k.sizes()), c10::str(v.sizes()), sequence.rows, tokens, sequence.rows,
                 tokens);
 }
 
 at::Tensor attend_locally(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const std::shared_ptr<const ContextPattern>& pattern, const AttentionScores& scores) {
+                          const std::shared_ptr<const ContextPattern>& pattern, const AttentionScoreOptions& scores) {
   check_attended(q, k, v, *pattern->sequence);
-  const auto known = kernels::KeptResults::computed_or_kept([&] {
+  // The forward runs without autograd: ContextAttentionFunction has the derivative and gets the keys again in backward.
+  const auto known = kernels::ActivationCheckpointCache::cached_or_computed([&] {
     const c10::NoGradGuard no_grad;
     const auto computed = context_forward(q, k, v, *pattern, scores);
     return std::vector<at::Tensor>{computed.out, computed.log_sums};
   });
-  return KnownContextAttention::apply(q, k, v, known.at(0), known.at(1), pattern, scores.scale, scores.softcap);
+  return ContextAttentionFunction::apply(q, k, v, known.at(0), known.at(1), pattern, scores.scale, scores.softcap);
 }
 
 }  // namespace
@@ -298,28 +315,36 @@ RotateMethod rotate_method_of(std::string_view name) {
         quote(name));
 }
 
-std::shared_ptr<const ContextSequence> context_sequence(const ContextParallelism& how,
-                                                        const ContextSequenceOptions& wanted) {
-  const auto& given = wanted.document_ids;
-  const auto ids = given.defined() && is_dtensor(given) ? full_tensor(given) : given;
-  const bool fit = ids.defined() && ids.scalar_type() == at::kLong && ids.dim() == 2 && ids.size(0) == wanted.rows &&
-                   ids.size(1) == wanted.tokens;
-  const auto shares = gathered_shares(how, wanted, !ids.defined() ? kNoIds : fit ? kGoodIds : kWrongIds);
+// The all-gather runs before any check, so that a rank with wrong arguments does not leave the others waiting: every
+// rank gets the same numbers and raises the same error.
+std::shared_ptr<const ContextSequence> context_sequence(const ContextParallelGroup& context_parallel,
+                                                        const ContextSequenceOptions& sequence_options) {
+  const auto& ids_tensor = sequence_options.document_ids;
+  const auto ids = ids_tensor.defined() && is_dtensor(ids_tensor) ? full_tensor(ids_tensor) : ids_tensor;
+  const bool fit = ids.defined() && ids.scalar_type() == at::kLong && ids.dim() == 2 &&
+                   ids.size(0) == sequence_options.rows && ids.size(1) == sequence_options.tokens;
+  const auto rank_infos = all_gather_rank_infos(context_parallel, sequence_options,
+                                                !ids.defined() ? kNoIds
+                                                : fit          ? kGoodIds
+                                                               : kWrongIds);
   auto sequence = std::make_shared<ContextSequence>(ContextSequence{
-      how, kernels::ContextLayout(shares.select(1, 1).sum().item<int64_t>(), how.group->size()), {}, wanted.rows});
-  check_shares(how, sequence->layout, shares);
+      context_parallel,
+      kernels::ContextLayout(rank_infos.select(1, 1).sum().item<int64_t>(), context_parallel.group->size()),
+      {},
+      sequence_options.rows});
+  check_rank_infos(context_parallel, sequence->layout, rank_infos);
   if (ids.defined()) {
-    const auto whole = sequence->layout.unshard(how.group, ids.cpu(), 1).contiguous();
+    const auto whole = sequence->layout.unshard(context_parallel.group, ids.cpu(), 1).contiguous();
     sequence->documents = documents_of(whole);
   } else {
-    sequence->documents = {{.row = 0, .rows = wanted.rows, .documents = {{0, sequence->layout.tokens()}}}};
+    sequence->documents = {{.row = 0, .rows = sequence_options.rows, .documents = {{0, sequence->layout.tokens()}}}};
   }
   return sequence;
 }
 
-int64_t ContextPattern::Step::keys_given() const {
+int64_t ContextPattern::RotationStep::sent_keys() const {
   int64_t sum = 0;
-  for (const auto& each : given) sum += each.end - each.begin;
+  for (const auto& each : sent_ranges) sum += each.end - each.begin;
   return sum;
 }
 
@@ -328,12 +353,12 @@ std::shared_ptr<const ContextPattern> context_pattern(std::shared_ptr<const Cont
                                                       const at::TensorOptions& options) {
   auto pattern = std::make_shared<ContextPattern>();
   const auto& layout = sequence->layout;
-  if (sequence->how.rotate == RotateMethod::kAllGather) {
-    const auto own = layout.chunks_of(sequence->how.group->rank());
+  if (sequence->context_parallel.rotate == RotateMethod::kAllGather) {
+    const auto own = layout.chunks_of(sequence->context_parallel.group->rank());
     pattern->steps.push_back(
         {.pieces = context_pieces(sequence->documents, own, {{.begin = 0, .tokens = layout.tokens()}}, pieces),
          .keys = layout.tokens(),
-         .given = {}});
+         .sent_ranges = {}});
   } else {
     for (int64_t step = 0; step < layout.ranks(); ++step) {
       pattern->steps.push_back(rotated_step(*sequence, step, pieces));
@@ -345,13 +370,14 @@ std::shared_ptr<const ContextPattern> context_pattern(std::shared_ptr<const Cont
 }
 
 at::Tensor attend_context(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const std::shared_ptr<const ContextPattern>& pattern, const AttentionScores& scores) {
+                          const std::shared_ptr<const ContextPattern>& pattern, const AttentionScoreOptions& scores) {
   if (!is_dtensor(q)) return attend_locally(q, k, v, pattern, scores);
-  TESSERA_CHECK(have_local_heads(q, k, v), ErrorKind::kShape,
-                "[nn.context] queries lie as {} beside keys and values that lie otherwise, or are cut over tokens or "
-                "within heads. Bring all three to cuts of rows or heads first.",
-                to_string(placements(q)));
-  return on_local_heads(q, k, v, [&](const at::Tensor& own_q, const at::Tensor& own_k, const at::Tensor& own_v) {
+  TESSERA_CHECK(
+      has_local_heads(q, k, v), ErrorKind::kShape,
+      "[nn.context] found queries with placements {} and keys and values with others, or tensors sharded over "
+      "tokens or within heads; wanted all three sharded over rows or heads. Redistribute them first.",
+      to_string(placements(q)));
+  return run_on_local_heads(q, k, v, [&](const at::Tensor& own_q, const at::Tensor& own_k, const at::Tensor& own_v) {
     return attend_locally(own_q, own_k, own_v, pattern, scores);
   });
 }

@@ -1,13 +1,13 @@
-// How keys and values come to the rank whose queries see them, and how their gradients go home. Internal to nn.
+// Moves keys and values to the ranks whose queries see them, and their gradients back. Internal to nn.
 //
 //   const auto exchange = make_exchange(pattern, kv);                     // kv [2, B, G, T, d] of this rank's tokens
 //   for (size_t step = 0; step < pattern.steps.size(); ++step) {
-//     at::Tensor brought = exchange->take(step);                          // [2, B, G, keys of the step, d]
-//     exchange->give_back(step, gradient_of_brought);                     // backward only
+//     at::Tensor received = exchange->receive_step(step);                 // [2, B, G, keys of the step, d]
+//     exchange->return_gradient(step, gradient_of_received);              // backward only
 //   }
 //   at::Tensor gradient = exchange->finish();                             // [2, B, G, T, d]
 //
-// COLLECTIVE over the pattern's group: all its ranks take (and give back) all steps, in order.
+// COLLECTIVE over the pattern's group: all ranks call receive_step() (and return_gradient()) for all steps, in order.
 #pragma once
 
 #include <memory>
@@ -16,16 +16,18 @@
 
 namespace tessera::nn {
 
-class KeyExchange {
+class KeyValueExchange {
  public:
-  virtual ~KeyExchange() = default;
-  // Undefined where the step brings nothing. Starts to bring the next one.
-  virtual at::Tensor take(size_t step) = 0;
-  // Undefined where the step brought nothing, which step 0 of kAllToAll, this rank's own keys, never does.
-  virtual void give_back(size_t step, const at::Tensor& gradient) = 0;
+  virtual ~KeyValueExchange() = default;
+  // Returns the keys and values of a step and starts the transfer of the next step. Undefined: the step has no keys.
+  virtual at::Tensor receive_step(size_t step) = 0;
+  // Sends the gradient of a step's keys and values to their owner. Undefined where receive_step() returned an undefined
+  // tensor; never for step 0 of kAllToAll, which are this rank's own keys.
+  virtual void return_gradient(size_t step, const at::Tensor& gradient) = 0;
+  // Waits for all gradients and returns the gradient of kv.
   virtual at::Tensor finish() = 0;
 };
 
-std::unique_ptr<KeyExchange> make_exchange(const ContextPattern& pattern, const at::Tensor& kv);
+std::unique_ptr<KeyValueExchange> make_exchange(const ContextPattern& pattern, const at::Tensor& kv);
 
 }  // namespace tessera::nn

@@ -6,13 +6,15 @@
 namespace tessera::nn {
 namespace {
 
-// What queries [first, last) see of keys [from, to), all tokens of one document: trimmed so that each query sees a key
-// and each key is seen.
+// Queries [first, last) and keys [from, to) of one document, trimmed so that each query sees a key and each key is
+// seen.
 struct SeenBlock {
   int64_t first, last, from, to;
   bool empty() const { return first >= last || from >= to; }
 };
 
+// Trims in order: keys after the last query; keys before the first query's window; queries before the first key;
+// queries whose window is past the last key. Each cut leaves the earlier ones valid.
 SeenBlock seen_block(const TokenRange& document, const TokenRange& queries, const TokenRange& keys,
                      const ContextPieceOptions& options) {
   SeenBlock block{std::max(queries.begin, document.begin), std::min(queries.end, document.end),
@@ -44,7 +46,8 @@ struct PieceWriter {
                       .distance = kind == ContextPiece::Kind::kMasked ? block.first - block.from : 0});
   }
 
-  // No window ends inside: keys before the queries, the square on the diagonal, queries behind the keys.
+  // For a block without a window border: the keys before the queries (full), the square on the diagonal (causal), and
+  // the queries after the last key (full).
   void add_causal(const SeenBlock& block) {
     add(ContextPiece::Kind::kFull, {block.first, block.last, block.from, std::min(block.first, block.to)});
     if (block.to <= block.first) return;
@@ -58,6 +61,7 @@ struct PieceWriter {
     };
     if (!options.causal) return add(ContextPiece::Kind::kFull, block);
     if (no_window_ends(block)) return add_causal(block);
+    // A window border crosses the block: it is cut into rows of `step` queries, each trimmed to the keys that they see.
     const int64_t step = masked_queries(options.sliding_window);
     for (int64_t begin = block.first; begin < block.last; begin += step) {
       const auto part =
@@ -76,7 +80,7 @@ struct PieceWriter {
 
 using Pieces = std::vector<ContextPiece>;
 
-// [begin, begin + count) and what follows it, or the other way round.
+// Merges two ranges that touch; returns false where they do not.
 bool extend(int64_t& begin, int64_t& count, int64_t other, int64_t others) {
   if (begin + count != other && other + others != begin) return false;
   begin = std::min(begin, other);
@@ -84,7 +88,7 @@ bool extend(int64_t& begin, int64_t& count, int64_t other, int64_t others) {
   return true;
 }
 
-// Two products of all with all that are one.
+// Merges two full pieces with the same queries or the same keys if the result is one full piece.
 bool join(ContextPiece& piece, const ContextPiece& other) {
   if (piece.kind != ContextPiece::Kind::kFull || other.kind != ContextPiece::Kind::kFull) return false;
   const bool same_queries = piece.query == other.query && piece.queries == other.queries;
@@ -93,7 +97,7 @@ bool join(ContextPiece& piece, const ContextPiece& other) {
          (same_keys && extend(piece.query, piece.queries, other.query, other.queries));
 }
 
-// Of pieces of one document in one row: those of neighbouring chunks as one.
+// Merges pieces of one document in one row until none can be merged.
 void join_neighbours(Pieces& pieces) {
   for (bool joined = true; joined;) {
     joined = false;
@@ -107,7 +111,7 @@ void join_neighbours(Pieces& pieces) {
   }
 }
 
-// Causal products of [0, n) and of [n, m) with the product of all with all between them are the causal one of [0, m).
+// Merges the causal pieces of [0, n) and [n, m) and the full piece between them into the causal piece of [0, m).
 void join_triangles(Pieces& pieces) {
   const auto causal_piece = [&](auto&& fits) {
     return std::ranges::find_if(
@@ -128,13 +132,13 @@ void join_triangles(Pieces& pieces) {
                earlier = std::min(lower - pieces.begin(), static_cast<std::ptrdiff_t>(i));
     pieces.erase(pieces.begin() + later);
     pieces.erase(pieces.begin() + earlier);
-    i = static_cast<size_t>(-1);  // from the first one again
+    i = static_cast<size_t>(-1);  // start again: the indices have changed
   }
 }
 
 }  // namespace
 
-// Shorter ones cost calls, longer ones scores outside the window.
+// Smaller pieces cost more calls, larger ones compute more scores outside the window.
 int64_t masked_queries(int64_t sliding_window) { return std::clamp<int64_t>(sliding_window, 128, 1024); }
 
 std::vector<ContextPiece> context_pieces(const std::vector<RowDocuments>& rows,

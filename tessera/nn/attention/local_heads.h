@@ -1,6 +1,6 @@
-// Attention on DTensors whose heads or rows lie over ranks: each rank's own part of all three.
+// Attention on DTensors whose heads or rows are sharded: runs on each rank's local tensors.
 //
-//   if (have_local_heads(q, k, v)) y = on_local_heads(q, k, v, [&](auto& q, auto& k, auto& v) { return ...; });
+//   if (has_local_heads(q, k, v)) y = run_on_local_heads(q, k, v, [&](auto& q, auto& k, auto& v) { return ...; });
 //
 // No communication. Thread-safe.
 #pragma once
@@ -11,10 +11,11 @@
 
 namespace tessera::nn {
 
-// q, k and v [B, heads, T, d] are DTensors that lie alike, cut in rows (dim 0), in heads (dim 1) or not at all.
-bool have_local_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
-// A DTensor of the shape of q, the tokens before the heads in memory; `attend` gives this rank's part of it.
-at::Tensor on_local_heads(
+// Returns whether q, k and v [B, heads, T, d] are DTensors with equal placements that shard only rows (dim 0) or heads
+// (dim 1).
+bool has_local_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+// Runs `attend` on the local tensors. Returns a DTensor of the shape of q, with the tokens before the heads in memory.
+at::Tensor run_on_local_heads(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     const std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)>& attend);
 

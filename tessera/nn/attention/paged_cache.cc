@@ -10,11 +10,11 @@
 namespace tessera::nn {
 namespace {
 
-// into [pages, heads, slots, d], given [1, N, heads, d], both fp32 on the CPU, page and slot of each row: index_put_,
-// without its bookkeeping, which took longer than the attention of a small model.
-void put_rows(const at::Tensor& into, const at::Tensor& given, const at::Tensor& row_pages,
-              const at::Tensor& row_slots) {
-  const auto from = given.contiguous();
+// Copies rows `rows_in` [1, N, heads, d] into `into` [pages, heads, slots, d], at the page and slot of each row. Both
+// are fp32 on the CPU. It replaces index_put_, whose overhead exceeded the attention of a small model.
+void write_rows(const at::Tensor& into, const at::Tensor& rows_in, const at::Tensor& row_pages,
+                const at::Tensor& row_slots) {
+  const auto from = rows_in.contiguous();
   const int64_t rows = from.size(1), heads = from.size(2), d = from.size(3);
   const int64_t of_page = into.stride(0), of_head = into.stride(1), of_slot = into.stride(2);
   const auto *pages = row_pages.const_data_ptr<int64_t>(), *slots = row_slots.const_data_ptr<int64_t>();
@@ -28,14 +28,18 @@ void put_rows(const at::Tensor& into, const at::Tensor& given, const at::Tensor&
 
 }  // namespace
 
-PagedStep::PagedStep(PageStore& store, std::vector<kernels::PagedTokens> sequences, std::vector<int64_t> logit_rows)
+// Computes the page and the slot of every row once; all layers use the same ones.
+PagedBatch::PagedBatch(PagedKVCache& store, std::vector<kernels::PagedSequence> sequences,
+                       std::vector<int64_t> logit_rows)
     : store_(&store), sequences_(std::move(sequences)), logit_rows_(at::tensor(logit_rows, at::kLong)) {
   std::vector<int64_t> pages, slots;
   for (const auto& sequence : sequences_) {
     TESSERA_CHECK(sequence.first_row == static_cast<int64_t>(pages.size()) &&
                       (sequence.first_position + sequence.rows + kernels::kPageTokens - 1) / kernels::kPageTokens <=
                           static_cast<int64_t>(sequence.pages.size()),
-                  ErrorKind::kShape, "[nn.paged_cache] {} tokens from {} of a sequence with {} pages of {}",
+                  ErrorKind::kShape,
+                  "[nn.paged_cache] found {} tokens from position {} of a sequence with {} pages of {} tokens, wanted "
+                  "rows in order and pages up to the last token",
                   sequence.rows, sequence.first_position, sequence.pages.size(), kernels::kPageTokens);
     for (int64_t i = 0; i < sequence.rows; ++i) {
       const int64_t position = sequence.first_position + i;
@@ -47,19 +51,20 @@ PagedStep::PagedStep(PageStore& store, std::vector<kernels::PagedTokens> sequenc
   slots_ = at::tensor(slots, at::kLong);
 }
 
-at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
-                             int64_t window, const AttentionScores& scores) {
+at::Tensor PagedBatch::attend(int64_t layer, const at::Tensor& queries, const at::Tensor& keys,
+                              const at::Tensor& values, int64_t window, const AttentionScoreOptions& scores) {
   const at::NoGradGuard no_grad;
   if (is_dtensor(queries)) {
     const auto q = queries.transpose(1, 2), k = keys.transpose(1, 2), v = values.transpose(1, 2);
-    TESSERA_CHECK(have_local_heads(q, k, v), ErrorKind::kShape,
-                  "[nn.paged_cache] queries lie as {}, keys as {}, wanted whole heads on each rank",
+    TESSERA_CHECK(has_local_heads(q, k, v), ErrorKind::kShape,
+                  "[nn.paged_cache] found queries with placements {} and keys with placements {}, wanted both sharded "
+                  "over whole heads",
                   to_string(placements(q)), is_dtensor(k) ? to_string(placements(k)) : "a plain tensor");
     const auto own = [&](const at::Tensor& own_q, const at::Tensor& own_k, const at::Tensor& own_v) {
       return attend(layer, own_q.transpose(1, 2), own_k.transpose(1, 2), own_v.transpose(1, 2), window, scores)
           .transpose(1, 2);
     };
-    return on_local_heads(q, k, v, own).transpose(1, 2);
+    return run_on_local_heads(q, k, v, own).transpose(1, 2);
   }
   const int64_t kv_heads = keys.size(2), d = keys.size(3);
   auto& stored = store_->layers_.at(static_cast<size_t>(layer));
@@ -68,11 +73,14 @@ at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& queries, const at:
   }
   TESSERA_CHECK(stored.size(2) == kv_heads && stored.size(4) == d && stored.scalar_type() == keys.scalar_type() &&
                     keys.size(1) == pages_.size(0) && keys.sizes() == values.sizes(),
-                ErrorKind::kShape, "[nn.paged_cache] found keys {} for {} tokens, the pages hold {} heads of {}",
+                ErrorKind::kShape,
+                "[nn.paged_cache] found keys {} for {} tokens, wanted one key per token in the dtype of the pages, "
+                "with {} heads of {} elements",
                 c10::str(keys.sizes()), pages_.size(0), stored.size(2), stored.size(4));
   const auto stored_keys = stored.select(1, 0), stored_values = stored.select(1, 1);  // [pages, heads, slots, d]
+  // Both paths write keys and values first, so that a token also sees itself.
   if (!keys.is_cpu() || keys.scalar_type() != at::kFloat) {
-    bring_places_to(keys.device());
+    copy_indices_to(keys.device());
     const auto put = [&](const at::Tensor& into, const at::Tensor& from) {
       into.transpose(1, 2).index_put_({pages_, slots_}, from.squeeze(0));
     };
@@ -80,8 +88,8 @@ at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& queries, const at:
     put(stored_values, values);
     return attend_gathered(queries, stored_keys, stored_values, window, scores);
   }
-  put_rows(stored_keys, keys, pages_, slots_);
-  put_rows(stored_values, values, pages_, slots_);
+  write_rows(stored_keys, keys, pages_, slots_);
+  write_rows(stored_values, values, pages_, slots_);
   return kernels::paged_attention({.queries = queries.squeeze(0).contiguous(),
                                    .keys = stored_keys,
                                    .values = stored_values,
@@ -92,8 +100,8 @@ at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& queries, const at:
       .unsqueeze(0);
 }
 
-// Where pages are gathered. They are the same in every layer, so that only the first one copies.
-void PagedStep::bring_places_to(at::Device device) {
+// Copies pages and slots to the device. They are the same in every layer, so only the first layer copies.
+void PagedBatch::copy_indices_to(at::Device device) {
   if (!sequence_pages_.empty()) return;
   pages_ = pages_.to(device);
   slots_ = slots_.to(device);
@@ -103,8 +111,10 @@ void PagedStep::bring_places_to(at::Device device) {
   }
 }
 
-at::Tensor PagedStep::attend_gathered(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
-                                      int64_t window, const AttentionScores& scores) const {
+// For devices and dtypes without a paged kernel: gathers a sequence's pages into contiguous keys and values and runs
+// cached attention for each sequence.
+at::Tensor PagedBatch::attend_gathered(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
+                                       int64_t window, const AttentionScoreOptions& scores) const {
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < sequences_.size(); ++i) {
     const auto& sequence = sequences_[i];
@@ -121,7 +131,7 @@ at::Tensor PagedStep::attend_gathered(const at::Tensor& queries, const at::Tenso
   return at::cat(results, 1);
 }
 
-at::Tensor PagedStep::wanted_rows(const at::Tensor& hidden) const {
+at::Tensor PagedBatch::select_logit_rows(const at::Tensor& hidden) const {
   return hidden.index_select(1, logit_rows_.to(hidden.device()));
 }
 

@@ -1,13 +1,15 @@
-// Keys and values of many sequences in pages that sequences may share, and the tokens of a forward over some of them.
+// A KV cache in pages that sequences may share, and the tokens of one forward over several sequences.
 //
-//   PageStore store(layers, 1024);                                      // pages of kernels::kPageTokens tokens
-//   PagedStep step(store, {{.first_row = 0, .rows = 5, .first_position = 0, .pages = first},
-//                          {.first_row = 5, .rows = 1, .first_position = 40, .pages = second}}, /*logit_rows=*/{4, 5});
-//   model.logits({.tokens = tokens, .positions = positions, .paged = &step});     // tokens [1, 6]: logits [1, 2, V]
+//   PagedKVCache cache(layers, 1024);                                   // pages of kernels::kPageTokens tokens
+//   PagedBatch batch(cache,
+//                    {{.first_row = 0, .rows = 5, .first_position = 0, .pages = first},
+//                     {.first_row = 5, .rows = 1, .first_position = 40, .pages = second}},
+//                    /*logit_rows=*/{4, 5});
+//   model.logits({.tokens = tokens, .positions = positions, .paged = &batch});    // tokens [1, 6]: logits [1, 2, V]
 //
-// Which page belongs to whom is its user's business (models/generation). On the CPU in fp32 what a token gets depends
-// on the tokens before it in its sequence alone, bit for bit (kernels/attention/paged_attention.h); elsewhere pages are
-// gathered for each sequence. Not differentiable. One thread at a time.
+// The user of the class (models/generation) assigns pages to sequences. For fp32 on the CPU, the result of a token
+// depends only on the tokens before it in its sequence, bit for bit (kernels/attention/paged_attention.h). Other
+// devices and dtypes gather the pages of each sequence first. Not differentiable. One thread at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,44 +20,45 @@
 
 namespace tessera::nn {
 
-struct AttentionScores;
+struct AttentionScoreOptions;
 
-class PageStore {
+class PagedKVCache {
  public:
-  PageStore(int64_t layers, int64_t pages) : layers_(static_cast<size_t>(layers)), pages_(pages) {}
+  PagedKVCache(int64_t layers, int64_t pages) : layers_(static_cast<size_t>(layers)), pages_(pages) {}
   int64_t pages() const { return pages_; }
 
  private:
-  friend class PagedStep;
-  // Each [pages, 2, kv_heads, kernels::kPageTokens, head_dim], made at the layer's first use in the dtype and on the
-  // device of those keys: a stage of a pipeline takes memory for its own layers. Pages that nobody wrote take no memory
-  // where the system gives it at the first touch.
+  friend class PagedBatch;
+  // One tensor per layer, [pages, 2, kv_heads, kernels::kPageTokens, head_dim]. It is allocated at the layer's first
+  // use, with the keys' dtype and device, so a pipeline stage allocates only its own layers. Pages that were never
+  // written take no memory on systems that map memory at the first access.
   std::vector<at::Tensor> layers_;
   int64_t pages_;
 };
 
-class PagedStep {
+class PagedBatch {
  public:
-  // Rows follow one another in the order of the sequences; the pages of each reach its last token. logit_rows: the rows
-  // whose logits are wanted.
-  PagedStep(PageStore& store, std::vector<kernels::PagedTokens> sequences, std::vector<int64_t> logit_rows);
+  // The rows follow one another in the order of the sequences. The pages of a sequence must reach its last token.
+  // logit_rows: the rows whose logits are requested.
+  PagedBatch(PagedKVCache& store, std::vector<kernels::PagedSequence> sequences, std::vector<int64_t> logit_rows);
 
-  // Puts keys and values [1, N, kv_heads, head_dim] into their places and gives what the queries [1, N, heads,
-  // head_dim] make of all that they see: the same shape. Of DTensors each rank has the heads that lie on it, here and
-  // in the store. Error kShape for keys unlike those that the layer has, and DTensors that cut anything but heads.
+  // Writes keys and values [1, N, kv_heads, head_dim] into their pages. Returns the attention of the queries
+  // [1, N, heads, head_dim] over all tokens that they see, in the queries' shape. With DTensors each rank has its own
+  // heads, in the store, too. Error kShape: keys of another shape or dtype than the layer's pages, or DTensors that
+  // shard another dim than the heads.
   at::Tensor attend(int64_t layer, const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
-                    int64_t window, const AttentionScores& scores);
-  // The wanted rows of [1, N, width].
-  at::Tensor wanted_rows(const at::Tensor& hidden) const;
+                    int64_t window, const AttentionScoreOptions& scores);
+  // Selects the requested rows of hidden [1, N, width].
+  at::Tensor select_logit_rows(const at::Tensor& hidden) const;
 
  private:
-  void bring_places_to(at::Device device);
+  void copy_indices_to(at::Device device);
   at::Tensor attend_gathered(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
-                             int64_t window, const AttentionScores& scores) const;
-  PageStore* store_;
-  std::vector<kernels::PagedTokens> sequences_;
-  at::Tensor logit_rows_, pages_, slots_;   // int64; the latter two of each row
-  std::vector<at::Tensor> sequence_pages_;  // int64, where they are gathered: on the device from the first layer on
+                             int64_t window, const AttentionScoreOptions& scores) const;
+  PagedKVCache* store_;
+  std::vector<kernels::PagedSequence> sequences_;
+  at::Tensor logit_rows_, pages_, slots_;   // int64; the page and the slot of each row
+  std::vector<at::Tensor> sequence_pages_;  // int64, for gathering; on the device after the first layer's call
 };
 
 }  // namespace tessera::nn

@@ -4,7 +4,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/held_value.h"
+#include "tessera/dtensor/tensor/saved_value.h"
 #include "tessera/nn/experts/moe.h"
 #include "tessera/nn/modules_of.h"
 
@@ -13,16 +13,17 @@ namespace {
 
 using StatisticsPtr = std::shared_ptr<const RouterStatistics>;
 
-struct BalanceGradient : torch::autograd::Function<BalanceGradient> {
+// The identity with a backward that adds the same vector, the gradient of the loss, to every row that counts.
+struct LoadBalanceGradient : torch::autograd::Function<LoadBalanceGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& probabilities,
                             const std::optional<at::Tensor>& mask, const StatisticsPtr& statistics) {
     if (mask) ctx->save_for_backward({*mask});
-    ctx->saved_data["statistics"] = hold_value(statistics);
+    ctx->saved_data["statistics"] = make_saved_value(statistics);
     return probabilities.clone();
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
-    const auto& statistics = held_value<StatisticsPtr>(ctx->saved_data["statistics"]);
+    const auto& statistics = saved_value<StatisticsPtr>(ctx->saved_data["statistics"]);
     auto added = statistics->gradient().to(grads[0].options());
     const auto masks = ctx->get_saved_variables();
     if (!masks.empty()) added = added * masks[0].to(added.scalar_type()).unsqueeze(1);
@@ -48,31 +49,37 @@ at::Tensor RouterStatistics::sums(c10::Device device) const {
 
 void RouterStatistics::finish(const at::Tensor& sums) {
   TESSERA_CHECK(sums.dim() == 1 && sums.size(0) == 2 * experts_ + 1, ErrorKind::kShape,
-                "[nn.router] sums of {} numbers for {} experts, wanted {}", sums.numel(), experts_, 2 * experts_ + 1);
+                "[nn.router] found sums of {} numbers for {} experts, wanted {} numbers", sums.numel(), experts_,
+                2 * experts_ + 1);
   totals_ = sums.to(at::kDouble).contiguous();
   mode_ = Mode::kFinished;
 }
 
-// Without rows nothing was chosen either, and what is divided by them is 0.
+// The number of counted rows, at least 1: without rows all sums are 0, and 0 / 1 is the wanted result.
 at::Tensor RouterStatistics::rows() const {
-  TESSERA_CHECK(totals_.defined(), ErrorKind::kInternal,
-                "[nn.router] the load-balance loss of a step is not known yet. Call finish() with the sums of all "
-                "ranks after the forwards of the step and before its first backward.");
+  TESSERA_CHECK(
+      totals_.defined(), ErrorKind::kInternal,
+      "[nn.router] the load-balance loss of this step is not computed yet. Call finish() with the sums of all "
+      "ranks after the forwards of the step and before its first backward.");
   return totals_[2 * experts_].clamp_min(1);
 }
 
+// totals_ holds the choices per expert, the sums of probabilities per expert, and the number of rows.
 at::Tensor RouterStatistics::loss() const {
   const auto count = rows();
   const auto shares = totals_.narrow(0, 0, experts_) / count, means = totals_.narrow(0, experts_, experts_) / count;
   return shares.dot(means) * (coefficient_ * static_cast<double>(experts_));
 }
 
+// The choices are constants of the loss and only the mean probabilities have a gradient: for one row
+// coefficient * experts * choices / rows^2.
 at::Tensor RouterStatistics::gradient() const {
   const auto count = rows();
   const auto scale = at::full_like(count, coefficient_ * static_cast<double>(experts_)) / (count * count);
   return (totals_.narrow(0, 0, experts_) * scale).to(at::kFloat);
 }
 
+// A running graph task means that backward recomputes this forward, which has been counted before.
 void RouterStatistics::count(const at::Tensor& probabilities, const at::Tensor& chosen, const at::Tensor& mask) {
   if (mode_ != Mode::kCounting || torch::autograd::get_current_graph_task_id() != -1) return;
   const at::NoGradGuard no_grad;
@@ -85,9 +92,9 @@ void RouterStatistics::count(const at::Tensor& probabilities, const at::Tensor& 
   sums_[2 * experts_].add_(counted.sum());
 }
 
-at::Tensor with_balance_gradient(const at::Tensor& probabilities, const at::Tensor& mask,
-                                 const std::shared_ptr<const RouterStatistics>& statistics) {
-  return BalanceGradient::apply(probabilities, mask.defined() ? std::optional(mask) : std::nullopt, statistics);
+at::Tensor add_load_balance_gradient(const at::Tensor& probabilities, const at::Tensor& mask,
+                                     const std::shared_ptr<const RouterStatistics>& statistics) {
+  return LoadBalanceGradient::apply(probabilities, mask.defined() ? std::optional(mask) : std::nullopt, statistics);
 }
 
 std::shared_ptr<RouterStatistics> router_statistics(Module& root) {

@@ -1,22 +1,22 @@
-// How evenly routers spread tokens over experts in one global step, and the load-balance loss of that (Switch
-// Transformer, equations 4 to 6; the figures of transformers): experts * sum over experts of their share of the choices
-// times their mean probability, over all tokens and layers together.
+// Statistics of how routers spread tokens over experts in one global step, and the load-balance loss from them (Switch
+// Transformer, equations 4 to 6; computed as in transformers): experts * sum over experts of (share of the choices *
+// mean probability), over all tokens and layers together.
 //
-// The loss of a step is known once all of its tokens have been routed, on all ranks and in all micro-batches, and its
-// gradient is the same for every token. So it is no tensor: routers count while they run, totals are added up over the
-// ranks, and then each router's backward adds the gradient to that of its probabilities.
+// The loss of a step is known only after all its tokens were routed, on all ranks and in all micro-batches; its
+// gradient is the same for every token. Therefore it is no tensor of the graph: routers count while they run, the
+// totals are summed over the ranks, and each router's backward adds the loss's gradient to that of its probabilities.
 //
-//   statistics->begin();                                               // from here on forwards are counted
+//   statistics->begin();                                               // forwards are counted from here on
 //   auto loss = model->loss_sum(inputs, labels) / labels_of_all_ranks;
-//   at::Tensor balance = settle_router_statistics(*statistics, group);   // COLLECTIVE; parallel/experts
+//   at::Tensor balance = reduce_router_statistics(*statistics, group);   // COLLECTIVE; parallel/experts
 //   loss.backward();                                                   // gradients of loss + balance
-//   statistics->end();                                                 // forwards count and add nothing (validation)
+//   statistics->end();                                                 // forwards are not counted (validation)
 //
-// Where a step has several micro-batches, all of them run without gradients before the totals are settled, and then
-// one after another forward and backward.
+// A step of several micro-batches runs all of them once without gradients, then settles the totals, and then runs each
+// micro-batch forward and backward.
 //
-// Numbers stay where the routers are, and no host waits for them. A forward that backward runs again (activation
-// checkpoints) is not counted. One object serves all routers of a model; it belongs to one rank.
+// The numbers stay on the routers' device and no host waits for them. A forward that backward runs again (activation
+// checkpointing) is not counted. One object serves all routers of a model and belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,25 +30,26 @@ class Module;
 
 class RouterStatistics {
  public:
-  // coefficient: what the loss is multiplied with (router_aux_loss_coef).
+  // coefficient: factor of the loss (router_aux_loss_coef).
   RouterStatistics(int64_t experts, double coefficient);
 
   void begin();
-  // What ranks add up: float64 [2 experts + 1] on `device`: choices of each expert, sums of probabilities, rows.
+  // The numbers that ranks sum: float64 [2 experts + 1] on `device`: choices per expert, sums of probabilities per
+  // expert, number of rows.
   at::Tensor sums(c10::Device device = c10::kCPU) const;
-  // Takes the sums over all ranks; nothing is counted from here on. Error kShape for other sizes.
+  // Sets the sums over all ranks and stops counting. Error kShape for other sizes.
   void finish(const at::Tensor& sums);
   void end() { mode_ = Mode::kOff; }
-  // Of the totals, times the coefficient: float64 [], where the sums were. 0 where no row was counted. Error kInternal
-  // before finish().
+  // The loss times the coefficient: float64 [], on the device of the sums given to finish(). 0 where no row was
+  // counted. Error kInternal before finish().
   at::Tensor loss() const;
   int64_t experts() const { return experts_; }
 
-  // For routers.
-  bool on() const { return mode_ != Mode::kOff; }
-  // probabilities [N, experts], chosen int64 [N, k]; mask: bool [N] of the rows that count, undefined: all.
+  // For routers: whether a step is under way.
+  bool is_active() const { return mode_ != Mode::kOff; }
+  // probabilities [N, experts]; chosen int64 [N, k]; mask: bool [N], the rows that count; undefined: all rows.
   void count(const at::Tensor& probabilities, const at::Tensor& chosen, const at::Tensor& mask);
-  // d loss / d probabilities of a row that counts: float32 [experts]. Error kInternal before finish().
+  // d loss / d probabilities of a counted row: float32 [experts]. Error kInternal before finish().
   at::Tensor gradient() const;
 
  private:
@@ -58,15 +59,15 @@ class RouterStatistics {
   int64_t experts_;
   double coefficient_;
   Mode mode_ = Mode::kOff;
-  at::Tensor sums_;    // on the device of the routers; undefined: nothing yet
-  at::Tensor totals_;  // where finish() was given them
+  at::Tensor sums_;    // on the routers' device; undefined: nothing was counted
+  at::Tensor totals_;  // on the device of the sums given to finish()
 };
 
-// `probabilities`, to whose gradient the loss's is added; mask as above.
-at::Tensor with_balance_gradient(const at::Tensor& probabilities, const at::Tensor& mask,
-                                 const std::shared_ptr<const RouterStatistics>& statistics);
+// Returns `probabilities`; their backward adds the loss's gradient to the rows of the mask.
+at::Tensor add_load_balance_gradient(const at::Tensor& probabilities, const at::Tensor& mask,
+                                     const std::shared_ptr<const RouterStatistics>& statistics);
 
-// Those of the routers below `root`; null where there is no router.
+// The statistics that the routers below `root` share; null where there is no router.
 std::shared_ptr<RouterStatistics> router_statistics(Module& root);
 
 }  // namespace tessera::nn

@@ -17,7 +17,8 @@ using kernels::to_float8;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// x [..., in] times the weight [out, in] that `weight8` was made of.
+// x [..., in] times the transpose of weight [out, in], whose float8 form is weight8 and weight_scale. All three
+// products (forward, grad_x, grad_weight) run in float8; x is saved in float8.
 struct Float8Product : torch::autograd::Function<Float8Product> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& weight8, const at::Tensor& weight_scale) {
@@ -46,39 +47,42 @@ struct Float8Product : torch::autograd::Function<Float8Product> {
 
 }  // namespace
 
-Float8Linear::Float8Linear(Linear& former, std::shared_ptr<Float8Steps> steps)
+Float8Linear::Float8Linear(Linear& former, std::shared_ptr<Float8StepCounter> steps)
     : Linear(former, /*with_weight=*/true), steps_(std::move(steps)) {
   TESSERA_CHECK(!former.has_hooks(), ErrorKind::kConfig,
-                "[nn.float8] a Linear [{}, {}] has hooks already. Convert before the model is parallelized.",
+                "[nn.float8] found hooks on a Linear [{}, {}], wanted none. Convert before the model is parallelized.",
                 former.weight.size(0), former.weight.size(1));
 }
 
+// The step number decides whether the kept weight is current: begin_float8_step() raises it when parameters have
+// changed.
 const Float8Tensor& Float8Linear::converted_weight() {
   const bool keeps = training() && steps_->number > 0;
-  if (keeps && kept_in_ == steps_->number) return kept_;
-  kept_ = to_float8(weight.detach(), at::kFloat8_e4m3fn);
-  kept_in_ = keeps ? steps_->number : 0;
+  if (keeps && cached_in_step_ == steps_->number) return cached_weight_;
+  cached_weight_ = to_float8(weight.detach(), at::kFloat8_e4m3fn);
+  cached_in_step_ = keeps ? steps_->number : 0;
   ++steps_->weight_conversions;
-  return kept_;
+  return cached_weight_;
 }
 
 at::Tensor Float8Linear::forward(const at::Tensor& x) {
   TESSERA_CHECK(!is_dtensor(x) && !is_dtensor(weight), ErrorKind::kConfig,
-                "[nn.float8] found a weight or input that is a DTensor: float8 does not go together with tensor "
-                "parallelism in this version. Set tp to 1, or leave the module as it was.");
+                "[nn.float8] found a weight or input that is a DTensor, wanted plain tensors: float8 with tensor "
+                "parallelism is not supported in this version. Set tp to 1, or leave the module unconverted.");
   const Float8Tensor weight8 = converted_weight();
-  if (kept_in_ == 0) kept_ = {};
+  // Outside of steps the converted weight is not kept; `weight8` holds it for this product.
+  if (cached_in_step_ == 0) cached_weight_ = {};
   const at::Tensor y = Float8Product::apply(x, weight, weight8.data, weight8.scale);
   return bias.defined() ? y + bias.to(y.scalar_type()) : y;
 }
 
-std::shared_ptr<Float8Steps> convert_to_float8(Module& root) {
-  auto steps = std::make_shared<Float8Steps>();
+std::shared_ptr<Float8StepCounter> convert_to_float8(Module& root) {
+  auto steps = std::make_shared<Float8StepCounter>();
   replace_linears(root, [&](Linear& former) { return std::make_shared<Float8Linear>(former, steps); });
   return steps;
 }
 
-std::shared_ptr<Float8Steps> float8_steps(Module& root) {
+std::shared_ptr<Float8StepCounter> float8_steps(Module& root) {
   const auto linears = modules_of<Float8Linear>(root);
   return linears.empty() ? nullptr : linears.front().second->steps();
 }

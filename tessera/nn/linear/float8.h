@@ -1,16 +1,17 @@
-// Linears that multiply in float8, with a scale for each tensor, as torchao's dynamic float8 training: inputs and
-// weights as float8_e4m3fn, gradients of outputs as float8_e5m2, sums in float32. Parameters, inputs and outputs stay
-// as they were.
+// Linear layers that multiply in float8 with one scale per tensor, as torchao's dynamic float8 training: inputs and
+// weights in float8_e4m3fn, gradients of outputs in float8_e5m2, sums in float32. Parameters, inputs and outputs keep
+// their dtypes.
 //
 //   const auto steps = nn::convert_to_float8(*model);              // before it is parallelized
 //   flags.on_change([steps](const train::MicrobatchFlags& now) {   // tessera/train/nemo/accumulation.h
-//     if (now.first_microbatch() == true && !now.optim_step()) steps->begin();
+//     if (now.first_microbatch() == true && !now.optim_step()) steps->begin_float8_step();
 //   });
 //
-// In training a weight is converted once a step, at its first use after begin(), and kept for the other micro-batches
-// and for recomputed forwards; without begin(), and outside training, at each use. Whoever changes a parameter calls
-// begin(). What is kept is a byte an element, of whole weights under fully_shard. Products are the hardware's where it
-// has them (kernels/linear/float8.h), elsewhere of the same values in float32. Belongs to one rank.
+// In training a weight is converted once per step, at its first use after begin_float8_step(), and kept for the other
+// micro-batches and for recomputed forwards. Without begin_float8_step(), and outside training, it is converted at each
+// use. Code that changes a parameter must call begin_float8_step(). A kept weight takes one byte per element of the
+// whole weight, also under fully_shard. Products run natively where the device has float8 (kernels/linear/float8.h),
+// elsewhere on the same values in float32. An object belongs to one rank.
 #pragma once
 
 #include <cstdint>
@@ -21,31 +22,31 @@
 
 namespace tessera::nn {
 
-// Shared by the float8 Linears of a model.
-struct Float8Steps {
-  int64_t number = 0;              // of the step under way; 0: before the first, nothing is kept
-  int64_t weight_conversions = 0;  // so far, of all weights
-  void begin() { ++number; }
+// The step counter that all float8 layers of a model share.
+struct Float8StepCounter {
+  int64_t number = 0;              // number of the current step; 0: before the first step, nothing is kept
+  int64_t weight_conversions = 0;  // conversions so far, over all weights
+  void begin_float8_step() { ++number; }
 };
 
-// In the place of a Linear, whose parameters it shows.
+// Replaces a Linear and takes over its parameters.
 struct Float8Linear : Linear {
-  Float8Linear(Linear& former, std::shared_ptr<Float8Steps> steps);
-  // Error kConfig for weights that are DTensors: float8 and tensor parallelism do not go together in this version.
+  Float8Linear(Linear& former, std::shared_ptr<Float8StepCounter> steps);
+  // Error kConfig for DTensor weights: float8 with tensor parallelism is not supported in this version.
   at::Tensor forward(const at::Tensor& x) override;
-  const std::shared_ptr<Float8Steps>& steps() const { return steps_; }
+  const std::shared_ptr<Float8StepCounter>& steps() const { return steps_; }
 
  private:
   const kernels::Float8Tensor& converted_weight();
-  std::shared_ptr<Float8Steps> steps_;
-  kernels::Float8Tensor kept_;
-  int64_t kept_in_ = 0;  // the step; 0: nothing is kept
+  std::shared_ptr<Float8StepCounter> steps_;
+  kernels::Float8Tensor cached_weight_;
+  int64_t cached_in_step_ = 0;  // the step in which cached_weight_ was converted; 0: cached_weight_ is empty
 };
 
-// Puts a Float8Linear in place of each Linear below `root` that is one exactly, adapted ones left alone. Error kConfig
-// for modules that have hooks already.
-std::shared_ptr<Float8Steps> convert_to_float8(Module& root);
-// Of the Float8Linears that are there; null: none are.
-std::shared_ptr<Float8Steps> float8_steps(Module& root);
+// Replaces each Linear below `root` by a Float8Linear; classes derived from Linear (adapters) stay unchanged. Error
+// kConfig for modules that already have hooks.
+std::shared_ptr<Float8StepCounter> convert_to_float8(Module& root);
+// The steps of the Float8Linears below `root`; null where there are none.
+std::shared_ptr<Float8StepCounter> float8_steps(Module& root);
 
 }  // namespace tessera::nn

@@ -11,16 +11,16 @@
 #include "tessera/base/philox.h"
 #include "tessera/dtensor/random/random_fill.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
 namespace tessera::nn {
 namespace {
 
-// Stretches of this rank's tokens as stretches of the whole row.
-tessera::Runs in_whole_row(const tessera::Runs& own, const std::vector<kernels::ContextChunk>& chunks) {
-  tessera::Runs whole;
+// Converts ranges of this rank's tokens to ranges of the whole row.
+tessera::IndexSpans in_whole_row(const tessera::IndexSpans& own, const std::vector<kernels::ContextChunk>& chunks) {
+  tessera::IndexSpans whole;
   for (const auto& run : own) {
     for (const auto& chunk : chunks) {
       const int64_t begin = std::max(run.start, chunk.local);
@@ -31,26 +31,28 @@ tessera::Runs in_whole_row(const tessera::Runs& own, const std::vector<kernels::
   return whole;
 }
 
-// The elements of x, [rows, tokens, ...], that this rank has, in a tensor of all rows that were ever trained on.
-tessera::Region place_in_run(const at::Tensor& x, const LoraDropout& dropout, const std::string& path) {
+// The region of x [rows, tokens, ...] in a virtual tensor of all rows of the run (2^40). Random numbers are drawn by
+// position in that tensor, which makes a mask independent of the layout.
+tessera::ShardRegion region_in_run(const at::Tensor& x, const LoraDropout& dropout, const std::string& path) {
   constexpr int64_t kRows = int64_t{1} << 40;
-  auto region = is_dtensor(x) ? tessera::Region(x.sizes(), *device_mesh(x), placements(x)) : tessera::Region(x.sizes());
+  auto region =
+      is_dtensor(x) ? tessera::ShardRegion(x.sizes(), *device_mesh(x), placements(x)) : tessera::ShardRegion(x.sizes());
   region.global[0] = kRows;
-  for (auto& run : region.runs[0]) run.start += dropout.first_row;
+  for (auto& run : region.index_spans[0]) run.start += dropout.first_row;
   if (!dropout.context) return region;
   const auto& context = *dropout.context;
   TESSERA_CHECK(
       x.dim() >= 3 && x.size(1) == context.tokens_of(dropout.context_rank), ErrorKind::kShape,
-      "[nn.lora] {}: dropout: found inputs of {}, wanted [rows, {}, ...]: the tokens that rank {} of {} has of "
-      "rows of {}",
+      "[nn.lora] {}: dropout: found inputs {}, wanted [rows, {}, ...]: the tokens that rank {} of {} holds of "
+      "rows of {} tokens",
       path, c10::str(x.sizes()), context.tokens_of(dropout.context_rank), dropout.context_rank, context.ranks(),
       context.tokens());
   region.global[1] = context.tokens();
-  region.runs[1] = in_whole_row(region.runs[1], context.chunks_of(dropout.context_rank));
+  region.index_spans[1] = in_whole_row(region.index_spans[1], context.chunks_of(dropout.context_rank));
   return region;
 }
 
-// [out], of weight [out, in]. In float32 at least.
+// The norm of each row of weight [out, in]: [out], in float32 or wider.
 at::Tensor row_norms(const at::Tensor& weight) {
   const auto wide = weight.itemsize() < 4 ? weight.to(at::kFloat) : weight;
   return wide.square().sum(1).sqrt();
@@ -92,9 +94,11 @@ LoraLinear::LoraLinear(Linear& former, const LoraSettings& settings)
       stream_(philox_stream(settings.path)) {
   TESSERA_CHECK(settings.rank >= 1, ErrorKind::kConfig, "[nn.lora] {}: rank: found {}, wanted at least 1",
                 settings.path, settings.rank);
-  TESSERA_CHECK(!former.has_hooks() && !is_dtensor(former.weight), ErrorKind::kConfig,
-                "[nn.lora] {}: is parallel or has hooks already. Add adapters before the model is parallelized.",
-                settings.path);
+  TESSERA_CHECK(
+      !former.has_hooks() && !is_dtensor(former.weight), ErrorKind::kConfig,
+      "[nn.lora] {}: found a Linear that is parallel or has hooks, wanted one without. Add adapters before the "
+      "model is parallelized.",
+      settings.path);
   if (auto* const quantized = dynamic_cast<QuantizedLinear*>(&former)) packed = quantized->packed;
   former.set_requires_grad(false);
   const int64_t out = packed ? packed->out : weight.size(0), in = packed ? packed->in : weight.size(1);
@@ -115,18 +119,19 @@ at::Tensor LoraLinear::product(const at::Tensor& x, const at::Tensor& bias_of) c
   return packed ? packed->product(x, bias_of) : tessera::kernels::linear(x, weight, bias_of);
 }
 
-at::Tensor LoraLinear::dropped(const at::Tensor& x) const {
+at::Tensor LoraLinear::apply_dropout(const at::Tensor& x) const {
   const auto& dropout = settings_.dropout;
   if (!dropout || dropout->probability == 0 || !training()) return x;
   at::Tensor mask;
   {
     const c10::NoGradGuard no_grad;
-    const at::Tensor part = local_part(x);
+    const at::Tensor part = local_tensor_of(x);
     const double p = dropout->probability;
     const auto drawn = at::empty(part.sizes(), part.options().dtype(at::kFloat));
-    tessera::fill_random(drawn, place_in_run(x, *dropout, settings_.path),
+    tessera::fill_random(drawn, region_in_run(x, *dropout, settings_.path),
                          {.seed = dropout->seed ^ stream_, .operation = 0},
-                         {.law = tessera::Law::kUniform, .a = 0, .b = 1});
+                         {.kind = tessera::DistributionKind::kUniform, .a = 0, .b = 1});
+    // Kept inputs are scaled by 1 / (1 - p), which keeps their mean.
     mask = drawn.ge(p).to(part.scalar_type()).mul_(1 / (1 - p));
     if (is_dtensor(x)) {
       mask = from_local(mask, device_mesh(x), placements(x), {.shape = x.sizes().vec(), .stride = x.strides().vec()});
@@ -135,7 +140,8 @@ at::Tensor LoraLinear::dropped(const at::Tensor& x) const {
   return x * mask;
 }
 
-// What DoRA multiplies each output with. The norm is taken as a constant, as in its paper (4.3).
+// The factor of each output in DoRA: magnitude / norm. The norm counts as a constant in the gradient (section 4.3 of
+// the paper).
 at::Tensor LoraLinear::row_scale() const {
   at::Tensor norms;
   {
@@ -149,12 +155,14 @@ at::Tensor LoraLinear::row_scale() const {
 
 at::Tensor LoraLinear::forward(const at::Tensor& x) {
   const at::Tensor y = product(x, bias);
-  const at::Tensor in = dropped(x);
+  const at::Tensor in = apply_dropout(x);
   const auto dtype = lora_A->weight.scalar_type();
-  // Scaled where it is narrow.
+  // The scaling is applied to the output of lora_A, which is the smaller tensor.
   const at::Tensor narrow = (*lora_A)(in.scalar_type() == dtype ? in : in.to(dtype)).mul(scaling_);
   const at::Tensor low = (*lora_B)(narrow);
   if (!lora_magnitude_vector) return y + low.to(y.scalar_type());
+  // DoRA: scale (W x + low) plus the bias, written as y plus a difference. y has the undropped x, the difference the
+  // dropped one.
   const at::Tensor scale = row_scale();
   const at::Tensor unbiased = in.is_same(x) && !bias.defined() ? y : product(in, {});
   return y + ((scale - 1) * unbiased + scale * low).to(y.scalar_type());

@@ -12,55 +12,63 @@
 namespace tessera::nn {
 
 void PackedWeight::pack(const at::Tensor& values) {
-  TESSERA_CHECK(how.format == Quantization::kNf4, ErrorKind::kConfig,
-                "[nn.quantize] found values of a weight [{}, {}], wanted the blocks of a GGUF file. Start from one "
+  TESSERA_CHECK(quantize_options.format == Quantization::kNf4, ErrorKind::kConfig,
+                "[nn.quantize] found values of a weight [{}, {}], wanted the blocks of a GGUF file. Load a GGUF file "
                 "(model.weights=FILE.gguf), or quantise to nf4.",
                 out, in);
   TESSERA_CHECK(values.dim() == 2 && values.size(0) == out && values.size(1) == in, ErrorKind::kShape,
                 "[nn.quantize] found values of {}, wanted [{}, {}]", c10::str(values.sizes()), out, in);
-  take(kernels::QuantizedWeight::nf4(values, {.double_quant = how.double_quant}));
+  set_weight(kernels::QuantizedWeight::nf4(values, {.double_quant = quantize_options.double_quant}));
 }
 
-void PackedWeight::take(const kernels::QuantizedWeight& packed) {
+// The serial number changes with every weight, so that a recorded graph of a layer (parallel/layers/layer_snapshot.h)
+// notices a new weight.
+void PackedWeight::set_weight(const kernels::QuantizedWeight& packed) {
   static std::atomic<uint64_t> taken{0};
   weight = packed.to(device);
   serial = ++taken;
 }
 
-kernels::QuantizedWeight PackedWeight::own_part() const {
-  if (!mesh || !lies.is_shard()) return weight;
-  const int64_t dim = lies.dim;
+// Every rank holds the whole packed weight; tensor parallelism only selects the rows or columns to multiply with.
+kernels::QuantizedWeight PackedWeight::local_weight() const {
+  if (!mesh || !weight_placement.is_shard()) return weight;
+  const int64_t dim = weight_placement.dim;
   const auto own = local_range(dim == 0 ? out : in, mesh->size(), mesh->local_rank(0));
   return weight.part(dim, own.size == 0 ? 0 : own.offset, own.size);
 }
 
 at::Tensor PackedWeight::product(const at::Tensor& x, const at::Tensor& bias) const {
   if (!mesh) return kernels::quantized_linear(x, weight, bias);
-  const bool rows = lies.is_shard(0), columns = lies.is_shard(1);
-  const Placement wanted = columns ? Placement(Shard(x.dim() - 1)) : Placement(Replicate());
-  TESSERA_CHECK(is_dtensor(x) && placements(x) == Placements{wanted}, ErrorKind::kShape,
-                "[nn.quantize] a weight [{}, {}] that lies as {}: found x as {}, wanted {}", out, in, to_string(lies),
-                is_dtensor(x) ? to_string(placements(x)) : "a plain tensor", to_string(Placements{wanted}));
-  // Each rank has the gradient of what its own rows gave.
-  const auto own = to_local(x, Placements{rows ? Placement(Partial()) : wanted});
-  const auto y = kernels::quantized_linear(own, own_part());
-  const Placement lies_so = rows ? Placement(Shard(x.dim() - 1)) : columns ? Placement(Partial()) : Replicate();
-  const auto whole = from_local(y, mesh, {lies_so}, FromLocalOptions::contiguous(kernels::with_last(x.sizes(), out)));
+  const bool rows = weight_placement.is_shard(0), columns = weight_placement.is_shard(1);
+  const Placement x_placement = columns ? Placement(Shard(x.dim() - 1)) : Placement(Replicate());
+  TESSERA_CHECK(is_dtensor(x) && placements(x) == Placements{x_placement}, ErrorKind::kShape,
+                "[nn.quantize] a weight [{}, {}] with placement {}: found x as {}, wanted {}", out, in,
+                to_string(weight_placement), is_dtensor(x) ? to_string(placements(x)) : "a plain tensor",
+                to_string(Placements{x_placement}));
+  // With sharded rows (outputs) each rank's gradient of x covers only its own rows, so it is Partial.
+  const auto own = to_local(x, Placements{rows ? Placement(Partial()) : x_placement});
+  const auto y = kernels::quantized_linear(own, local_weight());
+  const Placement result_placement = rows      ? Placement(Shard(x.dim() - 1))
+                                     : columns ? Placement(Partial())
+                                               : Replicate();
+  const auto whole =
+      from_local(y, mesh, {result_placement}, FromLocalOptions::contiguous(kernels::with_last(x.sizes(), out)));
   return bias.defined() ? whole + bias.to(whole.scalar_type()) : whole;
 }
 
 at::Tensor PackedWeight::values() const {
-  const auto own = own_part().values();
-  return mesh ? from_local(own, mesh, {lies}, FromLocalOptions::contiguous({out, in})) : own;
+  const auto own = local_weight().values();
+  return mesh ? from_local(own, mesh, {weight_placement}, FromLocalOptions::contiguous({out, in})) : own;
 }
 
 QuantizedLinear::QuantizedLinear(Linear& former, const QuantizeOptions& options)
     : Linear(former, /*with_weight=*/false),
       packed(std::make_shared<PackedWeight>(
-          PackedWeight{.out = former.weight.size(0), .in = former.weight.size(1), .how = options})) {
-  TESSERA_CHECK(!former.has_hooks(), ErrorKind::kConfig,
-                "[nn.quantize] a Linear [{}, {}] has hooks already. Quantise before the model is parallelized.",
-                packed->out, packed->in);
+          PackedWeight{.out = former.weight.size(0), .in = former.weight.size(1), .quantize_options = options})) {
+  TESSERA_CHECK(
+      !former.has_hooks(), ErrorKind::kConfig,
+      "[nn.quantize] found hooks on a Linear [{}, {}], wanted none. Quantise before the model is parallelized.",
+      packed->out, packed->in);
 }
 
 at::Tensor QuantizedLinear::forward(const at::Tensor& x) { return packed->product(x, bias); }

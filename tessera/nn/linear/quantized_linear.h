@@ -1,13 +1,13 @@
-// A Linear whose weight is kept packed in about 4 bits and does not learn (kernels/linear/quantized_weight.h): the base
-// that adapters stand beside (QLoRA).
+// A Linear with a frozen weight in about 4 bits per element (kernels/linear/quantized_weight.h): the base of adapters
+// in QLoRA.
 //
-//   nn::quantize_linears(*model, {.format = nn::Quantization::kNf4});      // on the meta device: before any values
-//   add_adapters(*model, config);                                          // LoraLinears take the packed weights over
+//   nn::quantize_linears(*model, {.format = nn::Quantization::kNf4});      // on the meta device, before values exist
+//   add_adapters(*model, config);                                          // LoraLinears take over the packed weights
 //   load_pretrained(*model, folder);                                       // packs them one by one
 //
-// Its weight is no parameter: named_parameters(), optimizers, FSDP and checkpoints do not see it, and it lies whole on
-// each rank that has the layer, on any layout; a rank of tensor parallelism multiplies with its rows or columns.
-// to_empty() says on which device. Ownership and threads as nn::Module.
+// The weight is no parameter: named_parameters(), optimizers, FSDP and checkpoints do not include it. Each rank with
+// the layer holds the whole weight in every layout; with tensor parallelism a rank multiplies with its rows or columns.
+// to_empty() sets the device. Ownership and thread rules are those of nn::Module.
 #pragma once
 
 #include <memory>
@@ -22,52 +22,55 @@
 namespace tessera::nn {
 
 enum class Quantization : uint8_t {
-  kNf4,   // made from weights of any dtype
-  kGguf,  // the blocks of a GGUF file, of whatever type each of its tensors has
+  kNf4,   // packed from weights of any dtype
+  kGguf,  // the blocks of a GGUF file; each tensor keeps its block type
 };
 
 struct QuantizeOptions {
   Quantization format = Quantization::kNf4;
-  bool double_quant = false;  // of NF4: the scales in 8 bits
+  bool double_quant = false;  // NF4 only: store the scales in 8 bits
 };
 
-// A weight that will be packed, and then is. Shared by a Linear and what takes its place.
+// A packed weight, undefined until pack() or set_weight(). A Linear and the layer that replaces it share the object.
 struct PackedWeight {
   int64_t out = 0, in = 0;
-  QuantizeOptions how{};
-  kernels::QuantizedWeight weight{};            // not defined: no values yet
-  uint64_t serial = 0;                          // of the weight that was taken, unlike any other's of the process
-  c10::Device device = c10::Device(c10::kCPU);  // where it will be
-  // Of tensor parallelism; null: none. `lies` is Shard(0), Shard(1) or Replicate.
+  QuantizeOptions quantize_options{};
+  kernels::QuantizedWeight weight{};            // undefined: no values yet
+  uint64_t serial = 0;                          // number of the taken weight, unique in the process
+  c10::Device device = c10::Device(c10::kCPU);  // the device of the packed weight
+  // Tensor parallelism: the mesh, or null. `weight_placement` is the weight's placement: Shard(0), Shard(1) or
+  // Replicate.
   MeshPtr mesh{};
-  Placement lies = Replicate();
-  // Values [out, in], floating, on the CPU. Error kConfig for kGguf, which takes blocks as they are.
+  Placement weight_placement = Replicate();
+  // Packs values, a floating-point tensor [out, in] on the CPU. Error kConfig for kGguf, whose blocks come from
+  // set_weight().
   void pack(const at::Tensor& values);
-  void take(const kernels::QuantizedWeight& packed);
-  // As linear(x, weight, bias) of plain tensors; with a mesh of DTensors, x replicated or, for Shard(1), cut in its
-  // last dim: [..., out] as Shard(-1), Partial or Replicate.
+  // Sets the weight and copies it to `device`.
+  void set_weight(const kernels::QuantizedWeight& packed);
+  // linear(x, weight, bias) for plain tensors. With a mesh x is a DTensor: replicated, or for Shard(1) sharded in its
+  // last dim. The result [..., out] is then Shard(-1) for Shard(0), Partial for Shard(1), and Replicate for Replicate.
   at::Tensor product(const at::Tensor& x, const at::Tensor& bias) const;
-  // float32 [out, in]; with a mesh a DTensor that lies as said.
+  // The decoded weight, float32 [out, in]; with a mesh a DTensor with the placement `weight_placement`.
   at::Tensor values() const;
 
  private:
-  kernels::QuantizedWeight own_part() const;
+  kernels::QuantizedWeight local_weight() const;
 };
 
-// bias [out] where there is one; `weight` is not defined.
+// bias [out] where the former Linear had one; `weight` is undefined.
 struct QuantizedLinear : Linear {
   std::shared_ptr<PackedWeight> packed;
-  // In the place of a Linear, whose values are not looked at. Error kConfig for one that has hooks.
+  // Replaces a Linear; its values are not read. Error kConfig for a Linear with hooks.
   QuantizedLinear(Linear& former, const QuantizeOptions& options);
   at::Tensor forward(const at::Tensor& x) override;
 };
 
-// Puts a QuantizedLinear in place of each Linear below `root` that is one exactly. Heads, embeddings, routers and
-// stacked experts stay as they are. Error kConfig for modules that have hooks.
+// Replaces each Linear below `root` by a QuantizedLinear; classes derived from Linear, heads, embeddings, routers and
+// stacked experts stay unchanged. Error kConfig for modules with hooks.
 void quantize_linears(Module& root, const QuantizeOptions& options);
-// Of a QuantizedLinear or LoraLinear; null: of others there is none.
+// The packed weight of a QuantizedLinear or LoraLinear; null for other modules or where there is none.
 PackedWeight* packed_weight_of(Module& module);
-// Of all modules below `root` that have one, each with the path that its parameter would have.
+// All packed weights below `root`, each with the FQN that its parameter would have.
 std::vector<std::pair<std::string, PackedWeight*>> packed_weights(Module& root);
 
 }  // namespace tessera::nn

@@ -27,8 +27,8 @@ void check_adamw(const Hyperparameters& settings, const char* verb) {
   TESSERA_CHECK(
       !flag_of(settings, "amsgrad") && !flag_of(settings, "maximize") && flag_of(settings, "decoupled_weight_decay"),
       ErrorKind::kConfig,
-      "[optim.{}] AdamW here has neither amsgrad nor maximize, and its weight decay is decoupled; found amsgrad {}, "
-      "maximize {}, decoupled_weight_decay {}. Train on with what wrote them, or set them so.",
+      "[optim.{}] found amsgrad {}, maximize {} and decoupled_weight_decay {}, wanted false, false and true: "
+      "this AdamW has no other forms. Continue with the optimizer that wrote these settings, or change them.",
       verb, flag_of(settings, "amsgrad"), flag_of(settings, "maximize"), flag_of(settings, "decoupled_weight_decay"));
 }
 

@@ -1,4 +1,4 @@
-// What all optimizers that hold AdamW share: its settings, their checks, its update.
+// The AdamW settings, checks and update that several optimizers share.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,14 +13,14 @@
 
 namespace tessera::optim::detail {
 
-// In the order of torch.optim.AdamW's groups.
+// The settings in the order of torch.optim.AdamW's groups.
 Hyperparameters adamw_settings(const AdamWOptions& options);
-// Error kConfig for what apply_adamw cannot do, named with `verb`.
+// Error kConfig for settings that apply_adamw does not support; `verb` names the caller in the message.
 void check_adamw(const Hyperparameters& settings, const char* verb);
 const std::vector<std::string>& adamw_states();
 
-// Of an optimizer's updates, whose entries hold the states of adamw_states(); their steps count this one already.
-// found_inf, where it is defined: a float32 scalar beside them; where it is 1, nothing changes.
+// Applies updates whose entries hold the states of adamw_states() and whose steps already count this update. found_inf,
+// where defined, is a float32 scalar on their device; where it is 1, nothing changes.
 template <class Update>
 void apply_adamw(const std::vector<Update>& updates, double lr, const Hyperparameters& settings,
                  const at::Tensor& found_inf = {}) {

@@ -1,4 +1,4 @@
-// Updates in pieces, so that what they need in passing is there for a few parameters at a time.
+// Updates in chunks, so that temporary tensors exist for a few parameters at a time.
 #pragma once
 
 #include <cstddef>
@@ -7,16 +7,17 @@
 
 namespace tessera::optim::detail {
 
-inline constexpr int64_t kMostElements = int64_t{1} << 24;
+inline constexpr int64_t kMaxChunkElements = int64_t{1} << 24;
 
-// Calls visit with stretches of `all`, in order: of at most kMostElements elements as `elements_of` counts them, or of
-// one.
+// Calls visit with consecutive parts of `all`. A part has at most kMaxChunkElements elements, as elements_of counts
+// them, or one entry.
 template <class T, class ElementsOf, class Visit>
 void for_each_chunk(const std::vector<T>& all, const ElementsOf& elements_of, const Visit& visit) {
   for (size_t begin = 0; begin < all.size();) {
     size_t end = begin + 1;
     int64_t elements = elements_of(all[begin]);
-    while (end < all.size() && elements + elements_of(all[end]) <= kMostElements) elements += elements_of(all[end++]);
+    while (end < all.size() && elements + elements_of(all[end]) <= kMaxChunkElements)
+      elements += elements_of(all[end++]);
     visit(std::vector<T>(all.begin() + static_cast<std::ptrdiff_t>(begin),
                          all.begin() + static_cast<std::ptrdiff_t>(end)));
     begin = end;

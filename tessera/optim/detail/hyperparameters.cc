@@ -67,17 +67,20 @@ std::vector<ParamGroup> Optimizer::param_groups() const {
   return out;
 }
 
-std::vector<Optimizer::Group> Optimizer::changed_groups(const std::vector<Hyperparameters>& groups) const {
+std::vector<Optimizer::SettingsGroup> Optimizer::changed_groups(const std::vector<Hyperparameters>& groups) const {
   TESSERA_CHECK(groups.size() == groups_.size(), ErrorKind::kConfig,
-                "[optim.set_hyperparameters] found {} groups, this optimizer has {}", groups.size(), groups_.size());
+                "[optim.set_hyperparameters] found settings of {} groups, wanted the {} groups of this optimizer",
+                groups.size(), groups_.size());
   auto changed = groups_;
   for (size_t i = 0; i < groups.size(); ++i) {
     for (const auto& [name, value] : groups[i]) {
       const auto* own = detail::find_hyperparameter(changed[i].settings, name);
-      TESSERA_CHECK(name != kind_setting_ || !own || *own == value, ErrorKind::kConfig,
-                    "[optim.set_hyperparameters] group {}: found another {} than this optimizer was made with, which "
-                    "says how its parameters are updated. Load what was saved by an optimizer made alike.",
-                    i, kind_setting_);
+      TESSERA_CHECK(
+          name != kind_setting_ || !own || *own == value, ErrorKind::kConfig,
+          "[optim.set_hyperparameters] group {}: found another {} than this optimizer was made with; the setting "
+          "decides how parameters are updated and cannot change. Load the state of an optimizer with the same "
+          "setting.",
+          i, kind_setting_);
       if (name == "lr") {
         changed[i].lr = detail::number_of(groups[i], "lr");
       } else {
@@ -101,8 +104,9 @@ std::vector<std::vector<std::string>> Optimizer::check_hyperparameters(
   return names;
 }
 
-// Over it, groups with an lr of their own keep their factors where one fits them all: a schedule goes on as before.
-double Optimizer::fitted_lr(const std::vector<Group>& groups, const std::vector<bool>& has_lr) const {
+// The new lr(). It is chosen so that a group with its own lr keeps its factor: lr / lr_factor of the first such group
+// with a factor above 0. A schedule then continues unchanged.
+double Optimizer::fitted_lr(const std::vector<SettingsGroup>& groups, const std::vector<bool>& has_lr) const {
   double base = lr_;
   bool is_fitted = false;
   for (size_t i = 0; i < groups.size(); ++i) {
@@ -114,6 +118,9 @@ double Optimizer::fitted_lr(const std::vector<Group>& groups, const std::vector<
   return base;
 }
 
+// All checks run on a copy of the groups first. Then a group without an lr of its own follows the new lr() by its
+// factor, and a group with an lr keeps it: its factor changes if lr differs from lr() * factor by more than a rounding
+// error.
 void Optimizer::set_hyperparameters(const std::vector<Hyperparameters>& groups) {
   auto changed = changed_groups(groups);
   std::vector<bool> has_lr;

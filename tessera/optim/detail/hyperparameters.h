@@ -1,4 +1,4 @@
-// Reading and changing the hyper-parameters of a group.
+// Reads and changes the hyperparameters of a group.
 #pragma once
 
 #include <string_view>
@@ -7,12 +7,12 @@
 
 namespace tessera::optim::detail {
 
-// nullptr when there is none of this name.
+// Returns nullptr when no setting has this name.
 const Hyperparameter* find_hyperparameter(const Hyperparameters& settings, std::string_view name);
-// Replaces one, or adds it at the end.
+// Replaces a setting, or adds it at the end.
 void set_hyperparameter(Hyperparameters& settings, std::string_view name, Hyperparameter value);
 
-// Error kConfig when it is missing or of another type. Whole numbers count as numbers.
+// Error kConfig when the setting is missing or of another type. Integers count as numbers.
 double number_of(const Hyperparameters& settings, std::string_view name);
 std::pair<double, double> pair_of(const Hyperparameters& settings, std::string_view name);
 bool flag_of(const Hyperparameters& settings, std::string_view name);

@@ -11,7 +11,7 @@ namespace {
 
 using Divisors = std::unordered_map<const c10::TensorImpl*, double>;
 
-void take_divisors(nn::Module& module, const nn::GradientMarks& marks, Divisors& found) {
+void collect_divisors(nn::Module& module, const nn::GradientMarks& marks, Divisors& found) {
   for (const auto& slot : module.own_parameters()) {
     const auto divisor = marks.grad_divisors.find(slot.name);
     if (divisor == marks.grad_divisors.end()) continue;
@@ -19,14 +19,17 @@ void take_divisors(nn::Module& module, const nn::GradientMarks& marks, Divisors&
                   "[optim.scale_grads] {}: found a gradient divisor of 0, wanted another number", slot.name);
     const auto [at, fresh] = found.emplace(slot.parameter.unsafeGetTensorImpl(), divisor->second);
     TESSERA_CHECK(at->second == divisor->second, ErrorKind::kConfig,
-                  "[optim.scale_grads] {}: two modules that share it divide its gradient by {} and {}, wanted one "
-                  "divisor",
+                  "[optim.scale_grads] {}: found the gradient divisors {} and {} from two modules that share the "
+                  "parameter, wanted one",
                   slot.name, at->second, divisor->second);
   }
 }
 
 }  // namespace
 
+// Two passes, because a mark holds for all parameters below its module: the first one collects the marks of all
+// modules, the second one lists each parameter with the marks that apply to it. A shared parameter is identified by its
+// TensorImpl.
 std::vector<ModelParameter> model_parameters(const std::vector<nn::Module*>& parts) {
   std::set<const c10::TensorImpl*> seen, experts;
   Divisors divisors;
@@ -34,7 +37,7 @@ std::vector<ModelParameter> model_parameters(const std::vector<nn::Module*>& par
     for (const auto& [path, module] : part->named_modules()) {
       const auto* marks = nn::gradient_marks(*module);
       if (marks == nullptr) continue;
-      take_divisors(*module, *marks, divisors);
+      collect_divisors(*module, *marks, divisors);
       if (!marks->ep_local_experts) continue;
       for (const auto& parameter : module->parameters()) experts.insert(parameter.unsafeGetTensorImpl());
     }

@@ -1,4 +1,4 @@
-// The parameters of the parts of a model, each once, with what the modules say of their gradients.
+// The parameters of the parts of a model, each once, with the marks of their modules (nn::GradientMarks).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,13 +13,13 @@
 namespace tessera::optim::detail {
 
 struct ModelParameter {
-  std::string name;  // in its part
+  std::string name;  // FQN in its part
   at::Tensor tensor;
-  bool local_expert = false;              // marked, or named as Transformer Engine's experts are
-  std::optional<double> owner_divisor{};  // the module's own
+  bool local_expert = false;              // marked, or named as an expert of Transformer Engine
+  std::optional<double> owner_divisor{};  // the divisor of its module's marks
 };
 
-// In the order of parts and parameters. Error kConfig: parts that give one parameter two divisors.
+// In the order of parts and parameters. Error kConfig: a divisor of 0, or two divisors for one parameter.
 std::vector<ModelParameter> model_parameters(const std::vector<nn::Module*>& parts);
 
 }  // namespace tessera::optim::detail

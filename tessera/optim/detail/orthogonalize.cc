@@ -12,8 +12,9 @@
 namespace tessera::optim::detail {
 namespace {
 
-// The owner's tensor to all ranks of the mesh: along its last dim first, there only beside the owner.
-void send_from(const std::vector<int64_t>& owner, const DeviceMesh& mesh, const at::Tensor& tensor) {
+// Broadcasts the owner's tensor to all ranks of the mesh. It starts along the last dim, among the ranks that share the
+// owner's other coordinates, and goes to the first dim; at each dim the sender already has the tensor.
+void broadcast_from(const std::vector<int64_t>& owner, const DeviceMesh& mesh, const at::Tensor& tensor) {
   std::vector<int64_t> own;
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) own.push_back(mesh.local_rank(dim));
   for (int64_t dim = mesh.ndim(); dim-- > 0;) {
@@ -23,9 +24,10 @@ void send_from(const std::vector<int64_t>& owner, const DeviceMesh& mesh, const 
   }
 }
 
-// Matrices over one mesh, one for each rank of it at most.
-void orthogonalize_round(const std::vector<at::Tensor>& matrices, size_t begin, size_t end, const NewtonSchulz& how,
-                         const std::function<void(size_t, const at::Tensor&)>& give) {
+// Matrices over one mesh, at most one per rank: rank i of the mesh computes matrix i and broadcasts the result.
+void orthogonalize_round(const std::vector<at::Tensor>& matrices, size_t begin, size_t end,
+                         const NewtonSchulz& newton_schulz,
+                         const std::function<void(size_t, const at::Tensor&)>& set_result) {
   const auto mesh = device_mesh(matrices[begin]);
   std::vector<at::Tensor> results(end - begin);
   at::Tensor mine;
@@ -36,35 +38,37 @@ void orthogonalize_round(const std::vector<at::Tensor>& matrices, size_t begin, 
     mine = whole.is_same(matrices[i]) ? whole.clone() : whole.contiguous();
     mine_at = i - begin;
   }
-  if (mine.defined()) results[mine_at] = orthogonalize(mine, how).contiguous();
+  if (mine.defined()) results[mine_at] = orthogonalize(mine, newton_schulz).contiguous();
   for (size_t i = begin; i < end; ++i) {
     auto& result = results[i - begin];
     if (!result.defined()) result = at::empty(matrices[i].sizes(), matrices[i].options().dtype(at::kBFloat16));
-    send_from(coordinate_at(*mesh, static_cast<int64_t>(i - begin)), *mesh, result);
-    give(i, to_local(distribute_tensor(result, mesh, placements(matrices[i]), std::nullopt)));
+    broadcast_from(coordinate_at(*mesh, static_cast<int64_t>(i - begin)), *mesh, result);
+    set_result(i, to_local(distribute_tensor(result, mesh, placements(matrices[i]), std::nullopt)));
     result.reset();
   }
 }
 
 }  // namespace
 
-at::Tensor orthogonalize(const at::Tensor& matrix, const NewtonSchulz& how) {
+// X is scaled to norm at most 1; each step computes a X + b (X X^T) X + c (X X^T)^2 X. A tall matrix is transposed
+// first, because the Gram matrix of the shorter side is smaller.
+at::Tensor orthogonalize(const at::Tensor& matrix, const NewtonSchulz& newton_schulz) {
   const bool tall = matrix.size(0) > matrix.size(1);
   at::Tensor x = tall ? matrix.t() : matrix;
-  x.div_(x.norm().clamp_min(how.eps));
-  const double a = how.coefficients[0], b = how.coefficients[1], c = how.coefficients[2];
-  for (int64_t step = 0; step < how.steps; ++step) {
+  x.div_(x.norm().clamp_min(newton_schulz.eps));
+  const double a = newton_schulz.coefficients[0], b = newton_schulz.coefficients[1], c = newton_schulz.coefficients[2];
+  for (int64_t step = 0; step < newton_schulz.steps; ++step) {
     const at::Tensor gram = x.matmul(x.t());
     x = at::addmm(x, at::addmm(gram, gram, gram, b, c), x, a);
   }
   return tall ? x.t() : x;
 }
 
-void orthogonalize_all(const std::vector<at::Tensor>& matrices, const NewtonSchulz& how,
-                       const std::function<void(size_t, const at::Tensor&)>& give) {
+void orthogonalize_all(const std::vector<at::Tensor>& matrices, const NewtonSchulz& newton_schulz,
+                       const std::function<void(size_t, const at::Tensor&)>& set_result) {
   for (size_t begin = 0; begin < matrices.size();) {
     if (!is_dtensor(matrices[begin])) {
-      give(begin, orthogonalize(matrices[begin], how));
+      set_result(begin, orthogonalize(matrices[begin], newton_schulz));
       ++begin;
       continue;
     }
@@ -74,7 +78,7 @@ void orthogonalize_all(const std::vector<at::Tensor>& matrices, const NewtonSchu
            *device_mesh(matrices[end]) == *mesh) {
       ++end;
     }
-    orthogonalize_round(matrices, begin, end, how, give);
+    orthogonalize_round(matrices, begin, end, newton_schulz, set_result);
     begin = end;
   }
 }

@@ -1,4 +1,4 @@
-// The step of Muon: the nearest matrix with orthogonal rows or columns, nearly.
+// The orthogonalization step of Muon: approximates the nearest matrix with orthogonal rows or columns.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,18 +10,19 @@
 namespace tessera::optim::detail {
 
 struct NewtonSchulz {
-  std::vector<double> coefficients;  // three
+  std::vector<double> coefficients;  // three numbers
   int64_t steps = 5;
   double eps = 1e-7;
 };
 
-// Of a bfloat16 matrix, in bfloat16: its singular values brought near 1 by `steps` steps of a quintic iteration. The
-// operations of torch.optim.Muon, in their order. `matrix` is overwritten.
-at::Tensor orthogonalize(const at::Tensor& matrix, const NewtonSchulz& how);
+// Orthogonalizes a bfloat16 matrix in bfloat16: `steps` steps of a quintic Newton-Schulz iteration bring its singular
+// values near 1. The operations are those of torch.optim.Muon, in the same order. `matrix` is overwritten.
+at::Tensor orthogonalize(const at::Tensor& matrix, const NewtonSchulz& newton_schulz);
 
-// The same of several matrices, which may be DTensors, each result laid as its matrix: every rank of a mesh computes
-// some of them. COLLECTIVE over the meshes of DTensors. `give` gets the position and this rank's part of the result.
-void orthogonalize_all(const std::vector<at::Tensor>& matrices, const NewtonSchulz& how,
-                       const std::function<void(size_t, const at::Tensor&)>& give);
+// Orthogonalizes several matrices, plain or DTensors; each result has its matrix's placements. The ranks of a mesh
+// share the work: each computes some matrices. COLLECTIVE over the meshes of DTensors. set_result(index, local part of
+// the result) is called for every matrix.
+void orthogonalize_all(const std::vector<at::Tensor>& matrices, const NewtonSchulz& newton_schulz,
+                       const std::function<void(size_t, const at::Tensor&)>& set_result);
 
 }  // namespace tessera::optim::detail

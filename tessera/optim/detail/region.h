@@ -1,4 +1,4 @@
-// Which elements of a parameter a rank holds.
+// The elements of a parameter that a rank holds.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,9 +8,9 @@
 
 namespace tessera::optim::detail {
 
-// The part of `parameter`, a DTensor or plain, that lies on this rank. No communication.
-inline tessera::Region region_of(const at::Tensor& parameter) {
-  if (!is_dtensor(parameter)) return tessera::Region(parameter.sizes());
+// The region of this rank's part of `parameter`, a DTensor or a plain tensor. No communication.
+inline tessera::ShardRegion region_of(const at::Tensor& parameter) {
+  if (!is_dtensor(parameter)) return tessera::ShardRegion(parameter.sizes());
   return {parameter.sizes(), *device_mesh(parameter), placements(parameter)};
 }
 

@@ -16,10 +16,11 @@ void round_stochastically(const at::Tensor& into, const at::Tensor& values, cons
                           std::string_view name, int64_t step) {
   if (into.numel() == 0) return;
   const auto bits = at::empty(values.sizes(), values.options().dtype(at::kInt));
-  const tessera::RandomKey key{.seed = seed ^ philox_stream(name), .operation = static_cast<uint64_t>(step)};
+  const tessera::RandomStreamKey key{.seed = seed ^ philox_stream(name), .operation = static_cast<uint64_t>(step)};
   tessera::fill_random(bits, region_of(parameter), key,
-                       {.law = tessera::Law::kInteger, .low = 0, .range = uint64_t{1} << kDroppedBits});
-  // The magnitude grows past the next bfloat16 as often as what is dropped says.
+                       {.kind = tessera::DistributionKind::kInteger, .low = 0, .range = uint64_t{1} << kDroppedBits});
+  // bfloat16 is the upper half of float32. Adding a random number to the lower half carries into the upper half with
+  // the probability of the lower half's value; then the lower half is cleared.
   bits.add_(values.contiguous().view(at::kInt)).bitwise_and_(-(int64_t{1} << kDroppedBits));
   into.copy_(at::where(values.isfinite(), bits.view(at::kFloat), values));
 }

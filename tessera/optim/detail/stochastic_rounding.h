@@ -1,4 +1,4 @@
-// Rounding that keeps what is too small for a dtype on average.
+// Stochastic rounding: keeps, on average, updates that are too small for a dtype.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -12,10 +12,10 @@ class Tensor;
 
 namespace tessera::optim::detail {
 
-// Writes the float32 `values` into `into`, bfloat16 and of their shape: each becomes one of its two neighbours, the
-// nearer the likelier, so that the mean is the value. The choice depends on seed, name, step and the element's place
-// in the global tensor. `parameter`: the tensor whose part `into` is, a DTensor or itself. NaN and infinity stay. No
-// communication.
+// Writes the float32 `values` into `into`, a bfloat16 tensor of the same shape. Each value becomes one of its two
+// neighbours, the nearer one with the higher probability, so that the mean is the value. The random choice depends on
+// seed, name, step and the element's global index. `parameter`: the DTensor whose local part `into` is, or `into`
+// itself. NaN and infinity are kept. No communication.
 void round_stochastically(const at::Tensor& into, const at::Tensor& values, const at::Tensor& parameter, uint64_t seed,
                           std::string_view name, int64_t step);
 

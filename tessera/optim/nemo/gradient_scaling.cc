@@ -4,19 +4,22 @@
 #include <c10/core/GradMode.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/nn/gradient_marks.h"
 #include "tessera/optim/detail/model_parameters.h"
 
 namespace tessera::optim {
 namespace {
 
-// What all gradients are divided by, and those of experts besides; 1: nothing.
+// The divisor of all gradients, and the further divisor of experts; 1: no division.
 struct Divisors {
   double all = 1;
   double experts = 1;
 };
 
+// FSDP has already divided all gradients by dp_group_size, so tokens / dp_group_size completes the division by the
+// label tokens. FSDP averages expert gradients only over the dim ep_shard; dp_group_size / ep_shard gives them the same
+// average as the other gradients.
 Divisors divisors_of(const ScaleAndClipOptions& options) {
   Divisors out;
   if (options.pp_enabled && options.num_label_tokens && options.dp_group_size.value_or(0) != 0) {
@@ -61,7 +64,7 @@ double scale_grads_and_clip_grad_norm(std::optional<double> max_grad_norm, const
         divisor *= divisors.experts;
       }
       if (divisor == 1) continue;
-      const at::Tensor part = local_part(parameter.tensor.grad());
+      const at::Tensor part = local_tensor_of(parameter.tensor.grad());
       if (part.numel() > 0) part.div_(divisor);
     }
   }

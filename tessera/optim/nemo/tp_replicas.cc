@@ -11,7 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/nn/gradient_marks.h"
 #include "tessera/optim/detail/mesh_dims.h"
 #include "tessera/optim/detail/model_parameters.h"
@@ -26,17 +26,17 @@ struct Replica {
   at::Tensor parameter;
   ReplicaReduction reduction;
 
-  std::string text() const;  // what must be alike on all ranks
+  std::string description() const;  // what must be equal on all ranks, as text
 };
 
-std::string Replica::text() const {
-  const char* how = reduction == ReplicaReduction::kSum ? "sum" : "mean";
+std::string Replica::description() const {
+  const char* reduction_name = reduction == ReplicaReduction::kSum ? "sum" : "mean";
   const at::Tensor gradient = parameter.grad();
-  if (!gradient.defined()) return fmt::format("{}: {}, no gradient", name, how);
-  if (gradient.layout() != at::kStrided) return fmt::format("{}: {}, a sparse gradient", name, how);
-  const at::Tensor part = local_part(gradient);
-  return fmt::format("{}: {}, {} [{}] {}", name, how, c10::toString(part.scalar_type()), fmt::join(part.sizes(), ", "),
-                     is_dtensor(gradient) ? to_string(placements(gradient)) : "plain");
+  if (!gradient.defined()) return fmt::format("{}: {}, no gradient", name, reduction_name);
+  if (gradient.layout() != at::kStrided) return fmt::format("{}: {}, a sparse gradient", name, reduction_name);
+  const at::Tensor part = local_tensor_of(gradient);
+  return fmt::format("{}: {}, {} [{}] {}", name, reduction_name, c10::toString(part.scalar_type()),
+                     fmt::join(part.sizes(), ", "), is_dtensor(gradient) ? to_string(placements(gradient)) : "plain");
 }
 
 bool replicated_over(const at::Tensor& tensor, const comm::Group& group) {
@@ -47,7 +47,7 @@ bool replicated_over(const at::Tensor& tensor, const comm::Group& group) {
                              [&](int64_t dim) { return placements(tensor)[static_cast<size_t>(dim)].is_replicate(); });
 }
 
-// How the parameters below each module that says so are reduced, by path.
+// The reductions of marked or listed modules, by path.
 using Rules = std::map<std::string, ReplicaReduction>;
 
 Rules rules_of(nn::Module& part, const TpReplicaOptions& options) {
@@ -64,15 +64,18 @@ Rules rules_of(nn::Module& part, const TpReplicaOptions& options) {
   return rules;
 }
 
+// Walks from the parameter's module up to the root and takes the first reduction. The default is the mean.
 ReplicaReduction rule_for(const Rules& rules, std::string path) {
   for (;;) {
     const auto dot = path.rfind('.');
-    path.resize(dot == std::string::npos ? 0 : dot);  // of the module
+    path.resize(dot == std::string::npos ? 0 : dot);  // path of the enclosing module
     if (const auto found = rules.find(path); found != rules.end()) return found->second;
     if (path.empty()) return ReplicaReduction::kMean;
   }
 }
 
+// First finds the reduction of every parameter and checks that modules with a shared parameter agree; then lists the
+// parameters whose gradients are reduced.
 std::vector<Replica> replicas_of(const std::vector<nn::Module*>& parts, const comm::Group& group,
                                  const TpReplicaOptions& options) {
   std::unordered_map<const c10::TensorImpl*, std::pair<std::string, ReplicaReduction>> reductions;
@@ -83,8 +86,8 @@ std::vector<Replica> replicas_of(const std::vector<nn::Module*>& parts, const co
       const auto [at, fresh] =
           reductions.emplace(named.slot->parameter.unsafeGetTensorImpl(), std::pair(named.name, reduction));
       TESSERA_CHECK(at->second.second == reduction, ErrorKind::kShape,
-                    "[optim.tp_replicas] {} and {} are one parameter, whose gradient their modules reduce in two ways "
-                    "over tensor parallelism. Mark both modules alike.",
+                    "[optim.tp_replicas] {} and {} are the same parameter, but their modules reduce its gradient over "
+                    "tensor parallelism in two ways, wanted one. Mark both modules with the same reduction.",
                     at->second.first, named.name);
     }
   }
@@ -99,10 +102,11 @@ std::vector<Replica> replicas_of(const std::vector<nn::Module*>& parts, const co
   return out;
 }
 
-// COLLECTIVE over the group.
-void check_alike(comm::Group& group, const std::vector<Replica>& replicas) {
+// All-gathers a line of text per replica and compares them, so that every rank raises the same error before any
+// reduction starts. COLLECTIVE over the group.
+void check_equal_on_ranks(comm::Group& group, const std::vector<Replica>& replicas) {
   std::string own;
-  for (const auto& replica : replicas) own += replica.text() + "\n";
+  for (const auto& replica : replicas) own += replica.description() + "\n";
   const auto all = comm::all_gather_bytes(group, own);
   const auto lines = [](std::string_view text) {
     std::vector<std::string_view> out;
@@ -117,12 +121,11 @@ void check_alike(comm::Group& group, const std::vector<Replica>& replicas) {
     const auto other = lines(all[rank]);
     size_t at = 0;
     while (at < first.size() && at < other.size() && first[at] == other[at]) ++at;
-    const auto said = [at](const auto& list) { return at < list.size() ? quote(list[at], 300) : "nothing more"; };
-    raise(
-        ErrorKind::kShape,
-        "[optim.tp_replicas] gradients of replicas are not alike over '{}': rank {} has {}, rank {} has {}. Let every "
-        "rank use the parameter, or mark its module kSkip.",
-        group.name(), group.ranks()[0], said(first), group.ranks()[rank], said(other));
+    const auto line_at = [at](const auto& list) { return at < list.size() ? quote(list[at], 300) : "nothing more"; };
+    raise(ErrorKind::kShape,
+          "[optim.tp_replicas] gradients of replicas are not alike over '{}': rank {} has {}, rank {} has {}. Use the "
+          "parameter on every rank, or mark its module kSkip.",
+          group.name(), group.ranks()[0], line_at(first), group.ranks()[rank], line_at(other));
   }
   for (const auto& replica : replicas) {
     TESSERA_CHECK(!replica.parameter.grad().defined() || replica.parameter.grad().layout() == at::kStrided,
@@ -131,7 +134,7 @@ void check_alike(comm::Group& group, const std::vector<Replica>& replicas) {
   }
 }
 
-// Gradients that travel together.
+// Gradients that one all-reduce sums.
 struct Bucket {
   ReplicaReduction reduction;
   at::ScalarType dtype;
@@ -140,18 +143,20 @@ struct Bucket {
   int64_t bytes = 0;
 };
 
-at::ScalarType travelling_dtype(at::ScalarType dtype) {
+at::ScalarType reduce_dtype(at::ScalarType dtype) {
   return dtype == at::kBFloat16 || dtype == at::kHalf ? at::kFloat : dtype;
 }
 
+// A gradient goes into the last bucket with its reduction, dtype and device, if that has room. The buckets depend only
+// on properties that check_equal_on_ranks() found equal on all ranks, so the ranks' all-reduces match.
 std::vector<Bucket> buckets_of(const std::vector<Replica>& replicas, const comm::Group& group, int64_t bucket_bytes) {
   std::vector<Bucket> out;
   for (const auto& replica : replicas) {
     const at::Tensor gradient = replica.parameter.grad();
     if (!gradient.defined() || !replicated_over(gradient, group)) continue;
-    const at::Tensor part = local_part(gradient);
+    const at::Tensor part = local_tensor_of(gradient);
     if (part.numel() == 0) continue;
-    const int64_t bytes = part.numel() * static_cast<int64_t>(c10::elementSize(travelling_dtype(part.scalar_type())));
+    const int64_t bytes = part.numel() * static_cast<int64_t>(c10::elementSize(reduce_dtype(part.scalar_type())));
     auto at = std::find_if(out.rbegin(), out.rend(), [&](const Bucket& bucket) {
       return bucket.reduction == replica.reduction && bucket.dtype == part.scalar_type() &&
              bucket.device == part.device();
@@ -166,10 +171,10 @@ std::vector<Bucket> buckets_of(const std::vector<Replica>& replicas, const comm:
   return out;
 }
 
-// COLLECTIVE over the group.
+// All-reduces a bucket in one flat tensor and copies the results back. COLLECTIVE over the group.
 void reduce(comm::Group& group, const Bucket& bucket) {
   std::vector<at::Tensor> flat;
-  for (const auto& part : bucket.parts) flat.push_back(part.flatten().to(travelling_dtype(part.scalar_type())));
+  for (const auto& part : bucket.parts) flat.push_back(part.flatten().to(reduce_dtype(part.scalar_type())));
   at::Tensor sum = at::cat(flat);
   flat.clear();
   comm::all_reduce(group, sum, comm::ReduceOp::kSum, "gradients of replicas").wait();
@@ -192,8 +197,9 @@ void synchronize_tp_replica_gradients(const std::vector<nn::Module*>& model_part
   if (device_mesh->size(dim) == 1 || !device_mesh->coordinate()) return;
   auto& group = *device_mesh->group(dim);
   const c10::NoGradGuard no_grad;
+  // The check communicates before any gradient changes, so that an error leaves all gradients as they were.
   const auto replicas = replicas_of(model_parts, group, options);
-  check_alike(group, replicas);
+  check_equal_on_ranks(group, replicas);
   for (const auto& bucket : buckets_of(replicas, group, options.bucket_bytes)) reduce(group, bucket);
 }
 

@@ -1,12 +1,12 @@
-// Gradients of parameters that every rank of tensor parallelism has a copy of, made one. Semantics of NeMo AutoModel's
+// Makes the gradients of parameters that are replicated over tensor-parallel ranks equal. Semantics of NeMo AutoModel's
 // synchronize_tp_replica_gradients.
 //
 //   loss.backward();
 //   optim::synchronize_tp_replica_gradients({&model}, mesh);     // COLLECTIVE over mesh's dim tp
 //   optim::scale_grads_and_clip_grad_norm(1.0, {&model}, ...);
 //
-// For models whose layers compute on plain tensors beside sharded ones; where all are DTensors, their placements say
-// what is to be added up, and this changes nothing but rounding.
+// For models whose layers mix plain and sharded tensors. Where all tensors are DTensors, their placements already
+// define the sums, and the function changes only roundings.
 #pragma once
 
 #include <cstdint>
@@ -20,20 +20,22 @@ namespace tessera::optim {
 
 struct TpReplicaOptions {
   std::string tp_axis_name = "tp";
-  // Modules, of any type, whose gradients are added up or left alone, as nn::GradientMarks::tp_replicas says of those
-  // that have marks. What is nearest to a parameter counts.
+  // Modules whose gradients are summed, or skipped, as nn::GradientMarks::tp_replicas does for marked modules. The
+  // module nearest to a parameter decides.
   std::vector<const nn::Module*> sum = {};
   std::vector<const nn::Module*> skip = {};
-  int64_t bucket_bytes = int64_t{256} << 20;  // that travel together at most; a larger gradient alone
+  // Largest size of one all-reduce; a larger gradient has a bucket of its own.
+  int64_t bucket_bytes = int64_t{256} << 20;
 };
 // Replaces the gradient of each trainable parameter by its mean over the ranks along tp_axis_name, or by the sum where
-// the module is marked so. Taken are plain parameters and DTensors that are Replicate on all dims along which those
-// ranks differ; left out are experts of one rank (GradientMarks::ep_local_experts, is_te_expert_parameter), parameters
-// with a divisor of their own, skipped modules, and gradients that are pending sums over those ranks. bfloat16 and
-// float16 travel in float32. To be called once a step: a sum is not the same when summed again.
-// A null mesh, one without that dim, or of one rank there: nothing. COLLECTIVE over the dim. Errors kShape, alike on
-// all ranks and before any gradient is changed: a gradient that some ranks lack or that differs in shape, dtype or
-// placements; one that is sparse; a parameter that two modules share and reduce unlike.
+// the module is marked kSum. Included are plain parameters, and DTensors that are Replicate on all dims along which
+// those ranks differ. Excluded are experts of one rank (GradientMarks::ep_local_experts, is_te_expert_parameter),
+// parameters with a divisor of their own, skipped modules, and gradients that are Partial over those ranks. bfloat16
+// and float16 are reduced in float32. Call it once per step, because a sum changes when it is summed again.
+//
+// Does nothing for a null mesh, a mesh without that dim, or a dim of one rank. COLLECTIVE over the dim. Errors kShape,
+// the same on all ranks and before any gradient changes: a gradient that some ranks lack or that differs in shape,
+// dtype or placements; a sparse gradient; a parameter that two modules share and reduce differently.
 void synchronize_tp_replica_gradients(const std::vector<nn::Module*>& model_parts, const MeshPtr& device_mesh,
                                       const TpReplicaOptions& options = {});
 

@@ -13,11 +13,11 @@ void apply_context_parallel(nn::Module& model, const MeshPtr& mesh, const ApplyC
   check_one_dim_mesh(mesh, "parallel.apply_context_parallel", "cp");
   const auto decoders = nn::modules_of<DecoderModel>(model);
   TESSERA_CHECK(!decoders.empty(), ErrorKind::kConfig,
-                "[parallel.apply_context_parallel] the model has no DecoderModel, whose attention it could tell. Give "
-                "nn::attention_pattern a context sequence in the model's own forward instead.");
+                "[parallel.apply_context_parallel] the model has no DecoderModel, and only its attention can be made "
+                "context parallel here. Pass a context sequence to nn::attention_pattern in the model's own forward.");
   if (mesh->size() == 1) return;
-  const nn::ContextParallelism how{.group = mesh->group(0), .rotate = rotate};
-  for (const auto& [path, decoder] : decoders) decoder->set_context_parallelism(how);
+  const nn::ContextParallelGroup context_options{.group = mesh->group(0), .rotate = rotate};
+  for (const auto& [path, decoder] : decoders) decoder->set_context_parallelism(context_options);
 }
 
 }  // namespace tessera

@@ -6,7 +6,7 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/attention/context_layout.h"
-#include "tessera/nn/attention/context_scope.h"
+#include "tessera/nn/attention/context_parallel_guard.h"
 #include "tessera/parallel/modules/check_mesh.h"
 
 namespace tessera {
@@ -14,8 +14,8 @@ namespace {
 
 thread_local nn::RotateMethod scope_rotate_method = nn::RotateMethod::kAllGather;
 
-bool holds_tensor(const std::vector<at::Tensor>& tensors, const at::Tensor& wanted) {
-  return std::ranges::any_of(tensors, [&](const at::Tensor& each) { return each.is_same(wanted); });
+bool contains_tensor(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor) {
+  return std::ranges::any_of(tensors, [&](const at::Tensor& each) { return each.is_same(tensor); });
 }
 
 void check_sequences(const char* verb, const std::vector<at::Tensor>& buffers, const std::vector<int64_t>& seq_dims) {
@@ -24,20 +24,22 @@ void check_sequences(const char* verb, const std::vector<at::Tensor>& buffers, c
                 seq_dims.size(), buffers.size());
   for (size_t i = 0; i < buffers.size(); ++i) {
     const auto& buffer = buffers[i];
-    TESSERA_CHECK(buffer.defined() && !is_dtensor(buffer) && -buffer.dim() <= seq_dims[i] &&
-                      seq_dims[i] < buffer.dim() && buffer.size(seq_dims[i]) == buffers[0].size(seq_dims[0]),
-                  ErrorKind::kShape,
-                  "[parallel.{}] buffer {}: found dim {} of {}, wanted a dim of a plain tensor as long as that of the "
-                  "first buffer.",
-                  verb, i, seq_dims[i],
-                  !buffer.defined()    ? "none"
-                  : is_dtensor(buffer) ? "a DTensor"
-                                       : c10::str(buffer.sizes()));
+    TESSERA_CHECK(
+        buffer.defined() && !is_dtensor(buffer) && -buffer.dim() <= seq_dims[i] && seq_dims[i] < buffer.dim() &&
+            buffer.size(seq_dims[i]) == buffers[0].size(seq_dims[0]),
+        ErrorKind::kShape,
+        "[parallel.{}] buffer {}: found sequence dim {} of {}, wanted a dim of a plain tensor with the size of "
+        "the first buffer's sequence dim.",
+        verb, i, seq_dims[i],
+        !buffer.defined()    ? "none"
+        : is_dtensor(buffer) ? "a DTensor"
+                             : c10::str(buffer.sizes()));
   }
 }
 
-// The tensor itself shows other data. A graph that saved it finds another version of it.
-void show(const at::Tensor& buffer, const at::Tensor& data) {
+// Replaces the data of the tensor and increments its version. set_data alone keeps the version, and a graph that saved
+// the tensor would read the new data without an error.
+void replace_data(const at::Tensor& buffer, const at::Tensor& data) {
   buffer.set_data(data);
   buffer.unsafeGetTensorImpl()->bump_version();
 }
@@ -46,11 +48,11 @@ void show(const at::Tensor& buffer, const at::Tensor& data) {
 
 ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptions& options) {
   check_one_dim_mesh(mesh, "parallel.context_parallel", "cp");
-  const auto &buffers = options.buffers, &kept = options.no_restore_buffers;
+  const auto &buffers = options.buffers, &no_restore = options.no_restore_buffers;
   TESSERA_CHECK(
       !buffers.empty(), ErrorKind::kShape,
-      "[parallel.context_parallel] found no buffers, from which the length of the sequence is taken. Give the "
-      "tokens or the positions.");
+      "[parallel.context_parallel] found no buffers. The length of the sequence is taken from the first buffer: pass "
+      "the tokens or the positions.");
   check_sequences("context_parallel", buffers, options.buffer_seq_dims);
   for (const auto& buffer : buffers) {
     TESSERA_CHECK(!buffer.requires_grad(), ErrorKind::kShape,
@@ -58,12 +60,12 @@ ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptio
                   "ContextLayout::shard, which is differentiable.",
                   c10::str(buffer.sizes()));
   }
-  for (const auto& buffer : kept) {
-    TESSERA_CHECK(
-        holds_tensor(buffers, buffer), ErrorKind::kShape,
-        "[parallel.context_parallel] `no_restore_buffers` must be a subset of `buffers`. Found one of {} that "
-        "is none of them.",
-        buffer.defined() ? c10::str(buffer.sizes()) : "no tensor");
+  for (const auto& buffer : no_restore) {
+    TESSERA_CHECK(contains_tensor(buffers, buffer), ErrorKind::kShape,
+                  "[parallel.context_parallel] `no_restore_buffers` must be a subset of `buffers`. Found a tensor of "
+                  "shape {} that "
+                  "is not in `buffers`.",
+                  buffer.defined() ? c10::str(buffer.sizes()) : "no tensor");
   }
   for (size_t i = 0; i < buffers.size(); ++i) {
     const auto is_same = [&](const at::Tensor& other) { return other.is_same(buffers[i]); };
@@ -71,24 +73,26 @@ ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptio
                   "[parallel.context_parallel] found buffer {}, {}, more than once, wanted each once.", i,
                   c10::str(buffers[i].sizes()));
   }
+  // The shards and the scope are made before the first buffer is replaced, so an error leaves every buffer as it was.
   const auto layout = kernels::ContextLayout::of_pytorch(buffers[0].size(options.buffer_seq_dims[0]), mesh->size());
-  const nn::ContextParallelism how{.group = mesh->group(0), .rotate = scope_rotate_method};
+  const nn::ContextParallelGroup context_options{.group = mesh->group(0), .rotate = scope_rotate_method};
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> parts;
   for (size_t i = 0; i < buffers.size(); ++i) {
     parts.push_back(layout.shard(buffers[i].detach(), options.buffer_seq_dims[i], mesh->local_rank(0)));
   }
-  scope_ = std::make_unique<nn::ContextScope>(how, layout);
+  scope_ = std::make_unique<nn::ContextParallelGuard>(context_options, layout);
   for (size_t i = 0; i < buffers.size(); ++i) {
-    if (!holds_tensor(kept, buffers[i])) restored_.push_back({buffers[i], buffers[i].detach()});
-    show(buffers[i], parts[i]);
+    if (!contains_tensor(no_restore, buffers[i])) saved_buffers_.push_back({buffers[i], buffers[i].detach()});
+    replace_data(buffers[i], parts[i]);
   }
 }
 
 ContextParallel::~ContextParallel() {
   scope_.reset();
   const c10::NoGradGuard no_grad;
-  for (const auto& each : restored_) show(each.buffer, each.whole);
+  // The scope has ended first, so no attention runs over ranks with whole buffers.
+  for (const auto& each : saved_buffers_) replace_data(each.buffer, each.whole);
 }
 
 at::Tensor scaled_dot_product_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -97,7 +101,7 @@ at::Tensor scaled_dot_product_attention(const at::Tensor& q, const at::Tensor& k
   TESSERA_CHECK(!grouped || options.enable_gqa, ErrorKind::kShape,
                 "[parallel.scaled_dot_product_attention] found {} query heads and {} of keys. Set enable_gqa.",
                 q.size(1), k.size(1));
-  if (const auto* scope = nn::ContextScope::current()) {
+  if (const auto* scope = nn::ContextParallelGuard::current()) {
     return scope->scaled_dot_product_attention(q, k, v, options.is_causal, {.scale = options.scale});
   }
   const auto scale = options.scale > 0 ? std::optional<double>(options.scale) : std::nullopt;
@@ -112,6 +116,7 @@ std::vector<at::Tensor> context_parallel_unshard(const MeshPtr& mesh, const std:
   if (buffers.empty()) return {};
   const c10::NoGradGuard no_grad;
   const auto& group = mesh->group(0);
+  // Shards may have uneven lengths, so the length of the sequence is the sum over the ranks.
   const auto tokens = at::full({1}, buffers[0].size(seq_dims[0]), at::kLong).to(mesh->device());
   comm::all_reduce(*group, tokens, comm::ReduceOp::kSum, "context_parallel_unshard").wait();
   const auto layout = kernels::ContextLayout::of_pytorch(tokens.item<int64_t>(), mesh->size());

@@ -1,4 +1,4 @@
-// PyTorch's context_parallel: while a scope lives, plain attention runs over the ranks of a mesh.
+// PyTorch's context_parallel: while a scope object lives, attention is computed over the ranks of a mesh.
 //
 //   {
 //     ContextParallel scope(mesh, {.buffers = {tokens}, .buffer_seq_dims = {1}});     // [B, T] -> [B, T / ranks]
@@ -6,11 +6,13 @@
 //     out = context_parallel_unshard(mesh, {y}, {2})[0];
 //   }                                                                                 // tokens are whole again
 //
-// Semantics of torch.distributed.tensor.experimental.context_parallel. The sequence lies balanced (context_layout.h)
-// where 2 * ranks divides its length, else each rank has one contiguous part; lengths that `ranks` does not divide are
-// taken, too. Packed rows are for apply_context_parallel. Attention by a model or a pattern that was made inside goes
-// back, and is run again where activations are checkpointed, behind the scope as inside; whoever calls
-// scaled_dot_product_attention again has to do so inside. One rank.
+// Semantics of torch.distributed.tensor.experimental.context_parallel. If 2 * ranks divides the length of the sequence,
+// the tokens are balanced (kernels/attention/context_layout.h); otherwise each rank has one contiguous shard. The
+// length need not be divisible by `ranks`. Use apply_context_parallel for packed rows.
+//
+// Backward, and recomputation under activation checkpointing, may run after the scope has ended, for attention of a
+// model or of an attention pattern that was created inside. A caller that recomputes scaled_dot_product_attention
+// itself must do so inside a scope. Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,52 +26,56 @@
 namespace tessera {
 
 namespace nn {
-class ContextScope;
+class ContextParallelGuard;
 }
 
 struct ContextParallelOptions {
-  std::vector<at::Tensor> buffers{};             // plain; no parameters
-  std::vector<int64_t> buffer_seq_dims{};        // the dim of the sequence of each
-  std::vector<at::Tensor> no_restore_buffers{};  // of `buffers`: stay this rank's part, and their memory is free
+  std::vector<at::Tensor> buffers{};             // plain tensors that need no gradient, each once
+  std::vector<int64_t> buffer_seq_dims{};        // the sequence dim of each buffer
+  std::vector<at::Tensor> no_restore_buffers{};  // buffers that stay this rank's shard; the whole tensor is freed
 };
 
 class ContextParallel {
  public:
-  // The very tensors of `buffers` show this rank's part from now on, which a graph that has saved one notices.
-  // Everything is checked before any changes. COLLECTIVE over the mesh at its first use. Errors kShape: a mesh of
-  // several dims, no buffers, numbers of buffers and dims that differ, sequences of several lengths, a buffer of
-  // no_restore_buffers that is none of `buffers`, one that is a DTensor or needs a gradient.
+  // Replaces the data of the tensors in `buffers` by this rank's shard. Their versions are incremented, so autograd
+  // detects a graph that saved one of them. Everything is checked before the first buffer changes. COLLECTIVE over the
+  // mesh when it is first used. Errors kShape: a mesh that is not 1-d, no buffers, different numbers of buffers and
+  // dims, sequences of different lengths, a buffer listed twice, an entry of no_restore_buffers that is not in
+  // `buffers`, a buffer that is a DTensor or needs a gradient.
   ContextParallel(const MeshPtr& mesh, const ContextParallelOptions& options);
-  // Restores the buffers. On the thread that made it.
+  // Restores the buffers. Must run on the thread that made the object.
   ~ContextParallel();
   ContextParallel(const ContextParallel&) = delete;
   ContextParallel& operator=(const ContextParallel&) = delete;
 
  private:
-  struct Restored {
+  struct SavedBuffer {
     at::Tensor buffer, whole;
   };
-  std::vector<Restored> restored_;
-  std::unique_ptr<nn::ContextScope> scope_;
+  std::vector<SavedBuffer> saved_buffers_;
+  std::unique_ptr<nn::ContextParallelGuard> scope_;
 };
 
 struct ScaledDotProductAttentionOptions {
   bool is_causal = false;
-  double scale = 0;  // 0: one over the square root of the head's size
+  double scale = 0;  // 0: 1 / sqrt(head_dim)
   bool enable_gqa = false;
 };
-// q [B, H, T, d], k and v [B, G, T, d]: at::scaled_dot_product_attention without mask and dropout, or inside a scope of
-// this thread over its mesh: then COLLECTIVE over it, as is the backward pass. Errors inside a scope: kConfig,
-// attention that is not causal while the sequence lies balanced; kShape, T that is not this rank's part.
+// at::scaled_dot_product_attention without mask and dropout, for q [B, H, T, d], k and v [B, G, T, d]. Inside a scope
+// of this thread it attends over the whole sequence of the scope's mesh, and forward and backward are COLLECTIVE over
+// that mesh. Errors kShape: G other than H without enable_gqa, and inside a scope a T that is not this rank's number of
+// tokens; kConfig: attention inside a scope that is not causal while the tokens are balanced.
 at::Tensor scaled_dot_product_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                         const ScaledDotProductAttentionOptions& options);
 
-// The whole of what each rank has a part of, in the order of the sequence, on all ranks; without a gradient. COLLECTIVE
-// over the mesh. Errors kShape: another mesh, numbers of buffers and dims that differ, parts that do not lie so.
+// Gathers the shards of every rank to whole tensors in sequence order, on all ranks. The results have no gradient.
+// COLLECTIVE over the mesh. Errors kShape: a mesh that is not 1-d, different numbers of buffers and dims, shards whose
+// sizes do not fit the layout.
 std::vector<at::Tensor> context_parallel_unshard(const MeshPtr& mesh, const std::vector<at::Tensor>& buffers,
                                                  const std::vector<int64_t>& seq_dims);
 
-// "allgather" (the default) or "alltoall", for scopes that this thread makes from now on. Error kConfig for another.
+// Sets the rotate method, "allgather" (the default) or "alltoall", for scopes that this thread makes afterwards. Error
+// kConfig for another value.
 void set_rotate_method(std::string_view rotate_method);
 
 }  // namespace tessera

@@ -11,10 +11,12 @@
 
 namespace tessera {
 
-struct BufferPool::Shelf {
-  using Kind = std::pair<c10::Allocator*, size_t>;  // whose, and bytes
+// The idle blocks, ordered by allocator and size. A block that is in use holds a weak reference to them, so its
+// memory may outlive the pool; it then goes back to its allocator.
+struct BufferPool::IdleBlocks {
+  using BlockKey = std::pair<c10::Allocator*, size_t>;  // allocator and bytes
   std::mutex mutex;
-  std::multimap<Kind, c10::DataPtr> idle;
+  std::multimap<BlockKey, c10::DataPtr> blocks;
 };
 
 namespace {
@@ -22,49 +24,50 @@ namespace {
 constexpr size_t kGranularity = 4096;
 
 struct Block {
-  std::weak_ptr<BufferPool::Shelf> shelf;
-  BufferPool::Shelf::Kind kind;
+  std::weak_ptr<BufferPool::IdleBlocks> idle_blocks;
+  BufferPool::IdleBlocks::BlockKey key;
   c10::DataPtr memory;
 };
 
-void give_back(void* context) {
+void return_to_pool(void* context) {
   const std::unique_ptr<Block> block(static_cast<Block*>(context));
-  const auto shelf = block->shelf.lock();
-  if (!shelf) return;
-  const std::lock_guard lock(shelf->mutex);
-  shelf->idle.emplace(block->kind, std::move(block->memory));
+  const auto idle_blocks = block->idle_blocks.lock();
+  if (!idle_blocks) return;
+  const std::lock_guard lock(idle_blocks->mutex);
+  idle_blocks->blocks.emplace(block->key, std::move(block->memory));
 }
 
-// The smallest idle block that fits and wastes at most a quarter; null when there is none.
-c10::DataPtr take_idle(BufferPool::Shelf& shelf, BufferPool::Shelf::Kind& kind) {
-  const auto& [allocator, bytes] = kind;
-  const std::lock_guard lock(shelf.mutex);
-  const auto found = shelf.idle.lower_bound(kind);
-  if (found == shelf.idle.end() || found->first.first != allocator || found->first.second > bytes + bytes / 4) {
+// Takes the smallest idle block of the allocator that fits, if it is at most a quarter larger than needed, and writes
+// its size to `key`. Null when there is none.
+c10::DataPtr take_idle(BufferPool::IdleBlocks& idle_blocks, BufferPool::IdleBlocks::BlockKey& key) {
+  const auto& [allocator, bytes] = key;
+  const std::lock_guard lock(idle_blocks.mutex);
+  const auto found = idle_blocks.blocks.lower_bound(key);
+  if (found == idle_blocks.blocks.end() || found->first.first != allocator || found->first.second > bytes + bytes / 4) {
     return {};
   }
-  kind = found->first;
+  key = found->first;
   c10::DataPtr memory = std::move(found->second);
-  shelf.idle.erase(found);
+  idle_blocks.blocks.erase(found);
   return memory;
 }
 
 }  // namespace
 
-BufferPool::BufferPool() : shelf_(std::make_shared<Shelf>()) {}
+BufferPool::BufferPool() : idle_blocks_(std::make_shared<IdleBlocks>()) {}
 BufferPool::~BufferPool() = default;
 
 c10::DataPtr BufferPool::allocate(size_t bytes, c10::Device device, c10::Allocator* allocator) {
   if (allocator == nullptr) allocator = c10::GetAllocator(device.type());
   if (!device.is_cpu()) {
-    const c10::DeviceGuard guard(device);  // allocators take the current one
+    const c10::DeviceGuard guard(device);  // allocators use the current device
     return allocator->allocate(bytes);
   }
-  Shelf::Kind kind{allocator, std::max<size_t>(1, (bytes + kGranularity - 1) / kGranularity) * kGranularity};
-  c10::DataPtr memory = take_idle(*shelf_, kind);
-  if (!memory) memory = allocator->allocate(kind.second);
+  IdleBlocks::BlockKey key{allocator, std::max<size_t>(1, (bytes + kGranularity - 1) / kGranularity) * kGranularity};
+  c10::DataPtr memory = take_idle(*idle_blocks_, key);
+  if (!memory) memory = allocator->allocate(key.second);
   void* const data = memory.get();
-  return {data, new Block{shelf_, kind, std::move(memory)}, &give_back, device};
+  return {data, new Block{idle_blocks_, key, std::move(memory)}, &return_to_pool, device};
 }
 
 at::Tensor BufferPool::empty(int64_t numel, c10::ScalarType dtype, c10::Device device, c10::Allocator* allocator) {

@@ -1,11 +1,11 @@
-// Flat communication buffers that are handed out again instead of returned to the system: on a CPU touching fresh
-// pages costs 10 to 80 times as much as touching used ones.
+// A pool of flat communication buffers, which are reused instead of returned to the system. On a CPU, first use of
+// fresh pages costs 10 to 80 times as much as use of touched pages.
 //
 //   auto pool = std::make_shared<BufferPool>();
-//   at::Tensor gathered = pool->empty(numel, at::kFloat, device);   // goes back to the pool with its last reference
+//   at::Tensor gathered = pool->empty(numel, at::kFloat, device);   // returns to the pool with its last reference
 //   at::Tensor sent = pool->empty(numel, at::kFloat, device, group.allocator(c10::kCPU));
 //
-// Devices other than the CPU have a caching allocator already; for them the pool passes through. Thread-safe. Memory
+// Devices other than the CPU have a caching allocator, so the pool forwards their requests to it. Thread-safe. Memory
 // that is still referenced outlives the pool.
 #pragma once
 
@@ -25,14 +25,16 @@ class BufferPool {
  public:
   BufferPool();
   ~BufferPool();
-  // Uninitialised memory, aligned to 64 bytes; of `allocator`, which outlives it; null: the usual one of the device.
+  // Uninitialised memory of `bytes` bytes, aligned to 64 bytes, from `allocator`, which must outlive the memory. Null:
+  // the default allocator of the device.
   c10::DataPtr allocate(size_t bytes, c10::Device device, c10::Allocator* allocator = nullptr);
+  // The same as a 1-d tensor of `numel` elements. On devices other than the CPU `allocator` is ignored.
   at::Tensor empty(int64_t numel, c10::ScalarType dtype, c10::Device device, c10::Allocator* allocator = nullptr);
 
-  struct Shelf;
+  struct IdleBlocks;
 
  private:
-  std::shared_ptr<Shelf> shelf_;
+  std::shared_ptr<IdleBlocks> idle_blocks_;
 };
 
 }  // namespace tessera

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "tessera/comm/rendezvous/further_group.h"
+#include "tessera/comm/rendezvous/new_group_like.h"
 
 namespace tessera {
 
@@ -16,7 +16,7 @@ CommStreams::CommStreams(c10::Device device)
 std::shared_ptr<comm::Group> CommStreams::second_group(const std::shared_ptr<comm::Group>& group) {
   if (!reduce.exists() || group->context().accelerator == nullptr) return group;
   auto& second = second_groups_[group.get()];
-  if (!second) second = comm::further_group(group, group->name() + "_reductions");
+  if (!second) second = comm::new_group_like(group, group->name() + "_reductions");
   return second;
 }
 
@@ -24,19 +24,21 @@ void CommStreams::retire(std::vector<at::Tensor>&& buffers) {
   free_retired();
   if (!gather.exists()) return buffers.clear();
   retired_ = std::move(buffers);
-  last_use_ = StreamMark::here(device_);
+  last_use_ = DeviceEvent::record_on_current(device_);
 }
 
 void CommStreams::retire(c10::DataPtr&& memory) {
   free_retired();
   if (!gather.exists()) return memory.clear();
   retired_memory_ = std::move(memory);
-  last_use_ = StreamMark::here(device_);
+  last_use_ = DeviceEvent::record_on_current(device_);
 }
 
 void CommStreams::free_retired() {
   if (retired_.empty() && !retired_memory_) return;
-  gather.follow(last_use_);
+  // The buffers belong to the gather stream, whose allocator may reuse them for the next launch on that stream. The
+  // stream therefore first waits for the last use on the other stream.
+  gather.wait_event(last_use_);
   retired_.clear();
   retired_memory_.clear();
 }

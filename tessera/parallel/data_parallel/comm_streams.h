@@ -1,11 +1,11 @@
-// Where the groups below one root launch what is not to come behind all that computes, each kind on a stream of its
-// own: so that a gather waits for no computation and no reduction, and a sum over replicas or a copy to the host for
-// nothing but the reduction before it. On the CPU there are no such streams, and everything runs in its place.
+// The streams on which the parameter groups below one root launch communication, one stream for each purpose. A gather
+// waits for no computation and no reduction. An all-reduce over replicas, and a copy to the host, wait only for the
+// reduction before them. A CPU has no streams: everything runs in program order.
 //
-//   streams.gather.follow_current();                  // where the shards have been written to
-//   { const auto beside = streams.gather.enter(); ... start the gather ... }
-//   ... wait for it, lay the parameters out ...
-//   streams.retire({gathered, input});                // of that stream; what is computing still reads them
+//   streams.gather.wait_current_stream();                  // after the writes to the shards
+//   { const auto beside = streams.gather.make_current(); ... start the gather ... }
+//   ... wait for it, copy the parameters out ...
+//   streams.retire({gathered, input});                // gather-stream memory that the compute stream still reads
 //
 // Belongs to one rank.
 #pragma once
@@ -17,33 +17,33 @@
 #include <vector>
 
 #include "tessera/comm/group/group.h"
-#include "tessera/mesh/side_stream.h"
+#include "tessera/mesh/device_stream.h"
 
 namespace tessera {
 
 class CommStreams {
  public:
-  CommStreams() = default;  // none
+  CommStreams() = default;  // no streams
   explicit CommStreams(c10::Device device);
   ~CommStreams() { free_retired(); }
   CommStreams(const CommStreams&) = delete;
   CommStreams& operator=(const CommStreams&) = delete;
 
-  SideStream gather;    // copies of shards, and the starts of all-gathers
-  SideStream reduce;    // the starts of reduce-scatters, and the waits for them; what packs gradients into buckets
-  SideStream replicas;  // the same of sums over replicas
-  SideStream to_host;   // copies of gradients
+  DeviceStream gather;    // copies of shards, and starts of all-gathers
+  DeviceStream reduce;    // reduce-scatters and waits for them; packing of gradients into buckets
+  DeviceStream replicas;  // all-reduces over replicas and waits for them
+  DeviceStream to_host;   // copies of gradients to the host
 
-  // Buffers of the gather stream that this thread's current one has been given the last use of. They are freed when the
-  // next ones come, so that the copies of the gather in between had other memory and did not wait. Thus two gathers,
-  // and no more, have buffers at a time.
+  // Keeps buffers that were allocated on the gather stream and whose last use was launched on this thread's current
+  // stream. They are freed by the next retire(). Until then the gather between the two calls allocates other memory, so
+  // its copies need not wait. At most two gathers have buffers at any time.
   void retire(std::vector<at::Tensor>&& buffers);
   void retire(c10::DataPtr&& memory);
-  void free_retired();
+  void free_retired();  // frees them now, in the order of the gather stream
 
-  // Another group of the ranks of `group`, for reductions that are not to wait for its gathers: on an accelerator each
-  // group has a communicator and a stream of its own. On the CPU `group` itself. COLLECTIVE over the group when it is
-  // asked for the first time.
+  // A second process group with the ranks of `group`, for reductions that must not wait for its gathers: on an
+  // accelerator each group has a communicator and a stream of its own. On the CPU `group` itself. COLLECTIVE over the
+  // group in the first call for it.
   std::shared_ptr<comm::Group> second_group(const std::shared_ptr<comm::Group>& group);
 
  private:
@@ -51,7 +51,7 @@ class CommStreams {
   std::map<const comm::Group*, std::shared_ptr<comm::Group>> second_groups_;
   std::vector<at::Tensor> retired_;
   c10::DataPtr retired_memory_;
-  StreamMark last_use_;
+  DeviceEvent last_use_;  // of the retired buffers, on the stream that used them
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// What fully_shard and replicate have in common as attachments of a module.
+// The state that fully_shard, replicate or wrap_fsdp1 attaches to a module.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,14 +11,16 @@
 
 namespace tessera {
 
-class DataParallelState : public nn::Module::Attachment {
+class DataParallelState : public nn::Module::ModuleState {
  public:
+  // Whether the next backward reduces gradients.
   virtual bool synchronizes() const = 0;
   virtual void set_synchronize(bool on) = 0;
-  virtual void set_divide(double factor) = 0;
+  // Divisor of the gradient sums.
+  virtual void set_gradient_divisor(double factor) = 0;
 };
 
-// The states of this kind at the module and all below it, outermost first.
+// The states of type State at the module and all modules below it, outermost first.
 template <class State>
 std::vector<State*> states_below(nn::Module& module) {
   std::vector<State*> out;
@@ -31,11 +33,12 @@ inline std::vector<DataParallelState*> data_parallel_states(nn::Module& module) 
   return states_below<DataParallelState>(module);
 }
 
-// Those, or without `recurse` that of the module alone. Error kShape where there is none, named [where]: `kind` is
-// what a module with such a state is, `verb` what makes it that.
+// states_below, or without `recurse` the state of the module alone. Error kShape where there is none: `where` is the
+// operation in the message, `kind` describes a module with such a state ("sharded"), `verb` is the function that
+// attaches it.
 template <class State>
-std::vector<State*> wanted_states(nn::Module& module, bool recurse, const std::string& where, const char* kind,
-                                  const char* verb) {
+std::vector<State*> require_states(nn::Module& module, bool recurse, const std::string& where, const char* kind,
+                                   const char* verb) {
   auto states = states_below<State>(module);
   TESSERA_CHECK(!states.empty(), ErrorKind::kShape, "[{}] no module here is {}. Call {} first.", where, kind, verb);
   if (recurse) return states;
@@ -46,10 +49,11 @@ std::vector<State*> wanted_states(nn::Module& module, bool recurse, const std::s
   return {own};
 }
 
+// Casts the floating-point tensors to `dtype`.
 void cast_floating(const nn::TensorRefs& tensors, c10::ScalarType dtype);
 
-// For gradients in float16: what they are divided by before they are summed, so that neither the sum nor the quotient
-// leaves the range (FSDP2's rule: the largest power of two below about the square root of the divisor).
+// The factor by which float16 gradients are divided before the sum, so that neither the sum nor the quotient overflows
+// or underflows. FSDP2's rule: the largest power of two below about the square root of the divisor.
 double fp16_pre_divisor(double divide);
 
 }  // namespace tessera

@@ -26,15 +26,19 @@ void FlatGradients::add(size_t index, const at::Tensor& gradient) {
   complete_ = false;
 }
 
+// On an accelerator all gradients, padding and flags are written by one packing kernel, if every gradient is defined.
+// From the second micro-batch on they are packed into a scratch buffer, which is added to the first. That needs a
+// complete buffer: an entry that was never written holds arbitrary memory. In every other case the entries are added
+// one by one.
 void FlatGradients::add_all(std::vector<at::Tensor>&& gradients) {
   const c10::NoGradGuard no_grad;
   const auto is_there = [](const at::Tensor& gradient) { return gradient.defined(); };
   const bool first = std::ranges::find(filled_, true) == filled_.end();
   const bool at_once = !buffer_.is_cpu() && std::ranges::all_of(gradients, is_there);
-  if (at_once && (first || complete_)) {  // a kernel or two
+  if (at_once && (first || complete_)) {
     const at::Tensor packed = first ? buffer_ : pool_->empty(buffer_.numel(), buffer_.scalar_type(), buffer_.device());
     pack_gradients(layout_, gradients, static_cast<int64_t>(filled_.size()), packed, fill_);
-    if (!first) buffer_.add_(packed);  // the flags of both are some positive number
+    if (!first) buffer_.add_(packed);  // flags add up, too: every value above zero means "used"
     filled_.assign(filled_.size(), true);
     complete_ = true;
     return gradients.clear();
@@ -48,7 +52,7 @@ void FlatGradients::add_all(std::vector<at::Tensor>&& gradients) {
 void FlatGradients::complete() {
   zero_unfilled(layout_, buffer_, filled_);
   const int64_t part = buffer_.numel() / layout_.ranks;
-  for (auto run = filled_.begin(); run != filled_.end();) {  // one kernel, mostly
+  for (auto run = filled_.begin(); run != filled_.end();) {  // one fill for each run of filled entries
     const auto end = std::find(run, filled_.end(), !*run);
     const int64_t first = flags_offset_ + (run - filled_.begin());
     if (*run) buffer_.as_strided({layout_.ranks, end - run}, {part, 1}, first).fill_(1);
@@ -56,6 +60,8 @@ void FlatGradients::complete() {
   }
 }
 
+// The reduction is a plain sum, and the division happens after it, on the smaller result. float16 needs a part of the
+// division before the sum; the flags are not divided, so flags_offset_ ends the scaled range.
 at::Tensor FlatGradients::close(double divide) {
   const c10::NoGradGuard no_grad;
   if (!complete_) complete();
@@ -69,31 +75,33 @@ at::Tensor FlatGradients::close(double divide) {
   return std::exchange(buffer_, {});
 }
 
-void FlatGradients::unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype, const Take& take) {
-  const at::Tensor values = room_for_values(sum, dtype);
-  bring_values(sum, values);
-  hand_over(sum, values, rank, take);
+void FlatGradients::unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype, const ValuesCallback& callback) {
+  const at::Tensor values = allocate_values(sum, dtype);
+  write_values(sum, values);
+  deliver_values(sum, values, rank, callback);
 }
 
-at::Tensor FlatGradients::room_for_values(const at::Tensor& sum, c10::ScalarType dtype) {
+at::Tensor FlatGradients::allocate_values(const at::Tensor& sum, c10::ScalarType dtype) {
   return dtype == sum.scalar_type() ? sum : pool_->empty(sum.numel(), dtype, sum.device());
 }
 
-void FlatGradients::bring_values(const at::Tensor& sum, const at::Tensor& values) const {
+void FlatGradients::write_values(const at::Tensor& sum, const at::Tensor& values) const {
   const c10::NoGradGuard no_grad;
   if (post_scale_ != 1.0) sum.narrow(0, 0, flags_offset_).mul_(post_scale_);
   if (!values.is_same(sum)) values.copy_(sum);
 }
 
-void FlatGradients::hand_over(const at::Tensor& sum, const at::Tensor& values, int64_t rank, const Take& take) const {
+void FlatGradients::deliver_values(const at::Tensor& sum, const at::Tensor& values, int64_t rank,
+                                   const ValuesCallback& callback) const {
   const c10::NoGradGuard no_grad;
-  // What this rank has used, all ranks count as used: only the others need the reduced flags.
+  // A parameter with a gradient on this rank counts as used on all ranks. The reduced flags are read only if this rank
+  // has an entry without a gradient, because reading them makes the host wait for the device.
   at::Tensor flags;
   if (std::ranges::find(filled_, false) != filled_.end()) {
     flags = sum.narrow(0, flags_offset_, static_cast<int64_t>(filled_.size())).to(c10::kCPU, c10::kFloat);
   }
   for (size_t i = 0; i < filled_.size(); ++i) {
-    if (filled_[i] || flags.const_data_ptr<float>()[i] > 0) take(i, values_of(values, i, rank));
+    if (filled_[i] || flags.const_data_ptr<float>()[i] > 0) callback(i, values_of(values, i, rank));
   }
 }
 

@@ -1,9 +1,10 @@
-// Gradients of several parameters in one buffer that ranks sum: accumulated there over backwards, sent together with a
-// flag for each parameter, by which every rank knows afterwards whether any rank had a gradient for it.
+// Gradients of several parameters in one flat buffer that ranks reduce together. Gradients accumulate in it over
+// backwards. The buffer also holds one flag per parameter, so every rank knows after the reduction whether any rank had
+// a gradient for the parameter.
 //
 //   FlatGradients flat(pool);
-//   flat.open(layout, at::kFloat, device, memory);     // room
-//   flat.add_all({gradient, other});                   // copies, and adds from the second time on
+//   flat.open(layout, at::kFloat, device, memory);     // allocates the buffer
+//   flat.add_all({gradient, other});                   // copies; adds from the second time on
 //   at::Tensor sent = flat.close(divide);              // for a reduce-scatter, or with one part an all-reduce
 //   ...
 //   flat.unpack(sum, rank, at::kFloat, [&](size_t index, const at::Tensor& values) { ... });
@@ -27,50 +28,56 @@ class FlatGradients {
   explicit FlatGradients(std::shared_ptr<BufferPool> pool) : pool_(std::move(pool)) {}
   void set_pool(std::shared_ptr<BufferPool> pool) { pool_ = std::move(pool); }
 
-  // Room for the entries of `layout` in each of its parts, and their flags, in `dtype`. memory: where the buffer is
-  // sent from, Group::allocator() of the group that will reduce it.
+  // Allocates the buffer for the entries of `layout` in each part, and their flags, in `dtype`. memory: the allocator
+  // for buffers that are sent, Group::allocator() of the group that will reduce.
   void open(FlatLayout layout, c10::ScalarType dtype, c10::Device device, c10::Allocator* memory);
   bool is_open() const { return buffer_.defined(); }
   int64_t bytes() const { return is_open() ? static_cast<int64_t>(buffer_.nbytes()) : 0; }
-  // A gradient of the whole entry, of any floating dtype.
+  // Adds the gradient of a whole parameter, of any floating dtype.
   void add(size_t index, const at::Tensor& gradient);
-  // The same of all entries at once; undefined: none. Frees each when it is copied.
+  // Adds the gradients of all entries; an undefined tensor means no gradient. Frees each gradient when it has been
+  // copied.
   void add_all(std::vector<at::Tensor>&& gradients);
+  // Discards the gradient of an entry.
   void forget(size_t index) {
     filled_[index] = false;
     complete_ = false;
   }
   bool has(size_t index) const { return filled_[index]; }
-  // What has accumulated of an entry, flat; for layouts of one part.
+  // The accumulated gradient of an entry, 1-d; only for layouts with one part.
   at::Tensor accumulated(size_t index) const { return values_of(buffer_, index, 0); }
+  // Whether `tensor` is a view of the open buffer.
   bool holds(const at::Tensor& tensor) const { return is_open() && tensor.is_alias_of(buffer_); }
 
-  // The buffer, complete: [parts * part] elements whose sum over ranks, divided by `divide`, is wanted. It is no longer
-  // open then. float16 is divided by a part of it already, so that the sum stays in range.
+  // Completes the buffer and returns it: [parts * part] elements, to be summed over ranks. After this call the buffer
+  // is not open. float16 gradients are divided by fp16_pre_divisor here, so that the sum stays in range; unpack()
+  // applies the rest of `divide`.
   at::Tensor close(double divide);
-  // sum: of what close() gave, part `rank` of it. Hands over the values of each entry that some rank had, in its rows
-  // of that part, flat, divided and as `dtype`; they share one buffer.
-  using Take = std::function<void(size_t index, const at::Tensor& values)>;
-  void unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype, const Take& take);
-  // The same in three steps, the second of which may run elsewhere: where the values are to lie (`sum` itself, if its
-  // dtype is wanted), dividing the sum and bringing it there, handing them over.
-  at::Tensor room_for_values(const at::Tensor& sum, c10::ScalarType dtype);
-  void bring_values(const at::Tensor& sum, const at::Tensor& values) const;
-  void hand_over(const at::Tensor& sum, const at::Tensor& values, int64_t rank, const Take& take) const;
+  // Unpacks part `rank` of the sum over ranks. Calls `callback` for each entry for which some rank had a gradient, with
+  // the divided values of its rows in that part, 1-d and of `dtype`. All values share one buffer.
+  using ValuesCallback = std::function<void(size_t index, const at::Tensor& values)>;
+  void unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype, const ValuesCallback& callback);
+  // unpack() in three steps. allocate_values() returns the tensor for the values (`sum` itself if it has the dtype).
+  // write_values() divides the sum and copies it there; this step may run on another stream. deliver_values() calls
+  // `callback`.
+  at::Tensor allocate_values(const at::Tensor& sum, c10::ScalarType dtype);
+  void write_values(const at::Tensor& sum, const at::Tensor& values) const;
+  void deliver_values(const at::Tensor& sum, const at::Tensor& values, int64_t rank,
+                      const ValuesCallback& callback) const;
   void drop() { buffer_.reset(); }
 
  private:
-  void complete();  // writes flags, and zeros where nothing is
+  void complete();  // writes flags, and zeros where there is no gradient
   at::Tensor values_of(const at::Tensor& part, size_t index, int64_t rank) const;
 
   std::shared_ptr<BufferPool> pool_;
   FlatLayout layout_{1};
-  int64_t flags_offset_ = 0;  // elements inside a part
-  std::vector<bool> filled_;
-  bool complete_ = false;  // padding and flags are written as well
-  double post_scale_ = 1;
+  int64_t flags_offset_ = 0;  // elements, inside a part
+  std::vector<bool> filled_;  // entries with a gradient on this rank
+  bool complete_ = false;     // padding and flags are written, too
+  double post_scale_ = 1;     // factor that unpack() applies to the sum
   at::Tensor buffer_;
-  FlatFill fill_;
+  FillConstants fill_;
 };
 
 }  // namespace tessera

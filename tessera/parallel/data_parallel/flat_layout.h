@@ -1,8 +1,8 @@
-// Where each parameter's padded chunk lies inside one rank's part of a flat communication buffer.
+// The layout of a flat communication buffer: the offset of each parameter's padded chunk inside one rank's part.
 //
-// A buffer of `ranks` parts is what an all-gather fills and a reduce-scatter reads. Part r holds, for every parameter
-// in order, rows [r*chunk_rows, (r+1)*chunk_rows) of it, padded behind the last row. Chunks start on multiples of 64
-// elements, so offsets counted in elements do not depend on the dtype. All offsets here are bytes.
+// An all-gather fills a buffer of `ranks` parts, and a reduce-scatter reads one. For every parameter in order, part r
+// holds its rows [r*chunk_rows, (r+1)*chunk_rows), with padding after the last row. Chunks start at multiples of 64
+// elements, so an offset counted in elements does not depend on the dtype. All offsets here are in bytes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,50 +13,53 @@
 
 namespace tessera {
 
-struct FlatEntry {
-  int64_t rows = 0;        // of the whole parameter
+struct FlatLayoutEntry {
+  int64_t rows = 0;        // of the unsharded parameter
   int64_t chunk_rows = 0;  // ceil(rows / ranks)
   int64_t row_numel = 0;   // elements in a row
-  int64_t itemsize = 0;
-  int64_t offset = 0;  // of the chunk, inside a part
+  int64_t itemsize = 0;    // bytes of an element
+  int64_t offset = 0;      // of the chunk, inside a part
 
   int64_t row_bytes() const { return row_numel * itemsize; }
   int64_t chunk_bytes() const { return chunk_rows * row_bytes(); }
   int64_t numel() const { return rows * row_numel; }
-  int64_t rows_on(int64_t rank) const;  // without padding; 0 behind the last row
+  int64_t rows_on(int64_t rank) const;  // rows that the rank holds, without padding; 0 after the last row
 };
 
 struct FlatLayout {
   int64_t ranks = 1;
   int64_t part_bytes = 0;
-  std::vector<FlatEntry> entries;
+  std::vector<FlatLayoutEntry> entries;
 
   explicit FlatLayout(int64_t ranks) : ranks(ranks) {}
+  // Adds a parameter to the end of each part.
   void append(int64_t rows, int64_t row_numel, int64_t itemsize);
-  // Room for `numel` more elements at the end of each part; returns its offset.
+  // Adds room for `numel` elements at the end of each part and returns its offset.
   int64_t append_extra(int64_t numel, int64_t itemsize);
 };
 
-// Writes the parameters that `gathered` (ranks * part_bytes) holds, from number `first` on (on the CPU; elsewhere all),
-// to their offsets in `whole`. An accelerator writes their padding as well, ranks * chunk_bytes() each.
+// Copies the parameters from `gathered` (ranks * part_bytes) to their offsets in `whole`. On the CPU it starts at
+// parameter `first`; on other devices `first` must be 0. An accelerator writes the padding, too: ranks * chunk_bytes()
+// for each parameter.
 void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, const at::TensorBase& whole,
-                  const std::vector<int64_t>& whole_offsets, size_t first = 0);
-// Moves the chunks of the first parameter together at the start of `gathered`, over what lies between. CPU only.
+                  const std::vector<int64_t>& unsharded_offsets, size_t first = 0);
+// Moves the chunks of the first parameter to the start of `gathered` without gaps, which overwrites the data between
+// the chunks. CPU only.
 void compact_first(const FlatLayout& layout, const at::TensorBase& gathered);
-// Copies (or adds, converting) a gradient of a whole parameter to its chunks in all parts of `parts`, a flat tensor
-// of the layout's dtype.
+// Copies a gradient of a whole parameter to its chunks in all parts of `parts`, a 1-d tensor of the layout's dtype.
+// With `accumulate` it adds. Converts the dtype. Error kInternal for a gradient of another size.
 void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gradient, const at::Tensor& parts,
                    bool accumulate);
-// What lies between and behind gradients in a buffer, of their dtype and on their device.
-struct FlatFill {
+// Constants for the gaps between gradients and for the flags, in the gradients' dtype and on their device.
+struct FillConstants {
   at::Tensor ones{}, zeros{};
 };
-// Copies the gradients of all entries, of one dtype, to their chunks in all parts, behind them `flags` ones to each
-// part as append_extra made room for, and zeroes the rest: one kernel on an accelerator, which need not write them
-// apart. fill: kept by the caller for further calls on the same stream, which make none then.
+// Copies the gradients of all entries, which share one dtype, to their chunks in all parts, writes `flags` ones at the
+// end of each part (the room of append_extra), and zeroes the gaps. One kernel on an accelerator. fill: constants that
+// the caller keeps for later calls on the same stream.
 void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gradients, int64_t flags,
-                    const at::Tensor& parts, FlatFill& fill);
-// Zeroes padding, and the chunks of entries whose `filled` is false, in all parts.
+                    const at::Tensor& parts, FillConstants& fill);
+// Zeroes the padding, and the chunks of entries whose `filled` is false, in all parts.
 void zero_unfilled(const FlatLayout& layout, const at::Tensor& parts, const std::vector<bool>& filled);
 
 }  // namespace tessera

@@ -9,8 +9,8 @@ namespace tessera {
 namespace {
 
 std::vector<DataParallelState*> states_of(nn::Module& module, const char* verb, bool recurse = true) {
-  return wanted_states<DataParallelState>(module, recurse, std::string("parallel.") + verb, "sharded or replicated",
-                                          "fully_shard or replicate");
+  return require_states<DataParallelState>(module, recurse, std::string("parallel.") + verb, "sharded or replicated",
+                                           "fully_shard or replicate");
 }
 
 }  // namespace
@@ -34,7 +34,7 @@ void set_requires_gradient_sync(nn::Module& module, bool on, bool recurse) {
 void set_gradient_divide_factor(nn::Module& module, double factor) {
   TESSERA_CHECK(factor > 0, ErrorKind::kShape,
                 "[parallel.set_gradient_divide_factor] found {}, wanted a positive number", factor);
-  for (auto* state : states_of(module, "set_gradient_divide_factor")) state->set_divide(factor);
+  for (auto* state : states_of(module, "set_gradient_divide_factor")) state->set_gradient_divisor(factor);
 }
 
 NoSync::NoSync(nn::Module& module) {

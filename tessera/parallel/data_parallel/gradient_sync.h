@@ -1,12 +1,12 @@
-// When and how data-parallel gradients are reduced, alike for fully_shard (FSDP, HSDP) and replicate (DDP).
+// Switches for the reduction of data-parallel gradients, for fully_shard (FSDP, HSDP), wrap_fsdp1 and replicate (DDP).
 //
 //   {
 //     NoSync accumulate(*model);                  // gradients stay on this rank
 //     for (auto& batch : first_batches) loss(batch).backward();
 //   }
-//   loss(last_batch).backward();                  // reduces what all of them left
+//   loss(last_batch).backward();                  // reduces the accumulated gradients of all batches
 //
-// All ranks must switch alike. A module belongs to one rank.
+// All ranks must use the same settings. A module belongs to one rank.
 #pragma once
 
 #include <utility>
@@ -18,15 +18,17 @@ namespace tessera {
 
 class DataParallelState;
 
-// Switches of one module and, when recurse is set, all data-parallel modules below it.
-// false: gradients accumulate on this rank and are reduced by the next backward with true. Error kShape when no
-// module here is sharded or replicated.
+// Sets whether backward reduces gradients, for one module and, with recurse, all data-parallel modules below it. false:
+// gradients accumulate on this rank, and the next backward with true reduces them. Error kShape when no module here is
+// sharded or replicated.
 void set_requires_gradient_sync(nn::Module& module, bool on, bool recurse = true);
-// Divides gradients by `factor` instead of the data-parallel size (1: sums them), recursively.
+// Divides gradients by `factor` instead of the data-parallel world size (1: gradients are summed), for all
+// data-parallel modules at or below `module`. Error kShape for a factor that is not positive, and when no module here
+// is sharded or replicated.
 void set_gradient_divide_factor(nn::Module& module, double factor);
 
-// While it lives, no data-parallel module at or below `module` reduces gradients; then all are as before. The module
-// must outlive it.
+// While this object lives, no data-parallel module at or below `module` reduces gradients; its end restores the former
+// settings. The module must outlive it. Error kShape when no module here is sharded or replicated.
 class NoSync {
  public:
   explicit NoSync(nn::Module& module);

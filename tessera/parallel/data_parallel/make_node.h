@@ -1,4 +1,4 @@
-// Autograd nodes of our own, whichever pointer the version of libtorch holds them by.
+// Creates autograd nodes with the pointer type that this version of libtorch uses for nodes.
 #pragma once
 
 #include <torch/csrc/autograd/edge.h>
@@ -10,9 +10,10 @@
 
 namespace tessera {
 
-// shared_ptr or intrusive_ptr.
+// std::shared_ptr or c10::intrusive_ptr, by the version of libtorch.
 using NodePtr = std::remove_cvref_t<decltype(std::declval<torch::autograd::Edge>().function)>;
 
+// A new node: the owning pointer for the graph, and a plain pointer of its own type.
 template <class NodeType, class Pointer = NodePtr>
 std::pair<Pointer, NodeType*> make_node() {
   auto node = [] {

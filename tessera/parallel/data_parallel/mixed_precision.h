@@ -1,4 +1,4 @@
-// In which dtypes a data-parallel model computes and reduces its gradients. Semantics of FSDP2's MixedPrecisionPolicy.
+// The dtypes in which a data-parallel model computes and reduces gradients. Semantics of FSDP2's MixedPrecisionPolicy.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -8,10 +8,10 @@
 namespace tessera {
 
 struct MixedPrecisionPolicy {
-  std::optional<c10::ScalarType> param_dtype = {};   // gather (or copy) parameters and compute in it; none: as stored
-  std::optional<c10::ScalarType> reduce_dtype = {};  // reduce gradients in it; none: as the gradient
-  std::optional<c10::ScalarType> output_dtype = {};  // cast floating outputs of forward
-  bool cast_forward_inputs = true;
+  std::optional<c10::ScalarType> param_dtype = {};  // of unsharded (or copied) parameters, for compute; none: as stored
+  std::optional<c10::ScalarType> reduce_dtype = {};  // of gradient reductions; none: as the gradient
+  std::optional<c10::ScalarType> output_dtype = {};  // floating outputs of forward are cast to it; none: no cast
+  bool cast_forward_inputs = true;                   // casts floating inputs of forward to param_dtype
 };
 
 }  // namespace tessera

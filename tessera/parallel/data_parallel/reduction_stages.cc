@@ -16,6 +16,8 @@ bool communicates(const std::shared_ptr<comm::Group>& group, const at::Tensor& t
 
 }  // namespace
 
+// With a reduce-scatter the output is a buffer of its own, in memory from which the next all-reduce can send. Otherwise
+// the sum is computed in place.
 void ReductionStages::start(ReductionRoute route, at::Tensor parts, BufferPool& pool, const std::string& subject) {
   route_ = std::move(route);
   stage_ = Stage::kGroup;
@@ -28,46 +30,51 @@ void ReductionStages::start(ReductionRoute route, at::Tensor parts, BufferPool& 
   } else {
     output_ = std::move(parts);
   }
-  streams_->reduce.follow_current();
+  streams_->reduce.wait_current_stream();
   if (!sums) return;
-  const auto beside = streams_->reduce.enter();
+  const auto beside = streams_->reduce.make_current();
   pending_ = route_.scatters ? comm::reduce_scatter_into(*route_.group, output_, parts_, comm::ReduceOp::kSum, subject)
                              : comm::all_reduce(*route_.group, output_, comm::ReduceOp::kSum, subject);
 }
 
-const SideStream& ReductionStages::stream() const {
+const DeviceStream& ReductionStages::stream() const {
   if (stage_ == Stage::kReplicas) return streams_->replicas;
   return stage_ == Stage::kToHost ? streams_->to_host : streams_->reduce;
 }
 
+// On an accelerator a wait() on a stage's stream only orders that stream after the collective, so neither the host nor
+// the compute stream stops. `parts_` is memory of the compute stream: that stream must come after the reduce-scatter
+// before the buffer may be freed.
 bool ReductionStages::advance(const std::string& subject, bool at_end) {
   if (!in_flight()) return false;
+  // A copy to the host is in flight and need not be complete before the end of backward. The compute stream is ordered
+  // after it once, so that the device buffer can be freed; the host waits in take_result().
   if (stage_ == Stage::kToHost && !at_end) {
-    if (output_.defined()) {  // the copy had the time of a group to compute
-      copied_.hold_current();
+    if (output_.defined()) {
+      copied_.block_current_stream();
       output_.reset();
     }
     return true;
   }
   {
-    const auto beside = stream().enter();
+    const auto beside = stream().make_current();
     pending_.wait();
   }
-  ended_ = stream().mark();
+  ended_ = stream().record_event();
   if (parts_.defined()) {
-    ended_.hold_current();  // whose memory they are
+    ended_.block_current_stream();  // parts_ is memory of the current stream
     parts_.reset();
   }
   if (stage_ == Stage::kGroup && communicates(route_.replicas, output_)) {
     stage_ = Stage::kReplicas;
-    streams_->replicas.follow(ended_);
-    const auto beside = streams_->replicas.enter();
+    streams_->replicas.wait_event(ended_);
+    const auto beside = streams_->replicas.make_current();
     pending_ = comm::all_reduce(*route_.replicas, output_, comm::ReduceOp::kSum, subject);
     return true;
   }
   if (route_.to_host && stage_ != Stage::kToHost) {
     stage_ = Stage::kToHost;
-    streams_->to_host.follow(ended_);
+    streams_->to_host.wait_event(ended_);
     start_copy_to_host();
     return true;
   }
@@ -78,25 +85,29 @@ bool ReductionStages::advance(const std::string& subject, bool at_end) {
 void ReductionStages::start_copy_to_host() {
   const c10::NoGradGuard no_grad;
   const c10::Device device = output_.device();
-  host_ = host_empty(output_.numel(), output_.scalar_type(), device);
-  const auto beside = streams_->to_host.enter();
+  host_ = pinned_empty(output_.numel(), output_.scalar_type(), device);
+  const auto beside = streams_->to_host.make_current();
   host_.copy_(output_, /*non_blocking=*/true);
-  copied_ = StreamMark::here(device);
+  copied_ = DeviceEvent::record_on_current(device);
 }
 
-at::Tensor ReductionStages::take() {
-  ended_.hold_current();
+// A result on the device is ordered by the stream alone. A result on the host may be read by the CPU at once, so
+// take_result() waits for the copy.
+at::Tensor ReductionStages::take_result() {
+  ended_.block_current_stream();
   if (!host_.defined()) return std::exchange(output_, {});
   copied_.wait();
   output_.reset();
   return std::exchange(host_, {});
 }
 
-at::Tensor ReductionStages::take(const SideStream& beside) {
-  beside.follow(ended_);
+at::Tensor ReductionStages::take_result(const DeviceStream& beside) {
+  beside.wait_event(ended_);
   return std::exchange(output_, {});
 }
 
+// After an error no buffer may be freed while a stream still uses it: the compute stream is ordered after all stages
+// first.
 void ReductionStages::drop() {
   if (in_flight()) {
     try {
@@ -104,7 +115,9 @@ void ReductionStages::drop() {
     } catch (const Error&) {  // the error that led here has been reported already
     }
   }
-  for (const auto* stream : {&streams_->reduce, &streams_->replicas, &streams_->to_host}) stream->hold_current();
+  for (const auto* stream : {&streams_->reduce, &streams_->replicas, &streams_->to_host}) {
+    stream->block_current_stream();
+  }
   if (stage_ == Stage::kToHost) copied_.wait();
   host_.reset();
   parts_.reset();

@@ -1,13 +1,13 @@
-// Packed gradients on their way to who keeps them: summed over the ranks of a group (reduce-scattered, or all-reduced
-// where each of them keeps all), the sum then over replicas, then copied to the host.
+// The reduction of packed gradients in up to three stages: a reduce-scatter over a group (or an all-reduce, if each
+// rank keeps the whole sum), an all-reduce over replicas, and a copy to the host.
 //
 //   stages.start({.group = shards, .replicas = replicas}, parts, pool, "layers.0");   // COLLECTIVE; returns at once
 //   while (stages.advance("layers.0", at_end)) ...                                    // between other work
-//   at::Tensor sum = stages.take();
+//   at::Tensor sum = stages.take_result();
 //
-// On an accelerator the stages run beside what computes, each on its stream of CommStreams and behind the one before
-// alone; what computes comes behind the reduce-scatter when the next stage starts, which frees what was sent. Belongs
-// to one rank.
+// On an accelerator each stage runs on its own stream of CommStreams, and waits only for the stage before it. The
+// compute stream waits for the reduce-scatter when the next stage starts, because the sent buffer is freed then.
+// Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,10 +21,10 @@
 
 namespace tessera {
 
-// Stages that a null group, or one of one rank, has no part in are left out.
+// The stages to run. A stage whose group is null or has one rank is skipped.
 struct ReductionRoute {
   std::shared_ptr<comm::Group> group = {};
-  bool scatters = true;  // else each rank of `group` keeps the whole sum
+  bool scatters = true;  // false: each rank of `group` keeps the whole sum
   std::shared_ptr<comm::Group> replicas = {};
   bool to_host = false;
 };
@@ -33,32 +33,33 @@ class ReductionStages {
  public:
   void set_streams(std::shared_ptr<CommStreams> streams) { streams_ = std::move(streams); }
 
-  // Of what this thread, or the stream `reduce`, was given so far. COLLECTIVE over the route's group.
+  // Starts the first stage on `parts`. Everything launched so far on this thread's current stream and on the stream
+  // `reduce` comes before it. `subject` names the gradients in errors. COLLECTIVE over the route's group.
   void start(ReductionRoute route, at::Tensor parts, BufferPool& pool, const std::string& subject);
-  // Waits for the running stage and starts the next one; false when none was left. A copy to the host is waited for by
-  // the host `at_end` alone; before, what computes comes behind it, which frees what was copied. COLLECTIVE over the
-  // replicas.
+  // Waits for the running stage and starts the next one. Returns false when no stage is left. The host waits for a copy
+  // to the host only with `at_end`; before, the compute stream waits for it and the copied device buffer is freed.
+  // COLLECTIVE over the replicas.
   bool advance(const std::string& subject, bool at_end);
   bool in_flight() const { return stage_ != Stage::kIdle; }
-  // The result, once advance() has said false. What this thread launches next comes behind it, or what `beside` is
-  // given next, and the host has it where it ends there.
-  at::Tensor take();
-  at::Tensor take(const SideStream& beside);
-  void drop();  // after an error: waits for what is in flight and forgets it
+  // The result, after advance() has returned false. Later launches of this thread come after the reduction, or, with an
+  // argument, later launches on that stream. A result on the host is complete: take_result() waits for the copy.
+  at::Tensor take_result();
+  at::Tensor take_result(const DeviceStream& beside);
+  void drop();  // after an error: waits for the stage in flight and discards the gradients
 
  private:
-  enum class Stage { kIdle, kGroup, kReplicas, kToHost };  // what is in flight
-  const SideStream& stream() const;
+  enum class Stage { kIdle, kGroup, kReplicas, kToHost };  // the stage in flight
+  const DeviceStream& stream() const;
   void start_copy_to_host();
 
   std::shared_ptr<CommStreams> streams_ = std::make_shared<CommStreams>();
   ReductionRoute route_;
   Stage stage_ = Stage::kIdle;
-  at::Tensor parts_;   // sent, unless the sum takes its place
-  at::Tensor output_;  // of the last stage that ended, or of the running one
-  at::Tensor host_;    // `output_` on the host, from `copied_` on
-  StreamMark ended_, copied_;
-  comm::Pending pending_;
+  at::Tensor parts_;            // the sent buffer; undefined if the sum is in place
+  at::Tensor output_;           // result of the last finished stage, or of the running stage
+  at::Tensor host_;             // copy of output_ in host memory, complete after copied_
+  DeviceEvent ended_, copied_;  // end of the last stage, end of the copy
+  comm::PendingCollective pending_;
 };
 
 }  // namespace tessera

@@ -7,14 +7,16 @@ namespace tessera {
 
 std::vector<std::vector<size_t>> assign_buckets(const std::vector<BucketItem>& items, int64_t first_limit,
                                                 int64_t limit) {
-  struct Open {
+  struct OpenBucket {
     std::vector<size_t> members;
     int64_t bytes = 0;
     bool first = true;
   };
-  std::map<c10::ScalarType, Open> open;
+  // One open bucket for each dtype. Buckets close in another order than they open, so they are sorted by their first
+  // item at the end.
+  std::map<c10::ScalarType, OpenBucket> open;
   std::vector<std::vector<size_t>> buckets;
-  const auto close = [&](Open& bucket) {
+  const auto close = [&](OpenBucket& bucket) {
     if (!bucket.members.empty()) buckets.push_back(std::move(bucket.members));
     bucket = {.members = {}, .bytes = 0, .first = false};
   };

@@ -3,7 +3,7 @@
 #include <c10/core/GradMode.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 
 namespace tessera {
 
@@ -19,31 +19,32 @@ GradBucket::GradBucket(std::vector<ReplicatedParam*> params, c10::ScalarType dty
   stages_.set_streams(streams_);
   const c10::NoGradGuard no_grad;
   const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
-  for (const auto* param : params_) layout_.append(1, local_part(param->parameter).numel(), itemsize);
-  shown_.assign(params_.size(), false);
+  // A layout with one part: each parameter is one row, and an all-reduce sums the whole buffer.
+  for (const auto* param : params_) layout_.append(1, local_tensor_of(param->parameter).numel(), itemsize);
+  exposed_.assign(params_.size(), false);
 }
 
 GradBucket::~GradBucket() = default;
 GradBucket::GradBucket(GradBucket&&) noexcept = default;
 
-void GradBucket::begin() { flat_.open(layout_, dtype_, params_[0]->parameter.device(), memory_); }
+void GradBucket::open_buffer() { flat_.open(layout_, dtype_, params_[0]->parameter.device(), memory_); }
 
-// Flat values as a gradient of the parameter.
-at::Tensor GradBucket::shaped(const at::Tensor& values, size_t position) const {
+// A view of the 1-d values with the parameter's shape; for a DTensor parameter a DTensor with its placements.
+at::Tensor GradBucket::view_as_parameter(const at::Tensor& values, size_t position) const {
   const auto& parameter = params_[position]->parameter;
-  at::Tensor local = values.view(local_part(parameter).sizes());
+  at::Tensor local = values.view(local_tensor_of(parameter).sizes());
   if (!is_dtensor(parameter)) return local;
   return from_local(local, device_mesh(parameter), placements(parameter),
                     {.shape = parameter.sizes().vec(), .stride = parameter.strides().vec()});
 }
 
-// Where grad() showed what has accumulated and shows it no longer (zero_grad), that is forgotten.
-void GradBucket::forget_dropped() {
+// Discards an accumulated gradient if grad() was a view of it and is not any more (zero_grad).
+void GradBucket::discard_zeroed_gradients() {
   for (size_t i = 0; i < params_.size(); ++i) {
-    if (!shown_[i]) continue;
+    if (!exposed_[i]) continue;
     const at::Tensor& grad = params_[i]->parameter.grad();
-    if (grad.defined() && flat_.holds(local_part(grad))) continue;
-    shown_[i] = false;
+    if (grad.defined() && flat_.holds(local_tensor_of(grad))) continue;
+    exposed_[i] = false;
     flat_.forget(i);
   }
 }
@@ -54,84 +55,92 @@ at::Tensor GradBucket::prepare(size_t position, const at::Tensor& gradient) {
   TESSERA_CHECK(gradient.layout() == c10::kStrided, ErrorKind::kShape,
                 "[replicate.backward] {}: its gradient is sparse; only dense ones are reduced. Use a dense embedding.",
                 param.name);
-  if (!flat_.is_open()) begin();
-  if (shown_[position]) forget_dropped();
+  if (!flat_.is_open()) open_buffer();
+  if (exposed_[position]) discard_zeroed_gradients();
   if (!is_dtensor(gradient)) return gradient;
-  const auto& wanted = placements(param.parameter);
-  return to_local(placements(gradient) == wanted ? gradient : redistribute(gradient, wanted));
+  const auto& target = placements(param.parameter);
+  return to_local(placements(gradient) == target ? gradient : redistribute(gradient, target));
 }
 
 void GradBucket::add(size_t position, const at::Tensor& local) { flat_.add(position, local); }
 
-void GradBucket::show_accumulated() {
+void GradBucket::expose_accumulated() {
   if (!accumulated()) return;
   const c10::NoGradGuard no_grad;
-  forget_dropped();
+  discard_zeroed_gradients();
   for (size_t i = 0; i < params_.size(); ++i) {
     auto& parameter = params_[i]->parameter;
-    if (!flat_.has(i) || shown_[i] || parameter.grad().defined() || parameter.scalar_type() != dtype_) continue;
-    parameter.mutable_grad() = shaped(flat_.accumulated(i), i);
-    shown_[i] = true;
+    if (!flat_.has(i) || exposed_[i] || parameter.grad().defined() || parameter.scalar_type() != dtype_) continue;
+    parameter.mutable_grad() = view_as_parameter(flat_.accumulated(i), i);
+    exposed_[i] = true;
   }
 }
 
 void GradBucket::start(const std::shared_ptr<comm::Group>& group, double divide) {
   const c10::NoGradGuard no_grad;
-  if (!flat_.is_open()) begin();
-  forget_dropped();
+  if (!flat_.is_open()) open_buffer();
+  discard_zeroed_gradients();
   at::Tensor sent;
-  streams_->reduce.follow_current();  // where the room may have been made just now
+  // The bucket's memory belongs to the compute stream and may have been allocated just now, so the stream that packs
+  // waits for the compute stream.
+  streams_->reduce.wait_current_stream();
   {
-    const auto beside = streams_->reduce.enter();
+    const auto beside = streams_->reduce.make_current();
     sent = flat_.close(divide);
   }
   started_ = true;
+  // The all-reduce is the replica stage of the reduction, with no group stage before it, so it runs on the stream
+  // `replicas`.
   stages_.start({.replicas = group}, std::move(sent), *pool_, name_);
   stages_.advance(name_, /*at_end=*/false);
 }
 
-void GradBucket::bring_values() {
+void GradBucket::write_values() {
   if (!started() || sum_.defined()) return;
   const c10::NoGradGuard no_grad;
   while (stages_.advance(name_, /*at_end=*/true)) {
   }
-  sum_ = stages_.take(streams_->replicas);
-  values_ = flat_.room_for_values(sum_, params_[0]->parameter.scalar_type());
-  if (!values_.is_same(sum_)) streams_->replicas.follow_current();  // which may have had that memory
-  const auto beside = streams_->replicas.enter();
-  flat_.bring_values(sum_, values_);
-  brought_ = streams_->replicas.mark();
+  sum_ = stages_.take_result(streams_->replicas);
+  values_ = flat_.allocate_values(sum_, params_[0]->parameter.scalar_type());
+  // The memory of values_ is new, and the compute stream may have used it before.
+  if (!values_.is_same(sum_)) streams_->replicas.wait_current_stream();
+  const auto beside = streams_->replicas.make_current();
+  flat_.write_values(sum_, values_);
+  values_written_ = streams_->replicas.record_event();
 }
 
 void GradBucket::set_gradient(size_t position, const at::Tensor& values) {
+  // A grad() that is a view of this bucket holds the reduced values already. Any other grad() was reduced by an earlier
+  // backward, and the new values are added to it.
   at::Tensor& grad = params_[position]->parameter.mutable_grad();
   if (!grad.defined()) {
-    grad = shaped(values, position);
-  } else if (!shown_[position]) {  // reduced in an earlier backward
-    local_part(grad).add_(local_part(shaped(values, position)));
+    grad = view_as_parameter(values, position);
+  } else if (!exposed_[position]) {
+    local_tensor_of(grad).add_(local_tensor_of(view_as_parameter(values, position)));
   }
 }
 
 void GradBucket::finish() {
   if (!started()) return;
   const c10::NoGradGuard no_grad;
-  bring_values();
-  brought_.hold_current();
-  flat_.hand_over(sum_, values_, 0, [&](size_t position, const at::Tensor& values) { set_gradient(position, values); });
-  sum_.reset(), values_.reset();  // the gradients hold them
+  write_values();
+  values_written_.block_current_stream();
+  flat_.deliver_values(sum_, values_, 0,
+                       [&](size_t position, const at::Tensor& values) { set_gradient(position, values); });
+  sum_.reset(), values_.reset();  // the gradients keep the memory alive
   started_ = false;
-  shown_.assign(shown_.size(), false);
+  exposed_.assign(exposed_.size(), false);
 }
 
 void GradBucket::drop() {
   stages_.drop();
   for (size_t i = 0; i < params_.size(); ++i) {
-    if (shown_[i]) params_[i]->parameter.mutable_grad().reset();
+    if (exposed_[i]) params_[i]->parameter.mutable_grad().reset();
   }
   flat_.drop();
   sum_.reset(), values_.reset();
   started_ = false;
-  shown_.assign(shown_.size(), false);
+  exposed_.assign(exposed_.size(), false);
 }
 
 }  // namespace tessera

@@ -1,15 +1,15 @@
-// Gradients of some replicated parameters on their way through one all-reduce.
+// A bucket: the gradients of some replicated parameters in one flat buffer, summed by one all-reduce.
 //
 //   at::Tensor local = bucket.prepare(position, gradient);
-//   bucket.add(position, local);       // copies; adds where there is one from a backward without synchronisation
+//   bucket.add(position, local);       // copies; adds to a gradient left by a backward without synchronisation
 //   bucket.start(group, divide);       // COLLECTIVE over the group; returns at once
 //   ...
 //   bucket.finish();                   // waits; the parameters' grad() are views of the bucket
 //
-// On an accelerator gradients are packed on the stream `reduce` of CommStreams, where add() is called, and summed and
-// divided on `replicas`; nothing that computes comes behind either before finish(). The memory is the computing
-// stream's, where grad() is used and freed. A parameter that no rank had a gradient for keeps its grad() as it was.
-// Belongs to one rank.
+// On an accelerator add() runs on the stream `reduce` of CommStreams, where it packs the gradients. The all-reduce and
+// the division run on the stream `replicas`. No computation waits for either stream before finish(). The memory is
+// allocated from the compute stream, because grad() is used and freed there. A parameter without a gradient on every
+// rank keeps its grad(). Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,53 +28,57 @@ namespace tessera {
 
 struct ReplicatedParam {
   std::string name;
-  std::vector<SlotRef> slots;     // more than one: tied
-  at::Tensor parameter;           // plain, or a DTensor of another mesh
-  c10::ScalarType compute_dtype;  // of what forward reads, and so of its gradient
+  std::vector<SlotRef> slots;     // all slots that share the parameter; more than one: tied
+  at::Tensor parameter;           // a plain tensor, or a DTensor of another mesh
+  c10::ScalarType compute_dtype;  // dtype that forward reads, and so of the gradient
 };
 
 class GradBucket {
  public:
-  // `params` stay in place while the bucket lives. `memory` is Group::allocator() of the group that will reduce.
+  // `params` must stay valid while the bucket lives. `memory` is Group::allocator() of the group that will reduce.
   GradBucket(std::vector<ReplicatedParam*> params, c10::ScalarType dtype, std::shared_ptr<BufferPool> pool,
              std::shared_ptr<CommStreams> streams, c10::Allocator* memory, std::string name);
   ~GradBucket();
   GradBucket(GradBucket&&) noexcept;
 
-  // Makes room for the gradient; returns what is to be added: its local part, as the parameter lies. COLLECTIVE over
-  // the parameter's own mesh when the gradient is a DTensor that lies otherwise.
+  // Opens the buffer if needed and returns the gradient's local tensor, which add() takes. COLLECTIVE over the
+  // parameter's own mesh when the gradient is a DTensor with other placements than the parameter. Error kShape for a
+  // sparse gradient.
   at::Tensor prepare(size_t position, const at::Tensor& gradient);
   void add(size_t position, const at::Tensor& local);
-  // Lets grad() show what has accumulated, where it shows nothing else.
-  void show_accumulated();
+  // Sets grad() of each parameter to a view of its accumulated gradient, where grad() is undefined.
+  void expose_accumulated();
+  // Starts the all-reduce; the sum is divided by `divide`. COLLECTIVE over the group.
   void start(const std::shared_ptr<comm::Group>& group, double divide);
-  // Behind the sum, the gradients are brought where they are to lie: on an accelerator beside what computes, on a CPU
-  // when the sum is there. Nothing where that has been done, or the bucket is not under way.
-  void bring_values();
+  // After the all-reduce: divides the sum and casts it to the parameters' dtype. On an accelerator this is only
+  // launched, on the stream `replicas`; on a CPU it waits for the all-reduce. Does nothing if it ran already or the
+  // bucket was not started.
+  void write_values();
   void finish();
-  void drop();  // after an error: waits for what is in flight and forgets it
+  void drop();  // after an error: waits for the reduction in flight and discards it
   bool started() const { return started_; }
+  // Whether the bucket holds gradients that are not reduced yet.
   bool accumulated() const { return flat_.is_open(); }
 
  private:
-  void begin();
-  void forget_dropped();
-  at::Tensor shaped(const at::Tensor& values, size_t position) const;
+  void open_buffer();
+  void discard_zeroed_gradients();
+  at::Tensor view_as_parameter(const at::Tensor& values, size_t position) const;
   void set_gradient(size_t position, const at::Tensor& values);
 
   std::vector<ReplicatedParam*> params_;
-  c10::ScalarType dtype_;  // travels
+  c10::ScalarType dtype_;  // of the buffer and the all-reduce
   c10::Allocator* memory_;
   std::string name_;
   FlatLayout layout_{1};
   FlatGradients flat_;
-  std::vector<bool> shown_;  // grad() shows what has accumulated here
+  std::vector<bool> exposed_;  // grad() is a view of the gradient that accumulates here
   std::shared_ptr<BufferPool> pool_;
   std::shared_ptr<CommStreams> streams_;
   ReductionStages stages_;
   bool started_ = false;
-  at::Tensor sum_, values_;  // once they are brought
-  StreamMark brought_;
+  at::Tensor sum_, values_;     // the sum, and the divided values in the parameters' dtype; set by write_values()
+  DeviceEvent values_written_;  // after the division on the stream `replicas`
 };
 
 }  // namespace tessera

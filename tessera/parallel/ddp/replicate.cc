@@ -10,7 +10,7 @@ namespace {
 ReplicateState& state_of(nn::Module& module) {
   auto* state = replicate_state(module);
   TESSERA_CHECK(state != nullptr, ErrorKind::kShape,
-                "[replicate.stats] this module is no replica. Call replicate on it first.");
+                "[replicate.stats] this module is not replicated. Call replicate on it first.");
   return *state;
 }
 

@@ -9,22 +9,24 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/parallel/ddp/bucket_plan.h"
 
 namespace tessera {
 namespace {
 
-// Lines "name [shape] dtype" of what must be the same on all ranks.
+// The parameters as lines "name [shape] dtype", with "frozen" if they need no gradient. The lines must be equal on all
+// ranks.
 std::string fingerprint(const std::vector<ReplicatedParam>& params) {
   std::string text;
   for (const auto& param : params) {
-    text += fmt::format("{} [{}] {}{}\n", param.name, fmt::join(local_part(param.parameter).sizes(), ", "),
+    text += fmt::format("{} [{}] {}{}\n", param.name, fmt::join(local_tensor_of(param.parameter).sizes(), ", "),
                         c10::toString(param.parameter.scalar_type()), param.parameter.requires_grad() ? "" : " frozen");
   }
   return text;
 }
 
+// The first line of `text` that differs from `other`.
 std::string_view first_difference(std::string_view text, std::string_view other) {
   const auto at =
       static_cast<size_t>(std::mismatch(text.begin(), text.end(), other.begin(), other.end()).first - text.begin());
@@ -51,7 +53,7 @@ bool ReplicateState::recomputing() const { return in_backward_ && inside_backwar
 
 // ---- parameters ----
 
-bool ReplicateState::parameters_are_the_same() {
+bool ReplicateState::parameters_unchanged() {
   size_t trainable = 0;
   for (size_t i = 0; i < params_.size(); ++i) {
     for (const auto& slot : params_[i].slots) {
@@ -79,7 +81,7 @@ void ReplicateState::collect_parameters() {
     const auto [found, fresh] = seen.emplace(tensor.unsafeGetTensorImpl(), params_.size());
     if (fresh) {
       TESSERA_CHECK(
-          !local_part(tensor).is_meta(), ErrorKind::kShape,
+          !local_tensor_of(tensor).is_meta(), ErrorKind::kShape,
           "[replicate.forward] {}: still on the meta device. Call to_empty(module, device) and initialise or load it "
           "before training.",
           named.name);
@@ -93,8 +95,8 @@ void ReplicateState::collect_parameters() {
   }
 }
 
-// COLLECTIVE over the mesh.
-void ReplicateState::check_alike() {
+// Checks that the parameters have equal names, shapes, dtypes and requires_grad on all ranks. COLLECTIVE over the mesh.
+void ReplicateState::check_equal_on_ranks() {
   const auto own = fingerprint(params_);
   const auto all = comm::all_gather_bytes(group(), own);
   for (size_t rank = 1; rank < all.size(); ++rank) {
@@ -106,14 +108,15 @@ void ReplicateState::check_alike() {
   }
 }
 
-// COLLECTIVE over the mesh.
+// Broadcasts the buffers, and if asked the parameters, from the mesh's first rank. All broadcasts are in flight at
+// once. COLLECTIVE over the mesh.
 void ReplicateState::copy_from_first_rank(bool parameters) {
   if (group().size() == 1) return;
   const c10::NoGradGuard no_grad;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // sent and received, and where it belongs
-  std::vector<comm::Pending> pending;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // contiguous copy that is broadcast, original tensor
+  std::vector<comm::PendingCollective> pending;
   const auto copy = [&](const at::Tensor& tensor, const std::string& name) {
-    const at::Tensor local = local_part(tensor).detach();
+    const at::Tensor local = local_tensor_of(tensor).detach();
     const at::Tensor flat = local.contiguous();
     pending.push_back(comm::broadcast(group(), flat, 0, name));
     if (!flat.is_same(local)) copies.emplace_back(flat, local);
@@ -130,93 +133,101 @@ void ReplicateState::copy_from_first_rank(bool parameters) {
   for (auto& [from, to] : copies) to.copy_(from);
 }
 
-void ReplicateState::settle() {
-  if (settled_ && parameters_are_the_same()) return;
+// Parameters may be replaced between forwards (a load with assignment), and a user may freeze some of them. The buckets
+// then follow the new parameters, in reverse order of registration until an order is learned.
+void ReplicateState::lazy_init() {
+  if (initialized_ && parameters_unchanged()) return;
   collect_parameters();
-  check_alike();
-  if (!settled_ && options_.init_sync) copy_from_first_rank(true);
-  settled_ = true;
-  learning_order_ = options_.learn_order && trainable_.size() > 1;
-  make_buckets({trainable_.rbegin(), trainable_.rend()}, learning_order_);
+  check_equal_on_ranks();
+  if (!initialized_ && options_.init_sync) copy_from_first_rank(true);
+  initialized_ = true;
+  will_rebuild_buckets_ = options_.rebuild_buckets && trainable_.size() > 1;
+  make_buckets({trainable_.rbegin(), trainable_.rend()}, will_rebuild_buckets_);
 }
 
 // ---- buckets ----
 
-void ReplicateState::make_buckets(const std::vector<size_t>& order, bool one_source_each) {
+void ReplicateState::make_buckets(const std::vector<size_t>& order, bool one_node_each) {
   std::vector<BucketItem> items;
-  const auto travels_as = [&](size_t index) {
+  const auto reduce_dtype_of = [&](size_t index) {
     return options_.mp_policy.reduce_dtype.value_or(params_[index].compute_dtype);
   };
   for (const size_t index : order) {
     const auto& parameter = params_[index].parameter;
-    items.push_back({local_part(parameter).numel() * static_cast<int64_t>(c10::elementSize(travels_as(index))),
-                     parameter.scalar_type()});
+    items.push_back(
+        {local_tensor_of(parameter).numel() * static_cast<int64_t>(c10::elementSize(reduce_dtype_of(index))),
+         parameter.scalar_type()});
   }
+  // A graph from before a rebuild still holds the old nodes. Their gradients are accepted if the parameters are the
+  // same (params_generation_) and go to the parameters' places in the new buckets. Nodes hold a weak pointer: a graph
+  // does not keep this state alive.
   ++buckets_generation_;
   buckets_.clear();
-  sources_.clear();
-  places_.assign(params_.size(), {});
+  nodes_.clear();
+  bucket_positions_.assign(params_.size(), {});
   for (const auto& members : assign_buckets(items, options_.first_bucket_bytes, options_.bucket_bytes)) {
     const size_t bucket = buckets_.size();
     std::vector<ReplicatedParam*> params;
     for (size_t position = 0; position < members.size(); ++position) {
       const size_t index = order[members[position]];
       params.push_back(&params_[index]);
-      if (position == 0 || one_source_each) sources_.push_back({.bucket = bucket, .params = {}, .end = {}});
-      sources_.back().params.push_back(index);
-      places_[index] = {bucket, position};
+      if (position == 0 || one_node_each) nodes_.push_back({.bucket = bucket, .params = {}, .end = {}});
+      nodes_.back().params.push_back(index);
+      bucket_positions_[index] = {bucket, position};
     }
     c10::Allocator* const memory = group().allocator(options_.mesh->device_type());
-    buckets_.emplace_back(std::move(params), travels_as(order[members[0]]), pool_, streams_, memory,
+    buckets_.emplace_back(std::move(params), reduce_dtype_of(order[members[0]]), pool_, streams_, memory,
                           fmt::format("gradient bucket {}", bucket));
   }
-  for (size_t i = 0; i < sources_.size(); ++i) {
+  for (size_t i = 0; i < nodes_.size(); ++i) {
     std::vector<at::Tensor> like;
-    for (const size_t index : sources_[i].params) {
+    for (const size_t index : nodes_[i].params) {
       like.push_back(params_[index].parameter.detach().to(params_[index].compute_dtype));
     }
-    sources_[i].end.emplace(like, [weak = weak_from_this(), i, params = sources_[i].params, all = params_generation_,
-                                   generation = buckets_generation_](std::vector<at::Tensor>&& gradients) {
+    nodes_[i].end.emplace(like, [weak = weak_from_this(), i, params = nodes_[i].params, all = params_generation_,
+                                 generation = buckets_generation_](std::vector<at::Tensor>&& gradients) {
       const auto self = weak.lock();
       if (!self) return;
       TESSERA_CHECK(
           all == self->params_generation_, ErrorKind::kShape,
           "[replicate.backward] parameters were replaced, frozen or unfrozen between forward and backward. Run "
           "forward again.");
-      if (generation == self->buckets_generation_) return self->take(i, std::move(gradients));
-      self->enter_backward();  // from the graph of a forward before the buckets changed
-      self->pack(params, std::move(gradients));
+      if (generation == self->buckets_generation_) return self->receive_gradients(i, std::move(gradients));
+      self->enter_backward();  // a graph from before the buckets were rebuilt
+      self->pack_gradients(params, std::move(gradients));
     });
   }
-  await_all_sources();
+  reset_node_counts();
   stats_.buckets = static_cast<int64_t>(buckets_.size());
 }
 
-// COLLECTIVE over the mesh. Buckets follow the order in which gradients came on its first rank.
-void ReplicateState::learn_order() {
-  learning_order_ = false;
+// Rebuilds the buckets in the order in which gradients arrived on the mesh's first rank. That order is broadcast,
+// because all ranks must reduce equal buckets in equal order. Parameters without a gradient come last. COLLECTIVE over
+// the mesh.
+void ReplicateState::rebuild_buckets() {
+  will_rebuild_buckets_ = false;
   std::vector<bool> came(params_.size(), false);
-  for (const size_t index : arrival_) came[index] = true;
+  for (const size_t index : gradient_order_) came[index] = true;
   for (auto index = trainable_.rbegin(); index != trainable_.rend(); ++index) {
-    if (!came[*index]) arrival_.push_back(*index);  // nobody used it
+    if (!came[*index]) gradient_order_.push_back(*index);  // no forward used it
   }
-  auto order = at::empty({static_cast<int64_t>(arrival_.size())}, at::kLong);
-  std::copy(arrival_.begin(), arrival_.end(), order.mutable_data_ptr<int64_t>());
+  auto order = at::empty({static_cast<int64_t>(gradient_order_.size())}, at::kLong);
+  std::copy(gradient_order_.begin(), gradient_order_.end(), order.mutable_data_ptr<int64_t>());
   order = order.to(options_.mesh->device());
   comm::broadcast(group(), order, 0, "order of gradients").wait();
   order = order.to(at::kCPU);
   const auto* first = order.const_data_ptr<int64_t>();
   make_buckets({first, first + order.numel()}, false);
-  arrival_.clear();
+  gradient_order_.clear();
 }
 
-void ReplicateState::show_stand_ins() {
-  for (size_t i = 0; i < stand_ins_.size(); ++i) {
-    for (const auto& slot : params_[i].slots) *slot.get().slot = stand_ins_[i];
+void ReplicateState::use_forward_params() {
+  for (size_t i = 0; i < forward_params_.size(); ++i) {
+    for (const auto& slot : params_[i].slots) *slot.get().slot = forward_params_[i];
   }
 }
 
-void ReplicateState::show_parameters() {
+void ReplicateState::use_parameters() {
   for (const auto& param : params_) {
     for (const auto& slot : param.slots) *slot.get().slot = slot.get().parameter;
   }
@@ -224,123 +235,133 @@ void ReplicateState::show_parameters() {
 
 // ---- forward ----
 
-// A tensor of its own in every forward. One that is made by a cast shares its values with those of the forwards whose
-// backward is still to come.
-at::Tensor ReplicateState::computed_form(size_t param, bool keeps) {
+// The tensor that forward reads for a parameter: a new tensor in every forward, over the parameter's memory or over a
+// cast. A cast is reused while the parameter has the same memory and version, so all forwards until the next backward
+// share its values. `keeps`: store the cast for later forwards.
+at::Tensor ReplicateState::forward_param(size_t param, bool keeps) {
   const auto& [name, slots, parameter, dtype] = params_[param];
-  const at::Tensor local = local_part(parameter);
+  const at::Tensor local = local_tensor_of(parameter);
   if (dtype == parameter.scalar_type() || local.is_inference()) return parameter.detach().to(dtype);
   casts_.resize(params_.size());
   auto& known = casts_[param];
-  const Cast now{{}, local.const_data_ptr(), local._version()};
+  const CastParameter now{{}, local.const_data_ptr(), local._version()};
   if (known.value.defined() && known.data == now.data && known.version == now.version) return known.value.detach();
-  // To the same place, where no forward has the old values any more.
-  const bool again = keeps && options_.fixed_places && known.value.defined() && known.value.storage().use_count() == 1;
+  // With fixed_addresses the cast is written to its old address, unless some forward still uses the old values.
+  const bool again =
+      keeps && options_.fixed_addresses && known.value.defined() && known.value.storage().use_count() == 1;
   const auto cast = again ? known.value.copy_(parameter.detach()) : parameter.detach().to(dtype);
-  known = keeps ? Cast{cast, now.data, now.version} : Cast{};
+  known = keeps ? CastParameter{cast, now.data, now.version} : CastParameter{};
   return cast.detach();
 }
 
 void ReplicateState::before_forward(nn::TensorRefs& inputs) {
-  if (recomputing()) return show_stand_ins();
+  if (recomputing()) return use_forward_params();
+  // A forward outside the engine finds in_backward_ set only after a backward that ended with an exception.
   if (in_backward_) reset();
-  settle();
+  lazy_init();
   const bool with_gradients = c10::GradMode::is_enabled();
   const auto& policy = options_.mp_policy;
   if (policy.param_dtype && policy.cast_forward_inputs) cast_floating(inputs, *policy.param_dtype);
   if (options_.broadcast_buffers && with_gradients && synchronize_) copy_from_first_rank(false);
-  stand_ins_.clear();
-  if (!with_gradients && !policy.param_dtype) return show_parameters();
+  forward_params_.clear();
+  if (!with_gradients && !policy.param_dtype) return use_parameters();
   {
     const c10::NoGradGuard no_grad;
-    for (size_t i = 0; i < params_.size(); ++i) stand_ins_.push_back(computed_form(i, with_gradients));
+    for (size_t i = 0; i < params_.size(); ++i) forward_params_.push_back(forward_param(i, with_gradients));
   }
   if (with_gradients) {
-    for (const auto& source : sources_) {
-      for (size_t i = 0; i < source.params.size(); ++i) source.end->connect(stand_ins_[source.params[i]], i);
+    for (const auto& node : nodes_) {
+      for (size_t i = 0; i < node.params.size(); ++i) node.end->connect(forward_params_[node.params[i]], i);
     }
   }
-  show_stand_ins();
+  use_forward_params();
 }
 
 void ReplicateState::after_forward(nn::TensorRefs& outputs) {
-  if (!recomputing()) show_parameters();
+  if (!recomputing()) use_parameters();
   std::vector<at::Tensor> roots;
   for (at::Tensor* output : outputs) {
     if (c10::GradMode::is_enabled() && output->defined() && output->requires_grad()) roots.push_back(*output);
   }
-  if (roots.empty()) stand_ins_.clear();
+  if (roots.empty()) forward_params_.clear();
   if (!recomputing()) {
-    const auto reach = options_.find_unused_parameters && !roots.empty() ? reach_of(roots) : nullptr;
+    const auto reachable = options_.find_unused_parameters && !roots.empty() ? find_reachable_nodes(roots) : nullptr;
+    // Each output has a hook; the first hook of a backward does the work.
     for (const auto& root : roots) {
       if (!root.grad_fn()) continue;
-      before_backward_of(root, [self = shared_from_this(), reach] {
+      on_gradient_of(root, [self = shared_from_this(), reachable] {
         self->enter_backward();
-        if (reach) reach->consumed = true;
+        if (reachable) reachable->consumed = true;
       });
     }
   }
   if (options_.mp_policy.output_dtype) cast_floating(outputs, *options_.mp_policy.output_dtype);
 }
 
-std::shared_ptr<ReplicateState::Reach> ReplicateState::reach_of(const std::vector<at::Tensor>& roots) {
+std::shared_ptr<ReplicateState::ReachableNodes> ReplicateState::find_reachable_nodes(
+    const std::vector<at::Tensor>& roots) {
   const auto nodes = reachable_nodes(roots);
-  auto reach = std::make_shared<Reach>(Reach{.sources = {}, .generation = buckets_generation_});
-  for (const auto& source : sources_) reach->sources.push_back(nodes.contains(source.end->identity()));
-  std::erase_if(reaches_, [](const auto& each) { return each.expired(); });
-  reaches_.push_back(reach);
-  return reach;
+  auto reachable =
+      std::make_shared<ReachableNodes>(ReachableNodes{.reached_nodes = {}, .generation = buckets_generation_});
+  for (const auto& node : nodes_) reachable->reached_nodes.push_back(nodes.contains(node.end->identity()));
+  std::erase_if(reachable_nodes_, [](const auto& each) { return each.expired(); });
+  reachable_nodes_.push_back(reachable);
+  return reachable;
 }
 
-// The sources that no forward reaches whose backward is still to come, this one's among them; none when that is
-// unknown.
-std::vector<bool> ReplicateState::unused_sources() const {
+// The nodes that no forward with an outstanding backward reaches, including the forward whose backward starts now.
+// Empty if that is unknown.
+std::vector<bool> ReplicateState::unused_nodes() const {
   std::vector<bool> unused;
-  for (const auto& weak : reaches_) {
-    const auto reach = weak.lock();
-    if (!reach || reach->consumed) continue;
-    if (reach->generation != buckets_generation_) return {};
-    if (unused.empty()) unused.assign(sources_.size(), true);
-    for (size_t i = 0; i < unused.size(); ++i) unused[i] = unused[i] && !reach->sources[i];
+  for (const auto& weak : reachable_nodes_) {
+    const auto reachable = weak.lock();
+    if (!reachable || reachable->consumed) continue;
+    if (reachable->generation != buckets_generation_) return {};
+    if (unused.empty()) unused.assign(nodes_.size(), true);
+    for (size_t i = 0; i < unused.size(); ++i) unused[i] = unused[i] && !reachable->reached_nodes[i];
   }
   return unused;
 }
 
 // ---- backward ----
 
+// Runs at the start of backward. Nodes that cannot run in it are finished at once, so that their buckets do not wait
+// for the end of backward.
 void ReplicateState::enter_backward() {
   if (in_backward_) return;
   in_backward_ = true;
   at_end_of_backward([self = shared_from_this()] { self->end_backward(); });
-  show_stand_ins();
-  const auto unused = unused_sources();
-  for (size_t i = 0; i < sources_.size(); ++i) {
-    if (sources_[i].learned_runs == 0 || (!unused.empty() && unused[i])) finish_source(sources_[i]);
+  use_forward_params();
+  const auto unused = unused_nodes();
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    if (nodes_[i].learned_runs == 0 || (!unused.empty() && unused[i])) finish_node(nodes_[i]);
   }
-  start_ready(false);
+  start_buckets(false);
 }
 
-void ReplicateState::finish_source(Source& source) {
-  if (source.done) return;
-  source.done = true;
-  --missing_[source.bucket];
+void ReplicateState::finish_node(BucketNode& node) {
+  if (node.done) return;
+  node.done = true;
+  --outstanding_nodes_[node.bucket];
 }
 
-void ReplicateState::take(size_t index, std::vector<at::Tensor>&& gradients) {
+// Called by a node with all its gradients. Without static_graph the first run completes the node; with static_graph it
+// completes after the learned number of runs, because reentrant checkpoints run a node several times.
+void ReplicateState::receive_gradients(size_t index, std::vector<at::Tensor>&& gradients) {
   enter_backward();
-  auto& source = sources_[index];
-  if (learning_order_ && synchronize_ && source.runs == 0) arrival_.push_back(source.params[0]);
-  ++source.runs;
-  pack(source.params, std::move(gradients));
-  if (!options_.static_graph || source.runs == source.learned_runs) finish_source(source);
-  start_ready(false);
+  auto& node = nodes_[index];
+  if (will_rebuild_buckets_ && synchronize_ && node.runs == 0) gradient_order_.push_back(node.params[0]);
+  ++node.runs;
+  pack_gradients(node.params, std::move(gradients));
+  if (!options_.static_graph || node.runs == node.learned_runs) finish_node(node);
+  start_buckets(false);
 }
 
-void ReplicateState::pack(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients) {
-  release_packed();
+void ReplicateState::pack_gradients(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients) {
+  free_packed_gradients();
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
-    const auto [bucket, position] = places_[params[i]];
+    const auto [bucket, position] = bucket_positions_[params[i]];
     TESSERA_CHECK(
         !buckets_[bucket].started(), ErrorKind::kShape,
         "[replicate.backward] {}: a gradient came after its bucket had been reduced. Set static_graph when backward "
@@ -348,30 +369,32 @@ void ReplicateState::pack(const std::vector<size_t>& params, std::vector<at::Ten
         params_[params[i]].name);
     gradients[i] = buckets_[bucket].prepare(position, gradients[i]);
   }
-  streams_->reduce.follow_current();
-  const auto beside = streams_->reduce.enter();
+  streams_->reduce.wait_current_stream();
+  const auto beside = streams_->reduce.make_current();
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
-    const auto [bucket, position] = places_[params[i]];
+    const auto [bucket, position] = bucket_positions_[params[i]];
     buckets_[bucket].add(position, gradients[i]);
     if (!streams_->reduce.exists()) gradients[i].reset();
   }
-  packed_ = streams_->reduce.mark();
-  packing_ = std::move(gradients);
+  packed_ = streams_->reduce.record_event();
+  packed_gradients_ = std::move(gradients);
 }
 
-// They are of the computing stream, which comes behind what packs them before they are freed.
-void ReplicateState::release_packed() {
-  if (packing_.empty()) return;
-  packed_.hold_current();
-  packing_.clear();
+// Frees packed gradients. They are memory of the compute stream, which is ordered after the packing first.
+void ReplicateState::free_packed_gradients() {
+  if (packed_gradients_.empty()) return;
+  packed_.block_current_stream();
+  packed_gradients_.clear();
 }
 
-// Starts the reduction of all buckets, or of those that are complete, in their order.
-void ReplicateState::start_ready(bool all) {
+// Starts the reduction of complete buckets, or with `all` of all buckets, in bucket order. Every rank starts them in
+// the same order, because the loop stops at the first incomplete bucket. The division of a bucket is launched when the
+// next bucket starts; its all-reduce has then had time to run.
+void ReplicateState::start_buckets(bool all) {
   if (!synchronize_) return;
-  for (; next_bucket_ < buckets_.size() && (all || missing_[next_bucket_] == 0); ++next_bucket_) {
-    if (next_bucket_ > 0 && streams_->replicas.exists()) buckets_[next_bucket_ - 1].bring_values();
+  for (; next_bucket_ < buckets_.size() && (all || outstanding_nodes_[next_bucket_] == 0); ++next_bucket_) {
+    if (next_bucket_ > 0 && streams_->replicas.exists()) buckets_[next_bucket_ - 1].write_values();
     buckets_[next_bucket_].start(options_.mesh->group(0), divide_);
     if (group().size() == 1) continue;
     ++stats_.all_reduces;
@@ -379,42 +402,44 @@ void ReplicateState::start_ready(bool all) {
   }
 }
 
+// At the end of backward all remaining buckets are reduced, with zeros for missing gradients, so ranks that used
+// different parameters still run the same collectives.
 void ReplicateState::end_backward() {
-  release_packed();
-  show_parameters();
-  stand_ins_.clear();
+  free_packed_gradients();
+  use_parameters();
+  forward_params_.clear();
   if (synchronize_) {
-    if (!options_.fixed_places) casts_.clear();
-    start_ready(true);
+    if (!options_.fixed_addresses) casts_.clear();
+    start_buckets(true);
     for (auto& bucket : buckets_) bucket.finish();
   } else {
-    for (auto& bucket : buckets_) bucket.show_accumulated();
+    for (auto& bucket : buckets_) bucket.expose_accumulated();
   }
-  if (options_.static_graph && synchronize_ && !learning_order_) {
-    for (auto& source : sources_) {
-      if (source.learned_runs < 0) source.learned_runs = source.runs;
+  if (options_.static_graph && synchronize_ && !will_rebuild_buckets_) {
+    for (auto& node : nodes_) {
+      if (node.learned_runs < 0) node.learned_runs = node.runs;
     }
   }
-  await_all_sources();
-  if (learning_order_ && synchronize_) learn_order();
+  reset_node_counts();
+  if (will_rebuild_buckets_ && synchronize_) rebuild_buckets();
 }
 
-// After an exception in backward: unfinished gradients are forgotten.
+// After an exception in backward: discards unfinished gradients.
 void ReplicateState::reset() {
-  release_packed();
+  free_packed_gradients();
   for (auto& bucket : buckets_) bucket.drop();
-  await_all_sources();
-  arrival_.clear();
+  reset_node_counts();
+  gradient_order_.clear();
   casts_.clear();
 }
 
-// As before a backward.
-void ReplicateState::await_all_sources() {
-  missing_.assign(buckets_.size(), 0);
-  for (auto& source : sources_) {
-    source.runs = 0;
-    source.done = false;
-    ++missing_[source.bucket];
+// Resets the counts for the next backward.
+void ReplicateState::reset_node_counts() {
+  outstanding_nodes_.assign(buckets_.size(), 0);
+  for (auto& node : nodes_) {
+    node.runs = 0;
+    node.done = false;
+    ++outstanding_nodes_[node.bucket];
   }
   next_bucket_ = 0;
   in_backward_ = false;

@@ -1,10 +1,11 @@
-// What replicate attaches to a module: its buckets of gradients, the ends of the graph that fill them, and the hooks
-// around forward.
+// The state that replicate attaches to a module: its gradient buckets, the autograd end nodes that fill them, and the
+// hooks around forward.
 //
-// In forward, and again in backward for what is recomputed there, the modules' members show stand-ins of the parameters
-// that end in this object's nodes: one for each bucket, or while the order of gradients is being learned, one for each
-// parameter. Buckets are reduced in their order on every rank, whatever arrives first. On an accelerator the gradients
-// of a node are kept until those of the next one are packed, or backward ends.
+// During forward, and during recomputation in backward, the modules' members hold forward parameters: tensors over the
+// parameters' memory (or casts of it) whose graph ends in the nodes of this object. There is one node per bucket, or
+// one node per parameter while the order of gradients is learned. Buckets are reduced in the same order on every rank,
+// independent of the order in which gradients arrive. On an accelerator the gradients of a node are kept alive until
+// the gradients of the next node are packed, or backward ends.
 #pragma once
 
 #include <memory>
@@ -12,7 +13,7 @@
 #include <vector>
 
 #include "tessera/parallel/data_parallel/data_parallel_state.h"
-#include "tessera/parallel/data_parallel/group_node.h"
+#include "tessera/parallel/data_parallel/gradient_nodes.h"
 #include "tessera/parallel/ddp/grad_bucket.h"
 #include "tessera/parallel/ddp/replicate.h"
 
@@ -25,28 +26,28 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
 
   bool synchronizes() const override { return synchronize_; }
   void set_synchronize(bool on) override { synchronize_ = on; }
-  void set_divide(double factor) override { divide_ = factor; }
+  void set_gradient_divisor(double factor) override { divide_ = factor; }
   ReplicateStats& stats() { return stats_; }
 
  private:
-  // One node of the graph: some parameters of one bucket.
-  struct Source {
+  // One autograd end node: some parameters of one bucket.
+  struct BucketNode {
     size_t bucket;
-    std::vector<size_t> params;  // indices into params_
-    std::optional<GraphEnd> end;
-    int runs = 0;           // in this backward
-    int learned_runs = -1;  // with static_graph; -1: not known yet
-    bool done = false;
+    std::vector<size_t> params;  // indices in params_
+    std::optional<GradAccumulatorNode> end;
+    int runs = 0;           // runs of the node in this backward
+    int learned_runs = -1;  // runs per backward, with static_graph; -1: unknown
+    bool done = false;      // no more gradients are expected in this backward
   };
-  // Which sources the graph of one forward reaches, with find_unused_parameters. Lives as long as that graph.
-  struct Reach {
-    std::vector<bool> sources;
-    uint64_t generation;    // of the buckets
-    bool consumed = false;  // backward has been through
+  // The nodes that the graph of one forward reaches, for find_unused_parameters. The hooks of that graph own it.
+  struct ReachableNodes {
+    std::vector<bool> reached_nodes;
+    uint64_t generation;    // buckets_generation_ at that forward
+    bool consumed = false;  // backward has run through the graph
   };
 
-  // A parameter in the dtype that forward computes in, as it was at that version.
-  struct Cast {
+  // A cast of a parameter to the compute dtype, with the data pointer and version of the parameter at the cast.
+  struct CastParameter {
     at::Tensor value;
     const void* data = nullptr;
     int64_t version = 0;
@@ -55,28 +56,29 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   void before_forward(nn::TensorRefs& inputs);
   void after_forward(nn::TensorRefs& outputs);
   bool recomputing() const;
-  at::Tensor computed_form(size_t param, bool keeps);
+  at::Tensor forward_param(size_t param, bool keeps);
 
-  void settle();
-  bool parameters_are_the_same();
+  // Lazy initialisation, repeated when parameters were replaced, frozen or unfrozen. COLLECTIVE over the mesh.
+  void lazy_init();
+  bool parameters_unchanged();
   void collect_parameters();
-  void check_alike();
+  void check_equal_on_ranks();
   void copy_from_first_rank(bool parameters);
-  void make_buckets(const std::vector<size_t>& order, bool one_source_each);
-  void learn_order();
-  void show_stand_ins();
-  void show_parameters();
+  void make_buckets(const std::vector<size_t>& order, bool one_node_each);
+  void rebuild_buckets();
+  void use_forward_params();
+  void use_parameters();
 
-  std::shared_ptr<Reach> reach_of(const std::vector<at::Tensor>& roots);
-  std::vector<bool> unused_sources() const;
+  std::shared_ptr<ReachableNodes> find_reachable_nodes(const std::vector<at::Tensor>& roots);
+  std::vector<bool> unused_nodes() const;
   void enter_backward();
-  void take(size_t source, std::vector<at::Tensor>&& gradients);
-  void pack(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients);
-  void release_packed();
-  void finish_source(Source& source);
-  void start_ready(bool all);
+  void receive_gradients(size_t index, std::vector<at::Tensor>&& gradients);
+  void pack_gradients(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients);
+  void free_packed_gradients();
+  void finish_node(BucketNode& node);
+  void start_buckets(bool all);
   void end_backward();
-  void await_all_sources();
+  void reset_node_counts();
   void reset();
 
   comm::Group& group() const { return *options_.mesh->group(0); }
@@ -88,23 +90,23 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   ReplicateStats stats_;
   bool synchronize_ = true;
   double divide_;
-  bool settled_ = false;
-  bool learning_order_ = false;
+  bool initialized_ = false;
+  bool will_rebuild_buckets_ = false;  // the next synchronised backward decides the buckets
 
-  std::vector<ReplicatedParam> params_;  // in order of registration
-  std::vector<size_t> trainable_;
-  std::vector<at::Tensor> stand_ins_;  // of params_, of the last forward; empty when there is nothing to show
-  std::vector<Cast> casts_;            // of params_, for all forwards until the gradients of a step are complete
-  std::vector<at::Tensor> packing_;    // gradients that a stream still reads, until `packed_`
-  StreamMark packed_;
+  std::vector<ReplicatedParam> params_;     // in order of registration
+  std::vector<size_t> trainable_;           // indices of the parameters that require gradients
+  std::vector<at::Tensor> forward_params_;  // for params_, of the last forward; empty: members hold the parameters
+  std::vector<CastParameter> casts_;  // for params_, shared by all forwards until the step's gradients are complete
+  std::vector<at::Tensor> packed_gradients_;  // gradients that a stream reads until packed_
+  DeviceEvent packed_;
   std::vector<GradBucket> buckets_;
-  std::vector<Source> sources_;
-  std::vector<std::weak_ptr<Reach>> reaches_;
-  std::vector<std::pair<size_t, size_t>> places_;  // of params_: bucket and position in it
-  uint64_t params_generation_ = 0, buckets_generation_ = 0;
-  std::vector<int> missing_;     // sources that each bucket waits for
-  std::vector<size_t> arrival_;  // of trainable parameters, while learning
-  size_t next_bucket_ = 0;       // to be reduced
+  std::vector<BucketNode> nodes_;
+  std::vector<std::weak_ptr<ReachableNodes>> reachable_nodes_;
+  std::vector<std::pair<size_t, size_t>> bucket_positions_;  // for params_: bucket and position in it
+  uint64_t params_generation_ = 0, buckets_generation_ = 0;  // grow when params_ and buckets_ are rebuilt
+  std::vector<int> outstanding_nodes_;                       // for each bucket: nodes that have not run
+  std::vector<size_t> gradient_order_;  // trainable parameters in the order of their gradients, while learning
+  size_t next_bucket_ = 0;              // next bucket to be reduced
   bool in_backward_ = false;
 };
 

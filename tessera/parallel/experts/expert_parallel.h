@@ -1,19 +1,21 @@
-// Expert parallelism: the ranks of a mesh share the experts of each layer, and tokens travel to them.
+// Expert parallelism: the experts of each layer are sharded over ranks, and an all-to-all sends the tokens to the ranks
+// that hold their experts.
 //
 //   const auto moe = make_expert_mesh(stage, /*ep=*/4);                       // (ep_shard, ep)
 //   apply_expert_parallel(*model, {.mesh = moe, .tensor_parallel = tp});      // after the plan of tensor parallelism
 //   shard_experts(*model, moe, {.mp_policy = policy});                        // before fully_shard of the layers
-//   for (auto& layer : model->blocks()) fully_shard(*layer, {.mesh = dp});    // leaves experts alone
+//   for (auto& layer : model->blocks()) fully_shard(*layer, {.mesh = dp});    // does not shard the experts again
 //
-// Each rank holds experts / ep of the experts of a layer, as DTensors Shard(0) over ep, and all of the routers. The
-// tokens of the ranks along ep are sorted by expert, sent with an all-to-all of uneven counts to the ranks that hold
-// their experts, and the results sent back and weighted where the tokens are: per layer and direction a rank sends at
-// most its tokens x experts chosen x width elements, those of experts that are elsewhere. Every rank takes part in
-// every exchange, without tokens too; an expert without tokens gets a gradient of zeros.
+// Each rank holds experts / ep of the experts of a layer, as DTensors Shard(0) over ep, and all routers. The tokens of
+// the ranks along ep are sorted by expert, sent with an uneven all-to-all to the ranks that hold their experts, and the
+// results are sent back and weighted on the ranks of the tokens. Per layer and direction a rank sends at most (its
+// tokens x chosen experts x width) elements, and only the rows for experts on other ranks. Every rank takes part in
+// every all-to-all, even without tokens. An expert without tokens gets a gradient of zeros.
 //
-// Along ep_shard ranks hold the same experts and other tokens: shard_experts shards them there (FSDP), and gradients
-// are summed, as the trainer has it everywhere (set_gradient_divide_factor(model, 1)). So a gradient is that of the
-// tokens of all ranks whatever the mesh, and needs no factor of its own. See docs/design/experts.md.
+// The ranks along ep_shard hold the same experts and different tokens. shard_experts shards the experts over them
+// (FSDP). Gradients are summed, as the trainer does for all parameters (set_gradient_divide_factor(model, 1)). A
+// gradient is thus the sum over the tokens of all ranks for every mesh, and needs no scaling factor of its own. See
+// docs/design/experts.md.
 #pragma once
 
 #include <vector>
@@ -24,37 +26,39 @@
 
 namespace tessera {
 
-// (ep_shard, ep) over all ranks of `stage`: its dims (dp_replicate, dp_shard, cp, tp) as one, of which ep varies
-// fastest. Errors kConfig where ep does not divide the ranks; kShape where this rank is not part of the mesh. No
-// communication.
+// Makes the mesh (ep_shard, ep) over all ranks of `stage`, a mesh with dims among (dp_replicate, dp_shard, cp, tp). Its
+// dims are flattened, and ep varies fastest. Errors kConfig where ep does not divide the number of ranks; kShape where
+// this rank is not part of the mesh. No communication.
 MeshPtr make_expert_mesh(const MeshPtr& stage, int64_t ep);
 
 struct ExpertParallelOptions {
   MeshPtr mesh = {};  // (ep_shard, ep), by these names
-  // The dim of ranks that hold the same tokens, each of which then routes and sends its share of them; null: there is
-  // none. Also where ep is 1: a model with tensor parallelism needs it.
+  // The tensor-parallel dim, whose ranks hold the same tokens: each rank then routes and sends its share of the tokens.
+  // Null: no such dim. A model with tensor parallelism needs it even where ep is 1.
   MeshPtr tensor_parallel = {};
-  bool sequence_parallel = false;  // residuals are DTensors Shard(1) over it
+  bool sequence_parallel = false;  // the residual stream is a DTensor Shard(1) over tensor_parallel
 };
-// The checks of apply_expert_parallel alone; changes nothing.
+// Runs only the checks of apply_expert_parallel and changes nothing. Errors as apply_expert_parallel.
 void check_expert_parallel(nn::Module& model, const ExpertParallelOptions& options);
-// Of all nn::MoE below `model`. Checks everything first. Errors kConfig: experts that ep does not divide, a capacity of
-// experts with tensor parallelism; kShape: a mesh without these dims, parameters that are DTensors already. No
+// Shards the experts of every nn::MoE below `model` over ep and sets its token exchange. All options and capacities are
+// checked before anything changes. Errors kConfig: a number of experts that ep does not divide, experts with a capacity
+// together with tensor parallelism; kShape: a mesh without these dims, experts that are DTensors already. No
 // communication.
 void apply_expert_parallel(nn::Module& model, const ExpertParallelOptions& options);
 
-// The nn::Experts below `model`, in order: units of FSDP of their own.
+// The nn::Experts below `model`, in order. Each is an FSDP unit of its own.
 std::vector<nn::Module*> expert_units(nn::Module& model);
-// fully_shard of each of them over ep_shard of `mesh`: parameters lie as (StridedShard(0), Shard(0)) over (ep_shard,
-// ep). The mesh in `options` does not count, nor its output_dtype. COLLECTIVE as fully_shard.
+// Calls fully_shard on each of expert_units(model) over the dim ep_shard of `mesh`. The parameters become
+// (StridedShard(0), Shard(0)) over (ep_shard, ep). The mesh and the output_dtype in `options` are ignored. COLLECTIVE
+// as fully_shard.
 void shard_experts(nn::Module& model, const MeshPtr& mesh, FullyShardOptions options);
 
-// Adds up what the routers of all ranks of a step have counted and tells this rank's statistics. Returns the
-// load-balance loss, float64 [], alike on all ranks. COLLECTIVE over `group`: all ranks of the run, those of other
-// pipeline stages too (one without a router passes statistics of its own, of as many experts). `device`: where the
-// model computes; where the group carries that device's tensors, all stays there and no host waits, else the sums go
-// over the host.
-at::Tensor settle_router_statistics(nn::RouterStatistics& statistics, comm::Group& group,
+// Sums the router counts of one step over all ranks and stores the sums in `statistics`. Returns the load-balance loss,
+// float64 [], equal on all ranks. COLLECTIVE over `group`, which holds all ranks of the run including other pipeline
+// stages; a rank without a router passes statistics for the same number of experts. `device`: the model's device. If
+// the group supports tensors of that device, the sums stay there and the host does not wait; otherwise they are
+// exchanged through host memory.
+at::Tensor reduce_router_statistics(nn::RouterStatistics& statistics, comm::Group& group,
                                     c10::Device device = c10::kCPU);
 
 }  // namespace tessera

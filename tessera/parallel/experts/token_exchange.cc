@@ -17,15 +17,17 @@ std::vector<int64_t> row_sums(const at::Tensor& counts) {
   return {sums.const_data_ptr<int64_t>(), sums.const_data_ptr<int64_t>() + sums.numel()};
 }
 
-// counts[r][e]: rows for expert e of rank r. What the ranks have for the experts here, in the same form.
+// Exchanges row counts. counts[r][e]: the rows that this rank sends for expert e of rank r. Returns in the same form
+// the rows that each rank r sends for the experts of this rank, on the CPU.
 at::Tensor exchange_counts(const at::Tensor& counts, const DeviceMesh& mesh) {
-  const auto sent = sent_to(mesh.device(), counts).contiguous();
+  const auto sent = to_device_async(mesh.device(), counts).contiguous();
   auto received = at::empty_like(sent);
   comm::all_to_all_single(*mesh.group(0), received, sent, {}, {}, "tokens of each expert").wait();
   return received.to(at::kCPU);
 }
 
-// Rows that lie by (rank, expert), brought in the order of (expert, rank).
+// The permutation from (rank, expert) order to (expert, rank) order. Rows arrive grouped by sending rank and then by
+// expert, as counts [ranks, experts] says; a grouped matrix product needs all rows of one expert together.
 at::Tensor by_expert_then_rank(const at::Tensor& counts) {
   const int64_t ranks = counts.size(0), experts = counts.size(1);
   const auto* rows = counts.const_data_ptr<int64_t>();
@@ -45,8 +47,8 @@ at::Tensor by_expert_then_rank(const at::Tensor& counts) {
 
 at::Tensor flat(const at::Tensor& mask) { return mask.defined() ? mask.reshape({-1}) : mask; }
 
-// This rank's shard of `dim`.
-at::Tensor cut(const at::Tensor& tensor, int64_t dim, const DeviceMesh& mesh) {
+// This rank's shard of `dim`, empty where the dim is too short.
+at::Tensor local_shard(const at::Tensor& tensor, int64_t dim, const DeviceMesh& mesh) {
   if (!tensor.defined()) return tensor;
   const auto range = local_range(tensor.size(dim), mesh.size(0), mesh.local_rank(0));
   return tensor.narrow(dim, std::min(range.offset, tensor.size(dim)), range.size);
@@ -54,60 +56,68 @@ at::Tensor cut(const at::Tensor& tensor, int64_t dim, const DeviceMesh& mesh) {
 
 }  // namespace
 
-at::Tensor AllToAllExchange::results_of(nn::MoE& block, const at::Tensor& sorted, const at::Tensor& counts) const {
+// Two all-to-alls around the experts' products. The counts go first, because the sizes of an uneven all-to-all must be
+// known on both sides. The way back uses the same sizes in the other direction, so the results arrive in the order of
+// `sorted`. Autograd runs both all-to-alls in reverse: every rank calls them, even without rows, so no rank waits for
+// another.
+at::Tensor AllToAllExchange::run_experts(nn::MoE& block, const at::Tensor& sorted, const at::Tensor& counts) const {
   const int64_t ranks = experts_->size(0);
   if (ranks == 1) return (*block.experts)(sorted, counts);
   const auto sent = counts.view({ranks, counts.numel() / ranks});
   const auto received = exchange_counts(sent, *experts_);
-  const auto to_them = row_sums(sent), from_them = row_sums(received);
-  const functional::Along along{experts_, 0};
-  const auto arrived = functional::all_to_all(sorted, along, from_them, to_them);
-  const auto order = sent_to(sorted.device(), by_expert_then_rank(received));
+  const auto send_sizes = row_sums(sent), receive_sizes = row_sums(received);
+  const functional::MeshAxis axis{experts_, 0};
+  const auto arrived = functional::all_to_all(sorted, axis, receive_sizes, send_sizes);
+  const auto order = to_device_async(sorted.device(), by_expert_then_rank(received));
   const auto inverse = kernels::inverse_permutation(order);
   const auto results = (*block.experts)(kernels::permute_rows(arrived, order, inverse), received.sum(0));
-  return functional::all_to_all(kernels::permute_rows(results, inverse, order), along, to_them, from_them);
+  return functional::all_to_all(kernels::permute_rows(results, inverse, order), axis, send_sizes, receive_sizes);
 }
 
-at::Tensor AllToAllExchange::of_own_rows(nn::MoE& block, const at::Tensor& rows, int64_t length,
-                                         const at::Tensor& mask) const {
-  const auto [routing, order] = block.route(rows, length, nn::RealTokens{mask});
-  const auto sorted = nn::sort_by_expert(rows, order, block.chosen());
-  return nn::combine(results_of(block, sorted, order.counts), order, routing.weights);
+at::Tensor AllToAllExchange::forward_local_rows(nn::MoE& block, const at::Tensor& rows, int64_t length,
+                                                const at::Tensor& mask) const {
+  const auto [routing, order] = block.route(rows, length, nn::NonPaddingMask{mask});
+  const auto sorted = nn::permute_to_experts(rows, order, block.experts_per_token());
+  return nn::unpermute_and_combine(run_experts(block, sorted, order.counts), order, routing.weights);
 }
 
-// x [B, T, width] lies as Shard(1), and so does the result.
-at::Tensor AllToAllExchange::of_sequence_shards(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const {
+// x [B, T, width] and the result are DTensors Shard(1). The mask is for whole sequences, so this rank's tokens are
+// selected from it.
+at::Tensor AllToAllExchange::forward_sequence_shard(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const {
   const auto here = to_local(x);
-  const auto own = mask.defined() ? cut(mask, 1, *replicas_) : mask;
-  const auto y = of_own_rows(block, here.reshape({-1, here.size(-1)}), here.size(1), flat(own)).view(here.sizes());
+  const auto own = mask.defined() ? local_shard(mask, 1, *replicas_) : mask;
+  const auto y =
+      forward_local_rows(block, here.reshape({-1, here.size(-1)}), here.size(1), flat(own)).view(here.sizes());
   return from_local(y, replicas_, {Shard(1)}, FromLocalOptions::contiguous(x.sizes().vec()));
 }
 
-// x is plain, alike on all of `replicas_`, and so is the result. Each rank's share of the gradient is gathered.
-at::Tensor AllToAllExchange::of_replicas(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const {
+// x and the result are plain tensors with equal values along `replicas`. Each rank computes a shard of the rows. In
+// backward the gradients of these shards are all-gathered, so every rank has the gradient of the whole x.
+at::Tensor AllToAllExchange::forward_replicated(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const {
   const auto rows = x.reshape({-1, x.size(-1)});
   const auto own = redistribute(from_local(rows, replicas_, {Replicate()}), {Shard(0)});
-  const auto y = of_own_rows(block, to_local(own), x.size(-2), cut(flat(mask), 0, *replicas_));
+  const auto y = forward_local_rows(block, to_local(own), x.size(-2), local_shard(flat(mask), 0, *replicas_));
   const auto all = from_local(y, replicas_, {Shard(0)}, FromLocalOptions::contiguous(rows.sizes().vec()));
   return to_local(redistribute(all, {Replicate()})).view(x.sizes());
 }
 
-at::Tensor AllToAllExchange::run(nn::MoE& block, const at::Tensor& x, const nn::RealTokens& real) {
+at::Tensor AllToAllExchange::run(nn::MoE& block, const at::Tensor& x, const nn::NonPaddingMask& real) {
   if (!replicas_) {
     TESSERA_CHECK(!is_dtensor(x), ErrorKind::kShape,
-                  "[parallel.experts] tokens lie as {} over {}, wanted a plain tensor. Pass that mesh to "
+                  "[parallel.experts] tokens: found a DTensor {} over {}, wanted a plain tensor. Pass that mesh to "
                   "apply_expert_parallel as tensor_parallel.",
                   to_string(placements(x)), device_mesh(x)->to_string());
-    return of_own_rows(block, x.reshape({-1, x.size(-1)}), x.size(-2), flat(real.mask)).view(x.sizes());
+    return forward_local_rows(block, x.reshape({-1, x.size(-1)}), x.size(-2), flat(real.mask)).view(x.sizes());
   }
   TESSERA_CHECK(!is_dtensor(x) || *device_mesh(x) == *replicas_, ErrorKind::kShape,
-                "[parallel.experts] tokens lie over {}, wanted {}", device_mesh(x)->to_string(),
-                replicas_->to_string());
+                "[parallel.experts] tokens: found a DTensor over {}, wanted one over the tensor_parallel mesh {}. Use "
+                "one mesh for both.",
+                device_mesh(x)->to_string(), replicas_->to_string());
   if (sequence_parallel_) {
     const auto distributed = is_dtensor(x) ? x : from_local(x, replicas_, {Replicate()});
-    return of_sequence_shards(block, redistribute(distributed, {Shard(1)}), real.mask);
+    return forward_sequence_shard(block, redistribute(distributed, {Shard(1)}), real.mask);
   }
-  return of_replicas(block, is_dtensor(x) ? to_local(redistribute(x, {Replicate()})) : x, real.mask);
+  return forward_replicated(block, is_dtensor(x) ? to_local(redistribute(x, {Replicate()})) : x, real.mask);
 }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Carries the tokens of expert parallelism. Internal to parallel/experts.
+// The all-to-all of expert parallelism. Internal to parallel/experts.
 #pragma once
 
 #include "tessera/mesh/device_mesh.h"
@@ -6,20 +6,25 @@
 
 namespace tessera {
 
-// Runs a block whose experts are spread over `experts` (1-d), with tokens that are alike along `replicas` (1-d or
-// null). run() is COLLECTIVE over both, and so is its backward.
-class AllToAllExchange : public nn::TokenExchange {
+// Runs a mixture-of-experts block whose experts are sharded over `experts` (1-d). The tokens are equal along `replicas`
+// (1-d or null), or sharded over it with sequence_parallel. run() and its backward are COLLECTIVE over both.
+class AllToAllExchange : public nn::TokenDispatcher {
  public:
   AllToAllExchange(MeshPtr experts, MeshPtr replicas, bool sequence_parallel)
       : experts_(std::move(experts)), replicas_(std::move(replicas)), sequence_parallel_(sequence_parallel) {}
-  at::Tensor run(nn::MoE& block, const at::Tensor& x, const nn::RealTokens& real) override;
+  at::Tensor run(nn::MoE& block, const at::Tensor& x, const nn::NonPaddingMask& real) override;
 
  private:
-  // rows [N, width] that no other rank has, of sequences of `length` tokens.
-  at::Tensor of_own_rows(nn::MoE& block, const at::Tensor& rows, int64_t length, const at::Tensor& mask) const;
-  at::Tensor results_of(nn::MoE& block, const at::Tensor& sorted, const at::Tensor& counts) const;
-  at::Tensor of_sequence_shards(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const;
-  at::Tensor of_replicas(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const;
+  // The block's output for rows [N, width] that only this rank holds, from sequences of `length` tokens. mask [N]: true
+  // for tokens that are not padding; undefined: all.
+  at::Tensor forward_local_rows(nn::MoE& block, const at::Tensor& rows, int64_t length, const at::Tensor& mask) const;
+  // The experts' results for `sorted`, rows sorted by expert: sends the rows to the experts and the results back.
+  // counts: int64 [all experts] on the CPU, the rows of each expert.
+  at::Tensor run_experts(nn::MoE& block, const at::Tensor& sorted, const at::Tensor& counts) const;
+  // The block's output for x [B, T, width], a DTensor Shard(1) over `replicas`; the output has the same placement.
+  at::Tensor forward_sequence_shard(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const;
+  // The block's output for a plain x that is equal along `replicas`: each rank computes a share of the rows.
+  at::Tensor forward_replicated(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const;
 
   MeshPtr experts_, replicas_;
   bool sequence_parallel_;

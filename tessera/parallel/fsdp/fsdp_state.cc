@@ -7,11 +7,11 @@
 
 namespace tessera {
 
-FsdpState::FsdpState(nn::Module& module, const FullyShardOptions& options, std::shared_ptr<ParamGroup> group)
-    : GatheredState(module, options.mp_policy, group),
+FsdpState::FsdpState(nn::Module& module, const FullyShardOptions& options, std::shared_ptr<FsdpParamGroup> group)
+    : ShardingState(module, options.mp_policy, group),
       mesh_(options.mesh),
       reshard_after_forward_(options.reshard_after_forward),
-      fixed_places_(options.fixed_places && !options.mesh->device().is_cpu()),
+      fixed_addresses_(options.fixed_addresses && !options.mesh->device().is_cpu()),
       group_(group.get()) {}
 
 void FsdpState::set_reshard_after_forward(bool on) {
@@ -24,19 +24,21 @@ void FsdpState::set_prefetch(bool on) {
   if (schedule()) schedule()->set_prefetch(on);
 }
 
-bool FsdpState::begin_root(const std::vector<Named>& states) {
+bool FsdpState::init_root(const std::vector<NamedState>& states) {
+  // Collects, over all states below the root: parameters on the meta device (for one error that names all of them), the
+  // distinct meshes (for the prefetch agreement), and the fixed buffers of groups whose layers are CUDA graphs.
   std::string on_meta;
   std::vector<MeshPtr> meshes;
-  std::shared_ptr<FixedPlaces> places;
+  std::shared_ptr<FixedAddressBuffers> buffers;
   for (const auto& [path, each] : states) {
     const auto& state = dynamic_cast<FsdpState&>(*each);
     const auto is_theirs = [&](const MeshPtr& mesh) { return *mesh == *state.mesh_; };
     if (std::ranges::none_of(meshes, is_theirs)) meshes.push_back(state.mesh_);
     if (state.group_ == nullptr) continue;
-    if (state.fixed_places_) {
-      if (!places) places = std::make_shared<FixedPlaces>(state.mesh_->device());
+    if (state.fixed_addresses_) {
+      if (!buffers) buffers = std::make_shared<FixedAddressBuffers>(state.mesh_->device());
       state.group_->set_frees_after_forward(state.reshards_after_forward(&state == this, /*backward_follows=*/true));
-      state.group_->fix_place(places);
+      state.group_->use_fixed_buffer(buffers);
     }
     for (const auto& param : state.group_->params()) {
       if (param.slots[0].get().parameter.is_meta()) {
@@ -51,7 +53,7 @@ bool FsdpState::begin_root(const std::vector<Named>& states) {
   return agree_on_prefetch(*mesh_->world(), meshes, prefetch_);
 }
 
-// Without a backward to come even the root has no reason to stay.
+// The root stays gathered by default, because backward needs it first. Without a backward it is resharded, too.
 bool FsdpState::reshards_after_forward(bool is_root, bool backward_follows) const {
   return reshard_after_forward_.value_or(!is_root || !backward_follows);
 }

@@ -9,7 +9,7 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/nn/linear/quantized_linear.h"
 #include "tessera/parallel/fsdp/fsdp_state.h"
 
@@ -40,20 +40,24 @@ void check_parameter(const std::string& name, const at::Tensor& tensor) {
                 name, fmt::join(tensor.strides(), ","), fmt::join(tensor.sizes(), "x"));
 }
 
-// Null for a parameter that lies over no other dims.
-std::shared_ptr<const TensorParallelPart> part_over_other_dims(const std::string& name, const at::Tensor& tensor,
-                                                               const FullyShardOptions& options) {
+// The parameter's placement over a mesh outside data parallelism; null if there is none.
+std::shared_ptr<const TensorParallelLayout> tensor_parallel_layout_of(const std::string& name, const at::Tensor& tensor,
+                                                                      const FullyShardOptions& options) {
   if (is_dtensor(tensor)) {
-    return tensor_parallel_part(name, options.mesh, device_mesh(tensor), placements(tensor), tensor.sizes().vec(),
-                                /*plain=*/false);
+    return make_tensor_parallel_layout(name, options.mesh, device_mesh(tensor), placements(tensor),
+                                       tensor.sizes().vec(),
+                                       /*plain=*/false);
   }
   if (!options.replicated_over) return nullptr;
   const auto& mesh = options.replicated_over;
-  return tensor_parallel_part(name, options.mesh, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()),
-                              tensor.sizes().vec(), /*plain=*/true);
+  return make_tensor_parallel_layout(name, options.mesh, mesh,
+                                     Placements(static_cast<size_t>(mesh->ndim()), Replicate()), tensor.sizes().vec(),
+                                     /*plain=*/true);
 }
 
-// The parameters below `module` that no nested call manages; a tied one once, with all its slots.
+// The parameters below `module` that no nested call manages; a tied parameter once, with all its slots. A tensor that
+// is managed by a nested call, or that was one of its originals, must not occur in another slot: the two groups would
+// shard it twice.
 std::vector<ShardedParam> unmanaged_parameters(nn::Module& module, const FullyShardOptions& options) {
   std::set<SlotRef> managed;
   std::set<const c10::TensorImpl*> managed_tensors;
@@ -79,7 +83,7 @@ std::vector<ShardedParam> unmanaged_parameters(nn::Module& module, const FullySh
                   named.name);
     const auto [found, fresh] = seen.emplace(tensor.unsafeGetTensorImpl(), out.size());
     if (fresh) {
-      const at::Tensor part = local_part(tensor.detach());
+      const at::Tensor part = local_tensor_of(tensor.detach());
       check_parameter(named.name, part);
       out.push_back({.name = named.name,
                      .slots = {},
@@ -89,7 +93,7 @@ std::vector<ShardedParam> unmanaged_parameters(nn::Module& module, const FullySh
                      .parameter = tensor,
                      .local = {},
                      .whole = {},
-                     .tensor_parallel = part_over_other_dims(named.name, tensor, options)});
+                     .tensor_parallel = tensor_parallel_layout_of(named.name, tensor, options)});
     }
     out[found->second].slots.push_back(slot);
   }
@@ -97,11 +101,11 @@ std::vector<ShardedParam> unmanaged_parameters(nn::Module& module, const FullySh
 }
 
 std::vector<FsdpState*> states_of(nn::Module& module, bool recurse, const char* verb) {
-  return wanted_states<FsdpState>(module, recurse, std::string("fsdp.") + verb, "sharded", "fully_shard");
+  return require_states<FsdpState>(module, recurse, std::string("fsdp.") + verb, "sharded", "fully_shard");
 }
 
-std::vector<GatheredState*> gathered_states_of(nn::Module& module) {
-  return wanted_states<GatheredState>(module, /*recurse=*/true, "fsdp.stats", "sharded", "fully_shard or wrap_fsdp1");
+std::vector<ShardingState*> sharding_states_of(nn::Module& module) {
+  return require_states<ShardingState>(module, /*recurse=*/true, "fsdp.stats", "sharded", "fully_shard or wrap_fsdp1");
 }
 
 }  // namespace
@@ -109,13 +113,16 @@ std::vector<GatheredState*> gathered_states_of(nn::Module& module) {
 void fully_shard(nn::Module& module, const FullyShardOptions& options) {
   check_mesh(options);
   TESSERA_CHECK(!module.sharding(), ErrorKind::kShape, "[fsdp.shard] fully_shard was called on this module already");
+  // Another kind of data parallelism below this module would reduce its gradients a second time.
   TESSERA_CHECK(data_parallel_states(module).size() == fsdp_states(module).size(), ErrorKind::kShape,
                 "[fsdp.shard] replicate or wrap_fsdp1 was called on a module below this one. Use one of the two.");
+  // Everything is checked and collected before FsdpParamGroup replaces the first parameter, so an error leaves the
+  // module as it was.
   auto params = unmanaged_parameters(module, options);
-  std::shared_ptr<ParamGroup> group;
+  std::shared_ptr<FsdpParamGroup> group;
   if (!params.empty()) {
     const bool on_host = options.cpu_offload && options.mesh->device_type() != c10::DeviceType::CPU;
-    group = std::make_shared<ParamGroup>(std::move(params), options.mesh, options.mp_policy, on_host);
+    group = std::make_shared<FsdpParamGroup>(std::move(params), options.mesh, options.mp_policy, on_host);
   }
   auto state = std::make_shared<FsdpState>(module, options, std::move(group));
   module.set_sharding(state);
@@ -151,7 +158,7 @@ void unshard(nn::Module& module) {
   if (group == nullptr) return;
   group->start_unshard();
   group->finish_unshard();
-  group->show_whole(group->whole_tensors());
+  group->use_unsharded_params(group->unsharded_tensors());
 }
 
 void reshard(nn::Module& module) {
@@ -161,9 +168,10 @@ void reshard(nn::Module& module) {
 
 FsdpStats fsdp_stats(nn::Module& root) {
   FsdpStats sum;
-  std::set<GatherSchedule*> seen;
-  for (auto* state : gathered_states_of(root)) {
-    if (state->gathered() != nullptr) sum.accumulated_bytes += state->gathered()->accumulated_bytes();
+  // All states below one root share a schedule, which holds the counts; it is counted once.
+  std::set<FsdpCommSchedule*> seen;
+  for (auto* state : sharding_states_of(root)) {
+    if (state->param_group() != nullptr) sum.accumulated_bytes += state->param_group()->accumulated_bytes();
     auto* schedule = state->schedule();
     if (schedule == nullptr || !seen.insert(schedule).second) continue;
     const auto& stats = schedule->stats();
@@ -178,7 +186,7 @@ FsdpStats fsdp_stats(nn::Module& root) {
 }
 
 void reset_fsdp_stats(nn::Module& root) {
-  for (auto* state : gathered_states_of(root)) {
+  for (auto* state : sharding_states_of(root)) {
     if (state->schedule() == nullptr) continue;
     auto& stats = state->schedule()->stats();
     stats.all_gathers = stats.piecewise_gathers = stats.reduce_scatters = 0;
@@ -189,16 +197,18 @@ void reset_fsdp_stats(nn::Module& root) {
 void to_empty(nn::Module& module, c10::Device device) {
   for (auto* state : fsdp_states(module)) {
     if (state->group() == nullptr) continue;
-    TESSERA_CHECK(state->group()->mesh()->device_type() == device.type(), ErrorKind::kShape,
-                  "[fsdp.to_empty] parameters are sharded over {}, wanted {}", state->group()->mesh()->to_string(),
-                  device.str());
-    state->group()->shards().materialise();
+    TESSERA_CHECK(
+        state->group()->mesh()->device_type() == device.type(), ErrorKind::kShape,
+        "[fsdp.to_empty] found parameters sharded over {}, but the device {}. Pass a device of the mesh's type.",
+        state->group()->mesh()->to_string(), device.str());
+    state->group()->shards().allocate_meta_shards();
   }
   const c10::NoGradGuard no_grad;
   std::unordered_map<const c10::TensorImpl*, at::Tensor> replaced;
   for (const auto& named : module.named_parameters(true)) {
+    // Parameters that no group manages, among them DTensors of tensor parallelism. A tied parameter is allocated once.
     const at::Tensor old = named.slot->parameter;
-    const at::Tensor part = local_part(old.detach());
+    const at::Tensor part = local_tensor_of(old.detach());
     if (!part.is_meta()) continue;
     at::Tensor& fresh = replaced[old.unsafeGetTensorImpl()];
     if (!fresh.defined()) {
@@ -211,6 +221,7 @@ void to_empty(nn::Module& module, c10::Device device) {
     }
     nn::Module::set_parameter(*named.slot, fresh);
   }
+  // A packed weight is not a parameter. A load allocates it later, on this device.
   for (const auto& [name, packed] : nn::packed_weights(module)) {
     if (!packed->weight.defined()) packed->device = device;
   }

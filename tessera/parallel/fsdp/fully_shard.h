@@ -1,18 +1,20 @@
-// Fully sharded data parallelism, FSDP2 style: parameters are DTensors sharded on dim 0; each group of them is
-// gathered for its forward and backward, and its gradients are reduce-scattered.
+// Fully sharded data parallelism in the style of FSDP2. Parameters are DTensors sharded on dim 0. The parameters of one
+// fully_shard call form a parameter group: the group is all-gathered for its forward and backward, and its gradients
+// are reduce-scattered.
 //
 //   for (auto& layer : model->layers) fully_shard(*layer, {.mesh = dp});
-//   fully_shard(*model, {.mesh = dp});                    // the root: what is left (embeddings, final norm, head)
+//   fully_shard(*model, {.mesh = dp});                    // the root: the remaining embeddings, final norm, head
 //   auto loss = (*model)(batch);                          // COLLECTIVE over the mesh
 //   loss.backward();                                      // COLLECTIVE over the mesh; gradients are DTensors
 //
-// Apply bottom-up. Semantics of torch.distributed.fsdp.fully_shard. The module keeps its sharding state; it belongs to
-// one rank.
+// Apply fully_shard bottom-up. Semantics of torch.distributed.fsdp.fully_shard. The module owns its sharding state. A
+// module belongs to one rank.
 //
-// Where parameters stay gathered between forwards, each forward of the root asks whether shards have changed (a word to
-// the other ranks) and gathers those groups again. Changes are known by tensor versions, which every in-place
-// operation, load and optimizer here counts. After writing a shard through its data pointer, or with an operation that
-// does not count (torch's _fused_*), call reshard().
+// Parameters that stay gathered between two forwards can become stale when their shards change. Each forward of the
+// root therefore checks the tensor versions of the shards (with one small all-reduce over the ranks) and gathers a
+// changed group again. Every in-place operation, every load and every optimizer of this library increments the tensor
+// version. After writing to a shard through its data pointer, or with an operation that does not increment the version
+// (torch's _fused_* optimizers), call reshard().
 #pragma once
 
 #include <c10/core/Device.h>
@@ -31,72 +33,84 @@ namespace tessera {
 
 struct FullyShardOptions {
   MeshPtr mesh = {};                               // 1-d (shard), or 2-d (replicate, shard) with names
-  std::optional<bool> reshard_after_forward = {};  // default: true, but false for the root
+  std::optional<bool> reshard_after_forward = {};  // default: true; false for the root before a backward
   MixedPrecisionPolicy mp_policy = {};
-  // Beside tensor parallelism: plain parameters are alike on all ranks of this mesh, and the DTensors that they become
-  // say so (Shard, Replicate); forward reads plain tensors. None: their DTensors lie over `mesh` alone.
+  // The tensor-parallel mesh over which plain parameters hold equal values. A plain parameter then becomes a DTensor
+  // (Shard, Replicate) over both meshes, and forward still reads a plain tensor. Null: plain parameters become DTensors
+  // over `mesh` alone.
   MeshPtr replicated_over = {};
-  // Shards and their gradients lie in host memory (pinned, where the accelerator has such), so that optimizers keep
-  // their state there and run there. Each gather copies shards to the mesh's device, each reduction gradients back.
-  // FSDP2's CPUOffloadPolicy. On a CPU mesh it changes nothing.
+  // Keeps shards and their gradients in host memory (pinned, if the accelerator supports pinned memory), so optimizers
+  // keep their state and run there. Each all-gather first copies the shards to the mesh's device, and each reduction
+  // ends with a copy of the gradients to the host. FSDP2's CPUOffloadPolicy. On a CPU mesh nothing changes.
   bool cpu_offload = false;
-  // Whole parameters lie at the same addresses whenever they are gathered, for graphs of their module's kernels
-  // (layer_graphs.h). Memory: two groups' parameters, all the time. On a CPU mesh it changes nothing.
-  bool fixed_places = false;
+  // Gathers the unsharded parameters to the same addresses each time, as CUDA graphs of the module's kernels need
+  // (layer_graphs.h). Memory: the unsharded parameters of two groups, permanently. On a CPU mesh nothing changes.
+  bool fixed_addresses = false;
 };
 
-// Shards the parameters of `module` that no nested fully_shard call manages already. Parameters may be DTensors of
-// tensor parallelism, over another slice of the mesh that `mesh` is a slice of: what lies on a rank is sharded then, as
-// (StridedShard, Shard) or (Shard, Shard(1)); forward sees DTensors as before, and gradients are brought to the
-// parameter's placements before they are reduced. Parameters may be on the meta
-// device: then their shards are too, until materialised (to_empty and load, or init). Shards lie in memory that the
-// ranks of one host gather from in place, so COLLECTIVE over the shard dim where that makes its group.
-// Errors kShape: mesh of other than 1 or 2 dims, scalar or non-contiguous parameters, a module sharded twice, a
-// parameter tied to one of another group, a DTensor over a mesh of other origin or with other placements than Shard and
-// Replicate.
+// Shards the parameters of `module` that no nested fully_shard call manages. A parameter may be a DTensor of tensor
+// parallelism over another slice of the same parent mesh. Its local tensor is sharded then, and the parameter's
+// placements become (StridedShard, Shard) or (Shard, Shard(1)). Forward reads the same DTensor as before, and a
+// gradient is redistributed to the parameter's tensor-parallel placements before the reduction.
+//
+// Parameters may be on the meta device. Their shards are on the meta device, too, until to_empty() allocates them and
+// the caller loads or initialises them. The shards are allocated in memory from which the ranks of one host can gather
+// without a copy, so the call is COLLECTIVE over the shard dim if the process group of that dim does not exist yet.
+//
+// Errors kShape: no mesh, a mesh that does not have 1 or 2 dims or does not contain this rank, a 2-d mesh without dim
+// names, scalar or non-contiguous parameters, parameters of which only some are on the meta device, a module that is
+// sharded already or has replicate or wrap_fsdp1 below it, a parameter tied to a parameter of another group, a DTensor
+// over a mesh that is not a slice of the same parent or with placements other than Shard and Replicate.
 void fully_shard(nn::Module& module, const FullyShardOptions& options);
-// Whether fully_shard was called on this module or one below it.
+// Whether fully_shard was called on this module or on a module below it.
 bool is_fully_sharded(nn::Module& module);
 
-// Gives parameters and buffers on the meta device uninitialised memory on `device`, sharded ones their shard only. They
-// become new tensors: call it before making an optimizer. Initialise or load them next. COLLECTIVE as fully_shard.
+// Allocates the parameters and buffers that are on the meta device on `device`, without initialising them. A sharded
+// parameter gets its shard only. The parameters become new tensors, so call to_empty before making an optimizer, and
+// initialise or load the values next. COLLECTIVE as fully_shard. Error kShape if sharded parameters have a mesh of
+// another device type.
 void to_empty(nn::Module& module, c10::Device device);
 
-// A switch of one module and, when recurse is set, all sharded modules below it. Those for gradients are in
-// gradient_sync.h; without synchronisation gradients accumulate unsharded.
+// Sets whether parameters are resharded (freed) after forward. Applies to one module and, with recurse, to all sharded
+// modules below it. The setters below raise Error kShape if no module here is sharded. The switches for gradient
+// reduction are in gradient_sync.h; gradients accumulate unsharded while synchronisation is off.
 void set_reshard_after_forward(nn::Module& module, bool on, bool recurse = true);
-// Whether parameters are freed after their backward (default), or stay gathered for the next forward. Memory: the whole
-// parameters. Whether forward frees them is set_reshard_after_forward's.
+// true (default): parameters are resharded after their backward. false: they stay gathered for the next forward, which
+// costs the memory of the unsharded parameters. set_reshard_after_forward is independent of this setting.
 void set_reshard_after_backward(nn::Module& module, bool on, bool recurse = true);
-// false: the backwards that come leave the reductions of their gradients under way, until one with true ends them all;
-// gradients may be read, and optimizers stepped, after that one only. Of all modules below the root of `module`.
+// false: the next backwards do not wait for their gradient reductions, until a backward with true waits for all of
+// them. Read gradients and step optimizers only after that last backward. Applies to all modules below the root of
+// `module`.
 void set_is_last_backward(nn::Module& module, bool on);
-// Called whenever the parameters of one fully_shard call at or below `module` have been handed what a backward gave
-// them (the sums over all ranks, added to what grad() had), with those DTensors: on the thread of that backward, group
-// by group while it goes on, in the same order on all ranks. It may read, change and free gradients, and update these
-// parameters; it must not communicate. For optimizers that step in backward. Empty: none. Error kShape when no module
-// here is sharded.
+// Called when a backward has written the gradients of one parameter group at or below `module`: the sums over all ranks
+// are then added to grad(). The argument is the group's DTensor parameters. The hook runs on the thread of that
+// backward, once per group while backward continues, in the same order on all ranks. It may read, change and free
+// gradients, and update these parameters; it must not communicate. Use: optimizers that step in backward. An empty
+// function removes the hook. Error kShape when no module here is sharded.
 using GradientsHook = std::function<void(const std::vector<at::Tensor>& parameters)>;
 void set_gradients_hook(nn::Module& module, const GradientsHook& hook);
-// Gathers or frees by hand; unshard is COLLECTIVE over the mesh.
+// Gathers (unshard) or frees (reshard) the parameters of one sharded module by hand. unshard is COLLECTIVE over the
+// mesh. Error kShape if fully_shard was not called on this module itself.
 void unshard(nn::Module& module);
 void reshard(nn::Module& module);
-// Turns prefetch (gather of the next group while this one computes) on or off. Call it alike on all ranks: it changes
-// the order of collectives, so ranks that differ wait for one another until the timeout; before the first forward a
-// difference is an Error kShape there. Default, agreed on by all ranks in the first forward: on when every host has a
-// core for each of its ranks, by CPU affinity, and on accelerators.
+// Turns prefetch on or off: the all-gather of the next group starts while this group computes. All ranks must pass the
+// same value, because prefetch changes the order of collectives. A difference is an Error kShape in the first forward;
+// a difference after that makes ranks wait for one another until the timeout. Default, on which all ranks agree in the
+// first forward: on for accelerators, and when every host has a CPU core (by affinity) for each of its ranks; otherwise
+// off.
 void set_prefetch(nn::Module& module, bool on);
 
 struct FsdpStats {
   int64_t all_gathers = 0;
-  // Of these, with shards that had to be put together first (parameters replaced by a load).
+  // All-gathers whose shards were first copied into one buffer, because a load replaced the parameters.
   int64_t piecewise_gathers = 0;
   int64_t reduce_scatters = 0;
-  int64_t unsharded_groups = 0;       // now
-  int64_t peak_unsharded_groups = 0;  // since reset
-  int64_t unsharded_bytes = 0;
-  int64_t accumulated_bytes = 0;  // of whole gradients that wait for a backward with synchronisation, now
+  int64_t unsharded_groups = 0;       // groups that are unsharded now
+  int64_t peak_unsharded_groups = 0;  // their maximum since reset_fsdp_stats
+  int64_t unsharded_bytes = 0;        // bytes of unsharded parameters now
+  int64_t accumulated_bytes = 0;      // bytes of unsharded gradients that accumulate without synchronisation, now
 };
+// Sums over all roots at or below `root`. Error kShape when no module here is sharded.
 FsdpStats fsdp_stats(nn::Module& root);
 void reset_fsdp_stats(nn::Module& root);
 

@@ -1,4 +1,4 @@
-// How the shards of a group become its whole parameters: chosen once, when the group is made.
+// How the shards of a parameter group become its unsharded parameters. The plan is chosen once, when the group is made.
 #pragma once
 
 #include <cstdint>
@@ -7,35 +7,41 @@
 #include "tessera/parallel/data_parallel/flat_layout.h"
 #include "tessera/parallel/data_parallel/mixed_precision.h"
 #include "tessera/parallel/fsdp/sharded_param.h"
-#include "tessera/parallel/fsdp/whole_storage.h"
+#include "tessera/parallel/fsdp/unsharded_storage.h"
 
 namespace tessera {
 
-enum class GatherWay {
-  kAlias,    // one rank that computes as and where it stores: forward reads the shards themselves
-  kInPlace,  // one parameter, or one rank that casts or keeps shards on the host: what is gathered is laid out as the
-             // whole parameters are
-  kCompact,  // one parameter (an embedding) is nearly all of the group: gathered into the storage of the whole
-             // parameters and moved together there, the others behind it; saves a buffer of the group's size. CPU only
-  kUnpack,   // gathered into a buffer of its own, then copied parameter by parameter
+enum class UnshardMethod {
+  // One rank, no cast and no offloading: forward reads the shards themselves.
+  kAlias,
+  // One parameter, or one rank with a cast or offloaded shards: the gathered buffer has the layout of the unsharded
+  // parameters already.
+  kInPlace,
+  // One parameter (an embedding) is at least three quarters of the group: the all-gather writes to the storage of the
+  // unsharded parameters, and the chunks of that parameter are moved together there, with the others after them. Saves
+  // a buffer of the group's size. CPU only.
+  kCompact,
+  // The all-gather writes to a buffer of its own, from which each parameter is copied.
+  kUnpack,
 };
 
 struct GatherPlan {
-  GatherWay way;
-  FlatLayout layout;                   // of what is gathered
-  std::vector<int64_t> whole_offsets;  // of the parameters, bytes in the storage of whole parameters
-  int64_t whole_bytes = 0;             // of that storage
+  UnshardMethod method;
+  FlatLayout layout;                       // of the gathered buffer
+  std::vector<int64_t> unsharded_offsets;  // bytes, of each parameter in the storage of unsharded parameters
+  int64_t unsharded_bytes = 0;             // size of that storage
 
-  bool gathers_into_whole() const { return way == GatherWay::kInPlace || way == GatherWay::kCompact; }
+  bool gathers_into_whole() const { return method == UnshardMethod::kInPlace || method == UnshardMethod::kCompact; }
 };
 
-// Sets the gather_dtype of `params`, and puts the largest of them first where that is the one to compact.
-// shards_on_host: not on the mesh's device.
+// Chooses the plan. Sets the gather_dtype of `params`, and for kCompact moves the largest parameter to the front.
+// shards_on_host: the shards are in host memory, though the mesh is of accelerators.
 GatherPlan plan_gather(std::vector<ShardedParam>& params, const DeviceMesh& mesh, const MixedPrecisionPolicy& policy,
                        bool shards_on_host = false);
 
-// Lays out what was gathered, for the ways that have something left to do: `whole` is filled, and with kCompact
-// `gathered` lies in it.
-void lay_out(const GatherPlan& plan, const at::TensorBase& gathered, const WholeStorage& whole, BufferPool& pool);
+// Copies the gathered buffer to the unsharded parameters in `whole`, for the plans that need a copy. With kCompact
+// `gathered` must be a view of `whole`.
+void copy_to_unsharded(const GatherPlan& plan, const at::TensorBase& gathered, const UnshardedStorage& whole,
+                       BufferPool& pool);
 
 }  // namespace tessera

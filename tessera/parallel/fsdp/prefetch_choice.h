@@ -1,5 +1,5 @@
-// Whether the ranks of a sharded model gather ahead. Prefetch changes the order of collectives, so all ranks must give
-// the same answer.
+// Decides whether the ranks of a sharded model prefetch. Prefetch changes the order of collectives, so all ranks must
+// use the same setting.
 //
 //   const bool prefetch = agree_on_prefetch(*world, {mesh}, std::nullopt);
 //
@@ -15,20 +15,22 @@
 
 namespace tessera {
 
-// What a rank has to say.
+// What one rank contributes to the decision.
 struct PrefetchVote {
   int rank = 0;
-  std::optional<bool> wish;  // set_prefetch; none: the default
-  // Every host of the world has a core for each of its ranks (Hosts), as this rank knows; or an accelerator computes.
+  std::optional<bool> requested;  // the value of set_prefetch; none: not called
+  // As far as this rank knows, every host of the world has a CPU core for each of its ranks (Hosts), or an accelerator
+  // computes.
   bool core_for_each = false;
   auto operator<=>(const PrefetchVote&) const = default;
 };
 
-// The wish of all, else the default: on where every rank knows of a core for each rank. Error kShape names two ranks
-// with unlike wishes.
-bool prefetch_of(const std::vector<PrefetchVote>& votes);
+// Returns the value that all ranks set, or the default: on if core_for_each is true for every rank. Error kShape names
+// two ranks with different values.
+bool decide_prefetch(const std::vector<PrefetchVote>& votes);
 
-// The same of all ranks of `meshes`. COLLECTIVE over each of them, in their order; the Error is that of all ranks.
-bool agree_on_prefetch(const comm::World& world, const std::vector<MeshPtr>& meshes, std::optional<bool> wish);
+// decide_prefetch on the votes of all ranks of `meshes`. COLLECTIVE over each mesh, in order. Every rank gets the same
+// result or the same Error.
+bool agree_on_prefetch(const comm::World& world, const std::vector<MeshPtr>& meshes, std::optional<bool> requested);
 
 }  // namespace tessera

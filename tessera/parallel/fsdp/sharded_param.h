@@ -1,4 +1,4 @@
-// One managed parameter of a fully_shard group: the sharded DTensor that users see and how forward reads it.
+// One managed parameter of a fully_shard group: the sharded DTensor that users see, and the tensor that forward reads.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-// A slot by owner and position: the owner's list may grow.
+// A parameter slot by owner and index. A pointer would not stay valid, because the owner's list of slots may grow.
 struct SlotRef {
   nn::Module* owner;
   size_t index;
@@ -27,47 +27,48 @@ struct SlotRef {
   auto operator<=>(const SlotRef&) const = default;
 };
 
-// How a parameter lies over other dims than those of data parallelism, which cuts what lies on a rank then.
-struct TensorParallelPart {
-  MeshPtr mesh;           // of tensor parallelism
-  Placements placements;  // on it, of what forward sees
-  bool plain = false;     // forward sees plain tensors that are alike on all ranks of `mesh`
-  MeshPtr all;            // the dims of data parallelism, then those of `mesh`
-  Placements all_placements;
-  std::vector<int64_t> shape;  // of the parameter over all ranks
+// The placement of a parameter over a mesh outside data parallelism. Data parallelism then shards its local tensor.
+struct TensorParallelLayout {
+  MeshPtr mesh;                // the tensor-parallel mesh
+  Placements placements;       // on `mesh`, of the tensor that forward reads
+  bool plain = false;          // forward reads plain tensors with equal values on all ranks of `mesh`
+  MeshPtr all;                 // the dims of data parallelism, then those of `mesh`
+  Placements full_placements;  // on `all`, of the sharded parameter
+  std::vector<int64_t> shape;  // global shape
 };
 
 struct ShardedParam {
   std::string name;
-  std::vector<SlotRef> slots;  // more than one: tied
-  std::vector<int64_t> shape;  // of what data parallelism shards: the parameter, or its tensor-parallel part here
-  c10::ScalarType dtype;       // as stored and optimized
-  c10::ScalarType gather_dtype;
-  at::Tensor parameter;  // the DTensor
-  at::Tensor local;      // its local part
-  at::Tensor whole;      // the gathered parameter; its storage is empty while resharded
-  std::shared_ptr<const TensorParallelPart> tensor_parallel = nullptr;
+  std::vector<SlotRef> slots;    // all slots that share the parameter; more than one: tied
+  std::vector<int64_t> shape;    // before sharding: of the parameter, or of its tensor-parallel local tensor
+  c10::ScalarType dtype;         // of the stored and optimized shard
+  c10::ScalarType gather_dtype;  // of the gathered parameter
+  at::Tensor parameter;          // the sharded DTensor
+  at::Tensor local;              // its local shard
+  at::Tensor whole;              // the unsharded parameter; its storage is empty while resharded
+  std::shared_ptr<const TensorParallelLayout> tensor_parallel = nullptr;
 
   int64_t rows() const { return shape[0]; }
   int64_t row_numel() const { return c10::multiply_integers(shape.begin() + 1, shape.end()); }
   int64_t numel_of_all_ranks() const { return c10::multiply_integers(full_shape()); }
-  // `part`, shaped like the local part, as a DTensor that lies on `mesh` as the parameter does.
-  at::Tensor distributed(const at::Tensor& part, const MeshPtr& mesh) const;
-  // The mesh and placements of the parameter that is sharded over `mesh`.
+  // Wraps `part`, which has the shape of the local shard, as a DTensor with the parameter's mesh and placements.
+  at::Tensor as_dtensor(const at::Tensor& part, const MeshPtr& mesh) const;
+  // The mesh and placements of the parameter after sharding over `mesh`.
   const MeshPtr& mesh_of(const MeshPtr& mesh) const { return tensor_parallel ? tensor_parallel->all : mesh; }
   Placements placements_on(const DeviceMesh& mesh) const;
-  // The size of the parameter over all ranks.
+  // The global shape of the parameter.
   const std::vector<int64_t>& full_shape() const { return tensor_parallel ? tensor_parallel->shape : shape; }
-  // `gathered`, which has `shape`, as forward sees it.
-  at::Tensor as_seen(const at::Tensor& gathered) const;
+  // The tensor that forward reads, from `gathered`, which has `shape`: a DTensor for tensor parallelism.
+  at::Tensor forward_tensor(const at::Tensor& gathered) const;
 };
 
-// How a parameter of these placements over `tensor_parallel` lies once dim 0 of its parts is sharded over the last dim
-// of `data_parallel` and replicated over the one before it. Errors kShape: meshes that are no slices of one mesh, in
-// this order, or of another device; placements other than Shard and Replicate.
-std::shared_ptr<const TensorParallelPart> tensor_parallel_part(const std::string& name, const MeshPtr& data_parallel,
-                                                               const MeshPtr& tensor_parallel,
-                                                               const Placements& placements,
-                                                               const std::vector<int64_t>& shape, bool plain);
+// The placements of a tensor-parallel parameter after dim 0 of its local tensor is sharded over the last dim of
+// `data_parallel`, and replicated over the dim before it. Errors kShape: meshes that are not slices of one mesh in this
+// order, or of different device types; placements other than Shard and Replicate.
+std::shared_ptr<const TensorParallelLayout> make_tensor_parallel_layout(const std::string& name,
+                                                                        const MeshPtr& data_parallel,
+                                                                        const MeshPtr& tensor_parallel,
+                                                                        const Placements& placements,
+                                                                        const std::vector<int64_t>& shape, bool plain);
 
 }  // namespace tessera

@@ -6,21 +6,21 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/mesh/host_memory.h"
-#include "tessera/parallel/fsdp/whole_storage.h"
+#include "tessera/parallel/fsdp/unsharded_storage.h"
 
 namespace tessera {
 
-Shards::Shards(std::vector<ShardedParam> params, MeshPtr mesh, bool on_host)
+FlatShards::FlatShards(std::vector<ShardedParam> params, MeshPtr mesh, bool on_host)
     : params_(std::move(params)),
       mesh_(std::move(mesh)),
       on_host_(on_host),
       shard_dim_(mesh_->ndim() - 1),
       layout_(mesh_->size(shard_dim_)) {
-  const bool meta = local_part(params_[0].parameter).is_meta();
+  const bool meta = local_tensor_of(params_[0].parameter).is_meta();
   for (const auto& param : params_) {
-    TESSERA_CHECK(local_part(param.parameter).is_meta() == meta, ErrorKind::kShape,
+    TESSERA_CHECK(local_tensor_of(param.parameter).is_meta() == meta, ErrorKind::kShape,
                   "[fsdp.shard] {} and {}: one is on the meta device, the other is not; wanted all or none of a group.",
                   params_[0].name, param.name);
     uniform_ = uniform_ && param.dtype == params_[0].dtype && param.gather_dtype == params_[0].gather_dtype;
@@ -29,12 +29,12 @@ Shards::Shards(std::vector<ShardedParam> params, MeshPtr mesh, bool on_host)
   create(meta ? c10::Device(c10::kMeta) : mesh_->device(), !meta);
 }
 
-// Replaces the parameters by DTensors over a new flat buffer, with this rank's rows of them when asked.
-void Shards::create(c10::Device device, bool copy_values) {
+// Replaces the parameters by DTensors over a new flat buffer, and copies this rank's rows if asked.
+void FlatShards::create(c10::Device device, bool copy_values) {
   const c10::NoGradGuard no_grad;
   if (!device.is_meta()) {
-    buffer_ = on_host_ ? at::Tensor(host_empty(layout_.part_bytes, c10::kByte, device))
-                       : BufferPool().empty(layout_.part_bytes, c10::kByte, device, sent_memory());
+    buffer_ = on_host_ ? at::Tensor(pinned_empty(layout_.part_bytes, c10::kByte, device))
+                       : BufferPool().empty(layout_.part_bytes, c10::kByte, device, comm_allocator());
   }
   const int64_t rank = mesh_->local_rank(shard_dim_);
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -47,19 +47,21 @@ void Shards::create(c10::Device device, bool copy_values) {
     } else {
       param.local = tensor_over(buffer_.storage(), entry.offset, shape, param.dtype);
       if (copy_values && shape[0] > 0) {
-        param.local.copy_(local_part(param.parameter).narrow(0, rank * entry.chunk_rows, shape[0]));
+        param.local.copy_(local_tensor_of(param.parameter).narrow(0, rank * entry.chunk_rows, shape[0]));
       }
     }
     const bool requires_grad = param.parameter.requires_grad();
-    param.parameter = param.distributed(param.local, mesh_);
+    param.parameter = param.as_dtensor(param.local, mesh_);
     param.parameter.set_requires_grad(requires_grad);
     for (const auto& slot : param.slots) nn::Module::set_parameter(slot.get(), param.parameter);
   }
 }
 
-c10::Allocator* Shards::sent_memory() const { return group().allocator(mesh_->device().type()); }
+c10::Allocator* FlatShards::comm_allocator() const { return group().allocator(mesh_->device().type()); }
 
-std::vector<size_t> Shards::trainable() const {
+// The reduced gradients of a group are one buffer of one dtype, so the trainable parameters must share their stored
+// dtype.
+std::vector<size_t> FlatShards::trainable() const {
   std::vector<size_t> out;
   for (size_t i = 0; i < params_.size(); ++i) {
     if (!params_[i].parameter.requires_grad()) continue;
@@ -73,12 +75,14 @@ std::vector<size_t> Shards::trainable() const {
   return out;
 }
 
-void Shards::materialise() {
+void FlatShards::allocate_meta_shards() {
   const auto on_meta = [](const ShardedParam& param) { return param.local.is_meta(); };
   if (std::ranges::any_of(params_, on_meta)) create(mesh_->device(), false);
 }
 
-void Shards::adopt_replaced() {
+// A tied parameter has several slots, of which a load may have replaced only one: the replacement is then set in all of
+// them.
+void FlatShards::adopt_replaced() {
   for (auto& param : params_) {
     for (const auto& slot : param.slots) {
       const at::Tensor& now = slot.get().parameter;
@@ -88,8 +92,8 @@ void Shards::adopt_replaced() {
               placements(now) == param.placements_on(*mesh_) && now.sizes() == at::IntArrayRef(param.full_shape()) &&
               now.scalar_type() == param.dtype,
           ErrorKind::kShape,
-          "[fsdp.forward] {}: the parameter was replaced by one that is not sharded alike. Copy values into it "
-          "instead, or replace it before fully_shard.",
+          "[fsdp.forward] {}: the parameter was replaced by a tensor with another mesh, placements, shape or dtype. "
+          "Copy values into the parameter instead, or replace it before fully_shard.",
           param.name);
       param.parameter = now;
       param.local = to_local(now.detach());
@@ -99,7 +103,7 @@ void Shards::adopt_replaced() {
   }
 }
 
-bool Shards::replaced() const {
+bool FlatShards::replaced() const {
   for (const auto& param : params_) {
     for (const auto& slot : param.slots) {
       if (!slot.get().parameter.is_same(param.parameter)) return true;
@@ -108,38 +112,42 @@ bool Shards::replaced() const {
   return false;
 }
 
-uint64_t Shards::version() const {
+// Version counters only grow, so their sum changes when any of them does. A replacement may have a smaller counter;
+// replaced() reports that case.
+uint64_t FlatShards::version() const {
   uint64_t sum = 0;
   const auto add = [&](const at::Tensor& tensor) {
     sum += tensor.is_inference() ? 0 : static_cast<uint64_t>(tensor._version());
   };
   for (const auto& param : params_) {
     add(param.local);
-    add(param.parameter);  // operations on the DTensor count there
+    add(param.parameter);  // operations on the DTensor increment its own version
   }
   return sum;
 }
 
-void Shards::show() const {
+void FlatShards::use_sharded_params() const {
   for (const auto& param : params_) {
     for (const auto& slot : param.slots) *slot.get().slot = param.parameter;
   }
 }
 
-at::Tensor Shards::to_send(const FlatLayout& layout, BufferPool& pool) const {
+// The flat buffer already has the layout of the all-gather's input. A copy is needed only for a cast, for offloaded
+// shards, for several dtypes, or after a replacement.
+at::Tensor FlatShards::all_gather_input(const FlatLayout& layout, BufferPool& pool) const {
   const c10::ScalarType dtype = wire_dtype();
   const int64_t numel = layout.part_bytes / static_cast<int64_t>(c10::elementSize(dtype));
   const auto casts = [](const ShardedParam& param) { return param.gather_dtype != param.dtype; };
   if (!on_host_ && flat_ && uniform_ && !casts(params_[0])) return tensor_over(buffer_.storage(), 0, {numel}, dtype);
-  at::Tensor part = pool.empty(numel, dtype, mesh_->device(), sent_memory());
-  write_to(part, layout);
+  at::Tensor part = pool.empty(numel, dtype, mesh_->device(), comm_allocator());
+  copy_to(part, layout);
   return part;
 }
 
-void Shards::write_to(const at::Tensor& part, const FlatLayout& layout) const {
+void FlatShards::copy_to(const at::Tensor& part, const FlatLayout& layout) const {
   const c10::NoGradGuard no_grad;
   if (on_host_) return copy_from_host(part, layout);
-  if (flat_ && uniform_) {  // one cast of all of them: offsets in elements do not depend on the dtype
+  if (flat_ && uniform_) {  // one cast for all: offsets in elements do not depend on the dtype
     part.copy_(tensor_over(buffer_.storage(), 0, {part.numel()}, params_[0].dtype));
     return;
   }
@@ -151,8 +159,9 @@ void Shards::write_to(const at::Tensor& part, const FlatLayout& layout) const {
   }
 }
 
-// In one copy and as they are stored, which needs no wait of the host's; casts are the device's.
-void Shards::copy_from_host(const at::Tensor& part, const FlatLayout& layout) const {
+// Copies the shards from host memory in their stored dtype, in one copy, so the host need not wait. Casts run on the
+// device afterwards.
+void FlatShards::copy_from_host(const at::Tensor& part, const FlatLayout& layout) const {
   const int64_t begin = part.storage_offset() * static_cast<int64_t>(part.itemsize());
   const bool casts = !uniform_ || params_[0].gather_dtype != params_[0].dtype;
   const at::Tensor stored =

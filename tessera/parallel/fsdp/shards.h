@@ -1,10 +1,10 @@
-// The parameters of a group as this rank holds them: DTensors whose local parts lie in one flat buffer, laid out so
-// that an all-gather sends it as it is.
+// The parameters of a group on this rank: DTensors whose local shards are stored in one flat buffer. Its layout is that
+// of an all-gather's input, so it is sent without a copy.
 //
-//   Shards shards(std::move(params), mesh);         // the modules' parameters are DTensors from here on
-//   auto input = shards.to_send(plan.layout, *pool);
+//   FlatShards shards(std::move(params), mesh);         // the modules' parameters are DTensors from here on
+//   auto input = shards.all_gather_input(plan.layout, *pool);
 //
-// Belongs to one rank. No communication, but where said.
+// Belongs to one rank. No communication, except where noted.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,51 +18,58 @@
 
 namespace tessera {
 
-class Shards {
+class FlatShards {
  public:
-  // Shards `params` on dim 0 over the last dim of `mesh` (name, slots, shape, dtypes and parameter are set; parameter
-  // is the whole tensor, meta included, or a DTensor of tensor parallelism) and shows the shards in the modules.
-  // COLLECTIVE over that dim where its group is not made yet.
-  // on_host: in memory of the host, from where each send copies them to the mesh's device.
-  Shards(std::vector<ShardedParam> params, MeshPtr mesh, bool on_host = false);
+  // Shards `params` on dim 0 over the last dim of `mesh`, and sets the modules' members to the shards. name, slots,
+  // shape, dtypes and parameter must be set; parameter is the unsharded tensor, possibly on the meta device, or a
+  // DTensor of tensor parallelism. on_host: keeps the shards in host memory; each gather copies them to the mesh's
+  // device first. COLLECTIVE over that dim when its process group does not exist yet. Error kShape when only some
+  // parameters are on the meta device.
+  FlatShards(std::vector<ShardedParam> params, MeshPtr mesh, bool on_host = false);
 
   std::vector<ShardedParam>& params() { return params_; }
   const std::vector<ShardedParam>& params() const { return params_; }
   const MeshPtr& mesh() const { return mesh_; }
-  comm::Group& group() const { return *mesh_->group(shard_dim_); }  // of the ranks that gather
+  comm::Group& group() const { return *mesh_->group(shard_dim_); }  // the ranks of the gather
   int64_t ranks() const { return layout_.ranks; }
+  // Positions of the parameters that require gradients. Error kShape when their stored dtypes differ.
   std::vector<size_t> trainable() const;
 
   bool on_host() const { return on_host_; }
-  // Gives shards on the meta device uninitialised memory; their parameters are new tensors. COLLECTIVE as the
-  // constructor.
-  void materialise();
-  // Takes over parameters that somebody replaced (a load with assignment). Error kShape when one does not fit.
+  // Allocates shards that are on the meta device, without initialising them; their parameters become new tensors.
+  // COLLECTIVE as the constructor.
+  void allocate_meta_shards();
+  // Adopts parameters that were replaced in the modules (by a load with assignment). Error kShape when the mesh,
+  // placements, shape or dtype of a replacement differ.
   void adopt_replaced();
-  bool replaced() const;     // some parameter is another tensor than the one taken over last
-  uint64_t version() const;  // grows with every counted write to a shard
-  void show() const;         // in the modules' members
+  bool replaced() const;            // some slot holds another tensor than the last adopted parameter
+  uint64_t version() const;         // grows with every versioned write to a shard
+  void use_sharded_params() const;  // sets the modules' members to the shards
 
-  // False once shards were replaced: then each send puts them together first.
-  bool lies_flat() const { return flat_; }
+  // Whether all shards are in the flat buffer. False after a replacement: each gather then copies the shards together
+  // first.
+  bool is_in_flat_buffer() const { return flat_; }
+  // Dtype of the gathered buffer: bytes if the parameters' dtypes differ.
   c10::ScalarType wire_dtype() const { return uniform_ ? params_[0].gather_dtype : c10::kByte; }
-  // This rank's part of a gather of `layout`, in the gathered dtypes: the shards themselves where they lie so.
-  at::Tensor to_send(const FlatLayout& layout, BufferPool& pool) const;
-  void write_to(const at::Tensor& part, const FlatLayout& layout) const;
+  // This rank's input of an all-gather with `layout`, in the gathered dtypes: the flat buffer itself if no cast or copy
+  // is needed.
+  at::Tensor all_gather_input(const FlatLayout& layout, BufferPool& pool) const;
+  // Copies the shards to `part`, with `layout` and in the gathered dtypes.
+  void copy_to(const at::Tensor& part, const FlatLayout& layout) const;
 
  private:
   void create(c10::Device device, bool copy_values);
   void copy_from_host(const at::Tensor& part, const FlatLayout& layout) const;
-  c10::Allocator* sent_memory() const;
+  c10::Allocator* comm_allocator() const;
 
   std::vector<ShardedParam> params_;
   MeshPtr mesh_;
   const bool on_host_;
   int64_t shard_dim_;
-  FlatLayout layout_;    // stored dtypes
-  bool uniform_ = true;  // one stored and one gathered dtype
+  FlatLayout layout_;    // in the stored dtypes
+  bool uniform_ = true;  // all parameters have one stored dtype and one gathered dtype
   bool flat_ = true;
-  at::Tensor buffer_;  // bytes; this rank's part
+  at::Tensor buffer_;  // the flat buffer, bytes
 };
 
 }  // namespace tessera

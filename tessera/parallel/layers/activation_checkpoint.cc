@@ -10,25 +10,25 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/autograd/deferred_gradients.h"
-#include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/kernels/autograd/activation_checkpoint_cache.h"
+#include "tessera/kernels/autograd/weight_grad_store.h"
 #include "tessera/nn/linear/lora.h"
 #include "tessera/parallel/data_parallel/make_node.h"
-#include "tessera/parallel/layers/shown_parameters.h"
+#include "tessera/parallel/layers/forward_parameters.h"
 
 namespace tessera {
 namespace {
 
 using torch::autograd::variable_list;
 
-// Where the rows of a forward lie in all rows of the run: what adapters drop of them follows from it, and other
-// forwards may come before this one is run again.
-struct RowPlace {
-  std::shared_ptr<nn::LoraDropout> dropout;  // null: nothing is dropped
+// The position of a forward's rows in all rows of the run. The dropout of adapters depends on it, and other forwards
+// may change it before this forward is recomputed.
+struct DropoutRows {
+  std::shared_ptr<nn::LoraDropout> dropout;  // null: no dropout
   int64_t first_row = 0;
 };
 
-RowPlace row_place(nn::Module& module) {
+DropoutRows dropout_rows(nn::Module& module) {
   for (const auto& [path, child] : module.named_modules()) {
     const auto* adapted = dynamic_cast<const nn::LoraLinear*>(child);
     if (!adapted || !adapted->settings().dropout) continue;
@@ -37,34 +37,38 @@ RowPlace row_place(nn::Module& module) {
   return {};
 }
 
-// Inputs first, then parameters: those that need a gradient are the node's inputs, in this order.
-struct Recomputation : torch::autograd::Node {
-  nn::Rerun rerun;
+// The autograd node of a checkpointed module. Its inputs are the module's inputs and then its parameters, as far as
+// they require gradients. In backward it runs forward again on leaves of a new graph, differentiates that graph, and
+// returns the gradients, which then flow through the outer graph. So hooks of the outer graph (FSDP, DDP) see one
+// gradient per parameter.
+struct RecomputeNode : torch::autograd::Node {
+  nn::ForwardFunction rerun;
   std::vector<at::Tensor> inputs;
-  ShownParameters parameters;
+  ForwardParameters parameters;
   std::vector<size_t> differentiable_outputs;
-  std::shared_ptr<kernels::KeptResults> kept;
-  RowPlace rows;
+  std::shared_ptr<kernels::ActivationCheckpointCache> kept;
+  DropoutRows rows;
 
   variable_list apply(variable_list&& gradients) override {
     TESSERA_CHECK(rerun, ErrorKind::kShape,
                   "[parallel.checkpoint] backward ran through a checkpointed module a second time. Run forward again.");
-    // Each is let go where it is used, but for backwards to come.
+    // A replay frees each kept result where it is used. If the graph is kept for another backward, the replay works on
+    // a copy of the list.
     const bool again = kept && torch::autograd::get_current_graph_task_keep_graph();
-    const auto taken = again ? std::make_shared<kernels::KeptResults>(*kept) : kept;
-    // The graph behind the inner weights ends here.
-    const kernels::DeferredGradients::Scope all_at_once(nullptr);
-    const auto inner_inputs = leaves_of(inputs), inner_parameters = leaves_of(parameters.tensors);
+    const auto taken = again ? std::make_shared<kernels::ActivationCheckpointCache>(*kept) : kept;
+    // The inner weights are leaves, so their gradients cannot be deferred to a later flush: they are computed here.
+    const kernels::WeightGradStore::Scope all_at_once(nullptr);
+    const auto inner_inputs = as_leaves(inputs), inner_parameters = as_leaves(parameters.tensors);
     variable_list outputs, output_gradients;
     {
       const c10::AutoGradMode on(true);
-      const ShowLeaves show(parameters, inner_parameters);
+      const LeafParametersScope scope(parameters, inner_parameters);
       const auto exchange_rows = [&] {
         if (rows.dropout) std::swap(rows.dropout->first_row, rows.first_row);
       };
       exchange_rows();
       const auto exchange_back = c10::make_scope_exit(exchange_rows);
-      kernels::KeptResults::Scope replay(taken, kernels::KeptResults::Mode::kReplay);
+      kernels::ActivationCheckpointCache::Scope replay(taken, kernels::ActivationCheckpointCache::Mode::kReplay);
       const auto results = rerun(inner_inputs);
       for (size_t i = 0; i < gradients.size(); ++i) {
         if (!gradients[i].defined()) continue;
@@ -72,11 +76,12 @@ struct Recomputation : torch::autograd::Node {
         output_gradients.push_back(gradients[i]);
       }
     }
-    const auto wanted = that_require_grad(inner_inputs, inner_parameters);
-    variable_list found(wanted.size());
+    const auto inner_leaves = tensors_requiring_grad(inner_inputs, inner_parameters);
+    variable_list found(inner_leaves.size());
     if (!outputs.empty()) {
-      found = torch::autograd::grad(outputs, wanted, output_gradients, /*retain_graph=*/false, /*create_graph=*/false,
-                                    /*allow_unused=*/true);
+      found =
+          torch::autograd::grad(outputs, inner_leaves, output_gradients, /*retain_graph=*/false, /*create_graph=*/false,
+                                /*allow_unused=*/true);
     }
     return found;
   }
@@ -88,24 +93,25 @@ struct Recomputation : torch::autograd::Node {
     kept.reset();
     rows = {};
   }
-  std::string name() const override { return "Recomputation"; }
+  std::string name() const override { return "RecomputeNode"; }
 };
 
-void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::Rerun rerun,
-                  std::shared_ptr<kernels::KeptResults> kept) {
-  auto [pointer, node] = make_node<Recomputation>();
-  node->parameters = shown_parameters(module);
+void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::ForwardFunction rerun,
+                  std::shared_ptr<kernels::ActivationCheckpointCache> kept) {
+  auto [pointer, node] = make_node<RecomputeNode>();
+  node->parameters = forward_parameters(module);
   for (const auto* input : inputs) node->inputs.push_back(*input);
-  const auto depends_on = that_require_grad(node->inputs, node->parameters.tensors);
+  const auto depends_on = tensors_requiring_grad(node->inputs, node->parameters.tensors);
   if (depends_on.empty()) return;
   node->rerun = std::move(rerun);
   node->kept = std::move(kept);
-  node->rows = row_place(module);
+  node->rows = dropout_rows(module);
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i]->defined() || !outputs[i]->is_floating_point()) continue;
     node->differentiable_outputs.push_back(i);
-    // An input that is handed on as it came must not become the node's result.
+    // A module may return one of its inputs unchanged. Its handle must not become the node's output, so a detached one
+    // does.
     *outputs[i] = outputs[i]->detach();
     results.push_back(*outputs[i]);
   }
@@ -113,12 +119,15 @@ void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRe
   torch::autograd::set_history(results, pointer);
 }
 
-struct Checkpoint {
+// The forward wrapper. It records kept results during the first forward, if `selective`, and then makes the outputs
+// results of a RecomputeNode.
+struct CheckpointWrapper {
   bool selective;
   nn::WrapOutputs operator()(nn::Module& of) const {
-    const auto kept = selective ? std::make_shared<kernels::KeptResults>() : nullptr;
-    const auto record = std::make_shared<kernels::KeptResults::Scope>(kept, kernels::KeptResults::Mode::kRecord);
-    return [&of, kept, record](const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::Rerun rerun) {
+    const auto kept = selective ? std::make_shared<kernels::ActivationCheckpointCache>() : nullptr;
+    const auto record = std::make_shared<kernels::ActivationCheckpointCache::Scope>(
+        kept, kernels::ActivationCheckpointCache::Mode::kRecord);
+    return [&of, kept, record](const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::ForwardFunction rerun) {
       record->end();
       wrap_forward(of, inputs, outputs, std::move(rerun), kept);
     };
@@ -130,19 +139,19 @@ struct Checkpoint {
 void checkpoint_activations(nn::Module& module, bool selective) {
   TESSERA_CHECK(!module.forward_wrapper(), ErrorKind::kConfig,
                 "[parallel.checkpoint] this module is checkpointed already. Do it once.");
-  module.set_forward_wrapper(Checkpoint{selective});
+  module.set_forward_wrapper(CheckpointWrapper{selective});
 }
 
 bool keeps_inputs_only(const nn::Module& module) {
-  const auto* wrapper = module.forward_wrapper().target<Checkpoint>();
+  const auto* wrapper = module.forward_wrapper().target<CheckpointWrapper>();
   return wrapper != nullptr && !wrapper->selective;
 }
 
-void checkpoint_layers(const std::vector<nn::Module*>& layers, ActivationCheckpointing how) {
-  if (how == ActivationCheckpointing::kNone) return;
+void checkpoint_layers(const std::vector<nn::Module*>& layers, ActivationCheckpointing mode) {
+  if (mode == ActivationCheckpointing::kNone) return;
   for (size_t i = 0; i < layers.size(); ++i) {
-    if (how != ActivationCheckpointing::kMlp) {
-      checkpoint_activations(*layers[i], how == ActivationCheckpointing::kSelective);
+    if (mode != ActivationCheckpointing::kMlp) {
+      checkpoint_activations(*layers[i], mode == ActivationCheckpointing::kSelective);
       continue;
     }
     const auto& children = layers[i]->named_children();

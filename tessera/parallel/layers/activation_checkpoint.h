@@ -1,12 +1,12 @@
-// Activations that are computed again in backward instead of kept.
+// Activation checkpointing: activations are recomputed in backward instead of kept.
 //
-//   checkpoint_activations(*layer);              // keeps its inputs, and runs it again when its gradient is known
+//   checkpoint_activations(*layer);              // keeps the layer's inputs, and runs the layer again in backward
 //
-// Numbers do not change: forward is deterministic. Inside the module's hooks, so that FSDP gathers and frees as without
-// it, while hooks of modules below run twice. Gradients of parameters flow through the graph of the forward that was
-// wrapped, so that they arrive once, together with those of other uses.
+// Results do not change, because forward is deterministic. The recomputation runs inside the module's own hooks, so
+// FSDP gathers and frees parameters as without it. Hooks of modules below run twice. Gradients of parameters flow
+// through the graph of the first forward, so a parameter gets one gradient, summed with its other uses.
 //
-// The second forward is COLLECTIVE as the first. A module belongs to one rank.
+// The recomputed forward is COLLECTIVE like the first forward. A module belongs to one rank.
 #pragma once
 
 #include <string>
@@ -18,20 +18,21 @@ namespace tessera {
 
 enum class ActivationCheckpointing {
   kNone,
-  kMlp,        // recomputes each layer's mlp
-  kSelective,  // recomputes each layer but its attention and every second product, whose results it keeps
+  kMlp,        // recomputes the child `mlp` of each layer
+  kSelective,  // recomputes each layer, but keeps the results of attention and of every second matrix product
   kFull,       // recomputes each layer
 };
-// "none", "mlp", "selective", "full"; "true" is mlp and "false" none. Error kConfig for others.
+// Parses "none", "mlp", "selective" or "full". "true" means mlp, and "false" means none. Error kConfig for other text.
 ActivationCheckpointing parse_activation_checkpointing(const std::string& text);
 
-// Keeps what selective checkpointing keeps, when asked to. Error kConfig for a module that has a wrapper already.
+// Checkpoints one module. selective: keeps the results named at ActivationCheckpointing::kSelective. Error kConfig for
+// a module that has a forward wrapper already.
 void checkpoint_activations(nn::Module& module, bool selective = false);
 
-// Whether it is checkpointed and keeps nothing but inputs and results.
+// Whether the module is checkpointed without `selective`, so that it keeps only inputs and results.
 bool keeps_inputs_only(const nn::Module& module);
 
-// Of decoder layers. kMlp wants a child named mlp in each: Error kConfig without.
-void checkpoint_layers(const std::vector<nn::Module*>& layers, ActivationCheckpointing how);
+// Checkpoints decoder layers. Error kConfig for kMlp and a layer without a child named mlp.
+void checkpoint_layers(const std::vector<nn::Module*>& layers, ActivationCheckpointing mode);
 
 }  // namespace tessera

@@ -19,38 +19,39 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/kernels/autograd/deferred_gradients.h"
-#include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/kernels/autograd/activation_checkpoint_cache.h"
+#include "tessera/kernels/autograd/weight_grad_store.h"
 #include "tessera/mesh/device_graph.h"
-#include "tessera/parallel/data_parallel/group_node.h"
+#include "tessera/parallel/data_parallel/gradient_nodes.h"
 #include "tessera/parallel/data_parallel/make_node.h"
 #include "tessera/parallel/layers/activation_checkpoint.h"
-#include "tessera/parallel/layers/graphed_layer.h"
-#include "tessera/parallel/layers/shown_parameters.h"
+#include "tessera/parallel/layers/forward_parameters.h"
+#include "tessera/parallel/layers/layer_snapshot.h"
 
 namespace tessera {
 namespace {
 using torch::autograd::variable_list;
 using Tensors = std::vector<at::Tensor>;
 
-// So many backwards of a layer run before it is captured: libraries set themselves up meanwhile, which no graph may
-// hold.
+// Number of eager backwards before a layer is captured. Libraries initialise themselves in these, which a graph must
+// not contain.
 constexpr int64_t kWarmUps = 2;
-// More shapes than these, of one layer, run as ever: each keeps memory. One that has not come in so many calls goes.
-constexpr size_t kMostKinds = 4;
-constexpr int64_t kForgottenAfter = 64;
+// Number of recording keys (batch shapes) per layer; calls with further keys run eagerly, because each key holds
+// memory. A key that was not used for kDropAfterCalls calls is dropped.
+constexpr size_t kMaxRecordingKeys = 4;
+constexpr int64_t kDropAfterCalls = 64;
 
-// Of all layers of a call.
-struct Shared {
-  explicit Shared(c10::Device given)
-      : device(given), in_passing(make_graph_memory(given)), stream(given, /*high_priority=*/false) {}
+// State that all layers of one graph_layers call share.
+struct SharedGraphState {
+  explicit SharedGraphState(c10::Device device)
+      : device(device), transient_memory(make_graph_pool(device)), stream(device, /*high_priority=*/false) {}
   c10::Device device;
-  std::shared_ptr<GraphMemory> in_passing;  // of graphs that leave nothing there but what is copied at once
-  SideStream stream;
-  bool told = false;  // that something does not repeat
+  std::shared_ptr<GraphPool> transient_memory;  // for graphs whose results are copied out right after each replay
+  DeviceStream stream;
+  bool has_logged_eager = false;  // the message about eager calls has been logged
 };
 
-// One launch for those of a dtype.
+// One launch per dtype.
 void copy_all(const Tensors& to, const Tensors& from) {
   std::map<c10::ScalarType, std::pair<Tensors, Tensors>> by_type;
   for (size_t i = 0; i < to.size(); ++i) {
@@ -62,7 +63,7 @@ void copy_all(const Tensors& to, const Tensors& from) {
   for (const auto& [type, tensors] : by_type) at::_foreach_copy_(tensors.first, tensors.second);
 }
 
-Tensors given_to(const nn::ForwardCall& call) {
+Tensors input_tensors(const nn::ForwardCall& call) {
   Tensors out;
   for (const auto* tensor : call.tensors) out.push_back(*tensor);
   return out;
@@ -72,19 +73,21 @@ at::Tensor empty_as(const at::Tensor& tensor) {
   return tensor.defined() ? at::empty(tensor.sizes(), tensor.options()) : tensor;
 }
 
-// The same place, which is not kept by it.
-at::Tensor place_of(const at::Tensor& tensor) {
+// A tensor over the same memory, which it does not keep alive.
+at::Tensor alias_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false));
 }
 
-// The same place as a leaf of a graph of its own: what is written there later is none of its business.
-at::Tensor leaf_over(const at::Tensor& tensor) {
-  return tensor.defined() ? place_of(tensor).set_requires_grad(tensor.requires_grad()) : tensor;
+// A leaf of a new graph over the same memory, with a version counter of its own: later writes through the original
+// tensor do not invalidate that graph.
+at::Tensor leaf_alias(const at::Tensor& tensor) {
+  return tensor.defined() ? alias_of(tensor).set_requires_grad(tensor.requires_grad()) : tensor;
 }
 
+// Captures `work`. A failure is a kConfig error that says to turn layer graphs off, except when memory is exhausted.
 template <class Work>
-void capture_as(const char* what, DeviceGraph& graph, const SideStream& stream, const Work& work) {
+void capture_as(const char* pass_name, DeviceGraph& graph, const DeviceStream& stream, const Work& work) {
   try {
     capture(graph, stream, work);
   } catch (const std::exception& error) {
@@ -92,24 +95,28 @@ void capture_as(const char* what, DeviceGraph& graph, const SideStream& stream, 
     raise(ErrorKind::kConfig,
           "[parallel.layer_graphs] the {} of a layer cannot be captured: {}. Do not graph layers "
           "(train.layer_graphs=false).",
-          what, error.what());
+          pass_name, error.what());
   }
 }
 
-// As autograd counts writes; 0 where it does not.
+// The version counters of the tensors; 0 for undefined and inference tensors.
 std::vector<uint32_t> versions_of(const Tensors& tensors) {
   std::vector<uint32_t> out;
   for (const auto& each : tensors) out.push_back(!each.defined() || each.is_inference() ? 0 : each._version());
   return out;
 }
 
-// One forward of a layer and its backward, captured. What forward leaves for backward lies in memory of their own, so
-// that recordings may be replayed in any order; a layer that leaves nothing there has its forward in passing, too.
+// One forward of a layer and its backward, captured as two graphs.
+//
+// The forward graph leaves the activations for backward in memory of its own recording, so other recordings may be
+// replayed between the two in any order. The backward graph, and the forward graph of a fully checkpointed layer (which
+// leaves no activations), use the shared transient_memory: their results are copied out right after each replay,
+// before another graph can overwrite them.
 class Recording {
  public:
-  Recording(std::shared_ptr<Shared> shared, const nn::Module& module, const nn::ForwardCall& call)
+  Recording(std::shared_ptr<SharedGraphState> shared, const nn::Module& module, const nn::ForwardCall& call)
       : shared_(std::move(shared)),
-        memory_(keeps_inputs_only(module) ? shared_->in_passing : make_graph_memory(shared_->device)) {
+        memory_(keeps_inputs_only(module) ? shared_->transient_memory : make_graph_pool(shared_->device)) {
     for (const auto* tensor : call.tensors) {
       const at::Tensor place = empty_as(*tensor);
       inputs_.push_back(place);
@@ -118,10 +125,10 @@ class Recording {
     }
   }
 
-  // Without autograd. The parameters of the first call stay those of all: the same tensors, or others at the same
-  // places.
-  at::Tensor forward(const nn::ForwardCall& call, const ShownParameters& parameters) {
-    copy_all(inputs_, given_to(call));  // without autograd
+  // Replays forward and returns a copy of the result. Call it without autograd. The first call captures with its
+  // parameters; later calls must have parameters at the same addresses.
+  at::Tensor forward(const nn::ForwardCall& call, const ForwardParameters& parameters) {
+    copy_all(inputs_, input_tensors(call));
     if (!forward_) capture_forward(call, parameters);
     forward_->replay();
     at::Tensor result = empty_as(output_);
@@ -131,8 +138,8 @@ class Recording {
 
   bool captured() const { return forward_ != nullptr; }
 
-  // Gradients of the inputs and parameters that want one, in this order; undefined where there is none. `written`:
-  // parameters that were written to since forward.
+  // Replays backward and returns the gradients of the inputs and parameters that require one, in this order; undefined
+  // for an unused one. `written`: indices of parameters that were written to since forward.
   variable_list backward(const at::Tensor& gradient, const std::vector<size_t>& written) {
     if (!output_gradient_.defined()) output_gradient_ = empty_as(output_);
     if (!written.empty()) check_writes(written);
@@ -146,8 +153,10 @@ class Recording {
   }
 
  private:
-  // Of parameters that were written to since forward: Error kShape where autograd would find that in backward, which it
-  // does if forward left them for it. A graph that is thrown away says so.
+  // Error kShape if backward needs a parameter that was written to since forward. The leaves have their own version
+  // counters, so autograd did not see the write. Here the counters of the written leaves are bumped, and a backward is
+  // captured into a graph that is thrown away: autograd raises its own error exactly if it saved one of these leaves.
+  // The counters are restored afterwards.
   void check_writes(const std::vector<size_t>& written) const {
     std::vector<c10::VariableVersion> counters;
     for (const size_t i : written) {
@@ -155,7 +164,7 @@ class Recording {
       counters.back().bump();
     }
     std::optional<Error> found;
-    const auto graph = shared_->in_passing->make_graph();
+    const auto graph = shared_->transient_memory->make_graph();
     try {
       capture(*graph, shared_->stream, [&] { differentiate(); });
     } catch (const std::exception& error) {
@@ -170,16 +179,16 @@ class Recording {
           found->what());
   }
 
-  void capture_forward(const nn::ForwardCall& call, const ShownParameters& parameters) {
+  void capture_forward(const nn::ForwardCall& call, const ForwardParameters& parameters) {
     Tensors leaves;
-    for (const auto& each : parameters.tensors) leaves.push_back(leaf_over(each));
-    at::accelerator::emptyCache();  // of what warm-ups had: graphs have memory of their own
+    for (const auto& each : parameters.tensors) leaves.push_back(leaf_alias(each));
+    at::accelerator::emptyCache();  // frees the memory of the eager runs; graphs have memory of their own
     auto graph = memory_->make_graph();
     at::Tensor output;
     capture_as("forward", *graph, shared_->stream, [&] {
       const c10::AutoGradMode on(true);
-      const kernels::DeferredGradients::Scope all_at_once(nullptr);
-      const ShowLeaves show(parameters, leaves);
+      const kernels::WeightGradStore::Scope all_at_once(nullptr);
+      const LeafParametersScope scope(parameters, leaves);
       output = call.run(input_leaves_).at(0);
     });
     forward_ = std::move(graph);
@@ -188,40 +197,44 @@ class Recording {
   }
 
   void capture_backward() {
-    auto graph = shared_->in_passing->make_graph();
+    auto graph = shared_->transient_memory->make_graph();
     Tensors gradients;
     capture_as("backward", *graph, shared_->stream, [&] { gradients = differentiate(); });
     backward_ = std::move(graph);
-    // They are copied right behind each replay; until the next one of any layer nobody writes there.
-    for (const auto& each : gradients) gradients_.push_back(place_of(each));
+    // The gradients are copied out right after each replay, and only a replay writes to transient_memory. So their
+    // addresses are enough, and the memory need not be kept per recording.
+    for (const auto& each : gradients) gradients_.push_back(alias_of(each));
   }
 
-  // The graph of autograd stays, and with it what forward leaves for backward.
+  // retain_graph keeps the autograd graph, and with it the activations that the forward graph writes at each replay.
   Tensors differentiate() const {
-    const kernels::DeferredGradients::Scope all_at_once(nullptr);
-    return torch::autograd::grad({output_}, that_require_grad(input_leaves_, parameter_leaves_), {output_gradient_},
+    const kernels::WeightGradStore::Scope all_at_once(nullptr);
+    return torch::autograd::grad({output_}, tensors_requiring_grad(input_leaves_, parameter_leaves_),
+                                 {output_gradient_},
                                  /*retain_graph=*/true, /*create_graph=*/false,
                                  /*allow_unused=*/true);
   }
 
-  std::shared_ptr<Shared> shared_;
-  std::shared_ptr<GraphMemory> memory_;
+  std::shared_ptr<SharedGraphState> shared_;
+  std::shared_ptr<GraphPool> memory_;
   Tensors inputs_, input_leaves_, parameter_leaves_;
   at::Tensor output_, output_gradient_;
-  Tensors gradients_;  // their places
+  Tensors gradients_;  // tensors over the addresses that the backward graph writes
   std::unique_ptr<DeviceGraph> forward_, backward_;
 };
 
-struct Recordings {
-  RecordingKind kind;
+// All recordings with one key. Each forward whose backward has not run needs a recording of its own; the others are
+// idle.
+struct RecordingPool {
+  RecordingKey key;
   int64_t warm_ups = 0;
   int64_t last_call = 0;
   std::vector<std::unique_ptr<Recording>> idle;
 };
 
-// A recording between its forward and the end of its backward; idle again after that.
+// Ends the lease of a recording after its backward: a captured recording becomes idle again.
 struct ReturnToIdle {
-  std::shared_ptr<Recordings> recordings;
+  std::shared_ptr<RecordingPool> recordings;
   void operator()(Recording* recording) const {
     std::unique_ptr<Recording> returned(recording);
     if (returned->captured()) recordings->idle.push_back(std::move(returned));
@@ -229,10 +242,12 @@ struct ReturnToIdle {
 };
 using Lease = std::unique_ptr<Recording, ReturnToIdle>;
 
+// The autograd node of a replayed layer. Its inputs are the layer's inputs and parameters that require gradients. It
+// leases a recording from forward until its backward has run, or until its graph is freed.
 struct ReplayedLayer : torch::autograd::Node {
   Lease lease;
   Tensors parameters;
-  std::vector<uint32_t> versions;  // of the parameters in forward
+  std::vector<uint32_t> versions;  // of the parameters at forward
 
   variable_list apply(variable_list&& gradients) override {
     TESSERA_CHECK(lease, ErrorKind::kShape,
@@ -242,23 +257,24 @@ struct ReplayedLayer : torch::autograd::Node {
                   "[parallel.layer_graphs] a layer that is a graph has no second derivative. Differentiate without "
                   "create_graph, or do not graph layers.");
     TESSERA_CHECK(
-        addresses(parameters) == lease.get_deleter().recordings->kind.parameters, ErrorKind::kShape,
-        "[parallel.layer_graphs] the parameters of a layer lie elsewhere in its backward than in its forward. "
-        "Do not move them in between, set fixed_places where they are sharded or replicated, or do not graph layers.");
+        addresses(parameters) == lease.get_deleter().recordings->key.parameters, ErrorKind::kShape,
+        "[parallel.layer_graphs] the parameters of a layer have other addresses in its backward than in its forward. "
+        "Do not move them in between, set fixed_addresses where they are sharded or replicated, or do not graph "
+        "layers.");
     variable_list found(num_outputs());
     if (gradients[0].defined()) found = lease->backward(gradients[0], written());
-    lease = Lease();  // with its recordings
+    lease = Lease();  // frees its recordings, too
     parameters.clear();
     return found;
   }
   void release_variables() override {
-    lease = Lease();  // with its recordings
+    lease = Lease();  // frees its recordings, too
     parameters.clear();
   }
   std::string name() const override { return "ReplayedLayer"; }
 
  private:
-  std::vector<size_t> written() const {  // since forward
+  std::vector<size_t> written() const {  // parameters written to since forward
     const auto now = versions_of(parameters);
     std::vector<size_t> out;
     for (size_t i = 0; i < now.size(); ++i) {
@@ -270,17 +286,18 @@ struct ReplayedLayer : torch::autograd::Node {
 
 class LayerGraphs {
  public:
-  explicit LayerGraphs(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
+  explicit LayerGraphs(std::shared_ptr<SharedGraphState> shared) : shared_(std::move(shared)) {}
 
   std::optional<at::Tensor> run(nn::Module& module, const nn::ForwardCall& call) {
-    const GraphedLayer layer = look_at(module);
+    const LayerSnapshot layer = inspect_layer(module);
     const auto& parameters = layer.parameters;
-    const auto depends_on = that_require_grad(given_to(call), parameters.tensors);
+    const auto depends_on = tensors_requiring_grad(input_tensors(call), parameters.tensors);
     if (depends_on.empty()) return std::nullopt;
-    // Nor does a forward that is part of one whose results are kept (selective checkpoints around the layer).
-    const bool repeats = call.numbers && !layer.hooked && !layer.sharded && !kernels::KeptResults::current();
-    const auto recordings = repeats ? recordings_of(kind_of(module, call, layer)) : nullptr;
-    if (!recordings) tell();
+    // A forward inside a selective checkpoint does not repeat either: the checkpoint keeps some of its results.
+    const bool repeats =
+        call.numbers && !layer.hooked && !layer.sharded && !kernels::ActivationCheckpointCache::current();
+    const auto recordings = repeats ? recordings_of(recording_key(module, call, layer)) : nullptr;
+    if (!recordings) log_eager_once();
     if (!recordings) return std::nullopt;
     if (recordings->warm_ups < kWarmUps) return warm_up(recordings, call);
 
@@ -299,26 +316,28 @@ class LayerGraphs {
   }
 
  private:
-  // Null where there are too many kinds already.
-  std::shared_ptr<Recordings> recordings_of(RecordingKind kind) {
+  // The recordings for a key; null if there are kMaxRecordingKeys other keys.
+  std::shared_ptr<RecordingPool> recordings_of(RecordingKey key) {
     ++calls_;
-    std::erase_if(kinds_, [&](const auto& each) { return each->last_call + kForgottenAfter < calls_; });
-    auto found = std::ranges::find_if(kinds_, [&](const auto& each) { return each->kind == kind; });
-    if (found == kinds_.end()) {
-      if (kinds_.size() == kMostKinds) return nullptr;
-      found = kinds_.insert(found, std::make_shared<Recordings>(Recordings{.kind = std::move(kind), .idle = {}}));
+    std::erase_if(pools_, [&](const auto& each) { return each->last_call + kDropAfterCalls < calls_; });
+    auto found = std::ranges::find_if(pools_, [&](const auto& each) { return each->key == key; });
+    if (found == pools_.end()) {
+      if (pools_.size() == kMaxRecordingKeys) return nullptr;
+      found = pools_.insert(found, std::make_shared<RecordingPool>(RecordingPool{.key = std::move(key), .idle = {}}));
     }
     (*found)->last_call = calls_;
     return *found;
   }
 
-  static at::Tensor warm_up(const std::shared_ptr<Recordings>& recordings, const nn::ForwardCall& call) {
-    at::Tensor result = call.run(given_to(call)).at(0);
-    before_backward_of(result, [recordings] { ++recordings->warm_ups; });
+  // Runs forward eagerly, and counts the call when its backward starts.
+  static at::Tensor warm_up(const std::shared_ptr<RecordingPool>& recordings, const nn::ForwardCall& call) {
+    at::Tensor result = call.run(input_tensors(call)).at(0);
+    on_gradient_of(result, [recordings] { ++recordings->warm_ups; });
     return result;
   }
 
-  Lease lease(const std::shared_ptr<Recordings>& recordings, const nn::Module& module, const nn::ForwardCall& call) {
+  // Takes an idle recording, or makes one.
+  Lease lease(const std::shared_ptr<RecordingPool>& recordings, const nn::Module& module, const nn::ForwardCall& call) {
     auto& idle = recordings->idle;
     if (idle.empty()) idle.push_back(std::make_unique<Recording>(shared_, module, call));
     auto recording = std::move(idle.back());
@@ -326,24 +345,24 @@ class LayerGraphs {
     return Lease(recording.release(), ReturnToIdle{recordings});
   }
 
-  void tell() {
-    if (std::exchange(shared_->told, true)) return;
+  void log_eager_once() {
+    if (std::exchange(shared_->has_logged_eager, true)) return;
     log_info(
-        "[parallel.layer_graphs] some forwards do not repeat (rows of several documents in float32, hooks on modules "
-        "within a layer, or more than {} shapes of batches at a time): these run kernel by kernel.",
-        kMostKinds);
+        "[parallel.layer_graphs] some forwards cannot be replayed (rows of several documents in float32, hooks on "
+        "modules within a layer, or more than {} batch shapes at a time). These run eagerly, kernel by kernel.",
+        kMaxRecordingKeys);
   }
 
-  std::shared_ptr<Shared> shared_;
-  std::vector<std::shared_ptr<Recordings>> kinds_;
+  std::shared_ptr<SharedGraphState> shared_;
+  std::vector<std::shared_ptr<RecordingPool>> pools_;
   int64_t calls_ = 0;
 };
 
 }  // namespace
 
 void graph_layers(const std::vector<nn::Module*>& layers, c10::Device device) {
-  for (auto* layer : layers) look_at(*layer);
-  const auto shared = std::make_shared<Shared>(device);
+  for (auto* layer : layers) inspect_layer(*layer);
+  const auto shared = std::make_shared<SharedGraphState>(device);
   for (auto* layer : layers) {
     layer->set_forward_replay(
         [graphs = std::make_shared<LayerGraphs>(shared)](nn::Module& module, const nn::ForwardCall& call) {

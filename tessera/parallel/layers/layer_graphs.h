@@ -1,18 +1,23 @@
-// Decoder layers as graphs of their device (CUDA graphs): forward and backward of a layer are one launch each, instead
-// of one for each kernel.
+// Captures decoder layers as CUDA graphs: forward and backward of a layer are one launch each, instead of one launch
+// per kernel.
 //
 //   graph_layers(layers, mesh->device());      // after activation checkpoints, before fully_shard
 //
-// Numbers do not change. A layer runs as ever until two backwards of a shape of batches have run, then it is captured
-// and from there on replayed, on memory of its own: what it is given is copied there, and results and gradients are
-// copies. That memory, with the activations between forward and backward, stays, once for each shape that still comes
-// and each forward whose backward is still to come. What does not repeat runs as ever: a cache, more than a few shapes,
-// hooks or sharding on modules within the layer, forwards without autograd, and rows of several documents unless
-// attention reads their lengths on the device (DecoderModel::make_documents_repeat; 16 bits, no softcap, heads that its
-// kernels take). Inside the module's hooks, so that sharding gathers and frees as without it; parameters must lie at
-// the same addresses again (fixed_places of FullyShardOptions and ReplicateOptions). A backward runs once, without
-// create_graph, and behind no write to a parameter that autograd would refuse: Error kShape otherwise. Replays go to
-// the current stream, the same one for all layers of a call.
+// Results do not change. A layer first runs eagerly until two backwards of a batch shape have run. Then it is captured,
+// and later calls replay it. A graph has memory of its own: inputs are copied into it, and results and gradients are
+// copied out. That memory, which includes the activations between forward and backward, stays allocated for each batch
+// shape in use and each forward whose backward has not run.
+//
+// A call runs eagerly if it does not repeat: with a KV cache, with more than four batch shapes, with hooks or sharding
+// on modules inside the layer, in a forward without autograd, and for rows of several documents. Such rows repeat if
+// attention reads the document lengths on the device (DecoderModel::pad_document_lists; 16-bit dtypes, no softcap,
+// head sizes that its kernels support).
+//
+// The graph runs inside the module's hooks, so sharding gathers and frees parameters as without it. The parameters must
+// have the same addresses in every call (fixed_addresses of FullyShardOptions and ReplicateOptions). Replays run on the
+// current stream, which must be the same for all layers of a call. Errors kShape in backward: a second backward through
+// the same call, a backward with create_graph, parameters at other addresses than in forward, and a write to a
+// parameter between forward and backward that autograd would refuse.
 //
 // A module belongs to one rank; no communication.
 #pragma once
@@ -25,9 +30,9 @@
 
 namespace tessera {
 
-// Errors kConfig: a device without graphs, and, in each forward, too, what a layer's kernels depend on beside tensors
-// and shapes: DTensors as parameters, experts, adapters that drop, float8; when it runs, a layer that cannot be
-// captured.
+// Errors kConfig: a device without graphs; a layer whose kernels depend on more than tensors and shapes, checked here
+// and in each forward (DTensor parameters, experts, adapters with dropout, float8 products); in a forward or backward,
+// a layer that cannot be captured.
 void graph_layers(const std::vector<nn::Module*>& layers, c10::Device device);
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// Turns a module's parameters and buffers into DTensors, and wraps its call.
+// Turns a module's parameters and buffers into DTensors, and registers hooks on its inputs and outputs. Semantics of
+// torch.distributed.tensor.distribute_module.
 //
 //   distribute_module(*model, mesh, {
 //       .partition_fn = [](const std::string& name, nn::Module& module, const MeshPtr& mesh) {
@@ -6,10 +7,11 @@
 //           nn::Module::set_parameter(slot, distribute_tensor(slot.parameter.detach(), mesh, {Shard(0)}));
 //         }
 //       },
-//       .output_fn = [](nn::Module&, nn::TensorRefs& outputs, const MeshPtr&) { *outputs[0] = full_tensor(*outputs[0]);
+//       .output_fn = [](nn::Module&, nn::TensorRefs& outputs, const MeshPtr&) {
+//         *outputs[0] = full_tensor(*outputs[0]);
 //       }});
 //
-// COLLECTIVE over the mesh. Once a module: a second call is an Error kShape.
+// COLLECTIVE over the mesh. It may be called once on a module: a second call is an Error kShape.
 #pragma once
 
 #include <functional>
@@ -21,14 +23,15 @@
 namespace tessera {
 
 struct DistributeModuleOptions {
-  // For the module ("") and each one below it; may replace parameters and buffers. What it leaves plain is replicated,
-  // with the first rank's values.
+  // Called for the module (name "") and each module below it; may replace parameters and buffers. Parameters and
+  // buffers that are plain afterwards are replicated with the values of the mesh's first rank.
   std::function<void(const std::string& name, nn::Module& module, const MeshPtr& mesh)> partition_fn = {};
-  // Before and after the module's own call: may replace the tensors among its inputs and outputs.
+  // Called before and after the module's own forward; may replace the tensors among its inputs and outputs.
   std::function<void(nn::Module& module, nn::TensorRefs& inputs, const MeshPtr& mesh)> input_fn = {};
   std::function<void(nn::Module& module, nn::TensorRefs& outputs, const MeshPtr& mesh)> output_fn = {};
 };
 
+// COLLECTIVE over the mesh. Error kShape for no mesh or a second call on the module.
 void distribute_module(nn::Module& module, const MeshPtr& mesh, const DistributeModuleOptions& options = {});
 
 }  // namespace tessera

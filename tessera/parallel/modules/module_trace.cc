@@ -9,13 +9,14 @@ namespace tessera {
 
 namespace {
 
-// Hooks on the gradients of what goes in and comes out: backward enters a module with the first and leaves it with the
-// last.
+// Backward through a module begins when the gradient of one of its outputs is known and ends when the gradient of one
+// of its inputs is known, so tensor hooks on both mark the span. A module whose inputs need no gradient gets no end
+// hook: the engine callback at the end of backward closes its span.
 void watch_outputs(const nn::TensorRefs& outputs, const std::string& name) {
   for (at::Tensor* output : outputs) {
     if (output->defined() && output->requires_grad()) {
       output->register_hook([name](const at::Tensor&) {
-        CommDebugMode::leave_module(name);  // another output of it was first
+        CommDebugMode::leave_module(name);  // another output may have opened the span
         CommDebugMode::enter_module(name);
         torch::autograd::Engine::get_default_engine().queue_callback([name] { CommDebugMode::leave_module(name); });
       });
@@ -53,7 +54,7 @@ ModuleTrace::ModuleTrace(nn::Module& root, const std::string& name) {
 
 ModuleTrace::~ModuleTrace() {
   for (const auto& [module, id] : hooks_) module->remove_hook(id);
-  for (const auto& name : names_) {  // of a call that ended with an exception
+  for (const auto& name : names_) {  // spans that an exception left open
     CommDebugMode::leave_module(name);
   }
 }

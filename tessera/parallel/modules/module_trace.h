@@ -1,13 +1,13 @@
-// Tells CommDebugMode which module each collective belongs to.
+// Reports to CommDebugMode which module is running, so that each collective is counted for its module.
 //
 //   CommDebugMode comm;
 //   ModuleTrace trace(*model, "model");
 //   (*model)(batch).sum().backward();
-//   comm.by_module().at("model.layers.0").total_bytes();            // forward
-//   comm.by_module().at("model.layers.0 (backward)").total();       // from the gradient of its output to that of its
-//   input
+//   comm.by_module().at("model.layers.0").total_bytes();       // forward
+//   comm.by_module().at("model.layers.0 (backward)").total();  // from the gradient of its output to that of its input
 //
-// Hooks on every module below the root while it lives. One thread, that of the calls. No communication.
+// While this object lives, every module at and below the root has hooks. Use it on the thread that calls the model. No
+// communication.
 #pragma once
 
 #include <string>

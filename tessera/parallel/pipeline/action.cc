@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::array<const char*, 12> kKindNames = {
     "F", "B", "I", "W", "UNSHARD", "RESHARD", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "REDUCE_GRAD", "OVERLAP_F_B"};
-constexpr int kMostNumber = 1'000'000;
+constexpr int kMaxNumber = 1'000'000;
 
 [[noreturn]] void invalid_action(std::string_view text) {
   raise(ErrorKind::kFormat,
@@ -38,11 +38,12 @@ bool has_micro_batch(ActionKind kind) {
          kind != ActionKind::kOverlap;
 }
 
-// A number without sign that begins `text`, which it is taken from.
-std::optional<int> take_number(std::string_view& text) {
+// Takes a number without a sign from the start of `text` and removes it. nullopt for no number, or one above
+// kMaxNumber.
+std::optional<int> consume_number(std::string_view& text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || text.front() == '-' || value > kMostNumber) return std::nullopt;
+  if (error != std::errc() || text.front() == '-' || value > kMaxNumber) return std::nullopt;
   text.remove_prefix(static_cast<size_t>(end - text.data()));
   return value;
 }
@@ -54,12 +55,12 @@ Action parse_overlap(std::string_view text) {
                 "[pipeline.action] Invalid computation type {}: found {}, wanted (action;action)OVERLAP_F_B",
                 quote(name), quote(text));
   Action overlap{.kind = ActionKind::kOverlap};
-  for (auto rest = text.substr(1, close - 1); !rest.empty();) {
-    const auto end = std::min(rest.find(';'), rest.size());
-    const auto part = Action::parse(rest.substr(0, end));
+  for (auto remaining = text.substr(1, close - 1); !remaining.empty();) {
+    const auto end = std::min(remaining.find(';'), remaining.size());
+    const auto part = Action::parse(remaining.substr(0, end));
     if (part && part->kind == ActionKind::kOverlap) invalid_action(text);
     if (part) overlap.parts.push_back(*part);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
+    remaining.remove_prefix(std::min(end + 1, remaining.size()));
   }
   if (overlap.parts.empty()) invalid_action(text);
   return overlap;
@@ -69,19 +70,19 @@ Action parse_overlap(std::string_view text) {
 
 const char* to_string(ActionKind kind) { return kKindNames.at(static_cast<size_t>(kind)); }
 
-std::optional<Action> Action::parse(std::string_view given) {
-  const auto text = trimmed(given);
+std::optional<Action> Action::parse(std::string_view raw_text) {
+  const auto text = trimmed(raw_text);
   if (text.empty()) return std::nullopt;
   if (text.front() == '(' && text.find(')') != std::string_view::npos) return parse_overlap(text);
-  auto rest = text;
-  const auto stage = take_number(rest);
-  const auto name = rest.substr(0, std::min(rest.find_first_of("0123456789"), rest.size()));
+  auto remaining = text;
+  const auto stage = consume_number(remaining);
+  const auto name = remaining.substr(0, std::min(remaining.find_first_of("0123456789"), remaining.size()));
   const auto kind = kind_of(name);
   if (!stage || !kind || kind == ActionKind::kOverlap) invalid_action(text);
   Action action{.stage = *stage, .kind = *kind};
-  rest.remove_prefix(name.size());
-  const auto micro_batch = rest.empty() ? std::nullopt : take_number(rest);
-  if (!rest.empty() || micro_batch.has_value() != has_micro_batch(*kind)) invalid_action(text);
+  remaining.remove_prefix(name.size());
+  const auto micro_batch = remaining.empty() ? std::nullopt : consume_number(remaining);
+  if (!remaining.empty() || micro_batch.has_value() != has_micro_batch(*kind)) invalid_action(text);
   action.micro_batch = micro_batch.value_or(-1);
   return action;
 }

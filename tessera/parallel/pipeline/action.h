@@ -1,10 +1,10 @@
-// What a rank of a pipeline does next, and its text as torch.distributed.pipelining writes it.
+// One action of a pipeline rank, and its text form as in torch.distributed.pipelining.
 //
-//   const auto action = Action::parse("2F0");            // stage 2 runs micro-batch 0 forward
+//   const auto action = Action::parse("2F0");            // stage 2 runs the forward of micro-batch 0
 //   action->text();                                      // "2F0"
-//   Action::parse("(0F3;3B1)OVERLAP_F_B")->parts;        // two actions that may run beside one another
+//   Action::parse("(0F3;3B1)OVERLAP_F_B")->parts;        // two actions that may run concurrently
 //
-// A value. No communication.
+// A value type. No communication.
 #pragma once
 
 #include <cstdint>
@@ -17,28 +17,28 @@
 namespace tessera::pipeline {
 
 enum class ActionKind : uint8_t {
-  kForward,          // F
-  kBackward,         // B: gradients of inputs and parameters
-  kInputBackward,    // I: of inputs, and of parameters what does not wait
-  kWeightBackward,   // W: of parameters, what I has left
-  kUnshard,          // the stage's parameters are gathered
-  kReshard,          // and freed
-  kSendForward,      // SEND_F: what the stage gave goes to the next one
-  kReceiveForward,   // RECV_F: what it needs comes
-  kSendBackward,     // SEND_B: the gradient of what it got goes back
-  kReceiveBackward,  // RECV_B
-  kReduceGrad,       // the stage's gradients are complete on this rank
-  kOverlap,          // OVERLAP_F_B: its parts may run beside one another
+  kForward,          // F: a stage's forward
+  kBackward,         // B: gradients of the inputs and the parameters
+  kInputBackward,    // I: gradients of the inputs, and of the parameters that are not deferred
+  kWeightBackward,   // W: gradients of the weights, which action I deferred
+  kUnshard,          // UNSHARD: the stage's parameters are all-gathered
+  kReshard,          // RESHARD: the stage's parameters are freed
+  kSendForward,      // SEND_F: the stage's output is sent to the next stage
+  kReceiveForward,   // RECV_F: the stage's input is received
+  kSendBackward,     // SEND_B: the gradient of the stage's input is sent to the stage before
+  kReceiveBackward,  // RECV_B: the gradient of the stage's output is received
+  kReduceGrad,       // REDUCE_GRAD: the stage's gradients are complete on this rank
+  kOverlap,          // OVERLAP_F_B: two actions that may run concurrently
 };
-const char* to_string(ActionKind kind);  // as the text of an action has it: "F", "SEND_F"
+const char* to_string(ActionKind kind);  // the name in an action's text: "F", "SEND_F"
 
 struct Action {
-  int stage = -1;  // of an overlap: -1
+  int stage = -1;  // -1 for an overlap
   ActionKind kind = ActionKind::kForward;
-  int micro_batch = -1;         // -1: of none (gathering, freeing, reducing, an overlap)
-  std::vector<Action> parts{};  // of an overlap
+  int micro_batch = -1;         // -1 for kUnshard, kReshard, kReduceGrad and kOverlap
+  std::vector<Action> parts{};  // the actions of an overlap
 
-  // Nothing for blank text, a bubble. Error kFormat with torch's words for what is no action.
+  // Parses an action. nullopt for blank text (a bubble). Error kFormat with torch's words for invalid text.
   static std::optional<Action> parse(std::string_view text);
   std::string text() const;
   bool computes() const;  // F, B, I, W or an overlap

@@ -12,7 +12,7 @@
 namespace tessera::pipeline {
 namespace {
 
-// What has been computed, with the time it was ready.
+// The computations that have run, and the time at which each result was ready.
 using DoneAt = std::map<Action::Key, double>;
 
 std::optional<double> ready_at(const DoneAt& done, int stage, ActionKind kind, int micro_batch) {
@@ -21,13 +21,13 @@ std::optional<double> ready_at(const DoneAt& done, int stage, ActionKind kind, i
   return found->second;
 }
 
-// Of either form of backward: when the gradient of the stage's input is known.
+// The time at which the gradient of the stage's input was ready, from B or I; nullopt: not yet.
 std::optional<double> gradient_at(const DoneAt& done, int stage, int micro_batch) {
   const auto whole = ready_at(done, stage, ActionKind::kBackward, micro_batch);
   return whole ? whole : ready_at(done, stage, ActionKind::kInputBackward, micro_batch);
 }
 
-// When what another rank or an earlier step must have done for this one was ready; nothing: not yet.
+// The time at which all inputs of an action were ready; nullopt: not yet.
 std::optional<double> inputs_at(const DoneAt& done, const Action& action, int stages) {
   switch (action.kind) {
     case ActionKind::kForward:
@@ -43,20 +43,24 @@ std::optional<double> inputs_at(const DoneAt& done, const Action& action, int st
   }
 }
 
-// A table that was run: each action as soon as its rank and its inputs were ready; messages take no time.
-struct Clockwork {
-  std::vector<std::vector<RowStep>> rows;
-  std::vector<size_t> ran;    // steps of each row; less than it has where it waits for ever
-  double time = 0, busy = 0;  // until the last rank is done; of all ranks together
+// The result of running a table: each action runs as soon as its rank is free and its inputs are ready; messages take
+// no time.
+struct TimedRun {
+  std::vector<std::vector<TableStep>> rows;
+  std::vector<size_t> ran;    // number of steps that ran in each row; fewer than the row has: it waits for ever
+  double time = 0, busy = 0;  // until the last rank is done; sum of all ranks' busy time
 };
 
-Clockwork run_table(const ScheduleTable& table, int stages, const ActionCosts& costs) {
+// Rows are run in rounds until no row can continue. A row that then has steps left waits for ever: the order within a
+// row is fixed, and a result, once ready, stays ready. So the set of steps that run does not depend on the order of the
+// rounds.
+TimedRun run_table(const ScheduleTable& table, int stages, const ActionCosts& costs) {
   const std::array<double, 4> cost_of = {costs.forward, costs.backward, costs.input_backward, costs.weight_backward};
-  Clockwork out;
+  TimedRun out;
   for (const auto& row : table.ranks) out.rows.push_back(steps_of(row));
   std::vector<double> clock(out.rows.size(), 0);
   DoneAt done;
-  out.ran = detail::run_in_rounds(out.rows, [&](size_t rank, const RowStep& step) {
+  out.ran = detail::run_in_rounds(out.rows, [&](size_t rank, const TableStep& step) {
     const auto ready = inputs_at(done, step.action, stages);
     if (!ready) return false;
     const double cost = cost_of.at(static_cast<size_t>(step.action.kind));
@@ -69,37 +73,38 @@ Clockwork run_table(const ScheduleTable& table, int stages, const ActionCosts& c
   return out;
 }
 
-// Beyond that a table is not shown.
-constexpr size_t kShownCells = 4096;
+// A table with more cells is not printed in messages.
+constexpr size_t kMaxPrintedCells = 4096;
 
 template <class... Args>
-[[noreturn]] void wrong_table(const ScheduleTable& table, std::optional<size_t> column,
-                              fmt::format_string<Args...> format, Args&&... args) {
+[[noreturn]] void raise_invalid_table(const ScheduleTable& table, std::optional<size_t> column,
+                                      fmt::format_string<Args...> format, Args&&... args) {
   size_t steps = 0;
   for (const auto& row : table.ranks) steps = std::max(steps, row.size());
-  const bool shown = steps * table.ranks.size() <= kShownCells;
+  const bool shown = steps * table.ranks.size() <= kMaxPrintedCells;
   raise(ErrorKind::kConfig, "[pipeline.check] {}.{}{}", fmt::format(format, std::forward<Args>(args)...),
         shown ? " Full pipeline schedule:\n" : "", shown ? table.to_text(column) : "");
 }
 
-// Takes in one rank's actions: where they are, and that each comes once and after what its own rank must have done.
+// Checks one rank's actions: they are computations within the extent, their stage is on this rank alone, each occurs
+// once, and after the actions of its own rank that it needs. Records the stages' ranks and the actions seen.
 void check_rank(const ScheduleTable& table, size_t rank, const ScheduleExtent& extent, std::vector<int>& rank_of,
                 std::set<Action::Key>& seen) {
   for (const auto& [step, column] : steps_of(table.ranks[rank])) {
     const auto text = step.text();
     if (!step.computes()) {
-      wrong_table(table, column,
-                  "Expected compute-only schedule but found communication action '{}' at rank {}, position {}", text,
-                  rank, column);
+      raise_invalid_table(table, column,
+                          "Expected compute-only schedule but found communication action '{}' at rank {}, position {}",
+                          text, rank, column);
     }
     if (step.stage < 0 || step.stage >= extent.stages || step.micro_batch >= extent.micro_batches) {
-      wrong_table(table, column, "Rank {}, step {}: {} is outside of {} stages and {} microbatches", rank, column, text,
-                  extent.stages, extent.micro_batches);
+      raise_invalid_table(table, column, "Rank {}, step {}: {} is outside of {} stages and {} microbatches", rank,
+                          column, text, extent.stages, extent.micro_batches);
     }
     auto& home = rank_of[static_cast<size_t>(step.stage)];
     if (home >= 0 && home != static_cast<int>(rank)) {
-      wrong_table(table, column, "Rank {}, step {}: Stage {} is assigned to both rank {} and rank {}", rank, column,
-                  step.stage, rank, home);
+      raise_invalid_table(table, column, "Rank {}, step {}: Stage {} is assigned to both rank {} and rank {}", rank,
+                          column, step.stage, rank, home);
     }
     home = static_cast<int>(rank);
     const auto done = [&, &step = step](ActionKind kind) {
@@ -107,17 +112,19 @@ void check_rank(const ScheduleTable& table, size_t rank, const ScheduleExtent& e
     };
     const bool weight = step.kind == ActionKind::kWeightBackward;
     if (step.kind != ActionKind::kForward && !done(weight ? ActionKind::kInputBackward : ActionKind::kForward)) {
-      wrong_table(table, column, "Rank {}, step {}: Running {} for stage {}, microbatch {} without first running {}",
-                  rank, column,
-                  weight                               ? "Backward Weight"
-                  : step.kind == ActionKind::kBackward ? "Full Backward"
-                                                       : "Backward Input",
-                  step.stage, step.micro_batch, weight ? "Backward Input" : "Forward");
+      raise_invalid_table(table, column,
+                          "Rank {}, step {}: Running {} for stage {}, microbatch {} without first running {}", rank,
+                          column,
+                          weight                               ? "Backward Weight"
+                          : step.kind == ActionKind::kBackward ? "Full Backward"
+                                                               : "Backward Input",
+                          step.stage, step.micro_batch, weight ? "Backward Input" : "Forward");
     }
     const bool again = (step.kind == ActionKind::kBackward && done(ActionKind::kInputBackward)) ||
                        (step.kind == ActionKind::kInputBackward && done(ActionKind::kBackward));
     if (again || !seen.insert(step.key()).second) {
-      wrong_table(table, column, "Rank {}, step {}: {} comes a second time", rank, column, text);
+      raise_invalid_table(table, column, "Rank {}, step {}: {} occurs a second time, expected once", rank, column,
+                          text);
     }
   }
 }
@@ -134,18 +141,20 @@ void check_complete(const ScheduleTable& table, const ScheduleExtent& extent, co
     const int forward = count[ActionKind::kForward], whole = count[ActionKind::kBackward],
               input = count[ActionKind::kInputBackward], weight = count[ActionKind::kWeightBackward];
     if (forward != extent.micro_batches) {
-      wrong_table(table, std::nullopt, "Got {} F microbatches for stage {}, expected {}", forward, stage,
-                  extent.micro_batches);
+      raise_invalid_table(table, std::nullopt, "Got {} F microbatches for stage {}, expected {}", forward, stage,
+                          extent.micro_batches);
     }
     if (input != weight) {
-      wrong_table(table, std::nullopt,
-                  "Invalid backward microbatches for stage {}: I and W must have equal counts, but got I={}, W={}",
-                  stage, input, weight);
+      raise_invalid_table(
+          table, std::nullopt,
+          "Invalid backward microbatches for stage {}: I and W must have equal counts, but got I={}, W={}", stage,
+          input, weight);
     }
     if (whole + input != extent.micro_batches) {
-      wrong_table(table, std::nullopt,
-                  "Invalid backward microbatches for stage {}: expected {} total backwards, but got B={}, I={}, W={}",
-                  stage, extent.micro_batches, whole, input, weight);
+      raise_invalid_table(
+          table, std::nullopt,
+          "Invalid backward microbatches for stage {}: expected {} total backwards, but got B={}, I={}, W={}", stage,
+          extent.micro_batches, whole, input, weight);
     }
   }
 }
@@ -154,55 +163,58 @@ void check_complete(const ScheduleTable& table, const ScheduleExtent& extent, co
 
 std::vector<int> check_schedule(const ScheduleTable& table, const ScheduleExtent& extent) {
   if (static_cast<int>(table.ranks.size()) != extent.ranks) {
-    wrong_table(table, std::nullopt, "Schedule has incorrect number of ranks - expected {}, actual {}", extent.ranks,
-                table.ranks.size());
+    raise_invalid_table(table, std::nullopt, "Schedule has incorrect number of ranks - expected {}, actual {}",
+                        extent.ranks, table.ranks.size());
   }
+  // Refuses absurd sizes before memory is allocated for them. Each (stage, micro-batch) has at least two computations;
+  // the bound allows four of them in a cell (an overlap has two).
   int64_t cells = 0;
   for (const auto& row : table.ranks) cells += static_cast<int64_t>(row.size());
   if (extent.stages < 1 || extent.micro_batches < 1 || int64_t{extent.stages} * extent.micro_batches > 2 * cells) {
-    wrong_table(table, std::nullopt, "{} cells are too few, or too many, for {} stages and {} microbatches", cells,
-                extent.stages, extent.micro_batches);
+    raise_invalid_table(table, std::nullopt, "found {} cells, which cannot be a table of {} stages and {} microbatches",
+                        cells, extent.stages, extent.micro_batches);
   }
   std::vector<int> rank_of(static_cast<size_t>(extent.stages), -1);
   std::set<Action::Key> seen;
   for (size_t rank = 0; rank < table.ranks.size(); ++rank) check_rank(table, rank, extent, rank_of, seen);
   check_complete(table, extent, seen);
-  const auto clockwork = run_table(table, extent.stages, {});
+  const auto timed_run = run_table(table, extent.stages, {});
   std::string waiting;
   std::optional<size_t> first_column;
-  for (size_t rank = 0; rank < clockwork.rows.size(); ++rank) {
-    if (clockwork.ran[rank] == clockwork.rows[rank].size()) continue;
-    const auto& [step, column] = clockwork.rows[rank][clockwork.ran[rank]];
+  for (size_t rank = 0; rank < timed_run.rows.size(); ++rank) {
+    if (timed_run.ran[rank] == timed_run.rows[rank].size()) continue;
+    const auto& [step, column] = timed_run.rows[rank][timed_run.ran[rank]];
     if (!first_column) first_column = column;
-    waiting += fmt::format("{}rank {} for {} at step {}", waiting.empty() ? "" : ", ", rank, step.text(), column);
+    waiting += fmt::format("{}rank {} at {} (step {})", waiting.empty() ? "" : ", ", rank, step.text(), column);
   }
   if (!waiting.empty()) {
-    wrong_table(table, first_column, "Schedule is not progressing: these wait for ever: {}", waiting);
+    raise_invalid_table(table, first_column, "Schedule is not progressing: these ranks wait for ever: {}", waiting);
   }
   return rank_of;
 }
 
 Simulation simulate(const Schedule& schedule, const ActionCosts& costs) {
-  const auto clockwork = run_table(schedule.table, schedule.stages(), costs);
-  Simulation out{.time = clockwork.time,
-                 .bubble_share = 1 - clockwork.busy / (clockwork.time * schedule.ranks()),
-                 .most_held = {}};
-  for (const auto& row : clockwork.rows) {
-    int held = 0, most = 0;
+  const auto timed_run = run_table(schedule.table, schedule.stages(), costs);
+  Simulation out{
+      .time = timed_run.time, .bubble_share = 1 - timed_run.busy / (timed_run.time * schedule.ranks()), .max_held = {}};
+  // A rank holds a micro-batch of a stage from F to B or W. The order within the row is enough to count them; time does
+  // not matter.
+  for (const auto& row : timed_run.rows) {
+    int held = 0, max_held = 0;
     for (const auto& step : row) {
       const auto kind = step.action.kind;
       held += kind == ActionKind::kForward;
-      most = std::max(most, held);
+      max_held = std::max(max_held, held);
       held -= kind == ActionKind::kBackward || kind == ActionKind::kWeightBackward;
     }
-    out.most_held.push_back(most);
+    out.max_held.push_back(max_held);
   }
   return out;
 }
 
 namespace {
 
-// Of a lowered table: whether an action can run, by what all ranks have come to.
+// Whether an action of a lowered table can run, given the actions that all ranks have run.
 bool lowered_can_run(const Action& action, const std::set<Action::Key>& done, const std::vector<int>& rank_of) {
   const int stage = action.stage, mb = action.micro_batch, last = static_cast<int>(rank_of.size()) - 1;
   const auto has = [&](int of, ActionKind kind) { return done.contains({of, kind, mb}); };
@@ -237,7 +249,7 @@ bool lowered_can_run(const Action& action, const std::set<Action::Key>& done, co
 }  // namespace
 
 void check_lowered(const ScheduleTable& lowered, const std::vector<int>& rank_of, int micro_batches) {
-  std::vector<std::vector<RowStep>> rows;
+  std::vector<std::vector<TableStep>> rows;
   std::map<ActionKind, int> count;
   for (const auto& row : lowered.ranks) {
     const auto rank = static_cast<int>(rows.size());
@@ -246,22 +258,26 @@ void check_lowered(const ScheduleTable& lowered, const std::vector<int>& rank_of
       const bool known =
           step.stage >= 0 && step.stage < static_cast<int>(rank_of.size()) && step.micro_batch < micro_batches;
       TESSERA_CHECK(known && rank_of[static_cast<size_t>(step.stage)] == rank, ErrorKind::kConfig,
-                    "[pipeline.check] rank {}: {} is of another rank's stage, or of a micro-batch beyond {}", rank,
-                    step.text(), micro_batches);
+                    "[pipeline.check] rank {}: {} belongs to another rank's stage, or its micro-batch is not one of {}",
+                    rank, step.text(), micro_batches);
       ++count[step.kind];
     }
   }
   TESSERA_CHECK(count[ActionKind::kSendForward] == count[ActionKind::kReceiveForward] &&
                     count[ActionKind::kSendBackward] == count[ActionKind::kReceiveBackward],
-                ErrorKind::kConfig, "[pipeline.check] {} SEND_F to {} RECV_F, {} SEND_B to {} RECV_B: wanted as many",
+                ErrorKind::kConfig,
+                "[pipeline.check] found {} SEND_F and {} RECV_F, {} SEND_B and {} RECV_B, wanted one receive for each "
+                "send",
                 count[ActionKind::kSendForward], count[ActionKind::kReceiveForward], count[ActionKind::kSendBackward],
                 count[ActionKind::kReceiveBackward]);
+  // A send never blocks here and a receive needs its send, as in the executor. If every row runs to its end, the real
+  // ranks cannot deadlock.
   std::set<Action::Key> done;
-  const auto ran = detail::run_in_rounds(rows, [&](size_t rank, const RowStep& step) {
+  const auto ran = detail::run_in_rounds(rows, [&](size_t rank, const TableStep& step) {
     if (!lowered_can_run(step.action, done, rank_of)) return false;
     const bool is_first = done.insert(step.action.key()).second;
     TESSERA_CHECK(is_first || step.action.micro_batch < 0, ErrorKind::kConfig,
-                  "[pipeline.check] rank {}: {} comes a second time", rank, step.action.text());
+                  "[pipeline.check] rank {}: {} occurs a second time, expected once", rank, step.action.text());
     return true;
   });
   std::string waiting;

@@ -1,11 +1,10 @@
-// Whether a table can be run, and what it costs: each action exactly once, after what it needs; no deadlock; bubbles;
-// micro-batches held.
+// Checks that a schedule table can run without deadlock, and simulates its time, bubbles and held micro-batches.
 //
 //   auto rank_of = check_schedule(table, {.ranks = 4, .stages = 8, .micro_batches = 16});
-//   Simulation told = simulate(schedule, {.forward = 1, .backward = 2});
-//   told.bubble_share;                  // 0.27: of the time of all ranks
+//   Simulation simulation = simulate(schedule, {.forward = 1, .backward = 2});
+//   simulation.bubble_share;            // 0.27: share of the time of all ranks
 //
-// Pure; no communication.
+// Pure functions; no communication.
 #pragma once
 
 #include <vector>
@@ -17,24 +16,27 @@ namespace tessera::pipeline {
 struct ScheduleExtent {
   int ranks = 1, stages = 1, micro_batches = 1;
 };
-// Of a table of computations: F of each stage and micro-batch once, then B or I and W once, each stage on one rank, in
-// an order in which no rank waits for ever. Returns the rank of each stage. Error kConfig says which rank and step, and
-// shows the table.
+// Checks a table of computations: each stage and micro-batch has one F, and then either one B, or one I and one W; each
+// stage is on one rank; and no rank waits for ever. Returns the rank of each stage. Error kConfig names the rank and
+// the step, and shows the table.
 std::vector<int> check_schedule(const ScheduleTable& table, const ScheduleExtent& extent);
 
-// Of a lowered table (lowering.h), run in order on every rank: a receive waits until the other side has come to its
-// send; each send has one receive; computations find what they need on their rank. Error kConfig with what each rank
-// waits for.
+// Checks a lowered table (lowering.h), whose actions run in order on every rank: each send has one receive, a receive
+// finds its send, and each computation has its inputs on its rank. Error kConfig lists the action that each rank waits
+// at.
 void check_lowered(const ScheduleTable& lowered, const std::vector<int>& rank_of, int micro_batches);
 
 struct ActionCosts {
-  double forward = 1, backward = 2, input_backward = 1, weight_backward = 1;  // an overlap costs the sum of its parts
+  // Time units. An overlap costs the sum of its parts.
+  double forward = 1, backward = 2, input_backward = 1, weight_backward = 1;
 };
+// The result of running a schedule with messages that take no time.
 struct Simulation {
-  double time = 0;          // until the last rank is done, where messages take none
-  double bubble_share = 0;  // of ranks x time
-  // Per rank, over its stages: micro-batches that went forward and whose backward (B or W) is still to come, at most.
-  std::vector<int> most_held;
+  double time = 0;          // until the last rank is done, in the units of ActionCosts
+  double bubble_share = 0;  // idle share of (ranks x time)
+  // Per rank: the largest number of (stage, micro-batch) pairs whose forward has run and whose backward (B or W) has
+  // not.
+  std::vector<int> max_held;
 };
 Simulation simulate(const Schedule& schedule, const ActionCosts& costs = {});
 

@@ -11,7 +11,7 @@
 namespace tessera::pipeline {
 namespace {
 
-// The stages that a row computes on next, at most about `count`, in order.
+// The next `count` different stages that a row computes on, in order; an overlap may add one more.
 std::vector<int> next_stages(const ActionRow& row, size_t first, int count) {
   std::vector<int> out;
   for (size_t i = first; i < row.size() && static_cast<int>(out.size()) < count; ++i) {
@@ -23,7 +23,7 @@ std::vector<int> next_stages(const ActionRow& row, size_t first, int count) {
   return out;
 }
 
-// The stage of another rank that waits for what the action computes; nothing: there is none.
+// The stage on another rank that needs the result of the action; nullopt: there is none.
 std::optional<int> receiver_of(const Action& action, const std::vector<int>& rank_of) {
   const bool forward = action.kind == ActionKind::kForward;
   const bool backward = action.kind == ActionKind::kBackward || action.kind == ActionKind::kInputBackward;
@@ -34,7 +34,7 @@ std::optional<int> receiver_of(const Action& action, const std::vector<int>& ran
   return to;
 }
 
-// Whether this rank has, or is about to have, what the action needs of other stages.
+// Whether the action's inputs from other stages are on this rank, or their receive is in its row already.
 bool has_inputs(const Action& action, const std::set<Action::Key>& done, int stages) {
   const int stage = action.stage, mb = action.micro_batch;
   const auto has = [&](int of, ActionKind kind) { return done.contains({of, kind, mb}); };
@@ -56,21 +56,22 @@ ScheduleTable table_of(const std::vector<Actions>& rows) {
 
 }  // namespace
 
-Actions add_unshard_reshard(const ActionRow& row, int most_active) {
+// A stage is freed before the next one is gathered, so about `max_active` stages are unsharded at a time.
+Actions add_unshard_reshard(const ActionRow& row, int max_active) {
   std::set<int> active;
   Actions out;
   for (size_t i = 0; i < row.size(); ++i) {
     if (!row[i]) continue;
-    const auto wanted = next_stages(row, i, most_active);
+    const auto next_active = next_stages(row, i, max_active);
     for (auto stage = active.begin(); stage != active.end();) {
-      if (std::ranges::find(wanted, *stage) != wanted.end()) {
+      if (std::ranges::find(next_active, *stage) != next_active.end()) {
         ++stage;
         continue;
       }
       out.push_back({.stage = *stage, .kind = ActionKind::kReshard});
       stage = active.erase(stage);
     }
-    for (const int stage : wanted) {
+    for (const int stage : next_active) {
       if (active.insert(stage).second) out.push_back({.stage = stage, .kind = ActionKind::kUnshard});
     }
     out.push_back(*row[i]);
@@ -79,14 +80,15 @@ Actions add_unshard_reshard(const ActionRow& row, int most_active) {
   return out;
 }
 
+// A stage has one B or W for each micro-batch, so the count of both says when its gradients are complete.
 Actions add_reduce_grad(const Actions& row, int micro_batches) {
   std::map<int, int> count;
   Actions out;
   for (const auto& action : row) {
     out.push_back(action);
     for (const auto& step : action.steps()) {
-      const bool last_of_its = step.kind == ActionKind::kBackward || step.kind == ActionKind::kWeightBackward;
-      if (!last_of_its || ++count[step.stage] != micro_batches) continue;
+      const bool completes_gradient = step.kind == ActionKind::kBackward || step.kind == ActionKind::kWeightBackward;
+      if (!completes_gradient || ++count[step.stage] != micro_batches) continue;
       out.push_back({.stage = step.stage, .kind = ActionKind::kReduceGrad});
     }
   }
@@ -108,6 +110,9 @@ Actions merge_bw(const ActionRow& row) {
   return out;
 }
 
+// When an action is placed, its SEND follows in the same row and its RECV is appended to the receiver's row at once.
+// Both rows thus list the messages between two ranks in the same order, which NCCL needs: it matches messages by order,
+// not by tag.
 std::vector<Actions> add_send_recv(const std::vector<Actions>& rows, const std::vector<int>& rank_of) {
   std::vector<Actions> out(rows.size());
   std::vector<std::set<Action::Key>> done(rows.size());
@@ -145,6 +150,7 @@ std::vector<Actions> add_send_recv(const std::vector<Actions>& rows, const std::
   return out;
 }
 
+// Sends and receives are added last: they are placed by simulating all rows, which must have their final order.
 ScheduleTable lower(const Schedule& schedule) {
   std::vector<Actions> rows;
   for (const auto& row : schedule.table.ranks) {
@@ -156,7 +162,7 @@ ScheduleTable lower(const Schedule& schedule) {
 ScheduleTable lower_forward(const std::vector<int>& rank_of, int ranks, int micro_batches) {
   std::vector<Actions> rows(static_cast<size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) {
-    for (const int stage : stages_on(rank_of, rank)) {
+    for (const int stage : stages_of_rank(rank_of, rank)) {
       for (int mb = 0; mb < micro_batches; ++mb) {
         rows[static_cast<size_t>(rank)].push_back({.stage = stage, .kind = ActionKind::kForward, .micro_batch = mb});
       }

@@ -1,9 +1,9 @@
-// From a table of computations to what the ranks run: with sends and receives, gathering and freeing of parameters, and
-// the reduction of gradients. Passes and order of actions are those of torch.distributed.pipelining.
+// Lowers a table of computations to the actions that the ranks run: adds sends and receives, gathering and freeing of
+// parameters, and gradient reductions. The passes and the order of actions are those of torch.distributed.pipelining.
 //
 //   ScheduleTable lowered = lower(schedule);
 //
-// Pure; no communication.
+// Pure functions; no communication.
 #pragma once
 
 #include "tessera/parallel/pipeline/schedules.h"
@@ -12,20 +12,20 @@ namespace tessera::pipeline {
 
 using Actions = std::vector<Action>;
 
-// UNSHARD before the first of the next `most_active` stages that a rank computes on, RESHARD of those that are not
-// among them any more.
-Actions add_unshard_reshard(const ActionRow& row, int most_active = 3);
-// REDUCE_GRAD behind the last B or W of each stage.
+// Adds UNSHARD and RESHARD. Before each action the active stages are the next `max_active` different stages that the
+// row computes on: a stage that becomes active gets an UNSHARD, and a stage that is no longer active gets a RESHARD.
+Actions add_unshard_reshard(const ActionRow& row, int max_active = 3);
+// Adds REDUCE_GRAD after the last B or W of each stage.
 Actions add_reduce_grad(const Actions& row, int micro_batches);
-// I and the W right behind it as one B.
+// Merges an I and the W of the same stage and micro-batch right after it into one B.
 Actions merge_bw(const ActionRow& row);
-// SEND behind what computes for another rank, and its RECV on that rank, in one order over all ranks: those between two
-// ranks are in the same order on both. Error kConfig: a table in which ranks wait for ever.
+// Adds a SEND after each computation whose result another rank needs, and the RECV to that rank's row. The messages
+// between two ranks have the same order in both rows. Error kConfig: a table in which a rank waits for ever.
 std::vector<Actions> add_send_recv(const std::vector<Actions>& rows, const std::vector<int>& rank_of);
 
-// All of these but merge_bw.
+// Applies add_unshard_reshard, add_reduce_grad and add_send_recv.
 ScheduleTable lower(const Schedule& schedule);
-// Forward alone: each rank's stages in order, all micro-batches of one before the next.
+// A lowered table of forwards: each rank runs its stages in order, all micro-batches of a stage before the next stage.
 ScheduleTable lower_forward(const std::vector<int>& rank_of, int ranks, int micro_batches);
 
 }  // namespace tessera::pipeline

@@ -15,13 +15,13 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/models/decoder/decoder.h"
 #include "tessera/nn/modules_of.h"
 #include "tessera/parallel/data_parallel/gradient_sync.h"
 #include "tessera/parallel/ddp/replicate_state.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
-#include "tessera/parallel/fsdp/gathered_state.h"
+#include "tessera/parallel/fsdp/sharding_state.h"
 #include "tessera/parallel/pipeline/check_schedule.h"
 #include "tessera/parallel/pipeline/detail/execution.h"
 #include "tessera/parallel/pipeline/lowering.h"
@@ -61,11 +61,12 @@ StagePlan plan_pipeline(const ModelConfig& config, const PipelineOptions& option
   const int ranks = pipeline_ranks(options);
   if (options.table) {
     TESSERA_CHECK(options.table->ranks() == ranks, ErrorKind::kConfig,
-                  "[pipeline.plan] {}: a schedule for {} ranks, the pipeline has {}", options.table->name,
+                  "[pipeline.plan] {}: found a schedule for {} ranks, but the pipeline has {}", options.table->name,
                   options.table->ranks(), ranks);
     return plan_stages(config.num_hidden_layers, options.table->rank_of, options.layers_of_stages);
   }
-  // Every schedule can run two micro-batches a rank.
+  // The ranks of stages do not depend on the number of micro-batches. Every schedule accepts two micro-batches per
+  // rank.
   const auto schedule = make_schedule(
       options.schedule, {.ranks = ranks, .stages_per_rank = options.stages_per_rank, .micro_batches = 2 * ranks});
   return plan_stages(config.num_hidden_layers, schedule.rank_of, options.layers_of_stages);
@@ -76,22 +77,25 @@ void keep_stages(CausalLM& model, const PipelineOptions& options) {
   keep_stages(model, plan_pipeline(model.config(), options), pipeline_rank(options));
 }
 
-// Turns the reductions of data parallelism on and off, and the freeing of layers.
-class Pipeline::Switches : public detail::DataParallelHooks {
+// Controls data parallelism during a step. With reduce_each every backward reduces gradients. Otherwise reduction is
+// switched on only for the backward that completes gradients: for a layer the last backward of its stage; for the
+// embedding, norm and head the last backward of the rank. The layers of a stage then also stay gathered from UNSHARD to
+// RESHARD.
+class Pipeline::DataParallelSwitches : public detail::DataParallelHooks {
  public:
-  Switches(CausalLM& model, const StagePlan& plan, const PipelineStep& how)
+  DataParallelSwitches(CausalLM& model, const StagePlan& plan, const PipelineStepOptions& step_options)
       : model_(model),
         plan_(plan),
-        how_(how),
-        reduce_each_(how.reduce_each),
+        step_options_(step_options),
+        reduce_each_(step_options.reduce_each),
         has_states_(!data_parallel_states(model).empty()),
         keeps_gathered_(has_states_ && !reduce_each_ && plan.stages() > 1),
         layers_(decoder_layers(model)) {}
-  ~Switches() override {
+  ~DataParallelSwitches() override {
     for (const int stage : gathered_) free_after_each(stage, true);
   }
 
-  // The first forward gathers.
+  // Only keeps the layers from being freed; the first forward gathers them.
   void unshard(int stage) override {
     if (!keeps_gathered_) return;
     gathered_.insert(stage);
@@ -105,17 +109,19 @@ class Pipeline::Switches : public detail::DataParallelHooks {
 
   void before(const Action& action, const Completes& completes) override {
     const bool backward = action.kind == ActionKind::kBackward;
-    if (backward && completes.all && how_.before_last_backward) how_.before_last_backward();
+    if (backward && completes.all && step_options_.before_last_backward) step_options_.before_last_backward();
     if (!has_states_) return;
-    const bool whole = action.kind == ActionKind::kForward && plan_.stages() == 1;  // as its backward
+    // A single stage: replicate() reads the switch in forward, too.
+    const bool whole = action.kind == ActionKind::kForward && plan_.stages() == 1;
     switch_on(action, backward || whole ? completes : Completes{}, (backward || whole) && reduce_each_);
   }
-  // What waited for W goes through the graph in several backwards.
+  // A W sends its deferred gradients into the graph in several backwards, one per node. Reductions stay off meanwhile,
+  // and the accumulated gradients are reduced after it.
   void after(const Action& action, const Completes& completes) override {
     if (!has_states_ || action.kind != ActionKind::kWeightBackward) return;
     if (!reduce_each_ && !completes.all && !completes.stage) return;
     switch_on(action, completes, reduce_each_);
-    const auto states = gathered_states(model_);
+    const auto states = sharding_states(model_);
     if (!states.empty() && states.front()->schedule() != nullptr) states.front()->schedule()->reduce_accumulated();
   }
 
@@ -134,7 +140,7 @@ class Pipeline::Switches : public detail::DataParallelHooks {
     }
     return out;
   }
-  // Experts that are units inside a layer's are freed as ever.
+  // Not recursive: experts, which are FSDP units inside a layer, are still freed after each use.
   void free_after_each(int stage, bool on) const {
     for (auto* const layer : sharded_layers(stage)) {
       set_reshard_after_forward(*layer, on, /*recurse=*/false);
@@ -144,10 +150,10 @@ class Pipeline::Switches : public detail::DataParallelHooks {
 
   CausalLM& model_;
   const StagePlan& plan_;
-  const PipelineStep& how_;
+  const PipelineStepOptions& step_options_;
   bool reduce_each_, has_states_, keeps_gathered_;
   std::vector<DecoderLayer*> layers_;
-  std::set<int> gathered_;  // stages whose layers stay so
+  std::set<int> gathered_;  // stages whose layers stay gathered
 };
 
 Pipeline::Pipeline(CausalLM& model, PipelineOptions options)
@@ -169,8 +175,8 @@ Pipeline::Pipeline(CausalLM& model, PipelineOptions options)
     }
   }
   if (ranks_ == 1) return;
-  wire_ = std::make_unique<detail::Wire>(options_.mesh->group("pp"), slice_of(options_.mesh, "tp"),
-                                         options_.mesh->device());
+  channel_ = std::make_unique<detail::StageChannel>(options_.mesh->group("pp"), slice_of(options_.mesh, "tp"),
+                                                    options_.mesh->device());
 }
 
 Pipeline::~Pipeline() = default;
@@ -178,7 +184,7 @@ Pipeline::~Pipeline() = default;
 const Schedule& Pipeline::schedule(int micro_batches) {
   if (options_.table) {
     TESSERA_CHECK(options_.table->micro_batches == micro_batches, ErrorKind::kConfig,
-                  "[pipeline.step] {} micro-batches, but the schedule {} is for {}", micro_batches,
+                  "[pipeline.step] found {} micro-batches, but the schedule {} is for {}", micro_batches,
                   options_.table->name, options_.table->micro_batches);
     return *options_.table;
   }
@@ -188,6 +194,8 @@ const Schedule& Pipeline::schedule(int micro_batches) {
 }
 
 const detail::RankProgram& Pipeline::program(int micro_batches, bool with_gradients) {
+  // Lowered and checked once for each number of micro-batches. All ranks lower the same table, so an invalid schedule
+  // is an error on every rank before anything is sent.
   auto& program = programs_[{micro_batches, with_gradients}];
   if (program) return *program;
   if (with_gradients) {
@@ -197,7 +205,7 @@ const detail::RankProgram& Pipeline::program(int micro_batches, bool with_gradie
   const auto table =
       with_gradients ? lower(schedule(micro_batches)) : lower_forward(plan_.rank_of, ranks_, micro_batches);
   check_lowered(table, plan_.rank_of, micro_batches);
-  // The buckets of replicas are reduced within one backward.
+  // replicate() reduces a bucket within one backward, so it needs B instead of I and W.
   const bool splits = replicate_state(model_) == nullptr;
   program = std::make_unique<detail::RankProgram>(table.ranks.at(static_cast<size_t>(rank_)), splits);
   return *program;
@@ -208,12 +216,12 @@ void Pipeline::check_micro_batches(const std::vector<ModelInputs>& micro_batches
   for (size_t i = 0; i < micro_batches.size(); ++i) {
     const auto &tokens = micro_batches[i].tokens, &labels = micro_batches[i].labels;
     TESSERA_CHECK(tokens.defined() && labels.defined() && labels.sizes() == tokens.sizes(), ErrorKind::kShape,
-                  "[pipeline.step] micro-batch {}: labels have {} elements, tokens {}: wanted one label a token", i,
-                  labels.defined() ? labels.numel() : 0, tokens.defined() ? tokens.numel() : 0);
+                  "[pipeline.step] micro-batch {}: found {} labels and {} tokens, wanted labels of the tokens' shape",
+                  i, labels.defined() ? labels.numel() : 0, tokens.defined() ? tokens.numel() : 0);
   }
 }
 
-at::Tensor Pipeline::step(const std::vector<ModelInputs>& micro_batches, const PipelineStep& how) {
+at::Tensor Pipeline::step(const std::vector<ModelInputs>& micro_batches, const PipelineStepOptions& step_options) {
   TESSERA_CHECK(
       c10::GradMode::is_enabled(), ErrorKind::kConfig,
       "[pipeline.step] step() requires gradients to be enabled for backward computation; it should not be used "
@@ -221,15 +229,17 @@ at::Tensor Pipeline::step(const std::vector<ModelInputs>& micro_batches, const P
   check_micro_batches(micro_batches);
   const auto& actions = program(static_cast<int>(micro_batches.size()), true);
   auto* const tied = tied_slot();
+  // The gradients of a tied embedding are summed over two ranks after the step. A gradient from earlier steps has been
+  // summed already, so it is set aside here and added afterwards.
   const at::Tensor before = tied != nullptr ? std::exchange(tied->parameter.mutable_grad(), {}) : at::Tensor();
-  detail::Execution execution(model_, plan_, wire_.get(), micro_batches, how.loss_divisor);
-  Switches switches(model_, plan_, how);
+  detail::Execution execution(model_, plan_, channel_.get(), micro_batches, step_options.loss_divisor);
+  DataParallelSwitches switches(model_, plan_, step_options);
   execution.run(actions, &switches);
-  most_held_ = execution.most_held();
+  max_held_ = execution.max_held();
   if (tied != nullptr) {
     sum_tied_gradients();
     const c10::NoGradGuard no_grad;
-    if (before.defined()) local_part(tied->parameter.grad()).add_(local_part(before));
+    if (before.defined()) local_tensor_of(tied->parameter.grad()).add_(local_tensor_of(before));
   }
   return loss_or_zero(execution);
 }
@@ -237,7 +247,7 @@ at::Tensor Pipeline::step(const std::vector<ModelInputs>& micro_batches, const P
 at::Tensor Pipeline::evaluate(const std::vector<ModelInputs>& micro_batches) {
   const c10::NoGradGuard no_grad;
   check_micro_batches(micro_batches);
-  detail::Execution execution(model_, plan_, wire_.get(), micro_batches, 1);
+  detail::Execution execution(model_, plan_, channel_.get(), micro_batches, 1);
   execution.run(program(static_cast<int>(micro_batches.size()), false), nullptr);
   return loss_or_zero(execution);
 }
@@ -246,7 +256,7 @@ at::Tensor Pipeline::logprobs(ModelInputs inputs, const at::Tensor& targets) {
   const c10::NoGradGuard no_grad;
   inputs.targets = targets;
   const std::vector<ModelInputs> one = {inputs};
-  detail::Execution execution(model_, plan_, wire_.get(), one, 1);
+  detail::Execution execution(model_, plan_, channel_.get(), one, 1);
   execution.run(program(1, false), nullptr);
   return execution.result(0);
 }
@@ -256,25 +266,26 @@ std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const G
   const c10::NoGradGuard no_grad;
   if (group == nullptr && ranks_ > 1) group = options_.mesh->group("pp").get();
   const auto parameter = model_.parameters().front();
-  GenerationSource source{.device = is_dtensor(parameter) ? device_mesh(parameter)->device() : parameter.device(),
-                          .group = group};
+  DistributedForward source{.device = is_dtensor(parameter) ? device_mesh(parameter)->device() : parameter.device(),
+                            .group = group};
   if (group != nullptr && group->size() > 1) {
+    // The leader samples, so it must have logits: the first rank of the group with the last stage.
     const auto has_logits = comm::all_gather_bytes(*group, has_last_stage() ? "1" : "");
     source.leader = static_cast<int>(std::ranges::find_if(has_logits, [](const auto& each) { return !each.empty(); }) -
                                      has_logits.begin());
   }
-  // The stages of a rank share a store, in which each has the pages of its own layers.
-  source.forward = [&](nn::PageStore& store, const StepRows& rows) {
-    nn::PagedStep step(store, rows.sequences, rows.wanted);
+  // The stages of a rank share one page store, in which each stage has the pages of its own layers.
+  source.forward = [&](nn::PagedKVCache& store, const StepRows& rows) {
+    nn::PagedBatch step(store, rows.sequences, rows.logits_rows);
     const std::vector<ModelInputs> one = {inputs_of_rows(rows, step, source.device)};
-    detail::Execution execution(model_, plan_, wire_.get(), one, 1);
+    detail::Execution execution(model_, plan_, channel_.get(), one, 1);
     execution.run(program(1, false), nullptr);
     return logits_of_rows(execution.result(0));
   };
   return tessera::generate(model_.config(), source, prompt, options);
 }
 
-// The weight that this rank shares with another one of the pipeline; null: it shares none.
+// The tied embedding that this rank shares with another rank of the pipeline; null if there is none.
 nn::ParameterSlot* Pipeline::tied_slot() {
   const int first = plan_.rank_of.front(), last = plan_.rank_of.back();
   if (!model_.config().tie_word_embeddings || first == last || (rank_ != first && rank_ != last)) return nullptr;
@@ -286,7 +297,8 @@ nn::ParameterSlot* Pipeline::tied_slot() {
   return &embedding->own_parameters().front();
 }
 
-// Both ranks add the same two numbers.
+// Exchanges the tied gradients and adds them. Both ranks compute a + b or b + a, which are bitwise equal, so the
+// optimizer keeps the two weights equal.
 void Pipeline::sum_tied_gradients() {
   const c10::NoGradGuard no_grad;
   auto& parameter = tied_slot()->parameter;
@@ -295,18 +307,18 @@ void Pipeline::sum_tied_gradients() {
   const int first = plan_.rank_of.front(), last = plan_.rank_of.back(), other = rank_ == first ? last : first;
   constexpr int kTag = 0x7fffffff;
   auto& group = *options_.mesh->group("pp");
-  const at::Tensor own = local_part(parameter.grad());
+  const at::Tensor own = local_tensor_of(parameter.grad());
   const at::Tensor sent = own.contiguous(), received = at::empty_like(sent);
   const auto send = [&] { return comm::send(group, sent, other, kTag); };
   const auto receive = [&] { return comm::recv(group, received, other, kTag); };
-  auto first_one = rank_ < other ? send() : receive();  // one order on both, as NCCL needs
+  auto first_one = rank_ < other ? send() : receive();  // NCCL needs one order on both ranks
   auto second_one = rank_ < other ? receive() : send();
   first_one.wait();
   second_one.wait();
   own.add_(received);
 }
 
-std::vector<at::Tensor> Pipeline::counted_parameters() {
+std::vector<at::Tensor> Pipeline::norm_parameters() {
   auto parameters = model_.parameters();
   const auto* const tied = tied_slot();
   if (tied == nullptr || rank_ == plan_.rank_of.front()) return parameters;
@@ -320,8 +332,8 @@ at::Tensor Pipeline::norm_over_stages(const at::Tensor& own_norm) const {
   const auto all = at::empty({ranks_}, own.options());
   comm::all_gather_into(*options_.mesh->group("pp"), all, own, "gradient norm").wait();
   auto norm = all[0];
-  for (int rank = 1; rank < ranks_; ++rank) norm = at::hypot(norm, all[rank]);  // loses nothing where squares overflow
-  // hypot is infinite beside a NaN.
+  for (int rank = 1; rank < ranks_; ++rank) norm = at::hypot(norm, all[rank]);  // does not overflow where squares would
+  // hypot(inf, NaN) is infinite, so a NaN is restored here.
   return at::where(all.isnan().any(), std::numeric_limits<double>::quiet_NaN(), norm);
 }
 

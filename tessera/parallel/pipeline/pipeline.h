@@ -1,5 +1,5 @@
-// Runs a model whose layers are cut into stages over ranks, by the table of a schedule. The same executor runs a model
-// that is whole: one stage, one rank.
+// Runs a model whose layers are split into pipeline stages over ranks, by the table of a schedule. The same executor
+// runs a whole model: one stage on one rank.
 //
 //   auto mesh = init_device_mesh(world, "cpu", {4, 2}, {"pp", "dp_shard"});
 //   PipelineOptions options{.mesh = mesh, .schedule = "1F1B"};
@@ -8,10 +8,10 @@
 //   Pipeline pipeline(*model, options);
 //   at::Tensor loss = pipeline.step(micro_batches, {.loss_divisor = label_tokens});    // COLLECTIVE
 //
-// One module holds all stages of a rank, so one optimizer, one state dict and one parallelize_model serve it. Every
-// rank passes the same micro-batches as those of its pipeline (tokens and labels are small; only hidden states travel).
-// Gradients add up over micro-batches as in plain accumulation; those of an embedding that is tied to a head on another
-// rank are summed over both, which stay equal to the bit. Belongs to one rank.
+// One module holds all stages of a rank, so one optimizer, one state dict and one parallelize_model serve it. All ranks
+// of a pipeline pass the same micro-batches: tokens and labels are small, and only hidden states and their gradients
+// are sent. Gradients accumulate over micro-batches as in plain gradient accumulation. If the embedding is tied to a
+// head on another rank, both ranks sum the two gradients, and the two weights stay bitwise equal. Belongs to one rank.
 #pragma once
 
 #include <functional>
@@ -31,74 +31,83 @@
 namespace tessera::pipeline {
 
 namespace detail {
-class Wire;
+class StageChannel;
 struct RankProgram;
 }  // namespace detail
 
 struct PipelineOptions {
-  MeshPtr mesh = {};  // its dim pp holds the ranks of a pipeline, its dim tp those of a stage's tensor parallelism;
-                      // null, or without pp: one rank
+  // The dim pp holds the ranks of a pipeline, the dim tp the tensor-parallel ranks of a stage. Null, or without pp: the
+  // pipeline has one rank.
+  MeshPtr mesh = {};
   std::string schedule = "1F1B";
   int stages_per_rank = 1;
-  std::vector<int64_t> layers_of_stages = {};  // empty: split_layers
-  std::optional<Schedule> table = {};          // in place of `schedule`, for as many micro-batches as it has
+  std::vector<int64_t> layers_of_stages = {};  // layers of each stage; empty: split_layers
+  std::optional<Schedule> table = {};          // replaces `schedule`; fixes the number of micro-batches
 };
-// Ranks of a pipeline, and this one's place among them.
+// The number of ranks of the pipeline, and this rank's index in it.
 int pipeline_ranks(const PipelineOptions& options);
 int pipeline_rank(const PipelineOptions& options);
-// Errors kConfig as make_schedule and plan_stages.
+// The layers and the rank of each stage. Errors kConfig as make_schedule and plan_stages, and for a table of another
+// number of ranks.
 StagePlan plan_pipeline(const ModelConfig& config, const PipelineOptions& options);
-// keep_stages of this rank's by that plan; a model on one rank stays whole. Errors as both.
+// Removes the layers of other ranks' stages from the model, by plan_pipeline. A model on one rank stays whole. Errors
+// as plan_pipeline and keep_stages (stages.h).
 void keep_stages(CausalLM& model, const PipelineOptions& options);
 
-struct PipelineStep {
-  double loss_divisor = 1;  // of the summed loss
-  // Of data parallel models. true: each micro-batch's gradients are reduced into the shards, and layers are gathered
-  // for each forward and backward. false: when all of a stage are there, and where there are several stages its layers
-  // stay gathered from UNSHARD to RESHARD.
+struct PipelineStepOptions {
+  double loss_divisor = 1;  // divides the summed loss
+  // For data-parallel models. true: the gradients of each micro-batch are reduced into the shards, and layers are
+  // gathered for each forward and backward. false: gradients are reduced once per stage, with its last backward; with
+  // several stages, the layers of a stage also stay gathered from UNSHARD to RESHARD.
   bool reduce_each = false;
-  // Called before the backward that completes the gradients of all parameters of this rank.
+  // Called before the backward (B) that completes the gradients of all parameters of this rank. Not called when the
+  // last computation is a weight backward (W), as in some zero-bubble schedules.
   std::function<void()> before_last_backward = {};
 };
 
 class Pipeline {
  public:
-  // The model has the stages that the plan gives this rank. Error kConfig for one that has not.
+  // The model must contain the stages that plan_pipeline assigns to this rank; else Error kConfig. The model must
+  // outlive this object.
   Pipeline(CausalLM& model, PipelineOptions options = {});
   ~Pipeline();
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  // Forward and backward of all micro-batches (tokens, labels, as many on every rank); gradients are complete
-  // afterwards. Returns the sum of the losses on the rank of the last stage, 0 elsewhere: a float64 scalar, on the
-  // device of the last stage, for which nobody has waited. COLLECTIVE over the pipeline and as the model. Error kConfig
-  // for a number of micro-batches that the schedule cannot run, before anything is sent.
-  at::Tensor step(const std::vector<ModelInputs>& micro_batches, const PipelineStep& how = {});
-  // The same without gradients.
+  // Runs forward and backward of all micro-batches (tokens and labels; the same number on every rank). The gradients
+  // are complete afterwards. Returns the sum of the losses on the rank of the last stage, and 0 on other ranks: a
+  // float64 scalar on the device of the last stage; the host has not waited for it. COLLECTIVE over the pipeline, and
+  // as the model. Before anything is sent: Error kConfig for a number of micro-batches that the schedule cannot run,
+  // and when gradients are disabled; Error kShape for labels of another shape than the tokens.
+  at::Tensor step(const std::vector<ModelInputs>& micro_batches, const PipelineStepOptions& step_options = {});
+  // The sum of the losses as in step(), without gradients. COLLECTIVE as step.
   at::Tensor evaluate(const std::vector<ModelInputs>& micro_batches);
-  // CausalLM::logprobs through the stages: [B, T] on the rank of the last one, undefined elsewhere. COLLECTIVE as step.
+  // CausalLM::logprobs through the stages: [B, T] on the rank of the last stage, undefined on other ranks. COLLECTIVE
+  // as step.
   at::Tensor logprobs(ModelInputs inputs, const at::Tensor& targets);
-  // generate() through the stages, token by token: each stage keeps keys and values of its own layers, a rank of the
-  // last one chooses. Alike on all ranks of `group`, those of the model, over which it is COLLECTIVE as well; null: of
-  // the pipeline. Context-parallel ranks all read whole rows.
+  // generate() through the stages, token by token. Each stage keeps the KV cache of its own layers, and one rank of the
+  // last stage samples. Returns the same tokens on all ranks of `group`, which must hold all ranks of the model; null:
+  // the ranks of the pipeline. COLLECTIVE over the group and the pipeline. Context-parallel ranks all compute whole
+  // rows.
   std::vector<int64_t> generate(std::span<const int64_t> prompt, const GenerationOptions& options,
                                 comm::Group* group = nullptr);
-  // The parameters of this rank whose gradients no other rank of the pipeline counts: all but the tied weight of the
-  // last stage, where the first is elsewhere. What optim::get_grad_norm is to be called with.
-  std::vector<at::Tensor> counted_parameters();
-  // The norm of all stages from that of this rank's counted parameters, both as optim::grad_norm_tensor's. COLLECTIVE
-  // over the pipeline.
+  // The parameters of this rank that the gradient norm counts here, for optim::get_grad_norm: all of them, except the
+  // tied embedding on the rank of the last stage, which the rank of the first stage counts.
+  std::vector<at::Tensor> norm_parameters();
+  // The gradient norm over all stages, from the norm of this rank's counted parameters. Both have the form of
+  // optim::grad_norm_tensor. A NaN on any rank gives NaN. COLLECTIVE over the pipeline.
   at::Tensor norm_over_stages(const at::Tensor& own_norm) const;
 
   bool has_last_stage() const { return plan_.last_rank() == rank_; }
   const StagePlan& plan() const { return plan_; }
-  // As it would run so many micro-batches.
+  // The schedule for this number of micro-batches. Error kConfig for a number that it cannot run.
   const Schedule& schedule(int micro_batches);
-  // Micro-batches between forward and backward on this rank, at most, in the last step.
-  int most_held() const { return most_held_; }
+  // The largest number of (stage, micro-batch) pairs on this rank whose forward has run and whose backward has not, in
+  // the last step.
+  int max_held() const { return max_held_; }
 
  private:
-  class Switches;
+  class DataParallelSwitches;
   const detail::RankProgram& program(int micro_batches, bool with_gradients);
   void check_micro_batches(const std::vector<ModelInputs>& micro_batches) const;
   nn::ParameterSlot* tied_slot();
@@ -108,10 +117,10 @@ class Pipeline {
   PipelineOptions options_;
   int ranks_, rank_;
   StagePlan plan_;
-  std::unique_ptr<detail::Wire> wire_;                                             // null: one rank
-  std::map<int, std::optional<Schedule>> schedules_;                               // by micro-batches
-  std::map<std::pair<int, bool>, std::unique_ptr<detail::RankProgram>> programs_;  // and with gradients or without
-  int most_held_ = 0;
+  std::unique_ptr<detail::StageChannel> channel_;                                  // null for one rank
+  std::map<int, std::optional<Schedule>> schedules_;                               // by number of micro-batches
+  std::map<std::pair<int, bool>, std::unique_ptr<detail::RankProgram>> programs_;  // by micro-batches and gradients
+  int max_held_ = 0;
 };
 
 }  // namespace tessera::pipeline

@@ -21,8 +21,8 @@ std::string_view unquoted(std::string_view cell) {
 
 }  // namespace
 
-std::vector<RowStep> steps_of(const ActionRow& row) {
-  std::vector<RowStep> out;
+std::vector<TableStep> steps_of(const ActionRow& row) {
+  std::vector<TableStep> out;
   for (size_t column = 0; column < row.size(); ++column) {
     if (!row[column]) continue;
     for (auto& step : row[column]->steps()) out.push_back({std::move(step), column});
@@ -63,7 +63,7 @@ std::string ScheduleTable::to_csv() const {
   return out;
 }
 
-// As torch's _format_pipeline_order.
+// The format of torch's _format_pipeline_order.
 std::string ScheduleTable::to_text(std::optional<size_t> error_step) const {
   size_t steps = 0;
   for (const auto& row : ranks) steps = std::max(steps, row.size());

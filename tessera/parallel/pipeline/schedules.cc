@@ -6,21 +6,21 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/parallel/pipeline/check_schedule.h"
-#include "tessera/parallel/pipeline/detail/makers.h"
+#include "tessera/parallel/pipeline/detail/schedule_makers.h"
 
 namespace tessera::pipeline {
 namespace {
 
 struct KnownSchedule {
   ScheduleTraits traits;
-  detail::Rows (*rows)(const ScheduleSize& size);
+  detail::ScheduleRows (*rows)(const ScheduleSize& size);
 };
 
 const std::vector<KnownSchedule>& known_schedules() {
   static const std::vector<KnownSchedule> known = {
-      {{.name = "1F1B", .one_stage_a_rank = true}, detail::one_forward_one_backward_rows},
+      {{.name = "1F1B", .one_stage_per_rank = true}, detail::one_forward_one_backward_rows},
       {{.name = "Interleaved1F1B"}, [](const ScheduleSize& size) { return detail::interleaved_rows(size, false); }},
-      {{.name = "GPipe", .one_stage_a_rank = true},
+      {{.name = "GPipe", .one_stage_per_rank = true},
        [](const ScheduleSize& size) { return detail::forwards_then_backwards_rows(size, false); }},
       {{.name = "LoopedBFS"},
        [](const ScheduleSize& size) { return detail::forwards_then_backwards_rows(size, true); }},
@@ -55,7 +55,7 @@ std::vector<int> stage_to_rank(int ranks, int stages, StageStyle style) {
   return out;
 }
 
-std::vector<int> stages_on(const std::vector<int>& rank_of, int rank) {
+std::vector<int> stages_of_rank(const std::vector<int>& rank_of, int rank) {
   std::vector<int> out;
   for (size_t stage = 0; stage < rank_of.size(); ++stage) {
     if (rank_of[stage] == rank) out.push_back(static_cast<int>(stage));
@@ -70,12 +70,14 @@ Schedule make_schedule(std::string_view name, const ScheduleSize& size) {
   TESSERA_CHECK(size.ranks > 0 && size.stages_per_rank > 0 && size.micro_batches > 0, ErrorKind::kConfig,
                 "[pipeline.schedule] {}: {} ranks, {} stages a rank, {} micro-batches: wanted at least one of each",
                 traits.name, size.ranks, size.stages_per_rank, size.micro_batches);
-  TESSERA_CHECK(!traits.one_stage_a_rank || size.stages_per_rank == 1, ErrorKind::kConfig,
+  TESSERA_CHECK(!traits.one_stage_per_rank || size.stages_per_rank == 1, ErrorKind::kConfig,
                 "[pipeline.schedule] {}: found {} stages a rank, wanted one. Use Interleaved1F1B for several.",
                 traits.name, size.stages_per_rank);
   TESSERA_CHECK(traits.style != StageStyle::kV || size.stages_per_rank == 2, ErrorKind::kConfig,
                 "[pipeline.schedule] {} requires exactly 2 stages per rank, but got {}.",
                 traits.name == "ZBVZeroBubble" ? "ZBV" : traits.name, size.stages_per_rank);
+  // A V schedule maps stage s and stage 2 * ranks - 1 - s to the same rank, so the last rank passes its output to
+  // itself.
   return {.name = traits.name,
           .micro_batches = size.micro_batches,
           .rank_of = stage_to_rank(size.ranks, size.ranks * size.stages_per_rank, traits.style),

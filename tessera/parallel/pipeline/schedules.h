@@ -3,9 +3,9 @@
 //   Schedule schedule = make_schedule("1F1B", {.ranks = 4, .micro_batches = 8});
 //   Schedule v = make_schedule("ZBVZeroBubble", {.ranks = 4, .stages_per_rank = 2, .micro_batches = 8});
 //
-// Names are torch's in any case: GPipe, 1F1B (one stage a rank), LoopedBFS, Interleaved1F1B, InterleavedZeroBubble
-// (stage s lies on rank s mod ranks), ZBVZeroBubble and DualPipeV (two stages a rank, rank r has r and 2 ranks - 1 -
-// r). Pure; no communication.
+// Names are those of torch, in any case: GPipe and 1F1B (one stage per rank); LoopedBFS, Interleaved1F1B and
+// InterleavedZeroBubble (stage s is on rank s mod ranks); ZBVZeroBubble and DualPipeV (two stages per rank; rank r has
+// the stages r and 2 * ranks - 1 - r). Pure functions; no communication.
 #pragma once
 
 #include <string>
@@ -16,30 +16,31 @@
 
 namespace tessera::pipeline {
 
+// kLoop: stage s is on rank s mod ranks. kV: the direction changes after every `ranks` stages.
 enum class StageStyle { kLoop, kV };
-// The rank of each stage. Error kConfig: stages that the ranks do not divide.
+// The rank of each stage. Error kConfig: `ranks` does not divide `stages`.
 std::vector<int> stage_to_rank(int ranks, int stages, StageStyle style);
 
-// The stages on a rank, in rising order.
-std::vector<int> stages_on(const std::vector<int>& rank_of, int rank);
+// The stages on a rank, in ascending order.
+std::vector<int> stages_of_rank(const std::vector<int>& rank_of, int rank);
 
 struct Schedule {
-  std::string name;  // as torch writes it; of a table from a file, what the file is called
+  std::string name;  // torch's spelling; for a table from a file, the name of the file
   int micro_batches = 0;
-  std::vector<int> rank_of;  // of each stage
-  ScheduleTable table;       // of computations
+  std::vector<int> rank_of;  // rank of each stage
+  ScheduleTable table;       // computations alone, without sends and receives
   int stages() const { return static_cast<int>(rank_of.size()); }
   int ranks() const { return static_cast<int>(table.ranks.size()); }
-  std::vector<int> stages_of(int rank) const { return stages_on(rank_of, rank); }
+  std::vector<int> stages_of(int rank) const { return stages_of_rank(rank_of, rank); }
 };
 
-// What may be said of a schedule without its numbers. Error kConfig, torch's: "Unknown schedule name ...", for its
-// abstract classes too.
+// The properties of a schedule that do not depend on its sizes. schedule_traits raises torch's Error kConfig "Unknown
+// schedule name ...", also for torch's abstract classes.
 struct ScheduleTraits {
   std::string name;
-  bool one_stage_a_rank = false;
+  bool one_stage_per_rank = false;  // exactly one stage per rank
   StageStyle style = StageStyle::kLoop;
-  bool splits_backward = false;  // it has I and W
+  bool splits_backward = false;  // its backward is split into I and W
 };
 ScheduleTraits schedule_traits(std::string_view name);
 
@@ -48,10 +49,11 @@ struct ScheduleSize {
   int stages_per_rank = 1;
   int micro_batches = 1;
 };
-// Errors kConfig, torch's: fewer micro-batches than stages (1F1B, DualPipeV), micro-batches that are no multiple of the
-// rounds (interleaved ones), other than two stages a rank (the V ones) or one (GPipe, 1F1B).
+// Makes the table of a schedule. Errors kConfig, as torch: fewer micro-batches than stages (1F1B, DualPipeV);
+// micro-batches that are not a multiple of the number of rounds (the interleaved schedules); a number of stages per
+// rank other than two (the V schedules) or one (GPipe, 1F1B).
 Schedule make_schedule(std::string_view name, const ScheduleSize& size);
-// Of a table that was read. Errors as check_schedule.
+// Makes a schedule from a table that was read from a file. Errors as check_schedule.
 Schedule schedule_of_table(ScheduleTable table, const std::string& name);
 
 }  // namespace tessera::pipeline

@@ -12,6 +12,7 @@
 
 namespace tessera::pipeline {
 
+// Stages contain consecutive layers, so a stage begins at the sum of the layers before it.
 StageRange StagePlan::range(int stage) const {
   const auto first = layers.begin(), here = first + stage;
   const int64_t before = std::accumulate(first, here, int64_t{0});
@@ -39,6 +40,7 @@ StagePlan plan_stages(int64_t layers, const std::vector<int>& rank_of, const std
                 "[pipeline.stages] layers of stages [{}]: {} in all, the model has {}",
                 fmt::join(layers_of_stages, ", "), sum, layers);
   for (int stage = 0; stage < stages; ++stage) {
+    // The first stage has the embedding and the last stage the head, so these two may have no layers.
     const bool has_more = stage == 0 || stage == stages - 1;
     TESSERA_CHECK(
         layers_of_stages[static_cast<size_t>(stage)] >= (has_more ? 0 : 1), ErrorKind::kConfig,
@@ -55,7 +57,7 @@ int stages_per_rank(const ScheduleTraits& schedule, int64_t layers, int ranks, i
                 "[pipeline.stages] round: found {}, wanted up or down", quote(round));
   TESSERA_CHECK(ranks > 0 && layers_per_stage >= 0, ErrorKind::kConfig,
                 "[pipeline.stages] {} ranks, {} layers a stage: wanted at least one rank", ranks, layers_per_stage);
-  if (layers_per_stage == 0) return schedule.one_stage_a_rank ? 1 : 2;
+  if (layers_per_stage == 0) return schedule.one_stage_per_rank ? 1 : 2;
   const int64_t stages = (layers + layers_per_stage - 1) / layers_per_stage;
   TESSERA_CHECK(
       stages % ranks == 0 || !round.empty(), ErrorKind::kConfig,
@@ -63,12 +65,12 @@ int stages_per_rank(const ScheduleTraits& schedule, int64_t layers, int ranks, i
       "or down, or other layers per stage.",
       layers, layers_per_stage, stages, ranks);
   const int64_t each = stages % ranks == 0 ? stages / ranks : stages / ranks + (round == "up" ? 1 : 0);
-  const bool fits = schedule.one_stage_a_rank ? each == 1 : each >= 2;
+  const bool fits = schedule.one_stage_per_rank ? each == 1 : each >= 2;
   TESSERA_CHECK(
       fits, ErrorKind::kConfig,
       "[pipeline.stages] {}: {} layers with {} a stage on {} ranks are {} stages a rank, wanted {}. Set other "
       "layers per stage.",
-      schedule.name, layers, layers_per_stage, ranks, each, schedule.one_stage_a_rank ? "one" : "at least two");
+      schedule.name, layers, layers_per_stage, ranks, each, schedule.one_stage_per_rank ? "one" : "at least two");
   return static_cast<int>(each);
 }
 
@@ -93,6 +95,7 @@ void keep_stages(CausalLM& model, const StagePlan& plan, int rank) {
   for (int64_t layer = 0; layer < count; ++layer) {
     if (!kept[static_cast<size_t>(layer)]) decoder.layers->replace_child(std::to_string(layer), nullptr);
   }
+  // Removed children are null in the model; DecoderModel's forward skips them by StageRange.
   if (!first && !(last && model.config().tie_word_embeddings)) decoder.replace_child("embed_tokens", nullptr);
   if (last) return;
   decoder.replace_child("norm", nullptr);

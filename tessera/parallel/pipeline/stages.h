@@ -1,12 +1,12 @@
-// Which layers each stage of a pipeline has, and a model that holds those of one rank alone.
+// Assigns layers to pipeline stages, and removes the layers of other ranks from a model.
 //
 //   StagePlan plan = plan_stages(config.num_hidden_layers, schedule.rank_of);      // 10 layers, 4 stages: 3, 3, 2, 2
 //   auto model = make_model(config, {.device = at::kMeta});
 //   keep_stages(*model, plan, pp_rank);              // before parallelize_model, loading and the optimizer
 //
-// What is left keeps its names (model.layers.7.mlp.up_proj.weight), so that files, seeds and checkpoints mean the same
-// on every layout. Of a model with tied embeddings, the rank of the last stage keeps the embedding beside its head,
-// whose weight it is. No communication.
+// The remaining layers keep their FQNs (model.layers.7.mlp.up_proj.weight), so files, seeds and checkpoints mean the
+// same on every layout. In a model with tied embeddings, the rank of the last stage keeps the embedding, too, because
+// its weight is the head's weight. No communication.
 #pragma once
 
 #include <cstdint>
@@ -19,30 +19,31 @@
 namespace tessera::pipeline {
 
 struct StagePlan {
-  std::vector<int64_t> layers;  // how many each stage has
-  std::vector<int> rank_of;     // of each stage
+  std::vector<int64_t> layers;  // number of layers of each stage
+  std::vector<int> rank_of;     // pipeline rank of each stage
   int stages() const { return static_cast<int>(layers.size()); }
   StageRange range(int stage) const;
-  std::vector<int> stages_of(int rank) const { return stages_on(rank_of, rank); }
+  std::vector<int> stages_of(int rank) const { return stages_of_rank(rank_of, rank); }
   int last_rank() const { return rank_of.back(); }
 };
 
-// layers / stages of each, the first (layers mod stages) one more. Error kConfig: fewer stages than 1, or more than
-// layers.
+// Splits the layers evenly: layers / stages for each stage, and one more for each of the first (layers mod stages)
+// stages. Error kConfig: fewer than one stage, or more stages than layers.
 std::vector<int64_t> split_layers(int64_t layers, int stages);
-// layers_of_stages: an explicit list; empty: split_layers. Error kConfig: a list of another length or sum, a stage
-// without layers that has neither embedding nor head to run.
+// Makes a plan from an explicit list of layers per stage; an empty list means split_layers. Error kConfig: a list of
+// another length or sum, a stage without layers that is neither the first nor the last.
 StagePlan plan_stages(int64_t layers, const std::vector<int>& rank_of,
                       const std::vector<int64_t>& layers_of_stages = {});
 
-// How many stages a rank has. layers_per_stage: 0: one where the schedule wants one, else two. Otherwise
-// ceil(layers / layers_per_stage) stages in all; round ("up", "down") brings that to a multiple of ranks. Error
-// kConfig: no multiple and no round, another word, several stages a rank for a schedule of one, one for another.
+// The number of stages per rank. With layers_per_stage 0 it is 1 for a schedule with one stage per rank, else 2.
+// Otherwise there are ceil(layers / layers_per_stage) stages in total; `round` ("up", "down") rounds them to a multiple
+// of `ranks`. Error kConfig: stages that `ranks` do not divide without a `round`, another word for `round`, several
+// stages per rank for a schedule with one, or one stage per rank for a schedule with several.
 int stages_per_rank(const ScheduleTraits& schedule, int64_t layers, int ranks, int64_t layers_per_stage = 0,
                     const std::string& round = "");
 
-// Takes away what is not of the rank's stages. Errors kConfig: a model that is no decoder, a plan for another number of
-// layers.
+// Removes all layers, embedding, norm and head that are not part of the rank's stages. Errors kConfig: a model without
+// decoder layers, a plan for another number of layers.
 void keep_stages(CausalLM& model, const StagePlan& plan, int rank);
 
 }  // namespace tessera::pipeline

@@ -1,6 +1,6 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/layers.h"
-#include "tessera/parallel/tensor_parallel/detail/beside_weight.h"
+#include "tessera/parallel/tensor_parallel/detail/adapter_placement.h"
 #include "tessera/parallel/tensor_parallel/detail/layouts.h"
 #include "tessera/parallel/tensor_parallel/styles.h"
 
@@ -10,21 +10,22 @@ using namespace detail;
 
 void QKNormParallel::apply(nn::Module& module, const StyleContext& context) const {
   constexpr int64_t kHeads = 2;
-  claim(module, context.path);
-  context.replicate_rest(module);
-  // Whether the call now running was given a DTensor; a module belongs to one rank and is not called inside itself.
+  mark_distributed_once(module, context.path);
+  context.replicate_plain(module);
+  // Whether the current call has a DTensor input: the output hook must return the same kind. One flag is enough,
+  // because a module belongs to one rank and does not call itself.
   const auto distributed = std::make_shared<bool>(false);
   module.register_forward_pre_hook(
       [mesh = context.mesh, path = context.path, distributed](nn::Module&, nn::TensorRefs& inputs) {
-        at::Tensor& x = first_of(inputs, path, "inputs");
+        at::Tensor& x = first_tensor(inputs, path, "inputs");
         *distributed = is_dtensor(x);
         if (!*distributed) {
           x = as_dtensor(x, mesh, Shard(kHeads));
           return;
         }
         TESSERA_CHECK(placements(x) == Placements{Shard(kHeads)}, ErrorKind::kShape,
-                      "[parallel.style] {}: found an input that lies as {}, wanted heads [B, T, heads, head_dim] as "
-                      "(S(2)). Give the projection before it a column-wise style.",
+                      "[parallel.style] {}: found an input with placements {}, wanted (S(2)) for [B, T, heads, "
+                      "head_dim]. Give the projection before it a column-wise style.",
                       path, to_string(placements(x)));
       });
   module.register_forward_hook([distributed](nn::Module&, nn::TensorRefs& outputs) {
@@ -39,19 +40,21 @@ void ReplicatedKeyValue::apply(nn::Module& module, const StyleContext& context) 
   const int64_t ranks = context.mesh->size(), rows = linear == nullptr ? 0 : weight_sizes(*linear).first;
   TESSERA_CHECK(
       linear != nullptr && kv_heads_ > 0 && rows % kv_heads_ == 0 && ranks % kv_heads_ == 0, ErrorKind::kConfig,
-      "[parallel.style] {}: ReplicatedKeyValue wants a projection to {} heads on a multiple of as many ranks, "
-      "found {} rows on {} ranks.",
+      "[parallel.style] {}: ReplicatedKeyValue needs a Linear to {} key-value heads, and a number of ranks that is a "
+      "multiple of them; found {} rows on {} ranks.",
       context.path, kv_heads_, rows, ranks);
   const int64_t head_dim = rows / kv_heads_;
+  // Query heads are sharded in order, so groups of ranks / kv_heads neighbouring ranks read the same key-value head.
   const int64_t head = context.mesh->local_rank(0) * kv_heads_ / ranks;
-  claim(module, context.path);
+  mark_distributed_once(module, context.path);
   for (auto& slot : module.own_parameters()) context.distribute(slot, Replicate());
-  distribute_beside(module, Replicate(), context);
-  bring_first_input(module, context, Replicate(), Replicate());
+  distribute_adapter(module, Replicate(), context);
+  redistribute_first_input(module, context, Replicate(), Replicate());
   module.register_forward_hook([path = context.path, head, head_dim](nn::Module&, nn::TensorRefs& outputs) {
-    // Each rank has the gradient of what its own query heads read: together they are the whole one.
-    at::Tensor& y = first_of(outputs, path, "outputs");
-    y = to_local(laid_out(y, Replicate()), Placements{Partial()}).narrow(-1, head * head_dim, head_dim);
+    // The gradient of each rank covers only the head that its query heads read. With the gradient placement Partial,
+    // backward sums these gradients over the ranks to the whole gradient.
+    at::Tensor& y = first_tensor(outputs, path, "outputs");
+    y = to_local(redistribute_to(y, Replicate()), Placements{Partial()}).narrow(-1, head * head_dim, head_dim);
   });
 }
 

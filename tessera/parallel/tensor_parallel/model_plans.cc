@@ -15,10 +15,12 @@ namespace {
 const LayoutOptions kVocabRows{.input_layout = Replicate()};
 const LayoutOptions kShardedLogits{.output_layout = Shard(-1), .use_local_output = false};
 
-std::string inner_of(const CausalLM& model) { return std::string(family_of(model.config().architecture).plan.inner); }
+std::string decoder_prefix(const CausalLM& model) {
+  return std::string(family_of(model.config().architecture).plan.base_module);
+}
 
-// Where residuals are whole. The input of attention and MLP is wrapped once for all products that read it, so that its
-// gradient is summed over the ranks once.
+// The plan with a replicated residual stream. The input of attention and of the MLP becomes a DTensor once for all
+// projections that read it, so its gradient is all-reduced once.
 ParallelPlan base_plan(const std::string& inner, bool head_norms) {
   const std::string layer = inner + ".layers.*.";
   const auto whole_input = std::make_shared<PrepareModuleInput>(PrepareModuleInputOptions{
@@ -42,14 +44,19 @@ ParallelPlan base_plan(const std::string& inner, bool head_norms) {
   return plan;
 }
 
-// What a family's plan has of its own.
+// The differences between the families' plans.
 struct PlanShape {
-  bool head_norms = false;                  // q_norm and k_norm
-  std::vector<std::string> norms_before{};  // with sequences: gathered once for all products that read them
-  std::vector<std::string> norms_behind{};  // with sequences: the other norms of a layer
-  std::vector<std::string> rotary{};        // with sequences: children that make angles
+  bool head_norms = false;  // q_norm and k_norm
+  // With sequence parallelism: norms whose output is gathered for the projections, the other norms of a layer, and the
+  // rotary embeddings.
+  std::vector<std::string> gathering_norms{};
+  std::vector<std::string> other_norms{};
+  std::vector<std::string> rotary{};
 };
 
+// Turns base_plan into sequence parallelism: the row-wise projections reduce-scatter to Shard(1) instead of
+// all-reducing, norms run on sequence shards, and the norms before projections all-gather. The input styles of
+// attention and MLP go, because their input is already a replicated DTensor.
 void add_sequence_parallelism(ParallelPlan& plan, const std::string& inner, const PlanShape& shape) {
   const std::string layer = inner + ".layers.*.";
   const auto scattered_rows =
@@ -60,10 +67,10 @@ void add_sequence_parallelism(ParallelPlan& plan, const std::string& inner, cons
            std::make_shared<RowwiseParallel>(
                LayoutOptions{.input_layout = Replicate(), .output_layout = Shard(1), .use_local_output = false}));
   plan.set(inner + ".norm", std::make_shared<SequenceParallel>());
-  for (const auto& name : shape.norms_before) {
+  for (const auto& name : shape.gathering_norms) {
     plan.set(layer + name, std::make_shared<SequenceParallelAllGatherActivation>());
   }
-  for (const auto& name : shape.norms_behind) plan.set(layer + name, std::make_shared<SequenceParallel>());
+  for (const auto& name : shape.other_norms) plan.set(layer + name, std::make_shared<SequenceParallel>());
   plan.set(layer + "self_attn.o_proj", scattered_rows);
   plan.set(layer + "mlp.down_proj", scattered_rows);
   plan.set("lm_head", std::make_shared<ColwiseParallel>(LayoutOptions{
@@ -76,7 +83,7 @@ void add_sequence_parallelism(ParallelPlan& plan, const std::string& inner, cons
 
 PlanFunction plan_of_shape(PlanShape shape) {
   return [shape = std::move(shape)](const CausalLM& model, bool sequence_parallel) {
-    const auto inner = inner_of(model);
+    const auto inner = decoder_prefix(model);
     auto plan = base_plan(inner, shape.head_norms);
     if (sequence_parallel) add_sequence_parallelism(plan, inner, shape);
     return plan;
@@ -86,17 +93,17 @@ PlanFunction plan_of_shape(PlanShape shape) {
 PlanFunctions make_plan_functions() {
   const std::vector<std::string> around = {"input_layernorm", "post_attention_layernorm"};
   const std::map<std::string_view, PlanShape> shapes = {
-      {"llama", {.norms_before = around}},
-      {"qwen", {.head_norms = true, .norms_before = around, .rotary = {"rotary_emb"}}},
-      {"qwen_moe",  // experts take their ranks' share of a sequence
+      {"llama", {.gathering_norms = around}},
+      {"qwen", {.head_norms = true, .gathering_norms = around, .rotary = {"rotary_emb"}}},
+      {"qwen_moe",  // experts take the sequence shard of their rank
        {.head_norms = true,
-        .norms_before = {"input_layernorm"},
-        .norms_behind = {"post_attention_layernorm"},
+        .gathering_norms = {"input_layernorm"},
+        .other_norms = {"post_attention_layernorm"},
         .rotary = {"rotary_emb"}}},
       {"gemma3",
        {.head_norms = true,
-        .norms_before = {"input_layernorm", "pre_feedforward_layernorm"},
-        .norms_behind = {"post_attention_layernorm", "post_feedforward_layernorm"},
+        .gathering_norms = {"input_layernorm", "pre_feedforward_layernorm"},
+        .other_norms = {"post_attention_layernorm", "post_feedforward_layernorm"},
         .rotary = {"rotary_emb", "rotary_emb_local"}}}};
   PlanFunctions functions;
   for (const auto* family : model_families()) {
@@ -118,13 +125,14 @@ const std::map<std::string, StylePtr, std::less<>>& known_styles() {
   return styles;
 }
 
-// What transformers' plans say of experts, which lie over a mesh of their own here (parallel/experts).
-bool is_of_experts(std::string_view style) {
+// Whether a style of transformers' plans is for experts, which have a mesh of their own here (parallel/experts).
+bool is_expert_style(std::string_view style) {
   static const std::set<std::string_view> known = {
       "grouped_gemm", "moe_tp_experts", "moe_identity_expert", "packed_colwise", "packed_rowwise", "local", "gather"};
   return known.contains(style) || style.starts_with("ep_") || style.starts_with("local_");
 }
 
+// base_model_tp_plan and tp_plan of config.json, as (pattern, style name).
 std::vector<std::pair<std::string, std::string>> plan_in_config(const ModelConfig& config) {
   std::vector<std::pair<std::string, std::string>> out;
   const auto text = config.to_json(config.dtype.value_or(at::kFloat));
@@ -148,14 +156,16 @@ const PlanFunctions& PARALLIZE_FUNCTIONS() {
   return functions;
 }
 
+// Each block (attention, MLP) gets one OverlappedBlock instead of the styles of its projections. The norms before the
+// blocks no longer all-gather, because the block gathers in chunks.
 ParallelPlan with_overlap(const CausalLM& model, const ParallelPlan& plan) {
-  const std::string layer = inner_of(model) + ".layers.*.";
+  const std::string layer = decoder_prefix(model) + ".layers.*.";
   ParallelPlan out = plan;
   bool gathered = false;
   for (const auto& [pattern, style] : plan.entries()) {
     if (dynamic_cast<const SequenceParallelAllGatherActivation*>(style.get()) == nullptr) continue;
     gathered = true;
-    out.set(pattern, std::make_shared<SequenceParallel>());  // the block gathers
+    out.set(pattern, std::make_shared<SequenceParallel>());  // OverlappedBlock all-gathers
   }
   TESSERA_CHECK(gathered, ErrorKind::kConfig,
                 "[parallel.plan] asynchronous tensor parallelism needs a plan with sequence parallelism.");
@@ -178,10 +188,12 @@ StylePtr translate_parallel_style(std::string_view style) {
   raise(ErrorKind::kConfig, "[parallel.plan] Unknown parallel style: {}. Known: {}.", style, fmt::join(names, ", "));
 }
 
+// transformers' patterns are relative to the decoder, the plan's patterns to the model. Where transformers gathers the
+// logits, they stay sharded here over the vocabulary, as the loss reads them.
 ParallelPlan get_hf_tp_plan(const CausalLM& model) {
   const auto& config = model.config();
   const auto& keys = family_of(config.architecture).plan;
-  const std::string inner(keys.inner);
+  const std::string inner(keys.base_module);
   std::vector<std::pair<std::string, std::string>> styles;
   for (const auto& [pattern, style] : keys.top) styles.emplace_back(pattern, style);
   const auto from_config = plan_in_config(config);
@@ -197,7 +209,7 @@ ParallelPlan get_hf_tp_plan(const CausalLM& model) {
       config.architecture);
   ParallelPlan plan;
   for (const auto& [pattern, style] : styles) {
-    if (config.experts.count > 0 && is_of_experts(style)) continue;
+    if (config.experts.num_experts > 0 && is_expert_style(style)) continue;
     const bool head = pattern == "lm_head" || pattern == "language_model.lm_head";
     const bool gathers = style == "colwise_rep" || style == "colwise_gather_output";
     plan.set(pattern,

@@ -1,12 +1,12 @@
-// Which styles make a whole model tensor parallel: the plans of its family, transformers' plan, or the user's.
+// Tensor-parallel plans for whole models: the plan of the model's family, the plan of transformers, or a custom plan.
 //
 //   ParallelPlan plan = PARALLIZE_FUNCTIONS().at("LlamaForCausalLM")(*model, /*sequence_parallel=*/true);
 //   ParallelPlan from_transformers = get_hf_tp_plan(*model);
 //   ParallelPlan own = resolve_plan(*model, PlanFile{"plan.yaml"}, /*sequence_parallel=*/false).plan;
 //
-// The families' plans shard vocabulary, heads and the inner width of the MLP, and keep residuals whole, or with
-// sequence parallelism along the tokens, as DTensors that know their uneven sizes. What they do beyond NeMo's is in
-// docs/design/tensor_parallel.md. No communication. Thread-safe.
+// The plans of the families shard the vocabulary, the attention heads and the intermediate size of the MLP. The
+// residual stream is replicated, or with sequence parallelism sharded along the sequence as DTensors that know their
+// uneven sizes. docs/design/tensor_parallel.md lists the differences from NeMo's plans. No communication. Thread-safe.
 #pragma once
 
 #include <filesystem>
@@ -23,44 +23,48 @@ namespace tessera {
 
 using PlanFunction = std::function<ParallelPlan(const CausalLM& model, bool sequence_parallel)>;
 using PlanFunctions = std::map<std::string, PlanFunction, std::less<>>;
-// By architecture, as in config.json. Upstream's spelling, and ours.
+// The families' plans, by the architecture name in config.json. The first function has the spelling of NeMo.
 const PlanFunctions& PARALLIZE_FUNCTIONS();
 inline const PlanFunctions& parallelize_functions() { return PARALLIZE_FUNCTIONS(); }
 
-// A family's plan with sequence parallelism whose gathers and scatters run in chunks beside the products (asynchronous
-// tensor parallelism). Error kConfig for a plan without sequence parallelism.
+// Returns a copy of a family's sequence-parallel plan with asynchronous tensor parallelism: all-gathers and
+// reduce-scatters run in chunks that overlap the matrix products. Error kConfig for a plan without sequence
+// parallelism.
 ParallelPlan with_overlap(const CausalLM& model, const ParallelPlan& plan);
 
-// The style that transformers' plans call so: colwise, rowwise, colwise_rep, rowwise_rep, colwise_gather_output,
-// sequence_parallel, replicated_with_grad_allreduce. The same object each time. Error kConfig "Unknown parallel style".
+// The style for a style name of transformers' plans: colwise, rowwise, colwise_rep, rowwise_rep, colwise_gather_output,
+// sequence_parallel, replicated_with_grad_allreduce. Returns the same object each time. Error kConfig "Unknown parallel
+// style".
 StylePtr translate_parallel_style(std::string_view style);
 
-// The plan of transformers' class and configuration (base_model_tp_plan in config.json comes before that of the class),
-// with the embedding sharded by rows, and a head whose logits stay sharded. Styles of experts (ep_router, grouped_gemm,
-// packed_colwise and the like) are left out: experts lie over a mesh of their own. Error kConfig where there is none.
+// The plan of transformers: base_model_tp_plan in config.json if it exists, else the plan of the model class. The
+// embedding is sharded by rows in addition, and the logits of the head stay sharded. Styles for experts (ep_router,
+// grouped_gemm, packed_colwise and similar) are left out, because experts are sharded over a mesh of their own. Error
+// kConfig if transformers has no plan for the model.
 ParallelPlan get_hf_tp_plan(const CausalLM& model);
 
-// A file of a plan: a YAML map from pattern to a style as transformers calls it, or to {style, input, output, local},
-// whose layouts are "replicate" or "shard(DIM)":
+// A plan file: a YAML map from a pattern to a style name of transformers, or to {style, input, output, local} with the
+// layouts "replicate" or "shard(DIM)":
 //   model.layers.*.mlp.up_proj: colwise
 //   lm_head: {style: colwise, output: shard(-1), local: false}
 struct PlanFile {
   std::filesystem::path path;
 };
-struct AutoPlan {};  // the family's own; transformers' where it has none
-struct HfPlan {};    // transformers'
+struct AutoPlan {};  // the family's plan, or transformers' plan for a family without one
+struct HfPlan {};    // transformers' plan
 using PlanChoice = std::variant<AutoPlan, HfPlan, ParallelPlan, PlanFile, std::function<ParallelPlan()>>;
 
 struct ResolvedPlan {
   ParallelPlan plan;
-  bool custom = false;  // the user's: its patterns without match are worth a warning
+  bool custom = false;  // a plan of the user, whose unmatched patterns deserve a warning
 };
-// Errors kConfig: a custom plan that is empty, cannot be read or whose callable fails, naming the three forms of one;
-// sequence parallelism with transformers' plan; a family without any. Of a custom plan sequence_parallel is not asked.
+// The plan for a choice. sequence_parallel is ignored for a custom plan. Errors kConfig: a custom plan that is empty,
+// cannot be read, or comes from a function that fails (the message names the three forms of a custom plan); sequence
+// parallelism with transformers' plan; a family without any plan.
 ResolvedPlan resolve_plan(const CausalLM& model, const PlanChoice& choice, bool sequence_parallel);
-// "auto", "hf" or the path of a plan file, as a recipe says it.
+// The choice that a recipe states: "auto", "hf" or the path of a plan file.
 PlanChoice parse_plan_choice(const std::string& text);
-// The plan that the text of such a file says; `name` is what errors call it. Error kConfig.
+// Parses the text of a plan file. `name` is the file's name in error messages. Error kConfig.
 ParallelPlan parse_plan(const std::string& yaml, const std::string& name);
 
 }  // namespace tessera

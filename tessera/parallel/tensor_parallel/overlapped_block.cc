@@ -13,7 +13,9 @@
 namespace tessera {
 namespace {
 
-// The products that read one input, made together when the first of them is asked for.
+// The column-wise projections that read one input. The first projection that is called with an input computes the
+// products of all projections, so the input is all-gathered once; the others take their finished product. The input is
+// compared by identity, and each product is taken once, so a second call with the same input computes again.
 struct SharedProducts {
   MeshPtr mesh;
   std::string path;
@@ -22,7 +24,7 @@ struct SharedProducts {
   at::Tensor input;
   std::vector<at::Tensor> ready;
 
-  at::Tensor take(size_t index, const at::Tensor& x) {
+  at::Tensor take_product(size_t index, const at::Tensor& x) {
     if (!input.defined() || !input.is_same(x) || !ready[index].defined()) compute(x);
     at::Tensor result = std::exchange(ready[index], at::Tensor());
     const auto waits = [](const at::Tensor& tensor) { return tensor.defined(); };
@@ -34,8 +36,8 @@ struct SharedProducts {
   void compute(const at::Tensor& x) {
     TESSERA_CHECK(
         is_dtensor(x) && placements(x) == Placements{Shard(1)}, ErrorKind::kShape,
-        "[parallel.style] {}: found an input that lies as {}, wanted tokens as (S(1)). Give the norm before it "
-        "the style SequenceParallel.",
+        "[parallel.style] {}: found {} as input, wanted a DTensor with placements (S(1)). Give the norm before it the "
+        "style SequenceParallel.",
         path, is_dtensor(x) ? to_string(placements(x)) : "a plain tensor");
     std::vector<at::Tensor> weights, biases;
     for (const auto* member : members) {
@@ -48,6 +50,7 @@ struct SharedProducts {
   }
 };
 
+// A column-wise Linear whose product comes from SharedProducts.
 struct GatheredLinear : nn::Linear {
   std::shared_ptr<SharedProducts> shared;
   size_t index;
@@ -55,9 +58,10 @@ struct GatheredLinear : nn::Linear {
       : Linear(former, /*with_weight=*/true), shared(std::move(products)), index(shared->members.size()) {
     shared->members.push_back(this);
   }
-  at::Tensor forward(const at::Tensor& x) override { return shared->take(index, x); }
+  at::Tensor forward(const at::Tensor& x) override { return shared->take_product(index, x); }
 };
 
+// A row-wise Linear whose product is reduce-scattered over the sequence. The bias is added after the sum, once.
 struct ScatteredLinear : nn::Linear {
   MeshPtr mesh;
   int64_t chunks;
@@ -76,11 +80,12 @@ nn::Linear& linear_child(nn::Module& module, const std::string& name, const std:
   for (const auto& [child_name, child] : module.named_children()) {
     auto* linear = child_name == name ? dynamic_cast<nn::Linear*>(child.get()) : nullptr;
     if (linear == nullptr) continue;
-    TESSERA_CHECK(dynamic_cast<nn::LoraLinear*>(linear) == nullptr && nn::packed_weight_of(*linear) == nullptr,
-                  ErrorKind::kConfig,
-                  "[parallel.style] {}.{}: has an adapter or a packed weight, which OverlappedBlock would leave out. "
-                  "Set async_tensor_parallel to false.",
-                  path, name);
+    TESSERA_CHECK(
+        dynamic_cast<nn::LoraLinear*>(linear) == nullptr && nn::packed_weight_of(*linear) == nullptr,
+        ErrorKind::kConfig,
+        "[parallel.style] {}.{}: found an adapter or a packed weight, which OverlappedBlock does not support. "
+        "Set async_tensor_parallel to false.",
+        path, name);
     return *linear;
   }
   raise(ErrorKind::kConfig, "[parallel.style] {}: found no Linear named {}, which its style OverlappedBlock needs.",
@@ -94,6 +99,8 @@ std::string OverlappedBlock::describe() const {
                      options_.chunks);
 }
 
+// All children are checked before the first one is replaced. A replacement takes over the slots of the former Linear
+// and is marked as distributed, so no other style shards it again.
 void OverlappedBlock::apply(nn::Module& module, const StyleContext& context) const {
   for (const auto& name : options_.gathered) linear_child(module, name, context.path);
   linear_child(module, options_.scattered, context.path);
@@ -103,13 +110,13 @@ void OverlappedBlock::apply(nn::Module& module, const StyleContext& context) con
   shared->chunks = options_.chunks;
   const auto replace = [&](const std::string& name, const auto& make) {
     auto& former = linear_child(module, name, context.path);
-    detail::claim(former, context.path + "." + name);
+    detail::mark_distributed_once(former, context.path + "." + name);
     const bool rows = name == options_.scattered;
     for (auto& slot : former.own_parameters()) {
       context.distribute(slot, !rows ? Shard(0) : slot.parameter.dim() == 2 ? Shard(1) : Replicate());
     }
     const std::shared_ptr<nn::Linear> made = make(former);
-    detail::claim(*made, context.path + "." + name);
+    detail::mark_distributed_once(*made, context.path + "." + name);
     module.replace_child(name, made);
     if (context.styled != nullptr) context.styled->insert(made.get());
   };

@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/held_value.h"
+#include "tessera/dtensor/tensor/saved_value.h"
 #include "tessera/kernels/linear/linear.h"
 
 namespace tessera {
@@ -17,56 +17,59 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Where the tokens of all ranks lie: rank r holds rows r * most .. of a padded list of ranks * most tokens, in chunks
-// of each rank's rows.
+// How the tokens of all ranks are split into chunks. Every rank is padded to `max_tokens` tokens, so collectives have
+// equal sizes: rank r holds the rows from r * max_tokens of a list of ranks * max_tokens tokens. Chunk c contains the
+// rows begin(c) to begin(c + 1) of every rank. Tokens are the first dim here, so a chunk is contiguous.
 struct ChunkedTokens {
   OverlapOptions options;
-  int64_t ranks, most, chunks;
+  int64_t ranks, max_tokens, chunks;
 
-  explicit ChunkedTokens(const OverlapOptions& given)
-      : options(given),
-        ranks(given.along.mesh->size(given.along.mesh_dim)),
-        most((given.tokens + ranks - 1) / ranks),
-        chunks(std::max<int64_t>(std::min(given.chunks, most), 1)) {}
+  explicit ChunkedTokens(const OverlapOptions& options)
+      : options(options),
+        ranks(options.along.mesh->size(options.along.mesh_dim)),
+        max_tokens((options.tokens + ranks - 1) / ranks),
+        chunks(std::max<int64_t>(std::min(options.chunks, max_tokens), 1)) {}
 
   comm::Group& group() const { return *options.along.mesh->group(options.along.mesh_dim); }
   int64_t own() const {
     return local_range(options.tokens, ranks, options.along.mesh->local_rank(options.along.mesh_dim)).size;
   }
-  int64_t begin(int64_t chunk) const { return most * chunk / chunks; }
+  int64_t begin(int64_t chunk) const { return max_tokens * chunk / chunks; }
   int64_t length(int64_t chunk) const { return begin(chunk + 1) - begin(chunk); }
 
-  // [B, own, d] as [most, B, d], zeros behind the own tokens.
+  // [B, own, d] to [max_tokens, B, d], with zeros after the own tokens.
   at::Tensor own_rows(const at::Tensor& x) const {
     const auto rows = x.transpose(0, 1);
-    if (own() == most) return rows.contiguous();
-    auto padded = at::zeros({most, x.size(0), x.size(2)}, x.options());
+    if (own() == max_tokens) return rows.contiguous();
+    auto padded = at::zeros({max_tokens, x.size(0), x.size(2)}, x.options());
     padded.narrow(0, 0, own()).copy_(rows);
     return padded;
   }
-  // [B, tokens, d] as [ranks, most, B, d].
+  // [B, tokens, d] to [ranks, max_tokens, B, d], with zeros after the last token.
   at::Tensor all_rows(const at::Tensor& x) const {
     auto rows = x.transpose(0, 1);
-    if (ranks * most != options.tokens) {
-      auto padded = at::zeros({ranks * most, x.size(0), x.size(2)}, x.options());
+    if (ranks * max_tokens != options.tokens) {
+      auto padded = at::zeros({ranks * max_tokens, x.size(0), x.size(2)}, x.options());
       padded.narrow(0, 0, options.tokens).copy_(rows);
       rows = padded;
     }
-    return rows.reshape({ranks, most, x.size(0), x.size(2)});
+    return rows.reshape({ranks, max_tokens, x.size(0), x.size(2)});
   }
+  // The inverses of all_rows and own_rows, without the padding.
   at::Tensor from_all_rows(const at::Tensor& rows) const {
-    return rows.view({ranks * most, rows.size(2), rows.size(3)}).narrow(0, 0, options.tokens).transpose(0, 1);
+    return rows.view({ranks * max_tokens, rows.size(2), rows.size(3)}).narrow(0, 0, options.tokens).transpose(0, 1);
   }
   at::Tensor from_own_rows(const at::Tensor& rows) const { return rows.narrow(0, 0, own()).transpose(0, 1); }
 };
 
-// The chunks of all ranks' rows, gathered one ahead of the one that is worked on.
+// All-gathers the chunks in order. The all-gather of the next chunk is in flight while the caller works on the current
+// one.
 class GatheredChunks {
  public:
   GatheredChunks(const ChunkedTokens& tokens, at::Tensor own_rows) : tokens_(tokens), rows_(std::move(own_rows)) {
     start();
   }
-  // [ranks, length, B, d] of the next chunk; starts the one behind it.
+  // Returns the next chunk, [ranks, length, B, d], after starting the all-gather of the chunk after it.
   at::Tensor next() {
     start();
     auto [chunk, pending] = std::move(under_way_.front());
@@ -87,15 +90,16 @@ class GatheredChunks {
   const ChunkedTokens& tokens_;
   at::Tensor rows_;
   int64_t started_ = 0;
-  std::vector<std::pair<at::Tensor, comm::Pending>> under_way_;
+  std::vector<std::pair<at::Tensor, comm::PendingCollective>> under_way_;
 };
 
-// Sums over the ranks of chunks of all rows, of which each rank keeps its own.
+// Reduce-scatters the chunks: each rank gets the sum over the ranks for its own rows. All reduce-scatters stay in
+// flight until finish().
 class ScatteredChunks {
  public:
   ScatteredChunks(const ChunkedTokens& tokens, int64_t batch, int64_t width, const at::TensorOptions& options)
-      : tokens_(tokens), rows_(at::empty({tokens.most, batch, width}, options)) {}
-  // [ranks, length, B, d] of the next chunk.
+      : tokens_(tokens), rows_(at::empty({tokens.max_tokens, batch, width}, options)) {}
+  // Starts the reduce-scatter of the next chunk, [ranks, length, B, d].
   void add(const at::Tensor& chunk) {
     const auto begin = tokens_.begin(added_), length = tokens_.length(added_);
     pending_.push_back(comm::reduce_scatter_into(tokens_.group(), rows_.narrow(0, begin, length), chunk.contiguous(),
@@ -111,20 +115,24 @@ class ScatteredChunks {
   const ChunkedTokens& tokens_;
   at::Tensor rows_;
   int64_t added_ = 0;
-  std::vector<comm::Pending> pending_;
+  std::vector<comm::PendingCollective> pending_;
 };
 
 at::Tensor flat_rows(const at::Tensor& chunk) { return chunk.reshape({-1, chunk.size(-1)}); }
-// The product with weight [o, d] of rows [ranks, length, B, d].
+// chunk [ranks, length, B, d] times the transposed weight [o, d].
 at::Tensor product(const at::Tensor& chunk, const at::Tensor& weight) {
   return kernels::product_nt(flat_rows(chunk), weight)
       .view({chunk.size(0), chunk.size(1), chunk.size(2), weight.size(0)});
 }
+// Adds left^T right, summed over all tokens of a chunk, to `sum`: the gradient of a weight.
 void add_outer(at::Tensor& sum, const at::Tensor& left, const at::Tensor& right) {
   const auto outer = kernels::product_nt(flat_rows(left).t(), flat_rows(right).t());
   sum = sum.defined() ? sum.add_(outer) : outer;
 }
 
+// Forward all-gathers chunk c + 1 while chunk c is multiplied with all weights. The gathered chunks are saved, so
+// backward does not gather again. Backward computes the gradient of a chunk of x, starts its reduce-scatter, and
+// computes the weights' gradients of that chunk while it runs.
 struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, at::TensorList weights,
                                const OverlapOptions& options) {
@@ -133,7 +141,7 @@ struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
     GatheredChunks chunks(tokens, tokens.own_rows(x));
     variable_list saved, outputs;
     for (const auto& weight : weights) {
-      outputs.push_back(at::empty({tokens.ranks, tokens.most, x.size(0), weight.size(0)}, x.options()));
+      outputs.push_back(at::empty({tokens.ranks, tokens.max_tokens, x.size(0), weight.size(0)}, x.options()));
     }
     for (int64_t c = 0; c < tokens.chunks; ++c) {
       const auto chunk = chunks.next();
@@ -144,13 +152,13 @@ struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
     }
     saved.insert(saved.end(), weights.begin(), weights.end());
     ctx->save_for_backward(saved);
-    ctx->saved_data["tokens"] = hold_value(tokens);
+    ctx->saved_data["tokens"] = make_saved_value(tokens);
     for (auto& output : outputs) output = tokens.from_all_rows(output);
     return outputs;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto& tokens = held_value<ChunkedTokens>(ctx->saved_data["tokens"]);
+    const auto& tokens = saved_value<ChunkedTokens>(ctx->saved_data["tokens"]);
     const auto saved = ctx->get_saved_variables();
     const size_t count = grads.size(), chunks = static_cast<size_t>(tokens.chunks);
     variable_list rows(count), weight_gradients(count);
@@ -164,7 +172,7 @@ struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
       for (size_t i = 0; i < count; ++i) {
         if (rows[i].defined()) sum.add_(product(rows[i].narrow(1, begin, length), saved[chunks + i].t()));
       }
-      scattered.add(sum);  // on its way while the weights' gradients are computed
+      scattered.add(sum);  // overlaps the gradients of the weights below
       for (size_t i = 0; i < count; ++i) {
         if (rows[i].defined()) add_outer(weight_gradients[i], rows[i].narrow(1, begin, length), saved[c]);
       }
@@ -176,13 +184,15 @@ struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
   }
 };
 
+// The reverse of GatheredProducts: forward multiplies chunk c + 1 while the reduce-scatter of chunk c runs, and
+// backward all-gathers the gradient in chunks.
 struct ScatteredProduct : torch::autograd::Function<ScatteredProduct> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const OverlapOptions& options) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const ChunkedTokens tokens(options);
     ctx->save_for_backward({x, weight});
-    ctx->saved_data["tokens"] = hold_value(tokens);
+    ctx->saved_data["tokens"] = make_saved_value(tokens);
     const auto rows = tokens.all_rows(x);
     ScatteredChunks scattered(tokens, x.size(0), weight.size(0), x.options());
     for (int64_t c = 0; c < tokens.chunks; ++c) {
@@ -192,7 +202,7 @@ struct ScatteredProduct : torch::autograd::Function<ScatteredProduct> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto& tokens = held_value<ChunkedTokens>(ctx->saved_data["tokens"]);
+    const auto& tokens = saved_value<ChunkedTokens>(ctx->saved_data["tokens"]);
     const auto saved = ctx->get_saved_variables();
     const auto rows = tokens.all_rows(saved[0]);
     GatheredChunks chunks(tokens, tokens.own_rows(grads[0]));

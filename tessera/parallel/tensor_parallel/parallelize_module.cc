@@ -16,6 +16,7 @@ namespace {
 
 using Matches = std::vector<std::pair<std::string, nn::Module*>>;
 
+// Matches one part of the pattern per level of the module tree, so "*" never matches a dot.
 void match_below(nn::Module& module, const std::string& path, std::string_view pattern, Matches& out) {
   const size_t dot = pattern.find('.');
   const std::string head(pattern.substr(0, dot));
@@ -30,15 +31,16 @@ void match_below(nn::Module& module, const std::string& path, std::string_view p
   }
 }
 
-// A module that no style was applied to would compute with plain inputs on a DTensor.
-void check_nothing_left(nn::Module& root, const std::set<nn::Module*>& styled) {
+// A module without a style must not have a DTensor parameter: it would combine plain inputs with a DTensor. This
+// happens when its parameter is tied to a parameter that the plan shards.
+void check_all_have_styles(nn::Module& root, const std::set<nn::Module*>& styled) {
   for (const auto& [path, module] : root.named_modules()) {
     if (styled.contains(module)) continue;
     for (const auto& slot : module->own_parameters()) {
       TESSERA_CHECK(
           !is_dtensor(slot.parameter), ErrorKind::kConfig,
           "[parallel.parallelize_module] {}.{}: is tied to a parameter that the plan shards, but the plan has "
-          "no style for '{}'. Add one that shards it alike.",
+          "no style for '{}'. Add a style with the same placement.",
           path, slot.name, path);
     }
   }
@@ -64,20 +66,21 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
     log_warning("[parallel.parallelize_module] the plan is empty, so nothing becomes parallel.");
     return unmatched;
   }
-  std::vector<std::pair<const ParallelStyle*, Matches>> work;
+  // All patterns are matched before the first style is applied, so nothing changes if no pattern matches.
+  std::vector<std::pair<const ParallelStyle*, Matches>> matched_styles;
   for (const auto& [pattern, style] : plan.entries()) {
     TESSERA_CHECK(style != nullptr, ErrorKind::kConfig,
-                  "[parallel.parallelize_module] found no style for '{}', wanted one of a ParallelStyle.", pattern);
+                  "[parallel.parallelize_module] pattern '{}': found a null style, wanted a ParallelStyle.", pattern);
     auto matches = match_modules(module, pattern);
     if (matches.empty()) {
       unmatched.push_back(pattern);
     } else {
-      work.emplace_back(style.get(), std::move(matches));
+      matched_styles.emplace_back(style.get(), std::move(matches));
     }
   }
   TESSERA_CHECK(
-      !work.empty(), ErrorKind::kConfig,
-      "[parallel.parallelize_module] no pattern of the plan ({}) is a module here; its children are {}. Write "
+      !matched_styles.empty(), ErrorKind::kConfig,
+      "[parallel.parallelize_module] no pattern of the plan ({}) matches a module; the root's children are {}. Write "
       "patterns as \"layers.*.mlp.up_proj\".",
       fmt::join(unmatched, ", "), [&] {
         std::string names;
@@ -86,18 +89,19 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
       }());
   for (const auto& pattern : unmatched) {
     if (options.warn_unmatched) {
-      log_warning("[parallel.parallelize_module] '{}' is no module here: that line of the plan does nothing.", pattern);
+      log_warning("[parallel.parallelize_module] pattern '{}' matches no module, so its style has no effect.", pattern);
     }
   }
+  // A module that has a DTensor parameter already was sharded by an earlier call and needs no style in this one.
   std::set<nn::Module*> styled;
   for (const auto& [path, each] : module.named_modules()) {
     const auto& own = each->own_parameters();
     if (std::ranges::any_of(own, [](const auto& slot) { return is_dtensor(slot.parameter); })) {
-      styled.insert(each);  // by an earlier call
+      styled.insert(each);
     }
   }
-  const TiedSlots tied(module);
-  for (const auto& [style, matches] : work) {
+  const TiedParameters tied(module);
+  for (const auto& [style, matches] : matched_styles) {
     for (const auto& [path, each] : matches) {
       style->apply(
           *each,
@@ -105,7 +109,7 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
       styled.insert(each);
     }
   }
-  check_nothing_left(module, styled);
+  check_all_have_styles(module, styled);
   return unmatched;
 }
 

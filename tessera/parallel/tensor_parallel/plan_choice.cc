@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kMostPlanBytes = 1 << 20;
+constexpr size_t kMaxPlanBytes = 1 << 20;
 
 [[noreturn]] void refuse_plan(const std::string& plan, const std::string& why) {
   raise(ErrorKind::kConfig,
@@ -31,33 +31,33 @@ Placement parse_layout(const std::string& text, const std::string& where) {
         quote(text));
 }
 
-std::string scalar_of(const YAML::Node& node, const std::string& where) {
-  TESSERA_CHECK(node.IsScalar(), ErrorKind::kConfig, "[parallel.plan] {}: wanted a word.", where);
+std::string require_scalar(const YAML::Node& node, const std::string& where) {
+  TESSERA_CHECK(node.IsScalar(), ErrorKind::kConfig, "[parallel.plan] {}: found a list or map, wanted a word.", where);
   return node.Scalar();
 }
 
-bool boolean_of(const YAML::Node& node, const std::string& where) {
-  const auto text = scalar_of(node, where);
+bool parse_boolean(const YAML::Node& node, const std::string& where) {
+  const auto text = require_scalar(node, where);
   TESSERA_CHECK(text == "true" || text == "false", ErrorKind::kConfig,
                 "[parallel.plan] {}: found {}, wanted true or false.", where, quote(text));
   return text == "true";
 }
 
-// {style, input, output, local}
+// A style written as {style, input, output, local}.
 StylePtr style_with_layouts(const YAML::Node& node, const std::string& where) {
   std::string name;
   LayoutOptions options;
   std::optional<bool> local;
   for (const auto& entry : node) {
-    const auto key = scalar_of(entry.first, where), path = where + "." + key;
+    const auto key = require_scalar(entry.first, where), path = where + "." + key;
     if (key == "style") {
-      name = scalar_of(entry.second, path);
+      name = require_scalar(entry.second, path);
     } else if (key == "input") {
-      options.input_layout = parse_layout(scalar_of(entry.second, path), path);
+      options.input_layout = parse_layout(require_scalar(entry.second, path), path);
     } else if (key == "output") {
-      options.output_layout = parse_layout(scalar_of(entry.second, path), path);
+      options.output_layout = parse_layout(require_scalar(entry.second, path), path);
     } else if (key == "local") {
-      local = options.use_local_output = boolean_of(entry.second, path);
+      local = options.use_local_output = parse_boolean(entry.second, path);
     } else {
       raise(ErrorKind::kConfig, "[parallel.plan] {}: unknown key {}. Known: style, input, output, local.", where,
             quote(key));
@@ -70,8 +70,7 @@ StylePtr style_with_layouts(const YAML::Node& node, const std::string& where) {
     return std::make_shared<SequenceParallel>(SequenceParallelOptions{.use_local_output = local.value_or(false)});
   }
   TESSERA_CHECK(!has_layouts && !local, ErrorKind::kConfig,
-                "[parallel.plan] {}: the style {} takes no layouts. Those of colwise and rowwise do.", where,
-                quote(name));
+                "[parallel.plan] {}: the style {} takes no layouts. Only colwise and rowwise do.", where, quote(name));
   return translate_parallel_style(name);
 }
 
@@ -90,12 +89,12 @@ ParallelPlan parse_plan(const std::string& yaml, const std::string& name) {
   try {
     root = YAML::Load(yaml);
   } catch (const YAML::Exception& problem) {
-    refuse_plan(name, fmt::format("it is no YAML: {}", quote(problem.what())));
+    refuse_plan(name, fmt::format("it is not valid YAML: {}", quote(problem.what())));
   }
   if (!root.IsMap() || root.size() == 0) refuse_plan(name, "found no map from pattern to style in it");
   ParallelPlan plan;
   for (const auto& entry : root) {
-    if (!entry.first.IsScalar()) refuse_plan(name, "found a pattern that is no text");
+    if (!entry.first.IsScalar()) refuse_plan(name, "found a pattern that is not text");
     const auto pattern = entry.first.Scalar();
     const auto where = name + ": " + quote(pattern);
     if (entry.second.IsMap()) {
@@ -120,7 +119,7 @@ ResolvedPlan resolve_plan(const CausalLM& model, const PlanChoice& choice, bool 
   if (std::holds_alternative<AutoPlan>(choice)) {
     const auto found = PARALLIZE_FUNCTIONS().find(model.config().architecture);
     if (found != PARALLIZE_FUNCTIONS().end()) return {.plan = found->second(model, sequence_parallel), .custom = false};
-    log_info("[parallel.plan] {} has no plan of its own; transformers' is taken.", model.config().architecture);
+    log_info("[parallel.plan] {} has no plan of its own; using the plan of transformers.", model.config().architecture);
     return hf_plan(model, sequence_parallel);
   }
   if (const auto* plan = std::get_if<ParallelPlan>(&choice)) {
@@ -130,7 +129,7 @@ ResolvedPlan resolve_plan(const CausalLM& model, const PlanChoice& choice, bool 
   if (const auto* file = std::get_if<PlanFile>(&choice)) {
     std::string text;
     try {
-      text = read_file(file->path, kMostPlanBytes);
+      text = read_file(file->path, kMaxPlanBytes);
     } catch (const Error& problem) {
       refuse_plan(quote(file->path.string()), fmt::format("it cannot be read: {}", problem.what()));
     }

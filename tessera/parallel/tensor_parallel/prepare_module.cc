@@ -14,37 +14,38 @@ std::string layouts_text(const Layouts& layouts) {
   return "(" + text + ")";
 }
 
-void check_lengths(const Layouts& given, const Layouts& desired, const char* name) {
-  TESSERA_CHECK(given.size() == desired.size(), ErrorKind::kConfig,
+void check_lengths(const Layouts& declared, const Layouts& desired, const char* name) {
+  TESSERA_CHECK(declared.size() == desired.size(), ErrorKind::kConfig,
                 "[parallel.style] {0}_layouts and desired_{0}_layouts should have same length! Found {1} and {2}.",
-                name, given.size(), desired.size());
+                name, declared.size(), desired.size());
 }
 
-struct Preparation {
+// The hook of PrepareModuleInput and PrepareModuleOutput.
+struct LayoutHook {
   MeshPtr mesh;
   std::string path;
   const char* name;  // "input", "output"
-  Layouts given, desired;
+  Layouts declared, desired;
   bool local;
   bool leave_others = false;
 
   void operator()(nn::Module&, nn::TensorRefs& tensors) const {
     TESSERA_CHECK(
-        tensors.size() == given.size() || (leave_others && tensors.size() > given.size()), ErrorKind::kShape,
+        tensors.size() == declared.size() || (leave_others && tensors.size() > declared.size()), ErrorKind::kShape,
         "[parallel.style] {0}: module {1}s and {1}_layouts should have same length! Found {2} tensors, wanted {3}.",
-        path, name, tensors.size(), given.size());
-    for (size_t i = 0; i < given.size(); ++i) {
+        path, name, tensors.size(), declared.size());
+    for (size_t i = 0; i < declared.size(); ++i) {
       at::Tensor& tensor = *tensors[i];
-      if (!given[i] || !tensor.defined()) continue;
-      if (!is_dtensor(tensor)) tensor = as_dtensor(tensor, mesh, *given[i]);
-      if (desired[i]) tensor = laid_out(tensor, *desired[i]);
+      if (!declared[i] || !tensor.defined()) continue;
+      if (!is_dtensor(tensor)) tensor = as_dtensor(tensor, mesh, *declared[i]);
+      if (desired[i]) tensor = redistribute_to(tensor, *desired[i]);
       if (local) tensor = to_local(tensor);
     }
   }
 };
 
-std::string describe_preparation(const char* style, const Layouts& given, const Layouts& desired, bool local) {
-  return fmt::format("{}({} -> {}{})", style, layouts_text(given), layouts_text(desired), local ? ", local" : "");
+std::string describe_layout_hook(const char* style, const Layouts& declared, const Layouts& desired, bool local) {
+  return fmt::format("{}({} -> {}{})", style, layouts_text(declared), layouts_text(desired), local ? ", local" : "");
 }
 
 }  // namespace
@@ -54,14 +55,14 @@ PrepareModuleInput::PrepareModuleInput(PrepareModuleInputOptions options) : opti
 }
 
 std::string PrepareModuleInput::describe() const {
-  return describe_preparation("PrepareModuleInput", options_.input_layouts, options_.desired_input_layouts,
+  return describe_layout_hook("PrepareModuleInput", options_.input_layouts, options_.desired_input_layouts,
                               options_.use_local_output);
 }
 
 void PrepareModuleInput::apply(nn::Module& module, const StyleContext& context) const {
-  module.register_forward_pre_hook(Preparation{context.mesh, context.path, "input", options_.input_layouts,
-                                               options_.desired_input_layouts, options_.use_local_output,
-                                               options_.leave_others});
+  module.register_forward_pre_hook(LayoutHook{context.mesh, context.path, "input", options_.input_layouts,
+                                              options_.desired_input_layouts, options_.use_local_output,
+                                              options_.leave_others});
 }
 
 PrepareModuleOutput::PrepareModuleOutput(PrepareModuleOutputOptions options) : options_(std::move(options)) {
@@ -69,13 +70,13 @@ PrepareModuleOutput::PrepareModuleOutput(PrepareModuleOutputOptions options) : o
 }
 
 std::string PrepareModuleOutput::describe() const {
-  return describe_preparation("PrepareModuleOutput", options_.output_layouts, options_.desired_output_layouts,
+  return describe_layout_hook("PrepareModuleOutput", options_.output_layouts, options_.desired_output_layouts,
                               options_.use_local_output);
 }
 
 void PrepareModuleOutput::apply(nn::Module& module, const StyleContext& context) const {
-  module.register_forward_hook(Preparation{context.mesh, context.path, "output", options_.output_layouts,
-                                           options_.desired_output_layouts, options_.use_local_output});
+  module.register_forward_hook(LayoutHook{context.mesh, context.path, "output", options_.output_layouts,
+                                          options_.desired_output_layouts, options_.use_local_output});
 }
 
 PrepareModuleInputOutput::PrepareModuleInputOutput(PrepareModuleInputOptions input, PrepareModuleOutputOptions output)

@@ -1,6 +1,6 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/layers.h"
-#include "tessera/parallel/tensor_parallel/detail/beside_weight.h"
+#include "tessera/parallel/tensor_parallel/detail/adapter_placement.h"
 #include "tessera/parallel/tensor_parallel/detail/layouts.h"
 #include "tessera/parallel/tensor_parallel/styles.h"
 
@@ -23,19 +23,22 @@ void RowwiseParallel::apply(nn::Module& module, const StyleContext& context) con
   TESSERA_CHECK(!embedding || declared.is_replicate(), ErrorKind::kConfig,
                 "[parallel.style] {}: RowwiseParallel of an embedding needs input_layout Replicate, found {}.",
                 context.path, to_string(declared));
-  claim(module, context.path);
+  mark_distributed_once(module, context.path);
+  // The weight knows the global size of the input's last dim. It is read before the weight is sharded.
   const int64_t in_features = embedding ? -1 : weight_sizes(*linear).second;
   for (auto& slot : module.own_parameters()) {
     const bool columns = !embedding && slot.parameter.dim() == 2;
     context.distribute(slot, columns ? Shard(1) : embedding ? Shard(0) : Replicate());
   }
-  distribute_beside(module, Shard(1), context);
-  bring_first_input(module, context, declared, embedding ? Replicate() : Shard(-1), in_features);
-  const auto wanted = options_.output_layout.value_or(Replicate());
+  // The product with a column shard of the weight is a partial sum. The output hook redistributes it: an all-reduce to
+  // Replicate, a reduce-scatter to Shard.
+  distribute_adapter(module, Shard(1), context);
+  redistribute_first_input(module, context, declared, embedding ? Replicate() : Shard(-1), in_features);
+  const auto target_layout = options_.output_layout.value_or(Replicate());
   module.register_forward_hook(
-      [path = context.path, wanted, local = options_.use_local_output](nn::Module&, nn::TensorRefs& outputs) {
-        at::Tensor& y = first_of(outputs, path, "outputs");
-        y = laid_out(y, wanted);
+      [path = context.path, target_layout, local = options_.use_local_output](nn::Module&, nn::TensorRefs& outputs) {
+        at::Tensor& y = first_tensor(outputs, path, "outputs");
+        y = redistribute_to(y, target_layout);
         if (local) y = to_local(y);
       });
 }

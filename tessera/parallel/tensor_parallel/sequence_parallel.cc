@@ -14,13 +14,13 @@ std::string SequenceParallel::describe() const {
 }
 
 void SequenceParallel::apply(nn::Module& module, const StyleContext& context) const {
-  claim(module, context.path);
-  context.replicate_rest(module);
-  bring_first_input(module, context, Shard(options_.sequence_dim), Shard(options_.sequence_dim));
+  mark_distributed_once(module, context.path);
+  context.replicate_plain(module);
+  redistribute_first_input(module, context, Shard(options_.sequence_dim), Shard(options_.sequence_dim));
   module.register_forward_hook(
       [gather = gathers_output_, local = options_.use_local_output](nn::Module&, nn::TensorRefs& outputs) {
         for (at::Tensor* y : outputs) {
-          if (gather && y->defined() && is_dtensor(*y)) *y = laid_out(*y, Replicate());
+          if (gather && y->defined() && is_dtensor(*y)) *y = redistribute_to(*y, Replicate());
         }
         if (local) make_local(outputs);
       });
@@ -33,7 +33,7 @@ std::string RotaryEmbedParallel::describe() const {
 
 namespace {
 
-// A part of the hidden states whose shape all ranks must share.
+// Wraps a shard of the hidden states as a DTensor, after a check that all ranks have the same local shape.
 at::Tensor as_checked_sequence(const at::Tensor& x, const MeshPtr& mesh, const Placement& layout,
                                const std::string& path) {
   try {
@@ -50,12 +50,12 @@ at::Tensor as_checked_sequence(const at::Tensor& x, const MeshPtr& mesh, const P
 }  // namespace
 
 void RotaryEmbedParallel::apply(nn::Module& module, const StyleContext& context) const {
-  claim(module, context.path);
-  context.replicate_rest(module);
+  mark_distributed_once(module, context.path);
+  context.replicate_plain(module);
   const auto layout = Shard(options_.sequence_dim);
   module.register_forward_pre_hook(
       [mesh = context.mesh, path = context.path, layout](nn::Module&, nn::TensorRefs& inputs) {
-        at::Tensor& x = first_of(inputs, path, "inputs");
+        at::Tensor& x = first_tensor(inputs, path, "inputs");
         if (!is_dtensor(x)) x = as_checked_sequence(x, mesh, layout, path);
         for (size_t i = 1; i < inputs.size(); ++i) {
           if (inputs[i]->defined() && !is_dtensor(*inputs[i])) *inputs[i] = as_dtensor(*inputs[i], mesh, Replicate());

@@ -8,19 +8,20 @@
 
 namespace tessera {
 
-TiedSlots::TiedSlots(nn::Module& root) {
+TiedParameters::TiedParameters(nn::Module& root) {
   for (const auto& named : root.named_parameters(/*all=*/true)) {
     kept_.push_back(named.slot->parameter);
     by_tensor_[named.slot->parameter.unsafeGetTensorImpl()].push_back(named.slot);
   }
 }
 
-std::vector<nn::ParameterSlot*> TiedSlots::of(nn::ParameterSlot& slot) const {
+std::vector<nn::ParameterSlot*> TiedParameters::of(nn::ParameterSlot& slot) const {
   const auto found = by_tensor_.find(slot.parameter.unsafeGetTensorImpl());
   return found == by_tensor_.end() ? std::vector<nn::ParameterSlot*>{&slot} : found->second;
 }
 
-void StyleContext::show(nn::ParameterSlot& slot, at::Tensor made) const {
+// All tied slots get the same new tensor, so they stay tied.
+void StyleContext::replace_tied(nn::ParameterSlot& slot, at::Tensor made) const {
   made.set_requires_grad(slot.parameter.requires_grad());
   for (auto* each : tied == nullptr ? std::vector<nn::ParameterSlot*>{&slot} : tied->of(slot)) {
     nn::Module::set_parameter(*each, made);
@@ -28,21 +29,22 @@ void StyleContext::show(nn::ParameterSlot& slot, at::Tensor made) const {
 }
 
 void StyleContext::distribute(nn::ParameterSlot& slot, const Placement& placement) const {
+  // A tied parameter may have been made a DTensor through another slot. The placement must then be the same.
   const at::Tensor old = slot.parameter;
   if (is_dtensor(old)) {
     TESSERA_CHECK(*device_mesh(old) == *mesh && placements(old) == Placements{placement}, ErrorKind::kConfig,
-                  "[parallel.style] {}.{}: lies as {} over {} already, {} over {} is wanted. Parameters that are tied "
-                  "need styles that shard them alike.",
+                  "[parallel.style] {}.{}: found a DTensor with placements {} over {}, wanted {} over {}. Tied "
+                  "parameters need styles with the same placement.",
                   path, slot.name, to_string(placements(old)), device_mesh(old)->to_string(), to_string(placement),
                   mesh->to_string());
     return;
   }
-  show(slot, distribute_tensor(old.detach(), mesh, {placement}, src_data_rank));
+  replace_tied(slot, distribute_tensor(old.detach(), mesh, {placement}, src_data_rank));
 }
 
-void StyleContext::replicate_rest(nn::Module& module) const {
+void StyleContext::replicate_plain(nn::Module& module) const {
   for (auto& slot : module.own_parameters()) {
-    if (!is_dtensor(slot.parameter)) show(slot, from_local(slot.parameter.detach(), mesh, {Replicate()}));
+    if (!is_dtensor(slot.parameter)) replace_tied(slot, from_local(slot.parameter.detach(), mesh, {Replicate()}));
   }
   for (auto& buffer : module.own_buffers()) {
     if (buffer.slot->defined() && !is_dtensor(*buffer.slot)) {

@@ -1,12 +1,13 @@
-// How one module becomes tensor parallel: its parameters are sharded over a 1-d mesh, and hooks around its call say how
-// inputs and outputs lie. Semantics of torch.distributed.tensor.parallel.
+// A style makes one module tensor parallel: it shards the module's parameters over a 1-d mesh, and registers hooks that
+// set the placements of inputs and outputs. Semantics of torch.distributed.tensor.parallel.
 //
 //   ParallelPlan plan;
 //   plan.set("mlp.up_proj", std::make_shared<ColwiseParallel>());
 //   plan.set("mlp.down_proj", std::make_shared<RowwiseParallel>());
 //   parallelize_module(*layer, tp_mesh, plan);                                     // parallelize_module.h
 //
-// Styles are constants, shared between modules and ranks; applying one changes the module alone. Thread-safe.
+// Styles are immutable and may be shared between modules and ranks; applying a style changes the module only.
+// Thread-safe.
 #pragma once
 
 #include <memory>
@@ -22,56 +23,59 @@
 
 namespace tessera {
 
-// The slots that show one tensor, for all tensors of a module: a style that shards one of several tied parameters
-// shards them all.
-class TiedSlots {
+// For every parameter of a module, all slots that share the same tensor. A style that shards one of several tied
+// parameters thus shards all of them.
+class TiedParameters {
  public:
-  explicit TiedSlots(nn::Module& root);
-  // Those tied to `slot`, itself among them, while they show the tensors that they showed when this was made.
+  explicit TiedParameters(nn::Module& root);
+  // All slots tied to `slot`, including `slot` itself. Correct while the slots hold the tensors that they held when
+  // this object was made.
   std::vector<nn::ParameterSlot*> of(nn::ParameterSlot& slot) const;
 
  private:
-  std::vector<at::Tensor> kept_;  // so that no address is used again
+  std::vector<at::Tensor> kept_;  // keeps the tensors alive, so no address in by_tensor_ is reused
   std::unordered_map<const c10::TensorImpl*, std::vector<nn::ParameterSlot*>> by_tensor_;
 };
 
-// Where a style is applied.
+// The context in which a style is applied.
 struct StyleContext {
   MeshPtr mesh;                      // 1-d
-  std::string path;                  // of the module, for messages
-  std::optional<int> src_data_rank;  // whose values count; none: every rank cuts its own
-  const TiedSlots* tied = nullptr;
-  std::set<nn::Module*>* styled = nullptr;  // modules that have a style; one that makes modules adds them
+  std::string path;                  // of the module in the model, for messages
+  std::optional<int> src_data_rank;  // rank whose values are used; none: every rank shards its own values
+  const TiedParameters* tied = nullptr;
+  std::set<nn::Module*>* styled = nullptr;  // modules that have a style; a style that creates modules adds them
 
-  // Shards a parameter, and all that are tied to it. On the meta device nothing is communicated. Error kConfig where a
-  // tied parameter lies in another way already. COLLECTIVE over the mesh with src_data_rank.
+  // Makes a parameter, and all parameters tied to it, DTensors with this placement. On the meta device nothing is
+  // communicated. Error kConfig where a tied parameter is a DTensor with another placement already. COLLECTIVE over the
+  // mesh with src_data_rank.
   void distribute(nn::ParameterSlot& slot, const Placement& placement) const;
-  // All parameters and buffers of the module that are still plain become replicated DTensors, of this rank's values.
-  void replicate_rest(nn::Module& module) const;
+  // Makes all plain parameters and buffers of the module replicated DTensors with this rank's values. No communication.
+  void replicate_plain(nn::Module& module) const;
 
  private:
-  // Puts `made` in place of a parameter and of all that are tied to it.
-  void show(nn::ParameterSlot& slot, at::Tensor made) const;
+  // Replaces a parameter, and all parameters tied to it, by `made`.
+  void replace_tied(nn::ParameterSlot& slot, at::Tensor made) const;
 };
 
 class ParallelStyle {
  public:
   virtual ~ParallelStyle() = default;
-  // Once a module and style that shards parameters. COLLECTIVE over the mesh with src_data_rank, unless parameters are
-  // on the meta device. Error kConfig for a module that the style cannot take.
+  // Applies the style to a module. A style that shards parameters may be applied to a module once. COLLECTIVE over the
+  // mesh with src_data_rank, unless the parameters are on the meta device. Error kConfig for a module that the style
+  // does not support.
   virtual void apply(nn::Module& module, const StyleContext& context) const = 0;
-  // "ColwiseParallel(R -> S(-1), local)"
+  // The style as text: "ColwiseParallel(R -> S(-1), local)".
   virtual std::string describe() const = 0;
 };
 using StylePtr = std::shared_ptr<const ParallelStyle>;
 
-// Styles by the pattern of the modules that they are for, in the order in which they were first set. A pattern is split
-// at dots, each part matched as a file name is ("layers.*.mlp", "l?"); "" is the module itself.
+// A map from module patterns to styles, in the order in which the patterns were first set. A pattern is split at dots,
+// and each part is matched like a file name ("layers.*.mlp", "l?"). The pattern "" is the module itself.
 class ParallelPlan {
  public:
   ParallelPlan() = default;
   ParallelPlan(std::initializer_list<std::pair<std::string, StylePtr>> entries);
-  void set(const std::string& pattern, StylePtr style);  // replaces one of the same pattern at its place
+  void set(const std::string& pattern, StylePtr style);  // a pattern that exists keeps its position
   void update(const ParallelPlan& other);
   void erase(const std::string& pattern);
   const ParallelStyle* find(const std::string& pattern) const;

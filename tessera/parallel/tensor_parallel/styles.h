@@ -1,14 +1,15 @@
-// The styles of tensor parallelism. What they ask and give is in the table; "local" outputs are this rank's part.
+// The styles of tensor parallelism, with the placements of their inputs and outputs. "local": the output is this rank's
+// local tensor, a plain tensor.
 //
 //   style                parameters                           input        output
 //   ColwiseParallel      Linear, Head: rows; Embedding: columns   Replicate   Shard(-1), local
 //   RowwiseParallel      Linear: columns; Embedding: rows     Shard(-1); ids Replicate    Replicate, local
 //   SequenceParallel     replicated                           Shard(1)     Shard(1)
 //
-// A plain input is taken to lie as input_layout says, unchecked; a DTensor is brought to what the style computes on.
-// All calls of a module are COLLECTIVE over the mesh where its style communicates. Uneven sizes are right as long as
-// the global size can be known: that of a row-wise input comes from the weight, sequences of uneven parts must arrive
-// as DTensors.
+// A plain input is assumed to have the placement input_layout; this is not checked. A DTensor input is redistributed to
+// the placement that the style computes on. Every call of a module is COLLECTIVE over the mesh if its style
+// communicates. Uneven sizes are correct when the global size is known: a row-wise Linear takes it from its weight, and
+// a sequence with uneven shards must arrive as a DTensor.
 #pragma once
 
 #include "tessera/parallel/tensor_parallel/style.h"
@@ -21,8 +22,8 @@ struct LayoutOptions {
   bool use_local_output = true;
 };
 
-// Of a Linear (weight and bias), a Head or an Embedding; Error kConfig for another module. The loss of a head that was
-// called with labels is this rank's plain scalar whatever output_layout says.
+// Column-wise style for a Linear (weight and bias), a Head or an Embedding; Error kConfig for another module. The loss
+// of a Head that is called with labels is a plain scalar on every rank, whatever output_layout is.
 class ColwiseParallel : public ParallelStyle {
  public:
   explicit ColwiseParallel(const LayoutOptions& options = {}) : options_(options) {}
@@ -34,8 +35,8 @@ class ColwiseParallel : public ParallelStyle {
   LayoutOptions options_;
 };
 
-// Of a Linear (its bias is replicated, and added once) or an Embedding, where each rank looks up the ids of its rows
-// and the others count as zero; Error kConfig for another module.
+// Row-wise style for a Linear or an Embedding; Error kConfig for another module. The bias of a Linear is replicated and
+// added once. For an Embedding each rank looks up the ids of its own rows, and the other ids contribute zero.
 class RowwiseParallel : public ParallelStyle {
  public:
   explicit RowwiseParallel(const LayoutOptions& options = {}) : options_(options) {}
@@ -52,8 +53,8 @@ struct SequenceParallelOptions {
   bool use_local_output = false;
 };
 
-// A norm or dropout over tokens that are sharded along the sequence. Parameters are replicated, taken to be alike on
-// all ranks; their gradients are summed over the ranks.
+// A norm or dropout over tokens that are sharded along the sequence. Its parameters are replicated and assumed to be
+// equal on all ranks; their gradients are summed over the ranks.
 class SequenceParallel : public ParallelStyle {
  public:
   explicit SequenceParallel(const SequenceParallelOptions& options = {}) : options_(options) {}
@@ -65,7 +66,7 @@ class SequenceParallel : public ParallelStyle {
   bool gathers_output_ = false;
 };
 
-// SequenceParallel whose output is gathered, once for all products that read it. Semantics of NeMo AutoModel.
+// SequenceParallel whose output is all-gathered, once for all projections that read it. Semantics of NeMo AutoModel.
 class SequenceParallelAllGatherActivation : public SequenceParallel {
  public:
   explicit SequenceParallelAllGatherActivation(const SequenceParallelOptions& options = {})
@@ -74,9 +75,9 @@ class SequenceParallelAllGatherActivation : public SequenceParallel {
   }
 };
 
-// A rotary embedding that is called with (hidden states, positions): hidden states are sharded along the sequence, a
-// plain part is checked to have the same shape on all ranks (COLLECTIVE), positions are replicated. Error kShape where
-// shapes differ. Semantics of NeMo RL.
+// A rotary embedding that is called with (hidden states, positions). The hidden states are sharded along the sequence,
+// the positions are replicated. Plain hidden states must have the same local shape on all ranks, and a check for that
+// is COLLECTIVE; Error kShape where shapes differ. Semantics of NeMo RL.
 class RotaryEmbedParallel : public SequenceParallel {
  public:
   using SequenceParallel::SequenceParallel;
@@ -84,17 +85,19 @@ class RotaryEmbedParallel : public SequenceParallel {
   std::string describe() const override;
 };
 
-// A norm over the elements of each head, between a column-wise projection and attention: [B, T, heads, head_dim], heads
-// sharded. The weight is replicated, its gradient summed over the ranks. Plain inputs give plain outputs, DTensors must
-// be Shard(2). NeMo's Qwen3QKNorm, and transformers' replicated_with_grad_allreduce.
+// A norm over the elements of each head, between a column-wise projection and attention. Its input is [B, T, heads,
+// head_dim], sharded over the heads. The weight is replicated, and its gradient is summed over the ranks. A plain input
+// gives a plain output; a DTensor input must be Shard(2), else Error kShape. NeMo's Qwen3QKNorm, and transformers'
+// replicated_with_grad_allreduce.
 class QKNormParallel : public ParallelStyle {
  public:
   void apply(nn::Module& module, const StyleContext& context) const override;
   std::string describe() const override { return "QKNormParallel"; }
 };
 
-// The projection to keys or values of attention that has fewer key-value heads than ranks, of which the number of ranks
-// is a multiple: the weight is replicated, each rank gives the one head that its query heads read.
+// The key or value projection of attention with fewer key-value heads than ranks, where the number of ranks is a
+// multiple of the heads. The weight is replicated. Each rank returns the one head that its query heads read. Error
+// kConfig for a module that is no such Linear.
 class ReplicatedKeyValue : public ParallelStyle {
  public:
   explicit ReplicatedKeyValue(int64_t kv_heads) : kv_heads_(kv_heads) {}
@@ -105,15 +108,16 @@ class ReplicatedKeyValue : public ParallelStyle {
   int64_t kv_heads_;
 };
 
-using Layouts = std::vector<std::optional<Placement>>;  // one a tensor, none: left alone
+using Layouts = std::vector<std::optional<Placement>>;  // one per tensor; nullopt: the tensor is left as it is
 
-// How the tensors among a module's arguments lie, and how its forward wants them. Error kConfig here for lists of
-// different length, Error kShape in a call with another number of tensors.
+// Placements of the tensor arguments of a module, and the placements that its forward needs. A plain tensor is assumed
+// to have its input_layouts entry, and every tensor is redistributed to its desired_input_layouts entry. Error kConfig
+// in the constructor for lists of different lengths, Error kShape in a call with another number of tensors.
 struct PrepareModuleInputOptions {
   Layouts input_layouts = {};
   Layouts desired_input_layouts = {};
   bool use_local_output = false;
-  bool leave_others = false;  // tensors behind those that are named are left alone
+  bool leave_others = false;  // tensors after the listed ones are allowed and left as they are
 };
 class PrepareModuleInput : public ParallelStyle {
  public:
@@ -125,6 +129,7 @@ class PrepareModuleInput : public ParallelStyle {
   PrepareModuleInputOptions options_;
 };
 
+// The same for the tensors among a module's outputs.
 struct PrepareModuleOutputOptions {
   Layouts output_layouts = {};
   Layouts desired_output_layouts = {};
@@ -140,6 +145,7 @@ class PrepareModuleOutput : public ParallelStyle {
   PrepareModuleOutputOptions options_;
 };
 
+// PrepareModuleInput and PrepareModuleOutput on one module.
 class PrepareModuleInputOutput : public ParallelStyle {
  public:
   PrepareModuleInputOutput(PrepareModuleInputOptions input, PrepareModuleOutputOptions output);
@@ -151,10 +157,11 @@ class PrepareModuleInputOutput : public ParallelStyle {
   PrepareModuleOutput output_;
 };
 
-// Attention or MLP of sequence parallelism whose gathers and scatters run in chunks beside the products (asynchronous
-// tensor parallelism): the children named in `gathered` are sharded by columns and read the module's one input, a
-// DTensor Shard(1), the one named in `scattered` by rows, and gives a DTensor Shard(1). Takes the place of their own
-// styles and of the gather before them. Error kConfig for a child that is no Linear.
+// Asynchronous tensor parallelism for an attention or MLP module with sequence parallelism: its all-gathers and
+// reduce-scatters run in chunks that overlap the matrix products. The children named in `gathered` are column-wise and
+// read the module's one input, a DTensor Shard(1). The child named in `scattered` is row-wise and returns a DTensor
+// Shard(1). This style replaces the styles of these children and the all-gather before them. Error kConfig for a child
+// that is not a Linear, or that has an adapter or a packed weight.
 struct OverlappedBlockOptions {
   std::vector<std::string> gathered = {};
   std::string scattered = {};

@@ -6,17 +6,17 @@
     {id: 'grad_norm', title: 'Gradient norm, before clipping', column: 'grad_norm', outliers: 'grad_norm_outliers', logarithmic: true, smooth: true},
     {id: 'lr', title: 'Learning rate', column: 'lr'},
     {id: 'tokens_per_second', title: 'Tokens per second', column: 'tokens_per_second', smooth: true, zero: true},
-    {id: 'seconds', title: 'Seconds a step', column: 'seconds', smooth: true, zero: true},
-    {id: 'parts', title: 'Seconds a step by part', prefix: 'parts.', smooth: true, zero: true},
-    {id: 'ranks', title: 'Seconds in collectives, by rank: others wait for the least', prefix: 'communication_by_rank.', label: 'rank ', smooth: true, zero: true},
+    {id: 'seconds', title: 'Seconds per step', column: 'seconds', smooth: true, zero: true},
+    {id: 'parts', title: 'Seconds per step by part', prefix: 'parts.', smooth: true, zero: true},
+    {id: 'ranks', title: 'Seconds in collectives by rank; the others wait for the lowest', prefix: 'communication_by_rank.', label: 'rank ', smooth: true, zero: true},
     {id: 'memory', title: 'Memory of the largest rank, GB', column: 'memory_bytes', scale: 1e-9, zero: true},
     {id: 'peak_share', title: 'Share of the measured peak of matrix products, %', column: 'peak_share', scale: 100, smooth: true, zero: true},
     {id: 'balance_loss', title: 'Load-balance loss of routers', column: 'balance_loss', smooth: true},
   ];
   const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3], [1, 5], [12, 6]];
   const byId = (id) => document.getElementById(id);
-  const hidden = new Set();  // names of runs
-  const drawn = new Map();   // chart id -> {figure, plot, columns}
+  const hidden = new Set();  // names of the runs that are not drawn
+  const drawn = new Map();   // chart id -> {figure, place, plot, zoomed}
   let data = JSON.parse(byId('data').textContent);
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -36,7 +36,8 @@
     return value.toLocaleString('en', {maximumSignificantDigits: size >= 1000 ? 7 : 5});
   }
 
-  // Weighted by what came before, without the pull to zero of the first values.
+  // Exponential moving average with bias correction: divided by the sum of the weights, so that the first values are not
+  // pulled to zero.
   function smoothed(values, weight) {
     if (weight === 0) return values;
     let sum = 0, total = 0;
@@ -48,7 +49,8 @@
     });
   }
 
-  // What a chart shows: one entry a run and column, with the values as they are and as they are drawn.
+  // The curves of a chart: one entry per run and column, with the values (`values`) and the drawn, smoothed ones
+  // (`curve`).
   function columnsOf(chart) {
     const weight = chart.smooth ? Number(byId('smoothing').value) : 0;
     const logarithmic = chart.logarithmic && byId('logarithmic').checked;
@@ -81,7 +83,7 @@
     return `${chart.title}. ${lines.join('. ')}.`;
   }
 
-  // A piece of a line as the chart draws it.
+  // A legend mark: a piece of the line in its colour and dash pattern.
   function piece(shade, dash) {
     const ink = runColour(shade), stops = [];
     let end = 0;
@@ -166,7 +168,7 @@
 
   function onKey(event, id) {
     const {plot, figure} = drawn.get(id);
-    const [first, last] = plot.series[0].idxs;  // what is in sight
+    const [first, last] = plot.series[0].idxs;  // the rows in the visible range
     const at = plot.cursor.idx ?? first - 1, page = Math.max(Math.ceil((last - first) / 10), 1);
     const wanted = {ArrowLeft: at - 1, ArrowRight: at + 1, Home: first, End: last, PageUp: at - page, PageDown: at + page}[event.key];
     if (wanted === undefined) return;
@@ -256,9 +258,9 @@
     return element('article', {class: 'profile', 'data-profile': name},
       element('h3', {}, `${data.runs.length > 1 ? `${name}, ` : ''}steps ${profile.first_step} to ${profile.last_step}`),
       ...bars, legend, element('div', {class: 'scroll', tabindex: '0', role: 'region', 'aria-label': 'Time by rank and part'}, element('table', {}, ...parts)),
-      longest('Operations of rank 0, the longest', ['name', 'calls a step', 'own ms a step'], profile.operations.map(timed)),
-      longest('Modules of rank 0, forward and backward', ['name', 'calls a step', 'own ms a step'], profile.modules.map(timed)),
-      longest('Collectives of rank 0', ['name', 'group', 'calls a step', 'MB a step', 'ms waited a step'], profile.collectives.map((row) =>
+      longest('Operations of rank 0, longest first', ['name', 'calls per step', 'self ms per step'], profile.operations.map(timed)),
+      longest('Modules of rank 0, forward and backward', ['name', 'calls per step', 'self ms per step'], profile.modules.map(timed)),
+      longest('Collectives of rank 0', ['name', 'group', 'calls per step', 'MB per step', 'ms waited per step'], profile.collectives.map((row) =>
         [row.name, row.group, each(row.calls), each(row.bytes, 1e-6), each(row.seconds, 1e3)])));
   }
 
@@ -290,21 +292,22 @@
   function drawAll() {
     drawHeader();
     CHARTS.forEach(draw);
-    // What is open stays open while nothing in it changes.
+    // The texts are drawn again only if they changed, so that opened details stay open.
     const texts = JSON.stringify(data.runs.map(({recipe, samples, warnings, sessions, profile}) => [recipe, samples, warnings, sessions, profile]));
     if (texts !== drawAll.texts) { drawAll.texts = texts; drawTexts(); }
   }
 
-  // A page that somebody serves with a data.json beside it goes on with the run.
+  // A page that is served together with data.json updates itself. If the first fetch fails there is no such server, and
+  // the page does not try again.
   async function follow() {
     let text = null;
     try {
       const answer = await fetch('data.json', {cache: 'no-store'});
       if (answer.ok) text = await answer.text();
-    } catch (error) { /* told below */ }
+    } catch (error) { /* handled below */ }
     if (text === null) {
-      if (follow.last === undefined) return;  // nobody does
-      byId('state').textContent = 'the run does not answer any more; this is what it told last';
+      if (follow.last === undefined) return;
+      byId('state').textContent = 'the run no longer answers; this page shows its last data';
     } else if (text !== follow.last) {
       data = JSON.parse(text);
       drawAll();

@@ -14,7 +14,8 @@
 namespace tessera::detail {
 namespace {
 
-// Of the CUDA runtime that libtorch has loaded, when it has.
+// Returns a function of the CUDA runtime that libtorch has loaded, or null. Looking the symbol up at run time lets one
+// build work with and without CUDA.
 template <class Function>
 Function cuda_function(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
@@ -27,8 +28,8 @@ void lock_pages(void* memory, size_t bytes) {
                 "and pin_memory off.");
   constexpr unsigned kPortable = 1;
   const int status = register_host(memory, bytes, kPortable);
-  TESSERA_CHECK(status == 0, ErrorKind::kMemory, "[state.create_cpu] cudaHostRegister of {} bytes ended with {}", bytes,
-                status);
+  TESSERA_CHECK(status == 0, ErrorKind::kMemory,
+                "[state.create_cpu] cudaHostRegister of {} bytes failed with CUDA error {}", bytes, status);
 }
 
 }  // namespace
@@ -49,6 +50,8 @@ at::Tensor empty_in_shared_memory(const at::Tensor& like, bool pin) {
   const auto options = at::TensorOptions().dtype(like.scalar_type()).device(c10::kCPU);
   const size_t bytes = static_cast<size_t>(like.numel()) * like.dtype().itemsize();
   if (bytes == 0) return at::empty(like.sizes(), options);
+  // An anonymous shared mapping is inherited by forked processes at the same address. The deleter of the tensor undoes
+  // the two steps in reverse order: first the page-lock, then the mapping.
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   TESSERA_CHECK(memory != MAP_FAILED, ErrorKind::kMemory, "[state.create_cpu] no shared memory of {} bytes", bytes);
   const bool locked = pin && can_pin_memory();

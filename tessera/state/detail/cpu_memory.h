@@ -1,18 +1,20 @@
-// Tensors on the CPU in page-locked and in shared memory. Internal to state.
+// Allocates CPU tensors in page-locked memory and in shared memory. Internal to state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace tessera::detail {
 
-// Whether memory can be page-locked here. Warns once a process when it cannot.
+// Returns whether this process can page-lock memory. Warns once per process when it cannot.
 bool can_pin_memory();
 
-// As empty_like on the CPU, contiguous; pinned by the accelerator's allocator when `pin`.
+// Returns an uninitialised contiguous CPU tensor with the shape and dtype of `like`. With `pin` the accelerator's
+// allocator makes it in pinned memory.
 at::Tensor empty_on_cpu(const at::Tensor& like, bool pin);
 
-// The same in memory that processes forked from this one share; page-locked as well when `pin`. Unmapped with the last
-// tensor. Errors: kMemory when there is none, kConfig where page-locking it is not to be had.
+// Does the same in memory that is shared with the processes forked from this one. With `pin` the memory is also
+// page-locked. The memory is unmapped when the last tensor that uses it is freed. Errors: kMemory when the memory
+// cannot be mapped or page-locked, kConfig when this libtorch offers no page-locking (no cudaHostRegister).
 at::Tensor empty_in_shared_memory(const at::Tensor& like, bool pin);
 
 }  // namespace tessera::detail

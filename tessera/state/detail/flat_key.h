@@ -1,7 +1,7 @@
-// Taking keys of flat optimizer dicts apart.
+// Splits the keys of flat optimizer dicts into a parameter and the rest of the key.
 //
 //   FlatKeyReader reader(parameter_names);
-//   const auto key = reader.read("state.layers.0.weight.exp_avg");   // parameter 0, rest "exp_avg"
+//   const auto key = reader.read("state.layers.0.weight.exp_avg");   // parameter 0, rest_of_key "exp_avg"
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,20 @@
 namespace tessera::detail {
 
 struct FlatKey {
-  bool is_state = false;  // else of param_groups
-  size_t parameter = 0;   // its position
-  std::string_view rest;  // "exp_avg", within the key
+  bool is_state = false;         // true for a key of `state`, false for a key of `param_groups`
+  size_t parameter = 0;          // position of the parameter in the names
+  std::string_view rest_of_key;  // what follows the name of the parameter, such as "exp_avg"; a view into the key
 };
 
-// Names of parameters have dots, and so may names of states, so that only the known names tell them apart.
+// Names of parameters contain dots, and names of states may contain dots too. Only the list of known names shows where
+// the name of the parameter ends.
 class FlatKeyReader {
  public:
-  // The names must outlive it. Error kShape for a name that is there twice.
+  // Keeps views of the names, which must outlive the reader. Error kShape for a name that occurs twice.
   explicit FlatKeyReader(const std::vector<std::string>& parameters);
-  // Nothing for a key of another parameter. Time is linear in the length of the key.
+  // Returns nullopt for a key of an unknown parameter. The time is linear in the length of the key.
   std::optional<FlatKey> read(std::string_view key);
-  int64_t lookups() const { return lookups_; }  // of candidate names so far
+  int64_t lookups() const { return lookups_; }  // candidate names that were looked up so far
 
  private:
   std::unordered_map<std::string_view, size_t> parameters_;

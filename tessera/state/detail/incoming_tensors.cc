@@ -25,6 +25,9 @@ bool can_be_gathered(const StateValue& value) {
 
 }  // namespace
 
+// Rank 0 sends its dict with meta tensors in place of tensors with dims. The announced tensors are numbered in the
+// order of visit_tensors. That order is the same on rank 0 (for `full`) and on all ranks (for the decoded dict), so the
+// i-th announced tensor is rank 0's i-th tensor with dims.
 std::unique_ptr<IncomingTensors> IncomingTensors::of_first_rank(const StateDict& full, comm::Group& group) {
   std::string bytes;
   comm::attempt_together(group, [&] {
@@ -39,15 +42,15 @@ std::unique_ptr<IncomingTensors> IncomingTensors::of_first_rank(const StateDict&
   auto incoming = std::make_unique<IncomingTensors>();
   incoming->group_ = &group;
   incoming->message_ = std::move(decode_state(bytes).dict());
-  auto& parts = incoming->parts_;
+  auto& tensors = incoming->tensors_;
   visit_tensors(incoming->message_, [&](const at::Tensor& tensor) {
-    if (tensor.is_meta()) parts.push_back({.announced = tensor});
+    if (tensor.is_meta()) tensors.push_back({.announced = tensor});
   });
-  incoming->index_parts();
+  incoming->index_tensors();
   if (group.rank() != 0) return incoming;
-  size_t next = 0;  // tensors with dims are announced, in this order
+  size_t next = 0;  // index of the next tensor with dims, in the order in which they are announced
   visit_tensors(full, [&](const at::Tensor& tensor) {
-    if (tensor.dim() > 0) parts[next++].values = tensor;
+    if (tensor.dim() > 0) tensors[next++].values = tensor;
   });
   return incoming;
 }
@@ -57,15 +60,17 @@ std::unique_ptr<IncomingTensors> IncomingTensors::of_shards(const StateDict& sta
   auto incoming = std::make_unique<IncomingTensors>();
   incoming->message_ = state_dict;
   incoming->announce_shards(incoming->message_, "");
-  auto& parts = incoming->parts_;
-  if (parts.empty()) return nullptr;
-  std::ranges::sort(parts, {}, &Part::path);
-  incoming->group_ = parts.front().shards->group.get();
-  incoming->index_parts();
+  auto& tensors = incoming->tensors_;
+  if (tensors.empty()) return nullptr;
+  // Sorting by path gives all ranks one order of all-gathers, whatever the insertion order of their dicts.
+  std::ranges::sort(tensors, {}, &ReceivedTensor::path);
+  incoming->group_ = tensors.front().shards->group.get();
+  incoming->index_tensors();
   incoming->agree_on_shards();
   return incoming;
 }
 
+// Replaces each ShardedTensor with a group by a meta tensor of its whole shape, and records both in tensors_.
 void IncomingTensors::announce_shards(StateDict& dict, const std::string& prefix) {
   for (auto& [key, value] : dict) {
     const auto path = prefix + to_string(key);
@@ -73,41 +78,43 @@ void IncomingTensors::announce_shards(StateDict& dict, const std::string& prefix
     if (!can_be_gathered(value)) continue;
     const auto& sharded = value.sharded();
     const auto announced = at::empty(sharded->size, at::TensorOptions(sharded->dtype).device(c10::kMeta));
-    parts_.push_back({.announced = announced, .shards = sharded, .path = path});
+    tensors_.push_back({.announced = announced, .shards = sharded, .path = path});
     value = announced;
   }
 }
 
-// Each is gathered by its own group, in the order of the paths.
+// Each ShardedTensor is gathered by its own group, in the order of the paths. Ranks with different paths, shapes or
+// groups would call different collectives and hang, so the lists are compared first.
 void IncomingTensors::agree_on_shards() const {
-  comm::Facts facts;
-  for (const auto& part : parts_) {
-    facts.emplace_back(part.path,
-                       fmt::format("a ShardedTensor of {} [{}] over ranks {}", c10::toString(part.shards->dtype),
-                                   fmt::join(part.shards->size, ", "), fmt::join(part.shards->group->ranks(), ",")));
+  comm::NamedValues facts;
+  for (const auto& incoming : tensors_) {
+    facts.emplace_back(
+        incoming.path,
+        fmt::format("a ShardedTensor of {} [{}] over ranks {}", c10::toString(incoming.shards->dtype),
+                    fmt::join(incoming.shards->size, ", "), fmt::join(incoming.shards->group->ranks(), ",")));
   }
-  check_alike(group(), facts, "Load on each rank the dict that was saved on it.");
+  check_equal_on_ranks(group(), facts, "Load on each rank the dict that was saved on it.");
 }
 
-void IncomingTensors::index_parts() {
-  for (size_t i = 0; i < parts_.size(); ++i) position_.emplace(parts_[i].announced.unsafeGetTensorImpl(), i);
+void IncomingTensors::index_tensors() {
+  for (size_t i = 0; i < tensors_.size(); ++i) position_.emplace(tensors_[i].announced.unsafeGetTensorImpl(), i);
 }
 
 bool IncomingTensors::are_known_to_differ(const at::Tensor& a, const at::Tensor& b) const {
-  const auto &first = parts_[position_.at(a.unsafeGetTensorImpl())].shards,
-             &second = parts_[position_.at(b.unsafeGetTensorImpl())].shards;
+  const auto &first = tensors_[position_.at(a.unsafeGetTensorImpl())].shards,
+             &second = tensors_[position_.at(b.unsafeGetTensorImpl())].shards;
   return first && second && !same_values(first, second);
 }
 
-void IncomingTensors::each(c10::Device device,
-                           const std::function<void(const at::Tensor&, const at::Tensor&)>& take) const {
+void IncomingTensors::receive_each(c10::Device device,
+                                   const std::function<void(const at::Tensor&, const at::Tensor&)>& take) const {
   const c10::NoGradGuard no_grad;
-  for (const auto& part : parts_) {
-    if (part.shards) {
-      take(part.announced, all_gather_sharded_tensor(*part.shards));
+  for (const auto& incoming : tensors_) {
+    if (incoming.shards) {
+      take(incoming.announced, all_gather_sharded_tensor(*incoming.shards));
     } else {
-      const at::Tensor& own = group().rank() == 0 ? part.values : part.announced;
-      take(part.announced, broadcast_tensor(group(), own, device, "broadcast_state_dict"));
+      const at::Tensor& own = group().rank() == 0 ? incoming.values : incoming.announced;
+      take(incoming.announced, broadcast_tensor(group(), own, device, "broadcast_state_dict"));
     }
   }
 }
@@ -122,17 +129,19 @@ std::unique_ptr<IncomingTensors> plan_load(const StateDict& state_dict, comm::Gr
   return incoming;
 }
 
+// Values that are here already are loaded at once. The announced tensors are received in the order of the message, and
+// each is loaded into all its targets before the next one arrives, so that only one whole tensor is alive.
 void load_copies(const std::vector<TensorCopy>& copies, const IncomingTensors* incoming, c10::Device device) {
   std::unordered_map<const c10::TensorImpl*, std::vector<at::Tensor>> awaited;
   for (const auto& copy : copies) {
-    if (incoming && incoming->announces(copy.source)) {
+    if (incoming && incoming->is_announced(copy.source)) {
       awaited[copy.source.unsafeGetTensorImpl()].push_back(copy.target);
     } else {
       load_tensor(copy.target, copy.source);
     }
   }
   if (!incoming) return;
-  incoming->each(device, [&](const at::Tensor& announced, const at::Tensor& values) {
+  incoming->receive_each(device, [&](const at::Tensor& announced, const at::Tensor& values) {
     const auto found = awaited.find(announced.unsafeGetTensorImpl());
     if (found == awaited.end()) return;
     for (const auto& target : found->second) load_tensor(target, values);

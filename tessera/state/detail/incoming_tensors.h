@@ -1,8 +1,10 @@
-// Tensors of a state dict that come one by one, so that no more than one of them is whole beside what is loaded: from
-// the first rank of a group, or, for ShardedTensors and models that are not under FSDP1, from the shards of all ranks.
+// Tensors of a state dict whose values come from other ranks, one tensor at a time. At most one of them is whole in
+// memory in addition to the tensors that are loaded. The values come from rank 0 of a group, or, for ShardedTensors,
+// from the shards of all ranks (for models that are not under FSDP1). A tensor whose values have not been received is
+// announced: it is in message() as a meta tensor.
 //
-//   plan(incoming.message());                                  // tensors that are still to come are on the meta device
-//   incoming.each(device, [](const at::Tensor& announced, const at::Tensor& values) { ... });   // COLLECTIVE
+//   plan(incoming.message());                                  // announced tensors are on the meta device
+//   incoming.receive_each(device, [](const at::Tensor& announced, const at::Tensor& values) { ... });   // COLLECTIVE
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,54 +22,59 @@ namespace tessera::detail {
 
 class IncomingTensors {
  public:
-  // The dict of rank 0 of the group, whose structure is sent at once; `full` counts there only. COLLECTIVE over the
-  // group. Error kShape on all ranks for what no message can hold (encode_state).
+  // Broadcasts the structure of rank 0's dict; `full` is read on rank 0 only. COLLECTIVE over the group. Error kShape
+  // on all ranks for a value that a message cannot hold (encode_state) and for a meta tensor.
   static std::unique_ptr<IncomingTensors> of_first_rank(const StateDict& full, comm::Group& group);
-  // Null when the dict, or a dict in it, holds no ShardedTensors. COLLECTIVE over the group of those it holds. Error
-  // kConfig on all ranks when their dicts hold different ones.
+  // Replaces each ShardedTensor of the dict, also in dicts inside it, by an announced tensor. Returns null when there
+  // is no ShardedTensor. COLLECTIVE over the group of the ShardedTensors. Error kConfig on all ranks when the ranks'
+  // ShardedTensors differ in name, dtype, size or ranks.
   static std::unique_ptr<IncomingTensors> of_shards(const StateDict& state_dict);
 
-  // The ranks that take part.
+  // The group whose ranks load together.
   comm::Group& group() const { return *group_; }
   const StateDict& message() const { return message_; }
-  // Whether it is a tensor of the message that is still to come.
-  bool announces(const at::Tensor& tensor) const { return position_.contains(tensor.unsafeGetTensorImpl()); }
-  // Of two announced tensors, before they come: whether this rank's shards of them differ.
+  // Returns whether `tensor` is an announced tensor of the message.
+  bool is_announced(const at::Tensor& tensor) const { return position_.contains(tensor.unsafeGetTensorImpl()); }
+  // Returns whether this rank's shards of two announced tensors differ. This is known before the values are received;
+  // false for tensors from rank 0, which have no shards.
   bool are_known_to_differ(const at::Tensor& a, const at::Tensor& b) const;
-  // `announced` is the tensor of the message; values are on the device, or on that of the shards. COLLECTIVE over the
-  // ranks that take part, for ShardedTensors over the group of each, in an order that all ranks have.
-  void each(c10::Device device,
-            const std::function<void(const at::Tensor& announced, const at::Tensor& values)>& take) const;
+  // Calls `take` with each announced tensor and its values. The values are on `device`, or, for a ShardedTensor, on the
+  // device of its shards. COLLECTIVE over group(), and for a ShardedTensor over the tensor's own group; all ranks use
+  // the same order of tensors.
+  void receive_each(c10::Device device,
+                    const std::function<void(const at::Tensor& announced, const at::Tensor& values)>& take) const;
 
  private:
-  struct Part {
+  struct ReceivedTensor {
     at::Tensor announced;
     std::shared_ptr<ShardedTensor> shards = {};
-    std::string path = {};   // of shards
-    at::Tensor values = {};  // without shards, on the first rank
+    std::string path = {};   // path of the ShardedTensor in the dict
+    at::Tensor values = {};  // rank 0's tensor, on rank 0 only, when there are no shards
   };
   void announce_shards(StateDict& dict, const std::string& prefix);
   void agree_on_shards() const;
-  void index_parts();
+  void index_tensors();
 
   comm::Group* group_ = nullptr;
   StateDict message_;
-  std::vector<Part> parts_;
-  std::unordered_map<const c10::TensorImpl*, size_t> position_;  // of each announced tensor in parts_
+  std::vector<ReceivedTensor> tensors_;
+  std::unordered_map<const c10::TensorImpl*, size_t> position_;  // index in tensors_ of each announced tensor
 };
 
-// Plans a load of the dict, or of the message of its tensors that are still to come: from rank 0 of `group`, where
-// there is one, else from the shards of ShardedTensors. `incoming` is null for tensors that are all here. COLLECTIVE
-// over the ranks that take part: what `plan` throws on one of them is thrown on all. Returns `incoming`.
+// Plans a load of the dict. With a `group` the tensors come from its rank 0, and without one from the shards of the
+// dict's ShardedTensors. `plan` gets the dict with its announced tensors. `incoming` is null when this rank has all
+// tensors already. COLLECTIVE over the ranks that load: an exception of `plan` on one rank is thrown on all ranks.
+// Returns `incoming`.
 using PlanLoad = std::function<void(const StateDict& values, const IncomingTensors* incoming)>;
 std::unique_ptr<IncomingTensors> plan_load(const StateDict& state_dict, comm::Group* group, const PlanLoad& plan);
 
-// One tensor of a dict and where it goes.
+// A tensor of a dict and the tensor that it is loaded into.
 struct TensorCopy {
-  at::Tensor source;  // whole, or lying as the target; one of the message when it is still to come
+  at::Tensor source;  // the whole tensor, a DTensor laid out as the target, or an announced tensor
   at::Tensor target;
 };
-// load_tensor for each. COLLECTIVE over the ranks of `incoming`, unless that is null.
+// Loads each source into its target with load_tensor. COLLECTIVE over the ranks of `incoming`, unless `incoming` is
+// null.
 void load_copies(const std::vector<TensorCopy>& copies, const IncomingTensors* incoming, c10::Device device);
 
 }  // namespace tessera::detail

@@ -6,33 +6,36 @@
 
 #include <algorithm>
 
-#include "tessera/dtensor/redistribute/parts.h"
+#include "tessera/dtensor/redistribute/shard_indices.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/layout.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 
 namespace tessera::detail {
 namespace {
 
-bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
+// Whether two DTensors have the same mesh and placements, so that their local tensors correspond.
+bool have_same_layout(const at::Tensor& a, const at::Tensor& b) {
   return placements(a) == placements(b) && *device_mesh(a) == *device_mesh(b);
 }
 
 }  // namespace
 
-at::Tensor part_of_whole(const at::Tensor& whole, const at::Tensor& like) {
+// Takes this rank's shard with the machinery of redistribute: `held` are the index ranges of the whole tensor, `needed`
+// the ranges of this rank under the placements of `like`. A rank outside the mesh gets an empty tensor.
+at::Tensor local_shard_of(const at::Tensor& whole, const at::Tensor& like) {
   const DeviceMesh& mesh = *device_mesh(like);
   if (!mesh.coordinate()) return whole.new_empty(to_local(like).sizes());
-  const Cuts cuts = cuts_of(mesh, placements(like));
-  Part held, wanted;
+  const ShardSplits splits = shard_splits_of(mesh, placements(like));
+  ShardIndices held, needed;
   for (int64_t dim = 0; dim < whole.dim(); ++dim) {
-    held.push_back(runs_of(whole.size(dim), dim, mesh, Cuts{}, *mesh.coordinate()));
-    wanted.push_back(runs_of(whole.size(dim), dim, mesh, cuts, *mesh.coordinate()));
+    held.push_back(local_index_spans(whole.size(dim), dim, mesh, ShardSplits{}, *mesh.coordinate()));
+    needed.push_back(local_index_spans(whole.size(dim), dim, mesh, splits, *mesh.coordinate()));
   }
-  return take(whole, held, wanted);
+  return slice_part(whole, held, needed);
 }
 
-std::string loading_misfit(const at::Tensor& target, const at::Tensor& value) {
+std::string load_mismatch(const at::Tensor& target, const at::Tensor& value) {
   if (!value.defined()) return "is an undefined tensor";
   if (value.sizes() != target.sizes()) {
     return fmt::format("has shape [{}], wanted [{}]", fmt::join(value.sizes(), ", "), fmt::join(target.sizes(), ", "));
@@ -43,11 +46,13 @@ std::string loading_misfit(const at::Tensor& target, const at::Tensor& value) {
     return fmt::format("is a DTensor on {}, wanted a plain tensor. Gather it first (gather_state_dict)",
                        device_mesh(value)->to_string());
   }
+  // A whole value has no unique split into the addends of a Partial placement.
   if (std::ranges::any_of(placements(target), [](const Placement& each) { return each.is_partial(); })) {
-    return fmt::format("is for a DTensor with pending sums {}. Redistribute that first", to_string(placements(target)));
+    return fmt::format("cannot be loaded into a DTensor with Partial placements {}. Redistribute that DTensor first",
+                       to_string(placements(target)));
   }
-  if (is_dtensor(value) && !lies_alike(target, value)) {
-    return fmt::format("lies as {} on {}, wanted {} on {}. Redistribute it, or pass it whole",
+  if (is_dtensor(value) && !have_same_layout(target, value)) {
+    return fmt::format("has placements {} on {}, wanted {} on {}. Redistribute it, or pass it as a whole tensor",
                        to_string(placements(value)), device_mesh(value)->to_string(), to_string(placements(target)),
                        device_mesh(target)->to_string());
   }
@@ -56,11 +61,11 @@ std::string loading_misfit(const at::Tensor& target, const at::Tensor& value) {
 
 void load_tensor(const at::Tensor& target, const at::Tensor& value) {
   const c10::NoGradGuard no_grad;
-  const at::Tensor local = local_part(target);
+  const at::Tensor local = local_tensor_of(target);
   if (is_dtensor(target) && !is_dtensor(value)) {
-    local.copy_(part_of_whole(value, target));
+    local.copy_(local_shard_of(value, target));
   } else {
-    local.copy_(local_part(value));
+    local.copy_(local_tensor_of(value));
   }
 }
 

@@ -1,4 +1,4 @@
-// Loading a value of a state dict into a tensor of the model or the optimizer, in place. No communication.
+// Loads a value of a state dict in place into a tensor of the model or of the optimizer. No communication.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,16 +7,17 @@
 
 namespace tessera::detail {
 
-// This rank's part, as `like` (a DTensor) lies, of a tensor that the rank has whole; on the device of `whole`, a view
-// of it where the part is one box.
-at::Tensor part_of_whole(const at::Tensor& whole, const at::Tensor& like);
+// Returns this rank's local shard of `whole` for the placements and the mesh of the DTensor `like`. The result is on
+// the device of `whole`. It is a view of `whole` when the shard is one rectangular block.
+at::Tensor local_shard_of(const at::Tensor& whole, const at::Tensor& like);
 
-// Why load_tensor cannot take `value` for `target`; empty when it can. Values may be on the meta device: those that
-// are still to come.
-std::string loading_misfit(const at::Tensor& target, const at::Tensor& value);
+// Returns why load_tensor cannot load `value` into `target`, or an empty text when it can. `value` may be a meta tensor
+// whose values are received later.
+std::string load_mismatch(const at::Tensor& target, const at::Tensor& value);
 
-// Copies, converting dtype and device. The value of a DTensor is a DTensor that lies alike, or a plain tensor of the
-// whole. Counts as one write of the target.
+// Copies `value` into `target` and converts dtype and device. For a DTensor target, `value` is a DTensor with the same
+// placements and mesh, or a plain tensor with the whole values. The copy is one in-place write of the target for
+// autograd's version counter.
 void load_tensor(const at::Tensor& target, const at::Tensor& value);
 
 }  // namespace tessera::detail

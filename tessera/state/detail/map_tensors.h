@@ -1,4 +1,4 @@
-// Changing the local parts of the tensors of a state dict.
+// Replaces the local tensors in a state dict.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,14 +10,16 @@
 
 namespace tessera::detail {
 
-// The DTensor with another local part of the same size.
-at::Tensor with_local(const at::Tensor& dtensor, const at::Tensor& local);
-// A tensor with its local part changed, or a ShardedTensor with all its local shards; anything else as it is.
+// Returns a DTensor like `dtensor` with another local tensor of the same size.
+at::Tensor dtensor_with_local(const at::Tensor& dtensor, const at::Tensor& local);
+// Applies `change` to the local tensor of a tensor or DTensor, or to all local shards of a ShardedTensor. Any other
+// value is returned unchanged.
 StateValue map_local_parts(const StateValue& value, const std::function<at::Tensor(const at::Tensor&)>& change);
-// All of a DTensor on each rank, on the device of its mesh, wherever its local part lies. COLLECTIVE over its mesh.
-// Error kShape, which begins with `where`, for a DTensor on the meta device.
-at::Tensor whole_of_dtensor(const at::Tensor& dtensor, const char* where);
-// Waits for what was copied to or from this device; nullopt: nothing was.
+// Returns the whole DTensor on each rank, on the device of its mesh, on whichever device the local tensor is.
+// COLLECTIVE over the mesh of the DTensor. Error kShape for a DTensor on the meta device; its message begins with
+// `where`.
+at::Tensor gather_full_tensor(const at::Tensor& dtensor, const char* where);
+// Waits for the copies from or to this device; does nothing for nullopt.
 void wait_for_copies(const std::optional<c10::Device>& device);
 
 }  // namespace tessera::detail

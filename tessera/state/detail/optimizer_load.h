@@ -1,5 +1,6 @@
-// Loading an optimizer's dict in two steps: what goes where is found out and checked first, values follow one by one,
-// so that they may still be on their way from another rank. No communication.
+// Loads a state dict into an optimizer in two steps. The first step checks the dict and decides which tensor goes
+// where. The second step copies the values one by one, so that a value may still be on its way from another rank. No
+// communication.
 //
 //   OptimizerLoad load = plan_optimizer_load(optimizer, dict);      // tensors of `dict` may be on the meta device
 //   load.begin();
@@ -19,39 +20,39 @@ namespace tessera::detail {
 
 class OptimizerLoad {
  public:
-  struct Copy {
+  struct StateCopy {
     size_t parameter;   // position in optimizer_parameter_names
-    std::string state;  // exp_avg
+    std::string state;  // set by begin()
     at::Tensor source;  // in the dict
     at::Tensor target;  // after begin()
   };
-  const std::vector<Copy>& copies() const { return copies_; }
+  const std::vector<StateCopy>& copies() const { return copies_; }
 
-  // Sets hyper-parameters; states that get no value are as before the first step.
+  // Sets the hyper-parameters. States without a value in the dict become as before the first step.
   void begin();
-  // Sets numbers of steps.
+  // Sets the step counts.
   void finish();
 
  private:
   friend OptimizerLoad plan_optimizer_load(optim::Optimizer& optimizer, const StateDict& state_dict);
-  struct Parameter {
+  struct ParameterPlan {
     std::string name;
     size_t group = 0;
     double step = 0;
-    at::Tensor step_target = {};  // after begin()
+    at::Tensor step_target = {};  // set by begin()
     size_t first_copy = 0, copies = 0;
   };
-  void plan_state(Parameter& parameter, size_t position, const StateValue& entry);
-  void copy_sources_of_other_states();
+  void plan_state(ParameterPlan& parameter, size_t position, const StateValue& entry);
+  void clone_aliased_sources();
 
   optim::Optimizer* optimizer_ = nullptr;
   std::vector<optim::Hyperparameters> groups_;
-  std::vector<std::vector<std::string>> state_names_;  // of each group, once these are set
-  std::vector<Parameter> parameters_;
-  std::vector<Copy> copies_;
+  std::vector<std::vector<std::string>> state_names_;  // of each group, with the hyper-parameters of the dict
+  std::vector<ParameterPlan> parameters_;
+  std::vector<StateCopy> copies_;
 };
 
-// As load_optimizer_state_dict, with its errors.
+// Checks the dict and plans the load. The errors are those of load_optimizer_state_dict.
 OptimizerLoad plan_optimizer_load(optim::Optimizer& optimizer, const StateDict& state_dict);
 
 }  // namespace tessera::detail

@@ -1,4 +1,4 @@
-// The two parts of an optimizer's dict put together. A StateDict's list of items would copy both trees.
+// Builds an optimizer's dict from its two parts by moving them. An initializer list of StateDict would copy both.
 #pragma once
 
 #include <utility>

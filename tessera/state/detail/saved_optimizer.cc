@@ -12,6 +12,7 @@
 namespace tessera::detail {
 namespace {
 
+// Whether the keys of `state` are ids. A dict without states is classified by the first parameter of its groups.
 bool is_by_id(const StateDict& saved) {
   const auto& state = saved.at("state").dict();
   const auto is_id = [](const auto& item) { return std::holds_alternative<int64_t>(item.first); };
@@ -22,7 +23,8 @@ bool is_by_id(const StateDict& saved) {
   return false;
 }
 
-// A flat dict of parameters that may be shared, under whatever names they were saved.
+// Unflattens a dict whose shared parameters may be saved under any of their names: all names of a group's parameters
+// are passed, and names without keys are left out.
 StateDict unflattened(const StateDict& flat, const std::vector<OptimizerNames>& optimizers) {
   std::vector<std::vector<std::string>> names;
   for (const auto& optimizer : optimizers) {
@@ -34,11 +36,14 @@ StateDict unflattened(const StateDict& flat, const std::vector<OptimizerNames>& 
   return unflatten_optimizer_dict(flat, names);
 }
 
+// Selects the state of single optimizers from a saved dict by name. The groups of the saved run need not be the groups
+// here: states are found by name, and the hyper-parameters of a group are taken from the saved groups of its
+// parameters, which must agree.
 class OptimizerSelection {
  public:
   struct Rules {
     bool strict;
-    bool has_empty_groups;  // a flat dict has none to match
+    bool has_empty_groups;  // false for a flat dict, which has no groups without parameters
     bool several_optimizers;
   };
   OptimizerSelection(const StateDict& saved, const Rules& rules)
@@ -95,7 +100,8 @@ class OptimizerSelection {
     return nullptr;
   }
 
-  // Of the saved group that its parameters were in; nothing when they were in none.
+  // Returns the hyper-parameters of the saved groups that the parameters of `group` were in, which must be equal.
+  // Returns an empty dict when no parameter was in a saved group.
   StateDict settings_of(const GroupNames& group) const {
     if (group.empty()) return rules_.has_empty_groups ? only_empty_group() : StateDict();
     const StateDict* settings = nullptr;
@@ -113,6 +119,8 @@ class OptimizerSelection {
     return settings ? *settings : StateDict();
   }
 
+  // A group without parameters has no name to be found by. It can only be matched when there is exactly one such group
+  // in the dict, and one optimizer.
   const StateDict& only_empty_group() const {
     TESSERA_CHECK(empty_.size() == 1, ErrorKind::kShape,
                   "[state.set_optimizer] There are param groups that have zero parameters. In such a case, DSD only "
@@ -128,14 +136,16 @@ class OptimizerSelection {
   Rules rules_;
   const StateDict& state_;
   const StateList& groups_;
-  std::unordered_map<std::string, size_t> group_of_;  // of each saved name
-  std::vector<size_t> empty_;                         // saved groups without parameters
+  std::unordered_map<std::string, size_t> group_of_;  // index in groups_ of each saved name
+  std::vector<size_t> empty_;                         // indices of the saved groups without parameters
 };
 
 }  // namespace
 
 std::vector<StateDict> select_optimizers(const StateDict& saved, const std::vector<OptimizerNames>& optimizers,
                                          bool strict) {
+  // A flat dict has no key "state", only keys that begin with "state.". It is unflattened into the optimizers' own
+  // groups first. A dict by id is passed on unchanged.
   const bool is_flat = !saved.contains("state");
   if (!is_flat && is_by_id(saved)) {
     TESSERA_CHECK(optimizers.size() == 1, ErrorKind::kShape,

@@ -1,4 +1,5 @@
-// Of a saved dict, by name or flat, of any number of optimizers, what belongs to one optimizer. No communication.
+// Selects from a saved optimizer dict (by name or flat, of any number of optimizers) the state of each optimizer. No
+// communication.
 #pragma once
 
 #include <string>
@@ -9,17 +10,19 @@
 namespace tessera::detail {
 
 struct NamedParameterState {
-  std::vector<std::string> names;  // a shared parameter has several; any of them may be saved
-  bool wants_state = true;         // needs a gradient
+  std::vector<std::string> names;  // a shared parameter has several names; any of them may be in the dict
+  bool wants_state = true;         // whether the parameter needs a gradient
 };
-using GroupNames = std::vector<NamedParameterState>;  // of one group
+using GroupNames = std::vector<NamedParameterState>;  // the parameters of one group
 
 struct OptimizerNames {
   std::vector<GroupNames> groups;
-  bool is_stateless = false;  // no parameter needs a saved state
+  bool is_stateless = false;  // whether the optimizer needs no saved state for any parameter
 };
-// By id, in the groups of each optimizer: what load_optimizer_state_dict takes. `saved` may be by id itself. strict: a
-// parameter that wants a state must have one. Time is linear in all of it. Errors kShape: see set_optimizer_state_dict.
+// Returns one dict for each optimizer. It is by id, in the groups of that optimizer, as load_optimizer_state_dict takes
+// it. `saved` may be by id already when there is one optimizer. With `strict`, a parameter with wants_state must have a
+// saved state. The time is linear in the size of the dict and of the groups. Errors kShape: see
+// set_optimizer_state_dict.
 std::vector<StateDict> select_optimizers(const StateDict& saved, const std::vector<OptimizerNames>& optimizers,
                                          bool strict);
 

@@ -10,12 +10,13 @@ namespace {
 
 constexpr const char* kFirst = "qfirstq";
 constexpr const char* kSecond = "qsecondq";
-constexpr const char* kUnread = "qunreadq";  // under a key that no template reads
+constexpr const char* kUnread = "qunreadq";  // the value of a key that no template reads
 
 Json part(const std::string& text) { return {{"type", "text"}, {"text", text}}; }
 
-// A conversation in which a message of this role has this content, and the others a text, or one part each.
-Json probe(const std::string& role, const Json& content, bool others_in_parts) {
+// A conversation with one message of `role` that has `content`. The content of the other messages is a string, or a
+// list of one part. A "tool" message comes after an assistant message with a tool call, as templates require.
+Json probe_conversation(const std::string& role, const Json& content, bool others_in_parts) {
   const auto text = [&](const char* words) { return others_in_parts ? Json::array({part(words)}) : Json(words); };
   const Json user = {{"role", "user"}, {"content", text("a")}};
   Json message = {{"role", role}, {"content", content}};
@@ -30,10 +31,11 @@ Json probe(const std::string& role, const Json& content, bool others_in_parts) {
   return Json::array({user, caller, message});
 }
 
-// What the template prints of it, empty where it refuses the conversation.
-std::string printed(const ChatTemplate& chat, const std::string& role, const Json& content) {
+// The text that the template prints for the conversation of probe_conversation(); empty where the template refuses the
+// conversation. Templates that read only one form refuse the other messages in the wrong form, so both forms are tried.
+std::string rendered_text(const ChatTemplate& chat, const std::string& role, const Json& content) {
   for (const bool others_in_parts : {false, true}) {
-    const auto messages = probe(role, content, others_in_parts);
+    const auto messages = probe_conversation(role, content, others_in_parts);
     if (auto text = chat.try_render(messages, /*add_generation_prompt=*/false, Json::object())) return std::move(*text);
   }
   return "";
@@ -45,18 +47,19 @@ bool holds(const std::string& text, const char* word) { return text.find(word) !
 
 ContentForm find_content_form(const ChatTemplate& chat, const std::string& role) {
   ContentForm form;
-  const bool takes_text = holds(printed(chat, role, kFirst), kFirst);
+  const bool prints_text = holds(rendered_text(chat, role, kFirst), kFirst);
   Json first = part(kFirst);
   first["unread"] = kUnread;
-  const auto parts = printed(chat, role, Json::array({first, part(kSecond)}));
-  // A template for texts prints a list as Python does, with all that is in it.
+  const auto parts = rendered_text(chat, role, Json::array({first, part(kSecond)}));
+  // A template that reads only strings prints a list as Python's str() does, with all keys; then kUnread is in the
+  // output. A template that reads parts prints only their texts.
   form.reads_parts = holds(parts, kFirst) && !holds(parts, kUnread);
   form.reads_all_parts = form.reads_parts && holds(parts, kSecond);
-  form.reads_text = takes_text || !form.reads_parts;
+  form.reads_text = prints_text || !form.reads_parts;
   return form;
 }
 
-Json messages_for(const ChatTemplate& chat, Json messages) {
+Json adapt_messages(const ChatTemplate& chat, Json messages) {
   for (auto& message : messages) {
     if (!message.is_object() || !message.contains("role") || !message["role"].is_string()) continue;
     if (message["role"] == "developer" && !chat.has_literal("developer")) message["role"] = "system";

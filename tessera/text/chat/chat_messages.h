@@ -1,10 +1,10 @@
-// Messages in the form that a template reads.
+// Converts chat messages to the form that a chat template can read.
 //
-//   const Json messages = messages_for(chat, openai_messages(...));
+//   const Json messages = adapt_messages(chat, openai_messages(...));
 //   chat.render(messages, true);
 //
-// OpenAI's API lets a content be a text or a list of parts, and calls the one who rules over the user "developer".
-// Templates read the one, the other, or both. Thread-safe.
+// In OpenAI's API the content of a message is a string or a list of parts, and the role above the user is "developer".
+// A chat template reads strings, lists of parts, or both. Thread-safe.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -14,12 +14,14 @@
 
 namespace tessera::text {
 
-// A content in parts stays as it is for a template that prints parts, and becomes one text for another; a text becomes
-// one part for a template that prints parts only. The role "developer" becomes "system" where the template does not
-// name it. `messages` is an array of objects; parts are of type text.
-nlohmann::ordered_json messages_for(const ChatTemplate& chat, nlohmann::ordered_json messages);
+// `messages` is an array of objects; all parts are of type "text". A list of parts is kept for a template that prints
+// all parts; for a template that prints only the first part the texts are joined into one part, and for a template that
+// prints strings only they become one string. A string becomes one part for a template that prints parts only. The role
+// "developer" becomes "system" unless the template contains the string literal "developer".
+nlohmann::ordered_json adapt_messages(const ChatTemplate& chat, nlohmann::ordered_json messages);
 
-// What ChatTemplate::content_form answers: renders small conversations. A role that the template refuses reads texts.
+// Computes the result of ChatTemplate::content_form by rendering small conversations. The result is reads_text for a
+// role that the template refuses.
 ContentForm find_content_form(const ChatTemplate& chat, const std::string& role);
 
 }  // namespace tessera::text

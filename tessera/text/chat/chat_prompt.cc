@@ -12,17 +12,19 @@
 namespace tessera::text {
 namespace {
 
-// Around what only looks like a control token. Templates see texts as if marks were not there (jinja/marks.h).
+// The marks around a string in user input that looks like a control token. The template engine compares and strips
+// texts as if they had no marks (jinja/marks.h).
 constexpr std::string_view kBegin = "\xEF\xB7\x90";  // U+FDD0
 constexpr std::string_view kEnd = "\xEF\xB7\x91";    // U+FDD1
 constexpr std::string_view kNoCharacter = "\xEF\xBF\xBD";
 
-// Puts marks around the control tokens in texts that a client gives.
+// Puts marks around the strings of control tokens in values that a client sends. The marks pass through the template,
+// so remove_marks() finds in the rendered text which strings came from the client and which from the template.
 class ControlTokenMarker {
  public:
   ControlTokenMarker(const ChatTemplate& chat, const Tokenizer& tokenizer) : chat_(chat), tokenizer_(tokenizer) {}
 
-  // Every text in the value, keys of objects too.
+  // Marks every string in the value, including the keys of objects.
   void mark(Json& value) {
     if (value.is_string()) {
       value = marked(value.get_ref<const std::string&>());
@@ -33,7 +35,7 @@ class ControlTokenMarker {
       object.reserve(value.size());
       for (auto& [key, member] : value.items()) {
         mark(member);
-        // Appended, since ordered_json's operator[] looks at every key before.
+        // Keys are distinct, so the member is appended: ordered_json's operator[] would search all earlier keys.
         object.Json::object_t::Container::emplace_back(marked(key), std::move(member));
       }
       value = std::move(object);
@@ -43,7 +45,7 @@ class ControlTokenMarker {
   bool any() const { return any_; }
 
  private:
-  // Marks that the text has itself become U+FFFD.
+  // The text with marks around each control token. Marks that the client's text already contains become U+FFFD.
   std::string marked(std::string text) {
     if (jinja::has_marks(text)) text = jinja::without_marks(text, kNoCharacter);
     auto places = tokenizer_.special_tokens_in(text);
@@ -65,10 +67,10 @@ class ControlTokenMarker {
     return out.append(text, done);
   }
 
-  // As in transformers (sanitize_control_tokens): added tokens that the template contains, but no whitespace, which
-  // templates write as ordinary text.
+  // An added token is a control token when the template contains it, as in transformers (sanitize_control_tokens).
+  // Whitespace tokens are excluded, because templates write whitespace as ordinary text.
   bool is_control(std::string_view token) const {
-    return token.find_first_not_of(" \t\n\r\f\v") != token.npos && chat_.writes(token);
+    return token.find_first_not_of(" \t\n\r\f\v") != token.npos && chat_.contains_literal_text(token);
   }
 
   const ChatTemplate& chat_;
@@ -76,10 +78,12 @@ class ControlTokenMarker {
   bool any_ = false;
 };
 
-// Takes the marks out of the text. The places over which no added token may reach: where marks were, and each character
-// between two of them. A template may cut a text so that one mark of a pair is gone; then no token begins at the one,
-// or ends at the other, that is left.
-std::vector<size_t> take_marks(std::string& text) {
+// Removes the marks from the text and returns the barriers for the tokenizer (EncodeOptions::barriers), sorted: the
+// position of each mark, and each character boundary between the two marks of a pair. A template may cut a text, so one
+// mark of a pair may be missing. The barriers behind the first character after a begin mark, and in front of the last
+// character before an end mark, make sure that no token of several characters starts at a begin mark or ends at an end
+// mark in this case.
+std::vector<size_t> remove_marks(std::string& text) {
   std::vector<size_t> places;
   std::string without;
   size_t opened = text.npos;  // in `without`
@@ -116,13 +120,13 @@ std::vector<size_t> take_marks(std::string& text) {
 
 std::vector<TokenId> chat_prompt(const ChatTemplate& chat, const Tokenizer& tokenizer, const Json& messages,
                                  const Json& extra) {
-  auto safe = messages_for(chat, messages);
+  auto safe = adapt_messages(chat, messages);
   auto safe_extra = extra.is_object() ? extra : Json::object();
   ControlTokenMarker marker(chat, tokenizer);
   marker.mark(safe);
   for (auto& [name, value] : safe_extra.items()) marker.mark(value);
   auto text = chat.render(safe, /*add_generation_prompt=*/true, safe_extra).text;
-  const auto barriers = marker.any() ? take_marks(text) : std::vector<size_t>();
+  const auto barriers = marker.any() ? remove_marks(text) : std::vector<size_t>();
   return tokenizer.encode(text, {.add_special_tokens = false, .barriers = barriers});
 }
 

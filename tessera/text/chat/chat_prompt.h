@@ -1,10 +1,11 @@
-// The tokens that a model reads of a chat.
+// The prompt tokens of a chat, safe against control tokens in user input.
 //
 //   const auto ids = chat_prompt(chat, tokenizer, messages);
 //
-// Control tokens are those that the template writes: special tokens, and added tokens that are part of the template's
-// own text (Qwen's <tool_call> and <think>). One that a message, a tool's description or a further value spells out
-// ("<|im_end|>" typed by a user) is text, so that none of them ends a turn and speaks as another. Thread-safe.
+// Control tokens are the special tokens, and the added tokens that the template's own text contains (Qwen's <tool_call>
+// and <think>). Only the template can produce control tokens. When a message, a tool description or another given value
+// contains the string of a control token ("<|im_end|>" typed by a user), it is encoded as plain text, so user input
+// cannot end its turn and pose as another role. Thread-safe.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -15,8 +16,8 @@
 
 namespace tessera::text {
 
-// With the beginning of the assistant's answer. Errors as ChatTemplate::render's; `extra` as there. The messages may
-// have their content in any form (chat_messages.h).
+// The prompt ends with the generation prompt, i.e. the header of the assistant's turn. `extra` and the errors are those
+// of ChatTemplate::render. The content of a message may be a string or a list of parts (chat_messages.h).
 std::vector<TokenId> chat_prompt(const ChatTemplate& chat, const Tokenizer& tokenizer,
                                  const nlohmann::ordered_json& messages,
                                  const nlohmann::ordered_json& extra = nlohmann::ordered_json::object());

@@ -20,41 +20,44 @@ namespace tessera::text {
 
 using jinja::Value;
 
-struct ChatTemplate::State {
+struct ChatTemplate::TemplateData {
   std::string name;
   ChatTemplateLimits limits;
-  jinja::Template tree;
-  std::optional<jinja::Template> with_tools;  // the "tool_use" template of a list
+  jinja::ParsedTemplate tree;
+  std::optional<jinja::ParsedTemplate> with_tools;  // the template named "tool_use", where chat_template is a list
   Json special_tokens = Json::object();
   mutable std::mutex content_forms_mutex;
-  mutable std::map<std::string, ContentForm> content_forms;  // by role, those that were asked for
+  mutable std::map<std::string, ContentForm> content_forms;  // by role, filled by content_form()
 };
 
 namespace {
 
 [[noreturn]] void raise_at(const std::string& name, int line, const std::string& message) {
-  constexpr size_t kMaxMessageBytes = 1000;  // some of it is what a template gave to raise_exception
+  constexpr size_t kMaxMessageBytes = 1000;  // the text that a template passes to raise_exception has any length
   std::string one_line = message.substr(0, kMaxMessageBytes);
   std::replace_if(
       one_line.begin(), one_line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
   raise(ErrorKind::kFormat, "[text.chat_template] {} line {}: {}", name, line, escape(one_line, kMaxMessageBytes));
 }
 
-jinja::Template parse_source(const std::string& source, const std::string& name, const ChatTemplateLimits& limits) {
+jinja::ParsedTemplate parse_source(const std::string& source, const std::string& name,
+                                   const ChatTemplateLimits& limits) {
   TESSERA_CHECK(source.size() <= limits.max_template_bytes, ErrorKind::kFormat,
                 "[text.chat_template] {}: the template has {} bytes, wanted at most {}.", name, source.size(),
                 limits.max_template_bytes);
   TESSERA_CHECK(is_valid_utf8(source), ErrorKind::kFormat, "[text.chat_template] {}: the template is not UTF-8.", name);
   try {
     return jinja::parse_template(source, limits.max_depth);
-  } catch (const jinja::SyntaxFailure& failure) {
+  } catch (const jinja::TemplateSyntaxError& failure) {
     raise_at(name, failure.line, failure.message);
   }
 }
 
-// What the caller gives is no work of the template's.
+// A budget without limits, for converting the caller's values: the template does not pay for this work.
 jinja::Budget unlimited() { return {~size_t{0}, ~size_t{0}, 0}; }
 
+// Converts a given value to a template value. The depth is limited here, before the evaluator sees the value, because
+// the conversion recurses.
 Value value_of(const Json& json, int depth, int max_depth) {
   if (depth > max_depth) jinja::fail("the given values are nested deeper than {}", max_depth);
   switch (json.type()) {
@@ -67,7 +70,7 @@ Value value_of(const Json& json, int depth, int max_depth) {
         return Value::big_integer(std::to_string(json.get<uint64_t>()));
       }
       return Value::integer(json.get<int64_t>());
-    case Json::value_t::binary: {
+    case Json::value_t::binary: {  // a number with its exact digits (base/text/json_numbers.h)
       const auto digits = *exact_digits(json);
       return is_integer_text(digits) ? Value::big_integer(std::string(digits)) : Value::real(nearest_double(digits));
     }
@@ -94,13 +97,14 @@ Value value_of(const Json& json, int depth, int max_depth) {
   }
 }
 
-// A message's reasoning goes by three names; transformers fills the standard one and the one of older templates.
+// Clients send the reasoning of a message under one of three keys. Like transformers, this function copies it to
+// "reasoning_content", the standard key, and to "thinking", the key that older templates read.
 Value with_reasoning(const Value& message) {
   const auto& fields = message.get<jinja::Dict>();
   auto budget = unlimited();
   for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
     const Value* reasoning = fields.find(Value::text(name), budget);
-    if (!reasoning || reasoning->is(jinja::Kind::kNone)) continue;
+    if (!reasoning || reasoning->is(jinja::ValueKind::kNone)) continue;
     auto made = std::make_shared<jinja::Dict>();
     made->set(Value::text("thinking"), *reasoning, budget);
     for (const auto& [key, value] : fields.entries) made->set(key, value, budget);
@@ -113,18 +117,19 @@ Value with_reasoning(const Value& message) {
 }  // namespace
 
 ChatTemplate ChatTemplate::parse(std::string source, std::string name, const ChatTemplateLimits& limits) {
-  auto state = std::make_shared<State>();
+  auto state = std::make_shared<TemplateData>();
   state->tree = parse_source(source, name, limits);
   state->name = std::move(name);
   state->limits = limits;
   return ChatTemplate(std::move(state));
 }
 
+// chat_template.jinja has precedence over "chat_template" of tokenizer_config.json, as in transformers.
 std::optional<ChatTemplate> ChatTemplate::from_folder(const std::filesystem::path& folder) {
-  auto state = std::make_shared<State>();
+  auto state = std::make_shared<TemplateData>();
   const auto config_path = folder / "tokenizer_config.json";
   const auto file_path = folder / "chat_template.jinja";
-  const Json config = read_object_if_there(config_path, "[text.chat_template] " + config_path.string());
+  const Json config = read_optional_json_object(config_path, "[text.chat_template] " + config_path.string());
   state->special_tokens = special_tokens_of(read_special_tokens_map(folder), config);
   if (std::filesystem::exists(file_path)) {
     state->name = file_path.string();
@@ -180,6 +185,8 @@ RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prom
                   "[text.chat_template] {}: message {} is {}, wanted an object.", state_->name, i,
                   messages[i].type_name());
   }
+  // Later definitions replace earlier ones: defaults, then special tokens, then `extra`; "messages" and
+  // "add_generation_prompt" last, so `extra` cannot replace them.
   jinja::Evaluator evaluator({limits.max_steps, limits.max_output_bytes, limits.max_depth}, time_);
   try {
     evaluator.define("tools", Value::none());
@@ -199,7 +206,7 @@ RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prom
     rendered.text = evaluator.run(tools && state_->with_tools ? state_->with_tools->body : state_->tree.body);
     rendered.generation_spans = evaluator.generation_spans();
     return rendered;
-  } catch (const jinja::Failure& failure) {
+  } catch (const jinja::RenderError& failure) {
     raise_at(state_->name, evaluator.line(), failure.message);
   }
 }
@@ -222,7 +229,8 @@ ChatTemplate ChatTemplate::at_time(std::time_t seconds) const {
 bool ChatTemplate::marks_generation() const { return state_->tree.has_generation; }
 
 ContentForm ChatTemplate::content_form(const std::string& role) const {
-  // Roles beyond these few are of one kind: a server is sent as many names of them as a client likes.
+  // All unknown roles share one entry, because a client may send any number of different role names and the map must
+  // not grow with them.
   const bool known = role == "system" || role == "user" || role == "assistant" || role == "tool";
   const std::lock_guard lock(state_->content_forms_mutex);
   const auto [form, added] = state_->content_forms.try_emplace(known ? role : "other");
@@ -234,12 +242,15 @@ bool ChatTemplate::reads_clock() const {
   return state_->tree.reads_clock || (state_->with_tools && state_->with_tools->reads_clock);
 }
 
-bool ChatTemplate::writes(std::string_view text) const {
+bool ChatTemplate::contains_literal_text(std::string_view text) const {
   return state_->tree.literals.find(text) != std::string::npos ||
          (state_->with_tools && state_->with_tools->literals.find(text) != std::string::npos);
 }
 
-bool ChatTemplate::has_literal(std::string_view text) const { return writes(fmt::format("{0}{1}{0}", '\0', text)); }
+// `literals` has each literal between two null characters.
+bool ChatTemplate::has_literal(std::string_view text) const {
+  return contains_literal_text(fmt::format("{0}{1}{0}", '\0', text));
+}
 
 const std::string& ChatTemplate::name() const { return state_->name; }
 

@@ -17,7 +17,7 @@ Json message(const char* role, const char* content, bool in_parts) {
   return {{"role", role}, {"content", Json::array({{{"type", "text"}, {"text", content}}})}};
 }
 
-// Templates for tools alone (Hermes 3) refuse a chat without a list of them.
+// Templates for tool use only (Hermes 3) refuse a chat without a list of tools, so an empty list is tried, too.
 std::optional<std::string> rendered(const ChatTemplate& chat, const Json& messages) {
   for (const Json& extra : {Json::object(), Json{{"tools", Json::array()}}}) {
     if (auto text = chat.try_render(messages, /*add_generation_prompt=*/false, extra)) return text;
@@ -27,7 +27,8 @@ std::optional<std::string> rendered(const ChatTemplate& chat, const Json& messag
 
 bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == text.npos; }
 
-// Some vocabularies hold runs of spaces and line ends as added tokens.
+// The first special or added token of the text. Blank tokens do not count: some vocabularies have runs of spaces and
+// newlines as added tokens.
 std::optional<TokenId> first_control_token(std::string_view text, const Tokenizer& tokenizer) {
   for (const TokenId id : tokenizer.encode(text, {.add_special_tokens = false})) {
     if (tokenizer.is_special(id) || (tokenizer.is_added(id) && !is_blank(tokenizer.id_to_token(id)))) return id;
@@ -35,6 +36,8 @@ std::optional<TokenId> first_control_token(std::string_view text, const Tokenize
   return std::nullopt;
 }
 
+// Renders a chat of one question and one answer, and searches the text after the answer. If this text has no control
+// token, a second question is added, and the text between the answer and this question is searched.
 std::optional<TokenId> turn_end_token(const ChatTemplate& chat, const Tokenizer& tokenizer, bool in_parts) {
   Json messages = {message("user", "question", in_parts), message("assistant", kAnswer, in_parts)};
   const auto ended = rendered(chat, messages);

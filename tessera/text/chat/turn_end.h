@@ -1,4 +1,4 @@
-// The token that ends a turn of a chat, as the chat template has it.
+// Finds the token with which a chat template ends a turn.
 //
 //   const auto token = turn_end_token(chat, tokenizer);        // Qwen: <|im_end|>, Gemma: <end_of_turn>
 #pragma once
@@ -10,9 +10,9 @@
 
 namespace tessera::text {
 
-// The first special or added token that the template prints behind an assistant's content. Where a turn has no end of
-// its own, as in GLM's chats, the first one in front of the next message. Nothing where no such token is printed, and
-// for a template that refuses a chat of one question and one answer. Thread-safe.
+// The first special or added token that the template prints after the assistant's content. In a format without a
+// turn-end token (GLM), the result is the first such token between this content and the next message. nullopt when the
+// template prints no such token, and when it refuses a chat of one question and one answer. Thread-safe.
 std::optional<TokenId> turn_end_token(const ChatTemplate& chat, const Tokenizer& tokenizer);
 
 }  // namespace tessera::text

@@ -1,4 +1,4 @@
-// Which strings of bytes are wanted: sets of bytes, put together.
+// A context-free grammar of byte strings, built from sets of bytes.
 //
 //   GrammarBuilder build;
 //   const auto digit = build.range('0', '9');
@@ -7,9 +7,9 @@
 //   const Grammar grammar = std::move(build).finish(list);
 //   GrammarStates states(grammar);                            // grammar_states.h
 //
-// What is in other grammars regular or context-free is so here; what is ambiguous is followed in all its readings.
-// A grammar takes at most kMostBytes of memory, which is looked at before each part is made: a stranger's schema costs
-// no more. A Grammar is immutable and cheap to copy: copies share what it holds.
+// A grammar may be ambiguous; GrammarStates follows all readings of a text. A grammar uses at most kMostBytes of
+// memory. The limit is checked before each part is added, because the schema may come from an untrusted client. A
+// Grammar is immutable and cheap to copy: copies share the data.
 #pragma once
 
 #include <bitset>
@@ -20,7 +20,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tessera/text/tokenizer/text_tree.h"
+#include "tessera/text/tokenizer/radix_tree.h"
 
 namespace tessera::text {
 
@@ -28,7 +28,7 @@ using ByteSet = std::bitset<256>;
 
 class Grammar {
  public:
-  using Part = int32_t;  // of the grammar that made it
+  using PartId = int32_t;  // index of a node; valid only in the grammar that created it
   static constexpr size_t kMostBytes = size_t{4} << 20;
 
   size_t bytes() const { return parts_->bytes; }
@@ -36,81 +36,91 @@ class Grammar {
  private:
   friend class GrammarBuilder;
   friend class GrammarStates;
-  enum class Kind : uint8_t { kBytes, kLiteral, kOneOf, kOtherThan, kSequence, kChoice, kRepeat, kForward };
-  static constexpr int32_t kEndless = -1;
+  enum class NodeKind : uint8_t { kBytes, kLiteral, kOneOf, kNoneOf, kSequence, kChoice, kRepeat, kForward };
+  static constexpr int32_t kUnbounded = -1;
 
-  // What the numbers of a node say is the matter of its kind.
+  // The meaning of the numbers depends on the kind:
+  //   kBytes: first is an index into sets.
+  //   kLiteral: first is the position of its first byte in text, second its number of bytes.
+  //   kOneOf: first is an index into trees.
+  //   kNoneOf: first is an index into others.
+  //   kSequence, kChoice: first is the index into lists of the first child, second the number of children.
+  //   kRepeat: first is the child, second the minimum and third the maximum number of repetitions, or kUnbounded.
+  //   kForward: first is the part that define() has set, -1 before.
   struct Node {
-    Kind kind;
-    int32_t first = 0;   // set, first byte of a literal, tree, row of others, first of the parts, part
-    int32_t second = 0;  // bytes of a literal, number of parts, least
-    int32_t third = 0;   // most
+    NodeKind kind;
+    int32_t first = 0;
+    int32_t second = 0;
+    int32_t third = 0;
   };
-  // A text that is none of a tree's, up to a byte that ends it.
-  struct Other {
-    int32_t tree;
-    int32_t characters;  // the set of those of one byte
-    Part after;          // what may follow once the text can be none of them
-    Part wide;           // a character of several bytes, and what may follow
-    uint8_t end;
+  // The data of a kNoneOf node (GrammarBuilder::none_of_texts).
+  struct ExcludedTexts {
+    int32_t tree;        // index into trees: the excluded texts
+    int32_t characters;  // index into sets: the allowed characters of one byte
+    PartId after;        // the part that may follow when the text differs from all excluded texts
+    PartId wide;         // a character of several bytes and the part that may follow it
+    uint8_t end;         // the byte after the text
   };
-  struct Parts {
+  struct GrammarData {
     std::vector<Node> nodes{};
     std::vector<ByteSet> sets{};
-    std::string text{};         // of literals
-    std::vector<Part> lists{};  // of sequences and choices
-    std::vector<TextTree> trees{};
-    std::vector<Other> others{};
-    Part root = 0;
+    std::string text{};           // the bytes of all literals
+    std::vector<PartId> lists{};  // the children of all sequences and choices
+    std::vector<RadixTree> trees{};
+    std::vector<ExcludedTexts> others{};
+    PartId root = 0;
     size_t bytes = 0;
   };
-  std::shared_ptr<const Parts> parts_;
+  std::shared_ptr<const GrammarData> parts_;
 };
 
-// Each function that makes a part: Error kConfig where the grammar would take over Grammar::kMostBytes.
+// Builds a grammar from parts. Each function that creates a part raises Error kConfig when the grammar would use more
+// than Grammar::kMostBytes.
 class GrammarBuilder {
  public:
-  using Part = Grammar::Part;
+  using PartId = Grammar::PartId;
 
-  Part bytes(const ByteSet& set);
-  Part range(int first, int last);      // one byte, both included
-  Part literal(std::string_view text);  // "": nothing
-  Part one_of(const std::vector<std::string_view>& texts);
-  // Characters and the byte behind them, which are together none of the texts: those of one byte are in a set; `wide`
-  // is a character of several bytes with what may follow, `after` what may follow where a text can no longer come.
-  // Beside a character of several bytes with which a text goes on no other such character may stand: that keeps out
-  // more than it must.
-  struct OtherThan {
+  PartId bytes(const ByteSet& set);
+  PartId range(int first, int last);      // one byte from `first` to `last`, both included
+  PartId literal(std::string_view text);  // "" is the empty text
+  PartId one_of(const std::vector<std::string_view>& texts);
+  // A text of UTF-8 characters, then the byte `end`, where the text is none of the excluded `texts`. The grammar
+  // follows the tree of the excluded texts byte by byte. Where a character leaves the tree, `after` follows (after a
+  // character of one byte in `characters`) or `wide` matches (a character of several bytes and all that follows it).
+  // Limitation: at a position where an excluded text continues with a character of several bytes, all other characters
+  // of several bytes are excluded, too.
+  struct NoneOfOptions {
     uint8_t end;
     ByteSet characters;
-    Part after, wide;
+    PartId after, wide;
   };
-  Part other_than(const std::vector<std::string_view>& texts, const OtherThan& options);
-  Part sequence(const std::vector<Part>& parts);
-  Part choice(const std::vector<Part>& parts);
-  Part optional(Part part) { return repeat(part, 0, 1); }
-  Part many(Part part) { return repeat(part, 0); }  // or none
-  Part repeat(Part part, int32_t least, int32_t most = Grammar::kEndless);
-  // To be defined later, once. It may contain itself behind a byte, not as its beginning.
-  Part forward();
-  void define(Part forward, Part as);
+  PartId none_of_texts(const std::vector<std::string_view>& texts, const NoneOfOptions& options);
+  PartId sequence(const std::vector<PartId>& parts);
+  PartId choice(const std::vector<PartId>& parts);
+  PartId optional(PartId part) { return repeat(part, 0, 1); }
+  PartId zero_or_more(PartId part) { return repeat(part, 0); }
+  PartId repeat(PartId part, int32_t min_count, int32_t max_count = Grammar::kUnbounded);
+  // A part that define() sets later, once, so that a part can contain itself. Between the begin of the part and itself
+  // there must be at least one byte: left recursion is not supported.
+  PartId forward();
+  void define(PartId forward, PartId as);
 
-  // Parts of which no text comes to an end are left out, so that each byte that may come leads to a whole text. Error
-  // kConfig where the root is one.
-  Grammar finish(Part root) &&;
+  // Removes the parts that have no finite text, so that every allowed byte can be continued to a whole text. Error
+  // kConfig when the root has no finite text.
+  Grammar finish(PartId root) &&;
 
  private:
-  void charge(size_t bytes);
-  Part add(const Grammar::Node& node);
-  Part list(Grammar::Kind kind, const std::vector<Part>& parts);
+  void charge(size_t bytes);  // adds to the memory of the grammar and checks the limit
+  PartId add(const Grammar::Node& node);
+  PartId list(Grammar::NodeKind kind, const std::vector<PartId>& parts);
   int32_t set_of(const ByteSet& set);
   int32_t tree_of(const std::vector<std::string_view>& texts);
-  std::vector<bool> parts_with_texts() const;
+  std::vector<bool> find_productive_parts() const;
 
-  Grammar::Parts grammar_;
-  std::unordered_map<ByteSet, int32_t> sets_;
-  std::unordered_map<int32_t, Part> parts_of_sets_;
-  Part nothing_ = -1;
+  Grammar::GrammarData grammar_;
+  std::unordered_map<ByteSet, int32_t> sets_;          // index of each set in grammar_.sets
+  std::unordered_map<int32_t, PartId> parts_of_sets_;  // the kBytes part of each set
+  PartId empty_part_ = -1;                             // the part of the empty text; -1: not created yet
 };
 
 }  // namespace tessera::text

@@ -9,14 +9,14 @@ namespace tessera::text {
 namespace {
 
 constexpr size_t kOwnMemoryBytes = size_t{64} << 20;
-constexpr uint64_t kBytesOfAStep = 64;  // bytes of tokens that cost as much as a place of the grammar
+constexpr uint64_t kBytesOfAStep = 64;  // this many token bytes through known states cost as much as one step
 
 }  // namespace
 
-// The steps that one call may take.
-class GrammarMasks::Slice {
+// Counts the steps of one call of advance_and_mask() against its limit.
+class GrammarMasks::StepBudget {
  public:
-  Slice(const GrammarStates& states, uint64_t steps) : states_(states), first_(states.steps()), steps_(steps) {}
+  StepBudget(const GrammarStates& states, uint64_t steps) : states_(states), first_(states.steps()), steps_(steps) {}
   void count_byte() { ++token_bytes_; }
   uint64_t taken() const { return states_.steps() - first_ + token_bytes_ / kBytesOfAStep; }
   bool is_over() const { return taken() >= steps_; }
@@ -27,15 +27,15 @@ class GrammarMasks::Slice {
   uint64_t token_bytes_ = 0;
 };
 
-GrammarMasks::Search::Search(GrammarMasks& masks) : masks_(masks) {
+GrammarMasks::GrammarCursor::GrammarCursor(GrammarMasks& masks) : masks_(masks) {
   const std::lock_guard lock(masks_.mutex_);
   state_ = masks_.states_.start();
-  masks_.searches_.insert(this);
+  masks_.cursors_.insert(this);
 }
 
-GrammarMasks::Search::~Search() {
+GrammarMasks::GrammarCursor::~GrammarCursor() {
   const std::lock_guard lock(masks_.mutex_);
-  masks_.searches_.erase(this);
+  masks_.cursors_.erase(this);
 }
 
 GrammarMasks::GrammarMasks(Grammar grammar, std::shared_ptr<const SortedVocabulary> vocabulary,
@@ -44,104 +44,112 @@ GrammarMasks::GrammarMasks(Grammar grammar, std::shared_ptr<const SortedVocabula
       most_steps_(most_steps),
       account_(memory ? std::move(memory) : std::make_shared<GrammarMemory>(kOwnMemoryBytes), grammar.bytes()),
       states_(std::move(grammar)) {
-  account_.set_states(held_bytes());
+  account_.set_states(used_bytes());
 }
 
-size_t GrammarMasks::held_bytes() const {
+size_t GrammarMasks::used_bytes() const {
   return states_.bytes() + masks_.size() * (vocabulary_->size() / 8 + sizeof(TokenMask));
 }
 
 size_t GrammarMasks::bytes() const {
   const std::lock_guard lock(mutex_);
-  return account_.part_bytes() + held_bytes();
+  return account_.grammar_bytes() + used_bytes();
 }
 
-void GrammarMasks::forget_what_no_search_needs() {
+// Drops all states except those of the cursors, and all masks, because states get new numbers.
+void GrammarMasks::drop_unused_states() {
   std::vector<int32_t*> needed;
-  for (auto* search : searches_) {
-    needed.push_back(&search->state_);
-    for (auto& state : search->behind_) needed.push_back(&state);
+  for (auto* cursor : cursors_) {
+    needed.push_back(&cursor->state_);
+    for (auto& state : cursor->prefix_states_) needed.push_back(&state);
   }
   masks_.clear();
   states_.keep(needed);
-  kept_bytes_ = held_bytes();
+  bytes_after_drop_ = used_bytes();
 }
 
-// Moves the place behind the tokens. False where the slice was over before.
-bool GrammarMasks::advance(Search& search, std::span<const int64_t> made, Slice& slice) {
-  if (search.tokens_ > made.size()) {  // another text
-    search.state_ = states_.start();
-    search.tokens_ = search.bytes_ = 0;
-    search.mask_ = nullptr;
+// Moves the cursor's state behind the tokens. Returns false when the budget ends before. Fewer tokens than before mean
+// another text, so the cursor starts again.
+bool GrammarMasks::advance(GrammarCursor& cursor, std::span<const int64_t> generated_tokens, StepBudget& budget) {
+  if (cursor.tokens_ > generated_tokens.size()) {
+    cursor.state_ = states_.start();
+    cursor.tokens_ = cursor.bytes_ = 0;
+    cursor.mask_ = nullptr;
   }
-  while (search.tokens_ < made.size()) {
-    search.mask_ = nullptr;
-    const int64_t token = made[search.tokens_];
+  while (cursor.tokens_ < generated_tokens.size()) {
+    cursor.mask_ = nullptr;
+    const int64_t token = generated_tokens[cursor.tokens_];
     const auto& bytes = vocabulary_->bytes(token);
-    while (search.bytes_ < bytes.size()) {
-      if (slice.is_over()) return false;
-      search.state_ = states_.next(search.state_, static_cast<uint8_t>(bytes[search.bytes_++]));
+    while (cursor.bytes_ < bytes.size()) {
+      if (budget.is_over()) return false;
+      cursor.state_ = states_.next(cursor.state_, static_cast<uint8_t>(bytes[cursor.bytes_++]));
     }
-    TESSERA_CHECK(search.state_ != GrammarStates::kDead && !bytes.empty(), ErrorKind::kConfig,
-                  "[text.grammar] token {} ({}) may not follow: the grammar of the answer does not take it", token,
+    TESSERA_CHECK(cursor.state_ != GrammarStates::kDead && !bytes.empty(), ErrorKind::kConfig,
+                  "[text.grammar] token {} ({}) may not follow: the grammar of the answer does not allow it", token,
                   quote(bytes));
-    ++search.tokens_;
-    search.bytes_ = 0;
+    ++cursor.tokens_;
+    cursor.bytes_ = 0;
   }
   return true;
 }
 
-// Tokens are visited in the order of their bytes, with the states behind each byte of the last one: what two begin with
-// is read once, and where it leads nowhere the others with it are passed over.
-std::shared_ptr<const TokenMask> GrammarMasks::mask_of(Search& search, Slice& slice) {
-  if (const auto known = masks_.find(search.state_); known != masks_.end()) return known->second;
-  if (!search.mask_) {
-    search.mask_ = std::make_shared<TokenMask>(vocabulary_->size());
-    search.looked_at_ = 0;
-    search.behind_ = {search.state_};  // behind so many bytes
+// Visits the tokens in the order of their bytes, like a depth-first walk through a trie. prefix_states[i] is the state
+// after i bytes of the last token that was read. The next token starts from the state after the bytes that it shares
+// with this token, so a common prefix is read once; if this state is dead, the token is skipped without reading a byte.
+// The walk continues in the next call where this budget ends. Finished masks are kept by state.
+std::shared_ptr<const TokenMask> GrammarMasks::mask_of(GrammarCursor& cursor, StepBudget& budget) {
+  if (const auto known = masks_.find(cursor.state_); known != masks_.end()) return known->second;
+  if (!cursor.mask_) {
+    cursor.mask_ = std::make_shared<TokenMask>(vocabulary_->size());
+    cursor.tokens_done_ = 0;
+    cursor.prefix_states_ = {cursor.state_};
   }
   const auto& tokens = vocabulary_->tokens();
-  auto& behind = search.behind_;
-  for (; search.looked_at_ < tokens.size(); ++search.looked_at_) {
-    const auto& token = tokens[search.looked_at_];
-    // The last token that was read to an end, dead or not, has this beginning in common with all since.
-    behind.resize(std::min(behind.size(), token.shared + 1));
-    while (behind.size() <= token.bytes.size() && behind.back() != GrammarStates::kDead) {
-      if (slice.is_over()) return nullptr;
-      slice.count_byte();
-      behind.push_back(states_.next(behind.back(), static_cast<uint8_t>(token.bytes[behind.size() - 1])));
+  auto& prefix_states = cursor.prefix_states_;
+  for (; cursor.tokens_done_ < tokens.size(); ++cursor.tokens_done_) {
+    const auto& token = tokens[cursor.tokens_done_];
+    // Skipped tokens leave `prefix_states` as it is. It stays valid: all of them share at least the bytes up to its
+    // dead state.
+    prefix_states.resize(std::min(prefix_states.size(), token.common_prefix_bytes + 1));
+    while (prefix_states.size() <= token.bytes.size() && prefix_states.back() != GrammarStates::kDead) {
+      if (budget.is_over()) return nullptr;
+      budget.count_byte();
+      prefix_states.push_back(
+          states_.next(prefix_states.back(), static_cast<uint8_t>(token.bytes[prefix_states.size() - 1])));
     }
-    if (behind.back() != GrammarStates::kDead) (*search.mask_)[static_cast<size_t>(token.id)] = true;
+    if (prefix_states.back() != GrammarStates::kDead) (*cursor.mask_)[static_cast<size_t>(token.id)] = true;
   }
-  std::shared_ptr<const TokenMask> mask = std::move(search.mask_);
-  behind.clear();
-  masks_.emplace(search.state_, mask);
+  std::shared_ptr<const TokenMask> mask = std::move(cursor.mask_);
+  prefix_states.clear();
+  masks_.emplace(cursor.state_, mask);
   return mask;
 }
 
-std::optional<GrammarMasks::Answer> GrammarMasks::look(Search& search, std::span<const int64_t> made, Wanted wanted,
-                                                       uint64_t steps) {
+std::optional<GrammarMasks::MaskResult> GrammarMasks::advance_and_mask(GrammarCursor& cursor,
+                                                                       std::span<const int64_t> generated_tokens,
+                                                                       ResultKind result_kind, uint64_t steps) {
   const std::lock_guard lock(mutex_);
-  // Half of the share is room for what is made until the next look.
-  const size_t share = account_.memory().share();
-  if (held_bytes() > std::min(share, std::max(share / 2, 2 * kept_bytes_))) forget_what_no_search_needs();
+  // States are dropped only above half of the limit (the other half is for the states of this call) and above twice the
+  // size after the last drop, so the cost of dropping is amortized. Above the limit they are always dropped.
+  const size_t limit = account_.memory().bytes_per_grammar();
+  if (used_bytes() > std::min(limit, std::max(limit / 2, 2 * bytes_after_drop_))) drop_unused_states();
   TESSERA_CHECK(
-      held_bytes() <= share, ErrorKind::kConfig,
-      "[text.grammar] the places at which texts of the grammar are take {} bytes, more than the {} that a form "
-      "has here. Make it simpler: fewer alternatives that begin alike.",
-      held_bytes(), share);
-  Slice slice(states_, std::min(steps, most_steps_ - search.spent_));
-  const bool there = advance(search, made, slice);
-  const auto mask = there && wanted == Wanted::kMask ? mask_of(search, slice) : nullptr;
-  account_.set_states(held_bytes());
-  if (there && (mask || wanted == Wanted::kPlace)) {
-    search.spent_ = 0;
-    return Answer{.mask = mask, .accepts = states_.accepts(search.state_), .ends = states_.ends(search.state_)};
+      used_bytes() <= limit, ErrorKind::kConfig,
+      "[text.grammar] the states of the grammar take {} bytes, at most {} are allowed for one grammar. Make it "
+      "simpler: fewer alternatives that begin alike.",
+      used_bytes(), limit);
+  StepBudget budget(states_, std::min(steps, most_steps_ - cursor.steps_used_));
+  const bool there = advance(cursor, generated_tokens, budget);
+  const auto mask = there && result_kind == ResultKind::kMask ? mask_of(cursor, budget) : nullptr;
+  account_.set_states(used_bytes());
+  if (there && (mask || result_kind == ResultKind::kPlace)) {
+    cursor.steps_used_ = 0;
+    return MaskResult{.mask = mask, .accepts = states_.accepts(cursor.state_), .ends = states_.ends(cursor.state_)};
   }
-  search.spent_ = std::min(search.spent_ + slice.taken(), most_steps_);
-  TESSERA_CHECK(search.spent_ < most_steps_, ErrorKind::kConfig,
-                "[text.grammar] to find the tokens that may come next takes over {} steps. Make the form of the answer "
-                "simpler: fewer alternatives that begin alike.",
+  cursor.steps_used_ = std::min(cursor.steps_used_ + budget.taken(), most_steps_);
+  TESSERA_CHECK(cursor.steps_used_ < most_steps_, ErrorKind::kConfig,
+                "[text.grammar] finding the tokens that may come next takes over {} steps. Make the grammar of the "
+                "answer simpler: fewer alternatives that begin alike.",
                 most_steps_);
   return std::nullopt;
 }

@@ -1,13 +1,15 @@
-// Which tokens may come next in the texts of a grammar, for all sequences that have this form.
+// Computes which tokens may come next in a text of a grammar. All sequences that use the grammar share one
+// GrammarMasks.
 //
 //   const auto masks = std::make_shared<GrammarMasks>(grammar, vocabulary);
-//   GrammarMasks::Search search(*masks);                                            // of one sequence
-//   while (!masks->look(search, made, GrammarMasks::Wanted::kMask, steps)) ...     // a slice of the work each time
+//   GrammarMasks::GrammarCursor cursor(*masks);  // one per sequence
+//   while (!masks->advance_and_mask(cursor, generated_tokens, GrammarMasks::ResultKind::kMask, steps)) ...
 //
-// Tokens are what their bytes are; special tokens are none. What an answer costs is counted in steps, places of the
-// grammar that are read, so that callers can do the work in slices: about 16 million of them a second. A search that
-// takes `most_steps` for one answer fails. Memory is that of GrammarMemory: states that no search is at are forgotten
-// when the grammar has more than its share. Thread-safe; a search is its sequence's, and does not outlive the masks.
+// A token is allowed if its bytes continue the text; special tokens have no bytes and are never allowed. The work for
+// an answer is counted in steps (positions of the grammar that are read, about 16 million per second), so callers can
+// do it in slices. A cursor that needs `most_steps` for one answer fails. Memory is limited by GrammarMemory: when the
+// grammar uses more than its share, it drops the states that no cursor needs. Thread-safe. A cursor belongs to one
+// sequence and must be destroyed before the masks.
 #pragma once
 
 #include <cstdint>
@@ -29,51 +31,54 @@ using TokenMask = std::vector<bool>;
 
 class GrammarMasks {
  public:
-  static constexpr uint64_t kMostSteps = 20'000'000;  // about a second
+  static constexpr uint64_t kMostSteps = 20'000'000;  // about one second
 
-  // Error kConfig for grammars that GrammarStates does not take. Without a memory the masks have one of 64 MiB.
+  // Error kConfig for a grammar that exceeds the limits of GrammarStates. Without `memory` the masks have their own
+  // GrammarMemory of 64 MiB.
   GrammarMasks(Grammar grammar, std::shared_ptr<const SortedVocabulary> vocabulary,
                std::shared_ptr<GrammarMemory> memory = nullptr, uint64_t most_steps = kMostSteps);
 
-  // How far a sequence is, and the mask that is being made for it.
-  class Search {
+  // The position of one sequence in the grammar, and the mask that is being computed for it.
+  class GrammarCursor {
    public:
-    explicit Search(GrammarMasks& masks);
-    ~Search();
-    Search(const Search&) = delete;
-    Search& operator=(const Search&) = delete;
+    explicit GrammarCursor(GrammarMasks& masks);
+    ~GrammarCursor();
+    GrammarCursor(const GrammarCursor&) = delete;
+    GrammarCursor& operator=(const GrammarCursor&) = delete;
 
    private:
     friend class GrammarMasks;
     GrammarMasks& masks_;
-    int32_t state_;
-    size_t tokens_ = 0;   // that led to the state
-    size_t bytes_ = 0;    // of the next token, that are part of the way
-    uint64_t spent_ = 0;  // steps, since the last answer
-    // The mask of the state, as far as it is made: tokens that were looked at, and the states behind each byte of the
-    // last one.
+    int32_t state_;            // the state after tokens_ tokens and bytes_ bytes of the next one
+    size_t tokens_ = 0;        // number of tokens that have been read
+    size_t bytes_ = 0;         // number of bytes of the next token that have been read
+    uint64_t steps_used_ = 0;  // steps since the last answer
+    // The unfinished mask of state_. tokens_done_ tokens of the sorted vocabulary are done; prefix_states_[i] is the
+    // state after i bytes of the last token that was read.
     std::shared_ptr<TokenMask> mask_{};
-    size_t looked_at_ = 0;
-    std::vector<int32_t> behind_{};
+    size_t tokens_done_ = 0;
+    std::vector<int32_t> prefix_states_{};
   };
 
-  struct Answer {
-    std::shared_ptr<const TokenMask> mask{};  // of tokens with a text
-    bool accepts = false, ends = false;       // the text is whole; and nothing may follow
+  struct MaskResult {
+    std::shared_ptr<const TokenMask> mask{};  // by token id: the token has bytes and may come next
+    bool accepts = false, ends = false;       // accepts: the text is whole. ends: no byte may follow
   };
-  enum class Wanted { kPlace, kMask };
-  // Goes on with the search for at most about so many steps. Nothing where they were too few. Error kConfig for tokens
-  // that the grammar does not take, and where the search has taken `most_steps` or too much memory.
-  std::optional<Answer> look(Search& search, std::span<const int64_t> made, Wanted wanted, uint64_t steps);
+  enum class ResultKind { kPlace, kMask };  // kPlace: a MaskResult without mask
+  // Reads the tokens `generated_tokens` of the sequence and, for kMask, computes the mask. Takes at most about `steps`
+  // steps; returns nullopt when these were too few, and the next call continues. Error kConfig for a token that the
+  // grammar does not allow, and when the cursor has used `most_steps` or too much memory.
+  std::optional<MaskResult> advance_and_mask(GrammarCursor& cursor, std::span<const int64_t> generated_tokens,
+                                             ResultKind result_kind, uint64_t steps);
 
   size_t bytes() const;
 
  private:
-  class Slice;
-  bool advance(Search& search, std::span<const int64_t> made, Slice& slice);
-  std::shared_ptr<const TokenMask> mask_of(Search& search, Slice& slice);
-  void forget_what_no_search_needs();
-  size_t held_bytes() const;
+  class StepBudget;
+  bool advance(GrammarCursor& cursor, std::span<const int64_t> generated_tokens, StepBudget& budget);
+  std::shared_ptr<const TokenMask> mask_of(GrammarCursor& cursor, StepBudget& budget);
+  void drop_unused_states();
+  size_t used_bytes() const;
 
   const std::shared_ptr<const SortedVocabulary> vocabulary_;
   const uint64_t most_steps_;
@@ -81,8 +86,8 @@ class GrammarMasks {
   GrammarMemory::Account account_;
   GrammarStates states_;
   std::unordered_map<int32_t, std::shared_ptr<const TokenMask>> masks_;
-  std::set<Search*> searches_;
-  size_t kept_bytes_ = 0;  // after states were last forgotten
+  std::set<GrammarCursor*> cursors_;
+  size_t bytes_after_drop_ = 0;  // used_bytes() after states were last dropped
 };
 
 }  // namespace tessera::text

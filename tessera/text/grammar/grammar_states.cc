@@ -7,7 +7,7 @@
 namespace tessera::text {
 namespace {
 
-constexpr uint64_t kStateSteps = 16;  // a state's share beside those of its places: it takes a kilobyte
+constexpr uint64_t kStateSteps = 16;  // extra steps for each state, because its table `next` has a kilobyte
 
 uint64_t mixed(uint64_t value) {
   value = (value ^ value >> 31) * 0x7fb5d329728ea185;
@@ -21,14 +21,16 @@ uint64_t hash_with(uint64_t hash, int32_t value) {
 
 }  // namespace
 
-void HashedIds::put(const Slot& slot) {
+void HashIdTable::put(const Slot& slot) {
   const size_t mask = slots_.size() - 1;
   size_t at = slot.hash & mask;
   while (slots_[at].id >= 0) at = (at + 1) & mask;
   slots_[at] = slot;
 }
 
-void HashedIds::add(uint64_t hash, int32_t id) {
+// The table is at most two thirds full and then doubles. Slots keep the hash, so entries move without the caller's
+// objects.
+void HashIdTable::add(uint64_t hash, int32_t id) {
   if (++used_ * 3 > slots_.size() * 2) {
     std::vector<Slot> before(std::max<size_t>(16, slots_.size() * 2));
     before.swap(slots_);
@@ -40,18 +42,21 @@ void HashedIds::add(uint64_t hash, int32_t id) {
 }
 
 GrammarStates::GrammarStates(Grammar grammar) : grammar_(std::move(grammar)) {
-  begin_reading();
-  push(begun(grammar_.parts_->root, kNothing));
+  begin_closure();
+  push(item_at_start(grammar_.parts_->root, kNothing));
   read();
-  start_ = state_of_reading();
+  start_ = find_or_add_state();
 }
 
 size_t GrammarStates::bytes() const {
-  return items_.size() * sizeof(ItemData) + open_.size() * sizeof(Item) + states_.size() * sizeof(State) +
-         item_ids_.bytes() + state_ids_.bytes() + (pending_.capacity() + found_.capacity()) * sizeof(Item);
+  return items_.size() * sizeof(ItemData) + state_items_.size() * sizeof(Item) +
+         states_.size() * sizeof(AutomatonState) + item_ids_.bytes() + state_ids_.bytes() +
+         (pending_.capacity() + byte_items_.capacity()) * sizeof(Item);
 }
 
-GrammarStates::Item GrammarStates::item(Part part, int32_t at, Item tail) {
+// Returns the number of the item with this content, and creates the item when it is new. Equal items thus have equal
+// numbers, and states can be compared by their sorted item numbers.
+GrammarStates::Item GrammarStates::item(PartId part, int32_t at, Item tail) {
   const auto hash = hash_with(hash_with(mixed(static_cast<uint32_t>(part)), at), tail);
   const auto known = item_ids_.find(hash, [&](Item id) {
     const auto& data = items_[static_cast<size_t>(id)];
@@ -64,23 +69,26 @@ GrammarStates::Item GrammarStates::item(Part part, int32_t at, Item tail) {
   return id;
 }
 
-GrammarStates::Item GrammarStates::begun(Part part, Item tail) {
+GrammarStates::Item GrammarStates::item_at_start(PartId part, Item tail) {
   const auto kind = node(part).kind;
-  const bool tree = kind == Grammar::Kind::kOneOf || kind == Grammar::Kind::kOtherThan;
-  return item(part, tree ? TextTree::kRoot : 0, tail);
+  const bool tree = kind == Grammar::NodeKind::kOneOf || kind == Grammar::NodeKind::kNoneOf;
+  return item(part, tree ? RadixTree::kRoot : 0, tail);
 }
 
-void GrammarStates::begin_reading() {
-  if (++reading_ == 0) {  // after all numbers were used
+// Starts a new closure. `seen` of an item equals closure_id_ if this closure contains the item, so no array must be
+// cleared for a new closure.
+void GrammarStates::begin_closure() {
+  if (++closure_id_ == 0) {  // the counter has wrapped around
     for (auto& each : items_) each.seen = 0;
-    reading_ = 1;
+    closure_id_ = 1;
   }
-  readings_ = 0;
+  closure_size_ = 0;
   accepts_ = false;
   pending_.clear();
-  found_.clear();
+  byte_items_.clear();
 }
 
+// Each item is expanded once per closure. This makes the expansion finite, and its cost is limited by kMostReadings.
 void GrammarStates::push(Item item) {
   ++steps_;
   if (item == kNothing) {
@@ -88,100 +96,107 @@ void GrammarStates::push(Item item) {
     return;
   }
   auto& seen = items_[static_cast<size_t>(item)].seen;
-  if (seen == reading_) return;
-  seen = reading_;
+  if (seen == closure_id_) return;
+  seen = closure_id_;
   TESSERA_CHECK(
-      ++readings_ <= kMostReadings, ErrorKind::kConfig,
-      "[text.grammar] the grammar has over {} readings of one place. Make it simpler: fewer alternatives that "
-      "begin alike.",
+      ++closure_size_ <= kMostReadings, ErrorKind::kConfig,
+      "[text.grammar] the grammar has over {} readings at one position of a text. Make it simpler: fewer alternatives "
+      "that begin alike.",
       kMostReadings);
   pending_.push_back(item);
 }
 
-// Goes through what needs no byte, with a list of what is still to be read instead of calls: a text may nest deeply.
+// Expands the pending items until each one expects a byte. It uses a list instead of recursion, because the grammar may
+// nest deeply.
 void GrammarStates::read() {
   while (!pending_.empty()) {
     const auto item = pending_.back();
     pending_.pop_back();
-    read_item(item);
+    expand_item(item);
   }
 }
 
-void GrammarStates::read_item(Item of) {
-  using Kind = Grammar::Kind;
+// Expands one item by one level: an item that expects a byte goes to byte_items_, any other one pushes the items of its
+// children or its tail. When the last child or round begins, the new item gets the tail itself, so stacks stay short.
+// The rounds of an endless repeat are counted only up to the minimum, so the number of items is finite.
+void GrammarStates::expand_item(Item of) {
+  using NodeKind = Grammar::NodeKind;
   const auto [part, at, tail, seen] = items_[static_cast<size_t>(of)];
   const auto here = node(part);
   const auto& parts = *grammar_.parts_;
   switch (here.kind) {
-    case Kind::kBytes:
-    case Kind::kLiteral:
-      found_.push_back(of);
+    case NodeKind::kBytes:
+    case NodeKind::kLiteral:
+      byte_items_.push_back(of);
       return;
-    case Kind::kOneOf: {
+    case NodeKind::kOneOf: {
       const auto& tree = parts.trees[static_cast<size_t>(here.first)];
       if (tree.is_end(at)) push(tail);
-      if (tree.goes_on(at)) found_.push_back(of);
+      if (tree.has_continuation(at)) byte_items_.push_back(of);
       return;
     }
-    case Kind::kOtherThan: {
+    case NodeKind::kNoneOf: {
       const auto& other = parts.others[static_cast<size_t>(here.first)];
-      found_.push_back(of);
+      byte_items_.push_back(of);
       const auto& tree = parts.trees[static_cast<size_t>(other.tree)];
-      if (!tree.goes_on_beyond_ascii(at)) push(begun(other.wide, tail));
+      if (!tree.continues_with_non_ascii(at)) push(item_at_start(other.wide, tail));
       return;
     }
-    case Kind::kSequence: {
+    case NodeKind::kSequence: {
       if (here.second == 0) return push(tail);
       const auto child = parts.lists[static_cast<size_t>(here.first + at)];
-      return push(begun(child, at + 1 == here.second ? tail : item(part, at + 1, tail)));
+      return push(item_at_start(child, at + 1 == here.second ? tail : item(part, at + 1, tail)));
     }
-    case Kind::kChoice:
-      for (int32_t i = 0; i < here.second; ++i) push(begun(parts.lists[static_cast<size_t>(here.first + i)], tail));
+    case NodeKind::kChoice:
+      for (int32_t i = 0; i < here.second; ++i) {
+        push(item_at_start(parts.lists[static_cast<size_t>(here.first + i)], tail));
+      }
       return;
-    case Kind::kForward:
-      return push(begun(here.first, tail));
-    case Kind::kRepeat: {
-      const bool endless = here.third == Grammar::kEndless;
+    case NodeKind::kForward:
+      return push(item_at_start(here.first, tail));
+    case NodeKind::kRepeat: {
+      const bool endless = here.third == Grammar::kUnbounded;
       if (at >= here.second) push(tail);
       const auto done = endless ? std::min(at + 1, here.second) : at + 1;
-      return push(begun(here.first, !endless && done == here.third ? tail : item(part, done, tail)));
+      return push(item_at_start(here.first, !endless && done == here.third ? tail : item(part, done, tail)));
     }
   }
 }
 
-// Pushes what is wanted behind the byte, where the item may begin with it.
-void GrammarStates::step_over(Item of, uint8_t byte) {
-  using Kind = Grammar::Kind;
+// Pushes the item that follows when the item reads `byte`; pushes nothing when it does not accept `byte`.
+void GrammarStates::consume_byte(Item of, uint8_t byte) {
+  using NodeKind = Grammar::NodeKind;
   const auto [part, at, tail, seen] = items_[static_cast<size_t>(of)];
   const auto& here = node(part);
   const auto& parts = *grammar_.parts_;
   ++steps_;
-  if (here.kind == Kind::kBytes) {
+  if (here.kind == NodeKind::kBytes) {
     if (parts.sets[static_cast<size_t>(here.first)].test(byte)) push(tail);
-  } else if (here.kind == Kind::kLiteral) {
+  } else if (here.kind == NodeKind::kLiteral) {
     if (static_cast<uint8_t>(parts.text[static_cast<size_t>(here.first + at)]) != byte) return;
     push(at + 1 == here.second ? tail : item(part, at + 1, tail));
-  } else if (here.kind == Kind::kOneOf) {
+  } else if (here.kind == NodeKind::kOneOf) {
     const auto place = parts.trees[static_cast<size_t>(here.first)].next(at, byte);
-    if (place != TextTree::kNowhere) push(item(part, place, tail));
+    if (place != RadixTree::kNoNode) push(item(part, place, tail));
   } else {
     const auto& other = parts.others[static_cast<size_t>(here.first)];
     const auto& tree = parts.trees[static_cast<size_t>(other.tree)];
-    if (const auto place = tree.next(at, byte); place != TextTree::kNowhere) {
+    if (const auto place = tree.next(at, byte); place != RadixTree::kNoNode) {
       push(item(part, place, tail));
     } else if (tree.is_inside_character(at)) {
-      return;  // the character is to be ended
+      return;  // the excluded text continues inside a character, which no other byte can complete here
     } else if (byte == other.end) {
       if (!tree.is_end(at)) push(tail);
     } else if (parts.sets[static_cast<size_t>(other.characters)].test(byte)) {
-      push(begun(other.after, tail));
+      push(item_at_start(other.after, tail));
     }
   }
 }
 
-// Takes out of the set the bytes behind which the item leads elsewhere than behind this one.
-void GrammarStates::keep_equal_bytes(Item of, uint8_t byte, ByteSet& equal) const {
-  using Kind = Grammar::Kind;
+// Removes from `equal` the bytes that lead this item to another result than `byte` does. The bytes that are left after
+// all items lead to the same state as `byte`, so next() fills its table for all of them at once.
+void GrammarStates::intersect_equivalent_bytes(Item of, uint8_t byte, ByteSet& equal) const {
+  using NodeKind = Grammar::NodeKind;
   const auto& data = items_[static_cast<size_t>(of)];
   const auto& here = node(data.part);
   const auto& parts = *grammar_.parts_;
@@ -190,16 +205,16 @@ void GrammarStates::keep_equal_bytes(Item of, uint8_t byte, ByteSet& equal) cons
     equal.reset();
     equal.set(byte);
   };
-  if (here.kind == Kind::kBytes) {
+  if (here.kind == NodeKind::kBytes) {
     keep_part_of(parts.sets[static_cast<size_t>(here.first)]);
-  } else if (here.kind == Kind::kLiteral) {
+  } else if (here.kind == NodeKind::kLiteral) {
     const auto wanted = static_cast<uint8_t>(parts.text[static_cast<size_t>(here.first + data.at)]);
     if (wanted == byte) {
       keep_alone();
     } else {
       equal.reset(wanted);
     }
-  } else if (here.kind == Kind::kOneOf) {
+  } else if (here.kind == NodeKind::kOneOf) {
     const auto next = parts.trees[static_cast<size_t>(here.first)].next_bytes(data.at);
     if (next.test(byte)) return keep_alone();
     equal &= ~next;
@@ -213,55 +228,59 @@ void GrammarStates::keep_equal_bytes(Item of, uint8_t byte, ByteSet& equal) cons
   }
 }
 
-int32_t GrammarStates::state_of_reading() {
-  if (found_.empty() && !accepts_) return kDead;
-  std::ranges::sort(found_);
+// Returns the state that has exactly the items in byte_items_, and creates it when it is new.
+int32_t GrammarStates::find_or_add_state() {
+  if (byte_items_.empty() && !accepts_) return kDead;
+  std::ranges::sort(byte_items_);
   uint64_t hash = accepts_ ? 1 : 2;
-  for (const auto item : found_) hash = hash_with(hash, item);
+  for (const auto item : byte_items_) hash = hash_with(hash, item);
   const auto known = state_ids_.find(hash, [&](int32_t id) {
     const auto& state = states_[static_cast<size_t>(id)];
-    if (state.accepts != accepts_ || state.places != found_.size()) return false;
-    return std::equal(found_.begin(), found_.end(), open_.begin() + state.first);
+    if (state.accepts != accepts_ || state.item_count != byte_items_.size()) return false;
+    return std::equal(byte_items_.begin(), byte_items_.end(), state_items_.begin() + state.first);
   });
   if (known >= 0) return known;
   const auto id = static_cast<int32_t>(states_.size());
   auto& state = states_.emplace_back();
-  state.first = static_cast<uint32_t>(open_.size());
-  state.places = static_cast<uint32_t>(found_.size());
+  state.first = static_cast<uint32_t>(state_items_.size());
+  state.item_count = static_cast<uint32_t>(byte_items_.size());
   state.accepts = accepts_;
   state.next.fill(kUnknown);
-  open_.insert(open_.end(), found_.begin(), found_.end());
+  state_items_.insert(state_items_.end(), byte_items_.begin(), byte_items_.end());
   state_ids_.add(hash, id);
   steps_ += kStateSteps;
   TESSERA_CHECK(bytes() <= kMostBytes, ErrorKind::kConfig,
-                "[text.grammar] the states of the grammar take over {} MiB. Make it simpler: fewer alternatives that "
-                "begin alike, or shorter texts.",
+                "[text.grammar] the states of the grammar take over {} MiB. Make the grammar simpler: fewer "
+                "alternatives that begin alike, or shorter texts.",
                 kMostBytes >> 20);
   return id;
 }
 
+// The subset construction, one transition at a time: every item of the state reads the byte, and the items that follow
+// form the next state. The result is stored for all bytes that have the same effect.
 int32_t GrammarStates::next(int32_t state, uint8_t byte) {
   if (state == kDead) return kDead;
   const auto index = static_cast<size_t>(state);
   if (states_[index].next[byte] != kUnknown) return states_[index].next[byte];
-  begin_reading();
+  begin_closure();
   ByteSet equal;
   equal.set();
-  for (uint32_t i = 0; i < states_[index].places; ++i) {
-    const auto item = open_[states_[index].first + i];
-    step_over(item, byte);
-    keep_equal_bytes(item, byte, equal);
+  for (uint32_t i = 0; i < states_[index].item_count; ++i) {
+    const auto item = state_items_[states_[index].first + i];
+    consume_byte(item, byte);
+    intersect_equivalent_bytes(item, byte, equal);
   }
   read();
-  const int32_t found = state_of_reading();
+  const int32_t found = find_or_add_state();
   for (size_t each = 0; each < equal.size(); ++each) {
     if (equal.test(each)) states_[index].next[each] = found;
   }
   return found;
 }
 
-// An item's tail has a smaller number than the item, so that going up through them meets each tail before what it is
-// the tail of.
+// Garbage collection: marks the items of the kept states and their tails, then creates the marked items and the states
+// again in new tables. The tail of an item has a smaller number than the item, so creating items in ascending order
+// finds the new number of each tail.
 void GrammarStates::keep(std::span<int32_t* const> states) {
   std::vector<int32_t*> kept(states.begin(), states.end());
   kept.push_back(&start_);
@@ -270,18 +289,18 @@ void GrammarStates::keep(std::span<int32_t* const> states) {
   for (const auto* state : kept) {
     if (*state == kDead) continue;
     const auto& data = states_[static_cast<size_t>(*state)];
-    for (uint32_t i = 0; i < data.places; ++i) {
-      for (Item at = open_[data.first + i]; at != kNothing && moved[static_cast<size_t>(at)] == kNothing;) {
+    for (uint32_t i = 0; i < data.item_count; ++i) {
+      for (Item at = state_items_[data.first + i]; at != kNothing && moved[static_cast<size_t>(at)] == kNothing;) {
         moved[static_cast<size_t>(at)] = kWanted;
         at = items_[static_cast<size_t>(at)].tail;
       }
     }
   }
   const auto items = std::move(items_);
-  const auto open = std::move(open_);
+  const auto open = std::move(state_items_);
   const auto before = std::move(states_);
   items_ = {};
-  open_ = {};
+  state_items_ = {};
   states_ = {};
   item_ids_ = {};
   state_ids_ = {};
@@ -289,13 +308,14 @@ void GrammarStates::keep(std::span<int32_t* const> states) {
   for (size_t i = 0; i < items.size(); ++i) {
     if (moved[i] != kNothing) moved[i] = item(items[i].part, items[i].at, new_item(items[i].tail));
   }
+  // A closure without expansion: the items of a kept state are already those that expect a byte.
   for (auto* state : kept) {
     if (*state == kDead) continue;
     const auto& data = before[static_cast<size_t>(*state)];
-    begin_reading();
+    begin_closure();
     accepts_ = data.accepts;
-    for (uint32_t i = 0; i < data.places; ++i) found_.push_back(new_item(open[data.first + i]));
-    *state = state_of_reading();
+    for (uint32_t i = 0; i < data.item_count; ++i) byte_items_.push_back(new_item(open[data.first + i]));
+    *state = find_or_add_state();
   }
   pending_.shrink_to_fit();
 }

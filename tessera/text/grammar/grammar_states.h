@@ -1,12 +1,12 @@
-// The texts of a grammar, byte by byte: an automaton whose states are made when a text first comes to them.
+// A lazy automaton that reads the texts of a grammar byte by byte. A state is created when a text first reaches it.
 //
 //   GrammarStates states(grammar);
 //   int32_t state = states.start();
 //   for (const char byte : text) state = states.next(state, byte);
 //   const bool whole = states.accepts(state);
 //
-// A state is the set of places in the grammar at which a text may be. Its cost is that of its places, which steps()
-// counts. For one thread at a time.
+// A state is the set of all positions in the grammar that the text read so far can have. Its cost is the number of its
+// positions, which steps() counts. Not thread-safe.
 #pragma once
 
 #include <array>
@@ -19,10 +19,10 @@
 
 namespace tessera::text {
 
-// Numbers by the hash of what they stand for.
-class HashedIds {
+// A hash table from objects to ids that stores only hashes and ids; the caller owns the objects and compares them.
+class HashIdTable {
  public:
-  // The number of the hash for which is_wanted(number) holds; -1 where there is none.
+  // The id with this hash for which is_wanted(id) holds, or -1.
   template <class IsWanted>
   int32_t find(uint64_t hash, IsWanted is_wanted) const {
     if (slots_.empty()) return -1;
@@ -41,74 +41,74 @@ class HashedIds {
     int32_t id = -1;
   };
   void put(const Slot& slot);
-  std::vector<Slot> slots_;  // a power of two
+  std::vector<Slot> slots_;  // the size is a power of two
   size_t used_ = 0;
 };
 
 class GrammarStates {
  public:
-  static constexpr int32_t kDead = -1;  // no text goes on from here
+  static constexpr int32_t kDead = -1;  // the state from which no text can be completed
   static constexpr size_t kMostReadings = 20'000;
   static constexpr size_t kMostBytes = size_t{64} << 20;
 
-  // Error kConfig (here, in next and in keep): one place has over kMostReadings readings, or all states take over
-  // kMostBytes.
+  // Error kConfig (here, in next and in keep) when one position of a text has over kMostReadings readings, or all
+  // states use over kMostBytes.
   explicit GrammarStates(Grammar grammar);
 
   int32_t start() const { return start_; }
   int32_t next(int32_t state, uint8_t byte);
   bool accepts(int32_t state) const { return state >= 0 && states_[static_cast<size_t>(state)].accepts; }
-  // Nothing may follow.
-  bool ends(int32_t state) const { return state < 0 || states_[static_cast<size_t>(state)].places == 0; }
+  // True when no byte may follow.
+  bool ends(int32_t state) const { return state < 0 || states_[static_cast<size_t>(state)].item_count == 0; }
 
-  // Forgets all states but the start and these, which get other numbers.
+  // Drops all states except the start and `states`. States get new numbers, which are written to `states`.
   void keep(std::span<int32_t* const> states);
-  size_t bytes() const;                      // of the states, without the grammar
-  uint64_t steps() const { return steps_; }  // places that were read so far, and a share for each state
+  size_t bytes() const;                      // memory of the states, without the grammar
+  uint64_t steps() const { return steps_; }  // positions read so far, plus kStateSteps per created state
 
  private:
-  using Part = Grammar::Part;
-  using Item = int32_t;  // a place in the grammar: what is wanted there, and what is wanted behind
-  static constexpr Item kNothing = -1;
-  static constexpr int32_t kUnknown = -2;
-  // What is left of a part, and then another item. `at`: bytes of a literal, parts of a sequence or rounds of a repeat
-  // that are done; the place in a tree.
+  using PartId = Grammar::PartId;
+  // A position in the grammar: the rest of a part, and the item that follows it. An item is thus a stack of parts;
+  // equal stacks have one number, so items share their tails.
+  using Item = int32_t;
+  static constexpr Item kNothing = -1;     // the empty stack: the end of the text
+  static constexpr int32_t kUnknown = -2;  // AutomatonState::next: not computed yet
   struct ItemData {
-    Part part;
-    int32_t at;
-    Item tail;
-    uint32_t seen;  // by the reading of that number
+    PartId part;
+    int32_t at;     // done bytes of a literal, children of a sequence, rounds of a repeat; or the place in a tree
+    Item tail;      // the item that follows; its number is smaller than this item's
+    uint32_t seen;  // number of the last closure that contains the item
   };
-  struct State {
-    uint32_t first, places;  // in open_: items that begin with a byte
+  struct AutomatonState {
+    uint32_t first, item_count;  // range of state_items_: the items of the state, each of which expects a byte
     bool accepts;
-    std::array<int32_t, 256> next;
+    std::array<int32_t, 256> next;  // by byte: a state, kDead or kUnknown
   };
 
-  const Grammar::Node& node(Part part) const { return grammar_.parts_->nodes[static_cast<size_t>(part)]; }
-  Item item(Part part, int32_t at, Item tail);
-  Item begun(Part part, Item tail);  // from its beginning
-  void push(Item item);              // kNothing: the text may end
+  const Grammar::Node& node(PartId part) const { return grammar_.parts_->nodes[static_cast<size_t>(part)]; }
+  Item item(PartId part, int32_t at, Item tail);
+  Item item_at_start(PartId part, Item tail);  // the item at the beginning of `part`
+  void push(Item item);                        // adds an item to the current closure; kNothing: the text may end
   void read();
-  void read_item(Item item);
-  void step_over(Item item, uint8_t byte);
-  void keep_equal_bytes(Item item, uint8_t byte, ByteSet& equal) const;
-  int32_t state_of_reading();
-  void begin_reading();
+  void expand_item(Item item);
+  void consume_byte(Item item, uint8_t byte);
+  void intersect_equivalent_bytes(Item item, uint8_t byte, ByteSet& equal) const;
+  int32_t find_or_add_state();
+  void begin_closure();
 
   Grammar grammar_;
   std::deque<ItemData> items_;
-  HashedIds item_ids_;
-  std::deque<Item> open_;
-  std::deque<State> states_;
-  HashedIds state_ids_;
+  HashIdTable item_ids_;
+  std::deque<Item> state_items_;
+  std::deque<AutomatonState> states_;
+  HashIdTable state_ids_;
   int32_t start_ = kDead;
   uint64_t steps_ = 0;
 
-  // Of the reading at work: what may come next.
-  uint32_t reading_ = 0;
-  size_t readings_ = 0;
-  std::vector<Item> pending_, found_;
+  // The current closure: the items that the items of one state expand to.
+  uint32_t closure_id_ = 0;                 // its number
+  size_t closure_size_ = 0;                 // number of items visited
+  std::vector<Item> pending_, byte_items_;  // items to expand; items that expect a byte
   bool accepts_ = false;
 };
 

@@ -1,12 +1,13 @@
-// The parts of JSON texts for a grammar.
+// Grammar parts for JSON: numbers, strings, arrays, objects, literals.
 //
 //   GrammarBuilder build;
 //   JsonParts json(build);
 //   const auto grammar = std::move(build).finish(json.any_object());
 //
-// Texts are JSON in valid UTF-8 whose numbers a double or an int64 holds, but for values that literal() is given:
-// integers have at most 18 digits, exponents at most two. Between the parts of arrays and objects stands nothing, a
-// space, or a new line with up to 20 blanks, so that a model cannot fill its answer with blanks. One thread at a time.
+// All texts are JSON in valid UTF-8. Numbers fit in a double or an int64: integers have at most 18 digits, exponents at
+// most two; values that are passed to literal() have no such limit. The whitespace between the elements of arrays and
+// objects is empty, one space, or a newline with up to 20 spaces or tabs, so a model cannot fill its answer with
+// whitespace. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -22,50 +23,52 @@ namespace tessera::text {
 
 class JsonParts {
  public:
-  using Part = Grammar::Part;
+  using PartId = Grammar::PartId;
   // Borrows the builder.
   explicit JsonParts(GrammarBuilder& build);
 
-  static constexpr int64_t kLargest = 999'999'999'999'999'999;  // and its negative
+  static constexpr int64_t kMaxInteger = 999'999'999'999'999'999;  // integers are from -kMaxInteger to kMaxInteger
 
-  Part space() const { return space_; }
-  Part boolean() const { return boolean_; }
-  Part null() const { return null_; }
-  Part number();
-  // A number within bounds that are whole, written without exponent; open: the bound itself is not taken. None: as far
-  // as 18 digits go. Not empty.
-  struct Bound {
+  PartId space() const { return space_; }
+  PartId boolean() const { return boolean_; }
+  PartId null() const { return null_; }
+  PartId number();
+  // A number without exponent between two integer bounds. An open bound excludes its value. nullopt is the largest
+  // number of 18 digits, or its negative. At least one number must be between the bounds.
+  struct NumberBound {
     int64_t value;
     bool open = false;
   };
-  Part number(const std::optional<Bound>& least, const std::optional<Bound>& most);
-  Part integer(int64_t least = -kLargest, int64_t most = kLargest);  // both included; least <= most
-  // So many characters, escapes counted as what they stand for.
-  Part string(int32_t least = 0, std::optional<int32_t> most = std::nullopt);
-  Part quoted(Part characters);
-  Part any_value() const { return value_; }
-  Part any_object() const { return object_; }
-  // That value and no other, as dump_json writes it; and one of several values by their texts.
-  Part literal(const Json& value);
-  Part one_of(const std::vector<std::string>& texts);
-  // Some string, written without escapes, that is none of these.
-  Part key_other_than(const std::vector<std::string>& names);
+  PartId number(const std::optional<NumberBound>& lower, const std::optional<NumberBound>& upper);
+  PartId integer(int64_t lowest = -kMaxInteger, int64_t highest = kMaxInteger);  // both included; lowest <= highest
+  // A string of `min_length` to `max_length` characters (nullopt: no limit). An escape sequence counts as one
+  // character.
+  PartId string(int32_t min_length = 0, std::optional<int32_t> max_length = std::nullopt);
+  PartId quoted(PartId characters);  // `characters` in double quotes
+  PartId any_value() const { return value_; }
+  PartId any_object() const { return object_; }
+  // Exactly this value, in the form of dump_json.
+  PartId literal(const Json& value);
+  // One of several values, given by their JSON texts.
+  PartId one_of(const std::vector<std::string>& texts);
+  // A string without escape sequences that is not one of `names`.
+  PartId key_none_of(const std::vector<std::string>& names);
 
-  // "{" and "}" around what is between, with its spaces; so "[" and "]".
-  Part braces(Part between);
-  Part brackets(Part between);
-  Part comma() const { return comma_; }
-  Part colon() const { return colon_; }
+  // `between` in braces or brackets, with whitespace on both sides.
+  PartId braces(PartId between);
+  PartId brackets(PartId between);
+  PartId comma() const { return comma_; }
+  PartId colon() const { return colon_; }
   GrammarBuilder& builder() { return build_; }
 
  private:
-  Part digits(int32_t least, int32_t most);
-  Part magnitude(const std::string& least, const std::string& most);
-  Part between(std::string_view least, std::string_view most);
-  Part size_between(const Bound& least, const Bound& most);
+  PartId digits(int32_t min_count, int32_t max_count);
+  PartId unsigned_integer(const std::string& lowest, const std::string& highest);
+  PartId between(std::string_view lowest, std::string_view highest);
+  PartId unsigned_number(const NumberBound& lower, const NumberBound& upper);
 
   GrammarBuilder& build_;
-  Part space_, comma_, colon_, multibyte_, plain_, character_, boolean_, null_, value_, object_;
+  PartId space_, comma_, colon_, multibyte_, plain_, character_, boolean_, null_, value_, object_;
 };
 
 }  // namespace tessera::text

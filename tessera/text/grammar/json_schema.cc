@@ -27,7 +27,7 @@ const std::set<std::string>& annotations() {
   return keys;
 }
 
-// Keys that narrow a value of a type, which of other types say nothing.
+// The keywords that restrict values of each type. They do not restrict values of other types.
 const std::map<std::string, std::set<std::string>>& keys_of_types() {
   static const std::set<std::string> bounds = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"};
   static const std::map<std::string, std::set<std::string>> keys = {
@@ -41,8 +41,8 @@ const std::map<std::string, std::set<std::string>>& keys_of_types() {
   return keys;
 }
 
-// What a schema says beside annotations. A null says nothing but as a value of "const".
-std::vector<std::string> says(const JsonReader& schema) {
+// The keys of a schema that are not annotations. A key with the value null counts as absent, except "const".
+std::vector<std::string> restricting_keys(const JsonReader& schema) {
   std::vector<std::string> keys;
   for (const auto& [key, value] : schema.value().get_ref<const Json::object_t&>()) {
     if (!annotations().contains(key) && (!value.is_null() || key == "const")) keys.push_back(key);
@@ -50,10 +50,10 @@ std::vector<std::string> says(const JsonReader& schema) {
   return keys;
 }
 
-void expect_alone(const JsonReader& schema, const std::string& key, const std::set<std::string>& beside = {}) {
-  for (const auto& other : says(schema)) {
+void check_no_other_keys(const JsonReader& schema, const std::string& key, const std::set<std::string>& beside = {}) {
+  for (const auto& other : restricting_keys(schema)) {
     if (other == key || beside.contains(other)) continue;
-    schema.fail(fmt::format("{} beside {}", quote(other), quote(key)), fmt::format("{} alone", quote(key)));
+    schema.fail(fmt::format("{} together with {}", quote(other), quote(key)), fmt::format("{} alone", quote(key)));
   }
 }
 
@@ -70,14 +70,14 @@ bool is_of_type(const Json& value, const std::string& type) {
   return type == "array" ? value.is_array() : value.is_object();
 }
 
-// Keys that may stand beside "const" and "enum": the values that satisfy all of them are taken.
-const std::set<std::string>& keys_beside_values() {
+// The keys that may be used together with "const" and "enum". The grammar has the values that satisfy all of them.
+const std::set<std::string>& keys_allowed_with_values() {
   static const std::set<std::string> keys = {
       "type", "const", "enum", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"};
   return keys;
 }
 
-// A long double has all digits of an integer of 64 bits.
+// The value of a number; nullopt for other values. A long double represents every 64-bit integer exactly.
 std::optional<long double> numeric_value(const Json& value) {
   if (const auto digits = exact_digits(value)) return std::strtold(std::string(*digits).c_str(), nullptr);
   if (value.is_number_unsigned()) return static_cast<long double>(value.get<uint64_t>());
@@ -86,8 +86,8 @@ std::optional<long double> numeric_value(const Json& value) {
   return std::nullopt;
 }
 
-// Lengths are in characters and say nothing of other values than strings; bounds say nothing of other values than
-// numbers.
+// Whether `value` satisfies the lengths (in characters, for strings) and the bounds (for numbers) of the schema. Values
+// of other types always do.
 bool is_within_bounds(const JsonReader& schema, const Json& value) {
   if (value.is_string()) {
     const auto& text = value.get_ref<const std::string&>();
@@ -109,7 +109,7 @@ bool is_within_bounds(const JsonReader& schema, const Json& value) {
          holds("exclusiveMinimum", std::greater<>()) && holds("exclusiveMaximum", std::less<>());
 }
 
-// "type", or the one whose keys are there.
+// The types in "type". Without this key, the types for which the schema has keywords; empty when it has none.
 std::vector<std::string> types_of(const JsonReader& schema) {
   std::vector<std::string> types;
   if (const auto given = schema.find("type")) {
@@ -124,9 +124,9 @@ std::vector<std::string> types_of(const JsonReader& schema) {
     if (types.empty()) given->fail("at least one type");
     return types;
   }
-  const auto there = says(schema);
+  const auto there = restricting_keys(schema);
   for (const auto& [type, keys] : keys_of_types()) {
-    if (type == "integer") continue;  // whose keys are those of numbers
+    if (type == "integer") continue;  // integers have the keywords of numbers
     if (std::ranges::any_of(there, [&, of = keys](const auto& key) { return of.contains(key); })) types.push_back(type);
   }
   return types;
@@ -137,14 +137,16 @@ std::vector<std::string> types_of(const JsonReader& schema) {
 JsonSchema::JsonSchema(JsonParts& json, const JsonReader& document)
     : build_(json.builder()), document_(document), json_(json) {}
 
-JsonSchema::Part JsonSchema::value() {
+// The root and the targets of $ref are forward parts, registered before their schema is read, so a schema may refer to
+// itself.
+JsonSchema::PartId JsonSchema::value() {
   const auto root = build_.forward();
-  referred_["#"] = root;
+  references_["#"] = root;
   build_.define(root, part_of(document_));
   return root;
 }
 
-JsonSchema::Part JsonSchema::part_of(const JsonReader& schema) {
+JsonSchema::PartId JsonSchema::part_of(const JsonReader& schema) {
   if (++schemas_ > kMostSchemas) schema.fail(fmt::format("at most {} schemas in all", kMostSchemas));
   if (++depth_ > kMostDepth) schema.fail(fmt::format("at most {} schemas inside one another", kMostDepth));
   const auto part = read(schema);
@@ -152,19 +154,21 @@ JsonSchema::Part JsonSchema::part_of(const JsonReader& schema) {
   return part;
 }
 
-JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
+// Converts one schema. Keywords are checked in the order $ref, const, enum, anyOf/oneOf/allOf, types; the first one
+// that is present decides, and each of them allows only the keywords that it can combine with.
+JsonSchema::PartId JsonSchema::read(const JsonReader& schema) {
   if (schema.value().is_boolean()) {
-    if (!schema.value().get<bool>()) schema.fail("a schema that some value fits");
+    if (!schema.value().get<bool>()) schema.fail("a schema that allows at least one value");
     return json_.any_value();
   }
   if (!schema.is_object()) schema.fail("a schema: an object, or true");
   if (const auto to = schema.find("$ref")) {
-    expect_alone(schema, "$ref");
-    return referred(*to);
+    check_no_other_keys(schema, "$ref");
+    return resolve_reference(*to);
   }
   const auto list = schema.find("enum");
   if (const auto one = schema.member("const")) {
-    expect_alone(schema, "const", keys_beside_values());
+    check_no_other_keys(schema, "const", keys_allowed_with_values());
     const auto held = [&](const JsonReader& each) { return each.value() == one->value(); };
     if (list && std::ranges::none_of(list->items(), held)) {
       schema.fail(fmt::format("the const {}, which the enum lacks", quote(dump_json(one->value()))),
@@ -173,7 +177,7 @@ JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
     return literals(schema, {one->value()});
   }
   if (list) {
-    expect_alone(schema, "enum", keys_beside_values());
+    check_no_other_keys(schema, "enum", keys_allowed_with_values());
     std::vector<Json> values;
     for (const auto& each : list->items()) values.push_back(each.value());
     return literals(schema, values);
@@ -181,16 +185,16 @@ JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
   for (const char* key : {"anyOf", "oneOf", "allOf"}) {
     const auto list = schema.find(key);
     if (!list) continue;
-    expect_alone(schema, key);
+    check_no_other_keys(schema, key);
     const auto schemas = list->items();
     if (schemas.empty()) list->fail("at least one schema");
-    if (key == std::string_view("allOf") && schemas.size() > 1) list->fail("one schema: several at once are not known");
-    std::vector<Part> ways;
+    if (key == std::string_view("allOf") && schemas.size() > 1) list->fail("one schema: several are not supported");
+    std::vector<PartId> ways;
     for (const auto& each : schemas) ways.push_back(part_of(each));
     return build_.choice(ways);
   }
   const auto types = types_of(schema);
-  for (const auto& key : says(schema)) {
+  for (const auto& key : restricting_keys(schema)) {
     const bool known = key == "type" || std::ranges::any_of(types, [&](const auto& type) {
                          return keys_of_types().at(type).contains(key);
                        });
@@ -201,12 +205,12 @@ JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
     }
   }
   if (types.empty()) return json_.any_value();
-  std::vector<Part> ways;
+  std::vector<PartId> ways;
   for (const auto& type : types) ways.push_back(of_type(schema, type));
   return build_.choice(ways);
 }
 
-JsonSchema::Part JsonSchema::of_type(const JsonReader& schema, const std::string& type) {
+JsonSchema::PartId JsonSchema::of_type(const JsonReader& schema, const std::string& type) {
   if (type == "string") return string_of(schema);
   if (type == "integer") return integer_of(schema);
   if (type == "number") return number_of(schema);
@@ -215,11 +219,11 @@ JsonSchema::Part JsonSchema::of_type(const JsonReader& schema, const std::string
   return type == "array" ? array_of(schema) : object_of(schema);
 }
 
-// "#" or "#/a/b", a JSON pointer into the document.
-JsonSchema::Part JsonSchema::referred(const JsonReader& reference) {
+// The part of a $ref: "#", or "#/a/b", a JSON pointer into the document, in which "~0" is '~' and "~1" is '/'.
+JsonSchema::PartId JsonSchema::resolve_reference(const JsonReader& reference) {
   const auto pointer = reference.as_string();
-  if (const auto known = referred_.find(pointer); known != referred_.end()) return known->second;
-  if (referred_.size() > kMostReferences) reference.fail(fmt::format("at most {} references", kMostReferences));
+  if (const auto known = references_.find(pointer); known != references_.end()) return known->second;
+  if (references_.size() > kMostReferences) reference.fail(fmt::format("at most {} references", kMostReferences));
   if (!pointer.starts_with("#/")) reference.fail("a place in this schema, as \"#/$defs/NAME\"");
   auto at = document_;
   for (size_t begin = 2; begin <= pointer.size();) {
@@ -236,17 +240,19 @@ JsonSchema::Part JsonSchema::referred(const JsonReader& reference) {
     } else if (index && *index < items.size()) {
       at = items[*index];
     } else {
-      reference.fail("a place that is there");
+      reference.fail("a place that exists in this schema");
     }
     begin = end + 1;
   }
   const auto part = build_.forward();
-  referred_[pointer] = part;
+  references_[pointer] = part;
   build_.define(part, part_of(at));
   return part;
 }
 
-JsonSchema::Part JsonSchema::literals(const JsonReader& schema, const std::vector<Json>& values) {
+// The values of enum or const that have one of the types and satisfy lengths and bounds. A value that does not is left
+// out; it is an error when none remains.
+JsonSchema::PartId JsonSchema::literals(const JsonReader& schema, const std::vector<Json>& values) {
   const auto types = schema.has("type") ? types_of(schema) : std::vector<std::string>{};
   std::vector<std::string> texts;
   for (const auto& value : values) {
@@ -261,9 +267,9 @@ JsonSchema::Part JsonSchema::literals(const JsonReader& schema, const std::vecto
   return json_.one_of(texts);
 }
 
-JsonSchema::Part JsonSchema::string_of(const JsonReader& schema) {
+JsonSchema::PartId JsonSchema::string_of(const JsonReader& schema) {
   if (const auto format = schema.find("format")) {
-    expect_alone(schema, "format", {"type"});
+    check_no_other_keys(schema, "format", {"type"});
     return format_of(*format);
   }
   const auto least = static_cast<int32_t>(schema.integer("minLength", 0, 0, kMostItems));
@@ -271,28 +277,29 @@ JsonSchema::Part JsonSchema::string_of(const JsonReader& schema) {
   return json_.string(least, static_cast<int32_t>(schema.integer("maxLength", 0, least, kMostItems)));
 }
 
-JsonSchema::Part JsonSchema::format_of(const JsonReader& format) {
+JsonSchema::PartId JsonSchema::format_of(const JsonReader& format) {
   const auto name = format.as_string();
   const auto digit = build_.range('0', '9');
-  const auto number = [&](int64_t least, int64_t most) {  // of two digits
+  const auto number = [&](int64_t first, int64_t last) {  // two digits, from `first` to `last`
     std::vector<std::string> texts;
-    for (int64_t each = least; each <= most; ++each) texts.push_back(fmt::format("{:02}", each));
+    for (int64_t each = first; each <= last; ++each) texts.push_back(fmt::format("{:02}", each));
     return json_.one_of(texts);
   };
   const auto dash = build_.literal("-"), colon = build_.literal(":");
-  // Days that every month has, the 29th and 30th but in February, the 31st of the longer ones.
+  // Days 1 to 28 in every month, 29 and 30 in every month but February, 31 in the months that have it.
   const auto month_and_day = build_.choice(
       {build_.sequence({number(1, 12), dash, number(1, 28)}),
        build_.sequence({build_.choice({number(1, 1), number(3, 12)}), dash, number(29, 30)}),
        build_.sequence(
            {build_.choice({number(1, 1), number(3, 3), number(5, 5), number(7, 8), number(10, 10), number(12, 12)}),
             dash, number(31, 31)})});
-  std::vector<Part> years;  // but 0000, which few calendars have
+  std::vector<PartId> years;  // 0001 to 9999
   for (int32_t zeros = 0; zeros < 4; ++zeros) {
     years.push_back(build_.sequence({build_.literal(std::string(static_cast<size_t>(zeros), '0')),
                                      build_.range('1', '9'), build_.repeat(digit, 3 - zeros, 3 - zeros)}));
   }
-  std::vector<std::string> fours;  // 04, 08, ...
+  // Leap years: the last two digits are a multiple of 4 but not 00, or the first two are one and the last two are 00.
+  std::vector<std::string> fours;  // 04, 08, ..., 96
   for (int64_t each = 4; each < 100; each += 4) fours.push_back(fmt::format("{:02}", each));
   const auto four = json_.one_of(fours);
   const auto leap =
@@ -313,31 +320,33 @@ JsonSchema::Part JsonSchema::format_of(const JsonReader& format) {
   return json_.quoted(build_.sequence({hexes(8), dash, hexes(4), dash, hexes(4), dash, hexes(4), dash, hexes(12)}));
 }
 
-// Bounds are exact where they are integers of 64 bits, of which a double has not all digits.
-JsonSchema::Part JsonSchema::integer_of(const JsonReader& schema) {
-  constexpr int64_t kLargest = JsonParts::kLargest;
-  // The bound, beyond the largest integers by one at most, moved by `shift` if it is itself an integer.
+// Bounds that are 64-bit integers are used exactly, because a double cannot represent all of them.
+JsonSchema::PartId JsonSchema::integer_of(const JsonReader& schema) {
+  constexpr int64_t kMaxInteger = JsonParts::kMaxInteger;
+  // Reads the bound `key`, or returns `missing`. A fractional bound is rounded into the range. An integer bound is
+  // moved by `shift`, which turns an exclusive bound into an inclusive one. The result is limited to one beyond
+  // kMaxInteger.
   const auto bound = [&](const char* key, int64_t missing, double (*round)(double), int64_t shift) {
     const auto given = schema.find(key);
     if (!given) return missing;
     const double near = given->as_number(-1e30, 1e30);
-    if (std::abs(near) > 2e18) return near < 0 ? -kLargest - 1 : kLargest + 1;
+    if (std::abs(near) > 2e18) return near < 0 ? -kMaxInteger - 1 : kMaxInteger + 1;
     const bool whole = given->value().is_number_integer();
     const auto value = whole ? given->value().get<int64_t>() : static_cast<int64_t>(round(near));
     const bool shifts = whole || static_cast<double>(value) == near;
-    return std::clamp(value + (shifts ? shift : 0), -kLargest - 1, kLargest + 1);
+    return std::clamp(value + (shifts ? shift : 0), -kMaxInteger - 1, kMaxInteger + 1);
   };
   const auto up = [](double value) { return std::ceil(value); };
   const auto down = [](double value) { return std::floor(value); };
-  const auto least = std::max(bound("minimum", -kLargest, up, 0), bound("exclusiveMinimum", -kLargest, up, 1));
-  const auto most = std::min(bound("maximum", kLargest, down, 0), bound("exclusiveMaximum", kLargest, down, -1));
-  if (least > most || least > kLargest || most < -kLargest) schema.fail("bounds between which an integer lies");
-  return json_.integer(std::max(least, -kLargest), std::min(most, kLargest));
+  const auto least = std::max(bound("minimum", -kMaxInteger, up, 0), bound("exclusiveMinimum", -kMaxInteger, up, 1));
+  const auto most = std::min(bound("maximum", kMaxInteger, down, 0), bound("exclusiveMaximum", kMaxInteger, down, -1));
+  if (least > most || least > kMaxInteger || most < -kMaxInteger) schema.fail("bounds between which an integer lies");
+  return json_.integer(std::max(least, -kMaxInteger), std::min(most, kMaxInteger));
 }
 
-JsonSchema::Part JsonSchema::number_of(const JsonReader& schema) {
-  const auto bound = [&](const char* closed, const char* open) -> std::optional<JsonParts::Bound> {
-    std::optional<JsonParts::Bound> found;
+JsonSchema::PartId JsonSchema::number_of(const JsonReader& schema) {
+  const auto bound = [&](const char* closed, const char* open) -> std::optional<JsonParts::NumberBound> {
+    std::optional<JsonParts::NumberBound> found;
     for (const char* key : {closed, open}) {
       const auto given = schema.find(key);
       if (!given) continue;
@@ -356,21 +365,23 @@ JsonSchema::Part JsonSchema::number_of(const JsonReader& schema) {
   return json_.number(least, most);
 }
 
-JsonSchema::Part JsonSchema::array_of(const JsonReader& schema) {
+JsonSchema::PartId JsonSchema::array_of(const JsonReader& schema) {
   const auto items = schema.find("items"), first = schema.find("prefixItems");
   const auto least = static_cast<int32_t>(schema.integer("minItems", 0, 0, kMostItems));
   const auto most_items = schema.has("maxItems") ? schema.integer("maxItems", 0, least, kMostItems) : kMostItems + 1;
-  std::vector<Part> leading;
+  std::vector<PartId> leading;
   if (first) {
     for (const auto& each : first->items()) leading.push_back(part_of(each));
   }
   const auto leading_count = static_cast<int64_t>(leading.size());
-  const bool closed = items && items->value() == false;  // nothing behind the leading ones
+  const bool closed = items && items->value() == false;  // no items after those of prefixItems
   if (closed && least > leading_count) schema.fail(fmt::format("minItems {}", least), "as many as prefixItems at most");
   const auto most = std::min(most_items, closed ? leading_count : kMostItems + 1);
   if (most == 0) return json_.brackets(build_.literal(""));
   const auto other = closed ? build_.literal("") : items ? part_of(*items) : json_.any_value();
-  // The first ones where each stands; what may be missing is missing from some place on.
+  // The part is built from the last item to the first. The `head` first items are separate parts, each followed by
+  // `tail`, the part of all later items. Items from index `least` on are optional, and an optional item contains its
+  // tail, so an array can only lack its last items.
   const int64_t head = std::min(std::max<int64_t>(leading_count, 1), most);
   const auto after = build_.sequence({json_.comma(), other});
   const auto tail_least = static_cast<int32_t>(std::max<int64_t>(least - head, 0));
@@ -384,12 +395,14 @@ JsonSchema::Part JsonSchema::array_of(const JsonReader& schema) {
   return json_.brackets(tail);
 }
 
-JsonSchema::Part JsonSchema::object_of(const JsonReader& schema) {
+// Members of "properties" come in their order. Other keys are allowed when "additionalProperties" allows them, or when
+// the schema names no property; a name in "required" that is not in "properties" is an error.
+JsonSchema::PartId JsonSchema::object_of(const JsonReader& schema) {
   std::set<std::string> required;
   if (const auto list = schema.find("required")) {
     for (const auto& each : list->items()) required.insert(each.as_string());
   }
-  std::vector<Member> members;
+  std::vector<ObjectMember> members;
   std::vector<std::string> names;
   if (const auto properties = schema.find("properties")) {
     for (const auto& [name, property] : properties->members()) {
@@ -402,19 +415,21 @@ JsonSchema::Part JsonSchema::object_of(const JsonReader& schema) {
   const auto more = schema.find("additionalProperties");
   const bool open = more ? more->value() != false : members.empty();
   if (!required.empty()) {
-    schema.fail(fmt::format("{} required", quote(*required.begin())), "required names among properties");
+    schema.fail(fmt::format("the required name {}", quote(*required.begin())), "only names in properties");
   }
   if (!open) return json_.braces(members_of(members, {}));
   const auto value = more ? part_of(*more) : json_.any_value();
-  const auto key = names.empty() ? json_.string() : json_.key_other_than(names);
+  const auto key = names.empty() ? json_.string() : json_.key_none_of(names);
   return json_.braces(members_of(members, {build_.sequence({key, json_.colon(), value})}));
 }
 
-// Members in their order, then others; `tail` is what may come after one, `start` what may come first.
-JsonSchema::Part JsonSchema::members_of(const std::vector<Member>& members, const std::vector<Part>& others) {
+// The members in their order, then any number of other members. Built from the last member to the first: `tail` is the
+// part after a member, which begins with a comma; `start` is the same part without this comma, for the case that no
+// earlier member is present. The grammar grows linearly with the number of members.
+JsonSchema::PartId JsonSchema::members_of(const std::vector<ObjectMember>& members, const std::vector<PartId>& others) {
   auto tail = build_.literal(""), start = tail;
   for (const auto other : others) {
-    tail = build_.many(build_.sequence({json_.comma(), other}));
+    tail = build_.zero_or_more(build_.sequence({json_.comma(), other}));
     start = build_.optional(build_.sequence({other, tail}));
   }
   for (size_t i = members.size(); i-- > 0;) {

@@ -4,7 +4,7 @@
 
 namespace tessera::text {
 
-SortedVocabulary::SortedVocabulary(const Tokenizer& tokenizer) : place_(tokenizer.vocab_size(), -1) {
+SortedVocabulary::SortedVocabulary(const Tokenizer& tokenizer) : index_of_id_(tokenizer.vocab_size(), -1) {
   for (size_t i = 0; i < size(); ++i) {
     const auto id = static_cast<TokenId>(i);
     if (tokenizer.is_special(id)) continue;
@@ -14,19 +14,19 @@ SortedVocabulary::SortedVocabulary(const Tokenizer& tokenizer) : place_(tokenize
       tokens_, [](const Token& a, const Token& b) { return a.bytes != b.bytes ? a.bytes < b.bytes : a.id < b.id; });
   for (size_t i = 0; i < tokens_.size(); ++i) {
     auto& token = tokens_[i];
-    place_[static_cast<size_t>(token.id)] = static_cast<int32_t>(i);
+    index_of_id_[static_cast<size_t>(token.id)] = static_cast<int32_t>(i);
     if (i == 0) continue;
     const auto& before = tokens_[i - 1].bytes;
     const auto ends = std::mismatch(before.begin(), before.end(), token.bytes.begin(), token.bytes.end());
-    token.shared = static_cast<size_t>(ends.first - before.begin());
+    token.common_prefix_bytes = static_cast<size_t>(ends.first - before.begin());
   }
 }
 
 const std::string& SortedVocabulary::bytes(int64_t id) const {
   static const std::string none;
-  if (id < 0 || static_cast<size_t>(id) >= place_.size()) return none;
-  const int32_t place = place_[static_cast<size_t>(id)];
-  return place < 0 ? none : tokens_[static_cast<size_t>(place)].bytes;
+  if (id < 0 || static_cast<size_t>(id) >= index_of_id_.size()) return none;
+  const int32_t index = index_of_id_[static_cast<size_t>(id)];
+  return index < 0 ? none : tokens_[static_cast<size_t>(index)].bytes;
 }
 
 }  // namespace tessera::text

@@ -1,9 +1,9 @@
-// The tokens of a vocabulary that have a text, in the order of their bytes.
+// The tokens of a vocabulary, sorted by their bytes. Special tokens have no bytes here and are left out.
 //
 //   const auto vocabulary = std::make_shared<const SortedVocabulary>(tokenizer);
 //   for (const auto& token : vocabulary->tokens()) use(token.bytes, token.id);
 //
-// Special tokens have no text. Immutable.
+// Immutable.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +21,15 @@ class SortedVocabulary {
   struct Token {
     std::string bytes;
     TokenId id;
-    size_t shared;  // bytes that it begins with as the token before it does
+    size_t common_prefix_bytes;  // shared with the token before this one
   };
   const std::vector<Token>& tokens() const { return tokens_; }
-  size_t size() const { return place_.size(); }  // of the vocabulary
-  const std::string& bytes(int64_t id) const;    // "" of all others
+  size_t size() const { return index_of_id_.size(); }  // number of ids of the whole vocabulary
+  const std::string& bytes(int64_t id) const;          // "" for a special token, and for an id without token or bytes
 
  private:
   std::vector<Token> tokens_;
-  std::vector<int32_t> place_;  // of an id in tokens_; -1
+  std::vector<int32_t> index_of_id_;  // by id: the index in tokens_, or -1
 };
 
 }  // namespace tessera::text

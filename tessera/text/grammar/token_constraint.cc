@@ -7,31 +7,33 @@
 namespace tessera::text {
 namespace {
 
-constexpr uint64_t kSliceSteps = 200'000;  // between two looks at the memory
+constexpr uint64_t kSliceSteps = 200'000;  // steps between two checks of the memory limit
 
 }  // namespace
 
-// An answer that was prepared is that of the next call, whose tokens are the same ones.
-bool TokenConstraint::prepare(std::span<const int64_t> made, GrammarMasks::Wanted wanted, uint64_t steps) {
-  const bool mask = wanted == GrammarMasks::Wanted::kMask;
-  if (prepared_ && prepared_->tokens == made.size() && (prepared_->answer.mask || !mask)) return true;
+// A prepared answer is used if the next call has the same number of tokens; between the two calls the sequence does not
+// change, so they are the same tokens.
+bool TokenConstraint::prepare(std::span<const int64_t> generated_tokens, GrammarMasks::ResultKind result_kind,
+                              uint64_t steps) {
+  const bool mask = result_kind == GrammarMasks::ResultKind::kMask;
+  if (prepared_ && prepared_->tokens == generated_tokens.size() && (prepared_->answer.mask || !mask)) return true;
   prepared_.reset();
-  auto answer = masks_->look(search_, made, wanted, steps);
+  auto answer = masks_->advance_and_mask(cursor_, generated_tokens, result_kind, steps);
   if (!answer) return false;
-  prepared_ = Prepared{made.size(), std::move(*answer)};
+  prepared_ = Prepared{generated_tokens.size(), std::move(*answer)};
   return true;
 }
 
-bool TokenConstraint::prepare_allowed(std::span<const int64_t> made, uint64_t steps) {
-  return prepare(made, GrammarMasks::Wanted::kMask, steps);
+bool TokenConstraint::prepare_allowed_tokens(std::span<const int64_t> generated_tokens, uint64_t steps) {
+  return prepare(generated_tokens, GrammarMasks::ResultKind::kMask, steps);
 }
 
-bool TokenConstraint::prepare_complete(std::span<const int64_t> made, uint64_t steps) {
-  return prepare(made, GrammarMasks::Wanted::kPlace, steps);
+bool TokenConstraint::prepare_complete(std::span<const int64_t> generated_tokens, uint64_t steps) {
+  return prepare(generated_tokens, GrammarMasks::ResultKind::kPlace, steps);
 }
 
-TokenMask TokenConstraint::allowed(std::span<const int64_t> made) {
-  while (!prepare_allowed(made, kSliceSteps)) {
+TokenMask TokenConstraint::allowed(std::span<const int64_t> generated_tokens) {
+  while (!prepare_allowed_tokens(generated_tokens, kSliceSteps)) {
   }
   const auto answer = std::exchange(prepared_, std::nullopt)->answer;
   auto mask = *answer.mask;
@@ -39,14 +41,14 @@ TokenMask TokenConstraint::allowed(std::span<const int64_t> made) {
     if (token >= 0 && static_cast<size_t>(token) < mask.size()) mask[static_cast<size_t>(token)] = answer.accepts;
   }
   TESSERA_CHECK(std::ranges::find(mask, true) != mask.end(), ErrorKind::kConfig,
-                "[text.grammar] no token of the vocabulary may come after {} tokens: the grammar of the answer wants "
-                "bytes that it lacks",
-                made.size());
+                "[text.grammar] no token of the vocabulary may come after {} tokens: the grammar of the answer needs "
+                "bytes with which no token begins",
+                generated_tokens.size());
   return mask;
 }
 
-bool TokenConstraint::complete(std::span<const int64_t> made) {
-  while (!prepare_complete(made, kSliceSteps)) {
+bool TokenConstraint::complete(std::span<const int64_t> generated_tokens) {
+  while (!prepare_complete(generated_tokens, kSliceSteps)) {
   }
   const auto answer = std::exchange(prepared_, std::nullopt)->answer;
   return answer.accepts && answer.ends;

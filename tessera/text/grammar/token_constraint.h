@@ -1,13 +1,14 @@
-// Which tokens may come next in one sequence, so that the text of a whole answer is one that a grammar wants.
+// Constrained decoding: says which tokens may come next in one sequence, so that the whole answer is a text of a
+// grammar.
 //
 //   const auto vocabulary = std::make_shared<const SortedVocabulary>(tokenizer);            // once
-//   const auto masks = std::make_shared<GrammarMasks>(grammar, vocabulary);                 // of all its sequences
-//   TokenConstraint constraint(masks, stop_tokens);                                         // of one
-//   const auto allowed = constraint.allowed(made);                                          // by token id
-//   if (constraint.complete(made)) ...                                                      // no token may follow
+//   const auto masks = std::make_shared<GrammarMasks>(grammar, vocabulary);                 // once per grammar
+//   TokenConstraint constraint(masks, stop_tokens);                                         // once per sequence
+//   const auto allowed = constraint.allowed(generated_tokens);                              // by token id
+//   if (constraint.complete(generated_tokens)) ...                                          // no token may follow
 //
-// Stop tokens may come where the text is whole. What an answer costs depends on the grammar: who serves others
-// meanwhile prepares it in slices. One thread at a time.
+// Stop tokens are allowed when the text is whole. The time of an answer depends on the grammar; a server prepares it in
+// slices, so other sequences do not wait. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -24,26 +25,29 @@ namespace tessera::text {
 class TokenConstraint {
  public:
   TokenConstraint(std::shared_ptr<GrammarMasks> masks, std::vector<int64_t> stop_tokens)
-      : masks_(std::move(masks)), search_(*masks_), stop_tokens_(std::move(stop_tokens)) {}
+      : masks_(std::move(masks)), cursor_(*masks_), stop_tokens_(std::move(stop_tokens)) {}
 
-  // At most about so many steps of the work for allowed(made), and for complete(made). False where it takes more: once
-  // it is true, the call costs nothing. Errors of GrammarMasks::look.
-  bool prepare_allowed(std::span<const int64_t> made, uint64_t steps);
-  bool prepare_complete(std::span<const int64_t> made, uint64_t steps);
+  // Does at most about `steps` steps of the work for allowed(generated_tokens) or complete(generated_tokens). Returns
+  // true when the work is done; the call of allowed or complete then takes no time. Raises the errors of
+  // GrammarMasks::advance_and_mask.
+  bool prepare_allowed_tokens(std::span<const int64_t> generated_tokens, uint64_t steps);
+  bool prepare_complete(std::span<const int64_t> generated_tokens, uint64_t steps);
 
-  // After the tokens that were made since the prompt. Error kConfig where no token may come.
-  TokenMask allowed(std::span<const int64_t> made);
-  bool complete(std::span<const int64_t> made);
+  // `generated_tokens` are the tokens generated since the prompt. allowed() returns the tokens that may come next, by
+  // token id, and raises Error kConfig when there is none. complete() is true when the text is whole and no token may
+  // follow.
+  TokenMask allowed(std::span<const int64_t> generated_tokens);
+  bool complete(std::span<const int64_t> generated_tokens);
 
  private:
   struct Prepared {
     size_t tokens;
-    GrammarMasks::Answer answer;
+    GrammarMasks::MaskResult answer;
   };
-  bool prepare(std::span<const int64_t> made, GrammarMasks::Wanted wanted, uint64_t steps);
+  bool prepare(std::span<const int64_t> generated_tokens, GrammarMasks::ResultKind result_kind, uint64_t steps);
 
   std::shared_ptr<GrammarMasks> masks_;
-  GrammarMasks::Search search_;
+  GrammarMasks::GrammarCursor cursor_;
   std::vector<int64_t> stop_tokens_;
   std::optional<Prepared> prepared_;
 };

@@ -1,5 +1,5 @@
-// The syntax tree of a template. Chains of one operator precedence (a + b - c, a and b and c) are one node, so that
-// depth grows with nesting only; the parser limits it.
+// The syntax tree of a template. A chain of operators of one precedence (a + b - c, a and b and c) is one node, so the
+// depth of the tree grows only with nesting. The parser limits the depth.
 #pragma once
 
 #include <memory>
@@ -16,6 +16,7 @@ struct Statement;
 using ExpressionPtr = std::unique_ptr<Expression>;
 using Body = std::vector<Statement>;
 
+// The comment of each kind names the fields of Expression that it uses.
 enum class ExpressionKind {
   kLiteral,      // literal
   kName,         // text
@@ -23,8 +24,8 @@ enum class ExpressionKind {
   kTuple,        // operands
   kDict,         // operands: key, value, key, value, ...
   kConditional,  // operands: condition, then, else (may be null)
-  kOr,           // operands, one operators entry between each two
-  kAnd,          // the same
+  kOr,           // operands; operators has one entry between each two operands
+  kAnd,          // as kOr
   kNot,          // operands[0]
   kCompare,      // as kOr
   kArithmetic,   // as kOr; left to right
@@ -78,6 +79,7 @@ struct Expression {
   std::unique_ptr<CallArguments> arguments;
 };
 
+// The comment of each kind names the fields of Statement that it uses.
 enum class StatementKind {
   kText,         // text
   kPrint,        // value
@@ -94,22 +96,23 @@ enum class StatementKind {
   kContinue,
 };
 
-// A name, name.attribute of a namespace (attribute not empty), or several targets.
-struct Target {
+// The target of an assignment: a name, name.attribute of a namespace (attribute is not empty), or several targets in
+// `parts`.
+struct AssignmentTarget {
   std::string name;
   std::string attribute;
-  std::vector<Target> parts;
+  std::vector<AssignmentTarget> parts;
 };
 
 struct MacroDefinition {
   std::string name;
   std::vector<std::string> parameters;
-  std::vector<ExpressionPtr> defaults;  // of the last parameters
+  std::vector<ExpressionPtr> defaults;  // for the last defaults.size() parameters
   Body body;
-  bool uses_caller = false, uses_varargs = false, uses_kwargs = false;
+  bool uses_caller = false, uses_varargs = false, uses_kwargs = false;  // the body contains these names
 };
 
-struct Branch {
+struct IfBranch {
   ExpressionPtr condition;
   Body body;
 };
@@ -120,11 +123,11 @@ struct Statement {
   std::string text{};
   ExpressionPtr value{};
   ExpressionPtr condition{};
-  Target target{};
+  AssignmentTarget target{};
   Body body{};
   Body otherwise{};
-  std::vector<Branch> branches{};
-  std::vector<std::pair<Target, ExpressionPtr>> assignments{};
+  std::vector<IfBranch> branches{};
+  std::vector<std::pair<AssignmentTarget, ExpressionPtr>> assignments{};
   std::shared_ptr<const MacroDefinition> macro{};
   bool recursive = false;
 };

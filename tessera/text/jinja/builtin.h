@@ -1,5 +1,5 @@
-// How filters, methods and global functions are written: a function of a value (undefined for global functions) and
-// its arguments, with its parameters in a table by name.
+// The form of filters, methods and global functions in C++: a function of a value and its arguments, in a table that
+// maps the name to the function and its parameter names. The value of a global function is undefined.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@
 namespace tessera::text::jinja {
 
 struct Builtin {
-  Value (*call)(Evaluator&, const Value& input, const Bound&) = nullptr;
+  Value (*call)(Evaluator&, const Value& input, const BoundArguments&) = nullptr;
   std::vector<std::string_view> parameters{};
-  size_t required = 0;  // of the parameters
-  // In place of the above: a function that binds its arguments itself.
-  Value (*call_unbound)(Evaluator&, const Value& input, const Arguments&) = nullptr;
+  size_t required = 0;  // the number of parameters, from the first, that need an argument
+  // The function of a builtin that binds its arguments itself; the three members above are then not used.
+  Value (*call_with_arguments)(Evaluator&, const Value& input, const Arguments&) = nullptr;
 };
 using BuiltinTable = std::unordered_map<std::string_view, Builtin>;
 
@@ -25,10 +25,11 @@ Value call_builtin(const BuiltinTable::value_type& builtin, Evaluator& evaluator
                    const Arguments& arguments);
 
 const BuiltinTable& sequence_filters();  // over lists and dicts (filters_sequence.cc)
-const BuiltinTable& text_methods();      // of str (methods_text.cc)
+const BuiltinTable& text_methods();      // methods of str (methods_text.cc)
 
-// An argument of the wanted type; `what` names the function in the failure.
-const std::string& text_argument(const Value& value, std::string_view what);
-int64_t integer_argument(const Value& value, std::string_view what);
+// The str or int in `value`. RenderError for a value of another type; its message begins with `function_name`, the name
+// of the function.
+const std::string& text_argument(const Value& value, std::string_view function_name);
+int64_t integer_argument(const Value& value, std::string_view function_name);
 
 }  // namespace tessera::text::jinja

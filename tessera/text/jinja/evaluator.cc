@@ -6,6 +6,7 @@
 
 namespace tessera::text::jinja {
 
+// The budget pays for each compared name, so a template with many variables pays for its slow lookups.
 Value* Scope::find(std::string_view name, Budget& budget) {
   size_t compared = 0;
   Value* found = nullptr;
@@ -22,13 +23,17 @@ Value* Scope::find(std::string_view name, Budget& budget) {
   return found;
 }
 
+// Limits the C++ stack. A macro call nests the whole tree of the macro inside the tree of the caller, so the limit of
+// the parser is not enough.
 int Evaluator::next_depth() const {
-  constexpr int kLevelsEach = 8;  // of the tree for one level of nesting that a template is allowed
+  constexpr int kLevelsEach = 8;  // levels of tree recursion per level of nesting that the template may have
   const int limit = budget_.max_depth * kLevelsEach;
   if (running_depth_ >= limit) fail("macros, blocks and expressions run deeper than {} levels", limit);
   return running_depth_ + 1;
 }
 
+// Breaks cycles of shared_ptr: a macro owns the scope in which it is defined, and this scope has the macro as a
+// variable. A namespace may have itself as an attribute.
 Evaluator::~Evaluator() {
   for (auto& scope : captured_scopes_) scope->variables.clear();
   for (auto& space : namespaces_) space->attributes = std::make_shared<Dict>();
@@ -46,13 +51,14 @@ std::string Evaluator::run(const Body& body) {
   return std::move(root_out_);
 }
 
+// The make_ functions create values and charge the budget for them, so a template cannot create large values for free.
 Value Evaluator::make_text(std::string text, bool markup) {
   budget_.check_size(text.size());
   budget_.charge(text.size());
   return Value::text(std::move(text), markup);
 }
 
-Value Evaluator::make_list(std::vector<Value> items, Kind kind) {
+Value Evaluator::make_list(std::vector<Value> items, ValueKind kind) {
   budget_.check_size(items.size());
   budget_.charge(items.size() * sizeof(Value));
   Value made = Value::list(std::move(items), kind);
@@ -71,7 +77,7 @@ Value Evaluator::make_namespace(std::shared_ptr<Dict> attributes) {
   space->attributes = std::move(attributes);
   budget_.check_depth(space->attributes->depth + 1);
   namespaces_.push_back(space);
-  return Value::object(Kind::kNamespace, std::move(space));
+  return Value::object(ValueKind::kNamespace, std::move(space));
 }
 
 std::shared_ptr<Scope> Evaluator::inner_scope(std::shared_ptr<Scope> parent) {
@@ -91,8 +97,10 @@ void Evaluator::set_variable(std::string_view name, Value value) {
   scope_->variables.emplace_back(name, std::move(value));
 }
 
+// Every node costs at least one step and one level of depth; charge(0) pays the step. line_ is the line of the last
+// node that was entered, which is the line of an error.
 Value Evaluator::evaluate(const Expression& node) {
-  const Scoped deeper(running_depth_, next_depth());
+  const ScopedValue deeper(running_depth_, next_depth());
   line_ = node.line;
   budget_.charge(0);
   switch (node.kind) {
@@ -140,13 +148,13 @@ Value Evaluator::evaluate(const Expression& node) {
     case ExpressionKind::kSlice:
       break;
   }
-  fail("a slice stands outside of a subscript");
+  fail("a slice is outside of a subscript");
 }
 
 Value Evaluator::evaluate_name(const Expression& node) {
   if (const Value* found = scope_->find(node.text, budget_)) return *found;
   if (is_global(node.text)) {
-    return Value::object(Kind::kFunction, std::make_shared<Function>(Function{node.text, Value()}));
+    return Value::object(ValueKind::kFunction, std::make_shared<Function>(Function{node.text, Value()}));
   }
   return Value::undefined(fmt::format("'{}' is undefined", node.text.substr(0, 80)));
 }
@@ -162,12 +170,14 @@ Value Evaluator::evaluate_collection(const Expression& node) {
   }
   std::vector<Value> items;
   for (const auto& operand : node.operands) items.push_back(evaluate(*operand));
-  return make_list(std::move(items), node.kind == ExpressionKind::kTuple ? Kind::kTuple : Kind::kList);
+  return make_list(std::move(items), node.kind == ExpressionKind::kTuple ? ValueKind::kTuple : ValueKind::kList);
 }
 
+// A chain is evaluated from left to right. The signs are computed as 0 - x and 0 + x, so they accept the same types and
+// overflow in the same way as the operators; a float is negated directly, to keep -0.0.
 Value Evaluator::evaluate_operator(const Expression& node) {
   Value value = evaluate(*node.operands[0]);
-  if (node.kind == ExpressionKind::kNegative && value.is(Kind::kFloat)) return Value::real(-value.as_double());
+  if (node.kind == ExpressionKind::kNegative && value.is(ValueKind::kFloat)) return Value::real(-value.as_double());
   if (node.kind == ExpressionKind::kNegative) return binary(*this, Operator::kSubtract, Value::integer(0), value);
   if (node.kind == ExpressionKind::kPositive) return binary(*this, Operator::kAdd, Value::integer(0), value);
   for (size_t i = 0; i < node.operators.size(); ++i) {
@@ -178,6 +188,8 @@ Value Evaluator::evaluate_operator(const Expression& node) {
   return value;
 }
 
+// a < b < c is a < b and b < c with b evaluated once, as in Python. The operands after a false comparison are not
+// evaluated.
 Value Evaluator::evaluate_comparison(const Expression& node) {
   Value left = evaluate(*node.operands[0]);
   for (size_t i = 0; i < node.operators.size(); ++i) {
@@ -220,9 +232,9 @@ Arguments Evaluator::evaluate_arguments(const Expression& node) {
   }
   if (given.unpacked_named) {
     const Value named = evaluate(*given.unpacked_named);
-    if (!named.is(Kind::kDict)) fail("the argument after ** is {}, not a mapping", type_name(named));
+    if (!named.is(ValueKind::kDict)) fail("the argument after ** is {}, not a mapping", type_name(named));
     for (const auto& [key, value] : named.get<Dict>().entries) {
-      if (!key.is(Kind::kString)) fail("keywords must be strings");
+      if (!key.is(ValueKind::kString)) fail("keywords must be strings");
       made.named.emplace_back(key.as_text(), value);
     }
     budget_.charge(made.named.size() * sizeof(Value));
@@ -236,6 +248,8 @@ Value Evaluator::evaluate_call(const Expression& node) {
   return call(callee, evaluate_arguments(node));
 }
 
+// In a {% filter %} or {% set %} block the innermost filter of the chain has no operand; its input is the block's text,
+// `block_input`.
 Value Evaluator::evaluate_filter(const Expression& node, const Value* block_input) {
   const Expression* inner = node.operands[0].get();
   Value input;
@@ -254,46 +268,49 @@ Value Evaluator::evaluate_test(const Expression& node) {
   return Value::boolean(apply_test(*this, node.text, input, evaluate_arguments(node)));
 }
 
-// Nothing where a dict's items may still hold the name.
+// The attribute that the object itself defines: a namespace entry, a member of `loop`, a macro's name or a method.
+// nullopt when there is none; the caller then searches the entries of a dict. A name that the sandbox forbids is an
+// undefined value, so it hides an entry of the same name.
 std::optional<Value> Evaluator::own_attribute(const Value& of, const std::string& name) {
-  if (of.is(Kind::kNamespace)) {
+  if (of.is(ValueKind::kNamespace)) {
     if (const Value* value = of.get<Namespace>().attributes->find(Value::text(name), budget_)) return *value;
-  } else if (of.is(Kind::kLoop)) {
+  } else if (of.is(ValueKind::kLoop)) {
     Value value = loop_attribute(of, name);
-    if (!value.is(Kind::kUndefined) || name == "previtem" || name == "nextitem") return value;
-  } else if (of.is(Kind::kMacro) && name == "name") {
+    if (!value.is(ValueKind::kUndefined) || name == "previtem" || name == "nextitem") return value;
+  } else if (of.is(ValueKind::kMacro) && name == "name") {
     return make_text(of.get<Macro>().tree->name);
   } else if (has_method(of, name)) {
-    return Value::object(Kind::kFunction, std::make_shared<Function>(Function{name, of}));
+    return Value::object(ValueKind::kFunction, std::make_shared<Function>(Function{name, of}));
   } else if (is_forbidden_method(of, name) || name.starts_with("__")) {
-    return Value::undefined(fmt::format("'{}' of a {} is not for templates to use", name.substr(0, 80), type_name(of)));
+    return Value::undefined(fmt::format("templates may not use '{}' of a {}", name.substr(0, 80), type_name(of)));
   }
   return std::nullopt;
 }
 
+// a.b: attributes come before the entries of a dict, as in Jinja2. item() for a['b'] has the opposite order.
 Value Evaluator::attribute(const Value& of, const std::string& name) {
-  if (of.is(Kind::kUndefined)) fail("{}", of.hint());
+  if (of.is(ValueKind::kUndefined)) fail("{}", of.hint());
   if (auto own = own_attribute(of, name)) return std::move(*own);
-  if (of.is(Kind::kDict)) {
+  if (of.is(ValueKind::kDict)) {
     if (const Value* value = of.get<Dict>().find(Value::text(name), budget_)) return *value;
   }
   return Value::undefined(fmt::format("a {} has no attribute '{}'", type_name(of), name.substr(0, 80)));
 }
 
 Value Evaluator::item(const Value& of, const Value& key) {
-  if (of.is(Kind::kUndefined)) fail("{}", of.hint());
-  if (of.is(Kind::kDict)) {
-    const bool hashable = !key.is(Kind::kList) && !key.is(Kind::kDict);
+  if (of.is(ValueKind::kUndefined)) fail("{}", of.hint());
+  if (of.is(ValueKind::kDict)) {
+    const bool hashable = !key.is(ValueKind::kList) && !key.is(ValueKind::kDict);
     if (const Value* value = hashable ? of.get<Dict>().find(key, budget_) : nullptr) return *value;
-  } else if (key.is_integral() && (of.is(Kind::kString) || (of.is_sized_sequence() && !of.is(Kind::kView)))) {
+  } else if (key.is_integral() && (of.is(ValueKind::kString) || (of.is_sized_sequence() && !of.is(ValueKind::kView)))) {
     const int64_t length = length_of(of, budget_);
     const int64_t at = key.as_int() < 0 ? key.as_int() + length : key.as_int();
     if (at >= 0 && at < length) {
-      if (!of.is(Kind::kString)) return of.items()[static_cast<size_t>(at)];
+      if (!of.is(ValueKind::kString)) return of.items()[static_cast<size_t>(at)];
       return slice(*this, of, Value::integer(at), Value::integer(at + 1), Value::none());
     }
   }
-  if (key.is(Kind::kString)) {
+  if (key.is(ValueKind::kString)) {
     if (auto own = own_attribute(of, key.as_text())) return std::move(*own);
     return Value::undefined(fmt::format("a {} has no item '{}'", type_name(of), key.as_text().substr(0, 80)));
   }

@@ -1,8 +1,8 @@
-// Runs a syntax tree: a tree walker over scopes, with Jinja2's scoping (loops, macros, calls and block-sets have scopes
-// of their own, `if` has none) and its sandbox (no private attributes, nothing that changes a list or a dict).
+// Renders a template by walking its syntax tree. Scopes are those of Jinja2: loops, macros, call blocks and set blocks
+// have their own scope, `if` has none. The sandbox is also Jinja2's: no private attributes, and no method that changes
+// a list or a dict.
 //
-// One Evaluator serves one render on one thread. Statements are in evaluator_statements.cc, calls in
-// evaluator_calls.cc.
+// One Evaluator does one render on one thread. Statements are in evaluator_statements.cc, calls in evaluator_calls.cc.
 #pragma once
 
 #include <ctime>
@@ -28,22 +28,22 @@ struct Arguments {
   std::vector<std::pair<std::string, Value>> named;
 };
 
-// Arguments by parameter, null where none is given.
-using Bound = std::vector<const Value*>;
+// The argument of each parameter, in the order of the parameters; null where the call has none.
+using BoundArguments = std::vector<const Value*>;
 
-// The arguments of `function`, of whose parameters the first ones are required. Failure for too many, unknown or
-// missing ones.
-Bound bind(std::string_view function, const Arguments& arguments, std::span<const std::string_view> parameters,
-           size_t required);
-inline Bound bind(std::string_view function, const Arguments& arguments,
-                  std::initializer_list<std::string_view> parameters, size_t required) {
+// Assigns the arguments of a call to the parameters of `function`. The first `required` parameters need an argument.
+// RenderError when there are too many, unknown or missing arguments.
+BoundArguments bind(std::string_view function, const Arguments& arguments, std::span<const std::string_view> parameters,
+                    size_t required);
+inline BoundArguments bind(std::string_view function, const Arguments& arguments,
+                           std::initializer_list<std::string_view> parameters, size_t required) {
   return bind(function, arguments, std::span(parameters.begin(), parameters.size()), required);
 }
 
 bool has_filter(std::string_view name);
 bool has_test(std::string_view name);
-std::string missing_filter(std::string_view name);  // what to say
-std::string missing_test(std::string_view name);
+std::string unknown_filter_message(std::string_view name);  // the error message for an unknown filter
+std::string unknown_test_message(std::string_view name);    // the error message for an unknown test
 Value apply_filter(Evaluator& evaluator, const std::string& name, const Value& input, const Arguments& arguments);
 bool apply_test(Evaluator& evaluator, const std::string& name, const Value& input, const Arguments& arguments);
 
@@ -54,6 +54,7 @@ Value call_method(Evaluator& evaluator, const Value& self, const std::string& na
 Value call_global(Evaluator& evaluator, const std::string& name, const Arguments& arguments);
 bool is_global(std::string_view name);
 
+// The operators of Python. RenderError where Python raises TypeError, and when an integer does not fit in 64 bits.
 Value binary(Evaluator& evaluator, Operator op, const Value& left, const Value& right);
 bool compare(Operator op, const Value& left, const Value& right, Budget& budget);
 Value slice(Evaluator& evaluator, const Value& of, const Value& start, const Value& stop, const Value& step);
@@ -64,24 +65,26 @@ std::string html_escaped(std::string_view text);
 
 struct Scope {
   std::shared_ptr<Scope> parent;
-  std::vector<std::pair<std::string_view, Value>> variables;  // names live in the syntax tree or in the evaluator
+  std::vector<std::pair<std::string_view, Value>> variables;  // names are owned by the syntax tree or the evaluator
 
+  // Searches this scope and then its parents. Null when no scope has the variable.
   Value* find(std::string_view name, Budget& budget);
 };
 
 // The state of a running {% for %}, which the template sees as `loop`.
-struct Loop {
+struct LoopState {
   const Statement* statement = nullptr;
-  std::shared_ptr<Scope> scope;  // outside of the loop; null when the loop has ended
+  std::shared_ptr<Scope> scope;  // the scope around the loop; null after the loop has ended
   std::vector<Value> source;
-  size_t next_source = 0;
-  std::deque<Value> pending;  // taken from the source to look ahead
+  size_t next_source = 0;     // index of the next item of `source`
+  std::deque<Value> pending;  // items already read from `source` for loop.last, loop.nextitem and loop.length
   int64_t index0 = -1;
   int64_t depth0 = 0;
-  Value current, previous, changed;
-  int depth_of_items = 1;
+  Value current, previous, changed;  // changed: the arguments of the last loop.changed() as a tuple
+  int depth_of_items = 1;            // 1 + the largest depth of an item or of `changed`
 };
 
+// A macro value: the definition and the scope in which the macro was defined.
 struct Macro {
   const MacroDefinition* tree = nullptr;
   std::shared_ptr<Scope> scope;
@@ -89,23 +92,25 @@ struct Macro {
 
 class Evaluator {
  public:
-  // `time` is what strftime_now prints, in UTC; without it the machine's, in its own zone.
+  // strftime_now prints `time` in UTC. Without `time` it prints the machine's clock in the local time zone.
   explicit Evaluator(Budget budget, std::optional<std::time_t> time = {}) : budget_(budget), time_(time) {}
   ~Evaluator();
   Evaluator(const Evaluator&) = delete;
   Evaluator& operator=(const Evaluator&) = delete;
 
-  void define(std::string name, Value value);  // a variable of the whole template
+  void define(std::string name, Value value);  // defines a variable of the whole template
   std::optional<std::time_t> time() const { return time_; }
-  std::string run(const Body& body);  // once
+  std::string run(const Body& body);  // renders the template; call it once
   const std::vector<std::pair<size_t, size_t>>& generation_spans() const { return generation_spans_; }
   int line() const { return line_; }
 
   Budget& budget() { return budget_; }
+  // These functions create a value and charge the budget for it. RenderError when it exceeds a limit.
   Value make_text(std::string text, bool markup = false);
-  Value make_list(std::vector<Value> items, Kind kind = Kind::kList);
+  Value make_list(std::vector<Value> items, ValueKind kind = ValueKind::kList);
   Value make_dict(std::shared_ptr<const Dict> dict);
   Value make_namespace(std::shared_ptr<Dict> attributes);
+  // of.name and of[key], within the sandbox; undefined when there is none.
   Value attribute(const Value& of, const std::string& name);
   Value item(const Value& of, const Value& key);
   Value call(const Value& callee, const Arguments& arguments);
@@ -113,7 +118,7 @@ class Evaluator {
 
  private:
   enum class Flow { kNormal, kBreak, kContinue };
-  // running_depth_ with one level more. Failure where that is too deep.
+  // running_depth_ + 1. RenderError when this exceeds the limit.
   int next_depth() const;
 
   Value evaluate(const Expression& node);
@@ -126,7 +131,7 @@ class Evaluator {
   Value evaluate_call(const Expression& node);
   Value evaluate_filter(const Expression& node, const Value* block_input);
   Value evaluate_test(const Expression& node);
-  Arguments evaluate_arguments(const Expression& node);  // of a call, a filter or a test; then line_ is the node's
+  Arguments evaluate_arguments(const Expression& node);  // `node`: a call, filter or test; sets line_ to its line
   Value loop_attribute(const Value& loop, const std::string& name);
   std::optional<Value> own_attribute(const Value& of, const std::string& name);
 
@@ -135,33 +140,33 @@ class Evaluator {
   Flow execute_if(const Statement& statement);
   Flow execute_for(const Statement& statement, std::vector<Value> items, int64_t depth0);
   void execute_call_block(const Statement& statement);
-  Value filtered_block(const Statement& statement);  // what its body prints, behind its filters
+  Value render_filtered_block(const Statement& statement);  // the output of its body, passed through its filters
   void execute_with(const Statement& statement);
   void execute_generation(const Statement& statement);
-  void assign(const Target& target, Value value);
-  bool pull(Loop& loop, Value& value);
-  bool look_ahead(Loop& loop);
+  void assign(const AssignmentTarget& target, Value value);
+  bool read_next_item(LoopState& loop, Value& value);
+  bool has_next_item(LoopState& loop);
   Value call_macro(const Macro& macro, const Arguments& arguments);
   void bind_parameters(const MacroDefinition& tree, const Arguments& arguments);
   Value call_loop(const Value& loop, const Arguments& arguments);
   Value make_macro(const std::shared_ptr<const MacroDefinition>& definition);
 
   void emit(std::string_view text);
-  std::string captured(const Body& body);  // runs the body, gives what it prints
+  std::string render_to_string(const Body& body);  // executes the body and returns its output
   void set_variable(std::string_view name, Value value);
   std::shared_ptr<Scope> inner_scope(std::shared_ptr<Scope> parent);
 
   Budget budget_;
   std::optional<std::time_t> time_;
   int line_ = 0;
-  int running_depth_ = 0;  // of recursion over the tree, expressions and statements, over all macros that are running
-  int macro_depth_ = 0;
+  int running_depth_ = 0;  // depth of C++ recursion over expressions and statements, with all running macros
+  int macro_depth_ = 0;    // number of running macros and recursive loop calls
   std::shared_ptr<Scope> scope_ = std::make_shared<Scope>();
   std::string* out_ = nullptr;
   std::string root_out_;
   std::vector<std::pair<size_t, size_t>> generation_spans_;
   std::deque<std::string> names_;
-  // Whatever can be part of a cycle of owners; emptied when the render ends.
+  // Namespaces and captured scopes can own themselves through values. The destructor empties them to break such cycles.
   std::vector<std::shared_ptr<Namespace>> namespaces_;
   std::vector<std::shared_ptr<Scope>> captured_scopes_;
 };

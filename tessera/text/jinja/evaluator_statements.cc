@@ -11,9 +11,9 @@ void Evaluator::emit(std::string_view text) {
   out_->append(text);
 }
 
-std::string Evaluator::captured(const Body& body) {
+std::string Evaluator::render_to_string(const Body& body) {
   std::string text;
-  const Scoped output(out_, &text);
+  const ScopedValue output(out_, &text);
   execute(body);
   return text;
 }
@@ -27,7 +27,7 @@ Evaluator::Flow Evaluator::execute(const Body& body) {
 }
 
 Evaluator::Flow Evaluator::execute(const Statement& statement) {
-  const Scoped deeper(running_depth_, next_depth());
+  const ScopedValue deeper(running_depth_, next_depth());
   line_ = statement.line;
   budget_.charge(0);
   switch (statement.kind) {
@@ -45,7 +45,7 @@ Evaluator::Flow Evaluator::execute(const Statement& statement) {
       assign(statement.target, evaluate(*statement.value));
       break;
     case StatementKind::kSetBlock:
-      assign(statement.target, filtered_block(statement));
+      assign(statement.target, render_filtered_block(statement));
       break;
     case StatementKind::kMacro:
       set_variable(statement.macro->name, make_macro(statement.macro));
@@ -54,7 +54,7 @@ Evaluator::Flow Evaluator::execute(const Statement& statement) {
       execute_call_block(statement);
       break;
     case StatementKind::kFilterBlock:
-      emit(text_of(filtered_block(statement)));
+      emit(text_of(render_filtered_block(statement)));
       break;
     case StatementKind::kWith:
       execute_with(statement);
@@ -77,30 +77,34 @@ Evaluator::Flow Evaluator::execute_if(const Statement& statement) {
   return execute(statement.otherwise);
 }
 
-// The next value of the loop that passes its condition.
-bool Evaluator::pull(Loop& loop, Value& value) {
+// Reads the next item that passes the loop's condition. Returns false at the end of the source. The condition runs in a
+// new scope that has the target, but not the variable `loop`.
+bool Evaluator::read_next_item(LoopState& loop, Value& value) {
   while (loop.next_source < loop.source.size()) {
     value = loop.source[loop.next_source++];
     if (!loop.statement->condition) return true;
-    const Scoped inside(scope_, inner_scope(loop.scope));
+    const ScopedValue inside(scope_, inner_scope(loop.scope));
     assign(loop.statement->target, value);
     if (truthy(evaluate(*loop.statement->condition))) return true;
   }
   return false;
 }
 
-bool Evaluator::look_ahead(Loop& loop) {
+bool Evaluator::has_next_item(LoopState& loop) {
   if (!loop.pending.empty()) return true;
   Value value;
-  if (!loop.scope || !pull(loop, value)) return false;
+  if (!loop.scope || !read_next_item(loop, value)) return false;
   loop.pending.push_back(std::move(value));
   return true;
 }
 
+// Each iteration has a new scope with `loop` and the target. One item is pulled ahead of the body, so loop.last and
+// loop.nextitem are known. The template may keep `loop` after the end of the loop; End clears what could form a cycle
+// of owners. break and continue of the body end here.
 Evaluator::Flow Evaluator::execute_for(const Statement& statement, std::vector<Value> items, int64_t depth0) {
   const auto outside = scope_;
-  const Scoped restored(scope_, scope_);  // each round has a scope of its own
-  auto loop = std::make_shared<Loop>();
+  const ScopedValue restored(scope_, scope_);  // restores scope_, which each iteration replaces
+  auto loop = std::make_shared<LoopState>();
   loop->statement = &statement;
   loop->scope = outside;
   loop->source = std::move(items);
@@ -108,14 +112,14 @@ Evaluator::Flow Evaluator::execute_for(const Statement& statement, std::vector<V
   for (const auto& item : loop->source) loop->depth_of_items = std::max(loop->depth_of_items, item.depth() + 1);
   budget_.check_depth(loop->depth_of_items + 1);
   struct End {
-    Loop& loop;
+    LoopState& loop;
     ~End() {
       loop.scope = nullptr;
       loop.changed = Value();
     }
   } end{*loop};
-  const Value loop_value = Value::object(Kind::kLoop, loop);
-  while (look_ahead(*loop)) {
+  const Value loop_value = Value::object(ValueKind::kLoop, loop);
+  while (has_next_item(*loop)) {
     budget_.charge(0);
     loop->previous = std::move(loop->current);
     loop->current = std::move(loop->pending.front());
@@ -131,12 +135,13 @@ Evaluator::Flow Evaluator::execute_for(const Statement& statement, std::vector<V
   return execute(statement.otherwise);
 }
 
-Value Evaluator::filtered_block(const Statement& statement) {
-  const Scoped inside(scope_, inner_scope(scope_));
-  const Value text = make_text(captured(statement.body));
+Value Evaluator::render_filtered_block(const Statement& statement) {
+  const ScopedValue inside(scope_, inner_scope(scope_));
+  const Value text = make_text(render_to_string(statement.body));
   return statement.value ? evaluate_filter(*statement.value, &text) : text;
 }
 
+// {% call f(x) %} passes its body to f as the macro `caller`.
 void Evaluator::execute_call_block(const Statement& statement) {
   const Value callee = evaluate(*statement.value->operands[0]);
   Arguments arguments = evaluate_arguments(*statement.value);
@@ -146,25 +151,29 @@ void Evaluator::execute_call_block(const Statement& statement) {
 }
 
 void Evaluator::execute_with(const Statement& statement) {
-  std::vector<Value> values;  // all of them see the scope outside
+  std::vector<Value> values;  // evaluated before the inner scope exists, so none sees another one's name
   for (const auto& assignment : statement.assignments) values.push_back(evaluate(*assignment.second));
-  const Scoped inside(scope_, inner_scope(scope_));
+  const ScopedValue inside(scope_, inner_scope(scope_));
   for (size_t i = 0; i < values.size(); ++i) assign(statement.assignments[i].first, std::move(values[i]));
   execute(statement.body);
 }
 
-// transformers gives the position behind what the template as a whole has printed, also inside of a macro.
+// As in transformers, the span begins at the end of the template's whole output so far, even inside a macro, whose
+// output is captured elsewhere.
 void Evaluator::execute_generation(const Statement& statement) {
-  const Scoped inside(scope_, inner_scope(scope_));
-  const std::string text = captured(statement.body);
+  const ScopedValue inside(scope_, inner_scope(scope_));
+  const std::string text = render_to_string(statement.body);
   generation_spans_.emplace_back(root_out_.size(), root_out_.size() + text.size());
   emit(text);
 }
 
-void Evaluator::assign(const Target& target, Value value) {
+// Assigns to a name in the current scope, to an attribute of a namespace, or by unpacking to several targets. The depth
+// is checked before the value is stored, because a namespace can be stored in itself: its depth then grows with each
+// assignment.
+void Evaluator::assign(const AssignmentTarget& target, Value value) {
   if (!target.attribute.empty()) {
     Value* space = scope_->find(target.name, budget_);
-    if (!space || !space->is(Kind::kNamespace)) {
+    if (!space || !space->is(ValueKind::kNamespace)) {
       fail("cannot assign an attribute of '{}': it is no namespace", target.name);
     }
     if (target.attribute.starts_with('_')) fail("a namespace cannot hold '{}'", target.attribute.substr(0, 80));

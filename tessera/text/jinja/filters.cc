@@ -1,4 +1,4 @@
-// The table of filters, and those that work on one value or a text.
+// The table of all filters, and the filters for single values and texts.
 
 #include <algorithm>
 #include <charconv>
@@ -11,18 +11,18 @@
 namespace tessera::text::jinja {
 namespace {
 
-// The method of the same name on str(input), as soft_str does it: markup stays markup.
+// str(input), like markupsafe's soft_str: a markup string stays markup.
 Value as_text_value(Evaluator& evaluator, const Value& input) {
-  return input.is(Kind::kString) ? input : evaluator.make_text(evaluator.text_of(input));
+  return input.is(ValueKind::kString) ? input : evaluator.make_text(evaluator.text_of(input));
 }
 
 template <std::string (*Map)(std::string_view)>
-Value map_filter_text(Evaluator& evaluator, const Value& input, const Bound&) {
+Value map_filter_text(Evaluator& evaluator, const Value& input, const BoundArguments&) {
   const Value text = as_text_value(evaluator, input);
   return evaluator.make_text(Map(text.as_text()), text.is_markup());
 }
 
-// Jinja2's own title: words begin behind whitespace, '-' and opening brackets.
+// Jinja2's filter `title`, which differs from str.title: words begin after whitespace, '-' and opening brackets.
 std::string title_words(std::string_view text) {
   std::string out;
   bool begins = true;
@@ -33,21 +33,21 @@ std::string title_words(std::string_view text) {
   return out;
 }
 
-Value trim(Evaluator& evaluator, const Value& input, const Bound& bound) {
+Value trim(Evaluator& evaluator, const Value& input, const BoundArguments& bound) {
   Arguments forwarded;
   if (bound[0]) forwarded.positional.push_back(*bound[0]);
   return call_method(evaluator, as_text_value(evaluator, input), "strip", forwarded);
 }
 
-Value replace(Evaluator& evaluator, const Value& input, const Bound& bound) {
+Value replace(Evaluator& evaluator, const Value& input, const BoundArguments& bound) {
   Arguments forwarded;
   forwarded.positional.push_back(evaluator.make_text(evaluator.text_of(*bound[0])));
   forwarded.positional.push_back(evaluator.make_text(evaluator.text_of(*bound[1])));
-  if (bound[2] && !bound[2]->is(Kind::kNone)) forwarded.positional.push_back(*bound[2]);
+  if (bound[2] && !bound[2]->is(ValueKind::kNone)) forwarded.positional.push_back(*bound[2]);
   return call_method(evaluator, evaluator.make_text(evaluator.text_of(input)), "replace", forwarded);
 }
 
-Value center(Evaluator& evaluator, const Value& input, const Bound& bound) {
+Value center(Evaluator& evaluator, const Value& input, const BoundArguments& bound) {
   return call_method(evaluator, as_text_value(evaluator, input), "center",
                      {{bound[0] ? *bound[0] : Value::integer(80)}, {}});
 }
@@ -56,7 +56,7 @@ Value format(Evaluator& evaluator, const Value& input, const Arguments& argument
   if (!arguments.named.empty() && !arguments.positional.empty()) {
     fail("format takes positional or keyword arguments, not both");
   }
-  Value values = evaluator.make_list(arguments.positional, Kind::kTuple);
+  Value values = evaluator.make_list(arguments.positional, ValueKind::kTuple);
   if (!arguments.named.empty()) {
     auto named = std::make_shared<Dict>();
     for (const auto& [name, value] : arguments.named) named->set(Value::text(name), value, evaluator.budget());
@@ -65,17 +65,18 @@ Value format(Evaluator& evaluator, const Value& input, const Arguments& argument
   return binary(evaluator, Operator::kModulo, as_text_value(evaluator, input), values);
 }
 
-// The text itself, or so many spaces. `wanted` begins the failure for another value.
-std::string indentation(const Value& width, std::string_view wanted, const Budget& budget) {
-  if (width.is(Kind::kString)) return width.as_text();
-  if (!width.is_integral()) fail("{}, not {}", wanted, type_name(width));
+// The indentation that `width` gives: a string as it is, or a number of spaces. RenderError for a value of another
+// type; its message begins with `expected`.
+std::string indentation(const Value& width, std::string_view expected, const Budget& budget) {
+  if (width.is(ValueKind::kString)) return width.as_text();
+  if (!width.is_integral()) fail("{}, not {}", expected, type_name(width));
   const auto spaces = static_cast<size_t>(std::max<int64_t>(0, width.as_int()));
   budget.check_size(spaces);
   return std::string(spaces, ' ');
 }
 
-Value indent(Evaluator& evaluator, const Value& input, const Bound& bound) {
-  if (!input.is(Kind::kString)) fail("indent wants a str, not {}", type_name(input));
+Value indent(Evaluator& evaluator, const Value& input, const BoundArguments& bound) {
+  if (!input.is(ValueKind::kString)) fail("indent wants a str, not {}", type_name(input));
   const Value width = bound[0] ? *bound[0] : Value::integer(4);
   const std::string prefix = indentation(width, "indent wants a width", evaluator.budget());
   const bool first = bound[1] && truthy(*bound[1]), blank = bound[2] && truthy(*bound[2]);
@@ -92,18 +93,20 @@ Value indent(Evaluator& evaluator, const Value& input, const Bound& bound) {
   return evaluator.make_text(std::move(out), input.is_markup());
 }
 
-Value to_string(Evaluator& evaluator, const Value& input, const Bound&) { return as_text_value(evaluator, input); }
+Value to_string(Evaluator& evaluator, const Value& input, const BoundArguments&) {
+  return as_text_value(evaluator, input);
+}
 
-Value safe(Evaluator& evaluator, const Value& input, const Bound&) {
+Value safe(Evaluator& evaluator, const Value& input, const BoundArguments&) {
   return evaluator.make_text(evaluator.text_of(input), true);
 }
 
-Value escape(Evaluator& evaluator, const Value& input, const Bound&) {
+Value escape(Evaluator& evaluator, const Value& input, const BoundArguments&) {
   if (input.is_markup()) return input;
   return evaluator.make_text(html_escaped(evaluator.text_of(input)), true);
 }
 
-Value word_count(Evaluator& evaluator, const Value& input, const Bound&) {
+Value word_count(Evaluator& evaluator, const Value& input, const BoundArguments&) {
   int64_t words = 0;
   bool inside = false;
   for_each_code_point(evaluator.text_of(input), [&](std::string_view, int32_t c) {
@@ -114,12 +117,13 @@ Value word_count(Evaluator& evaluator, const Value& input, const Bound&) {
   return Value::integer(words);
 }
 
-Value default_value(Evaluator&, const Value& input, const Bound& bound) {
+Value default_value(Evaluator&, const Value& input, const BoundArguments& bound) {
   const bool boolean = bound[1] && truthy(*bound[1]);
-  if (!input.is(Kind::kUndefined) && !(boolean && !truthy(input))) return input;
+  if (!input.is(ValueKind::kUndefined) && !(boolean && !truthy(input))) return input;
   return bound[0] ? *bound[0] : Value::text("");
 }
 
+// Reads a number like Python's float(): with underscores and surrounding whitespace, without hexadecimal forms.
 bool parse_double(std::string_view text, double& value) {
   std::string digits(strip(text, true, true));
   std::erase(digits, '_');
@@ -141,45 +145,47 @@ bool parse_integer(std::string_view text, int base, int64_t& value) {
   }
   const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value, base);
   if (rest.empty() || rest[0] == '-' || end != rest.data() + rest.size()) return false;
-  if (error != std::errc()) fail("an integer outgrows 64 bits");
+  if (error != std::errc()) fail("an integer does not fit in 64 bits");
   if (negative) value = -value;
   return true;
 }
 
-Value to_integer(Evaluator&, const Value& input, const Bound& bound) {
+// Jinja2's filter `int`: the default for a value that is no number, instead of an error. Underscores and base prefixes
+// are accepted as in Python's int().
+Value to_integer(Evaluator&, const Value& input, const BoundArguments& bound) {
   const int64_t base = bound[1] && bound[1]->is_integral() ? bound[1]->as_int() : 10;
   if (base < 2 || base > 36) fail("int wants a base of 2 to 36");
   const Value otherwise = bound[0] ? *bound[0] : Value::integer(0);
-  if (input.is(Kind::kUndefined)) fail("{}", input.hint());
+  if (input.is(ValueKind::kUndefined)) fail("{}", input.hint());
   if (input.is_integral()) return Value::integer(input.as_int());
-  if (input.is(Kind::kBigInt)) return input;
+  if (input.is(ValueKind::kBigInt)) return input;
   double number = 0;
-  if (input.is(Kind::kString)) {
+  if (input.is(ValueKind::kString)) {
     int64_t value = 0;
     if (parse_integer(input.as_text(), static_cast<int>(base), value)) return Value::integer(value);
     if (!parse_double(input.as_text(), number)) return otherwise;
-  } else if (input.is(Kind::kFloat)) {
+  } else if (input.is(ValueKind::kFloat)) {
     number = input.as_double();
   } else {
     return otherwise;
   }
   if (!std::isfinite(number)) return otherwise;
-  if (std::fabs(number) > 9e18) fail("an integer outgrows 64 bits");
+  if (std::fabs(number) > 9e18) fail("an integer does not fit in 64 bits");
   return Value::integer(static_cast<int64_t>(number));
 }
 
-Value to_real(Evaluator&, const Value& input, const Bound& bound) {
-  if (input.is(Kind::kUndefined)) fail("{}", input.hint());
+Value to_real(Evaluator&, const Value& input, const BoundArguments& bound) {
+  if (input.is(ValueKind::kUndefined)) fail("{}", input.hint());
   if (input.is_number()) return Value::real(input.as_double());
   double number = 0;
-  if (input.is(Kind::kString) && parse_double(input.as_text(), number)) return Value::real(number);
+  if (input.is(ValueKind::kString) && parse_double(input.as_text(), number)) return Value::real(number);
   return bound[0] ? *bound[0] : Value::real(0);
 }
 
-Value absolute(Evaluator& evaluator, const Value& input, const Bound&) {
+Value absolute(Evaluator& evaluator, const Value& input, const BoundArguments&) {
   if (!input.is_number()) fail("abs wants a number, not {}", type_name(input));
-  if (input.is(Kind::kFloat)) return Value::real(std::fabs(input.as_double()));
-  if (input.is(Kind::kBigInt)) {
+  if (input.is(ValueKind::kFloat)) return Value::real(std::fabs(input.as_double()));
+  if (input.is(ValueKind::kBigInt)) {
     const auto& digits = input.as_text();
     return Value::big_integer(digits.substr(digits[0] == '-' ? 1 : 0));
   }
@@ -187,19 +193,19 @@ Value absolute(Evaluator& evaluator, const Value& input, const Bound&) {
                             : Value::integer(input.as_int());
 }
 
-Value round_number(Evaluator&, const Value& input, const Bound& bound) {
+Value round_number(Evaluator&, const Value& input, const BoundArguments& bound) {
   if (!input.is_number()) fail("round wants a number, not {}", type_name(input));
   const int64_t precision = bound[0] && bound[0]->is_integral() ? bound[0]->as_int() : 0;
   if (precision < -300 || precision > 300) fail("round wants a precision of -300 to 300");
-  const std::string method = bound[1] && bound[1]->is(Kind::kString) ? bound[1]->as_text() : "common";
+  const std::string method = bound[1] && bound[1]->is(ValueKind::kString) ? bound[1]->as_text() : "common";
   const double scale = std::pow(10.0, static_cast<double>(precision));
   const double number = input.as_double();
   if (method == "ceil") return Value::real(std::ceil(number * scale) / scale);
   if (method == "floor") return Value::real(std::floor(number * scale) / scale);
   if (method != "common") fail("round wants the method common, ceil or floor");
   if (input.is_integral() && precision >= 0) return Value::integer(input.as_int());
-  if (input.is(Kind::kBigInt)) {
-    if (precision < 0) fail("an integer outgrows 64 bits");
+  if (input.is(ValueKind::kBigInt)) {
+    if (precision < 0) fail("an integer does not fit in 64 bits");
     return input;
   }
   if (precision < 0) {
@@ -207,21 +213,21 @@ Value round_number(Evaluator&, const Value& input, const Bound& bound) {
     return input.is_integral() ? Value::integer(static_cast<int64_t>(rounded)) : Value::real(rounded);
   }
   return Value::real(
-      std::strtod(fmt::format("{:.{}f}", number, precision).c_str(), nullptr));  // as Python, by the decimal digits
+      std::strtod(fmt::format("{:.{}f}", number, precision).c_str(), nullptr));  // like Python, rounds decimal digits
 }
 
-Value json(Evaluator& evaluator, const Value& input, const Bound& bound) {
+Value json(Evaluator& evaluator, const Value& input, const BoundArguments& bound) {
   JsonStyle style;
   style.ascii = bound[0] && truthy(*bound[0]);
   style.sort_keys = bound[3] && truthy(*bound[3]);
-  if (bound[1] && !bound[1]->is(Kind::kNone)) {
+  if (bound[1] && !bound[1]->is(ValueKind::kNone)) {
     style.pretty = true;
     style.item_separator.assign(1, ',');
     style.indent = indentation(*bound[1], "tojson wants an indent", evaluator.budget());
   }
-  if (bound[2] && !bound[2]->is(Kind::kNone)) {
+  if (bound[2] && !bound[2]->is(ValueKind::kNone)) {
     const auto parts = elements(*bound[2], evaluator.budget());
-    if (parts.size() != 2 || !parts[0].is(Kind::kString) || !parts[1].is(Kind::kString)) {
+    if (parts.size() != 2 || !parts[0].is(ValueKind::kString) || !parts[1].is(ValueKind::kString)) {
       fail("tojson wants two separators");
     }
     style.item_separator = parts[0].as_text();
@@ -241,7 +247,7 @@ const BuiltinTable& filters() {
         {"e", {escape}},
         {"escape", {escape}},
         {"float", {to_real, {"default"}}},
-        {"format", {.call_unbound = format}},
+        {"format", {.call_with_arguments = format}},
         {"indent", {indent, {"width", "first", "blank"}}},
         {"int", {to_integer, {"default", "base"}}},
         {"lower", {map_filter_text<lower>}},
@@ -265,12 +271,14 @@ const BuiltinTable& filters() {
 
 bool has_filter(std::string_view name) { return filters().contains(name); }
 
-std::string missing_filter(std::string_view name) { return fmt::format("there is no filter '{}'", name.substr(0, 40)); }
+std::string unknown_filter_message(std::string_view name) {
+  return fmt::format("there is no filter '{}'", name.substr(0, 40));
+}
 
 Value apply_filter(Evaluator& evaluator, const std::string& name, const Value& input, const Arguments& arguments) {
   const auto found = filters().find(name);
-  if (found == filters().end()) fail("{}", missing_filter(name));
-  evaluator.budget().charge(input.is(Kind::kString) ? input.as_text().size() : 0);
+  if (found == filters().end()) fail("{}", unknown_filter_message(name));
+  evaluator.budget().charge(input.is(ValueKind::kString) ? input.as_text().size() : 0);
   return call_builtin(*found, evaluator, input, arguments);
 }
 

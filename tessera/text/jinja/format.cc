@@ -1,4 +1,4 @@
-// str.format, the % operator of strings, and the format specifications they share.
+// str.format, the % operator of strings, and the format specifications that both use.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -10,7 +10,7 @@ namespace tessera::text::jinja {
 namespace {
 
 // [[fill]align][sign][#][0][width][grouping][.precision][type]
-struct Specification {
+struct FormatSpecification {
   std::string fill = " ";
   char align = 0;
   char sign = '-';
@@ -23,6 +23,8 @@ struct Specification {
 
 bool is_one_of(char c, std::string_view characters) { return characters.find(c) != std::string_view::npos; }
 
+// Reads the digits at `at` and moves `at` behind them; 0 without digits. RenderError above a million, which limits
+// padding.
 size_t number_at(std::string_view text, size_t& at) {
   size_t value = 0;
   for (; at < text.size() && text[at] >= '0' && text[at] <= '9'; ++at) {
@@ -32,8 +34,10 @@ size_t number_at(std::string_view text, size_t& at) {
   return value;
 }
 
-Specification parse_specification(std::string_view text) {
-  Specification made;
+// The fill may be any character; it is a fill only if an alignment follows. A leading '0' in the width pads numbers
+// with zeros after the sign.
+FormatSpecification parse_specification(std::string_view text) {
+  FormatSpecification made;
   size_t at = 0;
   const auto is_align = [](char c) { return c == '<' || c == '>' || c == '^' || c == '='; };
   const size_t first = text.empty() ? 0 : code_point_at(text, 0).bytes;
@@ -67,13 +71,15 @@ Specification parse_specification(std::string_view text) {
   return made;
 }
 
+// Inserts `separator` between groups of `every` digits, counted from the end of the integer part.
 std::string grouped(std::string digits, char separator, size_t every) {
   const size_t end = std::min(digits.find_first_not_of("0123456789abcdefABCDEF"), digits.size());
   for (size_t at = end; at > every; at -= every) digits.insert(at - every, 1, separator);
   return digits;
 }
 
-std::string padded(std::string_view sign, std::string body, const Specification& spec, char default_align) {
+// Pads to spec.width code points. With align '=' the padding is between the sign and the digits.
+std::string padded(std::string_view sign, std::string body, const FormatSpecification& spec, char default_align) {
   const size_t length = count_code_points(sign) + count_code_points(body);
   const size_t missing = spec.width > length ? spec.width - length : 0;
   const char align = spec.align ? spec.align : default_align;
@@ -90,11 +96,11 @@ std::string padded(std::string_view sign, std::string body, const Specification&
   return out;
 }
 
-std::string sign_of(bool negative, const Specification& spec) {
+std::string sign_of(bool negative, const FormatSpecification& spec) {
   return negative ? "-" : spec.sign == '-' ? "" : std::string(1, spec.sign);
 }
 
-std::string formatted_integer(int64_t value, const Specification& spec) {
+std::string formatted_integer(int64_t value, const FormatSpecification& spec) {
   if (spec.precision) fail("an integer has no precision");
   const uint64_t size = value < 0 ? ~static_cast<uint64_t>(value) + 1 : static_cast<uint64_t>(value);
   if (spec.type == 'c') {
@@ -111,11 +117,13 @@ std::string formatted_integer(int64_t value, const Specification& spec) {
   return padded(sign, std::move(digits), spec, '>');
 }
 
-std::string formatted_real(double value, const Specification& spec) {
+// Python and the fmt library agree on e, f and g; the other types are built from these. Without a type the shortest
+// digits are used, and the result looks like a float ("1.0").
+std::string formatted_real(double value, const FormatSpecification& spec) {
   const int precision = spec.precision.value_or(6);
   if (precision > 1000) fail("a number is printed with more than 1000 digits");
   const double size = std::fabs(spec.type == '%' ? value * 100 : value);
-  char presentation = spec.type;  // of fmt
+  char presentation = spec.type;  // the presentation type of the fmt library
   if (spec.type == 0 || spec.type == 'n') presentation = 'g';
   if (spec.type == 'F' || spec.type == '%') presentation = 'f';
   if (!is_one_of(presentation, "eEfgG")) fail("format '{}' does not fit a float", spec.type);
@@ -128,9 +136,9 @@ std::string formatted_real(double value, const Specification& spec) {
   return padded(sign_of(std::signbit(value), spec), std::move(digits), spec, '>');
 }
 
-std::string formatted_text(std::string_view text, const Specification& spec) {
+std::string formatted_text(std::string_view text, const FormatSpecification& spec) {
   if (spec.align == '=' && spec.fill != "0") fail("'=' alignment is for numbers");
-  Specification used = spec;
+  FormatSpecification used = spec;
   if (used.align == '=') used.align = '<';
   std::string body(text);
   if (spec.precision) body.resize(byte_offset(body, static_cast<size_t>(*spec.precision)));
@@ -139,9 +147,9 @@ std::string formatted_text(std::string_view text, const Specification& spec) {
 
 std::string formatted(const Value& value, std::string_view text, Budget& budget) {
   if (text.empty()) return to_text(value, budget);
-  const Specification spec = parse_specification(text);
+  const FormatSpecification spec = parse_specification(text);
   const bool text_type = spec.type == 0 || spec.type == 's';
-  if (value.is(Kind::kString)) {
+  if (value.is(ValueKind::kString)) {
     if (!text_type) fail("format '{}' does not fit a str", spec.type);
     return formatted_text(value.as_text(), spec);
   }
@@ -149,12 +157,12 @@ std::string formatted(const Value& value, std::string_view text, Budget& budget)
     const bool real = is_one_of(spec.type, "eEfFgG%");
     return real ? formatted_real(value.as_double(), spec) : formatted_integer(value.as_int(), spec);
   }
-  if (value.is(Kind::kFloat)) return formatted_real(value.as_double(), spec);
-  if (value.is(Kind::kUndefined)) return formatted_text("", spec);
+  if (value.is(ValueKind::kFloat)) return formatted_real(value.as_double(), spec);
+  if (value.is(ValueKind::kUndefined)) return formatted_text("", spec);
   fail("a {} has no format '{}'", type_name(value), text.substr(0, 40));
 }
 
-// The fields of one str.format call.
+// One str.format call. `depth` limits the nesting of fields inside format specifications, as in "{:{width}}".
 class Formatter {
  public:
   Formatter(Evaluator& evaluator, const Arguments& arguments) : evaluator_(evaluator), arguments_(arguments) {}
@@ -184,6 +192,7 @@ class Formatter {
   }
 
  private:
+  // The position of the '}' that closes the field which begins at `at`; fields inside it are skipped.
   static size_t closing(std::string_view format, size_t at) {
     for (int open = 1; at < format.size(); ++at) {
       open += format[at] == '{' ? 1 : format[at] == '}' ? -1 : 0;
@@ -192,6 +201,7 @@ class Formatter {
     fail("a format holds a '{{' without '}}'");
   }
 
+  // Formats one field: NAME[!CONVERSION][:SPECIFICATION], without the braces.
   std::string field(std::string_view text, int depth) {
     const size_t colon = text.find(':');
     std::string_view name = text.substr(0, colon);
@@ -213,6 +223,7 @@ class Formatter {
     return formatted(value, spec, evaluator_.budget());
   }
 
+  // Resolves NAME: an argument, then any number of ".attribute" and "[item]", through the sandbox of the evaluator.
   Value look_up(std::string_view name) {
     size_t at = std::min(name.find_first_of(".["), name.size());
     Value value = argument(name.substr(0, at));
@@ -251,21 +262,23 @@ class Formatter {
   size_t automatic_ = 0;
 };
 
-// One conversion of `text % values`: "%-5d" from behind the percent sign.
-std::string percent_field(const Value& value, char type, Specification spec, Budget& budget) {
+// Formats `value` for one conversion of `text % values`. `spec` has the flags, width and precision; `type` is the
+// letter.
+std::string percent_field(const Value& value, char type, FormatSpecification spec, Budget& budget) {
   if (is_one_of(type, "sra")) {
     spec.fill = " ";
     if (!spec.align || spec.align == '=') spec.align = '>';
     return formatted_text(type == 's' ? to_text(value, budget) : to_repr(value, budget), spec);
   }
-  if (type == 'c' && value.is(Kind::kString)) return formatted_text(value.as_text(), spec);
+  if (type == 'c' && value.is(ValueKind::kString)) return formatted_text(value.as_text(), spec);
   if (!is_one_of(type, "diuxXoeEfFgG")) fail("'%{}' is no conversion", type);
   if (!value.is_number()) fail("%{} wants a number, not {}", type, type_name(value));
   if (is_one_of(type, "diuxXo")) {
-    if (std::fabs(value.as_double()) > 9e18) fail("an integer outgrows 64 bits");
+    if (std::fabs(value.as_double()) > 9e18) fail("an integer does not fit in 64 bits");
     spec.precision.reset();
     spec.type = is_one_of(type, "xXo") ? type : 'd';
-    return formatted_integer(value.is(Kind::kFloat) ? static_cast<int64_t>(value.as_double()) : value.as_int(), spec);
+    return formatted_integer(value.is(ValueKind::kFloat) ? static_cast<int64_t>(value.as_double()) : value.as_int(),
+                             spec);
   }
   spec.type = type;
   return formatted_real(value.as_double(), spec);
@@ -277,15 +290,17 @@ std::string format_new_style(Evaluator& evaluator, const std::string& format, co
   return Formatter(evaluator, arguments).run(format, 2);
 }
 
+// A conversion is %[(name)][flags][width][.precision]type. Conversions with a name read from a dict; the other ones
+// read the items of a tuple in order, or a single value. As in Python it is a failure to leave items of a tuple unused.
 std::string format_percent(const std::string& format, const Value& values, Budget& budget) {
   budget.charge(format.size());
   std::string out;
   size_t next = 0;
   bool used_names = false;
   const auto next_value = [&]() -> Value {
-    const size_t count = values.is(Kind::kTuple) ? values.items().size() : 1;
+    const size_t count = values.is(ValueKind::kTuple) ? values.items().size() : 1;
     if (next >= count) fail("not enough values for the format");
-    return values.is(Kind::kTuple) ? values.items()[next++] : (++next, values);
+    return values.is(ValueKind::kTuple) ? values.items()[next++] : (++next, values);
   };
   for (size_t at = 0; at < format.size(); ++at) {
     budget.check_size(out.size());
@@ -298,14 +313,14 @@ std::string format_percent(const std::string& format, const Value& values, Budge
     bool has_name = false;
     if (format[at] == '(') {
       const size_t end = format.find(')', at);
-      if (end == std::string::npos || !values.is(Kind::kDict)) fail("a format with names wants a mapping");
+      if (end == std::string::npos || !values.is(ValueKind::kDict)) fail("a format with names wants a mapping");
       const Value* found = values.get<Dict>().find(Value::text(format.substr(at + 1, end - at - 1)), budget);
       if (!found) fail("a format wants the key '{}'", format.substr(at + 1, std::min<size_t>(80, end - at - 1)));
       named = *found;
       has_name = used_names = true;
       at = end + 1;
     }
-    Specification spec;
+    FormatSpecification spec;
     for (; at < format.size() && is_one_of(format[at], "-+ #0"); ++at) {
       if (format[at] == '-') spec.align = '<';
       if (format[at] == '+' || format[at] == ' ') spec.sign = format[at];
@@ -328,8 +343,8 @@ std::string format_percent(const std::string& format, const Value& values, Budge
       out += percent_field(has_name ? named : next_value(), format[at], spec, budget);
     }
   }
-  const bool all_used =
-      values.is(Kind::kTuple) ? next == values.items().size() : next == 1 || used_names || values.is(Kind::kDict);
+  const bool all_used = values.is(ValueKind::kTuple) ? next == values.items().size()
+                                                     : next == 1 || used_names || values.is(ValueKind::kDict);
   if (!all_used) fail("not all values are used by the format");
   return out;
 }

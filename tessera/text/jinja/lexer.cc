@@ -16,7 +16,7 @@ bool name_start(char c) { return std::isalpha(static_cast<unsigned char>(c)) || 
 bool digit(char c) { return c >= '0' && c <= '9'; }
 bool name_part(char c) { return name_start(c) || digit(c); }
 
-// "\r\n" and "\r" become "\n", one newline at the end is dropped.
+// Replaces "\r\n" and "\r" by "\n" and removes one newline at the end, like Jinja2 without keep_trailing_newline.
 std::string normalized(std::string_view source) {
   std::string out;
   out.reserve(source.size());
@@ -43,7 +43,7 @@ class Lexer {
   }
 
  private:
-  [[noreturn]] void fail_here(const std::string& message) { throw SyntaxFailure{line_, message}; }
+  [[noreturn]] void fail_here(const std::string& message) { throw TemplateSyntaxError{line_, message}; }
   std::string_view from(size_t at) const { return std::string_view(source_).substr(at); }
   std::string_view rest() const { return from(at_); }
   char peek(size_t at) const { return at < source_.size() ? source_[at] : '\0'; }
@@ -61,7 +61,9 @@ class Lexer {
     return at - from;
   }
 
-  // The text before a tag, after whitespace control; `sign` is the character behind the opening of the tag.
+  // Adds the text before a tag after whitespace control. `sign` is the character after the opening of the tag, or 0.
+  // '-' removes all whitespace before the tag. Otherwise, when `strips_line` (lstrip_blocks; not for "{{"), whitespace
+  // from the line's begin to the tag is removed if the line has no other text; '+' prevents this.
   void emit_text(std::string_view text, char sign, bool strips_line) {
     std::string_view kept = text;
     if (sign == '-') {
@@ -80,6 +82,7 @@ class Lexer {
     return tag.size() > 2 && (tag[2] == '-' || tag[2] == '+') ? tag[2] : '\0';
   }
 
+  // Reads the text up to the next "{{", "{%" or "{#", and this tag. A '{' before another character is text.
   void text_and_tag() {
     size_t tag = at_;
     for (;; ++tag) {
@@ -101,8 +104,8 @@ class Lexer {
     inside_tag(kind == '%');
   }
 
-  // Length of the end of a tag: "-%}" with the whitespace behind it, or "%}"; one that trims may also be "+%}", and
-  // "%}" with the newline behind it. 0 where no tag ends.
+  // The length of the tag end at `at`, or 0 when no tag ends there. "-%}" includes all whitespace after it. With
+  // `trims` (trim_blocks) "%}" includes one newline after it, and "+%}" keeps this newline.
   size_t tag_end_length(size_t at, std::string_view end, bool trims) const {
     const bool strips = from(at).starts_with('-'), keeps = trims && from(at).starts_with('+');
     const size_t sign = strips || keeps ? 1 : 0, length = sign + end.size();
@@ -125,6 +128,7 @@ class Lexer {
     tag_end("#}", true);
   }
 
+  // Reads "{% raw %} ... {% endraw %}" as text, when the tag at the current position is "raw".
   bool raw_block() {
     const size_t begin = at_ + space_length(at_);
     if (!from(begin).starts_with("raw")) return false;
@@ -148,9 +152,11 @@ class Lexer {
     fail_here("'{% raw %}' has no '{% endraw %}'");
   }
 
+  // Reads the tokens of a tag. The tag ends at "%}" or "}}" only while no bracket is open, because "}}" may also close
+  // two dicts.
   void inside_tag(bool block) {
     const int first_line = line_;
-    std::string open;  // the brackets that wait for their partner
+    std::string open;  // the open brackets, innermost last
     while (at_ < source_.size()) {
       if (open.empty() && tag_end(block ? "%}" : "}}", block)) {
         tokens_.push_back({block ? TokenKind::kBlockEnd : TokenKind::kPrintEnd, line_, ""});
@@ -175,7 +181,7 @@ class Lexer {
     fail_here(block ? "a tag has no end '%}'" : "a tag has no end '}}'");
   }
 
-  // The end of the digits from `at` on; between two of them may stand an underscore.
+  // The end of the run of digits that starts at `at`. One underscore is allowed between two digits.
   size_t digits_from(size_t at, std::string_view digits = "0123456789") const {
     const auto is_digit = [&](size_t i) { return i < source_.size() && digits.find(source_[i]) != digits.npos; };
     size_t end = at;
@@ -183,6 +189,7 @@ class Lexer {
     return end;
   }
 
+  // Reads an integer or a float. After a '.', as in a.0.1, the digits are an index, so no fraction or exponent follows.
   void number() {
     size_t end = digits_from(at_);
     TokenKind kind = TokenKind::kInteger;
@@ -227,12 +234,15 @@ class Lexer {
     const auto digits = text.substr(at, count);
     uint32_t value = 0;
     const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-    if (digits.size() < count || parsed.ptr != digits.data() + count) fail_here("a string holds an unfinished escape");
-    if (value > 0x10ffff) fail_here("a string holds an escape beyond U+10FFFF");
+    if (digits.size() < count || parsed.ptr != digits.data() + count) {
+      fail_here("a string has an incomplete escape sequence");
+    }
+    if (value > 0x10ffff) fail_here("a string has an escape sequence above U+10FFFF");
     return static_cast<int32_t>(value);
   }
 
-  // Python's unicode-escape. Two surrogates make one code point; one alone has no UTF-8 and is an error.
+  // Decodes Python's unicode-escape. A pair of surrogates becomes one code point; a single surrogate has no UTF-8 form
+  // and is an error.
   std::string unescaped(std::string_view text) {
     static constexpr std::string_view kFrom = "\\'\"abfnrtv", kTo = "\\'\"\a\b\f\n\r\t\v";
     std::string out;
@@ -261,7 +271,7 @@ class Lexer {
             i += 6;
           }
         }
-        if (value >= 0xd800 && value < 0xe000) fail_here("a string holds an escape that is no character");
+        if (value >= 0xd800 && value < 0xe000) fail_here("a string has an escape sequence of a single surrogate");
         append_utf8(static_cast<uint32_t>(value), out);
       } else if (c == 'N') {
         fail_here("character names (\\N{...}) are not supported");
@@ -273,6 +283,7 @@ class Lexer {
     return out;
   }
 
+  // The table has longer operators first, so the first match is the longest one.
   void operator_token(std::string& open) {
     static constexpr std::array<std::string_view, 26> kOperators = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/",
                                                                     "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",

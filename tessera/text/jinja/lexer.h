@@ -1,4 +1,4 @@
-// Splits a template into text and the tokens of its tags, as Jinja2's lexer does with trim_blocks and lstrip_blocks.
+// Splits a template into text and the tokens of its tags, like Jinja2's lexer with trim_blocks and lstrip_blocks.
 #pragma once
 
 #include <string>
@@ -24,16 +24,16 @@ enum class TokenKind {
 struct Token {
   TokenKind kind;
   int line;
-  std::string text;  // data, name, unescaped string, digits, operator
+  std::string text;  // the text, name, unescaped string, digits or operator
 };
 
-// A parse error: what and where. The public layer makes the Error of it.
-struct SyntaxFailure {
+// A parse error with its line. ChatTemplate converts it to an Error.
+struct TemplateSyntaxError {
   int line;
   std::string message;
 };
 
-// Failure: SyntaxFailure. The last token is kEnd.
+// The last token is kEnd. Throws TemplateSyntaxError.
 std::vector<Token> tokenize(std::string_view source);
 
 }  // namespace tessera::text::jinja

@@ -5,7 +5,7 @@ namespace {
 
 constexpr size_t kMarkBytes = 3;  // EF B7 90 to EF B7 AF
 
-// The first mark at or behind `from`, npos where there is none.
+// The position of the first mark at or after `from`, or npos.
 size_t find_mark(std::string_view text, size_t from) {
   for (size_t at = text.find("\xEF\xB7", from); at != text.npos; at = text.find("\xEF\xB7", at + 1)) {
     if (at + kMarkBytes > text.size()) break;

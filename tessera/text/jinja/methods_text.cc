@@ -8,13 +8,13 @@
 
 namespace tessera::text::jinja {
 
-const std::string& text_argument(const Value& value, std::string_view what) {
-  if (!value.is(Kind::kString)) fail("{} wants a str, not {}", what, type_name(value));
+const std::string& text_argument(const Value& value, std::string_view function_name) {
+  if (!value.is(ValueKind::kString)) fail("{} wants a str, not {}", function_name, type_name(value));
   return value.as_text();
 }
 
-int64_t integer_argument(const Value& value, std::string_view what) {
-  if (!value.is_integral()) fail("{} wants an int, not {}", what, type_name(value));
+int64_t integer_argument(const Value& value, std::string_view function_name) {
+  if (!value.is_integral()) fail("{} wants an int, not {}", function_name, type_name(value));
   return value.as_int();
 }
 
@@ -25,12 +25,12 @@ Value like(Evaluator& evaluator, const Value& self, std::string_view text) {
 }
 
 template <std::string (*Map)(std::string_view)>
-Value map_text(Evaluator& evaluator, const Value& self, const Bound&) {
+Value map_text(Evaluator& evaluator, const Value& self, const BoundArguments&) {
   return like(evaluator, self, Map(self.as_text()));
 }
 
-// The text that strip() leaves of a text with marks: `stripped` is what it leaves of the text without them. Marks in
-// the parts that go are kept at the ends.
+// The result of strip() for a text with marks. `plain` is `marked` without its marks, and `stripped` is the part of
+// `plain` that strip() keeps. Marks in the removed parts are kept, at the ends of the result.
 std::string with_marks_kept(std::string_view marked, std::string_view plain, std::string_view stripped) {
   const auto first = static_cast<size_t>(stripped.data() - plain.data()), last = first + stripped.size();
   std::string out;
@@ -47,12 +47,12 @@ std::string with_marks_kept(std::string_view marked, std::string_view plain, std
 }
 
 template <bool kLeft, bool kRight>
-Value strip_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
+Value strip_text(Evaluator& evaluator, const Value& self, const BoundArguments& bound) {
   const bool marked = !self.is_ascii() && has_marks(self.as_text());
   const std::string without = marked ? without_marks(self.as_text()) : std::string();
   const std::string_view plain = marked ? std::string_view(without) : std::string_view(self.as_text());
   std::string_view stripped;
-  if (!bound[0] || bound[0]->is(Kind::kNone)) {
+  if (!bound[0] || bound[0]->is(ValueKind::kNone)) {
     stripped = strip(plain, kLeft, kRight);
   } else {
     const std::string& characters = text_argument(*bound[0], "strip");
@@ -64,7 +64,8 @@ Value strip_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
   return like(evaluator, self, with_marks_kept(self.as_text(), plain, stripped));
 }
 
-// Pieces between whitespace; what is left after `limit` splits stays whole.
+// str.split() without a separator: the words between whitespace. After `limit` splits (below 0: no limit) the rest is
+// one piece.
 std::vector<std::string_view> split_space(std::string_view text, int64_t limit, bool from_right) {
   std::vector<std::string_view> pieces;
   text = strip(text, true, true);
@@ -79,7 +80,7 @@ std::vector<std::string_view> split_space(std::string_view text, int64_t limit, 
 }
 
 Value text_list(Evaluator& evaluator, const Value& self, const std::vector<std::string_view>& pieces,
-                Kind kind = Kind::kList) {
+                ValueKind kind = ValueKind::kList) {
   std::vector<Value> items;
   evaluator.budget().charge(pieces.size() * 96 + self.as_text().size());
   items.reserve(pieces.size());
@@ -88,9 +89,9 @@ Value text_list(Evaluator& evaluator, const Value& self, const std::vector<std::
 }
 
 template <bool kFromRight>
-Value split_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
+Value split_text(Evaluator& evaluator, const Value& self, const BoundArguments& bound) {
   const int64_t limit = bound[1] ? integer_argument(*bound[1], "split") : -1;
-  if (!bound[0] || bound[0]->is(Kind::kNone)) {
+  if (!bound[0] || bound[0]->is(ValueKind::kNone)) {
     return text_list(evaluator, self, split_space(self.as_text(), limit, kFromRight));
   }
   const std::string& separator = text_argument(*bound[0], "split");
@@ -98,7 +99,8 @@ Value split_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
   return text_list(evaluator, self, split_at(self.as_text(), separator, limit, kFromRight, evaluator.budget()));
 }
 
-Value split_lines(Evaluator& evaluator, const Value& self, const Bound& bound) {
+// str.splitlines: Python's line boundaries, not only '\n'. "\r\n" is one boundary.
+Value split_lines(Evaluator& evaluator, const Value& self, const BoundArguments& bound) {
   const bool keep = bound[0] && truthy(*bound[0]);
   const std::string_view text = self.as_text();
   std::vector<std::string_view> lines;
@@ -122,20 +124,21 @@ Value split_lines(Evaluator& evaluator, const Value& self, const Bound& bound) {
 }
 
 template <bool kFromRight>
-Value partition(Evaluator& evaluator, const Value& self, const Bound& bound) {
+Value partition(Evaluator& evaluator, const Value& self, const BoundArguments& bound) {
   const std::string& separator = text_argument(*bound[0], "partition");
   if (separator.empty()) fail("partition wants a separator that is not empty");
   const std::string_view text = self.as_text();
-  const size_t at =
-      kFromRight ? find_last(text, separator, evaluator.budget()) : Search(text, separator, evaluator.budget()).find();
+  const size_t at = kFromRight ? find_last(text, separator, evaluator.budget())
+                               : SubstringSearch(text, separator, evaluator.budget()).find();
   if (at == std::string_view::npos) {
-    return kFromRight ? text_list(evaluator, self, {"", "", text}, Kind::kTuple)
-                      : text_list(evaluator, self, {text, "", ""}, Kind::kTuple);
+    return kFromRight ? text_list(evaluator, self, {"", "", text}, ValueKind::kTuple)
+                      : text_list(evaluator, self, {text, "", ""}, ValueKind::kTuple);
   }
-  return text_list(evaluator, self, {text.substr(0, at), separator, text.substr(at + separator.size())}, Kind::kTuple);
+  return text_list(evaluator, self, {text.substr(0, at), separator, text.substr(at + separator.size())},
+                   ValueKind::kTuple);
 }
 
-// self[start:end] for the methods that take a range; `first` is where it starts.
+// self[start:end] for the methods with a range; start and end count code points. `first` receives the start.
 std::string_view ranged(Evaluator& evaluator, const Value& self, const Value* start, const Value* end, size_t& first) {
   first = 0;
   const std::string_view text = self.as_text();
@@ -143,7 +146,7 @@ std::string_view ranged(Evaluator& evaluator, const Value& self, const Value* st
   evaluator.budget().charge(text.size());
   const auto length = static_cast<int64_t>(count_code_points(text));
   const auto bounded = [&](const Value* value, int64_t missing) {
-    if (!value || value->is(Kind::kNone)) return missing;
+    if (!value || value->is(ValueKind::kNone)) return missing;
     const int64_t at = integer_argument(*value, "the range");
     return std::clamp<int64_t>(at < 0 ? at + length : at, 0, length);
   };
@@ -155,7 +158,7 @@ std::string_view ranged(Evaluator& evaluator, const Value& self, const Value* st
 }
 
 template <bool kEnd>
-Value has_affix(Evaluator& evaluator, const Value& self, const Bound& bound) {
+Value has_affix(Evaluator& evaluator, const Value& self, const BoundArguments& bound) {
   size_t first = 0;
   std::string_view text = ranged(evaluator, self, bound[1], bound[2], first);
   std::string plain;
@@ -164,21 +167,21 @@ Value has_affix(Evaluator& evaluator, const Value& self, const Bound& bound) {
     text = plain = without_marks(text);
   }
   const auto matches = [&](const Value& affix) {
-    const std::string& wanted = text_argument(affix, kEnd ? "endswith" : "startswith");
-    return kEnd ? text.ends_with(wanted) : text.starts_with(wanted);
+    const std::string& needle = text_argument(affix, kEnd ? "endswith" : "startswith");
+    return kEnd ? text.ends_with(needle) : text.starts_with(needle);
   };
-  if (!bound[0]->is(Kind::kTuple)) return Value::boolean(matches(*bound[0]));
+  if (!bound[0]->is(ValueKind::kTuple)) return Value::boolean(matches(*bound[0]));
   const auto& affixes = bound[0]->items();
   return Value::boolean(std::ranges::any_of(affixes, matches));
 }
 
 template <bool kFromRight, bool kMustBeThere>
-Value find_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
+Value find_text(Evaluator& evaluator, const Value& self, const BoundArguments& bound) {
   size_t first = 0;
   const std::string_view text = ranged(evaluator, self, bound[1], bound[2], first);
-  const std::string& wanted = text_argument(*bound[0], "find");
-  const size_t at =
-      kFromRight ? find_last(text, wanted, evaluator.budget()) : Search(text, wanted, evaluator.budget()).find();
+  const std::string& needle = text_argument(*bound[0], "find");
+  const size_t at = kFromRight ? find_last(text, needle, evaluator.budget())
+                               : SubstringSearch(text, needle, evaluator.budget()).find();
   if (at != std::string_view::npos) {
     return Value::integer(static_cast<int64_t>(first + count_code_points(text.substr(0, at))));
   }
@@ -186,23 +189,24 @@ Value find_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
   return Value::integer(-1);
 }
 
-Value count_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
+Value count_text(Evaluator& evaluator, const Value& self, const BoundArguments& bound) {
   size_t first = 0;
   const std::string_view text = ranged(evaluator, self, bound[1], bound[2], first);
-  const std::string& wanted = text_argument(*bound[0], "count");
-  if (wanted.empty()) return Value::integer(static_cast<int64_t>(count_code_points(text)) + 1);
+  const std::string& needle = text_argument(*bound[0], "count");
+  if (needle.empty()) return Value::integer(static_cast<int64_t>(count_code_points(text)) + 1);
   int64_t count = 0;
-  const Search search(text, wanted, evaluator.budget());
-  for (size_t at = search.find(); at != std::string_view::npos; at = search.find(at + wanted.size())) ++count;
+  const SubstringSearch search(text, needle, evaluator.budget());
+  for (size_t at = search.find(); at != std::string_view::npos; at = search.find(at + needle.size())) ++count;
   return Value::integer(count);
 }
 
-Value replace_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
+// str.replace. An empty `from` matches before each code point and at the end, as in Python.
+Value replace_text(Evaluator& evaluator, const Value& self, const BoundArguments& bound) {
   const std::string& from = text_argument(*bound[0], "replace");
   const std::string& to = text_argument(*bound[1], "replace");
-  int64_t left = bound[2] && !bound[2]->is(Kind::kNone) ? integer_argument(*bound[2], "replace") : -1;
+  int64_t left = bound[2] && !bound[2]->is(ValueKind::kNone) ? integer_argument(*bound[2], "replace") : -1;
   const std::string_view text = self.as_text();
-  const Search search(text, from, evaluator.budget());
+  const SubstringSearch search(text, from, evaluator.budget());
   std::string out;
   size_t at = 0;
   for (; left != 0; left -= left > 0) {
@@ -213,7 +217,7 @@ Value replace_text(Evaluator& evaluator, const Value& self, const Bound& bound) 
     at = found + from.size();
     if (!from.empty()) continue;
     if (at >= text.size()) return like(evaluator, self, out);
-    const size_t bytes = code_point_at(text, at).bytes;  // an empty `old` matches before each code point
+    const size_t bytes = code_point_at(text, at).bytes;  // an empty `from` matches before each code point
     out.append(text, at, bytes);
     at += bytes;
   }
@@ -221,7 +225,7 @@ Value replace_text(Evaluator& evaluator, const Value& self, const Bound& bound) 
   return like(evaluator, self, out);
 }
 
-Value join_texts(Evaluator& evaluator, const Value& self, const Bound& bound) {
+Value join_texts(Evaluator& evaluator, const Value& self, const BoundArguments& bound) {
   std::string out;
   bool first = true;
   for (const auto& element : elements(*bound[0], evaluator.budget())) {
@@ -234,7 +238,7 @@ Value join_texts(Evaluator& evaluator, const Value& self, const Bound& bound) {
 }
 
 template <bool kSuffix>
-Value remove_affix(Evaluator& evaluator, const Value& self, const Bound& bound) {
+Value remove_affix(Evaluator& evaluator, const Value& self, const BoundArguments& bound) {
   const std::string& affix = text_argument(*bound[0], "remove");
   std::string_view text = self.as_text();
   if (kSuffix && text.ends_with(affix)) text.remove_suffix(affix.size());
@@ -242,9 +246,10 @@ Value remove_affix(Evaluator& evaluator, const Value& self, const Bound& bound) 
   return like(evaluator, self, text);
 }
 
-// kSide: -1 ljust, 0 center, 1 rjust, 2 zfill.
+// kSide: -1 ljust, 0 center, 1 rjust, 2 zfill. For center, Python puts the odd character on the left if the width is
+// odd.
 template <int kSide>
-Value pad_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
+Value pad_text(Evaluator& evaluator, const Value& self, const BoundArguments& bound) {
   std::string_view fill = kSide == 2 ? "0" : bound[1] ? std::string_view(text_argument(*bound[1], "the padding")) : " ";
   if (count_code_points(fill) != 1) fail("the fill character must be one character");
   const int64_t missing = integer_argument(*bound[0], "the padding") - length_of(self, evaluator.budget());
@@ -265,7 +270,7 @@ Value pad_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
 }
 
 template <bool (*Accepts)(int32_t)>
-Value all_are(Evaluator&, const Value& self, const Bound&) {
+Value all_are(Evaluator&, const Value& self, const BoundArguments&) {
   bool all = !self.as_text().empty();
   for_each_code_point(self.as_text(), [&](std::string_view, int32_t c) { all = all && Accepts(c); });
   return Value::boolean(all);
@@ -274,7 +279,7 @@ Value all_are(Evaluator&, const Value& self, const Bound&) {
 bool letter_or_digit(int32_t c) { return is_letter(c) || is_digit(c); }
 
 template <bool (*Wanted)(int32_t), bool (*Other)(int32_t)>
-Value all_cased(Evaluator&, const Value& self, const Bound&) {
+Value all_cased(Evaluator&, const Value& self, const BoundArguments&) {
   return Value::boolean(is_cased<Wanted, Other>(self.as_text()));
 }
 
@@ -322,7 +327,7 @@ const BuiltinTable& text_methods() {
       {"isalnum", {all_are<letter_or_digit>}},
       {"islower", {all_cased<is_lower, is_upper>}},
       {"isupper", {all_cased<is_upper, is_lower>}},
-      {"format", {.call_unbound = format_text}},
+      {"format", {.call_with_arguments = format_text}},
   };
   return kTable;
 }

@@ -1,4 +1,4 @@
-// Arithmetic, comparisons and slices of values, with Python's rules. Integers are 64 bits; what overflows is a failure.
+// Arithmetic, comparisons and slices of values, with Python's rules. Integers have 64 bits; an overflow is a failure.
 #include <cmath>
 
 #include "tessera/text/jinja/evaluator.h"
@@ -13,7 +13,7 @@ const char* symbol(Operator op) {
 }
 
 void check_fits(bool overflowed) {
-  if (overflowed) fail("an integer outgrows 64 bits");
+  if (overflowed) fail("an integer does not fit in 64 bits");
 }
 
 int64_t product(int64_t a, int64_t b) {
@@ -22,6 +22,8 @@ int64_t product(int64_t a, int64_t b) {
   return result;
 }
 
+// Computes the power by square and multiply. The last square is skipped, because it may overflow although the result
+// does not.
 int64_t power(int64_t base, int64_t exponent) {
   int64_t result = 1;
   while (exponent > 0) {
@@ -49,6 +51,7 @@ Value integers(Operator op, int64_t a, int64_t b) {
     case Operator::kFloorDivide:
     case Operator::kModulo: {
       if (b == 0) fail("division by zero");
+      // Python rounds the quotient down, C++ towards zero. INT64_MIN / -1 would overflow.
       if (b == -1) return op == Operator::kModulo ? Value::integer(0) : integers(Operator::kSubtract, 0, a);
       int64_t quotient = a / b, rest = a % b;
       if (rest != 0 && (rest < 0) != (b < 0)) {
@@ -83,7 +86,7 @@ Value reals(Operator op, double a, double b) {
   return Value::real(rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest);
 }
 
-// Markup + str escapes the other side, as markupsafe does.
+// Joins two strings. When one of them is markup, the other one is escaped, as in markupsafe.
 Value joined_texts(Evaluator& evaluator, const Value& left, const Value& right) {
   const bool markup = left.is_markup() || right.is_markup();
   const auto part = [&](const Value& value) {
@@ -93,8 +96,8 @@ Value joined_texts(Evaluator& evaluator, const Value& left, const Value& right) 
   return evaluator.make_text(part(left) + part(right), markup);
 }
 
-// A list whose memory the budget was charged for.
-Value list_paid_for(Evaluator& evaluator, std::vector<Value> items, Kind kind) {
+// Makes a list whose memory was charged to the budget before.
+Value make_charged_list(Evaluator& evaluator, std::vector<Value> items, ValueKind kind) {
   Value made = Value::list(std::move(items), kind);
   evaluator.budget().check_depth(made.depth());
   return made;
@@ -102,34 +105,36 @@ Value list_paid_for(Evaluator& evaluator, std::vector<Value> items, Kind kind) {
 
 Value repeated(Evaluator& evaluator, const Value& value, int64_t times) {
   const auto count = static_cast<size_t>(times < 0 ? 0 : times);
-  const size_t size = value.is(Kind::kString) ? value.as_text().size() : value.items().size();
+  const size_t size = value.is(ValueKind::kString) ? value.as_text().size() : value.items().size();
   size_t total = 0;
-  if (__builtin_mul_overflow(count, size, &total)) fail("a repeated value outgrows memory");
+  if (__builtin_mul_overflow(count, size, &total)) fail("a repeated value does not fit in memory");
   evaluator.budget().check_size(total);
-  if (value.is(Kind::kString)) {
+  if (value.is(ValueKind::kString)) {
     std::string text;
     text.reserve(total);
     for (size_t i = 0; size > 0 && i < count; ++i) text += value.as_text();
     return evaluator.make_text(std::move(text), value.is_markup());
   }
-  evaluator.budget().charge(total * sizeof(Value));  // before they are made
+  evaluator.budget().charge(total * sizeof(Value));  // charged before the items are created
   std::vector<Value> items;
   items.reserve(total);
   for (size_t i = 0; size > 0 && i < count; ++i) items.insert(items.end(), value.items().begin(), value.items().end());
-  return list_paid_for(evaluator, std::move(items), value.kind());
+  return make_charged_list(evaluator, std::move(items), value.kind());
 }
 
 bool repeatable(const Value& value) {
-  return value.is(Kind::kString) || value.is(Kind::kList) || value.is(Kind::kTuple);
+  return value.is(ValueKind::kString) || value.is(ValueKind::kList) || value.is(ValueKind::kTuple);
 }
 
-// Python's slice.indices: start, stop and step for a sequence of `length`.
-struct Indices {
+// The start, stop and step of a slice, like the result of Python's slice.indices(length).
+struct SliceIndices {
   int64_t start, stop, step;
 };
 
+// Limits one bound to the sequence; a negative one counts from the end. Backwards slices may stop before index 0, at
+// -1.
 int64_t bound_of(const Value& value, int64_t length, int64_t missing, bool backwards) {
-  if (value.is(Kind::kNone)) return missing;
+  if (value.is(ValueKind::kNone)) return missing;
   if (!value.is_integral()) fail("slice indices must be integers or None");
   int64_t at = value.as_int();
   const int64_t low = backwards ? -1 : 0;
@@ -138,9 +143,9 @@ int64_t bound_of(const Value& value, int64_t length, int64_t missing, bool backw
   return std::clamp(at, low, high);
 }
 
-Indices indices(const Value& start, const Value& stop, const Value& step, int64_t length) {
-  if (!step.is(Kind::kNone) && !step.is_integral()) fail("slice indices must be integers or None");
-  Indices made{0, 0, step.is(Kind::kNone) ? 1 : step.as_int()};
+SliceIndices indices(const Value& start, const Value& stop, const Value& step, int64_t length) {
+  if (!step.is(ValueKind::kNone) && !step.is_integral()) fail("slice indices must be integers or None");
+  SliceIndices made{0, 0, step.is(ValueKind::kNone) ? 1 : step.as_int()};
   if (made.step == 0) fail("slice step cannot be zero");
   made.step = std::clamp<int64_t>(made.step, -length - 1, length + 1);
   const bool backwards = made.step < 0;
@@ -150,32 +155,34 @@ Indices indices(const Value& start, const Value& stop, const Value& step, int64_
 }
 
 template <class Visit>
-void for_each_index(const Indices& of, Visit visit) {
+void for_each_index(const SliceIndices& of, Visit visit) {
   for (int64_t i = of.start; of.step > 0 ? i < of.stop : i > of.stop; i += of.step) visit(static_cast<size_t>(i));
 }
 
 }  // namespace
 
+// Python's operator rules: numbers with numbers, strings, lists and tuples with + of their own kind, and * with an
+// integer. '%' of a string is formatting.
 Value binary(Evaluator& evaluator, Operator op, const Value& left, const Value& right) {
-  if (left.is(Kind::kUndefined)) fail("{}", left.hint());
+  if (left.is(ValueKind::kUndefined)) fail("{}", left.hint());
   if (left.is_number() && right.is_number()) {
-    check_fits(left.is(Kind::kBigInt) || right.is(Kind::kBigInt));
+    check_fits(left.is(ValueKind::kBigInt) || right.is(ValueKind::kBigInt));
     if (left.is_integral() && right.is_integral()) return integers(op, left.as_int(), right.as_int());
     return reals(op, left.as_double(), right.as_double());
   }
-  if (op == Operator::kModulo && left.is(Kind::kString)) {
+  if (op == Operator::kModulo && left.is(ValueKind::kString)) {
     return evaluator.make_text(format_percent(left.as_text(), right, evaluator.budget()), left.is_markup());
   }
-  if (right.is(Kind::kUndefined)) fail("{}", right.hint());
+  if (right.is(ValueKind::kUndefined)) fail("{}", right.hint());
   if (op == Operator::kAdd && left.kind() == right.kind()) {
-    if (left.is(Kind::kString)) return joined_texts(evaluator, left, right);
-    if (left.is(Kind::kList) || left.is(Kind::kTuple)) {
+    if (left.is(ValueKind::kString)) return joined_texts(evaluator, left, right);
+    if (left.is(ValueKind::kList) || left.is(ValueKind::kTuple)) {
       const size_t total = left.items().size() + right.items().size();
       evaluator.budget().check_size(total);
-      evaluator.budget().charge(total * sizeof(Value));  // before they are made
+      evaluator.budget().charge(total * sizeof(Value));  // before the items are copied
       std::vector<Value> items = left.items();
       items.insert(items.end(), right.items().begin(), right.items().end());
-      return list_paid_for(evaluator, std::move(items), left.kind());
+      return make_charged_list(evaluator, std::move(items), left.kind());
     }
   }
   if (op == Operator::kMultiply) {
@@ -210,11 +217,11 @@ bool compare(Operator op, const Value& left, const Value& right, Budget& budget)
 
 Value slice(Evaluator& evaluator, const Value& of, const Value& start, const Value& stop, const Value& step) {
   switch (of.kind()) {
-    case Kind::kUndefined:
+    case ValueKind::kUndefined:
       fail("{}", of.hint());
-    case Kind::kString: {
+    case ValueKind::kString: {
       const std::string& text = of.as_text();
-      const Indices range = indices(start, stop, step, length_of(of, evaluator.budget()));
+      const SliceIndices range = indices(start, stop, step, length_of(of, evaluator.budget()));
       evaluator.budget().charge(text.size());
       std::string out;
       if (range.step == 1) {
@@ -230,10 +237,10 @@ Value slice(Evaluator& evaluator, const Value& of, const Value& start, const Val
       for_each_index(range, [&](size_t i) { out += points[i]; });
       return evaluator.make_text(std::move(out), of.is_markup());
     }
-    case Kind::kList:
-    case Kind::kTuple:
-    case Kind::kRange: {
-      const Indices range = indices(start, stop, step, static_cast<int64_t>(of.items().size()));
+    case ValueKind::kList:
+    case ValueKind::kTuple:
+    case ValueKind::kRange: {
+      const SliceIndices range = indices(start, stop, step, static_cast<int64_t>(of.items().size()));
       std::vector<Value> items;
       for_each_index(range, [&](size_t i) { items.push_back(of.items()[i]); });
       return evaluator.make_list(std::move(items), of.kind());

@@ -8,17 +8,20 @@
 
 namespace tessera::text::jinja {
 
-Template parse_template(std::string_view source, int max_depth) { return Parser(tokenize(source), max_depth).run(); }
+ParsedTemplate parse_template(std::string_view source, int max_depth) {
+  return Parser(tokenize(source), max_depth).run();
+}
 
-Template Parser::run() {
-  Template result;
+// `literals` has each text and string literal between null characters, so has_literal() can search for a whole one.
+ParsedTemplate Parser::run() {
+  ParsedTemplate result;
   for (const Token& token : tokens_) {
     const bool text = token.kind == TokenKind::kData || token.kind == TokenKind::kString;
     if (text && !token.text.empty()) (result.literals += token.text) += '\0';
     result.reads_clock |= token.kind == TokenKind::kName && token.text == "strftime_now";
   }
   result.body = body_until({});
-  if (!unknown_.empty()) throw unknown_.front();
+  if (!unknown_names_.empty()) throw unknown_names_.front();
   result.has_generation = has_generation_;
   return result;
 }
@@ -28,23 +31,24 @@ int Parser::next_nesting() const {
   return nesting_ + 1;
 }
 
+// The last token, kEnd, is never passed, so current() is always valid.
 Token Parser::next() {
   Token token = tokens_[at_];
   if (at_ + 1 < tokens_.size()) ++at_;
   return token;
 }
 
-void Parser::fail_here(const std::string& message) const { throw SyntaxFailure{current().line, message}; }
+void Parser::fail_here(const std::string& message) const { throw TemplateSyntaxError{current().line, message}; }
 
-void Parser::unexpected(std::string_view wanted) const {
+void Parser::unexpected(std::string_view expected) const {
   switch (current().kind) {
     case TokenKind::kEnd:
-      fail_here(fmt::format("the template ends, wanted {}", wanted));
+      fail_here(fmt::format("the template ends, wanted {}", expected));
     case TokenKind::kBlockEnd:
     case TokenKind::kPrintEnd:
-      fail_here(fmt::format("the tag ends, wanted {}", wanted));
+      fail_here(fmt::format("the tag ends, wanted {}", expected));
     default:
-      fail_here(fmt::format("found '{}', wanted {}", current().text.substr(0, 40), wanted));
+      fail_here(fmt::format("found '{}', wanted {}", current().text.substr(0, 40), expected));
   }
 }
 
@@ -86,8 +90,10 @@ void Parser::text_or_print(Body& body) {
   next();
 }
 
+// Parses text, print tags and statements up to a tag that begins with one of `words`; without words up to the end of
+// the template.
 Body Parser::body_until(EndWords words) {
-  const Scoped nested(nesting_, next_nesting());
+  const ScopedValue nested(nesting_, next_nesting());
   Body body;
   for (;;) {
     if (current().kind == TokenKind::kEnd) {
@@ -112,6 +118,8 @@ Body Parser::body_to(std::string_view end_word) {
   return body;
 }
 
+// in_branch_ is set in the branches of `if`. Loops, macros and the blocks of set, filter and generation reset it to
+// false: Jinja2's compiler starts a new frame for their bodies and reports unknown filters in them.
 void Parser::statement(Body& body) {
   if (current().kind != TokenKind::kName) unexpected("a tag name");
   const std::string word = current().text;
@@ -134,18 +142,18 @@ void Parser::statement(Body& body) {
   } else if (word == "filter") {
     next();
     made.kind = StatementKind::kFilterBlock;
-    Scoped<bool> soft(may_not_run_, false);
+    ScopedValue<bool> branch_scope(in_branch_, false);
     made.value = filter_chain(nullptr, true);
     made.body = body_to("endfilter");
   } else if (word == "generation") {
     next();
     made.kind = StatementKind::kGeneration;
     has_generation_ = true;
-    Scoped<bool> soft(may_not_run_, false);
-    Scoped<int> loops(loops_, 0);
+    ScopedValue<bool> branch_scope(in_branch_, false);
+    ScopedValue<int> loops(loops_, 0);
     made.body = body_to("endgeneration");
   } else if (word == "break" || word == "continue") {
-    if (loops_ == 0) fail_here(fmt::format("'{}' stands outside of a loop", word));
+    if (loops_ == 0) fail_here(fmt::format("'{}' is outside of a loop", word));
     next();
     made.kind = word == "break" ? StatementKind::kBreak : StatementKind::kContinue;
   } else {
@@ -157,10 +165,10 @@ void Parser::statement(Body& body) {
 
 Statement Parser::if_statement() {
   Statement made{.kind = StatementKind::kIf};
-  Scoped<bool> soft(may_not_run_, true);
+  ScopedValue<bool> branch_scope(in_branch_, true);
   for (;;) {
     next();  // if or elif
-    Branch branch;
+    IfBranch branch;
     branch.condition = tuple(false, "", false);
     expect_block_end();
     branch.body = body_until({"elif", "else", "endif"});
@@ -175,18 +183,20 @@ Statement Parser::if_statement() {
   return made;
 }
 
+// for TARGET in ITEMS [if CONDITION] [recursive]. break and continue are allowed in the body, not in the else branch of
+// the outermost loop.
 Statement Parser::for_statement() {
   next();
   Statement made{.kind = StatementKind::kFor};
   made.target = target(false, "in");
   if (!skip_name("in")) unexpected("'in'");
   made.value = tuple(false, "recursive", false);
-  Scoped<bool> soft(may_not_run_, false);
+  ScopedValue<bool> branch_scope(in_branch_, false);
   if (skip_name("if")) made.condition = expression();
   made.recursive = skip_name("recursive");
   expect_block_end();
   {
-    Scoped<int> loops(loops_, loops_ + 1);
+    ScopedValue<int> loops(loops_, loops_ + 1);
     made.body = body_until({"endfor", "else"});
   }
   if (skip_name("else")) {
@@ -199,12 +209,12 @@ Statement Parser::for_statement() {
 
 Statement Parser::set_statement() {
   next();
-  Target name = target(true, "");
+  AssignmentTarget name = target(true, "");
   if (skip_operator("=")) {
     return {.kind = StatementKind::kSet, .value = tuple(true, "", false), .target = std::move(name)};
   }
   Statement made{.kind = StatementKind::kSetBlock, .target = std::move(name)};
-  Scoped<bool> soft(may_not_run_, false);
+  ScopedValue<bool> branch_scope(in_branch_, false);
   if (at_operator("|")) made.value = filter_chain(nullptr, false);
   made.body = body_to("endset");
   return made;
@@ -224,10 +234,11 @@ void Parser::signature(MacroDefinition& macro) {
   expect_operator(")");
 }
 
+// The body of a macro is outside of the loops around its definition, so break and continue cannot leave it.
 void Parser::macro_body(MacroDefinition& macro, std::string_view end_word) {
-  Scoped<MacroDefinition*> inside(macro_, &macro);
-  Scoped<int> loops(loops_, 0);
-  Scoped<bool> soft(may_not_run_, false);
+  ScopedValue<MacroDefinition*> inside(macro_, &macro);
+  ScopedValue<int> loops(loops_, 0);
+  ScopedValue<bool> branch_scope(in_branch_, false);
   macro.body = body_to(end_word);
 }
 
@@ -237,7 +248,7 @@ Statement Parser::macro_statement() {
   macro->name = expect_name();
   signature(*macro);
   macro_body(*macro, "endmacro");
-  if (macro_) {  // what an inner macro names, the outer one has seen
+  if (macro_) {  // the outer macro contains the names of the inner one
     macro_->uses_caller |= macro->uses_caller;
     macro_->uses_varargs |= macro->uses_varargs;
     macro_->uses_kwargs |= macro->uses_kwargs;
@@ -263,7 +274,7 @@ Statement Parser::with_statement() {
   Statement made{.kind = StatementKind::kWith};
   while (current().kind != TokenKind::kBlockEnd) {
     if (!made.assignments.empty()) expect_operator(",");
-    Target name = target(false, "");
+    AssignmentTarget name = target(false, "");
     expect_operator("=");
     made.assignments.emplace_back(std::move(name), expression());
   }
@@ -281,14 +292,15 @@ void Parser::print_statement(Body& body) {
   }
 }
 
-Target Parser::one_target(bool namespaces) {
+// `namespaces`: the target may be name.attribute.
+AssignmentTarget Parser::one_target(bool namespaces) {
   if (skip_operator("(")) {
-    const Scoped nested(nesting_, next_nesting());
-    Target inner = target(namespaces, "");
+    const ScopedValue nested(nesting_, next_nesting());
+    AssignmentTarget inner = target(namespaces, "");
     expect_operator(")");
     return inner;
   }
-  Target made;
+  AssignmentTarget made;
   made.name = expect_name();
   static constexpr std::string_view kConstants[] = {"true", "false", "none", "True", "False", "None"};
   if (std::find(std::begin(kConstants), std::end(kConstants), made.name) != std::end(kConstants)) {
@@ -298,10 +310,10 @@ Target Parser::one_target(bool namespaces) {
   return made;
 }
 
-Target Parser::target(bool namespaces, std::string_view end_name) {
-  Target first = one_target(namespaces);
+AssignmentTarget Parser::target(bool namespaces, std::string_view end_name) {
+  AssignmentTarget first = one_target(namespaces);
   if (!at_operator(",")) return first;
-  Target all;
+  AssignmentTarget all;
   all.parts.push_back(std::move(first));
   while (skip_operator(",")) {
     if (at_tuple_end(end_name) || at_operator("=")) break;

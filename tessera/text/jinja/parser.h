@@ -1,5 +1,5 @@
-// Template text to syntax tree, with Jinja2's grammar. Unknown filters and tests are found here where Jinja2 finds them
-// when it compiles, that is, unless they stand in a branch that may never run.
+// Parses a template to a syntax tree, with Jinja2's grammar. Like Jinja2's compiler, the parser reports an unknown
+// filter or test, unless it is in a branch that may never run; there it fails only when it runs.
 #pragma once
 
 #include <initializer_list>
@@ -15,42 +15,44 @@
 
 namespace tessera::text::jinja {
 
-struct Template {
+struct ParsedTemplate {
   Body body;
   bool has_generation = false;
-  bool reads_clock = false;  // strftime_now is named
-  // Everything that the template writes itself: its text and its string literals, each between two null characters.
+  bool reads_clock = false;  // the template contains the name strftime_now
+  // All text that the template itself can write: its text and its string literals, each between two null characters.
   std::string literals = std::string(1, '\0');
 };
 
-// Failure: SyntaxFailure.
-Template parse_template(std::string_view source, int max_depth);
+// Throws TemplateSyntaxError.
+ParsedTemplate parse_template(std::string_view source, int max_depth);
 
-// The parser of one template; statements in parser.cc, expressions in parser_expression.cc and parser_postfix.cc.
+// The recursive descent parser of one template. Statements are in parser.cc, expressions in parser_expression.cc and
+// parser_postfix.cc.
 class Parser {
  public:
   Parser(std::vector<Token> tokens, int max_depth) : tokens_(std::move(tokens)), max_depth_(max_depth) {}
-  Template run();
+  ParsedTemplate run();
 
  private:
   using EndWords = std::initializer_list<std::string_view>;
 
   const Token& current() const { return tokens_[at_]; }
   const Token& ahead() const { return tokens_[std::min(at_ + 1, tokens_.size() - 1)]; }
-  Token next();
+  Token next();  // returns the current token and moves to the next one
   [[noreturn]] void fail_here(const std::string& message) const;
-  [[noreturn]] void unexpected(std::string_view wanted) const;
+  [[noreturn]] void unexpected(std::string_view expected) const;
   bool at_operator(std::string_view text) const {
     return current().kind == TokenKind::kOperator && current().text == text;
   }
   bool at_name(std::string_view text) const { return current().kind == TokenKind::kName && current().text == text; }
+  // skip_ functions move on and return true when the token is current; expect_ functions fail when it is not.
   bool skip_operator(std::string_view text);
   bool skip_name(std::string_view text);
   void expect_operator(std::string_view text);
   std::string expect_name();
   void expect_block_end();
 
-  Body body_until(EndWords words);  // leaves the end word as the current token
+  Body body_until(EndWords words);  // the end word is then the current token
   Body body_to(std::string_view end_word);
   void text_or_print(Body& body);
   void statement(Body& body);
@@ -63,13 +65,14 @@ class Parser {
   void print_statement(Body& body);
   void signature(MacroDefinition& macro);
   void macro_body(MacroDefinition& macro, std::string_view end_word);
-  Target target(bool namespaces, std::string_view end_name);
-  Target one_target(bool namespaces);
+  AssignmentTarget target(bool namespaces, std::string_view end_name);
+  AssignmentTarget one_target(bool namespaces);
 
   using Operators = std::initializer_list<std::pair<std::string_view, Operator>>;
-  std::optional<Operator> take_operator(Operators operators);  // one that stands here
-  // Operands with such operators between them; one operand alone is itself. `line` is the chain's; without it the chain
-  // has that of its first operator.
+  // Reads the operator at the current token, if it is one of `operators`.
+  std::optional<Operator> accept_operator(Operators operators);
+  // Parses operands with `operators` between them to one node; a single operand is returned as it is. The node has the
+  // line `line`, or without `line` the line of its first operator.
   template <class Operand>
   ExpressionPtr chain(ExpressionKind kind, Operators operators, Operand operand, std::optional<int> line = {});
   ExpressionPtr expression(bool conditional = true);
@@ -98,21 +101,21 @@ class Parser {
   ExpressionPtr dict();
 
   ExpressionPtr make(ExpressionKind kind, int line) const;
-  ExpressionPtr finished(ExpressionPtr node) const;  // sets the depth, limits it
+  ExpressionPtr with_checked_depth(ExpressionPtr node) const;  // sets the node's depth and checks the limit
   ExpressionPtr wrap(ExpressionKind kind, int line, ExpressionPtr operand) const;
 
-  // nesting_ with one level more. Failure where that is too deep.
+  // nesting_ + 1. Throws TemplateSyntaxError when this exceeds the limit.
   int next_nesting() const;
 
   std::vector<Token> tokens_;
   int max_depth_;
   size_t at_ = 0;
-  int nesting_ = 0;  // that the parser itself recurses over
-  int loops_ = 0;
-  bool may_not_run_ = false;            // inside a branch: unknown filters fail when they run
-  std::vector<SyntaxFailure> unknown_;  // filters and tests that surely run and do not exist
+  int nesting_ = 0;                                 // depth of the parser's own recursion
+  int loops_ = 0;                                   // number of loops around the current position
+  bool in_branch_ = false;                          // inside a branch, where an unknown filter fails only when it runs
+  std::vector<TemplateSyntaxError> unknown_names_;  // unknown filters and tests outside of branches
   bool has_generation_ = false;
-  MacroDefinition* macro_ = nullptr;  // the innermost macro around
+  MacroDefinition* macro_ = nullptr;  // the innermost macro around the current position
 };
 
 }  // namespace tessera::text::jinja

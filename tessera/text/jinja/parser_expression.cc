@@ -15,7 +15,9 @@ ExpressionPtr Parser::make(ExpressionKind kind, int line) const {
   return node;
 }
 
-ExpressionPtr Parser::finished(ExpressionPtr node) const {
+// The depth of a node is 1 + the largest depth of its children. The limit keeps the recursion of the evaluator and of
+// the tree's destructor within the stack.
+ExpressionPtr Parser::with_checked_depth(ExpressionPtr node) const {
   const auto include = [&](const ExpressionPtr& child) {
     if (child) node->depth = std::max(node->depth, child->depth + 1);
   };
@@ -33,31 +35,34 @@ ExpressionPtr Parser::finished(ExpressionPtr node) const {
 ExpressionPtr Parser::wrap(ExpressionKind kind, int line, ExpressionPtr operand) const {
   auto node = make(kind, line);
   node->operands.push_back(std::move(operand));
-  return finished(std::move(node));
+  return with_checked_depth(std::move(node));
 }
 
+// Each function from here to unary() parses one level of Jinja2's precedence, from the weakest operator to the
+// strongest: if-else, or, and, not, comparisons, + -, ~, * / // %, **, unary signs.
 ExpressionPtr Parser::expression(bool conditional) {
-  const Scoped nested(nesting_, next_nesting());
+  const ScopedValue nested(nesting_, next_nesting());
   if (!conditional) return or_expression();
   const int line = current().line;
-  const size_t unknown_before = unknown_.size();
+  const size_t unknown_before = unknown_names_.size();
   auto value = or_expression();
-  if (at_name("if")) unknown_.resize(unknown_before);  // it may not run
+  // `value` may not run, so its unknown filters are no errors yet.
+  if (at_name("if")) unknown_names_.resize(unknown_before);
   while (skip_name("if")) {
-    Scoped<bool> soft(may_not_run_, true);
+    ScopedValue<bool> branch_scope(in_branch_, true);
     auto node = make(ExpressionKind::kConditional, line);
     node->operands.push_back(or_expression());
     node->operands.push_back(std::move(value));
     node->operands.push_back(skip_name("else") ? expression() : nullptr);
-    value = finished(std::move(node));
+    value = with_checked_depth(std::move(node));
   }
   return value;
 }
 
-std::optional<Operator> Parser::take_operator(Operators operators) {
+std::optional<Operator> Parser::accept_operator(Operators operators) {
   for (const auto& [text, op] : operators) {
     if (!at_name(text) && !at_operator(text)) continue;
-    if (op == Operator::kNotIn) {  // "not" and then "in"
+    if (op == Operator::kNotIn) {  // the operator is the two names "not" "in"
       if (ahead().kind != TokenKind::kName || ahead().text != "in") continue;
       next();
     }
@@ -71,15 +76,15 @@ template <class Operand>
 ExpressionPtr Parser::chain(ExpressionKind kind, Operators operators, Operand operand, std::optional<int> line) {
   auto first = operand();
   const int node_line = line.value_or(current().line);
-  auto op = take_operator(operators);
+  auto op = accept_operator(operators);
   if (!op) return first;
   auto node = make(kind, node_line);
   node->operands.push_back(std::move(first));
-  for (; op; op = take_operator(operators)) {
+  for (; op; op = accept_operator(operators)) {
     node->operators.push_back(*op);
     node->operands.push_back(operand());
   }
-  return finished(std::move(node));
+  return with_checked_depth(std::move(node));
 }
 
 ExpressionPtr Parser::or_expression() {
@@ -92,7 +97,7 @@ ExpressionPtr Parser::and_expression() {
 
 ExpressionPtr Parser::not_expression() {
   if (!at_name("not")) return comparison();
-  const Scoped nested(nesting_, next_nesting());
+  const ScopedValue nested(nesting_, next_nesting());
   const int line = next().line;
   return wrap(ExpressionKind::kNot, line, not_expression());
 }
@@ -121,12 +126,13 @@ ExpressionPtr Parser::product() {
       ExpressionKind::kArithmetic, operators, [&] { return power(); }, current().line);
 }
 
-ExpressionPtr Parser::power() {  // left to right, as Jinja2 has it
+ExpressionPtr Parser::power() {  // left-associative, as in Jinja2 and unlike Python
   return chain(ExpressionKind::kArithmetic, {{"**", Operator::kPower}}, [&] { return unary(true); });
 }
 
+// Filters and tests bind weaker than the sign: -1|abs is (-1)|abs. Only the outermost call parses them.
 ExpressionPtr Parser::unary(bool with_filter) {
-  const Scoped nested(nesting_, next_nesting());
+  const ScopedValue nested(nesting_, next_nesting());
   const int line = current().line;
   ExpressionPtr node;
   if (skip_operator("-")) {
@@ -163,6 +169,8 @@ ExpressionPtr Parser::number() {
   return node;
 }
 
+// A literal, a name, or an expression in brackets. Adjacent strings are joined, as in Python. The names that a macro's
+// body contains decide whether the macro has `caller`, `varargs` and `kwargs`.
 ExpressionPtr Parser::primary() {
   const int line = current().line;
   switch (current().kind) {
@@ -212,6 +220,7 @@ bool Parser::at_tuple_end(std::string_view end_name) const {
          (!end_name.empty() && at_name(end_name));
 }
 
+// Parses one expression, or a tuple when a comma follows. Only "()" may be empty.
 ExpressionPtr Parser::tuple(bool conditional, std::string_view end_name, bool in_parentheses) {
   auto node = make(ExpressionKind::kTuple, current().line);
   bool is_tuple = false;
@@ -225,7 +234,7 @@ ExpressionPtr Parser::tuple(bool conditional, std::string_view end_name, bool in
     if (!node->operands.empty()) return std::move(node->operands[0]);
     if (!in_parentheses) unexpected("an expression");
   }
-  return finished(std::move(node));
+  return with_checked_depth(std::move(node));
 }
 
 ExpressionPtr Parser::list() {
@@ -236,7 +245,7 @@ ExpressionPtr Parser::list() {
     node->operands.push_back(expression());
   }
   expect_operator("]");
-  return finished(std::move(node));
+  return with_checked_depth(std::move(node));
 }
 
 ExpressionPtr Parser::dict() {
@@ -249,7 +258,7 @@ ExpressionPtr Parser::dict() {
     node->operands.push_back(expression());
   }
   expect_operator("}");
-  return finished(std::move(node));
+  return with_checked_depth(std::move(node));
 }
 
 }  // namespace tessera::text::jinja

@@ -1,4 +1,4 @@
-// What follows a primary expression: attributes, subscripts, calls, filters and tests.
+// Parses the parts after a primary expression: attributes, subscripts, calls, filters and tests.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -34,6 +34,7 @@ ExpressionPtr Parser::filters_and_tests(ExpressionPtr of) {
   }
 }
 
+// Parses "|NAME(ARGUMENTS)|...". `starts_inline`: the first filter has no '|' before it, as in {% filter NAME %}.
 ExpressionPtr Parser::filter_chain(ExpressionPtr of, bool starts_inline) {
   while (starts_inline || at_operator("|")) {
     if (!starts_inline) next();
@@ -41,21 +42,25 @@ ExpressionPtr Parser::filter_chain(ExpressionPtr of, bool starts_inline) {
     auto node = make(ExpressionKind::kFilter, current().line);
     node->text = expect_name();
     while (skip_operator(".")) node->text += "." + expect_name();
-    if (!may_not_run_ && !has_filter(node->text)) unknown_.push_back({node->line, missing_filter(node->text)});
+    if (!in_branch_ && !has_filter(node->text)) {
+      unknown_names_.push_back({node->line, unknown_filter_message(node->text)});
+    }
     node->operands.push_back(std::move(of));
     node->arguments = at_operator("(") ? call_arguments() : std::make_unique<CallArguments>();
-    of = finished(std::move(node));
+    of = with_checked_depth(std::move(node));
   }
   return of;
 }
 
+// Parses "is [not] NAME" with an argument in parentheses or, as in "is divisibleby 3", without them. "else", "or" and
+// "and" after the name do not start an argument.
 ExpressionPtr Parser::test(ExpressionPtr of) {
   const int line = next().line;
   const bool negated = skip_name("not");
   auto node = make(ExpressionKind::kTest, line);
   node->text = expect_name();
   while (skip_operator(".")) node->text += "." + expect_name();
-  if (!may_not_run_ && !has_test(node->text)) unknown_.push_back({node->line, missing_test(node->text)});
+  if (!in_branch_ && !has_test(node->text)) unknown_names_.push_back({node->line, unknown_test_message(node->text)});
   node->operands.push_back(std::move(of));
   node->arguments = std::make_unique<CallArguments>();
   const auto kind = current().kind;
@@ -67,7 +72,7 @@ ExpressionPtr Parser::test(ExpressionPtr of) {
     if (at_name("is")) fail_here("tests with 'is' cannot be chained");
     node->arguments->positional.push_back(postfix(primary()));
   }
-  auto made = finished(std::move(node));
+  auto made = with_checked_depth(std::move(node));
   return negated ? wrap(ExpressionKind::kNot, line, std::move(made)) : std::move(made);
 }
 
@@ -83,7 +88,7 @@ ExpressionPtr Parser::subscript(ExpressionPtr of) {
     auto node = make(ExpressionKind::kItem, opening.line);
     node->operands.push_back(std::move(of));
     node->operands.push_back(number());
-    return finished(std::move(node));
+    return with_checked_depth(std::move(node));
   }
   std::vector<ExpressionPtr> parts;
   while (!at_operator("]")) {
@@ -98,12 +103,12 @@ ExpressionPtr Parser::subscript(ExpressionPtr of) {
   } else {
     const bool slices =
         std::ranges::any_of(parts, [](const auto& part) { return part->kind == ExpressionKind::kSlice; });
-    if (slices) fail_here("a slice among several subscripts");
+    if (slices) fail_here("a subscript with a comma has a slice, which is not supported");
     auto several = make(ExpressionKind::kTuple, opening.line);
     several->operands = std::move(parts);
-    node->operands.push_back(finished(std::move(several)));
+    node->operands.push_back(with_checked_depth(std::move(several)));
   }
-  return finished(std::move(node));
+  return with_checked_depth(std::move(node));
 }
 
 ExpressionPtr Parser::subscript_part() {
@@ -121,21 +126,22 @@ ExpressionPtr Parser::subscript_part() {
   node->operands.push_back(std::move(start));
   node->operands.push_back(bound());
   node->operands.push_back(skip_operator(":") ? bound() : nullptr);
-  return finished(std::move(node));
+  return with_checked_depth(std::move(node));
 }
 
 ExpressionPtr Parser::call(ExpressionPtr of) {
   auto node = make(ExpressionKind::kCall, current().line);
   node->operands.push_back(std::move(of));
   node->arguments = call_arguments();
-  return finished(std::move(node));
+  return with_checked_depth(std::move(node));
 }
 
+// Accepts the orders that Jinja2 accepts: positional arguments, then named ones and *args, then **kwargs.
 std::unique_ptr<CallArguments> Parser::call_arguments() {
   expect_operator("(");
   auto made = std::make_unique<CallArguments>();
   const auto ensure = [&](bool allowed) {
-    if (!allowed) fail_here("the arguments of a call are out of order");
+    if (!allowed) fail_here("the arguments of a call are not in the order: positional, named or *args, **kwargs");
   };
   bool first = true;
   while (!at_operator(")")) {

@@ -1,6 +1,8 @@
-// A variable that has another value for the time of a block.
+// Gives a variable another value until the end of a block.
 //
-//   const Scoped inside(scope_, inner_scope(scope_));  // the old value is put back at the end, also of a failure
+//   const ScopedValue inside(scope_, inner_scope(scope_));
+//
+// The destructor restores the old value, also after a failure.
 #pragma once
 
 #include <utility>
@@ -8,12 +10,12 @@
 namespace tessera::text::jinja {
 
 template <class T>
-class Scoped {
+class ScopedValue {
  public:
-  Scoped(T& variable, T value) : variable_(variable), before_(std::exchange(variable, std::move(value))) {}
-  ~Scoped() { variable_ = std::move(before_); }
-  Scoped(const Scoped&) = delete;
-  Scoped& operator=(const Scoped&) = delete;
+  ScopedValue(T& variable, T value) : variable_(variable), before_(std::exchange(variable, std::move(value))) {}
+  ~ScopedValue() { variable_ = std::move(before_); }
+  ScopedValue(const ScopedValue&) = delete;
+  ScopedValue& operator=(const ScopedValue&) = delete;
 
  private:
   T& variable_;

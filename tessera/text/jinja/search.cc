@@ -5,33 +5,36 @@
 
 namespace tessera::text::jinja {
 
-Search::Search(std::string_view text, std::string_view wanted, Budget& budget) : text_(text), wanted_(wanted) {
-  // memmem() compares up to so many bytes at each place; what it looks for beyond that it finds in linear time.
+SubstringSearch::SubstringSearch(std::string_view text, std::string_view needle, Budget& budget)
+    : text_(text), needle_(needle) {
+  // The charge is an upper bound of the work of glibc's memmem(): for up to kCompared bytes of `needle` it may compare
+  // all of them at each position; for a longer `needle` it uses an algorithm with linear time.
   constexpr size_t kCompared = 256;
-  budget.charge(wanted.size() + text.size() * (1 + std::min(wanted.size(), kCompared) / 32));
+  budget.charge(needle.size() + text.size() * (1 + std::min(needle.size(), kCompared) / 32));
 }
 
-size_t Search::find(size_t from) const {
+size_t SubstringSearch::find(size_t from) const {
   if (from > text_.size()) return std::string_view::npos;
-  if (wanted_.empty()) return from;
-  const void* found = ::memmem(text_.data() + from, text_.size() - from, wanted_.data(), wanted_.size());
+  if (needle_.empty()) return from;
+  const void* found = ::memmem(text_.data() + from, text_.size() - from, needle_.data(), needle_.size());
   return found ? static_cast<size_t>(static_cast<const char*>(found) - text_.data()) : std::string_view::npos;
 }
 
-size_t find_last(std::string_view text, std::string_view wanted, Budget& budget) {
-  const std::string backwards(text.rbegin(), text.rend()), wanted_backwards(wanted.rbegin(), wanted.rend());
-  const size_t found = Search(backwards, wanted_backwards, budget).find();
-  return found == std::string_view::npos ? found : text.size() - found - wanted.size();
+// memmem() searches only forwards, so the functions below search the reversed text for the reversed string.
+size_t find_last(std::string_view text, std::string_view needle, Budget& budget) {
+  const std::string backwards(text.rbegin(), text.rend()), needle_backwards(needle.rbegin(), needle.rend());
+  const size_t found = SubstringSearch(backwards, needle_backwards, budget).find();
+  return found == std::string_view::npos ? found : text.size() - found - needle.size();
 }
 
-std::vector<std::string_view> split_at(std::string_view text, std::string_view wanted, int64_t limit, bool from_right,
+std::vector<std::string_view> split_at(std::string_view text, std::string_view needle, int64_t limit, bool from_right,
                                        Budget& budget) {
-  std::string backwards, wanted_backwards;
+  std::string backwards, needle_backwards;
   if (from_right) {
     backwards.assign(text.rbegin(), text.rend());
-    wanted_backwards.assign(wanted.rbegin(), wanted.rend());
+    needle_backwards.assign(needle.rbegin(), needle.rend());
   }
-  const Search search(from_right ? backwards : text, from_right ? wanted_backwards : wanted, budget);
+  const SubstringSearch search(from_right ? backwards : text, from_right ? needle_backwards : needle, budget);
   std::vector<std::string_view> pieces;
   const auto add = [&](size_t begin, size_t end) {
     pieces.push_back(text.substr(from_right ? text.size() - end : begin, end - begin));
@@ -41,7 +44,7 @@ std::vector<std::string_view> split_at(std::string_view text, std::string_view w
     const size_t at = search.find(begin);
     if (at == std::string_view::npos) break;
     add(begin, at);
-    begin = at + wanted.size();
+    begin = at + needle.size();
   }
   add(begin, text.size());
   if (from_right) std::ranges::reverse(pieces);

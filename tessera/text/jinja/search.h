@@ -1,10 +1,10 @@
-// Looking for one string in another, the only way in which templates may: paid for, and linear in both lengths also
-// where they are built to make a search slow.
+// Substring search for templates. It charges the budget, and its time is linear in both lengths even for strings that
+// are made to be slow to search. All searches of a template use it.
 //
-//   Search search(text, "</think>", budget);
+//   SubstringSearch search(text, "</think>", budget);
 //   for (size_t at = search.find(); at != std::string_view::npos; at = search.find(at + 8)) ...
 //
-// Borrows both strings.
+// A SubstringSearch borrows both strings.
 #pragma once
 
 #include <cstddef>
@@ -15,22 +15,22 @@
 
 namespace tessera::text::jinja {
 
-class Search {
+class SubstringSearch {
  public:
-  // Pays for finds at rising positions that do not overlap.
-  Search(std::string_view text, std::string_view wanted, Budget& budget);
-  // The first place at or behind `from`, npos when there is none.
+  // Charges the budget for one pass over the text, i.e. for calls of find() at ascending positions that do not overlap.
+  SubstringSearch(std::string_view text, std::string_view needle, Budget& budget);
+  // The position of the first `needle` at or after `from`, or npos.
   size_t find(size_t from = 0) const;
 
  private:
-  std::string_view text_, wanted_;
+  std::string_view text_, needle_;
 };
 
-// The last place, npos when there is none.
-size_t find_last(std::string_view text, std::string_view wanted, Budget& budget);
-// What stands between the places of `wanted`, in order; at most `limit` cuts (below 0: all), the last ones when
-// from_right.
-std::vector<std::string_view> split_at(std::string_view text, std::string_view wanted, int64_t limit, bool from_right,
+// The position of the last `needle`, or npos.
+size_t find_last(std::string_view text, std::string_view needle, Budget& budget);
+// Splits the text at each `needle` and returns the parts in order. At most `limit` splits are made (below 0: all); with
+// from_right these are the last ones.
+std::vector<std::string_view> split_at(std::string_view text, std::string_view needle, int64_t limit, bool from_right,
                                        Budget& budget);
 
 }  // namespace tessera::text::jinja

@@ -1,4 +1,4 @@
-// What stands behind `is`.
+// The tests of Jinja2: the names after `is`.
 #include <unordered_map>
 
 #include "tessera/text/jinja/evaluator.h"
@@ -9,31 +9,33 @@ namespace {
 
 using Test = bool (*)(Evaluator&, const Value& input, const Value* argument);
 
-struct Entry {
+struct TestEntry {
   Test test;
   bool takes_argument = false;
 };
 
 bool is_sequence(const Value& value) {
-  return value.is(Kind::kUndefined) || value.is(Kind::kString) || value.is(Kind::kDict) ||
-         (value.is_sized_sequence() && !value.is(Kind::kView));
+  return value.is(ValueKind::kUndefined) || value.is(ValueKind::kString) || value.is(ValueKind::kDict) ||
+         (value.is_sized_sequence() && !value.is(ValueKind::kView));
 }
 
-bool is_iterable(const Value& value) { return is_sequence(value) || value.is_sequence() || value.is(Kind::kLoop); }
+bool is_iterable(const Value& value) { return is_sequence(value) || value.is_sequence() || value.is(ValueKind::kLoop); }
 
 bool is_callable(const Value& value) {
-  return value.is(Kind::kMacro) || value.is(Kind::kFunction) || value.is(Kind::kLoop) || value.is(Kind::kUndefined);
+  return value.is(ValueKind::kMacro) || value.is(ValueKind::kFunction) || value.is(ValueKind::kLoop) ||
+         value.is(ValueKind::kUndefined);
 }
 
+// Python's `is`: small values by value, objects by identity. Two floats are never the same object.
 bool same(const Value& left, const Value& right) {
   if (left.kind() != right.kind()) return false;
   switch (left.kind()) {
-    case Kind::kNone:
+    case ValueKind::kNone:
       return true;
-    case Kind::kBool:
-    case Kind::kInt:
+    case ValueKind::kBool:
+    case ValueKind::kInt:
       return left.as_int() == right.as_int();
-    case Kind::kFloat:
+    case ValueKind::kFloat:
       return false;
     default:
       return left.identity() == right.identity();
@@ -45,9 +47,9 @@ bool cased(Evaluator& evaluator, const Value& input, const Value*) {
   return is_cased<Wanted, Other>(evaluator.text_of(input));
 }
 
-bool remainder_is(Evaluator& evaluator, const Value& input, const Value& by, int64_t wanted) {
+bool remainder_is(Evaluator& evaluator, const Value& input, const Value& by, int64_t expected) {
   const Value rest = binary(evaluator, Operator::kModulo, input, by);
-  return equal(rest, Value::integer(wanted), evaluator.budget());
+  return equal(rest, Value::integer(expected), evaluator.budget());
 }
 
 template <Operator kOperator>
@@ -55,19 +57,20 @@ bool compares(Evaluator& evaluator, const Value& input, const Value* other) {
   return compare(kOperator, input, *other, evaluator.budget());
 }
 
-const std::unordered_map<std::string_view, Entry>& tests() {
-  static const std::unordered_map<std::string_view, Entry> kTable = {
-      {"defined", {[](Evaluator&, const Value& v, const Value*) { return !v.is(Kind::kUndefined); }}},
-      {"undefined", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kUndefined); }}},
-      {"none", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kNone); }}},
-      {"boolean", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kBool); }}},
-      {"true", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kBool) && v.as_int(); }}},
-      {"false", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kBool) && !v.as_int(); }}},
-      {"integer", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kInt) || v.is(Kind::kBigInt); }}},
-      {"float", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kFloat); }}},
+const std::unordered_map<std::string_view, TestEntry>& tests() {
+  static const std::unordered_map<std::string_view, TestEntry> kTable = {
+      {"defined", {[](Evaluator&, const Value& v, const Value*) { return !v.is(ValueKind::kUndefined); }}},
+      {"undefined", {[](Evaluator&, const Value& v, const Value*) { return v.is(ValueKind::kUndefined); }}},
+      {"none", {[](Evaluator&, const Value& v, const Value*) { return v.is(ValueKind::kNone); }}},
+      {"boolean", {[](Evaluator&, const Value& v, const Value*) { return v.is(ValueKind::kBool); }}},
+      {"true", {[](Evaluator&, const Value& v, const Value*) { return v.is(ValueKind::kBool) && v.as_int(); }}},
+      {"false", {[](Evaluator&, const Value& v, const Value*) { return v.is(ValueKind::kBool) && !v.as_int(); }}},
+      {"integer",
+       {[](Evaluator&, const Value& v, const Value*) { return v.is(ValueKind::kInt) || v.is(ValueKind::kBigInt); }}},
+      {"float", {[](Evaluator&, const Value& v, const Value*) { return v.is(ValueKind::kFloat); }}},
       {"number", {[](Evaluator&, const Value& v, const Value*) { return v.is_number(); }}},
-      {"string", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kString); }}},
-      {"mapping", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kDict); }}},
+      {"string", {[](Evaluator&, const Value& v, const Value*) { return v.is(ValueKind::kString); }}},
+      {"mapping", {[](Evaluator&, const Value& v, const Value*) { return v.is(ValueKind::kDict); }}},
       {"sequence", {[](Evaluator&, const Value& v, const Value*) { return is_sequence(v); }}},
       {"iterable", {[](Evaluator&, const Value& v, const Value*) { return is_iterable(v); }}},
       {"callable", {[](Evaluator&, const Value& v, const Value*) { return is_callable(v); }}},
@@ -78,8 +81,9 @@ const std::unordered_map<std::string_view, Entry>& tests() {
       {"even", {[](Evaluator& e, const Value& v, const Value*) { return remainder_is(e, v, Value::integer(2), 0); }}},
       {"divisibleby", {[](Evaluator& e, const Value& v, const Value* a) { return remainder_is(e, v, *a, 0); }, true}},
       {"filter",
-       {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kString) && has_filter(v.as_text()); }}},
-      {"test", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kString) && has_test(v.as_text()); }}},
+       {[](Evaluator&, const Value& v, const Value*) { return v.is(ValueKind::kString) && has_filter(v.as_text()); }}},
+      {"test",
+       {[](Evaluator&, const Value& v, const Value*) { return v.is(ValueKind::kString) && has_test(v.as_text()); }}},
       {"sameas", {[](Evaluator&, const Value& v, const Value* a) { return same(v, *a); }, true}},
       {"in", {compares<Operator::kIn>, true}},
       {"==", {compares<Operator::kEqual>, true}},
@@ -105,13 +109,15 @@ const std::unordered_map<std::string_view, Entry>& tests() {
 
 bool has_test(std::string_view name) { return tests().contains(name); }
 
-std::string missing_test(std::string_view name) { return fmt::format("there is no test '{}'", name.substr(0, 40)); }
+std::string unknown_test_message(std::string_view name) {
+  return fmt::format("there is no test '{}'", name.substr(0, 40));
+}
 
 bool apply_test(Evaluator& evaluator, const std::string& name, const Value& input, const Arguments& arguments) {
   const auto found = tests().find(name);
-  if (found == tests().end()) fail("{}", missing_test(name));
-  const Entry& entry = found->second;
-  evaluator.budget().charge(input.is(Kind::kString) ? input.as_text().size() : 0);
+  if (found == tests().end()) fail("{}", unknown_test_message(name));
+  const TestEntry& entry = found->second;
+  evaluator.budget().charge(input.is(ValueKind::kString) ? input.as_text().size() : 0);
   if (!entry.takes_argument) {
     bind(name, arguments, {}, 0);
     return entry.test(evaluator, input, nullptr);

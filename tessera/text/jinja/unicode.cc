@@ -11,7 +11,7 @@ bool is_ascii_only(std::string_view text) {
   return std::ranges::all_of(text, [](char c) { return static_cast<unsigned char>(c) < 0x80; });
 }
 
-// The byte itself where no UTF-8 starts.
+// The code is the byte's value when no UTF-8 character starts at `at`.
 CodePoint code_point_at(std::string_view text, size_t at) {
   if (const size_t length = utf8_character(text.substr(at)); length > 0) {
     return {static_cast<int32_t>(decode_utf8(text.data() + at).code), length};
@@ -41,7 +41,7 @@ bool is_space(int32_t c) {
 bool is_printable(int32_t c) {
   if (c < 0x80) return c >= 0x20 && c < 0x7f;
   const auto category = utf8proc_category(c);
-  return category != UTF8PROC_CATEGORY_CN && category < UTF8PROC_CATEGORY_ZS;  // the last ones are Z* and C*
+  return category != UTF8PROC_CATEGORY_CN && category < UTF8PROC_CATEGORY_ZS;  // utf8proc numbers Z* and C* last
 }
 
 bool is_letter(int32_t c) {
@@ -56,7 +56,7 @@ bool is_lower(int32_t c) { return utf8proc_category(c) == UTF8PROC_CATEGORY_LL; 
 namespace {
 void append_upper(std::string& out, int32_t c) {
   if (c == 0xdf) {
-    out += "SS";  // the one common letter whose upper case is two
+    out += "SS";  // U+00DF, the one common letter whose upper case has two letters
   } else {
     append_code_point(out, utf8proc_toupper(c));
   }
@@ -85,6 +85,7 @@ std::string capitalize(std::string_view text) {
   });
 }
 
+// str.title: a letter after a character without case begins a word.
 std::string title(std::string_view text) {
   bool inside = false;
   return mapped(text, [&](std::string& out, int32_t c) {
@@ -95,6 +96,8 @@ std::string title(std::string_view text) {
 }
 
 namespace {
+// Removes code points for which strips(bytes) holds. The right end steps back over at most three continuation bytes; if
+// the bytes from there do not form one character, only the last byte counts.
 template <class Strips>
 std::string_view strip_if(std::string_view text, bool left, bool right, Strips strips) {
   while (left && !text.empty()) {

@@ -1,4 +1,4 @@
-// Code points of UTF-8 strings, as Python's str sees them. Bytes that are not UTF-8 count as one code point each.
+// The code points of UTF-8 strings, like those of Python's str. Each byte that is not UTF-8 counts as one code point.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,13 @@ struct CodePoint {
   int32_t code;
   size_t bytes;
 };
-CodePoint code_point_at(std::string_view text, size_t at);  // the one that starts there
+CodePoint code_point_at(std::string_view text, size_t at);  // the code point that starts at byte `at`
 void append_code_point(std::string& out, int32_t code_point);
 size_t count_code_points(std::string_view text);
-size_t byte_offset(std::string_view text, size_t code_points);  // of the n-th code point; the size when past the end
+// The number of bytes of the first `code_points` code points; text.size() when there are fewer.
+size_t byte_offset(std::string_view text, size_t code_points);
 
-// Calls visit(bytes, code) for each.
+// Calls visit(bytes, code) for each code point in order.
 template <class Visit>
 void for_each_code_point(std::string_view text, Visit visit) {
   for (size_t at = 0; at < text.size();) {
@@ -30,7 +31,7 @@ void for_each_code_point(std::string_view text, Visit visit) {
   }
 }
 
-// True for a text with a character that is wanted and none of the others: str.islower and str.isupper.
+// True when at least one character is Wanted and no character is Other, as in str.islower and str.isupper.
 template <bool (*Wanted)(int32_t), bool (*Other)(int32_t)>
 bool is_cased(std::string_view text) {
   bool any = false, other = false;
@@ -42,7 +43,7 @@ bool is_cased(std::string_view text) {
 }
 
 bool is_space(int32_t code_point);      // str.isspace
-bool is_printable(int32_t code_point);  // as repr decides what to escape
+bool is_printable(int32_t code_point);  // str.isprintable; repr escapes all other characters
 bool is_letter(int32_t code_point);
 bool is_digit(int32_t code_point);
 bool is_upper(int32_t code_point);
@@ -52,10 +53,10 @@ std::string lower(std::string_view text);
 std::string capitalize(std::string_view text);
 std::string title(std::string_view text);
 
-// str.strip: whitespace, or any code point of `characters`.
+// str.strip: removes whitespace, or the code points in `characters`, at the given ends.
 std::string_view strip(std::string_view text, bool left, bool right);
 std::string_view strip(std::string_view text, bool left, bool right, std::string_view characters);
-// The opposite: takes away what is no whitespace.
+// The opposite of strip(): removes all code points up to the next whitespace at the given ends.
 std::string_view strip_word(std::string_view text, bool left, bool right);
 
 }  // namespace tessera::text::jinja

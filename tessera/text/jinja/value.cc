@@ -34,18 +34,18 @@ Value Value::undefined(std::string_view hint) {
 
 Value Value::big_integer(std::string digits) {
   Value value = text(std::move(digits));
-  value.kind_ = Kind::kBigInt;
+  value.kind_ = ValueKind::kBigInt;
   return value;
 }
 
 Value Value::real(double number) {
-  Value value(Kind::kFloat);
+  Value value(ValueKind::kFloat);
   value.real_ = number;
   return value;
 }
 
 Value Value::text(std::string bytes, bool markup) {
-  Value value(Kind::kString);
+  Value value(ValueKind::kString);
   value.markup_ = markup;
   const bool ascii = is_ascii_only(bytes);
   const size_t hash = std::hash<std::string>{}(bytes);
@@ -54,20 +54,21 @@ Value Value::text(std::string bytes, bool markup) {
 }
 
 namespace {
-// The type that keeps a value from being a key, null when it can be one.
+// The name of the type because of which the value cannot be a dict key; null when it can be a key.
 const char* unhashable_part(const Value& value) {
-  if (value.is(Kind::kTuple)) return value.get<List>().unhashable;
-  return value.is(Kind::kList) || value.is(Kind::kDict) ? type_name(value) : nullptr;
+  if (value.is(ValueKind::kTuple)) return value.get<List>().unhashable;
+  return value.is(ValueKind::kList) || value.is(ValueKind::kDict) ? type_name(value) : nullptr;
 }
 }  // namespace
 
-Value Value::list(std::vector<Value> items, Kind kind) {
+// Depth and hash are computed from those of the items, so no function has to recurse over a value for them.
+Value Value::list(std::vector<Value> items, ValueKind kind) {
   auto list = std::make_shared<List>();
   list->items = std::move(items);
   list->hash = 7;
   for (const auto& item : list->items) {
     list->depth = std::max(list->depth, item.depth() + 1);
-    if (kind != Kind::kTuple || list->unhashable) continue;
+    if (kind != ValueKind::kTuple || list->unhashable) continue;
     list->unhashable = unhashable_part(item);
     if (!list->unhashable) list->hash = list->hash * 1'000'003 + hash_of(item);
   }
@@ -75,12 +76,12 @@ Value Value::list(std::vector<Value> items, Kind kind) {
 }
 
 Value Value::dict(std::shared_ptr<const Dict> dict) {
-  return object(Kind::kDict, std::const_pointer_cast<Dict>(std::move(dict)));
+  return object(ValueKind::kDict, std::const_pointer_cast<Dict>(std::move(dict)));
 }
 
 double Value::as_double() const {
-  if (kind_ == Kind::kBigInt) return std::strtod(as_text().c_str(), nullptr);
-  return kind_ == Kind::kFloat ? real_ : static_cast<double>(integer_);
+  if (kind_ == ValueKind::kBigInt) return std::strtod(as_text().c_str(), nullptr);
+  return kind_ == ValueKind::kFloat ? real_ : static_cast<double>(integer_);
 }
 
 const std::string& Value::as_text() const { return get<Text>().bytes; }
@@ -96,13 +97,13 @@ const std::vector<Value>& Value::items() const { return get<List>().items; }
 int Value::depth() const {
   if (is_sequence()) return get<List>().depth;
   switch (kind_) {
-    case Kind::kDict:
+    case ValueKind::kDict:
       return get<Dict>().depth;
-    case Kind::kNamespace:
+    case ValueKind::kNamespace:
       return get<Namespace>().attributes->depth + 1;
-    case Kind::kLoop:
-      return get<Loop>().depth_of_items + 1;
-    case Kind::kFunction:
+    case ValueKind::kLoop:
+      return get<LoopState>().depth_of_items + 1;
+    case ValueKind::kFunction:
       return get<Function>().self.depth() + 1;
     default:
       return 0;
@@ -110,10 +111,12 @@ int Value::depth() const {
 }
 
 namespace {
-constexpr size_t kIndexedFrom = 8;  // entries; fewer are scanned
+constexpr size_t kIndexedFrom = 8;  // a dict with fewer entries has no index and is scanned
 constexpr size_t kAbsent = ~size_t{0};
 }  // namespace
 
+// Entries with an equal hash are compared with equal(), which charges the budget: a template that makes many keys with
+// one hash pays for each comparison.
 size_t Dict::position(const Value& key, size_t hash, Budget& budget) const {
   if (entries.size() < kIndexedFrom) {
     for (size_t i = 0; i < entries.size(); ++i) {
@@ -158,17 +161,17 @@ const char* type_name(const Value& value) {
 
 bool truthy(const Value& value) {
   switch (value.kind()) {
-    case Kind::kUndefined:
-    case Kind::kNone:
+    case ValueKind::kUndefined:
+    case ValueKind::kNone:
       return false;
-    case Kind::kBool:
-    case Kind::kInt:
+    case ValueKind::kBool:
+    case ValueKind::kInt:
       return value.as_int() != 0;
-    case Kind::kFloat:
+    case ValueKind::kFloat:
       return value.as_double() != 0;
-    case Kind::kString:
+    case ValueKind::kString:
       return !value.as_text().empty();
-    case Kind::kDict:
+    case ValueKind::kDict:
       return !value.get<Dict>().entries.empty();
     default:
       return !value.is_sized_sequence() || !value.items().empty();
@@ -193,10 +196,11 @@ bool equal_dicts(const Dict& left, const Dict& right, Budget& budget) {
   return true;
 }
 
+// kBigInt holds only integers beyond 64 bits, so it never equals a kInt. A comparison with a float compares doubles.
 bool equal_numbers(const Value& left, const Value& right) {
-  if (left.is(Kind::kBigInt) && right.is(Kind::kBigInt)) return left.as_text() == right.as_text();
-  if (left.is(Kind::kBigInt) && right.is_integral()) return false;
-  if (right.is(Kind::kBigInt) && left.is_integral()) return false;
+  if (left.is(ValueKind::kBigInt) && right.is(ValueKind::kBigInt)) return left.as_text() == right.as_text();
+  if (left.is(ValueKind::kBigInt) && right.is_integral()) return false;
+  if (right.is(ValueKind::kBigInt) && left.is_integral()) return false;
   if (left.is_integral() && right.is_integral()) return left.as_int() == right.as_int();
   return left.as_double() == right.as_double();
 }
@@ -209,14 +213,16 @@ bool equal_but_for_marks(const std::string& left, const std::string& right, Budg
 }
 
 bool is_negative(const Value& integer) {
-  return integer.is(Kind::kBigInt) ? integer.as_text()[0] == '-' : integer.as_int() < 0;
+  return integer.is(ValueKind::kBigInt) ? integer.as_text()[0] == '-' : integer.as_int() < 0;
 }
 
+// Compares by sign, then by magnitude: a kInt is nearer to zero than any kBigInt, and of two kBigInt with the same sign
+// the one with fewer digits, or at equal length the smaller string, is nearer.
 bool less_integers(const Value& left, const Value& right) {
   if (left.is_integral() && right.is_integral()) return left.as_int() < right.as_int();
   if (is_negative(left) != is_negative(right)) return is_negative(left);
   bool nearer_to_zero = left.is_integral();
-  if (left.is(Kind::kBigInt) && right.is(Kind::kBigInt)) {
+  if (left.is(ValueKind::kBigInt) && right.is(ValueKind::kBigInt)) {
     const std::string &a = left.as_text(), &b = right.as_text();
     if (a == b) return false;
     nearer_to_zero = a.size() != b.size() ? a.size() < b.size() : a < b;
@@ -225,24 +231,26 @@ bool less_integers(const Value& left, const Value& right) {
 }
 }  // namespace
 
+// Python's ==. Values of different kinds are never equal, except numbers. The same object is equal to itself without a
+// comparison of its items. The budget pays for each comparison.
 bool equal(const Value& left, const Value& right, Budget& budget) {
   budget.charge(0);
   if (left.is_number() && right.is_number()) return equal_numbers(left, right);
   if (left.kind() != right.kind()) return false;
   switch (left.kind()) {
-    case Kind::kUndefined:
-    case Kind::kNone:
+    case ValueKind::kUndefined:
+    case ValueKind::kNone:
       return true;
-    case Kind::kString:
+    case ValueKind::kString:
       if (!left.is_ascii() || !right.is_ascii()) return equal_but_for_marks(left.as_text(), right.as_text(), budget);
       if (left.as_text().size() != right.as_text().size()) return false;
       budget.charge(left.as_text().size() / 8);
       return left.as_text() == right.as_text();
-    case Kind::kList:
-    case Kind::kTuple:
-    case Kind::kRange:
+    case ValueKind::kList:
+    case ValueKind::kTuple:
+    case ValueKind::kRange:
       return left.identity() == right.identity() || equal_lists(left.items(), right.items(), budget);
-    case Kind::kDict:
+    case ValueKind::kDict:
       return left.identity() == right.identity() || equal_dicts(left.get<Dict>(), right.get<Dict>(), budget);
     default:
       return left.identity() == right.identity();
@@ -252,16 +260,16 @@ bool equal(const Value& left, const Value& right, Budget& budget) {
 bool less(const Value& left, const Value& right, Budget& budget) {
   budget.charge(0);
   if (left.is_number() && right.is_number()) {
-    if (!left.is(Kind::kFloat) && !right.is(Kind::kFloat)) return less_integers(left, right);
+    if (!left.is(ValueKind::kFloat) && !right.is(ValueKind::kFloat)) return less_integers(left, right);
     return left.as_double() < right.as_double();
   }
-  if (left.is(Kind::kUndefined)) fail("{}", left.hint());
-  if (right.is(Kind::kUndefined)) fail("{}", right.hint());
-  if (left.kind() == right.kind() && left.is(Kind::kString)) {
+  if (left.is(ValueKind::kUndefined)) fail("{}", left.hint());
+  if (right.is(ValueKind::kUndefined)) fail("{}", right.hint());
+  if (left.kind() == right.kind() && left.is(ValueKind::kString)) {
     budget.charge(std::min(left.as_text().size(), right.as_text().size()) / 8);
     return left.as_text() < right.as_text();
   }
-  if (left.kind() == right.kind() && (left.is(Kind::kList) || left.is(Kind::kTuple))) {
+  if (left.kind() == right.kind() && (left.is(ValueKind::kList) || left.is(ValueKind::kTuple))) {
     const auto& a = left.items();
     const auto& b = right.items();
     for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
@@ -272,21 +280,22 @@ bool less(const Value& left, const Value& right, Budget& budget) {
   fail("'<' not supported between '{}' and '{}'", type_name(left), type_name(right));
 }
 
+// Numbers that are equal have equal hashes (1, 1.0 and True), because all are hashed as doubles.
 size_t hash_of(const Value& key) {
   switch (key.kind()) {
-    case Kind::kNone:
+    case ValueKind::kNone:
       return 1;
-    case Kind::kBool:
-    case Kind::kInt:
+    case ValueKind::kBool:
+    case ValueKind::kInt:
       return std::hash<double>{}(static_cast<double>(key.as_int()));
-    case Kind::kBigInt:
-    case Kind::kFloat:
+    case ValueKind::kBigInt:
+    case ValueKind::kFloat:
       return std::hash<double>{}(key.as_double());
-    case Kind::kString:
+    case ValueKind::kString:
       return key.get<Text>().hash;
-    case Kind::kTuple:
-    case Kind::kList:
-    case Kind::kDict:
+    case ValueKind::kTuple:
+    case ValueKind::kList:
+    case ValueKind::kDict:
       if (const char* part = unhashable_part(key)) fail("unhashable type: '{}'", part);
       return key.get<List>().hash;
     default:
@@ -296,17 +305,17 @@ size_t hash_of(const Value& key) {
 
 bool contains(const Value& container, const Value& item, Budget& budget) {
   switch (container.kind()) {
-    case Kind::kUndefined:
+    case ValueKind::kUndefined:
       return false;
-    case Kind::kString:
-      if (!item.is(Kind::kString)) fail("'in <string>' requires string as left operand, not {}", type_name(item));
+    case ValueKind::kString:
+      if (!item.is(ValueKind::kString)) fail("'in <string>' requires string as left operand, not {}", type_name(item));
       if (!container.is_ascii() && has_marks(container.as_text())) {
         budget.charge(container.as_text().size());
         const auto plain = without_marks(container.as_text());
-        return Search(plain, item.as_text(), budget).find() != std::string::npos;
+        return SubstringSearch(plain, item.as_text(), budget).find() != std::string::npos;
       }
-      return Search(container.as_text(), item.as_text(), budget).find() != std::string::npos;
-    case Kind::kDict:
+      return SubstringSearch(container.as_text(), item.as_text(), budget).find() != std::string::npos;
+    case ValueKind::kDict:
       budget.charge(0);
       return container.get<Dict>().find(item, budget) != nullptr;
     default:
@@ -320,18 +329,18 @@ bool contains(const Value& container, const Value& item, Budget& budget) {
 std::vector<Value> elements(const Value& value, Budget& budget) {
   std::vector<Value> result;
   switch (value.kind()) {
-    case Kind::kUndefined:
+    case ValueKind::kUndefined:
       return result;
-    case Kind::kString:
+    case ValueKind::kString:
       budget.charge(value.as_text().size() * sizeof(Value));
       for_each_code_point(value.as_text(),
                           [&](std::string_view one, int32_t) { result.push_back(Value::text(std::string(one))); });
       return result;
-    case Kind::kDict:
+    case ValueKind::kDict:
       budget.charge(value.get<Dict>().entries.size() * sizeof(Value));
       for (const auto& entry : value.get<Dict>().entries) result.push_back(entry.first);
       return result;
-    case Kind::kGenerator: {
+    case ValueKind::kGenerator: {
       auto& list = value.get<List>();
       budget.charge((list.items.size() - list.consumed) * sizeof(Value));
       result.assign(list.items.begin() + static_cast<std::ptrdiff_t>(list.consumed), list.items.end());
@@ -347,13 +356,13 @@ std::vector<Value> elements(const Value& value, Budget& budget) {
 
 int64_t length_of(const Value& value, Budget& budget) {
   switch (value.kind()) {
-    case Kind::kUndefined:
+    case ValueKind::kUndefined:
       return 0;
-    case Kind::kString:
+    case ValueKind::kString:
       if (value.is_ascii()) return static_cast<int64_t>(value.as_text().size());
       budget.charge(value.as_text().size());
       return static_cast<int64_t>(count_code_points(value.as_text()));
-    case Kind::kDict:
+    case ValueKind::kDict:
       return static_cast<int64_t>(value.get<Dict>().entries.size());
     default:
       if (!value.is_sized_sequence()) fail("object of type '{}' has no len()", type_name(value));

@@ -1,4 +1,4 @@
-// str(), repr() and json.dumps() of values.
+// Implements str(), repr() and json.dumps() for values.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -10,6 +10,7 @@
 
 namespace tessera::text::jinja {
 
+// The shortest digits that read back as the same double, in Python's format: scientific below 1e-4 and from 1e16 on.
 std::string repr_of_double(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
@@ -26,29 +27,30 @@ std::string repr_of_double(double value) {
 
 namespace {
 
-// One traversal that writes a value; the text may not outgrow the budget.
-class Writer {
+// Writes one value by a recursive traversal. Each value charges the bytes written since the last one, so the output
+// cannot become larger than the budget allows.
+class ValueWriter {
  public:
-  Writer(Budget& budget, const JsonStyle* style) : budget_(budget), style_(style) {}
+  ValueWriter(Budget& budget, const JsonStyle* style) : budget_(budget), style_(style) {}
 
   std::string finish() { return std::move(out_); }
 
   void repr(const Value& value, int depth) {
     start(depth);
     switch (value.kind()) {
-      case Kind::kString:
+      case ValueKind::kString:
         return quote(value);
-      case Kind::kList:
+      case ValueKind::kList:
         return sequence(value.items(), "[", "]", depth);
-      case Kind::kTuple:
+      case ValueKind::kTuple:
         return sequence(value.items(), "(", value.items().size() == 1 ? ",)" : ")", depth);
-      case Kind::kView:
+      case ValueKind::kView:
         return sequence(value.items(), "dict_items([", "])", depth);
-      case Kind::kRange:
+      case ValueKind::kRange:
         return range(value.items());
-      case Kind::kDict:
+      case ValueKind::kDict:
         return mapping(value.get<Dict>(), depth);
-      case Kind::kNamespace:
+      case ValueKind::kNamespace:
         out_ += "<Namespace ";
         mapping(*value.get<Namespace>().attributes, depth);
         out_ += ">";
@@ -61,25 +63,25 @@ class Writer {
   void json(const Value& value, int depth) {
     start(depth);
     switch (value.kind()) {
-      case Kind::kNone:
+      case ValueKind::kNone:
         out_ += "null";
         return;
-      case Kind::kBool:
+      case ValueKind::kBool:
         out_ += value.as_int() ? "true" : "false";
         return;
-      case Kind::kInt:
-      case Kind::kBigInt:
+      case ValueKind::kInt:
+      case ValueKind::kBigInt:
         out_ += scalar(value);
         return;
-      case Kind::kFloat:
+      case ValueKind::kFloat:
         out_ += json_number(value.as_double());
         return;
-      case Kind::kString:
+      case ValueKind::kString:
         return json_string(value.as_text());
-      case Kind::kList:
-      case Kind::kTuple:
+      case ValueKind::kList:
+      case ValueKind::kTuple:
         return container("[", "]", value.items().size(), depth, [&](size_t i) { json(value.items()[i], depth + 1); });
-      case Kind::kDict:
+      case ValueKind::kDict:
         return json_dict(value.get<Dict>(), depth);
       default:
         fail("a value of type {} has no JSON", type_name(value));
@@ -96,25 +98,27 @@ class Writer {
 
   static std::string scalar(const Value& value) {
     switch (value.kind()) {
-      case Kind::kUndefined:
+      case ValueKind::kUndefined:
         return "Undefined";
-      case Kind::kNone:
+      case ValueKind::kNone:
         return "None";
-      case Kind::kBool:
+      case ValueKind::kBool:
         return value.as_int() ? "True" : "False";
-      case Kind::kInt:
+      case ValueKind::kInt:
         return fmt::format("{}", value.as_int());
-      case Kind::kBigInt:
+      case ValueKind::kBigInt:
         return value.as_text();
-      case Kind::kFloat:
+      case ValueKind::kFloat:
         return repr_of_double(value.as_double());
-      case Kind::kMacro:
+      case ValueKind::kMacro:
         return fmt::format("<Macro '{}'>", value.get<Macro>().tree->name);
       default:
         return fmt::format("<{}>", type_name(value));
     }
   }
 
+  // A quoted string as in Python's repr: single quotes, or double quotes if the text has a single quote and no double
+  // quote. Marks are not escaped, so they stay findable in the output.
   void quote(const Value& value) {
     const std::string& text = value.as_text();
     const char mark = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
@@ -141,7 +145,7 @@ class Writer {
     if (value.is_markup()) out_ += ")";
   }
 
-  // `count` elements, each written by write(i), on lines of their own where the style is pretty.
+  // Writes `count` elements; write(i) writes element i. In pretty style each element has its own line.
   template <class Write>
   void container(std::string_view open, std::string_view close, size_t count, int depth, Write write) {
     out_ += open;
@@ -158,6 +162,7 @@ class Writer {
     container(open, close, items.size(), depth, [&](size_t i) { repr(items[i], depth + 1); });
   }
 
+  // A range stores its items, so start, stop and step are computed from them.
   void range(const std::vector<Value>& items) {
     const int64_t step = items.size() > 1 ? items[1].as_int() - items[0].as_int() : 1;
     const int64_t first = items.empty() ? 0 : items[0].as_int();
@@ -179,6 +184,8 @@ class Writer {
     return repr_of_double(value);
   }
 
+  // A JSON string as json.dumps writes it. With ensure_ascii, characters beyond U+FFFF become a pair of surrogates;
+  // marks are never escaped.
   void json_string(const std::string& text) {
     out_ += '"';
     for_each_code_point(text, [&](std::string_view one, int32_t c) {
@@ -221,8 +228,8 @@ class Writer {
   }
 
   void json_key(const Value& key, int depth) {
-    if (key.is(Kind::kString)) return json_string(key.as_text());
-    if (!key.is_number() && !key.is(Kind::kNone)) fail("a JSON key cannot be a {}", type_name(key));
+    if (key.is(ValueKind::kString)) return json_string(key.as_text());
+    if (!key.is_number() && !key.is(ValueKind::kNone)) fail("a JSON key cannot be a {}", type_name(key));
     out_ += '"';
     json(key, depth + 1);
     out_ += '"';
@@ -237,19 +244,19 @@ class Writer {
 }  // namespace
 
 std::string to_text(const Value& value, Budget& budget) {
-  if (value.is(Kind::kString)) return value.as_text();
-  if (value.is(Kind::kUndefined)) return "";
+  if (value.is(ValueKind::kString)) return value.as_text();
+  if (value.is(ValueKind::kUndefined)) return "";
   return to_repr(value, budget);
 }
 
 std::string to_repr(const Value& value, Budget& budget) {
-  Writer writer(budget, nullptr);
+  ValueWriter writer(budget, nullptr);
   writer.repr(value, 0);
   return writer.finish();
 }
 
 std::string to_json(const Value& value, const JsonStyle& style, Budget& budget) {
-  Writer writer(budget, &style);
+  ValueWriter writer(budget, &style);
   writer.json(value, 0);
   return writer.finish();
 }

@@ -10,6 +10,7 @@ namespace {
 
 constexpr size_t kMaxContentBytes = 4096;
 
+// Whether a word character ends at text[at], or one begins there: a `single_word` token must have neither.
 bool word_before(std::string_view text, size_t at) {
   return at > 0 && (char_class(decode_utf8(previous_char(text.data() + at)).code) & kWord);
 }
@@ -39,25 +40,26 @@ void AddedMatcher::add(std::string_view pattern, const AddedToken& token) {
   if (!pattern.empty()) tokens_.try_emplace(std::string(pattern), token);
 }
 
+// Searching for each pattern in the finished tree gives the place at which the pattern ends.
 void AddedMatcher::build() {
   std::vector<std::string_view> patterns;
   for (const auto& [pattern, token] : tokens_) patterns.push_back(pattern);
-  tree_ = TextTree(std::move(patterns));
-  first_bytes_ = tree_.next_bytes(TextTree::kRoot);
+  tree_ = RadixTree(std::move(patterns));
+  first_bytes_ = tree_.next_bytes(RadixTree::kRoot);
   for (auto& [pattern, token] : tokens_) {
-    TextTree::Place end = TextTree::kNowhere;
+    RadixTree::Place end = RadixTree::kNoNode;
     longest(pattern, 0, end);
     at_end_.emplace(end, std::move(token));
   }
   tokens_.clear();
 }
 
-size_t AddedMatcher::longest(std::string_view text, size_t at, TextTree::Place& end) const {
+size_t AddedMatcher::longest(std::string_view text, size_t at, RadixTree::Place& end) const {
   size_t best = 0;
-  auto place = TextTree::kRoot;
+  auto place = RadixTree::kRoot;
   for (size_t i = at; i < text.size(); ++i) {
     place = tree_.next(place, static_cast<uint8_t>(text[i]));
-    if (place == TextTree::kNowhere) break;
+    if (place == RadixTree::kNoNode) break;
     if (!tree_.is_end(place)) continue;
     best = i + 1 - at;
     end = place;
@@ -65,7 +67,7 @@ size_t AddedMatcher::longest(std::string_view text, size_t at, TextTree::Place& 
   return best;
 }
 
-bool AddedWanted::takes(const AddedToken& token, size_t begin, size_t end) const {
+bool AddedTokenFilter::accepts(const AddedToken& token, size_t begin, size_t end) const {
   if (token.special && !parse_special) return false;
   if (barriers.empty()) return true;
   const size_t from = origins ? origins[begin].begin : begin, to = origins ? origins[end - 1].end : end;
@@ -75,7 +77,7 @@ bool AddedWanted::takes(const AddedToken& token, size_t begin, size_t end) const
 
 std::vector<std::pair<size_t, size_t>> AddedMatcher::find_all(std::string_view text) const {
   std::vector<std::pair<size_t, size_t>> found;
-  TextTree::Place end_place = TextTree::kNowhere;
+  RadixTree::Place end_place = RadixTree::kNoNode;
   for (size_t at = 0; at < text.size() && !empty(); ++at) {
     const size_t length = may_begin_with(text[at]) ? longest(text, at, end_place) : 0;
     if (length > 0) found.emplace_back(at, at + length);
@@ -83,13 +85,16 @@ std::vector<std::pair<size_t, size_t>> AddedMatcher::find_all(std::string_view t
   return found;
 }
 
-void AddedMatcher::split(std::string_view text, const AddedWanted& wanted, std::vector<AddedPart>& parts) const {
+// Scans from left to right. A rejected match is skipped as a whole, as in the `tokenizers` library, so no shorter or
+// later match inside its bytes is tried. `lstrip` and `rstrip` tokens take the whitespace next to them, but not bytes
+// that an earlier token already has.
+void AddedMatcher::split(std::string_view text, const AddedTokenFilter& filter, std::vector<TextSegment>& parts) const {
   parts.clear();
   const auto part = [&](size_t begin, size_t end, int32_t id) {
     parts.push_back({{static_cast<uint32_t>(begin), static_cast<uint32_t>(end)}, id});
   };
-  size_t done = 0;  // everything before is in parts
-  TextTree::Place end_place = TextTree::kNowhere;
+  size_t done = 0;  // text[0, done) is covered by `parts`
+  RadixTree::Place end_place = RadixTree::kNoNode;
   for (size_t at = 0; at < text.size() && !empty();) {
     const size_t length = may_begin_with(text[at]) ? longest(text, at, end_place) : 0;
     if (length == 0) {
@@ -99,7 +104,7 @@ void AddedMatcher::split(std::string_view text, const AddedWanted& wanted, std::
     size_t begin = at, end = at + length;
     at = end;
     const AddedToken& token = at_end_.find(end_place)->second;
-    if (!wanted.takes(token, begin, end)) continue;
+    if (!filter.accepts(token, begin, end)) continue;
     if (token.single_word && (word_before(text, begin) || word_after(text, end))) continue;
     if (token.lstrip) {
       while (begin > done && is_space(previous_char(text.data() + begin))) {
@@ -110,19 +115,21 @@ void AddedMatcher::split(std::string_view text, const AddedWanted& wanted, std::
     if (token.rstrip) {
       while (end < text.size() && is_space(text.data() + end)) end += utf8_length(text[end]);
     }
-    if (begin >= end) continue;  // a token before took all of it
-    if (done < begin) part(done, begin, AddedPart::kText);
+    if (begin >= end) continue;  // an earlier rstrip token has all bytes of this match
+    if (done < begin) part(done, begin, TextSegment::kText);
     part(begin, end, token.id);
     done = end;
   }
-  if (done < text.size()) part(done, text.size(), AddedPart::kText);
+  if (done < text.size()) part(done, text.size(), TextSegment::kText);
 }
 
+// Follows AddedVocabulary::add_tokens of the `tokenizers` library, so that ids and precedence agree: special tokens are
+// matched before other tokens with the same pattern, and the last token that is listed for an id gives its flags.
 AddedTokens::AddedTokens(const JsonReader& root, std::span<const AddedToken> named, const TokenTable& vocab,
                          const Normalizer& normalizer) {
   std::vector<AddedToken> special, plain;
   std::unordered_map<int32_t, AddedToken> by_id;
-  int64_t largest = -1;  // of added ids
+  int64_t largest = -1;  // the largest id of an added token so far
   std::vector<AddedToken> tokens;
   if (root.has("added_tokens")) {
     for (const auto& item : root.at("added_tokens").items()) tokens.push_back(read_token(item));
@@ -146,6 +153,7 @@ AddedTokens::AddedTokens(const JsonReader& root, std::span<const AddedToken> nam
     by_id[token.id] = token;
     if (!special_.contains(token.content)) plain.push_back(token);
   }
+  // The matchers keep the first of equal patterns, so special tokens are added first.
   NormalizeScratch scratch;
   const auto normalize = [&](const std::string& content) {
     AlignedText text;
@@ -156,10 +164,10 @@ AddedTokens::AddedTokens(const JsonReader& root, std::span<const AddedToken> nam
   for (const auto& [id, token] : by_id) strings_[id] = token.normalized ? normalize(token.content) : token.content;
   special.insert(special.end(), plain.begin(), plain.end());
   for (const AddedToken& listed : special) {
-    AddedToken token = by_id.at(ids_.at(listed.content));  // flags of the last token that took the id
+    AddedToken token = by_id.at(ids_.at(listed.content));  // has the flags of the last token listed for this id
     token.special = special_.contains(token.content);
-    if (token.special) written_.add(token.content, token);
-    all_written_.add(token.content, token);
+    if (token.special) special_token_matcher_.add(token.content, token);
+    all_token_matcher_.add(token.content, token);
     if (listed.normalized) {
       normalized_.add(normalize(listed.content), token);
     } else {
@@ -168,8 +176,8 @@ AddedTokens::AddedTokens(const JsonReader& root, std::span<const AddedToken> nam
   }
   raw_.build();
   normalized_.build();
-  written_.build();
-  all_written_.build();
+  special_token_matcher_.build();
+  all_token_matcher_.build();
 }
 
 }  // namespace tessera::text

@@ -1,9 +1,9 @@
-// Added tokens: strings that are found in the text before (or, when `normalized`, after) normalization and become one
-// id.
+// Added tokens: strings that the tokenizer finds in the text before normalization (or after it, for tokens that are
+// `normalized`), and that become one id each.
 //
 //   AddedTokens added(file.root(), named, vocab, normalizer);
 //   added.raw().split(text, {.parse_special = true}, parts);
-//   for (const AddedPart& part : parts) part.id == AddedPart::kText ? ... : ...
+//   for (const TextSegment& part : parts) part.id == TextSegment::kText ? ... : ...
 //
 // Immutable, thread-safe.
 #pragma once
@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "tessera/text/tokenizer/normalizer.h"
-#include "tessera/text/tokenizer/text_tree.h"
+#include "tessera/text/tokenizer/radix_tree.h"
 #include "tessera/text/tokenizer/token_table.h"
 
 namespace tessera::text {
@@ -33,63 +33,65 @@ struct AddedToken {
   bool operator==(const AddedToken&) const = default;
 };
 
-struct AddedPart {
+struct TextSegment {
   static constexpr int32_t kText = -1;
   Span span;
   int32_t id;
 };
 
-// What of the tokens in a text counts.
-struct AddedWanted {
+// Selects which of the matched tokens become ids (see EncodeOptions); the other ones stay text.
+struct AddedTokenFilter {
   bool parse_special = true;
-  std::span<const size_t> barriers{};  // places in the text before normalization, over which none reaches
-  const Span* origins = nullptr;       // of the text's bytes, where they are not their own
-  bool takes(const AddedToken& token, size_t begin, size_t end) const;
+  std::span<const size_t> barriers{};  // ascending byte positions in the input text; no token may contain one
+  const Span* origins = nullptr;       // input byte range of each byte of the text; null: the text is the input
+  // `begin` and `end` are byte positions in the text that is searched.
+  bool accepts(const AddedToken& token, size_t begin, size_t end) const;
 };
 
-// Finds the leftmost, among those the longest, of a set of strings.
+// Finds strings of a set in a text: the leftmost match first, and at one position the longest match.
 class AddedMatcher {
  public:
-  void add(std::string_view pattern, const AddedToken& token);  // of equal patterns the first counts
-  void build();                                                 // once all are added
+  void add(std::string_view pattern, const AddedToken& token);  // ignored when the pattern was added before
+  void build();                                                 // call once, after the last add()
   bool empty() const { return at_end_.empty(); }
-  // Cuts the whole text into parts; parts of text may not be empty. Replaces `parts`.
-  void split(std::string_view text, const AddedWanted& wanted, std::vector<AddedPart>& parts) const;
-  // The range of the longest at each place, overlapping ones too.
+  // Splits the whole text into tokens and non-empty parts of text, in order. Replaces the content of `parts`.
+  void split(std::string_view text, const AddedTokenFilter& filter, std::vector<TextSegment>& parts) const;
+  // The byte range of the longest match at each position. Ranges may overlap.
   std::vector<std::pair<size_t, size_t>> find_all(std::string_view text) const;
 
  private:
-  // Length of the longest pattern at text[at], and its place in the tree; 0 when none.
-  size_t longest(std::string_view text, size_t at, TextTree::Place& end) const;
+  // Returns the length of the longest pattern that starts at text[at], or 0; `end` receives the pattern's place in the
+  // tree.
+  size_t longest(std::string_view text, size_t at, RadixTree::Place& end) const;
   bool may_begin_with(char c) const { return first_bytes_[static_cast<unsigned char>(c)]; }
 
-  std::map<std::string, AddedToken, std::less<>> tokens_;   // by pattern, until build()
-  TextTree tree_;                                           // of the patterns
-  std::unordered_map<TextTree::Place, AddedToken> at_end_;  // by the place where their pattern ends
-  std::bitset<256> first_bytes_;
+  std::map<std::string, AddedToken, std::less<>> tokens_;    // by pattern; emptied by build()
+  RadixTree tree_;                                           // all patterns
+  std::unordered_map<RadixTree::Place, AddedToken> at_end_;  // by the place in tree_ where the pattern ends
+  std::bitset<256> first_bytes_;                             // the first bytes of all patterns
 };
 
 class AddedTokens {
  public:
-  // Ids as upstream gives them: the vocabulary's for a token that it holds, else the next free one, which may lie
-  // beyond the rows of the model's embedding (token_rows.h). `named` are tokens of tokenizer_config.json
-  // (named_tokens.h), which come behind those of the file.
+  // Ids are assigned as in the `tokenizers` library: a token of the vocabulary keeps its id, any other token gets the
+  // next free id. This id may have no row in the model's embedding (embedding_rows.h). `named` are the tokens of
+  // tokenizer_config.json (config_tokens.h); they are added after the tokens of tokenizer.json.
   AddedTokens(const JsonReader& root, std::span<const AddedToken> named, const TokenTable& vocab,
               const Normalizer& normalizer);
 
-  const AddedMatcher& raw() const { return raw_; }
-  const AddedMatcher& normalized() const { return normalized_; }
-  // Special tokens as they are written, before normalization.
-  const AddedMatcher& written() const { return written_; }
-  // All of them as they are written.
-  const AddedMatcher& all_written() const { return all_written_; }
+  const AddedMatcher& raw() const { return raw_; }                // tokens to find before normalization
+  const AddedMatcher& normalized() const { return normalized_; }  // tokens to find after normalization
+  // Special tokens by their content, without normalization.
+  const AddedMatcher& special_token_matcher() const { return special_token_matcher_; }
+  // All added tokens by their content, without normalization.
+  const AddedMatcher& all_token_matcher() const { return all_token_matcher_; }
   const std::unordered_map<std::string, int32_t>& ids() const { return ids_; }
-  // What an id decodes to: the content, for normalized tokens after normalization.
+  // The text that an id decodes to: the token's content, normalized for a token that is `normalized`.
   const std::unordered_map<int32_t, std::string>& strings() const { return strings_; }
   bool is_special(const std::string& token) const { return special_.contains(token); }
 
  private:
-  AddedMatcher raw_, normalized_, written_, all_written_;
+  AddedMatcher raw_, normalized_, special_token_matcher_, all_token_matcher_;
   std::unordered_map<std::string, int32_t> ids_;
   std::unordered_map<int32_t, std::string> strings_;
   std::unordered_set<std::string> special_;

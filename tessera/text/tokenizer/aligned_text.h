@@ -1,7 +1,7 @@
-// Text on its way through normalizers and pre-tokenizers, with the input bytes each byte came from.
+// A text between the normalizers and pre-tokenizers, with the input byte range from which each of its bytes was made.
 //
-// `origins` is empty when nobody asked for offsets; else it has one entry per byte of `text`, and all bytes of one
-// character share the same range. Not thread-safe.
+// When `tracked`, `origins` has one input range per byte of `text`, and all bytes of one character have the same range.
+// Otherwise `origins` is empty. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@
 
 namespace tessera::text {
 
+// A half-open byte range.
 struct Span {
   uint32_t begin;
   uint32_t end;
@@ -21,6 +22,7 @@ struct Span {
 
 constexpr size_t kMaxTextBytes = std::numeric_limits<uint32_t>::max() - 16;
 
+// Error kConfig when a text has more than kMaxTextBytes, because a Span has 32-bit positions.
 inline void check_text_size(size_t bytes) {
   TESSERA_CHECK(bytes <= kMaxTextBytes, ErrorKind::kConfig,
                 "[text.encode] text: {} bytes after normalization, at most {} are encoded in one call. Split the text.",
@@ -36,19 +38,19 @@ struct AlignedText {
     text.clear();
     origins.clear();
   }
-  // Appends `bytes`, all from `origin`.
+  // Appends `bytes`; each of them gets the origin `origin`.
   void append(std::string_view bytes, Span origin) {
     check_text_size(text.size() + bytes.size());
     text.append(bytes);
     if (tracked) origins.insert(origins.end(), bytes.size(), origin);
   }
-  // Appends `bytes` with an origin each; none are read where this text is not tracked.
-  void append(std::string_view bytes, const Span* their_origins) {
+  // Appends `bytes` with one origin per byte. `byte_origins` is not read when this text is not tracked.
+  void append(std::string_view bytes, const Span* byte_origins) {
     check_text_size(text.size() + bytes.size());
     text.append(bytes);
-    if (tracked) origins.insert(origins.end(), their_origins, their_origins + bytes.size());
+    if (tracked) origins.insert(origins.end(), byte_origins, byte_origins + bytes.size());
   }
-  // Appends a part of `other` as it is.
+  // Appends bytes [begin, end) of `other` with their origins.
   void append(const AlignedText& other, size_t begin, size_t end) {
     const auto part = std::string_view(other.text).substr(begin, end - begin);
     append(part, tracked ? other.origins.data() + begin : nullptr);

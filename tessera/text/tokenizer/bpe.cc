@@ -18,10 +18,10 @@ namespace {
 
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581, SentencePiece's space
 constexpr size_t kMaxJoined = 64;
-constexpr size_t kShortWord = 40;  // units; above, a heap beats scanning
+constexpr size_t kShortWord = 40;  // symbols; for longer words a heap is faster than a linear scan
 
-// Ids index tables, so a file must not make them huge with one entry; merges go by id, so an id must say which token it
-// is.
+// Checks the vocabulary of an untrusted file. Ids are indices into tables, so one huge id must not allocate a huge
+// table. Merges are stored by id, so no two tokens may have the same id.
 std::vector<std::pair<std::string, int32_t>> checked_vocab(TokenizerFile& file) {
   const uint64_t limit = std::max<uint64_t>(1 << 20, file.vocab.size() * 8);
   std::vector<std::pair<std::string, int32_t>> tokens;
@@ -33,7 +33,7 @@ std::vector<std::pair<std::string, int32_t>> checked_vocab(TokenizerFile& file) 
     tokens.emplace_back(std::move(token), static_cast<int32_t>(id));
   }
   file.vocab = {};
-  std::vector<uint32_t> owners;  // of each id, index + 1 into tokens
+  std::vector<uint32_t> owners;  // by id: 1 + the index into `tokens` of the token with this id; 0: none
   for (uint32_t i = 0; i < tokens.size(); ++i) {
     const auto& [token, id] = tokens[i];
     if (static_cast<size_t>(id) >= owners.size()) owners.resize(std::max<size_t>(id + 1, tokens.size()));
@@ -83,6 +83,7 @@ void BpeModel::read_options(const JsonReader& model) {
 void BpeModel::read_merges(TokenizerFile& file) {
   TESSERA_CHECK(file.merges.size() < std::numeric_limits<uint32_t>::max() / 4, ErrorKind::kFormat,
                 "[text.load] {}: {} merges are too many", where_, file.merges.size());
+  // A hash table with linear probing, at most half full: a lookup ends at an empty slot after a few steps.
   const size_t slots = std::bit_ceil(file.merges.size() * 2 + 2);
   merges_.assign(slots, {kNoMerge, 0, 0});
   merge_mask_ = slots - 1;
@@ -105,7 +106,7 @@ void BpeModel::read_merges(TokenizerFile& file) {
     const uint64_t pair = uint64_t{static_cast<uint32_t>(left_id)} << 32 | static_cast<uint32_t>(right_id);
     size_t slot = (pair * 0x9E3779B97F4A7C15u) >> merge_shift_;
     while (merges_[slot].pair != kNoMerge && merges_[slot].pair != pair) slot = (slot + 1) & merge_mask_;
-    merges_[slot] = {pair, rank, product_id};  // the last of equal pairs counts
+    merges_[slot] = {pair, rank, product_id};  // a later merge of the same pair replaces the earlier one
   }
 }
 
@@ -125,20 +126,24 @@ void BpeModel::build_unit_tables() {
   }
 }
 
-// SentencePiece-style files have no pre-tokenizer: a whole line is one word. Where no merge can reach across the front
-// of a U+2581, the parts on both sides merge independently, and cutting there changes nothing but lets the cache work.
+// SentencePiece-style files have no pre-tokenizer, so a whole line is one word, which is too long for the word cache.
+// A split in front of U+2581 does not change the ids if no merge crosses it, because then the two sides are merged
+// independently. A merge that crosses it has a product with a character directly before U+2581; `joined` collects these
+// characters. The argument needs the symbols to be spelled like the text, so files in which a merge contains the
+// unknown token or a byte token are not split.
 void BpeModel::find_cut_points(const TokenizerFile& file) {
   const int32_t mark_id = vocab_->find(kSpaceMark);
   if (mark_id == TokenTable::kNone) return;
-  // What stands before the mark could be lost, and what stands before that join the mark.
+  // Without an unknown token and complete byte tokens, the character before the mark may be dropped; the character
+  // before it would then become the neighbour of the mark.
   const bool all_fall_back = std::count(std::begin(fallback_ids_), std::end(fallback_ids_), TokenTable::kNone) == 0;
   if (unk_id_ == TokenTable::kNone && !all_fall_back) return;
-  std::unordered_set<int32_t> uncharted = {unk_id_};  // tokens that stand for text other than their own spelling
-  uncharted.insert(std::begin(fallback_ids_), std::end(fallback_ids_));
-  uncharted.erase(TokenTable::kNone);
+  std::unordered_set<int32_t> respelled_tokens = {unk_id_};  // tokens that represent text other than their own spelling
+  respelled_tokens.insert(std::begin(fallback_ids_), std::end(fallback_ids_));
+  respelled_tokens.erase(TokenTable::kNone);
   std::unordered_set<uint32_t> joined;
   for (const auto& [left, right] : file.merges) {
-    if (uncharted.contains(vocab_->find(left)) || uncharted.contains(vocab_->find(right))) return;
+    if (respelled_tokens.contains(vocab_->find(left)) || respelled_tokens.contains(vocab_->find(right))) return;
     const std::string product = left + right;
     for (size_t at = product.find(kSpaceMark, 1); at != std::string::npos; at = product.find(kSpaceMark, at + 1)) {
       joined.insert(decode_utf8(previous_char(product.data() + at)).code);
@@ -190,7 +195,7 @@ void BpeModel::encode_segment(std::string_view segment, size_t readable, BpeScra
 
 void BpeModel::encode_symbols(std::string_view word, BpeScratch& scratch) const {
   scratch.symbols.clear();
-  scratch.lost.clear();
+  scratch.dropped_bytes.clear();
   if (ignore_merges_) {
     std::string_view spelling = word;
     if (byte_level_) {
@@ -211,15 +216,17 @@ void BpeModel::encode_symbols(std::string_view word, BpeScratch& scratch) const 
   }
 }
 
-// The word as characters (or bytes), each an id; what has none becomes byte tokens, else the unknown token, else
-// nothing.
+// Splits the word into symbols of one character (byte-level: one byte). A character that is not in the vocabulary
+// becomes byte tokens if the file has byte_fallback and all of them, else the unknown token, else it is dropped and its
+// byte positions go to scratch.dropped_bytes.
 void BpeModel::split_units(std::string_view word, BpeScratch& scratch) const {
   auto& symbols = scratch.symbols;
-  BpeSymbol unknown = {TokenTable::kNone, 0};  // waits for its neighbours to fuse with
+  BpeSymbol unknown = {TokenTable::kNone, 0};  // pending unknown token; with fuse_unk it grows with unknown neighbours
   std::string& spelled = scratch.spelled;
   const bool affixes = !prefix_.empty() || !suffix_.empty();
   for (size_t at = 0; at < word.size();) {
-    const Decoded c = byte_level_ ? Decoded{static_cast<unsigned char>(word[at]), 1} : decode_utf8(word.data() + at);
+    const Utf8Character c =
+        byte_level_ ? Utf8Character{static_cast<unsigned char>(word[at]), 1} : decode_utf8(word.data() + at);
     std::string_view unit = byte_level_ ? std::string_view(byte_alphabet().utf8_of[c.code]) : word.substr(at, c.length);
     int32_t id;
     if (affixes) {
@@ -242,10 +249,10 @@ void BpeModel::split_units(std::string_view word, BpeScratch& scratch) const {
     };
     if (byte_fallback_ && std::ranges::all_of(unit, has_fallback)) {
       for (const char byte : unit) symbols.push_back({fallback_ids_[static_cast<unsigned char>(byte)], 1});
-      continue;  // as upstream: a waiting unknown token stays behind the byte tokens
+      continue;  // as in the `tokenizers` library, a pending unknown token comes after these byte tokens
     }
     if (unk_id_ == TokenTable::kNone) {
-      for (size_t byte = at - c.length; byte < at; ++byte) scratch.lost.push_back(static_cast<uint32_t>(byte));
+      for (size_t byte = at - c.length; byte < at; ++byte) scratch.dropped_bytes.push_back(static_cast<uint32_t>(byte));
       continue;
     }
     if (unknown.bytes > 0 && !fuse_unk_) {
@@ -257,6 +264,8 @@ void BpeModel::split_units(std::string_view word, BpeScratch& scratch) const {
   if (unknown.bytes > 0) symbols.push_back(unknown);
 }
 
+// Merges with a linear scan for the lowest rank, O(n^2) with small constants. ranked[i] is merge_of() of symbols i and
+// i + 1; a merge changes only the two entries next to it. Strict < finds the leftmost of equal ranks.
 void BpeModel::merge_short(BpeScratch& scratch) const {
   auto& symbols = scratch.symbols;
   size_t count = symbols.size();
@@ -280,6 +289,10 @@ void BpeModel::merge_short(BpeScratch& scratch) const {
   symbols.resize(count);
 }
 
+// Merges with a heap in O(n log n). Symbols form a doubly linked list (next, previous); a symbol that was merged into
+// its left neighbour has 0 bytes and is erased at the end. Heap entries are not removed when their pair changes. A
+// popped entry is valid if the pair at its position still has the entry's rank: ranks differ between pairs, so an equal
+// rank means an equal pair.
 void BpeModel::merge_long(BpeScratch& scratch) const {
   auto& symbols = scratch.symbols;
   auto& heap = scratch.ranked;
@@ -288,7 +301,7 @@ void BpeModel::merge_long(BpeScratch& scratch) const {
   scratch.next.resize(count);
   scratch.previous.resize(count);
   heap.clear();
-  // Heap entries are rank << 32 | position; one is stale when the pair at the position has another rank by now.
+  // Heap entries are rank << 32 | position of the left symbol, so the leftmost of equal ranks comes first.
   const auto entry_of = [&](uint32_t left, uint32_t right) {
     const uint64_t merge = merge_of(symbols[left].id, symbols[right].id);
     return merge == kNoMerge ? kNoMerge : (merge & ~uint64_t{0xFFFFFFFF}) | left;

@@ -8,7 +8,7 @@ const ByteAlphabet& byte_alphabet() {
   static const ByteAlphabet alphabet = [] {
     ByteAlphabet result;
     std::fill(std::begin(result.byte_of), std::end(result.byte_of), int16_t{-1});
-    uint32_t next = 256;  // bytes without a printable character take the characters from here on
+    uint32_t next = 256;  // bytes that are not printable get the code points from 256 on, in order
     for (uint32_t byte = 0; byte < 256; ++byte) {
       const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
       const uint32_t code = printable ? byte : next++;

@@ -14,22 +14,23 @@ namespace {
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 constexpr size_t kMaxDecodedBytes = size_t{1} << 32;
 
-// A token that spells bytes as those bytes; any other stays as it is.
-void take_bytes(std::string& token) {
+// Replaces a token in the byte-level alphabet by the bytes that it spells. Other tokens are not changed.
+void replace_by_bytes(std::string& token) {
   if (auto bytes = bytes_of_token(token)) token = std::move(*bytes);
 }
 
+// Joins the bytes of all tokens before it reads them as UTF-8, because a character may be spread over several tokens.
 DecoderStep byte_level_step() {
   const auto apply = [](std::vector<std::string>& tokens) {
     std::string bytes, text;
     for (auto& token : tokens) {
-      take_bytes(token);
+      replace_by_bytes(token);
       bytes += token;
     }
     append_lossy(bytes, text);
     tokens.assign(1, std::move(text));
   };
-  return {.apply = apply, .apply_inside = take_bytes, .fuses = true};
+  return {.apply = apply, .apply_to_inner_token = replace_by_bytes, .joins_tokens = true};
 }
 
 DecoderStep replace_step(TextPattern pattern, std::string content) {
@@ -40,7 +41,7 @@ DecoderStep replace_step(TextPattern pattern, std::string content) {
     for (auto& token : tokens) {
       matches.clear();
       pattern.find_all(token, scratch, matches);
-      total += token.size() + matches.size() * content.size();  // before it is made
+      total += token.size() + matches.size() * content.size();  // checked before the text is built
       TESSERA_CHECK(total <= kMaxDecodedBytes, ErrorKind::kFormat,
                     "[text.decode] the decoder's Replace makes more than {} bytes", kMaxDecodedBytes);
       std::string text;
@@ -55,7 +56,8 @@ DecoderStep replace_step(TextPattern pattern, std::string content) {
   return {.apply = apply};
 }
 
-// The byte of <0xHH>: two hexadecimal digits, or '+' and one, as Rust's parser reads them.
+// The byte of a token "<0xHH>", or nullopt. HH is two hexadecimal digits, or '+' and one digit, as Rust's parser
+// accepts them.
 std::optional<char> fallback_byte(const std::string& token) {
   if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
   unsigned value = 0;
@@ -66,6 +68,8 @@ std::optional<char> fallback_byte(const std::string& token) {
   return static_cast<char>(value);
 }
 
+// Joins consecutive byte tokens. As in the `tokenizers` library, a run that is not valid UTF-8 becomes one U+FFFD per
+// byte.
 DecoderStep byte_fallback_step() {
   const auto apply = [](std::vector<std::string>& tokens) {
     std::vector<std::string> result;
@@ -90,10 +94,10 @@ DecoderStep byte_fallback_step() {
     flush();
     tokens = std::move(result);
   };
-  const auto apply_inside = [](std::string& token) {
+  const auto apply_to_inner_token = [](std::string& token) {
     if (const auto byte = fallback_byte(token)) token.assign(1, *byte);
   };
-  return {.apply = apply, .apply_inside = apply_inside};
+  return {.apply = apply, .apply_to_inner_token = apply_to_inner_token};
 }
 
 DecoderStep fuse_step() {
@@ -102,7 +106,7 @@ DecoderStep fuse_step() {
     for (const auto& token : tokens) text += token;
     tokens.assign(1, std::move(text));
   };
-  return {.apply = apply, .fuses = true};
+  return {.apply = apply, .joins_tokens = true};
 }
 
 DecoderStep strip_step(uint32_t character, uint64_t start, uint64_t stop) {
@@ -116,9 +120,10 @@ DecoderStep strip_step(uint32_t character, uint64_t start, uint64_t stop) {
       if (rest.size() != token.size()) token = std::string(rest);
     }
   };
-  return {.apply = apply, .trims = true};
+  return {.apply = apply, .trims_ends = true};
 }
 
+// Replaces each mark by a space. In the first token marks are removed instead, unless prepend_scheme is "never".
 DecoderStep metaspace_step(uint32_t character, bool drops_first) {
   std::string replacement;
   append_utf8(character, replacement);
@@ -133,7 +138,7 @@ DecoderStep metaspace_step(uint32_t character, bool drops_first) {
   const auto apply = [replace_in, drops_first](std::vector<std::string>& tokens) {
     for (size_t i = 0; i < tokens.size(); ++i) replace_in(tokens[i], i == 0 && drops_first ? "" : " ");
   };
-  return {.apply = apply, .apply_inside = [replace_in](std::string& token) { replace_in(token, " "); }};
+  return {.apply = apply, .apply_to_inner_token = [replace_in](std::string& token) { replace_in(token, " "); }};
 }
 
 }  // namespace
@@ -174,13 +179,15 @@ std::string Decoder::decode(std::vector<std::string> tokens) const {
   return text;
 }
 
+// After a step that joins the tokens, the token is somewhere in the middle of one long text, so steps that trim do not
+// reach it.
 std::string Decoder::bytes_of(std::string token) const {
   bool fused = false;
   for (const auto& step : steps_) {
-    if (fused && step.trims) continue;
-    fused = fused || step.fuses;
-    if (step.apply_inside) {
-      step.apply_inside(token);
+    if (fused && step.trims_ends) continue;
+    fused = fused || step.joins_tokens;
+    if (step.apply_to_inner_token) {
+      step.apply_to_inner_token(token);
       continue;
     }
     std::vector<std::string> tokens = {std::move(token)};

@@ -17,20 +17,21 @@ namespace tessera::text {
 
 struct DecoderStep {
   std::function<void(std::vector<std::string>& tokens)> apply;
-  // The bytes of one token that stands inside a text, which may be part of a character; where it is not set they are
-  // what apply() makes of the token alone.
-  std::function<void(std::string& token)> apply_inside{};
-  // Makes one of all tokens; what a later step does at the ends of one it does at those of the text.
-  bool fuses = false;
-  bool trims = false;  // changes the ends of tokens alone
+  // Converts one token in the middle of a text to its bytes, which may be only a part of a character. When it is not
+  // set, Decoder::bytes_of calls apply() with this token alone.
+  std::function<void(std::string& token)> apply_to_inner_token{};
+  // The step joins all tokens into one. A `trims_ends` step after it changes only the ends of the whole text, not of a
+  // token.
+  bool joins_tokens = false;
+  bool trims_ends = false;  // the step changes only the ends of each token
 };
 
 class Decoder {
  public:
   explicit Decoder(const std::optional<JsonReader>& node);
-  // Without a decoder in the file, tokens are joined by spaces.
+  // When the file has no decoder, tokens are joined with spaces.
   std::string decode(std::vector<std::string> tokens) const;
-  // What a token adds inside a text, in bytes.
+  // The bytes that a token adds in the middle of a text.
   std::string bytes_of(std::string token) const;
 
  private:

@@ -1,6 +1,7 @@
-// What encoding needs beside the tokenizer: buffers and the word cache. Kept between calls, one per concurrent caller.
+// The buffers and the word cache of one encode call. A pool keeps them between calls; each concurrent caller has its
+// own.
 //
-//   const auto lease = pool.take();      // thread-safe; given back at the end of the scope
+//   const auto lease = pool.acquire();      // thread-safe; returned to the pool at the end of the scope
 //   lease->ids...
 #pragma once
 
@@ -21,26 +22,26 @@ struct EncodeScratch {
   NormalizeScratch normalize;
   PreTokens tokens;
   AlignedText input, normalized;
-  std::vector<AddedPart> raw_parts, normalized_parts;
+  std::vector<TextSegment> raw_parts, normalized_parts;
 
   size_t bytes() const {
     return tokens.pieces.capacity() * sizeof(Span) + tokens.cut.capacity() * sizeof(Span) +
            tokens.storage.text.capacity() + tokens.storage.origins.capacity() * sizeof(Span) +
            normalized.text.capacity() + normalize.other.text.capacity() +
            (normalized.origins.capacity() + input.origins.capacity()) * sizeof(Span) +
-           bpe.symbols.capacity() * sizeof(BpeSymbol) + bpe.lost.capacity() * sizeof(uint32_t);
+           bpe.symbols.capacity() * sizeof(BpeSymbol) + bpe.dropped_bytes.capacity() * sizeof(uint32_t);
   }
 };
 
 class ScratchPool {
  public:
-  struct GiveBack {
+  struct ScratchReleaser {
     ScratchPool* pool;
-    void operator()(EncodeScratch* scratch) const { pool->give_back(std::unique_ptr<EncodeScratch>(scratch)); }
+    void operator()(EncodeScratch* scratch) const { pool->release_scratch(std::unique_ptr<EncodeScratch>(scratch)); }
   };
-  using Lease = std::unique_ptr<EncodeScratch, GiveBack>;
+  using Lease = std::unique_ptr<EncodeScratch, ScratchReleaser>;
 
-  Lease take() {
+  Lease acquire() {
     std::unique_ptr<EncodeScratch> scratch;
     {
       const std::lock_guard lock(mutex_);
@@ -50,14 +51,14 @@ class ScratchPool {
       }
     }
     if (!scratch) scratch = std::make_unique<EncodeScratch>();
-    return Lease(scratch.release(), GiveBack{this});
+    return Lease(scratch.release(), ScratchReleaser{this});
   }
 
  private:
   static constexpr size_t kMaxKept = 64;
-  static constexpr size_t kMaxKeptBytes = size_t{64} << 20;  // of buffers: one huge text does not hold memory for ever
+  static constexpr size_t kMaxKeptBytes = size_t{64} << 20;  // larger buffers are freed, not kept in the pool
 
-  void give_back(std::unique_ptr<EncodeScratch> scratch) {
+  void release_scratch(std::unique_ptr<EncodeScratch> scratch) {
     if (scratch->bytes() > kMaxKeptBytes) return;
     const std::lock_guard lock(mutex_);
     if (free_.size() < kMaxKept) free_.push_back(std::move(scratch));

@@ -10,6 +10,8 @@
 namespace tessera::text {
 namespace {
 
+// NFC, NFD, NFKC and NFKD, by utf8proc. The `tokenizers` library normalizes the whole text; here each cluster is
+// normalized alone, with the same result, because no character joins another cluster.
 class UnicodeForm {
  public:
   UnicodeForm(bool compose, bool compatibility)
@@ -18,14 +20,14 @@ class UnicodeForm {
         options_(static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE |
                                                 (compatibility ? UTF8PROC_COMPAT : 0))) {}
 
-  // Works cluster by cluster: a character that joins nothing before it starts one. For NFC only clusters that hold a
-  // character NFC may change are touched.
+  // A cluster starts at a character that cannot join the character before it. Clusters that the form cannot change are
+  // copied; for NFC these are the clusters without a kNfcUnsafe character.
   void operator()(AlignedText& text, NormalizeScratch& scratch) const {
     const CharTable& table = char_table();
     const std::string& in = text.text;
     if (!needs_work(in, table)) return;
     AlignedText& out = scratch.begin_other(text);
-    std::vector<Part> parts;
+    std::vector<DecomposedCharacter> parts;
     for (size_t begin = 0; begin < in.size();) {
       size_t end = begin;
       bool changes = false;
@@ -58,7 +60,7 @@ class UnicodeForm {
     }
     return false;
   }
-  // Whether the character's decomposition starts with one that may join what stands before it.
+  // Whether the first character of the decomposition of `code` may combine with the character before it.
   bool joins_before(uint32_t code, const CharTable& table) const {
     if (code < 0x80) return false;
     if (compose_ && !compatibility_ && !(char_class(table, code) & kNfcUnsafe)) return false;
@@ -67,15 +69,16 @@ class UnicodeForm {
     const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(code), parts, 32, options_, &boundary);
     return count > 0 && (char_class(table, static_cast<uint32_t>(parts[0])) & kNfcUnsafe);
   }
-  struct Part {
+  struct DecomposedCharacter {
     utf8proc_int32_t code;
     uint8_t combining_class;
-    uint32_t sources;  // input characters it stands for: 0 for all but the first part of a decomposition
+    uint32_t sources;  // input characters that it replaces: 1 for the first part of a decomposition, 0 for the others
   };
 
-  // Decomposes, orders and composes one cluster. As upstream counts: an output character that stands for n > 0 input
-  // characters has the origin of the first of them, one that stands for none has that of the character before it.
-  void normalize_cluster(const AlignedText& text, size_t begin, size_t end, std::vector<Part>& parts,
+  // Decomposes, orders and composes one cluster. Origins follow the `tokenizers` library: an output character that
+  // replaces n > 0 input characters has the origin of the first of these; an output character that replaces none has
+  // the origin of the previous input character.
+  void normalize_cluster(const AlignedText& text, size_t begin, size_t end, std::vector<DecomposedCharacter>& parts,
                          AlignedText& out) const {
     parts.clear();
     for (size_t at = begin; at < end; at += utf8_length(text.text[at])) {
@@ -93,8 +96,8 @@ class UnicodeForm {
     order_marks(parts);
     if (compose_) compose(parts);
     std::string character;
-    size_t cursor = begin, previous = begin;  // the next input character, and the one before it
-    for (const Part& part : parts) {
+    size_t cursor = begin, previous = begin;  // the next input character, and the input character before it
+    for (const DecomposedCharacter& part : parts) {
       character.clear();
       append_utf8(static_cast<uint32_t>(part.code), character);
       out.append(character, text.origin(part.sources > 0 ? cursor : previous));
@@ -106,20 +109,26 @@ class UnicodeForm {
     }
   }
 
-  static void order_marks(std::vector<Part>& parts) {
+  // Unicode's canonical ordering: sorts each run of combining marks by combining class, and keeps equal classes in
+  // order.
+  static void order_marks(std::vector<DecomposedCharacter>& parts) {
     for (auto at = parts.begin(); at != parts.end();) {
-      const auto is_starter = [](const Part& part) { return part.combining_class == 0; };
+      const auto is_starter = [](const DecomposedCharacter& part) { return part.combining_class == 0; };
       const auto first = std::find_if_not(at, parts.end(), is_starter);
       at = std::find_if(first, parts.end(), is_starter);
-      std::stable_sort(first, at, [](const Part& a, const Part& b) { return a.combining_class < b.combining_class; });
+      std::stable_sort(first, at, [](const DecomposedCharacter& a, const DecomposedCharacter& b) {
+        return a.combining_class < b.combining_class;
+      });
     }
   }
 
-  static void compose(std::vector<Part>& parts) {
+  // Unicode's canonical composition: a character is merged into the last starter if the two have a composition and no
+  // kept character between them has the same or a higher combining class.
+  static void compose(std::vector<DecomposedCharacter>& parts) {
     constexpr size_t kNone = ~size_t{0};
     size_t starter = kNone, kept = 0;
-    int last_class = -1;  // of the last kept character behind the starter; -1 right behind it
-    for (const Part part : parts) {
+    int last_class = -1;  // combining class of the last kept character after the starter; -1: there is none
+    for (const DecomposedCharacter part : parts) {
       if (starter != kNone && last_class < static_cast<int>(part.combining_class)) {
         utf8proc_int32_t pair[2] = {parts[starter].code, part.code};
         if (utf8proc_normalize_utf32(pair, 2, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE)) ==
@@ -154,6 +163,7 @@ NormalizerStep prepend(std::string prefix) {
   };
 }
 
+// The replacement of a match has the origin of the last byte of the match.
 NormalizerStep replace(TextPattern pattern, std::string content) {
   return [pattern = std::move(pattern), content = std::move(content)](AlignedText& text, NormalizeScratch& scratch) {
     scratch.matches.clear();
@@ -173,7 +183,8 @@ NormalizerStep replace(TextPattern pattern, std::string content) {
   };
 }
 
-// A step that writes each character anew: append(code, text, span, out) appends what `span` of `text` becomes.
+// A step that rewrites each character: append(code, text, span, out) appends to `out` the replacement of the character
+// `code` at `span` of `text`.
 template <class Append>
 NormalizerStep rewrite_characters(Append append) {
   return [append](AlignedText& text, NormalizeScratch& scratch) {

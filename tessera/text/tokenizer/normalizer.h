@@ -1,10 +1,12 @@
-// The normalizers of tokenizer.json: NFC, NFD, NFKC, NFKD, Prepend, Replace, Lowercase, Strip, StripAccents, Sequence.
+// The normalizers of tokenizer.json, which change the text before it is split into words: NFC, NFD, NFKC, NFKD,
+// Prepend, Replace, Lowercase, Strip, StripAccents, Sequence.
 //
 //   Normalizer normalizer(file.root().find("normalizer"));
-//   normalizer.apply(aligned, regex_scratch);
+//   NormalizeScratch scratch;
+//   normalizer.apply(aligned, scratch);
 //
-// The Unicode tables are newer than upstream's: StripAccents, NFKC, NFKD and the order of marks differ on characters
-// that came after Unicode 9. Immutable, thread-safe.
+// The Unicode tables are newer than those of the `tokenizers` library: StripAccents, NFKC, NFKD and the order of
+// combining marks differ on characters that were added after Unicode 9. Immutable, thread-safe.
 #pragma once
 
 #include <functional>
@@ -25,7 +27,7 @@ struct NormalizeScratch {
   AlignedText other;
   std::vector<Span> matches;
 
-  // `other`, empty, for what becomes of `text`.
+  // Returns `other` as an empty text, into which a step writes its result for `text`.
   AlignedText& begin_other(const AlignedText& text) {
     other.clear();
     other.tracked = text.tracked;
@@ -37,7 +39,7 @@ using NormalizerStep = std::function<void(AlignedText& text, NormalizeScratch& s
 
 class Normalizer {
  public:
-  explicit Normalizer(const std::optional<JsonReader>& node);  // nothing: no steps
+  explicit Normalizer(const std::optional<JsonReader>& node);  // nullopt: no steps
   bool empty() const { return steps_.empty(); }
   void apply(AlignedText& text, NormalizeScratch& scratch) const {
     for (const auto& step : steps_) step(text, scratch);
@@ -48,12 +50,12 @@ class Normalizer {
   std::vector<NormalizerStep> steps_;
 };
 
-// A {"String": ...} or {"Regex": ...} pattern, as Replace and Split have it.
+// A pattern of a Replace or Split step: {"String": ...} or {"Regex": ...}.
 class TextPattern {
  public:
   static TextPattern from_json(const JsonReader& node);
   explicit TextPattern(std::string literal) : literal_(std::move(literal)) {}
-  // Appends all matches in order.
+  // Appends the byte ranges of all matches, in order and without overlap.
   void find_all(std::string_view text, RegexScratch& scratch, std::vector<Span>& matches) const;
   const Regex* regex() const { return regex_.get(); }
 

@@ -11,7 +11,7 @@
 namespace tessera::text {
 namespace {
 
-constexpr uint32_t kSpelledSpace = 0x120;  // the byte-level alphabet's space
+constexpr uint32_t kSpelledSpace = 0x120;  // the space in the byte-level alphabet
 
 bool counts_as_space(uint32_t code) { return code == kSpelledSpace || (char_class(code) & kSpace); }
 
@@ -23,7 +23,9 @@ bool has_chars(std::string_view text, size_t end, size_t count) {
   return count == 0;
 }
 
-// Upstream counts offsets in characters and takes one off for each space the token shows.
+// Removes the spaces of a token from its offsets, like the `tokenizers` library: the range becomes shorter by one
+// character for each space at the beginning or end of the token's string. The library counts characters; the offsets
+// here are bytes, so the loops move by whole UTF-8 characters.
 void trim(std::string_view text, Offsets& offsets, const std::vector<int32_t>& ids, bool add_prefix_space,
           const std::function<const std::string&(int32_t)>& token_of) {
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -75,6 +77,8 @@ void PostProcessor::add(const JsonReader& node) {
   }
 }
 
+// Reads the "single" template: the ids before and after the text, which is the piece "Sequence A". Templates for pairs
+// of texts are not read.
 PostProcessor::Stage PostProcessor::read_template(const JsonReader& node) {
   Stage stage;
   bool text_seen = false;

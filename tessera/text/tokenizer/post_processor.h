@@ -1,4 +1,5 @@
-// The post-processors of tokenizer.json: TemplateProcessing (single texts), ByteLevel (trims offsets), Sequence.
+// The post-processors of tokenizer.json, which add special tokens around the ids: TemplateProcessing (for single
+// texts), ByteLevel (trims offsets), Sequence.
 //
 //   PostProcessor post(file.root().find("post_processor"));
 //   post.apply(add_special_tokens, text, ids, &offsets, token_of);
@@ -22,17 +23,18 @@ using Offsets = std::vector<std::pair<size_t, size_t>>;
 
 class PostProcessor {
  public:
-  explicit PostProcessor(const std::optional<JsonReader>& node);  // nothing: no stages
+  explicit PostProcessor(const std::optional<JsonReader>& node);  // nullopt: no stages
 
-  // `text` is what was encoded; `offsets` may be null. `token_of` gives the string of an id.
+  // Changes `ids`, and `offsets` unless it is null. `text` is the input of the encode call; `token_of` returns the
+  // string of an id.
   void apply(bool add_special_tokens, std::string_view text, std::vector<int32_t>& ids, Offsets* offsets,
              const std::function<const std::string&(int32_t)>& token_of) const;
 
  private:
   struct Stage {
-    bool trims = false;  // ByteLevel with trim_offsets, else a template
+    bool trims = false;  // true: ByteLevel with trim_offsets; false: TemplateProcessing
     bool add_prefix_space = false;
-    std::vector<int32_t> before, after;
+    std::vector<int32_t> before, after;  // ids that TemplateProcessing adds in front of the text and after the text
   };
   void add(const JsonReader& node);
   static Stage read_template(const JsonReader& node);

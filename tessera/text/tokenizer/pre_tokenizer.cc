@@ -22,8 +22,10 @@ Behavior behavior_from(const std::string& name, const JsonReader& node) {
   node.at("behavior").fail("Isolated, Removed, MergedWithPrevious, MergedWithNext or Contiguous");
 }
 
-// Appends to `pieces` what the behaviour makes of the matches in a piece, which are relative to its begin, and of the
-// text between them.
+// Splits `piece` at the matches, whose byte positions are relative to the begin of the piece, and appends the result to
+// `pieces`. `behavior` is the SplitDelimiterBehavior of the `tokenizers` library: it keeps a match as a piece, drops
+// it, or joins it with a neighbour. `invert` exchanges matches and the text between them. Empty pieces are removed
+// last, because an empty match still decides how its neighbours join.
 void append_pieces(Behavior behavior, bool invert, Span piece, const std::vector<Span>& matches,
                    std::vector<Span>& pieces) {
   if (matches.empty() && !invert) {
@@ -37,7 +39,7 @@ void append_pieces(Behavior behavior, bool invert, Span piece, const std::vector
     if (is_match && behavior == Behavior::kRemoved) return;
     bool joins = false;
     if (behavior == Behavior::kMergedWithPrevious) joins = is_match && !previous_match;
-    // A delimiter joins what follows unless that is a delimiter too.
+    // A match is joined with the piece after it, unless this piece is a match, too.
     if (behavior == Behavior::kMergedWithNext) joins = !is_match && previous_match;
     if (behavior == Behavior::kContiguous) joins = is_match == previous_match;
     if (joins && pieces.size() > first) {
@@ -58,7 +60,7 @@ void append_pieces(Behavior behavior, bool invert, Span piece, const std::vector
   pieces.erase(std::remove_if(pieces.begin() + static_cast<ptrdiff_t>(first), pieces.end(), empty), pieces.end());
 }
 
-// A step that cuts each piece: cut(tokens, piece) appends what it becomes to tokens.cut.
+// A step that splits each piece: cut(tokens, piece) appends the new pieces to tokens.cut.
 template <class Cut>
 PreTokenizerStep cut_pieces(Cut cut) {
   return [cut = std::move(cut)](PreTokens& tokens) {
@@ -68,7 +70,7 @@ PreTokenizerStep cut_pieces(Cut cut) {
   };
 }
 
-// A step that writes each piece anew: append(tokens, piece) appends its text to tokens.building.
+// A step that rewrites each piece: append(tokens, piece) appends the new text of the piece to tokens.building.
 template <class Append>
 PreTokenizerStep rewrite_pieces(Append append) {
   return [append = std::move(append)](PreTokens& tokens) {
@@ -88,6 +90,7 @@ PreTokenizerStep split_known_words(WordPattern pattern) {
   });
 }
 
+// Known patterns use the hand-written matcher. It returns every piece of the text, which is what "Isolated" keeps.
 PreTokenizerStep split_pattern(TextPattern pattern, Behavior behavior, bool invert) {
   if (pattern.regex() && behavior == Behavior::kIsolated) {
     if (const auto known = known_pattern(pattern.regex()->pattern())) return split_known_words(*known);
@@ -99,7 +102,7 @@ PreTokenizerStep split_pattern(TextPattern pattern, Behavior behavior, bool inve
   });
 }
 
-// Every character of a class is a match of its own.
+// Splits at characters of the given classes; each such character is one match.
 PreTokenizerStep split_class(uint8_t classes, Behavior behavior) {
   return cut_pieces([classes, behavior, &table = char_table()](PreTokens& tokens, Span piece) {
     tokens.matches.clear();
@@ -114,7 +117,7 @@ PreTokenizerStep split_class(uint8_t classes, Behavior behavior) {
   });
 }
 
-// \w+|[^\w\s]+ , and nothing of what is between.
+// Keeps the matches of \w+|[^\w\s]+ as pieces and drops the whitespace between them.
 PreTokenizerStep split_whitespace() {
   enum { kGap, kWordRun, kSignRun };
   return cut_pieces([](PreTokens& tokens, Span piece) {
@@ -134,6 +137,7 @@ PreTokenizerStep split_whitespace() {
   });
 }
 
+// Adds a space in front of each piece that has none; the text is not copied when every piece has one.
 PreTokenizerStep prefix_space() {
   const auto has_space = [](const PreTokens& tokens, Span piece) { return tokens.text[piece.begin] == ' '; };
   const auto prefix = rewrite_pieces([has_space](PreTokens& tokens, Span piece) {
@@ -153,12 +157,15 @@ PreTokenizerStep spell_bytes() {
   });
 }
 
+// With origins, "first" asks for input position 0; without origins the piece must begin the text that begins the input.
 bool prepends(PrependScheme scheme, const PreTokens& tokens, Span piece) {
   if (scheme != PrependScheme::kFirst) return scheme == PrependScheme::kAlways;
   if (tokens.origins) return tokens.origins[piece.begin].begin == 0;
   return tokens.at_input_start && piece.begin == 0;
 }
 
+// Metaspace without its split: spaces become `replacement`, and one is prepended if the scheme asks for it and the
+// piece does not begin with one.
 PreTokenizerStep replace_spaces(const std::string& replacement, PrependScheme scheme) {
   return rewrite_pieces([replacement, scheme](PreTokens& tokens, Span piece) {
     const std::string_view whole = tokens.piece(piece);
@@ -215,15 +222,17 @@ PreTokenizer::PreTokenizer(const std::optional<JsonReader>& node) {
 
 void PreTokenizer::add(const JsonReader& node, bool last) {
   const std::string type = node.string("type");
-  const auto classes = [&](uint8_t wanted, Behavior behavior) { steps_.push_back(split_class(wanted, behavior)); };
+  const auto classes = [&](uint8_t split_classes, Behavior behavior) {
+    steps_.push_back(split_class(split_classes, behavior));
+  };
   if (type == "Sequence") {
     const auto items = node.at("pretokenizers").items();
     for (size_t i = 0; i < items.size(); ++i) add(items[i], last && i + 1 == items.size());
   } else if (type == "ByteLevel") {
     if (node.boolean("add_prefix_space")) steps_.push_back(prefix_space());
     if (node.boolean("use_regex", true)) steps_.push_back(split_known_words(WordPattern::kGpt2));
-    byte_level_ = last;  // in front of other steps, which read the spelled text, the bytes are spelled here
-    if (!last) steps_.push_back(spell_bytes());
+    byte_level_ = last;
+    if (!last) steps_.push_back(spell_bytes());  // later steps read the text in the byte-level alphabet
   } else if (type == "Split") {
     steps_.push_back(split_pattern(TextPattern::from_json(node.at("pattern")),
                                    behavior_from(node.string("behavior"), node), node.boolean("invert")));

@@ -1,5 +1,5 @@
 // The pre-tokenizers of tokenizer.json: ByteLevel, Split, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit,
-// Sequence. They cut normalized text into the pieces the model encodes one by one.
+// Sequence. They split the normalized text into pieces, which the BPE model encodes one by one.
 //
 //   PreTokenizer pre(file.root().find("pre_tokenizer"));
 //   PreTokens tokens; tokens.start(text, origins, at_input_start);
@@ -21,25 +21,25 @@
 namespace tessera::text {
 
 struct PreTokens {
-  std::string_view text;          // of the caller, or in `storage`
-  const Span* origins = nullptr;  // per byte of text, when tracked
-  std::vector<Span> pieces;       // never empty ones
-  bool at_input_start = false;    // the text starts where the input does
+  std::string_view text;          // borrowed from the caller, or from `storage` after a rewrite
+  const Span* origins = nullptr;  // input byte range of each byte of `text`; null when not tracked
+  std::vector<Span> pieces;       // byte ranges in `text`; none is empty
+  bool at_input_start = false;    // the text begins where the input begins
 
   RegexScratch regex;
   AlignedText storage, building;
   std::vector<Span> cut, matches;
 
-  void start(std::string_view whole, const Span* its_origins, bool starts_input) {
+  void start(std::string_view whole, const Span* byte_origins, bool starts_input) {
     text = whole;
-    origins = its_origins;
+    origins = byte_origins;
     at_input_start = starts_input;
     pieces.clear();
     if (!whole.empty()) pieces.push_back({0, static_cast<uint32_t>(whole.size())});
   }
   std::string_view piece(Span span) const { return text.substr(span.begin, span.end - span.begin); }
-  // Rewriting every piece: begin_rewrite(), then append to `building` and note each new piece in `cut`, then
-  // end_rewrite().
+  // A step that changes the text calls begin_rewrite(), appends the new text of each piece to `building` and its range
+  // to `cut`, and calls end_rewrite().
   void begin_rewrite();
   void append_original(uint32_t begin, uint32_t end);
   void append_bytes(std::string_view bytes, uint32_t like_byte);  // with the origin of text[like_byte]
@@ -50,13 +50,14 @@ using PreTokenizerStep = std::function<void(PreTokens& tokens)>;
 
 class PreTokenizer {
  public:
-  explicit PreTokenizer(const std::optional<JsonReader>& node);  // nothing: no steps
+  explicit PreTokenizer(const std::optional<JsonReader>& node);  // nullopt: no steps
   void apply(PreTokens& tokens) const {
     for (const auto& step : steps_) step(tokens);
   }
-  // The last step spells bytes in the byte-level alphabet; apply() leaves that to the model.
+  // True when the last step is ByteLevel. apply() then does not spell the bytes in the byte-level alphabet; the BPE
+  // model reads raw bytes.
   bool byte_level() const { return byte_level_; }
-  // Whether a step asks where in the input a piece starts, so that offsets matter to the ids.
+  // True when a step uses the input position of a piece (Metaspace with "first"): ids then depend on origins.
   bool needs_origins() const { return needs_origins_; }
 
  private:
@@ -67,7 +68,7 @@ class PreTokenizer {
 };
 
 enum class PrependScheme { kAlways, kFirst, kNever };
-// Metaspace's prepend_scheme, or its old spelling add_prefix_space.
+// Reads Metaspace's "prepend_scheme", or the older key "add_prefix_space".
 PrependScheme prepend_scheme(const JsonReader& metaspace);
 
 }  // namespace tessera::text

@@ -16,16 +16,18 @@ constexpr size_t kMaxPatternBytes = 1 << 16;
 constexpr unsigned kMaxNesting = 100;
 constexpr unsigned kMaxStackEntries = 2'000'000;  // about 100 MB
 
-// Steps back that all searches of one find_all() may take.
+// The budget of backtracking steps of one find_all(): a constant, plus steps for each byte of the text.
 constexpr uint64_t kStepsOfAnyText = 20'000'000;
 constexpr uint64_t kStepsOfAByte = 100;
-// Oniguruma limits the steps of a search, but does not tell how many it took: a search begins with few and gets more as
-// long as it runs out of them, so that what it took is known well enough. The first few are free.
+// Oniguruma can limit the steps of a search but does not report how many it used. So each search starts with
+// kFirstSteps, and is repeated with kMoreSteps times the limit as long as it reaches the limit. The budget pays the
+// limit of each repetition, so a search pays at most about kMoreSteps times its real steps. The first kFirstSteps of a
+// search are free.
 constexpr uint64_t kFirstSteps = 200;
 constexpr uint64_t kMoreSteps = 8;
 
-// libonig also defines POSIX's regcomp() and regexec(), with types of its own. Linked, they would take the place of
-// libc's in the whole process; loaded like this nobody else sees them.
+// libonig also defines regcomp() and regexec() of POSIX, with its own types. If Tessera linked libonig, these would
+// replace the functions of libc in the whole process. dlopen() with RTLD_LOCAL keeps them invisible to other libraries.
 struct Onig {
   decltype(&onig_initialize) initialize;
   decltype(&onig_set_parse_depth_limit) set_parse_depth_limit;
@@ -144,13 +146,15 @@ void Regex::find_all(std::string_view text, RegexScratch& scratch, std::vector<S
       if (!out_of_steps || steps_left == 0) return found;
     }
   };
+  // `at` moves to the end of each match. After an empty match at the end of the last match it moves by one character,
+  // so the loop always makes progress.
   size_t last_end = std::string_view::npos;
   for (size_t at = 0; at <= text.size();) {
     const int found = search(at);
     if (found == ONIG_MISMATCH) return;
     TESSERA_CHECK(found >= 0, ErrorKind::kFormat,
-                  "{}: pattern {} gave up on a text of {} bytes (Oniguruma's error {}): too many steps or too much "
-                  "memory. Use a simpler pattern or shorter texts.",
+                  "{}: pattern {} stopped on a text of {} bytes (Oniguruma error {}): it needs too many steps or too "
+                  "much memory. Use a simpler pattern or shorter texts.",
                   where_, quote(pattern_), text.size(), found);
     const auto first = static_cast<size_t>(region->beg[0]), last = static_cast<size_t>(region->end[0]);
     TESSERA_CHECK(at <= first && first <= last && last <= text.size(), ErrorKind::kFormat,

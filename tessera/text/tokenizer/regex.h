@@ -1,12 +1,12 @@
-// The regular expressions of tokenizer.json, by Oniguruma, which the tokenizers library uses too.
+// The regular expressions of tokenizer.json, run by Oniguruma, the engine of the `tokenizers` library.
 //
 //   Regex regex("\\s+(?!\\S)", "[text.load] tokenizer.json: pre_tokenizer.pattern");
 //   RegexScratch scratch;
 //   regex.find_all(text, scratch, matches);
 //
-// A pattern is hostile input: what one find_all() may backtrack is limited by the length of its text, whatever the
-// pattern is, and so is its memory. A Regex is immutable and thread-safe; a RegexScratch belongs to one thread at a
-// time.
+// A pattern is hostile input. For every pattern the backtracking steps of one find_all() have a limit that grows with
+// the length of the text, and memory has a fixed limit. A Regex is immutable and thread-safe; a RegexScratch belongs to
+// one thread at a time.
 #pragma once
 
 #include <memory>
@@ -33,18 +33,18 @@ class RegexScratch {
 
 class Regex {
  public:
-  // Error kFormat names `where` when the pattern cannot be used.
+  // Error kFormat when the pattern does not compile; the message begins with `where`.
   Regex(std::string_view pattern, std::string where);
 
-  // Appends all matches, in order, without overlap. An empty match right after a match does not count.
-  // `text` is valid UTF-8. Error kFormat when the pattern needs more steps or memory than allowed.
+  // Appends the byte ranges of all matches, in order and without overlap. An empty match directly after another match
+  // is skipped. `text` is valid UTF-8. Error kFormat when the pattern needs more steps or memory than the limits.
   void find_all(std::string_view text, RegexScratch& scratch, std::vector<Span>& matches) const;
   const std::string& pattern() const { return pattern_; }
 
  private:
   std::string pattern_;
   std::string where_;
-  std::shared_ptr<void> code_;  // Oniguruma's
+  std::shared_ptr<void> code_;  // the OnigRegex
 };
 
 }  // namespace tessera::text

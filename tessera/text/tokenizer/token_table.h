@@ -1,4 +1,4 @@
-// Token string -> id: a hash table that owns its strings. Immutable after build; thread-safe.
+// A hash table from token string to id, with open addressing. It owns the strings. Immutable and thread-safe.
 #pragma once
 
 #include <xxhash.h>
@@ -16,7 +16,7 @@ class TokenTable {
  public:
   static constexpr int32_t kNone = -1;
 
-  // A token that comes twice keeps its last id.
+  // A token that is given twice has the id given last.
   explicit TokenTable(std::vector<std::pair<std::string, int32_t>> tokens) : tokens_(std::move(tokens)) {
     slots_.assign(std::bit_ceil(tokens_.size() * 2 + 2), 0);
     for (uint32_t i = 0; i < tokens_.size(); ++i) {
@@ -33,7 +33,8 @@ class TokenTable {
   size_t distinct() const { return distinct_; }
 
  private:
-  // The slot that holds the token, or the empty one where it would go.
+  // The slot of the token, or the empty slot at which it would be inserted. The table is at most half full, so there is
+  // always an empty slot.
   size_t slot_of(std::string_view token) const {
     const size_t mask = slots_.size() - 1;
     size_t slot = XXH3_64bits(token.data(), token.size()) & mask;
@@ -42,7 +43,7 @@ class TokenTable {
   }
 
   std::vector<std::pair<std::string, int32_t>> tokens_;
-  std::vector<uint32_t> slots_;  // index + 1 into tokens_
+  std::vector<uint32_t> slots_;  // 1 + an index into tokens_; 0: empty
   size_t distinct_ = 0;
 };
 

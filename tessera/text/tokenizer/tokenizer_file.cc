@@ -10,10 +10,13 @@ namespace {
 constexpr JsonLimits kLimits{.max_bytes = size_t{1} << 30, .max_depth = 64, .max_keys = 16'000'000};
 constexpr size_t kShownBytes = 60;
 
-// Hands everything to a JsonBuilder, but collects model.vocab and model.merges on the way: they are millions of values.
-class Events {
+// The SAX handler. It passes all events to a JsonBuilder, except those of model.vocab and model.merges, which it stores
+// in the file's vectors: they have millions of values, which would be slow as a JSON tree. The mode says which of the
+// two the parser is in; the builder still counts keys and depth everywhere, so the limits hold for the whole file.
+class TokenizerJsonHandler {
  public:
-  explicit Events(TokenizerFile& file) : file_(file), builder_(*file.json, "[text.load] " + file.name, kLimits) {}
+  explicit TokenizerJsonHandler(TokenizerFile& file)
+      : file_(file), builder_(*file.json, "[text.load] " + file.name, kLimits) {}
 
   bool null() { return scalar(nullptr); }
   bool boolean(bool value) { return scalar(value); }
@@ -61,7 +64,8 @@ class Events {
       file_.merges.clear();
       return enter(Mode::kMerges);
     }
-    if (at_member("vocab")) return enter(Mode::kSkip);  // Unigram; the type is checked later
+    // A Unigram model has an array here. It is skipped; checked_bpe() refuses the model type later.
+    if (at_member("vocab")) return enter(Mode::kSkip);
     return open(false);
   }
   bool end_array() {
@@ -81,7 +85,7 @@ class Events {
  private:
   enum class Mode { kNone, kVocab, kMerges, kMergePair, kSkip };
 
-  // At the value of root.model.NAME.
+  // Whether the next value is root.model.NAME.
   bool at_member(std::string_view name) const {
     return mode_ == Mode::kNone && model_open_ && depth_ == 2 && key_ == name;
   }
@@ -135,6 +139,7 @@ class Events {
     if (--depth_ == 1) model_open_ = false;
     return true;
   }
+  // A merge as a string, "a b". The comment line "#version ..." of merges.txt is skipped.
   bool merge_string(const std::string& value) {
     if (value.starts_with("#version")) return true;
     const size_t space = value.find(' ');
@@ -154,8 +159,8 @@ class Events {
   std::string key_;
   std::vector<std::string> pair_;
   Mode mode_ = Mode::kNone;
-  size_t depth_ = 0;    // of what the builder has open
-  size_t skipped_ = 0;  // containers open inside of what is skipped
+  size_t depth_ = 0;    // number of open containers in the builder
+  size_t skipped_ = 0;  // number of open containers inside the skipped one
   bool root_is_object_ = false;
   bool model_open_ = false;
 };
@@ -175,7 +180,7 @@ TokenizerFile parse_tokenizer_file(std::string_view text, std::string name) {
   TokenizerFile file;
   file.name = std::move(name);
   file.json = std::make_shared<Json>();
-  Events events(file);
+  TokenizerJsonHandler events(file);
   Json::sax_parse(text.begin(), text.end(), &events);
   if (!file.json->is_object()) file.root().fail("an object");
   return file;

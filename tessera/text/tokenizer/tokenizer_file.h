@@ -1,10 +1,10 @@
-// tokenizer.json as read: vocabulary and merges in flat form, everything else as checked JSON.
+// The parsed tokenizer.json: the vocabulary and the merges as vectors, all other content as checked JSON.
 //
 //   TokenizerFile file = parse_tokenizer_file(text, "dir/tokenizer.json");
 //   JsonReader model = file.root().at("model");
 //   bool fuse = model.boolean("fuse_unk", false);
 //
-// Error kFormat for what is no JSON object or outgrows the limits.
+// Error kFormat for a text that is not a JSON object or exceeds the limits (1 GiB, 64 levels, 16 million keys).
 #pragma once
 
 #include <cstdint>
@@ -18,17 +18,17 @@
 
 namespace tessera::text {
 
-// The member `key` of an object, a string of exactly one character.
+// The code point of member `key` of `object`, which must be a string of exactly one character.
 uint32_t character_of(const JsonReader& object, std::string_view key);
 
 struct TokenizerFile {
   TokenizerFile() = default;
-  TokenizerFile(TokenizerFile&&) = default;  // not copied: it is as large as the file
+  TokenizerFile(TokenizerFile&&) = default;  // move-only, because the object is as large as the file
   JsonReader root() const;
 
   std::string name;
   std::shared_ptr<Json> json;  // without model.vocab and model.merges
-  bool has_vocab = false;      // model.vocab was an object
+  bool has_vocab = false;      // model.vocab is an object
   std::vector<std::pair<std::string, uint64_t>> vocab;
   std::vector<std::pair<std::string, std::string>> merges;
 };

@@ -16,13 +16,14 @@ bool is_white_space(uint32_t c) {
          c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
-// Alphabetic beyond L, M and Nl: Other_Alphabetic is marks but for the circled and squared letters.
+// Alphabetic characters outside the categories L, M and Nl. Other_Alphabetic has only marks, except for these circled
+// and squared letters.
 bool is_other_alphabetic(uint32_t c) {
   return (c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
          (c >= 0x1F170 && c <= 0x1F189);
 }
 
-// In category P since some version after Unicode 8.0.
+// Characters that came into category P after Unicode 8.0.
 constexpr std::pair<uint32_t, uint32_t> kLaterPunctuation[] = {
     {0x61D, 0x61D},     {0x9FD, 0x9FD},     {0xA76, 0xA76},     {0xC77, 0xC77},     {0xC84, 0xC84},
     {0x1B4E, 0x1B4F},   {0x1B7D, 0x1B7F},   {0x2E43, 0x2E4F},   {0x2E52, 0x2E5D},   {0x10D6E, 0x10D6E},
@@ -34,8 +35,8 @@ constexpr std::pair<uint32_t, uint32_t> kLaterPunctuation[] = {
     {0x16E97, 0x16E9A}, {0x16FE2, 0x16FE2}, {0x1E5FF, 0x1E5FF}, {0x1E95E, 0x1E95F}};
 
 bool is_punctuation(uint32_t code, utf8proc_category_t category) {
-  if (code == 0x166D || code == 0x111C9) return true;                          // a symbol and a mark since
-  const auto last = code < 128 ? UTF8PROC_CATEGORY_SO : UTF8PROC_CATEGORY_PO;  // ASCII symbols count
+  if (code == 0x166D || code == 0x111C9) return true;  // punctuation in 8.0; now a symbol and a mark
+  const auto last = code < 128 ? UTF8PROC_CATEGORY_SO : UTF8PROC_CATEGORY_PO;  // ASCII symbols are punctuation, too
   return category >= UTF8PROC_CATEGORY_PC && category <= last &&
          std::none_of(std::begin(kLaterPunctuation), std::end(kLaterPunctuation),
                       [&](const auto& range) { return code >= range.first && code <= range.second; });
@@ -46,7 +47,7 @@ uint8_t class_of(uint32_t code) {
   const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code));
   if (is_punctuation(code, category)) result |= kPunctuation;
   if (is_other_alphabetic(code) || code == 0x200C || code == 0x200D) result |= kWord;
-  // The categories of letters, marks and numbers follow one another.
+  // utf8proc numbers the categories of letters, marks and numbers consecutively, so ranges select them.
   const auto within = [&](int first, int last) { return first <= category && category <= last; };
   if (within(UTF8PROC_CATEGORY_LU, UTF8PROC_CATEGORY_LO)) result |= kLetter | kWord;
   if (within(UTF8PROC_CATEGORY_MN, UTF8PROC_CATEGORY_ME)) result |= kMark | kWord;
@@ -57,7 +58,8 @@ uint8_t class_of(uint32_t code) {
 
 constexpr uint32_t kCodes = 0x110000;
 
-// Marks characters that NFC changes and those that can join the character before them.
+// Sets kNfcUnsafe for characters that NFC changes, and for characters that can combine with the character before them:
+// characters with a combining class, second parts of canonical compositions, and Hangul vowels and finals.
 void mark_nfc_unsafe(std::vector<uint8_t>& classes) {
   for (uint32_t code = 0x80; code < kCodes; ++code) {
     if (code >= 0xD800 && code < 0xE000) continue;
@@ -78,6 +80,7 @@ void mark_nfc_unsafe(std::vector<uint8_t>& classes) {
   for (uint32_t code = 0x11A7; code <= 0x11C2; ++code) classes[code] |= kNfcUnsafe;  // Hangul finals
 }
 
+// Builds a two-level table: most pages of 256 code points are equal and are stored once.
 CharTable build_table() {
   CharTable table;
   std::vector<uint8_t> classes(kCodes, 0);

@@ -1,9 +1,9 @@
-// The character classes that pre-tokenizers ask for.
+// The character classes that normalizers and pre-tokenizers use.
 //
 //   for (const char* p = text; p < end; p += c.length) { c = decode_utf8(p); if (char_class(c.code) & kLetter) ... }
 //
-// Classes follow general categories (Letter, Number, Mark, Punctuation) and the White_Space property. Punctuation is
-// that of the tokenizers library, whose table of it stopped at Unicode 8.0. Thread-safe.
+// Classes are Unicode general categories (Letter, Number, Mark, Punctuation) and the White_Space property. Punctuation
+// is that of Unicode 8.0, because the table of the `tokenizers` library has this version. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -18,20 +18,20 @@ enum CharClass : uint8_t {
   kLetter = 1,       // category L*
   kNumber = 2,       // category N*
   kSpace = 4,        // White_Space
-  kPunctuation = 8,  // category P* as of Unicode 8.0, and every ASCII sign
+  kPunctuation = 8,  // category P* of Unicode 8.0, and every ASCII symbol
   kMark = 16,        // category M*
   kWord = 32,        // Rust's \w: Alphabetic, M, Nd, Pc, Join_Control
-  kNfcUnsafe = 64,   // changes under NFC, or may combine with what stands before it
+  kNfcUnsafe = 64,   // changes under NFC, or may combine with the character before it
 };
 
 struct CharTable {
   static constexpr uint32_t kPages = 0x110000 >> 8;
   uint8_t ascii[128];
-  uint16_t page_of[kPages];  // into pages
-  std::string pages;         // 256 classes each, equal pages stored once
+  uint16_t page_of[kPages];  // by code point / 256: an index of a page in `pages`
+  std::string pages;         // one byte of CharClass bits per code point, 256 per page; equal pages are stored once
 };
 
-// Built on first use.
+// The table of all code points; the first call builds it.
 const CharTable& char_table();
 
 inline uint8_t char_class(const CharTable& table, uint32_t code) {

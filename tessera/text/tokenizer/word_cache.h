@@ -1,8 +1,10 @@
-// Remembers the ids of short words: a fixed table of one cache line per word, two ways, nothing allocated per word.
+// A cache of the ids of short words: a two-way set-associative table of fixed size with one 64-byte cache line per
+// word. No memory is allocated per word.
 //
-//   if (const auto* hit = cache.find(word)) out.insert(out.end(), hit->ids, hit->ids + hit->count);
+//   const auto key = WordCache::key_of(word, word.size());
+//   if (const auto* hit = cache.find(key)) out.insert(out.end(), hit->ids, hit->ids + hit->count);
 //
-// Owned by one thread at a time.
+// A cache belongs to one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -19,20 +21,22 @@ class WordCache {
   static constexpr size_t kMaxIds = 8;
 
   struct alignas(64) Entry {
-    uint8_t bytes;  // 0: empty
-    uint8_t count;
+    uint8_t bytes;         // length of the word; 0: the entry is empty
+    uint8_t count;         // number of ids
     char word[kMaxBytes];  // zero-padded
     int32_t ids[kMaxIds];
   };
   static_assert(sizeof(Entry) == 64);
 
+  // The first 32 bytes of an Entry, with 0 in place of `count`.
   struct Key {
     uint64_t parts[4];
   };
 
   WordCache() : entries_(std::make_unique<Entry[]>(kEntries)) {}
 
-  // word.size() must be 1 .. kMaxBytes. `readable` bytes from word.data() on may be read.
+  // word.size() must be 1 .. kMaxBytes. The caller guarantees that `readable` bytes from word.data() on may be read;
+  // with at least kMaxBytes the word is copied with one copy of fixed size and then masked, which is faster.
   static Key key_of(std::string_view word, size_t readable) {
     Key key{};
     auto* bytes = reinterpret_cast<char*>(&key);
@@ -63,7 +67,7 @@ class WordCache {
   void insert(const Key& key, std::span<const int32_t> ids) {
     if (ids.size() > kMaxIds) return;
     Entry* pair = &entries_[index_of(key)];
-    if (pair[0].bytes != 0) pair[1] = pair[0];  // the newer one stays longer
+    if (pair[0].bytes != 0) pair[1] = pair[0];  // replaces the older of the two entries
     Key stored = key;
     reinterpret_cast<uint8_t*>(&stored)[1] = static_cast<uint8_t>(ids.size());
     std::memcpy(static_cast<void*>(&pair[0]), &stored, sizeof stored);

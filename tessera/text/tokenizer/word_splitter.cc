@@ -5,14 +5,15 @@
 namespace tessera::text {
 namespace {
 
-constexpr uint8_t kKinds = kLetter | kNumber | kSpace;  // a character with none of these is a sign
+constexpr uint8_t kKinds = kLetter | kNumber | kSpace;  // a character of none of these classes is a sign (kind 0)
 
 class Scanner {
  public:
   Scanner(const char* end) : end_(end), table_(char_table()) {}
 
   const char* end() const { return end_; }
-  // Class of the character at p, and where it ends. 0 at the end of the text, which counts as no kind.
+  // Returns the class of the character at p, which must be before end(): kLetter, kNumber, kSpace, or 0 for a sign.
+  // `after` receives the position after the character.
   uint8_t kind(const char* p, const char*& after) const {
     const auto byte = static_cast<unsigned char>(*p);
     if (byte < 0x80) {
@@ -23,11 +24,11 @@ class Scanner {
     after = p + c.length;
     return char_class(table_, c.code) & kKinds;
   }
-  // End of the run of characters of exactly this kind from p on.
-  const char* run(const char* p, uint8_t wanted) const {
+  // The end of the run of characters of kind `run_kind` that starts at p.
+  const char* run(const char* p, uint8_t run_kind) const {
     while (p < end_) {
       const char* after;
-      if (kind(p, after) != wanted) break;
+      if (kind(p, after) != run_kind) break;
       p = after;
     }
     return p;
@@ -41,26 +42,28 @@ class Scanner {
 
 bool is_newline(char c) { return c == '\n' || c == '\r'; }
 
-// Length of 's 't 'm 'd 're 've 'll at the apostrophe p, or 0.
+// The length of the contraction 's 't 'm 'd 're 've 'll that starts at the apostrophe p, or 0.
 size_t contraction(const Scanner& scan, const char* p, bool any_case) {
   if (scan.end() - p < 2) return 0;
   const auto lower = [&](char c) { return any_case && c >= 'A' && c <= 'Z' ? static_cast<char>(c | 32) : c; };
   const char first = lower(p[1]);
   if (first == 's' || first == 't' || first == 'm' || first == 'd') return 2;
   if (scan.end() - p < 3) return 0;
-  if (any_case && p[1] == '\xC5' && p[2] == '\xBF') return 3;  // U+017F, an s to case-insensitive patterns
+  if (any_case && p[1] == '\xC5' && p[2] == '\xBF') return 3;  // U+017F, which (?i:s) matches, too
   const char second = lower(p[2]);
   if ((first == 'r' || first == 'v') && second == 'e') return 3;
   return first == 'l' && second == 'l' ? 3 : 0;
 }
 
-// \s+(?!\S)|\s+ : the run of spaces but for its last character when something follows.
+// \s+(?!\S)|\s+ : the run of whitespace, without its last character when text follows and the run has more than one.
 const char* spaces(const char* p, const char* run_end, const Scanner& scan) {
   if (run_end == scan.end()) return run_end;
   const char* last = previous_char(run_end);
   return last > p ? last : run_end;
 }
 
+// The end of the match of the GPT-2 pattern at p. Its alternatives begin with different kinds of characters, or with a
+// space and such a kind, so the first two characters decide the alternative without backtracking.
 const char* next_gpt2(const char* p, const Scanner& scan) {
   if (*p == '\'') {
     if (const size_t length = contraction(scan, p, false)) return p + length;
@@ -72,6 +75,9 @@ const char* next_gpt2(const char* p, const Scanner& scan) {
   return spaces(p, scan.run(p, kSpace), scan);
 }
 
+// The end of the match of the Llama 3 or Qwen 2 pattern at p. The blocks are the alternatives in the pattern's order:
+// contraction; letters with at most one other character in front; digits; signs with newlines behind; whitespace up to
+// its last newline; other whitespace.
 const char* next_llama(const char* p, const Scanner& scan, int max_digits) {
   if (*p == '\'') {
     if (const size_t length = contraction(scan, p, true)) return p + length;

@@ -1,6 +1,7 @@
-// What the parts of a model are told between the micro-batches of a step. Semantics of NeMo AutoModel's hooks.
+// Hooks of gradient accumulation: called between the micro-batches of a step, they set flags and switch the gradient
+// reduction of model parts. Semantics of NeMo AutoModel's hooks.
 //
-//   MicrobatchFlags flags;                                    // one a rank
+//   MicrobatchFlags flags;                                    // one per rank
 //   prepare_for_grad_accumulation(flags, {&model});
 //   for (size_t i = 0; i < batches.size(); ++i) {
 //     if (i + 1 == batches.size()) prepare_for_final_backward(flags, {&model});
@@ -8,9 +9,9 @@
 //     if (i == 0) prepare_after_first_microbatch(flags);
 //   }
 //
-// All ranks must call alike. Flags belong to one rank, not to the process, whose threads may be several; layers that
-// keep something from one micro-batch to the next (weights in float8) are given the flags or listen to them. No
-// communication.
+// All ranks must make the same calls in the same order. Flags belong to a rank and not to the process, because a
+// process may run several ranks as threads. Layers that keep data from one micro-batch to the next (float8 weights)
+// read the flags or register a listener. No communication.
 #pragma once
 
 #include <functional>
@@ -24,12 +25,12 @@ namespace tessera::train {
 
 class MicrobatchFlags {
  public:
-  // The backward that comes is followed by the optimizer's step.
+  // Whether the optimizer steps after the next backward.
   bool optim_step() const { return optim_step_; }
-  // The micro-batch that comes is the first of its step, so that nothing of the parameters may be reused; unset before
-  // the first step.
+  // Whether the next micro-batch is the first of its step, so that values derived from the parameters must be computed
+  // again. Unset before the first step.
   std::optional<bool> first_microbatch() const { return first_microbatch_; }
-  // Called after each of the functions below.
+  // Registers a listener that is called after each change of the flags.
   void on_change(std::function<void(const MicrobatchFlags&)> listener) { listeners_.push_back(std::move(listener)); }
   void set(bool optim_step, std::optional<bool> first_microbatch);
 
@@ -39,21 +40,23 @@ class MicrobatchFlags {
   std::vector<std::function<void(const MicrobatchFlags&)>> listeners_;
 };
 
-// A part that sees to itself derives from it.
+// A model part that handles accumulation itself derives from this struct.
 struct AccumulationHooks {
   virtual ~AccumulationHooks() = default;
   virtual void prepare_for_grad_accumulation(bool pp_enabled) = 0;
   virtual void prepare_for_final_backward(bool pp_enabled) = 0;
 };
 
-// Before the first micro-batch: no step, first micro-batch. Then, unless a pipeline's schedule does it (pp_enabled), of
-// each part: its own hook, or if it is fully sharded set_is_last_backward, set_reshard_after_backward and
-// set_requires_gradient_sync false, so that gradients gather whole on this rank; other parts are left alone.
+// Call before the first micro-batch. Sets the flags: optim_step false, first_microbatch true. Then, unless the schedule
+// of a pipeline does this (pp_enabled), prepares each part: calls its own hook, or for a fully sharded part sets
+// set_is_last_backward, set_reshard_after_backward and set_requires_gradient_sync to false, so that unsharded gradients
+// accumulate on this rank. Other parts are not changed.
 void prepare_for_grad_accumulation(MicrobatchFlags& flags, const std::vector<nn::Module*>& model_parts,
                                    bool pp_enabled = false);
-// After the first micro-batch: what was kept of the parameters may be used again.
+// Call after the first micro-batch. Sets first_microbatch to false: values derived from the parameters may be reused.
 void prepare_after_first_microbatch(MicrobatchFlags& flags);
-// Before the last backward: a step follows. Then as above, with true: gradients are reduced.
+// Call before the last backward. Sets optim_step to true, then prepares the parts like prepare_for_grad_accumulation()
+// but sets the three settings to true, so that gradients are reduced.
 void prepare_for_final_backward(MicrobatchFlags& flags, const std::vector<nn::Module*>& model_parts,
                                 bool pp_enabled = false);
 

@@ -8,7 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/nn/linear/quantized_linear.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
 #include "tessera/train/nemo/storage_file.h"
@@ -44,15 +44,16 @@ std::vector<c10::Storage> cpu_storages_of(nn::Module& model) {
   std::vector<c10::Storage> out;
   std::set<const c10::StorageImpl*> seen;
   visit_tensors_of(model, [&](const std::string&, at::Tensor& tensor) {
-    const at::Tensor part = local_part(tensor.detach());
+    const at::Tensor part = local_tensor_of(tensor.detach());
     if (!part.is_cpu() || !part.has_storage() || part.storage().nbytes() == 0) return;
     if (seen.insert(part.storage().unsafeGetStorageImpl()).second) out.push_back(part.storage());
   });
   return out;
 }
 
-// Whole parameters that sharding keeps are a copy, which the next forward makes again.
-void free_gathered(nn::Module& model) {
+// Frees unsharded parameters that fully_shard keeps after forward. They are copies; the next forward gathers them
+// again.
+void free_unsharded_parameters(nn::Module& model) {
   for (const auto& [path, module] : model.named_modules()) {
     if (module->sharding() && is_fully_sharded(*module)) reshard(*module);
   }
@@ -60,13 +61,14 @@ void free_gathered(nn::Module& model) {
 
 }  // namespace
 
+// All checks run in a first pass over all tensors, so that an error leaves the model as it was.
 void move_to_device(nn::Module& model, c10::Device device) {
   const at::NoGradGuard no_grad;
   visit_tensors_of(model, [&](const std::string& name, at::Tensor& tensor) {
     const bool placed = is_dtensor(tensor);
     TESSERA_CHECK(!placed || device_mesh(tensor)->device_type() == device.type(), ErrorKind::kShape,
-                  "[train.move_to_device] {}: lies over {}, wanted on {}. Make the mesh on that device.", name,
-                  device_mesh(tensor)->to_string(), device.str());
+                  "[train.move_to_device] {}: is a DTensor on {}, wanted a mesh on {}. Create the mesh on this device.",
+                  name, device_mesh(tensor)->to_string(), device.str());
     TESSERA_CHECK(
         placed || !(tensor.is_meta() || device.is_meta()), ErrorKind::kShape,
         "[train.move_to_device] {}: cannot move from {} to {}: the meta device holds no values. Call to_empty "
@@ -76,55 +78,57 @@ void move_to_device(nn::Module& model, c10::Device device) {
   visit_tensors_of(model, [&](const std::string&, at::Tensor& tensor) {
     if (!is_dtensor(tensor) && !is_at(tensor, device)) tensor.set_data(tensor.detach().to(device));
   });
+  // Quantized linears keep their packed weights outside of parameters and buffers.
   for (const auto& [name, packed] : nn::packed_weights(model)) {
     packed->device = device;
-    if (packed->weight.defined()) packed->take(packed->weight);
+    if (packed->weight.defined()) packed->set_weight(packed->weight);
   }
   if (const auto accelerator = at::accelerator::getAccelerator(); accelerator && *accelerator != device.type()) {
     at::accelerator::emptyCache();
   }
 }
 
-ScopedModuleOffloading::ScopedModuleOffloading(nn::Module& model, bool enabled, OffloadPlaces places)
-    : model_(model), entered_(enabled), places_(std::move(places)) {
+ScopedModuleOffloading::ScopedModuleOffloading(nn::Module& model, bool enabled, OffloadLocations locations)
+    : model_(model), is_on_device_(enabled), locations_(std::move(locations)) {
   if (!enabled) return;
-  if (!places_.device) {
+  if (!locations_.device) {
     const auto accelerator = at::accelerator::getAccelerator();
     TESSERA_CHECK(accelerator.has_value(), ErrorKind::kConfig,
                   "[train.offload] device: found no accelerator on this machine. Name a device, or leave offloading "
                   "disabled.");
-    places_.device = c10::Device(*accelerator);
+    locations_.device = c10::Device(*accelerator);
   }
   try {
+    // An earlier object may have left the storages in its file. Where the device is the CPU, this is the whole move.
     storages_to_memory(cpu_storages_of(model_));
-    move_to_device(model_, *places_.device);
+    move_to_device(model_, *locations_.device);
   } catch (...) {
     try {
-      leave();
+      move_back();
     } catch (const std::exception& error) {
-      log_error("[train.offload] the model stays partly on {}: {}", places_.device->str(), error.what());
+      log_error("[train.offload] the model stays partly on {}: {}", locations_.device->str(), error.what());
     }
     throw;
   }
 }
 
-void ScopedModuleOffloading::leave() {
-  free_gathered(model_);
-  if (!places_.device->is_cpu()) move_to_device(model_, c10::kCPU);
-  if (!places_.home_folder.empty()) storages_to_file(cpu_storages_of(model_), places_.home_folder);
+void ScopedModuleOffloading::move_back() {
+  free_unsharded_parameters(model_);
+  if (!locations_.device->is_cpu()) move_to_device(model_, c10::kCPU);
+  if (!locations_.idle_folder.empty()) storages_to_file(cpu_storages_of(model_), locations_.idle_folder);
 }
 
 void ScopedModuleOffloading::close() {
-  if (!entered_) return;
-  entered_ = false;
-  leave();
+  if (!is_on_device_) return;
+  is_on_device_ = false;
+  move_back();
 }
 
 ScopedModuleOffloading::~ScopedModuleOffloading() {
   try {
     close();
   } catch (const std::exception& error) {
-    log_error("[train.offload] the model stays on {}: {}", places_.device->str(), error.what());
+    log_error("[train.offload] the model stays on {}: {}", locations_.device->str(), error.what());
   }
 }
 

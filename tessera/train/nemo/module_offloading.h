@@ -1,13 +1,13 @@
-// Models that are on the accelerator only while they work. Semantics of NeMo AutoModel's move_to_device and
-// ScopedModuleOffloading.
+// Moves a model to the accelerator while it is in use, and back to CPU memory afterwards. Semantics of NeMo AutoModel's
+// move_to_device and ScopedModuleOffloading.
 //
 //   {
 //     ScopedModuleOffloading here(reference_model, /*enabled=*/true);
 //     logprobs = score(reference_model, batch);
-//   }                                                      // back in the CPU's memory, also after an exception
+//   }                                                      // moved back to CPU memory, also after an exception
 //
-// Parameters, gradients and buffers move; handles to them stay valid, so optimizers need not be made again. Their own
-// state does not move. Belongs to one rank. No communication.
+// Parameters, gradients and buffers move. Tensor handles to them stay valid, so optimizers need not be created again.
+// Optimizer state does not move. Belongs to one rank. No communication.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -19,37 +19,38 @@
 
 namespace tessera::train {
 
-// Buffers first, as sharding does not move them, then parameters and their gradients; memory that a caching allocator
-// keeps is given back. Errors kShape, before anything moves: a DTensor whose mesh is on another kind of device, a
-// parameter without values (meta).
+// Moves buffers first, because sharding does not move them, then parameters with their gradients, and the packed
+// weights of quantized linears. DTensors are not moved: their mesh must be on this kind of device already. When the
+// model leaves an accelerator, the memory that its caching allocator keeps is freed. Error kShape, before anything
+// moves: a DTensor whose mesh is on another kind of device, or a parameter without values (meta device).
 void move_to_device(nn::Module& model, c10::Device device);
 
-struct OffloadPlaces {
-  std::optional<c10::Device> device = {};  // where the model works; none: the accelerator
-  // Where it is at home: empty, in the CPU's memory, else in a mapped file without a name in this folder, which takes
-  // memory only as far as it is read and written.
-  std::filesystem::path home_folder = {};
+struct OffloadLocations {
+  std::optional<c10::Device> device = {};  // device while the model is in use; none: the accelerator
+  // Where the model is stored while it is not in use. Empty: in CPU memory. Else in a mapped file without a name in
+  // this folder; such a file takes memory only for pages that are read and written.
+  std::filesystem::path idle_folder = {};
 };
 
 class ScopedModuleOffloading {
  public:
-  // Moves the model to its device; does nothing, now and later, unless enabled. After an Error the model is at home
-  // again as far as that can be. Error kConfig when there is no accelerator and no device is named; else as
-  // move_to_device.
-  explicit ScopedModuleOffloading(nn::Module& model, bool enabled = false, OffloadPlaces places = {});
-  // Moves it home; what fails there is logged.
+  // Moves the model to its device. With `enabled` false the object never does anything. After an Error the model is
+  // moved back as far as possible. Error kConfig when there is no accelerator and no device is given; else as
+  // move_to_device(). `model` must outlive the object.
+  explicit ScopedModuleOffloading(nn::Module& model, bool enabled = false, OffloadLocations locations = {});
+  // Moves the model back unless close() was called; an error is logged.
   ~ScopedModuleOffloading();
   ScopedModuleOffloading(const ScopedModuleOffloading&) = delete;
   ScopedModuleOffloading& operator=(const ScopedModuleOffloading&) = delete;
-  // Moves it home now, and throws what fails: Error kIo for a file that cannot be written.
+  // Moves the model back now. Error kIo for a file that cannot be written.
   void close();
 
  private:
-  void leave();
+  void move_back();
 
   nn::Module& model_;
-  bool entered_;
-  OffloadPlaces places_;
+  bool is_on_device_;
+  OffloadLocations locations_;
 };
 
 }  // namespace tessera::train

@@ -16,22 +16,25 @@
 namespace tessera::train {
 namespace {
 
-constexpr size_t kStorageAlignment = 64;  // of libtorch's CPU memory
+constexpr size_t kStorageAlignment = 64;  // the alignment of libtorch's CPU allocator, in bytes
 
-struct FileMap {
+// A mapping of the whole file. Every storage in it holds a shared pointer in its deleter context, so that the last
+// storage that leaves the file unmaps it.
+struct MappedRegion {
   void* data = nullptr;
   size_t bytes = 0;
-  FileMap(void* data, size_t bytes) : data(data), bytes(bytes) {}
-  FileMap(const FileMap&) = delete;
-  FileMap& operator=(const FileMap&) = delete;
-  ~FileMap() { ::munmap(data, bytes); }
+  MappedRegion(void* data, size_t bytes) : data(data), bytes(bytes) {}
+  MappedRegion(const MappedRegion&) = delete;
+  MappedRegion& operator=(const MappedRegion&) = delete;
+  ~MappedRegion() { ::munmap(data, bytes); }
 };
 
-void release_map(void* context) { delete static_cast<std::shared_ptr<FileMap>*>(context); }
+void release_map(void* context) { delete static_cast<std::shared_ptr<MappedRegion>*>(context); }
 
+// Creates a file and unlinks it at once: its space is freed when it is closed and unmapped, also if the process dies.
 UniqueFd file_without_name(const std::filesystem::path& folder) {
   int fd = -1;
-  const auto path = make_new(folder, "parked", [&fd](const std::filesystem::path& name) {
+  const auto path = create_temporary(folder, "parked", [&fd](const std::filesystem::path& name) {
     fd = ::open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     return fd >= 0 ? 0 : errno;
   });
@@ -54,16 +57,18 @@ void write_all(int fd, size_t offset, const std::byte* data, size_t bytes, const
 }  // namespace
 
 void storages_to_file(const std::vector<c10::Storage>& storages, const std::filesystem::path& folder) {
-  std::vector<size_t> places;
+  std::vector<size_t> offsets;
   size_t end = 0;
   for (const auto& storage : storages) {
-    places.push_back(end);
+    offsets.push_back(end);
     end = (end + storage.nbytes() + kStorageAlignment - 1) / kStorageAlignment * kStorageAlignment;
   }
   if (end == 0) return;
+  // All bytes are written before the first storage changes, so an error leaves them all in memory. write(2) instead of
+  // stores into a mapping: a full disk is then an error and not SIGBUS.
   const UniqueFd fd = file_without_name(folder);
   for (size_t i = 0; i < storages.size(); ++i) {
-    write_all(fd.get(), places[i], static_cast<const std::byte*>(storages[i].data()), storages[i].nbytes(), folder);
+    write_all(fd.get(), offsets[i], static_cast<const std::byte*>(storages[i].data()), storages[i].nbytes(), folder);
   }
   TESSERA_CHECK(::ftruncate(fd.get(), static_cast<off_t>(end)) == 0, ErrorKind::kIo,
                 "[train.offload] {}: a file of {} bytes cannot be made: {}", folder.string(), end,
@@ -71,11 +76,11 @@ void storages_to_file(const std::vector<c10::Storage>& storages, const std::file
   void* const data = ::mmap(nullptr, end, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   TESSERA_CHECK(data != MAP_FAILED, ErrorKind::kIo, "[train.offload] {}: {} bytes cannot be mapped: {}",
                 folder.string(), end, std::strerror(errno));
-  const auto map = std::make_shared<FileMap>(data, end);
+  const auto map = std::make_shared<MappedRegion>(data, end);
   for (size_t i = 0; i < storages.size(); ++i) {
     if (storages[i].nbytes() == 0) continue;
     storages[i].unsafeGetStorageImpl()->set_data_ptr_noswap(
-        {static_cast<std::byte*>(data) + places[i], new std::shared_ptr<FileMap>(map), &release_map, c10::kCPU});
+        {static_cast<std::byte*>(data) + offsets[i], new std::shared_ptr<MappedRegion>(map), &release_map, c10::kCPU});
   }
 }
 

@@ -1,12 +1,13 @@
-// Memory of the CPU that lies in a file for a while: what is not in use needs no memory then, and can still be read and
-// written in place.
+// Moves CPU storages of tensors to a mapped file and back. While the storages are in the file, they take memory only
+// for pages in use, and the tensors can still be read and written in place.
 //
-//   storages_to_file(storages, "/scratch");       // all tensors over them stay valid
+//   storages_to_file(storages, "/scratch");       // all tensors over these storages stay valid
 //   storages_to_memory(storages);
 //
-// Storages keep their identity, so that views, buffers that many tensors share and what autograd has saved move along.
-// The file has no name: it takes space in the folder's file system until the last storage has left it, or the process
-// ends. Not to be called while other threads use the tensors. No communication.
+// A storage object stays the same and only its data pointer changes. Views, buffers that several tensors share and
+// tensors saved by autograd therefore move along. The file has no name: it takes space in the file system of the folder
+// until the last storage has left it, or the process ends. Not to be called while other threads use the tensors. No
+// communication.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -16,10 +17,10 @@
 
 namespace tessera::train {
 
-// Each storage once, on the CPU. Error kIo, then nothing has changed.
+// `storages`: CPU storages, each at most once. Error kIo leaves all storages unchanged.
 void storages_to_file(const std::vector<c10::Storage>& storages, const std::filesystem::path& folder);
-// Those that lie in a file of storages_to_file; others stay as they are. Fails like any allocation, what has been moved
-// until then being in memory.
+// Moves the storages that are in a file of storages_to_file() to memory; other storages are not changed. If an
+// allocation fails, the storages before it are in memory and the others still in the file.
 void storages_to_memory(const std::vector<c10::Storage>& storages);
 
 }  // namespace tessera::train

@@ -1,4 +1,4 @@
-// How much of a batch is padding at the end of its rows.
+// Counts the padding at the end of the rows of a batch.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -7,9 +7,9 @@
 
 namespace tessera::train {
 
-// Of labels [rows, length, ...], integers: elements from which on, along dim 1, all are ignore_label. A row of nothing
-// else counts in full. Semantics of NeMo AutoModel's count_tail_padding. Error kShape for fewer than two dims. No
-// communication, no gradient.
+// The number of elements of integer labels [rows, length, ...] that are in a tail of ignore_label along dim 1. A row
+// that holds only ignore_label counts with its whole length. Semantics of NeMo AutoModel's count_tail_padding. Error
+// kShape for fewer than two dims. No communication, no gradient.
 int64_t count_tail_padding(const at::TensorBase& labels, int64_t ignore_label = -100);
 
 }  // namespace tessera::train

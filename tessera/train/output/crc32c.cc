@@ -5,6 +5,7 @@
 namespace tessera::train {
 namespace {
 
+// Entry i is the CRC of the byte i alone; 0x82f63b78 is the polynomial 0x1edc6f41 with its bits reversed.
 constexpr std::array<uint32_t, 256> make_table() {
   std::array<uint32_t, 256> table{};
   for (uint32_t byte = 0; byte < 256; ++byte) {

@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli, polynomial 0x1edc6f41 reflected), as TFRecord files use it.
+// CRC-32C (Castagnoli, polynomial 0x1edc6f41 reflected), the checksum of TFRecord files.
 //
 //   crc32c("123456789")   // 0xe3069283
 //
@@ -12,7 +12,7 @@ namespace tessera::train {
 
 uint32_t crc32c(std::string_view bytes) noexcept;
 
-// TFRecord's masking, which keeps the CRC of data that holds CRCs well distributed.
+// The CRC with TFRecord's masking. The masking keeps the CRC of data that itself contains CRCs well distributed.
 uint32_t masked_crc32c(std::string_view bytes) noexcept;
 
 }  // namespace tessera::train

@@ -17,7 +17,7 @@
 namespace tessera::train {
 namespace {
 
-// -1 when the line has none.
+// The step of a line; -1 if the line is no JSON object or has no step.
 int64_t step_of(std::string_view line) {
   constexpr JsonLimits kLineLimits{.max_bytes = size_t{1} << 20, .max_depth = 8, .max_keys = 10'000};
   try {
@@ -33,7 +33,7 @@ std::string lines_until(std::string_view text, int64_t last_step) {
   std::string kept;
   while (true) {
     const size_t end = text.find('\n');
-    if (end == text.npos) return kept;  // what follows the last newline is a torn line
+    if (end == text.npos) return kept;  // text after the last newline is an incomplete line
     const int64_t step = step_of(text.substr(0, end));
     if (step >= 0 && step <= last_step) kept += text.substr(0, end + 1);
     text.remove_prefix(end + 1);
@@ -44,6 +44,8 @@ std::string lines_until(std::string_view text, int64_t last_step) {
 
 void LineFile::keep_until(int64_t last_step, const std::filesystem::path& staging) {
   if (!std::filesystem::exists(path_)) return;
+  // The shortened file is published by rename; a reader sees the old or the new file. Nothing is written if no line
+  // goes.
   const std::string before = read_file(path_);
   if (const auto kept = lines_until(before, last_step); kept.size() != before.size()) {
     publish_file(path_, kept, staging);
@@ -55,6 +57,7 @@ void LineFile::open() {
   TESSERA_CHECK(file_.open(), ErrorKind::kIo, "[train.metrics] {}: {}", path_.string(), std::strerror(errno));
 }
 
+// One write(2) per line, so that no other writer can interleave. A partial write (full disk) is cut off again.
 void LineFile::append(std::string_view line) {
   TESSERA_CHECK(file_.open(), ErrorKind::kInternal, "[train.metrics] append before open()");
   const std::string whole = std::string(line) + "\n";

@@ -1,11 +1,11 @@
-// A file of JSON objects, one a line with its "step", that a resumed run goes on with.
+// A file of JSON objects, one per line, each with a "step". A resumed run continues the file.
 //
 //   LineFile metrics("runs/demo/metrics.jsonl");
-//   metrics.keep_until(120, staging);     // later lines were of steps that are taken again
+//   metrics.keep_until(120, staging);     // drops the lines of steps that the resumed run repeats
 //   metrics.open();
 //   metrics.append(R"({"step":121})");
 //
-// Lines are whole or not there. Not thread-safe.
+// A line is written completely or not at all. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,12 @@ class LineFile {
  public:
   explicit LineFile(std::filesystem::path path) : path_(std::move(path)) {}
   const std::filesystem::path& path() const { return path_; }
-  // Drops the lines after that step, a torn last line and lines that have none. Error kIo leaves the file as it was.
+  // Drops the lines of steps after `last_step`, lines without a step, and an incomplete last line. `staging`: a folder
+  // on the same file system. Error kIo leaves the file unchanged.
   void keep_until(int64_t last_step, const std::filesystem::path& staging);
-  // For appending. Error kIo.
+  // Opens the file for appending. Error kIo.
   void open();
-  // `line` without its newline: all of it, or Error kIo (full disk) and the file as before. Needs open().
+  // Appends `line`, which has no newline. Error kIo (full disk) leaves the file unchanged. Needs open().
   void append(std::string_view line);
 
  private:

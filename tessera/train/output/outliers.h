@@ -1,9 +1,10 @@
-// Tells values that stand out from the ones before them.
+// Detects values that differ much from the values before them.
 //
 //   OutlierDetector losses;
-//   double z = losses.add(loss);      // standard deviations above the mean of the last 128; NaN while there are few
+//   double z = losses.add(loss);      // deviations from the mean of the last 128 values; NaN for the first 16
 //
-// What llm.c prints beside loss and gradient norm (its outlier detector), from a few values on. Not thread-safe.
+// Corresponds to the outlier detector of llm.c, which prints z-scores of loss and gradient norm, but starts after
+// `min_values` values instead of a full window. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -13,20 +14,21 @@ namespace tessera::train {
 
 class OutlierDetector {
  public:
-  explicit OutlierDetector(size_t window = 128, size_t at_least = 16) : window_(window), at_least_(at_least) {}
+  explicit OutlierDetector(size_t window = 128, size_t min_values = 16) : window_(window), min_values_(min_values) {}
 
-  // The z-score of `value` among the window before it; then value joins the window, unless it is not finite. NaN with
-  // fewer than `at_least` values before, infinite for a value that is not finite or leaves a constant window.
+  // Returns the z-score of `value` in the window of values before it, and adds `value` to the window if it is finite.
+  // The result is NaN with fewer than `min_values` values in the window. It is infinite for a value that is not finite,
+  // and for a value that differs from a window of equal values.
   double add(double value);
 
  private:
   size_t window_;
-  size_t at_least_;
+  size_t min_values_;
   size_t next_ = 0;  // slot of the oldest value once the window is full
   std::vector<double> values_;
 };
 
-// A z-score that deserves a look.
+// Absolute z-scores from here on are marked in the output.
 inline constexpr double kOutlierZ = 4.0;
 
 }  // namespace tessera::train

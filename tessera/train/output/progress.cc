@@ -16,11 +16,11 @@ namespace {
 constexpr std::string_view kRed = "\x1b[31m", kPlain = "\x1b[0m", kEraseLine = "\r\x1b[K";
 
 void write_stderr(std::string_view text) {
-  // Progress that cannot be shown has nowhere else to go.
+  // An error is ignored: there is no other place to report that stderr cannot be written.
   [[maybe_unused]] const auto ignored = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
-// A value, and behind it its z-score when it stands out.
+// The value, followed by its z-score if that is an outlier's.
 std::string flagged(const std::string& value, double z, bool colour) {
   if (std::isnan(z) || std::abs(z) < kOutlierZ) return value;
   const std::string text = fmt::format("{} (z {:+.1f}!)", value, z);
@@ -80,6 +80,7 @@ void Progress::step(const StepMetrics& metrics) {
   const double eta = seconds_per_step_ * static_cast<double>(options_.total_steps - done_);
   const bool due = options_.every > 0 && (metrics.step % options_.every == 0 || metrics.step == options_.total_steps);
   const bool outlier = std::abs(metrics.loss_z) >= kOutlierZ || std::abs(metrics.grad_norm_z) >= kOutlierZ;
+  // Steps that are not due are printed too if they are outliers or were skipped; `every` 0 turns off all lines.
   print(due || (options_.every > 0 && (outlier || metrics.skipped)) ? format_step(metrics, options_, eta) : "");
 }
 
@@ -99,7 +100,7 @@ void Progress::finish(std::string_view last_line) {
   options_.write(text);
 }
 
-// One write: the bar goes, the line comes, the bar comes again.
+// Erases the bar, prints the line and draws the bar again, all in one write.
 void Progress::print(const std::string& line) {
   std::string text(options_.terminal ? kEraseLine : "");
   if (!line.empty()) text += line + "\n";
@@ -114,6 +115,7 @@ std::string Progress::bar() const {
           : 0;
   std::string end = fmt::format(" {:3.0f}%  eta {}", 100 * share,
                                 format_duration(seconds_per_step_ * static_cast<double>(options_.total_steps - done_)));
+  // The bar takes the columns that the percentage and the remaining time leave, at most 60.
   const int room = std::min(options_.columns - static_cast<int>(end.size()) - 3, 60);
   if (room < 5) return end;
   const int filled = static_cast<int>(share * room);

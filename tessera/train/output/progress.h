@@ -1,11 +1,11 @@
-// What a run shows on stderr: one line a step, and on a terminal a bar below that moves.
+// The output of a run on stderr: one line per step, and on a terminal a progress bar below the lines.
 //
 //   Progress progress({.total_steps = 100, .first_step = 0, .terminal = stderr_is_terminal(), .colour = true});
 //   progress.step({.step = 1, .loss = 2.5, ...});
 //   progress.validation(20, 2.31);
 //   progress.finish("saved runs/demo");
 //
-// Lines are whole write(2)s, so ranks and logs do not cut into them. Not thread-safe.
+// Each line is one write(2), so that output of other ranks and logs cannot interleave. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -19,16 +19,16 @@ namespace tessera::train {
 
 struct ProgressOptions {
   int64_t total_steps = 0;
-  int64_t first_step = 0;  // steps a resumed run does not do again
-  int64_t every = 1;       // steps between lines; 0: none
+  int64_t first_step = 0;  // steps that were done before the run was resumed
+  int64_t every = 1;       // steps between lines; 0: no lines
   bool terminal = false;   // draw the bar
-  bool colour = false;     // colours for outliers; NO_COLOR and dumb terminals say no
-  int columns = 80;        // of the terminal
-  // Where text goes; default: stderr.
+  bool colour = false;     // print outliers in colour
+  int columns = 80;        // width of the terminal in characters
+  // Receives the output; default: writes to stderr.
   std::function<void(std::string_view)> write = {};
 };
 
-// Options for this process's stderr: terminal, colour and columns as it has them.
+// Options for the stderr of this process: `terminal` unless TERM is dumb, `colour` unless NO_COLOR is set, `columns`.
 ProgressOptions progress_for_stderr();
 
 class Progress {
@@ -36,7 +36,7 @@ class Progress {
   explicit Progress(ProgressOptions options);
   void step(const StepMetrics& metrics);
   void validation(int64_t step, double loss);
-  void sample(int64_t step, std::string_view prompt, std::string_view text);  // each without line breaks
+  void sample(int64_t step, std::string_view prompt, std::string_view text);  // texts without line breaks
   // Removes the bar and prints the last line.
   void finish(std::string_view last_line);
 
@@ -46,7 +46,7 @@ class Progress {
 
   ProgressOptions options_;
   int64_t done_ = 0;
-  double seconds_per_step_ = 0;  // smoothed
+  double seconds_per_step_ = 0;  // exponential moving average
 };
 
 // "step  12/100  loss 2.3456  norm 1.20  lr 1.0e-04  1234 tok/s  512 MiB  43% of peak  eta 1:05"

@@ -30,10 +30,10 @@ namespace fs = std::filesystem;
 
 constexpr const char* kMetricsName = "metrics.jsonl";
 constexpr const char* kEventsName = "events.jsonl";
-constexpr size_t kMostRanksTold = 64;  // one by one in a line of metrics
+constexpr size_t kMaxRanksListed = 64;  // a line of metrics lists the seconds of single ranks up to this world size
 constexpr const char* kModelName = "model";
 
-// "pid 71 on host a", as the holder wrote it; any bytes may be there.
+// "pid 71 on host a", as the holder of the lock wrote it. The file may hold any bytes; only its first line is used.
 std::string holder_of(int lock) {
   char text[300] = {};
   const ssize_t got = ::pread(lock, text, sizeof text - 1, 0);
@@ -41,18 +41,19 @@ std::string holder_of(int lock) {
   return holder.empty() ? "unknown" : holder;
 }
 
-// What the standard library throws, as an Error that says of what.
+// Runs `action`, and turns an exception of std::filesystem into Error kIo, whose message begins with `message_prefix`.
 template <class Action>
-auto on_disk(const char* what, Action&& action) {
+auto on_disk(const char* message_prefix, Action&& action) {
   try {
     return action();
   } catch (const fs::filesystem_error& error) {
-    raise(ErrorKind::kIo, "[train.run_folder] {}: {}", what, error.what());
+    raise(ErrorKind::kIo, "[train.run_folder] {}: {}", message_prefix, error.what());
   }
 }
 
-// Before the mark is read: a file in the way is told of as such.
-RunMark make_and_read(const fs::path& path) {
+// Creates the folder and reads its mark. The folder is created first, so that a file at its path gets the message of
+// its own instead of that of an unreadable mark.
+RunMark make_folder_and_read_mark(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path, error);
   TESSERA_CHECK(!error && fs::is_directory(path), ErrorKind::kIo,
@@ -60,12 +61,12 @@ RunMark make_and_read(const fs::path& path) {
                 error ? error.message() : "a file is in the way");
   return on_disk("the folder cannot be read", [&] {
     RunMark mark(path);
-    if (!mark.is_set()) mark.check_free();
+    if (!mark.is_set()) mark.check_names_unused();
     return mark;
   });
 }
 
-// Both stay as they are where the file system cannot do it at once.
+// Exchanges two folders atomically. Returns false and changes nothing if the file system cannot do this.
 bool exchange(const fs::path& a, const fs::path& b) {
   return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
@@ -74,13 +75,15 @@ bool exchange(const fs::path& a, const fs::path& b) {
 
 RunFolder::RunFolder(fs::path path)
     : path_(std::move(path)),
-      mark_(make_and_read(path_)),
+      mark_(make_folder_and_read_mark(path_)),
       metrics_(path_ / kMetricsName),
       events_(path_ / kEventsName) {
+  // The checks above run without the lock, for an early message. Only under the lock may anything be removed or
+  // written.
   take_lock();
   on_disk("the folder cannot be prepared", [&] {
-    mark_ = RunMark(path_);  // another run may have come before
-    if (!mark_.is_set()) mark_.check_free();
+    mark_ = RunMark(path_);  // again, as another run may have marked the folder before this one had the lock
+    if (!mark_.is_set()) mark_.check_names_unused();
     fs::remove_all(staging());
     fs::create_directories(staging());
     mark_.set();
@@ -103,14 +106,14 @@ void RunFolder::take_lock() {
     raise(ErrorKind::kIo, "[train.run_folder] {}: cannot be locked: {}", lock_path.string(), std::strerror(reason));
   }
   const std::string holder = fmt::format("pid {} on {}\n", ::getpid(), host_name());
-  // Only for the other run's message: the lock itself is held already.
+  // The text serves the message of another run that finds the folder locked; the lock itself is held by flock(2).
   if (::ftruncate(lock_.get(), 0) != 0 || ::pwrite(lock_.get(), holder.data(), holder.size(), 0) < 0) {
     log_warning("[train.run_folder] {}: {}", lock_path.string(), std::strerror(errno));
   }
 }
 
-// A new folder of its own under previous/.
-fs::path RunFolder::next_previous() const {
+// Creates the next free folder previous/NNN. mkdir(2) fails for an existing one, so no two callers get the same folder.
+fs::path RunFolder::make_archive_folder() const {
   std::error_code error;
   fs::create_directories(path_ / "previous", error);
   for (int number = 1;; ++number) {
@@ -120,29 +123,31 @@ fs::path RunFolder::next_previous() const {
   }
 }
 
-fs::path RunFolder::put_aside_history() {
+fs::path RunFolder::archive_history() {
   fs::path into;
-  // Checkpoints first: a run that is killed in between has nothing to resume and puts the rest aside.
+  // The checkpoints are moved first. If the run is killed in between, the next one finds nothing to resume from and
+  // moves the other files.
   for (const char* name : {"checkpoints", kMetricsName, kEventsName, "tensorboard", "profile", "recipe.yaml",
                            "recipe.resolved.yaml", "model"}) {
     const auto status = fs::symlink_status(path_ / name);
     if (!fs::exists(status) || (fs::is_directory(status) && fs::is_empty(path_ / name))) continue;
+    // recipe.yaml and model/ are names that a user may use, too: only what a run wrote is moved.
     const std::string_view ours_if_unchanged = name;
     const bool shared = ours_if_unchanged.starts_with("recipe") || ours_if_unchanged == "model";
     if (shared && !mark_.owns(name)) continue;
-    if (into.empty()) into = next_previous();
+    if (into.empty()) into = make_archive_folder();
     on_disk("an earlier history cannot be put aside", [&] { fs::rename(path_ / name, into / name); });
-    if (shared) mark_.settle(name);
+    if (shared) mark_.keep_current_fingerprint(name);
   }
   if (!into.empty()) sync_folder(path_);
   return into;
 }
 
-fs::path RunFolder::put_aside_beyond(const fs::path& checkpoint) {
+fs::path RunFolder::archive_later_checkpoints(const fs::path& checkpoint) {
   fs::path into;
   on_disk("later checkpoints cannot be put aside", [&] {
-    CheckpointFolder(checkpoints()).go_back_to(checkpoint.filename().string(), [&] {
-      into = next_previous() / "checkpoints";
+    CheckpointFolder(checkpoints()).rewind_to(checkpoint.filename().string(), [&] {
+      into = make_archive_folder() / "checkpoints";
       fs::create_directory(into);
       return into;
     });
@@ -150,20 +155,23 @@ fs::path RunFolder::put_aside_beyond(const fs::path& checkpoint) {
   return into;
 }
 
-bool RunFolder::publish_own(const std::string& name, std::string_view content) {
+// Replaces a file that the user may own, only if a run wrote its present content. The mark gets the fingerprint of the
+// new content before the rename, and drops the old one after it. Whenever the process is killed, the file that is there
+// then is known as the run's own.
+bool RunFolder::replace_own_file(const std::string& name, std::string_view content) {
   if (fs::exists(fs::symlink_status(path_ / name)) && !mark_.owns(name)) return false;
   const auto staged = staging() / name;
   publish_file(staged, content);
-  mark_.announce(name, fingerprint_of(staged));
+  mark_.add_fingerprint(name, fingerprint_of(staged));
   fs::rename(staged, path_ / name);
   sync_folder(path_);
-  mark_.settle(name);
+  mark_.keep_current_fingerprint(name);
   return true;
 }
 
 void RunFolder::write_recipe(const Recipe& recipe) {
   const auto text = to_yaml(recipe);
-  if (publish_own("recipe.yaml", text) || publish_own("recipe.resolved.yaml", text)) return;
+  if (replace_own_file("recipe.yaml", text) || replace_own_file("recipe.resolved.yaml", text)) return;
   log_warning(
       "[train.run_folder] {}: recipe.yaml and recipe.resolved.yaml are not as a run wrote them and are left alone",
       path_.string());
@@ -176,7 +184,7 @@ void RunFolder::open_history(int64_t resumed_step) {
     if (resumed_step > 0) {
       file->keep_until(resumed_step, staging());
     } else if (fs::file_size(file->path(), error) > 0 && !error) {
-      if (aside.empty()) aside = next_previous();
+      if (aside.empty()) aside = make_archive_folder();
       on_disk("an earlier history cannot be put aside",
               [&] { fs::rename(file->path(), aside / file->path().filename()); });
     }
@@ -184,16 +192,16 @@ void RunFolder::open_history(int64_t resumed_step) {
   }
 }
 
-void RunFolder::check_model() const {
+void RunFolder::check_model_replaceable() const {
   const auto model = path_ / kModelName;
   if (!fs::exists(fs::symlink_status(model)) || mark_.owns(kModelName)) return;
   raise(ErrorKind::kConfig,
         "[train.run_folder] {}: is not as a run exported it, and the export of this run would replace it. Move it, "
-        "choose "
-        "another checkpoint.dir, or set checkpoint.export=never.",
+        "choose another checkpoint.dir, or set checkpoint.export=never.",
         model.string());
 }
 
+// Like replace_own_file() for a folder: add_fingerprint(), exchange or rename, keep_current_fingerprint().
 void RunFolder::publish_model(const fs::path& fresh) {
   const auto model = path_ / kModelName;
   const bool replaces = fs::exists(fs::symlink_status(model));
@@ -202,7 +210,7 @@ void RunFolder::publish_model(const fs::path& fresh) {
       "[train.export] {}: is not as a run exported it, and is left alone. Move it and start the run again, which "
       "exports from its last checkpoint.",
       model.string());
-  mark_.announce(kModelName, fingerprint_of(fresh));
+  mark_.add_fingerprint(kModelName, fingerprint_of(fresh));
   on_disk("the model cannot be published", [&] {
     if (replaces && exchange(fresh, model)) return;
     const auto old = staging() / "model.old";
@@ -211,9 +219,9 @@ void RunFolder::publish_model(const fs::path& fresh) {
     fs::remove_all(old);
   });
   sync_folder(path_);
-  mark_.settle(kModelName);
+  mark_.keep_current_fingerprint(kModelName);
   std::error_code ignored;
-  fs::remove_all(fresh, ignored);  // what it replaced; else swept when the next run starts
+  fs::remove_all(fresh, ignored);  // after an exchange this is the old model; if this fails, the next run removes it
 }
 
 void RunFolder::append(const StepMetrics& metrics) {
@@ -231,7 +239,8 @@ void RunFolder::append(const StepMetrics& metrics) {
   if (metrics.balance_loss) line["balance_loss"] = *metrics.balance_loss;
   const auto& by_rank = metrics.communication_seconds;
   if (!by_rank.empty()) {
-    // Collectives end for all ranks at once: who spends least in them is waited for, and waits for nobody.
+    // A collective ends on all ranks at about the same time. The rank with the fewest seconds in collectives came last
+    // to them and waited least, so its seconds are taken as communication; what other ranks spent beyond is waiting.
     const double mean = std::accumulate(by_rank.begin(), by_rank.end(), 0.0) / static_cast<double>(by_rank.size());
     const double least = *std::ranges::min_element(by_rank);
     line["parts"] = {
@@ -240,7 +249,7 @@ void RunFolder::append(const StepMetrics& metrics) {
         {"wait", mean - least},
         {"data", metrics.data_seconds},
         {"checkpoint", metrics.checkpoint_seconds}};
-    if (by_rank.size() > 1 && by_rank.size() <= kMostRanksTold) line["communication_by_rank"] = by_rank;
+    if (by_rank.size() > 1 && by_rank.size() <= kMaxRanksListed) line["communication_by_rank"] = by_rank;
   }
   metrics_.append(dump_json(line));
 }
@@ -249,8 +258,8 @@ void RunFolder::append_validation(int64_t step, double validation_loss, double s
   metrics_.append(dump_json({{"step", step}, {"validation_loss", validation_loss}, {"seconds", seconds}}));
 }
 
-void RunFolder::append_event(int64_t step, const std::string& what, const nlohmann::ordered_json& value) {
-  events_.append(dump_json({{"step", step}, {what, value}}));
+void RunFolder::append_event(int64_t step, const std::string& event_kind, const nlohmann::ordered_json& value) {
+  events_.append(dump_json({{"step", step}, {event_kind, value}}));
 }
 
 void RunFolder::append_early_stop(int64_t step, const std::string& reason) {

@@ -1,16 +1,16 @@
-// The folder of one run, and the one owner of everything in it: mark, lock, history, resolved recipe, metrics, exported
-// model. docs/format/run.md.
+// The folder of one run. This class alone writes its mark, lock, history, resolved recipe, metrics and exported model.
+// docs/format/run.md.
 //
 //   RunFolder folder("runs/demo");                  // rank 0 only
-//   folder.put_aside_history();                     // when the run starts anew
+//   folder.archive_history();                       // if the run starts anew
 //   folder.write_recipe(recipe);                    // runs/demo/recipe.yaml
-//   folder.open_history(resumed_step);              // lines after that step are dropped
+//   folder.open_history(resumed_step);              // drops lines of later steps
 //   folder.append({.step = 7, .loss = 2.1, ...});
 //   folder.publish_model(fresh);                    // runs/demo/model
 //
-// Only what a run wrote is replaced, moved or removed; a folder that is no run's is taken only while nothing in it has
-// one of our names. The lock goes with the object, or with the process however it ends. One object a run; not
-// thread-safe.
+// Only files that a run wrote are replaced, moved or removed. A folder that no run has marked is accepted only if it
+// holds none of the names that a run writes. The lock is released with the object, or when the process ends for any
+// reason. One object per run; not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -29,53 +29,56 @@ struct Recipe;
 
 class RunFolder {
  public:
-  // Makes and marks the folder and takes its lock. Error kConfig when something that no run wrote is in the way, or a
-  // run holds the folder (the message names pid and host); kIo when the folder cannot be made. What a killed run was
-  // writing is removed.
+  // Creates, marks and locks the folder, and removes the staging files of a killed run. Error kConfig if a file that no
+  // run wrote has a name that the run needs, or another run holds the lock (the message names its pid and host); kIo if
+  // the folder cannot be created.
   explicit RunFolder(std::filesystem::path path);
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
-  // On the folder's file system, private to the run and emptied when the next one starts.
+  // A private folder on the same file system for files that are being written. The next run empties it.
   std::filesystem::path staging() const { return private_folder(path_) / "staging"; }
 
-  // Moves checkpoints, metrics, events, recipe and model of an earlier history to previous/NNN, which is returned;
-  // empty when there was nothing. Error kIo.
-  std::filesystem::path put_aside_history();
+  // Moves checkpoints, metrics, events, profile, recipe and model of an earlier run to previous/NNN. Returns this
+  // folder; empty if there was nothing to move. Error kIo.
+  std::filesystem::path archive_history();
 
-  // For a run that goes on from a checkpoint of its own which is not the last: LATEST names it, and checkpoints of
-  // later steps go to previous/NNN/checkpoints, which is returned; empty when there are none. Error kIo.
-  std::filesystem::path put_aside_beyond(const std::filesystem::path& checkpoint);
+  // For a run that resumes from a checkpoint of this folder that is not the last one: makes LATEST name it, and moves
+  // the checkpoints of later steps to previous/NNN/checkpoints. Returns this folder; empty if there are no later ones.
+  // Error kIo.
+  std::filesystem::path archive_later_checkpoints(const std::filesystem::path& checkpoint);
 
-  // Leaves a recipe.yaml alone that was changed since a run wrote it, and writes recipe.resolved.yaml.
+  // Writes recipe.yaml; or recipe.resolved.yaml if the user changed recipe.yaml after a run wrote it. If both were
+  // changed, logs a warning and writes nothing. Error kIo.
   void write_recipe(const Recipe& recipe);
 
-  // Opens metrics.jsonl and events.jsonl for appending. Lines of steps after `resumed_step`, a torn last line and lines
-  // that are neither's are dropped; when nothing is resumed, 0, the whole files are put aside. Error kIo leaves a file
-  // as it was.
+  // Opens metrics.jsonl and events.jsonl for appending. With `resumed_step` above 0, drops lines of later steps, lines
+  // without a step and an incomplete last line. With 0, moves both files to previous/NNN. Error kIo leaves a file
+  // unchanged.
   void open_history(int64_t resumed_step);
-  // One whole line each, or Error kIo (full disk) and the file as before. Needs open_history().
+  // Append one line to metrics.jsonl. Error kIo (full disk) leaves the file unchanged. Need open_history().
   void append(const StepMetrics& metrics);
   void append_validation(int64_t step, double validation_loss, double seconds);
   void append_early_stop(int64_t step, const std::string& reason);
-  // What is no number, a line of events.jsonl: WHAT is "session", "restart", "sample", "profile", "warning" or
-  // "end".
-  void append_event(int64_t step, const std::string& what, const nlohmann::ordered_json& value);
+  // Appends one line to events.jsonl, with the key `event_kind`: "session", "restart", "sample", "profile", "warning"
+  // or "end". Errors as append().
+  void append_event(int64_t step, const std::string& event_kind, const nlohmann::ordered_json& value);
 
-  // Error kConfig when model/ holds something that no run exported.
-  void check_model() const;
-  // Makes `fresh`, a folder in staging(), model/; the run's own earlier one goes. Readers see one or the other. Error
-  // kIo when model/ is not a run's.
+  // Error kConfig if model/ exists and is not as a run exported it.
+  void check_model_replaceable() const;
+  // Renames `fresh`, a folder in staging(), to model/, and removes the model that an earlier run exported. Where the
+  // file system can exchange two folders, readers see either the old or the new one at any time. Error kIo if model/ is
+  // not as a run exported it.
   void publish_model(const std::filesystem::path& fresh);
 
  private:
   void take_lock();
-  std::filesystem::path next_previous() const;
-  bool publish_own(const std::string& name, std::string_view content);
+  std::filesystem::path make_archive_folder() const;
+  bool replace_own_file(const std::string& name, std::string_view content);
 
   std::filesystem::path path_;
   RunMark mark_;
-  UniqueFd lock_;  // held until it is closed
+  UniqueFd lock_;  // flock(2) is held while this file is open
   LineFile metrics_, events_;
 };
 

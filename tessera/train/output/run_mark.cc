@@ -11,7 +11,7 @@
 #include "tessera/base/files/mapped_file.h"
 #include "tessera/base/files/staged.h"
 #include "tessera/base/text/json.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 
 namespace tessera::train {
 namespace {
@@ -23,7 +23,7 @@ constexpr int kVersion = 1;
 constexpr JsonLimits kMarkLimits{.max_bytes = size_t{1} << 20, .max_depth = 8, .max_keys = 10'000};
 constexpr size_t kMostHashed = size_t{16} << 20;
 
-// Everything that a run may write into its folder, beside trace/, which holds nothing but flight records.
+// All names that a run may write into its folder, except trace/, which holds only flight records.
 constexpr const char* kNames[] = {"recipe.yaml", "recipe.resolved.yaml", "metrics.jsonl", "events.jsonl",
                                   "tensorboard", "checkpoints",          "model",         "previous",
                                   "profile"};
@@ -31,6 +31,7 @@ constexpr const char* kPrivateNames[] = {"lock", "staging", "run.json"};
 
 fs::path mark_path(const fs::path& dir) { return private_folder(dir) / "run.json"; }
 
+// Whether `path` exists and is not an empty folder.
 bool is_taken(const fs::path& path) {
   const auto status = fs::symlink_status(path);
   if (!fs::exists(status)) return false;
@@ -39,7 +40,8 @@ bool is_taken(const fs::path& path) {
 
 std::string hex(uint64_t hash) { return fmt::format("{:016x}", hash); }
 
-// "NAME SIZE HASH", a line.
+// The line "NAME SIZE HASH" of a file. Large files are hashed in blocks only; the seed of each block is the hash so
+// far, so that the order of the blocks counts.
 std::string line_of(const fs::path& path, const std::string& name) {
   const auto file = MappedFile::open(path);
   const auto bytes = file->bytes();
@@ -47,6 +49,7 @@ std::string line_of(const fs::path& path, const std::string& name) {
   if (bytes.size() <= kMostHashed) {
     hash = XXH3_64bits(bytes.data(), bytes.size());
   } else {
+    // 66 blocks at equal distances from the beginning, and once more the last block, which ends exactly at the end.
     constexpr size_t kBlock = 4096, kBlocks = 66;
     for (size_t block = 0; block < kBlocks; ++block) {
       const size_t begin = (bytes.size() - kBlock) / (kBlocks - 1) * block;
@@ -84,6 +87,7 @@ std::string fingerprint_of(const fs::path& path) {
 RunMark::RunMark(fs::path dir) : dir_(std::move(dir)) {
   const auto path = mark_path(dir_);
   if (!fs::exists(fs::symlink_status(path))) return;
+  // The file is untrusted: size, depth and number of keys are limited, and every value is checked for its type.
   const std::string where = "[train.run_folder] " + path.string();
   const std::string text = read_file(path, kMarkLimits.max_bytes);
   try {
@@ -94,7 +98,7 @@ RunMark::RunMark(fs::path dir) : dir_(std::move(dir)) {
     id_ = mark.string("id");
     if (const auto own = mark.find("own")) {
       for (const auto& [name, hashes] : own->members()) {
-        for (const auto& hash : hashes.items()) own_[name].push_back(hash.as_string());
+        for (const auto& hash : hashes.items()) fingerprints_[name].push_back(hash.as_string());
       }
     }
   } catch (const Error& error) {
@@ -104,7 +108,7 @@ RunMark::RunMark(fs::path dir) : dir_(std::move(dir)) {
   set_ = true;
 }
 
-void RunMark::check_free() const {
+void RunMark::check_names_unused() const {
   const auto check = [&](const fs::path& path, bool taken) {
     TESSERA_CHECK(
         !taken, ErrorKind::kConfig,
@@ -117,6 +121,7 @@ void RunMark::check_free() const {
   const auto status = fs::symlink_status(inside);
   if (!fs::exists(status)) return;
   check(inside, !fs::is_directory(status));
+  // A run that was killed before it wrote its mark may have left these private files; other files are a user's.
   for (const auto& entry : fs::directory_iterator(inside)) {
     const auto name = entry.path().filename();
     check(entry.path(),
@@ -127,28 +132,31 @@ void RunMark::check_free() const {
 
 void RunMark::set() {
   if (set_) return;
-  id_ = random_word(8);
+  id_ = random_hex(8);
   write();
   set_ = true;
 }
 
 bool RunMark::owns(const std::string& name) const {
-  const auto found = own_.find(name);
-  if (found == own_.end()) return false;
+  const auto found = fingerprints_.find(name);
+  if (found == fingerprints_.end()) return false;
   const auto hash = fingerprint_of(dir_ / name);
   return !hash.empty() && std::ranges::find(found->second, hash) != found->second.end();
 }
 
-void RunMark::announce(const std::string& name, const std::string& fingerprint) {
-  auto& known = own_[name];
+// Before a file is replaced, the mark holds the fingerprints of the old and of the new content. A run that is killed at
+// any moment therefore leaves a file that the next run recognises as its own. keep_current_fingerprint() then drops the
+// old fingerprint.
+void RunMark::add_fingerprint(const std::string& name, const std::string& fingerprint) {
+  auto& known = fingerprints_[name];
   if (std::ranges::find(known, fingerprint) != known.end()) return;
   known.push_back(fingerprint);
   write();
 }
 
-void RunMark::settle(const std::string& name) {
+void RunMark::keep_current_fingerprint(const std::string& name) {
   const auto hash = fingerprint_of(dir_ / name);
-  auto& known = own_[name];
+  auto& known = fingerprints_[name];
   const auto before = known.size();
   std::erase_if(known, [&](const std::string& each) { return each != hash; });
   if (known.size() != before) write();
@@ -156,7 +164,7 @@ void RunMark::settle(const std::string& name) {
 
 void RunMark::write() const {
   nlohmann::ordered_json json = {{"format", kFormatName}, {"version", kVersion}, {"id", id_}};
-  json["own"] = own_;
+  json["own"] = fingerprints_;
   const auto staging = private_folder(dir_) / "staging";
   fs::create_directories(staging);
   publish_file(mark_path(dir_), json.dump(1) + "\n", staging);

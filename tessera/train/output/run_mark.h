@@ -1,14 +1,14 @@
-// What makes a folder a run's: .tessera/run.json in it, which also remembers what was written under names that a user
-// may want for himself (recipe.yaml, model/). docs/format/run.md.
+// The mark of a run's folder, .tessera/run.json. It also stores fingerprints of files whose names a user may want to
+// use (recipe.yaml, model/), so that a run replaces only its own files. docs/format/run.md.
 //
-//   RunMark mark(dir);                                // reads it
-//   mark.check_free();                                // nothing of somebody else's is under our names
+//   RunMark mark(dir);                                // reads .tessera/run.json
+//   mark.check_names_unused();                        // no file of a user has a name that a run writes
 //   mark.set();
-//   mark.announce("recipe.yaml", fingerprint);        // before it is written
-//   mark.settle("recipe.yaml");                       // after
-//   if (mark.owns("recipe.yaml")) ...                 // it is there as we left it
+//   mark.add_fingerprint("recipe.yaml", fingerprint); // before the file is replaced
+//   mark.keep_current_fingerprint("recipe.yaml");     // after the file is replaced
+//   if (mark.owns("recipe.yaml")) ...                 // the file is unchanged since a run wrote it
 //
-// Not thread-safe; the lock of the folder keeps other processes out.
+// Not thread-safe; other processes are excluded by the lock of the folder (RunFolder).
 #pragma once
 
 #include <filesystem>
@@ -20,21 +20,22 @@ namespace tessera::train {
 
 class RunMark {
  public:
-  // Error kFormat when .tessera/run.json is something else.
+  // Error kFormat when .tessera/run.json is not the mark of a run.
   explicit RunMark(std::filesystem::path dir);
 
   bool is_set() const { return set_; }
-  // Error kConfig names the first thing in the folder that has one of our names and is not an empty folder. For a
-  // folder that has no mark.
-  void check_free() const;
+  // For a folder without a mark. Error kConfig if a name that a run writes is in use, other than by an empty folder;
+  // the message gives the first such path.
+  void check_names_unused() const;
+  // Writes the mark if there is none. Error kIo.
   void set();
 
-  // Whether `name` is there and is what a run wrote.
+  // Whether `name` exists and its content is what a run wrote.
   bool owns(const std::string& name) const;
-  // Remembers that `name` is ours with this fingerprint too. Error kIo.
-  void announce(const std::string& name, const std::string& fingerprint);
-  // Forgets the other fingerprints of `name`, all when it is not there. Error kIo.
-  void settle(const std::string& name);
+  // Stores a further fingerprint with which `name` is owned by the run. Error kIo.
+  void add_fingerprint(const std::string& name, const std::string& fingerprint);
+  // Drops all fingerprints of `name` except that of its present content; drops all if `name` does not exist. Error kIo.
+  void keep_current_fingerprint(const std::string& name);
 
  private:
   void write() const;
@@ -42,14 +43,15 @@ class RunMark {
   std::filesystem::path dir_;
   bool set_ = false;
   std::string id_;
-  std::map<std::string, std::vector<std::string>> own_;
+  std::map<std::string, std::vector<std::string>> fingerprints_;
 };
 
-// Folder of the mark, the lock and what is being written, in a run's folder.
+// The folder .tessera of a run's folder, which holds mark, lock and staging files.
 std::filesystem::path private_folder(const std::filesystem::path& dir);
 
-// Of a file, or of the names and files of a folder; "" when nothing is there. Of a file over 16 MiB the size, both ends
-// and 64 places between them count. Links are not followed inside a folder. Error kIo.
+// A hash of a file, or of the names and files of a folder; "" if `path` does not exist. For a file above 16 MiB the
+// hash covers the size and 66 blocks of 4 KiB: both ends and 64 blocks between. Links in a folder are not followed.
+// Error kIo.
 std::string fingerprint_of(const std::filesystem::path& path);
 
 }  // namespace tessera::train

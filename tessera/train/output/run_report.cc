@@ -10,7 +10,7 @@
 #include "tessera/base/machine/host.h"
 #include "tessera/base/text/json_numbers.h"
 #include "tessera/base/version.h"
-#include "tessera/comm/launch/rank_notes.h"
+#include "tessera/comm/launch/reported_steps.h"
 #include "tessera/train/profile/machine_peak.h"
 #include "tessera/train/recipe/recipe_print.h"
 
@@ -50,6 +50,8 @@ RunReport::RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig&
       peak_flops_(
           matmul_peak(recipe.precision.param == "bfloat16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float) *
           session.ranks) {
+  // The history is cut back to first_step before the first line of this session is appended. Warnings that were logged
+  // before this moment, by checks and loading, are written as events of first_step.
   const int64_t first_step = session.first_step;
   folder_.write_recipe(recipe);
   if (jsonl_) {
@@ -58,7 +60,7 @@ RunReport::RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig&
     if (const auto restart = comm::restart_reason()) {
       folder_.append_event(first_step, "restart", {{"attempt", restart->attempt}, {"reason", restart->text}});
     }
-    tell_warnings(first_step);
+    write_warnings(first_step);
   }
   if (recipe.log.tensorboard) {
     events_.emplace(folder_.path() / "tensorboard");
@@ -68,11 +70,12 @@ RunReport::RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig&
   }
 }
 
-void RunReport::tell_warnings(int64_t step) {
+void RunReport::write_warnings(int64_t step) {
   if (!jsonl_ || !warnings_) return;
-  for (const auto& text : warnings_->take()) folder_.append_event(step, "warning", text);
+  for (const auto& text : warnings_->take_warnings()) folder_.append_event(step, "warning", text);
 }
 
+// z-scores are computed from the steps of this session only; they are shown on stderr and not stored.
 void RunReport::step(StepMetrics metrics, const StepResult& result) {
   const int64_t step = metrics.step;
   metrics.loss = result.loss;
@@ -87,7 +90,7 @@ void RunReport::step(StepMetrics metrics, const StepResult& result) {
   metrics.skipped = result.skipped;
   metrics.communication_seconds = result.communication_seconds;
   if (jsonl_) folder_.append(metrics);
-  tell_warnings(step);
+  write_warnings(step);
   if (events_) {
     events_->add_scalar("train/loss", metrics.loss, step);
     events_->add_scalar("train/grad_norm", metrics.grad_norm, step);
@@ -128,7 +131,7 @@ void RunReport::early_stop(int64_t step, const std::string& reason) {
 }
 
 void RunReport::finish(int64_t step, const std::string& last_line) {
-  tell_warnings(step);
+  write_warnings(step);
   if (jsonl_) folder_.append_event(step, "end", last_line);
   progress_.finish(last_line);
 }

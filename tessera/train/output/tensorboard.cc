@@ -40,7 +40,7 @@ std::string varint_field(uint64_t number, uint64_t value) {
   return out;
 }
 
-// A double or a float.
+// A field of type double or float.
 template <class Number>
 std::string number_field(uint64_t number, Number value) {
   std::string out;
@@ -60,15 +60,16 @@ double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+// Field `summary` of an Event with one Value in it.
 std::string summary_field(const std::string& value) { return bytes_field(5, bytes_field(1, value)); }
 
 }  // namespace
 
-EventWriter::EventWriter(const std::filesystem::path& folder) {
+TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   TESSERA_CHECK(!error, ErrorKind::kIo, "[train.tensorboard] {}: {}", folder.string(), error.message());
-  // Time first: TensorBoard reads the files of a folder in the order of their names.
+  // The name begins with the time, because TensorBoard reads the files of a folder in the order of their names.
   static std::atomic<int> count{0};
   path_ = folder / fmt::format("events.out.tfevents.{}.{}.{}.{}", static_cast<int64_t>(wall_time()), host_name(),
                                ::getpid(), count++);
@@ -78,7 +79,7 @@ EventWriter::EventWriter(const std::filesystem::path& folder) {
   flush();
 }
 
-EventWriter::~EventWriter() {
+TensorBoardWriter::~TensorBoardWriter() {
   try {
     flush();
   } catch (const Error& error) {
@@ -86,16 +87,17 @@ EventWriter::~EventWriter() {
   }
 }
 
-void EventWriter::start_session(int64_t step) {
+void TensorBoardWriter::start_session(int64_t step) {
+  // TensorBoard drops earlier events from the step of this event on.
   constexpr uint64_t kStart = 1;  // SessionLog.SessionStatus
   add_event(step + 1, bytes_field(7, varint_field(1, kStart)));
 }
 
-void EventWriter::add_scalar(std::string_view tag, double value, int64_t step) {
+void TensorBoardWriter::add_scalar(std::string_view tag, double value, int64_t step) {
   add_event(step, summary_field(bytes_field(1, tag) + number_field(2, static_cast<float>(value))));
 }
 
-void EventWriter::add_text(std::string_view tag, std::string_view text, int64_t step) {
+void TensorBoardWriter::add_text(std::string_view tag, std::string_view text, int64_t step) {
   constexpr uint64_t kString = 7;                                // DataType.DT_STRING
   constexpr uint64_t kTensorClass = 2;                           // DataClass.DATA_CLASS_TENSOR
   const std::string shape = bytes_field(2, varint_field(1, 1));  // TensorShapeProto: one dim of size 1
@@ -104,8 +106,9 @@ void EventWriter::add_text(std::string_view tag, std::string_view text, int64_t 
   add_event(step, summary_field(bytes_field(1, tag) + bytes_field(8, tensor) + bytes_field(9, metadata)));
 }
 
-void EventWriter::add_event(int64_t step, std::string_view body) {
+void TensorBoardWriter::add_event(int64_t step, std::string_view body) {
   // tensorflow.Event: wall_time 1, step 2, file_version 3, summary 5, session_log 7.
+  // The record is collected in memory and written by flush(): one write for the scalars of a step.
   const std::string event =
       number_field(1, wall_time()) + varint_field(2, static_cast<uint64_t>(step)) + std::string(body);
   std::string length;
@@ -116,7 +119,9 @@ void EventWriter::add_event(int64_t step, std::string_view body) {
   append_raw(pending_, masked_crc32c(event));
 }
 
-void EventWriter::flush() {
+// After a partial write only the rest stays pending: a later flush continues in the middle of the record, and the file
+// stays valid.
+void TensorBoardWriter::flush() {
   size_t done = 0;
   while (done < pending_.size()) {
     const ssize_t step = ::write(file_.get(), pending_.data() + done, pending_.size() - done);

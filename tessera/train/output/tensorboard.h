@@ -1,12 +1,12 @@
-// TensorBoard event files: scalars and texts that `tensorboard --logdir` shows.
+// Writes TensorBoard event files: scalars and texts for `tensorboard --logdir`.
 //
-//   EventWriter events(run / "tensorboard");
+//   TensorBoardWriter events(run / "tensorboard");
 //   events.start_session(resumed_step);            // TensorBoard drops older events after that step
 //   events.add_scalar("train/loss", 2.1, 7);
 //   events.flush();
 //
-// The format is TFRecord framing (length, masked CRC-32C, data, masked CRC-32C; little-endian) around protobuf
-// messages tensorflow.Event, here encoded by hand: docs/format/tensorboard.md. Not thread-safe.
+// Each record is a protobuf message tensorflow.Event, encoded by hand, in TFRecord framing (length, masked CRC-32C of
+// the length, data, masked CRC-32C of the data; little-endian): docs/format/tensorboard.md. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -18,21 +18,21 @@
 
 namespace tessera::train {
 
-class EventWriter {
+class TensorBoardWriter {
  public:
-  // Makes the folder and in it a new events.out.tfevents.* file. Error kIo.
-  explicit EventWriter(const std::filesystem::path& folder);
-  ~EventWriter();  // flushes; what cannot be written then is logged
-  EventWriter(const EventWriter&) = delete;
-  EventWriter& operator=(const EventWriter&) = delete;
+  // Creates the folder and a new file events.out.tfevents.* in it. Error kIo.
+  explicit TensorBoardWriter(const std::filesystem::path& folder);
+  ~TensorBoardWriter();  // flushes; an error is logged
+  TensorBoardWriter(const TensorBoardWriter&) = delete;
+  TensorBoardWriter& operator=(const TensorBoardWriter&) = delete;
 
-  // Says that events of steps after `step` in earlier files of the folder did not happen.
+  // Makes TensorBoard ignore events of steps after `step` in earlier files of the folder.
   void start_session(int64_t step);
-  // NaN and infinities are kept: TensorBoard marks them.
+  // NaN and infinities are written as they are; TensorBoard marks them.
   void add_scalar(std::string_view tag, double value, int64_t step);
-  // Shown as Markdown under TEXT.
+  // TensorBoard shows the text as Markdown under TEXT.
   void add_text(std::string_view tag, std::string_view text, int64_t step);
-  // Writes what was added. Error kIo.
+  // Writes all events that were added since the last flush. Error kIo.
   void flush();
 
   const std::filesystem::path& path() const { return path_; }

@@ -22,7 +22,7 @@ double measure_peak(c10::ScalarType dtype) {
   const at::NoGradGuard no_grad;
   const at::Tensor x = at::ones({kSize, kSize}, dtype);
   const at::Tensor weight = at::ones({kSize, kSize}, dtype);
-  tessera::kernels::linear(x, weight);  // kernels are chosen and memory is touched outside the measurement
+  tessera::kernels::linear(x, weight);  // the first call chooses kernels and touches memory, and is not measured
   const auto now = [] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   };
@@ -33,6 +33,7 @@ double measure_peak(c10::ScalarType dtype) {
 }  // namespace
 
 double matmul_peak(c10::ScalarType dtype) {
+  // The lock is held while measuring, so that two threads do not measure at the same time and disturb each other.
   static std::mutex mutex;
   static std::map<std::pair<c10::ScalarType, int>, double> peaks;
   const std::lock_guard lock(mutex);
@@ -41,6 +42,7 @@ double matmul_peak(c10::ScalarType dtype) {
   return entry->second;
 }
 
+// The fastest call counts: other processes can only make a call slower.
 double best_rate(double work, double seconds, const std::function<void()>& call, const std::function<double()>& now) {
   const double start = now();
   double shortest = std::numeric_limits<double>::infinity();
@@ -60,12 +62,14 @@ double flops_per_token(const ModelConfig& config, int64_t sequence_length) {
   const double hidden = number(config.hidden_size);
   const double attention_weights = hidden * (2 * queries + 2 * keys);  // q and output, k and v
   double weights = hidden * number(config.vocab_size);
-  double attended = 0;  // by a token, in all layers
+  double attended = 0;  // tokens that a token attends to, summed over the layers
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    const auto& experts = config.experts;  // of which a token takes some
-    const int64_t inner = config.has_experts(layer) ? experts.chosen * experts.inner : config.intermediate_size;
-    weights += attention_weights + 3 * hidden * number(inner);
-    const double window = config.window_of(layer) > 0 ? number(config.window_of(layer)) : number(sequence_length);
+    const auto& experts = config.experts;  // a token is computed by `chosen` experts of a layer
+    const int64_t inner =
+        config.has_experts(layer) ? experts.num_experts_per_tok * experts.intermediate_size : config.intermediate_size;
+    weights += attention_weights + 3 * hidden * number(inner);  // gate, up and down projections
+    const double window = config.sliding_window_of_layer(layer) > 0 ? number(config.sliding_window_of_layer(layer))
+                                                                    : number(sequence_length);
     attended += std::min(number(sequence_length) / 2, window);
   }
   return 6 * weights + 12 * queries * attended;

@@ -21,15 +21,15 @@
 namespace tessera::train {
 namespace {
 
-constexpr size_t kMostRanksSummed = 64;
-constexpr size_t kMostRows = 20;  // of a table of the summary
+constexpr size_t kMostRanksSummed = 64;  // the summary lists at most the first 64 ranks
+constexpr size_t kMostRows = 20;         // rows in a table of the summary
 
 int64_t epoch_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
       .count();
 }
 
-// Layers count as one: "model.layers.*.mlp".
+// A module path with "*" for each number, so that the layers of a model make one row: "model.layers.*.mlp".
 std::string without_numbers(const std::string& path) {
   std::string out;
   for (size_t begin = 0; begin <= path.size();) {
@@ -42,7 +42,7 @@ std::string without_numbers(const std::string& path) {
   return out;
 }
 
-nlohmann::ordered_json longest(const std::map<std::string, TraceTotals>& all) {
+nlohmann::ordered_json longest_rows(const std::map<std::string, TraceTotals>& all) {
   std::vector<std::pair<std::string, TraceTotals>> rows(all.begin(), all.end());
   std::ranges::sort(rows, [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
   if (rows.size() > kMostRows) rows.resize(kMostRows);
@@ -57,8 +57,8 @@ std::filesystem::path trace_path(const std::filesystem::path& folder, int rank) 
   return folder / fmt::format("trace-{:05}.json", rank);
 }
 
-// How long at least one of the intervals lasts, in seconds.
-double covered(std::vector<std::pair<int64_t, int64_t>> intervals_us) {
+// The length of the union of the intervals, in seconds.
+double union_seconds(std::vector<std::pair<int64_t, int64_t>> intervals_us) {
   std::ranges::sort(intervals_us);
   int64_t sum = 0, until = INT64_MIN;
   for (const auto& [begin, end] : intervals_us) {
@@ -70,9 +70,10 @@ double covered(std::vector<std::pair<int64_t, int64_t>> intervals_us) {
 
 }  // namespace
 
-// A collective's number in its group is known when observers are told of it; messages, which are numbered otherwise,
-// keep the bytes of their tensor.
-struct StepProfile::Bytes final : comm::CollectiveObserver {
+// Records the bytes of each collective, as its observer reports them, under group, sequence number and operation: the
+// flight recorder has the same key. Point-to-point messages have other sequence numbers; their bytes are computed from
+// the tensor in read_collectives().
+struct StepProfile::CollectiveBytes final : comm::CollectiveObserver {
   using Key = std::tuple<uint32_t, uint64_t, comm::Op>;
   void on_collective(comm::Op op, int64_t bytes, const comm::Group& group) override {
     const std::lock_guard lock(mutex);
@@ -92,10 +93,10 @@ ProfiledSteps profiled_steps(int64_t first_step, int64_t total_steps) {
 
 StepProfile::StepProfile(nn::Module& model, std::shared_ptr<comm::Group> group, StepProfileOptions options)
     : model_(model), group_(std::move(group)), options_(std::move(options)) {
-  facts_.rank = group_->rank();
-  facts_.host = host_name();
-  facts_.first_step = options_.steps.first;
-  facts_.last_step = options_.steps.last;
+  metadata_.rank = group_->rank();
+  metadata_.host = host_name();
+  metadata_.first_step = options_.steps.first;
+  metadata_.last_step = options_.steps.last;
 }
 
 StepProfile::~StepProfile() { unhook_modules(); }
@@ -103,10 +104,11 @@ StepProfile::~StepProfile() { unhook_modules(); }
 void StepProfile::hook_modules() {
   for (const auto& [name, module] : model_.named_modules()) {
     const auto shown = name.empty() ? std::string("model") : name;
-    hooks_.push_back({module,
-                      {module->register_forward_pre_hook(
-                           [this, shown](nn::Module&, nn::TensorRefs&) { recorder_.enter(TraceKind::kModule, shown); }),
-                       module->register_forward_hook([this](nn::Module&, nn::TensorRefs&) { recorder_.leave(); })}});
+    hooks_.push_back(
+        {module,
+         {module->register_forward_pre_hook(
+              [this, shown](nn::Module&, nn::TensorRefs&) { recorder_.begin_event(TraceKind::kModule, shown); }),
+          module->register_forward_hook([this](nn::Module&, nn::TensorRefs&) { recorder_.end_event(); })}});
   }
 }
 
@@ -120,27 +122,27 @@ void StepProfile::unhook_modules() {
 void StepProfile::begin(int64_t step) {
   if (step < options_.steps.first || step > options_.steps.last) return;
   if (step == options_.steps.first) {
-    // One time 0 for all ranks, rank 0's.
-    const auto told = comm::all_gather_bytes(*group_, std::to_string(epoch_us()));
-    facts_.base_us = std::stoll(told.front());
-    remove_old_traces(told.size());
-    facts_.steady_offset_us = epoch_us() - trace_clock_ns() / 1000;
+    // All traces count time from the clock of rank 0 at this moment.
+    const auto gathered = comm::all_gather_bytes(*group_, std::to_string(epoch_us()));
+    metadata_.base_us = std::stoll(gathered.front());
+    remove_old_traces(gathered.size());
+    metadata_.steady_offset_us = epoch_us() - trace_clock_ns() / 1000;
     hook_modules();
-    bytes_ = std::make_unique<Bytes>();
+    collective_bytes_ = std::make_unique<CollectiveBytes>();
     recorder_.start();
   }
   if (const auto& monitor = group_->context().monitor) calls_made_ = monitor->recorder().record("").calls_made;
-  communicated_ = comm::communication_seconds();
+  communication_seconds_at_begin_ = comm::communication_seconds();
   begun_ns_ = trace_clock_ns();
-  recorder_.enter(TraceKind::kPart, fmt::format("step {}", step));
+  recorder_.begin_event(TraceKind::kSpan, fmt::format("step {}", step));
 }
 
 std::optional<nlohmann::ordered_json> StepProfile::end(int64_t step) {
   if (step < options_.steps.first || step > options_.steps.last) return std::nullopt;
-  recorder_.leave();
+  recorder_.end_event();
   seconds_["step"] += static_cast<double>(trace_clock_ns() - begun_ns_) * 1e-9;
-  seconds_["collectives"] += comm::communication_seconds() - communicated_;
-  take_collectives();
+  seconds_["collectives"] += comm::communication_seconds() - communication_seconds_at_begin_;
+  read_collectives();
   ended_ = step;
   if (step < options_.steps.last) return std::nullopt;
   return close();
@@ -148,10 +150,10 @@ std::optional<nlohmann::ordered_json> StepProfile::end(int64_t step) {
 
 nlohmann::ordered_json StepProfile::close() {
   recorder_.stop();
-  bytes_.reset();
+  collective_bytes_.reset();
   unhook_modules();
   closed_ = true;
-  facts_.last_step = ended_;
+  metadata_.last_step = ended_;
   write();
   return summary_of_all();
 }
@@ -160,20 +162,21 @@ std::optional<nlohmann::ordered_json> StepProfile::finish() {
   if (closed_ || options_.steps.last < options_.steps.first) return std::nullopt;
   closed_ = true;
   if (ended_ < 0) {
-    if (facts_.rank == 0) {
+    if (metadata_.rank == 0) {
       log_warning("[train.profile] nothing was traced: the run ended before step {}", options_.steps.first);
     }
     return std::nullopt;
   }
-  if (facts_.rank == 0) log_warning("[train.profile] cut off: the run ended before step {}", options_.steps.last);
+  if (metadata_.rank == 0) log_warning("[train.profile] cut off: the run ended before step {}", options_.steps.last);
   return close();
 }
 
-// Of more ranks than there are now, or of a start whose traces cannot be written again.
+// Removes the trace of this rank, and on rank 0 those of ranks that this run does not have. Otherwise traces of an
+// earlier session would remain next to the new ones.
 void StepProfile::remove_old_traces(size_t ranks) const {
   std::error_code error;
-  std::filesystem::remove(trace_path(options_.folder, facts_.rank), error);
-  if (facts_.rank != 0) return;
+  std::filesystem::remove(trace_path(options_.folder, metadata_.rank), error);
+  if (metadata_.rank != 0) return;
   std::vector<std::filesystem::path> old;
   for (std::filesystem::directory_iterator entry(options_.folder, error), end; !error && entry != end;
        entry.increment(error)) {
@@ -186,58 +189,65 @@ void StepProfile::remove_old_traces(size_t ranks) const {
   for (const auto& path : old) std::filesystem::remove(path, error);
 }
 
-void StepProfile::count(const std::string& part, double seconds) {
+void StepProfile::add_seconds(const std::string& part, double seconds) {
   if (recorder_.recording()) seconds_[part] += seconds;
 }
 
-// What the flight recorder has of this step, which is the last 2,000 calls.
-void StepProfile::take_collectives() {
+// Takes the calls of this step out of the flight recorder, which keeps the last 2,000; calls that it has lost are
+// counted. A call belongs to the training thread (`on_training_thread`) if the observer saw it on that thread; other
+// calls come from background saves, and do not hold up the step.
+void StepProfile::read_collectives() {
   const auto& monitor = group_->context().monitor;
   if (!monitor) return;
   const auto record = monitor->recorder().record("profile");
   const uint64_t made = record.calls_made - calls_made_;
   const size_t kept = std::min<size_t>(made, record.calls.size());
-  facts_.lost_collectives += static_cast<int64_t>(made - kept);
-  std::vector<std::pair<int64_t, int64_t>> under_way;
+  metadata_.lost_collectives += static_cast<int64_t>(made - kept);
+  std::vector<std::pair<int64_t, int64_t>> in_progress;
   for (size_t i = record.calls.size() - kept; i < record.calls.size(); ++i) {
     const auto& call = record.calls[i];
     const auto& signature = call.signature;
-    const auto found = bytes_->by_call.find({signature.members, signature.sequence, signature.op});
+    const auto found = collective_bytes_->by_call.find({signature.members, signature.sequence, signature.op});
     const auto element = signature.dtype < 0 ? 0 : c10::elementSize(static_cast<c10::ScalarType>(signature.dtype));
     const int64_t bytes =
-        found != bytes_->by_call.end() ? found->second : signature.elements * static_cast<int64_t>(element);
-    // Observers see the training thread alone, and of what moves nothing or is a message not which call it was.
-    const bool own = found != bytes_->by_call.end() || comm::is_message(signature.op) || bytes == 0;
-    collectives_.push_back({call, bytes, own});
-    if (!own) continue;
+        found != collective_bytes_->by_call.end() ? found->second : signature.elements * static_cast<int64_t>(element);
+    // The observer is installed on the training thread alone, so a call that it did not record is of another thread.
+    // Messages, and calls that transfer no bytes, are never recorded by it and are taken as the training thread's.
+    const bool on_training_thread =
+        found != collective_bytes_->by_call.end() || comm::is_message(signature.op) || bytes == 0;
+    collectives_.push_back({call, bytes, on_training_thread});
+    if (!on_training_thread) continue;
+    // A call that is still in progress counts up to the time of the record.
     const int64_t end = call.finished_us > 0 ? call.finished_us : record.written_us;
-    under_way.push_back({call.started_us, end});
+    in_progress.push_back({call.started_us, end});
     if (call.waiting_us > 0) {
       seconds_["waited"] += static_cast<double>(std::max<int64_t>(end - call.waiting_us, 0)) * 1e-6;
     }
   }
-  under_way_ += covered(std::move(under_way));
+  in_progress_seconds_ += union_seconds(std::move(in_progress));
 }
 
 void StepProfile::write() const {
-  const auto path = trace_path(options_.folder, facts_.rank);
+  const auto path = trace_path(options_.folder, metadata_.rank);
   try {
     std::error_code error;
     std::filesystem::create_directories(options_.folder, error);
-    publish_file(path, trace_json(recorder_, collectives_, facts_));
-    if (facts_.rank == 0) {
-      log_info("[train.profile] steps {} to {} are in {}; open a file in https://ui.perfetto.dev", facts_.first_step,
-               facts_.last_step, options_.folder.string());
+    publish_file(path, trace_json(recorder_, collectives_, metadata_));
+    if (metadata_.rank == 0) {
+      log_info("[train.profile] steps {} to {} are in {}; open a file in https://ui.perfetto.dev", metadata_.first_step,
+               metadata_.last_step, options_.folder.string());
     }
   } catch (const Error& error) {
     log_warning("[train.profile] the trace is lost: {}", error.what());
   }
 }
 
+// Parts of the profiled steps on this rank, in seconds. `hidden` is the fraction of the time with a collective in
+// progress in which the training thread did something else than wait for collectives.
 nlohmann::ordered_json StepProfile::own_summary() {
   const double collectives = seconds_["collectives"], waited = std::min(seconds_["waited"], collectives);
-  const double hidden = under_way_ > 0 ? std::clamp(1 - collectives / under_way_, 0.0, 1.0) : 0;
-  return {{"rank", facts_.rank},
+  const double hidden = in_progress_seconds_ > 0 ? std::clamp(1 - collectives / in_progress_seconds_, 0.0, 1.0) : 0;
+  return {{"rank", metadata_.rank},
           {"compute", std::max(seconds_["step"] - collectives - seconds_["data"] - seconds_["snapshot"], 0.0)},
           {"communication", collectives - waited},
           {"wait", waited},
@@ -247,17 +257,20 @@ nlohmann::ordered_json StepProfile::own_summary() {
           {"dropped", recorder_.dropped()}};
 }
 
+// Gathers one JSON object per rank. Tables of operations, modules and collectives are rank 0's only, because ranks of a
+// run do the same work. COLLECTIVE over the group.
 nlohmann::ordered_json StepProfile::summary_of_all() {
   auto own = own_summary();
-  if (facts_.rank == 0) {
+  if (metadata_.rank == 0) {
+    // The layers of a model are summed up: "model.layers.*.mlp" stands for all of them.
     std::map<std::string, TraceTotals> modules;
     for (const auto& [name, totals] : recorder_.modules()) {
       auto& sum = modules[without_numbers(name)];
       sum.calls += totals.calls;
       sum.seconds += totals.seconds;
     }
-    own["operations"] = longest(recorder_.operations());
-    own["modules"] = longest(modules);
+    own["operations"] = longest_rows(recorder_.operations());
+    own["modules"] = longest_rows(modules);
     struct Sum {
       int64_t calls = 0, bytes = 0;
       double waited = 0;
@@ -281,10 +294,10 @@ nlohmann::ordered_json StepProfile::summary_of_all() {
                                     {"seconds", sum.waited}});
     }
   }
-  const auto told = comm::all_gather_bytes(*group_, dump_json(own));
-  nlohmann::ordered_json out = {{"first_step", facts_.first_step}, {"last_step", facts_.last_step}};
-  for (size_t rank = 0; rank < std::min(told.size(), kMostRanksSummed); ++rank) {
-    auto row = parse_json_object(told[rank], "[train.profile] summary of a rank");
+  const auto gathered = comm::all_gather_bytes(*group_, dump_json(own));
+  nlohmann::ordered_json out = {{"first_step", metadata_.first_step}, {"last_step", metadata_.last_step}};
+  for (size_t rank = 0; rank < std::min(gathered.size(), kMostRanksSummed); ++rank) {
+    auto row = parse_json_object(gathered[rank], "[train.profile] summary of a rank");
     for (const char* table : {"operations", "modules", "collectives"}) {
       if (!row.contains(table)) continue;
       out[table] = row[table];

@@ -1,11 +1,13 @@
-// train.profile: a trace of a few steps on each rank, and where their time went.
+// The profile of train.profile: each rank writes a trace of a few steps, and all ranks together make a summary of where
+// the time went.
 //
 //   StepProfile profile(*model, world->group(), {.folder = run / "profile", .steps = profiled_steps(first, total)});
-//   profile.begin(step);                          // COLLECTIVE over the group, as end()
+//   profile.begin(step);                          // COLLECTIVE over the group, like end()
 //   { const TraceSpan span(profile.recorder(), "data"); ... }
-//   if (auto summary = profile.end(step)) ...     // behind the last profiled step: JSON, on all ranks
+//   if (auto summary = profile.end(step)) ...     // after the last profiled step: JSON, on all ranks
 //
-// Outside the profiled steps it costs nothing: hooks and callbacks are there only while they last. Belongs to one rank.
+// Hooks and callbacks are installed only during the profiled steps; other steps have no cost. A StepProfile belongs to
+// one rank.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +27,14 @@
 namespace tessera::train {
 
 struct ProfiledSteps {
-  int64_t first = 0, last = -1;
+  int64_t first = 0, last = -1;  // both included; last < first: no step
 };
-// Of a run that goes on after `first_step`: three steps behind a warm-up of three, or what there is of them.
+// The profiled steps of a run that continues after `first_step`: three steps after three warm-up steps. A shorter run
+// has fewer of them, and its last step is then profiled.
 ProfiledSteps profiled_steps(int64_t first_step, int64_t total_steps);
 
 struct StepProfileOptions {
-  std::filesystem::path folder;  // trace-00000.json of each rank goes there
+  std::filesystem::path folder;  // each rank writes trace-RANK.json (trace-00000.json) into it
   ProfiledSteps steps = {};
 };
 
@@ -43,23 +46,25 @@ class StepProfile {
   StepProfile(const StepProfile&) = delete;
   StepProfile& operator=(const StepProfile&) = delete;
 
-  // Around a step. After the last one the traces are written (a disk that is full costs the trace, with a warning, not
-  // the run) and end() gives the summary of all ranks. Traces that an earlier start left are removed by the first.
+  // Call begin() before and end() after each step. The first profiled step removes the traces of an earlier session.
+  // After the last profiled step end() writes the trace and returns the summary of all ranks; otherwise it returns
+  // nothing. A trace that cannot be written (full disk) is a warning and not an error. COLLECTIVE over the group.
   void begin(int64_t step);
   std::optional<nlohmann::ordered_json> end(int64_t step);
-  // COLLECTIVE. After the run's last step: where that came before the last profiled one, as end() for those that there
-  // were, with a warning.
+  // Call after the last step of the run. If the run ended before the last profiled step, logs a warning, and writes and
+  // returns what end() would for the steps recorded so far. COLLECTIVE over the group.
   std::optional<nlohmann::ordered_json> finish();
   TraceRecorder* recorder() { return &recorder_; }
 
-  // What of a step went into making its batch, and into saving behind the step before.
-  void count(const std::string& part, double seconds);
+  // Adds `seconds` of a profiled step to a part: "data" (making the batch), "snapshot" (waiting until a save has copied
+  // the tensors) or "checkpoint" (saving after the previous step).
+  void add_seconds(const std::string& part, double seconds);
 
  private:
-  struct Bytes;  // what observers are told, by call
+  struct CollectiveBytes;  // bytes of each collective, from an observer
   void hook_modules();
   void unhook_modules();
-  void take_collectives();
+  void read_collectives();
   void remove_old_traces(size_t ranks) const;
   nlohmann::ordered_json close();
   nlohmann::ordered_json own_summary();
@@ -71,15 +76,16 @@ class StepProfile {
   StepProfileOptions options_;
   TraceRecorder recorder_;
   std::vector<std::pair<nn::Module*, std::vector<int>>> hooks_;
-  std::unique_ptr<Bytes> bytes_;
+  std::unique_ptr<CollectiveBytes> collective_bytes_;
   std::vector<TraceCollective> collectives_;
-  std::map<std::string, double> seconds_;  // by part
-  TraceFacts facts_;
+  std::map<std::string, double> seconds_;  // by part of a step
+  TraceMetadata metadata_;
   bool closed_ = false;
-  int64_t ended_ = -1;  // the last step that is recorded whole
-  int64_t begun_ns_ = 0;
-  double communicated_ = 0, under_way_ = 0;
-  uint64_t calls_made_ = 0;
+  int64_t ended_ = -1;    // the last step that was recorded completely; -1: none
+  int64_t begun_ns_ = 0;  // steady clock at begin()
+  // comm::communication_seconds() at begin(); seconds in which at least one collective was in progress.
+  double communication_seconds_at_begin_ = 0, in_progress_seconds_ = 0;
+  uint64_t calls_made_ = 0;  // calls of the flight recorder at begin()
 };
 
 }  // namespace tessera::train

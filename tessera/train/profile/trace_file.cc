@@ -12,7 +12,8 @@
 namespace tessera::train {
 namespace {
 
-constexpr int kCollectives = 1000, kWaits = 1001, kBackground = 1002;  // threads of the trace that are none
+// Rows of the trace that are no threads of the process, as thread ids above those of real threads.
+constexpr int kCollectives = 1000, kWaits = 1001, kBackground = 1002;
 
 std::string thread_name(int rank, int thread, const std::string& name) {
   return fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":{}}}}},
@@ -25,23 +26,23 @@ const char* category(TraceKind kind) { return enum_name(kind, {"part", "module",
 }  // namespace
 
 std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCollective>& collectives,
-                       const TraceFacts& facts) {
-  const int rank = facts.rank;
+                       const TraceMetadata& metadata) {
+  const int rank = metadata.rank;
   const nlohmann::ordered_json other = {{"tessera", version()},
                                         {"rank", rank},
-                                        {"host", facts.host},
-                                        {"first_step", facts.first_step},
-                                        {"last_step", facts.last_step},
-                                        {"base_microseconds_since_epoch", facts.base_us},
+                                        {"host", metadata.host},
+                                        {"first_step", metadata.first_step},
+                                        {"last_step", metadata.last_step},
+                                        {"base_microseconds_since_epoch", metadata.base_us},
                                         {"dropped_events", recorder.dropped()},
-                                        {"lost_collectives", facts.lost_collectives}};
+                                        {"lost_collectives", metadata.lost_collectives}};
   std::string out = fmt::format("{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[\n", dump_json(other));
   out += fmt::format(R"({{"ph":"M","name":"process_name","pid":{},"args":{{"name":{}}}}},
 {{"ph":"M","name":"process_sort_index","pid":{},"args":{{"sort_index":{}}}}},
 )",
-                     rank, dump_json(fmt::format("rank {} on {}", rank, facts.host)), rank, rank);
+                     rank, dump_json(fmt::format("rank {} on {}", rank, metadata.host)), rank, rank);
   auto events = recorder.events();
-  // Outer before inner, where both begin at once.
+  // Sorted by begin; of two spans with the same begin the longer one comes first, because it encloses the other.
   std::ranges::stable_sort(events, [](const auto& a, const auto& b) {
     return a.begin_ns != b.begin_ns ? a.begin_ns < b.begin_ns : a.duration_ns > b.duration_ns;
   });
@@ -54,8 +55,10 @@ std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCol
   out += thread_name(rank, kCollectives, "collectives under way") + ",\n";
   out += thread_name(rank, kWaits, "waiting for collectives") + ",\n";
   out += thread_name(rank, kBackground, "waiting in the background");
-  const double offset = static_cast<double>(facts.steady_offset_us - facts.base_us);
+  // Operations have times of the steady clock; this offset converts them to microseconds since time 0 of the traces.
+  const double offset = static_cast<double>(metadata.steady_offset_us - metadata.base_us);
   std::unordered_map<uint32_t, std::string> names;
+  // Names are quoted as JSON once each: a trace has many events with few names.
   const auto name_of = [&](uint32_t id) -> const std::string& {
     auto& name = names[id];
     if (name.empty()) name = dump_json(recorder.name(id));
@@ -71,8 +74,10 @@ std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCol
     }
     out += "}";
   }
+  // A collective is an asynchronous event (b, e), because several may be in progress at the same time and would not
+  // nest as spans of one thread. Waits of a thread do not overlap and are plain spans (X).
   int64_t id = 0;
-  for (const auto& [call, bytes, own] : collectives) {
+  for (const auto& [call, bytes, on_training_thread] : collectives) {
     const auto& signature = call.signature;
     const auto name = dump_json(comm::to_string(signature.op));
     const nlohmann::ordered_json args = {{"group", signature.group},
@@ -82,14 +87,14 @@ std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCol
     const auto common = fmt::format("\"cat\":\"collective\",\"id\":\"{}.{}\",\"name\":{},\"pid\":{},\"tid\":{}", rank,
                                     ++id, name, rank, kCollectives);
     const int64_t end = std::max(call.finished_us, call.started_us);
-    out += fmt::format(",\n{{\"ph\":\"b\",{},\"ts\":{},\"args\":{}}}", common, call.started_us - facts.base_us,
+    out += fmt::format(",\n{{\"ph\":\"b\",{},\"ts\":{},\"args\":{}}}", common, call.started_us - metadata.base_us,
                        dump_json(args));
-    out += fmt::format(",\n{{\"ph\":\"e\",{},\"ts\":{}}}", common, end - facts.base_us);
+    out += fmt::format(",\n{{\"ph\":\"e\",{},\"ts\":{}}}", common, end - metadata.base_us);
     if (call.waiting_us == 0 || call.finished_us <= call.waiting_us) continue;
     out += fmt::format(
         ",\n{{\"ph\":\"X\",\"cat\":\"wait\",\"name\":{},\"pid\":{},\"tid\":{},\"ts\":{},\"dur\":{},\"args\":{}}}", name,
-        rank, own ? kWaits : kBackground, call.waiting_us - facts.base_us, call.finished_us - call.waiting_us,
-        dump_json(args));
+        rank, on_training_thread ? kWaits : kBackground, call.waiting_us - metadata.base_us,
+        call.finished_us - call.waiting_us, dump_json(args));
   }
   return out + "\n]}\n";
 }

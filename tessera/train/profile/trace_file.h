@@ -1,4 +1,4 @@
-// The trace of one rank in Chrome's format, which Perfetto (https://ui.perfetto.dev) and chrome://tracing open.
+// Formats the trace of one rank as Chrome trace JSON, for Perfetto (https://ui.perfetto.dev) and chrome://tracing.
 //
 //   publish_file(path, trace_json(recorder, collectives, {.rank = 3, .base_us = base}));
 //
@@ -14,21 +14,24 @@
 namespace tessera::train {
 
 struct TraceCollective {
-  comm::FlightCall call;  // times in microseconds since the epoch
-  int64_t bytes = 0;      // that the best algorithm brings to this rank (comm/group/observer.h)
-  bool own = true;        // of the training thread, which it holds up; else in the background, as a save's are
+  comm::FlightCall call;  // its times are in microseconds since the epoch
+  int64_t bytes = 0;      // bytes that this rank receives with the best algorithm (comm/group/observer.h)
+  // Whether the training thread called it; false: a background thread, such as that of a save.
+  bool on_training_thread = true;
 };
 
-struct TraceFacts {
+struct TraceMetadata {
   int rank = 0;
   std::string host = {};
   int64_t first_step = 0, last_step = 0;
-  int64_t base_us = 0;           // since the epoch: time 0 of the traces of all ranks
-  int64_t steady_offset_us = 0;  // what to add to the steady clock for microseconds since the epoch
-  int64_t lost_collectives = 0;  // that had left the flight recorder
+  int64_t base_us = 0;           // time 0 of the traces of all ranks, in microseconds since the epoch
+  int64_t steady_offset_us = 0;  // steady clock + this = microseconds since the epoch
+  int64_t lost_collectives = 0;  // collectives that the flight recorder no longer had
 };
 
+// The whole file. The events of `recorder` become spans per thread; each collective becomes an asynchronous span from
+// start to finish, and a span for the time in which a thread waited for it.
 std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCollective>& collectives,
-                       const TraceFacts& facts);
+                       const TraceMetadata& metadata);
 
 }  // namespace tessera::train

@@ -34,7 +34,7 @@ const std::string& format_of_source(const YamlNode& value, const std::string& wh
   const auto& text = text_value("format", value, where);
   TESSERA_CHECK(std::find(std::begin(data::kFormats), std::end(data::kFormats), text) != std::end(data::kFormats),
                 ErrorKind::kConfig,
-                "[train.recipe] {}: format of a data source: found {}, wanted one of data.format's.", where,
+                "[train.recipe] {}: format of a data source: found {}, wanted a value of data.format.", where,
                 quote(text));
   return text;
 }
@@ -62,6 +62,8 @@ data::DataSource source_of(const YamlNode& mapping, const std::string& where) {
   return source;
 }
 
+// Writes the keys in a fixed order and leaves out defaults, so that equal sources have equal text: recipes are compared
+// as text, between ranks and when a run resumes.
 std::string text_of_source(const data::DataSource& source) {
   std::string text = "{path: " + format_text(source.path);
   if (source.weight > 0) text += fmt::format(", weight: {}", source.weight);
@@ -102,6 +104,8 @@ std::map<std::string, std::string> parse_columns(const std::vector<std::string>&
   std::map<std::string, std::string> columns;
   for (const auto& item : items) {
     const size_t equals = item.find('=');
+    // The item comes from a mapping or was written as "OURS=THEIRS"; a second item for one of our names fails to
+    // insert.
     const bool good = equals != item.npos && equals > 0 && equals + 1 < item.size() &&
                       columns.emplace(item.substr(0, equals), item.substr(equals + 1)).second;
     TESSERA_CHECK(good, ErrorKind::kConfig,

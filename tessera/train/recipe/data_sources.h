@@ -1,11 +1,12 @@
-// data.train and data.validation of a recipe: paths, or mappings with more to say.
+// The items of data.train and data.validation in a recipe: paths, or mappings of a path and its options.
 //
 //   data:
 //     train:
 //       - dialogues.jsonl
 //       - {path: web/*.parquet, weight: 3, columns: {text: content}, split: train}
 //
-// A recipe keeps an item as text: a path, or the mapping in one line that begins with "{path: ". Pure, thread-safe.
+// A recipe stores each item as text: a path, or the mapping as one line of YAML that begins with "{path: ". Pure,
+// thread-safe.
 #pragma once
 
 #include <map>
@@ -17,17 +18,20 @@
 
 namespace tessera::train {
 
-// The one line of a mapping; `where` begins messages. Error kConfig: no path, a key that there is not, a value of
-// another type, a weight that is not above 0, a format that there is not.
+// A mapping as one line of text. Error messages begin with `where`. Error kConfig: a mapping without path, an unknown
+// key, a value of the wrong type, a weight that is not above 0, an unknown format.
 std::string source_text(const YamlNode& mapping, const std::string& where);
+// Whether an item is the text of a mapping and not a path.
 bool is_source_mapping(const std::string& item);
 
-// What an item says. Error kConfig as source_text, for text that was not made by it.
+// The data source of an item. Error kConfig as source_text(), for the text of a mapping that source_text() did not
+// make.
 data::DataSource parse_source(const std::string& item);
-// The same item with its path replaced.
+// The item with another path.
 std::string with_path(const std::string& item, const std::string& path);
 
-// data.columns: items "ours=theirs". Error kConfig for others, and for a name that is there twice.
+// The items "OURS=THEIRS" of data.columns as a map from our name to the name in the files. Error kConfig for an item of
+// another form, and for a name of ours that occurs twice.
 std::map<std::string, std::string> parse_columns(const std::vector<std::string>& items);
 
 }  // namespace tessera::train

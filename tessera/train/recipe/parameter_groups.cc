@@ -37,6 +37,8 @@ std::vector<double> betas_in(const std::string& text, const std::string& value) 
 
 }  // namespace
 
+// "PATTERN KEY=VALUE ...", separated by white space. A pattern with "=" is refused, because it is probably a setting
+// whose pattern was forgotten.
 GroupSetting parse_group_setting(const std::string& text) {
   constexpr std::array kKeys = {"lr", "weight_decay", "betas", "eps", "momentum"};
   std::istringstream words(text);
@@ -75,31 +77,34 @@ std::vector<optim::ParameterGroup> parameter_groups(const std::vector<std::strin
                                                     double weight_decay, EmptyGroups empty) {
   std::vector<optim::ParameterGroup> out;
   const auto parameters = model.named_parameters();
-  std::vector<bool> taken(parameters.size());
+  std::vector<bool> is_assigned(parameters.size());
   for (const auto& text : texts) {
     const auto setting = parse_group_setting(text);
     TESSERA_CHECK(!setting.lr || lr > 0, ErrorKind::kConfig,
-                  "[train.recipe] optimizer.groups: {}: found an lr beside optimizer.lr 0, wanted one above 0 there.",
+                  "[train.recipe] optimizer.groups: {}: found an lr with optimizer.lr 0, wanted optimizer.lr above 0.",
                   quote(text));
-    optim::ParameterGroup decaying{.names = {},
-                                   .lr_factor = setting.lr ? *setting.lr / lr : 1,
-                                   .weight_decay = setting.weight_decay.value_or(weight_decay),
-                                   .settings = setting.settings};
-    optim::ParameterGroup spared = decaying;
-    spared.weight_decay = setting.weight_decay.value_or(0);
+    // An item becomes up to two groups, because a group has one weight decay: parameters that decay, and parameters
+    // whose slot excludes decay. A group's rate is stored as a factor of the optimizer's rate, so that both follow the
+    // schedule; this is why lr 0 cannot have a group with an lr.
+    optim::ParameterGroup decayed{.names = {},
+                                  .lr_factor = setting.lr ? *setting.lr / lr : 1,
+                                  .weight_decay = setting.weight_decay.value_or(weight_decay),
+                                  .settings = setting.settings};
+    optim::ParameterGroup undecayed = decayed;
+    undecayed.weight_decay = setting.weight_decay.value_or(0);
     for (size_t i = 0; i < parameters.size(); ++i) {
       const auto& named = parameters[i];
-      if (taken[i] || !named.slot->parameter.requires_grad()) continue;
+      if (is_assigned[i] || !named.slot->parameter.requires_grad()) continue;
       if (fnmatch(setting.pattern.c_str(), named.name.c_str(), 0) != 0) continue;
-      taken[i] = true;
-      (named.slot->decay ? decaying : spared).names.push_back(named.name);
+      is_assigned[i] = true;
+      (named.slot->decay ? decayed : undecayed).names.push_back(named.name);
     }
     const bool left_out = empty == EmptyGroups::kLeftOut;
-    TESSERA_CHECK(left_out || !decaying.names.empty() || !spared.names.empty(), ErrorKind::kConfig,
-                  "[train.recipe] optimizer.groups: {}: means no parameter that is trained and no group before it has. "
-                  "Parameters are called like {}.",
+    TESSERA_CHECK(left_out || !decayed.names.empty() || !undecayed.names.empty(), ErrorKind::kConfig,
+                  "[train.recipe] optimizer.groups: {}: the pattern matches no trained parameter outside the groups "
+                  "before it. An example of a parameter name is {}.",
                   quote(text), parameters.empty() ? "" : parameters.front().name);
-    for (auto* group : {&decaying, &spared}) {
+    for (auto* group : {&decayed, &undecayed}) {
       if (!group->names.empty()) out.push_back(std::move(*group));
     }
   }

@@ -1,11 +1,11 @@
-// optimizer.groups of a recipe: parameters, by the pattern of their names, with settings of their own.
+// optimizer.groups of a recipe: parameter groups that are chosen by a name pattern and have their own settings.
 //
 //   groups:
 //     - "model.embed_tokens.* lr=1.0e-5 weight_decay=0"
 //     - "*.mlp.* lr=2.0e-4 betas=0.9,0.99"
 //
-// A pattern is matched against the whole name as a file name is (*, ?, [...]; a * crosses dots). A parameter is of the
-// first group that means it.
+// A pattern is matched against the whole parameter name like a shell pattern (*, ?, [...]; a * also matches dots). A
+// parameter belongs to the first group whose pattern matches its name.
 #pragma once
 
 #include <optional>
@@ -19,19 +19,21 @@ namespace tessera::train {
 
 struct GroupSetting {
   std::string pattern;
-  std::optional<double> lr;  // after the warm-up; it follows the schedule as the others do
+  std::optional<double> lr;  // peak learning rate, after the warm-up; scaled by the schedule like optimizer.lr
   std::optional<double> weight_decay;
   optim::Hyperparameters settings;  // betas, eps, momentum
 };
 
-// Error kConfig: no pattern, a setting that is unknown, twice or no number, none at all.
+// Parses one item of optimizer.groups. Error kConfig: no pattern, no setting, or a setting that is unknown, repeated or
+// not a number.
 GroupSetting parse_group_setting(const std::string& text);
 
-// Whether a group may be without parameters: those of a pipeline's stage may.
+// How parameter_groups() treats a group without parameters: as an error, or as absent. In a pipeline stage a group may
+// be empty because its parameters belong to other stages.
 enum class EmptyGroups { kError, kLeftOut };
-// What an optimizer of this lr and weight decay takes; parameters whose slot has no decay have none unless their group
-// says so. Error kConfig for a pattern that means no parameter that is trained and no earlier group has, and for an lr
-// beside optimizer.lr 0.
+// The groups of an optimizer that has `lr` and `weight_decay`, from the items of optimizer.groups. A parameter whose
+// slot excludes decay (norms, biases) has no weight decay, unless its group sets one. Error kConfig for a pattern that
+// matches no trained parameter outside earlier groups, and for a group's lr when `lr` is 0.
 std::vector<optim::ParameterGroup> parameter_groups(const std::vector<std::string>& texts, nn::Module& model, double lr,
                                                     double weight_decay, EmptyGroups empty = EmptyGroups::kError);
 

@@ -22,8 +22,11 @@ namespace {
 
 std::string_view last_part(std::string_view path) { return path.substr(path.rfind('.') + 1); }
 
-// The key somebody meant: the one whose name is about the section and the name (validation.every: validate_every), else
-// the same name in another section, else the nearest in the same section, else the nearest of all.
+// The key that a user probably meant by the unknown `path`. The rules, in this order:
+// 1. section and name of `path` together resemble the name of a key (validation.every: train.validate_every), where
+//    fewer than a fifth of the characters differ;
+// 2. a key or alias of another section has the same last part (only for a `path` of more than 4 characters);
+// 3. the nearest key of the same section by edit distance, or of all sections where the section is unknown, too.
 std::string_view nearest_key(std::string_view path) {
   static const std::vector<std::string> kPaths = [] {
     std::vector<std::string> paths;
@@ -33,7 +36,7 @@ std::string_view nearest_key(std::string_view path) {
   }();
   std::string joined(path);
   std::replace(joined.begin(), joined.end(), '.', '_');
-  for (size_t i = 0; i < recipe_keys().size(); ++i) {  // no aliases
+  for (size_t i = 0; i < recipe_keys().size(); ++i) {  // the keys come first in kPaths; aliases are left out here
     if (5 * edit_distance(joined, last_part(kPaths[i])) < joined.size()) return kPaths[i];
   }
   for (const auto& known : kPaths) {
@@ -48,6 +51,9 @@ std::string_view nearest_key(std::string_view path) {
   return nearest(path, inside.empty() ? all : inside);
 }
 
+// Collects settings from a file and from overrides, in this order, and remembers where each key was set. That place
+// begins every error message, and tells which of two settings of one key is a repetition in the file (an error) and
+// which is an override.
 class RecipeReader {
  public:
   explicit RecipeReader(std::string source) : source_(std::move(source)) {}
@@ -60,6 +66,7 @@ class RecipeReader {
     read_mapping(root, "");
   }
 
+  // Applies "section.key=value". The value is YAML, except for a text field, which takes the words as they are.
   void override_with(const std::string& text) {
     const size_t equals = text.find('=');
     TESSERA_CHECK(equals != text.npos && equals > 0, ErrorKind::kConfig,
@@ -68,7 +75,7 @@ class RecipeReader {
     const std::string where = "override " + quote(text);
     const RecipeKey* key = find_recipe_key(path);
     if (!key) raise_unknown(where, path);
-    set_by_.erase(key);  // an override replaces what the file says, and an earlier override
+    setting_origins_.erase(key);  // an override may replace the value of the file or of an earlier override
     set(*key, override_value(*key, text.substr(equals + 1), where), path, where);
     overridden_.push_back(key);
   }
@@ -88,19 +95,21 @@ class RecipeReader {
     parse_columns(recipe_.data.columns);
     expand_home("checkpoint.dir", dir);
     expand_home("checkpoint.resume", recipe_.checkpoint.resume);
+    // Checks of several keys together come last, when every value is final.
     for (const auto& key : recipe_keys()) check_required(key);
     check_duration();
     check_batch();
     check_rounding();
     check_early_step();
-    check_extras();
+    check_dependent_keys();
     return std::move(recipe_);
   }
-  // What was set, unchecked beyond each value's own type and range.
-  Recipe take() { return std::move(recipe_); }
+  // The recipe with only the type and the range of each value checked; names and paths are not expanded.
+  Recipe take_unchecked() { return std::move(recipe_); }
 
  private:
-  // Only a mapping that is no key of its own is walked into; parse_yaml() limits the depth.
+  // Sets the keys of a mapping whose path from the root is `prefix`. A mapping is read recursively only if its path is
+  // not itself a key: the value of data.columns, for one, is a mapping. parse_yaml() limits the depth.
   void read_mapping(const YamlNode& mapping, const std::string& prefix) {
     for (const auto& [name, node] : mapping.entries) {
       const std::string path = prefix.empty() ? name : prefix + "." + name;
@@ -127,7 +136,7 @@ class RecipeReader {
 
   [[noreturn]] static void raise_unknown(const std::string& at, const std::string& path) {
     std::string_view closest = nearest_key(path);
-    if (path.find('.') == path.npos) {  // a misspelt section, perhaps
+    if (path.find('.') == path.npos) {  // a path without a dot may be a misspelt section
       for (const auto& section : recipe_sections()) {
         if (edit_distance(path, section.name) < edit_distance(path, closest) &&
             edit_distance(path, section.name) <= 2) {
@@ -143,20 +152,21 @@ class RecipeReader {
     Recipe defaults;
     const bool is_text = std::holds_alternative<std::string*>(key.field(defaults));
     const bool quoted = !text.empty() && (text.front() == '"' || text.front() == '\'');
-    if (is_text && !quoted) {  // paths and names need no YAML quoting on the command line
+    if (is_text && !quoted) {  // a path or name may hold characters of YAML; on the command line it needs no quotes
       return {.kind = YamlNode::Kind::kScalar, .text = text};
     }
     return parse_yaml(text, where);
   }
 
   void set(const RecipeKey& key, const YamlNode& node, const std::string& spelled, const std::string& at) {
-    const auto [before, first] = set_by_.emplace(&key, SetBy{spelled, at});
+    // A key and its alias are the same entry of setting_origins_, so a file that has both is refused.
+    const auto [before, first] = setting_origins_.emplace(&key, SettingOrigin{spelled, at});
     TESSERA_CHECK(first, ErrorKind::kConfig, "[train.recipe] {}: '{}' is set twice, as '{}' at {}. Keep one.", at,
                   spelled, before->second.spelled, before->second.where);
     assign_value(key, node, at, recipe_);
   }
 
-  // Error kConfig with the place of the key.
+  // Error kConfig unless `good`; the message begins with the place where the key was set.
   template <class... Args>
   void check(bool good, const std::string& key, fmt::format_string<Args...> message, Args&&... args) const {
     if (good) return;
@@ -164,14 +174,14 @@ class RecipeReader {
           fmt::format(message, std::forward<Args>(args)...));
   }
 
-  // Where a key was set, or the source when its default stands.
+  // "FILE:LINE" or "override ..." that set a key, or the source of the recipe if the key has its default.
   std::string where(const std::string& path) const {
-    const auto found = set_by_.find(find_recipe_key(path));
-    return found == set_by_.end() ? source_ : found->second.where;
+    const auto found = setting_origins_.find(find_recipe_key(path));
+    return found == setting_origins_.end() ? source_ : found->second.where;
   }
-  bool is_set(const char* path) const { return set_by_.count(find_recipe_key(path)) > 0; }
+  bool is_set(const char* path) const { return setting_origins_.count(find_recipe_key(path)) > 0; }
 
-  // ~ and ~/x as a shell takes them. A folder that is called so is written ./~x.
+  // Expands ~ and ~/x as a shell does. The path of a folder whose name begins with ~ is written ./~x.
   void expand_home(const char* key, std::string& path) const {
     if (!path.starts_with('~')) return;
     const char* home = std::getenv("HOME");
@@ -181,6 +191,7 @@ class RecipeReader {
     path = home + path.substr(1);
   }
 
+  // Sources are paths, or mappings that hold a path.
   void expand_home_of_sources(const char* key, std::vector<std::string>& sources) const {
     for (auto& item : sources) {
       std::string path = parse_source(item).path;
@@ -199,10 +210,12 @@ class RecipeReader {
                   key.help);
   }
 
+  // Makes exactly one of train.steps and train.epochs set, and checks the warm-up. train.steps has a default, so
+  // train.epochs alone unsets it. If both are set, the later override wins; both in the file are an error.
   void check_duration() {
     auto& train = recipe_.train;
     if (train.epochs) {
-      // The later word wins on the command line; in one file they contradict each other.
+      // Position of the last override of a key, from 1; 0 for a key that was not overridden.
       const auto* steps_key = find_recipe_key("train.steps");
       const auto* epochs_key = find_recipe_key("train.epochs");
       const auto last = [&](const RecipeKey* key) {
@@ -215,11 +228,12 @@ class RecipeReader {
       }
     }
     TESSERA_CHECK(!(train.steps && train.epochs), ErrorKind::kConfig,
-                  "[train.recipe] {}: train.epochs: found {} beside train.steps {}, wanted one of them.",
+                  "[train.recipe] {}: train.epochs: found {} with train.steps {}, wanted one of the two.",
                   where("train.epochs"), *train.epochs, *train.steps);
     TESSERA_CHECK(train.steps || train.epochs, ErrorKind::kConfig,
                   "[train.recipe] {}: train.steps and train.epochs: found null, wanted one of them.",
                   where("train.steps"));
+    // The default warm-up adapts to a short run; a warm-up that the user set must fit.
     auto& warmup = recipe_.schedule.warmup_steps;
     if (train.steps && !is_set("schedule.warmup_steps")) {
       warmup = std::min(warmup, longest_warmup(recipe_.schedule, *train.steps));
@@ -243,48 +257,48 @@ class RecipeReader {
     const auto& optimizer = recipe_.optimizer;
     check(!optimizer.stochastic_rounding || (!optimizer.master_weights && recipe_.model.dtype == "bfloat16"),
           "optimizer.stochastic_rounding",
-          "found true beside optimizer.master_weights {} and model.dtype {}, wanted false and bfloat16.",
+          "found true with optimizer.master_weights {} and model.dtype {}, wanted false and bfloat16.",
           optimizer.master_weights, recipe_.model.dtype);
   }
 
   void check_early_step() const {
     const auto& optimizer = recipe_.optimizer;
     if (!optimizer.early_step_in_backward) return;
-    const auto check_beside = [&](bool good, const std::string& found) {
+    const auto check_combination = [&](bool good, const std::string& found) {
       check(good, "optimizer.early_step_in_backward",
-            "found true beside {}: parameters are updated before all gradients are there.", found);
+            "found true with {}: parameters are updated before all gradients are computed.", found);
     };
-    check_beside(optimizer.max_grad_norm == 0,
-                 fmt::format("optimizer.max_grad_norm {}, wanted 0", optimizer.max_grad_norm));
-    check_beside(optimizer.name == "adamw" || optimizer.name == "sgd",
-                 fmt::format("optimizer.name {}, wanted adamw or sgd", optimizer.name));
-    check_beside(recipe_.train.on_nonfinite == "stop",
-                 fmt::format("train.on_nonfinite {}, wanted stop", recipe_.train.on_nonfinite));
+    check_combination(optimizer.max_grad_norm == 0,
+                      fmt::format("optimizer.max_grad_norm {}, wanted 0", optimizer.max_grad_norm));
+    check_combination(optimizer.name == "adamw" || optimizer.name == "sgd",
+                      fmt::format("optimizer.name {}, wanted adamw or sgd", optimizer.name));
+    check_combination(recipe_.train.on_nonfinite == "stop",
+                      fmt::format("train.on_nonfinite {}, wanted stop", recipe_.train.on_nonfinite));
   }
 
-  // Keys that begin so mean nothing as the recipe is: they are as by default.
-  void check_unset(const std::string& prefix, const std::string& wanted) const {
+  // Checks that all keys that begin with `prefix` have their defaults, for keys that have no effect in this recipe.
+  void check_unset(const std::string& prefix, const std::string& reason) const {
     const Recipe defaults;
     for (const auto& key : recipe_keys()) {
       const auto path = key.path();
       if (!path.starts_with(prefix)) continue;
       const auto value = format_value(key, recipe_);
-      check(value == format_value(key, defaults), path, "found {} {}.", value, wanted);
+      check(value == format_value(key, defaults), path, "found {} {}.", value, reason);
     }
   }
 
-  void check_extras() const {
-    if (!recipe_.lora.on()) {
-      check_unset("model.lora.", "without adapters, wanted model.lora.rank above 0 or model.lora.path beside it");
+  void check_dependent_keys() const {
+    if (!recipe_.lora.is_enabled()) {
+      check_unset("model.lora.", "without adapters, wanted model.lora.rank above 0 or a model.lora.path");
     }
     check(!recipe_.lora.double_quant || recipe_.lora.quantize == "nf4", "model.lora.double_quant",
-          "found true beside model.lora.quantize {}, wanted nf4.", recipe_.lora.quantize);
+          "found true with model.lora.quantize {}, wanted nf4.", recipe_.lora.quantize);
     if (const auto& name = recipe_.schedule.name; name != "wsd") {
-      check_unset("schedule.decay_", fmt::format("beside schedule.name {}, wanted wsd", name));
+      check_unset("schedule.decay_", fmt::format("with schedule.name {}, wanted wsd", name));
     }
     const auto& train = recipe_.train;
     check(train.page == 0 || recipe_.log.jsonl, "train.page",
-          "shows what log.jsonl writes, and log.jsonl is false. Set it to true.");
+          "the page shows the metrics of log.jsonl, which is false. Set log.jsonl to true.");
     check(train.early_stopping_patience == 0 || (train.validate_every > 0 && !recipe_.data.validation.empty()),
           "train.early_stopping.patience",
           "found {} without validations, wanted data.validation and train.validate_every above 0.",
@@ -293,14 +307,14 @@ class RecipeReader {
     if (train.steps) build_schedule(recipe_, *train.steps);
   }
 
-  struct SetBy {
+  struct SettingOrigin {
     std::string spelled;
     std::string where;
   };
   std::string source_;
   Recipe recipe_;
-  std::map<const RecipeKey*, SetBy> set_by_;
-  std::vector<const RecipeKey*> overridden_;  // in order
+  std::map<const RecipeKey*, SettingOrigin> setting_origins_;  // keys that were set, by their path or alias
+  std::vector<const RecipeKey*> overridden_;                   // in the order of the command line
 };
 
 std::string read_text(const std::filesystem::path& file) {
@@ -339,23 +353,23 @@ Recipe parse_layout_settings(std::span<const std::string> settings, const std::s
                   quote(text));
     reader.override_with(text);
   }
-  return reader.take();
+  return reader.take_unchecked();
 }
 
 bool fit_to_ranks(std::initializer_list<int64_t*> dims, int64_t ranks) {
-  int64_t known = 1;
-  int64_t* open = nullptr;
+  int64_t known = 1;            // product of the dims that are not -1
+  int64_t* open_dim = nullptr;  // the dim that is -1
   for (int64_t* dim : dims) {
     if (*dim == -1) {
-      if (open) return false;
-      open = dim;
+      if (open_dim) return false;
+      open_dim = dim;
     } else {
-      if (*dim < 1 || *dim > ranks / known) return false;  // before the product can overflow
+      if (*dim < 1 || *dim > ranks / known) return false;  // known <= ranks always holds: no overflow
       known *= *dim;
     }
   }
-  if (ranks % known != 0 || (!open && known != ranks)) return false;
-  if (open) *open = ranks / known;
+  if (ranks % known != 0 || (!open_dim && known != ranks)) return false;
+  if (open_dim) *open_dim = ranks / known;
   return true;
 }
 
@@ -367,8 +381,8 @@ RunLayout fit_layout(const ParallelSection& dims, int64_t world_size, const std:
                    .pp = dims.pp,
                    .ep = dims.ep};
   const auto sizes = {&layout.dp_replicate, &layout.dp_shard, &layout.tp, &layout.cp, &layout.pp};
-  const auto open = std::ranges::count_if(sizes, [](const int64_t* size) { return *size == -1; });
-  TESSERA_CHECK(open <= 1, ErrorKind::kConfig, "[{}] parallel: found -1 twice, wanted at most one -1.", where);
+  const auto open_dims = std::ranges::count_if(sizes, [](const int64_t* size) { return *size == -1; });
+  TESSERA_CHECK(open_dims <= 1, ErrorKind::kConfig, "[{}] parallel: found -1 twice, wanted at most one -1.", where);
   const bool fits = fit_to_ranks(sizes, world_size);
   TESSERA_CHECK(
       fits, ErrorKind::kConfig,

@@ -1,11 +1,11 @@
-// The recipe: everything that one training run is told, from YAML and `section.key=value` overrides.
+// The recipe: all settings of one training run, read from YAML and `section.key=value` overrides.
 //
 //   train::Recipe recipe = train::read_recipe("recipes/smollm2.yaml", {"train.steps=20"});
 //   train::RunLayout layout = train::resolve_layout(recipe, world->size());
 //   double lr = recipe.optimizer.lr;
 //
-// The fields below hold the defaults; every other fact about a key (help, unit, range, aliases, what this version can
-// do) stands once in recipe_keys.cc and recipe_training_keys.cc. Plain data: copyable, thread-safe to read.
+// The fields below hold the defaults. Help, unit, range and aliases of a key are declared once, in recipe_keys.cc and
+// recipe_training_keys.cc. A recipe is plain data: copyable, and thread-safe to read.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +21,17 @@ namespace tessera::train {
 
 struct ModelSection {
   std::string path;  // Hugging Face folder
-  // What the user calls the model that `path` was resolved from: ORG/NAME of the Hub, a GGUF file. Empty: `path`. No
-  // key.
+  // The name that the user gave, where resolve_model_source() replaced it by the folder `path`: ORG/NAME of the Hub, or
+  // a GGUF file. Empty: `path` is as the user wrote it. This field has no key.
   std::string name;
-  std::string weights;  // where the values come from; empty: path
+  std::string weights;  // file or folder that the parameters are read from; empty: path
   std::string dtype = "float32";
   std::string init = "pretrained";
   double expert_capacity_factor = 0;
 };
 
 struct DataSection {
-  std::vector<std::string> train;  // as data_sources.h reads them
+  std::vector<std::string> train;  // sources in the form of data_sources.h
   std::vector<std::string> validation;
   std::string format = "auto";
   std::vector<std::string> columns;
@@ -42,8 +42,8 @@ struct DataSection {
   std::string cache = "auto";
 };
 
-struct LoraSection {  // keys `model.lora.rank` and so on
-  int64_t rank = 0;   // 0: no adapters, unless path names some
+struct LoraSection {  // keys `model.lora.rank`, ...
+  int64_t rank = 0;   // 0: no adapters, unless `path` is set
   double alpha = 16;
   double dropout = 0;
   std::vector<std::string> target_modules = {"all-linear"};
@@ -54,7 +54,7 @@ struct LoraSection {  // keys `model.lora.rank` and so on
   std::string quantize = "none";
   bool double_quant = false;
 
-  bool on() const { return rank > 0 || !path.empty(); }
+  bool is_enabled() const { return rank > 0 || !path.empty(); }  // the run trains adapters
 };
 
 struct ParallelSection {
@@ -102,7 +102,7 @@ struct ScheduleSection {
 };
 
 struct TrainSection {
-  std::optional<int64_t> steps = 100;  // exactly one of steps and epochs has a value
+  std::optional<int64_t> steps = 100;  // in a recipe that was read, exactly one of steps and epochs has a value
   std::optional<int64_t> epochs;
   int64_t global_batch_size = 8;
   int64_t local_batch_size = 2;
@@ -116,7 +116,7 @@ struct TrainSection {
   double early_stopping_min_delta = 0;
   int64_t sample_every = 0;
   bool profile = false;
-  int64_t page = 0;  // port; 0: none
+  int64_t page = 0;  // port; 0: no page
 };
 
 struct PrecisionSection {
@@ -127,7 +127,7 @@ struct PrecisionSection {
 };
 
 struct CheckpointSection {
-  std::string dir = "runs/RECIPE-NAME";  // RECIPE-NAME stands for Recipe::name, and is replaced when the recipe is read
+  std::string dir = "runs/RECIPE-NAME";  // read_recipe() replaces RECIPE-NAME by Recipe::name
   int64_t every = 50;
   int64_t keep_last = 2;
   int64_t keep_best = 1;
@@ -151,7 +151,7 @@ struct CommSection {
 };
 
 struct Recipe {
-  std::string name;  // the file's name without its extension
+  std::string name;  // name of the recipe file without its extension
   ModelSection model;
   LoraSection lora;
   DataSection data;
@@ -165,34 +165,37 @@ struct Recipe {
   CommSection comm;
 };
 
-// Reads, applies the overrides in order (the last wins), and checks everything that needs no world size. Errors are
-// kConfig, one line with file and line: no such file, hostile YAML, unknown key (nearest named), wrong type or range,
-// a value whose feature this version lacks, keys that contradict one another.
+// Reads a recipe file, applies the overrides in order (the last one wins), and makes every check that does not need the
+// world size. Error kConfig, one line that names file and line: a missing file, hostile YAML, an unknown key (the
+// message names the nearest key), a value of the wrong type or range, keys that contradict one another.
 Recipe read_recipe(const std::filesystem::path& file, std::span<const std::string> overrides = {});
-// The same for text; `source` names it in errors and its stem is the recipe's name.
+// Like read_recipe() for the text of a recipe. `source` names the text in errors, and the file name of `source` without
+// its extension is the name of the recipe.
 Recipe parse_recipe(std::string_view yaml, const std::string& source, std::span<const std::string> overrides = {});
 
-// The sections parallel and comm for a verb that runs a model without training it, from settings of those sections
-// alone; the others are as by default. What training cannot do yet is taken: the verb says what it can. Error kConfig
-// for another section, and per setting as above.
+// A recipe for a verb that runs a model without training: `settings` may set keys of the sections parallel and comm;
+// all other sections have their defaults. Rules of a training run are not checked; the verb checks the layouts that it
+// supports. Error kConfig for a setting of another section, and for a single setting as read_recipe().
 Recipe parse_layout_settings(std::span<const std::string> settings, const std::string& verb);
 
-// The parallel section with every -1 replaced, and what follows from it.
+// The parallel section for a given world size: every -1 is replaced, and the derived numbers are computed.
 struct RunLayout {
   int64_t dp_replicate = 1, dp_shard = 1, tp = 1, cp = 1, pp = 1, ep = 1;
   int64_t data_parallel = 1;  // dp_replicate * dp_shard: ranks that read different sequences
   int64_t micro_batches = 1;  // per rank and step: global_batch_size / (data_parallel * local_batch_size)
-  // The ranks of a stage of the pipeline, which follow one another: stage s has the ranks from s * ranks_of_stage().
+  // Number of ranks of one pipeline stage. Their rank numbers are consecutive: stage s begins at rank
+  // s * ranks_of_stage().
   int64_t ranks_of_stage() const { return data_parallel * tp * cp; }
 };
 
-// Replaces the one dim that is -1, if any, by what is left of the ranks. False, and nothing is replaced, where more
-// than one is, or they do not multiply to `ranks`.
+// Replaces the dim that is -1, if there is one, by `ranks` divided by the product of the other dims. Returns false and
+// replaces nothing if two dims are -1 or the dims do not multiply to `ranks`.
 bool fit_to_ranks(std::initializer_list<int64_t*> dims, int64_t ranks);
-// The dims over so many ranks; `where` begins the message. Error kConfig: dims that do not multiply to the ranks, ep
-// that does not divide those of a pipeline stage.
+// Lays the dims out over `world_size` ranks; micro_batches stays 1. Error messages begin with `where`. Error kConfig:
+// dims that do not multiply to the world size, or an ep that does not divide the ranks of a pipeline stage.
 RunLayout fit_layout(const ParallelSection& dims, int64_t world_size, const std::string& where);
-// With the micro-batches of the recipe. Error kConfig as fit_layout, and when the batch does not divide.
+// fit_layout() for a training run, with the number of micro-batches. Error kConfig as fit_layout(), and if
+// train.global_batch_size is not a multiple of data_parallel * train.local_batch_size.
 RunLayout resolve_layout(const Recipe& recipe, int64_t world_size);
 
 }  // namespace tessera::train

@@ -1,4 +1,4 @@
-// What the tables of recipe keys are written with. Internal to recipe_keys.cc and recipe_training_keys.cc.
+// Helpers to write the tables of recipe keys. Internal to recipe_keys.cc and recipe_training_keys.cc.
 //
 //   RecipeKey key{.name = "path", .field = field_of<&ModelSection::path>, .help = "..."};
 #pragma once
@@ -21,11 +21,11 @@ FieldRef field_of(Recipe& recipe) {
   return member_of_section(recipe, Member);
 }
 
-inline constexpr Range kFromZero{.minimum = 0, .maximum = 1e15};
-inline constexpr Range kFromOne{.minimum = 1, .maximum = 1e15};
+inline constexpr ValueRange kFromZero{.minimum = 0, .maximum = 1e15};
+inline constexpr ValueRange kFromOne{.minimum = 1, .maximum = 1e15};
 inline const std::vector<const char*> kDtypes{"float32", "bfloat16"};
 
-// Of the sections optimizer to comm: recipe_training_keys.cc.
+// The keys of each section from optimizer to comm; defined in recipe_training_keys.cc.
 std::vector<RecipeKey> make_optimizer_keys();
 std::vector<RecipeKey> make_schedule_keys();
 std::vector<RecipeKey> make_train_keys();

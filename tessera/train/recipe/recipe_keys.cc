@@ -1,5 +1,6 @@
-// Every section of a recipe, and the keys of the model, its data and its layout: what each is, what it takes, what it
-// is by default. Those of training are in recipe_training_keys.cc.
+// The table of all sections of a recipe, and the keys of the sections model, data and parallel. The keys of the other
+// sections are in recipe_training_keys.cc. A row gives a key its help, unit, range and aliases; type and default come
+// from its field in recipe.h.
 #include <array>
 #include <utility>
 
@@ -9,25 +10,26 @@
 namespace tessera::train {
 namespace {
 
-constexpr Range kDimension{.minimum = -1, .maximum = 1 << 24, .without_zero = true};
+constexpr ValueRange kDimension{.minimum = -1, .maximum = 1 << 24, .without_zero = true};
 
 std::vector<RecipeKey> make_model_keys() {
   return {
       {.name = "path",
        .field = field_of<&ModelSection::path>,
        .help = "Hugging Face folder (config.json, safetensors, tokenizer.json), GGUF file, ORG/NAME in the Hub's local "
-               "cache, "
-               "or a run or checkpoint of one: its weights, and the model that it started from",
+               "cache, or a run or checkpoint of a run: its weights, with config.json and tokenizer of the model that "
+               "the run started from",
        .required = true,
        .aliases = {"model.hf_assets_path", "model.pretrained_model_name_or_path", "policy.model_name"}},
       {.name = "weights",
        .field = field_of<&ModelSection::weights>,
-       .help = "Start from these weights instead of those in model.path: a run's or PyTorch's distributed checkpoint, "
+       .help = "Read the weights from here instead of model.path: a distributed checkpoint (of a run or of PyTorch), "
                "safetensors, a torch.save file, a GGUF file",
        .aliases = {"checkpoint.initial_load_path"}},
       {.name = "dtype",
        .field = field_of<&ModelSection::dtype>,
-       .help = "Dtype of the exported model; while training parameters have it too without optimizer.master_weights",
+       .help = "Dtype of the exported model; with optimizer.master_weights false it is also the dtype of the "
+               "parameters during training",
        .allowed = kDtypes,
        .aliases = {"training.dtype", "model.torch_dtype"}},
       {.name = "init",
@@ -36,59 +38,60 @@ std::vector<RecipeKey> make_model_keys() {
        .allowed = {"pretrained", "random"}},
       {.name = "expert_capacity_factor",
        .field = field_of<&ModelSection::expert_capacity_factor>,
-       .help =
-           "Drop tokens: in training an expert takes at most this many times its even share of a sequence's tokens, "
-           "those with the largest weights; 0: it takes all",
+       .help = "Token dropping: in training an expert processes at most its even share of a sequence's tokens times "
+               "this factor and keeps the tokens with the largest router weights; 0: no token is dropped",
        .range = {.minimum = 0, .maximum = 1 << 12},
        .aliases = {"model.moe_expert_capacity_factor"}},
       {.name = "lora.rank",
        .field = field_of<&LoraSection::rank>,
-       .help = "Train adapters of this rank and leave the model as it is; 0: train the model",
+       .help = "Rank of the adapters that are trained while the model stays frozen; 0: no adapters, the model itself "
+               "is trained",
        .range = {.minimum = 0, .maximum = 1 << 20},
        .aliases = {"lora.rank", "peft.dim", "policy.dtensor_cfg.lora_cfg.dim"}},
       {.name = "lora.alpha",
        .field = field_of<&LoraSection::alpha>,
-       .help = "Adapters count alpha / rank times",
+       .help = "The output of an adapter is scaled by alpha / rank",
        .range = {.minimum = 0, .maximum = 1e9, .above_minimum = true},
        .aliases = {"lora.alpha", "peft.alpha", "policy.dtensor_cfg.lora_cfg.alpha"}},
       {.name = "lora.dropout",
        .field = field_of<&LoraSection::dropout>,
-       .help = "Share of an adapter's inputs that is dropped while training, by train.seed and the place in the data",
+       .help = "Dropout probability of the inputs of an adapter in training; the mask depends on train.seed and the "
+               "position in the data",
        .range = {.minimum = 0, .maximum = 1, .below_maximum = true},
        .aliases = {"lora.dropout", "peft.dropout", "policy.dtensor_cfg.lora_cfg.dropout"}},
       {.name = "lora.targets",
        .field = field_of<&LoraSection::target_modules>,
-       .help =
-           "Which linear layers have adapters: names (q_proj), regular expressions of the whole path, or all-linear",
+       .help = "Linear layers that get adapters: names (q_proj), regular expressions that match the whole path, or "
+               "all-linear",
        .aliases = {"lora.target_modules", "peft.target_modules", "policy.dtensor_cfg.lora_cfg.target_modules"}},
       {.name = "lora.rslora",
        .field = field_of<&LoraSection::rslora>,
-       .help = "Adapters count alpha / sqrt(rank) times",
+       .help = "Scale the output of an adapter by alpha / sqrt(rank) instead of alpha / rank",
        .aliases = {"lora.rslora"}},
       {.name = "lora.dora",
        .field = field_of<&LoraSection::dora>,
-       .help = "DoRA: the norm of each row of an adapted weight is learnt, too",
+       .help = "DoRA: also train the norm of each row of an adapted weight",
        .aliases = {"lora.dora", "peft.use_dora"}},
       {.name = "lora.path",
        .field = field_of<&LoraSection::path>,
-       .help = "Start from the adapters in this folder of PEFT's; rank, alpha, targets, rslora and dora are "
-               "theirs then",
+       .help = "Start from the adapters in this PEFT folder; rank, alpha, targets, rslora and dora then come from the "
+               "folder",
        .aliases = {"lora.path"}},
       {.name = "lora.merge",
        .field = field_of<&LoraSection::merge>,
-       .help = "Export the model with its adapters added; false: the adapters, as PEFT saves them",
+       .help = "Export the model with the adapters merged into its weights; false: export the adapters alone, in "
+               "PEFT's format",
        .aliases = {"lora.merge"}},
       {.name = "lora.quantize",
        .field = field_of<&LoraSection::quantize>,
-       .help =
-           "QLoRA: keep the linear layers of the model packed beside their adapters, whole on each rank of a stage. "
-           "nf4: in 4 bits, packed while they are read; gguf: as the GGUF file that model.weights names has them "
-           "(Q4_K, Q8_0, ...)",
+       .help = "QLoRA: keep the weights of the model's linear layers quantized; each rank of a pipeline stage holds "
+               "them unsharded. nf4: 4 bits, quantized while the weights are read; gguf: the blocks of the GGUF file "
+               "that model.weights names (Q4_K, Q8_0, ...)",
        .allowed = {"none", "nf4", "gguf"},
        .aliases = {"lora.quantize"}},
       {.name = "lora.double_quant",
        .field = field_of<&LoraSection::double_quant>,
-       .help = "Of nf4: the scales of blocks in 8 bits, 0.37 bits an element less",
+       .help = "With nf4: store the scales of the blocks in 8 bits, which saves 0.37 bits per element",
        .aliases = {"lora.double_quant"}},
   };
 }
@@ -99,22 +102,22 @@ std::vector<RecipeKey> make_data_keys() {
        .field = field_of<&DataSection::train>,
        .help = "Files to train on: a path (a file, a folder of shards, a pattern) or a list; an item may be a mapping "
                "of path, weight, format, columns, split. docs/data.md",
-       .mappings = Mappings::kSources,
+       .mappings = AcceptedMappings::kSources,
        .required = true,
        .aliases = {"training.dataset_path", "dataset.path_or_dataset_id"}},
       {.name = "validation",
        .field = field_of<&DataSection::validation>,
-       .help = "Held-out files, as train; empty: no validation",
-       .mappings = Mappings::kSources,
+       .help = "Validation files, in the same form as data.train; empty: no validation",
+       .mappings = AcceptedMappings::kSources,
        .aliases = {"validation.dataset_path", "validation_dataset.path_or_dataset_id"}},
       {.name = "format",
        .field = field_of<&DataSection::format>,
-       .help = "What records are; auto looks at the first of each file, jsonl at each for itself",
+       .help = "Kind of the records; auto detects it from the first record of each file, jsonl from each record",
        .allowed = {std::begin(data::kFormats), std::end(data::kFormats)}},
       {.name = "columns",
        .field = field_of<&DataSection::columns>,
-       .help = "Columns that the files call otherwise, {OURS: THEIRS}, as in {messages: dialogue}",
-       .mappings = Mappings::kPairs},
+       .help = "Columns that have another name in the files: {OURS: THEIRS}, as in {messages: dialogue}",
+       .mappings = AcceptedMappings::kPairs},
       {.name = "sequence_length",
        .field = field_of<&DataSection::sequence_length>,
        .help = "Length of one sequence",
@@ -124,19 +127,19 @@ std::vector<RecipeKey> make_data_keys() {
                    "policy.max_total_sequence_length"}},
       {.name = "packing",
        .field = field_of<&DataSection::packing>,
-       .help = "Several documents in one sequence, each seeing only itself",
+       .help = "Pack several documents into one sequence; a token attends only to its own document",
        .aliases = {"policy.sequence_packing.enabled"}},
       {.name = "overlong",
        .field = field_of<&DataSection::overlong>,
-       .help = "What becomes of a sample longer than sequence_length",
+       .help = "What is done with a sample longer than sequence_length",
        .allowed = {"truncate", "drop", "error"}},
       {.name = "train_on_inputs",
        .field = field_of<&DataSection::train_on_inputs>,
-       .help = "Learn prompts and what users say, too; else completions and what the assistant says"},
+       .help = "Train on prompts and user turns, too; false: only on completions and assistant turns"},
       {.name = "cache",
        .field = field_of<&DataSection::cache>,
-       .help = "Folder that keeps tokenized data for later starts; auto: tessera/data in $XDG_CACHE_HOME or ~/.cache; "
-               "off: none"},
+       .help = "Folder that keeps tokenized data for later runs; auto: tessera/data in $XDG_CACHE_HOME or ~/.cache; "
+               "off: no cache"},
   };
 }
 
@@ -144,59 +147,63 @@ std::vector<RecipeKey> make_parallel_keys() {
   return {
       {.name = "dp_replicate",
        .field = field_of<&ParallelSection::dp_replicate>,
-       .help = "Replicas of the sharded model, or with dp_shard 1 of the whole one (DDP); -1: what is left",
+       .help = "Data parallel replicas: of the sharded model (HSDP), or with dp_shard 1 of the whole model (DDP); -1: "
+               "all remaining ranks",
        .unit = "ranks",
        .range = kDimension,
        .aliases = {"parallelism.data_parallel_replicate_degree", "distributed.dp_replicate_size"}},
       {.name = "dp_shard",
        .field = field_of<&ParallelSection::dp_shard>,
-       .help = "FSDP: ranks that share one copy of parameters and optimizer; -1: what is left",
+       .help = "FSDP: ranks that parameters and optimizer state are sharded over; -1: all remaining ranks",
        .unit = "ranks",
        .range = kDimension,
        .aliases = {"parallelism.data_parallel_shard_degree"}},
       {.name = "tp",
        .field = field_of<&ParallelSection::tp>,
-       .help = "Tensor parallelism: ranks that share heads, inner widths and vocabulary; -1: what is left",
+       .help =
+           "Tensor parallelism: ranks that heads, MLP widths and vocabulary are sharded over; -1: all remaining ranks",
        .unit = "ranks",
        .range = kDimension,
        .aliases = {"parallelism.tensor_parallel_degree", "distributed.tp_size",
                    "policy.dtensor_cfg.tensor_parallel_size"}},
       {.name = "cp",
        .field = field_of<&ParallelSection::cp>,
-       .help = "Context parallelism: ranks that share the tokens of each sequence; -1: what is left",
+       .help = "Context parallelism: ranks that the tokens of each sequence are sharded over; -1: all remaining ranks",
        .unit = "ranks",
        .range = kDimension,
        .aliases = {"parallelism.context_parallel_degree", "distributed.cp_size",
                    "policy.dtensor_cfg.context_parallel_size"}},
       {.name = "pp",
        .field = field_of<&ParallelSection::pp>,
-       .help = "Pipeline parallelism: ranks that share the layers; -1: what is left",
+       .help = "Pipeline parallelism: ranks that the layers are divided over; -1: all remaining ranks",
        .unit = "ranks",
        .range = kDimension,
        .aliases = {"parallelism.pipeline_parallel_degree", "distributed.pp_size"}},
       {.name = "ep",
        .field = field_of<&ParallelSection::ep>,
-       .help = "Expert parallelism; takes no ranks of its own, divides dp x cp x tp",
+       .help = "Expert parallelism: ranks that the experts are divided over; uses the ranks of dp x cp x tp and must "
+               "divide their number",
        .unit = "ranks",
        .range = {.minimum = 1, .maximum = 1 << 24},
        .aliases = {"parallelism.expert_parallel_degree", "distributed.ep_size"}},
       {.name = "schedule",
        .field = field_of<&ParallelSection::schedule>,
-       .help = "With pp: in which order a rank takes the micro-batches. The last five give each rank several stages",
+       .help = "With pp: pipeline schedule, the order in which a rank runs its micro-batches. The last five have "
+               "several stages per rank",
        .allowed = {"1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble",
                    "DualPipeV"},
        .aliases = {"parallelism.pipeline_parallel_schedule", "distributed.pipeline.pp_schedule"}},
       {.name = "layers_per_stage",
        .field = field_of<&ParallelSection::layers_per_stage>,
-       .help = "With pp: layers of a stage, which gives the number of stages; null: one stage a rank, or two where the "
-               "schedule wants several",
+       .help = "With pp: layers of a stage, which sets the number of stages; null: one stage per rank, or two where "
+               "the schedule needs several",
        .unit = "layers",
        .range = {.minimum = 1, .maximum = 1 << 24},
        .aliases = {"parallelism.pipeline_parallel_layers_per_stage", "distributed.pipeline.layers_per_stage"}},
       {.name = "cp_rotate_method",
        .field = field_of<&ParallelSection::cp_rotate_method>,
-       .help = "With cp: all keys and values are gathered at once (allgather), or go around the ranks beside the "
-               "products (alltoall), which keeps less in memory",
+       .help = "With cp: gather all keys and values at once (allgather), or pass them around the ranks while attention "
+               "is computed (alltoall), which needs less memory",
        .allowed = {"allgather", "alltoall"},
        .aliases = {"parallelism.context_parallel_rotate_method"}},
       {.name = "sequence_parallel",
@@ -205,30 +212,30 @@ std::vector<RecipeKey> make_parallel_keys() {
        .aliases = {"distributed.sequence_parallel", "policy.dtensor_cfg.sequence_parallel"}},
       {.name = "activation_checkpointing",
        .field = field_of<&ParallelSection::activation_checkpointing>,
-       .help = "Compute activations again in backward instead of keeping them: those of each layer's MLP (mlp, or "
-               "true), of "
-               "each layer (full), or of each layer but attention and every second product (selective)",
+       .help = "Recompute activations in backward instead of keeping them: those of each layer's MLP (mlp, or true), "
+               "of each layer (full), or of each layer except attention and every second matrix product (selective)",
        .allowed = {"none", "mlp", "selective", "full", "true", "false"},
        .aliases = {"activation_checkpoint.mode"}},
       {.name = "cpu_offload",
        .field = field_of<&ParallelSection::cpu_offload>,
-       .help = "Keep shards, gradients and optimizer state in host memory; on CPUs they are there anyway",
+       .help =
+           "Keep shards, gradients and optimizer state in host memory; without effect on CPUs, where they always are",
        .aliases = {"training.enable_cpu_offload", "policy.dtensor_cfg.cpu_offload"}},
       {.name = "defer_gradient_sync",
        .field = field_of<&ParallelSection::defer_gradient_sync>,
-       .help =
-           "FSDP: reduce gradients once a step, not after each micro-batch; less traffic, but every rank then holds "
-           "them whole, in precision.reduce. With pp the layers of a stage are gathered once as well, and held whole",
+       .help = "FSDP: reduce gradients once per step instead of after each micro-batch; less traffic, but every rank "
+               "then holds unsharded gradients, in precision.reduce. With pp the layers of a stage are also gathered "
+               "only once per step, and stay unsharded until its end",
        .aliases = {"distributed.defer_fsdp_grad_sync"}},
       {.name = "plan",
        .field = field_of<&ParallelSection::plan>,
-       .help = "How tp shards the model. auto: the family's own plan; hf: transformers' plan; or a YAML file, from "
-               "pattern of "
-               "modules to style",
+       .help = "How tp shards the model. auto: the plan of the model family; hf: the plan of transformers; or a YAML "
+               "file that maps patterns of module names to styles",
        .aliases = {"policy.dtensor_cfg.custom_parallel_plan"}},
       {.name = "replicate_kv",
        .field = field_of<&ParallelSection::replicate_kv>,
-       .help = "With fewer key-value heads than tp, a multiple of them: every rank keeps their projections whole"},
+       .help = "With fewer key-value heads than tp, where tp is a multiple of their number: every rank keeps the key "
+               "and value projections unsharded"},
   };
 }
 
@@ -236,16 +243,17 @@ std::vector<RecipeKey> make_parallel_keys() {
 
 std::span<const RecipeSectionInfo> recipe_sections() {
   static constexpr std::array kSections{
-      RecipeSectionInfo{"model", "What is trained", make_model_keys},
-      RecipeSectionInfo{"data", "What it is trained on", make_data_keys},
-      RecipeSectionInfo{"parallel", "How it is spread over ranks", make_parallel_keys},
-      RecipeSectionInfo{"optimizer", "How parameters move", make_optimizer_keys},
-      RecipeSectionInfo{"schedule", "The learning rate over time", make_schedule_keys},
-      RecipeSectionInfo{"train", "How long, in which batches", make_train_keys},
+      RecipeSectionInfo{"model", "The model and its adapters", make_model_keys},
+      RecipeSectionInfo{"data", "Training and validation data", make_data_keys},
+      RecipeSectionInfo{"parallel", "Parallelism: how model and data are distributed over the ranks",
+                        make_parallel_keys},
+      RecipeSectionInfo{"optimizer", "The optimizer", make_optimizer_keys},
+      RecipeSectionInfo{"schedule", "The learning rate schedule", make_schedule_keys},
+      RecipeSectionInfo{"train", "Duration, batches, validation and device", make_train_keys},
       RecipeSectionInfo{"precision", "Dtypes of compute and communication", make_precision_keys},
-      RecipeSectionInfo{"checkpoint", "What is saved, where, how often", make_checkpoint_keys},
-      RecipeSectionInfo{"log", "What is reported", make_log_keys},
-      RecipeSectionInfo{"comm", "How ranks talk", make_comm_keys},
+      RecipeSectionInfo{"checkpoint", "Checkpoints and the exported model", make_checkpoint_keys},
+      RecipeSectionInfo{"log", "Logs and metrics", make_log_keys},
+      RecipeSectionInfo{"comm", "Communication between the ranks", make_comm_keys},
   };
   return kSections;
 }

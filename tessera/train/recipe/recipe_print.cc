@@ -8,9 +8,10 @@
 namespace tessera::train {
 namespace {
 
+// The default of a key as YAML; empty for a required key that has no default.
 std::string default_of(const RecipeKey& key) {
   static const Recipe kDefaults;
-  if (key.required && format_value(key, kDefaults).size() <= 2) return "";  // "" or []: none
+  if (key.required && format_value(key, kDefaults).size() <= 2) return "";  // formatted as "" or []
   return format_value(key, kDefaults);
 }
 
@@ -21,22 +22,23 @@ std::string accepted_in_words(const RecipeKey& key) {
 
 const char* kDocsHead = R"(# The recipe
 
-`tessera train RECIPE.yaml [section.key=value ...]` is told everything by a recipe: one YAML file of the sections below.
-Keys that are left out have their defaults. `tessera train RECIPE.yaml --print-config` prints the recipe as it will run,
-`--check` checks it together with model, data and world and trains nothing.
+A recipe holds all settings of `tessera train RECIPE.yaml [section.key=value ...]`: one YAML file with the sections below.
+Keys that are left out have their defaults. `tessera train RECIPE.yaml --print-config` prints the recipe with defaults and
+overrides. `--check` checks the recipe together with model, data and world size, and does not train.
 
 - Overrides on the command line replace what the file says; the last one wins: `train.steps=20 data.train=[a.txt,b.txt]`.
-- An unknown key, a wrong type or a value out of range is an error (exit code 2) that names file, line and what is wanted.
-  So is a value that this version cannot do yet: nothing is ignored.
-- A setting that has no effect beside the others (`optimizer.momentum` with AdamW) is told, in one line at the start.
+- An unknown key, a wrong type or a value out of range is an error (exit code 2) that names file, line and the accepted
+  values. No setting is ignored silently.
+- A setting that has no effect in the recipe (`optimizer.momentum` with AdamW) is named in a warning at the start of the run.
 - `~` at the start of a path is the home folder.
-- `-1` in `parallel` means what is left of the world; the dims must multiply to its size.
+- `-1` in `parallel` stands for all remaining ranks; the dims must multiply to the world size.
 - Exactly one of `train.steps` and `train.epochs` has a value; an override of one takes the place of the other.
 - `train.global_batch_size` is a multiple of data-parallel ranks x `train.local_batch_size`; gradients accumulate over the rest.
-- Names that torchtitan, NeMo Automodel and NeMo RL use for the same setting are accepted, at the place where they
-  write them; the last column lists them. They are names only: the values are those of this page, so that a value that means
-  something else there (a packed size of 0, a world's worth of -1) is an error that says what is wanted.
-- A recipe is at most 1 MB and 16 levels deep; anchors and aliases work within a bound, tags and repeated keys are refused.
+- Names that torchtitan, NeMo Automodel and NeMo RL use for the same setting are accepted, at the path that these programs
+  use; the last column lists them. Only the names are accepted: values are those of this page, so that a value with another
+  meaning there (a packed size of 0, -1 for the whole world) is an error that names the accepted values.
+- A recipe is at most 1 MB large and 16 levels deep. Anchors and aliases may expand to 100,000 values; tags and repeated
+  keys are errors.
 
 This page is written by `tessera train --recipe-docs` from the table in `tessera/train/recipe/recipe_keys.cc`.
 )";
@@ -48,8 +50,9 @@ Recipe with_model_as_named(Recipe recipe) {
   return recipe;
 }
 
-std::string to_yaml(const Recipe& given) {
-  const Recipe recipe = with_model_as_named(given);
+// Values come from format_value(), which read_recipe() reads back exactly; comments do not matter for reading.
+std::string to_yaml(const Recipe& recipe_with_paths) {
+  const Recipe recipe = with_model_as_named(recipe_with_paths);
   std::string out;
   for (const auto& section : recipe_sections()) {
     out += fmt::format("{}{}:  # {}\n", out.empty() ? "" : "\n", section.name, section.help);

@@ -1,4 +1,4 @@
-// A recipe as text, and what the table of keys says as help and documentation.
+// A recipe as YAML, and the table of keys as help text and as the page docs/recipe.md.
 //
 //   fmt::print("{}", to_yaml(recipe));          // tessera train --print-config
 //
@@ -11,15 +11,15 @@
 
 namespace tessera::train {
 
-// Every key with its value and a comment; read_recipe() reads it back to the same recipe.
+// The recipe as YAML: every key with its value and a comment. read_recipe() reads this text back to the same recipe.
 std::string to_yaml(const Recipe& recipe);
-// model.path as the user wrote it, where it was resolved since (model.name).
+// The recipe with model.path as the user wrote it, where resolve_model_source() replaced it (ModelSection::name).
 Recipe with_model_as_named(Recipe recipe);
 
-// The keys as the end of `tessera train --help`.
+// The last part of `tessera train --help`: all keys.
 std::string recipe_help();
 
-// docs/recipe.md, which `tessera train --recipe-docs` prints and a test compares with the committed page.
+// The text of docs/recipe.md. `tessera train --recipe-docs` prints it; a test compares it with the committed page.
 std::string recipe_docs();
 
 }  // namespace tessera::train

@@ -6,6 +6,7 @@
 namespace tessera::train {
 
 int64_t longest_warmup(const ScheduleSection& schedule, int64_t steps) {
+  // The decay of wsd comes after the warm-up and constant part; other schedules decay over all steps after the warm-up.
   const auto share = std::llround(schedule.decay_ratio * static_cast<double>(steps));
   const int64_t decay = schedule.name == "wsd" ? schedule.decay_steps.value_or(share) : 0;
   return std::max<int64_t>(steps - decay, 0);

@@ -1,4 +1,4 @@
-// The learning rate schedule that a recipe asks for.
+// The learning rate schedule of a recipe.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,10 @@
 
 namespace tessera::train {
 
-// In a run of whole epochs the warm-up is cut to longest_warmup().
+// The schedule of a run of `steps` optimizer steps. With train.epochs the warm-up is cut to longest_warmup(). Error
+// kConfig as optim::Schedule.
 optim::Schedule build_schedule(const Recipe& recipe, int64_t steps);
-// Steps of warm-up that a run of so many steps has room for, before the decay of wsd.
+// The most warm-up steps that fit into a run of `steps` steps: all steps, or with wsd the steps before its decay.
 int64_t longest_warmup(const ScheduleSection& schedule, int64_t steps);
 
 }  // namespace tessera::train

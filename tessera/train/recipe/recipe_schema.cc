@@ -8,7 +8,9 @@
 namespace tessera::train {
 namespace {
 
-std::string range_words(const Range& range) {
+// ">= 1", "> 0", "in [0, 1)"; empty for an unbounded range. Maxima from 1e6 on only guard against overflow and are not
+// worth a reader's attention.
+std::string range_words(const ValueRange& range) {
   const bool low = std::isfinite(range.minimum);
   const bool high = std::isfinite(range.maximum) && range.maximum < 1e6;
   if (range.without_zero) return ">= 1, or -1";
@@ -20,12 +22,13 @@ std::string range_words(const Range& range) {
   return "";
 }
 
-std::string with_range(std::string noun, const Range& range) {
+std::string with_range(std::string noun, const ValueRange& range) {
   const std::string words = range_words(range);
   return words.empty() ? noun : noun + " " + words;
 }
 
-std::string joined(const std::vector<const char*>& words) {
+// "a, b or c".
+std::string join_with_or(const std::vector<const char*>& words) {
   std::string out;
   for (size_t i = 0; i < words.size(); ++i) {
     out += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + std::string(words[i]);
@@ -50,22 +53,22 @@ const RecipeKey* find_recipe_key(std::string_view path) {
 
 std::string accepted_values(const RecipeKey& key) {
   Recipe defaults;
-  struct Words {
+  struct AcceptedValuesVisitor {
     const RecipeKey& key;
     std::string operator()(int64_t*) const { return with_range("integer", key.range); }
     std::string operator()(std::optional<int64_t>*) const { return with_range("integer", key.range) + ", or null"; }
     std::string operator()(double*) const { return with_range("number", key.range); }
     std::string operator()(bool*) const { return "true or false"; }
-    std::string operator()(std::string*) const { return key.allowed.empty() ? "text" : joined(key.allowed); }
+    std::string operator()(std::string*) const { return key.allowed.empty() ? "text" : join_with_or(key.allowed); }
     std::string operator()(std::vector<std::string>*) const {
-      if (key.mappings == Mappings::kPairs) return "mapping";
-      return key.mappings == Mappings::kSources ? "list of paths and mappings" : "list of texts";
+      if (key.mappings == AcceptedMappings::kPairs) return "mapping";
+      return key.mappings == AcceptedMappings::kSources ? "list of paths and mappings" : "list of texts";
     }
     std::string operator()(std::vector<double>*) const {
       return with_range(fmt::format("list of {} numbers", key.count), key.range);
     }
   };
-  return std::visit(Words{key}, key.field(defaults));
+  return std::visit(AcceptedValuesVisitor{key}, key.field(defaults));
 }
 
 }  // namespace tessera::train

@@ -1,4 +1,5 @@
-// The one table of recipe keys. Parsing, validation, --print-config, --help and docs/recipe.md come from it.
+// The table of recipe keys. Parsing, validation, --print-config, --help and docs/recipe.md are all made from this
+// table.
 //
 //   for (const RecipeKey& key : recipe_keys()) fmt::print("{}.{}: {}\n", key.section, key.name, key.help);
 //
@@ -22,33 +23,33 @@ namespace tessera::train {
 using FieldRef = std::variant<int64_t*, std::optional<int64_t>*, double*, bool*, std::string*,
                               std::vector<std::string>*, std::vector<double>*>;
 
-struct Range {
+struct ValueRange {
   double minimum = -std::numeric_limits<double>::infinity();
   double maximum = std::numeric_limits<double>::infinity();
-  bool above_minimum = false;  // minimum itself is outside
-  bool below_maximum = false;  // maximum itself is outside
-  bool without_zero = false;
+  bool above_minimum = false;  // the minimum itself is out of range
+  bool below_maximum = false;  // the maximum itself is out of range
+  bool without_zero = false;   // 0 is out of range
 };
 
-// What a list of texts may be given as, beside a text and a list of them.
-enum class Mappings {
+// The YAML mappings that a field of type std::vector<std::string> accepts, in addition to a text and a list of texts.
+enum class AcceptedMappings {
   kNone,
-  kPairs,    // one mapping: "KEY=VALUE" for each of its entries
-  kSources,  // mappings as items: data_sources.h
+  kPairs,    // one mapping; each of its entries becomes the text "KEY=VALUE"
+  kSources,  // items may be mappings, each a data source (data_sources.h)
 };
 
 struct RecipeKey {
   const char* section = "";  // set by recipe_keys()
   const char* name;
-  FieldRef (*field)(Recipe&);  // gives the type, and on a default Recipe the default
+  FieldRef (*field)(Recipe&);  // pointer to the field: its type is the key's type, its value in Recipe{} the default
   const char* help;
-  const char* unit = "";  // of numbers
-  Range range = {};       // of numbers
-  size_t count = 0;       // of a list of numbers, 0: any
-  Mappings mappings = Mappings::kNone;
-  bool required = false;                  // must be given and not be empty
-  std::vector<const char*> allowed = {};  // of words; empty: any text
-  // The same setting in torchtitan's and NeMo's (Automodel's, RL's) configuration files, dotted from the root.
+  const char* unit = "";  // for numbers
+  ValueRange range = {};  // for numbers
+  size_t count = 0;       // for a list of numbers: its length; 0: any length
+  AcceptedMappings mappings = AcceptedMappings::kNone;
+  bool required = false;                  // the key must be set and not be empty
+  std::vector<const char*> allowed = {};  // for text: the accepted words; empty: any text
+  // Paths of the same setting in configuration files of torchtitan and NeMo (Automodel, RL), with dots, from the root.
   std::vector<const char*> aliases = {};
 
   std::string path() const { return std::string(section) + "." + name; }
@@ -60,12 +61,12 @@ struct RecipeSectionInfo {
   std::vector<RecipeKey> (*make_keys)();
 };
 
-std::span<const RecipeKey> recipe_keys();              // section by section
-std::span<const RecipeSectionInfo> recipe_sections();  // in the order of keys
-// By path or alias; null when there is none.
+std::span<const RecipeKey> recipe_keys();              // ordered by section
+std::span<const RecipeSectionInfo> recipe_sections();  // in the same order
+// The key with this path ("train.steps") or alias; null if there is none.
 const RecipeKey* find_recipe_key(std::string_view path);
 
-// The type and what is accepted, in words: "integer >= 1", "stop or skip", "list of 2 numbers in [0, 1)".
+// The accepted values in words: "integer >= 1", "stop or skip", "list of 2 numbers in [0, 1)".
 std::string accepted_values(const RecipeKey& key);
 
 }  // namespace tessera::train

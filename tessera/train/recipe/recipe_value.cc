@@ -31,20 +31,22 @@ std::string shown_node(const YamlNode& node) {
   return "";
 }
 
+// YAML allows a leading "+", which parse_number() does not.
 template <class Number>
 std::optional<Number> yaml_number(std::string_view text) {
   if (text.size() > 1 && text.front() == '+' && text[1] != '-') text.remove_prefix(1);
   return parse_number<Number>(text);
 }
 
-bool in_range(double value, const Range& range) {
+bool in_range(double value, const ValueRange& range) {
   if (!std::isfinite(value) || value < range.minimum || value > range.maximum) return false;
   if (range.above_minimum && value == range.minimum) return false;
   if (range.below_maximum && value == range.maximum) return false;
   return !(range.without_zero && value == 0);
 }
 
-// "bf16", "torch.bfloat16", "1f1b" and the like, as other frameworks write them.
+// The allowed word that `word` means: without regard to case, and for dtypes also in the spelling of other frameworks
+// ("bf16", "torch.bfloat16"). A word that is not allowed is returned as it is, for the error message.
 std::string canonical_word(const RecipeKey& key, std::string word) {
   const auto has = [&](std::string_view name) { return std::ranges::find(key.allowed, name) != key.allowed.end(); };
   if (has("bfloat16")) {
@@ -63,8 +65,10 @@ bool is_text(std::string_view text) {
          std::ranges::none_of(text, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
 }
 
-// Reads a node into a field; false: not of the field's type or range.
-struct Assign {
+// Visitor of FieldRef: each overload reads `node` into a field of one type. It returns false and leaves the field alone
+// if the node has another type or is out of range. The type comes from the field, not from YAML: an unquoted 5 is text
+// in a text field, and "5" in quotes is never a number.
+struct FieldAssigner {
   const RecipeKey& key;
   const YamlNode& node;
   std::string where = {};
@@ -106,7 +110,7 @@ struct Assign {
   }
   bool operator()(std::vector<std::string>* field) const {
     std::vector<std::string> values;
-    if (node.kind == Kind::kMapping && key.mappings == Mappings::kPairs) {
+    if (node.kind == Kind::kMapping && key.mappings == AcceptedMappings::kPairs) {
       for (const auto& [name, value] : node.entries) {
         if (value.kind != Kind::kScalar || !is_text(value.text)) return false;
         values.push_back(name + "=" + value.text);
@@ -114,16 +118,16 @@ struct Assign {
       *field = std::move(values);
       return true;
     }
-    const auto take = [&](const YamlNode& item) {
-      if (item.kind == Kind::kMapping && key.mappings == Mappings::kSources) {
+    const auto append_item = [&](const YamlNode& item) {
+      if (item.kind == Kind::kMapping && key.mappings == AcceptedMappings::kSources) {
         values.push_back(source_text(item, where));
         return true;
       }
       values.push_back(item.text);
       return item.kind == Kind::kScalar && !item.text.empty() && is_text(item.text);
     };
-    if ((node.kind == Kind::kScalar || node.kind == Kind::kMapping) && !take(node)) return false;
-    if (!std::ranges::all_of(node.items, take)) return false;
+    if ((node.kind == Kind::kScalar || node.kind == Kind::kMapping) && !append_item(node)) return false;
+    if (!std::ranges::all_of(node.items, append_item)) return false;
     *field = std::move(values);
     return true;
   }
@@ -131,7 +135,7 @@ struct Assign {
     if (node.kind != Kind::kSequence || (key.count && node.items.size() != key.count)) return false;
     std::vector<double> values(node.items.size());
     for (size_t i = 0; i < values.size(); ++i) {
-      if (!Assign{key, node.items[i]}(&values[i])) return false;
+      if (!FieldAssigner{key, node.items[i]}(&values[i])) return false;
     }
     *field = std::move(values);
     return true;
@@ -140,12 +144,15 @@ struct Assign {
 
 std::string format_number(double value) {
   std::string text = fmt::format("{}", value);
-  // YAML 1.1 readers want a point in a number with an exponent.
+  // In YAML 1.1 a number with an exponent needs a decimal point: other readers take 1e-8 for text.
   const size_t exponent = text.find('e');
   if (text.find('.') == text.npos) text.insert(exponent == text.npos ? text.size() : exponent, ".0");
   return text;
 }
 
+// Whether `text` can be written without quotes and is read back as the same text. The test is stricter than YAML: only
+// letters, digits, "_-./" and bytes of UTF-8; the first character is a letter, "/", or "." in a text that holds "/".
+// true and false need no quotes, because assign_value() reads them as text for a text field.
 bool is_plain_word(std::string_view text) {
   if (text.empty() || text == "null" || text == "Null" || text == "NULL" || text == "~") return false;
   if (text.front() == '-' && text.size() == 1) return false;
@@ -157,7 +164,7 @@ bool is_plain_word(std::string_view text) {
           (text.front() == '.' && text.find('/') != text.npos));
 }
 
-struct Format {
+struct FieldFormatter {
   std::string operator()(const int64_t* value) const { return fmt::format("{}", *value); }
   std::string operator()(const std::optional<int64_t>* value) const {
     return *value ? fmt::format("{}", **value) : "null";
@@ -178,14 +185,14 @@ struct Format {
 }  // namespace
 
 void assign_value(const RecipeKey& key, const YamlNode& node, const std::string& where, Recipe& recipe) {
-  if (std::visit(Assign{key, node, where}, key.field(recipe))) return;
+  if (std::visit(FieldAssigner{key, node, where}, key.field(recipe))) return;
   raise(ErrorKind::kConfig, "[train.recipe] {}: {}: found {}, wanted {}.", where, key.path(), shown_node(node),
         accepted_values(key));
 }
 
 std::string format_value(const RecipeKey& key, const Recipe& recipe) {
-  // The table's accessor gives mutable fields; nothing is written here.
-  return std::visit(Format{}, key.field(const_cast<Recipe&>(recipe)));
+  // The accessors of the key table return pointers to mutable fields; this visitor only reads.
+  return std::visit(FieldFormatter{}, key.field(const_cast<Recipe&>(recipe)));
 }
 
 std::string format_text(std::string_view text) {

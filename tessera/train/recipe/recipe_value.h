@@ -1,4 +1,5 @@
-// One value of a recipe: from YAML into its field with every check that needs only its key, and back to text.
+// One value of a recipe: reads YAML into the field of a key, with every check that needs only this key, and formats the
+// field as text.
 //
 //   Recipe recipe;
 //   assign_value(*find_recipe_key("train.steps"), node, "my.yaml:3", recipe);
@@ -14,12 +15,13 @@
 
 namespace tessera::train {
 
-// Error kConfig starts with `where` and names key, found and wanted value.
+// Sets the field of `key` in `recipe` from `node`. Error kConfig for a value of the wrong type or range: the message
+// names `where`, the key, the value found and the accepted values.
 void assign_value(const RecipeKey& key, const YamlNode& node, const std::string& where, Recipe& recipe);
 
-// As YAML that assign_value reads back to the same value: 1.0e-08, "0x", [0.9, 0.95], null.
+// The value of `key` as YAML, which assign_value() reads back to the same value: 1.0e-08, "0x", [0.9, 0.95], null.
 std::string format_value(const RecipeKey& key, const Recipe& recipe);
-// A word plain, other text quoted.
+// `text` as a YAML scalar: a plain word as it is, other text in double quotes.
 std::string format_text(std::string_view text);
 
 }  // namespace tessera::train

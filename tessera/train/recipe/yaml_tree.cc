@@ -16,7 +16,7 @@
 namespace tessera::train {
 namespace {
 
-// What text of this length counts for, in nodes: long text that is aliased often must not grow either.
+// The weight of a text in nodes, one per 64 bytes: many aliases of a long text must not grow memory either.
 size_t weight_of_text(const std::string& text) { return text.size() / 64; }
 
 size_t weight_of(const YamlNode& node) {
@@ -33,10 +33,16 @@ size_t depth_of(const YamlNode& node) {
   return deepest + 1;
 }
 
+// Builds the tree from events. `open_` is the path of sequences and mappings from the root to the current event; a
+// node is attached to its parent when it is complete. An anchored node is copied into `anchors_`, an alias copies it
+// from there into the tree. Every copy is added to `nodes_` before it is made, so that memory stays proportional to
+// kYamlLimitNodes however the aliases are nested.
 class TreeBuilder : public YAML::EventHandler {
  public:
   explicit TreeBuilder(const std::string& source) : source_(source) {}
   YamlNode take_root() { return std::move(root_); }
+
+  // Events of yaml-cpp. Tags: "?" is a plain scalar, "!" a quoted one; any other tag is refused.
 
   void OnDocumentStart(const YAML::Mark&) override {}
   void OnDocumentEnd() override {}
@@ -53,11 +59,13 @@ class TreeBuilder : public YAML::EventHandler {
     const auto found = anchors_.find(anchor);
     TESSERA_CHECK(found != anchors_.end(), ErrorKind::kConfig, "[train.recipe] {}:{}: an alias inside its own anchor",
                   source_, line_of(mark));
-    count(found->second.weight, line_of(mark));
+    // Weight and depth of the copy are known, so both limits are checked before it is made. Errors about values in the
+    // copy name the line of the alias.
+    add_weight(found->second.weight, line_of(mark));
     check_depth(found->second.depth, line_of(mark));
     YamlNode copy = found->second.node;
     copy.line = line_of(mark);
-    place(std::move(copy));
+    attach(std::move(copy));
   }
 
   void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
@@ -72,11 +80,11 @@ class TreeBuilder : public YAML::EventHandler {
   void OnMapEnd() override { close(); }
 
  private:
-  struct Open {
+  struct OpenContainer {
     YamlNode node;
     YAML::anchor_t anchor;
-    std::optional<std::string> key;  // of a mapping, waiting for its value
-    std::set<std::string, std::less<>> keys;
+    std::optional<std::string> key;           // for a mapping: the key whose value comes next
+    std::set<std::string, std::less<>> keys;  // for a mapping: all keys so far
   };
   struct Anchored {
     YamlNode node;
@@ -91,7 +99,7 @@ class TreeBuilder : public YAML::EventHandler {
                   "[train.recipe] {}:{}: tag {}: a recipe has no tags. Remove it.", source_, line_of(mark), quote(tag));
   }
 
-  void count(size_t weight, int line) {
+  void add_weight(size_t weight, int line) {
     nodes_ += weight;
     TESSERA_CHECK(nodes_ <= kYamlLimitNodes, ErrorKind::kConfig,
                   "[train.recipe] {}:{}: more than {} values once its aliases are expanded", source_, line,
@@ -105,37 +113,40 @@ class TreeBuilder : public YAML::EventHandler {
 
   void open(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, YamlNode::Kind kind) {
     refuse_tag(mark, tag);
-    count(1, line_of(mark));
+    add_weight(1, line_of(mark));
     check_depth(1, line_of(mark));
     open_.push_back({.node = {.kind = kind, .line = line_of(mark)}, .anchor = anchor, .key = {}, .keys = {}});
   }
 
   void close() {
-    Open done = std::move(open_.back());
+    OpenContainer done = std::move(open_.back());
     open_.pop_back();
-    remember(done.node, done.anchor);
-    place(std::move(done.node));
+    store_anchor(done.node, done.anchor);
+    attach(std::move(done.node));
   }
 
   void add(YamlNode node, YAML::anchor_t anchor) {
-    count(weight_of(node), node.line);
-    remember(node, anchor);
-    place(std::move(node));
+    add_weight(weight_of(node), node.line);
+    store_anchor(node, anchor);
+    attach(std::move(node));
   }
 
-  void remember(const YamlNode& node, YAML::anchor_t anchor) {
+  // Stores a copy of an anchored node. It is called when the node is complete, so an alias inside its own anchor finds
+  // no entry and is refused; trees cannot become cyclic.
+  void store_anchor(const YamlNode& node, YAML::anchor_t anchor) {
     if (!anchor) return;
     const size_t weight = weight_of(node);
-    count(weight, node.line);  // the kept copy takes memory too
+    add_weight(weight, node.line);  // the copy in `anchors_` takes memory, too
     anchors_[anchor] = {node, weight, depth_of(node)};
   }
 
-  void place(YamlNode node) {
+  // Attaches a complete node to the innermost open container. In a mapping, nodes are keys and values in turn.
+  void attach(YamlNode node) {
     if (open_.empty()) {
       root_ = std::move(node);
       return;
     }
-    Open& parent = open_.back();
+    OpenContainer& parent = open_.back();
     if (parent.node.kind == YamlNode::Kind::kSequence) {
       parent.node.items.push_back(std::move(node));
     } else if (parent.key) {
@@ -152,7 +163,7 @@ class TreeBuilder : public YAML::EventHandler {
 
   const std::string& source_;
   YamlNode root_;
-  std::vector<Open> open_;
+  std::vector<OpenContainer> open_;
   std::map<YAML::anchor_t, Anchored> anchors_;
   size_t nodes_ = 0;
 };
@@ -165,14 +176,15 @@ YamlNode parse_yaml(std::string_view text, const std::string& source) {
                 kYamlLimitBytes);
   TESSERA_CHECK(text.find('\0') == text.npos, ErrorKind::kConfig,
                 "[train.recipe] {}: holds a NUL byte: not YAML. Is this the recipe?", source);
+  // yaml-cpp reports a second document only when it is asked for; its errors have lines from 0.
   std::istringstream stream{std::string(text)};
   try {
     YAML::Parser parser(stream);
     TreeBuilder builder(source);
     if (!parser.HandleNextDocument(builder)) return {};
     YamlNode root = builder.take_root();
-    TreeBuilder rest(source);
-    TESSERA_CHECK(!parser.HandleNextDocument(rest), ErrorKind::kConfig,
+    TreeBuilder second_document(source);
+    TESSERA_CHECK(!parser.HandleNextDocument(second_document), ErrorKind::kConfig,
                   "[train.recipe] {}: more than one YAML document. Keep one.", source);
     return root;
   } catch (const YAML::Exception& error) {

@@ -1,6 +1,7 @@
-// YAML text to a small tree with line numbers, safe on hostile input. The tree is built from yaml-cpp's events, so
-// that limits hold before anything grows: 1 MB of text, 16 levels, 100,000 nodes with every alias counted as the
-// copy it stands for (no "billion laughs"), no key twice in a mapping, one document, no tags.
+// Parses YAML text into a small tree with line numbers, and is safe on hostile input. The tree is built from yaml-cpp's
+// events, so that limits are checked before memory grows: 1 MiB of text, 16 levels, 100,000 nodes, where an alias
+// counts as a copy of its anchor's nodes (against "billion laughs"). A key twice in a mapping, a second document and
+// tags are errors.
 //
 //   YamlNode root = parse_yaml(text, "my.yaml");
 //   for (const auto& [key, value] : root.entries) ...
@@ -23,14 +24,14 @@ inline constexpr size_t kYamlLimitDepth = 16;
 struct YamlNode {
   enum class Kind { kNull, kScalar, kSequence, kMapping };
   Kind kind = Kind::kNull;
-  std::string text = {};  // of a scalar
-  bool quoted = false;    // "5" is text, 5 a number
-  int line = 0;           // from 1
+  std::string text = {};  // for a scalar
+  bool quoted = false;    // for a scalar: "5" is text, 5 may be a number
+  int line = 0;           // counted from 1
   std::vector<YamlNode> items = {};
   std::vector<std::pair<std::string, YamlNode>> entries = {};  // in file order
 };
 
-// `source` names the text in errors. Empty text is a null node.
+// Parses one document. `source` names the text in errors. Empty text gives a kNull node.
 YamlNode parse_yaml(std::string_view text, const std::string& source);
 
 }  // namespace tessera::train

@@ -18,7 +18,7 @@ namespace tessera::train {
 void check_run_folder(const Recipe& recipe) {
   const std::filesystem::path dir = recipe.checkpoint.dir;
   const RunMark mark(dir);
-  if (!mark.is_set() && std::filesystem::is_directory(dir)) mark.check_free();
+  if (!mark.is_set() && std::filesystem::is_directory(dir)) mark.check_names_unused();
   const auto exported = std::filesystem::weakly_canonical(dir / "model");
   for (const auto& [key, path] : {std::pair("model.path", recipe.model.path), {"model.lora.path", recipe.lora.path}}) {
     TESSERA_CHECK(
@@ -31,6 +31,8 @@ void check_run_folder(const Recipe& recipe) {
 }
 
 void check_run(const Recipe& recipe, int64_t world_size) {
+  // Cheap checks first, so that a wrong layout is found before data is tokenized. One rank of each pipeline stage is
+  // checked: the ranks of a stage have the same modules, and only the first one prints warnings.
   const auto layout = resolve_layout(recipe, world_size);
   const auto config = load_model_config(recipe);
   check_layout(recipe, layout, config);
@@ -47,11 +49,11 @@ void check_run(const Recipe& recipe, int64_t world_size) {
   build_schedule(recipe, steps);
   check_run_folder(recipe);
   const auto& stats = data.train->stats();
-  const auto losses = stats.losses(recipe.data.sequence_length);
+  const auto dropped = stats.describe_dropped(recipe.data.sequence_length);
   fmt::print("model       {} of {}, {} parameters\n", config.architecture, with_model_as_named(recipe).model.path,
              format_count(parameters));
   fmt::print("data        {} samples in {} rows of {} tokens, {} label tokens{}{}\n", stats.documents,
-             data.train->rows(), recipe.data.sequence_length, stats.label_tokens, losses.empty() ? "" : "; ", losses);
+             data.train->rows(), recipe.data.sequence_length, stats.label_tokens, dropped.empty() ? "" : "; ", dropped);
   if (!adapters.empty()) fmt::print("adapters    {}\n", adapters);
   if (data.validation) fmt::print("validation  {} rows\n", data.validation->rows());
   fmt::print("layout      {} ranks: {}, {} micro-batches of {} a rank and step\n", world_size, describe_layout(layout),

@@ -1,4 +1,4 @@
-// What can be known of a run before it begins.
+// Checks of a run before it begins.
 //
 //   check_run_folder(recipe);             // before there are ranks
 //   check_run(recipe, /*world_size=*/4);  // `tessera train --check`
@@ -12,12 +12,12 @@
 
 namespace tessera::train {
 
-// What can be said of the run's folder before it is made or taken; writes nothing. Error kConfig when something that no
-// run wrote is in the way, or the run would export over the model that it starts from.
+// Checks the folder of the run before it is created or locked; writes nothing. Error kConfig if a file that no run
+// wrote has a name that the run needs, or if the run would export over the model that it starts from.
 void check_run_folder(const Recipe& recipe);
 
-// Everything that can be known without training: recipe, data, model config and weights' headers, layout. Prints what
-// the run would be. Errors as Trainer's.
+// Checks recipe, data, model config, the headers of the weights, and the layout for `world_size` ranks, without
+// training. Prints a summary of the run to stdout. Errors as Trainer().
 void check_run(const Recipe& recipe, int64_t world_size);
 
 }  // namespace tessera::train

@@ -9,7 +9,7 @@
 
 namespace tessera::train {
 
-void EarlyStopping::add(int64_t step, double loss) {
+void EarlyStopping::add_validation(int64_t step, double loss) {
   if (std::isfinite(loss) && (!best_ || loss < *best_ - options_.min_delta)) {
     best_ = loss;
     best_step_ = step;
@@ -39,7 +39,7 @@ void EarlyStopping::load_state(const nlohmann::json& state) {
                     state.at("without_better").is_number_integer();
   TESSERA_CHECK(fits, ErrorKind::kFormat,
                 "[train.early_stopping] the checkpoint's state: found {}, wanted best, best_step and without_better. "
-                "Take another checkpoint.",
+                "Use another checkpoint.",
                 state.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace).substr(0, 80));
   best_ = state.at("best").is_null() ? std::nullopt : std::optional<double>(state.at("best").get<double>());
   best_step_ = state.at("best_step").get<int64_t>();

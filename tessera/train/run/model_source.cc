@@ -18,9 +18,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// As base_to_keep() gave it; empty: none.
-std::string kept_base(const fs::path& weights) {
-  if (!fs::is_directory(weights) || !DcpFolder::is_one(weights)) return {};
+// The value of base_model_reference() that a checkpoint of a run stores; empty for other weights.
+std::string recorded_base_model(const fs::path& weights) {
+  if (!fs::is_directory(weights) || !DcpFolder::is_dcp_folder(weights)) return {};
   const auto checkpoint = Checkpoint::open(weights);
   return JsonReader(checkpoint.extra(), "[train.model] " + (weights / "manifest.json").string()).string("base", "");
 }
@@ -29,18 +29,18 @@ bool is_gguf(const fs::path& path) { return path.extension() == ".gguf"; }
 
 }  // namespace
 
-std::string base_to_keep(const Recipe& recipe) {
+std::string base_model_reference(const Recipe& recipe) {
   const auto& name = recipe.model.name;
   if (!name.empty() && !is_gguf(name)) return name;
   return fs::absolute(name.empty() ? recipe.model.path : name).lexically_normal().string();
 }
 
-fs::path base_of(const fs::path& weights) {
-  const auto base = kept_base(weights);
+fs::path base_model_folder(const fs::path& weights) {
+  const auto base = recorded_base_model(weights);
   if (base.empty()) return {};
   try {
     return resolve_model_path(base, "the checkpoint's base");
-  } catch (const Error&) {  // not in the Hub's cache
+  } catch (const Error&) {  // the path does not exist, or the name is not in the Hub's cache
     return {};
   }
 }
@@ -55,34 +55,38 @@ PublicModelName public_model_name(const Recipe& recipe) {
 }
 
 void resolve_model_source(Recipe& recipe) {
+  // 1. model.weights that is a run's folder becomes its newest checkpoint.
+  // 2. model.path becomes the folder of a Hub name or of a GGUF file. A GGUF file also holds the weights.
+  // 3. If that folder has no config.json but weights, it is a checkpoint of a run: they become model.weights, and
+  //    model.path becomes the base that the checkpoint records.
   auto &path = recipe.model.path, &weights = recipe.model.weights;
-  if (!weights.empty()) weights = CheckpointFolder::find(weights).string();
-  const auto resolve = [&](const std::string& given) {
-    path = resolve_model_path(given, "model.path");
-    recipe.model.name = path == given ? "" : given;
+  if (!weights.empty()) weights = CheckpointFolder::resolve_latest(weights).string();
+  const auto resolve = [&](const std::string& name_or_path) {
+    path = resolve_model_path(name_or_path, "model.path");
+    recipe.model.name = path == name_or_path ? "" : name_or_path;
   };
-  const auto given = path;
-  resolve(given);
-  if (is_gguf(given) && path != given && weights.empty()) weights = given;
+  const auto named_path = path;
+  resolve(named_path);
+  if (is_gguf(named_path) && path != named_path && weights.empty()) weights = named_path;
   if (fs::exists(fs::path(path) / "config.json")) return;
-  const auto found = CheckpointFolder::find(path);
-  if (!TensorFiles::is_there(found)) return;  // whoever reads config.json says what is wrong
+  const auto found = CheckpointFolder::resolve_latest(path);
+  if (!TensorFiles::has_tensors(found)) return;  // the reader of config.json will report the missing file
   TESSERA_CHECK(weights.empty(), ErrorKind::kConfig,
-                "[train.model] model.path: {} holds weights alone, and model.weights names {}. Name a folder with "
+                "[train.model] model.path: {} holds only weights, and model.weights names {}. Name a folder with "
                 "config.json as model.path.",
                 found.string(), weights);
-  const auto base = kept_base(found);
+  const auto base = recorded_base_model(found);
   const auto hint = fmt::format(
       "Name the folder of the model's config.json and tokenizer as model.path, and model.weights={}.", found.string());
   TESSERA_CHECK(!base.empty(), ErrorKind::kConfig,
-                "[train.model] model.path: {} holds weights alone, and does not say of which model. {}", found.string(),
+                "[train.model] model.path: {} holds only weights, and does not name their model. {}", found.string(),
                 hint);
   resolve(base);
   TESSERA_CHECK(fs::exists(fs::path(path) / "config.json"), ErrorKind::kConfig,
-                "[train.model] model.path: {} is of a run that started from {}, where no model is now. {}",
+                "[train.model] model.path: {} is of a run that started from {}, where there is no model now. {}",
                 found.string(), quote(base), hint);
   weights = found.string();
-  log_info("[train.model] the weights of {}, whose model is that of {}", weights, path);
+  log_info("[train.model] weights from {}, config.json and tokenizer from {}", weights, path);
 }
 
 }  // namespace tessera::train

@@ -1,4 +1,4 @@
-// What a recipe's model.path and model.weights name, as folders and files that are there.
+// Resolves model.path and model.weights of a recipe to existing folders and files.
 //
 //   auto recipe = read_recipe("recipes/demo.yaml", overrides);
 //   resolve_model_source(recipe);
@@ -12,21 +12,25 @@
 
 namespace tessera::train {
 
-// Replaces model.path by its folder where it is a name in the Hub's cache or a GGUF file, which model.name keeps, and
-// both by the checkpoint that LATEST names where they are the folder of a run or of its checkpoints. A run's checkpoint
-// as model.path becomes model.weights, and model.path what that run started from. Error kConfig for weights that do not
-// say of which model they are, kFormat for a damaged checkpoint, else as resolve_model_path's.
+// Resolves both keys in place:
+// - model.path that is a name in the Hub's cache or a GGUF file becomes its folder; the given name is kept in
+//   model.name.
+// - A folder of a run, or of its checkpoints, becomes the checkpoint that LATEST names.
+// - model.path that is a checkpoint of a run becomes model.weights, and model.path becomes the model that this run
+//   started from.
+// Error kConfig for weights that do not record their model; kFormat for a damaged checkpoint; else errors as
+// resolve_model_path().
 void resolve_model_source(Recipe& recipe);
 
-// What a run started from as another run finds it from any folder, for its checkpoints: a name of the Hub, or an
-// absolute path.
-std::string base_to_keep(const Recipe& recipe);
-// The model folder that the run of a checkpoint started from; empty where the checkpoint does not say (PyTorch's, and
-// other weights), and where the model is gone. Error kFormat for a damaged one.
-std::filesystem::path base_of(const std::filesystem::path& weights);
+// The model that a run starts from, in a form that is valid in every working directory: a name of the Hub, or an
+// absolute path. It is stored in the run's checkpoints.
+std::string base_model_reference(const Recipe& recipe);
+// The folder of the model that the run of a checkpoint started from. Empty if `weights` does not record it (PyTorch's
+// checkpoints and other files), or the model no longer exists. Error kFormat for a damaged checkpoint.
+std::filesystem::path base_model_folder(const std::filesystem::path& weights);
 
-// What others call the model: its name on the Hub with a revision, where that is not main; else the path as the user
-// wrote it.
+// The name of the model for other programs: its name on the Hub, with the revision if it is not main; else the path as
+// the user wrote it.
 struct PublicModelName {
   std::string name, revision;
 };

@@ -11,11 +11,13 @@ namespace tessera::train {
 namespace {
 
 struct IdleKeys {
-  bool idle;
-  std::string reason;
+  bool idle;           // whether the keys have no effect in this recipe
+  std::string reason;  // the setting that makes them so
   std::vector<const char*> paths;
 };
 
+// Keys that a setting of another key switches off. A setting that contradicts another one is an error of read_recipe();
+// these only do nothing.
 std::vector<IdleKeys> idle_keys(const Recipe& recipe) {
   const auto& optimizer = recipe.optimizer;
   const bool validates = !recipe.data.validation.empty() && recipe.train.validate_every > 0;
@@ -49,7 +51,7 @@ std::string idle_settings(const Recipe& recipe) {
       const auto& key = *find_recipe_key(path);
       const auto value = format_value(key, recipe);
       if (idle && value != format_value(key, defaults)) {
-        settings.push_back(fmt::format("{} {} (beside {})", path, value, reason));
+        settings.push_back(fmt::format("{} {} (with {})", path, value, reason));
       }
     }
   }
@@ -63,14 +65,14 @@ std::vector<std::string> recipe_notes(const Recipe& recipe, int64_t train_rows, 
   if (const auto idle = idle_settings(recipe); !idle.empty()) notes.push_back("[train.recipe] without effect: " + idle);
   if (const int64_t longest = longest_warmup(recipe.schedule, steps); recipe.schedule.warmup_steps > longest) {
     notes.push_back(
-        fmt::format("[train.schedule] schedule.warmup_steps: {} in a run of {} steps: the rate rises over {}.",
+        fmt::format("[train.schedule] schedule.warmup_steps: {} in a run of {} steps: the warm-up is cut to {}.",
                     recipe.schedule.warmup_steps, steps, longest));
   }
   const int64_t batch = recipe.train.global_batch_size;
   if (recipe.train.steps && train_rows < batch) {
     notes.push_back(
-        fmt::format("[train.data] data.train: {} rows for steps of {} (train.global_batch_size): a step has "
-                    "rows more than once.",
+        fmt::format("[train.data] data.train: {} rows, but a step takes {} (train.global_batch_size): a step has "
+                    "some rows more than once.",
                     train_rows, batch));
   }
   return notes;

@@ -1,4 +1,4 @@
-// What a run does otherwise than its recipe may be read.
+// Warnings about settings of a recipe that do not do what a reader may expect.
 //
 //   for (const auto& note : recipe_notes(recipe, data.train->rows(), steps)) log_warning("{}", note);
 //
@@ -13,8 +13,8 @@
 
 namespace tessera::train {
 
-// One line each: settings that have another value than by default and no effect beside the others, a warm-up longer
-// than the run, a step that takes more rows than there are.
+// At most one line for each of: settings that differ from their defaults but have no effect in this recipe; a warm-up
+// longer than the run; a global batch with more rows than the training data. `steps`: steps of the run.
 std::vector<std::string> recipe_notes(const Recipe& recipe, int64_t train_rows, int64_t steps);
 
 }  // namespace tessera::train

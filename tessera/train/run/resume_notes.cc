@@ -11,6 +11,8 @@
 namespace tessera::train {
 
 std::vector<std::string> changed_settings(const std::string& saved_yaml, const Recipe& recipe) {
+  // The saved recipe is parsed like a user's, because a later version may have other keys or ranges: then no settings
+  // are compared, and the run resumes all the same.
   std::vector<std::string> changes;
   try {
     const Recipe saved = parse_recipe(saved_yaml, "the checkpoint's recipe"), now = with_model_as_named(recipe);
@@ -33,10 +35,10 @@ std::vector<std::string> resume_notes(const std::string& saved_yaml, const Recip
     notes.push_back(fmt::format("[train.resume] settings changed since: {}", fmt::join(changes, ", ")));
   }
   if (first_step >= steps) {
-    const auto wanted = recipe.train.epochs ? fmt::format("train.epochs {}", *recipe.train.epochs)
-                                            : fmt::format("train.steps {}", steps);
+    const auto duration_setting = recipe.train.epochs ? fmt::format("train.epochs {}", *recipe.train.epochs)
+                                                      : fmt::format("train.steps {}", steps);
     notes.push_back(fmt::format("[train.resume] nothing is left to train: {} steps are done, and {} asks for no more.",
-                                first_step, wanted));
+                                first_step, duration_setting));
   }
   return notes;
 }

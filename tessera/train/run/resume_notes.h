@@ -1,4 +1,4 @@
-// What is told of a run that goes on from a checkpoint, beside which one it is.
+// Log lines about a run that resumes from a checkpoint.
 //
 //   for (const auto& note : resume_notes(checkpoint.extra().value("recipe", ""), recipe, first_step, steps)) ...
 //
@@ -13,12 +13,12 @@
 
 namespace tessera::train {
 
-// "train.steps 60 (was 40)" for each setting whose value differs from that of a recipe which to_yaml() printed, in the
-// order of docs/recipe.md, without those that say where a run lies and what it resumes. None where this version cannot
-// read that recipe.
+// "train.steps 60 (was 40)" for each setting that differs between `recipe` and `saved_yaml`, a recipe that to_yaml()
+// printed. The order is that of docs/recipe.md; checkpoint.dir and checkpoint.resume are left out. Empty if this
+// version cannot read the saved recipe.
 std::vector<std::string> changed_settings(const std::string& saved_yaml, const Recipe& recipe);
 
-// A line about those settings, and one where all steps are done; none of either that says nothing.
+// At most two lines: one that lists the changed settings, if there are any, and one if all steps are already done.
 std::vector<std::string> resume_notes(const std::string& saved_yaml, const Recipe& recipe, int64_t first_step,
                                       int64_t steps);
 

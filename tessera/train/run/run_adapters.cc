@@ -1,4 +1,4 @@
-// The adapters of a run: their settings, and what is told of them.
+// The adapters of a run: their settings, and descriptions of them (run_setup.h).
 #include <fmt/ranges.h>
 
 #include "tessera/base/text/count_text.h"
@@ -9,7 +9,7 @@ namespace tessera::train {
 
 std::optional<AdapterConfig> adapter_config(const Recipe& recipe) {
   const auto& lora = recipe.lora;
-  if (!lora.on()) return std::nullopt;
+  if (!lora.is_enabled()) return std::nullopt;
   if (!lora.path.empty()) {
     auto config = read_adapter_config(lora.path);
     config.dropout = lora.dropout;
@@ -23,7 +23,7 @@ std::optional<AdapterConfig> adapter_config(const Recipe& recipe) {
                        .target_modules = lora.target_modules};
 }
 
-std::string identity_of_adapters(const Recipe& recipe) {
+std::string adapter_identity(const Recipe& recipe) {
   const auto config = adapter_config(recipe);
   if (!config) return "none";
   const auto& lora = recipe.lora;
@@ -36,11 +36,14 @@ std::string identity_of_adapters(const Recipe& recipe) {
 std::string describe_run_adapters(const Recipe& recipe, const ModelConfig& config) {
   const auto adapters = adapter_config(recipe);
   if (!adapters) return "";
+  // Counted on a whole model without memory, because a rank has only its own stages and shards.
   const auto whole = make_model(config, {.device = c10::Device(at::kMeta)});
   add_adapters(*whole, *adapters);
-  int64_t learnt = 0;
-  for (const auto& parameter : whole->parameters()) learnt += parameter.requires_grad() ? parameter.numel() : 0;
-  return fmt::format("{} parameters in {}", format_count(learnt), describe_adapters(*whole));
+  int64_t trained_elements = 0;
+  for (const auto& parameter : whole->parameters()) {
+    trained_elements += parameter.requires_grad() ? parameter.numel() : 0;
+  }
+  return fmt::format("{} parameters in {}", format_count(trained_elements), describe_adapters(*whole));
 }
 
 }  // namespace tessera::train

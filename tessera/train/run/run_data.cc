@@ -1,4 +1,4 @@
-// The data of a run: tokenized by one rank of each host, read by all.
+// Loads the data of a run: one rank of each host tokenizes and writes the cache, then the other ranks read it.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -14,7 +14,8 @@
 namespace tessera::train {
 namespace {
 
-// What the ids of a text depend on: the files that tokenizer and template are read from, or the one that holds them.
+// A hash of all files that token ids depend on: tokenizer and chat template of a model folder, or the GGUF file. It is
+// part of the key of the data cache.
 std::string tokenizer_identity(const std::filesystem::path& model, const data::DataCache& cache) {
   if (!std::filesystem::is_directory(model)) return fingerprint_of(std::filesystem::canonical(model));
   std::string identity;
@@ -51,10 +52,11 @@ std::shared_ptr<const data::Dataset> load_dataset(const Recipe& recipe, const Ru
   return data::Dataset::load(options, *run.tokenizer, run.chat_template);
 }
 
-// As comm::attempt_together, for an action that may take longer than a collective may wait: ranks ask one another while
-// it lasts. When one of them is gone the action is asked to stop, so that this rank ends soon, too. COLLECTIVE over the
-// group.
-void attempt_long_together(comm::Group& group, const std::function<void(const std::atomic<bool>& stop)>& action) {
+// Like comm::attempt_together(), for an action that may take longer than the time-out of a collective. The action runs
+// on a thread of its own. Meanwhile the ranks exchange short messages, each long before its time-out, until all ranks
+// are done. If the exchange throws because a rank died, `stop` asks the action to end, so that this rank ends soon,
+// too. COLLECTIVE over the group.
+void attempt_long_on_all_ranks(comm::Group& group, const std::function<void(const std::atomic<bool>& stop)>& action) {
   std::atomic<bool> stop{false};
   if (group.size() == 1) return action(stop);
   auto outcome = std::async(std::launch::async, [&] { action(stop); });
@@ -62,12 +64,12 @@ void attempt_long_together(comm::Group& group, const std::function<void(const st
   try {
     for (bool all_done = false; !all_done;) {
       const bool done = outcome.wait_for(pause) == std::future_status::ready;
-      const auto told = comm::all_gather_bytes(group, done ? "done" : "");
-      all_done = std::ranges::none_of(told, [](const auto& text) { return text.empty(); });
+      const auto done_flags = comm::all_gather_bytes(group, done ? "done" : "");
+      all_done = std::ranges::none_of(done_flags, [](const auto& text) { return text.empty(); });
       pause = std::min(pause * 2, std::chrono::milliseconds(500));
     }
   } catch (...) {
-    stop = true;  // the future waits for its thread
+    stop = true;  // the destructor of `outcome` waits for the thread of the action
     throw;
   }
   comm::attempt_together(group, [&] { outcome.get(); });
@@ -95,15 +97,16 @@ RunData load_run_data(const Recipe& recipe, bool quiet, const std::atomic<bool>*
 
 RunData load_run_data(const Recipe& recipe, bool quiet) { return load_run_data(recipe, quiet, nullptr); }
 
-RunData load_run_data_together(const Recipe& recipe, const comm::World& world, comm::Group& everyone) {
+RunData load_run_data_on_all_ranks(const Recipe& recipe, const comm::World& world, comm::Group& world_group) {
   RunData run;
   const bool first = world.info().local_rank == 0, quiet = world.info().rank != 0;
-  attempt_long_together(everyone, [&](const auto& stop) {
+  attempt_long_on_all_ranks(world_group, [&](const auto& stop) {
     if (first) run = load_run_data(recipe, quiet, &stop);
   });
-  attempt_long_together(everyone, [&](const auto& stop) {  // found tokenized, unless nothing is kept
-    if (!first) run = load_run_data(recipe, quiet, &stop);
-  });
+  attempt_long_on_all_ranks(world_group,
+                            [&](const auto& stop) {  // reads the cache; with data.cache off, tokenizes as well
+                              if (!first) run = load_run_data(recipe, quiet, &stop);
+                            });
   return run;
 }
 

@@ -12,26 +12,28 @@
 
 namespace tessera::train {
 
-void export_run(const Recipe& recipe, const RunMesh& place, const RunData& data, CausalLM& model, RunFolder* folder) {
+void export_run(const Recipe& recipe, const RunMesh& run_mesh, const RunData& data, CausalLM& model,
+                RunFolder* folder) {
   const auto fresh = private_folder(recipe.checkpoint.dir) / "staging" / "model";
-  if (place.chief()) std::filesystem::remove_all(fresh);
-  comm::barrier(place.everyone());
-  // COLLECTIVE where the model is sharded; of a replicated one the first rank of each pipeline stage has all.
-  const bool first_of_stage = place.world().rank() == place.stage_ranks().front();
-  comm::attempt_together(place.everyone(), [&] {
+  if (run_mesh.is_rank_zero()) std::filesystem::remove_all(fresh);
+  comm::barrier(run_mesh.world_group());
+  // Saving a sharded model gathers its parameters, so all ranks must take part. Of a replicated model the first rank of
+  // each pipeline stage holds all parameters of the stage and saves them alone.
+  const bool first_of_stage = run_mesh.world().rank() == run_mesh.stage_ranks().front();
+  comm::attempt_together(run_mesh.world_group(), [&] {
     if (first_of_stage || is_dtensor(model.parameters().front())) {
-      if (recipe.lora.on() && !recipe.lora.merge) {
+      if (recipe.lora.is_enabled() && !recipe.lora.merge) {
         const auto base = public_model_name(recipe);
-        save_adapters(model, fresh, {.base = base.name, .revision = base.revision, .pipeline = place.pipeline()});
-        if (place.chief()) copy_companions(recipe.model.path, fresh);
+        save_adapters(model, fresh, {.base = base.name, .revision = base.revision, .pipeline = run_mesh.pipeline()});
+        if (run_mesh.is_rank_zero()) copy_companions(recipe.model.path, fresh);
       } else {
         save_pretrained(model, fresh, recipe.model.path,
                         {.dtype = parse_dtype_name(recipe.model.dtype),
                          .merge_adapters = recipe.lora.merge,
-                         .pipeline = place.pipeline()});
+                         .pipeline = run_mesh.pipeline()});
       }
     }
-    if (!place.chief()) return;
+    if (!run_mesh.is_rank_zero()) return;
     const auto ends = end_tokens(recipe.model.path, model.config(), *data.tokenizer, data.chat_template);
     write_end_tokens(fresh, ends, model.config());
     folder->publish_model(fresh);

@@ -1,9 +1,9 @@
-// What a run leaves to others: its model as a Hugging Face folder, or its adapters as PEFT's, in dir/model.
+// Exports the model of a run to model/ in its folder: as a Hugging Face folder, or the adapters in PEFT's format.
 //
-//   export_run(recipe, place, data, *model, folder.get());      // COLLECTIVE over the run; folder: of the chief
+//   export_run(recipe, run_mesh, data, *model, folder.get());      // COLLECTIVE over the world
 //
-// generation_config.json of the folder lists all tokens at which the model's texts end, so that other programs stop
-// where training had an end: the tokenizer's, and that of a turn of the chat template.
+// generation_config.json of the exported folder lists all end tokens: that of the tokenizer and that of a turn in the
+// chat template. Other programs then stop generation at the tokens that ended texts in training.
 #pragma once
 
 #include "tessera/models/decoder/causal_lm.h"
@@ -14,8 +14,8 @@
 
 namespace tessera::train {
 
-// dir/model is replaced once the new folder is complete. `folder`: null but on the chief. COLLECTIVE over the world.
-// Error kIo, the same on all ranks.
-void export_run(const Recipe& recipe, const RunMesh& place, const RunData& data, CausalLM& model, RunFolder* folder);
+// Writes a new folder and then replaces model/ by it. `folder` is null on all ranks except rank 0. COLLECTIVE over the
+// world. Error kIo, the same on all ranks.
+void export_run(const Recipe& recipe, const RunMesh& run_mesh, const RunData& data, CausalLM& model, RunFolder* folder);
 
 }  // namespace tessera::train

@@ -26,9 +26,9 @@ pipeline::Schedule schedule_of(const Recipe& recipe, const RunLayout& layout, co
                                   .micro_batches = static_cast<int>(micro_batches)});
 }
 
-// What is thrown; empty: nothing.
+// The message of the Error that `call` throws; empty if it throws none.
 template <class Call>
-std::string refusal_of(const Call& call) {
+std::string error_message_of(const Call& call) {
   try {
     call();
   } catch (const Error& error) {
@@ -37,13 +37,14 @@ std::string refusal_of(const Call& call) {
   return "";
 }
 
+// Tries every number of layers per stage, so that the message can list those that fit the schedule.
 void check_layers_of_stages(const ParallelSection& parallel, const RunLayout& layout, const ModelConfig& config) {
   if (!parallel.layers_per_stage) return;
   std::vector<int64_t> fitting;
   for (int64_t layers = 1; layers <= config.num_hidden_layers; ++layers) {
     auto tried = parallel;
     tried.layers_per_stage = layers;
-    if (refusal_of([&] { stages_of_a_rank(tried, config, layout.pp); }).empty()) fitting.push_back(layers);
+    if (error_message_of([&] { stages_of_a_rank(tried, config, layout.pp); }).empty()) fitting.push_back(layers);
   }
   TESSERA_CHECK(std::ranges::find(fitting, *parallel.layers_per_stage) != fitting.end(), ErrorKind::kConfig,
                 "[train.layout] parallel.layers_per_stage: found {} for {} layers on {} ranks with {}, wanted {}, or "
@@ -53,9 +54,9 @@ void check_layers_of_stages(const ParallelSection& parallel, const RunLayout& la
 }
 
 void check_micro_batches(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config) {
-  const auto reason = refusal_of([&] { schedule_of(recipe, layout, config, layout.micro_batches); });
-  // Every schedule runs two a rank.
-  if (reason.empty() || !refusal_of([&] { schedule_of(recipe, layout, config, 2 * layout.pp); }).empty()) return;
+  const auto reason = error_message_of([&] { schedule_of(recipe, layout, config, layout.micro_batches); });
+  // Every schedule supports two micro-batches per rank. If it fails with them too, the batch size is not the reason.
+  if (reason.empty() || !error_message_of([&] { schedule_of(recipe, layout, config, 2 * layout.pp); }).empty()) return;
   raise(ErrorKind::kConfig,
         "[train.layout] parallel.schedule: {} A step has {} micro-batches: train.global_batch_size {} over {} "
         "data-parallel ranks, train.local_batch_size {} each time. Lower train.local_batch_size, or raise "
@@ -76,10 +77,11 @@ void check_pipeline(const Recipe& recipe, const RunLayout& layout, const ModelCo
 }
 
 void check_quantized(const Recipe& recipe) {
-  const auto& how = recipe.lora.quantize;
+  const auto& quantization = recipe.lora.quantize;
   const std::filesystem::path weights = recipe.model.weights;
   TESSERA_CHECK(
-      how != "gguf" || (weights.extension() == ".gguf" && recipe.model.init == "pretrained"), ErrorKind::kConfig,
+      quantization != "gguf" || (weights.extension() == ".gguf" && recipe.model.init == "pretrained"),
+      ErrorKind::kConfig,
       "[train.layout] model.lora.quantize: found gguf with model.weights {} and model.init {}, wanted a .gguf "
       "file and pretrained. Name the file, or use nf4.",
       weights.empty() ? "unset" : quote(weights.string()), recipe.model.init);
@@ -87,9 +89,16 @@ void check_quantized(const Recipe& recipe) {
 
 }  // namespace
 
+// Settings that a layout does not support, with the reason:
+// - expert capacity: tokens are dropped per sequence, so a rank must have whole sequences (no tp, no cp);
+// - early_step_in_backward: it uses hooks of FSDP groups, so parameters must be sharded, and one pipeline stage;
+// - layer_graphs: a layer is captured as a rank computes it alone, without tp, cp and experts, and with weights (fp8)
+// and
+//   masks (dropout) that are the same in each call;
+// - fp8: it converts plain linears, and tp turns linears into DTensors.
 void check_layout(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config) {
   check_heads(config, layout.tp, recipe.parallel.replicate_kv);
-  const int64_t experts = config.experts.count;
+  const int64_t experts = config.experts.num_experts;
   TESSERA_CHECK(layout.ep == 1 || experts > 0, ErrorKind::kConfig,
                 "[train.layout] parallel.ep: found {}, but {} has no experts. Set it to 1.", layout.ep,
                 config.architecture);
@@ -120,16 +129,16 @@ void check_layout(const Recipe& recipe, const RunLayout& layout, const ModelConf
                 "[train.layout] train.layer_graphs: found true with precision.fp8, which converts weights once a step. "
                 "Set one of them to false.");
   TESSERA_CHECK(!recipe.train.layer_graphs || recipe.lora.dropout == 0, ErrorKind::kConfig,
-                "[train.layout] train.layer_graphs: found true with lora.dropout {}, whose masks are of a place in the "
-                "run. Set one of them off.",
+                "[train.layout] train.layer_graphs: found true with model.lora.dropout {}, whose masks depend on the "
+                "position in the run. Turn one of them off.",
                 recipe.lora.dropout);
   TESSERA_CHECK(!recipe.precision.fp8 || layout.tp == 1, ErrorKind::kConfig,
                 "[train.layout] precision.fp8: found true with tp {}, whose linears are DTensors. Set parallel.tp to "
                 "1, or precision.fp8 to false.",
                 layout.tp);
-  TESSERA_CHECK(!recipe.precision.fp8 || !recipe.lora.on(), ErrorKind::kConfig,
-                "[train.layout] precision.fp8: found true with model.lora, whose linears stay as they were. Set one of "
-                "them off.");
+  TESSERA_CHECK(!recipe.precision.fp8 || !recipe.lora.is_enabled(), ErrorKind::kConfig,
+                "[train.layout] precision.fp8: found true with model.lora, whose base linears are not converted. Turn "
+                "one of them off.");
 }
 
 std::string describe_layout(const RunLayout& layout) {
@@ -139,15 +148,16 @@ std::string describe_layout(const RunLayout& layout) {
 
 std::string describe_pipeline(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config) {
   const auto schedule = schedule_of(recipe, layout, config, layout.micro_batches);
-  const auto told = pipeline::simulate(schedule);
+  const auto simulated = pipeline::simulate(schedule);
   return fmt::format("{}, stages of {} layers, ranks wait {:.0f} % of the time and hold {} micro-batches at most",
                      schedule.name,
                      fmt::join(pipeline::plan_stages(config.num_hidden_layers, schedule.rank_of).layers, ", "),
-                     100 * told.bubble_share, *std::ranges::max_element(told.most_held));
+                     100 * simulated.bubble_share, *std::ranges::max_element(simulated.max_held));
 }
 
 ParallelizeModelOptions layout_options(const ParallelSection& parallel, const MeshPtr& mesh) {
-  // Ranks have the same values, and our models register parameters in the order of use.
+  // No broadcast of initial values, because all ranks load or draw the same ones. DDP's buckets need no learnt order,
+  // because our models register parameters in the order of use.
   return {.mesh = mesh,
           .ep = parallel.ep,
           .cp_rotate_method = parallel.cp_rotate_method,
@@ -155,7 +165,7 @@ ParallelizeModelOptions layout_options(const ParallelSection& parallel, const Me
           .cpu_offload = parallel.cpu_offload,
           .plan = parse_plan_choice(parallel.plan),
           .replicate_kv = parallel.replicate_kv,
-          .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}};
+          .replicate = {.init_sync = false, .broadcast_buffers = false, .rebuild_buckets = false}};
 }
 
 pipeline::PipelineOptions pipeline_options(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {

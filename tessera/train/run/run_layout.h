@@ -1,8 +1,9 @@
-// What a recipe's layout means for its model: whether it can be, and how the model is cut.
+// Applies the layout of a recipe to its model: checks that the model can be laid out so, and makes the options for
+// parallelize_model and for the pipeline.
 //
 //   const RunLayout layout = resolve_layout(recipe, world->size());
 //   check_layout(recipe, layout, config);                                 // before any weight is read
-//   auto options = pipeline_options(recipe, config, place.mesh());
+//   auto options = pipeline_options(recipe, config, run_mesh.mesh());
 //
 // No communication.
 #pragma once
@@ -20,22 +21,25 @@ struct ParallelizeModelOptions;
 
 namespace tessera::train {
 
-// Error kConfig, with the reason: head counts that tp does not divide, experts that ep does not divide or a model
-// without experts, a pipeline with more stages than layers or other micro-batches than its schedule takes, and what
-// this version does on fewer layouts.
+// Error kConfig, with the reason: tp that does not divide the head counts, ep that does not divide the experts or a
+// model without experts, a pipeline with more stages than layers or with a number of micro-batches that its schedule
+// does not support, and settings that are not supported on this layout (expert_capacity_factor, layer_graphs, fp8,
+// early_step_in_backward, quantize).
 void check_layout(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config);
 
-// "dp_replicate 1 x dp_shard 2 x tp 2 x cp 1 x pp 1", and ep where it is above 1.
+// "dp_replicate 1 x dp_shard 2 x tp 2 x cp 1 x pp 1", followed by ep if it is above 1.
 std::string describe_layout(const RunLayout& layout);
 
-// One line: schedule, layers of the stages, the share of time in which ranks wait and the micro-batches that they hold,
-// where backward takes twice as long as forward and messages nothing. For pp above 1. Errors as check_layout.
+// One line about a pipeline: the schedule, the layers of each stage, the fraction of time in which ranks wait, and the
+// most micro-batches whose activations a rank holds. The times are simulated: backward takes twice as long as forward,
+// messages take no time. For pp above 1. Errors as check_layout().
 std::string describe_pipeline(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config);
 
-// How the section lays a model out over the mesh. All ranks are to read or draw the same values.
+// Options of parallelize_model() for a section `parallel`. All ranks must load or draw the same parameter values, as
+// the options turn off their broadcast.
 ParallelizeModelOptions layout_options(const ParallelSection& parallel, const MeshPtr& mesh);
 
-// The stages of the recipe over the dim pp of the mesh; where it has one rank, of a model that is whole.
+// The pipeline options of the recipe over the dim pp of the mesh. If this dim has one rank, the model is one stage.
 pipeline::PipelineOptions pipeline_options(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh);
 
 }  // namespace tessera::train

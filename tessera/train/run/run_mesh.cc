@@ -27,9 +27,9 @@ MeshPtr RunMesh::data_parallel() const {
   return mesh_->slice({"dp_replicate", "dp_shard"});
 }
 
-bool RunMesh::counts() const { return mesh_->local_rank(mesh_->dim_of("tp")) == 0; }
+bool RunMesh::is_counted() const { return mesh_->local_rank(mesh_->dim_of("tp")) == 0; }
 
-data::Batch RunMesh::own_tokens(const data::Batch& rows) const {
+data::Batch RunMesh::local_tokens(const data::Batch& rows) const {
   const int64_t dim = mesh_->dim_of("cp");
   if (mesh_->size(dim) == 1) return rows;
   const kernels::ContextLayout layout(rows.tokens.size(1), mesh_->size(dim));
@@ -39,6 +39,7 @@ data::Batch RunMesh::own_tokens(const data::Batch& rows) const {
 
 MeshPtr RunMesh::pipeline() const { return mesh_->size(mesh_->dim_of("pp")) == 1 ? nullptr : mesh_->slice({"pp"}); }
 
+// pp is the slowest dim, so the ranks of a stage are one contiguous range of the mesh.
 std::vector<int> RunMesh::stage_ranks() const {
   const int64_t stage = mesh_->dim_of("pp"), ranks = mesh_->size() / mesh_->size(stage);
   const auto first = mesh_->ranks().begin() + mesh_->local_rank(stage) * ranks;

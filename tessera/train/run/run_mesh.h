@@ -1,13 +1,15 @@
-// Where each rank of a run stands: its coordinates and groups by what they are for.
+// The device mesh of a run, and the coordinates of this rank in it: which rows the rank reads, which ranks share its
+// parameters, and which ranks report.
 //
-//   RunMesh place(resolve_layout(recipe, world->size()), "cpu", world);       // all ranks alike
-//   data_parallel(*model, blocks, {.mesh = place.data_parallel()});
-//   auto batch = place.own_tokens(loader.next_global_slice(global, place.data_rank() * rows, rows));
-//   TrainStep step(*model, *optimizer, place.world().group(place.mesh()->device_type()), {.counts = place.counts()});
+//   RunMesh run_mesh(resolve_layout(recipe, world->size()), "cpu", world);    // with the same layout on all ranks
+//   data_parallel(*model, blocks, {.mesh = run_mesh.data_parallel()});
+//   auto batch = run_mesh.local_tokens(loader.next_global_slice(global, run_mesh.data_rank() * rows, rows));
+//   TrainStep step(*model, *optimizer, run_mesh.world().group(run_mesh.mesh()->device_type()),
+//                  {.is_counted = run_mesh.is_counted()});
 //
-// The ranks of the world are the mesh (pp, dp_replicate, dp_shard, cp, tp), the last varying fastest: those that talk
-// most are neighbours. Experts take no dim of their own; they divide dp x cp x tp. Nothing is communicated before a
-// group is first used. Belongs to one rank.
+// The mesh of all ranks has the dims (pp, dp_replicate, dp_shard, cp, tp). The last dim varies fastest, so that ranks
+// with the most traffic have neighbouring numbers. Expert parallelism has no dim of its own; it divides dp x cp x tp.
+// Groups are created, with communication, at their first use. A RunMesh belongs to one rank.
 #pragma once
 
 #include <cstdint>
@@ -27,25 +29,25 @@ class RunMesh {
 
   comm::World& world() const { return *world_; }
   // All ranks. COLLECTIVE over the world at its first use.
-  comm::Group& everyone() const { return *world_->group(); }
-  bool chief() const { return world_->rank() == 0; }  // writes what there is one of
+  comm::Group& world_group() const { return *world_->group(); }
+  bool is_rank_zero() const { return world_->rank() == 0; }  // rank 0 writes checkpoint manifests, metrics and logs
   const MeshPtr& mesh() const { return mesh_; }
 
-  // The share of the global batch that this rank reads, of data_size() equal ones: ranks of one pp, cp or tp group read
-  // the same.
+  // Data parallel rank and world size: the global batch is divided into data_size() equal shares, and this rank reads
+  // the share data_rank(). All ranks of a pp, cp or tp group read the same share.
   int64_t data_rank() const;
   int64_t data_size() const;
-  bool shards_weights() const;  // over dp_shard x cp
-  // What parameters are sharded and replicated over: (dp_shard), or (dp_replicate, dp_shard) when there are replicas.
+  bool shards_weights() const;  // over more than one rank of dp_shard x cp
+  // The mesh for data parallelism: (dp_shard), or (dp_replicate, dp_shard) if there are replicas.
   MeshPtr data_parallel() const;
-  // Whether this rank's tokens and losses count: those of the global batch are the sums over the ranks that do, one of
-  // each tp group, of those with the last stage of a pipeline (which TrainStep knows).
-  bool counts() const;
-  // Of rows that this rank's cp group reads, the tokens that are its own (kernels::ContextLayout); without cp, all.
-  data::Batch own_tokens(const data::Batch& rows) const;
-  // Null without: the ranks of this one's pipeline.
+  // Whether tokens and losses of this rank are added to the sums over the global batch: true for one rank of each tp
+  // group. In a pipeline, TrainStep counts only those of these ranks that have the last stage.
+  bool is_counted() const;
+  // The tokens of this rank, out of rows that its whole cp group reads (kernels::ContextLayout); all tokens without cp.
+  data::Batch local_tokens(const data::Batch& rows) const;
+  // The mesh of the ranks of this rank's pipeline; null without pipeline parallelism.
   MeshPtr pipeline() const;
-  // The ranks of this one's pp stage, which have the same parameters: CheckpointOptions::holders.
+  // The ranks of this rank's pipeline stage, which hold the same parameters: CheckpointOptions::stage_ranks.
   std::vector<int> stage_ranks() const;
 
  private:

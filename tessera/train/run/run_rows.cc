@@ -23,20 +23,24 @@ std::vector<data::Batch> micro_batches(const data::Batch& batch, int64_t rows) {
   return parts;
 }
 
-std::vector<data::Batch> share_of_rows(const data::Dataset& dataset, int64_t rows, const RunMesh& place) {
-  const int64_t each = (dataset.rows() + place.data_size() - 1) / place.data_size();
+std::vector<data::Batch> batches_of_rank(const data::Dataset& dataset, int64_t rows, const RunMesh& run_mesh) {
+  // Row r belongs to rank r % data_size. Every rank has `each` rows; the last ones of some ranks are padding, whose
+  // labels are ignored.
+  const int64_t each = (dataset.rows() + run_mesh.data_size() - 1) / run_mesh.data_size();
   std::vector<data::Batch> batches;
   for (int64_t first = 0; first < each; first += rows) {
     std::vector<int64_t> indices;
     for (int64_t i = first; i < std::min(first + rows, each); ++i) {
-      const int64_t row = i * place.data_size() + place.data_rank();
+      const int64_t row = i * run_mesh.data_size() + run_mesh.data_rank();
       indices.push_back(row < dataset.rows() ? row : data::kPaddingRow);
     }
-    batches.push_back(place.own_tokens(dataset.rows(indices)));
+    batches.push_back(run_mesh.local_tokens(dataset.rows(indices)));
   }
   return batches;
 }
 
+// labels[i] is the token at position i + 1. So the prompt ends with the first position whose label is not ignored: the
+// next token is the first one that is trained on. Only the first document is used; a packed row holds several.
 std::vector<int64_t> sample_prompt(const data::Batch& row) {
   constexpr int64_t kMostOfText = 16;
   const auto* tokens = row.tokens.const_data_ptr<int64_t>();

@@ -1,5 +1,4 @@
-// The rows of a rank: what a step is cut into, what is held out, and the start of one that a sample goes on from. No
-// communication.
+// Rows of a rank: micro-batches of a step, batches for validation, and the prompt of a sample. No communication.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +10,15 @@
 
 namespace tessera::train {
 
-// A batch in parts of `rows` rows; the last may have fewer.
+// Splits a batch into micro-batches of `rows` rows; the last one may have fewer.
 std::vector<data::Batch> micro_batches(const data::Batch& batch, int64_t rows);
 
-// The share of a data-parallel rank in all rows, in batches of `rows`, with the tokens that this rank has of them. One
-// that has fewer rows than another is given rows of padding, so that all take as many steps.
-std::vector<data::Batch> share_of_rows(const data::Dataset& dataset, int64_t rows, const RunMesh& place);
+// This data parallel rank's share of all rows, in batches of `rows` rows, with the tokens of this rank's cp shard. A
+// rank with fewer rows than others gets rows of padding, so that all ranks have the same number of batches.
+std::vector<data::Batch> batches_of_rank(const data::Dataset& dataset, int64_t rows, const RunMesh& run_mesh);
 
-// Of a batch of one row, on the CPU: the tokens up to the first that is learnt; where everything is (plain text), the
-// first few.
+// The prompt of a sample, from a batch of one row on the CPU: the tokens of the first document up to the first token
+// that is a label (the prompt of a chat, for example). If all tokens are labels (plain text): at most the first 16.
 std::vector<int64_t> sample_prompt(const data::Batch& row);
 
 }  // namespace tessera::train

@@ -43,20 +43,22 @@ comm::DeviceRequest device_request(const Recipe& recipe) {
   return {.setting = recipe.train.device, .backend = recipe.comm.backend, .key = "train.device"};
 }
 
-// Of the whole process. An operation of an accelerator that has no such kernel is refused when it runs.
-void add_up_in_one_order() {
+// Makes libtorch use deterministic kernels in the whole process. An operation of an accelerator without such a kernel
+// throws when it runs.
+void use_deterministic_kernels() {
   auto& context = at::globalContext();
   context.setDeterministicAlgorithms(true, /*warn_only=*/false);
-  context.setDeterministicFillUninitializedMemory(false);  // which nobody reads here before it is written
+  context.setDeterministicFillUninitializedMemory(false);  // not needed: no code here reads memory before writing it
   context.setDeterministicCuDNN(true);
   context.setBenchmarkCuDNN(false);
-  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // which cuBLAS wants to find when it starts
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // cuBLAS reads it when it is initialised
 }
 
-// NCCL moves nothing but CUDA tensors, so asking for it is asking for GPUs. COLLECTIVE over the world.
+// The device type of the mesh; applies the process-wide settings first. NCCL supports CUDA tensors only, so
+// comm.backend=nccl with device auto selects cuda. COLLECTIVE over the world.
 std::string mesh_device(const Recipe& recipe, comm::World& world) {
   auto request = device_request(recipe);
-  if (recipe.train.deterministic) add_up_in_one_order();
+  if (recipe.train.deterministic) use_deterministic_kernels();
   comm::set_device_backend_settings(
       {.high_priority_streams = recipe.comm.high_priority_streams, .split_groups = recipe.comm.split_groups});
   if (recipe.comm.backend == "nccl") {
@@ -87,6 +89,8 @@ std::filesystem::path weights_path(const Recipe& recipe) {
 
 namespace {
 
+// The files that hold weights: `path` itself, or the weight files directly in this folder. Links are resolved, so that
+// a fingerprint is that of the file and not of the name in the Hub's cache.
 std::vector<std::filesystem::path> weight_files(const std::filesystem::path& path) {
   const auto source = std::filesystem::canonical(path);
   if (!std::filesystem::is_directory(source)) return {source};
@@ -103,8 +107,10 @@ std::vector<std::filesystem::path> weight_files(const std::filesystem::path& pat
 
 }  // namespace
 
+// The hash of config.json (or of the GGUF file), the hash of the adapters, and the sorted hashes of the weight files.
+// File names are not hashed, so that hosts may store the same model under different paths.
 std::string model_fingerprint(const Recipe& recipe) {
-  const auto folder = std::filesystem::canonical(recipe.model.path);  // the Hub's cache holds links
+  const auto folder = std::filesystem::canonical(recipe.model.path);  // resolves the links of the Hub's cache
   const bool is_file = !std::filesystem::is_directory(folder);
   std::string identity = fingerprint_of(is_file ? folder : std::filesystem::canonical(folder / "config.json"));
   if (!recipe.lora.path.empty()) {
@@ -119,14 +125,15 @@ std::string model_fingerprint(const Recipe& recipe) {
   return identity;
 }
 
-comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::string& model) {
+comm::NamedValues run_facts(const Recipe& recipe, const RunData& data, const std::string& model) {
   const std::string& resume = recipe.checkpoint.resume;
   const bool from_folder = resume != "auto" && resume != "never";
-  comm::Facts facts = {{"the program's version", version()}, {"checkpoint.resume", from_folder ? "a folder" : resume}};
-  auto copy = recipe;  // the table of keys hands out pointers
+  comm::NamedValues facts = {{"the program's version", version()},
+                             {"checkpoint.resume", from_folder ? "a folder" : resume}};
+  auto copy = recipe;
   for (const auto& key : recipe_keys()) {
     const auto path = key.path();
-    // Hosts may mount the same files elsewhere; what is in them is compared instead.
+    // Hosts may mount the same files at different paths, so the content is compared instead (below).
     if (path == "model.path" || path == "model.weights" || path == "model.lora.path" || path == "data.train" ||
         path == "data.validation" || path == "data.cache" || path == "checkpoint.dir" || path == "checkpoint.resume") {
       continue;
@@ -147,24 +154,27 @@ std::string describe_run_device(const Recipe& recipe, int64_t ranks) {
 }
 
 RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>& world) {
-  kernels::agree_on_kernels(*world->group());
+  kernels::synchronize_kernel_choices(*world->group());
   return {resolve_layout(recipe, world->size()), mesh_device(recipe, *world), world};
 }
 
 namespace {
 
-// This rank's stages of the model, on the meta device. Adapters are in float32 unless there are no master weights, and
-// their base, which stays as it is, needs none.
+// This rank's stages of the model, on the meta device, before parallelize_model. Trained parameters are in float32 with
+// optimizer.master_weights, else in model.dtype. With adapters only the adapters are trained; the frozen base is in
+// model.dtype. The order matters: adapters wrap the linears that quantization has replaced, and stages are cut last,
+// when all modules exist.
 std::shared_ptr<CausalLM> make_stages(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {
   const auto own = dtype_of("model.dtype", recipe.model.dtype),
-             learnt = recipe.optimizer.master_weights ? at::kFloat : own;
+             trained_dtype = recipe.optimizer.master_weights ? at::kFloat : own;
   const auto adapters = adapter_config(recipe);
-  auto model = make_model(config, {.dtype = adapters ? own : learnt, .device = c10::Device(at::kMeta)});
-  if (const auto& how = recipe.lora.quantize; how != "none") {
-    nn::quantize_linears(*model, {.format = how == "gguf" ? nn::Quantization::kGguf : nn::Quantization::kNf4,
+  auto model = make_model(config, {.dtype = adapters ? own : trained_dtype, .device = c10::Device(at::kMeta)});
+  // Before adapters, which wrap the quantized linears.
+  if (const auto& quantization = recipe.lora.quantize; quantization != "none") {
+    nn::quantize_linears(*model, {.format = quantization == "gguf" ? nn::Quantization::kGguf : nn::Quantization::kNf4,
                                   .double_quant = recipe.lora.double_quant});
   }
-  if (adapters) add_adapters(*model, *adapters, learnt);
+  if (adapters) add_adapters(*model, *adapters, trained_dtype);
   if (recipe.precision.fp8) nn::convert_to_float8(*model);
   keep_stages(*model, pipeline_options(recipe, config, mesh));
   return model;
@@ -197,11 +207,13 @@ std::shared_ptr<CausalLM> lay_out_model(const Recipe& recipe, const ModelConfig&
   return model;
 }
 
+// The fake world answers collectives without other ranks, and tensors on the meta device have no memory. So the code
+// that lays out the real model can run here to find its errors.
 void check_parallel_model(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config, int64_t rank) {
   if (layout.ranks_of_stage() == 1) return;
   const int64_t ranks = layout.pp * layout.ranks_of_stage();
-  const auto world =
-      comm::World::create_fake(static_cast<int>(rank), static_cast<int>(ranks), std::make_shared<comm::FakeAccount>());
+  const auto world = comm::World::create_fake(static_cast<int>(rank), static_cast<int>(ranks),
+                                              std::make_shared<comm::FakeCostAccount>());
   lay_out_model(recipe, config, RunMesh(layout, "cpu", world).mesh());
 }
 
@@ -215,7 +227,7 @@ std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& c
   }
   if (!recipe.lora.path.empty()) {
     load_adapters(*model, recipe.lora.path);
-  } else if (recipe.lora.on()) {
+  } else if (recipe.lora.is_enabled()) {
     init_adapters(*model, static_cast<uint64_t>(recipe.train.seed));
   }
   return model;
@@ -223,9 +235,9 @@ std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& c
 
 std::string describe_precision(const Recipe& recipe) {
   const auto& dtype = recipe.model.dtype;
-  if (recipe.lora.on()) {
+  if (recipe.lora.is_enabled()) {
     return fmt::format(
-        "[train.precision] model.dtype={}: so is the base, which stays as it is; adapters and optimizer "
+        "[train.precision] model.dtype={}: the dtype of the base model, which is frozen; adapters and optimizer "
         "state are {}.",
         dtype, recipe.optimizer.master_weights ? "float32" : dtype);
   }
@@ -250,7 +262,8 @@ std::string describe_precision(const Recipe& recipe) {
 std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM& model) {
   const auto& section = recipe.optimizer;
   const auto seed = static_cast<uint64_t>(recipe.train.seed);
-  // Judged by check_parameter_groups: a stage of a pipeline may have none of a group.
+  // Empty groups are allowed here, because a pipeline stage may have no parameter of a group; check_parameter_groups()
+  // has checked them for the whole model.
   auto groups = parameter_groups(section.groups, model, section.lr, section.weight_decay, EmptyGroups::kLeftOut);
   if (section.name == "sgd") {
     return optim::make_sgd(model, {.lr = section.lr,
@@ -287,7 +300,8 @@ std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM
 }
 
 TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer) {
-  // A base that stays as it is comes from where the run has it from. A stage of a pipeline may have no adapter.
+  // With adapters the frozen base is not saved: a resumed run reads it again from model.path. A pipeline stage without
+  // adapters is recognised by its frozen parameters.
   const auto base = model.parameters();
   const bool frozen = std::ranges::none_of(base, [](const at::Tensor& each) { return each.requires_grad(); });
   const auto [weights, states] = get_state_dict(
@@ -309,7 +323,9 @@ TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer) {
   return out;
 }
 
-TrainingState saved_of_stage(const TrainingState& state, comm::Group& pipeline) {
+// Each name is saved by the first stage that holds it: all stages exchange their names, and a stage drops the names of
+// earlier stages.
+TrainingState tensors_saved_by_stage(const TrainingState& state, comm::Group& pipeline) {
   std::vector<std::string> names;
   for (const auto& [name, tensor] : state.tensors) names.push_back(name);
   for (const auto& [name, object] : state.objects) names.push_back(name);

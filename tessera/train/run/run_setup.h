@@ -1,7 +1,7 @@
-// What a run is made of, built from its recipe: data, model, optimizer state by name.
+// Builds the parts of a run from its recipe: data, mesh, model, optimizer, and the state dict of a checkpoint.
 //
 //   RunData data = load_run_data(recipe);
-//   auto model = build_model(recipe, config, place.mesh());        // sharded, weights in place
+//   auto model = build_model(recipe, config, run_mesh.mesh());     // sharded, with its weights
 #pragma once
 
 #include <filesystem>
@@ -26,86 +26,94 @@ namespace tessera::train {
 
 struct RunData {
   std::shared_ptr<const text::Tokenizer> tokenizer;
-  int64_t vocab_size = 0;             // of the model
+  int64_t vocab_size = 0;             // vocab_size of the model's config.json
   std::vector<int32_t> end_tokens{};  // eos_token_id of generation_config.json, else of config.json
   std::optional<text::ChatTemplate> chat_template;
   std::shared_ptr<const data::Dataset> train;
   std::shared_ptr<const data::Dataset> validation;  // null when the recipe names none
 };
 
-// Reads and packs all data of the run, or finds it tokenized in data.cache. Error kIo and kFormat name the file and
-// line. `quiet`: what was recognised is not logged. No communication.
+// Reads, tokenizes and packs all data of the run, or reads the rows from data.cache. `quiet`: does not log which
+// formats were recognised. Error kIo and kFormat name the file and line. No communication.
 RunData load_run_data(const Recipe& recipe, bool quiet = false);
-// The same on every rank, tokenized by one rank of each host. COLLECTIVE over `everyone`, which is the world.
-RunData load_run_data_together(const Recipe& recipe, const comm::World& world, comm::Group& everyone);
+// The same on every rank, where one rank of each host tokenizes for all ranks of this host. `world_group` is the group
+// of the world. COLLECTIVE over `world_group`.
+RunData load_run_data_on_all_ranks(const Recipe& recipe, const comm::World& world, comm::Group& world_group);
 
-// The config of model.path, checked against the recipe: sequence length within the context, dtype. Error kConfig.
+// The config of model.path with the expert capacity of the recipe. Error kConfig for a data.sequence_length above the
+// context of the model.
 ModelConfig load_model_config(const Recipe& recipe);
 
-// Which device a run of so many ranks on this host computes on, and why. No communication. Error kConfig as
-// comm::describe_device.
+// A text that names the device of a run with `ranks` ranks on this host, and the reason for it. No communication. Error
+// kConfig as comm::describe_device().
 std::string describe_run_device(const Recipe& recipe, int64_t ranks);
-// The recipe's layout over all ranks, on the device of train.device, which becomes this thread's current one.
-// COLLECTIVE over the world. Error kConfig when some rank has no such device, or the layout does not fit the world.
+// The layout of the recipe over all ranks, on the device of train.device, which becomes the current device of this
+// thread. Also applies the process-wide settings of the recipe: deterministic kernels, streams and groups of NCCL.
+// COLLECTIVE over the world. Error kConfig if a rank has no such device, or the layout does not fit the world.
 RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>& world);
 
-// Where the run's adapters are and how many parameters they have; empty without. As of describe_adapters().
+// One line: the parameters of the run's adapters and the modules that have them (describe_adapters()); empty if the run
+// has no adapters.
 std::string describe_run_adapters(const Recipe& recipe, const ModelConfig& config);
 
-// What must be alike for adapters to go on from a checkpoint's.
-std::string identity_of_adapters(const Recipe& recipe);
+// A text of the adapter settings that must not change when a run resumes: rank, alpha, targets, variants, quantization.
+// "none" if the run has no adapters.
+std::string adapter_identity(const Recipe& recipe);
 
-// What the section lora says: of lora.path, where it is set. None: the run has no adapters. Error as
-// read_adapter_config's.
+// The adapter config of the section lora, or of the folder lora.path if it is set. Empty if the run has no adapters.
+// Errors as read_adapter_config().
 std::optional<AdapterConfig> adapter_config(const Recipe& recipe);
 
-// Where the values of the parameters come from: model.weights, else model.path.
+// The file or folder that parameters are read from: model.weights, or else model.path.
 std::filesystem::path weights_path(const Recipe& recipe);
-// What tells the model that a run starts from: config.json and, unless it is drawn, the weights (both ends and some
-// places of each file). Error kIo.
+// A hash of the model that a run starts from: of config.json, of lora.path, and of the weights unless they are drawn at
+// random (of large files, both ends and some blocks between). Error kIo.
 std::string model_fingerprint(const Recipe& recipe);
 
-// What must be the same on all ranks: settings that are no paths, data, model, version. For comm::check_same().
-comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::string& model);
+// Names and values that must be equal on all ranks: settings except paths, hashes of data and model, version. For
+// comm::check_same().
+comm::NamedValues run_facts(const Recipe& recipe, const RunData& data, const std::string& model);
 
-// Elements of all parameters, a tied one once.
+// Number of elements of all parameters; a tied parameter counts once.
 int64_t count_parameters(CausalLM& model);
 
-// Whether optimizer.groups mean something in the whole model, adapters and all; no rank of a pipeline could tell. Error
-// kConfig as parameter_groups.
+// Checks optimizer.groups against the names of the whole model with its adapters. A rank of a pipeline cannot check its
+// own stage alone, because a group may match parameters of other stages only. Error kConfig as parameter_groups().
 void check_parameter_groups(const Recipe& recipe, const ModelConfig& config);
 
-// This rank's stages of the model of the recipe, with its adapters where it has any, parallel over the other dims of
-// the mesh (parallelize_model), on the meta device. COLLECTIVE over the mesh. Error kConfig where the model cannot be
-// laid out so.
+// The model of the recipe on the meta device: this rank's pipeline stages, with adapters if the recipe has them,
+// parallelized over the other dims of the mesh (parallelize_model). COLLECTIVE over the mesh. Error kConfig if the
+// model cannot be laid out so.
 std::shared_ptr<CausalLM> lay_out_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh);
-// Lays the model out as `rank` of the layout would, without the others and without memory, so that what cannot be is
-// known before data and weights are read. Warnings come from the first rank of a stage. No communication. Errors as
-// lay_out_model's.
+// Runs lay_out_model() as rank `rank` of the layout, with a fake world and without memory, to find errors before data
+// and weights are read. Warnings are logged for the first rank of a stage only. No communication. Errors as
+// lay_out_model().
 void check_parallel_model(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config, int64_t rank);
 
-// The same with its parameters read or drawn: unless replicated no rank holds all of it. COLLECTIVE over the mesh.
+// lay_out_model() on the device of the mesh, with its parameters read or drawn. Each rank reads only its own shards.
+// COLLECTIVE over the mesh.
 std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh);
 
 // One line about the dtypes of parameters and optimizer state, for runs whose model.dtype is not float32.
 std::string describe_precision(const Recipe& recipe);
 std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM& model);
-// What a checkpoint holds of a run, by its names there: "model.NAME" and "optim.KEY", as torch's get_state_dict with
-// flatten_optimizer_state_dict calls them.
+// State dict of model and optimizer under the names of a checkpoint: "model.NAME" and "optim.KEY", as in torch's
+// get_state_dict with flatten_optimizer_state_dict.
 struct TrainingState {
-  NamedTensors tensors;  // they share memory with model and optimizer: loading into them resumes
-  NamedObjects objects;  // hyper-parameters, for PyTorch; a resumed run has those of its recipe
+  NamedTensors tensors;  // share memory with model and optimizer: loading a checkpoint into them resumes
+  NamedObjects objects;  // hyper-parameters, written for PyTorch; a resumed run takes them from its recipe
 };
 TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer);
-// Of a state what this stage of a pipeline saves: a tied weight is of two, and the first of them saves it. COLLECTIVE
-// over the pipeline.
-TrainingState saved_of_stage(const TrainingState& state, comm::Group& pipeline);
+// The entries of `state` that this pipeline stage saves. A tied weight is held by two stages and saved by the first
+// one. COLLECTIVE over the pipeline.
+TrainingState tensors_saved_by_stage(const TrainingState& state, comm::Group& pipeline);
 
-// Rows that a run with train.epochs takes, all passes together; none with train.steps, whose steps are all full.
+// Rows that a run with train.epochs trains on, summed over all epochs. Empty with train.steps, where every step has a
+// full batch.
 std::optional<int64_t> total_rows(const Recipe& recipe, const data::Dataset& dataset);
-// Steps that take so many rows; the last may be short.
+// Steps that `rows` rows make; the last step may have fewer rows.
 int64_t steps_for_rows(const Recipe& recipe, int64_t rows);
-// Steps of the whole run: train.steps, or train.epochs over the rows of the data.
+// Steps of the whole run: train.steps, or the steps of train.epochs over the rows of the data.
 int64_t total_steps(const Recipe& recipe, const data::Dataset& dataset);
 
 }  // namespace tessera::train

@@ -10,21 +10,26 @@
 namespace tessera::train {
 namespace {
 
-constexpr int64_t kSameMs = 1000;
+constexpr int64_t kSameRequestMs = 1000;  // window in which signals of two senders are one request
 enum Sender : unsigned { kParent = 1, kOther = 2 };
 
-std::atomic<int64_t> first_signal_ms{0};  // when it came; 0: not yet
-std::atomic<unsigned> senders{0};
+std::atomic<int64_t> first_signal_ms{0};  // CLOCK_MONOTONIC at the first signal; 0: no signal yet
+std::atomic<unsigned> senders{0};         // bits of Sender: who has sent a signal so far
 
+// Calls only async-signal-safe functions and lock-free atomics. The first signal, and one from the other sender within
+// kSameRequestMs of it, only set the request. Any further signal is raised again with the default action, which ends
+// the process.
 void on_signal(int signal, siginfo_t* info, void*) {
   struct timespec now {};
   ::clock_gettime(CLOCK_MONOTONIC, &now);
   const int64_t now_ms = now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
-  const bool sent = info->si_code <= 0;  // by a process
+  const bool sent = info->si_code <= 0;  // sent by a process (kill), so si_pid is valid
   const unsigned sender = sent && info->si_pid == ::getppid() ? kParent : kOther;
   const bool again = (senders.fetch_or(sender) & sender) != 0;
   int64_t first_ms = 0;
-  if (first_signal_ms.compare_exchange_strong(first_ms, now_ms) || (!again && now_ms - first_ms <= kSameMs)) return;
+  if (first_signal_ms.compare_exchange_strong(first_ms, now_ms) || (!again && now_ms - first_ms <= kSameRequestMs)) {
+    return;
+  }
   ::signal(signal, SIG_DFL);
   ::raise(signal);
 }

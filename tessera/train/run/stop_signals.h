@@ -1,17 +1,18 @@
-// SIGTERM and SIGUSR1 while a run trains: the first asks it to save and end, a second ends it at once.
+// Handles SIGTERM and SIGUSR1 during training: the first signal asks the run to save and end; a second signal ends the
+// process at once.
 //
 //   const StopSignals signals;
 //   while (!StopSignals::requested()) train_step();
 //
-// A launcher passes on what it is sent, and whoever stops a job often signals its ranks as well: what comes once from
-// the launcher and once from elsewhere within a second is one request.
+// A job scheduler often signals the launcher and the ranks, and the launcher forwards its signal to the ranks. So one
+// signal from the launcher (the parent process) and one from another sender within a second count as one request.
 #pragma once
 
 #include <signal.h>
 
 namespace tessera::train {
 
-// Takes the signals over for its lifetime, one object at a time in a process; then the handlers of before come back.
+// Installs the handlers for its lifetime and restores the previous ones afterwards. One object at a time per process.
 class StopSignals {
  public:
   StopSignals();
@@ -19,7 +20,7 @@ class StopSignals {
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  // Whether one has come since the last object was made. Any thread.
+  // Whether a signal has arrived since the last object was made. Thread-safe.
   static bool requested();
 
  private:

@@ -13,10 +13,10 @@
 #include "tessera/checkpoint/folder.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/comm/launch/rank_notes.h"
+#include "tessera/comm/launch/reported_steps.h"
 #include "tessera/data/loader/loader.h"
 #include "tessera/dtensor/random/random.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/formats/tensor_files/finite.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/models/config/end_tokens.h"
@@ -47,6 +47,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
+// Whether `path` is a direct child of `folder`.
 bool is_in(const std::filesystem::path& path, const std::filesystem::path& folder) {
   return std::filesystem::weakly_canonical(path).parent_path() == std::filesystem::weakly_canonical(folder);
 }
@@ -56,19 +57,19 @@ bool is_in(const std::filesystem::path& path, const std::filesystem::path& folde
 struct Trainer::Impl {
   Impl(const Recipe& recipe, std::shared_ptr<comm::World> world);
 
-  bool chief() const { return place.chief(); }
+  bool is_rank_zero() const { return run_mesh.is_rank_zero(); }
   std::filesystem::path run_path() const { return recipe.checkpoint.dir; }
   void prepare();
   void resume();
   void plan_steps(int64_t count);
   RunSummary run();
   void train_step(int64_t step);
-  void settle_steps(int still_running);
+  void report_finished_steps(int steps_left_running);
   void validate(int64_t step);
   void sample(int64_t step);
   void save(int64_t step);
-  void tell_changed_data();
-  void place_dropout();
+  void warn_changed_data();
+  void set_dropout_positions();
   nlohmann::json extra_state() const;
   SessionFacts session() const;
   void wait_for_snapshot();
@@ -77,7 +78,7 @@ struct Trainer::Impl {
   const std::shared_ptr<WarningLog> warnings = std::make_shared<WarningLog>();
   Recipe recipe;
   std::shared_ptr<comm::World> world;
-  RunMesh place;
+  RunMesh run_mesh;
   RunData data;
   RunLayout layout;
   ModelConfig config;
@@ -89,111 +90,124 @@ struct Trainer::Impl {
   std::unique_ptr<CheckpointWriter> checkpoints;
   std::unique_ptr<RunReport> report;  // rank 0 only
   std::unique_ptr<TrainStep> step_runner;
-  std::unique_ptr<StepProfile> profile;  // null: none is asked for
+  std::unique_ptr<StepProfile> profile;  // null: train.profile is false
   std::optional<optim::Schedule> schedule;
   std::vector<data::Batch> validation_batches;
   std::optional<double> last_validation_loss;
-  int64_t validated_step = -1;  // that it was measured after
+  int64_t validated_step = -1;  // the step that last_validation_loss was measured after
   EarlyStopping early_stopping;
   int64_t steps = 0;
   int64_t first_step = 0;
-  double snapshot_seconds = 0, checkpoint_seconds = 0;  // since the last step told of them
-  std::deque<StepMetrics> unreported;                   // of steps that are not settled
+  double snapshot_seconds = 0, checkpoint_seconds = 0;  // since the last step that reported them
+  std::deque<StepMetrics> unreported_metrics;           // metrics of launched steps that await their result
   bool stop_requested = false;
-  bool changed_data_told = false;
+  bool warned_changed_data = false;
 };
 
-Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_world)
-    : recipe(given),
-      world(std::move(given_world)),
-      place(build_run_mesh(recipe, world)),
+Trainer::Impl::Impl(const Recipe& run_recipe, std::shared_ptr<comm::World> run_world)
+    : recipe(run_recipe),
+      world(std::move(run_world)),
+      run_mesh(build_run_mesh(recipe, world)),
       early_stopping({recipe.train.early_stopping_patience, recipe.train.early_stopping_min_delta}) {
+  // The order: checks and data first, which fail early and cheaply; then the model, optimizer and data loader; then
+  // resume(), which loads into them; then dropout, which depends on the first step.
   prepare();
-  manual_seed(static_cast<uint64_t>(recipe.train.seed), place.mesh());
-  // Weights out of a checkpoint with hashes are compared with them, as when a run resumes.
+  manual_seed(static_cast<uint64_t>(recipe.train.seed), run_mesh.mesh());
+  // Opening a checkpoint compares its files with the hashes in its manifest. A resumed run does this below; here it is
+  // done for a checkpoint that is only the source of the initial weights.
   const auto weights = weights_path(recipe);
-  if (recipe.model.init == "pretrained" && DcpFolder::is_one(weights)) Checkpoint::open(weights, place.everyone());
-  model = build_model(recipe, config, place.mesh());
+  if (recipe.model.init == "pretrained" && DcpFolder::is_dcp_folder(weights)) {
+    Checkpoint::open(weights, run_mesh.world_group());
+  }
+  model = build_model(recipe, config, run_mesh.mesh());
   optimizer = build_optimizer(recipe, *model);
-  if (chief() && recipe.model.dtype != "float32") log_info("{}", describe_precision(recipe));
+  if (is_rank_zero() && recipe.model.dtype != "float32") log_info("{}", describe_precision(recipe));
   loader =
       std::make_unique<data::DataLoader>(data.train, static_cast<uint64_t>(recipe.train.seed), true,
                                          total_rows(recipe, *data.train).value_or(std::numeric_limits<int64_t>::max()));
-  step_runner = std::make_unique<TrainStep>(*model, *optimizer, world->group(place.mesh()->device_type()),
+  step_runner = std::make_unique<TrainStep>(*model, *optimizer, world->group(run_mesh.mesh()->device_type()),
                                             StepOptions{.max_grad_norm = recipe.optimizer.max_grad_norm,
                                                         .skip_nonfinite = recipe.train.on_nonfinite == "skip",
                                                         .early_step = recipe.optimizer.early_step_in_backward,
                                                         .defer_gradient_sync = recipe.parallel.defer_gradient_sync,
-                                                        .counts = place.counts(),
+                                                        .is_counted = run_mesh.is_counted(),
                                                         .before_update = [this] { wait_for_snapshot(); },
-                                                        .keep_float8_weights = !place.shards_weights(),
-                                                        .pipeline = pipeline_options(recipe, config, place.mesh())});
+                                                        .keep_float8_weights = !run_mesh.shards_weights(),
+                                                        .pipeline = pipeline_options(recipe, config, run_mesh.mesh())});
   checkpoints = std::make_unique<CheckpointWriter>(CheckpointOptions{.folder = run_path() / "checkpoints",
                                                                      .world = world,
                                                                      .keep_last = recipe.checkpoint.keep_last,
                                                                      .keep_best = recipe.checkpoint.keep_best,
                                                                      .async = recipe.checkpoint.async,
                                                                      .defer_copy = true,
-                                                                     .holders = place.stage_ranks()});
-  if (data.validation) validation_batches = share_of_rows(*data.validation, recipe.train.local_batch_size, place);
+                                                                     .stage_ranks = run_mesh.stage_ranks()});
+  if (data.validation) validation_batches = batches_of_rank(*data.validation, recipe.train.local_batch_size, run_mesh);
   resume();
-  place_dropout();
-  if (!chief()) return;
+  set_dropout_positions();
+  if (!is_rank_zero()) return;
   if (const auto adapters = describe_run_adapters(recipe, config); !adapters.empty()) {
     log_info("[train.adapters] {}", adapters);
   }
   for (const auto& note : recipe_notes(recipe, data.train->rows(), steps)) log_warning("{}", note);
 }
 
-// Adapters drop by the place of a row among all that the run trains on, so that masks are those of any layout.
-void Trainer::Impl::place_dropout() {
+// Dropout masks of adapters are drawn by the global index of a row in the training order (and, with cp, by the global
+// position of a token). The masks therefore do not depend on the layout, nor on where a run was resumed. row_of_call
+// maps the n-th forward of this rank to the index of its first row.
+void Trainer::Impl::set_dropout_positions() {
   const auto dropout = adapter_dropout(*model);
   if (!dropout) return;
   dropout->seed = static_cast<uint64_t>(recipe.train.seed);
-  const auto& mesh = *place.mesh();
+  const auto& mesh = *run_mesh.mesh();
   if (const int64_t dim = mesh.dim_of("cp"); mesh.size(dim) > 1) {
     dropout->context.emplace(recipe.data.sequence_length, mesh.size(dim));
     dropout->context_rank = mesh.local_rank(dim);
   }
-  const int64_t batch = recipe.train.global_batch_size, rows = batch / place.data_size();
-  const int64_t at_once = recipe.train.local_batch_size, calls = rows / at_once, offset = place.data_rank() * rows;
+  // Call n of this rank is micro-batch n % calls of step n / calls. Its first row in the global order is: the rows of
+  // earlier steps, plus this rank's offset in the global batch, plus the rows of earlier micro-batches.
+  const int64_t batch = recipe.train.global_batch_size, rows = batch / run_mesh.data_size();
+  const int64_t at_once = recipe.train.local_batch_size, calls = rows / at_once, offset = run_mesh.data_rank() * rows;
   dropout->calls = first_step * calls;
   dropout->row_of_call = [=](int64_t call) { return call / calls * batch + offset + call % calls * at_once; };
 }
 
-// What each rank reads for itself, and rank 0's claim to the folder. Ranks that differ end here.
+// Everything before the model is built: checks of recipe and layout, data, and the lock of the run's folder. Each part
+// runs inside attempt_together, so that an error on one rank is thrown on all ranks and no rank is left waiting. Then
+// the ranks compare what they read from their own files: ranks with different data or models would train garbage.
 void Trainer::Impl::prepare() {
-  comm::attempt_together(place.everyone(), [&] {
-    if (chief()) check_run_folder(recipe);
+  comm::attempt_together(run_mesh.world_group(), [&] {
+    if (is_rank_zero()) check_run_folder(recipe);
     config = load_model_config(recipe);
     layout = resolve_layout(recipe, world->size());
     check_layout(recipe, layout, config);
     const int64_t stage_ranks = layout.ranks_of_stage(), stage = world->rank() / stage_ranks;
-    check_parallel_model(recipe, layout, config, (stage + 1) * stage_ranks - 1);  // which warns of nothing
+    // Checked as the last rank of this rank's stage: only the first rank of a stage prints warnings.
+    check_parallel_model(recipe, layout, config, (stage + 1) * stage_ranks - 1);
     check_parameter_groups(recipe, config);
-    adapters_identity = identity_of_adapters(recipe);
+    adapters_identity = adapter_identity(recipe);
   });
-  data = load_run_data_together(recipe, *world, place.everyone());
-  comm::attempt_together(place.everyone(), [&] {
+  data = load_run_data_on_all_ranks(recipe, *world, run_mesh.world_group());
+  comm::attempt_together(run_mesh.world_group(), [&] {
     plan_steps(total_steps(recipe, *data.train));
     model_identity = model_fingerprint(recipe);
   });
   auto facts = run_facts(recipe, data, model_identity);
   facts.emplace_back("the adapters", adapters_identity);
-  comm::check_same(place.everyone(), facts,
+  comm::check_same(run_mesh.world_group(), facts,
                    "Start all of them with the same recipe, data, model and version of this program.");
-  comm::attempt_together(place.everyone(), [&] {
-    if (!chief()) return;
+  comm::attempt_together(run_mesh.world_group(), [&] {
+    if (!is_rank_zero()) return;
     folder = std::make_unique<RunFolder>(run_path());
-    if (recipe.checkpoint.export_model != "never") folder->check_model();
+    if (recipe.checkpoint.export_model != "never") folder->check_model_replaceable();
   });
 }
 
-// What a resumed run must agree on, beside the tensors.
+// State of a checkpoint apart from tensors: positions and random numbers that a resumed run continues from, and facts
+// that resume() compares with the new run.
 nlohmann::json Trainer::Impl::extra_state() const {
-  const auto random = random_state(place.mesh());
+  const auto random = random_state(run_mesh.mesh());
   return {{"data", loader->state()},
-          {"base", base_to_keep(recipe)},
+          {"base", base_model_reference(recipe)},
           {"recipe", to_yaml(recipe)},
           {"optimizer", recipe.optimizer.name},
           {"model", model_identity},
@@ -207,27 +221,30 @@ nlohmann::json Trainer::Impl::extra_state() const {
 SessionFacts Trainer::Impl::session() const {
   return {.ranks = world->size(),
           .layout = describe_layout(layout),
-          .device = c10::DeviceTypeName(place.mesh()->device_type(), /*lower_case=*/true),
+          .device = c10::DeviceTypeName(run_mesh.mesh()->device_type(), /*lower_case=*/true),
           .first_step = first_step,
           .total_steps = steps,
           .parameters = count_parameters(*make_model(config, {.device = c10::Device(at::kMeta)})),
           .warnings = warnings};
 }
 
+// Loads a checkpoint if checkpoint.resume selects one: the newest of this folder (auto) or a named one. All ranks load
+// the checkpoint that rank 0 found, although a shared file system may show them different folders. Checks come before
+// the first tensor is loaded. A history in the folder that the run does not continue is put aside, not deleted.
 void Trainer::Impl::resume() {
-  auto& group = place.everyone();
-  const auto& wanted = recipe.checkpoint.resume;
+  auto& group = run_mesh.world_group();
+  const auto& resume_setting = recipe.checkpoint.resume;
   std::optional<Checkpoint> checkpoint;
-  if (wanted == "auto") checkpoint = Checkpoint::latest(run_path() / "checkpoints", group);
-  const bool named = wanted != "auto" && wanted != "never";
+  if (resume_setting == "auto") checkpoint = Checkpoint::latest(run_path() / "checkpoints", group);
+  const bool named = resume_setting != "auto" && resume_setting != "never";
   if (named) {
-    std::string path;  // the first rank reads a run's LATEST for all
+    std::string path;  // rank 0 reads LATEST, if `resume_setting` is the folder of a run; the path is broadcast
     comm::attempt_together(group, [&] {
-      TESSERA_CHECK(std::filesystem::is_directory(wanted), ErrorKind::kConfig,
+      TESSERA_CHECK(std::filesystem::is_directory(resume_setting), ErrorKind::kConfig,
                     "[train.resume] checkpoint.resume: found {}, wanted auto, never, or the folder of a checkpoint or "
                     "of a run.",
-                    wanted);
-      if (group.rank() == 0) path = CheckpointFolder::find(wanted).string();
+                    resume_setting);
+      if (group.rank() == 0) path = CheckpointFolder::resolve_latest(resume_setting).string();
     });
     checkpoint = Checkpoint::open(comm::broadcast_bytes(group, path), group);
   }
@@ -238,56 +255,59 @@ void Trainer::Impl::resume() {
                   "[train.resume] {}: no run of this program wrote it, so that it has no position in the data. Start "
                   "from its weights with model.weights={}.",
                   checkpoint->path().string(), checkpoint->path().string());
-    const auto check = [&](const char* what, const std::string& now) {
-      if (!extra.contains(what)) return;  // of an earlier version
-      TESSERA_CHECK(extra.at(what) == now, ErrorKind::kConfig,
-                    "[train.resume] {}: written with another {}: {}, now {}. Take the recipe that wrote it, another "
+    const auto check = [&](const char* key, const std::string& now) {
+      if (!extra.contains(key)) return;  // written by an earlier version
+      TESSERA_CHECK(extra.at(key) == now, ErrorKind::kConfig,
+                    "[train.resume] {}: written with another {}: {}, now {}. Use the recipe that wrote it, another "
                     "checkpoint.dir, or checkpoint.resume=never, which puts it aside and starts anew.",
-                    checkpoint->path().string(), what, extra.at(what).dump(), now);
+                    checkpoint->path().string(), key, extra.at(key).dump(), now);
     };
     check("optimizer", recipe.optimizer.name);
     check("model", model_identity);
     check("lora", adapters_identity);
     const auto kernels = extra.value("kernels", kernels::describe_cpu_kernels());
-    if (chief() && kernels != kernels::describe_cpu_kernels()) {
+    if (is_rank_zero() && kernels != kernels::describe_cpu_kernels()) {
       log_warning(
           "[train.resume] {}: computed with {}, here with {}: later numbers agree up to rounding, not bit by bit",
           checkpoint->path().string(), kernels, kernels::describe_cpu_kernels());
     }
-    // The best loss is of the data that it was measured on.
+    // Early stopping compares losses of the same validation data only.
     const bool same_validation = data.validation && extra.value("validation", "") == data.validation->fingerprint();
     if (const auto found = extra.find("early_stopping"); found != extra.end() && same_validation) {
       early_stopping.load_state(*found);
     }
     loader->load_state(extra.at("data"));
     if (const auto random = extra.find("random"); random != extra.end()) {
-      set_random_state({random->at("seed").get<uint64_t>(), random->at("offset").get<uint64_t>()}, place.mesh());
+      set_random_state({random->at("seed").get<uint64_t>(), random->at("offset").get<uint64_t>()}, run_mesh.mesh());
     }
     const auto state = training_state(*model, *optimizer).tensors;
     checkpoint->load(state);
     for (const auto& [name, tensor] : state) {
-      check_finite(local_part(tensor), name, "[train.resume] " + checkpoint->path().string());
+      check_finite(local_tensor_of(tensor), name, "[train.resume] " + checkpoint->path().string());
     }
   });
-  // A history goes on only from its own checkpoints; the lines after an older one are dropped.
+  // The metrics in the folder are continued only if the checkpoint is one of this folder. If it was named and is not
+  // the last one, the later checkpoints are put aside; RunReport drops the lines of later steps.
   const bool goes_on = checkpoint && is_in(checkpoint->path(), run_path() / "checkpoints");
   comm::attempt_together(group, [&] {
-    if (!chief()) return;
+    if (!is_rank_zero()) return;
     if (goes_on && !named) return;
-    const auto aside = goes_on ? folder->put_aside_beyond(std::filesystem::weakly_canonical(checkpoint->path()))
-                               : folder->put_aside_history();
+    const auto aside = goes_on
+                           ? folder->archive_later_checkpoints(std::filesystem::weakly_canonical(checkpoint->path()))
+                           : folder->archive_history();
     if (!aside.empty()) {
-      log_info("[train.resume] what an earlier run left in {} is now in {}", run_path().string(), aside.string());
+      log_info("[train.resume] files of an earlier run in {} were moved to {}", run_path().string(), aside.string());
     }
   });
   if (!checkpoint) return;
   first_step = checkpoint->step();
   optimizer->set_step(first_step);
-  // Steps before this one may have taken other numbers of rows.
+  // With epochs, the number of steps is computed again from the rows that are left: earlier steps may have had another
+  // global_batch_size.
   if (recipe.train.epochs) {
     comm::attempt_together(group, [&] { plan_steps(first_step + steps_for_rows(recipe, loader->samples_left())); });
   }
-  if (!chief()) return;
+  if (!is_rank_zero()) return;
   log_info("[train.resume] {} after step {}", checkpoint->path().string(), first_step);
   for (const auto& note : resume_notes(checkpoint->extra().value("recipe", ""), recipe, first_step, steps)) {
     log_info("{}", note);
@@ -299,72 +319,77 @@ void Trainer::Impl::plan_steps(int64_t count) {
   schedule = build_schedule(recipe, steps);
 }
 
+// Launches step `step`, and then reports the step before it. On an accelerator the host reads the batch of a step while
+// the device still computes the previous step, and reads the result of the previous step while the device computes this
+// one. A failed asynchronous save of any rank reaches all ranks through the flags of launch(), so that all ranks throw
+// in the same step.
 void Trainer::Impl::train_step(int64_t step) {
   if (profile) profile->begin(step);
   const auto start = Clock::now();
-  const int64_t rows = recipe.train.global_batch_size / place.data_size();
+  const int64_t rows = recipe.train.global_batch_size / run_mesh.data_size();
   const auto batch = [&] {
     const TraceSpan span(recorder(), "data");
-    return place.own_tokens(loader->next_global_slice(recipe.train.global_batch_size, place.data_rank() * rows, rows));
+    return run_mesh.local_tokens(
+        loader->next_global_slice(recipe.train.global_batch_size, run_mesh.data_rank() * rows, rows));
   }();
   const double data_seconds = seconds_since(start);
   const double lr = schedule->at(step - 1);
-  const auto heard = step_runner->launch(micro_batches(batch, recipe.train.local_batch_size), lr,
-                                         {.stop = StopSignals::requested(), .failed = checkpoints->failed()});
-  if (heard.failed) {
-    settle_steps(0);
+  const auto all_signals = step_runner->launch(micro_batches(batch, recipe.train.local_batch_size), lr,
+                                               {.stop = StopSignals::requested(), .failed = checkpoints->failed()});
+  if (all_signals.failed) {  // the step was not launched; report the steps before it, then throw
+    report_finished_steps(0);
     checkpoints->finish();  // throws, on every rank
   }
-  stop_requested = heard.stop;
+  stop_requested = all_signals.stop;
   const double snapshot = std::exchange(snapshot_seconds, 0);
   const double checkpoint = std::exchange(checkpoint_seconds, 0) + snapshot;
   if (profile) {
-    profile->count("data", data_seconds);
-    profile->count("snapshot", snapshot);
-    profile->count("checkpoint", checkpoint);
+    profile->add_seconds("data", data_seconds);
+    profile->add_seconds("snapshot", snapshot);
+    profile->add_seconds("checkpoint", checkpoint);
   }
-  settle_steps(1);  // the one before
-  unreported.push_back({.step = step,
-                        .lr = lr,
-                        .seconds = seconds_since(start),
-                        .data_seconds = data_seconds,
-                        .snapshot_seconds = snapshot,
-                        .checkpoint_seconds = checkpoint});
-  if (!step_runner->runs_ahead()) settle_steps(0);
+  report_finished_steps(1);  // reports the step before this one
+  unreported_metrics.push_back({.step = step,
+                                .lr = lr,
+                                .seconds = seconds_since(start),
+                                .data_seconds = data_seconds,
+                                .snapshot_seconds = snapshot,
+                                .checkpoint_seconds = checkpoint});
+  if (!step_runner->runs_ahead()) report_finished_steps(0);
   if (profile) {
     const auto summary = profile->end(step);
     if (summary && report) report->profile(step, *summary);
   }
 }
 
-// Reports what steps came to, but of the last ones, which may still run.
-void Trainer::Impl::settle_steps(int still_running) {
-  while (step_runner->unsettled() > still_running) {
-    const auto result = step_runner->settle();
-    if (report) report->step(unreported.front(), result);
-    unreported.pop_front();
+// Waits for the results of all launched steps except the last `steps_left_running`, and reports them in order.
+void Trainer::Impl::report_finished_steps(int steps_left_running) {
+  while (step_runner->pending_steps() > steps_left_running) {
+    const auto result = step_runner->read_step_result();
+    if (report) report->step(unreported_metrics.front(), result);
+    unreported_metrics.pop_front();
   }
 }
 
 void Trainer::Impl::validate(int64_t step) {
-  settle_steps(0);
+  report_finished_steps(0);
   const TraceSpan span(recorder(), "validation");
   const auto start = Clock::now();
   last_validation_loss =
-      validation_loss(*model, step_runner->pipeline(), world->group(), validation_batches, place.counts());
+      validation_loss(*model, step_runner->pipeline(), world->group(), validation_batches, run_mesh.is_counted());
   validated_step = step;
-  early_stopping.add(step, *last_validation_loss);
+  early_stopping.add_validation(step, *last_validation_loss);
   if (report) report->validation(step, *last_validation_loss, seconds_since(start));
   TESSERA_CHECK(std::isfinite(*last_validation_loss) || recipe.train.on_nonfinite == "skip", ErrorKind::kInternal,
                 "[train.validation] step {}: validation loss {} of the rows of data.validation: not finite. Lower "
-                "optimizer.lr, or "
-                "set train.on_nonfinite=skip to go on.",
+                "optimizer.lr, or set train.on_nonfinite=skip to go on.",
                 step, *last_validation_loss);
 }
 
-// What the model makes of the start of the first held-out row, or of the first training row.
+// Reports a greedy continuation of the start of the first validation row, or of the first training row if there is no
+// validation.
 void Trainer::Impl::sample(int64_t step) {
-  settle_steps(0);
+  report_finished_steps(0);
   constexpr int64_t kNewTokens = 48;
   const int64_t first_row[] = {0};
   const auto prompt = sample_prompt((data.validation ? *data.validation : *data.train).rows(first_row));
@@ -373,8 +398,9 @@ void Trainer::Impl::sample(int64_t step) {
   options.max_new_tokens = kNewTokens;
   const bool was_training = model->training();
   model->train(false);
-  auto tokens = step_runner->pipeline().generate(prompt, options, &place.everyone());
+  auto tokens = step_runner->pipeline().generate(prompt, options, &run_mesh.world_group());
   model->train(was_training);
+  // The end token itself is not part of the text.
   const auto& stops = options.stop_tokens;
   const bool has_end = !tokens.empty() && std::ranges::find(stops, tokens.back()) != stops.end();
   if (has_end) tokens.pop_back();
@@ -384,6 +410,8 @@ void Trainer::Impl::sample(int64_t step) {
   if (report) report->sample(step, text_of(prompt), text_of(tokens));
 }
 
+// The callback before an update: an asynchronous save copies the tensors in the background (defer_copy), and the update
+// must not change them before the copy is complete.
 void Trainer::Impl::wait_for_snapshot() {
   const TraceSpan span(recorder(), "waiting for a save");
   const auto start = Clock::now();
@@ -391,32 +419,36 @@ void Trainer::Impl::wait_for_snapshot() {
   snapshot_seconds += seconds_since(start);
 }
 
-// Once; the rows of this run are as they were made.
-void Trainer::Impl::tell_changed_data() {
-  if (!chief() || changed_data_told) return;
+// Warns once if a data file changed since it was read. This run is not affected, because its rows are already made.
+void Trainer::Impl::warn_changed_data() {
+  if (!is_rank_zero() || warned_changed_data) return;
   auto path = data.train->changed_file();
   if (!path && data.validation) path = data.validation->changed_file();
   if (!path) return;
-  changed_data_told = true;
+  warned_changed_data = true;
   log_warning(
-      "[data] {}: has been written to, moved or removed since this run read it. The run goes on with what it read; to "
-      "resume it later, the data must be what they were.",
+      "[data] {}: was written to, moved or removed after this run read it. The run continues with the data that it has "
+      "read; to resume it later, the data must be the same again.",
       path->string());
 }
 
-// Ranked by the loss of this very step, if it was measured.
+// Saves a checkpoint. For checkpoint.keep_best it is ranked by the validation loss, if that was measured after this
+// very step. All earlier steps are reported first: a step that is not finite throws there, before anything is written.
 void Trainer::Impl::save(int64_t step) {
-  settle_steps(0);  // what is not finite is not saved
+  report_finished_steps(0);
   const TraceSpan span(recorder(), "checkpoint");
-  tell_changed_data();
+  warn_changed_data();
   const auto start = Clock::now();
+  // With a pipeline each stage saves its own tensors; a weight that two stages hold is saved by the first of them.
   auto state = training_state(*model, *optimizer);
-  if (const auto stages = place.pipeline()) state = saved_of_stage(state, *stages->group(0));
+  if (const auto stages = run_mesh.pipeline()) state = tensors_saved_by_stage(state, *stages->group(0));
   checkpoints->save(step, state.tensors, extra_state(), validated_step == step ? last_validation_loss : std::nullopt,
                     state.objects);
   checkpoint_seconds += seconds_since(start);
 }
 
+// The loop. Every decision in it (validate, sample, save, stop) depends only on values that are equal on all ranks: the
+// step, the recipe, the flags of launch() and the validation loss. So all ranks make the same collective calls.
 RunSummary Trainer::Impl::run() {
   const StopSignals signals;
   if (recipe.train.profile) {
@@ -424,7 +456,7 @@ RunSummary Trainer::Impl::run() {
         *model, world->group(),
         StepProfileOptions{.folder = run_path() / "profile", .steps = profiled_steps(first_step, steps)});
   }
-  if (chief()) report = std::make_unique<RunReport>(recipe, *folder, config, session());
+  if (is_rank_zero()) report = std::make_unique<RunReport>(recipe, *folder, config, session());
   const bool validates = recipe.train.validate_every > 0 && !validation_batches.empty();
   if (validates && first_step == 0) validate(0);
   int64_t step = first_step;
@@ -432,10 +464,11 @@ RunSummary Trainer::Impl::run() {
   int64_t saved_step = first_step;
   while (step < steps && !stop_requested && !early_stopping.is_over()) {
     train_step(++step);
-    if (chief()) comm::tell_step(step);
+    if (is_rank_zero()) comm::report_step(step);
     bool last = step == steps;
     const bool saves = due(recipe.checkpoint.every) || ((last || stop_requested) && recipe.checkpoint.every > 0);
-    // keep_best compares what each checkpoint was worth; a run that is asked to stop has no time for that.
+    // With keep_best a validation before each save ranks the checkpoint. A run that was asked to stop skips it, to end
+    // soon.
     const bool ranks = saves && !stop_requested && recipe.checkpoint.keep_best > 0;
     if (validates && (due(recipe.train.validate_every) || last || ranks)) validate(step);
     if (due(recipe.train.sample_every)) sample(step);
@@ -444,23 +477,24 @@ RunSummary Trainer::Impl::run() {
       save(step);
       saved_step = step;
       if (recipe.checkpoint.export_model == "every" && !last) {
-        checkpoints->wait_for_snapshot();  // merging adapters may write to weights for a while
-        export_run(recipe, place, data, *model, folder.get());
+        checkpoints->wait_for_snapshot();  // merging adapters may change weights that the save still copies
+        export_run(recipe, run_mesh, data, *model, folder.get());
       }
     }
   }
-  settle_steps(0);
+  report_finished_steps(0);
   checkpoints->finish();
   const bool enough = step < steps && early_stopping.is_over();
   const bool stopped_early = step < steps && !enough;
-  if (enough && chief()) log_info("[train.early_stopping] after step {}: {}", step, early_stopping.reason());
+  if (enough && is_rank_zero()) log_info("[train.early_stopping] after step {}: {}", step, early_stopping.reason());
+  // A run that was asked to stop saves even with checkpoint.every 0, so that no work is lost.
   if (stopped_early && saved_step < step) save(step), checkpoints->finish();
   if (profile) {
     const auto summary = profile->finish();
     if (summary && report) report->profile(step, *summary);
   }
   if (!stopped_early && recipe.checkpoint.export_model != "never") {
-    export_run(recipe, place, data, *model, folder.get());
+    export_run(recipe, run_mesh, data, *model, folder.get());
   }
   if (report) {
     if (enough) report->early_stop(step, early_stopping.reason());
@@ -469,7 +503,7 @@ RunSummary Trainer::Impl::run() {
                          : recipe.checkpoint.export_model == "never"
                              ? fmt::format("done, {}", run_path().string())
                              : fmt::format("done, the {} in {}",
-                                           recipe.lora.on() && !recipe.lora.merge ? "adapters are" : "model is",
+                                           recipe.lora.is_enabled() && !recipe.lora.merge ? "adapters are" : "model is",
                                            (run_path() / "model").string()));
   }
   return {first_step, step, stopped_early};

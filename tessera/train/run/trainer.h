@@ -1,10 +1,10 @@
-// The training run of a recipe, on one rank of many.
+// Runs the training of a recipe. Each rank of the run has one Trainer.
 //
 //   train::Trainer trainer(recipe, world);    // COLLECTIVE over the world: data, model, resume
 //   trainer.run();                            // COLLECTIVE over the world
 //
-// Writes into the run's folder (checkpoint.dir): recipe.yaml, metrics.jsonl, TensorBoard events, checkpoints/, and at
-// the end model/, a Hugging Face folder. A run that is asked to stop (SIGTERM, SIGUSR1) saves and ends early.
+// Writes into the folder of the run (checkpoint.dir): recipe.yaml, metrics.jsonl, TensorBoard events, checkpoints/, and
+// at the end model/, a Hugging Face folder. On SIGTERM or SIGUSR1 the run saves a checkpoint and ends early.
 #pragma once
 
 #include <memory>
@@ -15,17 +15,19 @@
 namespace tessera::train {
 
 struct RunSummary {
-  int64_t first_step = 0;  // the step the run started after
+  int64_t first_step = 0;  // the step that the run resumed after; 0 for a new run
   int64_t last_step = 0;
-  bool stopped_early = false;  // asked to stop; the state was saved
+  bool stopped_early = false;  // a signal stopped the run; the state was saved
 };
 
 class Trainer {
  public:
-  // Error kConfig, kIo, kFormat, kShape for what is wrong with recipe, data, model or checkpoint, before anything is
-  // written; kConfig when another run holds the folder.
+  // Loads data and model and resumes. Error kConfig, kIo, kFormat or kShape for a fault in recipe, data, model or
+  // checkpoint, before anything of the run is written; kConfig also when another run has locked the folder. COLLECTIVE
+  // over the world.
   Trainer(const Recipe& recipe, std::shared_ptr<comm::World> world);
   ~Trainer();
+  // Trains all remaining steps. COLLECTIVE over the world.
   RunSummary run();
 
  private:

@@ -1,13 +1,13 @@
-// Updates during backward: the parameters of a group as soon as their gradients have been reduced, which are freed
-// then, so that gradients of one group lie there at a time instead of those of all. What PyTorch does with hooks on
-// parameters ("fusing the optimizer step into the backward"), for fully_shard's groups. Clipping, which needs the norm
-// of all gradients first, has no place here. Belongs to one rank.
+// Optimizer updates during backward: the parameters of an FSDP group are updated as soon as their gradients have been
+// reduced, and the gradients are then freed. Memory holds the gradients of one group instead of all groups. PyTorch
+// does the same with hooks on single parameters ("fusing the optimizer step into the backward"). Clipping is not
+// possible, because it needs the norm of all gradients before the first update. An EarlyUpdates belongs to one rank.
 //
 //   EarlyUpdates early(model, optimizer);
 //   early.begin(lr, before_update);
-//   pipeline.step(micro_batches, {.before_last_backward = [&] { early.open(); }});
-//   at::Tensor norm = early.end();              // COLLECTIVE over the meshes of the parameters
-//   optimizer.step();                           // what was not updated yet
+//   pipeline.step(micro_batches, {.before_last_backward = [&] { early.enable_updates(); }});
+//   at::Tensor norm = early.finish_step();      // COLLECTIVE over the meshes of the parameters
+//   optimizer.step();                           // the parameters that were not updated yet
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -29,26 +29,28 @@ namespace tessera::train {
 
 class EarlyUpdates {
  public:
-  // Both outlive it. Error kShape when the model is not fully sharded.
+  // `model` and `optimizer` must outlive the object. Error kShape when the model is not fully sharded.
   EarlyUpdates(CausalLM& model, optim::Optimizer& optimizer);
   ~EarlyUpdates();
   EarlyUpdates(const EarlyUpdates&) = delete;
   EarlyUpdates& operator=(const EarlyUpdates&) = delete;
 
-  // Of a step: its learning rate, and what is called right before its first update.
+  // Begins a step with its learning rate. `before_update` is called right before the first update of the step.
   void begin(double lr, std::function<void()> before_update);
-  // From here on gradients are whole when they are handed to a group.
-  void open();
-  // The norm of all gradients of the step, those that are there still included. COLLECTIVE.
-  at::Tensor end();
+  // Call before the backward of the last micro-batch: gradients that are reduced from here on are complete, and their
+  // parameters are updated.
+  void enable_updates();
+  // The norm of all gradients of the step: of the parameters that were updated early, and of those that still have
+  // their gradients. COLLECTIVE over the meshes of the parameters.
+  at::Tensor finish_step();
 
  private:
   void update(const std::vector<at::Tensor>& parameters);
   CausalLM& model_;
   optim::Optimizer& optimizer_;
-  optim::GradNormInParts norm_;
+  optim::GradNormAccumulator norm_;
   std::function<void()> before_update_;
-  bool open_ = false;
+  bool updates_enabled_ = false;
 };
 
 }  // namespace tessera::train

@@ -6,25 +6,28 @@
 
 namespace tessera::train {
 
-at::Tensor StagedInputs::there(const at::Tensor& tensor) const {
+at::Tensor StagedInputs::copy_to_device(const at::Tensor& tensor) const {
   if (device_.is_cpu() || !tensor.defined()) return tensor;
-  // The memory is the copies' own, so that they need not come behind who had it before.
-  const auto entered = copies_.enter();
-  return sent_to(device_, tensor);
+  // The destination is allocated on the copy stream. Memory of the compute stream could still be in use by kernels that
+  // were launched before, and the copy would have to wait for them.
+  const auto entered = copy_stream_.make_current();
+  return to_device_async(device_, tensor);
 }
 
 std::vector<ModelInputs> StagedInputs::stage(const std::vector<data::Batch>& batches) const {
   std::vector<ModelInputs> out;
   for (const auto& batch : batches) {
-    check_text(config_, batch.tokens);
-    out.push_back({.tokens = there(batch.tokens),
-                   .positions = there(batch.positions),
-                   .document_ids = batch.document_ids,  // the host lays out attention by them
-                   .labels = there(batch.labels),
-                   .tokens_are_text = true});
+    check_no_image_tokens(config_, batch.tokens);
+    out.push_back({.tokens = copy_to_device(batch.tokens),
+                   .positions = copy_to_device(batch.positions),
+                   .document_ids = batch.document_ids,  // stay on the host, which plans attention from them
+                   .labels = copy_to_device(batch.labels),
+                   .image_tokens_checked = true});
   }
-  if (!copies_.exists()) return out;
-  copies_.hold_current();
+  if (!copy_stream_.exists()) return out;
+  // The compute stream waits for the copies. record_stream keeps the allocator of the copy stream from reusing the
+  // inputs before the compute stream has read them.
+  copy_stream_.block_current_stream();
   const auto computes = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
   for (const auto& each : out) {
     for (const at::Tensor& tensor : {each.tokens, each.positions, each.labels}) {

@@ -1,11 +1,11 @@
-// Batches on their way to where a model computes. On an accelerator they go through pinned memory and are copied on a
-// stream of their own: the next step's are there when the one before has been computed, and the host waits for neither.
+// Copies batches to the device of a model. On an accelerator the copies go through pinned memory and run on a separate
+// stream: they overlap with the computation of the previous step, and the host does not wait for them. On the CPU the
+// model reads the batches in place.
 //
 //   StagedInputs staged(device, model.config());
-//   model(staged.stage(micro_batches)[0]);      // what this thread launches comes behind the copies
+//   model(staged.stage(micro_batches)[0]);      // kernels that this thread launches now run after the copies
 //
-// Tokens are checked while they are on the host: Error kConfig as check_text(). On the CPU the model reads the batches
-// themselves. Belongs to one rank; no communication.
+// Belongs to one rank; no communication.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -13,24 +13,26 @@
 #include <vector>
 
 #include "tessera/data/rows/batch.h"
-#include "tessera/mesh/side_stream.h"
+#include "tessera/mesh/device_stream.h"
 #include "tessera/models/decoder/causal_lm.h"
 
 namespace tessera::train {
 
 class StagedInputs {
  public:
-  // `config` must outlive it.
+  // `config` must outlive the object.
   StagedInputs(c10::Device device, const ModelConfig& config)
-      : device_(device), config_(config), copies_(device, /*high_priority=*/false) {}
+      : device_(device), config_(config), copy_stream_(device, /*high_priority=*/false) {}
+  // The inputs of one forward per batch. Tokens are checked while they are on the host: Error kConfig as
+  // check_no_image_tokens().
   std::vector<ModelInputs> stage(const std::vector<data::Batch>& batches) const;
 
  private:
-  at::Tensor there(const at::Tensor& tensor) const;
+  at::Tensor copy_to_device(const at::Tensor& tensor) const;
 
   c10::Device device_;
   const ModelConfig& config_;
-  SideStream copies_;
+  DeviceStream copy_stream_;
 };
 
 }  // namespace tessera::train

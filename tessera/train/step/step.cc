@@ -16,7 +16,7 @@
 #include "tessera/comm/collectives/communication_time.h"
 #include "tessera/comm/shm/shared_buffer.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/kernels/loss/head_chunks.h"
 #include "tessera/mesh/host_memory.h"
 #include "tessera/models/adapters/adapters.h"
@@ -31,7 +31,8 @@
 namespace tessera::train {
 namespace {
 
-// One row of numbers from each rank to all, in rank order: sums over it are the same on every rank and in every run.
+// All-gathers one row of numbers per rank, in rank order. The caller adds the rows up itself, in this order, so that
+// sums have the same bits on every rank and in every run; an all-reduce does not promise this.
 std::vector<std::vector<double>> gather_numbers(comm::Group& group, const std::vector<double>& own) {
   const auto count = static_cast<int64_t>(own.size());
   auto all = at::empty({group.size(), count}, at::kDouble);
@@ -44,6 +45,7 @@ std::vector<std::vector<double>> gather_numbers(comm::Group& group, const std::v
   return rows;
 }
 
+// A field of /proc/self/status, which is in KiB, in bytes; 0 if the file has no such field.
 int64_t status_bytes(const std::string& field) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -52,7 +54,7 @@ int64_t status_bytes(const std::string& field) {
   return 0;
 }
 
-// Where the model computes, which is not where offloaded parameters lie.
+// The device that the model computes on. With CPU offload it differs from the device of the parameters.
 c10::Device device_of(CausalLM& model) {
   for (const auto& parameter : model.parameters()) {
     return is_dtensor(parameter) ? device_mesh(parameter)->device() : parameter.device();
@@ -60,16 +62,17 @@ c10::Device device_of(CausalLM& model) {
   return c10::Device(c10::kCPU);
 }
 
+// Whether all parameters, and so the optimizer's updates, are on an accelerator.
 bool updates_on_device(CausalLM& model) {
   const auto parameters = model.parameters();
   return !parameters.empty() && std::ranges::all_of(parameters, [](const at::Tensor& parameter) {
-    return !local_part(parameter).device().is_cpu();
+    return !local_tensor_of(parameter).device().is_cpu();
   });
 }
 
-// Whether a step that is not finite is left out without the host.
-bool decides_on_device(CausalLM& model, const optim::Optimizer& optimizer, const comm::Group& group) {
-  return optimizer.takes_found_inf() && group.carries(device_of(model).type());
+// Whether the device itself can skip a step that is not finite, without the host reading the loss first.
+bool skips_step_on_device(CausalLM& model, const optim::Optimizer& optimizer, const comm::Group& group) {
+  return optimizer.takes_found_inf() && group.supports_device(device_of(model).type());
 }
 
 }  // namespace
@@ -86,48 +89,52 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
       pipeline_(model, options_.pipeline),
       inputs_(device_of(model), model.config()),
       runs_ahead_(updates_on_device(model) &&
-                  (!options_.skip_nonfinite || decides_on_device(model, optimizer, *group_))) {
-  options_.counts = options_.counts && pipeline_.has_last_stage();
+                  (!options_.skip_nonfinite || skips_step_on_device(model, optimizer, *group_))) {
+  options_.is_counted = options_.is_counted && pipeline_.has_last_stage();
   set_gradient_divide_factor(model_, 1);  // the loss is divided by the label tokens of all ranks already
   if (options_.early_step) {
     TESSERA_CHECK(
         options_.max_grad_norm == 0 && !options_.skip_nonfinite && pipeline_.plan().stages() == 1, ErrorKind::kConfig,
         "[train.step] early_step with max_grad_norm {}, skip_nonfinite {} and {} stages: parameters are updated "
-        "before all gradients are there. Set max_grad_norm to 0, skip_nonfinite to false, and use one stage.",
+        "before all gradients are computed. Set max_grad_norm to 0, skip_nonfinite to false, and use one stage.",
         options_.max_grad_norm, options_.skip_nonfinite, pipeline_.plan().stages());
     early_ = std::make_unique<EarlyUpdates>(model_, optimizer_);
   }
   if (options_.keep_float8_weights) float8_ = nn::float8_steps(model_);
   const auto& experts = model.config().experts;
-  if (!experts.balance || experts.count == 0 || experts.balance_coefficient == 0) return;
-  routers_ = nn::router_statistics(model_);  // a stage without routers counts nothing
-  if (!routers_) routers_ = std::make_shared<nn::RouterStatistics>(experts.count, experts.balance_coefficient);
+  if (!experts.adds_balance_loss || experts.num_experts == 0 || experts.balance_coefficient == 0) return;
+  // A pipeline stage without routers gets statistics of its own that stay zero: it must join the reduction of a step.
+  routers_ = nn::router_statistics(model_);
+  if (!routers_) routers_ = std::make_shared<nn::RouterStatistics>(experts.num_experts, experts.balance_coefficient);
 }
 
-// The balance loss of all tokens of the step, before any of them goes backward; undefined without one. COLLECTIVE over
-// the group.
-at::Tensor TrainStep::count_routes(const std::vector<ModelInputs>& micro_batches) {
+// The load-balance loss over all tokens of the step; undefined if it is not enabled. The loss is not a sum over tokens:
+// its gradient needs the routing counts of the whole step. An additional forward therefore counts the routes of all
+// micro-batches before the first backward. COLLECTIVE over the group.
+at::Tensor TrainStep::compute_balance_loss(const std::vector<ModelInputs>& micro_batches) {
   if (!routers_) return {};
-  // The step's own forwards drop what these do.
+  // The counter of dropout calls is reset afterwards, so that the forwards of the step itself draw the same masks.
   const auto dropout = adapter_dropout(model_);
   const auto before = dropout ? *dropout : nn::LoraDropout{};
   routers_->begin();
   pipeline_.evaluate(micro_batches);
   if (dropout) *dropout = before;
-  return settle_router_statistics(*routers_, *group_, device_of(model_));
+  return reduce_router_statistics(*routers_, *group_, device_of(model_));
 }
 
-// What all ranks count and signal. COLLECTIVE over the group.
+// One all-gather before the step: token counts, which the loss is divided by; flags; and a wrong label, if there is
+// one. Every rank then sees the same rows and takes the same decision: go on, return without a step, or throw.
+// COLLECTIVE over the group.
 void TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals,
                                 StepResult& result) {
   const int64_t classes = model_.config().vocab_size;
   std::vector<double> own = {0, 0, signals.stop ? 1.0 : 0.0, signals.failed ? 1.0 : 0.0, kIgnoredLabel};
   for (const auto& batch : micro_batches) {
-    // Looked at on the host, where they lie: a device would have to be waited for.
+    // The labels are still on the host here; a check on the device would have to wait for it.
     if (const int64_t wrong = kernels::first_wrong_label(batch.labels, classes); wrong >= 0) {
       own[4] = static_cast<double>(batch.labels.flatten()[wrong].item<int64_t>());
     }
-    if (!options_.counts) continue;
+    if (!options_.is_counted) continue;
     own[0] += static_cast<double>(batch.label_tokens);
     own[1] += static_cast<double>(batch.tokens_used);
   }
@@ -136,8 +143,8 @@ void TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batches, c
     const auto& row = rows[rank];
     result.label_tokens += static_cast<int64_t>(row[0]);
     result.tokens += static_cast<int64_t>(row[1]);
-    result.heard.stop = result.heard.stop || row[2] > 0;
-    result.heard.failed = result.heard.failed || row[3] > 0;
+    result.all_signals.stop = result.all_signals.stop || row[2] > 0;
+    result.all_signals.failed = result.all_signals.failed || row[3] > 0;
     TESSERA_CHECK(
         row[4] == kIgnoredLabel, ErrorKind::kFormat,
         "[train.step] rank {}: found label {}, wanted one of the {} classes of the model, or {}. Tokenize the "
@@ -146,8 +153,10 @@ void TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batches, c
   }
 }
 
-// On their way to the host, in one copy unless it has some of them.
-void TrainStep::read_numbers(std::vector<at::Tensor> numbers, Launched& step) const {
+// Copies loss, norm and balance loss to the host: on the device they are stacked first, so that there is one copy. When
+// launch() runs ahead the copy is asynchronous, into pinned memory; read_step_result() waits for the event
+// `step.written`.
+void TrainStep::copy_numbers_to_host(std::vector<at::Tensor> numbers, LaunchedStep& step) const {
   const bool together =
       std::ranges::all_of(numbers, [&](const at::Tensor& number) { return number.device() == numbers[0].device(); });
   const auto device = runs_ahead_ || together ? numbers[0].device() : c10::Device(c10::kCPU);
@@ -157,17 +166,22 @@ void TrainStep::read_numbers(std::vector<at::Tensor> numbers, Launched& step) co
     step.numbers = all.cpu();
     return;
   }
-  step.numbers = host_empty(all.numel(), at::kDouble, device);
+  step.numbers = pinned_empty(all.numel(), at::kDouble, device);
   step.numbers.copy_(all, /*non_blocking=*/true);
-  step.written = StreamMark::here(device);
+  step.written = DeviceEvent::record_on_current(device);
 }
 
-// The numbers of all ranks. COLLECTIVE over the group.
-void TrainStep::gather_result(Launched& step) {
+// Gathers the numbers of all ranks into the result of the step, and decides about a step that is not finite. Loss and
+// norm are the same on all ranks afterwards, so all ranks skip or all ranks throw. If launch() ran ahead, the device
+// skipped the update already (found_inf), and only the step count is corrected here. COLLECTIVE over the group.
+void TrainStep::gather_result(LaunchedStep& step) {
   auto& result = step.result;
   const auto* numbers = step.numbers.const_data_ptr<double>();
+  // This result reports the seconds of this call so far and of all calls since the previous result. The clock restarts
+  // here, so the all-gather below counts for the next result.
   const double now = comm::communication_seconds();
-  const double communicated = now - std::exchange(communicated_from_, now) + std::exchange(untold_, 0);
+  const double communicated =
+      now - std::exchange(collective_seconds_at_call_start_, now) + std::exchange(unreported_collective_seconds_, 0);
   std::optional<size_t> wrong_rank;
   for (const auto& row : gather_numbers(*group_, {numbers[0], static_cast<double>(resident_bytes()), communicated})) {
     result.loss += row[0];
@@ -179,7 +193,8 @@ void TrainStep::gather_result(Launched& step) {
   if (routers_) result.balance_loss = numbers[2];
   if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
   if (!runs_ahead_) optimizer_.zero_grad();
-  const int64_t number = runs_ahead_ ? optimizer_.steps() - unsettled() : optimizer_.steps() + 1;
+  // The number of this step. When launch() runs ahead, the optimizer has already counted this step and later ones.
+  const int64_t number = runs_ahead_ ? optimizer_.steps() - pending_steps() : optimizer_.steps() + 1;
   TESSERA_CHECK(
       options_.skip_nonfinite, ErrorKind::kInternal,
       "[train.step] step {}: loss {} and gradient norm {} of {} label tokens{}: not finite. Lower optimizer.lr, or "
@@ -187,36 +202,43 @@ void TrainStep::gather_result(Launched& step) {
       number, result.loss, result.grad_norm, result.label_tokens,
       wrong_rank && group_->size() > 1 ? fmt::format(", first in the rows of rank {}", *wrong_rank) : "");
   result.skipped = true;
-  if (runs_ahead_) optimizer_.set_step(optimizer_.steps() - 1);  // counted when it was launched
+  if (runs_ahead_) optimizer_.set_step(optimizer_.steps() - 1);  // launch() counted the skipped step
 }
 
+// The order of the calls is the protocol of a step, the same on every rank: counts, routes, forward and backward, norm,
+// result, update. Where launch() runs ahead, the result is gathered by read_step_result() instead, one step later; all
+// calls between are then launches on the device's stream, and the host reads no tensor.
 StepSignals TrainStep::launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
-  Launched step;
-  communicated_from_ = comm::communication_seconds();
+  LaunchedStep step;
+  collective_seconds_at_call_start_ = comm::communication_seconds();
   exchange_counts(micro_batches, signals, step.result);
-  const auto heard = step.result.heard;
-  if (heard.failed) return heard;
+  const auto all_signals = step.result.all_signals;
+  if (all_signals.failed) return all_signals;
+  // A global batch without label tokens has loss 0 and zero gradients, and not 0 / 0.
   const double divisor = static_cast<double>(std::max<int64_t>(step.result.label_tokens, 1));
   const bool reduce_each = is_fully_sharded(model_) && !options_.defer_gradient_sync;
   const auto inputs = inputs_.stage(micro_batches);
-  if (float8_) float8_->begin();
-  const auto balance = count_routes(inputs);
-  pipeline::PipelineStep how{.loss_divisor = divisor, .reduce_each = reduce_each};
+  if (float8_) float8_->begin_float8_step();
+  const auto balance = compute_balance_loss(inputs);
+  pipeline::PipelineStepOptions step_options{.loss_divisor = divisor, .reduce_each = reduce_each};
   if (early_) {
     early_->begin(lr, options_.before_update);
-    how.before_last_backward = [this] { early_->open(); };
+    step_options.before_last_backward = [this] { early_->enable_updates(); };
   }
-  const auto loss = pipeline_.step(inputs, how);
+  const auto loss = pipeline_.step(inputs, step_options);
   if (routers_) routers_->end();
   const auto norm =
-      early_ ? early_->end() : pipeline_.norm_over_stages(optim::grad_norm_tensor(pipeline_.counted_parameters()));
-  std::vector<at::Tensor> numbers = {options_.counts ? loss : at::zeros_like(norm), norm};
+      early_ ? early_->finish_step() : pipeline_.norm_over_stages(optim::grad_norm_tensor(pipeline_.norm_parameters()));
+  std::vector<at::Tensor> numbers = {options_.is_counted ? loss : at::zeros_like(norm), norm};
+  // A flag on the device, 1 on all ranks if the loss or norm of any rank is not finite: the optimizer kernel then
+  // leaves parameters and state unchanged, and the host does not have to know.
   at::Tensor found_inf;
   if (runs_ahead_ && options_.skip_nonfinite) found_inf = optim::found_inf(*group_, numbers, device_of(model_));
   if (balance.defined()) numbers.push_back(balance);
-  read_numbers(std::move(numbers), step);
+  copy_numbers_to_host(std::move(numbers), step);
   if (!runs_ahead_) gather_result(step);
   if (!step.result.skipped) {
+    // Clipping takes the norm from the device when launch() runs ahead; otherwise the number that the host has read.
     const auto parameters = model_.parameters();
     if (options_.max_grad_norm > 0 && runs_ahead_) {
       optim::clip_grad_by_total_norm_(parameters, options_.max_grad_norm, norm);
@@ -229,40 +251,42 @@ StepSignals TrainStep::launch(const std::vector<data::Batch>& micro_batches, dou
     optimizer_.zero_grad();
   }
   launched_.push_back(std::move(step));
-  untold_ += comm::communication_seconds() - communicated_from_;
-  return heard;
+  unreported_collective_seconds_ += comm::communication_seconds() - collective_seconds_at_call_start_;
+  return all_signals;
 }
 
-StepResult TrainStep::settle() {
-  TESSERA_CHECK(!launched_.empty(), ErrorKind::kInternal, "[train.step] settle() without a step that was launched");
+StepResult TrainStep::read_step_result() {
+  TESSERA_CHECK(!launched_.empty(), ErrorKind::kInternal,
+                "[train.step] read_step_result() without a step that was launched");
   auto step = std::move(launched_.front());
   launched_.pop_front();
   if (!runs_ahead_) return std::move(step.result);
-  communicated_from_ = comm::communication_seconds();
+  collective_seconds_at_call_start_ = comm::communication_seconds();
   step.written.wait();
   gather_result(step);
-  untold_ += comm::communication_seconds() - communicated_from_;
+  unreported_collective_seconds_ += comm::communication_seconds() - collective_seconds_at_call_start_;
   return std::move(step.result);
 }
 
 StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
-  TESSERA_CHECK(launched_.empty(), ErrorKind::kInternal, "[train.step] run() with {} steps to be settled first",
+  TESSERA_CHECK(launched_.empty(), ErrorKind::kInternal, "[train.step] run() with {} steps whose result was not read",
                 launched_.size());
-  const auto heard = launch(micro_batches, lr, signals);
-  return heard.failed ? StepResult{.heard = heard} : settle();
+  const auto all_signals = launch(micro_batches, lr, signals);
+  return all_signals.failed ? StepResult{.all_signals = all_signals} : read_step_result();
 }
 
 double validation_loss(CausalLM& model, const std::shared_ptr<comm::Group>& group,
-                       const std::vector<data::Batch>& batches, bool counts) {
+                       const std::vector<data::Batch>& batches, bool is_counted) {
   pipeline::Pipeline whole(model);
-  return validation_loss(model, whole, group, batches, counts);
+  return validation_loss(model, whole, group, batches, is_counted);
 }
 
 double validation_loss(CausalLM& model, pipeline::Pipeline& pipeline, const std::shared_ptr<comm::Group>& group,
-                       const std::vector<data::Batch>& batches, bool counts) {
+                       const std::vector<data::Batch>& batches, bool is_counted) {
   const bool was_training = model.training();
   model.train(false);
-  // As many at once as keep the stages busy: what a stage gives waits until the next one has come to it.
+  // Four micro-batches per stage at a time keep all stages busy. More would only take memory: the outputs of a stage
+  // are kept until the next stage has used them.
   const StagedInputs inputs(device_of(model), model.config());
   const size_t at_once = 4 * static_cast<size_t>(pipeline.plan().stages());
   double loss = 0;
@@ -273,7 +297,7 @@ double validation_loss(CausalLM& model, pipeline::Pipeline& pipeline, const std:
   }
   model.train(was_training);
   double sum = 0, labels = 0;
-  if (counts && pipeline.has_last_stage()) {
+  if (is_counted && pipeline.has_last_stage()) {
     sum = loss;
     for (const auto& batch : batches) labels += static_cast<double>(batch.label_tokens);
   }

@@ -1,19 +1,21 @@
-// One optimizer step of a causal language model over the micro-batches of the ranks of a run.
+// One optimizer step of a causal language model, over the micro-batches of all ranks of a run.
 //
 //   TrainStep step(model, optimizer, world->group(mesh->device_type()), {.max_grad_norm = 1.0});
 //   StepResult result = step.run(micro_batches, lr);          // COLLECTIVE over the group
 //
-// On an accelerator the host need not wait for what a step comes to: it launches the next one, and reads that of the
-// one before meanwhile.
+// On an accelerator the host does not have to wait for the result of a step. It launches the next step, and then reads
+// the result of the previous step:
 //
 //   step.launch(micro_batches, lr);
-//   while (step.unsettled() > 1) report(step.settle());
+//   while (step.pending_steps() > 1) report(step.read_step_result());
 //
-// Where config.json asks for the load-balance loss of routers (output_router_logits), its gradient is that of the whole
-// step's balance, for which the micro-batches go forward once more beforehand.
+// The loss of a step is the sum of the losses of all label tokens of the global batch, divided by their number. It does
+// not depend on the number of ranks and micro-batches. Gradients are those of this loss.
 //
-// The loss of a step is the sum over the label tokens of the global batch divided by their number, whatever the ranks
-// and micro-batches; gradients are of that loss. Belongs to one rank.
+// If config.json enables the load-balance loss of routers (output_router_logits), its gradient is computed from the
+// routing statistics of the whole step. To count them, the micro-batches run through an additional forward first.
+//
+// A TrainStep belongs to one rank.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -45,79 +47,82 @@ namespace tessera::train {
 
 struct StepOptions {
   double max_grad_norm = 1.0;  // 0: gradients are not clipped
-  // A step whose loss or norm is not finite: true leaves it out; false is an error. With true the host waits for both
-  // in every step, unless the optimizer can leave a step out on the device (Optimizer::takes_found_inf) and the group
-  // carries its tensors.
+  // A step whose loss or gradient norm is not finite is skipped (true) or an error (false). With true the host waits
+  // for loss and norm in every step, unless the optimizer can skip a step on the device (Optimizer::takes_found_inf)
+  // and the group supports tensors of the device.
   bool skip_nonfinite = false;
-  // Of a fully sharded model: each group's parameters are updated in backward, as soon as their gradients are whole,
-  // which are freed then. The same bits. Needs max_grad_norm 0, an optimizer whose updates are local, a pipeline of one
-  // stage, and not skip_nonfinite.
+  // For a fully sharded model: the parameters of an FSDP group are updated during backward, as soon as their gradients
+  // are reduced, and the gradients are then freed. The result has the same bits. Requires max_grad_norm 0, an optimizer
+  // with local updates, a pipeline of one stage, and skip_nonfinite false.
   bool early_step = false;
-  // Of a sharded model, where gradients of several micro-batches add up. false: in the shards, each micro-batch is
-  // reduced, and memory is that of one. true: whole on every rank, reduced once a step; less traffic.
+  // For a sharded model: how gradients of several micro-batches are accumulated. false: in the shards; gradients are
+  // reduced after each micro-batch, and memory holds only gradient shards. true: unsharded on every rank; gradients are
+  // reduced once per step, which is less traffic.
   bool defer_gradient_sync = false;
-  // Whether this rank's tokens and loss are counted: false for those that see the same rows as one that counts (tensor
-  // parallel). Of a pipeline, only the rank of the last stage ever counts.
-  bool counts = true;
-  // Called right before a step changes parameters and the optimizer's state; not for a step that the host leaves out.
+  // Whether the tokens and the loss of this rank are counted. False for a rank whose rows are counted by another rank
+  // (tensor parallel). In a pipeline, only the rank of the last stage counts, whatever this value.
+  bool is_counted = true;
+  // Called right before a step changes parameters and optimizer state. Not called for a step that the host skips.
   std::function<void()> before_update = {};
-  // Of float8 linears: whether a weight is converted once a step and kept, a byte an element beside whole weights;
-  // else at each use.
+  // For float8 linears. true: a weight is converted once per step and the float8 copy is kept, at 1 byte per element of
+  // the unsharded weight. false: the weight is converted at each use.
   bool keep_float8_weights = false;
-  // Where the model's layers are cut into stages; without a mesh the model is whole.
+  // The pipeline stages of the model; without a mesh the model is one stage.
   pipeline::PipelineOptions pipeline = {};
 };
 
-// What a rank tells the others at the start of a step, and what some rank told: then all hear it.
+// Flags that every rank passes to launch(). A flag that one rank sets is returned on all ranks.
 struct StepSignals {
-  bool stop = false;    // it was asked to stop
-  bool failed = false;  // it cannot go on; the step is not taken
+  bool stop = false;    // the rank was asked to stop after this step
+  bool failed = false;  // the rank cannot go on; no rank takes the step
 };
 
 struct StepResult {
   double loss = 0;
   double grad_norm = 0;                  // before clipping
-  std::optional<double> balance_loss{};  // of the routers, where the model asks for it; not in `loss`
-  int64_t label_tokens = 0;              // of the global batch
-  int64_t tokens = 0;                    // of the global batch, padding left out
-  int64_t memory_bytes = 0;              // the largest resident set of a rank
-  // What each rank spent in collectives of steps, waiting for others included, since the last step told of it.
+  std::optional<double> balance_loss{};  // load-balance loss of the routers, if enabled; not part of `loss`
+  int64_t label_tokens = 0;              // in the global batch
+  int64_t tokens = 0;                    // in the global batch, without padding
+  int64_t memory_bytes = 0;              // the largest resident set among the ranks
+  // Seconds that each rank spent in collectives of steps since the previous result, including waiting for other ranks.
   std::vector<double> communication_seconds{};
-  bool skipped = false;
-  StepSignals heard{};  // as launch() gives it
+  bool skipped = false;       // loss or gradient norm was not finite, and the parameters were not updated
+  StepSignals all_signals{};  // the flags of all ranks, as launch() returned them
 };
 
 class TrainStep {
  public:
-  // `group`: all ranks of the run; what one of them signals, all hear.
-  // Error kConfig for options that exclude one another.
+  // `group`: all ranks of the run. `model` and `optimizer` must outlive the TrainStep. Error kConfig for options that
+  // exclude one another.
   TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_ptr<comm::Group> group, StepOptions options);
-  // `micro_batches`: this rank's part, as many on every rank, the same on all ranks of a pipeline. COLLECTIVE over the
-  // group. Error kFormat for a label that is no class of the model, on all ranks, before anything is computed. Of a
-  // step that was not taken nothing is to be settled.
-  // Gives what ranks told one another.
+  // Starts a step. `micro_batches`: the rows of this rank, the same number of micro-batches on every rank, and the same
+  // rows on all ranks of a pipeline. Returns the flags of all ranks; if `failed` is set, no step was started. Error
+  // kFormat on all ranks, before any computation, for a label that is no class of the model. Where launch() does not
+  // run ahead, also the errors of read_step_result(). COLLECTIVE over the group.
   StepSignals launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals = {});
-  // What the first of the unsettled steps came to. COLLECTIVE over the group. Error kInternal when its loss or norm is
-  // not finite and such steps are not skipped. The model is then unchanged; where launch() runs ahead, and with
-  // early_step, it is not, and holds what is not finite. kInternal too where no step is unsettled.
-  StepResult settle();
-  int unsettled() const { return static_cast<int>(launched_.size()); }
-  // Whether launch() returns while the device computes, so that settling at once would wait for it.
+  // Returns the result of the oldest launched step whose result was not returned yet. Error kInternal if there is no
+  // such step, and for a loss or norm that is not finite unless such steps are skipped. After this error the model is
+  // unchanged; but where launch() runs ahead, and with early_step, the model holds values that are not finite.
+  // COLLECTIVE over the group.
+  StepResult read_step_result();
+  // Number of launched steps whose result was not returned yet.
+  int pending_steps() const { return static_cast<int>(launched_.size()); }
+  // Whether launch() returns while the device still computes, so that read_step_result() right after it would wait.
   bool runs_ahead() const { return runs_ahead_; }
-  // Launches and settles. Nothing else may be unsettled.
+  // launch() and read_step_result(). Error kInternal if the result of an earlier step was not returned yet.
   StepResult run(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals = {});
   pipeline::Pipeline& pipeline() { return pipeline_; }
 
  private:
-  struct Launched {
+  struct LaunchedStep {
     StepResult result{};
-    at::Tensor numbers{};  // float64 on the host: this rank's loss, the gradient norm, with routers the balance loss
-    StreamMark written{};  // behind the copy into them; of nothing: they are there
+    at::Tensor numbers{};   // float64 on the host: loss of this rank, gradient norm, with routers the balance loss
+    DeviceEvent written{};  // recorded after the copy into `numbers`; without an event the copy is complete
   };
   void exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals, StepResult& result);
-  at::Tensor count_routes(const std::vector<ModelInputs>& micro_batches);
-  void read_numbers(std::vector<at::Tensor> numbers, Launched& step) const;
-  void gather_result(Launched& step);
+  at::Tensor compute_balance_loss(const std::vector<ModelInputs>& micro_batches);
+  void copy_numbers_to_host(std::vector<at::Tensor> numbers, LaunchedStep& step) const;
+  void gather_result(LaunchedStep& step);
   CausalLM& model_;
   optim::Optimizer& optimizer_;
   std::shared_ptr<comm::Group> group_;
@@ -125,23 +130,25 @@ class TrainStep {
   pipeline::Pipeline pipeline_;
   StagedInputs inputs_;
   bool runs_ahead_;
-  std::unique_ptr<EarlyUpdates> early_;            // null: all is updated when backward is over
-  std::deque<Launched> launched_;                  // but not settled
-  double communicated_from_ = 0, untold_ = 0;      // seconds in collectives: when a call began; of earlier calls
+  std::unique_ptr<EarlyUpdates> early_;  // null: parameters are updated after backward
+  std::deque<LaunchedStep> launched_;    // steps whose result was not returned yet, oldest first
+  // Seconds of this rank in collectives: the clock of comm::communication_seconds() when the current call of launch()
+  // or read_step_result() began, and the seconds of earlier calls that no result has reported yet.
+  double collective_seconds_at_call_start_ = 0, unreported_collective_seconds_ = 0;
   std::shared_ptr<nn::RouterStatistics> routers_;  // null: no load-balance loss
-  std::shared_ptr<nn::Float8Steps> float8_;        // null: none whose weights are kept
+  std::shared_ptr<nn::Float8StepCounter> float8_;  // null: no float8 weights are kept
 };
 
-// Mean loss over the label tokens of all rows of `batches`; each rank passes its own, as many on every rank. `group`
-// and `counts` as of TrainStep. No gradients. COLLECTIVE over the group.
+// Mean loss over the label tokens of the `batches` of all ranks. Each rank passes its own rows, in the same number of
+// batches. `group` and `is_counted` as for TrainStep. Computes no gradients. COLLECTIVE over the group.
 double validation_loss(CausalLM& model, const std::shared_ptr<comm::Group>& group,
-                       const std::vector<data::Batch>& batches, bool counts = true);
-// The same through the stages that `model` is cut into.
+                       const std::vector<data::Batch>& batches, bool is_counted = true);
+// The same for a model that is divided into the stages of `pipeline`.
 double validation_loss(CausalLM& model, pipeline::Pipeline& pipeline, const std::shared_ptr<comm::Group>& group,
-                       const std::vector<data::Batch>& batches, bool counts = true);
+                       const std::vector<data::Batch>& batches, bool is_counted = true);
 
-// The resident set of this process in bytes, now and at its largest, without what it reads in place of its peers'
-// memory.
+// Resident set of this process in bytes, now and its peak. The memory of other ranks that this process maps and reads
+// in place is not counted.
 int64_t resident_bytes();
 int64_t peak_resident_bytes();
 

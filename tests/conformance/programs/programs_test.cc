@@ -402,8 +402,8 @@ TEST(Refusals, AreToldByTheWholeText) {
   view.op = "view";
   other.op = "add.Tensor";
   const std::string lost =
-      "Sharding dimension mismatch: [dtensor.dispatch] aten::add_.Tensor: 'self' is a view along a sharded dim, which "
-      "holds a gathered copy, so that what is written to it would be lost. Clone it, or redistribute the tensor before "
+      "Sharding dimension mismatch: [dtensor.dispatch] aten::add_.Tensor: 'self' is a view along a sharded dim and "
+      "holds a gathered copy, so a write to it would be lost. Clone it, or redistribute the tensor before "
       "taking the view.";
   EXPECT_EQ(refusal_of(write, lost), Refusal::kLostWrite);
   EXPECT_EQ(refusal_of(other, lost), Refusal::kNone) << "it writes to nothing";

@@ -98,7 +98,7 @@ def forms(client):
             assert isinstance(stream.get_final_completion().choices[0].message.parsed, Answer)
         tool = openai.pydantic_function_tool(Answer, name="answer")
         if name != "tiny":
-            assert "takes no tools" in refused(400, lambda: client.chat.completions.parse(**how, tools=[tool])).message
+            assert "does not support tools" in refused(400, lambda: client.chat.completions.parse(**how, tools=[tool])).message
             continue
         for choice in ("required", {"type": "function", "function": {"name": "answer"}}):
             done = client.chat.completions.parse(**how, tools=[tool], tool_choice=choice)

@@ -35,9 +35,9 @@ class PretendGraph final : public DeviceGraph {
   bool captured_ = false;
 };
 
-class PretendGraphMemory final : public GraphMemory {
+class PretendGraphPool final : public GraphPool {
  public:
-  explicit PretendGraphMemory(c10::Device device) : device_(device) {}
+  explicit PretendGraphPool(c10::Device device) : device_(device) {}
   std::unique_ptr<DeviceGraph> make_graph() override { return std::make_unique<PretendGraph>(device_, pool_); }
 
  private:
@@ -49,7 +49,7 @@ class PretendGraphMemory final : public GraphMemory {
 
 void register_graphs() {
   register_device_graphs(c10::kPrivateUse1,
-                         [](c10::Device device) { return std::make_shared<PretendGraphMemory>(device); });
+                         [](c10::Device device) { return std::make_shared<PretendGraphPool>(device); });
 }
 
 }  // namespace tessera::pretend

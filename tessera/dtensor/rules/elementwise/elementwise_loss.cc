@@ -1,4 +1,4 @@
-// Losses that are a sum or mean over elements, each computed from the same place of input and target.
+// Losses that are a sum or mean over elements. Each element of input and target gives one term.
 #include <ATen/ATen.h>
 #include <ATen/core/Reduction.h>
 
@@ -12,16 +12,16 @@ int reduction_arg(const OpCall& call) { return call.arg_named("reduction"); }
 
 double elements(const OpCall& call) { return static_cast<double>(c10::multiply_integers(broadcast_sizes(call))); }
 
-// mse_loss(self, target, reduction): parts of the mean are sums over the elements of the whole, right for uneven parts
-// too.
+// mse_loss(self, target, reduction). For a mean each rank divides the sum of its terms by the number of all terms, so
+// the result is a Partial sum and is correct for uneven shards, too.
 void propose_loss(const OpCall& call, Proposal& proposal) {
-  propose_pointwise(call, proposal, Commutes::kNone);
+  propose_pointwise(call, proposal, PartialRule::kNone);
   const int64_t reduction = call.int_at(reduction_arg(call));
   if (reduction == at::Reduction::None) return;
   for (auto& strategy : proposal.strategies) strategy.outputs = {Partial()};
   proposal.outputs = {OutputShape{}};
   if (reduction == at::Reduction::Mean) {
-    proposal.local = [](const OpCall& of, const Choice& choice) -> LocalFunction {
+    proposal.local = [](const OpCall& of, const PlacementChoice& choice) -> LocalFunction {
       const auto& output = choice.outputs[0];
       const bool is_part = std::ranges::any_of(output, [](const Placement& p) { return p.is_partial(); });
       if (!output.empty() && !is_part) return nullptr;
@@ -34,21 +34,22 @@ void propose_loss(const OpCall& call, Proposal& proposal) {
   }
 }
 
-// mse_loss_backward(grad, self, target, ..., reduction, ...): the gradient of a mean is shared among the elements of
-// the whole.
+// mse_loss_backward(grad, self, target, ..., reduction, ...). The gradient of a mean is divided by the number of all
+// terms, not by the number of this rank's terms.
 void propose_loss_backward(const OpCall& call, Proposal& proposal) {
   const int64_t reduction = call.int_at(reduction_arg(call));
   std::vector<TensorInput> operands(call.inputs.begin() + 1, call.inputs.end());
   const OpCall of_operands(call.op, call.args, call.mesh, std::move(operands), call.outs);
   const Sizes sizes = broadcast_sizes(of_operands);
   const auto ndim = static_cast<int64_t>(sizes.size());
-  for (int64_t dim = 0; dim < ndim; ++dim) proposal.strategies.push_back(over_dim(call, sizes, dim));
+  for (int64_t dim = 0; dim < ndim; ++dim) proposal.strategies.push_back(shard_broadcast_dim(call, sizes, dim));
   proposal.output(sizes);
   if (reduction == at::Reduction::Mean) {
     const auto total = static_cast<double>(c10::multiply_integers(sizes));
-    proposal.local = [total](const OpCall& of, const Choice& choice) -> LocalFunction {
-      const bool is_cut = std::ranges::any_of(choice.outputs[0], [](const Placement& p) { return p.is_any_shard(); });
-      if (!is_cut) return nullptr;
+    proposal.local = [total](const OpCall& of, const PlacementChoice& choice) -> LocalFunction {
+      const bool is_sharded =
+          std::ranges::any_of(choice.outputs[0], [](const Placement& p) { return p.is_any_shard(); });
+      if (!is_sharded) return nullptr;
       return [arg = reduction_arg(of), total](const LocalCall& local) {
         local.arg(arg) = static_cast<int64_t>(at::Reduction::Sum);
         local.arg(0) = local.arg(0).toTensor() / total;

@@ -1,14 +1,15 @@
-// Fused optimizer steps: lists of parameters, gradients and states, each position pointwise.
+// Fused optimizer steps on lists of parameters, gradients and optimizer states. Each position of the lists is
+// pointwise.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
 
 namespace {
 
-// Every tensor of a position lies as its parameter does; step counts and scalars are whole.
+// Every tensor of a position gets the placements of the parameter. Step counts and scalars are whole.
 void propose_fused_step(const OpCall& call, Proposal& proposal) {
   const bool scales = call.has(call.arg_named("grad_scale"));
-  Choice choice;
+  PlacementChoice choice;
   std::vector<Placements> parameters;
   for (const auto& input : call.inputs) {
     if (input.arg == 0) parameters.push_back(input.placements);
@@ -17,8 +18,8 @@ void propose_fused_step(const OpCall& call, Proposal& proposal) {
   for (const auto& input : call.inputs) {
     const bool whole = input.element < 0 || input.dim() == 0;
     const Placements wanted = whole ? Placements(input.placements.size(), Replicate()) : parameters.at(input.element);
-    // Gradients count as written, which they are only when they are unscaled on the way.
-    if (input.mutated && wanted != input.placements && (input.arg != gradients || scales)) {
+    // The schema declares gradients as written, but they are written only if grad_scale is given.
+    if (input.is_written && wanted != input.placements && (input.arg != gradients || scales)) {
       refuse_in_place(call, input, wanted);
     }
     choice.inputs.push_back(wanted);

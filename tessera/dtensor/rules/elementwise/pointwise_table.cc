@@ -1,48 +1,49 @@
-// Which operations are pointwise, and what partial operands give.
+// The list of pointwise operations, with the results of Partial operands.
 #include "tessera/dtensor/rules/elementwise/pointwise.h"
 
 namespace tessera {
 
 namespace {
 
-// Whether a conversion keeps the order of all numbers, also of the parts of an extreme, which may be infinite.
+// Whether a conversion keeps the order of all numbers. Ranks' values of a maximum or minimum may be infinite.
 bool keeps_order(at::ScalarType from, at::ScalarType to) {
   if (at::isFloatingType(to)) return true;
   const bool integers = at::isIntegralType(from, /*includeBool=*/true) && at::isIntegralType(to, /*includeBool=*/false);
   return from == to || (integers && (from == at::kBool || c10::elementSize(to) > c10::elementSize(from)));
 }
 
-// A conversion keeps extremes where it keeps the order, sums unless they would be rounded part by part.
+// A conversion passes a maximum or minimum if it keeps the order. It passes a sum if it does not round the summands.
 void propose_conversion(const OpCall& call, Proposal& proposal) {
   const int arg = call.arg_named("dtype");
   const auto from = call.inputs[0].tensor->scalar_type();
   const auto to = call.has(arg) ? static_cast<at::ScalarType>(call.int_at(arg)) : from;
-  propose_pointwise(call, proposal, Commutes::kNone);
+  propose_pointwise(call, proposal, PartialRule::kNone);
   for (const Placement& p : partials_among(call)) {
-    // Complex numbers have no order, and no collective multiplies them.
+    // Complex numbers have no order, and collectives do not multiply them.
     const bool ordered = !at::isComplexType(to);
-    const bool passes = is_extreme(p) ? keeps_order(from, to) : !rounds(from, to) && (ordered || is_additive(p));
-    if (from == to || (to != at::kBool && passes)) proposal.strategies.push_back(alike(call, p));
+    const bool passes =
+        is_extreme(p) ? keeps_order(from, to) : !rounds_partials(from, to) && (ordered || is_additive(p));
+    if (from == to || (to != at::kBool && passes)) proposal.strategies.push_back(same_placement(call, p));
   }
 }
 
-// complex(real, imag): of two sums a sum.
+// complex(real, imag): two sums give a sum.
 void propose_complex(const OpCall& call, Proposal& proposal) {
-  propose_pointwise(call, proposal, Commutes::kNone);
+  propose_pointwise(call, proposal, PartialRule::kNone);
   for (const Placement& p : partials_among(call)) {
-    if (is_additive(p)) proposal.strategies.push_back(alike(call, p));
+    if (is_additive(p)) proposal.strategies.push_back(same_placement(call, p));
   }
 }
 
-// threshold(x, t, v) is increasing while v does not exceed t.
+// threshold(x, t, v) is increasing if v <= t.
 void propose_threshold(const OpCall& call, Proposal& proposal) {
   const bool increasing = call.args[2].toScalar().toDouble() <= call.args[1].toScalar().toDouble();
-  propose_pointwise(call, proposal, increasing ? Commutes::kIncreasing : Commutes::kNone);
+  propose_pointwise(call, proposal, increasing ? PartialRule::kIncreasing : PartialRule::kNone);
 }
 
-// log_sigmoid_forward keeps a buffer for backward, which is empty on other devices than the CPU.
+// log_sigmoid_forward returns a buffer for backward. The buffer is empty on devices other than the CPU.
 void propose_log_sigmoid(const OpCall& call, Proposal& proposal) {
-  propose_pointwise(call, proposal, Commutes::kNone);
+  propose_pointwise(call, proposal, PartialRule::kNone);
   if (!call.inputs[0].tensor->is_cpu()) {
     proposal.outputs[1] = {{0}, {}};
     for (auto& strategy : proposal.strategies) strategy.outputs = {strategy.outputs[0], Replicate()};
@@ -50,42 +51,43 @@ void propose_log_sigmoid(const OpCall& call, Proposal& proposal) {
 }
 
 void add_linear_names(RuleTable& table) {
-  table.add({"aten::neg", "aten::negative", "aten::_neg_view", "aten::_neg_view_copy"}, pointwise(Commutes::kNegation));
-  table.add({"aten::rad2deg", "aten::deg2rad"}, pointwise(Commutes::kScaling));
-  table.add({"aten::add", "aten::sub"}, pointwise(Commutes::kAdditive));
-  table.add({"aten::mul"}, pointwise(Commutes::kMultiplicative));
-  table.add({"aten::div"}, pointwise(Commutes::kDivision));
+  table.add({"aten::neg", "aten::negative", "aten::_neg_view", "aten::_neg_view_copy"},
+            pointwise(PartialRule::kNegation));
+  table.add({"aten::rad2deg", "aten::deg2rad"}, pointwise(PartialRule::kScaling));
+  table.add({"aten::add", "aten::sub"}, pointwise(PartialRule::kAdditive));
+  table.add({"aten::mul"}, pointwise(PartialRule::kMultiplicative));
+  table.add({"aten::div"}, pointwise(PartialRule::kDivision));
   table.add({"aten::div.Tensor_mode", "aten::div_.Tensor_mode", "aten::div.Scalar_mode", "aten::div_.Scalar_mode",
              "aten::div.out_mode", "aten::div.Scalar_mode_out"},
-            pointwise(Commutes::kNone));
+            pointwise(PartialRule::kNone));
   table.add({"aten::detach", "aten::alias", "aten::lift", "aten::lift_fresh", "aten::copy", "aten::zero",
              "aten::lift_fresh_copy", "aten::alias_copy", "aten::detach_copy", "aten::positive"},
-            pointwise(Commutes::kCopy));
+            pointwise(PartialRule::kCopy));
   table.add("aten::complex", propose_complex);
-  table.add("aten::polar", pointwise(Commutes::kNone));
+  table.add("aten::polar", pointwise(PartialRule::kNone));
   table.add({"aten::_to_copy", "aten::_conj", "aten::_conj_physical", "aten::conj_physical"}, propose_conversion);
 }
 
 void add_monotone_names(RuleTable& table) {
-  // Only what is defined everywhere: the parts of a maximum may lie outside of the domain of sqrt or log.
+  // Only functions that are defined everywhere: a rank's value of a maximum may be outside the domain of sqrt or log.
   table.add({"aten::asinh", "aten::atan", "aten::ceil", "aten::erf", "aten::exp", "aten::exp2", "aten::expm1",
              "aten::floor", "aten::relu", "aten::round", "aten::sgn", "aten::sigmoid", "aten::sign", "aten::sinh",
              "aten::tanh", "aten::trunc", "aten::hardshrink", "aten::clamp_max", "aten::clamp_min"},
-            pointwise(Commutes::kIncreasing));
+            pointwise(PartialRule::kIncreasing));
   table.add("aten::threshold", propose_threshold);
-  table.add("aten::erfc", pointwise(Commutes::kDecreasing));
-  table.add({"aten::logaddexp", "aten::logaddexp2"}, pointwise(Commutes::kMonotone));
+  table.add("aten::erfc", pointwise(PartialRule::kDecreasing));
+  table.add({"aten::logaddexp", "aten::logaddexp2"}, pointwise(PartialRule::kMonotone));
   table.add({"aten::maximum", "aten::max.other", "aten::max.out", "aten::fmax", "aten::clamp_min.Tensor",
              "aten::clamp_min_.Tensor", "aten::clamp_min.Tensor_out"},
-            pointwise(Commutes::kMaximum));
+            pointwise(PartialRule::kMaximum));
   table.add({"aten::minimum", "aten::min.other", "aten::min.out", "aten::fmin", "aten::clamp_max.Tensor",
              "aten::clamp_max_.Tensor", "aten::clamp_max.Tensor_out"},
-            pointwise(Commutes::kMinimum));
+            pointwise(PartialRule::kMinimum));
 }
 
 void add_other_names(RuleTable& table) {
   table.add("aten::log_sigmoid_forward", propose_log_sigmoid);
-  const Rule no_partials = pointwise(Commutes::kNone);
+  const Rule no_partials = pointwise(PartialRule::kNone);
   // Comparisons and logic.
   table.add({"aten::eq", "aten::ge", "aten::gt", "aten::le", "aten::lt", "aten::ne", "aten::isin.Tensor_Scalar",
              "aten::isinf", "aten::isnan", "aten::isneginf", "aten::isposinf", "aten::signbit", "aten::logical_and",
@@ -118,22 +120,23 @@ void add_other_names(RuleTable& table) {
   table.add({"aten::digamma", "aten::erfinv", "aten::i0", "aten::igamma", "aten::igammac", "aten::lgamma",
              "aten::mvlgamma", "aten::polygamma"},
             no_partials);
-  // The rest. An infinity may become less than what is finite (nan_to_num).
+  // Other operations. nan_to_num may replace infinity by a smaller finite number, so it does not commute with a
+  // maximum.
   table.add({"aten::addcdiv", "aten::addcmul", "aten::clamp", "aten::clone", "aten::contiguous", "aten::lerp",
              "aten::nan_to_num", "aten::rsub"},
             no_partials);
-  // What all ranks fill in must reduce to itself.
+  // All ranks fill in the same value, so it passes reductions of which the result is the value itself.
   table.add("aten::fill", [](const OpCall& call, Proposal& proposal) {
-    propose_pointwise(call, proposal, Commutes::kNone);
-    add_passing(call, proposal, 0, is_idempotent);
+    propose_pointwise(call, proposal, PartialRule::kNone);
+    add_pass_through(call, proposal, 0, is_idempotent);
   });
-  // Zero where masked: linear in self.
+  // With value 0 masked_fill is linear in self.
   table.add("aten::masked_fill", [](const OpCall& call, Proposal& proposal) {
-    propose_pointwise(call, proposal, Commutes::kNone);
+    propose_pointwise(call, proposal, PartialRule::kNone);
     const auto& value = call.args[2];
     if (value.isScalar() && value.toScalar().toComplexDouble() == 0.0) add_linear(call, proposal, 0);
   });
-  // Backward formulas that are themselves pointwise in the gradient and what was saved.
+  // Backward formulas that are pointwise in the gradient and in the saved tensors.
   table.add({"aten::threshold_backward", "aten::silu_backward", "aten::sigmoid_backward", "aten::tanh_backward",
              "aten::gelu_backward", "aten::leaky_relu_backward", "aten::elu_backward", "aten::hardtanh_backward",
              "aten::hardswish_backward", "aten::hardsigmoid_backward", "aten::softplus_backward", "aten::mish_backward",
@@ -142,7 +145,7 @@ void add_other_names(RuleTable& table) {
             no_partials);
   table.add("aten::log_sigmoid_backward", [](const OpCall& call, Proposal& proposal) {
     if (call.inputs[2].sizes == call.inputs[1].sizes) {
-      propose_pointwise(call, proposal, Commutes::kNone);
+      propose_pointwise(call, proposal, PartialRule::kNone);
       return;
     }
     for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {  // the buffer is empty

@@ -1,23 +1,25 @@
-// Scaled dot product attention: batch and heads are independent, and queries of one another.
+// Scaled dot product attention on the CPU. Batch samples and heads are independent, and so are the queries.
 #include "tessera/dtensor/rules/products/attention.h"
 
 namespace tessera {
 
-std::vector<bool> head_cuts(const OpCall& call) {
+// With equal numbers of heads every mesh dim may shard them. With fewer key heads (GQA) a mesh dim may do so only if it
+// shards heads already and both numbers are divisible by all ranks that shard heads, this mesh dim included.
+std::vector<bool> can_shard_heads(const OpCall& call) {
   const TensorInput& query = call.inputs[call.input_at(call.arg_named("query"))];
   const TensorInput& key = call.inputs[call.input_at(call.arg_named("key"))];
   int64_t ranks = 1;
-  std::vector<bool> cuts;
+  std::vector<bool> can_shard;
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
-    const bool cut_now = std::ranges::any_of(call.inputs, [&](const TensorInput& input) {
+    const bool is_sharded_now = std::ranges::any_of(call.inputs, [&](const TensorInput& input) {
       return input.dim() > 2 && input.placements[m].is_any_shard() && input.placements[m].dim == 1;
     });
     const int64_t with_this = ranks * call.mesh->shape()[m];
     const bool divides = query.sizes[1] % with_this == 0 && key.sizes[1] % with_this == 0;
-    cuts.push_back(query.sizes[1] == key.sizes[1] || (cut_now && divides));
-    ranks = cuts.back() ? with_this : ranks;
+    can_shard.push_back(query.sizes[1] == key.sizes[1] || (is_sharded_now && divides));
+    ranks = can_shard.back() ? with_this : ranks;
   }
-  return cuts;
+  return can_shard;
 }
 
 bool uses_dropout(const OpCall& call) {
@@ -25,14 +27,14 @@ bool uses_dropout(const OpCall& call) {
   return arg >= 0 && call.args[arg].toScalar().toDouble() > 0;
 }
 
-Placement of_mask(const TensorInput& mask, int64_t dim) {
+Placement mask_placement(const TensorInput& mask, int64_t dim) {
   const int64_t own = dim - (4 - mask.dim());
   return own < 0 || mask.sizes[own] == 1 ? Replicate() : Shard(own);
 }
 
 namespace {
 
-struct Roles {
+struct AttentionArgs {
   int query;
   int key;
   int value;
@@ -40,7 +42,7 @@ struct Roles {
   bool causal;
 };
 
-Roles roles(const OpCall& call) {
+AttentionArgs attention_args(const OpCall& call) {
   int mask = call.arg_named("attn_mask");
   mask = mask < 0 ? call.arg_named("attn_bias") : mask;
   const int causal = call.arg_named("is_causal");
@@ -51,27 +53,30 @@ Roles roles(const OpCall& call) {
 
 using Outputs = decltype(Strategy::outputs);
 
-// Samples and heads with their keys and values; queries with all of these, unless their place in the whole matters.
-// outputs_of(dim, keys_too): how the results lie where `dim` is cut, of keys and values too or of queries alone.
+// Proposes shards of the batch and of the heads for all operands, and shards of the queries with whole keys and values.
+// Queries are not sharded for causal attention, because the mask depends on their position in the whole.
+// outputs_of(dim, keys_too) gives the placements of the results; keys_too tells whether keys and values are sharded,
+// too.
 template <class OutputsOf>
-void propose_cuts_of(const OpCall& call, Proposal& proposal, const Roles& role, const OutputsOf& outputs_of) {
+void propose_attention_shards(const OpCall& call, Proposal& proposal, const AttentionArgs& args,
+                              const OutputsOf& outputs_of) {
   if (uses_dropout(call)) return;
-  proposal.strided = call.inputs[role.query].sizes[1] == call.inputs[role.key].sizes[1];
+  proposal.supports_strided = call.inputs[args.query].sizes[1] == call.inputs[args.key].sizes[1];
   const int64_t dims[] = {0, 1, 2};
-  propose_cuts(call, proposal, {dims, role.causal ? 2U : 3U}, [&](int64_t dim) {
+  propose_shards(call, proposal, {dims, args.causal ? 2U : 3U}, [&](int64_t dim) {
     const bool keys_too = dim != 2;
     Strategy strategy{outputs_of(dim, keys_too), {}};
     for (int i = 0; i < static_cast<int>(call.inputs.size()); ++i) {
-      const bool is_cut = keys_too || (i != role.key && i != role.value);
-      const Placement placement = is_cut ? Shard(dim) : Replicate();
-      strategy.inputs.push_back(i == role.mask ? of_mask(call.inputs[i], dim) : placement);
+      const bool is_sharded = keys_too || (i != args.key && i != args.value);
+      const Placement placement = is_sharded ? Shard(dim) : Replicate();
+      strategy.inputs.push_back(i == args.mask ? mask_placement(call.inputs[i], dim) : placement);
     }
     proposal.strategies.push_back(std::move(strategy));
   });
 }
 
-// Of [B, H, S, ...], in memory [B, S, H, ...] as the kernel leaves it.
-OutputShape heads_inside(std::vector<int64_t> sizes) {
+// Shape [B, H, S, ...] with the memory order [B, S, H, ...], as the kernel returns it.
+OutputShape heads_after_sequence(std::vector<int64_t> sizes) {
   std::vector<int64_t> lie = sizes;
   std::swap(lie[1], lie[2]);
   const Sizes dense = dense_strides(lie);
@@ -82,22 +87,22 @@ OutputShape heads_inside(std::vector<int64_t> sizes) {
 
 // (query, key, value, ...) -> (output [B, H, S, E], logsumexp [B, H, S])
 void propose_forward(const OpCall& call, Proposal& proposal) {
-  const Roles role = roles(call);
-  propose_cuts_of(call, proposal, role, [](int64_t dim, bool) { return Outputs{Shard(dim)}; });
-  const auto& q = call.inputs[role.query].sizes;
-  proposal.outputs.push_back(heads_inside({q[0], q[1], q[2], call.inputs[role.value].sizes[3]}));
-  proposal.outputs.push_back(heads_inside({q[0], q[1], q[2]}));
+  const AttentionArgs args = attention_args(call);
+  propose_attention_shards(call, proposal, args, [](int64_t dim, bool) { return Outputs{Shard(dim)}; });
+  const auto& q = call.inputs[args.query].sizes;
+  proposal.outputs.push_back(heads_after_sequence({q[0], q[1], q[2], call.inputs[args.value].sizes[3]}));
+  proposal.outputs.push_back(heads_after_sequence({q[0], q[1], q[2]}));
 }
 
 // (grad_out, query, key, value, out, logsumexp, ...) -> gradients of query, key, value
 void propose_flash_backward(const OpCall& call, Proposal& proposal) {
-  const Roles role = roles(call);
-  propose_cuts_of(call, proposal, role, [](int64_t dim, bool keys_too) {
+  const AttentionArgs args = attention_args(call);
+  propose_attention_shards(call, proposal, args, [](int64_t dim, bool keys_too) {
     const Placement of_keys = keys_too ? Shard(dim) : Partial();
     return Outputs{Shard(dim), of_keys, of_keys};
   });
-  for (const int input : {role.query, role.key, role.value}) {
-    proposal.outputs.push_back(heads_inside(call.inputs[input].sizes.vec()));
+  for (const int input : {args.query, args.key, args.value}) {
+    proposal.outputs.push_back(heads_after_sequence(call.inputs[input].sizes.vec()));
   }
 }
 

@@ -1,24 +1,25 @@
-// What the rules of the attention kernels share: which of the dims [batch, heads, length, width] they cut.
+// Shared by the rules of attention kernels: which of the dims [batch, heads, length, width] are sharded.
 #pragma once
 
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
 
-// On which mesh dims heads may be cut. Keys and values may have fewer heads than queries: then a rank's queries meet
-// their own heads only where both divide evenly over all mesh dims that cut them.
-std::vector<bool> head_cuts(const OpCall& call);
+// For each mesh dim whether heads may be sharded on it. Keys and values may have fewer heads than queries (GQA). Then a
+// rank's queries match its key heads only if both numbers of heads divide evenly over all mesh dims that shard heads.
+std::vector<bool> can_shard_heads(const OpCall& call);
 
-// How a mask lies where one of the dims is cut: it broadcasts over what it has with size 1.
-Placement of_mask(const TensorInput& mask, int64_t dim);
+// Placement of the mask if dim `dim` is sharded. The mask is whole on a dim of size 1, because it broadcasts there.
+Placement mask_placement(const TensorInput& mask, int64_t dim);
 
-// Whether some elements are dropped: parts would drop the same ones, so nothing is cut.
+// Whether dropout is used. Then nothing is sharded, because every rank would drop the same elements of its part.
 bool uses_dropout(const OpCall& call);
 
-// `add` proposes the strategy that cuts one of `dims` (1 is the heads) on a mesh dim, for each mesh dim that may.
+// Calls add(dim) for each mesh dim and each of `dims` that may be sharded on it; dim 1 is the heads. `add` must push a
+// strategy to proposal.strategies.
 template <class Add>
-void propose_cuts(const OpCall& call, Proposal& proposal, c10::ArrayRef<int64_t> dims, const Add& add) {
-  for (const bool heads : head_cuts(call)) {
+void propose_shards(const OpCall& call, Proposal& proposal, c10::ArrayRef<int64_t> dims, const Add& add) {
+  for (const bool heads : can_shard_heads(call)) {
     for (const int64_t dim : dims) {
       if (dim != 1 || heads) add(dim);
     }

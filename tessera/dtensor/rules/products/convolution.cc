@@ -1,12 +1,12 @@
-// Convolutions: samples, output channels, input channels (a sum) and groups may be cut; the dims of space are whole, so
-// that no window reaches over the edge of a part.
+// Convolutions. Samples, output channels, input channels (with a Partial result) and groups may be sharded. Spatial
+// dims must be whole, because a window may reach over the edge of a shard.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
 
 namespace {
 
-// Where input and output channels lie in the weight: [out, in / groups, ...], transposed [in, out / groups, ...].
+// Positions of input and output channels in the weight: [out, in / groups, ...]; transposed: [in, out / groups, ...].
 struct Channels {
   int64_t in;
   int64_t out;
@@ -26,7 +26,8 @@ int64_t parts_of(const OpCall& call, const Placements& placements, int64_t dim) 
   return parts;
 }
 
-// Groups are dealt out whole and evenly: over any of the mesh dims, since any may be chosen.
+// Whether groups may be sharded. Each rank needs a whole number of groups on every combination of mesh dims, so the
+// number must be divisible by the size of the mesh.
 bool groups_divide(const OpCall& call, int64_t groups) { return groups > 1 && groups % call.mesh->size() == 0; }
 
 int64_t local_groups(const OpCall& call, const Placements& input) {
@@ -38,7 +39,7 @@ std::vector<int64_t> result_sizes(const OpCall& call) {
   const auto& input = call.inputs[0].sizes;
   const auto& weight = call.inputs[1].sizes;
   const Channels channels = read_channels(call);
-  const auto pick = [&](const char* name, size_t i) { return at_or_only(call.ints_at(call.arg_named(name)), i); };
+  const auto pick = [&](const char* name, size_t i) { return at_or_single(call.ints_at(call.arg_named(name)), i); };
   const bool transposed = channels.in == 0;
   std::vector<int64_t> sizes{input[0], transposed ? weight[1] * channels.groups : weight[0]};
   for (size_t i = 0; i + 2 < input.size(); ++i) {
@@ -55,7 +56,7 @@ void propose_convolution(const OpCall& call, Proposal& proposal) {
   const Channels channels = read_channels(call);
   const auto add = [&](const Placement& output, const Placement& input, const Placement& weight,
                        const Placement& bias) {
-    proposal.strategies.push_back(rest_whole(call, {{output}, {input, weight, bias}}));
+    proposal.strategies.push_back(replicate_rest(call, {{output}, {input, weight, bias}}));
   };
   add(Shard(0), Shard(0), Replicate(), Replicate());
   if (channels.groups == 1) {
@@ -70,10 +71,10 @@ void propose_convolution(const OpCall& call, Proposal& proposal) {
       add(p, Replicate(), p, p);
     }
   }
-  proposal.empty_parts = false;
-  proposal.strided = false;
+  proposal.supports_empty_shards = false;
+  proposal.supports_strided = false;
   proposal.output(result_sizes(call));
-  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>&) {
+  proposal.rewrite = [](const OpCall& of, const PlacementChoice& choice, const std::vector<OutputShape>&) {
     return Rewrites{{of.arg_named("groups"), local_groups(of, choice.inputs[0])}};
   };
 }
@@ -91,12 +92,12 @@ void propose_convolution_backward(const OpCall& call, Proposal& proposal) {
     proposal.strategies.push_back({{Shard(1), Shard(0), Shard(0)}, {Shard(1), Shard(1), Shard(0)}});
   }
   add_linear(call, proposal, 0);
-  proposal.empty_parts = false;
-  proposal.strided = false;
+  proposal.supports_empty_shards = false;
+  proposal.supports_strided = false;
   proposal.output(call.inputs[1].sizes);
   proposal.output(call.inputs[2].sizes);
   proposal.output({call.inputs[0].sizes[1]});
-  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+  proposal.rewrite = [](const OpCall& of, const PlacementChoice& choice, const std::vector<OutputShape>& shapes) {
     Rewrites rewrites{{of.arg_named("groups"), local_groups(of, choice.inputs[1])}};
     if (of.has(3)) rewrites.emplace_back(3, local_sizes_value(of, shapes[2].sizes, choice.outputs[2]));
     return rewrites;

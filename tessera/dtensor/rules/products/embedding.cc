@@ -1,4 +1,4 @@
-// Look-ups in tables of embeddings.
+// Embedding look-ups.
 #include <ATen/ATen.h>
 
 #include "tessera/dtensor/rules/table.h"
@@ -7,20 +7,21 @@ namespace tessera {
 
 namespace {
 
-// Rows [offset, offset + local rows) of the table lie here: other rows count as zero, to be summed over the ranks.
+// Looks up the rows of this rank's shard, which starts at `offset`. Rows of other shards give zeros, so the ranks'
+// results sum up to the embedding (Partial).
 LocalFunction look_up_own_rows(int64_t offset, int64_t rows_in_all) {
   return [offset, rows_in_all](const LocalCall& local) {
     const at::Tensor weight = local.arg(0).toTensor();
     const at::Tensor indices = local.arg(1).toTensor();
-    check_places(local.op.name, indices, rows_in_all);
+    check_indices(local.op.name, indices, rows_in_all);
     if (weight.size(0) == 0) {
       Sizes sizes(indices.sizes().begin(), indices.sizes().end());
       sizes.push_back(weight.size(1));
       local.finish({at::zeros(sizes, weight.options())});
       return;
     }
-    const auto [own, elsewhere] = own_places(indices, offset, weight.size(0));
-    local.finish({at::embedding(weight, own).masked_fill_(elsewhere.unsqueeze(-1), 0)});
+    const auto [own, is_remote] = to_local_indices(indices, offset, weight.size(0));
+    local.finish({at::embedding(weight, own).masked_fill_(is_remote.unsqueeze(-1), 0)});
   };
 }
 
@@ -34,13 +35,13 @@ void propose_embedding(const OpCall& call, Proposal& proposal) {
   proposal.strategies.push_back({{Shard(indices.dim())}, {Shard(1), Replicate()}});
   add_linear(call, proposal, 0);  // looking up is linear in the table
   if (is_sharded_on(weight, 0)) proposal.strategies.push_back({{Partial()}, {Shard(0), Replicate()}});
-  proposal.strided = false;
-  proposal.scatters = true;
+  proposal.supports_strided = false;
+  proposal.allows_new_shards = true;
   std::vector<int64_t> sizes = indices.sizes.vec();
   sizes.push_back(weight.sizes[1]);
   proposal.output(sizes);
-  proposal.local = [](const OpCall& of, const Choice& choice) -> LocalFunction {
-    const auto offset = own_offset(of, choice, 0);
+  proposal.local = [](const OpCall& of, const PlacementChoice& choice) -> LocalFunction {
+    const auto offset = local_offset(of, choice, 0);
     return offset ? look_up_own_rows(*offset, of.inputs[0].sizes[0]) : nullptr;
   };
 }
@@ -56,7 +57,7 @@ void propose_embedding_backward(const OpCall& call, Proposal& proposal) {
     }
   }
   add_linear(call, proposal, 0);
-  proposal.scatters = true;
+  proposal.allows_new_shards = true;
   proposal.output({call.int_at(2), gradient.sizes.back()});
 }
 

@@ -1,4 +1,4 @@
-// Fourier transforms: linear, and dims that are not transformed are independent.
+// Fourier transforms. They are linear, and dims that are not transformed are independent.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
@@ -16,7 +16,7 @@ void propose(const OpCall& call, Proposal& proposal) {
     if (!transformed[dim]) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   }
   add_linear(call, proposal, 0);
-  proposal.empty_parts = false;
+  proposal.supports_empty_shards = false;
   std::vector<int64_t> sizes = self.sizes.vec();
   if (!dims.empty()) {
     int64_t& last = sizes[wrap_dim(dims.back(), self.dim())];

@@ -1,6 +1,6 @@
-// linear and matmul of operands of more than two dims, which are folded into one matrix, or one batch of matrices. A
-// dim that is cut unevenly can be flattened where it lies only as the innermost of those that it joins: it is moved
-// there.
+// linear and matmul with operands of more than two dims. The leading dims are flattened, so that the operand is one
+// matrix or one batch of matrices. An unevenly sharded dim can be flattened without communication only if it is the
+// innermost of the flattened dims. Therefore it is moved there first, and moved back in the result.
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/linear_native.h>
@@ -20,7 +20,7 @@ namespace {
 
 using Order = std::vector<int64_t>;
 
-Order in_order(int64_t ndim) {
+Order identity_order(int64_t ndim) {
   Order order(static_cast<size_t>(ndim));
   std::iota(order.begin(), order.end(), int64_t{0});
   return order;
@@ -32,8 +32,8 @@ Order inverse(const Order& order) {
   return back;
 }
 
-// Whether the first `count` dims can be flattened where they lie, once all dims are in this order.
-bool folds(const at::Tensor& tensor, int64_t count, const Order& order) {
+// Whether the first `count` dims can be flattened without communication after the dims are permuted to `order`.
+bool can_flatten(const at::Tensor& tensor, int64_t count, const Order& order) {
   const Order back = inverse(order);
   Placements placements = impl_of(tensor)->placements();
   for (auto& placement : placements) {
@@ -47,28 +47,28 @@ bool folds(const at::Tensor& tensor, int64_t count, const Order& order) {
   return can_view(*impl_of(tensor)->mesh(), from, placements, to);
 }
 
-// An order of dims, of which only the first `count` differ, in which those can be flattened where they lie. As they are
-// where there is none.
-Order order_to_fold(const at::Tensor& tensor, int64_t count) {
-  const Order present = in_order(tensor.dim());
-  if (count < 2 || !is_dtensor(tensor) || folds(tensor, count, present)) return present;
+// Finds an order of the dims in which the first `count` dims can be flattened without communication. Only the first
+// `count` dims are permuted. Returns the present order if there is none.
+Order flattenable_order(const at::Tensor& tensor, int64_t count) {
+  const Order present = identity_order(tensor.dim());
+  if (count < 2 || !is_dtensor(tensor) || can_flatten(tensor, count, present)) return present;
   for (const auto& placement : impl_of(tensor)->placements()) {
     if (placement.is_any_shard() && placement.dim < count) {
       Order order = present;
       order.erase(order.begin() + placement.dim);
       order.insert(order.begin() + count - 1, placement.dim);
-      if (folds(tensor, count, order)) return order;
+      if (can_flatten(tensor, count, order)) return order;
     }
   }
   return present;
 }
 
-// `product` of the matrix of all rows of a tensor; it makes of [rows, ...] as many rows.
+// Applies `product` to the tensor as a matrix [rows, columns]. `product` must return a tensor with the same rows first.
 template <class Product>
-at::Tensor of_rows(const at::Tensor& tensor, Product product) {
+at::Tensor apply_to_rows(const at::Tensor& tensor, Product product) {
   const int64_t count = tensor.dim() - 1;
-  const Order order = order_to_fold(tensor, count);
-  const bool moves = order != in_order(tensor.dim());
+  const Order order = flattenable_order(tensor, count);
+  const bool moves = order != identity_order(tensor.dim());
   const at::Tensor ordered = moves ? tensor.permute(order) : tensor;
   const at::Tensor result = product(ordered.reshape({-1, tensor.size(-1)}));
   std::vector<int64_t> sizes(ordered.sizes().begin(), ordered.sizes().end() - 1);
@@ -81,7 +81,8 @@ at::Tensor of_rows(const at::Tensor& tensor, Product product) {
   return moves ? unfolded.permute(inverse(back)).contiguous() : unfolded;
 }
 
-// Upstream adds the bias in place, which keeps the product's type; here the product may lie in another way.
+// PyTorch adds the bias in place, which keeps the dtype of the product. In place is not possible here, because the
+// product may have other placements than the sum.
 at::Tensor plus_bias(const at::Tensor& product, const at::Tensor& bias) {
   const at::Tensor sum = product.add(bias);
   if (sum.scalar_type() == product.scalar_type()) return sum;
@@ -99,15 +100,15 @@ at::Tensor linear_by_rows(const at::Tensor& input, const at::Tensor& weight, con
     return plus_bias(at::matmul(input, weight.t()), *bias);
   }
   if (!folds) return at::native::linear(input, weight, bias);
-  return of_rows(input, [&](const at::Tensor& rows) { return at::native::linear(rows, weight, bias); });
+  return apply_to_rows(input, [&](const at::Tensor& rows) { return at::native::linear(rows, weight, bias); });
 }
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  const GatheringViews views;
-  return own_result(linear_by_rows(input, weight, bias));
+  const AllowGatheringViews views;
+  return clone_gathered_view(linear_by_rows(input, weight, bias));
 }
 
-// Both of at least three dims, of which the matrices' come last.
+// The product of two batches of matrices. Both operands have at least three dims; the last two are the matrices.
 at::Tensor product_of_batches(const at::Tensor& self, const at::Tensor& other) {
   const auto batch_of = [](const at::Tensor& t) { return t.sizes().slice(0, static_cast<size_t>(t.dim() - 2)); };
   const std::vector<int64_t> batch = at::infer_size(batch_of(self), batch_of(other));
@@ -119,9 +120,9 @@ at::Tensor product_of_batches(const at::Tensor& self, const at::Tensor& other) {
   };
   const at::Tensor a = expanded(self);
   const at::Tensor b = expanded(other);
-  const Order present = in_order(count + 2);
-  Order order = order_to_fold(a, count);
-  order = order == present ? order_to_fold(b, count) : order;
+  const Order present = identity_order(count + 2);
+  Order order = flattenable_order(a, count);
+  order = order == present ? flattenable_order(b, count) : order;
   if (order == present) return at::native::matmul(self, other);
   return at::native::matmul(a.permute(order), b.permute(order)).permute(inverse(order)).contiguous();
 }
@@ -131,12 +132,12 @@ at::Tensor product_of_folded(const at::Tensor& self, const at::Tensor& other) {
   if (self.dim() > 3 && other.dim() > 3) return product_of_batches(self, other);
   const bool folds = self.dim() > 2 && (other.dim() == 1 || other.dim() == 2) && self.size(-1) == other.size(0);
   if (!folds) return at::native::matmul(self, other);
-  return of_rows(self, [&](const at::Tensor& rows) { return at::native::matmul(rows, other); });
+  return apply_to_rows(self, [&](const at::Tensor& rows) { return at::native::matmul(rows, other); });
 }
 
 at::Tensor matmul(const at::Tensor& self, const at::Tensor& other) {
-  const GatheringViews views;
-  return own_result(product_of_folded(self, other));
+  const AllowGatheringViews views;
+  return clone_gathered_view(product_of_folded(self, other));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The attention kernels of accelerators: samples and heads are independent.
+// The attention kernels of accelerators. Batch samples and heads are independent.
 #include "tessera/dtensor/rules/products/attention.h"
 
 namespace tessera {
@@ -11,28 +11,29 @@ bool is_one_of(const std::string& name, std::initializer_list<const char*> names
   return std::ranges::any_of(names, [&](const char* each) { return name == each; });
 }
 
-// Operands of [B, H, ...] are cut; seeds, offsets and lengths of sequences are whole; a bias broadcasts.
-Placement of_operand(const OpCall& call, const TensorInput& input, int64_t dim) {
+// Placement of an operand if dim `dim` of [B, H, ...] is sharded. Seeds, offsets and sequence lengths are whole; a bias
+// broadcasts.
+Placement operand_placement(const OpCall& call, const TensorInput& input, int64_t dim) {
   const std::string& name = call.op.args[input.arg].name;
   if (is_one_of(name,
                 {"philox_seed", "philox_offset", "cum_seq_q", "cum_seq_k", "q_descale", "k_descale", "v_descale"})) {
     return Replicate();
   }
-  return name == "attn_bias" ? of_mask(input, dim) : Shard(dim);
+  return name == "attn_bias" ? mask_placement(input, dim) : Shard(dim);
 }
 
-void add_cuts(const OpCall& call, Proposal& proposal, size_t cut_outputs, size_t outputs) {
-  proposal.strided = false;
-  proposal.empty_parts = false;
+void add_shards(const OpCall& call, Proposal& proposal, size_t sharded_outputs, size_t outputs) {
+  proposal.supports_strided = false;
+  proposal.supports_empty_shards = false;
   if (uses_dropout(call)) return;
-  propose_cuts(call, proposal, {1, 0}, [&](int64_t dim) {
+  propose_shards(call, proposal, {1, 0}, [&](int64_t dim) {
     Strategy strategy;
-    strategy.outputs.assign(cut_outputs, Shard(dim));
+    strategy.outputs.assign(sharded_outputs, Shard(dim));
     strategy.outputs.resize(outputs, Replicate());
-    for (const auto& input : call.inputs) strategy.inputs.push_back(of_operand(call, input, dim));
+    for (const auto& input : call.inputs) strategy.inputs.push_back(operand_placement(call, input, dim));
     proposal.strategies.push_back(std::move(strategy));
   });
-  proposal.scatters = true;
+  proposal.allows_new_shards = true;
 }
 
 std::vector<int64_t> output_sizes(const OpCall& call) {
@@ -40,41 +41,42 @@ std::vector<int64_t> output_sizes(const OpCall& call) {
   return {query[0], query[1], query[2], call.inputs[2].sizes[3]};
 }
 
-// -> (output, logsumexp [B, H, L], cum_seq_q, cum_seq_k, max_q, max_k, rng_state, unused, debug_attn_mask), tensors
-// only
+// Tensors among the results: output, logsumexp [B, H, L], cum_seq_q, cum_seq_k, rng_state, unused, debug_attn_mask. The
+// results max_q and max_k are numbers.
 void propose_flash(const OpCall& call, Proposal& proposal) {
-  add_cuts(call, proposal, 2, 7);
+  add_shards(call, proposal, 2, 7);
   const auto& query = call.inputs[0].sizes;
   proposal.output(output_sizes(call));
   proposal.output({query[0], query[1], query[2]});
-  proposal.outputs.resize(4, OutputShape{});  // lengths, undefined for dense operands
+  proposal.outputs.resize(4, OutputShape{});  // sequence lengths, undefined for dense operands
   proposal.outputs.push_back({{2}, {}});      // rng_state
   proposal.outputs.resize(7, OutputShape{{}, {}});
 }
 
-// -> (output, logsumexp, philox_seed, philox_offset)
+// Results: output, logsumexp, philox_seed, philox_offset.
 void propose_efficient(const OpCall& call, Proposal& proposal) {
   const bool keeps = call.bool_at(call.arg_named("compute_log_sumexp"));
-  add_cuts(call, proposal, 2, 4);
+  add_shards(call, proposal, 2, 4);
   const auto& query = call.inputs[0].sizes;
   proposal.output(output_sizes(call));
   proposal.output({query[0], query[1], keeps ? rounded_up(query[2], 32) : 0});
   proposal.outputs.resize(4, OutputShape{});
 }
 
-// -> (output, logsumexp [B, H, L, 1], cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset, debug_attn_mask)
+// Results: output, logsumexp [B, H, L, 1], cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset,
+// debug_attn_mask.
 void propose_cudnn(const OpCall& call, Proposal& proposal) {
-  add_cuts(call, proposal, 2, 7);
+  add_shards(call, proposal, 2, 7);
   const auto& query = call.inputs[0].sizes;
   proposal.output(output_sizes(call));
   proposal.output({query[0], query[1], query[2], 1});
   proposal.outputs.resize(7, OutputShape{});
 }
 
-// -> gradients of query, key, value, and of the bias where the kernel has one
+// Results: gradients of query, key and value, and of the bias if the kernel has one.
 Rule backward(bool of_bias) {
   return [of_bias](const OpCall& call, Proposal& proposal) {
-    add_cuts(call, proposal, 3, 3);
+    add_shards(call, proposal, 3, 3);
     for (const char* name : {"query", "key", "value"}) {
       proposal.output(call.inputs[call.input_at(call.arg_named(name))].sizes);
     }
@@ -82,7 +84,7 @@ Rule backward(bool of_bias) {
     const int bias = call.input_at(call.arg_named("attn_bias"));
     proposal.outputs.push_back({bias < 0 ? std::vector<int64_t>() : call.inputs[bias].sizes.vec(), {}});
     for (auto& strategies : proposal.by_mesh_dim) {
-      for (auto& strategy : strategies) {  // what was repeated is summed
+      for (auto& strategy : strategies) {  // the gradient of a replicated bias is a sum over the ranks
         const bool repeated = bias >= 0 && strategy.inputs[bias].is_replicate();
         strategy.outputs.push_back(bias < 0 ? Replicate() : repeated ? Partial() : strategy.inputs[bias]);
       }

@@ -1,4 +1,4 @@
-// Products of scaled matrices, and of groups of matrices that lie one after another.
+// Products of scaled matrices (_scaled_mm), and of groups of matrices that are stored one after another (_grouped_mm).
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
@@ -8,8 +8,10 @@ namespace tessera {
 
 namespace {
 
-// Scales of a whole matrix, of its rows or columns ([m, 1], [1, n]), or of blocks in one list.
-std::optional<Placement> of_scale(const TensorInput& scale, const Placement& data, int64_t summed_dim) {
+// Placement of a scale if its matrix has placement `data`. A scale has one value, one for each row ([m, 1]) or column
+// ([1, n]), or one for each block in a flat list. nullopt: not possible, because the list would have to be divided
+// along the summed dim.
+std::optional<Placement> scale_placement(const TensorInput& scale, const Placement& data, int64_t summed_dim) {
   if (c10::multiply_integers(scale.sizes) == 1 || !data.is_any_shard()) return Replicate();
   if (scale.dim() == 1) return data.dim == summed_dim ? std::nullopt : std::optional<Placement>(Shard(0));
   return scale.sizes[data.dim] == 1 ? Replicate() : data;
@@ -19,12 +21,12 @@ std::optional<Placement> of_scale(const TensorInput& scale, const Placement& dat
 void propose_scaled(const OpCall& call, Proposal& proposal) {
   const bool has_bias = call.has(4) && call.input_at(4) >= 0;
   const auto add = [&](const Placement& output, const Placement& self, const Placement& other, const Placement& bias) {
-    const auto scale_a = of_scale(call.inputs[2], self, 1);
-    const auto scale_b = of_scale(call.inputs[3], other, 0);
+    const auto scale_a = scale_placement(call.inputs[2], self, 1);
+    const auto scale_b = scale_placement(call.inputs[3], other, 0);
     if (!scale_a || !scale_b || (has_bias && output.is_partial())) return;
     Strategy strategy{{output}, {self, other, *scale_a, *scale_b}};
     if (has_bias) strategy.inputs.push_back(bias);
-    proposal.strategies.push_back(rest_whole(call, std::move(strategy)));
+    proposal.strategies.push_back(replicate_rest(call, std::move(strategy)));
   };
   add(Shard(0), Shard(0), Replicate(), Replicate());
   add(Shard(1), Replicate(), Shard(1), Shard(0));
@@ -35,9 +37,9 @@ void propose_scaled(const OpCall& call, Proposal& proposal) {
       add(p, Replicate(), p, Replicate());
     }
   }
-  proposal.empty_parts = false;
-  // Devices want the columns of the second operand in memory; a part that was moved has its rows there.
-  proposal.local = [](const OpCall&, const Choice&) -> LocalFunction {
+  proposal.supports_empty_shards = false;
+  // Devices require the second operand in column-major memory; a local tensor that was redistributed is row-major.
+  proposal.local = [](const OpCall&, const PlacementChoice&) -> LocalFunction {
     return [](const LocalCall& part) {
       c10::IValue& other = part.arg(1);
       other = other.toTensor().t().contiguous().t();
@@ -47,7 +49,8 @@ void propose_scaled(const OpCall& call, Proposal& proposal) {
   proposal.output({call.inputs[0].sizes[0], call.inputs[1].sizes[1]});
 }
 
-// The kernel reads rows (or columns) in pieces of 16 bytes, which cutting the dim they run along must leave whole.
+// Whether a shard keeps rows (or columns) of whole 16-byte pieces, which the kernel reads. Only the contiguous dim
+// matters.
 bool keeps_alignment(const OpCall& call, const TensorInput& input, const Placement& placement) {
   if (!placement.is_any_shard() || input.tensor->strides()[placement.dim] != 1) return true;
   const int64_t ranks = call.mesh->size();
@@ -55,8 +58,8 @@ bool keeps_alignment(const OpCall& call, const TensorInput& input, const Placeme
   return n % ranks == 0 && n / ranks * static_cast<int64_t>(input.tensor->element_size()) % 16 == 0;
 }
 
-// A part as the kernel reads it: one of the last two dims dense, the other's stride in pieces of 16 bytes. Where what
-// was moved or cut lies otherwise, its rows are copied to such places.
+// A local tensor that the kernel can read: one of the last two dims is contiguous and the stride of the other is a
+// multiple of 16 bytes. A tensor with other strides is copied to rows that are padded in memory.
 at::Tensor aligned(const at::Tensor& part) {
   const int64_t piece = 16 / static_cast<int64_t>(part.element_size());
   const int64_t columns = part.size(-1);
@@ -69,21 +72,22 @@ at::Tensor aligned(const at::Tensor& part) {
   return rows.copy_(part);
 }
 
-LocalFunction with_aligned_parts(const OpCall&, const Choice&) {
+LocalFunction with_aligned_parts(const OpCall&, const PlacementChoice&) {
   return [](const LocalCall& local) {
     for (const size_t operand : {0, 1}) local.arg(operand) = aligned(local.arg(operand).toTensor());
     local.call();
   };
 }
 
-// _grouped_mm(self, mat2, offs?, bias?): 2-d operands hold the groups one after another up to offs, 3-d ones in a dim.
+// _grouped_mm(self, mat2, offs?, bias?). A 2-d operand holds the groups one after another, up to the ends in `offs`. A
+// 3-d operand has a dim for the groups.
 void propose_grouped(const OpCall& call, Proposal& proposal) {
   const TensorInput& a = call.inputs[0];
   const TensorInput& b = call.inputs[1];
   const bool has_bias = call.has(3) && call.input_at(3) >= 0;
   const auto add = [&](const Placement& output, const Placement& left, const Placement& right) {
     if (!keeps_alignment(call, a, left) || !keeps_alignment(call, b, right) || has_bias) return;
-    proposal.strategies.push_back(rest_whole(call, {{output}, {left, right}}));
+    proposal.strategies.push_back(replicate_rest(call, {{output}, {left, right}}));
   };
   for (const Placement& p : partials_among(call)) {
     if (p.is_partial(ReduceOp::kSum)) {
@@ -115,7 +119,7 @@ void propose_grouped(const OpCall& call, Proposal& proposal) {
     proposal.output({a.sizes[0], a.sizes[1], b.sizes[columns]});
   }
   proposal.local = with_aligned_parts;
-  proposal.empty_parts = false;
+  proposal.supports_empty_shards = false;
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Decompositions and solvers: each matrix of a batch stands alone and must be whole.
+// Decompositions and solvers. The matrices of a batch are independent, and each matrix must be whole.
 #include <ATen/ATen.h>
 
 #include <exception>
@@ -11,27 +11,27 @@ namespace tessera {
 
 namespace {
 
-constexpr int kBroadcast = -1;  // a result over the batch dims of all operands together
+constexpr int kBroadcast = -1;  // a result with the broadcast batch dims of all operands
 
-struct Result {
-  int core;                // dims that are no batch
-  int batch = kBroadcast;  // or the operand whose batch dims it has
+struct LinalgResult {
+  int core;                // number of dims after the batch dims
+  int batch = kBroadcast;  // or the index of the operand whose batch dims the result has
 };
 
-struct Signature {
-  std::vector<int> cores;  // dims of each tensor argument that are no batch
-  std::vector<Result> results;
-  int linear_in = -1;                                           // the operand in which the first result is linear
-  std::vector<OutputShape> (*shapes)(const OpCall&) = nullptr;  // none: from the meta kernel
-  bool raises = false;  // for some values, though it has no argument check_errors
+struct LinalgSignature {
+  std::vector<int> cores;  // for each tensor argument: number of dims after the batch dims
+  std::vector<LinalgResult> results;
+  int linear_in = -1;                                           // operand in which the first result is linear
+  std::vector<OutputShape> (*shapes)(const OpCall&) = nullptr;  // null: shapes come from the meta kernel
+  bool raises = false;  // the kernel raises for some values, without an argument check_errors
 };
 
 c10::IntArrayRef batch_of(const TensorInput& input, int core) {
   return input.sizes.slice(0, std::max<int64_t>(input.dim() - core, 0));
 }
 
-// Dims of each input, since arguments may be left out.
-std::vector<int> cores_of(const OpCall& call, const Signature& signature) {
+// cores[i] for each input of the call, since optional arguments may be left out.
+std::vector<int> cores_of(const OpCall& call, const LinalgSignature& signature) {
   std::vector<int> cores;
   for (const auto& input : call.inputs) {
     const auto& args = call.op.tensor_args;
@@ -58,9 +58,10 @@ Placement over_batch(c10::IntArrayRef own, c10::IntArrayRef batch, size_t dim) {
   return dim < missing || (own[dim - missing] == 1 && batch[dim] != 1) ? Replicate() : Shard(dim - missing);
 }
 
-// A kernel that raises for some values does so on all ranks that have a part, or on none: one that raised alone would
-// leave the others waiting for it. COLLECTIVE over the mesh dims that cut operands.
-LocalFunction raising_together(const OpCall& call, const Choice& choice) {
+// Runs a kernel that may raise an error because of the values, so that either all ranks raise or no rank does. A rank
+// that raised alone would leave the others waiting in the next collective. COLLECTIVE over the mesh dims that shard
+// operands.
+LocalFunction with_shared_failure(const OpCall& call, const PlacementChoice& choice) {
   std::vector<int64_t> mesh_dims;
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
     if (call.mesh->shape()[m] > 1 &&
@@ -82,14 +83,15 @@ LocalFunction raising_together(const OpCall& call, const Choice& choice) {
       comm::all_reduce(*local.mesh.group(m), failed, ReduceOp::kMax, local.op.name).wait();
     }
     if (own) std::rethrow_exception(own);
-    TESSERA_CHECK(
-        failed.item<uint8_t>() == 0, ErrorKind::kShape,
-        "[dtensor.dispatch] {}: failed for matrices on other ranks; their message says why. Look at the values.",
-        local.op.name);
+    TESSERA_CHECK(failed.item<uint8_t>() == 0, ErrorKind::kShape,
+                  "[dtensor.dispatch] {}: failed for matrices on another rank; the message of that rank gives the "
+                  "reason. Check the values of these matrices.",
+                  local.op.name);
   };
 }
 
-void propose(const OpCall& call, Proposal& proposal, const Signature& signature) {
+// Proposes a shard of each batch dim for all operands and results that have it.
+void propose(const OpCall& call, Proposal& proposal, const LinalgSignature& signature) {
   const auto cores = cores_of(call, signature);
   const Sizes batch = broadcast_batch(call, cores);
   if (call.op.return_alias.empty() || call.op.return_alias[0] < 0) {
@@ -103,9 +105,9 @@ void propose(const OpCall& call, Proposal& proposal, const Signature& signature)
       strategy.inputs.push_back(over_batch(batch_of(call.inputs[i], cores[i]), batch, dim));
     }
     for (size_t i = 0; i < signature.results.size(); ++i) {
-      const Result& result = signature.results[i];
+      const LinalgResult& result = signature.results[i];
       Placement placement = result.batch == kBroadcast ? Shard(dim) : strategy.inputs[result.batch];
-      if (i < proposal.outputs.size()) {  // what was not asked for is an empty tensor
+      if (i < proposal.outputs.size()) {  // a result that was not requested is an empty tensor
         const bool there = proposal.outputs[i].sizes.size() >= static_cast<size_t>(result.core) + 1;
         placement = placement.is_any_shard() && !there ? Replicate() : placement;
       }
@@ -115,17 +117,17 @@ void propose(const OpCall& call, Proposal& proposal, const Signature& signature)
   }
   for (const Placement& p : partials_among(call)) {
     if (signature.linear_in >= 0 && is_additive(p)) {
-      Strategy strategy = passing(p, signature.linear_in, call.inputs.size());
+      Strategy strategy = pass_through(p, signature.linear_in, call.inputs.size());
       strategy.outputs.resize(signature.results.size(), Replicate());
       proposal.strategies.push_back(std::move(strategy));
     }
   }
-  proposal.empty_parts = false;
+  proposal.supports_empty_shards = false;
   const int check = call.arg_named("check_errors");
-  if (signature.raises || (check >= 0 && call.bool_at(check))) proposal.local = raising_together;
+  if (signature.raises || (check >= 0 && call.bool_at(check))) proposal.local = with_shared_failure;
 }
 
-Rule matrices(Signature signature) {
+Rule matrices(LinalgSignature signature) {
   return [signature](const OpCall& call, Proposal& proposal) { propose(call, proposal, signature); };
 }
 
@@ -137,12 +139,12 @@ std::vector<int64_t> joined(c10::IntArrayRef batch, std::initializer_list<int64_
 
 std::vector<OutputShape> like_first(const OpCall& call) { return {{call.inputs[0].sizes.vec(), {}}}; }
 
-// A result of operand i's core over the batch dims of all.
+// A result with the matrix shape of operand i and the broadcast batch dims of all operands.
 template <int i>
 std::vector<OutputShape> like_operand(const OpCall& call) {
   std::vector<int> cores;
   for (const auto& input : call.inputs) {
-    cores.push_back(input.tensor->scalar_type() == at::kInt ? 1 : 2);  // pivots are a list a matrix
+    cores.push_back(input.tensor->scalar_type() == at::kInt ? 1 : 2);  // pivots (int) are a list for each matrix
   }
   const auto& core = call.inputs[i].sizes;
   return {{joined(broadcast_batch(call, cores), {core[core.size() - 2], core.back()}), {}}};
@@ -165,7 +167,7 @@ std::vector<OutputShape> pseudo_inverse(const OpCall& call) {
   return {{joined(sizes.slice(0, sizes.size() - 2), {sizes.back(), sizes[sizes.size() - 2]}), {}}};
 }
 
-// _linalg_solve_ex(A, B): B is a batch of vectors where its shape is that of A less the last dim.
+// _linalg_solve_ex(A, B): B is a batch of vectors if its shape is that of A without the last dim.
 void propose_solve(const OpCall& call, Proposal& proposal) {
   const auto& a = call.inputs[0].sizes;
   const auto& b = call.inputs[1].sizes;
@@ -173,13 +175,13 @@ void propose_solve(const OpCall& call, Proposal& proposal) {
   propose(call, proposal, {{2, core}, {{core}, {2, 0}, {1, 0}, {0, 0}}, 1});
 }
 
-// linalg_cross(self, other, dim): independent but along dim.
+// linalg_cross(self, other, dim): all dims but `dim` are independent.
 void propose_cross(const OpCall& call, Proposal& proposal) {
   const Sizes sizes = broadcast_sizes(call);
   const auto ndim = static_cast<int64_t>(sizes.size());
   const int64_t crossed = checked_dim(call, call.int_at(2), ndim);
   for (int64_t dim = 0; dim < ndim; ++dim) {
-    if (dim != crossed) proposal.strategies.push_back(over_dim(call, sizes, dim));
+    if (dim != crossed) proposal.strategies.push_back(shard_broadcast_dim(call, sizes, dim));
   }
   add_linear(call, proposal, 0);
   add_linear(call, proposal, 1);
@@ -198,8 +200,9 @@ void add_solver_rules(RuleTable& table) {
   table.add("aten::_linalg_solve_ex", propose_solve);
 }
 
-// _linalg_check_errors(info, ...): every rank looks at every matrix's, so that all raise the same error or none does.
-// One that raised alone would leave the others waiting for it.
+// _linalg_check_errors(info, ...): without a strategy `info` becomes whole, so every rank sees the status of all
+// matrices and all ranks raise the same error. A rank that raised alone would leave the others waiting in the next
+// collective.
 void propose_check_errors(const OpCall&, Proposal&) {}
 
 }  // namespace

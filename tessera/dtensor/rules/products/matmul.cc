@@ -1,4 +1,4 @@
-// Products of matrices, in einsum notation.
+// Matrix products, described in einsum notation.
 #include <string_view>
 
 #include "tessera/dtensor/rules/table.h"
@@ -17,13 +17,15 @@ std::vector<std::string_view> operands_of(std::string_view equation) {
   return operands;
 }
 
+// The placement of an operand if `label` is sharded: a shard of the dim with that label, or whole without the label.
 Placement at_label(std::string_view operand, char label) {
   const size_t at = operand.find(label);
   return at == std::string_view::npos ? Replicate() : Shard(static_cast<int64_t>(at));
 }
 
-// One strategy a label: those of the output shard it, the others sum over it. Then the product is linear in each
-// operand.
+// Proposes one strategy for each label. A label of the output is sharded in the output; any other label is summed, so
+// the output is Partial. In addition the product is linear in each operand, so a Partial operand gives a Partial
+// output.
 std::vector<Strategy> einsum_strategies(const OpCall& call, std::string_view equation) {
   const size_t arrow = equation.find("->");
   const auto operands = operands_of(equation.substr(0, arrow));
@@ -44,11 +46,12 @@ std::vector<Strategy> einsum_strategies(const OpCall& call, std::string_view equ
   for (const char label : summed) add(label, Partial());
   for (const Placement& p : partials_among(call)) {
     if (!is_additive(p)) continue;
-    for (size_t i = 0; i < operands.size(); ++i) strategies.push_back(passing(p, i, operands.size()));
+    for (size_t i = 0; i < operands.size(); ++i) strategies.push_back(pass_through(p, i, operands.size()));
   }
   return strategies;
 }
 
+// Sizes of the output: each label has the size of the dim with that label. `first` is the input of the first operand.
 std::vector<int64_t> result_sizes(const OpCall& call, std::string_view equation, size_t first) {
   const size_t arrow = equation.find("->");
   const auto operands = operands_of(equation.substr(0, arrow));
@@ -72,7 +75,8 @@ Rule einsum(const char* equation) {
   };
 }
 
-// addmm(self, a, b): self lies as the output does, broadcast dims whole. Of a partial output every rank adds its part.
+// addmm(self, a, b): self has the placements of the output, but is whole on broadcast dims. If the output is Partial,
+// self is Partial, too.
 Rule einsum_plus(const char* equation) {
   return [equation](const OpCall& call, Proposal& proposal) {
     const auto sizes = result_sizes(call, equation, 1);
@@ -81,7 +85,7 @@ Rule einsum_plus(const char* equation) {
     for (auto& strategy : proposal.strategies) {
       Placement placement = strategy.outputs[0];
       if (placement.is_shard()) {
-        const int64_t own = own_dim(self, sizes, placement.dim);
+        const int64_t own = operand_dim(self, sizes, placement.dim);
         placement = own < 0 ? Replicate() : Shard(own);
       }
       strategy.inputs.insert(strategy.inputs.begin(), placement);
@@ -98,7 +102,7 @@ void add_matmul_rules(RuleTable& table) {
   table.add("aten::mv", einsum("mk,k->m"));
   table.add({"aten::dot", "aten::vdot"}, [product = einsum("k,k->")](const OpCall& call, Proposal& proposal) {
     product(call, proposal);
-    proposal.scatters = true;
+    proposal.allows_new_shards = true;
   });
   table.add("aten::addmm", einsum_plus("mk,kn->mn"));
   table.add("aten::addmv", einsum_plus("mk,k->m"));

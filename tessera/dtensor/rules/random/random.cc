@@ -1,128 +1,135 @@
-// Random operations. What an element gets depends on its place in the global tensor (detail/random.h), so every
-// placement will do, and the operation itself never runs: its local function draws the numbers.
+// Random operations. The value of an element depends on its index in the global tensor (random/random_fill.h), so every
+// placement works. The operation itself never runs; a local function draws the numbers.
 #include <ATen/ATen.h>
 
 #include <limits>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/rules/random/random_draw.h"
+#include "tessera/dtensor/rules/random/random_call.h"
 
 namespace tessera {
 
 namespace {
 
-void check_odds(const Draw& draw, const char* name, double p, bool legal) {
+void check_parameter(const RandomCall& draw, const char* name, double p, bool legal) {
   TESSERA_CHECK(legal, ErrorKind::kShape, "[dtensor.dispatch] {}: found {} = {}, out of range.", draw.call().op.name,
                 name, p);
 }
 
 // Draws the result of an operation on self.
-void fill_target(Draw& draw, const Distribution& distribution) {
-  const at::Tensor to = draw.target(draw.tensor("self"));
+void fill_target(RandomCall& draw, const Distribution& distribution) {
+  const at::Tensor to = draw.result_tensor(draw.tensor("self"));
   draw.fill(to, distribution);
   draw.finish(to);
 }
 
-void uniform(Draw& draw) {
+void uniform(RandomCall& draw) {
   const double from = draw.number("from", 0);
   const double to = draw.number("to", 1);
-  check_odds(draw, "to", to, from <= to);
-  fill_target(draw, {Law::kUniform, from, to});
+  check_parameter(draw, "to", to, from <= to);
+  fill_target(draw, {DistributionKind::kUniform, from, to});
 }
 
-void cauchy(Draw& draw) { fill_target(draw, {Law::kCauchy, draw.number("median", 0), draw.number("sigma", 1)}); }
+void cauchy(RandomCall& draw) {
+  fill_target(draw, {DistributionKind::kCauchy, draw.number("median", 0), draw.number("sigma", 1)});
+}
 
-void log_normal(Draw& draw) { fill_target(draw, {Law::kLogNormal, draw.number("mean", 1), draw.number("std", 2)}); }
+void log_normal(RandomCall& draw) {
+  fill_target(draw, {DistributionKind::kLogNormal, draw.number("mean", 1), draw.number("std", 2)});
+}
 
-void exponential(Draw& draw) {
+void exponential(RandomCall& draw) {
   const double rate = draw.number("lambd", 1);
-  check_odds(draw, "lambd", rate, rate > 0);
-  fill_target(draw, {Law::kExponential, rate, 0});
+  check_parameter(draw, "lambd", rate, rate > 0);
+  fill_target(draw, {DistributionKind::kExponential, rate, 0});
 }
 
-void geometric(Draw& draw) {
+void geometric(RandomCall& draw) {
   const double p = draw.number("p");
-  check_odds(draw, "p", p, p > 0 && p < 1);
-  fill_target(draw, {Law::kGeometric, p, 0});
+  check_parameter(draw, "p", p, p > 0 && p < 1);
+  fill_target(draw, {DistributionKind::kGeometric, p, 0});
 }
 
-// normal_(mean, std), normal(mean, std) with tensors for one or both of them.
-void normal(Draw& draw) {
+// normal_(mean, std), and normal(mean, std) with a tensor for one or both arguments.
+void normal(RandomCall& draw) {
   if (!draw.is_tensor("mean") && !draw.is_tensor("std")) {
     const double deviation = draw.number("std", 1);
-    check_odds(draw, "std", deviation, deviation >= 0);
-    return fill_target(draw, {Law::kNormal, draw.number("mean", 0), deviation});
+    check_parameter(draw, "std", deviation, deviation >= 0);
+    return fill_target(draw, {DistributionKind::kNormal, draw.number("mean", 0), deviation});
   }
   const at::Tensor like = draw.tensor(draw.is_tensor("mean") ? "mean" : "std");
   at::Tensor z = at::empty(draw.region().sizes, like.options());
-  draw.fill(z, {Law::kNormal, 0, 1});
-  // A product and a sum of their own: fused ones round differently at the ends of vectors.
+  draw.fill(z, {DistributionKind::kNormal, 0, 1});
+  // A separate product and sum: a fused multiply-add rounds differently at the ends of vectors.
   z = draw.is_tensor("std") ? z * draw.tensor("std") : z * draw.number("std", 1);
   z = draw.is_tensor("mean") ? z + draw.tensor("mean") : z + draw.number("mean", 0);
   const at::Tensor to = draw.has("out") ? draw.tensor("out").copy_(z) : z;
   draw.finish(to);
 }
 
-Distribution integers(const Draw& draw, int64_t low, int64_t high) {
-  TESSERA_CHECK(low < high, ErrorKind::kShape, "[dtensor.dispatch] {}: found integers from {} to {}, wanted a range.",
+Distribution integers(const RandomCall& draw, int64_t low, int64_t high) {
+  TESSERA_CHECK(low < high, ErrorKind::kShape,
+                "[dtensor.dispatch] {}: found integers from {} to {}, wanted a range with low < high.",
                 draw.call().op.name, low, high);
-  return {.law = Law::kInteger, .low = low, .range = static_cast<uint64_t>(high) - static_cast<uint64_t>(low)};
+  return {.kind = DistributionKind::kInteger,
+          .low = low,
+          .range = static_cast<uint64_t>(high) - static_cast<uint64_t>(low)};
 }
 
-int64_t integer(const Draw& draw, const char* name) {
+int64_t integer(const RandomCall& draw, const char* name) {
   const c10::IValue& value = draw.value(name);
   return value.isTensor() ? value.toTensor().item<int64_t>() : value.toScalar().toLong();
 }
 
-void randint_like(Draw& draw) {
+void randint_like(RandomCall& draw) {
   fill_target(draw, integers(draw, draw.has("low") ? integer(draw, "low") : 0, integer(draw, "high")));
 }
 
-// All integers that the type holds exactly, from 0.
+// All integers from 0 that the type holds exactly.
 Distribution all_integers(c10::ScalarType type) {
   uint64_t range = 2;
   if (at::isFloatingType(type)) {
-    range = (uint64_t{1} << digits_of(type)) + 1;
+    range = (uint64_t{1} << fraction_bits(type)) + 1;
   } else if (type != at::kBool) {
     const int bits = static_cast<int>(c10::elementSize(type)) * 8;
     range = uint64_t{1} << (at::isSignedType(type) ? bits - 1 : std::min(bits, 63));
   }
-  return {.law = Law::kInteger, .low = 0, .range = range};
+  return {.kind = DistributionKind::kInteger, .low = 0, .range = range};
 }
 
-void random(Draw& draw) {
-  const at::Tensor to = draw.target(draw.tensor("self"));
+void random(RandomCall& draw) {
+  const at::Tensor to = draw.result_tensor(draw.tensor("self"));
   if (draw.has("to")) {
     draw.fill(to, integers(draw, draw.has("from") ? integer(draw, "from") : 0, integer(draw, "to")));
-  } else if (draw.has("from")) {  // to the largest value of the type
-    Distribution rest = all_integers(to.scalar_type());
-    rest.low = integer(draw, "from");
-    rest.range -= static_cast<uint64_t>(rest.low);
-    draw.fill(to, rest);
+  } else if (draw.has("from")) {  // from `from` to the largest value of the type
+    Distribution integers_from = all_integers(to.scalar_type());
+    integers_from.low = integer(draw, "from");
+    integers_from.range -= static_cast<uint64_t>(integers_from.low);
+    draw.fill(to, integers_from);
   } else {
     draw.fill(to, all_integers(to.scalar_type()));
   }
   draw.finish(to);
 }
 
-// bernoulli(self) takes its odds from self; the others from p.
-void bernoulli(Draw& draw) {
+// bernoulli(self) takes the probabilities from self; the other forms take them from p.
+void bernoulli(RandomCall& draw) {
   const at::Tensor self = draw.tensor("self");
   const bool from_self = !draw.has("p");
   if (!from_self && !draw.is_tensor("p")) {
     const double p = draw.number("p");
-    check_odds(draw, "p", p, p >= 0 && p <= 1);
+    check_parameter(draw, "p", p, p >= 0 && p <= 1);
   }
-  const at::Tensor to = draw.target(self);
-  const at::Tensor coins = draw.coins(self, from_self ? c10::IValue(self) : draw.value("p"));
-  if (!to.is_meta()) to.copy_(coins);
+  const at::Tensor to = draw.result_tensor(self);
+  const at::Tensor mask = draw.bernoulli_mask(self, from_self ? c10::IValue(self) : draw.value("p"));
+  if (!to.is_meta()) to.copy_(mask);
   draw.finish(to);
 }
 
-void native_dropout(Draw& draw) {
+void native_dropout(RandomCall& draw) {
   const at::Tensor input = draw.tensor("input");
   const double p = draw.number("p");
-  check_odds(draw, "p", p, p >= 0 && p <= 1);
+  check_parameter(draw, "p", p, p >= 0 && p <= 1);
   const bool train = !draw.has("train") || draw.value("train").toBool();
   at::Tensor mask;
   at::Tensor output;
@@ -133,7 +140,7 @@ void native_dropout(Draw& draw) {
     mask = at::zeros_like(input, input.options().dtype(at::kBool));
     output = at::zeros_like(input);
   } else {
-    mask = draw.coins(input, 1 - p);
+    mask = draw.bernoulli_mask(input, 1 - p);
     output = input.mul(mask).mul_(1 / (1 - p));
   }
   if (draw.has("out0")) {
@@ -143,8 +150,8 @@ void native_dropout(Draw& draw) {
   draw.call().finish({output, mask});
 }
 
-// Leaky where negative, with a slope that is drawn in training, when `noise` receives the slopes.
-void rrelu_with_noise(Draw& draw) {
+// Leaky ReLU whose slope is random in training; `noise` then receives the slopes.
+void rrelu_with_noise(RandomCall& draw) {
   const at::Tensor self = draw.tensor("self");
   const double lower = draw.number("lower", 0.125);
   const double upper = draw.number("upper", 1.0 / 3);
@@ -153,7 +160,7 @@ void rrelu_with_noise(Draw& draw) {
   const bool training = draw.has("training") && draw.value("training").toBool();
   if (training) {
     const at::Tensor drawn = at::empty(draw.region().sizes, self.options());
-    draw.fill(drawn, {Law::kUniform, lower, upper});
+    draw.fill(drawn, {DistributionKind::kUniform, lower, upper});
     slopes = at::where(self.le(0), drawn, at::ones({}, self.options()));
   } else {
     slopes = at::where(self.le(0), at::full({}, (lower + upper) / 2, self.options()), at::ones({}, self.options()));
@@ -165,12 +172,12 @@ void rrelu_with_noise(Draw& draw) {
   }
   if (training) noise.copy_(slopes);
   const bool writes = draw.has("out") || draw.call().op.return_alias[0] >= 0;
-  draw.finish(writes ? draw.target(self).copy_(values) : values);
+  draw.finish(writes ? draw.result_tensor(self).copy_(values) : values);
 }
 
-// Races of exponential clocks: the k first to ring are k draws without replacement. With replacement: where the running
-// sum of the odds passes k fractions.
-void multinomial(Draw& draw) {
+// Without replacement this is an exponential race: category i gets a clock with rate odds[i], and the first k clocks
+// that ring are the sample. With replacement it inverts the cumulative sum of the odds at k uniform fractions.
+void multinomial(RandomCall& draw) {
   const at::Tensor odds = draw.tensor("self");
   const int64_t count = draw.value("num_samples").toInt();
   const bool replacement = draw.has("replacement") && draw.value("replacement").toBool();
@@ -182,36 +189,36 @@ void multinomial(Draw& draw) {
   } else if (replacement && count > 1) {
     const at::Tensor wide = odds.to(at::kDouble);
     const at::Tensor sums = wide.cumsum(-1);
-    Region region = draw.region();
+    ShardRegion region = draw.region();
     region.global.back() = region.sizes.back() = count;
-    region.runs.back() = {{0, count}};
+    region.index_spans.back() = {{0, count}};
     const at::Tensor u = at::empty(region.sizes, wide.options());
-    Draw(draw.call(), region).fill(u, {Law::kUniform, 0, 1});
+    RandomCall(draw.call(), region).fill(u, {DistributionKind::kUniform, 0, 1});
     picked = at::searchsorted(sums, u * sums.narrow(-1, odds.size(-1) - 1, 1), /*out_int32=*/false, /*right=*/true)
                  .clamp_max(odds.size(-1) - 1);
   } else {
     const at::Tensor clocks = at::empty(odds.sizes(), odds.options());
-    draw.fill(clocks, {Law::kExponential, 1, 0});
-    // Both divided in one way on every rank; a clock that never rings stands for odds of nothing.
+    draw.fill(clocks, {DistributionKind::kExponential, 1, 0});
+    // All ranks compute the quotient in the same way. A category with odds 0 has speed 0, so its clock never rings.
     const at::Tensor speed = odds / clocks.clamp_min(std::numeric_limits<float>::min());
     picked = std::get<1>(speed.topk(count, -1));
   }
   draw.finish(draw.has("out") ? draw.tensor("out").copy_(picked) : picked);
 }
 
-// The shape of the operand and none of its values: a Partial one costs nothing.
-Rule like(Body body) {
-  return [body](const OpCall& call, Proposal& proposal) {
-    propose_elementwise(call, proposal, body);
+// Operations that use the shape of the operand but no value, so a Partial operand costs nothing.
+Rule like(RandomKernel kernel) {
+  return [kernel](const OpCall& call, Proposal& proposal) {
+    propose_elementwise(call, proposal, kernel);
     for (const Placement& p : partials_among(call)) {
-      proposal.strategies.push_back(rest_whole(call, {{Replicate()}, {p}}));
+      proposal.strategies.push_back(replicate_rest(call, {{Replicate()}, {p}}));
     }
   };
 }
 
-// Whether the call draws at all, so that ranks outside the mesh count what those inside count. A generator that is
-// given has a count of its own.
-bool takes_stream(const OpCall& call) {
+// Whether the call takes a stream of random numbers. Ranks outside the mesh count the same calls as ranks inside. A
+// call with a generator does not count, because the generator has its own state.
+bool takes_random_stream(const OpCall& call) {
   if (call.has(call.arg_named("generator"))) return false;
   if (const int training = call.arg_named("training"); training >= 0) {  // rrelu_with_noise
     return call.has(training) && call.bool_at(training);
@@ -220,49 +227,51 @@ bool takes_stream(const OpCall& call) {
   return train < 0 || ((!call.has(train) || call.bool_at(train)) && call.args[call.arg_named("p")].toDouble() != 1);
 }
 
-// Draws with `body` by the part of a tensor of these sizes that lies on this rank.
-LocalFunction drawn_by(Body body, c10::IntArrayRef whole, const DeviceMesh& mesh, const Placements& placements) {
+// The local function that runs `kernel` on this rank's part of a tensor of sizes `whole`; empty outside the mesh.
+LocalFunction random_local_function(RandomKernel kernel, c10::IntArrayRef whole, const DeviceMesh& mesh,
+                                    const Placements& placements) {
   if (!mesh.coordinate()) return {};
-  return [body, region = Region(whole, mesh, placements)](const LocalCall& local) {
-    Draw draw(local, region);
-    body(draw);
+  return [kernel, region = ShardRegion(whole, mesh, placements)](const LocalCall& local) {
+    RandomCall draw(local, region);
+    kernel(draw);
   };
 }
 
-// Rows of a matrix of odds are independent; a row is drawn from whole.
+// multinomial(self, num_samples, replacement): rows of probabilities are independent, and each row must be whole.
 void propose_multinomial(const OpCall& call, Proposal& proposal) {
   const auto& odds = call.inputs[0];
   std::vector<int64_t> drawn = odds.sizes.vec();
   drawn.back() = call.int_at(call.arg_named("num_samples"));
   const bool replacement = call.bool_at(call.arg_named("replacement"));
   TESSERA_CHECK(drawn.back() > 0 && (replacement || drawn.back() <= odds.sizes.back()), ErrorKind::kShape,
-                "[dtensor.dispatch] {}: found {} samples of {} categories, wanted 1 to as many without replacement.",
+                "[dtensor.dispatch] {}: found {} samples of {} categories, wanted 1 or more, and without replacement "
+                "at most the number of categories.",
                 call.describe(), drawn.back(), odds.sizes.back());
   if (odds.dim() == 2) proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});
   proposal.output(drawn);
-  proposal.random = takes_stream(call);
-  proposal.local = [](const OpCall& of, const Choice& choice) {
-    return drawn_by(multinomial, of.inputs[0].sizes, *of.mesh, choice.inputs[0]);
+  proposal.takes_random_stream = takes_random_stream(call);
+  proposal.local = [](const OpCall& of, const PlacementChoice& choice) {
+    return random_local_function(multinomial, of.inputs[0].sizes, *of.mesh, choice.inputs[0]);
   };
 }
 
 }  // namespace
 
-void propose_elementwise(const OpCall& call, Proposal& proposal, Body body) {
+void propose_elementwise(const OpCall& call, Proposal& proposal, RandomKernel kernel) {
   const Sizes whole = broadcast_sizes(call);
   const size_t outputs = std::max<size_t>(call.op.return_alias.size(), 1);
   const auto ndim = static_cast<int64_t>(whole.size());
-  for (int64_t dim = 0; dim < ndim; ++dim) proposal.strategies.push_back(over_dim(call, whole, dim));
+  for (int64_t dim = 0; dim < ndim; ++dim) proposal.strategies.push_back(shard_broadcast_dim(call, whole, dim));
   for (size_t i = 0; i < outputs; ++i) proposal.output(whole);
-  proposal.random = takes_stream(call);
-  proposal.local = [body, whole](const OpCall& of, const Choice& choice) {
-    return drawn_by(body, whole, *of.mesh, choice.outputs[0]);
+  proposal.takes_random_stream = takes_random_stream(call);
+  proposal.local = [kernel, whole](const OpCall& of, const PlacementChoice& choice) {
+    return random_local_function(kernel, whole, *of.mesh, choice.outputs[0]);
   };
 }
 
 void add_random_rules(RuleTable& table) {
   add_random_variate_rules(table);
-  const std::pair<const char*, Body> elementwise_ops[] = {
+  const std::pair<const char*, RandomKernel> elementwise_ops[] = {
       {"aten::uniform", uniform},
       {"aten::normal", normal},
       {"aten::normal_functional", normal},
@@ -276,13 +285,15 @@ void add_random_rules(RuleTable& table) {
       {"aten::rrelu_with_noise", rrelu_with_noise},
       {"aten::rrelu_with_noise_functional", rrelu_with_noise},
   };
-  for (const auto& [name, body] : elementwise_ops) table.add(name, elementwise(body));
+  for (const auto& [name, kernel] : elementwise_ops) table.add(name, elementwise(kernel));
   table.add("aten::rand_like", like(uniform));
   table.add("aten::randn_like", like(normal));
   table.add("aten::randint_like", like(randint_like));
   table.add("aten::multinomial", propose_multinomial);
   table.add({"aten::native_dropout_backward"}, [](const OpCall& call, Proposal& proposal) {
-    for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) proposal.strategies.push_back(alike(call, Shard(dim)));
+    for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
+      proposal.strategies.push_back(same_placement(call, Shard(dim)));
+    }
     proposal.output(call.inputs[0].sizes);
   });
 }

@@ -1,6 +1,6 @@
-// Random operations whose elements take as many numbers as it needs to accept one: Poisson, binomial, gamma, Dirichlet.
-// Each element has a stream of its own, named by its place in the whole tensor, and goes through scalar code in double,
-// so any placement gives the bits of one rank. Devices other than the CPU have it done there.
+// Random operations with rejection sampling: an element draws numbers until one is accepted (Poisson, binomial, gamma,
+// Dirichlet). Each element has its own stream, keyed by its index in the global tensor, and is computed by scalar code
+// in double, so every placement gives the same bits as one rank. Other devices than the CPU copy their operands to it.
 //
 // G. Marsaglia and W. Tsang, "A simple method for generating gamma variables", 2000. W. Hörmann, "The transformed
 // rejection method for generating Poisson random variables" and "The generation of binomial random variates", 1993.
@@ -13,24 +13,25 @@
 
 #include "tessera/base/philox.h"
 #include "tessera/dtensor/rules/elementwise/pointwise.h"
-#include "tessera/dtensor/rules/random/random_draw.h"
+#include "tessera/dtensor/rules/random/random_call.h"
 
 namespace tessera {
 
 namespace {
 
-// std::lgamma writes the sign to a variable of the whole process.
+// std::lgamma writes the sign to a global variable, which is not thread-safe.
 double log_gamma(double x) {
   int sign = 0;
   return ::lgamma_r(x, &sign);
 }
 
-// The numbers of one element, apart from those that other laws draw of the same operation.
-class Stream {
+// The random numbers of one element. They differ from the numbers that other distributions draw for the same operation
+// number.
+class ElementRandomStream {
  public:
-  Stream(const RandomKey& key, int64_t index) : key_(key), index_(static_cast<uint64_t>(index)) {}
+  ElementRandomStream(const RandomStreamKey& key, int64_t index) : key_(key), index_(static_cast<uint64_t>(index)) {}
 
-  // In (0, 1].
+  // A uniform number in (0, 1].
   double uniform() {
     if (used_ == 2) {
       block_ = philox(key_.seed, index_, key_.operation ^ (++round_ << kRoundShift));
@@ -46,15 +47,15 @@ class Stream {
   }
 
  private:
-  static constexpr int kRoundShift = 40;  // operations are counted below it
-  const RandomKey& key_;
+  static constexpr int kRoundShift = 40;  // the number of the operation is below 2^40, the round is above
+  const RandomStreamKey& key_;
   uint64_t index_;
   uint64_t round_ = 0;
   PhiloxBlock block_{};
   int used_ = 2;
 };
 
-double draw_gamma(Stream& stream, double shape) {
+double draw_gamma(ElementRandomStream& stream, double shape) {
   if (!(shape > 0)) return shape == 0 ? 0 : std::numeric_limits<double>::quiet_NaN();
   const double boost = shape < 1 ? std::pow(stream.uniform(), 1 / shape) : 1;
   const double d = (shape < 1 ? shape + 1 : shape) - 1.0 / 3;
@@ -68,8 +69,8 @@ double draw_gamma(Stream& stream, double shape) {
   }
 }
 
-double draw_poisson(Stream& stream, double rate) {
-  if (rate < 10) {  // products of uniform numbers
+double draw_poisson(ElementRandomStream& stream, double rate) {
+  if (rate < 10) {  // Knuth: counts factors until the product is small
     const double least = std::exp(-rate);
     double product = stream.uniform();
     double count = 0;
@@ -95,12 +96,12 @@ double draw_poisson(Stream& stream, double rate) {
   }
 }
 
-double draw_binomial(Stream& stream, double count, double p) {
+double draw_binomial(ElementRandomStream& stream, double count, double p) {
   if (std::isnan(count) || std::isnan(p)) return std::numeric_limits<double>::quiet_NaN();
   if (count <= 0 || p <= 0) return 0;
   if (p >= 1) return count;
   if (p > 0.5) return count - draw_binomial(stream, count, 1 - p);
-  if (count * p < 10) {  // waits for successes
+  if (count * p < 10) {  // counts the trials up to each success
     const double log_failure = std::log1p(-p);
     double trials = 0;
     double successes = 0;
@@ -132,87 +133,87 @@ double draw_binomial(Stream& stream, double count, double p) {
   }
 }
 
-// What a parameter has for every element of the region, in double on the CPU.
-at::Tensor spread(const Draw& draw, const at::Tensor& parameter) {
+// The values of a parameter for every element of the region, in double on the CPU.
+at::Tensor expand_parameter(const RandomCall& draw, const at::Tensor& parameter) {
   return parameter.to(at::TensorOptions(at::kCPU).dtype(at::kDouble)).expand(draw.region().sizes).contiguous();
 }
 
-// Writes each(stream, element) to `values`, which has the region's sizes.
+// Writes each(stream, element) to `values`, a tensor of the region's sizes.
 template <class Each>
-void fill_each(Draw& draw, const at::Tensor& values, Each each) {
-  const RandomKey key = draw.key();
+void fill_each(RandomCall& draw, const at::Tensor& values, Each each) {
+  const RandomStreamKey key = draw.key();
   auto* out = values.mutable_data_ptr<double>();
-  for_each_stretch(draw.region(), [&](int64_t local, int64_t global, int64_t count) {
+  for_each_contiguous_range(draw.region(), [&](int64_t local, int64_t global, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
-      Stream stream(key, global + i);
+      ElementRandomStream stream(key, global + i);
       out[local + i] = each(stream, local + i);
     }
   });
 }
 
-at::Tensor room(const Draw& draw) { return at::empty(draw.region().sizes, at::kDouble); }
+at::Tensor empty_values(const RandomCall& draw) { return at::empty(draw.region().sizes, at::kDouble); }
 
-// What make() draws in double, as the type of `like` on its device. A tensor without values (meta) takes no stream.
+// Finishes the call with the values of make(), converted to the dtype and device of `like`. A tensor without values
+// (meta) takes no stream.
 template <class Make>
-void finish_as(Draw& draw, const at::Tensor& like, Make make) {
-  const at::Tensor to = draw.target(like);
+void finish_as(RandomCall& draw, const at::Tensor& like, Make make) {
+  const at::Tensor to = draw.result_tensor(like);
   draw.finish(like.is_meta() ? to : to.copy_(make()));
 }
 
-void poisson(Draw& draw) {
+void poisson(RandomCall& draw) {
   const at::Tensor self = draw.tensor("self");
   finish_as(draw, self, [&] {
-    const at::Tensor rates = spread(draw, self);
+    const at::Tensor rates = expand_parameter(draw, self);
     TESSERA_CHECK(at::all(rates >= 0).item<bool>(), ErrorKind::kShape,
-                  "[dtensor.dispatch] {}: found a negative rate, wanted none.", draw.call().op.name);
-    const at::Tensor values = room(draw);
+                  "[dtensor.dispatch] {}: found a negative rate, wanted rates of 0 or more.", draw.call().op.name);
+    const at::Tensor values = empty_values(draw);
     const auto* rate = rates.const_data_ptr<double>();
-    fill_each(draw, values, [=](Stream& stream, int64_t i) { return draw_poisson(stream, rate[i]); });
+    fill_each(draw, values, [=](ElementRandomStream& stream, int64_t i) { return draw_poisson(stream, rate[i]); });
     return values;
   });
 }
 
-void binomial(Draw& draw) {
+void binomial(RandomCall& draw) {
   const at::Tensor count = draw.tensor("count");
   finish_as(draw, count.expand(draw.region().sizes), [&] {
-    const at::Tensor counts = spread(draw, count);
-    const at::Tensor odds = spread(draw, draw.tensor("prob"));
-    const at::Tensor values = room(draw);
+    const at::Tensor counts = expand_parameter(draw, count);
+    const at::Tensor odds = expand_parameter(draw, draw.tensor("prob"));
+    const at::Tensor values = empty_values(draw);
     fill_each(draw, values,
-              [n = counts.const_data_ptr<double>(), p = odds.const_data_ptr<double>()](Stream& stream, int64_t i) {
-                return draw_binomial(stream, std::floor(n[i]), p[i]);
-              });
+              [n = counts.const_data_ptr<double>(), p = odds.const_data_ptr<double>()](
+                  ElementRandomStream& stream, int64_t i) { return draw_binomial(stream, std::floor(n[i]), p[i]); });
     return values;
   });
 }
 
-// Gamma variates that are no smaller than the smallest number of the type, as ATen's.
-at::Tensor gammas(Draw& draw, const at::Tensor& self) {
-  const at::Tensor shapes = spread(draw, self);
-  const at::Tensor values = room(draw);
+// Gamma variates, at least the smallest normal number of the type, as in ATen.
+at::Tensor gammas(RandomCall& draw, const at::Tensor& self) {
+  const at::Tensor shapes = expand_parameter(draw, self);
+  const at::Tensor values = empty_values(draw);
   const double least = self.scalar_type() == at::kDouble ? std::numeric_limits<double>::min()
                                                          : double{std::numeric_limits<float>::min()};
-  fill_each(draw, values, [shape = shapes.const_data_ptr<double>(), least](Stream& stream, int64_t i) {
+  fill_each(draw, values, [shape = shapes.const_data_ptr<double>(), least](ElementRandomStream& stream, int64_t i) {
     const double drawn = draw_gamma(stream, shape[i]);
     return drawn < least ? least : drawn;
   });
   return values;
 }
 
-void standard_gamma(Draw& draw) {
+void standard_gamma(RandomCall& draw) {
   const at::Tensor self = draw.tensor("self");
   finish_as(draw, self, [&] { return gammas(draw, self); });
 }
 
-// Gamma variates over their sum along the last dim, which is whole.
-void dirichlet(Draw& draw) {
+// Gamma variates divided by their sum along the last dim, which must be whole.
+void dirichlet(RandomCall& draw) {
   const at::Tensor self = draw.tensor("self");
   finish_as(draw, self, [&] {
     const at::Tensor values = gammas(draw, self);
     const int64_t width = values.size(-1);
     auto* row = values.mutable_data_ptr<double>();
     for (int64_t left = values.numel(); left > 0; left -= width, row += width) {
-      double sum = 0;  // in one order on every rank
+      double sum = 0;  // summed in the same order on every rank
       for (int64_t i = 0; i < width; ++i) sum += row[i];
       for (int64_t i = 0; i < width; ++i) row[i] /= sum;
     }
@@ -232,7 +233,7 @@ void add_random_variate_rules(RuleTable& table) {
       return strategy.inputs[0].is_any_shard() && strategy.inputs[0].dim == last;
     });
   });
-  table.add("aten::_standard_gamma_grad", pointwise(Commutes::kNone));
+  table.add("aten::_standard_gamma_grad", pointwise(PartialRule::kNone));
 }
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// argmax and argmin: each rank finds its own extreme, then all compare those. That moves one value and one place a line
-// instead of the whole tensor.
+// argmax and argmin. Each rank finds the extreme of its part, then the ranks gather and compare these. One value and
+// one index for each line are communicated instead of the whole tensor.
 #include <ATen/ATen.h>
 
 #include "tessera/comm/collectives/collectives.h"
@@ -20,16 +20,16 @@ at::Tensor stacked_over(comm::Group& group, const at::Tensor& part) {
   return all;
 }
 
-struct Search {
+struct ArgExtremeSearch {
   bool maximum;
-  int64_t dim;                     // kFlattened: over all
-  std::vector<int64_t> mesh_dims;  // over which what is searched is cut, the innermost first
+  int64_t dim;                     // kFlattened: all dims
+  std::vector<int64_t> mesh_dims;  // mesh dims that shard the searched dims, innermost first
   std::vector<int64_t> sizes;      // global
   LocalBox box;
 };
 
-// Places in the flattened part as places in the flattened whole.
-at::Tensor global_places(const Search& search, const at::Tensor& places) {
+// Converts indices into the flattened part to indices into the flattened whole.
+at::Tensor global_places(const ArgExtremeSearch& search, const at::Tensor& places) {
   if (search.dim != kFlattened) return places + search.box.offset[search.dim];
   at::Tensor rest = places;
   at::Tensor global = at::zeros_like(places);
@@ -43,8 +43,9 @@ at::Tensor global_places(const Search& search, const at::Tensor& places) {
   return global;
 }
 
-// The extreme of the part, kept as a dim of size 1, and its place in the whole. A part without elements names no place.
-std::pair<at::Tensor, at::Tensor> search_part(const Search& search, const at::Tensor& part) {
+// The extreme of this rank's part, with the searched dim kept as size 1, and its index in the whole. An empty part
+// gives index -1.
+std::pair<at::Tensor, at::Tensor> search_part(const ArgExtremeSearch& search, const at::Tensor& part) {
   const at::Tensor line = search.dim == kFlattened ? part.reshape({-1}) : part;
   const int64_t dim = search.dim == kFlattened ? 0 : search.dim;
   if (line.size(dim) == 0) {
@@ -56,7 +57,8 @@ std::pair<at::Tensor, at::Tensor> search_part(const Search& search, const at::Te
   return {at::gather(line, dim, places), global_places(search, places)};
 }
 
-// The best of the ranks' extremes and its place. Of equal ones the first place and of anything a NaN, as on one device.
+// The best of the ranks' values and its index. As on one device, the first index of equal values wins, and NaN wins
+// over every number.
 std::pair<at::Tensor, at::Tensor> best_of(bool maximum, const at::Tensor& values, const at::Tensor& places) {
   at::Tensor best = values.select(0, 0);
   at::Tensor place = places.select(0, 0);
@@ -75,7 +77,7 @@ std::pair<at::Tensor, at::Tensor> best_of(bool maximum, const at::Tensor& values
   return {best, place};
 }
 
-LocalFunction search_over(Search search, Sizes local_result) {
+LocalFunction search_over(ArgExtremeSearch search, Sizes local_result) {
   return [search = std::move(search), local_result](const LocalCall& local) {
     auto [values, places] = search_part(search, local.arg(0).toTensor());
     for (const int64_t mesh_dim : search.mesh_dims) {
@@ -86,6 +88,7 @@ LocalFunction search_over(Search search, Sizes local_result) {
   };
 }
 
+// The rule accepts a shard of the searched dim, because the local function combines the ranks' results.
 // argmax(self, dim, keepdim)
 void propose_arg_extreme(const OpCall& call, Proposal& proposal, bool maximum) {
   const TensorInput& self = call.inputs[0];
@@ -100,10 +103,10 @@ void propose_arg_extreme(const OpCall& call, Proposal& proposal, bool maximum) {
     }
     if (!gone || keepdim) sizes.push_back(gone ? 1 : self.sizes[dim]);
   }
-  proposal.strided = false;
+  proposal.supports_strided = false;
   proposal.output(sizes);
-  proposal.local = [=](const OpCall& of, const Choice& choice) -> LocalFunction {
-    Search search{maximum, searched, {}, of.inputs[0].sizes.vec(), {}};
+  proposal.local = [=](const OpCall& of, const PlacementChoice& choice) -> LocalFunction {
+    ArgExtremeSearch search{maximum, searched, {}, of.inputs[0].sizes.vec(), {}};
     for (size_t m = choice.inputs[0].size(); m-- > 0;) {
       const Placement& p = choice.inputs[0][m];
       if (p.is_shard() && (searched == kFlattened || p.dim == searched)) {
@@ -112,7 +115,8 @@ void propose_arg_extreme(const OpCall& call, Proposal& proposal, bool maximum) {
     }
     const bool nothing =
         searched == kFlattened ? c10::multiply_integers(search.sizes) == 0 : search.sizes[searched] == 0;
-    if (search.mesh_dims.empty() || !of.mesh->coordinate() || nothing) {  // the operation says itself what it wants
+    // For an empty input the operation itself raises its error.
+    if (search.mesh_dims.empty() || !of.mesh->coordinate() || nothing) {
       return nullptr;
     }
     search.box = local_box(search.sizes, *of.mesh, choice.inputs[0]);

@@ -1,6 +1,6 @@
-// Batch norm: channels are independent. Over samples it would need their mean over all ranks, so those are gathered,
-// except where the statistics are given. Statistics that are written stay where they are: the parts that an operation
-// works on are read from them before and written back after. Group norm: samples are independent.
+// Batch norm: channels are independent. Samples are not, because training needs the mean over all samples; a sharded
+// batch is gathered unless the statistics are given. Running statistics keep their placements: the operation works on
+// copies that are sharded as the channels, and these are written back afterwards. Group norm: samples are independent.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
@@ -16,7 +16,8 @@ bool is_training(const OpCall& call) {
 
 bool has_channels(const TensorInput& input) { return input.dim() != 1; }
 
-// A tensor of one element a channel; what eval mode leaves empty stays as it is.
+// Placement of a tensor with one element for each channel if channels are sharded. An empty one (eval mode) stays
+// unchanged.
 Placement of_channels(const TensorInput& input) {
   return input.sizes[0] == 0 && !is_sharded_on(input, 0) ? Replicate() : Shard(0);
 }
@@ -29,7 +30,8 @@ Strategy over_channels(const OpCall& call, size_t images, size_t statistics) {
   return strategy;
 }
 
-// With given statistics every element stands alone.
+// Adds strategies for given statistics: then the elements are independent, and every dim but the channels may be
+// sharded.
 void add_over_elements(const OpCall& call, Proposal& proposal, const Placement& of_statistics, size_t outputs) {
   for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
     if (dim != 1) {
@@ -41,14 +43,14 @@ void add_over_elements(const OpCall& call, Proposal& proposal, const Placement& 
   }
 }
 
-// Statistics that are written lie as they lie on each mesh dim, whatever the strategy.
+// Makes written statistics keep their placement on each mesh dim in every strategy.
 void keep_written(const OpCall& call, Proposal& proposal) {
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
     std::vector<Strategy> strategies = proposal.strategies;
-    strategies.insert(strategies.begin(), rest_whole(call, {{Replicate()}, {}}));
+    strategies.insert(strategies.begin(), replicate_rest(call, {{Replicate()}, {}}));
     for (auto& strategy : strategies) {
       for (size_t i = 0; i < call.inputs.size(); ++i) {
-        if (call.inputs[i].mutated && !call.inputs[i].placements[m].is_partial()) {
+        if (call.inputs[i].is_written && !call.inputs[i].placements[m].is_partial()) {
           strategy.inputs[i] = call.inputs[i].placements[m];
         }
       }
@@ -59,12 +61,13 @@ void keep_written(const OpCall& call, Proposal& proposal) {
 
 struct MovedStatistic {
   int arg;
-  Steps there;
-  Steps back;
+  RedistributeSteps there;
+  RedistributeSteps back;
 };
 
-// The operation on statistics that lie as the channels of the images do.
-LocalFunction with_moved_statistics(const OpCall& call, const Choice& choice) {
+// Runs the operation on statistics that are redistributed to the shards of the channels, then redistributes the new
+// values back.
+LocalFunction with_moved_statistics(const OpCall& call, const PlacementChoice& choice) {
   Placements wanted = choice.inputs[0];
   for (auto& placement : wanted) {
     if (placement.is_any_shard() && placement.dim == 1) {
@@ -76,28 +79,28 @@ LocalFunction with_moved_statistics(const OpCall& call, const Choice& choice) {
   std::vector<MovedStatistic> moved;
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     const TensorInput& input = call.inputs[i];
-    if (input.mutated && choice.inputs[i] != wanted) {
+    if (input.is_written && choice.inputs[i] != wanted) {
       moved.push_back({input.arg, plan_redistribute(input.sizes, *call.mesh, choice.inputs[i], wanted),
                        plan_redistribute(input.sizes, *call.mesh, wanted, choice.inputs[i])});
     }
   }
   if (moved.empty()) return nullptr;
   return [moved = std::move(moved)](const LocalCall& local) {
-    std::vector<std::pair<at::Tensor, at::Tensor>> statistics;  // where they are kept, and what is worked on
+    std::vector<std::pair<at::Tensor, at::Tensor>> statistics;  // (tensor that is written, redistributed copy)
     for (const auto& each : moved) {
       const at::Tensor kept = local.arg(each.arg).toTensor();
-      statistics.emplace_back(kept, run_steps(kept, local.mesh, each.there, /*may_alias=*/true));
+      statistics.emplace_back(kept, run_redistribute(kept, local.mesh, each.there, /*may_alias=*/true));
       local.arg(each.arg) = statistics.back().second;
     }
     local.call();
     for (size_t i = 0; i < moved.size(); ++i) {
-      statistics[i].first.copy_(run_steps(statistics[i].second, local.mesh, moved[i].back, /*may_alias=*/true));
+      statistics[i].first.copy_(run_redistribute(statistics[i].second, local.mesh, moved[i].back, /*may_alias=*/true));
     }
   };
 }
 
-// native_batch_norm(input, weight?, bias?, running_mean?, running_var?, ...) -> (output, save_mean, save_invstd), some
-// with a workspace besides
+// native_batch_norm(input, weight?, bias?, running_mean?, running_var?, ...) -> (output, save_mean, save_invstd). Some
+// variants also return a workspace.
 Rule forward(size_t outputs) {
   return [outputs](const OpCall& call, Proposal& proposal) {
     const bool training = is_training(call);
@@ -105,11 +108,11 @@ Rule forward(size_t outputs) {
     channels.outputs.resize(outputs, Replicate());
     proposal.strategies.push_back(std::move(channels));
     if (!training) add_over_elements(call, proposal, Replicate(), outputs);
-    if (std::ranges::any_of(call.inputs, [](const TensorInput& input) { return input.mutated; })) {
+    if (std::ranges::any_of(call.inputs, [](const TensorInput& input) { return input.is_written; })) {
       keep_written(call, proposal);
       proposal.local = with_moved_statistics;
     }
-    proposal.empty_parts = false;
+    proposal.supports_empty_shards = false;
     const auto& sizes = call.inputs[0].sizes;
     proposal.output(sizes);
     proposal.outputs.resize(3, OutputShape{{training ? sizes[1] : 0}, {}});
@@ -121,14 +124,15 @@ Rule forward(size_t outputs) {
 void propose_batch_norm_backward(const OpCall& call, Proposal& proposal) {
   proposal.strategies.push_back(over_channels(call, 1, 2));
   if (!is_training(call)) add_over_elements(call, proposal, Partial(), 3);
-  proposal.empty_parts = false;
+  proposal.supports_empty_shards = false;
   const auto& sizes = call.inputs[1].sizes;
   proposal.output(sizes);
   proposal.output({sizes[1]});
   proposal.output({sizes[1]});
 }
 
-// The workspace of a fused kernel is a tensor of bytes, on each rank its own.
+// The workspace of a fused kernel is a byte tensor; each rank has its own, so it counts as Replicate and is never
+// moved.
 void propose_cudnn_backward(const OpCall& call, Proposal& proposal) {
   propose_batch_norm_backward(call, proposal);
   const int reserve = call.input_at(call.arg_named("reserveSpace"));
@@ -139,11 +143,11 @@ void propose_cudnn_backward(const OpCall& call, Proposal& proposal) {
 
 // native_group_norm(input, weight?, bias?, N, C, HxW, group, eps) -> (output, mean, rstd)
 void propose_group_norm(const OpCall& call, Proposal& proposal) {
-  proposal.strategies.push_back(rest_whole(call, {{Shard(0)}, {Shard(0)}}));
-  proposal.empty_parts = false;
+  proposal.strategies.push_back(replicate_rest(call, {{Shard(0)}, {Shard(0)}}));
+  proposal.supports_empty_shards = false;
   proposal.output(call.inputs[0].sizes);
   proposal.outputs.resize(3, OutputShape{{call.int_at(3), call.int_at(6)}, {}});
-  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+  proposal.rewrite = [](const OpCall& of, const PlacementChoice& choice, const std::vector<OutputShape>& shapes) {
     return Rewrites{{3, local_sizes(shapes[0].sizes, *of.mesh, choice.outputs[0])[0]}};
   };
 }
@@ -152,11 +156,11 @@ void propose_group_norm(const OpCall& call, Proposal& proposal) {
 // bias
 void propose_group_norm_backward(const OpCall& call, Proposal& proposal) {
   proposal.strategies.push_back(
-      rest_whole(call, {{Shard(0), Partial(), Partial()}, {Shard(0), Shard(0), Shard(0), Shard(0)}}));
-  proposal.empty_parts = false;
+      replicate_rest(call, {{Shard(0), Partial(), Partial()}, {Shard(0), Shard(0), Shard(0), Shard(0)}}));
+  proposal.supports_empty_shards = false;
   proposal.output(call.inputs[1].sizes);
   proposal.outputs.resize(3, OutputShape{{call.int_at(6)}, {}});
-  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+  proposal.rewrite = [](const OpCall& of, const PlacementChoice& choice, const std::vector<OutputShape>& shapes) {
     return Rewrites{{5, local_sizes(shapes[0].sizes, *of.mesh, choice.outputs[0])[0]}};
   };
 }

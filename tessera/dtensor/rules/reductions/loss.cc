@@ -1,4 +1,4 @@
-// Negative log likelihood over shards of the batch.
+// Negative log likelihood with a sharded batch. loss_parallel.cc has the loss for sharded classes.
 #include <ATen/ATen.h>
 #include <ATen/core/Reduction.h>
 
@@ -9,8 +9,8 @@ namespace tessera {
 
 namespace {
 
-// The mean divides by the weights of the whole batch, so that ignored and weighted targets count as on one device.
-// (Averaging the means of the parts, as upstream does, does not.)
+// Divides by the weight of the whole batch, so ignored and weighted targets count as on one device. An average of the
+// ranks' means, as in PyTorch, does not give this.
 LocalFunction mean_over(c10::SmallVector<int64_t, 4> mesh_dims) {
   return [mesh_dims = std::move(mesh_dims)](const LocalCall& local) {
     local.arg(3) = static_cast<int64_t>(at::Reduction::Sum);
@@ -31,18 +31,18 @@ void propose_nll_loss(const OpCall& call, Proposal& proposal) {
   const int64_t reduction = call.int_at(3);
   const bool none = reduction == at::Reduction::None;
   const bool mean = reduction == at::Reduction::Mean;
-  // Dim 1 holds the classes; of [C] inputs dim 0.
+  // Dim 1 holds the classes; an input of shape [C] has them in dim 0.
   for (int64_t dim = 0; dim < self.dim() && self.dim() > 1; ++dim) {
     if (dim == 1) continue;
     const int64_t target_dim = dim == 0 ? 0 : dim - 1;
     proposal.strategies.push_back(
-        rest_whole(call, {{none ? Shard(target_dim) : Partial(), none || mean ? Replicate() : Partial()},
-                          {Shard(dim), Shard(target_dim)}}));
+        replicate_rest(call, {{none ? Shard(target_dim) : Partial(), none || mean ? Replicate() : Partial()},
+                              {Shard(dim), Shard(target_dim)}}));
   }
   proposal.output(none ? call.inputs[1].sizes : c10::IntArrayRef{});
   proposal.outputs.push_back({});
   if (mean) {
-    proposal.local = [](const OpCall&, const Choice& choice) -> LocalFunction {
+    proposal.local = [](const OpCall&, const PlacementChoice& choice) -> LocalFunction {
       c10::SmallVector<int64_t, 4> dims;
       for (size_t m = 0; m < choice.inputs[0].size(); ++m) {
         if (choice.inputs[0][m].is_any_shard()) dims.push_back(static_cast<int64_t>(m));
@@ -59,19 +59,19 @@ void propose_nll_loss_backward(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[1];
   const auto add = [&](Strategy strategy) {
     proposal.strategies.push_back(strategy);
-    if (!reads_total) {  // it may lie as it does
+    if (!reads_total) {  // total_weight is not read, so it may keep a Partial
       for (const Placement& p : partials_among(call)) {
         strategy.inputs.back() = p;
         proposal.strategies.push_back(strategy);
       }
     }
   };
-  add(rest_whole(call, {{Replicate()}, {}}));
+  add(replicate_rest(call, {{Replicate()}, {}}));
   for (int64_t dim = 0; dim < self.dim() && self.dim() > 1; ++dim) {
     if (dim == 1) continue;
     const int64_t target_dim = dim == 0 ? 0 : dim - 1;
     const Placement of_gradient = none ? Shard(target_dim) : Replicate();
-    add(rest_whole(call, {{Shard(dim)}, {of_gradient, Shard(dim), Shard(target_dim)}}));
+    add(replicate_rest(call, {{Shard(dim)}, {of_gradient, Shard(dim), Shard(target_dim)}}));
   }
   proposal.output(self.sizes);
 }

@@ -1,4 +1,4 @@
-// log_softmax and nll_loss over shards of the classes. See loss_parallel.h.
+// log_softmax and nll_loss with sharded classes. loss_parallel.h describes the user's side.
 #include "tessera/dtensor/rules/reductions/loss_parallel.h"
 
 #include <ATen/ATen.h>
@@ -16,15 +16,15 @@
 namespace tessera {
 
 namespace {
-const comm::PropagatedKind kLossParallel{"loss parallel"};
+const comm::ContextKey kLossParallel{"loss parallel"};
 }
 
 LossParallel::LossParallel() : in_force_(kLossParallel, this) {}
-bool loss_parallel_enabled() noexcept { return comm::Propagated::innermost(kLossParallel) != nullptr; }
+bool loss_parallel_enabled() noexcept { return comm::ContextValue::innermost(kLossParallel) != nullptr; }
 
 namespace {
 
-// How logits lie: which mesh dim cuts the classes, and which of them are here.
+// How the classes of the logits are sharded, and the range of classes of this rank.
 struct ClassShards {
   MeshPtr mesh;
   Placements placements;
@@ -36,6 +36,8 @@ struct ClassShards {
   comm::Group& group() const { return *mesh->group(mesh_dim); }
 };
 
+// Returns nullopt unless exactly one mesh dim shards the classes and this rank is in the mesh. Other mesh dims may
+// shard or replicate the other dims.
 std::optional<ClassShards> class_shards(const at::Tensor& logits, int64_t class_dim) {
   const auto& impl = *impl_of(logits);
   ClassShards shards{impl.mesh(), impl.placements(), class_dim, -1, 0, {}};
@@ -77,10 +79,10 @@ at::Tensor reduce(const ClassShards& shards, const at::Tensor& values, ReduceOp 
 
 at::Tensor wrap(const at::Tensor& local, const ClassShards& shards, const Placements& placements,
                 c10::IntArrayRef sizes) {
-  return make_dtensor(local.contiguous(), shards.mesh, share(placements), sizes, dense_strides(sizes));
+  return make_dtensor(local.contiguous(), shards.mesh, make_shared_placements(placements), sizes, dense_strides(sizes));
 }
 
-// Placements of what has no class dim (targets, losses of rows).
+// Placements of tensors without a class dim (targets, losses of rows).
 Placements row_placements(const ClassShards& shards) {
   Placements rows = shards.placements;
   for (auto& placement : rows) {
@@ -93,82 +95,86 @@ Placements row_placements(const ClassShards& shards) {
   return rows;
 }
 
-// This rank's part of a tensor that should lie as `wanted`. Moves it if need be; a plain tensor counts as replicated.
-at::Tensor local_as(const at::Tensor& tensor, const ClassShards& shards, const Placements& wanted, const char* what) {
+// The local tensor of `tensor` with placements `target_placements`; redistributes if needed. A plain tensor counts as
+// replicated.
+at::Tensor to_local_with_placements(const at::Tensor& tensor, const ClassShards& shards,
+                                    const Placements& target_placements, const char* tensor_name) {
   const bool plain = !is_dtensor(tensor);
   const Placements whole(shards.placements.size(), Replicate());
-  TESSERA_CHECK(!plain || wanted == whole || implicit_replication_enabled(), ErrorKind::kShape,
-                "[dtensor.loss_parallel] {}: found a plain tensor of shape [{}] beside logits that lie as {}. Wrap it "
-                "as a DTensor "
-                "with placements {}.",
-                what, fmt::join(tensor.sizes(), ", "), to_string(shards.placements), to_string(wanted));
+  TESSERA_CHECK(!plain || target_placements == whole || implicit_replication_enabled(), ErrorKind::kShape,
+                "[dtensor.loss_parallel] {}: found a plain tensor of shape [{}] with logits of placements {}. Wrap it "
+                "as a DTensor with placements {}.",
+                tensor_name, fmt::join(tensor.sizes(), ", "), to_string(shards.placements),
+                to_string(target_placements));
   const auto& from = plain ? whole : impl_of(tensor)->placements();
   const at::Tensor local = plain ? tensor : impl_of(tensor)->local();
-  if (from == wanted) return local;
-  return run_steps(local, *shards.mesh, plan_redistribute(tensor.sizes(), *shards.mesh, from, wanted),
-                   /*may_alias=*/true);
+  if (from == target_placements) return local;
+  return run_redistribute(local, *shards.mesh, plan_redistribute(tensor.sizes(), *shards.mesh, from, target_placements),
+                          /*may_alias=*/true);
 }
 
 // ---- sums of gradients over the classes ----
 
-// The gradient that nll_loss_backward gives of log-probabilities has one entry a row, so each rank knows its sum over
-// all classes, which the backward of log_softmax asks for next. Kept for as long as that very gradient lives; one that
-// has been added to or changed on the way is not recognised.
+// The gradient that nll_loss_backward returns has one entry in each row, so each rank knows the sum of the row over all
+// classes. The backward of log_softmax needs exactly this sum, so it is kept here and one all-reduce is saved. The
+// entry is found by the storage of the gradient and is dropped with it. A gradient that was modified is not recognised,
+// because its version counter or storage differs.
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
-struct KnownSum {
-  WeakStorage of;
+struct CachedRowSum {
+  WeakStorage storage;
   int64_t numel;
   at::Tensor sum;
 };
-thread_local std::vector<KnownSum> known_sums;
+thread_local std::vector<CachedRowSum> cached_row_sums;
 
-void remember_sum(const at::Tensor& gradient, const at::Tensor& sum) {
-  std::erase_if(known_sums, [](const KnownSum& known) { return known.of.expired(); });
+void cache_row_sum(const at::Tensor& gradient, const at::Tensor& sum) {
+  std::erase_if(cached_row_sums, [](const CachedRowSum& cached) { return cached.storage.expired(); });
   auto* storage = gradient.storage().unsafeGetStorageImpl();
-  known_sums.push_back(
+  cached_row_sums.push_back(
       {WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)), gradient.numel(), sum});
 }
 
-// Undefined when it is not known.
-at::Tensor recall_sum(const at::Tensor& gradient, const at::Tensor& local, int64_t class_dim) {
+// Returns an undefined tensor if the sum is not known.
+at::Tensor find_row_sum(const at::Tensor& gradient, const at::Tensor& local, int64_t class_dim) {
   if (gradient.unsafeGetTensorImpl()->version_counter().current_version() != 0 || !local.is_contiguous()) return {};
-  for (const auto& known : known_sums) {
-    if (known.of.expired() || known.of._unsafe_get_target() != local.storage().unsafeGetStorageImpl() ||
-        known.numel != local.numel()) {
+  for (const auto& cached : cached_row_sums) {
+    if (cached.storage.expired() || cached.storage._unsafe_get_target() != local.storage().unsafeGetStorageImpl() ||
+        cached.numel != local.numel()) {
       continue;
     }
     std::vector<int64_t> sizes = local.sizes().vec();
     sizes[static_cast<size_t>(class_dim)] = 1;
-    return c10::multiply_integers(sizes) == known.sum.numel() ? known.sum.reshape(sizes) : at::Tensor();
+    return c10::multiply_integers(sizes) == cached.sum.numel() ? cached.sum.reshape(sizes) : at::Tensor();
   }
   return {};
 }
 
 // ---- log_softmax ----
 
-// _log_softmax(self, dim, half_to_float)
+// _log_softmax(self, dim, half_to_float). Two all-reduces: the maximum of each row, then the sum of the exponentials.
 at::Tensor log_softmax(const at::Tensor& self, int64_t dim, bool half_to_float) {
   const auto shards = checked_class_shards(self, dim);
-  const at::Tensor given = impl_of(self)->local();
-  const auto type = half_to_float ? at::kFloat : given.scalar_type();
-  const bool half = given.scalar_type() == at::kHalf || given.scalar_type() == at::kBFloat16;
-  const at::Tensor x = half ? given.to(at::kFloat) : given;
+  const at::Tensor logits = impl_of(self)->local();
+  const auto type = half_to_float ? at::kFloat : logits.scalar_type();
+  const bool half = logits.scalar_type() == at::kHalf || logits.scalar_type() == at::kBFloat16;
+  const at::Tensor x = half ? logits.to(at::kFloat) : logits;
   std::vector<int64_t> row = x.sizes().vec();
   row[static_cast<size_t>(dim)] = 1;
-  const at::Tensor own_most = shards.own.size > 0
-                                  ? x.amax(dim, /*keepdim=*/true)
-                                  : at::full(row, -std::numeric_limits<double>::infinity(), x.options());
-  const at::Tensor most = reduce(shards, own_most, ReduceOp::kMax, "log_softmax, largest logit");
-  at::Tensor shifted = x - most;
+  const at::Tensor own_row_max = shards.own.size > 0
+                                     ? x.amax(dim, /*keepdim=*/true)
+                                     : at::full(row, -std::numeric_limits<double>::infinity(), x.options());
+  const at::Tensor row_max = reduce(shards, own_row_max, ReduceOp::kMax, "log_softmax, largest logit");
+  at::Tensor shifted = x - row_max;
   const at::Tensor total = reduce(shards, shifted.exp().sum(dim, /*keepdim=*/true), ReduceOp::kSum, "log_softmax, sum");
   return wrap(shifted.sub_(total.log()).to(type), shards, shards.placements, self.sizes());
 }
 
-// _log_softmax_backward_data(grad_output, output, dim, input_dtype)
+// _log_softmax_backward_data(grad_output, output, dim, input_dtype). The gradient is g - softmax * sum(g) over all
+// classes.
 at::Tensor log_softmax_backward(const ClassShards& shards, const at::Tensor& gradient, const at::Tensor& output,
                                 at::ScalarType type) {
-  const at::Tensor local = local_as(gradient, shards, shards.placements, "gradient of log_softmax");
-  at::Tensor sum = recall_sum(gradient, local, shards.class_dim);
+  const at::Tensor local = to_local_with_placements(gradient, shards, shards.placements, "gradient of log_softmax");
+  at::Tensor sum = find_row_sum(gradient, local, shards.class_dim);
   if (!sum.defined()) {
     sum = reduce(shards, local.sum(shards.class_dim, /*keepdim=*/true), ReduceOp::kSum, "log_softmax, gradient");
   }
@@ -178,52 +184,53 @@ at::Tensor log_softmax_backward(const ClassShards& shards, const at::Tensor& gra
 
 // ---- nll_loss ----
 
-// The targets of this rank's rows.
-struct Targets {
-  at::Tensor counts;            // not ignored
-  at::Tensor mine;              // and of a class that lies here
-  at::Tensor index;             // among the classes here; 0 where not mine
-  at::Tensor weight;            // of the target's class, 0 where ignored; undefined: all 1
-  bool weight_is_part = false;  // zero also where the class lies elsewhere
+// The targets of this rank's rows. All tensors have the shape of the local targets.
+struct LocalTargets {
+  at::Tensor is_counted;           // true: not ignored
+  at::Tensor is_local;             // true: not ignored, and the class is in this rank's shard
+  at::Tensor index;                // position in this rank's classes; 0 if not `is_local`
+  at::Tensor weight;               // weight of the target's class, 0 if ignored; undefined: all weights are 1
+  bool is_weight_sharded = false;  // true: weight is 0 also for classes of other ranks
 };
 
-Targets read_targets(const ClassShards& shards, const at::Tensor& target, const at::Tensor& weight, int64_t ignored) {
-  Targets t;
-  const at::Tensor own = local_as(target, shards, row_placements(shards), "target");
-  t.counts = own.ne(ignored);
+LocalTargets read_targets(const ClassShards& shards, const at::Tensor& target, const at::Tensor& weight,
+                          int64_t ignored) {
+  LocalTargets t;
+  const at::Tensor own = to_local_with_placements(target, shards, row_placements(shards), "target");
+  t.is_counted = own.ne(ignored);
   if (own.device().is_cpu()) {
-    const at::Tensor outside = t.counts.logical_and(own.lt(0).logical_or_(own.ge(shards.classes)));
+    const at::Tensor outside = t.is_counted.logical_and(own.lt(0).logical_or_(own.ge(shards.classes)));
     TESSERA_CHECK(!outside.any().item<bool>(), ErrorKind::kShape,
                   "[dtensor.loss_parallel] Target {} is out of bounds: there are {} classes.",
                   own.masked_select(outside)[0].item<int64_t>(), shards.classes);
   }
   const at::Tensor shifted = own - shards.own.offset;
-  t.mine = t.counts.logical_and(shifted.ge(0)).logical_and_(shifted.lt(shards.own.size));
-  t.index = shifted.masked_fill(t.mine.logical_not(), 0);
+  t.is_local = t.is_counted.logical_and(shifted.ge(0)).logical_and_(shifted.lt(shards.own.size));
+  t.index = shifted.masked_fill(t.is_local.logical_not(), 0);
   if (!weight.defined()) return t;
   Placements with_classes(shards.placements.size(), Replicate());
   with_classes[static_cast<size_t>(shards.mesh_dim)] = Shard(0);
-  t.weight_is_part = is_dtensor(weight) && impl_of(weight)->placements() == with_classes;
-  if (t.weight_is_part) {
+  t.is_weight_sharded = is_dtensor(weight) && impl_of(weight)->placements() == with_classes;
+  if (t.is_weight_sharded) {
     const at::Tensor here = impl_of(weight)->local();
-    t.weight = shards.own.size > 0 ? here.take(t.index).masked_fill_(t.mine.logical_not(), 0)
+    t.weight = shards.own.size > 0 ? here.take(t.index).masked_fill_(t.is_local.logical_not(), 0)
                                    : at::zeros(own.sizes(), here.options());
   } else {
     const Placements whole(shards.placements.size(), Replicate());
-    const at::Tensor all = local_as(weight, shards, whole, "weight");
-    t.weight = all.take(own.masked_fill(t.counts.logical_not(), 0)).masked_fill_(t.counts.logical_not(), 0);
+    const at::Tensor all = to_local_with_placements(weight, shards, whole, "weight");
+    t.weight = all.take(own.masked_fill(t.is_counted.logical_not(), 0)).masked_fill_(t.is_counted.logical_not(), 0);
   }
   return t;
 }
 
-// Where rows are spread over mesh dims, sums over rows are still to be added up.
+// Placements of a sum over rows: Partial on mesh dims that shard rows.
 Placements sum_placements(const ClassShards& shards) {
   Placements sums = row_placements(shards);
   for (auto& placement : sums) placement = placement.is_any_shard() ? Partial() : placement;
   return sums;
 }
 
-// The rows' weights, summed over all ranks that have other rows.
+// The sum of the weights of all rows, over the ranks that hold other rows.
 at::Tensor total_weight(const ClassShards& shards, at::Tensor own) {
   const Placements sums = sum_placements(shards);
   for (size_t i = 0; i < sums.size(); ++i) {
@@ -239,7 +246,8 @@ struct NllLoss {
   at::Tensor loss, total_weight;
 };
 
-// nll_loss_forward(self, target, weight?, reduction, ignore_index)
+// nll_loss_forward(self, target, weight?, reduction, ignore_index). Each row's log-probability is on the rank with the
+// target's class; the other ranks have 0, so one all-reduce gives it to all.
 NllLoss nll_loss(const at::Tensor& self, const at::Tensor& target, const at::Tensor& weight, int64_t reduction,
                  int64_t ignored) {
   const auto shards = checked_class_shards(self, self.dim() > 1 ? 1 : 0);
@@ -248,10 +256,10 @@ NllLoss nll_loss(const at::Tensor& self, const at::Tensor& target, const at::Ten
   at::Tensor picked = at::zeros(t.index.sizes(), x.options());
   if (shards.own.size > 0) {
     picked = x.gather(shards.class_dim, t.index.unsqueeze(shards.class_dim)).squeeze(shards.class_dim);
-    picked = picked.masked_fill(t.mine.logical_not(), 0);
+    picked = picked.masked_fill(t.is_local.logical_not(), 0);
   }
-  at::Tensor weights = t.weight.defined() ? t.weight : t.counts.to(x.scalar_type());
-  if (t.weight_is_part) {  // both in one go
+  at::Tensor weights = t.weight.defined() ? t.weight : t.is_counted.to(x.scalar_type());
+  if (t.is_weight_sharded) {  // weights are sharded like the classes: reduce both in one collective
     const at::Tensor both = reduce(shards, at::stack({picked * weights, weights}), ReduceOp::kSum, "nll_loss");
     picked = both[0];
     weights = both[1];
@@ -272,24 +280,26 @@ NllLoss nll_loss(const at::Tensor& self, const at::Tensor& target, const at::Ten
           wrap(total, shards, mean ? whole : sum_placements(shards), {})};
 }
 
-// nll_loss_backward(grad_output, self, target, weight?, reduction, ignore_index, total_weight)
+// nll_loss_backward(grad_output, self, target, weight?, reduction, ignore_index, total_weight). Each rank writes the
+// entries of its own classes, so no reduction is needed.
 at::Tensor nll_loss_backward(const ClassShards& shards, const at::Tensor& gradient, const at::Tensor& self,
                              const at::Tensor& target, const at::Tensor& weight, int64_t reduction, int64_t ignored,
                              const at::Tensor& total) {
   const auto t = read_targets(shards, target, weight, ignored);
   const Placements whole(shards.placements.size(), Replicate());
   const bool rows = reduction == at::Reduction::None && self.dim() > 1;
-  at::Tensor scale = local_as(gradient, shards, rows ? row_placements(shards) : whole, "gradient of nll_loss");
-  if (reduction == at::Reduction::Mean) scale = scale / local_as(total, shards, whole, "total weight");
+  at::Tensor scale =
+      to_local_with_placements(gradient, shards, rows ? row_placements(shards) : whole, "gradient of nll_loss");
+  if (reduction == at::Reduction::Mean) scale = scale / to_local_with_placements(total, shards, whole, "total weight");
   const at::Tensor x = impl_of(self)->local();
-  const at::Tensor factor = t.weight.defined() ? t.weight : t.counts.to(x.scalar_type());
+  const at::Tensor factor = t.weight.defined() ? t.weight : t.is_counted.to(x.scalar_type());
   const at::Tensor each = (-scale * factor).expand_as(t.index).contiguous();
   at::Tensor result = at::zeros(x.sizes(), x.options());
   if (shards.own.size > 0) {
     result.scatter_(shards.class_dim, t.index.unsqueeze(shards.class_dim),
-                    each.masked_fill(t.mine.logical_not(), 0).unsqueeze(shards.class_dim));
+                    each.masked_fill(t.is_local.logical_not(), 0).unsqueeze(shards.class_dim));
   }
-  if (!t.weight_is_part) remember_sum(result, each);
+  if (!t.is_weight_sharded) cache_row_sum(result, each);
   return wrap(result, shards, shards.placements, self.sizes());
 }
 
@@ -299,7 +309,7 @@ at::Tensor tensor_or_undefined(const c10::IValue& value) { return value.isNone()
 
 }  // namespace
 
-void handle_log_softmax(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+void handle_log_softmax(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
   const c10::IValue* args = arguments_of(op, *stack);
   const at::Tensor& self = args[0].toTensor();
   if (!loss_parallel_enabled() || !is_dtensor(self) || !impl_of(self)->mesh()->coordinate()) {
@@ -308,7 +318,7 @@ void handle_log_softmax(const OpEntry& op, c10::DispatchKeySet keys, Stack* stac
   finish_call(op, *stack, {log_softmax(self, wrap_dim(args[1].toInt(), self.dim()), args[2].toBool())});
 }
 
-void handle_log_softmax_backward(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+void handle_log_softmax_backward(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
   const c10::IValue* args = arguments_of(op, *stack);
   const at::Tensor& output = args[1].toTensor();
   const auto shards = loss_parallel_enabled() && is_dtensor(output)
@@ -319,7 +329,7 @@ void handle_log_softmax_backward(const OpEntry& op, c10::DispatchKeySet keys, St
   finish_call(op, *stack, {log_softmax_backward(*shards, args[0].toTensor(), output, type)});
 }
 
-void handle_nll_loss(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+void handle_nll_loss(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
   const c10::IValue* args = arguments_of(op, *stack);
   const at::Tensor& self = args[0].toTensor();
   if (!loss_parallel_enabled() || !is_dtensor(self) || !impl_of(self)->mesh()->coordinate()) {
@@ -330,7 +340,7 @@ void handle_nll_loss(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) 
   finish_call(op, *stack, {result.loss, result.total_weight});
 }
 
-void handle_nll_loss_backward(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+void handle_nll_loss_backward(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
   const c10::IValue* args = arguments_of(op, *stack);
   const at::Tensor& self = args[1].toTensor();
   const auto shards =

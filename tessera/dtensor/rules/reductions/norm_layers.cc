@@ -1,4 +1,4 @@
-// Layer norm and its like: the normalised dims are whole, those before them independent.
+// Layer norm and RMS norm. The normalised dims must be whole; the dims before them are independent.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
@@ -15,13 +15,13 @@ std::vector<int64_t> statistics_sizes(const TensorInput& input, int64_t outer) {
   return sizes;
 }
 
-// native_layer_norm(input, normalized_shape, weight?, bias?, eps) -> (output, mean, rstd), and without mean.
+// native_layer_norm(input, normalized_shape, weight?, bias?, eps) -> (output, mean, rstd). RMS norm has no mean.
 Rule forward(size_t statistics) {
   return [statistics](const OpCall& call, Proposal& proposal) {
     const TensorInput& input = call.inputs[0];
     const int64_t outer = outer_dims(call, 1, input);
     for (int64_t dim = 0; dim < outer; ++dim) {
-      proposal.strategies.push_back(rest_whole(call, {{Shard(dim)}, {Shard(dim)}}));
+      proposal.strategies.push_back(replicate_rest(call, {{Shard(dim)}, {Shard(dim)}}));
     }
     proposal.output(input.sizes);
     for (size_t i = 0; i < statistics; ++i) proposal.output(statistics_sizes(input, outer));

@@ -10,19 +10,19 @@ namespace tessera {
 
 namespace {
 
-struct Reduction {
-  std::vector<bool> reduced;      // one a dim of self
-  std::vector<int64_t> position;  // of each kept dim in the output
+struct ReductionDims {
+  std::vector<bool> reduced;      // for each dim of self
+  std::vector<int64_t> position;  // for each dim of self: its position in the output, -1 if removed
   std::vector<int64_t> sizes;     // of the output
 };
 
-Reduction read_reduction(const OpCall& call) {
+ReductionDims read_reduction(const OpCall& call) {
   const TensorInput& self = call.inputs[0];
   const int dim_arg = call.arg_named("dim");
   const std::vector<int64_t> dims = call.ints_at(dim_arg);
   const int keepdim_arg = call.arg_named("keepdim");
   const bool keepdim = keepdim_arg >= 0 && call.bool_at(keepdim_arg);
-  Reduction result{std::vector<bool>(self.dim(), dims.empty()), std::vector<int64_t>(self.dim(), -1), {}};
+  ReductionDims result{std::vector<bool>(self.dim(), dims.empty()), std::vector<int64_t>(self.dim(), -1), {}};
   for (const int64_t dim : dims) {
     TESSERA_CHECK(dim >= -std::max<int64_t>(self.dim(), 1) && dim < std::max<int64_t>(self.dim(), 1), ErrorKind::kShape,
                   "[dtensor.dispatch] {}: found dim {}, wanted one of {} dims.", call.describe(), dim, self.dim());
@@ -36,46 +36,51 @@ Reduction read_reduction(const OpCall& call) {
   return result;
 }
 
-enum class Needs { kNothing, kNonEmpty, kEqual };
+// What the parts of a reduced dim must satisfy: nothing, at least one element each, or an equal number of elements
+// each.
+enum class ShardRequirement { kNothing, kNonEmpty, kEqual };
 
 struct ReductionKind {
-  std::optional<Placement> over_shards;  // what reducing a sharded dim gives; none: it cannot be sharded
-  Needs needs = Needs::kNothing;
-  bool (*keeps)(const Placement&) = nullptr;  // partials of the input that pass
+  std::optional<Placement> over_shards;  // result placement if a reduced dim is sharded; nullopt: it must be whole
+  ShardRequirement needs = ShardRequirement::kNothing;
+  bool (*keeps)(const Placement&) = nullptr;  // which Partial placements of the input pass
 };
 
-struct Extents {
-  int64_t least;
-  int64_t most;
+struct ExtentBounds {
+  int64_t smallest;
+  int64_t largest;
 };
 
-// Of the parts of a dim of n elements over all coordinates.
-Extents part_extents(int64_t n, int64_t dim, const DeviceMesh& mesh, c10::ArrayRef<Cut> cuts) {
-  while (!cuts.empty() && cuts[0].dim != dim) cuts = cuts.slice(1);
-  if (cuts.empty()) return {n, n};
-  Extents all{std::numeric_limits<int64_t>::max(), 0};
-  const int64_t k = mesh.shape()[cuts[0].mesh_dim];
+// The smallest and the largest part of a dim of n elements, over all ranks. Splits apply one after another, hence the
+// recursion.
+ExtentBounds part_extents(int64_t n, int64_t dim, const DeviceMesh& mesh, c10::ArrayRef<ShardSplit> splits) {
+  while (!splits.empty() && splits[0].dim != dim) splits = splits.slice(1);
+  if (splits.empty()) return {n, n};
+  ExtentBounds all{std::numeric_limits<int64_t>::max(), 0};
+  const int64_t k = mesh.shape()[splits[0].mesh_dim];
   for (int64_t i = 0; i < k; ++i) {
-    const Extents inner = part_extents(local_extent(n, k, i, cuts[0].pieces), dim, mesh, cuts.slice(1));
-    all = {std::min(all.least, inner.least), std::max(all.most, inner.most)};
+    const ExtentBounds inner = part_extents(local_shard_size(n, k, i, splits[0].pieces), dim, mesh, splits.slice(1));
+    all = {std::min(all.smallest, inner.smallest), std::max(all.largest, inner.largest)};
   }
   return all;
 }
 
-// Whether the parts of the dims that are reduced meet what the reduction needs.
-bool parts_suit(const OpCall& call, const Placements& placements, const std::vector<bool>& reduced, Needs needs) {
-  const Cuts cuts = cuts_of(*call.mesh, placements);
-  for (const Cut& cut : cuts) {
-    if (reduced[cut.dim]) {
-      const Extents extents = part_extents(call.inputs[0].sizes[cut.dim], cut.dim, *call.mesh, cuts);
-      if (needs == Needs::kNonEmpty ? extents.least == 0 : extents.least != extents.most) return false;
+// Whether the parts of the reduced dims satisfy `needs`.
+bool meets_requirement(const OpCall& call, const Placements& placements, const std::vector<bool>& reduced,
+                       ShardRequirement needs) {
+  const ShardSplits splits = shard_splits_of(*call.mesh, placements);
+  for (const ShardSplit& split : splits) {
+    if (reduced[split.dim]) {
+      const ExtentBounds extents = part_extents(call.inputs[0].sizes[split.dim], split.dim, *call.mesh, splits);
+      const bool unequal = extents.smallest != extents.largest;
+      if (needs == ShardRequirement::kNonEmpty ? extents.smallest == 0 : unequal) return false;
     }
   }
   return true;
 }
 
 void propose(const OpCall& call, Proposal& proposal, const ReductionKind& kind) {
-  const Reduction reduction = read_reduction(call);
+  const ReductionDims reduction = read_reduction(call);
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     if (!is_sharded_on(self, dim)) continue;
@@ -85,10 +90,11 @@ void propose(const OpCall& call, Proposal& proposal, const ReductionKind& kind) 
       proposal.strategies.push_back({{*kind.over_shards}, {Shard(dim)}});
     }
   }
-  if (kind.keeps != nullptr) add_passing(call, proposal, 0, kind.keeps);
-  if (kind.over_shards && kind.needs != Needs::kNothing) {
-    proposal.legal = [reduced = reduction.reduced, needs = kind.needs](const OpCall& of, const Choice& choice) {
-      return parts_suit(of, choice.inputs[0], reduced, needs);
+  if (kind.keeps != nullptr) add_pass_through(call, proposal, 0, kind.keeps);
+  if (kind.over_shards && kind.needs != ShardRequirement::kNothing) {
+    proposal.is_legal = [reduced = reduction.reduced, needs = kind.needs](const OpCall& of,
+                                                                          const PlacementChoice& choice) {
+      return meets_requirement(of, choice.inputs[0], reduced, needs);
     };
   }
   const size_t outputs = call.op.handle.schema().returns().size();
@@ -103,45 +109,45 @@ bool is_average(const Placement& p) { return p.is_partial(ReduceOp::kAvg); }
 bool is_max(const Placement& p) { return p.is_partial(ReduceOp::kMax); }
 bool is_min(const Placement& p) { return p.is_partial(ReduceOp::kMin); }
 
-// The collectives do not multiply complex numbers.
+// Collectives do not multiply complex numbers.
 void propose_product(const OpCall& call, Proposal& proposal) {
-  ReductionKind kind{Partial(ReduceOp::kProduct), Needs::kNothing, nullptr};
+  ReductionKind kind{Partial(ReduceOp::kProduct), ShardRequirement::kNothing, nullptr};
   if (call.inputs[0].tensor->is_complex()) kind.over_shards.reset();
   propose(call, proposal, kind);
 }
 
-// any(self, dim): of truth values the largest of the parts' own.
+// any(self, dim): the result is the maximum of the ranks' results. The maximum of the input passes for booleans.
 void propose_any(const OpCall& call, Proposal& proposal) {
   const bool truth = call.inputs[0].tensor->scalar_type() == at::kBool;
-  propose(call, proposal, {Partial(ReduceOp::kMax), Needs::kNothing, truth ? is_max : nullptr});
+  propose(call, proposal, {Partial(ReduceOp::kMax), ShardRequirement::kNothing, truth ? is_max : nullptr});
 }
 
-// aminmax(self, dim) -> least, most
+// aminmax(self, dim) -> (min, max)
 void propose_extremes(const OpCall& call, Proposal& proposal) {
-  propose(call, proposal, {Partial(ReduceOp::kMax), Needs::kNonEmpty, nullptr});
+  propose(call, proposal, {Partial(ReduceOp::kMax), ShardRequirement::kNonEmpty, nullptr});
   for (auto& strategy : proposal.strategies) {
     if (strategy.outputs[0].is_partial()) strategy.outputs = {Partial(ReduceOp::kMin), Partial(ReduceOp::kMax)};
   }
 }
 
 void propose_count(const OpCall& call, Proposal& proposal) {
-  propose(call, proposal, {Partial(ReduceOp::kSum), Needs::kNothing, nullptr});
+  propose(call, proposal, {Partial(ReduceOp::kSum), ShardRequirement::kNothing, nullptr});
   proposal.outputs[0].dtype = at::kLong;
 }
 
-// trace(self): the diagonal of the whole runs through a part as one that is moved by the part's place.
+// trace(self): the diagonal of the whole is a diagonal of the part, shifted by the offset of the part.
 void propose_trace(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   TESSERA_CHECK(self.dim() == 2, ErrorKind::kShape, "[dtensor.dispatch] {}: found {} dims, wanted a matrix.",
                 call.describe(), self.dim());
   proposal.strategies = {{{Partial()}, {Shard(0)}}, {{Partial()}, {Shard(1)}}};
   add_linear(call, proposal, 0);
-  proposal.strided = false;
+  proposal.supports_strided = false;
   proposal.outputs.push_back(
       {{},
        {},
        at::isIntegralType(self.tensor->scalar_type(), /*includeBool=*/true) ? at::kLong : self.tensor->scalar_type()});
-  proposal.local = [](const OpCall& of, const Choice& choice) -> LocalFunction {
+  proposal.local = [](const OpCall& of, const PlacementChoice& choice) -> LocalFunction {
     if (!of.mesh->coordinate()) return nullptr;
     const LocalBox box = local_box(of.inputs[0].sizes.vec(), *of.mesh, choice.inputs[0]);
     return [moved = box.offset[0] - box.offset[1]](const LocalCall& local) {
@@ -150,23 +156,23 @@ void propose_trace(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// norm(self, p, dim): parts of a norm combine as (sum of x^p)^(1/p).
+// norm(self, p, dim): partial norms combine as (sum of x^p)^(1/p).
 void propose_norm(const OpCall& call, Proposal& proposal) {
   int order_arg = call.arg_named("ord");
   order_arg = order_arg < 0 ? call.arg_named("p") : order_arg;
   const double order = call.has(order_arg) ? call.args[order_arg].toScalar().toDouble() : 2.0;
   ReductionKind kind;
   if (order == std::numeric_limits<double>::infinity()) {
-    kind = {Partial(ReduceOp::kMax), Needs::kNonEmpty, nullptr};
+    kind = {Partial(ReduceOp::kMax), ShardRequirement::kNonEmpty, nullptr};
   } else if (order == -std::numeric_limits<double>::infinity()) {
-    kind = {Partial(ReduceOp::kMin), Needs::kNonEmpty, nullptr};
+    kind = {Partial(ReduceOp::kMin), ShardRequirement::kNonEmpty, nullptr};
   } else if (order == 0) {
-    kind = {Partial(ReduceOp::kSum), Needs::kNothing, nullptr};
+    kind = {Partial(ReduceOp::kSum), ShardRequirement::kNothing, nullptr};
   } else if (order > 0) {
-    kind = {NormPartial(static_cast<float>(order)), Needs::kNothing, nullptr};
+    kind = {NormPartial(static_cast<float>(order)), ShardRequirement::kNothing, nullptr};
   }
   propose(call, proposal, kind);
-  // A norm of parts of norms of the same order is a part of the norm.
+  // A norm of partial norms of the same order is a partial norm again.
   for (const Placement& p : partials_among(call)) {
     if (kind.over_shards && p == *kind.over_shards && p.kind == Placement::Kind::kNormPartial) {
       proposal.strategies.push_back({{p}, {p}});
@@ -174,35 +180,36 @@ void propose_norm(const OpCall& call, Proposal& proposal) {
   }
 }
 
-// histc(self, bins, min, max): the counts of the parts add up, given bounds that do not come from the data.
+// histc(self, bins, min, max): the ranks' counts add up, if the bounds are given and not taken from the data.
 void propose_histogram(const OpCall& call, Proposal& proposal) {
   if (call.args[2].toScalar().toDouble() != call.args[3].toScalar().toDouble()) {
     for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) proposal.strategies.push_back({{Partial()}, {Shard(dim)}});
   }
-  proposal.scatters = true;
+  proposal.allows_new_shards = true;
   proposal.output({call.int_at(1)});
 }
 
 }  // namespace
 
 void add_reduction_rules(RuleTable& table) {
-  table.add("aten::sum", reduction({Partial(ReduceOp::kSum), Needs::kNothing, is_additive}));
-  table.add("aten::nansum", reduction({Partial(ReduceOp::kSum), Needs::kNothing, nullptr}));  // a part may be no number
-  table.add({"aten::mean"}, reduction({Partial(ReduceOp::kAvg), Needs::kEqual, is_average}));
+  table.add("aten::sum", reduction({Partial(ReduceOp::kSum), ShardRequirement::kNothing, is_additive}));
+  // No Partial passes nansum, because one rank's summand may be NaN.
+  table.add("aten::nansum", reduction({Partial(ReduceOp::kSum), ShardRequirement::kNothing, nullptr}));
+  table.add({"aten::mean"}, reduction({Partial(ReduceOp::kAvg), ShardRequirement::kEqual, is_average}));
   table.add({"aten::prod"}, propose_product);
-  table.add({"aten::all"}, reduction({Partial(ReduceOp::kProduct), Needs::kNothing, nullptr}));
+  table.add({"aten::all"}, reduction({Partial(ReduceOp::kProduct), ShardRequirement::kNothing, nullptr}));
   table.add({"aten::any"}, propose_any);
-  table.add({"aten::amax", "aten::max"}, reduction({Partial(ReduceOp::kMax), Needs::kNonEmpty, is_max}));
-  table.add({"aten::amin", "aten::min"}, reduction({Partial(ReduceOp::kMin), Needs::kNonEmpty, is_min}));
-  // With positions, or with more than one pass over the whole dim.
+  table.add({"aten::amax", "aten::max"}, reduction({Partial(ReduceOp::kMax), ShardRequirement::kNonEmpty, is_max}));
+  table.add({"aten::amin", "aten::min"}, reduction({Partial(ReduceOp::kMin), ShardRequirement::kNonEmpty, is_min}));
+  // These need positions, or several passes over the whole dim, so a reduced dim must be whole.
   table.add({"aten::max.dim", "aten::max.dim_max", "aten::min.dim", "aten::min.dim_min", "aten::var", "aten::std",
              "aten::var_mean", "aten::std_mean", "aten::logsumexp", "aten::median", "aten::mode", "aten::kthvalue",
              "aten::nanmedian"},
             reduction({}));
   table.add({"aten::linalg_vector_norm", "aten::norm"}, propose_norm);
   table.add("aten::_foreach_norm", zip_rule(propose_norm));
-  // The sum of powers of which a norm is the root.
-  const Rule powers = reduction({Partial(ReduceOp::kSum), Needs::kNothing, nullptr});
+  // The sum of powers, before a norm takes the root.
+  const Rule powers = reduction({Partial(ReduceOp::kSum), ShardRequirement::kNothing, nullptr});
   table.add("aten::linalg__powsum", powers);
   table.add("aten::_foreach_powsum", zip_rule(powers));
   table.add("aten::histc", propose_histogram);

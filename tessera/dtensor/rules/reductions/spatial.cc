@@ -1,4 +1,4 @@
-// Pooling, resampling and rearranging of images: samples and channels are independent, the dims of space are whole.
+// Pooling, resampling and rearranging of images. Samples and channels are independent; the spatial dims must be whole.
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 
@@ -6,18 +6,20 @@ namespace tessera {
 
 namespace {
 
-// How many dims of the first input come before those of space: samples and channels, or channels alone.
+// The number of dims before the `rank` spatial dims of the first input: samples and channels, or channels only.
 int64_t outer_dims(const OpCall& call, int64_t rank) { return call.inputs[0].dim() - rank; }
 
-// All tensors are cut alike along the outer dims. Without meta kernel the sizes follow from `sizes`.
+// Proposes the same shard of an outer dim for all tensors. A rule without a meta kernel sets proposal.outputs itself.
 void propose_alike(const OpCall& call, Proposal& proposal, int64_t rank) {
-  for (int64_t dim = 0; dim < outer_dims(call, rank); ++dim) proposal.strategies.push_back(alike(call, Shard(dim)));
-  proposal.empty_parts = false;
+  for (int64_t dim = 0; dim < outer_dims(call, rank); ++dim) {
+    proposal.strategies.push_back(same_placement(call, Shard(dim)));
+  }
+  proposal.supports_empty_shards = false;
 }
 
 void propose_pool(const OpCall& call, Proposal& proposal, int64_t rank) {
   propose_alike(call, proposal, rank);
-  proposal.scatters = true;
+  proposal.allows_new_shards = true;
 }
 
 Rule pool(int64_t rank) {
@@ -26,11 +28,11 @@ Rule pool(int64_t rank) {
 
 std::vector<int64_t> with_space(const OpCall& call, int64_t rank, const std::vector<int64_t>& space) {
   std::vector<int64_t> sizes = call.inputs[0].sizes.vec();
-  for (int64_t i = 0; i < rank; ++i) sizes[sizes.size() - rank + i] = at_or_only(space, i);
+  for (int64_t i = 0; i < rank; ++i) sizes[sizes.size() - rank + i] = at_or_single(space, i);
   return sizes;
 }
 
-// Averages are linear.
+// An average is linear.
 Rule average_pool(int64_t rank) {
   return [rank](const OpCall& call, Proposal& proposal) {
     propose_pool(call, proposal, rank);
@@ -64,8 +66,8 @@ void propose_max_pool3d(const OpCall& call, Proposal& proposal) {
   std::vector<int64_t> space;
   const auto& sizes = call.inputs[0].sizes;
   for (int64_t i = 0; i < 3; ++i) {
-    space.push_back(pooled(sizes[sizes.size() - 3 + i], at_or_only(kernel, i), at_or_only(stride, i),
-                           at_or_only(pad, i), at_or_only(dilation, i), call.bool_at(5)));
+    space.push_back(pooled(sizes[sizes.size() - 3 + i], at_or_single(kernel, i), at_or_single(stride, i),
+                           at_or_single(pad, i), at_or_single(dilation, i), call.bool_at(5)));
   }
   proposal.outputs.assign(2, OutputShape{with_space(call, 3, space), {}});
 }
@@ -77,8 +79,8 @@ Rule fractional_max_pool(int64_t rank) {
     for (int64_t dim = 0; dim < outer; ++dim) {
       proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Shard(outer == 2 ? dim : 1)}});
     }
-    proposal.empty_parts = false;
-    proposal.scatters = true;
+    proposal.supports_empty_shards = false;
+    proposal.allows_new_shards = true;
     proposal.outputs.assign(2, OutputShape{with_space(call, rank, call.ints_at(2)), {}});
   };
 }
@@ -91,7 +93,7 @@ Rule max_unpool(int64_t rank) {
   };
 }
 
-// (grad, self, ..., indices): linear in the gradient, the rest only read; the result has the shape of self.
+// (grad, self, ..., indices): linear in the gradient; the result has the shape of self.
 Rule pool_backward(int64_t rank) {
   return [rank](const OpCall& call, Proposal& proposal) {
     propose_alike(call, proposal, rank);
@@ -109,7 +111,7 @@ void propose_upsample(const OpCall& call, Proposal& proposal) {
   proposal.output(with_space(call, rank, space));
 }
 
-// upsample_bilinear2d_backward(grad, output_size, input_size, ...): input_size is that of the whole.
+// upsample_bilinear2d_backward(grad, output_size, input_size, ...): input_size is global and becomes local.
 void propose_upsample_backward(const OpCall& call, Proposal& proposal) {
   propose_alike(call, proposal, static_cast<int64_t>(call.ints_at(1).size()));
   add_linear(call, proposal, 0);
@@ -122,11 +124,11 @@ Rule grid_sampler(int64_t rank) {
   return [rank](const OpCall& call, Proposal& proposal) {
     proposal.strategies = {{{Shard(0)}, {Shard(0), Shard(0)}}, {{Shard(1)}, {Shard(1), Replicate()}}};
     add_linear(call, proposal, 0);
-    proposal.empty_parts = false;
+    proposal.supports_empty_shards = false;
     const auto& grid = call.inputs[1].sizes;
     TESSERA_CHECK(call.inputs[0].dim() == rank + 2 && call.inputs[1].dim() == rank + 2, ErrorKind::kShape,
-                  "[dtensor.dispatch] {}: found {} and {} dims, wanted {} of both.", call.describe(),
-                  call.inputs[0].dim(), call.inputs[1].dim(), rank + 2);
+                  "[dtensor.dispatch] {}: found {} dims of the input and {} of the grid, wanted {} dims of both.",
+                  call.describe(), call.inputs[0].dim(), call.inputs[1].dim(), rank + 2);
     proposal.output(with_space(call, rank, {grid.begin() + 1, grid.end() - 1}));
   };
 }
@@ -135,21 +137,22 @@ Rule grid_sampler(int64_t rank) {
 void propose_grid_sampler_backward(const OpCall& call, Proposal& proposal) {
   proposal.strategies = {{{Shard(0), Shard(0)}, {Shard(0), Shard(0), Shard(0)}},
                          {{Shard(1), Partial()}, {Shard(1), Shard(1), Replicate()}}};
-  proposal.empty_parts = false;
+  proposal.supports_empty_shards = false;
   proposal.output(call.inputs[1].sizes);
   proposal.output(call.inputs[2].sizes);
 }
 
-// pixel_shuffle(self [..., C r^2, H, W], r) copies values.
+// pixel_shuffle(self [..., C r^2, H, W], r) moves values, so every Partial passes. `apart` is false for
+// pixel_unshuffle.
 Rule pixel_shuffle(bool apart) {
   return [apart](const OpCall& call, Proposal& proposal) {
     propose_alike(call, proposal, 3);
-    for (const Placement& p : partials_among(call)) proposal.strategies.push_back(alike(call, p));
+    for (const Placement& p : partials_among(call)) proposal.strategies.push_back(same_placement(call, p));
     const int64_t factor = call.int_at(1);
     std::vector<int64_t> sizes = call.inputs[0].sizes.vec();
     const size_t channels = sizes.size() - 3;
     TESSERA_CHECK(sizes.size() >= 3 && factor > 0, ErrorKind::kShape,
-                  "[dtensor.dispatch] {}: found {} dims and factor {}, wanted at least 3 and a positive one.",
+                  "[dtensor.dispatch] {}: found {} dims and factor {}, wanted at least 3 dims and a positive factor.",
                   call.describe(), sizes.size(), factor);
     sizes[channels] = apart ? sizes[channels] / (factor * factor) : sizes[channels] * factor * factor;
     for (size_t i = channels + 1; i < sizes.size(); ++i) sizes[i] = apart ? sizes[i] * factor : sizes[i] / factor;
@@ -157,23 +160,23 @@ Rule pixel_shuffle(bool apart) {
   };
 }
 
-// channel_shuffle(self [N, C, ...], groups) copies values between channels.
+// channel_shuffle(self [N, C, ...], groups) moves values between channels.
 void propose_channel_shuffle(const OpCall& call, Proposal& proposal) {
   for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
     if (dim != 1) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   }
-  add_passing(call, proposal, 0, all_pass);
-  proposal.empty_parts = false;
+  add_pass_through(call, proposal, 0, passes_all);
+  proposal.supports_empty_shards = false;
   proposal.output(call.inputs[0].sizes);
 }
 
-// im2col, col2im: samples are independent when there is a dim of them.
+// im2col and col2im: samples are independent if there is a batch dim. `batched_dims` is the number of dims with it.
 Rule columns(int64_t batched_dims) {
   return [batched_dims](const OpCall& call, Proposal& proposal) {
     if (call.inputs[0].dim() == batched_dims) proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});
     add_linear(call, proposal, 0);
-    proposal.empty_parts = false;
-    const auto pick = [&](int arg, size_t i) { return at_or_only(call.ints_at(arg), i); };
+    proposal.supports_empty_shards = false;
+    const auto pick = [&](int arg, size_t i) { return at_or_single(call.ints_at(arg), i); };
     const auto& sizes = call.inputs[0].sizes;
     std::vector<int64_t> result(sizes.begin(), sizes.end() - (batched_dims - 1));
     const int shift = batched_dims == 3 ? 1 : 0;  // col2im(self, output_size, kernel_size, ...)

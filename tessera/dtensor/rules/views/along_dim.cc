@@ -1,11 +1,11 @@
-// Operations that need one dim whole and treat the others independently: softmax, scans, sorts.
+// Operations that need one dim whole and treat the other dims independently: softmax, scans, sorts.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
 
 namespace {
 
-// All inputs and outputs have one shape and are cut alike along any dim but `dim`.
+// All inputs and outputs have one shape and the same shard, along any dim but `dim`.
 Rule along_dim(size_t outputs) {
   return [outputs](const OpCall& call, Proposal& proposal) {
     const auto& sizes = call.inputs[0].sizes;
@@ -13,14 +13,14 @@ Rule along_dim(size_t outputs) {
     const int dim_arg = call.arg_named("dim");
     const int64_t whole = wrap_dim(call.has(dim_arg) ? call.int_at(dim_arg) : -1, ndim);
     for (int64_t dim = 0; dim < ndim; ++dim) {
-      if (dim != whole) proposal.strategies.push_back(alike(call, Shard(dim)));
+      if (dim != whole) proposal.strategies.push_back(same_placement(call, Shard(dim)));
     }
-    proposal.scatters = outputs > 1;
+    proposal.allows_new_shards = outputs > 1;
     proposal.outputs.assign(outputs, OutputShape{sizes.vec(), {}});
   };
 }
 
-// glu(self, dim): of two halves one.
+// glu(self, dim): the result has half the size along `dim`.
 void propose_glu(const OpCall& call, Proposal& proposal) {
   along_dim(1)(call, proposal);
   if (const int64_t ndim = call.inputs[0].dim(); ndim > 0) {

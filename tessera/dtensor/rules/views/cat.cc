@@ -1,4 +1,4 @@
-// Joining tensors along a dim.
+// Concatenation and stacking.
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/layout.h"
@@ -9,12 +9,13 @@ namespace {
 
 bool is_legacy_empty(const TensorInput& input) { return input.dim() == 1 && input.sizes[0] == 0; }
 
-// Whether operands may stay partial so: what is reduced is what they become together.
-bool survives_promotion(const OpCall& call, const Placement& partial) {
+// Whether operands may stay Partial. The result is reduced in the promoted dtype, so promotion must not change the
+// reduced value.
+bool keeps_value_when_promoted(const OpCall& call, const Placement& partial) {
   const auto first = call.inputs[0].tensor->scalar_type();
-  const auto any = [&](auto&& what) { return std::ranges::any_of(call.inputs, what); };
+  const auto any = [&](auto&& predicate) { return std::ranges::any_of(call.inputs, predicate); };
   if (!any([&](const TensorInput& input) { return input.tensor->scalar_type() != first; })) return true;
-  // Sums of narrow integers wrap around, which those of what they become would not.
+  // Sums of narrow integers wrap around; sums in the promoted dtype would not.
   auto together = first;
   for (const auto& input : call.inputs) together = c10::promoteTypes(together, input.tensor->scalar_type());
   const bool wraps = is_additive(partial) && any([&](const TensorInput& input) {
@@ -27,7 +28,8 @@ bool survives_promotion(const OpCall& call, const Placement& partial) {
          (is_additive(partial) || !any([](const TensorInput& input) { return input.tensor->is_complex(); }));
 }
 
-// All operands lie as one of them does, which must have the joined dim whole. Candidates follow the operands in turn.
+// All operands get the placement of one of them, in which the concatenated dim is whole. Each operand gives one
+// candidate, in order.
 void propose_cat(const OpCall& call, Proposal& proposal) {
   TESSERA_CHECK(!call.inputs.empty(), ErrorKind::kShape, "[dtensor.dispatch] {}: found no tensors.", call.describe());
   const auto other_than_empty = std::ranges::find_if_not(call.inputs, is_legacy_empty);
@@ -39,7 +41,7 @@ void propose_cat(const OpCall& call, Proposal& proposal) {
     for (const auto& input : call.inputs) {
       Placement followed = input.placements[m];
       if (is_legacy_empty(input) || followed.is_replicate() || (followed.is_any_shard() && followed.dim == joined) ||
-          (followed.is_partial() && !survives_promotion(call, followed))) {
+          (followed.is_partial() && !keeps_value_when_promoted(call, followed))) {
         continue;
       }
       Strategy strategy{{followed}, {}};
@@ -59,11 +61,11 @@ void propose_cat(const OpCall& call, Proposal& proposal) {
       sizes[joined] += input.sizes[joined];
     }
   }
-  proposal.strided = false;  // strided placements are followed as they are
+  proposal.supports_strided = false;  // strided placements are candidates as they are
   proposal.output(sizes);
 }
 
-// stack: operands that are cut differently are brought together whole, as upstream does.
+// stack: operands with different shards become whole, as in PyTorch. A shard wins over Replicate and Partial.
 void propose_stack(const OpCall& call, Proposal& proposal) {
   TESSERA_CHECK(!call.inputs.empty(), ErrorKind::kShape, "[dtensor.dispatch] {}: found no tensors.", call.describe());
   const int64_t ndim = call.inputs[0].dim();
@@ -84,18 +86,18 @@ void propose_stack(const OpCall& call, Proposal& proposal) {
         break;
       }
     }
-    const bool norm = merged.kind == Placement::Kind::kNormPartial;  // which nothing else becomes
+    const bool norm = merged.kind == Placement::Kind::kNormPartial;  // no other placement can become a partial norm
     const bool mixed = norm && std::ranges::any_of(call.inputs, [&](const TensorInput& input) {
                          return input.placements[m] != merged;
                        });
-    const bool alone =
-        std::ranges::all_of(common, [&](const Placement& p) { return !p.is_partial() || can_mix(p, merged); });
-    if (mixed || (merged.is_partial() && (!alone || !survives_promotion(call, merged)))) merged = Replicate();
+    const bool alone = std::ranges::all_of(
+        common, [&](const Placement& p) { return !p.is_partial() || can_combine_partials(p, merged); });
+    if (mixed || (merged.is_partial() && (!alone || !keeps_value_when_promoted(call, merged)))) merged = Replicate();
     common.push_back(merged);
     if (merged.is_any_shard() && merged.dim >= added) ++merged.dim;
     result.push_back(merged);
   }
-  proposal.choice = Choice{std::vector<Placements>(call.inputs.size(), common), {result}};
+  proposal.choice = PlacementChoice{std::vector<Placements>(call.inputs.size(), common), {result}};
   std::vector<int64_t> sizes = call.inputs[0].sizes.vec();
   sizes.insert(sizes.begin() + added, static_cast<int64_t>(call.inputs.size()));
   proposal.output(sizes);

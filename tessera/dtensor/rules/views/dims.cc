@@ -1,4 +1,4 @@
-// Operations that move, drop, add or cut dims: each dim of the input is at most one dim of the result.
+// Operations that move, remove, add or divide dims. Each dim of the input is at most one dim of the result.
 #include <ATen/ATen.h>
 
 #include "tessera/dtensor/rules/table.h"
@@ -8,17 +8,18 @@ namespace tessera {
 
 namespace {
 
-// For each dim of the first input its dim in every result, -1 when it must be whole.
+// For each dim of the first input: the dim of every result that it becomes, or -1 if it must be whole.
 using DimMap = c10::SmallVector<int64_t, 6>;
 
-// Which partials pass: all where values only move or zeros are filled in, sums where values are added up.
+// Proposes the shards of a DimMap. `passes` selects the Partial placements: all if values are only moved or zeros are
+// inserted, sums if values are added.
 void propose_mapped(const OpCall& call, Proposal& proposal, const DimMap& map,
-                    bool (*passes)(const Placement&) = all_pass) {
+                    bool (*passes)(const Placement&) = passes_all) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     if (map[dim] >= 0 && is_sharded_on(self, dim)) proposal.strategies.push_back({{Shard(map[dim])}, {Shard(dim)}});
   }
-  add_passing(call, proposal, 0, passes);
+  add_pass_through(call, proposal, 0, passes);
 }
 
 Rule mapped(DimMap (*map)(const OpCall&)) {
@@ -59,7 +60,7 @@ DimMap with_added(const OpCall& call, int dim_arg) {
 }
 DimMap unsqueezed(const OpCall& call) { return with_added(call, 1); }
 
-// One dim goes away (select, unbind) or must be whole (slice, split, flip).
+// A map in which dim `gone` is removed (select, unbind) or must be whole (slice, split, flip).
 DimMap without(const OpCall& call, int64_t gone, bool removed) {
   DimMap map = identity(call.inputs[0].dim());
   map[gone] = -1;
@@ -76,14 +77,15 @@ DimMap along(const OpCall& call, int dim_arg) {
   return without(call, checked_dim(call, call.int_at(dim_arg), call.inputs[0].dim()), false);
 }
 
-// Which dims lie in the diagonal's plane.
+// The two dims of the diagonal.
 std::pair<int64_t, int64_t> plane(const OpCall& call, int64_t ndim) {
   return {checked_dim(call, call.int_at(call.arg_named("dim1")), ndim),
           checked_dim(call, call.int_at(call.arg_named("dim2")), ndim)};
 }
 
-// Of a tensor of ndim dims its place in the diagonal's: dims of the plane go, the diagonal comes last.
-DimMap beside(const std::pair<int64_t, int64_t>& plane, int64_t ndim) {
+// For each dim of a tensor of ndim dims: its position in the diagonal. The two dims of the plane are removed, and the
+// diagonal is the last dim.
+DimMap dims_outside_plane(const std::pair<int64_t, int64_t>& plane, int64_t ndim) {
   DimMap map(ndim, -1);
   int64_t next = 0;
   for (int64_t dim = 0; dim < ndim; ++dim) {
@@ -94,13 +96,13 @@ DimMap beside(const std::pair<int64_t, int64_t>& plane, int64_t ndim) {
 
 DimMap diagonal(const OpCall& call) {
   const int64_t ndim = call.inputs[0].dim();
-  return beside(plane(call, ndim), ndim);
+  return dims_outside_plane(plane(call, ndim), ndim);
 }
 
-// The way back: dims of the diagonal in the whole.
+// The inverse of diagonal(): for each dim of the diagonal its dim in the whole.
 DimMap embedded(const OpCall& call) {
   const int64_t ndim = call.inputs[0].dim() + 1;
-  const DimMap there = beside(plane(call, ndim), ndim);
+  const DimMap there = dims_outside_plane(plane(call, ndim), ndim);
   DimMap back(call.inputs[0].dim(), -1);
   for (int64_t dim = 0; dim < ndim; ++dim) {
     if (there[dim] >= 0) back[there[dim]] = dim;
@@ -138,7 +140,7 @@ DimMap unbound(const OpCall& call) {
   return without(call, checked_dim(call, call.args.size() > 1 ? call.int_at(1) : 0, call.inputs[0].dim()), true);
 }
 
-// squeeze looks at global sizes: a local part of size 1 stays.
+// squeeze removes dims of global size 1. A local size of 1 does not count.
 void propose_squeeze(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   std::vector<int64_t> candidates = call.ints_at(call.args.size() > 1 ? 1 : -1);
@@ -157,12 +159,12 @@ void propose_squeeze(const OpCall& call, Proposal& proposal) {
     if (std::ranges::find(gone, dim) == gone.end()) map[dim] = next++;
   }
   propose_mapped(call, proposal, map);
-  proposal.local = [gone](const OpCall&, const Choice&) -> LocalFunction {
+  proposal.local = [gone](const OpCall&, const PlacementChoice&) -> LocalFunction {
     return [gone](const LocalCall& local) { local.finish({at::squeeze(local.arg(0).toTensor(), gone)}); };
   };
 }
 
-// expand(self, size): sizes of the parts in place of the global ones.
+// expand(self, size): the size argument is replaced by the local sizes.
 void propose_expand(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const auto sizes = call.ints_at(1);
@@ -176,7 +178,8 @@ void propose_expand(const OpCall& call, Proposal& proposal) {
   proposal.rewrite = with_local_sizes(1);
 }
 
-// unfold(self, dim, size, step): the windows become a new last dim. One that is as long as the dim is the dim itself.
+// unfold(self, dim, size, step): the windows become a new last dim. A single window as long as `dim` is the dim itself,
+// so it may stay sharded.
 void propose_unfold(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   if (self.dim() == 0) return;
@@ -186,16 +189,16 @@ void propose_unfold(const OpCall& call, Proposal& proposal) {
   if (whole) map[dim] = self.dim();
   propose_mapped(call, proposal, map);
   if (whole) {
-    proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+    proposal.rewrite = [](const OpCall& of, const PlacementChoice& choice, const std::vector<OutputShape>& shapes) {
       return Rewrites{{2, local_sizes(shapes[0].sizes, *of.mesh, choice.outputs[0]).back()}};
     };
   }
 }
 
-// select_backward(grad, input_sizes, dim, ...) and its like: a tensor of input_sizes, zero outside of what was taken.
-// `added` is the number of dims that the gradient has more than input_sizes. A gradient of another number of dims must
-// be whole: ATen broadcasts or refuses it.
-Rule mapped_back(DimMap (*map)(const OpCall&), int64_t added, bool (*passes)(const Placement&) = all_pass) {
+// select_backward(grad, input_sizes, dim, ...) and similar: a tensor of input_sizes that is zero outside the selection.
+// `added` is the number of dims that the gradient has in addition to input_sizes; it may be negative. A gradient with
+// another number of dims must be replicated, because ATen broadcasts or refuses it.
+Rule mapped_back(DimMap (*map)(const OpCall&), int64_t added, bool (*passes)(const Placement&) = passes_all) {
   return [map, added, passes](const OpCall& call, Proposal& proposal) {
     const int64_t ndim = call.inputs[0].dim();
     const bool fits = ndim == static_cast<int64_t>(call.ints_at(1).size()) + added;
@@ -208,7 +211,7 @@ Rule mapped_back(DimMap (*map)(const OpCall&), int64_t added, bool (*passes)(con
 DimMap before_select(const OpCall& call) { return with_added(call, 2); }
 DimMap before_slice(const OpCall& call) { return along(call, 2); }
 
-// The windows are the last dim.
+// The last dim of the gradient holds the windows.
 DimMap before_unfold(const OpCall& call) {
   const int64_t ndim = call.inputs[0].dim() - 1;
   DimMap map = identity(ndim + 1);
@@ -218,7 +221,7 @@ DimMap before_unfold(const OpCall& call) {
   return map;
 }
 
-// select_scatter(self, src, ...) and its like: src lies in self as a view of it would.
+// select_scatter(self, src, ...) and similar: src has the placements that a view of self would have.
 void propose_scattered(const OpCall& call, Proposal& proposal, const DimMap& map) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
@@ -236,12 +239,12 @@ DimMap repeated(const OpCall& call) {
   return map;
 }
 
-// tril(self, diagonal): the diagonal of the whole runs through a part as one that is moved by the part's place.
+// tril(self, diagonal): the diagonal of the whole is a diagonal of the part, shifted by the offset of the part.
 void propose_triangle(const OpCall& call, Proposal& proposal) {
   propose_mapped(call, proposal, identity(call.inputs[0].dim()));
   proposal.output(call.inputs[0].sizes);
-  proposal.strided = false;
-  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+  proposal.supports_strided = false;
+  proposal.rewrite = [](const OpCall& of, const PlacementChoice& choice, const std::vector<OutputShape>& shapes) {
     const auto ndim = static_cast<int64_t>(shapes[0].sizes.size());
     if (!of.mesh->coordinate() || ndim < 2) return Rewrites{};
     const LocalBox box = local_box(shapes[0].sizes, *of.mesh, choice.inputs[0]);
@@ -265,7 +268,7 @@ void add_dims_rules(RuleTable& table) {
   table.add({"aten::expand", "aten::expand_copy"}, propose_expand);
   table.add("aten::flip", [](const OpCall& c, Proposal& p) {
     propose_along_whole_dims(c, p);
-    p.lies_as_pointwise = true;
+    p.has_pointwise_strides = true;
   });
   table.add("aten::roll", propose_along_whole_dims);
   table.add({"aten::tril", "aten::triu"}, propose_triangle);

@@ -1,30 +1,31 @@
-// Reading at the places that index tensors name.
+// Reading at index tensors.
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
-#include "tessera/dtensor/rules/views/places.h"
+#include "tessera/dtensor/rules/views/index_selection.h"
 
 namespace tessera {
 
 namespace {
 
-// Elements [offset, offset + local size) along dim lie here: others count as zero, to be summed over the ranks.
+// Gathers the elements of this rank's shard, which starts at `offset` along dim. Other elements are zero, so the ranks'
+// results sum up to the result (Partial).
 LocalFunction gather_own(int64_t dim, int64_t offset, int64_t in_all) {
   return [dim, offset, in_all](const LocalCall& local) {
     const at::Tensor self = local.arg(0).toTensor();
     const at::Tensor index = local.arg(2).toTensor();
-    check_places(local.op.name, index, in_all);
+    check_indices(local.op.name, index, in_all);
     if (self.size(dim) == 0) {
       local.finish({at::zeros(index.sizes(), self.options())});
       return;
     }
-    const auto [own, elsewhere] = own_places(index, offset, self.size(dim));
-    local.finish({at::gather(self, dim, own).masked_fill_(elsewhere, 0)});
+    const auto [own, is_remote] = to_local_indices(index, offset, self.size(dim));
+    local.finish({at::gather(self, dim, own).masked_fill_(is_remote, 0)});
   };
 }
 
-// gather(self, dim, index): dims other than `dim` are independent where both have the same size.
+// gather(self, dim, index): dims other than `dim` are independent if self and index have the same size there.
 void propose_gather(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const TensorInput& index = call.inputs[1];
@@ -35,15 +36,15 @@ void propose_gather(const OpCall& call, Proposal& proposal) {
       proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Shard(dim)}});
     }
   }
-  add_passing(call, proposal, 0, all_pass);
-  proposal.scatters = true;
+  add_pass_through(call, proposal, 0, passes_all);
+  proposal.allows_new_shards = true;
   proposal.output(index.sizes);
-  // One element a line: the rank that holds it gives it, the others zero.
+  // With one index in each line, the rank with the element returns it and the other ranks return zero.
   if (index.dim() > 0 && index.dim() == self.dim() && index.sizes[gathered] == 1 && is_sharded_on(self, gathered)) {
     proposal.strategies.push_back({{Partial()}, {Shard(gathered), Replicate()}});
-    proposal.strided = false;
-    proposal.local = [gathered](const OpCall& of, const Choice& choice) -> LocalFunction {
-      const auto offset = own_offset(of, choice, gathered);
+    proposal.supports_strided = false;
+    proposal.local = [gathered](const OpCall& of, const PlacementChoice& choice) -> LocalFunction {
+      const auto offset = local_offset(of, choice, gathered);
       return offset ? gather_own(gathered, *offset, of.inputs[0].sizes[gathered]) : nullptr;
     };
   }
@@ -61,24 +62,23 @@ void propose_index_select(const OpCall& call, Proposal& proposal) {
       proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Replicate()}});
     }
   }
-  add_passing(call, proposal, 0, all_pass);
+  add_pass_through(call, proposal, 0, passes_all);
   std::vector<int64_t> sizes = self.sizes.vec();
   sizes[selected] = c10::multiply_integers(index.sizes);
   proposal.output(sizes);
 }
 
-// index(self, indices?): dims of self that are not indexed keep their shards, indexed ones must be whole.
+// index(self, indices?): dims of self without an index keep their shards; indexed dims must be whole.
 void propose_index(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
-  const Selection selection = read_selection(call, 1);
-  TESSERA_CHECK(
-      !selection.masks, ErrorKind::kShape,
-      "[dtensor.dispatch] {}: the shape of what a mask selects depends on data. Use where, masked_fill or index "
-      "tensors, or work on full_tensor().",
-      call.describe());
+  const IndexSelection selection = read_selection(call, 1);
+  TESSERA_CHECK(!selection.masks, ErrorKind::kShape,
+                "[dtensor.dispatch] {}: the shape of a selection by a mask depends on data. Use where, masked_fill or "
+                "index tensors, or call it on full_tensor().",
+                call.describe());
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     if (selection.indexed[dim]) continue;
-    proposal.strategies.push_back(rest_whole(call, {{Shard(selection.position(dim))}, {Shard(dim)}}));
+    proposal.strategies.push_back(replicate_rest(call, {{Shard(selection.position(dim))}, {Shard(dim)}}));
   }
   for (int64_t dim = 0; dim < selection.broadcast_dims; ++dim) {
     Strategy strategy{{Shard(selection.front + dim)}, {Replicate()}};
@@ -91,35 +91,36 @@ void propose_index(const OpCall& call, Proposal& proposal) {
     }
     if (usable) proposal.strategies.push_back(std::move(strategy));
   }
-  add_passing(call, proposal, 0, all_pass);
-  proposal.local = [](const OpCall& of, const Choice& choice) {
-    std::vector<Places> places;
+  add_pass_through(call, proposal, 0, passes_all);
+  proposal.local = [](const OpCall& of, const PlacementChoice& choice) {
+    std::vector<CheckedIndex> places;
     for (size_t i = 1; i < of.inputs.size(); ++i) {
       const auto& index = of.inputs[i];
       places.push_back({index.arg, index.element, of.inputs[0].sizes[index.element], /*from_end=*/true});
     }
-    return checked_where_empty(of, choice, std::move(places));
+    return check_indices_if_empty(of, choice, std::move(places));
   };
 }
 
-// take(self, index): places in the flattened tensor, which must be whole.
+// take(self, index): indices into the flattened tensor, which must be whole.
 void propose_take(const OpCall& call, Proposal& proposal) {
   const TensorInput& index = call.inputs[1];
   for (int64_t dim = 0; dim < index.dim(); ++dim) {
     proposal.strategies.push_back({{Shard(dim)}, {Replicate(), Shard(dim)}});
   }
-  add_passing(call, proposal, 0, all_pass);
+  add_pass_through(call, proposal, 0, passes_all);
   proposal.output(index.sizes);
 }
 
-// bucketize(self, boundaries): how many boundaries lie below; those of the ranks add up, and more is never less.
+// bucketize(self, boundaries) counts the boundaries below a value. The counts of the ranks' boundaries add up. The
+// count increases with the value, so maxima and minima of self pass.
 void propose_bucketize(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Replicate()}});
   }
   proposal.strategies.push_back({{Partial()}, {Replicate(), Shard(0)}});
-  add_passing(call, proposal, 0, is_extreme);
+  add_pass_through(call, proposal, 0, is_extreme);
   proposal.output(self.sizes);
 }
 

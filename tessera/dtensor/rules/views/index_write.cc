@@ -1,12 +1,13 @@
-// Writing at the places that index tensors name.
+// Writing at index tensors.
 #include "tessera/dtensor/rules/table.h"
-#include "tessera/dtensor/rules/views/places.h"
+#include "tessera/dtensor/rules/views/index_selection.h"
 
 namespace tessera {
 
 namespace {
 
-// scatter(self, dim, index, src or value), scatter_add likewise: independent along dims that all have in the same size.
+// scatter(self, dim, index, src or value), scatter_add: dims other than `dim` are independent if all tensors have the
+// same size there.
 void propose_scatter(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const int64_t dim_written = wrap_dim(call.int_at(1), self.dim());
@@ -14,47 +15,47 @@ void propose_scatter(const OpCall& call, Proposal& proposal) {
     const bool same_size = std::ranges::all_of(call.inputs, [&](const TensorInput& input) {
       return input.dim() == self.dim() && input.sizes[dim] == self.sizes[dim];
     });
-    if (dim != dim_written && same_size) proposal.strategies.push_back(alike(call, Shard(dim)));
+    if (dim != dim_written && same_size) proposal.strategies.push_back(same_placement(call, Shard(dim)));
   }
-  proposal.scatters = true;
+  proposal.allows_new_shards = true;
   proposal.output(self.sizes);
 }
 
-// index_put(self, indices, values, accumulate): dims that are not indexed are independent. Replacing and adding are
-// linear.
+// index_put(self, indices, values, accumulate): dims without an index are independent. Replacing and adding are linear,
+// so sums pass if self and values are both Partial.
 void propose_index_put(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
-  const Selection selection = read_selection(call, 1);
+  const IndexSelection selection = read_selection(call, 1);
   const int values_at = call.input_at(2);
   const TensorInput& values = call.inputs[values_at];
   for (int64_t dim = 0; dim < self.dim() && !selection.masks; ++dim) {
     if (selection.indexed[dim]) continue;
     const int64_t own = selection.position(dim) - (selection.dims() - values.dim());
-    Strategy strategy = rest_whole(call, {{Shard(dim)}, {Shard(dim)}});
+    Strategy strategy = replicate_rest(call, {{Shard(dim)}, {Shard(dim)}});
     if (own >= 0 && values.sizes[own] != 1) strategy.inputs[values_at] = Shard(own);
     proposal.strategies.push_back(std::move(strategy));
   }
   for (const Placement& p : partials_among(call)) {
     if (is_additive(p)) {
-      Strategy strategy = passing(p, 0, call.inputs.size());
+      Strategy strategy = pass_through(p, 0, call.inputs.size());
       strategy.inputs[values_at] = p;
       proposal.strategies.push_back(std::move(strategy));
     }
   }
   proposal.output(self.sizes);
-  proposal.local = [masks = selection.masks](const OpCall& of, const Choice& choice) {
-    std::vector<Places> places;
+  proposal.local = [masks = selection.masks](const OpCall& of, const PlacementChoice& choice) {
+    std::vector<CheckedIndex> places;
     for (size_t i = 1; i < of.inputs.size() && !masks; ++i) {
       const auto& index = of.inputs[i];
       if (index.arg == 1 && index.element < of.inputs[0].dim()) {
         places.push_back({1, index.element, of.inputs[0].sizes[index.element], /*from_end=*/true});
       }
     }
-    return checked_where_empty(of, choice, std::move(places));
+    return check_indices_if_empty(of, choice, std::move(places));
   };
 }
 
-// index_add(self, dim, index, source) and its like: dims other than `dim` are independent.
+// index_add(self, dim, index, source) and similar: dims other than `dim` are independent.
 void propose_along_index(const OpCall& call, Proposal& proposal, bool (*passes)(const Placement&)) {
   const TensorInput& self = call.inputs[0];
   const int64_t written = wrap_dim(call.int_at(1), self.dim());
@@ -62,7 +63,7 @@ void propose_along_index(const OpCall& call, Proposal& proposal, bool (*passes)(
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     if (dim == written) continue;
     Strategy strategy{{Shard(dim)}, {Shard(dim), Replicate()}};
-    if (count > 2) {  // a source, of self's shape but along `written`
+    if (count > 2) {  // source has self's shape, except along `written`
       strategy.inputs.push_back(call.inputs[2].dim() == self.dim() ? Shard(dim) : Replicate());
     }
     proposal.strategies.push_back(std::move(strategy));
@@ -77,8 +78,8 @@ void propose_along_index(const OpCall& call, Proposal& proposal, bool (*passes)(
   proposal.output(self.sizes);
   if (self.dim() > 0) {
     const bool fills = call.name().find("index_fill") != std::string::npos;
-    proposal.local = [fills, size = self.sizes[written]](const OpCall& of, const Choice& choice) {
-      return checked_where_empty(of, choice, {{2, -1, size, /*from_end=*/fills}});
+    proposal.local = [fills, size = self.sizes[written]](const OpCall& of, const PlacementChoice& choice) {
+      return check_indices_if_empty(of, choice, {{2, -1, size, /*from_end=*/fills}});
     };
   }
 }
@@ -89,7 +90,7 @@ Rule along_index(bool (*passes)(const Placement&)) {
 
 bool none(const Placement&) { return false; }
 
-// Operations on the flattened tensor: only whole, so that no write is lost or made twice.
+// Operations on the flattened tensor run on whole tensors only, so that every write happens exactly once.
 void propose_whole(const OpCall& call, Proposal& proposal) { proposal.output(call.inputs[0].sizes); }
 
 }  // namespace
@@ -99,11 +100,11 @@ void add_index_write_rules(RuleTable& table) {
   table.add({"aten::index_put", "aten::_index_put_impl", "aten::_index_put_impl_", "aten::_unsafe_index_put"},
             propose_index_put);
   table.add("aten::index_add", along_index(is_additive));
-  table.add("aten::index_copy", along_index(all_pass));
+  table.add("aten::index_copy", along_index(passes_all));
   table.add("aten::index_reduce", along_index(none));
   table.add("aten::index_fill", along_index(is_idempotent));
   table.add({"aten::index_fill.int_Tensor", "aten::index_fill_.int_Tensor", "aten::index_fill.int_Tensor_out"},
-            along_index(all_pass));
+            along_index(passes_all));
   table.add({"aten::put", "aten::masked_scatter"}, propose_whole);
 }
 

@@ -1,4 +1,4 @@
-// Padding: dims that grow must be whole, the others are independent.
+// Padding. Padded dims must be whole; the other dims are independent.
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 
@@ -6,7 +6,7 @@ namespace tessera {
 
 namespace {
 
-// Which dims the pad list changes: pairs from the last dim on.
+// Which dims the pad list changes. The list has pairs, from the last dim on.
 std::vector<bool> padded_dims(const OpCall& call, int pad_arg, int64_t ndim) {
   const auto pad = call.ints_at(pad_arg);
   TESSERA_CHECK(static_cast<int64_t>(pad.size()) <= 2 * ndim, ErrorKind::kShape,
@@ -26,7 +26,7 @@ std::vector<int64_t> padded_sizes(const OpCall& call, int pad_arg) {
   return sizes;
 }
 
-// constant_pad_nd(self, pad, value): what all ranks fill in must reduce to itself.
+// constant_pad_nd(self, pad, value): all ranks fill in the same value, so it must reduce to itself.
 void propose_constant(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const auto padded = padded_dims(call, 1, self.dim());
@@ -43,13 +43,13 @@ void propose_constant(const OpCall& call, Proposal& proposal) {
   proposal.output(padded_sizes(call, 1));
 }
 
-// reflection_pad2d(self, padding) and its like copy values: any partial passes.
+// reflection_pad2d(self, padding) and similar copy values, so any Partial passes.
 void propose_copying(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const int64_t outer = self.dim() - static_cast<int64_t>(call.ints_at(1).size() / 2);
   for (int64_t dim = 0; dim < outer; ++dim) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
-  add_passing(call, proposal, 0, all_pass);
-  proposal.empty_parts = false;
+  add_pass_through(call, proposal, 0, passes_all);
+  proposal.supports_empty_shards = false;
   proposal.output(padded_sizes(call, 1));
 }
 
@@ -57,9 +57,9 @@ void propose_copying(const OpCall& call, Proposal& proposal) {
 void propose_copying_backward(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[1];
   const int64_t outer = self.dim() - static_cast<int64_t>(call.ints_at(2).size() / 2);
-  for (int64_t dim = 0; dim < outer; ++dim) proposal.strategies.push_back(alike(call, Shard(dim)));
+  for (int64_t dim = 0; dim < outer; ++dim) proposal.strategies.push_back(same_placement(call, Shard(dim)));
   add_linear(call, proposal, 0);
-  proposal.empty_parts = false;
+  proposal.supports_empty_shards = false;
   proposal.output(self.sizes);
 }
 

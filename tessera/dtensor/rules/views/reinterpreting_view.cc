@@ -1,4 +1,4 @@
-// Views of the same bytes as another type.
+// Views of the same bytes with another dtype.
 #include <ATen/ATen.h>
 
 #include "tessera/dtensor/rules/table.h"
@@ -7,11 +7,11 @@ namespace tessera {
 
 namespace {
 
-// view_as_real(self [...]) -> [..., 2]: both parts of a sum are sums.
+// view_as_real(self [...]) -> [..., 2]: real and imaginary part of a sum are sums.
 void propose_as_real(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
-  add_passing(call, proposal, 0, all_pass);
+  add_pass_through(call, proposal, 0, passes_all);
 }
 
 // view_as_complex(self [..., 2]) -> [...]
@@ -19,8 +19,9 @@ void propose_as_complex(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim + 1 < self.dim(); ++dim) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   add_linear(call, proposal, 0);
-  // The kernel looks at the strides of dims that have one element or none, which say nothing.
-  proposal.local = [](const OpCall& of, const Choice&) -> LocalFunction {
+  // The kernel checks the strides of dims of size 0 or 1, too, although they mean nothing. They are replaced by valid
+  // ones.
+  proposal.local = [](const OpCall& of, const PlacementChoice&) -> LocalFunction {
     if (of.name() != "aten::view_as_complex") return nullptr;
     return [](const LocalCall& local) {
       const at::Tensor part = local.arg(0).toTensor();
@@ -33,8 +34,8 @@ void propose_as_complex(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// view(self, dtype): the last dim grows or shrinks with the size of an element, so parts of it must be whole elements
-// of both types and even. What is partial must be reduced before its bytes mean something else.
+// view(self, dtype): the last dim grows or shrinks with the element size. A shard of it must be even and must consist
+// of whole elements of both types. A Partial must be reduced before its bytes are reinterpreted.
 void propose_view_dtype(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const auto from = static_cast<int64_t>(self.tensor->element_size());
@@ -43,9 +44,9 @@ void propose_view_dtype(const OpCall& call, Proposal& proposal) {
     const bool even = self.sizes[dim] % (call.mesh->size() * std::max<int64_t>(to / from, 1)) == 0;
     if (from == to || dim + 1 < self.dim() || even) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   }
-  proposal.strided = from == to;
+  proposal.supports_strided = from == to;
   const bool same_type = self.tensor->scalar_type() == static_cast<at::ScalarType>(call.int_at(1));
-  if (same_type) add_passing(call, proposal, 0, all_pass);
+  if (same_type) add_pass_through(call, proposal, 0, passes_all);
 }
 
 }  // namespace

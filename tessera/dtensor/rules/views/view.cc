@@ -1,5 +1,5 @@
-// Reshapes: which dims of the result hold a sharded dim of the input. Dims are matched in groups of equal product, as
-// upstream's view rules do.
+// Views with another shape: which dims of the result are sharded if dims of the input are. As in PyTorch's rules, dims
+// are matched in groups of equal product.
 #include <ATen/ATen.h>
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
@@ -13,12 +13,14 @@ namespace tessera {
 
 namespace {
 
-// Consecutive input dims that become consecutive output dims. Dims of size 1 are left out of mixed groups.
+// Consecutive input dims that become consecutive output dims. Groups with several dims leave out dims of size 1.
 struct DimGroup {
   c10::SmallVector<int64_t, 4> from;
   c10::SmallVector<int64_t, 4> to;
 };
 
+// The groups of a view. Equal dims at both ends are groups of their own; between them a group grows on the side with
+// the smaller product until both products are equal.
 class ViewMap {
  public:
   ViewMap(c10::IntArrayRef from, c10::IntArrayRef to) : from_(from), to_(to) {
@@ -72,7 +74,7 @@ class ViewMap {
   c10::SmallVector<DimGroup, 6> groups_;
 };
 
-using Describe = std::function<std::string()>;  // what is done, for messages
+using Describe = std::function<std::string()>;  // describes the operation for messages
 
 class ViewPlacements {
  public:
@@ -82,7 +84,7 @@ class ViewPlacements {
   ViewPlacements(const OpCall& call, c10::IntArrayRef to, const Placements& now)
       : ViewPlacements(*call.mesh, call.inputs[0].sizes, to, now, [&call] { return call.describe(); }) {}
 
-  // Placements of the result; an error where the input would have to move.
+  // Placements of the result. Error kShape if the input has to be redistributed.
   Placements result() const {
     Placements placements;
     for (size_t m = 0; m < now_.size(); ++m) {
@@ -92,7 +94,7 @@ class ViewPlacements {
   }
 
  private:
-  // How many parts the mesh dims before `until` make of the given dims.
+  // Number of parts into which the mesh dims before `until` divide the given dims.
   int64_t parts_of(c10::ArrayRef<int64_t> dims, int64_t until) const {
     int64_t parts = 1;
     for (int64_t m = 0; m < until; ++m) {
@@ -102,12 +104,15 @@ class ViewPlacements {
     return parts;
   }
 
+  // The placement of the result on mesh dim m. A dim that is alone in its group keeps its placement. For an ordinary
+  // shard in a larger group there are two cases. The first dim of a group must be divided evenly; the first output dim
+  // of the group then has the shard. An inner dim of a flattened group becomes a StridedShard.
   Placement moved(int64_t m) const {
     const Placement& placement = now_[m];
     const int64_t dim = placement.dim;
     const DimGroup* group = map_.group_of(dim);
     if (group == nullptr || group->to.empty()) {
-      fail_flatten(m);  // a dim of size 1 that goes away
+      fail_flatten(m);  // a dim of size 1 is removed
     }
     if (group->from.size() == 1 && group->to.size() == 1) {
       Placement same = placement;
@@ -126,7 +131,7 @@ class ViewPlacements {
       return Shard(group->to[0]);
     }
     if (!flattens) fail_unflatten(m, group->to[0]);
-    // An inner dim becomes one piece for each index of the dims before it.
+    // An inner dim gives one piece for each index of the dims before it in the group.
     if (dim != group->from.back() && from_[dim] % all_parts != 0) fail_flatten(m);
     c10::SmallVector<int64_t, 4> outer;
     int64_t pieces = 1;
@@ -137,7 +142,8 @@ class ViewPlacements {
     }
     const int64_t outer_parts = parts_of(outer, m);
     if (pieces % outer_parts != 0) fail_flatten(m);
-    return StridedShard(group->to[0], std::max<int64_t>(pieces / outer_parts, 1));  // 0 of what has no elements
+    // `pieces` is 0 for a tensor without elements.
+    return StridedShard(group->to[0], std::max<int64_t>(pieces / outer_parts, 1));
   }
 
   Placement flattened_strided(int64_t m, const DimGroup& group, int64_t all_parts) const {
@@ -146,7 +152,8 @@ class ViewPlacements {
     return StridedShard(group.to[0], factor);
   }
 
-  // Pieces that are the indices of leading output dims turn back into a shard of the dim after those.
+  // A StridedShard of the flattened dim turns back into a shard of the output dim before which the output dims multiply
+  // to its number of pieces.
   Placement unflattened_strided(int64_t m, const DimGroup& group) const {
     const int64_t factor = now_[m].split_factor;
     if (group.from.size() == 1) {
@@ -165,7 +172,7 @@ class ViewPlacements {
     fail_unflatten(m, group.to[0]);
   }
 
-  // How many parts the mesh dims before `until` make of the first `count` output dims of the group.
+  // Number of parts into which the mesh dims before `until` divide the first `count` output dims of the group.
   int64_t parts_before(int64_t until, const DimGroup& group, size_t count) const {
     int64_t parts = 1;
     for (int64_t m = 0; m < until; ++m) {
@@ -201,8 +208,8 @@ class ViewPlacements {
   Describe describe_;
 };
 
-// As it lies but for the shards that the view would have to move, which are gathered.
-Choice gathered_view(const OpCall& call, c10::IntArrayRef sizes) {
+// Gathers shards, from the last mesh dim to the first, until the view is possible.
+PlacementChoice gathered_view(const OpCall& call, c10::IntArrayRef sizes) {
   Placements now = call.inputs[0].placements;
   for (;;) {
     try {
@@ -215,7 +222,7 @@ Choice gathered_view(const OpCall& call, c10::IntArrayRef sizes) {
   }
 }
 
-// may_gather: what cannot be viewed as it lies is a view of a gathered copy.
+// With `may_gather` the result is a view of a gathered copy if the input cannot be viewed with its placements.
 void propose_view(const OpCall& call, Proposal& proposal, bool may_gather) {
   const TensorInput& self = call.inputs[0];
   const auto sizes = at::infer_size(call.ints_at(1), c10::multiply_integers(self.sizes));
@@ -227,21 +234,23 @@ void propose_view(const OpCall& call, Proposal& proposal, bool may_gather) {
                   fmt::join(self.tensor->strides(), ", "), fmt::join(sizes, ", "));
     shape.strides = *strides;
   }
-  proposal.choice = may_gather ? gathered_view(call, sizes)
-                               : Choice{{self.placements}, {ViewPlacements(call, sizes, self.placements).result()}};
+  proposal.choice = may_gather
+                        ? gathered_view(call, sizes)
+                        : PlacementChoice{{self.placements}, {ViewPlacements(call, sizes, self.placements).result()}};
   if (proposal.choice->inputs[0] != self.placements) shape.strides.clear();
   proposal.outputs.push_back(std::move(shape));
   proposal.rewrite = with_local_sizes(1);
 }
 
-// view(self, size): must alias, except in backward, whose formulas may flatten what is cut unevenly, and inside
-// operations that give new tensors. There it may be of a gathered copy, which refuses to be written to.
+// view(self, size) must alias. There are two exceptions: a backward, whose formulas may flatten unevenly sharded dims,
+// and composite operations that return new tensors. There the result may be a view of a gathered copy, which refuses
+// writes.
 void propose_strict_view(const OpCall& call, Proposal& proposal) {
-  propose_view(call, proposal, in_backward() || GatheringViews::in_force());
+  propose_view(call, proposal, in_backward() || AllowGatheringViews::in_force());
   proposal.cacheable = proposal.choice->inputs[0] == call.inputs[0].placements;
 }
 
-// view_copy(self, size): what the view would have to move is gathered.
+// view_copy(self, size): shards that the view does not support are gathered.
 void propose_view_copy(const OpCall& call, Proposal& proposal) {
   const auto sizes = at::infer_size(call.ints_at(1), c10::multiply_integers(call.inputs[0].sizes));
   proposal.choice = gathered_view(call, sizes);
@@ -249,7 +258,7 @@ void propose_view_copy(const OpCall& call, Proposal& proposal) {
   proposal.rewrite = with_local_sizes(1);
 }
 
-// _unsafe_view(self, size): of a copy that nobody else sees, so that one whose strides do not suit is copied.
+// _unsafe_view(self, size): the input is a temporary copy, so it may be copied again if its strides do not fit.
 void propose_unsafe_view(const OpCall& call, Proposal& proposal) {
   const at::Tensor& self = *call.inputs[0].tensor;
   const auto sizes = at::infer_size(call.ints_at(1), self.numel());
@@ -258,21 +267,21 @@ void propose_unsafe_view(const OpCall& call, Proposal& proposal) {
     return;
   }
   propose_view_copy(call, proposal);
-  proposal.local = [](const OpCall&, const Choice&) {
+  proposal.local = [](const OpCall&, const PlacementChoice&) {
     return [](const LocalCall& local) { local.finish({local.arg(0).toTensor().reshape(local.arg(1).toIntVector())}); };
   };
 }
 
-// _reshape_alias(self, size, stride): a view whose strides the caller worked out for the whole; reshape and flatten
-// call it.
+// _reshape_alias(self, size, stride): a view with global strides that the caller has computed; reshape and flatten call
+// it.
 void propose_reshape_alias(const OpCall& call, Proposal& proposal) {
   propose_view(call, proposal, /*may_gather=*/true);
-  proposal.local = [](const OpCall&, const Choice&) {
+  proposal.local = [](const OpCall&, const PlacementChoice&) {
     return [](const LocalCall& local) {
       const at::Tensor part = local.arg(0).toTensor();
       const auto sizes = local.arg(1).toIntVector();
       const auto strides = at::detail::computeStride(part.sizes(), part.strides(), sizes);
-      // A part that the user gave need not lie as the whole is said to.
+      // The user's local tensor (from_local) may have other strides than the global strides suggest.
       local.finish({strides ? at::_reshape_alias(part, sizes, *strides) : part.reshape(sizes)});
     };
   };

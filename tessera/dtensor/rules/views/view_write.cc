@@ -1,5 +1,5 @@
-// The gradient of a base that was written through a view: autograd makes room for it like the base, copies what comes
-// in, takes the view of it and writes there.
+// The gradient of a base that was written through a view. Autograd's CopySlices allocates a tensor like the base,
+// copies the incoming gradient into it, takes the view of it and writes there.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/tensor.h>
@@ -12,18 +12,19 @@ namespace tessera {
 
 namespace {
 
-// As unfold gives, which does not view a cut dim; an unsqueezed last dim looks alike.
+// Whether the view may come from unfold, which cannot view a sharded dim. An unsqueezed last dim looks the same and
+// counts, too.
 bool has_windows_of_one(const at::TensorGeometry& view, const at::TensorGeometry& base) {
   return view.dim() == base.dim() + 1 && view.size(view.dim() - 1) == 1;
 }
 
-// Complex numbers may be viewed as real ones and the other way round: strides count other elements then.
+// Whether the view may have another dtype (view_as_real, view_as_complex); its strides then count other elements.
 bool may_be_of_another_type(const at::TensorGeometry& view, const at::TensorGeometry& base, bool complex) {
   return complex || (base.dim() > 0 && base.size(base.dim() - 1) == 2 && view.dim() < base.dim());
 }
 
-// Whether the view has the base's dim as it is; then it is a view also where the dim is cut. The strides of an empty
-// view tell nothing.
+// Whether the view contains the base's dim unchanged. Then it is a view also if the dim is sharded. The strides of an
+// empty view mean nothing, so the answer is false.
 bool keeps_dim(const at::TensorGeometry& view, const at::TensorGeometry& base, int64_t dim, bool complex) {
   if (view.numel() == 0 || has_windows_of_one(view, base) || may_be_of_another_type(view, base, complex)) return false;
   for (int64_t i = 0; i < view.dim(); ++i) {
@@ -34,8 +35,9 @@ bool keeps_dim(const at::TensorGeometry& view, const at::TensorGeometry& base, i
 
 }  // namespace
 
-// new_empty_strided(self, size, stride, ...): what cannot be viewed in parts, or written there, is whole.
-void handle_new_empty_strided(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+// new_empty_strided(self, size, stride, ...): dims that the view changes are whole, so that the view and the write are
+// local.
+void handle_new_empty_strided(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto node = torch::autograd::get_current_node();
   const auto* write = dynamic_cast<const torch::autograd::CopySlices*>(node.get());
   const c10::IValue* args = arguments_of(op, *stack);
@@ -55,7 +57,7 @@ void handle_new_empty_strided(const OpEntry& op, c10::DispatchKeySet keys, Stack
   const auto strides = args[2].toIntVector();
   const Sizes local = local_sizes(sizes, *impl.mesh(), placements);
   const at::Tensor part = at::empty_strided(local, strides_in_order(local, strides), gradient.options());
-  finish_call(op, *stack, {make_dtensor(part, impl.mesh(), share(placements), sizes, strides)});
+  finish_call(op, *stack, {make_dtensor(part, impl.mesh(), make_shared_placements(placements), sizes, strides)});
 }
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// What a PickleValue points to. Only the unpickler changes a node, until it lies in another one.
+// The nodes behind PickleValue. Only the unpickler changes a node, and only until the node becomes part of another
+// node.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +13,11 @@ namespace tessera::detail {
 struct PickleNode {
   explicit PickleNode(PickleKind of) : kind(of) {}
   PickleKind kind;
-  bool ordered = false;   // of a dict: it is an OrderedDict
-  bool instance = false;  // of an object: made without a call
-  bool sealed = false;    // it lies in another node
-  uint32_t depth = 1;     // levels, this one among them
-  uint64_t cost = 0;      // bytes that it stands for, everything in it counted where it appears
+  bool ordered = false;   // dict: it is an OrderedDict
+  bool instance = false;  // object: made without a call
+  bool sealed = false;    // part of another node, so it may not change any more
+  uint32_t depth = 1;     // nesting levels, this node included
+  uint64_t cost = 0;      // bytes of the tree below, each shared node counted at every place
 };
 
 struct PickleTextNode : PickleNode {
@@ -24,16 +25,16 @@ struct PickleTextNode : PickleNode {
   std::string text;
 };
 
-// list, tuple, set: the items. dict: key, value, key, value, ... and at the end the state of an OrderedDict that has
-// one. global: module and name. object: global, state, arguments. persistent: the id.
-struct PicklePartsNode : PickleNode {
-  PicklePartsNode(PickleKind of, std::vector<PickleValue> from) : PickleNode(of), parts(std::move(from)) {}
+// Children by kind. list, tuple, set: the items. dict: key, value, key, value, ... and last the state of an OrderedDict
+// that has one. global: module and name. object: global, state, arguments. persistent: the id.
+struct PickleContainerNode : PickleNode {
+  PickleContainerNode(PickleKind of, std::vector<PickleValue> from) : PickleNode(of), parts(std::move(from)) {}
   std::vector<PickleValue> parts;
 };
 
 inline const std::string& text_of(const PickleNode& node) { return static_cast<const PickleTextNode&>(node).text; }
-inline const std::vector<PickleValue>& parts_of(const PickleNode& node) {
-  return static_cast<const PicklePartsNode&>(node).parts;
+inline const std::vector<PickleValue>& children_of(const PickleNode& node) {
+  return static_cast<const PickleContainerNode&>(node).parts;
 }
 
 }  // namespace tessera::detail

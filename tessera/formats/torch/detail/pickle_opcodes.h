@@ -1,4 +1,4 @@
-// The opcodes of pickle protocols 2 to 5 that data needs.
+// The opcodes of pickle protocols 2 to 5 that torch.save and DCP use for data.
 #pragma once
 
 #include <cstdint>

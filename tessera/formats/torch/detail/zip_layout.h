@@ -1,4 +1,4 @@
-// Numbers of the zip format that reader and writer share. All fields are little-endian.
+// Numbers of the zip format that the reader and the writer share. All fields are little-endian.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,9 @@ constexpr uint16_t kZipUtf8 = 1 << 11;
 constexpr uint16_t kZip64Extra = 1;
 constexpr uint16_t kPaddingExtra = 0x4246;  // "FB"
 
-constexpr uint64_t kZip32Max = 0xFFFFFFFF;  // stands for "see the ZIP64 field"
+constexpr uint64_t kZip32Max = 0xFFFFFFFF;  // means that the value is in the ZIP64 field
 constexpr uint64_t kZip16Max = 0xFFFF;
 
-constexpr uint64_t kZipAlignment = 64;  // of the data of each entry, from the start of the archive
+constexpr uint64_t kZipAlignment = 64;  // alignment of each entry's data, counted from the start of the archive
 
 }  // namespace tessera::detail

@@ -1,4 +1,4 @@
-// How many tokens the ranks of a context-parallel group have. Internal to the log-probs.
+// Numbers of tokens on the ranks of a context-parallel group. Internal to the log-probs.
 //
 //   const auto layout = detail::balanced_layout(verb, detail::tokens_of_ranks(*group, own, device));
 #pragma once
@@ -9,9 +9,9 @@
 
 namespace tessera::kernels::detail {
 
-// COLLECTIVE over the group.
+// All-gathers `own`, the number of tokens on this rank. COLLECTIVE over the group.
 std::vector<int64_t> tokens_of_ranks(comm::Group& group, int64_t own, const at::Device& device);
-// Error kShape, on all ranks, unless that is how a balanced sequence lies.
+// The balanced layout whose ranks hold these numbers of tokens. Error kShape on all ranks where no layout fits.
 ContextLayout balanced_layout(const char* verb, const std::vector<int64_t>& tokens_of_ranks);
 
 }  // namespace tessera::kernels::detail

@@ -13,8 +13,8 @@
 namespace tessera::kernels::detail {
 namespace {
 
-constexpr int64_t kCacheElements = 1 << 16;   // of a tile on the CPU
-constexpr int64_t kDeviceElements = 1 << 24;  // elsewhere: enough to fill a device
+constexpr int64_t kCacheElements = 1 << 16;   // elements of a tile on the CPU
+constexpr int64_t kDeviceElements = 1 << 24;  // elements of a tile on an accelerator, enough to keep it busy
 
 struct TileSpan {
   size_t block;
@@ -22,15 +22,16 @@ struct TileSpan {
   int64_t rows;
 };
 
-std::vector<TileSpan> tile_spans(const LogitRows& rows, int64_t most_rows) {
+// Tiles do not cross blocks. A tile has about kCacheElements (or kDeviceElements) elements, and at least one row.
+std::vector<TileSpan> tile_spans(const LogitRows& rows, int64_t max_rows) {
   const int64_t elements = rows.options.device().is_cpu() ? kCacheElements : kDeviceElements;
-  const int64_t most =
-      std::clamp<int64_t>(elements / std::max<int64_t>(1, rows.columns), 1, std::max<int64_t>(1, most_rows));
+  const int64_t tile_rows =
+      std::clamp<int64_t>(elements / std::max<int64_t>(1, rows.columns), 1, std::max<int64_t>(1, max_rows));
   std::vector<TileSpan> spans;
   for (size_t block = 0; block < rows.blocks.size(); ++block) {
     const int64_t count = rows.blocks[block].matrix.size(0);
-    for (int64_t begin = 0; begin < count; begin += most) {
-      spans.push_back({block, begin, std::min(most, count - begin)});
+    for (int64_t begin = 0; begin < count; begin += tile_rows) {
+      spans.push_back({block, begin, std::min(tile_rows, count - begin)});
     }
   }
   return spans;
@@ -38,8 +39,10 @@ std::vector<TileSpan> tile_spans(const LogitRows& rows, int64_t most_rows) {
 
 }  // namespace
 
-LogitRows::LogitRows(const at::Tensor& given) : options(given.options().requires_grad(false)) {
-  const at::Tensor logits = given.detach();  // threads of the pool would record what is done with it
+// A view of [rows, V] exists where the leading dims merge into one stride. Otherwise (a slice of the sequence, for
+// example) each index of the first dim becomes a block of its own; logits of fewer than three dims are copied.
+LogitRows::LogitRows(const at::Tensor& input) : options(input.options().requires_grad(false)) {
+  const at::Tensor logits = input.detach();  // threads of the pool have grad mode on and would record a graph
   columns = logits.size(-1);
   rows = 1;
   for (int64_t dim = 0; dim + 1 < logits.dim(); ++dim) rows *= logits.size(dim);
@@ -56,24 +59,26 @@ LogitRows::LogitRows(const at::Tensor& given) : options(given.options().requires
   }
 }
 
-at::Tensor LogitRows::gather(const at::Tensor& wanted) const {
-  if (blocks.empty()) return at::empty(wanted.sizes(), options);
-  if (blocks.size() == 1) return blocks[0].matrix.gather(1, wanted);
+at::Tensor LogitRows::gather(const at::Tensor& at_columns) const {
+  if (blocks.empty()) return at::empty(at_columns.sizes(), options);
+  if (blocks.size() == 1) return blocks[0].matrix.gather(1, at_columns);
   std::vector<at::Tensor> parts;
-  for (const auto& [matrix, first] : blocks) parts.push_back(matrix.gather(1, wanted.narrow(0, first, matrix.size(0))));
+  for (const auto& [matrix, first] : blocks)
+    parts.push_back(matrix.gather(1, at_columns.narrow(0, first, matrix.size(0))));
   return at::cat(parts);
 }
 
 void for_row_tiles(const LogitRows& rows, const at::Tensor& skip, const std::function<void(const RowTile&)>& visit,
-                   int64_t most_rows) {
-  const auto spans = tile_spans(rows, most_rows);
+                   int64_t max_rows) {
+  const auto spans = tile_spans(rows, max_rows);
   if (spans.empty()) return;
   const bool on_cpu = rows.options.device().is_cpu();
   const bool* skipped = skip.defined() && on_cpu ? skip.const_data_ptr<bool>() : nullptr;
   int64_t largest = 0;
   for (const auto& span : spans) largest = std::max(largest, span.rows);
   const auto run = [&](int64_t begin, int64_t end) {
-    const at::AutoDispatchBelowADInplaceOrView guard;  // of each thread, which may be in another mode than the caller
+    // Set per thread: the pool's threads do not inherit the caller's mode.
+    const at::AutoDispatchBelowADInplaceOrView guard;
     at::Tensor scratch;
     for (int64_t i = begin; i < end; ++i) {
       const auto& [block, offset, count] = spans[static_cast<size_t>(i)];

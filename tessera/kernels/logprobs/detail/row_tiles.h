@@ -1,4 +1,4 @@
-// Passes over the rows of logits a few rows at a time, so that what is made of them stays in a core's cache.
+// Passes over the rows of logits in tiles of a few rows, so that the intermediate values stay in a core's cache.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,38 +10,38 @@
 
 namespace tessera::kernels::detail {
 
-// Logits [..., V] as matrices of rows without a copy: one where the strides allow, else one for each index of the first
-// dim.
+// Logits [..., V] as matrices of rows, without a copy: one matrix where the strides allow it, else one matrix for each
+// index of the first dim.
 struct LogitRows {
   explicit LogitRows(const at::Tensor& logits);  // [..., V], of at least one dim
   struct Block {
     at::Tensor matrix;  // [rows, V]
-    int64_t first = 0;  // number of the first row
+    int64_t first = 0;  // number of the first row among all rows
   };
   std::vector<Block> blocks;
   int64_t rows = 0;
   int64_t columns = 0;
-  at::ScalarType wide = at::kFloat;  // what is computed in: float32, float64 for float64
+  at::ScalarType wide = at::kFloat;  // compute dtype: float32; float64 for float64 logits
   at::TensorOptions options;         // of the logits
 
-  // [rows, K]: of each row the columns that `columns` [rows, K] (all in range) says, in the logits' dtype.
-  at::Tensor gather(const at::Tensor& columns) const;
+  // The logits at `at_columns` [rows, K] (all in range) of each row: [rows, K] in the logits' dtype.
+  at::Tensor gather(const at::Tensor& at_columns) const;
 };
 
 struct RowTile {
   int64_t first = 0;
   int64_t rows = 0;
-  at::Tensor logits;   // [rows, V], in their own dtype
-  at::Tensor scratch;  // the same, wide, to be written
+  at::Tensor logits;   // [rows, V], in the logits' dtype
+  at::Tensor scratch;  // [rows, V], in the compute dtype, for the visitor to write
 
-  // The tile's rows of what has one row for each of the logits'.
+  // The tile's rows of a tensor with one row per row of the logits.
   at::Tensor of(const at::Tensor& values) const { return values.narrow(0, first, rows); }
 };
 
-// Visits all rows; on the CPU several threads do, each within its cache. `skip` (bool [rows] on the CPU, or undefined):
-// tiles all of whose rows it names are left out. What a visit computes of a row does not depend on its tile. most_rows
-// bounds a tile.
+// Calls visit for tiles that together cover all rows. On the CPU several threads visit tiles, each of a size that fits
+// its cache. A tile is not visited where `skip` (bool [rows] on the CPU, or undefined) is true for all its rows. A tile
+// has at most max_rows rows. A visit must compute each row independently of the other rows of the tile.
 void for_row_tiles(const LogitRows& rows, const at::Tensor& skip, const std::function<void(const RowTile&)>& visit,
-                   int64_t most_rows = std::numeric_limits<int64_t>::max());
+                   int64_t max_rows = std::numeric_limits<int64_t>::max());
 
 }  // namespace tessera::kernels::detail

@@ -7,12 +7,12 @@
 namespace tessera::pipeline::detail {
 namespace {
 
-// Takes what is there for a place, out of a map of those that wait.
+// Removes and returns the tensor for (stage, micro-batch). Error kInternal if it is missing; `tensor_name` names it.
 template <class Map>
-auto taken(Map& waiting, std::pair<int, int> place, const char* what) {
-  const auto found = waiting.find(place);
-  TESSERA_CHECK(found != waiting.end(), ErrorKind::kInternal,
-                "[pipeline.run] stage {}, micro-batch {}: {} is not there", place.first, place.second, what);
+auto extract(Map& waiting, std::pair<int, int> key, const char* tensor_name) {
+  const auto found = waiting.find(key);
+  TESSERA_CHECK(found != waiting.end(), ErrorKind::kInternal, "[pipeline.run] stage {}, micro-batch {}: {} is missing",
+                key.first, key.second, tensor_name);
   auto value = std::move(found->second);
   waiting.erase(found);
   return value;
@@ -29,15 +29,16 @@ RankProgram::RankProgram(const ActionRow& row, bool splits_backward) {
       actions.push_back(std::move(step));
     }
   }
+  // One pass over the actions. `forward` is the last computation if it was a forward.
   const Action* forward = nullptr;
   for (size_t i = 0; i < actions.size(); ++i) {
     const auto& action = actions[i];
     if (!action.computes()) continue;
-    const std::pair place{action.stage, action.micro_batch};
+    const std::pair key{action.stage, action.micro_batch};
     const bool backward = action.kind == ActionKind::kBackward || action.kind == ActionKind::kInputBackward;
-    if (action.kind == ActionKind::kInputBackward) splits.insert(place);
-    if (backward && forward != nullptr && std::pair{forward->stage, forward->micro_batch} == place) {
-      backward_next.insert(place);
+    if (action.kind == ActionKind::kInputBackward) splits.insert(key);
+    if (backward && forward != nullptr && std::pair{forward->stage, forward->micro_batch} == key) {
+      backward_next.insert(key);
     }
     forward = action.kind == ActionKind::kForward ? &action : nullptr;
     if (action.kind != ActionKind::kBackward && action.kind != ActionKind::kWeightBackward) continue;
@@ -45,14 +46,16 @@ RankProgram::RankProgram(const ActionRow& row, bool splits_backward) {
   }
 }
 
-Execution::Execution(CausalLM& model, const StagePlan& plan, Wire* wire, const std::vector<ModelInputs>& micro_batches,
-                     double loss_divisor)
+Execution::Execution(CausalLM& model, const StagePlan& plan, StageChannel* channel,
+                     const std::vector<ModelInputs>& micro_batches, double loss_divisor)
     : plan_(plan),
-      wire_(wire),
+      channel_(channel),
       micro_batches_(micro_batches),
       loss_divisor_(loss_divisor),
-      runs_(model, micro_batches) {}
+      runner_(model, micro_batches) {}
 
+// The forward that belongs to the completing backward counts, too, because data parallelism reads its switches in
+// forward.
 DataParallelHooks::Completes Execution::completes(const RankProgram& program, size_t position) const {
   const auto &action = program.actions[position], &last = program.actions[program.last];
   const bool forward_of_last =
@@ -63,28 +66,28 @@ DataParallelHooks::Completes Execution::completes(const RankProgram& program, si
 }
 
 void Execution::run(const RankProgram& program, DataParallelHooks* hooks) {
-  // Breaks off while the error unwinds the stack, in which messages under way are abandoned: in a catch block they
-  // would be waited for.
-  struct BreakOffOnError {
-    Wire* wire;
+  // Aborts the group from a destructor, while the error unwinds the stack: messages that are dropped during unwinding
+  // are abandoned. In a catch block their destructors would wait for peers that may never answer.
+  struct AbortOnError {
+    StageChannel* channel;
     int unwinding = std::uncaught_exceptions();
-    ~BreakOffOnError() {
-      if (wire != nullptr && std::uncaught_exceptions() > unwinding) wire->break_off();
+    ~AbortOnError() {
+      if (channel != nullptr && std::uncaught_exceptions() > unwinding) channel->abort_group();
     }
   };
-  const BreakOffOnError guard{wire_};
+  const AbortOnError guard{channel_};
   for (size_t i = 0; i < program.actions.size(); ++i) {
     const auto& action = program.actions[i];
-    const bool told = hooks != nullptr && action.computes();
-    if (told) hooks->before(action, completes(program, i));
+    const bool calls_hooks = hooks != nullptr && action.computes();
+    if (calls_hooks) hooks->before(action, completes(program, i));
     perform(action, program, hooks);
-    if (told) hooks->after(action, completes(program, i));
-    if (wire_ != nullptr) wire_->release_sent();
+    if (calls_hooks) hooks->after(action, completes(program, i));
+    if (channel_ != nullptr) channel_->release_sent();
   }
-  if (wire_ != nullptr) wire_->finish();
+  if (channel_ != nullptr) channel_->finish();
 }
 
-bool Execution::is_here(int stage) const { return wire_ == nullptr || rank_of(stage) == wire_->rank(); }
+bool Execution::is_here(int stage) const { return channel_ == nullptr || rank_of(stage) == channel_->rank(); }
 
 void Execution::perform(const Action& action, const RankProgram& program, DataParallelHooks* hooks) {
   switch (action.kind) {
@@ -94,7 +97,7 @@ void Execution::perform(const Action& action, const RankProgram& program, DataPa
     case ActionKind::kInputBackward:
       return backward(action);
     case ActionKind::kWeightBackward:
-      return runs_.weight_backward(action.stage, action.micro_batch);
+      return runner_.weight_backward(action.stage, action.micro_batch);
     case ActionKind::kUnshard:
       if (hooks != nullptr) hooks->unshard(action.stage);
       return;
@@ -102,65 +105,71 @@ void Execution::perform(const Action& action, const RankProgram& program, DataPa
       if (hooks != nullptr) hooks->reshard(action.stage);
       return;
     case ActionKind::kReduceGrad:
-      return;  // the backward before it did, as it was told
+      return;  // the backward before it reduced, as the hooks switched it
     default:
       return exchange(action);
   }
 }
 
 void Execution::forward(const Action& action, const RankProgram& program) {
-  const Place place{action.stage, action.micro_batch};
+  const StageMicroBatch key{action.stage, action.micro_batch};
   auto batch = inputs(action.micro_batch);
   const auto range = plan_.range(action.stage);
   if (plan_.stages() > 1) batch.stage = range;
+  // The input was stored by a stage of this rank, or is being received from another rank.
   at::Tensor hidden;
   if (!range.is_first) {
-    hidden =
-        is_here(action.stage - 1) ? taken(hidden_, place, "its input") : taken(hidden_in_, place, "its input").take();
+    hidden = is_here(action.stage - 1) ? extract(hidden_, key, "its input")
+                                       : extract(hidden_in_, key, "its input").wait_for_tensor();
   }
-  const ForwardHow how{.loss_divisor = loss_divisor_,
-                       .splits_backward = program.splits.contains(place),
-                       .hands_on_head = range.is_last && plan_.stages() > 1 && !program.backward_next.contains(place)};
-  const auto given = runs_.forward(action.stage, action.micro_batch, std::move(batch), hidden, how);
+  const ForwardOptions options{
+      .loss_divisor = loss_divisor_,
+      .splits_backward = program.splits.contains(key),
+      .accumulates_head_gradient = range.is_last && plan_.stages() > 1 && !program.backward_next.contains(key)};
+  const auto stage_output = runner_.forward(action.stage, action.micro_batch, std::move(batch), hidden, options);
   if (range.is_last) {
-    if (given.defined()) results_[action.micro_batch] = given;
+    if (stage_output.defined()) results_[action.micro_batch] = stage_output;
     return;
   }
-  hidden_[{action.stage + 1, action.micro_batch}] = given;
+  // Stored under the next stage, whether it is on this rank or its tensor is sent by the next SEND_F.
+  hidden_[{action.stage + 1, action.micro_batch}] = stage_output;
 }
 
 void Execution::backward(const Action& action) {
-  const Place place{action.stage, action.micro_batch};
+  const StageMicroBatch key{action.stage, action.micro_batch};
   const auto range = plan_.range(action.stage);
   at::Tensor gradient;
   if (!range.is_last) {
-    gradient = is_here(action.stage + 1) ? taken(gradients_, place, "the gradient of its output")
-                                         : taken(gradients_in_, place, "the gradient of its output").take();
+    gradient = is_here(action.stage + 1) ? extract(gradients_, key, "the gradient of its output")
+                                         : extract(gradients_in_, key, "the gradient of its output").wait_for_tensor();
   }
+  // Action I leaves the gradients of weights to action W; action B computes all gradients.
   const bool keep_weights = action.kind == ActionKind::kInputBackward;
-  auto of_input = runs_.backward(action.stage, action.micro_batch, gradient, keep_weights);
+  auto input_gradient = runner_.backward(action.stage, action.micro_batch, gradient, keep_weights);
   if (range.is_first) return;
-  gradients_[{action.stage - 1, action.micro_batch}] = std::move(of_input);
+  gradients_[{action.stage - 1, action.micro_batch}] = std::move(input_gradient);
 }
 
 void Execution::exchange(const Action& action) {
-  const Place place{action.stage, action.micro_batch};
-  const Place next{action.stage + 1, action.micro_batch}, previous{action.stage - 1, action.micro_batch};
+  const StageMicroBatch key{action.stage, action.micro_batch};
+  // A stage's output is stored under the next stage and its input's gradient under the stage before, so a SEND finds
+  // them there.
+  const StageMicroBatch next{action.stage + 1, action.micro_batch}, previous{action.stage - 1, action.micro_batch};
   const auto tokens = inputs(action.micro_batch).tokens.sizes();
   switch (action.kind) {
     case ActionKind::kSendForward:
-      return wire_->send_forward({rank_of(action.stage + 1), action.stage + 1, action.micro_batch},
-                                 taken(hidden_, next, "its input"), tokens);
+      return channel_->send_forward({rank_of(action.stage + 1), action.stage + 1, action.micro_batch},
+                                    extract(hidden_, next, "its input"), tokens);
     case ActionKind::kReceiveForward:
-      hidden_in_.emplace(place,
-                         wire_->receive_forward({rank_of(action.stage - 1), action.stage, action.micro_batch}, tokens));
+      hidden_in_.emplace(
+          key, channel_->receive_forward({rank_of(action.stage - 1), action.stage, action.micro_batch}, tokens));
       return;
     case ActionKind::kSendBackward:
-      return wire_->send_backward({rank_of(action.stage - 1), action.stage - 1, action.micro_batch},
-                                  taken(gradients_, previous, "the gradient of its output"), tokens);
+      return channel_->send_backward({rank_of(action.stage - 1), action.stage - 1, action.micro_batch},
+                                     extract(gradients_, previous, "the gradient of its output"), tokens);
     default:
       gradients_in_.emplace(
-          place, wire_->receive_backward({rank_of(action.stage + 1), action.stage, action.micro_batch}, tokens));
+          key, channel_->receive_backward({rank_of(action.stage + 1), action.stage, action.micro_batch}, tokens));
   }
 }
 

@@ -1,4 +1,4 @@
-// One step of a pipeline on one rank: its row of the lowered table, action by action.
+// Runs one step of a pipeline on one rank: the actions of its row in the lowered table.
 #pragma once
 
 #include <map>
@@ -6,29 +6,30 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/parallel/pipeline/detail/stage_runs.h"
-#include "tessera/parallel/pipeline/detail/wire.h"
+#include "tessera/parallel/pipeline/detail/stage_channel.h"
+#include "tessera/parallel/pipeline/detail/stage_runner.h"
 #include "tessera/parallel/pipeline/pipeline.h"
 
 namespace tessera::pipeline::detail {
 
-// A rank's actions, with what is to be known of them beforehand.
+// A rank's actions, and facts about them that the executor needs in advance.
 struct RankProgram {
-  // splits_backward: false: I is B, and W nothing.
+  // splits_backward false: I becomes B, and W is removed.
   RankProgram(const ActionRow& row, bool splits_backward);
 
-  std::vector<Action> actions;                  // overlaps taken apart
-  std::set<std::pair<int, int>> splits;         // stage and micro-batch whose backward is I and W
-  std::set<std::pair<int, int>> backward_next;  // whose backward comes right after their forward
-  std::map<int, size_t> last_of_stage;          // the action with which the gradients of a stage are complete
-  size_t last = 0;                              // and of all stages
+  std::vector<Action> actions;                  // overlaps are split into their parts
+  std::set<std::pair<int, int>> splits;         // (stage, micro-batch) whose backward is I and W
+  std::set<std::pair<int, int>> backward_next;  // (stage, micro-batch) whose backward follows its forward directly
+  std::map<int, size_t> last_of_stage;          // index of the action that completes a stage's gradients
+  size_t last = 0;                              // index of the action that completes all gradients
 };
 
-// What data parallelism does beside the actions: when gradients are reduced, told before and after each action that
-// computes, and how long a stage's parameters stay gathered.
+// Callbacks of data parallelism: called before and after each computation, to switch gradient reduction, and at UNSHARD
+// and RESHARD.
 class DataParallelHooks {
  public:
-  // What the rank has when the action is done. Of the forward whose backward completes it, all is true as well.
+  // Which gradients of the rank are complete after the action. `all` is also true for the forward that belongs to the
+  // completing backward.
   struct Completes {
     bool all = false;
     bool stage = false;  // the gradients of the action's stage
@@ -42,21 +43,22 @@ class DataParallelHooks {
 
 class Execution {
  public:
-  Execution(CausalLM& model, const StagePlan& plan, Wire* wire, const std::vector<ModelInputs>& micro_batches,
-            double loss_divisor);
-  // hooks: null where there are no gradients. An error ends the step on all ranks of the pipeline.
+  Execution(CausalLM& model, const StagePlan& plan, StageChannel* channel,
+            const std::vector<ModelInputs>& micro_batches, double loss_divisor);
+  // Runs the program. hooks: null without gradients. An error on one rank ends the step with an error on all ranks of
+  // the pipeline.
   void run(const RankProgram& program, DataParallelHooks* hooks);
-  const at::Tensor& loss() const { return runs_.loss(); }
-  int most_held() const { return runs_.most_held(); }
-  // What the model makes of a micro-batch without labels: log-probs of its targets, or logits. On the rank of the last
-  // stage; undefined elsewhere.
+  const at::Tensor& loss() const { return runner_.loss(); }
+  int max_held() const { return runner_.max_held(); }
+  // The model's output for a micro-batch without labels: log-probs of its targets, or logits. On the rank of the last
+  // stage; undefined on other ranks.
   at::Tensor result(int micro_batch) const {
     const auto found = results_.find(micro_batch);
     return found == results_.end() ? at::Tensor() : found->second;
   }
 
  private:
-  using Place = std::pair<int, int>;  // stage and micro-batch
+  using StageMicroBatch = std::pair<int, int>;  // stage and micro-batch
   DataParallelHooks::Completes completes(const RankProgram& program, size_t position) const;
   void perform(const Action& action, const RankProgram& program, DataParallelHooks* hooks);
   void forward(const Action& action, const RankProgram& program);
@@ -67,13 +69,14 @@ class Execution {
   const ModelInputs& inputs(int micro_batch) const { return micro_batches_[static_cast<size_t>(micro_batch)]; }
 
   const StagePlan& plan_;
-  Wire* wire_;  // null: one rank
+  StageChannel* channel_;  // null: one rank
   const std::vector<ModelInputs>& micro_batches_;
   double loss_divisor_;
-  StageRuns runs_;
-  // By the place that they are for: what stages of this rank gave, to one of this rank or to be sent, and what arrives.
-  std::map<Place, at::Tensor> hidden_, gradients_;
-  std::map<Place, Arrival> hidden_in_, gradients_in_;
+  StageRunner runner_;
+  // Tensors by the (stage, micro-batch) that will use them: results of this rank's stages, for this rank or to be sent,
+  // and messages that arrive.
+  std::map<StageMicroBatch, at::Tensor> hidden_, gradients_;
+  std::map<StageMicroBatch, PendingHiddenState> hidden_in_, gradients_in_;
   std::map<int, at::Tensor> results_;  // by micro-batch
 };
 

@@ -1,4 +1,4 @@
-// Rows of steps that wait for one another, run as far as they can be.
+// Runs rows of steps that depend on one another, as far as possible.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace tessera::pipeline::detail {
 
-// Calls run(rank, step) for the next step of every row in turn, until no row can go on; run says whether it ran the
-// step, and is asked again otherwise. Returns how many steps of each row ran.
+// Calls run(rank, step) for the next step of each row in turn, until no row can continue. run returns whether it ran
+// the step; a step that did not run is tried again. Returns the number of steps that ran in each row.
 template <class Step, class Run>
 std::vector<size_t> run_in_rounds(const std::vector<std::vector<Step>>& rows, const Run& run) {
   std::vector<size_t> ran(rows.size(), 0);

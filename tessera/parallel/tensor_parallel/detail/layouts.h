@@ -1,4 +1,4 @@
-// What the hooks of styles do with a tensor.
+// Conversions between plain tensors and DTensors for the hooks of styles.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,26 +12,29 @@
 
 namespace tessera::detail {
 
-// A placement on a tensor of so many dims, Shard(-1) counted from its end.
-Placement on_dims(const Placement& placement, int64_t ndim);
-// A plain tensor as a DTensor that lies as `layout`; global_extent: the size of its sharded dim, -1: local times ranks.
+// Resolves a negative shard dim for a tensor of `ndim` dims: Shard(-1) becomes Shard(ndim - 1).
+Placement resolve_negative_dim(const Placement& placement, int64_t ndim);
+// Wraps a plain tensor as a DTensor with the placement `layout`. global_extent: the global size of the sharded dim; -1:
+// local size times number of ranks. No communication.
 at::Tensor as_dtensor(const at::Tensor& tensor, const MeshPtr& mesh, const Placement& layout,
                       int64_t global_extent = -1);
-// Brought to `wanted`; the very tensor where it lies so already. COLLECTIVE over its mesh otherwise.
-at::Tensor laid_out(const at::Tensor& dtensor, const Placement& wanted);
-// From now on the first tensor of each call of the module is brought to `wanted`; a plain one is taken for one that
-// lies as `given`. last_extent: the global size of its last dim, which is needed where `given` shards that unevenly.
-// COLLECTIVE likewise.
-void bring_first_input(nn::Module& module, const StyleContext& context, const Placement& given, const Placement& wanted,
-                       int64_t last_extent = -1);
-// DTensors become their local parts.
+// Redistributes a DTensor to `target`. Returns the same tensor if it has that placement already, else COLLECTIVE over
+// its mesh.
+at::Tensor redistribute_to(const at::Tensor& dtensor, const Placement& target);
+// Registers a pre-hook that redistributes the first tensor of each call to `target`. A plain tensor is assumed to have
+// the placement `plain_layout`. last_extent: the global size of the last dim, needed where `plain_layout` shards that
+// dim unevenly. A call of the module is COLLECTIVE if the placements differ.
+void redistribute_first_input(nn::Module& module, const StyleContext& context, const Placement& plain_layout,
+                              const Placement& target, int64_t last_extent = -1);
+// Replaces every DTensor by its local tensor.
 void make_local(const nn::TensorRefs& tensors);
-// The first of the tensors among a call's arguments, which a style needs. Error kShape when there is none.
-at::Tensor& first_of(const nn::TensorRefs& tensors, const std::string& path, const char* what);
-// "ColwiseParallel(R -> S(-1), local)"; `input` and `output` are the style's defaults.
+// The first tensor of a call's arguments or results. `list_name` names them in the message. Error kShape if it is
+// missing.
+at::Tensor& first_tensor(const nn::TensorRefs& tensors, const std::string& path, const char* list_name);
+// A style as text, as "ColwiseParallel(R -> S(-1), local)". `input` and `output` are the style's default layouts.
 std::string describe_layouts(const std::string& style, const LayoutOptions& options, const Placement& input,
                              const Placement& output);
-// Error kConfig: a style that shards parameters was applied to the module already.
-void claim(nn::Module& module, const std::string& path);
+// Marks the module as distributed. Error kConfig if a style that shards parameters was applied to it before.
+void mark_distributed_once(nn::Module& module, const std::string& path);
 
 }  // namespace tessera::detail

@@ -1,0 +1,26 @@
+// Columns of token ids in logits that hold a part of the vocabulary, and the checks of such ids.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/kernels/logprobs/vocab_shard.h"
+
+namespace tessera::kernels::detail {
+
+// Local columns of ids [rows, K] in a part of the vocabulary.
+struct LocalColumns {
+  LocalColumns(const at::Tensor& ids, const VocabShard& part);
+  at::Tensor is_local;  // bool [rows, K]: the part has the id
+  at::Tensor column;    // int64 [rows, K]: the local column; 0 where the part does not have the id
+};
+
+// For each id the next id along the last dim; kIgnoredLabel for the last one.
+at::Tensor next_token_ids(const at::Tensor& ids);
+
+// Error kShape unless ids are int64 of the logits' leading shape, or [leading shape, K] where `many` is true.
+void check_ids(const char* verb, const at::Tensor& logits, const at::Tensor& ids, bool many);
+// found [rows, K]: the number of ranks that have each id. Error kShape unless every number is 1 or its id is
+// kIgnoredLabel.
+void check_owned_once(const char* verb, const at::Tensor& ids, const at::Tensor& found, const VocabShard& part);
+
+}  // namespace tessera::kernels::detail

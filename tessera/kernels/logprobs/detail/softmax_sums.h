@@ -1,0 +1,45 @@
+// Softmax statistics per row of a sharded vocabulary. All communication of the log-prob functions about logits is here.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/kernels/logprobs/detail/row_tiles.h"
+#include "tessera/kernels/logprobs/vocab_shard.h"
+
+namespace tessera::kernels::detail {
+
+// Per row: the largest logit, and the sum of exp(logit - largest). float64 [rows]. A row without columns, or with
+// -infinity only, has -infinity and 0.
+struct SoftmaxSums {
+  at::Tensor maximum;
+  at::Tensor sum;
+};
+// The statistics of this rank's columns. Rows where `skip` holds for a whole tile keep -infinity and 0.
+SoftmaxSums softmax_sums(const LogitRows& rows, const at::Tensor& skip = {},
+                         int64_t max_rows = std::numeric_limits<int64_t>::max());
+// Writes `maximum` and `sum` of one tile and leaves exp(logit - maximum) in its scratch. Returns the subtracted maxima
+// in the compute dtype, [rows, 1]: 0 where the maximum is -infinity.
+at::Tensor softmax_sums_of_tile(const RowTile& tile, const SoftmaxSums& sums);
+
+// All-gathers float64 [rows, count] to [size, rows, count], in the order of the part's ranks. COLLECTIVE over the
+// part's group; without a group, returns [1, rows, count].
+at::Tensor all_gather_shards(const VocabShard& part, const at::Tensor& own);
+// Combines `maximum` and `sum` [size, rows] of all ranks. factors [size, rows] rescale a rank's sums to the common
+// maximum.
+struct MergedSoftmaxSums {
+  SoftmaxSums all;     // [rows]
+  at::Tensor factors;  // exp(maximum of the rank - maximum of all ranks)
+};
+MergedSoftmaxSums merge_softmax_sums(const at::Tensor& maximum, const at::Tensor& sum);
+// `maximum` with 0 in place of -infinity, so that subtracting it from -infinity gives no NaN.
+at::Tensor finite_max(const at::Tensor& maximum);
+
+// The number of rows in a chunk of chunk_size positions of the dim before the vocabulary. Error kShape below 1.
+int64_t rows_of_chunk(const char* verb, const at::Tensor& logits, int64_t chunk_size);
+// Error kShape for DTensors, for logits without a dim or with another number of columns than the part, and for integer
+// dtypes.
+void check_vocab_shard(const char* verb, const at::Tensor& logits, const VocabShard& part);
+// Error kInternal inside a double backward, which these operations do not support.
+void refuse_second_derivative(const char* verb);
+
+}  // namespace tessera::kernels::detail

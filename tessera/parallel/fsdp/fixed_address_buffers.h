@@ -1,0 +1,39 @@
+// Accelerator memory that is handed out at the same address every time, for unsharded parameters that a CUDA graph of
+// their layer reads. Groups that are gathered one after the other, two at a time, alternate between two buffers. A
+// group that stays gathered has a buffer of its own.
+//
+//   FixedAddressBuffers buffers(device);
+//   const size_t buffer = buffers.add_alternating(bytes);    // call for all groups before the first acquire()
+//   c10::DataPtr memory = buffers.acquire(buffer);           // null while another group holds the buffer
+//
+// A buffer that is taken again must be written after its last use on the stream. Belongs to one rank; the memory may
+// outlive this object.
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+namespace tessera {
+
+class FixedAddressBuffers {
+ public:
+  explicit FixedAddressBuffers(c10::Device device) : device_(device) {}
+  size_t add_alternating(size_t bytes);  // one of the two shared buffers, alternating with each call
+  size_t add(size_t bytes);              // a buffer of its own
+  // The memory of a buffer, allocated at its first use and given back when the pointer is destroyed. Null while it is
+  // taken.
+  c10::DataPtr acquire(size_t buffer);
+
+ private:
+  struct Buffer;
+  c10::Device device_;
+  std::vector<std::shared_ptr<Buffer>> buffers_;
+  std::vector<size_t> shared_;  // positions of the two alternating buffers
+  size_t turns_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,185 @@
+#include "tessera/parallel/fsdp/fsdp_comm_schedule.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/parallel/data_parallel/gradient_nodes.h"
+
+namespace tessera {
+
+void FsdpCommSchedule::add(const std::shared_ptr<ShardedParamGroup>& group) {
+  if (!streams_) streams_ = std::make_shared<CommStreams>(group->device());
+  group->join(pool_, streams_, &stats_);
+  groups_.push_back(group);
+}
+
+// in_backward_ alone is not enough: an exception can leave it set, and then the next forward is a new one. Only a
+// forward that runs inside the autograd engine recomputes.
+bool FsdpCommSchedule::recomputing() const { return in_backward_ && inside_backward(); }
+
+void FsdpCommSchedule::begin_forward() {
+  if (recomputing()) return;
+  if (in_forward_ || in_backward_) reset();
+  reshard_stale_groups();
+  if (streams_ && streams_->gather.exists()) {
+    streams_->gather.wait_current_stream();  // after the optimizer's writes to the shards
+    for (const auto& group : groups_) group->mark_shards_ordered();
+  }
+  in_forward_ = true;
+  next_forward_order_.clear();
+}
+
+// A rank's shard may contain no changed row while another rank's does. All ranks must take the same decision, because
+// it decides which gathers run: a group is stale on all ranks if some rank finds it changed (all-reduce with max).
+void FsdpCommSchedule::reshard_stale_groups() {
+  std::vector<std::pair<comm::Group*, std::vector<ShardedParamGroup*>>> kept;  // in the same order on all ranks
+  for (const auto& group : groups_) {
+    if (!group->may_be_stale()) continue;
+    auto* ranks = &group->ranks();
+    auto found = std::ranges::find_if(kept, [&](const auto& each) { return each.first == ranks; });
+    if (found == kept.end()) found = kept.insert(kept.end(), {ranks, {}});
+    found->second.push_back(group.get());
+  }
+  for (const auto& [ranks, groups] : kept) {
+    at::Tensor changed = at::zeros({static_cast<int64_t>(groups.size())}, at::kInt);
+    for (size_t i = 0; i < groups.size(); ++i) changed.mutable_data_ptr<int>()[i] = groups[i]->changed();
+    comm::all_reduce(*ranks, changed, comm::ReduceOp::kMax, "changed shards").wait();
+    for (size_t i = 0; i < groups.size(); ++i) {
+      if (changed.const_data_ptr<int>()[i] != 0) groups[i]->reshard();
+    }
+  }
+}
+
+void FsdpCommSchedule::end_forward() {
+  if (recomputing()) return;
+  for (const auto& group : groups_) {
+    if (group->is_gathering()) group->reshard();
+  }
+  if (streams_) streams_->free_retired();
+  forward_order_ = next_forward_order_;
+  in_forward_ = false;
+}
+
+void FsdpCommSchedule::before_forward(ShardedParamGroup& group) {
+  group.start_unshard();
+  group.finish_unshard();
+  if (recomputing()) return;
+  const size_t position = next_forward_order_.size();
+  next_forward_order_.push_back(&group);
+  // Prefetch only while this forward follows the order of the last one. A wrong prediction costs an unused gather;
+  // every rank runs the same modules, so all ranks predict the same.
+  const bool as_before = position + 1 < forward_order_.size() && forward_order_[position] == &group;
+  if (prefetch_ && as_before) forward_order_[position + 1]->start_unshard();
+}
+
+// The order in which forwards end, reversed, is the order in which backward needs the groups. `position` finds a
+// forward in it.
+ForwardRecord FsdpCommSchedule::after_forward(ShardedParamGroup* group) {
+  ForwardRecord record{post_forward_order_.size(), epoch_, 0, recomputing()};
+  if (group != nullptr && !record.recomputed) post_forward_order_.push_back(group);
+  return record;
+}
+
+void FsdpCommSchedule::enter_backward() {
+  if (in_backward_) return;
+  in_backward_ = true;
+  ++backward_;
+  recompute_position_ = forward_order_.size();
+  at_end_of_backward([self = shared_from_this()] { self->end_backward(); });
+}
+
+void FsdpCommSchedule::before_backward(ShardedParamGroup* group, ForwardRecord& record) {
+  enter_backward();
+  // Each output of the module has a hook; the first hook of a backward does the work.
+  if (record.seen_backward == backward_) return;
+  record.seen_backward = backward_;
+  if (group == nullptr) return;
+  group->start_unshard();
+  group->finish_unshard();
+  if (!prefetch_) return;
+  if (auto* next = next_in_backward(*group, record)) next->start_unshard();
+}
+
+// The group that backward probably needs after this one; null when that is unknown.
+ShardedParamGroup* FsdpCommSchedule::next_in_backward(const ShardedParamGroup& group, const ForwardRecord& record) {
+  if (!record.recomputed) {
+    const bool known = record.epoch == epoch_ && record.position > 0 && record.position <= post_forward_order_.size();
+    return known ? post_forward_order_[record.position - 1] : nullptr;
+  }
+  // A recomputed forward is not in the post-forward order, because its first forward kept no graph. The forward order
+  // contains it: recomputation walks that order from the end, and recompute_position_ is the position reached so far.
+  for (size_t position = std::min(recompute_position_, forward_order_.size()); position-- > 0;) {
+    if (forward_order_[position] != &group) continue;
+    recompute_position_ = position;
+    return position > 0 ? forward_order_[position - 1] : nullptr;
+  }
+  return nullptr;
+}
+
+void FsdpCommSchedule::start_reduction(ShardedParamGroup& group) {
+  if (!group.synchronize) return;
+  if (!group.start_reduction()) return;
+  if (group.ranks().size() > 1) ++stats_.reduce_scatters;
+  reducing_.push_back(&group);
+}
+
+// The reductions in flight advance one stage when the next group's gradients are complete: their communication had the
+// time of one group's backward to overlap.
+void FsdpCommSchedule::after_backward(ShardedParamGroup& group) {
+  enter_backward();
+  if (group.reshard_after_backward) group.reshard();
+  std::erase_if(reducing_, [](ShardedParamGroup* other) { return !other->advance_reduction(/*at_end=*/false); });
+  start_reduction(group);
+}
+
+void FsdpCommSchedule::finish_reductions() {
+  for (auto* group : reducing_) {
+    while (group->advance_reduction(/*at_end=*/true)) {
+    }
+  }
+  reducing_.clear();
+}
+
+void FsdpCommSchedule::reduce_accumulated() {
+  for (const auto& group : groups_) start_reduction(*group);
+  finish_reductions();
+}
+
+void FsdpCommSchedule::end_backward() {
+  for (const auto& group : groups_) {
+    if (group->reshard_after_backward || group->is_gathering()) group->reshard();
+  }
+  if (streams_) streams_->free_retired();
+  // Reduces gradients of earlier backwards without synchronisation whose groups this backward did not reach.
+  for (const auto& group : groups_) start_reduction(*group);
+  if (is_last_backward_) {
+    finish_reductions();
+    post_forward_order_.clear();
+    ++epoch_;
+  }
+  in_backward_ = false;
+}
+
+// After an exception: frees all groups and discards unfinished gradients.
+void FsdpCommSchedule::reset() {
+  reducing_.clear();
+  for (const auto& group : groups_) {
+    try {
+      group->reshard();
+    } catch (const Error&) {  // the failed gather; its error has been thrown already
+    }
+    group->drop_gradients();
+  }
+  if (streams_) streams_->free_retired();
+  forward_order_.clear();
+  recompute_position_ = 0;
+  post_forward_order_.clear();
+  ++epoch_;
+  in_forward_ = in_backward_ = false;
+}
+
+}  // namespace tessera

@@ -1,0 +1,80 @@
+// Decides when the parameter groups below one root are gathered, freed and reduced.
+//
+// Forward: a group is gathered before its module's forward and freed after it. The gather of the group that followed it
+// in the last forward starts at the same time (prefetch). Backward: a group is gathered when the gradient of its
+// module's output is known, and the gather of the group before it in forward starts. When all gradients of the group
+// are known, it is freed and its reduction starts; the reduction of the group before is then waited for, and the last
+// reduction at the end of backward. So at most two groups and the root are unsharded at a time. After an exception the
+// next forward of the root resets all state. Belongs to one rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tessera/parallel/fsdp/fully_shard.h"
+#include "tessera/parallel/fsdp/sharded_param_group.h"
+
+namespace tessera {
+
+// The record of one forward of one sharded module, for its backward hooks.
+struct ForwardRecord {
+  size_t position = 0;         // in the post-forward order
+  uint64_t epoch = 0;          // of the post-forward order, which a new epoch clears
+  uint64_t seen_backward = 0;  // number of the last backward that has reached this forward
+  bool recomputed = false;     // a forward that runs inside a backward (activation checkpointing)
+};
+
+class FsdpCommSchedule : public std::enable_shared_from_this<FsdpCommSchedule> {
+ public:
+  // `prefetch` must be equal on all ranks.
+  explicit FsdpCommSchedule(bool prefetch) : prefetch_(prefetch) {}
+  // COLLECTIVE over the group's ranks (ShardedParamGroup::join).
+  void add(const std::shared_ptr<ShardedParamGroup>& group);
+
+  // Call before the root's forward. Reshards groups that stayed gathered although their shards have changed. COLLECTIVE
+  // over the shard dim of the groups that stayed gathered, which are the same on all ranks.
+  void begin_forward();
+  void end_forward();  // call after the root's forward; frees prefetched groups that were not used
+  void before_forward(ShardedParamGroup& group);
+  // Records the order for backward. The group may be null: a module without parameters of its own.
+  ForwardRecord after_forward(ShardedParamGroup* group);
+  void before_backward(ShardedParamGroup* group, ForwardRecord& record);
+  void after_backward(ShardedParamGroup& group);
+  bool recomputing() const;  // whether a forward runs inside a backward
+  // Reduces the gradients that backwards without synchronisation have accumulated, for the groups that synchronise now,
+  // and waits. COLLECTIVE as a backward's reductions.
+  void reduce_accumulated();
+
+  void set_prefetch(bool on) { prefetch_ = on; }
+  // false: backwards do not wait for their reductions; the last backward does.
+  void set_is_last_backward(bool on) { is_last_backward_ = on; }
+  FsdpStats& stats() { return stats_; }
+
+ private:
+  void enter_backward();
+  void end_backward();
+  void reset();
+  void start_reduction(ShardedParamGroup& group);
+  void finish_reductions();
+  void reshard_stale_groups();
+  ShardedParamGroup* next_in_backward(const ShardedParamGroup& group, const ForwardRecord& record);
+
+  bool prefetch_;
+  std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
+  std::shared_ptr<CommStreams> streams_;  // of the device of the first group
+  FsdpStats stats_;
+  std::vector<std::shared_ptr<ShardedParamGroup>> groups_;
+  std::vector<ShardedParamGroup*> forward_order_;       // of the last forward
+  std::vector<ShardedParamGroup*> next_forward_order_;  // of this forward, so far
+  std::vector<ShardedParamGroup*> post_forward_order_;  // by end of forward, of all forwards in this epoch
+  size_t recompute_position_ = 0;                       // groups from this position of forward_order_ on are recomputed
+  std::vector<ShardedParamGroup*> reducing_;            // in flight, oldest first
+  uint64_t epoch_ = 1;                                  // grows when post_forward_order_ is cleared
+  uint64_t backward_ = 0;                               // number of the current backward
+  bool in_forward_ = false;
+  bool in_backward_ = false;
+  bool is_last_backward_ = true;
+};
+
+}  // namespace tessera

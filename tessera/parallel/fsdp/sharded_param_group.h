@@ -1,0 +1,115 @@
+// A parameter group: parameters that are gathered, freed and reduced together. FsdpCommSchedule and the hooks of
+// ShardingState drive it. Subclasses: FsdpParamGroup for fully_shard, FlatParamGroup for wrap_fsdp1. Belongs to one
+// rank.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/collectives/collective_start.h"
+#include "tessera/comm/group/group.h"
+#include "tessera/parallel/data_parallel/buffer_pool.h"
+#include "tessera/parallel/data_parallel/comm_streams.h"
+#include "tessera/parallel/fsdp/fully_shard.h"
+
+namespace tessera {
+
+class ShardedParamGroup {
+ public:
+  ShardedParamGroup(std::string name, double divide) : divide(divide), name_(std::move(name)) {}
+  virtual ~ShardedParamGroup() = default;
+  ShardedParamGroup(const ShardedParamGroup&) = delete;
+  ShardedParamGroup& operator=(const ShardedParamGroup&) = delete;
+
+  // start_unshard() starts the all-gather and returns at once; finish_unshard() waits and lays the parameters out.
+  // start_unshard() gathers again when this rank's shards have changed since the last gather. COLLECTIVE over ranks().
+  virtual void start_unshard() = 0;
+  virtual void finish_unshard() = 0;
+  virtual void reshard() = 0;
+  bool is_gathering() const { return state_ == State::kGathering; }  // started and not finished
+  // may_be_stale(): the unsharded parameters are a copy of the shards. changed(): this rank's shards were written or
+  // replaced since the gather.
+  virtual bool may_be_stale() const = 0;
+  virtual bool changed() const = 0;
+  virtual comm::Group& ranks() const = 0;  // the process group of the gather
+  virtual c10::Device device() const = 0;  // of the unsharded parameters
+  // Records that the gather stream is ordered after all writes to the shards so far.
+  virtual void mark_shards_ordered() {}
+
+  // use_unsharded_params(): the modules' members hold these tensors of unsharded_tensors(). use_sharded_params(): the
+  // members hold the tensors that users see outside forward, which are the shards, or for a flat parameter without
+  // use_orig_params views of its freed storage.
+  virtual void use_unsharded_params(const std::vector<at::Tensor>& tensors) = 0;
+  virtual void use_sharded_params() = 0;
+  // New tensors over the unsharded parameters.
+  virtual std::vector<at::Tensor> unsharded_tensors() const = 0;
+  // The parameters that require gradients, as positions in unsharded_tensors(), and the leaf tensors that receive the
+  // gradients.
+  virtual std::vector<size_t> trainable() const = 0;
+  virtual std::vector<at::Tensor> leaves(const std::vector<size_t>& trainable) const = 0;
+
+  // Adds gradients. gradients[i] belongs to the unsharded tensor trainable[i] and may be undefined.
+  virtual void accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) = 0;
+  // Starts the reduction and returns at once. Returns false if there are no gradients to reduce. COLLECTIVE over all
+  // ranks of the mesh.
+  virtual bool start_reduction() = 0;
+  // Waits for the running stage of the reduction and starts the next one. Returns false when no stage is left and the
+  // leaves have their gradients. A stage that only the host can wait for is waited for with `at_end` alone.
+  virtual bool advance_reduction(bool at_end) = 0;
+  virtual void drop_gradients() = 0;  // after an error
+  virtual int64_t accumulated_bytes() const = 0;
+
+  // Joins the groups below one root, which share a buffer pool, streams and statistics. COLLECTIVE over ranks().
+  void join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams, FsdpStats* stats) {
+    pool_ = std::move(pool);
+    streams_ = std::move(streams);
+    stats_ = stats;
+    on_joined();
+  }
+
+  const std::string& name() const { return name_; }
+  void set_name(std::string name) { name_ = std::move(name); }
+
+  bool synchronize = true;             // reduce gradients at the end of its backward; false: accumulate
+  bool reshard_after_backward = true;  // false: stay gathered for the next forward
+  double divide;                       // divisor of the gradient sums
+
+ protected:
+  enum class State { kSharded, kGathering, kUnsharded };
+
+  virtual void on_joined() = 0;
+  // Waits for a gather that is abandoned and returns its error, to be thrown after the cleanup.
+  static std::exception_ptr wait_for_failure(comm::PendingCollective& gather) noexcept {
+    try {
+      gather.wait();
+      return nullptr;
+    } catch (...) {
+      return std::current_exception();
+    }
+  }
+  // Updates the statistics: `groups` more (or, if negative, fewer) groups of `bytes` each are unsharded.
+  void count(int64_t groups, int64_t bytes) {
+    if (stats_ == nullptr) return;
+    stats_->unsharded_groups += groups;
+    stats_->unsharded_bytes += groups * bytes;
+    stats_->peak_unsharded_groups = std::max(stats_->peak_unsharded_groups, stats_->unsharded_groups);
+  }
+
+  State state_ = State::kSharded;
+  bool uses_unsharded_params_ = false;  // the modules' members hold unsharded parameters
+  std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
+  std::shared_ptr<CommStreams> streams_ = std::make_shared<CommStreams>();
+  FsdpStats* stats_ = nullptr;
+
+ private:
+  std::string name_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,178 @@
+#include <algorithm>
+#include <deque>
+#include <map>
+
+#include "tessera/base/error.h"
+#include "tessera/parallel/pipeline/detail/schedule_makers.h"
+
+namespace tessera::pipeline::detail {
+namespace {
+
+// Builds the row of one rank of a V schedule. The rank has two stages: way 0 is the stage on the way down the ranks,
+// way 1 the stage on the way up. For each way and kind of action it counts the next micro-batch. A whole backward (B)
+// counts as I and W.
+class VRow {
+ public:
+  VRow(int ranks, int rank) : stages_{rank, 2 * ranks - 1 - rank} {}
+
+  void add_bubbles(int count) { row_.resize(row_.size() + static_cast<size_t>(count)); }
+  void forward(int way) { row_.push_back(next(way, ActionKind::kForward)); }
+  void input(int way) {
+    row_.push_back(next(way, ActionKind::kInputBackward));
+    waiting_.push_back(*row_.back());
+  }
+  void weight(int way) { row_.push_back(next(way, ActionKind::kWeightBackward)); }
+  void whole_backward(int way) { row_.push_back(next_whole(way)); }
+  void overlap(int forward_way, int backward_way) {
+    Action both{.kind = ActionKind::kOverlap};
+    both.parts.push_back(next(forward_way, ActionKind::kForward));
+    both.parts.push_back(next_whole(backward_way));
+    row_.push_back(std::move(both));
+  }
+  // Adds the W of the oldest I that has no W yet, if there is one.
+  void oldest_weight() {
+    if (waiting_.empty()) return;
+    row_.push_back(waiting_.front());
+    row_.back()->kind = ActionKind::kWeightBackward;
+    waiting_.pop_front();
+  }
+  int done(int way, ActionKind kind) const {
+    const auto found = done_.find({way, kind});
+    return found == done_.end() ? 0 : found->second;
+  }
+  ActionRow take() { return std::move(row_); }
+
+ private:
+  Action next(int way, ActionKind kind) {
+    return {.stage = stages_[way], .kind = kind, .micro_batch = done_[{way, kind}]++};
+  }
+  Action next_whole(int way) {
+    Action action = next(way, ActionKind::kInputBackward);
+    action.kind = ActionKind::kBackward;
+    ++done_[{way, ActionKind::kWeightBackward}];
+    return action;
+  }
+
+  int stages_[2];
+  std::map<std::pair<int, ActionKind>, int> done_;
+  std::deque<Action> waiting_;  // the I actions whose W is still to come
+  ActionRow row_;
+};
+
+void input_and_weight(VRow& row, int way) {
+  row.input(way);
+  row.weight(way);
+}
+
+// After torch's ScheduleZBVZeroBubble. The row is built for at least 2 * ranks - 1 micro-batches, which fill the
+// pipeline; actions of micro-batches that do not exist become bubbles at the end.
+ActionRow zbv_row(const ScheduleSize& size, int rank) {
+  const int ranks = size.ranks, micro_batches = std::max(2 * ranks - 1, size.micro_batches);
+  VRow row(ranks, rank);
+  const auto done = [&](int way, ActionKind kind) { return row.done(way, kind); };
+  // Warm-up: forwards of way 0 until the first micro-batch returns on way 1, then both ways in turn.
+  row.add_bubbles(rank);
+  for (int i = 0; i < 2 * (ranks - rank) - 1; ++i) row.forward(0);
+  for (int i = 0; i < rank; ++i) {
+    row.forward(1);
+    row.forward(0);
+  }
+  // Backwards of way 1 begin.
+  for (int i = 0; i < ranks - rank; ++i) {
+    row.forward(1);
+    input_and_weight(row, 1);
+  }
+  // Steady state: F, I and W of way 0, then of way 1.
+  while (done(1, ActionKind::kForward) < done(0, ActionKind::kForward) ||
+         done(0, ActionKind::kForward) < micro_batches) {
+    if (done(0, ActionKind::kForward) < micro_batches) row.forward(0);
+    input_and_weight(row, 0);
+    row.forward(1);
+    input_and_weight(row, 1);
+  }
+  // The remaining I of both ways, then I and W of way 0, then the remaining W.
+  for (int i = 0; i < rank; ++i) {
+    row.input(0);
+    row.input(1);
+  }
+  for (int i = 0; i < ranks - rank; ++i) input_and_weight(row, 0);
+  for (const int way : {1, 0}) {
+    while (done(way, ActionKind::kWeightBackward) < done(way, ActionKind::kInputBackward)) row.weight(way);
+  }
+  auto actions = row.take();
+  for (auto& action : actions) {
+    if (action && action->micro_batch >= size.micro_batches) action.reset();
+  }
+  return actions;
+}
+
+// The eight steps of torch's ScheduleDualPipeV. From the middle of the last backwards on, backward is split, and the W
+// actions fill the bubbles at the end.
+ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
+  const int ranks = size.ranks, behind = ranks - rank - 1;
+  VRow row(ranks, rank);
+  // Steps 1 and 2: warm-up forwards of way 0, then of both ways.
+  for (int i = 0; i < 2 * behind; ++i) row.forward(0);
+  for (int i = 0; i <= rank; ++i) {
+    row.forward(0);
+    row.forward(1);
+  }
+  // Step 3: I, W and F of way 1.
+  for (int i = 0; i < behind; ++i) {
+    row.input(1);
+    row.oldest_weight();
+    row.forward(1);
+  }
+  // Step 4, the steady state: a forward of one way overlaps a backward of the other.
+  for (int i = 0; i < size.micro_batches - 2 * ranks + rank + 1; ++i) {
+    if (i == 0 && behind == 0) {  // an overlap would make the bubble larger here
+      row.forward(0);
+      row.whole_backward(1);
+    } else {
+      row.overlap(0, 1);
+    }
+    row.overlap(1, 0);
+  }
+  // Step 5: the last forwards.
+  for (int i = 0; i < behind; ++i) {
+    row.whole_backward(1);
+    row.overlap(1, 0);
+  }
+  // Step 6: backwards of both ways, split into I and W from the middle on.
+  bool split = false;
+  const auto backward = [&](int way) { split ? row.input(way) : row.whole_backward(way); };
+  for (int i = 0; i <= rank; ++i) {
+    const bool half = i == (rank + 1) / 2;
+    split = split || (half && rank % 2 == 1);
+    backward(1);
+    split = split || (half && rank % 2 == 0);
+    backward(0);
+  }
+  // Steps 7 and 8: the W actions that wait, with the last backwards of way 0 between them.
+  for (int i = 0; i < behind; ++i) {
+    row.oldest_weight();
+    backward(0);
+  }
+  for (int i = 0; i <= rank; ++i) row.oldest_weight();
+  return row.take();
+}
+
+}  // namespace
+
+ScheduleRows zbv_rows(const ScheduleSize& size) {
+  ScheduleRows rows;
+  for (int rank = 0; rank < size.ranks; ++rank) rows.push_back(zbv_row(size, rank));
+  return rows;
+}
+
+ScheduleRows dual_pipe_v_rows(const ScheduleSize& size) {
+  TESSERA_CHECK(size.micro_batches >= 2 * size.ranks, ErrorKind::kConfig,
+                "[pipeline.schedule] DualPipeV requires at least as many microbatches as stages, but got {} "
+                "microbatches and {} stages.",
+                size.micro_batches, 2 * size.ranks);
+  ScheduleRows rows;
+  for (int rank = 0; rank < size.ranks; ++rank) rows.push_back(dual_pipe_v_row(size, rank));
+  return rows;
+}
+
+}  // namespace tessera::pipeline::detail

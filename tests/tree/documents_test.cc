@@ -1,0 +1,128 @@
+// The documents lead to files and headings that exist, and README's C++ example is that of a program that runs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <regex>
+#include <sstream>
+
+#include "tests/support/process.h"
+#include "tests/tree/source_tree.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+namespace fs = std::filesystem;
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+std::string without_indent(const std::string& line) {
+  const auto begin = line.find_first_not_of(' ');
+  return begin == std::string::npos ? "" : line.substr(begin);
+}
+
+// The anchors that GitHub gives to the headings of a page: lower case, spaces as hyphens, punctuation dropped.
+std::set<std::string> anchors_of(const std::string& text) {
+  std::set<std::string> anchors;
+  for (const auto& line : lines_of(text)) {
+    if (!line.starts_with("#")) continue;
+    std::string anchor;
+    for (const char c : without_indent(line.substr(line.find_first_not_of('#')))) {
+      if (std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_') {
+        anchor += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+      } else if (c == ' ') {
+        anchor += '-';
+      }
+    }
+    anchors.insert(anchor);
+  }
+  return anchors;
+}
+
+// The links of the pages whose file or heading does not exist. `exists` tells whether a path from the root does.
+std::vector<std::string> link_faults(const SourceTree& pages, const std::function<bool(const std::string&)>& exists) {
+  static const std::regex kLink(R"(\]\(([^)\s]+)\))");
+  std::vector<std::string> faults;
+  for (const auto& [path, text] : pages) {
+    for (auto it = std::sregex_iterator(text.begin(), text.end(), kLink); it != std::sregex_iterator(); ++it) {
+      const std::string link = (*it)[1];
+      if (link.find("://") != std::string::npos) continue;
+      const auto hash = link.find('#');
+      const auto file = link.substr(0, hash);
+      const auto target = file.empty() ? path : (fs::path(path).parent_path() / file).lexically_normal().string();
+      const auto page = pages.find(target);
+      if (!exists(target)) {
+        faults.push_back(path + ": the link " + link + " leads to no file");
+      } else if (hash != std::string::npos && page != pages.end() &&
+                 !anchors_of(page->second).contains(link.substr(hash + 1))) {
+        faults.push_back(path + ": the link " + link + " leads to no heading");
+      }
+    }
+  }
+  return faults;
+}
+
+// The lines of a page's C++ examples that a program does not have, in that order, whatever their indentation.
+std::vector<std::string> example_faults(const std::string& page, const std::string& program) {
+  const auto program_lines = lines_of(program);
+  auto next = program_lines.begin();
+  std::vector<std::string> faults;
+  bool in_example = false;
+  for (const auto& line : lines_of(page)) {
+    if (line.starts_with("```")) {
+      in_example = line == "```cpp";
+      continue;
+    }
+    if (!in_example) continue;
+    const auto found = std::find_if(next, program_lines.end(), [&](const std::string& other) {
+      return without_indent(other) == without_indent(line);
+    });
+    if (found == program_lines.end()) {
+      faults.push_back(line);
+    } else {
+      next = found + 1;
+    }
+  }
+  return faults;
+}
+
+TEST(Documents, LinksLeadToFilesAndHeadings) {
+  auto pages = read_tree(source_folder(), {"docs", "bench/results", "examples", "tests"}, {".md"});
+  for (const char* name : {"README.md", "HACKING.md", "CONTRIBUTING.md", "CHANGELOG.md"}) {
+    std::ostringstream text;
+    text << std::ifstream(source_folder() / name).rdbuf();
+    pages[name] = text.str();
+  }
+  EXPECT_GT(pages.size(), 30U);
+  EXPECT_THAT(link_faults(pages, [](const std::string& path) { return fs::exists(source_folder() / path); }),
+              IsEmpty());
+  const auto only_pages = [](const std::string& path) { return path.ends_with(".md"); };
+  EXPECT_THAT(link_faults({{"docs/a.md", "[x](b.md#two-words) [y](c.cc) [z](#gone)"}, {"docs/b.md", "## Two words!"}},
+                          only_pages),
+              ElementsAre(HasSubstr("c.cc leads to no file"), HasSubstr("#gone leads to no heading")));
+}
+
+TEST(Documents, ReadmesExampleIsThatOfAProgram) {
+  std::ostringstream page, program;
+  page << std::ifstream(source_folder() / "README.md").rdbuf();
+  program << std::ifstream(source_folder() / "examples/custom_loop/main.cc").rdbuf();
+  EXPECT_THAT(page.str(), HasSubstr("fully_shard("));
+  EXPECT_THAT(example_faults(page.str(), program.str()), IsEmpty());
+  EXPECT_THAT(example_faults("```cpp\nb();\na();\n```\n", "  a();\n  b();\n"), ElementsAre("a();"));
+}
+
+}  // namespace
+}  // namespace tessera::testing
