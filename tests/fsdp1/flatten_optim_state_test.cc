@@ -130,7 +130,7 @@ TEST(UnitStates, AreCheckedAlikeWithAndWithoutOriginalParameters) {
     part->size = {5, 3};
     part->local_shards.push_back({at::zeros({2, 3}), {{0, 0}, {3, 3}, ""}});
     EXPECT_THAT(changed([&](auto& states) { states[0].set("exp_avg", part); }),
-                HasSubstr("found a local shard of shape 2x3, its metadata say Float of 3x3"));
+                HasSubstr("found a local shard of shape 2x3 and Float, its metadata say Float of 3x3"));
   }
 }
 
