@@ -51,7 +51,7 @@ bool same_secret(std::string_view one, std::string_view other) {
 }  // namespace
 
 // The server's thread and state. A connection is a ClientConnection; it is also in `unauthenticated_` until its hello
-// was accepted. Only the thread changes the state, under `mutex_`, which figures() takes from other threads.
+// was accepted. Only the thread changes the state, under `mutex_`, which statistics() takes from other threads.
 //
 // A kGet or kWait that cannot be answered leaves its keys in `client.awaits`, and the client's descriptor in
 // `waiting_[key]` for each of them. Invariant: a descriptor is in `waiting_[key]` only if the client still exists and
