@@ -82,8 +82,8 @@ struct Tally {
 class Listener final : public FailureListener {
  public:
   FlightRecord recent_calls(uint32_t, uint64_t) override { return {}; }
-  void on_failure_report(const FailureReport& verdict) override {
-    std::fprintf(stderr, "verdict: %s\n", verdict.text.c_str());
+  void on_failure_report(const FailureReport& report) override {
+    std::fprintf(stderr, "verdict: %s\n", report.text.c_str());
   }
 };
 

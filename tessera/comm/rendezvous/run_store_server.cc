@@ -258,8 +258,8 @@ class RunStoreServer::ServerLoop {
         store(key, std::string(frame.take()));
         return reply(client, FrameWriter(RunStoreAnswer::kOk));
       }
-      case RunStoreRequest::kCompareSet: {  // as c10d: a missing key is set if `expected` is empty; answers the value
-                                            // afterwards
+      case RunStoreRequest::kCompareSet: {
+        // As c10d: a missing key is set if `expected` is empty. Answers the value afterwards.
         const std::string key(frame.take());
         const std::string_view expected = frame.take(), desired = frame.take();
         const auto found = values_.find(key);
