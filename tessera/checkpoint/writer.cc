@@ -225,7 +225,7 @@ void CheckpointWriter::Impl::abandon_failed_step() {
   };
   wait_for(kSaveGrace);
   if (is_thread_done) return;
-  options.world->monitor().give_up();
+  options.world->monitor().report_own_failure();
   wait_for(kReportGrace);
   if (!is_thread_done) options.world->abort();  // ranks that are threads get the report after this thread has unwound
 }

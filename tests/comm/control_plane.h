@@ -82,8 +82,8 @@ struct Tally {
 class Listener final : public FailureListener {
  public:
   FlightRecord recent_calls(uint32_t, uint64_t) override { return {}; }
-  void on_failure_report(const FailureReport& verdict) override {
-    std::fprintf(stderr, "verdict: %s\n", verdict.text.c_str());
+  void on_failure_report(const FailureReport& report) override {
+    std::fprintf(stderr, "verdict: %s\n", report.text.c_str());
   }
 };
 
@@ -127,9 +127,9 @@ inline void run_rank(int rank, int size, int local_size, int port, Tally& tally,
       const auto hub =
           prefixed ? c10::dynamic_intrusive_pointer_cast<RunStore>(prefixed->getUnderlyingStore()) : nullptr;
       if (hub && hub->server()) {
-        const RunStoreStatistics told = hub->server()->figures();
-        figures->store_requests = static_cast<double>(told.requests);
-        figures->store_bytes = static_cast<double>(told.bytes);
+        const RunStoreStatistics statistics = hub->server()->statistics();
+        figures->store_requests = static_cast<double>(statistics.requests);
+        figures->store_bytes = static_cast<double>(statistics.bytes);
       }
     }
     tally.well.fetch_add(1);

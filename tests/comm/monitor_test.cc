@@ -60,8 +60,8 @@ class HungDisk {
 class SilentReporter final : public FailureReporter {
  public:
   explicit SilentReporter(std::vector<CallFailure>& heard) : heard_(heard) {}
-  bool report_call_failure(const CallFailure& trouble) override {
-    heard_.push_back(trouble);
+  bool report_call_failure(const CallFailure& failure) override {
+    heard_.push_back(failure);
     return false;
   }
   void report_rank_failure(const std::string&) override {}
@@ -87,9 +87,9 @@ TEST(Monitor, AVerdictBreaksOffThoughTheFileSystemHangs) {
     monitor.wait(ticket);
     monitor.on_failure_report({.text = "rank 1 has ended", .culprit = 1, .is_consequence = true});
     EXPECT_TRUE(broken_off);
-    const auto verdict = monitor.fail(ticket, {.group = 1, .sequence = 1, .text = "broken"});
-    ASSERT_TRUE(verdict);
-    EXPECT_EQ(verdict->culprit, 1);
+    const auto report = monitor.fail(ticket, {.group = 1, .sequence = 1, .text = "broken"});
+    ASSERT_TRUE(report);
+    EXPECT_EQ(report->culprit, 1);
     const auto asked = disk.asked();
     ASSERT_EQ(asked.size(), 1U);
     EXPECT_THAT(asked[0], HasSubstr("\"state\":\"waiting\""));  // as it was before it was broken off
@@ -178,11 +178,11 @@ std::string text_of(const std::function<void()>& action) {
 
 TEST(Monitor, ACallThatIsOnlyOrderedOnAStreamIsUnderWayUntilItHasRun) {
   Monitor monitor({.timeout = milliseconds(1)});
-  std::vector<CallFailure> troubles;
-  monitor.set_reporter(std::make_unique<SilentReporter>(troubles));
+  std::vector<CallFailure> reported_failures;
+  monitor.set_reporter(std::make_unique<SilentReporter>(reported_failures));
   monitor.untrack(begin(monitor, 1));
   monitor.fail(begin(monitor, 2), {.group = 1, .sequence = 2, .text = "refused"});
-  troubles.clear();
+  reported_failures.clear();
   Works works;
   for (uint64_t number = 3; number <= 4; ++number) {
     works.push_back(c10::make_intrusive<DeviceWork>());
@@ -195,20 +195,20 @@ TEST(Monitor, ACallThatIsOnlyOrderedOnAStreamIsUnderWayUntilItHasRun) {
   EXPECT_EQ(state_of(monitor, 4), CallState::kStarted);
   std::this_thread::sleep_for(milliseconds(3100));  // the timeout, and the 3 s that a back-end has to keep it itself
   monitor.tick();
-  ASSERT_EQ(troubles.size(), 1U);
-  EXPECT_EQ(troubles[0].sequence, 4U);
-  EXPECT_TRUE(troubles[0].timed_out);
+  ASSERT_EQ(reported_failures.size(), 1U);
+  EXPECT_EQ(reported_failures[0].sequence, 4U);
+  EXPECT_TRUE(reported_failures[0].timed_out);
 }
 
 TEST(Monitor, ACallThatFailsOnItsDeviceIsFailedAndReported) {
   for (const bool in_error : {false, true}) {
     Monitor monitor({});
-    std::vector<CallFailure> troubles;
-    monitor.set_reporter(std::make_unique<SilentReporter>(troubles));
+    std::vector<CallFailure> reported_failures;
+    monitor.set_reporter(std::make_unique<SilentReporter>(reported_failures));
     const auto work = c10::make_intrusive<DeviceWork>();
     leave_to_device(monitor, 1, work);
     monitor.tick();
-    EXPECT_EQ(troubles.size(), 0U);
+    EXPECT_EQ(reported_failures.size(), 0U);
     if (in_error) {
       work->in_error = true;
     } else {
@@ -217,13 +217,14 @@ TEST(Monitor, ACallThatFailsOnItsDeviceIsFailedAndReported) {
     monitor.tick();
     monitor.tick();
     EXPECT_EQ(state_of(monitor, 1), CallState::kFailed);
-    ASSERT_EQ(troubles.size(), 1U);
-    EXPECT_EQ(troubles[0].sequence, 1U);
-    EXPECT_FALSE(troubles[0].timed_out);
-    EXPECT_EQ(troubles[0].text, fmt::format("barrier (call 1 of group 'world') failed on the device: {} "
-                                            "(NCCL_DEBUG=WARN says more)",
-                                            in_error ? "CUDA error: an illegal memory access was encountered"
-                                                     : "NCCL error in: NCCLUtils.cpp:77, remote process exited"));
+    ASSERT_EQ(reported_failures.size(), 1U);
+    EXPECT_EQ(reported_failures[0].sequence, 1U);
+    EXPECT_FALSE(reported_failures[0].timed_out);
+    EXPECT_EQ(reported_failures[0].text,
+              fmt::format("barrier (call 1 of group 'world') failed on the device: {} "
+                          "(NCCL_DEBUG=WARN says more)",
+                          in_error ? "CUDA error: an illegal memory access was encountered"
+                                   : "NCCL error in: NCCLUtils.cpp:77, remote process exited"));
   }
 }
 
@@ -244,8 +245,8 @@ TEST(Monitor, TheNextCallSaysThatOneHasFailedOnItsDevice) {
 
 TEST(Monitor, AWaitForACallThatHasFailedOnItsDeviceThrows) {
   const auto monitor = std::make_shared<Monitor>(MonitorOptions{.size = 2});
-  std::vector<CallFailure> troubles;
-  monitor->set_reporter(std::make_unique<SilentReporter>(troubles));
+  std::vector<CallFailure> reported_failures;
+  monitor->set_reporter(std::make_unique<SilentReporter>(reported_failures));
   const auto group = group_of_device(monitor);
   const auto work = c10::make_intrusive<DeviceWork>();
   PendingCollective sum = sum_on_device(*group, [&](c10d::Backend&) { return work; });
@@ -254,7 +255,7 @@ TEST(Monitor, AWaitForACallThatHasFailedOnItsDeviceThrows) {
   EXPECT_THAT(text_of<PeerFailed>([&] { sum.wait(); }),
               HasSubstr("[comm.all_reduce] w, group 'world' (rank 0 of 2), call 1: NCCL error: remote process exited"));
   EXPECT_EQ(state_of(*monitor, 1), CallState::kFailed);
-  EXPECT_EQ(troubles.size(), 1U);
+  EXPECT_EQ(reported_failures.size(), 1U);
   monitor->leave(true);
 }
 

@@ -20,7 +20,7 @@ struct Said {
   std::string address = "";
 };
 
-std::vector<RankRecord> arrivals(const std::vector<Said>& all) {
+std::vector<RankRecord> records(const std::vector<Said>& all) {
   std::vector<RankRecord> result;
   for (const Said& one : all) {
     result.push_back({.rank = static_cast<int>(result.size()),
@@ -38,7 +38,7 @@ std::vector<RankRecord> arrivals(const std::vector<Said>& all) {
 
 std::string error_of(const std::vector<Said>& all) {
   try {
-    agree(arrivals(all));
+    agree(records(all));
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kConfig);
     return error.what();
@@ -47,7 +47,7 @@ std::string error_of(const std::vector<Said>& all) {
 }
 
 TEST(Agree, HostsWithUnlikeRanksAndCoresAreOneRecord) {
-  const RendezvousResult agreed = agree(arrivals(
+  const RendezvousResult agreed = agree(records(
       {{"a", 0, 4, "3"}, {"a", 1, 4, "3"}, {"a", 2, 4, "3"}, {"a", 3, 4, "3"}, {"b", 0, 2, "ff"}, {"b", 1, 2, "ff"}}));
   EXPECT_EQ(agreed.hosts.count, 2);
   EXPECT_EQ(agreed.hosts.least_ranks, 2);
@@ -62,15 +62,15 @@ TEST(Agree, HostsWithUnlikeRanksAndCoresAreOneRecord) {
 // As srun and mpirun bind them: each has a core of its own.
 TEST(Agree, PinnedRanksAreNotCrowded) {
   const RendezvousResult agreed =
-      agree(arrivals({{"a", 0, 4, "1"}, {"a", 1, 4, "2"}, {"a", 2, 4, "4"}, {"a", 3, 4, "8"}}));
+      agree(records({{"a", 0, 4, "1"}, {"a", 1, 4, "2"}, {"a", 2, 4, "4"}, {"a", 3, 4, "8"}}));
   EXPECT_EQ(agreed.hosts.least_cores_per_rank, 1);
   const RendezvousResult shared =
-      agree(arrivals({{"a", 0, 4, "1"}, {"a", 1, 4, "1"}, {"a", 2, 4, "2"}, {"a", 3, 4, "2"}}));
+      agree(records({{"a", 0, 4, "1"}, {"a", 1, 4, "1"}, {"a", 2, 4, "2"}, {"a", 3, 4, "2"}}));
   EXPECT_EQ(shared.hosts.least_cores_per_rank, 0);
 }
 
 TEST(Agree, WhoSharesAHostIsFoundWhereNobodySaysIt) {
-  const RendezvousResult agreed = agree(arrivals({{"a", 0, 0, "1"}, {"b", 0, 0, "1"}, {"a", 0, 0, "2"}}));
+  const RendezvousResult agreed = agree(records({{"a", 0, 0, "1"}, {"b", 0, 0, "1"}, {"a", 0, 0, "2"}}));
   EXPECT_EQ(agreed.hosts.count, 2);
   EXPECT_EQ(agreed.positions[2].local_rank, 1);
   EXPECT_EQ(agreed.positions[2].local_size, 2);
@@ -79,7 +79,7 @@ TEST(Agree, WhoSharesAHostIsFoundWhereNobodySaysIt) {
 
 // Two launchers on one machine, as in a trial of what two hosts would do.
 TEST(Agree, LaunchersOnOneMachineShareItsCores) {
-  const RendezvousResult agreed = agree(arrivals({{"a", 0, 1, "3"}, {"a", 0, 2, "3"}, {"a", 1, 2, "3"}}));
+  const RendezvousResult agreed = agree(records({{"a", 0, 1, "3"}, {"a", 0, 2, "3"}, {"a", 1, 2, "3"}}));
   EXPECT_EQ(agreed.hosts.count, 2);
   EXPECT_EQ(agreed.hosts.most_ranks, 2);
   EXPECT_TRUE(agreed.hosts.loopback);
@@ -88,7 +88,7 @@ TEST(Agree, LaunchersOnOneMachineShareItsCores) {
 
 // The master's name leads to loopback on its own host, so that its ranks do not learn from it where others are.
 TEST(Agree, RanksBehindLoopbackHearOfAnotherHost) {
-  const RendezvousResult agreed = agree(arrivals({{"a", 0, 2, "1"}, {"a", 1, 2, "2"}, {"b", 0, 1, "1", "10.0.0.2"}}));
+  const RendezvousResult agreed = agree(records({{"a", 0, 2, "1"}, {"a", 1, 2, "2"}, {"b", 0, 1, "1", "10.0.0.2"}}));
   EXPECT_EQ(agreed.positions[0].other_host, "10.0.0.2");
   EXPECT_EQ(agreed.positions[1].other_host, "10.0.0.2");
   EXPECT_EQ(agreed.positions[2].other_host, "");
@@ -104,7 +104,7 @@ TEST(Agree, WhoWasToldThatItIsAloneAndWhoWasNotAreNamed) {
 }
 
 TEST(RankRecord, IsReadBackAndRubbishIsAnError) {
-  const RankRecord one = arrivals({{"a", 0, 1, "f0"}})[0];
+  const RankRecord one = records({{"a", 0, 1, "f0"}})[0];
   EXPECT_EQ(RankRecord::parse(one.text()).text(), one.text());
   const std::string deep(100'000, '['), negative = one.text().replace(one.text().find("\"rank\":0"), 8, "\"rank\":-1");
   for (const std::string& rubbish : {std::string(), std::string("{}"), std::string("[1]"), std::string("4\nhost"),

@@ -19,9 +19,9 @@ namespace {
 class Listener final : public FailureListener {
  public:
   FlightRecord recent_calls(uint32_t, uint64_t) override { return {}; }
-  void on_failure_report(const FailureReport& verdict) override {
+  void on_failure_report(const FailureReport& report) override {
     const std::lock_guard lock(mutex_);
-    heard_ += verdict.text;
+    heard_ += report.text;
   }
   std::string heard() const {
     const std::lock_guard lock(mutex_);
@@ -131,10 +131,10 @@ TEST(Watchdog, WhereOneRankCannotReachRankZeroNoneIsWatched) {
 }
 
 TEST(WatchWords, AreReadBackAndRubbishIsAnError) {
-  const CallFailure trouble{.group = 4'000'000'000, .sequence = UINT64_MAX, .text = "a \"b\"\n", .timed_out = true};
-  EXPECT_EQ(to_text(parse_call_failure(to_text(trouble), 3)), to_text(trouble));
-  const FailureReport verdict{.text = "rank 1 has ended", .culprit = 1, .is_consequence = true};
-  EXPECT_EQ(to_text(parse_failure_report(to_text(verdict))), to_text(verdict));
+  const CallFailure failure{.group = 4'000'000'000, .sequence = UINT64_MAX, .text = "a \"b\"\n", .timed_out = true};
+  EXPECT_EQ(to_text(parse_call_failure(to_text(failure), 3)), to_text(failure));
+  const FailureReport report{.text = "rank 1 has ended", .culprit = 1, .is_consequence = true};
+  EXPECT_EQ(to_text(parse_failure_report(to_text(report))), to_text(report));
   for (const std::string& rubbish :
        {std::string(), std::string("{}"), std::string("[1]"), std::string(100'000, '['),
         std::string(

@@ -238,7 +238,7 @@ bool wait_for_aborted_works(CollectiveState& state) {
   for (const auto* work : {&state.work, &state.announcement.work}) {
     if (!*work) continue;
     if (is_message_of_host(state)) {
-      end_message(**work);
+      end_broken_message(**work);
       continue;
     }
     while (!(*work)->isCompleted()) {
@@ -300,7 +300,7 @@ void PendingCollective::wait() {
       if (state_->begin) begin_receive(*state_);
       const bool ends_now = state_->monitor && state_->monitor->is_aborted() && is_message_of_host(*state_);
       for (const auto* work : {&state_->work, &state_->announcement.work}) {
-        if (*work && ends_now) end_message(**work);
+        if (*work && ends_now) end_broken_message(**work);
         if (*work) TESSERA_CHECK((*work)->wait(), ErrorKind::kComm, "aborted");
       }
       // On a device, work->wait() only orders the current stream after the collective; the collective may still run.

@@ -2,10 +2,10 @@
 // on the thread of the scope, and on the threads to which libtorch copies its thread-local state, such as the threads
 // of a backward pass on an accelerator.
 //
-//   const ContextKey kVerbose{"verbose"};        // identified by its address
+//   const ContextKey kVerbose{"verbose"};          // identified by its address
 //   int level = 3;
-//   const ContextValue scope(kVerbose, &level);        // until the scope is destroyed
-//   ContextValue::innermost(kVerbose);                 // &level, also in backward hooks that run during the scope
+//   const ContextValue scope(kVerbose, &level);    // until the scope is destroyed
+//   ContextValue::innermost(kVerbose);             // &level, also in backward hooks that run during the scope
 //
 // A scope must be destroyed on the thread that made it, usually in reverse order of construction. Several threads may
 // use the value at once, because a backward pass may run on several devices. No communication.

@@ -2,8 +2,8 @@
 // together whether all ranks are started again. Internal to comm.
 //
 //   LauncherRendezvous rendezvous(options, id);
-//   const JointRestartDecision common = rendezvous.meet(attempt, end, decide, signals);     // COLLECTIVE over the
-//   launchers if (common.decision.restarts) ...                                        // on all hosts, or on none
+//   const auto common = rendezvous.meet(attempt, end, decide, signals);    // COLLECTIVE over the launchers
+//   if (common.decision.restarts) ...                                      // on all hosts, or on none
 //
 // The launcher of host 0 serves a store at --master during the exchange, and decides for all. The port is free then,
 // because rank 0, which used it, has ended. While ranks run, no launcher listens.

@@ -1,7 +1,7 @@
 // Notes between a rank and its launcher: the rank reports finished steps, the launcher reports why it restarted the
 // ranks.
 //
-//   comm::report_step(12);                                   // rank 0, after each step
+//   comm::report_step(12);                                 // rank 0, after each step
 //   if (const auto reason = comm::restart_reason()) ...    // in a rank of the second attempt
 //
 // report_step() writes the step as a decimal number to the file that TESSERA_PROGRESS_FILE names. Any program may write

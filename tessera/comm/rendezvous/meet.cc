@@ -6,8 +6,8 @@
 //   arrived/R   the RankRecord of rank R
 //   dissent     an error found by a second process that claims to be rank R
 //   place/R     the RankPosition of rank R, written by rank 0
-//   verdict     by rank 0: "ok" and the HostSummary, or six characters for the kind ("config", "comm  ") and the
-//   message heard       counter of the ranks that have read an error
+//   verdict     by rank 0: "ok" and the HostSummary, or an error: six characters for its kind and its message
+//   heard       counter of the ranks that have read an error
 #include <unistd.h>
 
 #include <future>

@@ -1,7 +1,7 @@
 // The client of the store of a run (run_store_server.h), as a c10d::Store.
 //
-//   auto store = c10::make_intrusive<RunStore>(RunStoreAddress{.host = "10.0.0.1", .port = 29500}, identity, 5min,
-//   server);
+//   const RunStoreAddress address{.host = "10.0.0.1", .port = 29500};
+//   auto store = c10::make_intrusive<RunStore>(address, identity, 5min, server);
 //
 // c10d's TCPStore is not used because it has no authentication, lists its keys to any client, and its server without
 // libuv scans all connections for every request. A RunStore sends one request at a time; other threads wait.

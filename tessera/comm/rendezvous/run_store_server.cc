@@ -51,7 +51,7 @@ bool same_secret(std::string_view one, std::string_view other) {
 }  // namespace
 
 // The server's thread and state. A connection is a ClientConnection; it is also in `unauthenticated_` until its hello
-// was accepted. Only the thread changes the state, under `mutex_`, which figures() takes from other threads.
+// was accepted. Only the thread changes the state, under `mutex_`, which statistics() takes from other threads.
 //
 // A kGet or kWait that cannot be answered leaves its keys in `client.awaits`, and the client's descriptor in
 // `waiting_[key]` for each of them. Invariant: a descriptor is in `waiting_[key]` only if the client still exists and
@@ -258,8 +258,8 @@ class RunStoreServer::ServerLoop {
         store(key, std::string(frame.take()));
         return reply(client, FrameWriter(RunStoreAnswer::kOk));
       }
-      case RunStoreRequest::kCompareSet: {  // as c10d: a missing key is set if `expected` is empty; answers the value
-                                            // afterwards
+      case RunStoreRequest::kCompareSet: {
+        // As c10d: a missing key is set if `expected` is empty. Answers the value afterwards.
         const std::string key(frame.take());
         const std::string_view expected = frame.take(), desired = frame.take();
         const auto found = values_.find(key);

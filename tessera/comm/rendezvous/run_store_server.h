@@ -1,7 +1,7 @@
 // The key-value store of a run, served to all its ranks by the process of rank 0. Internal to comm.
 //
-//   auto server = std::make_shared<RunStoreServer>(listen_at(host, port, reach).socket, {.token = t, .run = "nightly",
-//   ...});
+//   const RunIdentity identity{.token = token, .run = "nightly", .who = "rank 0"};
+//   auto server = std::make_shared<RunStoreServer>(listen_at(host, port, reach).socket, identity);
 //
 // A client with the wrong token is refused and receives nothing about the run. A client of another run is refused and
 // receives the name of this run. In both cases the connection ends and rank 0 logs a warning. The memory for clients

@@ -206,7 +206,7 @@ std::string Channel::left_rank_name() const {
   return "";
 }
 
-std::vector<bool> Channel::who_have_left() const {
+std::vector<bool> Channel::left_by_rank() const {
   std::vector<bool> left(size());
   for (int peer = 0; peer < size(); ++peer) left[peer] = has_left(peer);
   return left;

@@ -2,8 +2,8 @@
 //
 //   SlotView slot = channel.own_slot();   // to be filled
 //   channel.arrive();
-//   if (channel.ready()) ...          // all ranks have arrived; throws when the group was aborted
-//   channel.slot(2).data;             // the data that rank 2 wrote
+//   if (channel.ready()) ...              // all ranks have arrived; throws when the group was aborted
+//   channel.slot(2).data;                 // the data that rank 2 wrote
 //
 // No function waits but await_readers(), and look() after an error. One thread at a time may use a Channel;
 // abort_group(), is_aborted() and the bells may be used by any thread.
@@ -98,8 +98,8 @@ class Channel {
   void await_readers();
   // Name of a rank that has left without arriving in the present round, which can then never complete; "" when none.
   std::string left_rank_name() const;
-  std::vector<bool> who_have_left() const;  // by rank
-  std::string missing_rank_names() const;   // ranks that have not arrived in the present round: "rank 1, rank 2"
+  std::vector<bool> left_by_rank() const;  // by rank
+  std::string missing_rank_names() const;  // ranks that have not arrived in the present round: "rank 1, rank 2"
 
  private:
   friend class InPlaceRead;

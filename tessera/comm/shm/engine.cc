@@ -390,7 +390,7 @@ bool Engine::step_messages() {
 bool Engine::check(bool look_for_deaths) {
   if (is_idle()) return false;
   const std::string dead = look_for_deaths ? channel_->dead_rank_text() : "";
-  const auto left = channel_->who_have_left();
+  const auto left = channel_->left_by_rank();
   if (step()) return true;
   const auto now = Clock::now();
   if (front_) {

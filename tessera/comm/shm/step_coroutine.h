@@ -5,7 +5,7 @@
 //     co_await arrive(channel);        // a std::suspend_always: suspended here
 //     read(channel);
 //   }
-//   StepCoroutine steps = run(channel);   // does nothing yet
+//   StepCoroutine steps = run(channel);      // does nothing yet
 //   while (!steps.resume_once()) ...         // runs to the next co_await; true: it has ended. Rethrows its exceptions
 //
 // Not thread-safe; different threads may call resume_once() one after the other.

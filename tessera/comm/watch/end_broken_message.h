@@ -12,7 +12,7 @@ namespace tessera::comm {
 
 // Makes the current wait for `work`, or the next one, return at once. Only for messages of CPU tensors: abort() of a
 // device's work would abort its whole communicator. Thread-safe.
-inline void end_message(c10d::Work& work) noexcept {
+inline void end_broken_message(c10d::Work& work) noexcept {
   try {
     work.abort();
   } catch (const std::exception&) {  // the back-end's works have no abort(), and their waits do not hang

@@ -1,6 +1,6 @@
 // The connection of a rank to the other ranks for failure reports. Internal to comm.
 //
-//   peers->report_call_failure({.group = id, .sequence = 7, .text = "timed out after 300 s"});
+//   reporter->report_call_failure({.group = id, .sequence = 7, .text = "timed out after 300 s"});
 //   ...                                       // then every rank's FailureListener receives the same FailureReport
 //
 // There are two implementations: WatchdogLoop between processes, ThreadFailureReporter inside a process. Both are

@@ -265,7 +265,7 @@ void Monitor::end_messages() noexcept {
   aborted_.store(true, std::memory_order_relaxed);
   const std::lock_guard lock(in_flight_mutex_);
   for (const TrackedCall& one : in_flight_) {
-    if (one.message_of_host) end_message(*one.work);
+    if (one.message_of_host) end_broken_message(*one.work);
   }
 }
 

@@ -3,7 +3,7 @@
 // comm.
 //
 //   const uint64_t ticket = monitor->start(signature);        // a collective begins
-//   monitor->track_work(ticket, signature, work);                 // the back-end has started it
+//   monitor->track_work(ticket, signature, work);             // the back-end has started it
 //   monitor->wait(ticket);  ...  monitor->finish(ticket);
 //
 // The start of a device's collective may block. Its wait only orders the device's stream, so its end is observed later:

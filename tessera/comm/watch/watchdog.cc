@@ -33,8 +33,8 @@ constexpr const char* kUnreachable = "unreachable";  // key: message of the rank
 constexpr milliseconds kAttempt{3000};      // limit to connect to one address of rank 0 and receive its answer
 constexpr milliseconds kReach{20000};       // limit for all attempts, and at most half of the timeout
 constexpr milliseconds kPollInterval{250};  // interval between checks of kDecision
-constexpr milliseconds kDeadlineMargin{
-    2000};  // added to a rank's deadline, since rank 0 may have started its own later
+// Added to a rank's deadline, since rank 0 may have started its own later.
+constexpr milliseconds kDeadlineMargin{2000};
 
 std::string get_text(c10d::Store& store, const char* key) {
   try {

@@ -9,8 +9,8 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr milliseconds kRecordsTimeout{2000};  // time limit for all ranks' flight records
-constexpr milliseconds kRankEndTimeout{
-    1000};  // after a broken connection: time for the failing rank's own report or end
+// After a broken connection: time for the failing rank's own report or end.
+constexpr milliseconds kRankEndTimeout{1000};
 
 FailureReport report_for_lost_rank(int rank, bool silent, milliseconds silence) {
   if (!silent) {
