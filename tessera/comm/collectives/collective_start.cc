@@ -51,7 +51,7 @@ bool is_timeout(const std::exception& error) {
 // - Otherwise this rank's own view: TimedOut, or PeerFailed when a connection broke.
 [[noreturn]] void throw_failed(const CollectiveState& state, const std::exception& error) {
   const auto* own = dynamic_cast<const Error*>(&error);
-  const std::string reason = own ? own->message() : plain_reason(error);
+  const std::string reason = own ? own->what() : plain_reason(error);
   if (dynamic_cast<const Disagreement*>(&error)) {
     const std::string message = reason.starts_with('[') ? reason : fmt::format("{}: {}.", where(state), reason);
     if (state.monitor) state.monitor->fail_with(state.ticket, message);
@@ -284,7 +284,7 @@ PendingCollective::~PendingCollective() {
   try {
     wait();
   } catch (const std::exception& error) {
-    log_warning("{}", error.message());
+    log_warning("{}", error.what());
   }
 }
 

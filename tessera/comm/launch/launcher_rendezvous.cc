@@ -114,7 +114,7 @@ JointRestartDecision LauncherRendezvous::decide_as_host_zero(int attempt, const 
       store = c10::make_intrusive<RunStore>(address, self, kAttempt, server);
     } catch (const std::exception& error) {  // the port may be in use until the last connection of a rank has closed
       if (wait_a_moment(signals, deadline)) continue;
-      return no_restart(own, as_error(error).kind());
+      return no_restart(own, as_error(error).what());
     }
   }
   std::vector<Json> ends = {json_of(own)};
@@ -171,7 +171,7 @@ JointRestartDecision LauncherRendezvous::receive_decision(int attempt, const Att
                            .text = answer.at("text").get<std::string>()},
               .exit_code = answer.at("exit_code").get<int>()};
     } catch (const std::exception& error) {  // no server yet, or the port is still that of the ranks' store
-      reason = as_error(error).kind();
+      reason = as_error(error).what();
     }
   }
   return no_restart(own, fmt::format("cannot reach the launcher of host 0 at {}: {}", options_.master, reason));

@@ -66,7 +66,7 @@ std::string introduction(const std::string& host) {
   try {
     identity = memory_identity() + host;
   } catch (const std::exception& error) {
-    identity = fmt::format("cannot: {}", error.kind());
+    identity = fmt::format("cannot: {}", error.what());
   }
   return fmt::format("{}\n{}", identity, ::getpid());
 }
@@ -183,7 +183,7 @@ class Handshake {
       server_.emplace();
       offer = kYes + server_->address();
     } catch (const Error& error) {
-      return store_.set("shm/offer", kNo + std::string(error.kind()));
+      return store_.set("shm/offer", kNo + std::string(error.what()));
     }
     for (const auto& rank : ranks) {
       offer += fmt::format(" {}", rank.process);
@@ -202,7 +202,7 @@ class Handshake {
             SharedMemory::receive(offer.address, Layout(options_.size).bytes(), deadline_));
       });
     } catch (const std::exception& error) {
-      outcome = fmt::format("{}rank {}: {}", kNo, options_.rank, error.kind());
+      outcome = fmt::format("{}rank {}: {}", kNo, options_.rank, error.what());
       store_.set("shm/refused", outcome);  // rank 0 must not wait for this rank in hand_out()
     }
     store_.set(key_of("took", options_.rank), outcome);
@@ -217,7 +217,7 @@ class Handshake {
         check_processes();
       });
     } catch (const Error& error) {
-      trouble = error.kind();
+      trouble = error.what();
     }
     server_.reset();  // ends the connections of ranks that still wait
     bool views = may_view_all({others_.begin(), others_.end()});
@@ -260,7 +260,7 @@ std::string why_unavailable() {
     const auto memory = SharedMemory::create(Layout(2).bytes());
     const MemoryServer server;
   } catch (const std::exception& error) {
-    return error.kind();
+    return error.what();
   }
   return "";
 }

@@ -86,7 +86,7 @@ class SharedBuffers final : public c10::Allocator {
     } catch (const Error& error) {
       if (!refused_.exchange(true)) {
         log_warning("[comm.shm] buffers are not shared with the ranks of this host, collectives copy twice: {}",
-                    error.operation());
+                    error.what());
       }
       return ordinary().allocate(bytes);
     }

@@ -43,7 +43,7 @@ class PendingRedistribute final : public LazyLocalTensor {
     if (failure_) std::rethrow_exception(failure_);
     if (!local_.defined()) {
       try {
-        local_ = in_memory_order(started_.end(), strides_);
+        local_ = in_memory_order(started_.wait_and_finish(), strides_);
       } catch (...) {
         failure_ = std::current_exception();  // the local tensor will never exist
         throw;

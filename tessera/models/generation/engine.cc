@@ -216,7 +216,7 @@ void Engine::reuse_prefix_pages(Sequence& sequence) {
 // wait for a mask, then the newest. Returns false when the sequence itself was preempted.
 bool Engine::reserve_pages(Sequence& sequence, int64_t tokens) {
   while (static_cast<int64_t>(sequence.pages.size()) < pages_for(tokens)) {
-    if (const auto page = pages_.take()) {
+    if (const auto page = pages_.allocate()) {
       sequence.pages.push_back(*page);
       continue;
     }
