@@ -264,14 +264,14 @@ TEST(ModelConfig, ExpertsLieInTheLayersThatTheConfigSays) {
   EXPECT_EQ(layers(R"("num_local_experts": 8, "num_experts": 0, "mlp_only_layers": [0, 3], "decoder_sparse_step": 2)"),
             (std::vector<bool>{false, true, false, false}));
   EXPECT_EQ(layers(R"("num_experts": 0)"), std::vector<bool>{});
-  const auto given = parse(moe + R"("num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 5,
+  const auto experts = parse(moe + R"("num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 5,
       "norm_topk_prob": true, "output_router_logits": true, "router_aux_loss_coef": 0.5)")
                          .experts;
-  EXPECT_EQ(given.count, 9);
-  EXPECT_EQ(given.chosen, 3);
-  EXPECT_EQ(given.inner, 5);
-  EXPECT_TRUE(given.normalise && given.balance);
-  EXPECT_EQ(given.balance_coefficient, 0.5);
+  EXPECT_EQ(experts.num_experts, 9);
+  EXPECT_EQ(experts.num_experts_per_tok, 3);
+  EXPECT_EQ(experts.intermediate_size, 5);
+  EXPECT_TRUE(experts.norm_topk_prob && experts.adds_balance_loss);
+  EXPECT_EQ(experts.balance_coefficient, 0.5);
   EXPECT_EQ(parse("").experts.num_experts, 0);
   using testing::tiny_config;
   expect_error(tiny_config(moe + R"("num_experts": 4, "num_experts_per_tok": 5)"), ErrorKind::kConfig,
