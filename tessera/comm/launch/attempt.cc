@@ -237,8 +237,9 @@ class Supervisor {
     const bool ends = signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
     if (ends && asked_to_stop_) return terminate_ranks(options_.grace);  // the second request
     if (ends) asked_to_stop_ = signal;
-    if (signal == SIGUSR1)
+    if (signal == SIGUSR1) {
       usr1_rules_out_restart_ = usr1_rules_out_restart_ || options_.stops_on_usr1 || first_ || ending_;
+    }
     for (const auto& rank : ranks_) {
       if (rank.status) continue;
       if (!has_group(rank) && info.ssi_code == SI_KERNEL) continue;  // the terminal has sent it already

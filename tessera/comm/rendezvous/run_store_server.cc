@@ -140,8 +140,9 @@ class RunStoreServer::ServerLoop {
       }
       const int yes = 1, descriptor = socket.get();
       ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-      if (unauthenticated_.size() >= kMaxUnauthenticated || !register_with_epoll(descriptor, EPOLLIN, EPOLL_CTL_ADD))
+      if (unauthenticated_.size() >= kMaxUnauthenticated || !register_with_epoll(descriptor, EPOLLIN, EPOLL_CTL_ADD)) {
         continue;
+      }
       connections_[descriptor] = {.socket = std::move(socket), .since = Clock::now()};
       unauthenticated_.insert(descriptor);
     }

@@ -148,8 +148,9 @@ struct WeightGradient : torch::autograd::Function<WeightGradient> {
 
 // One autograd node for plain tensors and DTensors. libtorch's node saves x or a copy of x, depending on its strides.
 at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
-  if (torch::autograd::compute_requires_grad(x, weight, bias))
+  if (torch::autograd::compute_requires_grad(x, weight, bias)) {
     return LinearFunction::apply(x, weight, bias, std::nullopt);
+  }
   at::AutoDispatchBelowADInplaceOrView guard;
   return call_linear(x, weight, bias);
 }
@@ -250,8 +251,9 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   const auto optional_bias = bias.defined() ? OptionalTensor(bias) : std::nullopt;
   auto* const kept = kernels::ActivationCheckpointCache::current();
   if (kept == nullptr || !kept->caches_next_product()) return call_linear(x, weight, optional_bias);
-  if (kept->mode() == kernels::ActivationCheckpointCache::Mode::kReplay)
+  if (kept->mode() == kernels::ActivationCheckpointCache::Mode::kReplay) {
     return LinearFunction::apply(x, weight, optional_bias, kept->next().at(0));
+  }
   const auto y = call_linear(x, weight, optional_bias);
   kept->keep({y});
   return y;
