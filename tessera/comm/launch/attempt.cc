@@ -231,7 +231,8 @@ class Supervisor {
 
   // Passes a signal on to the ranks. The first SIGINT, SIGTERM or SIGHUP lets them save and end by themselves; the
   // second one starts the SIGTERM / SIGKILL sequence.
-  // SIGUSR1 rules out a restart if it asks this program to end, or if a rank has failed already.
+  // After SIGUSR1 there is no restart if `stops_on_usr1` is set (the started program ends on this signal), or if a rank
+  // has failed already.
   void forward_signal(const signalfd_siginfo& info) {
     const int signal = static_cast<int>(info.ssi_signo);
     const bool ends = signal == SIGINT || signal == SIGTERM || signal == SIGHUP;

@@ -47,7 +47,7 @@ bool product_in_fp32(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
          !is_dtensor(a) && !is_dtensor(b) && runs_in_fp32(a) && runs_in_fp32(b);
 }
 
-// Flattens [..., n] to [rows, n]; works for tensors without elements, too.
+// Flattens [..., n] to [rows, n]. x may have no elements.
 at::Tensor as_rows(const at::Tensor& tensor) {
   const auto leading = tensor.sizes().slice(0, static_cast<size_t>(tensor.dim()) - 1);
   return tensor.reshape({c10::multiply_integers(leading), tensor.size(-1)});
