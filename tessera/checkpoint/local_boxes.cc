@@ -43,8 +43,9 @@ std::vector<LocalTensorBox> local_boxes(const at::Tensor& tensor) {
 
 at::Tensor local_box_view(const at::Tensor& local, const LocalTensorBox& box) {
   at::Tensor part = local;
-  for (size_t d = 0; d < box.local_offset.size(); ++d)
+  for (size_t d = 0; d < box.local_offset.size(); ++d) {
     part = part.narrow(static_cast<int64_t>(d), box.local_offset[d], box.shape[d]);
+  }
   return part;
 }
 

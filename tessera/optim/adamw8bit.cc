@@ -66,8 +66,9 @@ class AdamW8bit : public Optimizer {
     for (size_t begin = 0; begin < updates.size();) {
       size_t end = begin;
       for (int64_t elements = 0; end < updates.size() && (end == begin || elements < kChunkElements); ++end) {
-        if (end > begin && !have_equal_placements(updates[begin].entry->parameter, updates[end].entry->parameter))
+        if (end > begin && !have_equal_placements(updates[begin].entry->parameter, updates[end].entry->parameter)) {
           break;
+        }
         elements += updates[end].value.numel();
       }
       const std::vector<ParameterUpdate> chunk(updates.begin() + static_cast<std::ptrdiff_t>(begin),

@@ -55,7 +55,7 @@ class TextOffsets {
 class ContentEntries {
  public:
   void add(int64_t token, TokenLogProbs log_probs, const text::Tokenizer& tokenizer);
-  // Returns the entries of all tokens that end in `content`, the next piece of the content.
+  // `content`: the next piece of the answer's text. Returns one entry for each token whose last byte is in this piece.
   Json take(std::string_view content, const text::Tokenizer& tokenizer);
   // Must be called at the end of the content. Returns the entry of the last token if the content has only its first
   // bytes.

@@ -266,7 +266,7 @@ TEST(ModelConfig, ExpertsLieInTheLayersThatTheConfigSays) {
   EXPECT_EQ(layers(R"("num_experts": 0)"), std::vector<bool>{});
   const auto experts = parse(moe + R"("num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 5,
       "norm_topk_prob": true, "output_router_logits": true, "router_aux_loss_coef": 0.5)")
-                         .experts;
+                           .experts;
   EXPECT_EQ(experts.num_experts, 9);
   EXPECT_EQ(experts.num_experts_per_tok, 3);
   EXPECT_EQ(experts.intermediate_size, 5);

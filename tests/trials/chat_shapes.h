@@ -132,8 +132,9 @@ class ShapeChecks {
     const auto encoding = tokenizer.encode_with_offsets(rendered.text, {.add_special_tokens = false});
     std::vector<uint8_t> learnt(rendered.text.size(), 0);  // by byte
     for (size_t i = 0; i < encoding.ids.size(); ++i) {
-      for (size_t at = encoding.offsets[i].first; at < encoding.offsets[i].second; ++at)
+      for (size_t at = encoding.offsets[i].first; at < encoding.offsets[i].second; ++at) {
         learnt[at] = sample.loss_mask[i];
+      }
     }
     if (chat->marks_generation()) return compare_spans(rendered, learnt);
     compare_words(messages, rendered.text, learnt);

@@ -282,8 +282,9 @@ int64_t JsonReader::as_integer(int64_t min_value, int64_t max_value) const {
   const bool whole = value_->is_number_integer() &&
                      (!value_->is_number_unsigned() || value_->get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX));
   const int64_t found = whole ? value_->get<int64_t>() : 0;
-  if (!whole || found < min_value || found > max_value)
+  if (!whole || found < min_value || found > max_value) {
     fail(fmt::format("an integer from {} to {}", min_value, max_value));
+  }
   return found;
 }
 
@@ -296,8 +297,9 @@ double JsonReader::as_number(double min_value, double max_value) const {
   const auto digits = exact_digits(*value_);
   const bool is_number = digits || value_->is_number();
   const double found = digits ? nearest_double(*digits) : is_number ? value_->get<double>() : 0;
-  if (!is_number || !(found >= min_value && found <= max_value))
+  if (!is_number || !(found >= min_value && found <= max_value)) {
     fail(fmt::format("a number from {} to {}", min_value, max_value));
+  }
   return found;
 }
 
@@ -315,9 +317,7 @@ std::vector<std::pair<std::string, JsonReader>> JsonReader::members() const {
   if (!value_->is_object()) fail("an object");
   std::vector<std::pair<std::string, JsonReader>> result;
   result.reserve(value_->size());
-  for (const auto& [key, value] : value_->get_ref<const Json::object_t&>()) {
-    result.emplace_back(key, child(key, value));
-  }
+  for (const auto& [key, value] : value_->get_ref<const Json::object_t&>()) result.emplace_back(key, child(key, value));
   return result;
 }
 

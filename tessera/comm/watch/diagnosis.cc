@@ -72,8 +72,8 @@ class HangDiagnoser {
   }
 
  private:
-  // Compares the calls of all ranks under each number of each group. Of the numbers at which calls differ, returns the
-  // one whose call started first.
+  // Compares the calls that ranks made under each sequence number of each group. Returns the difference whose call
+  // started first.
   std::optional<Diagnosis> disagreement_of_any_group() const {
     std::map<std::pair<uint32_t, uint64_t>, std::vector<std::pair<int, const FlightCall*>>> made;
     for (const auto& [rank, record] : records_) {

@@ -184,8 +184,9 @@ std::unique_ptr<WatchdogLoop> start_spoke(c10d::Store& store, const WatchdogOpti
   TESSERA_CHECK(!frames.empty(), ErrorKind::kComm,
                 "[comm.watchdog] rank 0 did not confirm in time that all ranks are connected");
   const WatchdogFrame& first = frames.front();
-  if (first.kind == WatchdogFrameKind::kFailureReport)
+  if (first.kind == WatchdogFrameKind::kFailureReport) {
     raise(ErrorKind::kComm, "[comm.watchdog] {}", parse_failure_report(first.text).text);
+  }
   if (first.kind == WatchdogFrameKind::kBye) return nullptr;
   spoke->add_peer(0, std::move(hub), std::move(frames));
   return spoke;

@@ -206,8 +206,9 @@ void SampleMaker::append_end(const std::string& text_behind, TokenizedSample& sa
     return;
   }
   // Tokens between the text and the end of the turn are trained on, too.
-  for (size_t token = sample.loss_mask.size(); token-- > 0 && sample.loss_mask[token] == 0;)
+  for (size_t token = sample.loss_mask.size(); token-- > 0 && sample.loss_mask[token] == 0;) {
     sample.loss_mask[token] = 1;
+  }
   sample.tokens.insert(sample.tokens.end(), encoding.ids.begin(),
                        encoding.ids.begin() + static_cast<ptrdiff_t>(end) + 1);
   sample.loss_mask.resize(sample.tokens.size(), 1);
@@ -238,8 +239,9 @@ void SampleMaker::mark_turns(const TrainingRecord& record, const Json& messages,
 
 std::vector<std::string> SampleMaker::warnings() const {
   std::vector<std::string> warnings;
-  if (spells_bos_)
+  if (spells_bos_) {
     warnings.push_back("a text or completion begins with the BOS token itself; the sample has one BOS, not two");
+  }
   if (lacks_eos_) {
     warnings.push_back(
         "the tokenizer names no eos_token (tokenizer_config.json, special_tokens_map.json): texts and completions end "

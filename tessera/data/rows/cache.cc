@@ -65,8 +65,9 @@ class KeyLock {
                   std::strerror(errno));
     bool logged = false;
     while ((state_ = try_lock(file_)) == LockState::kBusy) {
-      if (!logged)
+      if (!logged) {
         log_info("[data.cache] another process tokenizes the same data; waiting until {} is ready", entry_name);
+      }
       logged = true;
       TESSERA_CHECK(!stop || !*stop, ErrorKind::kInternal,
                     "[data.cache] {}: asked to stop while another process makes it.", entry_name);

@@ -157,7 +157,7 @@ at::Tensor flatten(const at::Tensor& self, int64_t first, int64_t last) {
   return self.reshape(sizes);
 }
 
-// As in PyTorch a 1-d tensor whose elements are not adjacent is copied; reshape would return a view.
+// ravel: as in PyTorch a 1-d tensor whose elements are not adjacent is copied; reshape would return a view.
 at::Tensor ravel(const at::Tensor& self) { return self.contiguous().reshape({-1}); }
 
 // The order of the operands decides the strides of the result.

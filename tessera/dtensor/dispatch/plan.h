@@ -43,7 +43,7 @@ struct OpInfo {
   int write_flag_arg = -1;        // bool argument; arguments are written only if it is true. -1: always
   bool is_in_place_view = false;  // changes the shape of an argument (squeeze_)
   uint64_t id;                    // identifies the operation in cache keys
-  // Set at the first call. They are atomic because ranks may be threads.
+  // `rule` and `handler` are set at the operation's first call. They are atomic because ranks may be threads.
   mutable std::atomic<const Rule*> rule{nullptr};
   mutable std::atomic<Handler> handler{nullptr};
 };

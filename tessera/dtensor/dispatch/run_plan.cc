@@ -14,7 +14,8 @@ namespace {
 // Replaces DTensors on the stack by their local tensors and redistributes where the plan says so.
 class Localizer {
  public:
-  // Keeps the original value of argument `kept`, which owns the mesh.
+  // `kept` is the position of the argument whose DTensor owns `mesh`. replace() puts the local tensor in its place on
+  // the stack. The DTensor itself is kept as long as the Localizer, so that the reference `mesh` stays valid.
   Localizer(const OpInfo& op, const Plan& plan, const DeviceMesh& mesh, int kept)
       : op_(op), mesh_(mesh), next_(plan.redistributions.begin()), end_(plan.redistributions.end()), kept_arg_(kept) {}
 

@@ -268,7 +268,7 @@ Handler find_handler(const std::string& name) {
       {"aten::set_.source_Storage_storage_offset", refuse_storage_change},
       {"aten::resize_", refuse_storage_change},
       {"aten::resize_as_", refuse_storage_change},
-      // These copy the tensors that their in-place form writes, then call the in-place form on the copies.
+      // Functional forms: each copies the tensors that its in-place form writes, then calls that form on the copies.
       {"aten::_fused_adam", handle_fused_functional},
       {"aten::_fused_adam.tensor_lr", handle_fused_functional},
       {"aten::_fused_adamw", handle_fused_functional},

@@ -175,8 +175,9 @@ bool DcpFolder::check_chunk(const std::string& name, const DcpTensor& tensor, co
                             Check check_kind) const {
   const auto found = record(lookup_.storage(name, chunk.offsets));
   const auto info = chunk_info(found, name, tensor, chunk);
-  if (check_kind == Check::kValues)
+  if (check_kind == Check::kValues) {
     check_storage_crc(found.bytes, info, fmt::format("{}, {}", found.where, quote(name)));
+  }
   return info.storage_crc != 0 || info.numel() == 0;
 }
 

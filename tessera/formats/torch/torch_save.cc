@@ -109,8 +109,9 @@ class TorchRecordReader {
       info.dtype = *dtype;
     }
     resolve_storage(args[0], untyped, info);
-    if (args[1].kind() != PickleKind::kInt || args[1].as_int() < 0)
+    if (args[1].kind() != PickleKind::kInt || args[1].as_int() < 0) {
       fail("a tensor with storage offset {}", args[1].describe());
+    }
     info.storage_offset = args[1].as_int();
     info.sizes = dims_of(args[2], "size");
     info.strides = dims_of(args[3], "stride");
@@ -174,8 +175,9 @@ class TorchRecordReader {
     }
     std::vector<int64_t> dims;
     for (const auto& item : tuple.items()) {
-      if (item.kind() != PickleKind::kInt || item.as_int() < 0)
+      if (item.kind() != PickleKind::kInt || item.as_int() < 0) {
         fail("a tensor with a {} of {}", field_name, item.describe());
+      }
       dims.push_back(item.as_int());
     }
     return dims;

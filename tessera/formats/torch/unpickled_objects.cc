@@ -25,8 +25,9 @@ void Unpickler::global(std::string_view module, std::string_view name) {
 // Converts calls of set, bytes and OrderedDict to values of these kinds. Returns false for any other callee.
 bool Unpickler::reduce_to_value(const PickleValue& callee, std::span<const PickleValue> args) {
   if (callee.is_global("builtins.set")) {
-    if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList))
+    if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList)) {
       fail("a set whose argument is not a list");
+    }
     std::vector<PickleValue> items;
     if (!args.empty()) items.assign(args[0].items().begin(), args[0].items().end());
     push_parts(PickleKind::kSet, std::move(items));
@@ -62,8 +63,9 @@ bool Unpickler::reduce_to_bytes(std::span<const PickleValue> args) {
 
 bool Unpickler::reduce_to_ordered_dict(std::span<const PickleValue> args) {
   std::vector<PickleValue> parts;
-  if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList))
+  if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList)) {
     fail("an OrderedDict whose argument is not a list");
+  }
   if (!args.empty()) {
     for (const auto& pair : args[0].items()) {
       const bool is_sequence = pair.kind() == PickleKind::kList || pair.kind() == PickleKind::kTuple;

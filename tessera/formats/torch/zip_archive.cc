@@ -70,8 +70,9 @@ ZipDirectory find_zip_directory(const ZipByteReader& bytes) {
   found.size = bytes.number<uint32_t>(end + 12, kWhat);
   found.begin = bytes.number<uint32_t>(end + 16, kWhat);
   found.limit = end;
-  if (bytes.number<uint16_t>(end + 20, kWhat) != 0)
+  if (bytes.number<uint16_t>(end + 20, kWhat) != 0) {
     bytes.fail("an archive comment is announced, but nothing follows the end record");
+  }
   const bool has_locator = end >= detail::kZip64LocatorBytes &&
                            bytes.number<uint32_t>(end - detail::kZip64LocatorBytes, kWhat) == detail::kZip64Locator;
   if (has_locator) {

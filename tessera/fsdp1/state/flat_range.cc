@@ -65,7 +65,8 @@ std::vector<FlatRange> chunk_ranges(at::IntArrayRef shape, int64_t ranks) {
   return ranges;
 }
 
-// A box is one range when, after its leading dims of size 1, at most the first further dim is cut.
+// A box is one contiguous range if, after its leading dims of size 1 and one further dim, it covers all remaining dims
+// in full.
 std::optional<FlatRange> range_of_box(at::IntArrayRef shape, at::IntArrayRef offsets, at::IntArrayRef sizes) {
   if (numel_of(sizes) == 0) return FlatRange{};
   size_t cut = 0;  // the first dim with more than one index in the box

@@ -101,8 +101,9 @@ void forward_unit(const LoopPlan& plan, const TokenSpan& span, int64_t group, co
       }
       for (int64_t r = 0; r < count; ++r) {
         const Lanes factor = fill(total[r] == 0 ? 0.0F : 1 / total[r]);
-        for (int64_t i = 0; i < d; i += kLanes)
+        for (int64_t i = 0; i < d; i += kLanes) {
           store_lanes(sums + r * d + i, mul(load_lanes(sums + r * d + i), factor));
+        }
         log_sums[(span.row * plan.heads + head) * plan.tokens + span.begin + begin + r] =
             total[r] == 0 ? 0.0F : running_max[r] + std::log(total[r]);
       }

@@ -31,7 +31,8 @@ class WeightGradStore {
   WeightGradStore(const WeightGradStore&) = delete;
   WeightGradStore& operator=(const WeightGradStore&) = delete;
 
-  // In force until its end, also in backwards that run during it. Null switches an outer scope off.
+  // While a Scope exists, its store receives the weight gradients of forwards on this thread and of every backward that
+  // runs in that time. Scope(nullptr) disables an outer Scope.
   class Scope {
    public:
     explicit Scope(WeightGradStore* gradients);

@@ -47,7 +47,7 @@ bool product_in_fp32(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
          !is_dtensor(a) && !is_dtensor(b) && runs_in_fp32(a) && runs_in_fp32(b);
 }
 
-// Flattens [..., n] to [rows, n]; works for tensors without elements, too.
+// Flattens [..., n] to [rows, n]. x may have no elements.
 at::Tensor as_rows(const at::Tensor& tensor) {
   const auto leading = tensor.sizes().slice(0, static_cast<size_t>(tensor.dim()) - 1);
   return tensor.reshape({c10::multiply_integers(leading), tensor.size(-1)});
@@ -148,8 +148,9 @@ struct WeightGradient : torch::autograd::Function<WeightGradient> {
 
 // One autograd node for plain tensors and DTensors. libtorch's node saves x or a copy of x, depending on its strides.
 at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
-  if (torch::autograd::compute_requires_grad(x, weight, bias))
+  if (torch::autograd::compute_requires_grad(x, weight, bias)) {
     return LinearFunction::apply(x, weight, bias, std::nullopt);
+  }
   at::AutoDispatchBelowADInplaceOrView guard;
   return call_linear(x, weight, bias);
 }
@@ -250,8 +251,9 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   const auto optional_bias = bias.defined() ? OptionalTensor(bias) : std::nullopt;
   auto* const kept = kernels::ActivationCheckpointCache::current();
   if (kept == nullptr || !kept->caches_next_product()) return call_linear(x, weight, optional_bias);
-  if (kept->mode() == kernels::ActivationCheckpointCache::Mode::kReplay)
+  if (kept->mode() == kernels::ActivationCheckpointCache::Mode::kReplay) {
     return LinearFunction::apply(x, weight, optional_bias, kept->next().at(0));
+  }
   const auto y = call_linear(x, weight, optional_bias);
   kept->keep({y});
   return y;

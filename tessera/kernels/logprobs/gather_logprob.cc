@@ -30,7 +30,7 @@ struct GatheredLogprobs {
 
 // One all-gather of 2 + 2 K numbers per row: maximum and sum of this rank's columns, the logit at each id (0 where the
 // rank does not have the column) and a 1 where it has the column. Sums over ranks then give the target's logit and the
-// number of ranks with the id, which must be 1. COLLECTIVE over the part's group.
+// number of ranks with the id, which must be 1. COLLECTIVE over `part.group`.
 GatheredLogprobs gather_logprobs(const at::Tensor& logits, const at::Tensor& ids, const VocabShard& part,
                                  int64_t max_rows) {
   const LogitRows rows(logits);

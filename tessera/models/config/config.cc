@@ -345,7 +345,8 @@ std::optional<std::string> unknown_architecture(const std::filesystem::path& dir
 
 std::string ModelConfig::to_json(c10::ScalarType saved_dtype) const {
   auto saved = *source_;
-  // Only existing keys are changed, so a folder keeps the key name that its file uses; every reader knows both names.
+  // config.json names the dtype `torch_dtype` or, in newer files, `dtype`. Only a key that the file already has is
+  // changed, because every reader knows both names.
   const auto set_where_there = [&](Json& object) {
     for (const char* key : {"torch_dtype", "dtype"}) {
       if (object.contains(key)) object[key] = dtype_name(saved_dtype);

@@ -16,7 +16,7 @@ const ModelFamily& qwen3_moe_family();
 std::shared_ptr<CausalLM> make_llama(const ModelConfig& config, const nn::ParameterOptions& options);
 // Returns base_model_tp_plan of LlamaConfig and others.
 std::vector<PlanKeys::Style> llama_layer_styles();
-// Returns the same plan with transformers' styles of q_norm and k_norm.
+// Returns llama_layer_styles() with transformers' styles of q_norm and k_norm added.
 std::vector<PlanKeys::Style> normed_layer_styles();
 // WindowKeys::layer_slides of the Qwen families: layers from max_window_layers on slide.
 bool qwen_layer_slides(const JsonReader& config, int64_t layer);

@@ -34,9 +34,9 @@ using RowsForward = std::function<at::Tensor(nn::PagedKVCache& store, const Step
 // Returns the forward of a model of which each rank runs all layers. The model must outlive it.
 RowsForward rows_forward(CausalLM& model);
 
-// The two halves of such a forward: the inputs of the model, and the conversion of its logits to the result of
-// RowsForward. `step` must outlive the inputs. Undefined logits stay undefined; logits that are sharded over ranks are
-// all-gathered (COLLECTIVE).
+// The two halves of a RowsForward, for callers that run the model themselves (pipeline stages): the inputs of the
+// model, and the conversion of its logits to the result of RowsForward. `step` must outlive the inputs. Undefined
+// logits stay undefined; logits that are sharded over ranks are all-gathered (COLLECTIVE).
 ModelInputs inputs_of_rows(const StepRows& rows, nn::PagedBatch& step, at::Device device);
 at::Tensor logits_of_rows(const at::Tensor& model_logits);
 

@@ -209,7 +209,8 @@ void check_file_tensors(const GgufFile& file, const std::vector<GgufTensor>& exp
   }
 }
 
-// Returns the names of the tensors of each expert for stacked experts; otherwise an empty list.
+// If `tensor` stacks the experts of a layer: the names of each expert's tensors in the model folder. Otherwise an empty
+// list.
 std::vector<std::string> names_in_folder(const GgufTensor& tensor) {
   return tensor.stacks == nullptr ? std::vector<std::string>() : names_of_experts(tensor, tensor.hf_name);
 }

@@ -52,8 +52,9 @@ std::vector<std::string> file_names(const WeightMap& map, const SharedParameter&
   return all;
 }
 
-// Files are read by boxes. A strided shard that is nested last (FSDP over tensor parallelism) is still one box; other
-// strided shards are several pieces.
+// Returns the box (shape and offset in the whole tensor) of this rank's shard; a plain tensor is one box at offset 0.
+// Files are read box by box. The StridedShard that FSDP makes of a tensor-parallel parameter is one box. Error kShape
+// for other strided shards, which are several boxes.
 LocalBox local_shard_box(const at::Tensor& parameter) {
   const auto shape = parameter.sizes().vec();
   if (!is_dtensor(parameter)) return {shape, std::vector<int64_t>(shape.size(), 0)};

@@ -143,8 +143,9 @@ class RingExchange final : public KeyValueExchange {
 }  // namespace
 
 std::unique_ptr<KeyValueExchange> make_exchange(const ContextPattern& pattern, const at::Tensor& kv) {
-  if (pattern.sequence->context_parallel.rotate == RotateMethod::kAllGather)
+  if (pattern.sequence->context_parallel.rotate == RotateMethod::kAllGather) {
     return std::make_unique<AllGatherExchange>(pattern, kv);
+  }
   return std::make_unique<RingExchange>(pattern, kv);
 }
 

@@ -44,8 +44,8 @@ class PagedBatch {
 
   // Writes keys and values [1, N, kv_heads, head_dim] into their pages. Returns the attention of the queries
   // [1, N, heads, head_dim] over all tokens that they see, in the queries' shape. With DTensors each rank has its own
-  // heads, in the store, too. Error kShape: keys of another shape or dtype than the layer's pages, or DTensors that
-  // shard another dim than the heads.
+  // heads, and its pages hold only these. Error kShape: keys of another shape or dtype than the layer's pages, or
+  // DTensors that shard another dim than the heads.
   at::Tensor attend(int64_t layer, const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                     int64_t window, const AttentionScoreOptions& scores);
   // Selects the requested rows of hidden [1, N, width].

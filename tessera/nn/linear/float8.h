@@ -46,7 +46,7 @@ struct Float8Linear : Linear {
 // Replaces each Linear below `root` by a Float8Linear; classes derived from Linear (adapters) stay unchanged. Error
 // kConfig for modules that already have hooks.
 std::shared_ptr<Float8StepCounter> convert_to_float8(Module& root);
-// The steps of the Float8Linears below `root`; null where there are none.
+// Returns the step counter that all Float8Linears below `root` share; null if `root` has no Float8Linear.
 std::shared_ptr<Float8StepCounter> float8_steps(Module& root);
 
 }  // namespace tessera::nn

@@ -18,7 +18,8 @@
 namespace tessera::nn {
 namespace {
 
-// Converts ranges of this rank's tokens to ranges of the whole row.
+// Context parallelism: `own` are index ranges among this rank's tokens of a sequence. Returns the same tokens as ranges
+// of positions in the whole sequence. `chunks` says where this rank's chunks are.
 tessera::IndexSpans in_whole_row(const tessera::IndexSpans& own, const std::vector<kernels::ContextChunk>& chunks) {
   tessera::IndexSpans whole;
   for (const auto& run : own) {

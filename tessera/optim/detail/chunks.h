@@ -16,8 +16,9 @@ void for_each_chunk(const std::vector<T>& all, const ElementsOf& elements_of, co
   for (size_t begin = 0; begin < all.size();) {
     size_t end = begin + 1;
     int64_t elements = elements_of(all[begin]);
-    while (end < all.size() && elements + elements_of(all[end]) <= kMaxChunkElements)
+    while (end < all.size() && elements + elements_of(all[end]) <= kMaxChunkElements) {
       elements += elements_of(all[end++]);
+    }
     visit(std::vector<T>(all.begin() + static_cast<std::ptrdiff_t>(begin),
                          all.begin() + static_cast<std::ptrdiff_t>(end)));
     begin = end;

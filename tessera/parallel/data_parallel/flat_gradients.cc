@@ -27,8 +27,8 @@ void FlatGradients::add(size_t index, const at::Tensor& gradient) {
 }
 
 // On an accelerator all gradients, padding and flags are written by one packing kernel, if every gradient is defined.
-// From the second micro-batch on they are packed into a scratch buffer, which is added to the first. That needs a
-// complete buffer: an entry that was never written holds arbitrary memory. In every other case the entries are added
+// From the second micro-batch on they are packed into a scratch buffer, which is then added to buffer_. That needs a
+// complete buffer_: an entry that was never written holds arbitrary memory. In every other case the entries are added
 // one by one.
 void FlatGradients::add_all(std::vector<at::Tensor>&& gradients) {
   const c10::NoGradGuard no_grad;

@@ -167,8 +167,9 @@ void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gra
     put(parts.as_strided({full, chunk}, {part, 1}, offset), flat.narrow(0, 0, full * chunk).view({full, chunk}));
   }
   const int64_t remaining = entry.numel() - full * chunk;
-  if (remaining > 0)
+  if (remaining > 0) {
     put(parts.as_strided({remaining}, {1}, offset + full * part), flat.narrow(0, full * chunk, remaining));
+  }
 }
 
 // _chunk_cat splits each tensor along dim 0 into one chunk per rank, pads the last chunk, and writes the chunks of all

@@ -37,7 +37,7 @@ class ReductionStages {
   // `reduce` comes before it. `subject` names the gradients in errors. COLLECTIVE over the route's group.
   void start(ReductionRoute route, at::Tensor parts, BufferPool& pool, const std::string& subject);
   // Waits for the running stage and starts the next one. Returns false when no stage is left. The host waits for a copy
-  // to the host only with `at_end`; before, the compute stream waits for it and the copied device buffer is freed.
+  // to the host only with `at_end`; without it the compute stream waits for it and the copied device buffer is freed.
   // COLLECTIVE over the replicas.
   bool advance(const std::string& subject, bool at_end);
   bool in_flight() const { return stage_ != Stage::kIdle; }

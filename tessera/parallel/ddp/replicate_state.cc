@@ -309,8 +309,9 @@ std::shared_ptr<ReplicateState::ReachableNodes> ReplicateState::find_reachable_n
   return reachable;
 }
 
-// The nodes that no forward with an outstanding backward reaches, including the forward whose backward starts now.
-// Empty if that is unknown.
+// For each node: true if no forward whose backward is outstanding reaches it. The forward whose backward starts now
+// counts as outstanding. Returns an empty list if this is unknown: no such forward searched its graph, or the buckets
+// were rebuilt after one did.
 std::vector<bool> ReplicateState::unused_nodes() const {
   std::vector<bool> unused;
   for (const auto& weak : reachable_nodes_) {

@@ -17,8 +17,8 @@ void FsdpCommSchedule::add(const std::shared_ptr<ShardedParamGroup>& group) {
   groups_.push_back(group);
 }
 
-// in_backward_ alone is not enough: an exception can leave it set, and then the next forward is a new one. Only a
-// forward that runs inside the autograd engine recomputes.
+// Whether the running forward is a recomputation. in_backward_ alone does not show this: an exception can leave it set,
+// and then the next forward is a new one. Only a forward that runs inside the autograd engine recomputes.
 bool FsdpCommSchedule::recomputing() const { return in_backward_ && inside_backward(); }
 
 void FsdpCommSchedule::begin_forward() {

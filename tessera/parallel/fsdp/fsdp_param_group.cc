@@ -59,8 +59,9 @@ void FsdpParamGroup::allocate_unsharded() {
   }
   for (size_t i = 0; i < params().size(); ++i) {
     auto& param = params()[i];
-    if (!param.whole.defined())
+    if (!param.whole.defined()) {
       param.whole = whole_.tensor(plan_.unsharded_offsets[i], param.shape, param.gather_dtype);
+    }
   }
 }
 

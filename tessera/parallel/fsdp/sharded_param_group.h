@@ -61,7 +61,7 @@ class ShardedParamGroup {
   // ranks of the mesh.
   virtual bool start_reduction() = 0;
   // Waits for the running stage of the reduction and starts the next one. Returns false when no stage is left and the
-  // leaves have their gradients. A stage that only the host can wait for is waited for with `at_end` alone.
+  // leaves have their gradients. A stage that only the host can wait for is waited for only if `at_end`.
   virtual bool advance_reduction(bool at_end) = 0;
   virtual void drop_gradients() = 0;  // after an error
   virtual int64_t accumulated_bytes() const = 0;

@@ -96,9 +96,7 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
   std::set<nn::Module*> styled;
   for (const auto& [path, each] : module.named_modules()) {
     const auto& own = each->own_parameters();
-    if (std::ranges::any_of(own, [](const auto& slot) { return is_dtensor(slot.parameter); })) {
-      styled.insert(each);
-    }
+    if (std::ranges::any_of(own, [](const auto& slot) { return is_dtensor(slot.parameter); })) styled.insert(each);
   }
   const TiedParameters tied(module);
   for (const auto& [style, matches] : matched_styles) {

@@ -70,7 +70,8 @@ std::unique_ptr<IncomingTensors> IncomingTensors::of_shards(const StateDict& sta
   return incoming;
 }
 
-// Replaces each ShardedTensor with a group by a meta tensor of its whole shape, and records both in tensors_.
+// For each ShardedTensor that has a process group: records it in tensors_ and puts a meta tensor of its whole shape in
+// its place. tensors_ records the meta tensor too.
 void IncomingTensors::announce_shards(StateDict& dict, const std::string& prefix) {
   for (auto& [key, value] : dict) {
     const auto path = prefix + to_string(key);

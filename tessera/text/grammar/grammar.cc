@@ -145,8 +145,9 @@ std::vector<bool> GrammarBuilder::find_productive_parts() const {
   return has_text;
 }
 
-// A part without a text becomes an empty choice, which matches nothing. A repetition of such a part has a text only if
-// its minimum is 0; it becomes the empty text.
+// A part that no finite text matches (a schema that requires itself) is replaced by a choice without alternatives,
+// which matches nothing. If its repetition may occur 0 times, only the empty text matches, so the repetition is
+// replaced by an empty sequence. Error kConfig if the root is such a part.
 Grammar GrammarBuilder::finish(PartId root) && {
   const auto has_text = find_productive_parts();
   TESSERA_CHECK(has_text[static_cast<size_t>(root)], ErrorKind::kConfig,

@@ -300,8 +300,9 @@ std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM
 }
 
 TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer) {
-  // With adapters the frozen base is not saved: a resumed run reads it again from model.path. A pipeline stage without
-  // adapters is recognised by its frozen parameters.
+  // In a run with adapters the frozen base weights are not saved: a resumed run reads them again from model.path. Some
+  // pipeline stages of such a run may have no adapter. A stage whose parameters are all frozen is therefore treated as
+  // part of such a run.
   const auto base = model.parameters();
   const bool frozen = std::ranges::none_of(base, [](const at::Tensor& each) { return each.requires_grad(); });
   const auto [weights, states] = get_state_dict(

@@ -5,7 +5,9 @@ namespace tessera {
 
 namespace {
 
-// Whether a conversion keeps the order of all numbers. Ranks' values of a maximum or minimum may be infinite.
+// Whether x <= y implies converted x <= converted y for every value of `from`. Only then may a Partial max or min be
+// converted before it is reduced. False from floating point to integers: a rank's value may be infinite, and no integer
+// stands for that.
 bool keeps_order(at::ScalarType from, at::ScalarType to) {
   if (at::isFloatingType(to)) return true;
   const bool integers = at::isIntegralType(from, /*includeBool=*/true) && at::isIntegralType(to, /*includeBool=*/false);

@@ -116,9 +116,7 @@ void propose_arg_extreme(const OpCall& call, Proposal& proposal, bool maximum) {
     const bool nothing =
         searched == kFlattened ? c10::multiply_integers(search.sizes) == 0 : search.sizes[searched] == 0;
     // For an empty input the operation itself raises its error.
-    if (search.mesh_dims.empty() || !of.mesh->coordinate() || nothing) {
-      return nullptr;
-    }
+    if (search.mesh_dims.empty() || !of.mesh->coordinate() || nothing) return nullptr;
     search.box = local_box(search.sizes, *of.mesh, choice.inputs[0]);
     return search_over(std::move(search), local_sizes(sizes, *of.mesh, choice.outputs[0]));
   };

@@ -63,8 +63,9 @@ at::Tensor LogitRows::gather(const at::Tensor& at_columns) const {
   if (blocks.empty()) return at::empty(at_columns.sizes(), options);
   if (blocks.size() == 1) return blocks[0].matrix.gather(1, at_columns);
   std::vector<at::Tensor> parts;
-  for (const auto& [matrix, first] : blocks)
+  for (const auto& [matrix, first] : blocks) {
     parts.push_back(matrix.gather(1, at_columns.narrow(0, first, matrix.size(0))));
+  }
   return at::cat(parts);
 }
 

@@ -43,8 +43,9 @@ at::Tensor StageRunner::run_model(PendingBackward& pending, ModelInputs&& inputs
   pending.weights->stores_weight_gradients = options.splits_backward;
   if (options.accumulates_head_gradient) pending.weights->loss_factor = 1 / options.loss_divisor;
   std::unique_ptr<WeightGradStore::Scope> scope;
-  if (options.splits_backward || options.accumulates_head_gradient)
+  if (options.splits_backward || options.accumulates_head_gradient) {
     scope = std::make_unique<WeightGradStore::Scope>(pending.weights.get());
+  }
   return model_(std::move(inputs));
 }
 
