@@ -34,9 +34,7 @@ TEST(Program, HelpListsEveryVerbOnStdout) {
   const auto run = run_process({program(), "--help"});
   EXPECT_EQ(run.exit_code, 0);
   EXPECT_THAT(run.err, IsEmpty());
-  for (const char* verb : {"train", "generate", "score", "ckpt", "launch", "trace", "tokenize", "doctor"}) {
-    EXPECT_THAT(run.out, HasSubstr(std::string("\n  ") + verb + " ")) << verb;
-  }
+  for (const auto& verb : cli::verbs()) EXPECT_THAT(run.out, HasSubstr(std::string("\n  ") + verb.name + " "));
   for (const char* absent : {"plan", "reshard"}) EXPECT_THAT(run.out, Not(HasSubstr(absent)));
 }
 

@@ -27,9 +27,9 @@ inline constexpr const char* kElementwiseGroups[] = {"pointwise", "pointwise_inp
 
 // Rows to try on k ranks: uneven, and fewer than ranks.
 std::vector<int64_t> row_counts(int64_t k);
-// missing_ops.txt: operations that fail for now. The tests at length run them, and fail for an entry that works.
+// The operations of missing_ops.txt. Only the slow tests run them, and fail if one works.
 const std::vector<std::string>& missing_ops();
-// Of TESSERA_SEED when that is set, else `otherwise`, else a new one; printed.
+// The seed: TESSERA_SEED if it is set, else `otherwise`, else a new one. Prints it.
 unsigned random_seed(std::optional<unsigned> otherwise = std::nullopt);
 
 // Gives `add` a reference for every sample of every operation of the group. Fails the test for an operation without.

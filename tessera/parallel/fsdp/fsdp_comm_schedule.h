@@ -3,9 +3,10 @@
 // Forward: a group is gathered before its module's forward and freed after it. The gather of the group that followed it
 // in the last forward starts at the same time (prefetch). Backward: a group is gathered when the gradient of its
 // module's output is known, and the gather of the group before it in forward starts. When all gradients of the group
-// are known, it is freed and its reduction starts; the reduction of the group before is then waited for, and the last
-// reduction at the end of backward. So at most two groups and the root are unsharded at a time. After an exception the
-// next forward of the root resets all state. Belongs to one rank.
+// are known, the group is freed, the reductions in flight advance one stage (the compute stream waits for the
+// reduce-scatter before), and then its own reduction starts. The last reductions are waited for at the end of backward.
+// So at most two groups and the root are unsharded at a time. After an exception the next forward of the root resets
+// all state. Belongs to one rank.
 #pragma once
 
 #include <cstdint>

@@ -34,8 +34,8 @@ class ShardedParamGroup {
   virtual void finish_unshard() = 0;
   virtual void reshard() = 0;
   bool is_gathering() const { return state_ == State::kGathering; }  // started and not finished
-  // may_be_stale(): the unsharded parameters are a copy of the shards. changed(): this rank's shards were written or
-  // replaced since the gather.
+  // may_be_stale(): the group is unsharded, and its parameters are a copy of shards that may have changed since.
+  // changed(): this rank's shards were written or replaced since the gather.
   virtual bool may_be_stale() const = 0;
   virtual bool changed() const = 0;
   virtual comm::Group& ranks() const = 0;  // the process group of the gather

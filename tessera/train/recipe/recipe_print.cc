@@ -40,7 +40,8 @@ overrides. `--check` checks the recipe together with model, data and world size,
 - A recipe is at most 1 MB large and 16 levels deep. Anchors and aliases may expand to 100,000 values; tags and repeated
   keys are errors.
 
-This page is written by `tessera train --recipe-docs` from the table in `tessera/train/recipe/recipe_keys.cc`.
+This page is written by `tessera train --recipe-docs` from the tables in `tessera/train/recipe/` (`recipe_keys.cc`,
+`recipe_training_keys.cc`).
 )";
 
 }  // namespace

@@ -92,9 +92,8 @@ void check_quantized(const Recipe& recipe) {
 // Settings that a layout does not support, with the reason:
 // - expert capacity: tokens are dropped per sequence, so a rank must have whole sequences (no tp, no cp);
 // - early_step_in_backward: it uses hooks of FSDP groups, so parameters must be sharded, and one pipeline stage;
-// - layer_graphs: a layer is captured as a rank computes it alone, without tp, cp and experts, and with weights (fp8)
-// and
-//   masks (dropout) that are the same in each call;
+// - layer_graphs: a layer is captured as a rank computes it alone: without tp, cp and experts, and with weights (fp8)
+//   and masks (dropout) that are the same in each call;
 // - fp8: it converts plain linears, and tp turns linears into DTensors.
 void check_layout(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config) {
   check_heads(config, layout.tp, recipe.parallel.replicate_kv);
