@@ -33,7 +33,8 @@ class DcpFolderWriter {
 
   const std::filesystem::path& path() const { return folder_.path(); }
 
-  // `read` fills its second argument with the box of that shape at an offset.
+  // `read`(offset, into) fills `into` with the values of the tensor's box that begins at `offset` and has the shape of
+  // `into`.
   void add_tensor(const std::string& name, const DcpPath& path, const StoredTensor& stored, ReadBox read) {
     contents_.entry_of(name, path).tensor = DcpTensor{.dtype = stored.dtype, .size = stored.shape};
     readers_.push_back(std::move(read));

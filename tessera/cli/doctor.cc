@@ -160,7 +160,9 @@ Json report_warnings(const Json& cpu, const Json& files) {
   return warnings;
 }
 
-// "1.5 GiB" for keys that end in "_bytes", "yes" or "no", words joined by spaces, or the JSON itself.
+// Returns the text of a value of the report: a string as it is; "yes" or "no" for a boolean; the words of an array
+// joined by spaces, or "none"; a size such as "1.5 GiB" for a number whose key ends in "_bytes"; the JSON for any other
+// value.
 std::string format_value(const std::string& key, const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";

@@ -119,7 +119,9 @@ Gradients group_by_mesh(const std::vector<at::Tensor>& parameters, const std::ve
   return found;
 }
 
-// The groups of plain gradients; null: plain gradients are equal on all ranks. ep: the mesh of experts of one rank.
+// The ranks over which sums are added up, apart from each DTensor's own mesh. dp_cp, tp: for gradients that are plain
+// tensors, without those of local experts; null: these gradients are equal on all ranks. ep: the expert-parallel mesh,
+// for the gradients of local experts, which only one of its ranks holds; null: there are none.
 struct ShardGroups {
   comm::Group* dp_cp = nullptr;
   comm::Group* tp = nullptr;

@@ -94,7 +94,8 @@ struct LivePage::Server {
     return last_history;
   }
 
-  // data.json, made again only if a file has changed and the share of the core allows it. If reading fails, the page
+  // Returns data.json. It is made again only if a file of the run has changed and the pause after the last refresh is
+  // over; the pause keeps the CPU time of refreshes below 1 / kShareOfCore of one core. If reading fails, the page
   // shows the last history that could be read, with the error as its state.
   std::shared_ptr<const std::string> refreshed_data() {
     if (data && Clock::now() < next) return data;

@@ -64,7 +64,8 @@ class FakeBackend final : public c10d::Backend, public ComparesSignatures, publi
     }
     return count();
   }
-  // Every peer's part is this rank's part to itself, as many rows as fit; further rows are zeros.
+  // Fills the part of the output that would come from each peer with the part of the input that this rank sends to
+  // itself: as many rows as fit. Further rows are zeros.
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions&) override {
     const int64_t size = getSize(), rank = getRank();

@@ -288,8 +288,9 @@ PendingCollective::~PendingCollective() {
   }
 }
 
-// The first failure is kept and rethrown by later calls; `state_` then stays, so that the buffers live on. When the
-// group was aborted (Monitor::end_messages), a message of CPU tensors is ended first: Gloo would not wake its wait.
+// Keeps the first failure and rethrows it in later calls; state_ is not reset then, so that the buffers live on. When
+// the group was aborted (Monitor::end_messages), end_broken_message() is called before the wait for a message of CPU
+// tensors, because Gloo may not wake this wait (end_broken_message.h).
 void PendingCollective::wait() {
   if (!state_) return;
   const CommunicationTimer timer;

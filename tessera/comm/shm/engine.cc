@@ -82,8 +82,10 @@ void Engine::start(const c10::intrusive_ptr<MessageWork>& work) {
   advance_started_work(lock);
 }
 
-// Makes the first step of a started work: it writes and publishes the first slot. A second step follows only when peers
-// may already wait for this rank. If another thread drives, that thread is notified instead.
+// Makes one step of the engine after a work was started: messages move by one chunk, and a started collective writes
+// and publishes its first slot if no other collective is under way. A second step follows only when peers may already
+// wait for this rank. If another thread drives the engine (engine.h), no step is made here, and that thread is notified
+// instead.
 void Engine::advance_started_work(Lock& lock) {
   if (driven_) {
     has_new_work_ = true;

@@ -61,7 +61,8 @@ void Messages::check(Clock::time_point now, const std::vector<bool>& left, bool 
   }
 }
 
-// Set-aside messages stay: they have no work that could fail.
+// Fails all sends and receives. Messages that were set aside stay in unmatched_: no receive has matched them yet, so no
+// work could fail for them.
 void Messages::fail_all(const std::exception_ptr& reason, std::vector<EndedWork>& ended) {
   const auto fail = [&](const Message& message) { ended.push_back({message, reason}); };
   std::ranges::for_each(receives_, fail);

@@ -195,8 +195,9 @@ bool SampleMaker::mark_turn(const AssistantTurn& turn, const std::string& text, 
   return found;
 }
 
-// Appends the tokens that the template prints after the last turn when another turn follows, up to the one that ends
-// it.
+// Ends a last turn that has no end token. `text_behind` is the text that the template prints after the last turn when
+// another turn follows. Appends its tokens up to and including the token that ends the last turn, and marks them as
+// trained on. Without such a token only sets lacks_turn_end_.
 void SampleMaker::append_end(const std::string& text_behind, TokenizedSample& sample) const {
   const auto encoding = tokenizer_.encode_with_offsets(text_behind, {.add_special_tokens = false});
   size_t end = 0;

@@ -234,7 +234,9 @@ std::optional<size_t> TurnFinder::first_of(size_t index) const {
   const auto prompt = common_end(index, true);
   // For no messages a template may print nothing, but a system prompt before the first message; so place 0 is not used.
   if (prompt && prompt->all && (index > 0 || prompt->place > 0)) return prompt->place;
-  // The prompt ends with text that the conversation does not have (an open <think>), or there is no prompt.
+  // The remaining cases: the prompt for this message ends with text that the whole conversation does not have (such as
+  // an open <think>), it cannot be rendered or compared, or it is empty before the first message. Then
+  // around_bare_text() is asked for the position.
   const auto bare = around_bare_text(index);
   if (!bare || bare->first == std::string::npos) return prompt ? std::optional(prompt->place) : std::nullopt;
   const auto asked = chat_.try_render(messages_, true, extra_);

@@ -131,8 +131,9 @@ at::Tensor pad_circular(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
   return padded.is_same(self) ? self.clone() : padded;
 }
 
-// PyTorch takes a view, which must alias. Here the result may be a view of a gathered copy, so unevenly sharded dims
-// can be reshaped.
+// PyTorch's reshape makes a view of the tensor. A view must share the tensor's memory, so it is an error where an
+// unevenly sharded dim would have to be gathered. This reshape may return a view of a gathered copy, so such dims can
+// be reshaped, too.
 at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
   const at::DimVector sizes = at::infer_size_dv(C10_AS_INTARRAYREF_SLOW(symbolic), self.numel());
   const auto strides = at::detail::computeStride(self.sizes(), self.strides(), sizes);

@@ -18,7 +18,8 @@ struct LinkCost {
 LinkCost link_cost(const DeviceMesh& mesh, int64_t mesh_dim) {
   int64_t devices = 1;
   for (int64_t i = mesh.ndim() - 1; i >= mesh_dim; --i) devices *= mesh.shape()[i];
-  // The value is the same on all ranks (the smallest host), because all ranks must choose the same plan.
+  // A mesh dim counts as inside a host if `devices` ranks fit on the host with the fewest ranks. All ranks know this
+  // number, so all of them choose the same plan; the number of ranks on a rank's own host can differ between ranks.
   const bool inside_host = devices <= mesh.world()->info().hosts.least_ranks;
   return inside_host ? LinkCost{0.6, 87.7} : LinkCost{2.7, 87.7 * 0.22};
 }

@@ -23,7 +23,9 @@ struct TransferPlan {
   std::vector<ShardIndices> parts_after;
   std::vector<bool> exchanges_with;  // for each member: whether this rank exchanges elements with it
 };
-// A change from one list of splits to another over the group of these mesh dims, seen from a rank of the mesh.
+// The arguments of compute_transfer(): a step that changes how a tensor of `global_sizes` is sharded, from the splits
+// `from` to the splits `to` (ShardSplits in layout.h). The step's group is all ranks that have this rank's coordinates
+// on the mesh dims outside of `mesh_dims`.
 struct TransferRequest {
   c10::IntArrayRef global_sizes;
   const MeshDims& mesh_dims;

@@ -21,7 +21,8 @@ at::Tensor full_local_tensor(const at::Tensor& tensor) {
   return impl_of(redistribute_values(tensor, Placements(impl.placements().size(), Replicate()), true))->local();
 }
 
-// Reduces first, because the local tensor of a Partial has another value.
+// item() of a DTensor: redistributes it to Replicate before the value is read, because the local tensor of a Partial is
+// only this rank's contribution to the value.
 void handle_item(const OpInfo&, c10::DispatchKeySet, Stack* stack) {
   const at::Tensor local = full_local_tensor(torch::jit::pop(*stack).toTensor());
   stack->emplace_back(local.numel() == 0 ? at::Scalar(0) : local.item());

@@ -53,7 +53,8 @@ class TorchSaveWriter {
   // Returns the placeholder of the tensor for use in the tree, any number of times. The writer holds the tensor until
   // it is destroyed; the tensor must not change before write().
   PickleValue add(const at::Tensor& tensor, const TensorRecordOptions& options = {});
-  // Returns the length in bytes.
+  // Writes the file, with `root` as the object that torch.load returns, to `sink`. Returns the length of the file in
+  // bytes.
   uint64_t write(const PickleValue& root, const ByteSink& sink);
 
  private:

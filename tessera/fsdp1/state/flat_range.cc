@@ -23,7 +23,8 @@ void check_piece(const at::Tensor& piece, const FlatRange& range, std::string_vi
                 fmt::join(piece.sizes(), "x"), range.numel(), range.begin);
 }
 
-// Every rank computes this from the same ranges, so all ranks throw or none does.
+// Error kShape unless `have` holds as many elements of each range in `want` as the range has. Every rank checks the
+// same ranges, so all ranks throw or none does.
 void check_covered(const std::vector<FlatRange>& have, const std::vector<FlatRange>& want, std::string_view subject) {
   for (size_t rank = 0; rank < want.size(); ++rank) {
     int64_t found = 0;

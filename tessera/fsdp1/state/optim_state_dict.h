@@ -62,7 +62,8 @@ enum class OptimStateKeyType { kParamName, kParamId };
 // with several names.
 StateDict rekey_optim_state_dict(const StateDict& optim_state_dict, OptimStateKeyType type, nn::Module& model,
                                  const optim::Optimizer& optimizer);
-// Does the same with the names of the optimizer's parameters by id.
+// rekey_optim_state_dict() for a caller that has no optimizer object: `optimizer_parameters` are the names of the
+// optimizer's parameters; the position of a name is the parameter's id.
 StateDict rekey_optim_state_dict(const StateDict& optim_state_dict, OptimStateKeyType type, nn::Module& model,
                                  const std::vector<std::string>& optimizer_parameters);
 

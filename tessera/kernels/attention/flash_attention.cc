@@ -167,7 +167,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(const at::Tensor& 
   if (!in_16_bits(q.scalar_type())) return efficient_backward(gradient, q, k, v, result, options);
   const auto call = call_of(options);
   const auto begins = call.begins.value_or(at::Tensor());
-  // The dropout state; there is no dropout.
+  // _flash_attention_backward requires the random state of the dropout as arguments. There is no dropout, so the values
+  // of these two tensors do not matter.
   const auto random = at::empty({2}, q.options().dtype(at::kUInt64)), unused = at::empty({0}, q.options());
   return at::_flash_attention_backward(
       rows_without_gaps(gradient), rows_without_gaps(q), rows_without_gaps(k), rows_without_gaps(v),

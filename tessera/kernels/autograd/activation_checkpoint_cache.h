@@ -44,7 +44,8 @@ class ActivationCheckpointCache {
   void keep(std::vector<at::Tensor> results) { results_.push_back(std::move(results)); }
   // Returns the next kept result. Error kInternal when no result is left.
   std::vector<at::Tensor> next();
-  // Replaying: returns the next kept result. Else: returns compute(), and keeps it where current() records.
+  // In a scope with kReplay: returns the next kept result and does not call compute(). Otherwise: returns compute(),
+  // and in a scope with kRecord also keeps its result.
   static std::vector<at::Tensor> cached_or_computed(const std::function<std::vector<at::Tensor>()>& compute);
 
  private:

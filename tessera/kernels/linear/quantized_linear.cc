@@ -48,7 +48,7 @@ at::Tensor product_with(const at::Tensor& x, const QuantizedWeight& weight, bool
 struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const QuantizedWeight& weight, bool transposed) {
     ctx->saved_data["transposed"] = transposed;
-    // Shares the packed bytes, which never change.
+    // The saved copy of `weight` shares its packed bytes, which never change.
     ctx->saved_data["weight"] = make_saved_value(weight);
     return product_with(x, weight, transposed);
   }

@@ -66,7 +66,8 @@ Lanes rounded_to(Lanes values) {
 inline void store_lanes(float* to, Lanes values) { _mm256_storeu_ps(to, values); }
 inline void store_lanes(c10::BFloat16* to, Lanes values) {
   const __m256i bits = bf16_bits(values);
-  // Takes the packed values of both 128-bit halves.
+  // _mm256_packus_epi32 packs each 128-bit half by itself, so the eight results are in the 64-bit parts 0 and 2. The
+  // permutation puts these next to each other.
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0x08);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(packed));
 }

@@ -1,5 +1,5 @@
-// The rows of the families whose models consist of the decoder's own layers, and functions that several families share.
-// Gemma3 has its own layers and its own header.
+// The ModelFamily objects of the families whose models use the DecoderLayer of models/decoder/decoder.h as it is, and
+// functions that several families share. Gemma3 has layers of its own and its own header.
 #pragma once
 
 #include "tessera/models/config/family.h"

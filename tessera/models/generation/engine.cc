@@ -346,8 +346,9 @@ void Engine::emit_token(Sequence& sequence) {
   if (new_token.finish || !goes_on) cancel(sequence.id);
 }
 
-// Advances one waiting mask per step. Waiting sequences take turns in the order of their numbers: the next is the first
-// number after last_advanced_, then the smallest.
+// Continues one choice of a token that waits for a mask of its constraint; the engine calls this once per step. The
+// sequences with such a choice take turns in the order of their ids: next is the smallest id above last_advanced_, or
+// the smallest of all if there is none.
 void Engine::advance_waiting_mask() {
   Sequence* next = nullptr;
   for (const auto& sequence : running_) {

@@ -129,8 +129,9 @@ class Engine {
   void publish_full_pages(Sequence& sequence);
   void use_logits_row(LogitsRow& logits_row, std::span<const float> logits, int64_t mask_steps) const;
   void finish_step(const EngineStep& step, const at::Tensor& logits);
-  // Continues the choice of a sequence's token, with at most `mask_steps` steps of work on its mask; returns true when
-  // the token is chosen.
+  // Continues to choose the next token of `sequence`. If the request has a constraint, this needs masks of the tokens
+  // that the constraint allows; the call does at most `mask_steps` steps of work on each mask, and returns false when a
+  // mask needs more. Returns true when the choice has ended, with a token or with an error.
   static bool advance_choice(Sequence& sequence, std::span<const float> logits, int64_t mask_steps);
   void emit_token(Sequence& sequence);
   void advance_waiting_mask();

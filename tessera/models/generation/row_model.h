@@ -1,7 +1,7 @@
 // Converts a model for generation so that the result of a token does not depend on the other tokens of the call.
 //
 //   auto model = from_pretrained(dir, at::kBFloat16);
-// permanent: forward only, no gradients, no state dict
+//   make_row_model(*model, kernels::WeightFormat::kInt8);  // permanent: forward only, no gradients, no state dict
 //
 // Projections, MLPs, experts and head are replaced by modules that compute with
 // kernels/linear/batch_invariant_linear.h. Norms and hidden states are fp32, and rotary angles come from a table.

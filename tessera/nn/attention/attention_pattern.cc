@@ -277,7 +277,8 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& pattern_option
   }
   const auto rows = runs_of_rows(pattern_options);
   const auto plain = [&](const auto& row) { return is_plain_causal(row, pattern_options.sliding_window); };
-  // Plain causal rows and cached tokens need no description.
+  // attend() computes plain causal rows, and queries that follow cached keys, without pieces, first keys and document
+  // lengths.
   if (pattern_options.cached > 0 || std::ranges::all_of(rows, plain)) return pattern;
   if (options.device().is_cpu()) pattern.first_key = first_keys(rows, pattern_options);
   if (kernels::has_flash_attention(options.device(), c10::typeMetaToScalarType(options.dtype()))) {
@@ -285,7 +286,8 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& pattern_option
     pattern.documents =
         lengths_of_documents(rows, options, options.dtype() != at::kFloat ? pattern_options.fixed_sizes : nullptr);
   }
-  // The description for devices without the two kernels above: pieces, and one mask for all window pieces.
+  // The kernels that read `first_key` and `documents` do not support every device and call. For the others, attend()
+  // computes piece by piece: `pieces`, and one mask that all pieces of kind kWindow share.
   pattern.window_piece = std::clamp(pattern_options.sliding_window, kMinPiece, kMaxPiece);
   int64_t max_earlier = -1;
   for (const auto& row : rows) {

@@ -37,8 +37,8 @@ struct AttentionPattern {
   int64_t window_piece = 0;  // tokens of a full kWindow piece
   // Added to the scores of a kWindow piece; the last window_piece columns are the piece's own keys
   at::Tensor window_mask{};
-  // The same visibility for the CPU kernel: the first key that each token sees, int64 [rows, tokens]. Set on the CPU
-  // where there are pieces.
+  // What `pieces` describes, in the form that the CPU kernel (kernels/attention/causal_attention.h) reads: the first
+  // key that each token sees, int64 [rows, tokens]. Set only on the CPU, and only if `pieces` is not empty.
   at::Tensor first_key{};
   // The same visibility for kernels that read document lengths: `begins`, the borders of documents among the tokens
   // that are not padding (kernels/attention/flash_attention.h); `runs`, the lengths of runs of document tokens and of

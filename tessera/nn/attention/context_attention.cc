@@ -86,7 +86,7 @@ std::vector<RowDocuments> documents_of(const at::Tensor& ids) {
   return rows;
 }
 
-// ---- the pattern ----
+// ---- ContextPattern: what a rank computes, receives and sends ----
 
 // The chunks as they arrive: only the seen parts, one after another in the received tensor.
 std::vector<kernels::ContextChunk> packed_chunks(const std::vector<kernels::ContextChunk>& chunks,
@@ -137,8 +137,9 @@ ContextPattern::RotationStep rotated_step(const ContextSequence& sequence, int64
   return out;
 }
 
-// One mask serves all masked pieces, because its entries depend only on the distance of query and key. A piece reads
-// the columns from mask_origin - distance on.
+// One mask serves all pieces of kind kMasked, because an entry depends only on the distance between query and key.
+// Column mask_origin of the mask is the key at the position of the mask's first query. A piece's first key is
+// piece.distance before its first query, so the piece reads the columns from mask_origin - piece.distance on.
 void add_mask(ContextPattern& pattern, const ContextPieceOptions& options, const at::TensorOptions& tensors) {
   int64_t queries = 0;
   for (const auto& step : pattern.steps) {

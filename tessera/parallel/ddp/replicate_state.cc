@@ -434,7 +434,8 @@ void ReplicateState::reset() {
   casts_.clear();
 }
 
-// Resets the counts for the next backward.
+// Prepares the state for the next backward: no node has run, each bucket waits for all its nodes, and the first bucket
+// is reduced first.
 void ReplicateState::reset_node_counts() {
   outstanding_nodes_.assign(buckets_.size(), 0);
   for (auto& node : nodes_) {

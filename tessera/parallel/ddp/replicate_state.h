@@ -39,7 +39,8 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
     int learned_runs = -1;  // runs per backward, with static_graph; -1: unknown
     bool done = false;      // no more gradients are expected in this backward
   };
-  // The nodes that the graph of one forward reaches, for find_unused_parameters. The hooks of that graph own it.
+  // Which of nodes_ the autograd graph of one forward reaches, for find_unused_parameters. The hooks on that graph own
+  // the ReachableNodes object; reachable_nodes_ has only weak pointers.
   struct ReachableNodes {
     std::vector<bool> reached_nodes;
     uint64_t generation;    // buckets_generation_ at that forward

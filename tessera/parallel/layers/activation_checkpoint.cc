@@ -56,7 +56,9 @@ struct RecomputeNode : torch::autograd::Node {
     // a copy of the list.
     const bool again = kept && torch::autograd::get_current_graph_task_keep_graph();
     const auto taken = again ? std::make_shared<kernels::ActivationCheckpointCache>(*kept) : kept;
-    // The inner weights are leaves, so their gradients cannot be deferred to a later flush: they are computed here.
+    // Disables an outer WeightGradStore, which would compute weight gradients at a later flush. The recomputed forward
+    // reads its parameters as leaves of a graph that exists only in this call, so their gradients must be computed in
+    // this call, too.
     const kernels::WeightGradStore::Scope all_at_once(nullptr);
     const auto inner_inputs = as_leaves(inputs), inner_parameters = as_leaves(parameters.tensors);
     variable_list outputs, output_gradients;

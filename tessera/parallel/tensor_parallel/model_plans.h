@@ -23,7 +23,8 @@ namespace tessera {
 
 using PlanFunction = std::function<ParallelPlan(const CausalLM& model, bool sequence_parallel)>;
 using PlanFunctions = std::map<std::string, PlanFunction, std::less<>>;
-// The families' plans, by the architecture name in config.json. The first function has the spelling of NeMo.
+// The plan function of each model family, by the architecture name in config.json. PARALLIZE_FUNCTIONS is spelled as in
+// NeMo RL; parallelize_functions() returns the same map.
 const PlanFunctions& PARALLIZE_FUNCTIONS();
 inline const PlanFunctions& parallelize_functions() { return PARALLIZE_FUNCTIONS(); }
 

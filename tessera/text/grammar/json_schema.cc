@@ -379,9 +379,10 @@ JsonSchema::PartId JsonSchema::array_of(const JsonReader& schema) {
   const auto most = std::min(most_items, closed ? leading_count : kMostItems + 1);
   if (most == 0) return json_.brackets(build_.literal(""));
   const auto other = closed ? build_.literal("") : items ? part_of(*items) : json_.any_value();
-  // The part is built from the last item to the first. The `head` first items are separate parts, each followed by
-  // `tail`, the part of all later items. Items from index `least` on are optional, and an optional item contains its
-  // tail, so an array can only lack its last items.
+  // The grammar of the array is built from the last item to the first. Each of the first `head` items gets a grammar
+  // part of its own: the item, followed by `tail`, the part of everything after this item. From index `least` on these
+  // parts are optional. An item's part contains its tail, so an array can only lack its last items. All items after the
+  // first `head` have the same schema and are one repetition.
   const int64_t head = std::min(std::max<int64_t>(leading_count, 1), most);
   const auto after = build_.sequence({json_.comma(), other});
   const auto tail_least = static_cast<int32_t>(std::max<int64_t>(least - head, 0));

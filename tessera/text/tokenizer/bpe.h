@@ -77,7 +77,8 @@ class BpeModel {
   void split_units(std::string_view word, BpeScratch& scratch) const;  // fills scratch.symbols
   void merge_short(BpeScratch& scratch) const;                         // merges scratch.symbols: at most kShortWord
   void merge_long(BpeScratch& scratch) const;                          // merges scratch.symbols: any number
-  // A segment is a part of a word between two cut points.
+  // A segment is a part of a word that is encoded and cached by itself. Words are split into segments at the places
+  // that the comment of cuts_ describes.
   void encode_segment(std::string_view segment, size_t readable, BpeScratch& scratch, std::vector<int32_t>& ids) const;
   size_t segment_end(std::string_view word, size_t begin) const;
 

@@ -10,9 +10,10 @@ namespace {
 constexpr JsonLimits kLimits{.max_bytes = size_t{1} << 30, .max_depth = 64, .max_keys = 16'000'000};
 constexpr size_t kShownBytes = 60;
 
-// The SAX handler. It passes all events to a JsonBuilder, except those of model.vocab and model.merges, which it stores
-// in the file's vectors: they have millions of values, which would be slow as a JSON tree. The mode says which of the
-// two the parser is in; the builder still counts keys and depth everywhere, so the limits hold for the whole file.
+// The SAX handler. It passes all events to a JsonBuilder, except those inside model.vocab and model.merges. It stores
+// these in the file's vectors, because they have millions of values, which would be slow as a JSON tree. mode_ says
+// whether the parser is inside model.vocab, inside model.merges, or outside both. The builder counts keys and depth
+// everywhere, so the limits hold for the whole file.
 class TokenizerJsonHandler {
  public:
   explicit TokenizerJsonHandler(TokenizerFile& file)

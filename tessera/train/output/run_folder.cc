@@ -106,7 +106,8 @@ void RunFolder::take_lock() {
     raise(ErrorKind::kIo, "[train.run_folder] {}: cannot be locked: {}", lock_path.string(), std::strerror(reason));
   }
   const std::string holder = fmt::format("pid {} on {}\n", ::getpid(), host_name());
-  // The text serves the message of another run that finds the folder locked; the lock itself is held by flock(2).
+  // The lock file gets the pid and host of this run, only for the error message of another run that finds the folder
+  // locked. The lock itself is held by flock(2).
   if (::ftruncate(lock_.get(), 0) != 0 || ::pwrite(lock_.get(), holder.data(), holder.size(), 0) < 0) {
     log_warning("[train.run_folder] {}: {}", lock_path.string(), std::strerror(errno));
   }

@@ -211,8 +211,9 @@ void StepProfile::read_collectives() {
     const auto element = signature.dtype < 0 ? 0 : c10::elementSize(static_cast<c10::ScalarType>(signature.dtype));
     const int64_t bytes =
         found != collective_bytes_->by_call.end() ? found->second : signature.elements * static_cast<int64_t>(element);
-    // The observer is installed on the training thread alone, so a call that it did not record is of another thread.
-    // Messages, and calls that transfer no bytes, are never recorded by it and are taken as the training thread's.
+    // The observer in CollectiveBytes is installed on the training thread alone, so a collective that it did not record
+    // was called on another thread. It never records sends, receives and calls that transfer no bytes; these count as
+    // calls of the training thread.
     const bool on_training_thread =
         found != collective_bytes_->by_call.end() || comm::is_message(signature.op) || bytes == 0;
     collectives_.push_back({call, bytes, on_training_thread});

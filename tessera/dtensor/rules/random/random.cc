@@ -16,7 +16,8 @@ void check_parameter(const RandomCall& draw, const char* name, double p, bool le
                 name, p);
 }
 
-// Draws the result of an operation on self.
+// Fills the result of an operation that has an argument self, such as uniform_ or randint_like, with values of
+// `distribution`. The result has the shape of self, and is self for an in-place operation.
 void fill_target(RandomCall& draw, const Distribution& distribution) {
   const at::Tensor to = draw.result_tensor(draw.tensor("self"));
   draw.fill(to, distribution);

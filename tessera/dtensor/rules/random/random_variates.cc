@@ -133,7 +133,8 @@ double draw_binomial(ElementRandomStream& stream, double count, double p) {
   }
 }
 
-// The values of a parameter for every element of the region, in double on the CPU.
+// Returns a parameter of the distribution (such as a rate) with one value for each element of the part of the result
+// that this rank draws, draw.region(); in double on the CPU.
 at::Tensor expand_parameter(const RandomCall& draw, const at::Tensor& parameter) {
   return parameter.to(at::TensorOptions(at::kCPU).dtype(at::kDouble)).expand(draw.region().sizes).contiguous();
 }

@@ -21,8 +21,8 @@ SoftmaxSums softmax_sums(const LogitRows& rows, const at::Tensor& skip = {},
 // in the compute dtype, [rows, 1]: 0 where the maximum is -infinity.
 at::Tensor softmax_sums_of_tile(const RowTile& tile, const SoftmaxSums& sums);
 
-// All-gathers float64 [rows, count] to [size, rows, count], in the order of the part's ranks. COLLECTIVE over the
-// part's group; without a group, returns [1, rows, count].
+// All-gathers `own`, float64 [rows, count], over part.group, the ranks that share the vocabulary. Returns [size, rows,
+// count] in the order of the group's ranks; without a group, [1, rows, count]. COLLECTIVE over part.group.
 at::Tensor all_gather_shards(const VocabShard& part, const at::Tensor& own);
 // Combines `maximum` and `sum` [size, rows] of all ranks. factors [size, rows] rescale a rank's sums to the common
 // maximum.
