@@ -74,7 +74,7 @@ TEST(Restarts, AFlagThatHasNoEffectIsTold) {
   command.insert(command.begin(), {testing::program(), "launch", "--nproc", "2", "--"});
   const auto launched = testing::run_process(command);
   EXPECT_EQ(launched.exit_code, 0) << launched.err;
-  EXPECT_THAT(launched.err, HasSubstr("as 'tessera launch' started this rank"));
+  EXPECT_THAT(launched.err, HasSubstr("because 'tessera launch' started this rank"));
   EXPECT_EQ(launched.err.find("has no effect"), launched.err.rfind("has no effect")) << "told once";
 }
 
