@@ -124,8 +124,7 @@ TEST(DerivativeThatFlattens, OnlyBackwardGathersAndNothingIsWrittenToTheCopy) {
     (x * x).sum().backward();
     EXPECT_TRUE(at::allclose(full_tensor(flat), 2 * random_tensor({3, 2}, 1, false).view({6})));
     EXPECT_THAT(of_write, AllOf(StartsWith("Sharding dimension mismatch"), HasSubstr("would be lost")));
-    EXPECT_THAT(error_of([&] { x.view({6}); }),
-                StartsWith("Sharding dimension mismatch"));  // no plan kept
+    EXPECT_THAT(error_of([&] { x.view({6}); }), StartsWith("Sharding dimension mismatch"));  // no plan kept
   });
 }
 

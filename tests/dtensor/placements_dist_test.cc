@@ -186,8 +186,7 @@ TEST(Golden, ReductionTable) {
                   {"cumsum(0)", [](T x) { return x.cumsum(0); }, {"R AG", "S(1)", "R AR"}},
               });
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
-    EXPECT_EQ(outcome([&] { return tensor_of({9, 8}, "S0", mesh).mean(0); }),
-              "R AG");  // unequal weights
+    EXPECT_EQ(outcome([&] { return tensor_of({9, 8}, "S0", mesh).mean(0); }), "R AG");  // unequal weights
   });
 }
 
