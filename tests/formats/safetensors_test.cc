@@ -1,3 +1,4 @@
+// Tests of reading and writing safetensors files and sharded folders, and of the refusal of bad and damaged files.
 #include "tessera/formats/safetensors/safetensors.h"
 
 #include <ATen/ATen.h>
@@ -195,7 +196,8 @@ TEST(SafetensorsWriter, DroppedOrFailedWritersLeaveNothing) {
 
 std::vector<SafetensorsSpec> ten_tensors() {
   std::vector<SafetensorsSpec> specs;
-  for (int i = 0; i < 10; ++i) specs.push_back({"t" + std::to_string(i), at::kFloat, {25}});  // 100 bytes each
+  for (int i = 0; i < 10; ++i)
+    specs.push_back({"t" + std::to_string(i), at::kFloat, {25}});  // 100 bytes in each tensor
   return specs;
 }
 
