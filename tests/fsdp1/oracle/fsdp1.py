@@ -6,7 +6,8 @@ The script prints for each JSON line on stdin a JSON line, a list of every rank'
 
 Request: {"use_orig_params": bool, "strategy": "FULL_SHARD" | "SHARD_GRAD_OP" | "NO_SHARD", "steps": n,
 "param_dtype": NAME | null, "reduce_dtype": NAME | null,
-"units": [{"nested": bool, "parameters": [{"shape": [...], "order": [...], "frozen": bool, "like": [unit, index] | null}]}]}
+"units": [{"nested": bool, "parameters": [{"shape": [...], "order": [...], "frozen": bool,
+"like": [unit, index] | null}]}]}
 
 A unit is a module of parameters. "order" permutes their dims from their order in memory; "like" shares an earlier one.
 Element i of parameter p of unit u, in memory order, is sin(i + 10 p + 100 u). The loss is the sum over parameters of
