@@ -55,8 +55,8 @@ struct KilledSavesStart {
   bool all = false;   // true: all ranks are killed; false: one rank
   int victim = 0;
   bool defer_copy = false;
-  std::chrono::microseconds delay{0};  // time of the kill, counted from the start of the second or third save; the
-                                       // first save makes a process group
+  std::chrono::microseconds delay{
+      0};               // from the start of the second or third save to the kill; the first save makes a group
   bool second = false;  // true: the third save
 };
 

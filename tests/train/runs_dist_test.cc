@@ -147,6 +147,7 @@ TEST(Runs, GoingOnWithOtherKernelsIsTold) {
   EXPECT_THAT(other.err, HasSubstr("loops plain, here with fp32 products"));
 }
 
+// Each rank has its own recipe or data, as on hosts whose copies differ.
 TEST(Runs, RanksThatDifferAreToldApart) {
   const TinyRun runs;
   fs::create_directories(runs / "host0");
