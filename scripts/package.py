@@ -121,7 +121,7 @@ def wheel_facts(folder, name):
 
 
 class Tree:
-    """The files that both packages have, under one prefix: bin, lib/tessera, share/tessera, share/doc/tessera."""
+    """The files that both packages have, under one prefix: bin, lib/tessera, libexec/tessera, share."""
 
     def __init__(self, build, torch, stage):
         for component in ("program", "demo"):
