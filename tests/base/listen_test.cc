@@ -71,8 +71,8 @@ int in_own_network(const std::function<void()>& body) {
   return code == 77 ? -1 : code;
 }
 
-// Other hosts cannot reach 127.0.1.1, and 192.0.2.1 is no address of this host, so it cannot be bound. In both cases
-// the socket listens on all interfaces.
+// Other hosts cannot reach 127.0.1.1, and this host cannot bind 192.0.2.1, which is another host's address. In both
+// cases the socket listens on all interfaces.
 TEST(Listen, ForOtherHostsANameThatLeadsToLoopbackIsEverywhere) {
   const int outcome = in_own_network([] {
     for (const char* host : {"localhost", "127.0.1.1", "192.0.2.1"}) {

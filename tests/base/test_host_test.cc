@@ -93,7 +93,7 @@ TEST(TestHost, RunsEachTestInAProcessOfItsOwn) {
   EXPECT_EQ(hosts.run("crash").code, 128 + SIGSEGV);
   EXPECT_EQ(hosts.run("pass").parent, first.parent);
 
-  // If the client is killed, as ctest does at the time limit, its test is killed too.
+  // If the client is killed, as ctest does at the time limit, the client's test is killed too.
   const Hosted killed = hosts.run("sleep", /*hosted=*/true, 1);
   EXPECT_EQ(killed.code, 128 + SIGKILL);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);

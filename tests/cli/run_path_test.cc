@@ -29,7 +29,7 @@ std::vector<std::string> programs_in(const fs::path& folder) {
   return found;
 }
 
-// The loader resolves an empty or relative entry in the current folder of the user, where anybody may have put a
+// The loader resolves an empty or relative entry in the current folder of the user, where another user may have put a
 // library.
 TEST(RunPath, NoPlaceOfABuiltProgramIsEmptyOrRelative) {
   auto command = programs_in(fs::path(program()).parent_path());

@@ -60,7 +60,7 @@ class Machine {
     fs::copy(source_folder() / "scripts", folder_ / "scripts", fs::copy_options::recursive);
   }
 
-  // Makes a stub. It replaces an existing file, which may be a link to a tool of this machine.
+  // Makes a stub. The stub replaces an existing file, which may be a link to a tool of this machine.
   void stub(const fs::path& path, const std::string& body = "") {
     fs::create_directories((folder_ / path).parent_path());
     fs::remove(folder_ / path);

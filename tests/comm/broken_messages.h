@@ -1,6 +1,6 @@
 // Messages and collectives over Gloo whose bytes are in transit when the other rank is killed. Gloo leaves waits for
-// them blocked until the group's timeout (tessera/comm/watch/end_broken_message.h). A rank that already has its error
-// must not block in such a wait without a message.
+// such messages blocked until the group's timeout (tessera/comm/watch/end_broken_message.h). A rank that already has
+// its error must not block in such a wait without a message.
 #pragma once
 
 #include <fstream>
@@ -36,7 +36,7 @@ inline void await_stop_of_the_other(World& world) {
 }
 
 // One case. Rank 1 starts the calls of `posts` and stops. Rank 0 starts the matching calls of `under_way`, and rank 1
-// is killed. Rank 0 learns of the death in a receive, and its process must end within the limit.
+// is killed. A receive of rank 0 reports the death, and the process of rank 0 must end within the limit.
 struct Case {
   const char* name;
   std::function<std::vector<PendingCollective>(Group&)> posts, under_way;

@@ -289,7 +289,7 @@ TEST(Diagnosis, ThousandsOfRanksAreLookedThrough) {
   waits.world_size = computes.world_size = kRanks;
   std::vector<FlightRecord> records(kRanks, waits);
   for (int rank = 0; rank < kRanks; ++rank) records[rank].rank = rank;
-  auto& members = records[0].groups.at(0).ranks;  // only the first record has all members; one is enough
+  auto& members = records[0].groups.at(0).ranks;  // one record with all members is enough
   members.resize(kRanks);
   std::iota(members.begin(), members.end(), 0);
   EXPECT_EQ(diagnose(records).cause, HangCause::kAllInside);

@@ -92,8 +92,8 @@ TEST(Nccl, SecondGroupsOfTheSameRanksWork) {
   set_device_backend_settings({});
 }
 
-// Row and column groups of four ranks. Each is split from the world's communicator in one call of all ranks, or makes
-// its own communicator.
+// Row and column groups of four ranks. Each group is split from the world's communicator in one call of all ranks, or
+// makes its own communicator.
 TEST(Nccl, GroupsOfPartsWork) {
   if (const auto reason = why_no_nccl(4); !reason.empty()) {
     GTEST_SKIP() << reason;

@@ -86,8 +86,8 @@ TEST(Agree, LaunchersOnOneMachineShareItsCores) {
   EXPECT_EQ(agreed.positions[0].cores_per_rank, 0);
 }
 
-// On the master's host the master's name leads to loopback. The ranks there do not learn from it how other hosts are
-// reached.
+// On the master's host the master's name leads to loopback. The ranks there cannot take the address of another host
+// from this name.
 TEST(Agree, RanksBehindLoopbackHearOfAnotherHost) {
   const RendezvousResult agreed = agree(records({{"a", 0, 2, "1"}, {"a", 1, 2, "2"}, {"b", 0, 1, "1", "10.0.0.2"}}));
   EXPECT_EQ(agreed.positions[0].other_host, "10.0.0.2");

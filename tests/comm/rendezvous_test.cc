@@ -271,8 +271,8 @@ TEST(Meet, TwoProcessesOfOneRankAreFound) {
   EXPECT_THAT(errors[0] + errors[1], HasSubstr("), and this, rank 0 (process "));
 }
 
-// Two launchers of a run on 2 hosts, one with --nproc 2 and one with --nproc 1. One counts 4 ranks, the other 2, and
-// both have a rank 1.
+// Two launchers of a run on 2 hosts, one with --nproc 2 and one with --nproc 1. The first launcher counts 4 ranks, the
+// second one 2, and both have a rank 1.
 TEST(Meet, LaunchersWithUnlikeNumbersAreAnErrorOnBothSidesAtOnce) {
   const testing::TempFolder folder;
   std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 4), file_rendezvous(folder, 1, 4),

@@ -70,7 +70,7 @@ TEST(SharedBuffer, IsFoundByAnyPartOfIt) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % 64, 0U);
 }
 
-// Runs `look` in a child process. Returns its result, or 42 for an Error of kind kIo.
+// Runs `look` in a child process. Returns the result of `look`, or 42 for an Error of kind kIo.
 template <class Look>
 int look_from_child(const Look& look) {
   const pid_t child = ::fork();

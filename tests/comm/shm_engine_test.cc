@@ -14,7 +14,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// One shared memory with an engine for each rank. All are in this process.
+// One shared memory with an engine for each rank. The memory and the engines are in this process.
 struct Ranks {
   explicit Ranks(int size) : memory(SharedMemory::create(Layout(size).bytes())) {
     initialize(*memory, size);

@@ -43,8 +43,9 @@ struct End {
   double seconds = 0;   // from the start of all ranks until the end of this one
 };
 
-// The shared memory of ranks. It has no name, so see() records the memory of a running rank through the rank's
-// descriptors. still_held() then looks for this memory in every process: a process that holds it keeps it allocated.
+// The shared memory of ranks. The memory has no name, so see() records the memory of a running rank through the rank's
+// descriptors. still_held() then looks for this memory in every process. A process that holds the memory keeps it
+// allocated.
 class SharedFiles {
  public:
   void see(pid_t process) {
@@ -196,7 +197,7 @@ inline bool names_as_dead(const std::string& message, int rank) {
          message.find(name + " has ended") != std::string::npos;
 }
 
-// Kills one of three ranks at a random time. The other ranks must name it and end.
+// Kills one of three ranks at a random time. The other ranks must name the killed rank and end.
 inline void kill_at_random(uint32_t seed) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   const int victim = static_cast<int>(seed % 3);

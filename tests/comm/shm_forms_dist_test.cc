@@ -17,7 +17,7 @@ namespace {
 using table::Red;
 using table::same;
 
-// The value of these sums depends on the order. They must be added in rank order in float32 and rounded once.
+// The value of these sums depends on the order. The terms must be added in rank order in float32 and rounded once.
 TESSERA_RANKS_TEST(ShmSums, AreInRankOrderAndRoundedOnce, (2, 3, 4)) {
   c10d::Backend& backend = world->group()->backend();
   const int size = world->size();

@@ -2,8 +2,7 @@
 // shared word is a step, and a search visits every order of the ranks' steps. The search reports three kinds of errors:
 // - ranks that sleep forever;
 // - memory that is read too early or overwritten too late, by vector clocks: an order that the atomics do not enforce
-// is
-//   an error even if the values are right;
+//   is an error even if the values are right;
 // - wrong values.
 // States that were visited are not visited again. If there are too many schedules, only schedules with few preemptions
 // are visited; a preemption is a switch away from a rank that can continue. Each protocol also runs in broken variants,
@@ -515,7 +514,8 @@ TEST(ShmModel, TheSearchFindsThatTheRingIsTooSmall) {
 
 // ---- reading in place ----
 
-// Fiber 0 owns memory. It aborts its group and frees the memory when no fiber reads it any more. Fiber 1 reads it.
+// Fiber 0 owns memory, aborts its group, and frees the memory when no fiber reads the memory any more. Fiber 1 reads
+// the memory.
 class ReadInPlace final : public Protocol {
  public:
   explicit ReadInPlace(bool waits_for_readers) : waits_(waits_for_readers) {}

@@ -67,7 +67,7 @@ TEST(DISABLED_RankOfAHost, Main) {
 
 class TwoHosts : public testing::TwoHostsTest {
  protected:
-  // `masters` has, for each host, the address under which it looks for rank 0.
+  // `masters` has, for each host, the address under which the host looks for rank 0.
   void start(const std::string& mode,
              const std::array<std::string, 2>& masters = {testing::kFirstHost, testing::kFirstHost},
              const std::function<void(int)>& prepare = nullptr) {
@@ -98,7 +98,7 @@ TEST_F(TwoHosts, AreOneRunAlsoWhenOneIsLate) {
 }
 
 // The master's name may lead to loopback on the master's own host: Debian maps a host's own name to 127.0.1.1, and
-// Kubeflow sets a loopback name for the first host. The ranks there must still find the route to the other hosts.
+// Kubeflow sets localhost for the first host. The ranks there must still find the route to the other hosts.
 TEST_F(TwoHosts, MeetThoughTheMastersNameLeadsToLoopbackOnItsHost) {
   resolve(0, "first.invalid", "127.0.1.1");
   resolve(1, "first.invalid", "10.77.0.1");

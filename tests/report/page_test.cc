@@ -142,7 +142,7 @@ tell([...document.querySelectorAll('#differences-table tbody tr')].map((row) => 
   EXPECT_THAT(lines, ElementsAre("none"));
 }
 
-// Each value is shown with a piece of its line. The colour is the run's, the dashes are the part's.
+// Each value is shown with a piece of its line. The colour shows the run, the dashes show the part.
 TEST(Page, TellsPartsOfSeveralRunsByTheirLines) {
   if (!has_browser()) {
     GTEST_SKIP() << "no chromium in PATH";

@@ -58,7 +58,7 @@ TEST_F(RunFollowerTest, BeginsAnewWhenAResumedRunHasDroppedLines) {
   const auto resumed = follower.history();
   EXPECT_THAT(resumed.steps.columns.at("loss"), ElementsAre(5, 8));
   EXPECT_EQ(resumed.warnings.size(), 1u);
-  // The file is truncated and then grows beyond its old size. Its inode stays the same.
+  // The file is truncated and then grows beyond its old size. The inode stays the same.
   std::filesystem::resize_file(folder_ / "run/metrics.jsonl", line(1, 5).size());
   append("metrics.jsonl", line(2, 9) + line(3, 9) + line(4, 9));
   EXPECT_THAT(follower.history().steps.columns.at("loss"), ElementsAre(5, 9, 9, 9));

@@ -3,8 +3,8 @@
 //   const HostileClients hostile(port, {.silent_connections = 256});      // at work while it lives
 //   const auto found = answers_to(port, prompts, 20);                     // a client for each prompt, all at once
 //
-// A hostile client sends nothing, or half a header, or a request of hostile_requests.h whose answer it never reads. It
-// connects again when it was answered or disconnected.
+// A hostile client sends nothing, or half a header, or a request of hostile_requests.h whose answer it never reads. The
+// client connects again after an answer or a disconnect.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -85,7 +85,7 @@ inline std::vector<std::string> answers_to(int port, const std::vector<std::stri
           {"prompt", prompts[i]}, {"max_tokens", tokens}, {"temperature", 0}, {"ignore_eos", true}};
       for (int tries = 0; tries < 100; ++tries) {
         const auto reply = http(port, "POST", "/v1/completions", body.dump());
-        if (reply.status == 503) {  // busy; the reply asks for a retry after 1 s
+        if (reply.status == 503) {  // the server is busy
           std::this_thread::sleep_for(std::chrono::seconds(1));
           continue;
         }

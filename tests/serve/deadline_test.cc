@@ -13,14 +13,14 @@ TEST_F(Serve, AtTheDeadlineAnAnswerHasTheTextGeneratedSoFar) {
   auto body = ask("the cat", 20);
   // The last characters of the text may begin a stop string. The server holds them back until the deadline.
   body["stop"] = text.substr(3, 2) + "123";
-  gate.let_through(5);  // the prompt's step, which makes the first token, and four more
+  gate.let_through(5);  // the prompt's step, which makes the first token, and four steps
   const auto whole = answer(body);
   EXPECT_EQ(whole["choices"][0]["text"], text.substr(0, 5));
   EXPECT_EQ(whole["choices"][0]["finish_reason"], "length");
   EXPECT_EQ(whole["usage"]["completion_tokens"], 5);
   body["stream"] = true;
   body["stream_options"] = {{"include_usage", true}};
-  gate.let_through(6);  // one more, which ends the previous request
+  gate.let_through(6);  // one step more, which ends the previous request
   const auto reply = post(body).body;
   EXPECT_EQ(streamed(reply), std::pair(text.substr(0, 5), true));
   EXPECT_NE(reply.find(R"("finish_reason":"length")"), std::string::npos) << reply;

@@ -23,7 +23,7 @@ struct HostileRequest {
   nlohmann::ordered_json body;
 };
 
-// An object with `count` named properties, whose names have `bytes` bytes. It may also have any other key.
+// An object with `count` named properties, whose names have `bytes` bytes. The object may also have any other key.
 inline nlohmann::ordered_json schema_of_names(int count, int bytes) {
   nlohmann::ordered_json properties = nlohmann::ordered_json::object();
   for (int i = 0; i < count; ++i) {
@@ -44,7 +44,7 @@ inline nlohmann::ordered_json schema_of_lengths(int count) {
   return {{"anyOf", std::move(ways)}};
 }
 
-// Arrays of up to `most` items. The items have one of `count` types, whose texts all begin in the same way.
+// Arrays of `count` types, with up to `most` items each. The texts of all types begin in the same way.
 inline nlohmann::ordered_json schema_of_arrays(int count, int most) {
   auto ways = nlohmann::ordered_json::array();
   for (int k = 1; k <= count; ++k) {
@@ -60,7 +60,7 @@ inline nlohmann::ordered_json schema_of_values(int count, int bytes) {
   return {{"enum", std::move(values)}};
 }
 
-// Nested schemas with two alternatives at each level, both of which match the same texts.
+// Nested schemas with two alternatives at each level. The beginning of a text may belong to both alternatives.
 inline nlohmann::ordered_json schema_of_readings(int depth) {
   nlohmann::ordered_json schema = {{"type", "array"}};
   for (int i = 0; i < depth; ++i) {

@@ -143,7 +143,7 @@ TEST_F(Serve, AnswersHaveTheFormThatIsAskedFor) {
   auto chat = with_schema({{"messages", {{{"role", "user"}, {"content", "hi"}}}}, {"max_tokens", 60}}, schema);
   const auto message = answer(chat, "/v1/chat/completions")["choices"][0]["message"];
   EXPECT_TRUE(nlohmann::json::parse(message["content"].get<std::string>())["b"].is_array());
-  // An object may have any length. If the answer is cut off, it is only the beginning of an object.
+  // An object may have any length. An answer that is cut off is only the beginning of an object.
   auto any = ask("the cat", 40);
   any["response_format"] = {{"type", "json_object"}};
   const auto begun = answer(any)["choices"][0];

@@ -8,7 +8,8 @@
 namespace tessera::serve {
 namespace {
 
-// The text and the calls of a message. They must be the same for every size of the pieces in which the message arrives.
+// The text and the calls of a message. Text and calls must be the same for every size of the pieces in which the
+// message arrives.
 std::string read(const std::string& message) {
   std::string found;
   for (size_t most : {size_t{1}, size_t{3}, size_t{7}, message.size() + 1}) {

@@ -171,7 +171,7 @@ TEST_F(Masks, StepsAreLimitedAndFewForSimpleGrammars) {
   }
 }
 
-// The counted memory must equal the memory in use. Each grammar stays within its share beside the others.
+// The counted memory must be near the memory in use. Each grammar stays within its share beside the others.
 TEST_F(Masks, MemoryIsCountedTrulyAndStaysWithinItsShare) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const auto memory = std::make_shared<GrammarMemory>(size_t{12} << 20);

@@ -196,7 +196,7 @@ TEST(JsonSchema, SizesAreLimited) {
   }
 }
 
-// A schema is an error if none of its values is finite. As an alternative of another schema it is left out.
+// A schema is an error if none of its values is finite. An alternative without a finite value is left out.
 TEST(JsonSchema, AlternativesWithoutAFiniteValueAreLeftOut) {
   for (const char* schema : {R"({"$ref": "#"})", R"({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]})",
                              R"({"type": "array", "items": {"$ref": "#"}, "minItems": 1})",

@@ -80,7 +80,7 @@ TEST(Regex, LongRunsOfSpacesStayWithinTheStepLimit) {
   EXPECT_EQ(found[0].size(), 19'999u);
 }
 
-// libonig has a function regcomp() too. It must not replace the C library's function.
+// libonig has a function regcomp() too. That function must not replace the C library's function.
 TEST(Regex, DoesNotReplacePosixRegcomp) {
   const Regex ours("a", "test");
   regex_t posix;

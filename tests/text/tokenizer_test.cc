@@ -316,7 +316,7 @@ TEST(StreamDecoder, HoldsACharacterUntilItsLastByteAndGivesUpAtTheEnd) {
 
 TEST(Tokenizer, BytesOfTokensJoinToTheText) {
   const testing::TempFolder folder;
-  auto stripping = character_file();  // as Llama's: without the space before a text
+  auto stripping = character_file();  // as Llama's: removes the space before a text
   stripping["decoder"]["decoders"].push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
   auto metaspace = character_file();
   metaspace["decoder"] = {{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "always"}};
