@@ -85,7 +85,7 @@ inline std::vector<std::string> answers_to(int port, const std::vector<std::stri
           {"prompt", prompts[i]}, {"max_tokens", tokens}, {"temperature", 0}, {"ignore_eos", true}};
       for (int tries = 0; tries < 100; ++tries) {
         const auto reply = http(port, "POST", "/v1/completions", body.dump());
-        if (reply.status == 503) {  // the server is busy
+        if (reply.status == 503) {  // busy: the Retry-After header says 1 s
           std::this_thread::sleep_for(std::chrono::seconds(1));
           continue;
         }
