@@ -101,8 +101,7 @@ TEST(CheckpointPlaces, OfAMeshOfSomeRanksTheOneWithTheLowestRankWrites) {
       EXPECT_TRUE(at::equal(to_local(again[i].second), to_local(wanted[i].second))) << again[i].first;
     }
   });
-  const auto saved = DcpFolder::open(folder / "step-00000001");  // opening finds tensors that are written twice, or by
-                                                                 // no rank
+  const auto saved = DcpFolder::open(folder / "step-00000001");  // opening checks that each element is written once
   for (const auto& [name, first] : {std::pair("of_each_half", 1), {"without_it", 200}, {"replicas_without_it", 300}}) {
     EXPECT_TRUE(at::equal(saved->tensor(name), numbered({5, 2}, first))) << name;
   }

@@ -252,8 +252,7 @@ TEST_F(CacheTest, WhatIsOldOrTooMuchGoesButNothingInUseAndNothingOfOthers) {
   make('2', 40);
   make('3', 2);
   make('4', 1);
-  std::filesystem::create_directories(cache() / key('5'));  // a folder of another program that happens to have such a
-                                                            // name
+  std::filesystem::create_directories(cache() / key('5'));  // a foreign folder that has such a name
   std::ofstream(cache() / key('5') / "set.json") << R"({"mine": 1})";
   std::filesystem::create_directories(cache() / "notes");
   const auto used = PackedRows::open(cache() / key('2'), key('2'));
@@ -399,12 +398,10 @@ TEST(CacheLock, IsOpenForWritingAndToldFromNoLocks) {
   const auto path = folder / "lock";
   const UniqueFd one = open_to_lock(path, O_CREAT), other = open_to_lock(path, 0);
   ASSERT_TRUE(one.open() && other.open());
-  EXPECT_EQ(::fcntl(one.get(), F_GETFL) & O_ACCMODE, O_RDWR);  // NFS refuses an exclusive lock on a descriptor that is
-                                                               // open for reading only
+  EXPECT_EQ(::fcntl(one.get(), F_GETFL) & O_ACCMODE, O_RDWR);  // NFS gives exclusive locks to writers only
   EXPECT_EQ(try_lock(one), LockState::kHeld);
   EXPECT_EQ(try_lock(other), LockState::kBusy);
-  const UniqueFd unlockable(::open(path.c_str(), O_PATH | O_CLOEXEC));  // lock calls fail with EBADF, as on a file
-                                                                        // system without locks
+  const UniqueFd unlockable(::open(path.c_str(), O_PATH | O_CLOEXEC));  // fails with EBADF, as without locks
   EXPECT_EQ(try_lock(unlockable), LockState::kNoLocks);
   for (const int64_t network : {0x6969L, 0x0BD00BD0L, 0xFF534D42L, static_cast<long>(static_cast<int32_t>(0xFE534D42)),
                                 0x65735546L, 0x47504653L, 0x19830326L}) {

@@ -113,8 +113,7 @@ TEST_F(DatasetTest, TextFileIsOneStreamCutIntoRows) {
 TEST_F(DatasetTest, PackedRowsKeepDocumentsApart) {
   const auto set =
       load("a.jsonl", "{\"text\": \"abc\"}\n\n{\"text\": \"de\"}\n{\"text\": \"fghij\"}\n{\"text\": \"k\"}\n", 8);
-  ASSERT_EQ(set->rows(), 2);  // abc+de+. has 7 tokens, fghij. has 6 and k. follows it, because first-fit finds no place
-                              // in row 0
+  ASSERT_EQ(set->rows(), 2);  // abc+de+. has 7 tokens and fghij. 6; k. goes behind fghij. (first-fit)
   const Batch batch = set->rows(all_rows(*set));
   EXPECT_EQ(row(batch.tokens, 0), (std::vector<int64_t>{'a', 'b', 'c', kEos, 'd', 'e', kEos, kEos}));
   EXPECT_EQ(row(batch.labels, 0), (std::vector<int64_t>{'b', 'c', kEos, -100, 'e', kEos, -100, -100}));
@@ -232,8 +231,7 @@ TEST_F(DatasetTest, GenerationBlocksSayWhatIsLearnt) {
       "A!B!");
 }
 
-TEST_F(DatasetTest, TemplatesThatPrintTheLastTurnDifferentlyAreUnderstood) {  // the templates of Qwen3 and Llama 3 do
-                                                                              // this
+TEST_F(DatasetTest, TemplatesThatPrintTheLastTurnDifferentlyAreUnderstood) {  // as Qwen3 and Llama 3 do
   use_template(
       "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last and m.role == 'assistant' %}<t></t>{% endif "
       "%}{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -351,9 +349,7 @@ TEST_F(DatasetTest, CorruptLinesNameFileLineAndByte) {
 
 TEST_F(DatasetTest, DeepAndWideRecordsCostNoMoreThanTheirBytes) {
   std::string wide = "{\"text\": \"a\"";
-  for (int i = 0; i < 300'000; ++i)
-    wide += ", \"key " + std::to_string(i) + "\": 1";  // quadratic time would take
-                                                       // minutes
+  for (int i = 0; i < 300'000; ++i) wide += ", \"key " + std::to_string(i) + "\": 1";  // quadratic: minutes
   EXPECT_EQ(load({.sources = {write("wide.jsonl", wide + "}\n")}, .sequence_length = 8})->stats().tokens, 2);
 }
 

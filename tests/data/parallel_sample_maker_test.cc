@@ -27,8 +27,7 @@ size_t held(const TrainingRecord& record, size_t added) {
       samples.add(record);
     }
     samples.finish();
-  } catch (const std::exception&) {  // A chat without a template is an error. The result is the number of records that
-                                     // were added before this error.
+  } catch (const std::exception&) {  // an error: a chat without a template
     return given;
   }
   return most;

@@ -271,8 +271,7 @@ TEST_F(SourcesTest, MegatronsPairsThatDoNotFitAreNamed) {
   EXPECT_THAT(error(changed(0, 'X'), good.ids), HasSubstr("is not an index of Megatron"));
   EXPECT_THAT(error(changed(9, 2), good.ids), HasSubstr("found version 2, wanted 1"));
   EXPECT_THAT(error(changed(17, 6), good.ids), HasSubstr("ids of type 6"));
-  EXPECT_THAT(error(changed(25, 0x7f), good.ids), HasSubstr("do not hold exactly"));  // a number of sequences that is
-                                                                                      // much too large
+  EXPECT_THAT(error(changed(25, 0x7f), good.ids), HasSubstr("do not hold exactly"));  // the number of sequences
   EXPECT_THAT(error(changed(34, 1), good.ids), HasSubstr("sequence 1 has 1 ids at byte 4, wanted 0 or more at byte 2"));
   EXPECT_THAT(error(changed(34 + 8 + 16, 1), good.ids), HasSubstr("document 0 begins at sequence 1"));
   EXPECT_THAT(error(changed(34 + 8 + 16 + 8, 3), good.ids), HasSubstr("document 1 begins at sequence 3"));

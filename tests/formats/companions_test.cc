@@ -42,8 +42,7 @@ TEST(Companions, TemplatesAndLicencesGoWithAModel) {
   put(from, {"tokenizer.json", "merges.txt", "LICENSE", "License.md", "NOTICE.txt", "USE_POLICY.md", "README.md",
              "model.safetensors", "config.json", "additional_chat_templates/tool_use.jinja",
              "additional_chat_templates/notes.txt"});
-  publish_file(from / "NOTICE.bin", std::string((1 << 20) + 1, 'x'));  // too large for a text that people read, so it
-                                                                       // is not copied
+  publish_file(from / "NOTICE.bin", std::string((1 << 20) + 1, 'x'));  // too large for a notice
   fs::create_directories(from / "LICENSES");
   fs::create_directories(to);
   copy_companions(from, to);

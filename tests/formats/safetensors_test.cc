@@ -196,8 +196,7 @@ TEST(SafetensorsWriter, DroppedOrFailedWritersLeaveNothing) {
 
 std::vector<SafetensorsSpec> ten_tensors() {
   std::vector<SafetensorsSpec> specs;
-  for (int i = 0; i < 10; ++i)
-    specs.push_back({"t" + std::to_string(i), at::kFloat, {25}});  // 100 bytes each
+  for (int i = 0; i < 10; ++i) specs.push_back({"t" + std::to_string(i), at::kFloat, {25}});  // 100 bytes each
   return specs;
 }
 

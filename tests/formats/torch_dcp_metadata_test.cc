@@ -74,8 +74,7 @@ TEST(DcpMetadata, LookupsFindEntriesPathsAndRecords) {
   EXPECT_EQ(lookup.storage("w", {3, 0}).relative_path, "__1_0.distcp");
   EXPECT_EQ(lookup.storage("opt.step", {}).length, 7U);
   EXPECT_EQ(lookup.storage("Gr\u00f6\u00dfe").offset, 3090U);
-  EXPECT_EQ(lookup.find_storage("opt.step"), nullptr);  // the record of an object has no offset; the record of a scalar
-                                                        // tensor has the offset ()
+  EXPECT_EQ(lookup.find_storage("opt.step"), nullptr);  // an object has no offset, a scalar tensor ()
   EXPECT_EQ(lookup.find_path("opt.step")->size(), 3U);
   EXPECT_EQ(lookup.find("x"), nullptr);
   EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { lookup.at("x\n"); }), HasSubstr("holds no 'x\\n'"));

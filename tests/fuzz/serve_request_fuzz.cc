@@ -55,9 +55,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       begin(*request.choices[0].options.constraint);
     }
   } catch (const tessera::serve::ApiError& error) {
-    if (error.status() < 400 || error.status() > 499)
-      __builtin_trap();  // other statuses would mean a fault of the
-                         // server
+    if (error.status() < 400 || error.status() > 499) __builtin_trap();  // the client's fault
   }
   return 0;
 }

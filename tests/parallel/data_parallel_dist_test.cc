@@ -216,8 +216,7 @@ TEST_P(DataParallelStrategy, StartsAfreshAfterAnException) {
     const auto failing = model.layers[0]->register_forward_hook([](nn::Module&, nn::TensorRefs& outputs) {
       outputs[0]->register_hook([](const at::Tensor&) { throw std::runtime_error("hook failed"); });
     });
-    EXPECT_THAT(error_of([&] { rank_backward(model, *world, 1); }), HasSubstr("hook failed"));  // the backward has work
-                                                                                                // in progress
+    EXPECT_THAT(error_of([&] { rank_backward(model, *world, 1); }), HasSubstr("hook failed"));  // with work in progress
     model.layers[0]->remove_hook(failing);
     model.zero_grad();
     EXPECT_NE(error_of([&] { model(here(at::full({1, 5}, 1000, at::kLong))); }), "");  // tokens outside the vocabulary

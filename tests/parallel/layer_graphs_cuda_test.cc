@@ -51,8 +51,7 @@ TEST(LayerGraphsCuda, GiveTheBitsOfTrainingWithoutThem) {
     GTEST_SKIP() << "this process sees no GPU";
   }
   ASSERT_TRUE(has_device_graphs(c10::DeviceType::CUDA));
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);  // makes flash attention's backward
-                                                                              // deterministic too
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);  // for flash attention's backward
   const MixedPrecisionPolicy half = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
   const std::vector<std::pair<Settings, bool>> cases = {
       {{}, false},

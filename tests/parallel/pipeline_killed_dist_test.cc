@@ -16,8 +16,7 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 struct Moment {
-  std::chrono::microseconds after = std::chrono::milliseconds(50);  // time between ready() and SIGKILL, within the next
-                                                                    // step
+  std::chrono::microseconds after = std::chrono::milliseconds(50);  // from ready() to SIGKILL
   // The rank before the victim is stopped (SIGSTOP) for this time, then the victim is killed. The stopped rank then
   // reads the victim's last messages after the victim's end.
   std::chrono::microseconds unheard{0};
@@ -41,8 +40,7 @@ void expect_all_name_the_killed(const std::string& backend, int victim, const Mo
   const double killed = comm::clock_seconds();
   fleet.send(victim, SIGKILL);
   if (stops) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // waits until the connections of the killed rank are
-                                                                 // closed
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // until its connections are closed
     fleet.send(before, SIGCONT);
   }
   for (int rank = 0; rank < kRanks; ++rank) {

@@ -21,8 +21,7 @@ std::vector<PrefetchVote> votes_of(std::vector<std::optional<bool>> wishes, std:
 
 TEST(PrefetchChoice, WantsACoreForEachRankWhereNobodyAsked) {
   EXPECT_TRUE(decide_prefetch(votes_of({{}, {}}, {true, true})));
-  EXPECT_FALSE(decide_prefetch(votes_of({{}, {}}, {true, false})));  // the ranks have different knowledge of their
-                                                                     // hosts: no prefetch
+  EXPECT_FALSE(decide_prefetch(votes_of({{}, {}}, {true, false})));  // ranks differ in their hosts: off
   EXPECT_FALSE(decide_prefetch(votes_of({{}, {}}, {false, false})));
 }
 

@@ -77,8 +77,7 @@ TEST(Replicate, StartsReductionsBeforeBackwardEnds) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model;
     replicate(model, small_buckets(world, 500));
-    EXPECT_EQ(reductions_at_first_layer(world, model), (std::vector<int64_t>{3, 3, 3}));  // all buckets but the
-                                                                                          // embedding's
+    EXPECT_EQ(reductions_at_first_layer(world, model), (std::vector<int64_t>{3, 3, 3}));  // all but the embedding's
     EXPECT_EQ(replicate_stats(model).overlapped, 4);
   });
 }

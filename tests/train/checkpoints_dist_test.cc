@@ -37,8 +37,7 @@ TEST(RunCheckpoints, GoingBackPutsLaterStepsAside) {
     EXPECT_EQ(lookup.storage("model.lm_head.weight", chunk.offsets),
               lookup.storage("model.model.embed_tokens.weight", chunk.offsets));
   }
-  runs.write("a/checkpoints/step-00000002/notes.txt", "x");  // the user's file; the user may still resume from this
-                                                             // checkpoint
+  runs.write("a/checkpoints/step-00000002/notes.txt", "x");  // a user's file: the checkpoint stays usable
   ASSERT_ENDS_WELL(
       runs.train("a", 2, {"checkpoint.keep_last=9", "checkpoint.resume=" + (checkpoints / "step-00000002/").string()}));
   EXPECT_TRUE(runs.weights("a") == straight);

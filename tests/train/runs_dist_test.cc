@@ -49,8 +49,7 @@ TEST(Runs, AForeignHistoryIsRefused) {
   const TinyRun runs;
   ASSERT_RUNS(runs.train("a", 1, {"train.steps=2"}));
   auto config = read_file(runs / "base/config.json");
-  config.replace(config.find("\"rms_norm_eps\": 1e-05"), 21, "\"rms_norm_eps\": 1e-06");  // the same shapes, but
-                                                                                          // another model
+  config.replace(config.find("\"rms_norm_eps\": 1e-05"), 21, "\"rms_norm_eps\": 1e-06");  // same shapes, another model
   runs.write("base/config.json", config);
   const auto other = runs.train("a", 2, {});
   EXPECT_EQ(other.exit_code, 2) << other.err;

@@ -64,8 +64,7 @@ TEST(TensorParallelRuns, AreRefusedBeforeTheyStart) {
   runs.write("base/model.safetensors", "no weights, as whoever reads them finds");
   const auto read = runs.train("read", 2, {"model.init=pretrained", "parallel.tp=2"});
   EXPECT_EQ(read.exit_code, 3) << read.err;
-  std::filesystem::create_symlink("nowhere", runs / "base/more.safetensors");  // a file of weights that cannot be read,
-                                                                               // either
+  std::filesystem::create_symlink("nowhere", runs / "base/more.safetensors");  // another file without weights
   const auto found = runs.train("found", 2, {"model.init=pretrained", "parallel.tp=2"});
   EXPECT_NE(found.exit_code, 0);
   EXPECT_THAT(found.err, HasSubstr("more.safetensors"));

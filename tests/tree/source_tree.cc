@@ -183,10 +183,7 @@ std::vector<std::string> brace_faults(const SourceTree& tree) {
     for (size_t i = 0; i + 2 < lines.size(); ++i) {
       std::smatch match;
       if (!std::regex_match(lines[i], match, head) || lines[i].find("//") != std::string::npos) continue;
-      if (std::ranges::count(lines[i], '(') != std::ranges::count(lines[i], ')'))
-        continue;  // only the last line of a
-                   // condition over several
-                   // lines
+      if (std::ranges::count(lines[i], '(') != std::ranges::count(lines[i], ')')) continue;  // its last line
       const std::string indent = match[1];
       const auto& body = lines[i + 1];
       const bool is_inside = body.starts_with(indent + "  ") && !body.starts_with(indent + "    ");

@@ -59,8 +59,7 @@ class NonfiniteWeights : public ::testing::Test {
     auto tokenizer = nlohmann::json::parse(read_file(good() / "tokenizer.json"));
     tokenizer["pre_tokenizer"] = nlohmann::json::parse(
         R"({"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": true},
-        {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}]})");  // GGUF
-                                                                                                         // supports it
+        {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}]})");  // GGUF has it
     publish_file(good() / "tokenizer.json", tokenizer.dump());
   }
   fs::path good() const { return folder_ / "good"; }

@@ -39,8 +39,7 @@ class DrawnFiles {
       if (one_in(8)) token["lstrip"] = true;
       if (one_in(8)) token["rstrip"] = true;
     }
-    if (one_in(3)) {  // as for Gemma, the vocabulary has all added tokens, too; the last ones are in the vocabulary
-                      // only
+    if (one_in(3)) {  // as for Gemma, also in the vocabulary; the last ones only there
       for (const auto& token : added) {
         files.tokenizer["model"]["vocab"][token["content"].get<std::string>()] = token["id"];
       }
