@@ -257,7 +257,7 @@ TEST_F(PretendFsdp1, CastsAndSumsWithoutShardingRunBesideWhatComputes) {
   });
 }
 
-// ---- what a step costs ----
+// ---- cost of a step ----
 
 // With twice as many layers the peak must not grow by a layer: three layers have buffers at a time.
 TEST_F(PretendFsdp1, BuffersInFlightAreBounded) {

@@ -1,4 +1,4 @@
-// Tests the float8 linear against torchao's, and float8 casts against torch's, bit for bit.
+// Tests the float8 linear against torchao's within a tolerance, and float8 casts against torch's bit for bit.
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 

@@ -12,7 +12,7 @@ struct Unary {
   bool in_place = true;
 };
 
-// The domain of each operation, without the parts where its slope is too steep to compare.
+// The domain of each operation, restricted to values where the operation is smooth enough to compare.
 const Unary kUnaries[] = {
     {"abs", -1e4, 1e4, "fci"},
     {"acos", -0.9, 0.9},

@@ -2,7 +2,7 @@
 // meshes.
 //
 // Sharpness of the programs: on mesh 2x2, the 600 programs from seed 30000000 on find each of these defects if it is
-// put into the library again. The number is the seed of the first program that finds the defect.
+// put into the library again. The number is the seed of a program that finds the defect.
 //   30000510  means of unequal shards are averaged           30000049  any() gives a sum of booleans
 //   30000199  global strides are taken from a rank's shard   30000028  a shard with the conj bit does not show the bit
 //   30000017  views of a gradient are not computed again
