@@ -91,7 +91,7 @@ TEST(Companions, AreCopiedOutOfTheHubsCache) {
   copy_companions(snapshot, to);
   EXPECT_THAT(files_below(to), ElementsAre("additional_chat_templates/rag.jinja", "tokenizer.json"));
   EXPECT_EQ(read_file(to / "tokenizer.json"), "blobs/one");
-  // A link to the snapshot folder, as scripts create it.
+  // A link to the snapshot folder. Scripts create such links.
   fs::create_directory_symlink(snapshot, folder / "link");
   EXPECT_TRUE(resolve_links(folder / "link", "tokenizer.json").is_inside);
   EXPECT_FALSE(resolve_links(folder / "link", "merges.txt").is_inside);

@@ -184,7 +184,7 @@ TEST(Weights, ForeignTensorsPassThroughLoadAndSaveByteForByte) {
   EXPECT_THROW(load_pretrained(*tiny_model(testing::tiny_gemma3_changes()), folder / "all"), Error);
 }
 
-// The names are those of transformers' own parameters, which newer files may have.
+// The tensors have the names of transformers' own parameters. Newer files may have these names.
 TEST(Weights, ModelWithImagesLoadsUnderItsOwnNamesAndKeepsThem) {
   testing::TempFolder folder;
   auto model = make_model(ModelConfig::parse(testing::tiny_config_with_images(), "t"), {.device = at::kMeta});

@@ -27,7 +27,7 @@ const std::vector<Case> kCases = {{"GPipe", 1},           {"1F1B", 1},
                                   {"Interleaved1F1B", 3}, {"InterleavedZeroBubble", 2},
                                   {"ZBVZeroBubble", 2},   {"DualPipeV", 2}};
 
-// Trains with every schedule. The first stages have one more layer than the others.
+// Trains with every schedule. The first stages have one layer more than the other stages.
 void expect_trains(int ranks) {
   for (const auto& [schedule, stages_per_rank] : kCases) {
     if (stages_per_rank > 2 && ranks > 2) continue;

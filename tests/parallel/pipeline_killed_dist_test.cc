@@ -57,7 +57,7 @@ void expect_all_name_the_killed(const std::string& backend, int victim, const Mo
   }
 }
 
-// The killed rank is a middle one or an end. When an end is killed, the other end learns of it through a rank that
+// The killed rank is a middle rank or an end. When an end is killed, the other end gets the failure from a rank that
 // fails itself.
 TEST(PipelineKilled, EveryOtherRankNamesIt) {
   expect_all_name_the_killed("gloo", 1);

@@ -23,7 +23,7 @@ std::vector<GenerationRequest> requests() {
   return all;
 }
 
-// Runs all requests together. The callback of one request cancels it after two tokens.
+// Runs all requests together. The callback of one request cancels the request after two tokens.
 std::vector<std::vector<int64_t>> tokens_of(Engine& engine) {
   auto all = requests();
   std::vector<std::vector<int64_t>> found(all.size());

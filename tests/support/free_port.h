@@ -27,7 +27,7 @@ inline sockaddr_in loopback(int port) {
 }
 
 // A port that no other test uses, in this process or in another one. The port is below the range of outgoing
-// connections. A Unix socket with the port's name holds it until this process and its forks have ended.
+// connections. A Unix socket with the port's name reserves the port until this process and its forks have ended.
 inline int free_port() {
   static std::minstd_rand random(std::random_device{}());
   for (;;) {

@@ -1,5 +1,5 @@
-// Tests of the other uses of a run's checkpoints: going back to an earlier step, conversion to other formats, start of
-// other runs, and reading by PyTorch.
+// Tests of the uses of a run's checkpoints besides resuming: going back to an earlier step, conversion to other
+// formats, start of other runs, and reading by PyTorch.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

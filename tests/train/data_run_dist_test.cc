@@ -54,8 +54,8 @@ TEST(DataOfRuns, OneRankTokenizesAndOthersRead) {
   const auto cache = "data.cache=" + (runs / "cache").string();
   const auto kept = runs.train("kept", 3, {cache, "train.steps=2"});
   ASSERT_EQ(kept.exit_code, 0) << kept.err;
-  // The rank that makes an entry prints a line, whatever its number. A rank that waits for another process prints a
-  // line, too.
+  // The rank that makes an entry prints a line, and this rank may be any rank. A rank that waits for another process
+  // prints a line, too.
   EXPECT_EQ(count_of(kept.err, "tokens, tokenized in"), 1u) << kept.err;
   EXPECT_THAT(kept.err, Not(HasSubstr("another process tokenizes")));
   EXPECT_EQ(count_of(kept.err, "found tokenized"), 0u) << kept.err;

@@ -1,5 +1,5 @@
-// The program that ctest starts for a test. It asks the host of the test program to run the test, or becomes the test
-// program (test_host.h).
+// The program that ctest starts for a test: run_test asks the host of the test program to run the test, or becomes the
+// test program (test_host.h).
 //
 //   run_test PROGRAM ARGUMENTS
 #include <signal.h>

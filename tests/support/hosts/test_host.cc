@@ -92,7 +92,7 @@ class Host {
   }
 
  private:
-  // Starts the requested test. In the test's fork the result is the test's arguments; in the host it is empty.
+  // Starts the requested test. The result is the test's arguments in the test's fork, and empty in the host.
   std::optional<std::vector<std::string>> start_test() {
     RunningTest test{.client = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC)};
     if (test.client < 0) return std::nullopt;

@@ -44,9 +44,9 @@ Moment launch(c10::Stream stream, const char* name, const std::vector<Touch>& to
 
 // The first half of run(): the launch, or the checks of a capture before the kernel runs.
 void prepare(c10::Stream stream, const char* name, const std::vector<Touch>& touches);
-// A kernel that a graph may contain. It is launched and run. If the stream captures, the kernel runs only to find the
-// sizes of its results, and is put into the graph. The kernel works on views of the device's bytes and owns none of
-// them.
+// A kernel that a graph may contain. run() launches and runs the kernel. If the stream captures, the kernel runs only
+// to find the sizes of its results, and is put into the graph. The kernel works on views of the device's bytes and owns
+// none of them.
 void run(c10::Stream stream, const char* name, const std::vector<Touch>& touches, std::function<void()> kernel);
 // Runs on the current stream of the first tensor's device. The touches are the tensors that the kernel reads and
 // writes.
@@ -64,7 +64,7 @@ void host_wait_event(c10::Stream stream, const Moment& moment, const char* name)
 void host_wait(c10::Stream stream, const char* name);
 void host_wait_device(int device, const char* name);
 
-// After `moment` the host may read `target` (pinned). Until then it is filled with kRubbish.
+// After `moment` the host may read `target` (pinned). Until then `target` is filled with kRubbish.
 void deliver_after(c10::Stream stream, const Moment& moment, const at::Tensor& target, const at::Tensor& values);
 // Until `moment` the host must not change `source` (pinned).
 void watch_until(c10::Stream stream, const Moment& moment, const at::Tensor& source);

@@ -1,5 +1,5 @@
-// An accelerator that exists only in tests: libtorch's PrivateUse1 under the name "pretend". It computes with the CPU's
-// kernels and enforces an accelerator's rules.
+// An accelerator that exists only in tests: libtorch's PrivateUse1 under the name "pretend". The device computes with
+// the CPU's kernels and enforces an accelerator's rules.
 //
 //   pretend::install();                                            // once, before the first backward of the process
 //   auto x = at::ones({4}, at::Device("pretend:0"));
@@ -38,7 +38,7 @@ struct Counters {
   int64_t launches = 0;
   int64_t host_syncs = 0;  // waits of the host: items, shapes that depend on values, blocking copies
   int64_t copies_to_host = 0, copies_to_device = 0;
-  int64_t pageable_copies = 0;  // waits for copies from or to host memory that is not pinned
+  int64_t pageable_copies = 0;  // copies from or to host memory that is not pinned
   int64_t collectives = 0;
   int64_t allocations = 0;
   int64_t segments = 0;  // allocations that no freed block could serve

@@ -1,5 +1,5 @@
-// The signal handler that writes the stacks of this process (stack_signal.h). It is linked into every test program, and
-// is also a library that test programs preload into the programs that they start.
+// The signal handler that writes the stacks of this process (stack_signal.h). This file is linked into every test
+// program, and is also a library that test programs preload into the programs that they start.
 //
 // The handler calls no function that takes a lock, because the interrupted thread may hold any lock. backtrace() takes
 // no lock once libgcc_s is loaded; a constructor calls backtrace() for this purpose. A program without libgcc_s, or one
@@ -44,7 +44,8 @@ void write_stack(int, siginfo_t* info, void*) {
     for (int i = 0; i < count; ++i) write_address(file, reinterpret_cast<uintptr_t>(frames[i]));
     [[maybe_unused]] const ssize_t written = ::write(file, kLastLine, std::strlen(kLastLine));
     ::close(file);
-    const timespec moment{0, 500'000'000};  // time for the other threads' stacks: interrupted calls may end the process
+    const timespec moment{0,
+                          500'000'000};  // time to ask the other threads: calls that are interrupted may end a thread
     ::nanosleep(&moment, nullptr);
   }
   errno = before;
