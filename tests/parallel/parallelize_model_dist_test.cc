@@ -67,8 +67,8 @@ TEST(ParallelizeModel, BlocksCommunicateAsTheirPlanSays) {
       model->loss_sum({.tokens = here(at::zeros({1, 6}, at::kLong))}, here(at::zeros({1, 6}, at::kLong))).backward();
       return comm.comm_counts();
     };
-    // The all-reduces of forward: embedding, attention and MLP of two layers. Those of backward: attention and MLP. The
-    // remaining ones belong to the head.
+    // Forward has 5 collectives: embedding, and attention and MLP of two layers. Backward has 4: attention and MLP. The
+    // remaining collectives belong to the head.
     const auto whole = tally(false), sequences = tally(true);
     EXPECT_EQ(whole.counts[static_cast<int>(CommKind::kReduceScatter)], 0);
     EXPECT_GE(whole.counts[static_cast<int>(CommKind::kAllReduce)], 5 + 4);

@@ -1,5 +1,5 @@
-// Tests of text generation with models whose layers, tokens, heads and weights are distributed over ranks. The tokens
-// are those of one rank.
+// Tests of text generation with models whose layers, tokens, heads and weights are distributed over ranks. The
+// generated tokens are equal to the tokens of one rank.
 #include <gmock/gmock.h>
 
 #include "tessera/models/generation/generate.h"

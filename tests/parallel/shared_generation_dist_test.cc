@@ -1,5 +1,5 @@
 // Tests of an engine whose model is distributed over several ranks, by tensor parallelism or with a shard of each layer
-// on every rank. The tokens are those of one rank.
+// on every rank. The generated tokens are equal to the tokens of one rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

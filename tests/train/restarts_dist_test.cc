@@ -19,7 +19,7 @@ std::vector<nlohmann::json> restarts_of(const TinyRun& runs, const std::string& 
 
 TEST(Restarts, ARunOutlivesKilledRanksWithTheSameBits) { expect_run_to_outlive_kills(3, 3, std::random_device{}(), 6); }
 
-// One kill at a known place, and the texts about it.
+// One rank is killed at a known place. The log, the events and the report must contain the reason.
 TEST(Restarts, TheReasonIsInTheLogAndAmongTheEvents) {
   const TinyRun runs;
   std::filesystem::create_directory(runs / "tmp");

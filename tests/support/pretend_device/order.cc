@@ -37,7 +37,7 @@ struct Block {
   Block(std::byte* at, size_t size, int owner) : address(at), bytes(size), stream(owner) {}
   std::byte* address;
   size_t bytes;
-  size_t counted = 0;  // bytes that were requested; the rest is rounding
+  size_t counted = 0;  // bytes of the request; caching allocators split off the rest
   int stream;
   bool freed = false;
   std::vector<Access> accesses;
