@@ -1,3 +1,4 @@
+// The checks of the rules of HACKING.md about the structure of the source tree (source_tree.h).
 #include "tests/tree/source_tree.h"
 
 #include <fmt/format.h>
