@@ -1,10 +1,11 @@
-// Saving, loading and gathering sharded state of 2 ranks, beside torch.distributed.checkpoint in the same run: GB/s of
-// the state's bytes, which both halves sync to the disk, what memory it takes, and how long an asynchronous save holds
-// training up. The states: 302 MB of moments; SmolLM2-135M with both moments of AdamW, 1.6 GB.
+// Saves, loads and gathers sharded state of 2 ranks, and compares with torch.distributed.checkpoint in the same run.
+// The figures are GB/s of the state's bytes, the extra memory, and the time that an asynchronous save delays training.
+// Both halves (ours and the peer's ranks) sync the files to the disk. The states are 302 MB of moments, and
+// SmolLM2-135M with both moments of AdamW (1.6 GB).
 //
 //   bench_checkpoint               the harness; each half is a long-lived set of ranks
 //   bench_checkpoint --ranks N     launches our N ranks
-//   bench_checkpoint --rank        one of them
+//   bench_checkpoint --rank        one of our ranks
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fcntl.h>
@@ -35,11 +36,11 @@ namespace fs = std::filesystem;
 
 constexpr int kRanks = 2;
 constexpr int64_t kTensors = 72, kRows = 1024, kColumns = 1024;  // 302 MB: two states of 38 M parameters
-constexpr int64_t kTokens = 32;                                  // of the step that a save is made beside
+constexpr int64_t kTokens = 32;                                  // tokens of the step that runs during a save
 
 using Shapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
 
-// Of the moments, or of a model's weights with both moments of AdamW where there is a file of weights.
+// Returns the names and shapes of the moments, or, with a file of weights, of these weights and both moments of AdamW.
 Shapes state_shapes(const std::string& weights) {
   Shapes shapes;
   if (weights.empty()) {
@@ -58,7 +59,7 @@ Shapes state_shapes(const std::string& weights) {
   return shapes;
 }
 
-// float32, cut along dim 0.
+// Makes the state in float32, sharded along dim 0.
 NamedTensors make_state(const MeshPtr& mesh, const Shapes& shapes) {
   NamedTensors state;
   for (const auto& [name, shape] : shapes) {
@@ -75,7 +76,7 @@ bool holds_its_numbers(const NamedTensors& state) {
   return true;
 }
 
-// What a process holds beside files that it has mapped.
+// Returns the resident memory of the process without mapped files.
 int64_t held_bytes() {
   std::ifstream status("/proc/self/status");
   int64_t kib = 0;
@@ -87,7 +88,7 @@ int64_t held_bytes() {
   return kib * 1024;
 }
 
-// How much more that was at its largest while this lives, looked at every 2 ms.
+// Measures the largest increase of held_bytes() since the construction. It reads the value every 2 ms.
 class MemoryWatch {
  public:
   MemoryWatch() : before_(held_bytes()), thread_([this] { watch(); }) {}
@@ -116,7 +117,7 @@ double largest(comm::Group& group, double own) {
   return most.item<double>();
 }
 
-// As many bytes in one synced file a rank, from memory.
+// Writes the bytes of the state to one synced file per rank.
 void write_plainly(const fs::path& folder, int rank, const NamedTensors& state) {
   StagedFile file(folder / fmt::format("plain-{}", rank));
   uint64_t at = 0;
@@ -176,8 +177,8 @@ class Rank {
     }
     if (op == "step") return seconds_of([&] { forward_and_backward(); });
     if (op == "stall" || op == "step beside a save") {
-      // From the end of one optimizer step to the start of the next, of which the stall is what the save adds in the
-      // way of training; the rest is waited for outside.
+      // The time from the end of one optimizer step to the start of the next. The stall is the part of it that the save
+      // adds to training. finish() is not measured.
       if (!async_writer_) async_writer_ = make_writer(folder / "async", true);
       const double save = seconds_of([&] { async_writer_->save(++step_, state_, {}); });
       const double step = seconds_of([&] { forward_and_backward(); });
@@ -196,7 +197,7 @@ class Rank {
     throw std::runtime_error("unknown operation " + op);
   }
 
-  // The products of a step of kTokens tokens through layers of the state's matrices.
+  // Computes the products of a step of kTokens tokens, with the state's matrices as weights.
   void forward_and_backward() const {
     const at::NoGradGuard no_grad;
     for (const auto& [name, tensor] : state_) {
@@ -240,10 +241,10 @@ class Rank {
   NamedTensors state_;
   std::unique_ptr<CheckpointWriter> writer_, async_writer_;
   int64_t step_ = 0;
-  int64_t kept_bytes_ = 0;  // of the results of what was measured, which are no extra memory
+  int64_t kept_bytes_ = 0;  // bytes of the measured operations' results, which do not count as extra memory
 };
 
-// Both halves, and what they answered last.
+// Our ranks and the peer's ranks, with their last answers.
 class Halves {
  public:
   Halves(const std::string& self, fs::path folder)
@@ -251,7 +252,7 @@ class Halves {
         ours_({self, "--ranks", std::to_string(kRanks)}),
         peer_("checkpoint.py", {std::to_string(kRanks)}) {}
 
-  // The largest parameter's bytes come with it.
+  // Also sets largest_bytes, the bytes of the largest parameter.
   void set_state(const std::string& weights) {
     const auto ours = ours_.ask({{"op", "state"}, {"weights", weights}});
     const auto peer = peer_.ask({{"op", "state"}, {"weights", weights}});
@@ -290,7 +291,7 @@ void compare(Harness& harness, Halves& halves, const std::string& state, const c
                .peer = [&] { return halves.speed(true, op); }});
 }
 
-// Beside what the operation returns. At most two parameters on a rank.
+// Compares the memory beyond the operation's result. The limit is the size of two parameters per rank.
 void compare_memory(Harness& harness, Halves& halves, const std::string& state, const char* op) {
   harness.run({.name = fmt::format("extra memory of {} {} x {}", op, state, kRanks),
                .unit = "MB",
@@ -303,7 +304,8 @@ void compare_memory(Harness& harness, Halves& halves, const std::string& state, 
 
 void measure_state(Harness& harness, Halves& halves, const std::string& state, const std::string& weights) {
   halves.set_state(weights);
-  compare(harness, halves, state, "save", 0);  // wanted is the lesser of twice this and 0.8 of the next case
+  // The target of a save is twice the peer's speed, or 0.8 of a plain write if that is less. So it has no limit here.
+  compare(harness, halves, state, "save", 0);
   harness.run({.name = "save " + state + " beside a plain synced write",
                .unit = "GB/s",
                .at_least = 0.8,
@@ -328,7 +330,7 @@ void measure_state(Harness& harness, Halves& halves, const std::string& state, c
 
 int run(Harness& harness, const std::string& self) {
   harness.threads = kRanks;
-  // On the disk of the build folder, not in memory.
+  // The folder is on the disk of the build folder, not in memory.
   const auto folder = fs::path(source_folder()) / "build" / (".bench-" + random_hex(8));
   fs::create_directories(folder);
   const struct Cleanup {

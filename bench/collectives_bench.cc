@@ -1,10 +1,10 @@
-// Collectives between ranks of one host, over shared memory, beside PyTorch over Gloo: time of a call for small
-// messages, bandwidth for large ones, and the share of what the machine's memory allows. Both halves check their
-// results.
+// Compares collectives between ranks of one host over shared memory with PyTorch over Gloo. The figures are the time of
+// a call for small messages, the bandwidth for large messages, and the bandwidth relative to the limit of the machine's
+// memory. Both halves (ours and the peer's ranks) check their results.
 //
 //   bench_collectives                the harness; each half is a long-lived set of ranks
-//   bench_collectives --ranks N H    launches our N ranks, on H pretended hosts
-//   bench_collectives --rank H       one of them
+//   bench_collectives --ranks N H    launches our N ranks, on H simulated hosts
+//   bench_collectives --rank H       one of our ranks
 #include <ATen/Parallel.h>
 
 #include <cstdio>
@@ -23,9 +23,10 @@
 namespace tessera::bench {
 namespace {
 
-// Message of `count` floats: of the tensor in all_reduce, of a rank's part in the others. Zeros stay zeros when summed.
+// The tensors of a call. `count` floats are the tensor of an all_reduce, or one rank's part in the other collectives.
+// The values are zeros, which stay zeros when they are summed.
 struct Buffers {
-  // In ordinary memory, or where ranks read each other's in place, as FSDP's buffers do.
+  // shared: in buffers that peers read in place, as FSDP's buffers are; otherwise in ordinary memory.
   Buffers(comm::Group& group, int64_t count, bool shared)
       : part(zeros(group, count, shared)), all(zeros(group, count * group.size(), shared)) {}
   at::Tensor part, all;
@@ -44,7 +45,7 @@ void call(comm::Group& group, const std::string& op, const Buffers& buffers) {
   std::memcpy(buffers.all.mutable_data_ptr(), buffers.part.const_data_ptr(), buffers.part.nbytes());
 }
 
-// Whether a call gives what it must, for values that differ by rank and place.
+// Returns whether a call gives the right result, for values that differ by rank and position.
 bool verify(comm::Group& group, const std::string& op, int64_t count, bool shared) {
   const int size = group.size(), rank = group.rank();
   const auto values = [&](int of, int64_t length) { return at::arange(length, at::kFloat).remainder(1000) + of; };
@@ -81,7 +82,7 @@ double slowest(comm::Group& group, double own) {
   return seconds.item<double>();
 }
 
-// All ranks; on as many pretended hosts, in turns, when there are several.
+// Returns the group of all ranks. With several hosts, rank r is on the simulated host r % hosts.
 std::shared_ptr<comm::Group> group_of(comm::World& world, int hosts) {
   if (hosts == 1) return world.group();
   std::vector<int> ranks(world.size());
@@ -98,7 +99,7 @@ std::shared_ptr<comm::Group> group_of(comm::World& world, int hosts) {
   return std::make_shared<comm::Group>("hosts", ranks, world.rank(), std::move(backend));
 }
 
-// One of our ranks: reads requests on rank 0's stdin, answers there.
+// Runs one of our ranks. Rank 0 reads requests on its stdin and writes answers to its stdout.
 int rank_main(int hosts) {
   at::set_num_threads(1);
   const auto world = comm::World::connect({.timeout = std::chrono::hours(1)});
@@ -130,7 +131,7 @@ int rank_main(int hosts) {
   }
 }
 
-// Bytes that all ranks together must read and write when each reduces, or fetches, its part directly.
+// Returns the bytes that all ranks together must read and write if each rank reduces or reads its part directly.
 double bytes_needed(const std::string& op, double bytes, double ranks) {
   if (op == "all_reduce") return ranks * (bytes + bytes / ranks + 2 * bytes * (ranks - 1) / ranks);
   if (op == "all_gather") return ranks * 2 * ranks * bytes;
@@ -147,7 +148,7 @@ struct Setting {
   std::string op;
   int64_t bytes, calls, peer_calls;
   double at_least;
-  bool shared = false;  // ours in shared buffers
+  bool shared = false;  // our tensors are in shared buffers
 };
 
 class Contest {
@@ -186,7 +187,7 @@ class Contest {
                   .verified = [&] { return verified; },
                   .ours = [&] { return gigabytes(ours_, what.calls); },
                   .peer = [&] { return gigabytes(peer_, what.peer_calls); }});
-    // The limit: what must move, at the speed at which all ranks copy as many bytes at once.
+    // The limit is the time to move the needed bytes at the speed at which all ranks copy memory at the same time.
     const double needed = bytes_needed(what.op, static_cast<double>(what.bytes), ranks_);
     harness_.run({.name = name + " of limit",
                   .unit = "GB/s",

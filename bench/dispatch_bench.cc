@@ -1,7 +1,7 @@
-// Time that a DTensor adds to an operation, beside torch.distributed.tensor, for a call seen before (hit) and for a
-// shape met for the first time (miss), an operation of each family, on one rank and on two. Rows are sharded and
-// nothing communicates; tensors are tiny, so that only dispatch counts. And the time in which a mesh gives a slice that
-// it was asked for before.
+// Compares the time that a DTensor adds to an operation with that of torch.distributed.tensor. Measured are repeated
+// calls (hit) and calls with a new shape (miss), for an operation of each family, on one rank and on two. Rows are
+// sharded, no operation communicates, and tensors are tiny, so that only dispatch counts. A further case is the time of
+// a repeated slice of a mesh.
 //
 //   bench_dispatch              the harness; each half is a long-lived set of ranks that answers requests
 //   bench_dispatch --rank       one of our ranks, started by `tessera launch`
@@ -28,18 +28,18 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// The same operations stand in peers/dispatch.py. `whole` of the inputs after the first are replicated, the rest lie as
+// An operation; peers/dispatch.py has the same list. Inputs with `whole` are replicated, the others are sharded by
 // rows.
 struct Row {
   std::string name;
-  double hit_ratio, hit_us;  // wanted
+  double hit_ratio, hit_us;  // smallest accepted ratio, largest accepted time
   std::function<Tensors(int64_t rows)> inputs;
   std::vector<bool> whole;
   std::function<at::Tensor(const Tensors&)> run;
   bool gradients = false;
 };
 
-// Values that both halves make alike.
+// Returns values that the peer computes in the same way.
 at::Tensor values(std::vector<int64_t> sizes) {
   const int64_t count = c10::multiply_integers(sizes);
   return at::arange(count, at::kLong).mul_(7).remainder_(16).sub_(8).to(at::kFloat).div_(4).view(sizes);
@@ -118,8 +118,8 @@ Tensors spread(const Row& row, int64_t rows, const MeshPtr& mesh) {
   return all;
 }
 
-// Microseconds that one call adds: blocks of plain and DTensor calls alternate, so that both see the same machine; the
-// median difference counts.
+// Returns the microseconds that a DTensor adds to one call: the median difference between blocks of DTensor calls and
+// of plain calls. The blocks alternate, so that both run under the same load of the machine.
 double added_on_hits(const Row& row, const MeshPtr& mesh, int calls) {
   const int64_t rows = 2 * mesh->size();
   const Tensors part = spread(row, rows, mesh), whole = plain(row, rows / mesh->size());
@@ -138,7 +138,7 @@ double added_on_hits(const Row& row, const MeshPtr& mesh, int calls) {
   return summarize(differences).median * 1e6 / (calls / kBlocks);
 }
 
-// The same for calls of which each brings a shape that was not seen before: the median call of each kind counts.
+// Returns the same for calls that each have a new shape: the difference of the median calls.
 double added_on_misses(const Row& row, const MeshPtr& mesh, int calls, int64_t& rows) {
   std::vector<double> with, without;
   for (int i = 0; i < calls; ++i) {
@@ -152,7 +152,7 @@ double added_on_misses(const Row& row, const MeshPtr& mesh, int calls, int64_t& 
 
 constexpr const char* kSlice = "slice of a mesh";
 
-// Microseconds of a call, the median of blocks.
+// Returns the microseconds of a call, as the median over blocks of calls.
 double time_of_slices(const DeviceMesh& mesh, int calls) {
   constexpr int kBlocks = 20;
   std::vector<double> seconds;
@@ -164,14 +164,14 @@ double time_of_slices(const DeviceMesh& mesh, int calls) {
   return summarize(seconds).median * 1e6 / (calls / kBlocks);
 }
 
-// One of our ranks: rank 0 reads requests on its stdin and answers there.
+// Runs one of our ranks. Rank 0 reads requests on its stdin and writes answers to its stdout.
 int rank_main() {
   const auto world = comm::World::connect({});
   at::set_num_threads(1);
   const auto mesh = init_device_mesh(world, "cpu", {world->size()});
   const auto wide = init_device_mesh(world, "cpu", {world->size(), 1}, {"rows", "columns"});
   const auto rows = all_rows();
-  std::map<std::string, int64_t> next_rows;  // of each operation, so that shapes stay small
+  std::map<std::string, int64_t> next_rows;  // per operation, so that shapes stay small
   while (true) {
     std::string line;
     if (world->rank() == 0 && !std::getline(std::cin, line)) line = "{}";
@@ -209,7 +209,7 @@ void measure(Harness& harness, const std::string& self, const std::string& progr
       answer = half.ask({{"op", op}, {"calls", calls}, {"miss", miss}});
       return answer["us"].get<double>();
     };
-    // A miss of the peer takes milliseconds; what ours takes is lost in the noise unless it does more of them.
+    // A miss of the peer takes milliseconds. Our time would be lost in the noise unless we measure more misses.
     harness.run(
         {.name = name,
          .unit = "us",

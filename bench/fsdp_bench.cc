@@ -1,6 +1,6 @@
-// What fully sharded data parallelism costs the host: the time that it adds to a forward and backward of many small
-// parameters, for each of them, beside PyTorch's FSDP2, on one rank and on two. Tensors are tiny, so that neither
-// products nor bytes count. Both halves must come to the same gradient.
+// Compares the host time of FSDP with that of PyTorch's FSDP2: the time per parameter that sharding adds to a forward
+// and backward of many small parameters, on one rank and on two. Tensors are tiny, so that neither products nor bytes
+// count. Both halves (ours and the peer's ranks) must compute the same gradient.
 //
 //   bench_fsdp              the harness; each half is a long-lived set of ranks that answers requests
 //   bench_fsdp --rank       one of our ranks, started by `tessera launch`
@@ -24,7 +24,7 @@
 namespace tessera::bench {
 namespace {
 
-// The same model stands in peers/fsdp.py.
+// peers/fsdp.py has the same model.
 constexpr int kBlocks = 16, kOfBlock = 8;
 constexpr int64_t kWidth = 4;
 
@@ -61,7 +61,7 @@ void step(Stack& model, const at::Tensor& x) {
   for (const auto& parameter : model.parameters()) parameter.mutable_grad().reset();
 }
 
-// One of our ranks: rank 0 reads requests on its stdin and answers there.
+// Runs one of our ranks. Rank 0 reads requests on its stdin and writes answers to its stdout.
 int rank_main() {
   const auto world = comm::World::connect({});
   at::set_num_threads(1);
@@ -79,7 +79,7 @@ int rank_main() {
     const double check = full_tensor(sharded.parameters().front().grad()).to(at::kDouble).sum().item<double>();
     for (const auto& parameter : sharded.parameters()) parameter.mutable_grad().reset();
     comm::barrier(*world->group());
-    std::vector<double> added;  // steps alternate, so that both see the same machine
+    std::vector<double> added;  // sharded and plain steps alternate, for the same load of the machine
     for (int i = 0; i < request["steps"].get<int>(); ++i) {
       const double with = seconds_of([&] { step(sharded, x); });
       added.push_back(with - seconds_of([&] { step(plain, x); }));

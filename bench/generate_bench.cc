@@ -1,6 +1,7 @@
-// Greedy generation with SmolLM2-135M at batch 1 and 8 beside transformers: tokens/s of prompts and of what follows,
-// and the latter beside what the bytes of the weights and the products allow on this machine, measured in the same
-// rounds. Verified: the tokens are those of transformers in float32 with weights rounded to what lies in memory.
+// Compares greedy generation with SmolLM2-135M at batch 1 and 8 with transformers: tokens/s of prompts (prefill) and of
+// new tokens (decode). Decode is also compared with the limit that the bytes of the weights and the products set on
+// this machine, which is measured in the same rounds. The tokens must be those of transformers in float32, with weights
+// rounded to our storage format.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -27,7 +28,7 @@ struct Generated {
   Tokens tokens;
 };
 
-// Of a new engine: nothing of an earlier call is shared.
+// Generates with a new engine, so that no pages of an earlier call are shared.
 Generated generate_all(const std::shared_ptr<CausalLM>& model, const Tokens& prompts, int64_t new_tokens) {
   const auto count = static_cast<int64_t>(prompts.size());
   Engine engine(
@@ -50,7 +51,7 @@ Generated generate_all(const std::shared_ptr<CausalLM>& model, const Tokens& pro
   return made;
 }
 
-// Rows of the held-out text.
+// Returns prompts from the held-out text.
 Tokens prompts_of(int64_t count) {
   const auto tokenizer = text::Tokenizer::from_folder(assets_folder() / "smollm2");
   const auto ids = tokenizer.encode(read_file(assets_folder() / "text" / "kjv-late.txt").substr(0, 1 << 16));
@@ -62,7 +63,7 @@ Tokens prompts_of(int64_t count) {
   return prompts;
 }
 
-// Bytes that a copy on all threads reads and writes in a second.
+// Returns the bytes per second that a copy on all threads reads and writes.
 double copy_bandwidth() {
   constexpr int64_t kBytes = int64_t{256} << 20;
   static const at::Tensor from = at::ones({kBytes}, at::kByte), to = at::ones({kBytes}, at::kByte);
@@ -86,12 +87,12 @@ double product_peak() {
 }
 
 struct Size {
-  double products = 0;  // of a token
-  double bytes = 0;     // of the weights that a step reads
+  double products = 0;  // operations per token
+  double bytes = 0;     // bytes of the weights that a step reads
 };
 
 Size size_of(const ModelConfig& c, const std::string& dtype) {
-  static const std::map<std::string, std::pair<double, double>> bytes = {// of an element of a layer, of the head
+  static const std::map<std::string, std::pair<double, double>> bytes = {// bytes per element: layers, head
                                                                          {"float32", {4, 4}},
                                                                          {"bfloat16", {2, 2}},
                                                                          {"int8", {1, 1}},

@@ -24,9 +24,9 @@
 namespace tessera::bench {
 namespace {
 
-constexpr double kMostOthers = 0.05;  // of a core
+constexpr double kMostOthers = 0.05;  // share of a core
 
-// Jiffies that all processors of the machine were busy.
+// Returns the busy time of all processors of the machine, in jiffies.
 double busy_ticks() {
   std::ifstream stat("/proc/stat");
   std::string name;
@@ -37,7 +37,7 @@ double busy_ticks() {
 
 struct ProcessTicks {
   pid_t parent = 0;
-  double ticks = 0;  // its own, and those of its children that ended
+  double ticks = 0;  // busy time of the process and of its children that have ended
 };
 
 std::map<pid_t, ProcessTicks> all_processes() {
@@ -48,7 +48,7 @@ std::map<pid_t, ProcessTicks> all_processes() {
     std::ifstream stat(entry.path() / "stat");
     const std::string text((std::istreambuf_iterator<char>(stat)), {});
     const size_t after_name = text.rfind(')');
-    if (after_name == std::string::npos) continue;  // it has ended
+    if (after_name == std::string::npos) continue;  // the process has ended
     std::istringstream rest(text.substr(after_name + 1));
     std::string state, skipped;
     ProcessTicks found;
@@ -62,7 +62,7 @@ std::map<pid_t, ProcessTicks> all_processes() {
   return all;
 }
 
-// Of this process and all that it started, directly or not.
+// Returns the busy time of this process and of all its descendants, in jiffies.
 double own_ticks() {
   const auto all = all_processes();
   const pid_t self = ::getpid();
@@ -75,7 +75,7 @@ double own_ticks() {
   return sum;
 }
 
-// Processor time that went to others while it lived.
+// Measures the processor time that other processes took since its construction.
 class Disturbance {
  public:
   double share_of_core() const {
@@ -90,7 +90,7 @@ class Disturbance {
 
 }  // namespace
 
-// Of the peers; './dev bench' asks their Python.
+// Returns the versions of the peers' libraries, which './dev bench' reads from their Python.
 static std::string versions() {
   const char* said = std::getenv("TESSERA_BENCH_VERSIONS");
   return said ? said : "";
@@ -202,13 +202,13 @@ void Harness::run(const Case& what) {
   if (!wants(what.name)) return;
   std::vector<double> ours, theirs, tuned, ratios, tuned_ratios;
   int disturbed = 0, repeats_left = rounds_;
-  what.ours();  // warm all up
+  what.ours();  // warm-up
   what.peer();
   if (what.tuned_peer) what.tuned_peer();
   const auto ratio_of = [&](double our, double peer) { return what.higher_is_better ? our / peer : peer / our; };
   while (static_cast<int>(ratios.size()) < rounds_) {
     const Disturbance others;
-    // Neither half always goes first.
+    // Ours and the peer go first in turns.
     const bool peer_first = ratios.size() % 2 == 1;
     double peer = peer_first ? what.peer() : 0;
     const double our = what.ours();

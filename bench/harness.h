@@ -1,4 +1,4 @@
-// What every benchmark shares: rounds that alternate between our code and its peer, and one JSON line per case.
+// The harness of all benchmarks: rounds that alternate between our code and its peer, and one JSON line per case.
 //
 //   int main(int argc, char** argv) {
 //     return bench_main("tokenizer", [&] {
@@ -11,10 +11,10 @@
 //     });
 //   }
 //
-// Flags of each benchmark: --json FILE (append the lines there), --rounds N (7), --case PART (only cases whose name
-// holds it). The ratio is always how many times better ours is; each figure is the median over rounds. A round in which
-// other processes took more than 5 % of a core is done again, for as many rounds as were asked for; what stays
-// disturbed is counted. Not thread-safe.
+// Flags of each benchmark: --json FILE (append the lines to FILE), --rounds N (7), --case PART (only cases whose name
+// contains PART). A ratio above 1 means that our code is better. Each figure is the median over the rounds. A round in
+// which other processes took more than 5 % of a core is repeated, at most N times in all; the rounds that stay
+// disturbed are counted in the line. Not thread-safe.
 #pragma once
 
 #include <sys/types.h>
@@ -30,19 +30,19 @@ namespace tessera::bench {
 
 using Json = nlohmann::json;
 
-// A program that lives as long as this object and answers one JSON line for each JSON line.
+// A program that answers each JSON line with one JSON line. It runs as long as this object exists.
 class Peer {
  public:
   using Environment = std::vector<std::pair<std::string, std::string>>;
-  // Runs words[0], found on PATH, with the rest.
+  // Runs the program words[0], which is searched in PATH, with the other words as arguments.
   explicit Peer(std::vector<std::string> words, const Environment& environment = {});
-  // A Python script of bench/peers. Runs with the interpreter in TESSERA_PYTHON, or .venv/bin/python of the source
-  // tree. Throws when it cannot start.
+  // Runs a Python script of bench/peers with the interpreter in TESSERA_PYTHON, or .venv/bin/python of the source tree.
+  // Throws when the script cannot start.
   Peer(const std::string& script, const std::vector<std::string>& arguments, const Environment& environment = {});
   ~Peer();
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
-  // Throws when the peer ends or answers with something that is no JSON object; {"error": ...} throws its text.
+  // Throws when the peer ends, or when its answer is not a JSON object. An answer {"error": ...} throws its text.
   Json ask(const Json& request);
   pid_t process() const { return process_; }
 
@@ -55,14 +55,14 @@ class Peer {
 struct Case {
   std::string name;
   std::string unit;
-  double at_least = 0;             // the wanted ratio; 0: none
-  double at_most = 0;              // the wanted limit of our own figure, in `unit`; 0: none
-  bool higher_is_better = true;    // of the values below
-  std::function<bool()> verified;  // whether both halves were seen to give the same result; asked after the rounds
+  double at_least = 0;             // smallest accepted ratio; 0: no limit
+  double at_most = 0;              // largest accepted value of our figure, in `unit`; 0: no limit
+  bool higher_is_better = true;    // for the values of `ours` and `peer`
+  std::function<bool()> verified;  // whether ours and the peer gave the same result; called after the rounds
   std::function<double()> ours;    // one measurement, in `unit`
   std::function<double()> peer;
   std::function<double()> tuned_peer =
-      nullptr;                  // with settings that few users know (allocator, threads); none: no such column
+      nullptr;                  // the peer with special settings (allocator, threads); null: no such column
   Json extra = Json::object();  // further fields of the line
 };
 
@@ -81,12 +81,13 @@ double seconds_of(Work&& work) {
 class Harness {
  public:
   Harness(std::string bench, int argc, char** argv);
-  // Whether --case asks for it; checks that cost much may be skipped when not.
+  // Whether --case selects the case. Expensive checks of other cases may be skipped.
   bool wants(const std::string& name) const;
-  // Measures, prints and appends the line. What this process started is not counted as others.
+  // Measures the case, prints the line and appends it to the file. Processes that this process started do not count as
+  // other processes.
   void run(const Case& what);
-  int threads = 1;  // what the line says
-  // 0, or 1 when a case was not verified or missed its ratio.
+  int threads = 1;  // number of threads, for the line
+  // 0, or 1 when a case was not verified or missed a limit.
   int exit_code() const { return failed_ ? 1 : 0; }
 
  private:
@@ -95,14 +96,14 @@ class Harness {
   bool failed_ = false;
 };
 
-// What `body` returns; after an exception, printed with the bench's name, the exit code that belongs to it.
+// Returns the result of `body`. An exception is printed with the benchmark's name and gives its exit code.
 int bench_main(const char* bench, const std::function<int()>& body);
 
-// Processor model and number of usable cores.
+// Returns the processor model and the number of usable cores.
 std::string machine();
-// Root of the source tree, or a folder in TESSERA_SOURCE.
+// Returns TESSERA_SOURCE, or the root of the source tree.
 std::string source_folder();
-// Models and texts that './dev assets' fetched: TESSERA_ASSETS, or in the source tree.
+// Returns the folder of the models and texts that './dev assets' fetched: TESSERA_ASSETS, or build/assets.
 std::filesystem::path assets_folder();
 
 }  // namespace tessera::bench

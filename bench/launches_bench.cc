@@ -1,6 +1,7 @@
-// Kernels that one rank launches in a training step, by layout: ours counted by the pretend device, which computes as
-// an accelerator would, beside those of the same step of PyTorch, counted by its profiler on the CPU. The model is the
-// small Llama cut to two layers. Both halves train on the same tokens with the same settings; their losses must agree.
+// Compares the number of kernels that one rank launches in a training step with PyTorch, by layout. The fake
+// accelerator counts our launches, and PyTorch's profiler on the CPU counts those of the same step in PyTorch. The
+// model is the small Llama with two layers. Both train on the same tokens with the same settings, and their losses must
+// agree.
 //
 //   bench_launches                                             the harness; each half is a long-lived set of ranks
 //   bench_launches --rank MODEL ROWS LENGTH HOW MICRO_BATCHES  one of our ranks, started by `tessera launch`: see
@@ -26,7 +27,7 @@ std::string write_two_layers(const std::filesystem::path& folder) {
 }
 
 int serve_counted(LayoutRank asked) {
-  pretend::install();  // before any backward
+  pretend::install();  // must precede the first backward
   pretend::keep_names(true);
   asked.device = "pretend";
   asked.kernels = [rank = std::stoi(std::getenv("LOCAL_RANK"))] {
@@ -71,7 +72,7 @@ int main(int argc, char** argv) {
     const auto model = write_two_layers(scratch.path());
     compare(harness, argv[0], model, "dp2", "dp", 1);
     compare(harness, argv[0], model, "dp2-graphs", "dp", 1);
-    compare(harness, argv[0], model, "rp2", "dp", 1);  // replicas, beside FSDP2 as well
+    compare(harness, argv[0], model, "rp2", "dp", 1);  // DDP is also compared with FSDP2
     compare(harness, argv[0], model, "rp2-dp2", "dp", 1, 4);
     compare(harness, argv[0], model, "cp2", "dp", 1);
     compare(harness, argv[0], model, "tp2", "tp", 1);

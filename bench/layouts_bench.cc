@@ -1,7 +1,7 @@
-// Training steps of one model over 2 and 4 local CPU ranks, by layout: tokens/s and peak memory a rank. Pipelines stand
-// beside torch.distributed.pipelining with the same schedule, micro-batches and layers a stage; experts beside a plain
-// transformers Qwen3-MoE under FSDP2; the other layouts beside transformers under FSDP2 over as many ranks. All halves
-// train on the same tokens with the same settings; their losses must agree.
+// Measures training steps of one model over 2 and 4 local CPU ranks, by layout: tokens/s and peak memory per rank. The
+// peer of pipelines is torch.distributed.pipelining with the same schedule, micro-batches and layers per stage. The
+// peer of experts is transformers' Qwen3-MoE under FSDP2. The peer of the other layouts is transformers under FSDP2
+// over the same number of ranks. Both train on the same tokens with the same settings, and their losses must agree.
 //
 //   bench_layouts                                             the harness; each half is a long-lived set of ranks
 //   bench_layouts --rank MODEL ROWS LENGTH HOW MICRO_BATCHES  one of our ranks, started by `tessera launch`: see
@@ -14,7 +14,7 @@
 namespace tessera::bench {
 namespace {
 
-// 8 experts, of which a token takes 2, in the widths of the small Llama.
+// Writes a model with the widths of the small Llama and 8 experts, of which each token uses 2.
 std::string write_small_moe(const std::filesystem::path& folder) {
   return write_random_model(
       folder / "small_moe",

@@ -1,7 +1,7 @@
-// Log-probs of 2 x 1024 tokens over a vocabulary of 151,936 that is cut over 2 CPU ranks, forward and backward, beside
-// the plain way of NeMo RL (distributed log-softmax of all tokens, gather, and its softmax kept for the backward pass):
-// time, and the memory at its peak beyond the given logits and their gradient. Both halves work on the same values;
-// log-probs and gradients must agree.
+// Computes log-probs of 2 x 1024 tokens over a vocabulary of 151,936 that is sharded over 2 CPU ranks, forward and
+// backward. The peer is NeMo RL's unchunked method: a distributed log-softmax of all tokens, gather, and a softmax that
+// is kept for backward. Measured are the time, and the peak memory beyond the logits and their gradient. Both use the
+// same values, and log-probs and gradients must agree.
 //
 //   bench_logprobs                    the harness; each half is a long-lived set of ranks
 //   bench_logprobs --rank DTYPE       one of our ranks, started by `tessera launch`
@@ -26,7 +26,7 @@ namespace {
 constexpr int kRanks = 2;
 constexpr int64_t kRows = 2, kLength = 1024, kVocabulary = 151'936;
 
-// This rank's columns: element (t, v) of the whole is ((t V + v) 7919 mod 10007) / 1000 - 5, as in the peer.
+// Returns this rank's columns. Element (t, v) of all logits is ((t V + v) 7919 mod 10007) / 1000 - 5, as in the peer.
 at::Tensor make_logits(const kernels::VocabShard& part, c10::ScalarType dtype) {
   const auto logits = at::empty({kRows * kLength, part.end - part.start}, dtype);
   for (int64_t t = 0; t < kRows * kLength; ++t) {
@@ -37,7 +37,7 @@ at::Tensor make_logits(const kernels::VocabShard& part, c10::ScalarType dtype) {
   return logits.view({kRows, kLength, part.end - part.start}).set_requires_grad(true);
 }
 
-// "VmRSS" or "VmHWM" of this process, bytes.
+// Returns "VmRSS" or "VmHWM" of this process in bytes.
 int64_t memory_of(const std::string& name) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -58,7 +58,7 @@ int rank_main(const std::string& dtype) {
     if (world->rank() == 0 && !std::getline(std::cin, line)) line = "{\"steps\": 0}";
     if (Json::parse(comm::broadcast_bytes(*world->group(), line)).at("steps").get<int64_t>() == 0) return 0;
     logits.mutable_grad().reset();
-    std::ofstream("/proc/self/clear_refs") << "5";  // the peak starts anew
+    std::ofstream("/proc/self/clear_refs") << "5";  // resets the peak
     const int64_t before = memory_of("VmRSS");
     comm::barrier(*world->group());
     double sum = 0;
@@ -89,7 +89,7 @@ void measure(Harness& harness, const std::string& self, const std::string& dtype
   const std::string name = "2 x 1024 x 151,936, " + dtype;
   if (!harness.wants(name + ", ms") && !harness.wants(name + ", MiB beyond")) return;
   const char* program = std::getenv("TESSERA_PROGRAM");
-  // A process keeps what it freed, so memory is that of the first pass of a new one.
+  // A process keeps memory that it has freed, so memory is measured in the first pass of a new process.
   const auto start_ours = [&] {
     return std::make_unique<Peer>(std::vector<std::string>{program ? program : source_folder() + "/build/tessera",
                                                            "launch", "--nproc", std::to_string(kRanks), "--", self,
@@ -122,7 +122,7 @@ void measure(Harness& harness, const std::string& self, const std::string& dtype
   tuned.reset();
   const auto beyond = [&](const Json& answer) {
     return std::max(answer["beyond_bytes"].get<double>() / (1 << 20),
-                    0.1);  // pages are counted by the kernel in batches
+                    0.1);  // the kernel counts pages in batches
   };
   harness.run({.name = name + ", MiB beyond logits and gradient",
                .unit = "MiB",

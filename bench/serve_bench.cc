@@ -1,8 +1,8 @@
-// `tessera serve` beside llama.cpp's server on one GGUF file of SmolLM2-135M: tokens/s that 1 and 8 clients get over
-// HTTP, prompts included. Verified: the greedy texts are the same but for what each rounds in its way, which is more
-// where weights are narrow; the share of each text before the two part is a field of the line.
-// And how long 8 clients of `tessera serve` wait for their answers while hostile clients are there, beside how long
-// they wait without those. Verified: the texts are the same.
+// Compares `tessera serve` with llama.cpp's server on one GGUF file of SmolLM2-135M: tokens/s that 1 and 8 clients get
+// over HTTP, prompts included. The greedy texts must agree up to rounding, which differs more for narrow weights; a
+// field of the line has the share of the texts before they diverge.
+// A further case measures how long 8 clients of `tessera serve` wait for their answers next to hostile clients,
+// compared with their wait without hostile clients. The texts must be the same.
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -22,7 +22,7 @@ constexpr size_t kPromptBytes = 400;  // about 100 tokens
 
 using Texts = std::vector<std::string>;
 
-// Pieces of the held-out text; those of each round are others, so that nobody has them from the last one.
+// Returns pieces of the held-out text. Each round gets other pieces, so that no server has them in its cache.
 Texts prompts_of(size_t count, size_t round) {
   static const std::string text = read_file(assets_folder() / "text" / "kjv-late.txt").substr(0, 1 << 20);
   Texts prompts;
@@ -33,7 +33,7 @@ Texts prompts_of(size_t count, size_t round) {
   return prompts;
 }
 
-// How much of what one said the other said, too, up to where they part.
+// The share of the text of one server that the other server's text has too, up to the first difference.
 struct Agreement {
   size_t same = 0, all = 0;
   void add(const Texts& a, const Texts& b) {
@@ -49,8 +49,8 @@ struct Agreement {
 struct File {
   std::string name;
   GgmlType type;
-  std::string dtype;       // how we keep it
-  double least_agreement;  // Q8_0 has a step for 32 numbers, our int8 one for a row
+  std::string dtype;       // our storage format of the weights
+  double least_agreement;  // low for Q8_0, which has a scale per 32 numbers; our int8 has one per row
 };
 
 void compare(Harness& harness, const File& file, size_t clients) {
@@ -89,7 +89,8 @@ void compare(Harness& harness, const File& file, size_t clients) {
   harness.run(what);
 }
 
-// The hostile clients of tests/serve/hostile_requests.h, and 256 that send nothing.
+// Measures the delay next to the hostile clients of tests/serve/hostile_requests.h and 256 connections that send
+// nothing.
 void measure_delay(Harness& harness) {
   constexpr size_t kClients = 8;
   const std::string name = "delay beside hostile clients, 8 clients";

@@ -1,5 +1,6 @@
-// From the start of a process to its first result: `tessera doctor` beside importing torch, and 2 ranks that load a
-// model, shard it with FSDP and train one step (bench_train --rank) beside the same in PyTorch.
+// Measures the time from the start of a process to its first result. `tessera doctor` is compared with importing torch.
+// 2 ranks that load a model, shard it with FSDP and train one step (bench_train --rank) are compared with the same in
+// PyTorch.
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -10,7 +11,7 @@
 namespace tessera::bench {
 namespace {
 
-// Seconds until ranks that are started now have answered; their end is not measured.
+// Starts ranks and returns the seconds until their first answer. Their end is not measured.
 template <class Start>
 double first_answer(Start&& start, Json& answer) {
   std::optional<Peer> ranks;

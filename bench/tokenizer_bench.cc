@@ -1,4 +1,5 @@
-// Encoding speed beside the `tokenizers` library, one thread each: one long string, and its lines one by one.
+// Compares the encoding speed with the `tokenizers` library, with one thread each: one long string, and its lines one
+// by one.
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -61,7 +62,7 @@ void compare(Harness& harness, const std::string& name, const std::filesystem::p
     IdHash ours;
     encode(&ours);
     const Json theirs = peer.ask({{"lines", by_lines}, {"hash", true}});
-    // As long as the peer's measurement: a short burst would escape what else the machine is doing.
+    // Our measurement lasts as long as the peer's. A shorter one would be less affected by other processes.
     const double our_seconds = seconds_of([&] { encode(nullptr); });
     const int repeats = std::clamp(static_cast<int>(theirs["seconds"].get<double>() / our_seconds), 1, 100);
     const auto measure = [&] {

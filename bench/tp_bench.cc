@@ -1,7 +1,7 @@
-// Training steps on 2 local CPU ranks as tensor parallel, with and without sequence parallelism, and as FSDP, beside
-// PyTorch's parallelize_module and FSDP2: tokens/s and peak memory a rank. The models are the small Llama and a random
-// Llama of SmolLM2's widths with 8 heads and 4 key-value heads. Both halves train on the same tokens with the same
-// settings; their losses must agree.
+// Compares training steps on 2 local CPU ranks with PyTorch's parallelize_module and FSDP2: tokens/s and peak memory
+// per rank. The layouts are tensor parallelism, with and without sequence parallelism, and FSDP. The models are the
+// small Llama and a random Llama with SmolLM2's widths, 8 heads and 4 key-value heads. Both train on the same tokens
+// with the same settings, and their losses must agree.
 //
 //   bench_tp                                       the harness; each half is a long-lived set of ranks
 //   bench_tp --rank MODEL ROWS LENGTH HOW          one of our ranks, started by `tessera launch`: see LayoutRank
@@ -13,7 +13,7 @@
 namespace tessera::bench {
 namespace {
 
-// A random Llama of SmolLM2-135M's widths, whose heads two ranks can share.
+// Writes a random Llama with SmolLM2-135M's widths and an even number of heads, which two ranks can share.
 std::string write_wide_llama(const std::filesystem::path& folder) {
   return write_random_model(
       folder / "wide_llama",

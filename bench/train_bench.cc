@@ -1,13 +1,13 @@
-// Training steps on local CPU ranks beside PyTorch: tokens/s, peak memory a rank, and what the products of a step reach
-// of their own peak. FSDP on 2 ranks beside FSDP2, in fp32 and bf16; one rank beside the plain model, also on packed
-// rows and with LoRA. Both halves train on the same tokens with the same settings; their losses must agree.
+// Compares training steps on local CPU ranks with PyTorch: tokens/s, peak memory per rank, and the rate of a step's
+// products relative to their peak rate. FSDP on 2 ranks is compared with FSDP2, in fp32 and bf16. One rank is compared
+// with the plain model, also on packed rows and with LoRA. Both train on the same tokens with the same settings, and
+// their losses must agree.
 //
 //   bench_train                                   the harness; each half is a long-lived set of ranks
-//   bench_train --rank MODEL ROWS LENGTH HOW      one of our ranks, started by `tessera launch`; ROWS are a rank's, HOW
-//   is
-//                                                 float32, bfloat16, packed, early (updates in backward, no clipping),
-//                                                 or a folder with an adapter of PEFT's
-//   bench_train --peak DTYPE                      answers with the most that a product reaches
+//   bench_train --rank MODEL ROWS LENGTH HOW      one of our ranks, started by `tessera launch`; ROWS is per rank.
+//                                                 HOW: float32, bfloat16, packed, early (updates in backward, no
+//                                                 clipping), or a folder with a PEFT adapter
+//   bench_train --peak DTYPE                      answers with the highest rate of a product
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -27,7 +27,7 @@ namespace {
 
 constexpr int64_t kDocument = 200;
 
-// Without such instructions both halves would time a conversion.
+// Without bf16 instructions, ours and the peer would measure a conversion.
 bool multiplies_bf16() {
   std::ifstream facts("/proc/cpuinfo");
   for (std::string word; facts >> word;) {

@@ -66,14 +66,15 @@ train::Recipe recipe_of(const std::string& how, int64_t ranks) {
   return recipe;
 }
 
-// Operations of the products of a step: forward, and the gradients of both factors. With weights, and of queries with
-// keys and what they see with values, each token seeing those before it in its document.
+// Returns the floating-point operations of a step's matrix products: forward, and the gradients of both factors.
+// Counted are the products with weights, queries times keys, and scores times values. A token attends to the tokens
+// before it in its document.
 double products_of(const StepCase& given) {
   const auto config = ModelConfig::from_folder(given.words[0]);
   const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
   int64_t weights = 0;
   for (const auto& parameter : model->parameters()) weights += parameter.dim() == 2 ? parameter.numel() : 0;
-  if (!config.tie_word_embeddings) weights -= config.vocab_size * config.hidden_size;  // the embedding is looked up
+  if (!config.tie_word_embeddings) weights -= config.vocab_size * config.hidden_size;  // the embedding is a lookup
   const auto tokens = static_cast<double>(given.tokens);
   const int64_t length = given.document > 0 ? given.document : std::stoll(given.words[2]);
   const double seen = static_cast<double>(length + 1) / 2;
@@ -222,11 +223,12 @@ void measure_steps(Harness& harness, const std::string& self, const StepCase& gi
   auto arguments = given.peer_words.empty() ? given.words : given.peer_words;
   arguments.insert(arguments.begin() + 1, std::to_string(given.ranks));
   Peer ours(launched(self, given.ranks, given.words));
-  const Peer::Environment allocator = {{"LD_PRELOAD", "libtcmalloc_minimal.so.4"}};  // that ours links
+  const Peer::Environment allocator = {
+      {"LD_PRELOAD", "libtcmalloc_minimal.so.4"}};  // the allocator that our program links
   auto peer = std::make_unique<Peer>(given.peer, arguments);
   auto tuned = std::make_unique<Peer>(given.peer, arguments, allocator);
   const Json request = {{"steps", given.steps}};
-  // Warm-up; the same steps on both sides from here on.
+  // Warm-up. From here on ours and the peer run the same steps.
   Json last_ours = ours.ask(request), last_peer = peer->ask(request), last_tuned = tuned->ask(request);
   const auto agree = [&] {
     return std::abs(last_ours["loss"].get<double>() / last_peer["loss"].get<double>() - 1) < given.loss_within;
@@ -249,8 +251,8 @@ void measure_steps(Harness& harness, const std::string& self, const StepCase& gi
                .ours = [&] { return largest_mebibytes(last_ours); },
                .peer = [&] { return largest_mebibytes(last_peer); },
                .tuned_peer = [&] { return largest_mebibytes(last_tuned); }});
-  const bool agreed = agree();  // of as many steps; what follows are more of ours
-  peer.reset();                 // memory for others
+  const bool agreed = agree();  // after equally many steps; the next case runs only our steps
+  peer.reset();                 // frees memory
   tuned.reset();
   if (given.peak_share >= 0) {
     Peer peak(std::vector<std::string>{self, "--peak", given.dtype});
@@ -266,8 +268,8 @@ void measure_steps(Harness& harness, const std::string& self, const StepCase& gi
   auto environment = allocator;
   environment.emplace_back("TESSERA_PEER_COMPILES", "1");
   Peer compiled(given.peer, arguments, environment);
-  Peer again(launched(self, given.ranks, given.words));  // of the same steps
-  for (int i = 0; i < 2; ++i) {                          // the second one compiles nothing more
+  Peer again(launched(self, given.ranks, given.words));  // new ranks, so that both run the same steps
+  for (int i = 0; i < 2; ++i) {                          // the second request compiles no more graphs
     last_ours = again.ask(request);
     last_peer = compiled.ask(request);
   }

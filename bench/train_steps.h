@@ -1,5 +1,5 @@
-// What the benchmarks of training steps share: our ranks, which answer requests for steps, and the comparison with a
-// peer that trains on the same tokens with the same settings.
+// Code of all benchmarks of training steps: our ranks, which answer requests for steps, and the comparison with a peer
+// that trains on the same tokens with the same settings.
 #pragma once
 
 #include <cstdint>
@@ -19,75 +19,78 @@ namespace tessera::bench {
 
 constexpr int kTrainingRanks = 2;
 
-// What this rank's device was given to do since the last call; none: nobody counts.
+// Returns the names of the kernels that this rank launched since the last call. Null: launches are not counted.
 using KernelNames = std::function<std::vector<std::string>()>;
 
 // The rows of one rank's step: tokens are consecutive values of (7919 * index) modulo the vocabulary.
 struct StepRows {
-  int64_t rows = 0;  // of this rank
+  int64_t rows = 0;  // number of rows of this rank
   int64_t length = 0;
-  int64_t document = 0;                                     // tokens of each document of a row; 0: it is one
-  bool early = false;                                       // updates in backward, no clipping
-  int64_t data_ranks = 1, data_rank = 0;                    // those that have rows of their own
-  bool is_counted = true;                                   // train::StepOptions::is_counted
-  int64_t micro_batches = 1;                                // that the rows of this rank are cut into
-  std::function<data::Batch(const data::Batch&)> own = {};  // the tokens of this rank; none: all
+  int64_t document = 0;                   // tokens of each document of a row; 0: a row is one document
+  bool early = false;                     // updates in backward, no clipping
+  int64_t data_ranks = 1, data_rank = 0;  // the ranks with different rows, and this rank's number among them
+  bool is_counted = true;                 // train::StepOptions::is_counted
+  int64_t micro_batches = 1;              // micro-batches of this rank's rows
+  std::function<data::Batch(const data::Batch&)> own = {};  // selects this rank's tokens; null: all tokens
   pipeline::PipelineOptions pipeline = {};
   KernelNames kernels = {};
 };
 
-// Trains with AdamW, clipping at 1.0: reads {"steps": N} a line on rank 0's stdin, answers {"seconds", "loss",
-// "peak_bytes": [a rank]}, with rows.kernels also "launches" of a step of rank 0 and "kernels": {name: times in all
-// steps}, until {"steps": 0} or the end of the input. COLLECTIVE over the world.
+// Trains with AdamW and gradient clipping at 1.0. Reads lines {"steps": N} on rank 0's stdin until {"steps": 0} or the
+// end of the input, and answers each with {"seconds", "loss", "peak_bytes": [one per rank]}. With rows.kernels the
+// answer also has "launches" (of rank 0, per step) and "kernels": {name: launches in all steps}. COLLECTIVE over the
+// world.
 void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows);
 
 struct LayoutRank {
   std::string model;  // folder
-  int64_t rows = 0;   // of all ranks
+  int64_t rows = 0;   // number of rows of all ranks
   int64_t length = 0;
-  // Sizes of mesh dims as "tp2-pp2", with "sp" for sequence parallelism and "graphs" for graphs of layers, what is left
-  // of the ranks sharding data; or a pipeline schedule over all ranks.
+  // Sizes of mesh dims such as "tp2-pp2", with "sp" for sequence parallelism and "graphs" for layers as device graphs;
+  // the dp_shard dim gets the remaining ranks. Or the name of a pipeline schedule over all ranks.
   std::string how;
-  int64_t micro_batches = 1;  // of all ranks
+  int64_t micro_batches = 1;  // micro-batches of all ranks
   std::string device = "cpu";
   KernelNames kernels = {};
 };
-// What `--rank MODEL ROWS LENGTH HOW [MICRO_BATCHES]` asks for; none: something else was asked for.
+// Parses `--rank MODEL ROWS LENGTH HOW [MICRO_BATCHES]`. Returns nullopt for other arguments.
 std::optional<LayoutRank> rank_asked_for(int argc, char** argv);
-// One of our ranks, started by `tessera launch`: serve_steps of a model that lies so. Its exit code. COLLECTIVE.
+// Runs one of our ranks, started by `tessera launch`: makes the model in this layout and calls serve_steps. Returns the
+// exit code. COLLECTIVE over the world.
 int serve_layout(const LayoutRank& given);
 
-// Answers each line on stdin with {"rate": the most GFLOP/s of a large product on all cores}, by whatever way is
-// fastest.
+// Answers each line on stdin with {"rate": GFLOP/s}: the highest rate of a large matrix product on all cores, measured
+// in several ways.
 void serve_peak(const std::string& dtype);
 
-// A Hugging Face folder of this config with random weights; its path.
+// Writes a Hugging Face folder with this config and random weights. Returns its path.
 std::string write_random_model(const std::filesystem::path& dir, const std::string& config);
 
-// The command line of our ranks: `self --rank WORDS` by each of so many local processes.
+// Returns the command line that runs `self --rank WORDS` on `ranks` local ranks.
 std::vector<std::string> launched(const std::string& self, int ranks, const std::vector<std::string>& words);
 
 struct StepCase {
   std::string name;
   std::string peer;                // script in bench/peers
-  std::vector<std::string> words;  // model folder, rows, length, ...: of our ranks behind --rank; the peer's second
-                                   // word is the number of ranks
-  std::vector<std::string> peer_words = {};  // where they differ from ours
-  int64_t steps = 0;                         // of a request
-  int64_t tokens = 0;                        // of a step, of all ranks
-  double memory_at_most = 1;                 // wanted, in shares of the peer's
+  std::vector<std::string> words;  // arguments of our ranks after --rank: model folder, rows, length, ...; the peer
+                                   // gets the number of ranks as its second argument
+  std::vector<std::string> peer_words = {};  // arguments of the peer; empty: `words`
+  int64_t steps = 0;                         // steps per request
+  int64_t tokens = 0;                        // tokens per step, of all ranks
+  double memory_at_most = 1;                 // largest accepted peak memory, relative to the peer's
   int ranks = kTrainingRanks;
-  double faster_at_least = 1;     // wanted: tokens/s in multiples of the peer's
-  double peak_share = -1;         // wanted of what products alone reach on all cores; 0: told only; -1: not measured
-  std::string dtype = "float32";  // of those products
-  double loss_within = 1e-3;      // of the peer's, relative
-  int64_t document = 0;           // tokens of each document of a row; 0: it is one
+  double faster_at_least = 1;     // smallest accepted tokens/s, relative to the peer's
+  double peak_share = -1;         // smallest accepted share of the peak rate of products; 0: no limit; -1: not measured
+  std::string dtype = "float32";  // dtype of these products
+  double loss_within = 1e-3;      // largest relative difference from the peer's loss
+  int64_t document = 0;           // tokens of each document of a row; 0: a row is one document
   bool only_adapters = false;     // weights have no gradients
-  bool compiled = false;          // also beside the peer under torch.compile, with the allocator that ours links
+  bool compiled = false;          // also compares with the peer under torch.compile and tcmalloc
 };
-// tokens/s, peak memory a rank, and the rate of a step's matrix products beside what a large one reaches in the same
-// run; `self` is the program of our ranks. Products are those with weights and attention's, of a causal one half,
-// without what is computed again. The losses of both halves must agree.
+// Measures tokens/s, peak memory per rank, and the rate of a step's matrix products. The rate is compared with that of
+// a large product in the same run. Counted are the products with weights and those of attention, half of them for
+// causal attention, and no recomputed products. `self` is the program of our ranks. The losses of ours and the peer
+// must agree.
 void measure_steps(Harness& harness, const std::string& self, const StepCase& given);
 
 }  // namespace tessera::bench

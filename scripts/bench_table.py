@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the tables of measured figures from the JSON lines in bench/results: README.md and docs/performance.md have the
-rows that bench/table.txt lists, bench/results/README.md has all cases. A folder in bench/results holds the cases of another
+"""Writes the tables of measured figures from the JSON lines in bench/results. README.md and docs/performance.md have the
+rows that bench/table.txt lists; bench/results/README.md has all cases. A folder in bench/results has the cases of another
 machine.
 
-    bench_table.py [--check]      --check: writes nothing, fails where a table is not that of the results
+    bench_table.py [--check]      --check: writes no file, and fails if a table differs from the results
 """
 import collections
 import json
@@ -26,7 +26,7 @@ def read_results(folder):
 
 
 def cells(cases):
-    """Our figure, the peer's and their ratio, of one case or of several cases of a row."""
+    """Our figure, the peer's figure and their ratio, for one case or for all cases of a row."""
     unit = cases[0]["unit"] if len({case["unit"] for case in cases}) == 1 else None
     shown = lambda value, case: number(value) + ("" if unit else f" {case['unit']}")
     ours = "; ".join(shown(case["ours"], case) for case in cases)
@@ -42,7 +42,7 @@ def cells(cases):
             notes.append(f"wanted at most {case['at_most']:g} {case['unit']}")
         if not case["verified"]:
             notes.append("NOT VERIFIED")
-        if case["disturbed_rounds"] and case["unit"] != "launches":  # which are counted, not timed
+        if case["disturbed_rounds"] and case["unit"] != "launches":  # launches are counted, not timed
             notes.append(f"{case['disturbed_rounds']} of {case['rounds']} rounds disturbed")
         ratios.append(ratio + (f" ({', '.join(notes)})" if notes else ""))
     after = f" {unit}" if unit else ""
@@ -50,7 +50,7 @@ def cells(cases):
 
 
 def where_of(line):
-    """Machine and versions of a line, in words."""
+    """Machine and library versions of a line, as text."""
     return line["machine"] + (f", {line['versions']}" if line.get("versions") else "")
 
 
@@ -63,9 +63,9 @@ def ratio_of(value):
 
 
 def case_of(results, bench, name):
-    """The measured case, or None where this machine has not measured it."""
+    """The measured case, or None if this machine has not measured it."""
     case = next((case for case in results.get(bench, []) if case["case"] == name), None)
-    if case is None and bench in results:  # bf16 is measured only where the processor has instructions for it
+    if case is None and bench in results:  # bf16 is measured only on processors with bf16 instructions
         print(f"bench_table.py: bench/results/{bench}.json has no case '{name}'", file=sys.stderr)
     return case
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts comments by layer of tessera/: lines that hold nothing but a comment, as a share of the lines that are not blank.
+"""Counts comments for each layer of tessera/: the share of lines with only a comment among the lines that are not blank.
 
 usage: comments.py [FOLDER ...]     default: the folders of tessera/
 """
@@ -10,7 +10,7 @@ HEADERS, SOURCES = {".h", ".cuh"}, {".cc", ".cu"}
 
 
 def counted(files):
-    """Lines that are not blank, whole-line comments, and files without any comment."""
+    """Numbers of lines that are not blank, of whole-line comments, and of files without a comment."""
     lines = comments = silent = 0
     for file in files:
         texts = [line.strip() for line in file.read_text().splitlines()]

@@ -1,7 +1,8 @@
-# Sourced by ./dev: libtorch for CUDA with the compiler, headers and libraries that building against it needs, all of them
-# from the package index, and a build. Nothing outside of build-cuda-VERSION/ is touched. No GPU is needed to build.
+# Sourced by ./dev. Builds against libtorch for CUDA. libtorch, compiler, headers and libraries come from the Python package
+# index. Only files in build-cuda-VERSION/ are changed. The build needs no GPU.
 
-# cuda [TORCH_VERSION]: the program and the tests labelled cuda, which are run; without a GPU they are skipped.
+# cuda [TORCH_VERSION]: builds the program and the tests with the label cuda, and runs the tests; without a GPU they are
+# skipped.
 cuda() {
   local began=$SECONDS version fetched configured built
   version=${1:-$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' scripts/libtorch-cuda.lock)}
@@ -34,13 +35,14 @@ fetch_cuda() {  # fetch_cuda TORCH_VERSION FOLDER
   if [ -f "$lock" ] && cmp -s "$lock" "$folder/venv/installed.lock"; then return 0; fi
   echo "./dev: fetching torch $version for CUDA and its toolkit: 3 GB, 5 GB on disk" >&2
   [ -x "$python" ] || python3 -m venv "$folder/venv" || die "python3 -m venv failed (is python3-venv installed?)"
-  if [ ! -f "$lock" ]; then  # '===': not a CPU build of that version
+  if [ ! -f "$lock" ]; then  # '===' excludes CPU builds of this version
     "$python" -m pip --disable-pip-version-check install -q --dry-run --ignore-installed --report "$folder/report.json" "torch===$version" \
       'cuda-toolkit[nvcc,cccl,crt,nvvm]' || die "pip found no torch $version for CUDA for $(python3 --version) on $(uname -m)"
     "$python" scripts/cuda_lock.py "$folder/report.json" >"$lock.new" && mv "$lock.new" "$lock"
   fi
   "$python" -m pip --disable-pip-version-check install -q --no-deps --require-hashes -r "$lock" || die "pip could not install $lock"
-  # The packages are a toolkit but for two things: the folder's name where compilers look, and libraries without a version.
+  # The packages lack two things of a CUDA toolkit, which are made as links: the folder lib64, and the names of libraries
+  # without a version.
   local toolkit library
   toolkit=$(echo "$folder"/venv/lib/python3*/site-packages/nvidia/cu[0-9]*)
   [ -x "$toolkit/bin/nvcc" ] || die "$toolkit holds no bin/nvcc"

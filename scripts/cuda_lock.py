@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A lock file of torch for CUDA and of the CUDA packages beside it, from what pip would install.
+"""Makes a lock file of torch for CUDA and its CUDA packages, from pip's report of the packages that it would install.
 
     pip install --dry-run --ignore-installed --report a.json 'torch===2.13.0' 'cuda-toolkit[nvcc,cccl,crt,nvvm]'
     scripts/cuda_lock.py a.json [MORE.json] >scripts/cuda-2.13.0.lock
 
-Reports for further Pythons (pip's --python-version) add the hashes of torch's wheels for them. What torch needs in Python
-only is left out: nothing here runs it.
+Reports for other Pythons (pip's --python-version) add the hashes of torch's wheels for these Pythons. Packages that torch
+needs only in Python are left out, because the build does not run Python.
 """
 import json
 import sys

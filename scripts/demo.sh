@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The main job from one end to the other; './dev demo' sets up, builds and fetches what it needs first.
-# Exits 1 unless the loss on the held-out dialogues falls by at least 10 %. An earlier runs/demo is gone on with; what is
-# no such run is put aside, and nothing is removed.
+# Fine-tunes a model and shows its answers before and after. './dev demo' first sets up, builds, and fetches the assets.
+# Exits with 1 unless the loss on the held-out dialogues falls by at least 10 %. An earlier run in runs/demo is continued; any
+# other folder of this name is renamed. No file is removed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tessera=${TESSERA_PROGRAM:-build/tessera}
@@ -12,15 +12,15 @@ dialogues=3
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*" | { [ -t 1 ] && [ -z "${NO_COLOR:-}" ] && cat || sed 's/\x1b\[[0-9;]*m//g'; }; }
 
-# Of the first short held-out dialogues {"messages":[{"role":...,"content":QUESTION?},{"role":...,"content":ANSWER}]}, all with
-# different questions: one of the two, a line each.
+# Prints the questions (1) or the answers (2) of the first short held-out dialogues with different questions, one per line. A
+# dialogue is {"messages":[{"role":...,"content":QUESTION?},{"role":...,"content":ANSWER}]}.
 field() {  # field 1|2
   awk -F'"content":"' -v n="$1" -v most="$dialogues" '
     NF == 3 && !/\\/ && $2 ~ /\?"/ && length($0) < 220 && !seen[$2]++ { text = $(n + 1); sub(/".*/, "", text); print text; if (++count == most) exit }
   ' "$held_out"
 }
 
-answer() {  # answer MODEL QUESTION: on one line
+answer() {  # answer MODEL QUESTION: prints the model's answer on one line
   "$tessera" generate --model "$1" --chat --prompt "$2" --max-new-tokens 40 | tr '\n' ' ' | cut -c1-300
 }
 
@@ -62,6 +62,6 @@ The model is in $run/model, a Hugging Face folder. Go on with:
   $tessera generate --model $run/model --chat --prompt "..."
   $tessera train recipes/demo.yaml --nproc 2 train.steps=72 schedule.warmup_steps=4   # resumes from $run/checkpoints
   $tessera ckpt convert $run/model model.gguf                        # for llama.cpp
-  $tessera train recipes/demo.yaml --print-config                    # every setting
+  $tessera train recipes/demo.yaml --print-config                    # prints every setting
   tensorboard --logdir $run                                          # the curves
 END

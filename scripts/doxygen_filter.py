@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A header of ours as Doxygen reads it: doxygen_filter.py HEADER. Our comments are plain `//`; here each becomes `///` (or
-`///<` behind a declaration), the first one is the file's, and lines indented by three spaces become code examples."""
+"""Prints a header of ours in the form that Doxygen reads: doxygen_filter.py HEADER. Each `//` comment becomes `///`, or
+`///<` after a declaration. The first comment describes the file. Lines indented by three spaces become code examples."""
 import re
 import sys
 

@@ -2,7 +2,8 @@
 //
 //   make_dialogues train|held-out FILE.yml...
 //
-// Exact repeats are dropped. Every tenth opening line (by hash, so that no opening is in both parts) is held out.
+// Exact repeats are dropped. Every tenth opening line is held out. A hash of the line decides, so that no opening line
+// is in both parts.
 #include <xxhash.h>
 #include <yaml-cpp/yaml.h>
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Reads the declarations of tessera/ with ctags and reports names that tell a reader nothing.
+"""Reads the declarations of tessera/ with ctags and reports names that say nothing about their meaning.
 
-Rules, each with its exceptions and their reasons in names_allowed.txt:
+Rules (names_allowed.txt lists exceptions with their reasons):
   parameter  a parameter or member is called `what`, `how`, ...: a name says what the value is
   type       a type of a namespace is called `State`, `Part`, ...: such a name fits any of a dozen types
   twice      two files declare a type of the same name at namespace level
 
-usage: names.py [FOLDER ...]     default: tessera. Ends with 1 when a name breaks a rule.
+usage: names.py [FOLDER ...]     default: tessera. Exits with 1 if a name breaks a rule.
 """
 import collections
 import json
@@ -35,7 +35,7 @@ def is_of_namespace(tag):
 
 
 def allowed(path):
-    """The names that may stay: {(rule, name, file)}; a line is `rule name file  # reason`."""
+    """The allowed exceptions: {(rule, name, file)}. A line of the file is `rule name file  # reason`."""
     result = set()
     for number, line in enumerate(path.read_text().splitlines(), 1):
         words, _, reason = line.partition("#")

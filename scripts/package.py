@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes what is given away of a build: a wheel that depends on torch for libtorch, and an archive that holds it.
+"""Makes the packages of a build: a wheel that requires torch, which brings libtorch, and an archive that contains libtorch.
 
     scripts/package.py --build build --torch .venv/lib/python3.11/site-packages/torch --out build/package [--only wheel|archive]
 
-The program is not Python, in neither: the wheel puts the executable itself on the PATH, which finds libtorch beside the
-interpreter that it was installed for. docs/design/package.md.
+Neither package has Python code: the wheel puts the executable itself on the PATH, and the executable finds libtorch in the
+packages of the Python for which it was installed. docs/design/package.md explains the decisions.
 """
 import argparse
 import base64
@@ -23,11 +23,11 @@ import tempfile
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# What every Linux has that can run libtorch at all: the C and C++ run time.
+# The C and C++ run-time libraries, which every Linux system that can run libtorch has.
 SYSTEM = re.compile(r"^(ld-linux.*|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so\.\d+$")
-LOADED = ["libonig.so.5"]  # by dlopen
+LOADED = ["libonig.so.5"]  # with dlopen
 COMPILED_IN = {"nlohmann-json": "nlohmann-json3-dev", "CLI11": "libcli11-dev"}  # headers only
-# The oldest glibc of the distributions with that libstdc++, as the manylinux policies have it.
+# (version of GLIBCXX, oldest glibc of the distributions with this libstdc++), as in the manylinux policies.
 GLIBC_OF_GLIBCXX = [(25, 28), (28, 31), (29, 34), (30, 35), (31, 38), (32, 38), (33, 39)]
 SECONDS = int(os.environ.get("SOURCE_DATE_EPOCH", "1577836800"))
 
@@ -50,7 +50,7 @@ def run_path(path):
 
 
 def set_run_path(path, wanted):
-    """In place: `wanted` is no longer than what the linker put there."""
+    """Replaces the run path in the file. `wanted` must not be longer than the path that the linker wrote."""
     before, data = run_path(path).encode(), pathlib.Path(path).read_bytes()
     after = wanted.encode()
     if data.count(before + b"\0") != 1 or len(after) > len(before):
@@ -59,7 +59,7 @@ def set_run_path(path, wanted):
 
 
 class Libraries:
-    """What the program loads, and from where: name -> real path."""
+    """The libraries that the program loads: name -> real path."""
 
     def __init__(self, program, torch):
         found = dict(re.findall(r"(\S+) => (/.*) \(0x", output("ldd", program)))
@@ -84,7 +84,7 @@ class Libraries:
 
 
 def debian_licence(package):
-    """A package's copyright file, with the licences that it only names: where they lie on Debian alone."""
+    """A package's copyright file, and the texts of licences to which it only refers by a path that exists on Debian alone."""
     path = pathlib.Path(f"/usr/share/doc/{package}/copyright")
     if not path.is_file():
         die(f"found no licence of {package}: {path} is not there")
@@ -110,7 +110,7 @@ def owner(path):
 
 
 def wheel_facts(folder, name):
-    """Version of an installed distribution, and the texts of its licences."""
+    """The version of an installed Python distribution, and the texts of its licences."""
     infos = glob.glob(f"{pathlib.Path(folder).resolve().parent}/{name}-*.dist-info")
     if len(infos) != 1:
         die(f"{folder}: wanted one {name}-*.dist-info beside it, found {len(infos)}. Build with the wheel's libtorch.")
@@ -121,7 +121,7 @@ def wheel_facts(folder, name):
 
 
 class Tree:
-    """What both packages hold, as files under a prefix: bin, lib/tessera, libexec/tessera, share/tessera."""
+    """The files that both packages have, under one prefix: bin, lib/tessera, libexec/tessera, share."""
 
     def __init__(self, build, torch, stage):
         for component in ("program", "demo"):
@@ -157,7 +157,7 @@ class Tree:
         return [p for p in self.files() if p.read_bytes()[:4] == b"\x7fELF"]
 
     def check_needs(self, elsewhere):
-        """Everything is here, in a wheel that is depended on, or of the system."""
+        """Fails unless each needed library is in the package, in a required wheel, or part of the system."""
         here = {p.name for p in self.programs()} | set(elsewhere)
         for path in self.programs():
             for name in needed(path):
@@ -167,7 +167,7 @@ class Tree:
                 die(f"{path.relative_to(self.root)} looks for libraries in {run_path(path)}")
 
     def glibc(self):
-        """The oldest 2.N that has the symbols of every file."""
+        """The N of the oldest glibc 2.N that has the symbols of every file."""
         minor = 17
         for path in self.programs():
             versions = output("readelf", "-V", path)

@@ -1,9 +1,9 @@
-# Sourced by ./dev: Debian packages, libtorch, and the oracle's Python packages. Everything is checked before it is
-# installed, so that a second run costs nothing.
+# Sourced by ./dev. Installs Debian packages, libtorch, and the oracle: the Python packages that tests compare with. Installed
+# parts are skipped, so a second run takes no time.
 #
-# The lock files are made by pip-compile --generate-hashes --allow-unsafe --no-header --no-annotate --no-emit-options:
-# oracle-packages.lock from oracle-packages.txt; libtorch.lock holds torch's CPU build, libtorch-cuda.lock the
-# other one, for several Pythons; arrow.lock pyarrow, whose libparquet reads data.
+# The lock files are made by pip-compile --generate-hashes --allow-unsafe --no-header --no-annotate --no-emit-options.
+# oracle-packages.lock is made from oracle-packages.txt. libtorch.lock has torch's CPU build, and libtorch-cuda.lock the CUDA
+# build, each for several Pythons. arrow.lock has pyarrow, which brings libparquet.
 
 PACKAGES="build-essential cmake ninja-build ccache mold pkg-config git python3 python3-venv ca-certificates
   nlohmann-json3-dev libyaml-cpp-dev libcli11-dev libonig-dev libutf8proc-dev libxxhash-dev libdeflate-dev zlib1g-dev libgoogle-perftools-dev libmicrohttpd-dev
@@ -11,15 +11,16 @@ PACKAGES="build-essential cmake ninja-build ccache mold pkg-config git python3 p
 
 die() { echo "./dev: $*" >&2; exit 1; }
 
-# as_root CMD...: with root or a sudo that asks nothing, the proxy's settings kept; fails where there is neither.
+# as_root CMD...: runs CMD as root, or with a sudo that asks for no password; the proxy variables are kept. Fails if neither is
+# possible.
 as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"; return; fi
   command -v sudo >/dev/null && sudo -n true 2>/dev/null || return 1
   sudo -n --preserve-env=http_proxy,https_proxy,no_proxy,HTTP_PROXY,HTTPS_PROXY,NO_PROXY "$@"
 }
 
-# need_packages NAME...: installs the Debian packages that are missing. Where that cannot be done (no root, another
-# distribution) it says what is wanted and goes on: CMake takes what it finds and names what it doesn't.
+# need_packages NAME...: installs the Debian packages that are missing. If that is not possible (no root, another distribution),
+# it prints the missing packages and continues: CMake uses the libraries that it finds and names the missing ones.
 need_packages() {
   local missing="" name
   if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
@@ -42,7 +43,7 @@ need_packages() {
     die "apt-get could not install:$missing"
 }
 
-need_commands() {  # need_commands NAME...: what no later step could name as well
+need_commands() {  # need_commands NAME...: fails with the name of the first missing command
   local name
   for name in "$@"; do
     command -v "$name" >/dev/null || die "no '$name' in PATH; install it and run this again"
@@ -54,7 +55,7 @@ venv_pip() {
   .venv/bin/pip --disable-pip-version-check "$@"
 }
 
-# Every wheel is checked against the hashes of a lock file before anything of it is unpacked or run.
+# pip checks every wheel against the hashes of a lock file before it unpacks the wheel.
 setup() {
   [ "$(uname -s)" = Linux ] || die "Tessera builds and runs on Linux only; found $(uname -s)"
   # shellcheck disable=SC2086
@@ -76,8 +77,8 @@ setup() {
   setup_arrow
 }
 
-# libparquet and libarrow for data in Parquet; without them the build goes on. Where they cannot be had (no network) that is
-# tried once a day, not at each build.
+# Installs libparquet and libarrow for data in Parquet. Without them the build continues. A failed attempt (no network) is
+# repeated once per day, not at each build.
 setup_arrow() {
   cmp -s scripts/arrow.lock .venv/arrow && return 0
   local failed=.venv/no-arrow
@@ -92,18 +93,19 @@ setup_arrow() {
   fi
 }
 
-install_torch() {  # the CPU build; where the package index has none, the CUDA build with the libraries that its CPU parts load
+# Installs torch's CPU build. If the package index has none, it installs the CUDA build with the libraries that its CPU parts load.
+install_torch() {
   venv_pip install -q --no-deps --require-hashes -r scripts/libtorch.lock 2>/dev/null ||
     { echo "./dev: the package index has no CPU build of libtorch for $(python3 --version): fetching the one for CUDA" >&2 &&
       venv_pip install -q --no-deps --require-hashes -r scripts/libtorch-cuda.lock; } ||
     die "pip found no torch that scripts/libtorch*.lock list for $(python3 --version) on $(uname -m). Give another index (PIP_EXTRA_INDEX_URL), or a libtorch that is there (TESSERA_TORCH=DIR)"
 }
 
-setup_oracle() {  # the Python packages that tests compare with
+setup_oracle() {  # installs the Python packages that tests compare with
   local stamp=.venv/oracle-packages
   cmp -s scripts/oracle-packages.lock "$stamp" && return 0
   echo "./dev: fetching the oracle's Python packages" >&2
-  # With TESSERA_TORCH given, the oracle still runs the wheel.
+  # The oracle runs torch's wheel, also if TESSERA_TORCH names another libtorch.
   [ -d .venv/lib/python3*/site-packages/torch ] || install_torch
   venv_pip install -q --no-deps --require-hashes -r scripts/oracle-packages.lock || die "pip could not install scripts/oracle-packages.lock"
   cp scripts/oracle-packages.lock "$stamp"

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # scripts/stress_kills.sh [-n TIMES] [-j AT_ONCE] [-d DELAYS] [-o FOLDER] [FILTER...]
-# Runs every test of kills, restarts and time-outs TIMES times (100), AT_ONCE of them at a time (12), with delays drawn at
-# random before the calls by which ranks meet, talk and wait (tests/support/delays/drawn_delays.cc), and prints for each
-# how often it failed and how long its longest run took. FILTERs are gtest's, PROGRAM:FILTER, instead of the list below.
-# DELAYS: how many of 1,000 calls are delayed and the longest delay in microseconds ("10 3000"; "0 0": none). What a run
-# that failed has said stays in FOLDER (build/stress), its seed in the file's name. A run that takes longer than its limit
-# prints the stacks of all its threads. Ends with 1 when a run failed.
+# Runs every test of kills, restarts and time-outs TIMES times (100), AT_ONCE runs in parallel (12). Random delays precede the
+# system calls with which ranks meet, communicate and wait (tests/support/delays/drawn_delays.cc). For each test it prints the
+# number of failures and the time of the longest run. Exits with 1 if a run failed.
+#
+# FILTER    gtest filters in the form PROGRAM:FILTER, instead of the list below
+# DELAYS    how many of 1,000 calls are delayed, and the longest delay in microseconds ("10 3000"; "0 0": no delays)
+# FOLDER    keeps the output of failed runs (build/stress); the file's name has the seed
+#
+# A run that exceeds its time limit prints the stacks of all its threads.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -51,12 +54,12 @@ run_one() {  # run_one PROGRAM TEST SEED
   local log status=0 begun=${EPOCHREALTIME/./}
   log=$STRESS_FOLDER/$(tr / _ <<<"$2").$3.log
   LD_PRELOAD=$PWD/build/tests/libdrawn_delays.so TESSERA_TEST_DELAYS="$3 $STRESS_DELAYS" "build/$1" --gtest_filter="$2" --gtest_brief=1 >"$log" 2>&1 </dev/null || status=$?
-  echo "$1:$2 $(((${EPOCHREALTIME/./} - begun) / 1000)) $status" >>"$STRESS_FOLDER/times" # one write: lines stay whole
+  echo "$1:$2 $(((${EPOCHREALTIME/./} - begun) / 1000)) $status" >>"$STRESS_FOLDER/times" # a single write keeps the line whole
   if [ $status = 0 ]; then rm -f "$log"; fi
 }
 export -f run_one
 
-# Each test by itself, as ctest runs it, all of them mixed.
+# Runs each test in its own process, as ctest does, in random order.
 for each in $tests; do
   program=${each%%:*}
   "build/$program" --gtest_list_tests --gtest_filter="${each#*:}" |

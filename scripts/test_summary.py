@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Where the time of tests went, and what failed ones said: test_summary.py tests.xml (of ctest --output-junit)."""
+"""Prints the time of each suite and the output of failed tests: test_summary.py tests.xml (of ctest --output-junit)."""
 import collections
 import sys
 import xml.etree.ElementTree
@@ -25,7 +25,7 @@ print("\nThe slowest 20 tests:")
 for seconds, name in sorted(tests, reverse=True)[:20]:
     print(f"{seconds:8.1f}  {name}")
 
-# Once more at the end: it stands far above when 2,000 tests went by, and a log that is cut is cut at the front.
+# Failures are printed again at the end: after 2,000 tests their first output is far above, and a log may be cut at the front.
 for name, lines in failed.items():
     print(f"\n{name} failed:")
     at = next((i for i, line in enumerate(lines) if ": Failure" in line), 0)

@@ -1,17 +1,17 @@
 #!/bin/bash
-# Starts a program on several hosts over ssh, with a launcher of Tessera on each, and waits for all of them.
+# Starts a program on several hosts over ssh, with one Tessera launcher per host, and waits for all of them.
 #
 #   ./ssh.sh -n 8 hostA,hostB,hostC -- tessera train recipe.yaml checkpoint.dir=/shared/runs/a
 #
 #   -n N        ranks on each host [1]
-#   -p PORT     where they meet on the first host [29500]
-#   -m ADDRESS  the first host's address, as the others call it [its name in the list]
-#   -r N        start all hosts again, at most N times, when a connection or a host was lost [0]
-#   -d DIR      folder to work in on every host [the present one]
+#   -p PORT     port on the first host at which all hosts meet [29500]
+#   -m ADDRESS  address of the first host for the other hosts [its name in the list]
+#   -r N        restart all hosts, at most N times, after a connection or a host was lost [0]
+#   -d DIR      working folder on every host [the current one]
 #
-# Every host needs the same files at the same paths. The token that ranks must know to join is made here and goes to the
-# hosts through ssh's standard input, so that no list of processes shows it. When this script is stopped, or its connection to
-# a host is lost, that host's launcher is asked to stop (SIGTERM), too. SSH: another command than ssh.
+# Every host needs the same files at the same paths. This script makes the token that ranks need to join the run. It sends
+# the token through ssh's standard input, so that no list of processes shows it. When this script is stopped, or its
+# connection to a host is lost, the launcher of the host gets SIGTERM. The variable SSH replaces the command ssh.
 set -euo pipefail
 
 usage() { sed -n '4,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
@@ -35,8 +35,8 @@ tessera=${TESSERA:-tessera}
 run=$(basename "$1")-$$-$(date +%s)
 pids=()
 
-# Who writes to the lifeline is this script alone: its end, however it comes, is the end of what every ssh reads, and the
-# far side then stops its launcher.
+# Only this script writes to the lifeline. When the script ends, for any reason, every ssh reads the end of the lifeline,
+# and the remote shell stops its launcher.
 place=$(mktemp -d)
 mkfifo "$place/lifeline"
 # shellcheck disable=SC2094
@@ -44,24 +44,24 @@ exec {both}<>"$place/lifeline" {reader}<"$place/lifeline" {lifeline}>"$place/lif
 rm -r "$place"
 
 asked=0 told=0
-stop() { # ranks save and end; asked again, nobody waits for them
+stop() { # ranks save and end; a second signal ends the script at once
   ((asked == 0)) || { kill "${pids[@]}" 2>/dev/null || true; exit 143; }
   asked=1 told=1
   exec {lifeline}>&-
 }
 trap stop INT TERM HUP
 
-quoted() { # WORD...: as any shell reads them
+quoted() { # WORD...: prints the words, quoted for any shell
   local word
   for word in "$@"; do printf "'%s' " "${word//\'/\'\\\'\'}"; done
 }
 
-feed() { # TOKEN: what an ssh reads
+feed() { # TOKEN: prints the input of one ssh, the token and then the lifeline
   printf '%s\n' "$1"
   exec cat <&"$reader" 2>/dev/null
 }
 
-# Runs all hosts once; the code of the first that fails.
+# Runs all hosts once. Returns the exit code of the first host that fails.
 run_once() {
   local attempt=$1 token code=0 left number launch far
   shift
@@ -70,7 +70,7 @@ run_once() {
   for number in "${!hosts[@]}"; do
     launch=$(quoted "$tessera" launch --nproc "$ranks" --nnodes "${#hosts[@]}" --node-rank "$number" \
       --master "${master:-${hosts[0]}}:$port" --run-id "$run-$attempt" -- "$@")
-    # -tt would end the far side with the connection, too, but mixes its outputs.
+    # ssh -tt would also end the remote shell when the connection ends, but it mixes stdout and stderr.
     far="cd $(quoted "$folder") && read -r TESSERA_TOKEN && export TESSERA_TOKEN || exit 2
       exec 3<&0 </dev/null
       $launch 3<&- & launcher=\$!
@@ -86,7 +86,7 @@ run_once() {
   for ((left = ${#pids[@]}; left > 0; )); do
     local ended=0
     wait -n || ended=$?
-    if ((told)); then # a signal ended wait, not a host
+    if ((told)); then # a signal ended the wait, and no host has ended
       told=0
       [[ -n $(jobs -rp) ]] || break
       continue
@@ -101,7 +101,7 @@ run_once() {
 for ((attempt = 0; ; ++attempt)); do
   code=0
   run_once "$attempt" "$@" || code=$?
-  # 4: a rank or a connection was lost; 255: ssh itself failed; 128 and above: a rank was killed.
+  # Restart after 4 (a rank or a connection was lost), 255 (ssh itself failed), and 128 and above (a rank was killed).
   if ((code == 0 || asked || attempt >= restarts || (code != 4 && code < 128))); then exit "$code"; fi
   echo "ssh.sh: code $code, start $((attempt + 2)) of $((restarts + 1))" >&2
 done

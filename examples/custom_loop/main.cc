@@ -1,9 +1,10 @@
-// An own model and an own training loop on Tessera, fully sharded over the ranks that start it:
+// A custom model and a custom training loop on Tessera, with FSDP over all ranks:
 //
 //   tessera launch --nproc 2 -- build/custom_loop/custom_loop [DEVICE]
 //
-// Learns y = sin(x), prints the loss as it falls, and exits 1 when it did not fall. The losses are the same, up to
-// rounding, on any number of ranks.
+// The model learns y = sin(x). The program prints the loss every 20 steps and exits with 1 unless the last loss is
+// below a tenth of the first. The losses are the same, up to rounding, on any number of ranks.
+//
 // DEVICE is auto (the default), cpu, cuda, or the name of another accelerator.
 #include <ATen/ATen.h>
 #include <tessera/fsdp.h>

@@ -1,9 +1,10 @@
-// The sum and the mean of a vector whose elements are spread over the ranks that start it:
+// The sum and the mean of a vector that is sharded over all ranks:
 //
 //   tessera launch --nproc 4 -- build/distributed_sum/distributed_sum [DEVICE]
 //
-// Each rank holds a shard; sum() adds up what is there and leaves a Partial, full_tensor() adds those with one
-// all-reduce. Exits 1 unless the results are those of one process.
+// Each rank holds a shard. sum() adds the elements of the local shard and returns a Partial; full_tensor() adds the
+// partial sums with one all-reduce. The program exits with 1 unless the results are those of one process.
+//
 // DEVICE is auto (the default), cpu, cuda, or the name of another accelerator.
 #include <ATen/ATen.h>
 #include <tessera/dtensor.h>
@@ -17,7 +18,7 @@ int sum(const std::string& setting) {
   const auto device = comm::choose_device(*world, {.setting = setting});
   const auto mesh = init_device_mesh(world, c10::DeviceTypeName(device.type(), true), {world->size()});
 
-  const int64_t count = 1'000'003;  // no multiple of any number of ranks
+  const int64_t count = 1'000'003;  // chosen so that the shards are uneven
   const auto numbers = at::arange(1, count + 1, at::device(device).dtype(at::kDouble));
   const auto spread = distribute_tensor(numbers, mesh, {Shard(0)});
 

@@ -1,9 +1,11 @@
-// A model under FSDP1 (flat parameters) and its Adam, saved sharded after a step and loaded into a fresh model that is
-// wrapped otherwise:
+// Saves a sharded checkpoint of an FSDP1 model (flat parameters) and its AdamW optimizer after one step, and loads it
+// into a new model that is wrapped in another way:
 //
 //   tessera launch --nproc 2 -- build/fsdp_checkpoint/fsdp_checkpoint [DEVICE]
 //
-// Prints what was saved and restored; exits 1 unless weights, optimizer state and the step that follows are the same.
+// The program prints whether all tensors were restored. It exits with 1 unless weights, optimizer state and the loss of
+// the next step are the same.
+//
 // DEVICE is auto (the default), cpu, cuda, or the name of another accelerator.
 #include <ATen/ATen.h>
 #include <tessera/fsdp.h>
@@ -57,7 +59,7 @@ struct Training {
   }
 };
 
-// Names of the tensors of both dicts in the checkpoint.
+// Returns the tensors of both dicts with their names in the checkpoint.
 NamedTensors named(const StateDict& weights, const StateDict& states) {
   NamedTensors tensors;
   for (const auto& [name, value] : weights) tensors.emplace_back("model." + to_string(name), value.tensor());
@@ -72,12 +74,12 @@ NamedTensors named(const StateDict& weights, const StateDict& states) {
 struct Saved {
   StateDict weights, states;
 };
-// Chunks of rows as DTensors: this rank's share only.
+// Returns both dicts with DTensors that are sharded by rows: each rank holds only its own rows.
 Saved sharded(Training& training, const MeshPtr& mesh) {
   const auto scope = state_dict_type(training.net, {.type = StateDictType::kSharded, .device_mesh = mesh});
   return {fsdp1_state_dict(training.net), optim_state_dict(training.net, *training.adam)};
 }
-// The whole, to compare.
+// Returns the whole tensors, for comparison.
 NamedTensors whole(Training& training) {
   return named(fsdp1_state_dict(training.net), optim_state_dict(training.net, *training.adam));
 }
@@ -94,7 +96,7 @@ int run(const std::shared_ptr<comm::World>& world, at::Device device, const std:
   }
 
   Training fresh(/*seed=*/2, mesh, /*use_orig_params=*/true);
-  const auto state = sharded(fresh, mesh);  // what is to be read: names, shapes and this rank's rows
+  const auto state = sharded(fresh, mesh);  // the names, shapes and rows that this rank reads
   const auto checkpoint = Checkpoint::latest(folder, *world->group());
   if (!checkpoint) return 1;
   checkpoint->load(named(state.weights, state.states));

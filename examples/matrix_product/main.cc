@@ -1,9 +1,11 @@
-// A matrix product over the ranks that start it, in the ways its operands can lie:
+// A matrix product over all ranks, for each placement of its operands:
 //
 //   tessera launch --nproc 4 -- build/matrix_product/matrix_product [DEVICE]
 //
-// at::mm is the same call each time. Where the placements fit, every rank multiplies what it has; a sum over ranks
-// stays Partial until somebody asks for it. Exits 1 unless every product is that of one process.
+// at::mm is the same call each time. If the placements fit, every rank multiplies its local shards without
+// communication. A product that is a sum over ranks stays Partial until its full tensor is needed. The program exits
+// with 1 unless every product is that of one process.
+//
 // DEVICE is auto (the default), cpu, cuda, or the name of another accelerator.
 #include <ATen/ATen.h>
 #include <tessera/dtensor.h>

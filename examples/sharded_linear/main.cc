@@ -1,9 +1,10 @@
-// Training of a linear layer whose weight is spread over the ranks that start it, each holding some output features:
+// Trains a linear layer whose weight is sharded over all ranks; each rank holds some output features:
 //
 //   tessera launch --nproc 4 -- build/sharded_linear/sharded_linear [DEVICE]
 //
-// The loop is the one of a single process: weight and bias are DTensors, autograd and the update work on them as they
-// are. Prints the loss as it falls; exits 1 unless layer and losses are those of one process.
+// The loop is that of a single process: weight and bias are DTensors, and autograd and the update work on DTensors. The
+// program prints the loss every 20 steps. It exits with 1 unless weight and losses are those of one process.
+//
 // DEVICE is auto (the default), cpu, cuda, or the name of another accelerator.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -15,7 +16,7 @@
 
 using namespace tessera;
 
-// Gradient descent on the mean squared error; the losses before each step.
+// Minimizes the mean squared error by gradient descent. Returns the loss before each step.
 std::vector<double> train(at::Tensor& weight, at::Tensor& bias, const at::Tensor& x, const at::Tensor& y) {
   std::vector<double> losses;
   for (int step = 0; step < 60; ++step) {

@@ -1,4 +1,5 @@
-// What control groups of both versions leave a process, read from folders that look like /proc and /sys.
+// The memory that control groups (cgroups) of both versions leave a process. The tests read folders that look like
+// /proc and /sys.
 #include "tessera/base/machine/available_memory.h"
 
 #include <gtest/gtest.h>
@@ -83,7 +84,7 @@ TEST(AvailableMemory, GroupsOfVersion1AreReadWhereTheirControllerIsMounted) {
   machine.put(slurm + "memory.stat", "cache 7\ntotal_cache 1073741824\ntotal_mapped_file 0\ntotal_shmem 0\n");
   EXPECT_EQ(machine.read().total_bytes(), 4 * kGiB);
   EXPECT_EQ(machine.read().available_bytes(), 2 * kGiB);
-  // Docker without a namespace of groups: the mount shows the container's own group.
+  // Docker without a cgroup namespace: the mount shows the container's own group.
   machine.mount("35 31 0:32 /docker/12 /sys/fs/cgroup/own rw - cgroup cgroup rw,memory\n", "4:memory:/docker/12\n");
   machine.put("sys/fs/cgroup/own/memory.limit_in_bytes", std::to_string(kGiB) + "\n");
   EXPECT_EQ(machine.read().total_bytes(), kGiB);

@@ -1,3 +1,4 @@
+// format_count(): whole numbers below ten thousand, else three digits with a unit.
 #include "tessera/base/text/count_text.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Error: kinds, exit codes and messages.
 #include "tessera/base/error.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Reading and publishing whole files, and the errors of both.
 #include "tessera/base/files/file.h"
 
 #include <gtest/gtest.h>

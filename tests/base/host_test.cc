@@ -1,3 +1,4 @@
+// The facts about this host: cores, core masks, identity and name of the processor.
 #include "tessera/base/machine/host.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +12,7 @@ namespace tessera {
 namespace {
 
 TEST(Host, CoresAreThoseOfTheAffinityNotOfTheMachine) {
-  std::thread([] {  // affinity belongs to a thread
+  std::thread([] {  // affinity is per thread
     const std::string before = core_mask();
     cpu_set_t one;
     CPU_ZERO(&one);

@@ -1,3 +1,4 @@
+// parse_json() against nlohmann's parser, its limits and error messages, numbers with exact digits, and JsonReader.
 #include "tessera/base/text/json.h"
 
 #include <gmock/gmock.h>
@@ -62,13 +63,13 @@ TEST(FindJsonSyntaxError, SaysWhereATextStopsBeingJson) {
   EXPECT_FALSE(find_json_syntax_error(R"({"a": [1, 2, {}]})"));
   const auto syntax_error = find_json_syntax_error(R"({"a": 1 "b": 2})");
   ASSERT_TRUE(syntax_error);
-  EXPECT_EQ(syntax_error->byte, 11u);  // the end of "b"
+  EXPECT_EQ(syntax_error->byte, 11u);  // the end of the token "b"
   EXPECT_THAT(syntax_error->reason, ::testing::StartsWith("syntax error"));
   EXPECT_TRUE(find_json_syntax_error(""));
   EXPECT_FALSE(find_json_syntax_error(std::string(1000, '[') + std::string(1000, ']')));
 }
 
-// But for two that keep a part of the document elsewhere, and have limits of their own.
+// Two files have a parser of their own with limits of their own, because they store a part of the document elsewhere.
 TEST(ParseJson, IsTheOnlyWayInWhichTheLibraryReadsJson) {
   namespace fs = std::filesystem;
   const auto root = testing::source_folder() / "tessera";
@@ -87,7 +88,7 @@ TEST(ParseJson, IsTheOnlyWayInWhichTheLibraryReadsJson) {
               ::testing::ElementsAre("formats/safetensors/safetensors_header.cc", "text/tokenizer/tokenizer_file.cc"));
 }
 
-// Quadratic insertion would take minutes, which ctest's limit ends.
+// With quadratic insertion this test would take minutes and reach ctest's time limit.
 TEST(ParseJson, ObjectsOfManyKeysAreReadInLinearTime) {
   constexpr int kKeys = 400'000;
   std::string text = "{";
@@ -127,7 +128,7 @@ TEST(ParseJson, NumbersThatNothingHoldsKeepTheirDigits) {
   const std::string long_one(5000, '7');
   EXPECT_EQ(dump_json(parse_json("[0, " + long_one + "]", "t", exact)), "[0," + long_one + "]");
   EXPECT_LT(describe(parse_json(long_one, "t", exact)).size(), 100u);
-  // Without the setting an integer is rounded and an overflow is an error, which names its place in both ways.
+  // Without exact_numbers an integer is rounded and an overflow is an error. Syntax errors name the byte in both modes.
   EXPECT_EQ(parse_json("12345678901234567890123", "t"), 12345678901234567890123.0);
   EXPECT_THAT(refused("[1e400]"), HasSubstr("number overflow"));
   EXPECT_THAT(refused("[1e400, 2, oops]", exact), HasSubstr("byte 12: no valid JSON: syntax error"));
@@ -145,7 +146,7 @@ TEST(JsonReader, NumbersThatNothingHoldsAreNoIntegersAndHaveTheNearestDouble) {
   EXPECT_THAT(message_of([&] { top.string("n"); }), HasSubstr("wanted a string"));
 }
 
-// The place of a value far inside costs nothing for each of its members.
+// The readers of the members store no copies of the path of a deeply nested value.
 TEST(JsonReader, ReadersOfManyMembersFarInsideTakeLittleMemory) {
   Json inner = Json::object();
   auto& members = inner.get_ref<Json::object_t&>();

@@ -1,3 +1,4 @@
+// The addresses at which listen_at() listens, for this host and for other hosts, and its errors.
 #include "tessera/base/machine/listen.h"
 
 #include <arpa/inet.h>
@@ -20,7 +21,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The address that a socket listens at; "" on all interfaces.
+// The address at which a socket listens; "" if it listens on all interfaces.
 std::string bound_to(const ListeningSocket& listening) {
   sockaddr_storage bound{};
   socklen_t size = sizeof bound;
@@ -50,8 +51,8 @@ TEST(Listen, ForThisHostAtTheAddressOnly) {
   EXPECT_FALSE(here.on_all_interfaces);
 }
 
-// Runs `body` in a process with a network of its own, which has loopback and nobody else; 0, 1 when it expected
-// something else, -1 when this user may not make networks.
+// Runs `body` in a process with a network namespace of its own that has only loopback. Returns 0; 1 if an expectation
+// of `body` failed; -1 if this user may not make network namespaces.
 int in_own_network(const std::function<void()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -70,7 +71,8 @@ int in_own_network(const std::function<void()>& body) {
   return code == 77 ? -1 : code;
 }
 
-// Nothing but this host reaches 127.0.1.1, and an address of another host cannot be bound.
+// Other hosts cannot reach 127.0.1.1, and this host cannot bind 192.0.2.1, which is another host's address. In both
+// cases the socket listens on all interfaces.
 TEST(Listen, ForOtherHostsANameThatLeadsToLoopbackIsEverywhere) {
   const int outcome = in_own_network([] {
     for (const char* host : {"localhost", "127.0.1.1", "192.0.2.1"}) {

@@ -1,3 +1,4 @@
+// MappedFile, and the error for a file that is truncated while it is mapped.
 #include "tessera/base/files/mapped_file.h"
 
 #include <gtest/gtest.h>
@@ -24,10 +25,10 @@ TEST(MappedFile, HoldsTheBytesOfTheFile) {
   EXPECT_EQ(file->bytes().back(), std::byte{'x'});
 }
 
-// Reads the last byte of a map of a file that is cut meanwhile.
+// Maps a file, truncates the file, and reads the last byte of the map.
 void read_behind_the_end(const std::filesystem::path& path, bool reported) {
   if (reported) report_cut_files();
-  // An earlier map of the same name has left its place.
+  // This map ends at once. Its slot in the table of maps must be free for the next map of the same file.
   MappedFile::open(path);
   const auto file = MappedFile::open(path);
   std::filesystem::resize_file(path, 100);

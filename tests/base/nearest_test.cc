@@ -1,3 +1,4 @@
+// The nearest word to a misspelled one, by edits and swaps.
 #include "tessera/base/text/nearest.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// parse_number(): the whole text must be a number.
 #include "tessera/base/text/number.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Text from files and users in messages: quoting, cutting, and control characters of terminals.
 #include "tessera/base/text/quote.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SipHash against the test vectors of its authors.
 #include "tessera/base/text/siphash.h"
 
 #include <gtest/gtest.h>
@@ -7,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// The vectors of the authors' reference: the key is bytes 0 to 15, message n is bytes 0 to n - 1.
+// The vectors of the reference implementation: the key is bytes 0 to 15, message n is bytes 0 to n - 1.
 TEST(SipHash, GivesTheAuthorsValues) {
   const SipKey key = {0x0706050403020100, 0x0f0e0d0c0b0a0908};
   std::string message;

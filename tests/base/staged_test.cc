@@ -1,3 +1,5 @@
+// Staged files and folders: they appear whole on publish, leave nothing if they are dropped, and overwrite no other
+// files.
 #include "tessera/base/files/staged.h"
 
 #include <gmock/gmock.h>
@@ -66,7 +68,8 @@ TEST(StagedFile, ReplacesTheOldFileOnlyOnPublish) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);
 }
 
-// A name that can be guessed could be made a link to somebody's file, or be in use by another writer.
+// If the name of a staged file could be guessed, another user could put a link to some file there, or another writer
+// could use it.
 TEST(StagedFile, TakesNoNameThatIsThereAlready) {
   TempFolder folder;
   testing::write_bytes(folder / "victim", "precious");

@@ -1,4 +1,5 @@
-// Tests that share a program's start (tests/support/hosts/test_host.h): each is a process of its own all the same.
+// Tests that share the start of a program (tests/support/hosts/test_host.h). Each test must still run in a process of
+// its own.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -20,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-// Inside: what the one that is asked for does.
+// Runs inside the hosted test: the action that `what` names.
 void act(const std::string& what) {
   std::ofstream(std::getenv("HOSTED_TEST_FILE"))
       << ::getpid() << ' ' << ::getppid() << ' ' << fs::current_path().string();
@@ -47,7 +48,7 @@ class HostsOfATest {
   HostsOfATest(const HostsOfATest&) = delete;
   HostsOfATest& operator=(const HostsOfATest&) = delete;
 
-  // `hosted`: by a host, as `./dev test` runs it.
+  // Runs the test below with the action `what`. `hosted`: in a host, as `./dev test` does.
   Hosted run(const std::string& what, bool hosted = true, double seconds = 50) {
     const auto file = folder_ / "said";
     fs::remove(file);
@@ -85,14 +86,14 @@ TEST(TestHost, RunsEachTestInAProcessOfItsOwn) {
   EXPECT_EQ(first.parent, second.parent) << "the host";
   EXPECT_NE(first.parent, ::getpid());
 
-  // One that fails or crashes ends as it would alone, and the host goes on.
+  // A test that fails or crashes ends as it would alone, and the host continues to run.
   const Hosted failed = hosts.run("fail");
   EXPECT_EQ(failed.code, 1);
   EXPECT_THAT(failed.out, HasSubstr("as it should"));
   EXPECT_EQ(hosts.run("crash").code, 128 + SIGSEGV);
   EXPECT_EQ(hosts.run("pass").parent, first.parent);
 
-  // A client that is killed, as ctest does it when the time is over, takes its test with it.
+  // If the client is killed, as ctest does at the time limit, the client's test is killed too.
   const Hosted killed = hosts.run("sleep", /*hosted=*/true, 1);
   EXPECT_EQ(killed.code, 128 + SIGKILL);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);

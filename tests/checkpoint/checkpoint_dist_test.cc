@@ -1,3 +1,5 @@
+// Tests of checkpoints that ranks save and load: every world size to every other, pruning, LATEST, damaged files,
+// failed saves and full disks.
 #include <ATen/record_function.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -38,7 +40,7 @@ NamedTensors sharded(const std::shared_ptr<comm::World>& world, double scale) {
           {"step", at::full({}, scale)}};
 }
 
-// Of a dtype that no file holds.
+// A tensor of a dtype that no file can store.
 at::Tensor unwritable() { return at::empty({1}, at::kBits8); }
 
 // The kind and message of the Error that `action` throws.
@@ -119,7 +121,7 @@ TEST(Checkpoint, WhatWasPublishedLastStaysWhateverItsStep) {
   TempFolder folder;
   save(folder.path(), 1, false, 12);
   save(folder.path(), 1, false, 24);
-  save(folder.path(), 2, false, 3, 7);  // an earlier step, by another writer
+  save(folder.path(), 2, false, 3, 7);  // an earlier step, which another writer saves
   EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"LATEST", "step-00000003", "step-00000024"}));
   EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 3);
   save(folder.path(), 1, false, 4);
@@ -140,11 +142,11 @@ TEST(Checkpoint, AStepThatIsThereIsNotOverwritten) {
 
 TEST(Checkpoint, PruningTouchesOnlyWhatASaveWrote) {
   TempFolder folder;
-  std::filesystem::create_directories(folder / "step-00000001");  // a folder of somebody's
+  std::filesystem::create_directories(folder / "step-00000001");  // a folder that no save wrote
   publish_file(folder / "step-00000001" / "theirs", "x");
   std::filesystem::create_directory(folder / "step-notes");
   save(folder.path(), 1, false, 2);
-  publish_file(folder / "step-00000002" / "notes.txt", "x");  // and a file of his in one of ours
+  publish_file(folder / "step-00000002" / "notes.txt", "x");  // and a user's file in one of our checkpoints
   for (const int64_t step : {3, 4, 5}) save(folder.path(), 1, false, step);
   EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"LATEST", "step-00000001", "step-00000002", "step-00000004",
                                                             "step-00000005", "step-notes"}));
@@ -164,7 +166,7 @@ TEST(Checkpoint, AWriterRemovesWhatKilledSavesLeftAndNothingElse) {
   EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"step-mine.tmp", ".mine.0123456789abcdef.tmp"}));
 }
 
-// A file that something is mounted on cannot be removed, not even by root.
+// A file that is a mount point cannot be removed, not even by root.
 TEST(Checkpoint, WhatCannotBePrunedFailsNoSave) {
   TempFolder folder;
   save(folder.path(), 1, false, 1);
@@ -173,7 +175,7 @@ TEST(Checkpoint, WhatCannotBePrunedFailsNoSave) {
       ::mount(busy.c_str(), busy.c_str(), nullptr, MS_BIND, nullptr) != 0) {
     GTEST_SKIP() << "this user may not mount";
   }
-  for (const int64_t step : {2, 3, 4}) save(folder.path(), 1, false, step);  // throws if one fails
+  for (const int64_t step : {2, 3, 4}) save(folder.path(), 1, false, step);  // throws if a save fails
   EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 4);
   EXPECT_FALSE(std::filesystem::exists(folder / "step-00000002"));
   size_t mounted = 0;
@@ -219,7 +221,7 @@ TEST(Checkpoint, DamageIsNamed) {
   EXPECT_ERROR(ErrorKind::kFormat, "LATEST: does not name a checkpoint", Checkpoint::latest(folder.path()));
 }
 
-// What a run resumes from: each file is compared with its hash by one rank, and all ranks hear of it.
+// When a run resumes, one rank compares each file with its hash, and all ranks get the result.
 TEST(Checkpoint, EveryRankHearsOfDamageThatOneFinds) {
   TempFolder folder;
   save(folder.path(), 4, false);
@@ -239,13 +241,13 @@ TEST(Checkpoint, EveryRankHearsOfDamageThatOneFinds) {
   }
 }
 
-// LATEST may change, or be another one, where a rank reads it later: only the first rank's answer counts.
+// LATEST may change, or differ on another host, before the other ranks read it. Only rank 0's LATEST is used.
 TEST(Checkpoint, OneRankReadsLatestForAll) {
   TempFolder ours, theirs;
   save(ours.path(), 1, false, 7);
   std::filesystem::copy(ours / "step-00000007", theirs / "step-00000007");
   testing::run_ranks({.size = 3}, [&](const std::shared_ptr<comm::World>& world) {
-    // Rank 0's folder has LATEST, that of the others has none.
+    // Rank 0's folder has LATEST; the folder of the other ranks has none.
     const auto checkpoint = Checkpoint::latest((world->rank() == 0 ? ours : theirs).path(), *world->group());
     ASSERT_TRUE(checkpoint);
     EXPECT_EQ(checkpoint->step(), 7);
@@ -255,7 +257,7 @@ TEST(Checkpoint, OneRankReadsLatestForAll) {
   });
 }
 
-// What the host keeps of these files in memory goes; false where it stays, as of a file system in memory.
+// Drops the page cache of these files. Returns false if the pages stay, as in a file system in memory.
 bool forget(const std::filesystem::path& folder) {
   bool gone = true;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -272,15 +274,15 @@ bool forget(const std::filesystem::path& folder) {
   return gone;
 }
 
-// What this process made the host read from a disk.
+// Bytes that the host read from a disk for this process.
 int64_t bytes_from_disk() {
   const auto text = read_file("/proc/self/io");
   const auto at = text.find("\nread_bytes: ");
   return at == text.npos ? -1 : std::stoll(text.substr(at + 13));
 }
 
-// A run that resumes compares hashes of whole files, then each rank reads its boxes: every byte comes from the disk
-// once, however many ranks of the host want it.
+// A resuming run compares hashes of whole files, then each rank reads its boxes. Every byte is read from the disk once,
+// for any number of ranks on the host.
 TEST(Checkpoint, RanksOfAHostReadEachByteOnce) {
   testing::run_ranks({.size = 4, .mode = testing::RankMode::kProcesses}, [](const std::shared_ptr<comm::World>& world) {
     constexpr int64_t kRows = 1024, kColumns = 4096, kBytes = 2 * kRows * kColumns * 4;
@@ -304,13 +306,13 @@ TEST(Checkpoint, RanksOfAHostReadEachByteOnce) {
     const auto read = at::full({1}, bytes_from_disk() - before, at::kLong);
     comm::all_reduce(group, read).wait();
     for (const auto& [name, tensor] : into) EXPECT_TRUE(to_local(tensor).eq(3).all().item<bool>()) << name;
-    if (known == "n") return;  // a file system in memory, or a kernel that does not count
+    if (known == "n") return;  // a file system in memory, or a kernel that does not count disk reads
     EXPECT_GT(read.item<int64_t>(), kBytes * 9 / 10) << "the files were in memory: this shows nothing";
     EXPECT_LT(read.item<int64_t>(), kBytes * 11 / 10);
   });
 }
 
-// What open() and verify() say of a folder, "" when nothing is wrong.
+// The error of open() or verify() for a folder; "" without an error.
 std::string complaint(const std::filesystem::path& folder) {
   try {
     Checkpoint::open(folder).verify();
@@ -337,7 +339,7 @@ TEST(Checkpoint, TruncatedAnywhereOrWithOneByteChangedItIsRefusedByName) {
       auto changed = whole;
       changed[at] ^= 0x20;
       publish_file(checkpoint / name, changed);
-      // Blanks of JSON, and names in it that nothing depends on, may change.
+      // Whitespace of the JSON, and unused names in it, may change.
       if (std::string_view(name) == "manifest.json") continue;
       EXPECT_NE(complaint(checkpoint).find(name), std::string::npos) << name << " with byte " << at << " changed";
     }
@@ -362,7 +364,7 @@ TEST(Checkpoint, FailedSaveLeavesTheOlderCheckpointAndNothingHalfWritten) {
   EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 5);
 }
 
-// Where the folder is a file system of its own: full, then read-only.
+// The folder is its own file system, which is first full, then read-only.
 TEST(Checkpoint, AFullDiskAndAReadOnlyOneLeaveWhatWasPublished) {
   TempFolder temp;
   const auto folder = temp / "disk";
@@ -396,7 +398,7 @@ TEST(Checkpoint, AFailedSaveIsKnownBeforeTheNextOne) {
     CheckpointWriter writer({.folder = folder.path(), .world = world, .async = true});
     writer.save(1, sharded(world, 1), {});
     auto tensors = sharded(world, 2);
-    tensors.emplace_back("odd", unwritable());  // one rank writes it
+    tensors.emplace_back("odd", unwritable());  // one rank writes this tensor
     EXPECT_FALSE(writer.failed());
     try {
       writer.save(2, tensors, {});
@@ -432,7 +434,7 @@ TEST(Checkpoint, TwoWritersOfOneWorldKeepApart) {
     auto tensors = sharded(world, 2);
     tensors.emplace_back("odd", unwritable());
     second.save(1, tensors, {});
-    EXPECT_THROW(second.finish(), Error);  // not what the first one was told
+    EXPECT_THROW(second.finish(), Error);  // the failed save belongs to this writer, not to `first`
     first.save(2, sharded(world, 2), {});
     second.save(2, sharded(world, 4), {});
     second.finish();
@@ -448,7 +450,7 @@ TEST(Checkpoint, TwoWritersOfOneWorldKeepApart) {
   }
 }
 
-// Placements that cannot be saved are an error at once, and the next save does not wait for the one that never began.
+// Placements that cannot be saved are an error at once. The next save does not wait for this save, which never began.
 TEST(Checkpoint, ATensorThatCannotBeSavedLeavesTheWriterUsable) {
   TempFolder folder;
   comm::run_thread_ranks(2,
@@ -464,7 +466,7 @@ TEST(Checkpoint, ATensorThatCannotBeSavedLeavesTheWriterUsable) {
   EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"LATEST", "step-00000002"}));
 }
 
-// Makes the first tensor that is written take its time: its detach() in a thread that is not marked as a rank's.
+// Delays the writing of the first tensor: its detach() runs in a thread that is not marked as a rank's thread.
 thread_local bool is_rank = false;
 std::atomic<bool> delay_next{false};
 std::unique_ptr<at::ObserverContext> delay_writer(const at::RecordFunction& call) {

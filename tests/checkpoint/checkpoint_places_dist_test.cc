@@ -1,5 +1,5 @@
-// Checkpoints of ranks that hold different parts for different reasons: FSDP over tensor parallel, strided shards,
-// replicas on part of the ranks, pipeline stages.
+// Tests of checkpoints whose ranks hold different shards for different reasons: FSDP over tensor parallel, strided
+// shards, replicas on some of the ranks, and pipeline stages.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -23,7 +23,8 @@ at::Tensor numbered(at::IntArrayRef shape, double first) {
   return at::arange(c10::multiply_integers(shape), at::kDouble).add(first).view(shape);
 }
 
-// Of a mesh (dp, tp): what FSDP over tensor parallel makes, shards in pieces, what tensor parallel leaves alone, plain.
+// Tensors of a mesh (dp, tp): FSDP over tensor parallel, shards of shards, tensors that tensor parallel does not shard,
+// and plain tensors.
 NamedTensors spread_over(const MeshPtr& mesh, double factor) {
   const auto dp = mesh->slice({"dp"});
   const auto tp = mesh->slice({"tp"});
@@ -42,7 +43,7 @@ NamedTensors spread_over(const MeshPtr& mesh, double factor) {
           {"plain", numbered({3}, 700) * factor}};
 }
 
-// Ranks in all, and along dp.
+// World size, and the number of ranks along dp.
 constexpr std::pair<int, int> kLayouts[] = {{1, 1}, {2, 1}, {2, 2}, {3, 3}, {4, 1}, {4, 2}, {4, 4}};
 
 TEST(CheckpointPlaces, EachElementIsWrittenOnceAndReadWhereverItIsWanted) {
@@ -53,7 +54,7 @@ TEST(CheckpointPlaces, EachElementIsWrittenOnceAndReadWhereverItIsWanted) {
       writer.save(1, spread_over(init_device_mesh(world, test_device_type(), {dp, ranks / dp}, {"dp", "tp"}), 1), {});
       writer.finish();
     });
-    const auto saved = DcpFolder::open(folder / "step-00000001");  // which checks that no chunk overlaps another
+    const auto saved = DcpFolder::open(folder / "step-00000001");  // opening checks that no chunk overlaps another
     if (writers == 4 && writers_dp == 2) {
       EXPECT_GT(saved->find_tensor("pieces")->chunks.size(), 2U) << "no rank holds several boxes: this shows little";
     }
@@ -73,7 +74,8 @@ TEST(CheckpointPlaces, EachElementIsWrittenOnceAndReadWhereverItIsWanted) {
   }
 }
 
-// A tensor on some of the ranks, which all of them have: on two meshes, on one with the lowest rank, on one without it.
+// Every rank names these tensors, but only some of the ranks hold each: a tensor on two meshes, on one mesh with the
+// lowest rank, on one mesh without the lowest rank.
 TEST(CheckpointPlaces, OfAMeshOfSomeRanksTheOneWithTheLowestRankWrites) {
   const testing::TempFolder folder;
   const auto on_some = [](const WorldOfRanks& world, double factor) {
@@ -99,7 +101,7 @@ TEST(CheckpointPlaces, OfAMeshOfSomeRanksTheOneWithTheLowestRankWrites) {
       EXPECT_TRUE(at::equal(to_local(again[i].second), to_local(wanted[i].second))) << again[i].first;
     }
   });
-  const auto saved = DcpFolder::open(folder / "step-00000001");  // which finds what is written twice, or by no rank
+  const auto saved = DcpFolder::open(folder / "step-00000001");  // opening checks that each element is written once
   for (const auto& [name, first] : {std::pair("of_each_half", 1), {"without_it", 200}, {"replicas_without_it", 300}}) {
     EXPECT_TRUE(at::equal(saved->tensor(name), numbered({5, 2}, first))) << name;
   }
@@ -136,7 +138,7 @@ TEST(CheckpointPlaces, PipelineStagesSaveTheirOwnTensors) {
   }
 }
 
-// The message of the save that fails on every rank.
+// The message of the save, which fails on every rank.
 std::string why_not_saved(const std::filesystem::path& folder,
                           const std::function<NamedTensors(const WorldOfRanks&)>& tensors) {
   std::string message;
@@ -156,7 +158,7 @@ std::string why_not_saved(const std::filesystem::path& folder,
 
 TEST(CheckpointPlaces, WhatCouldNotBeLoadedIsNotPublished) {
   const testing::TempFolder folder;
-  // The second stage's tensor, which nobody writes when all ranks are taken for one stage.
+  // If all ranks are treated as one stage, no rank writes the second stage's tensor.
   const auto missing = why_not_saved(folder.path(), [](const auto& world) { return of_stage(world, 1); });
   EXPECT_NE(missing.find("'stage1.weight': no rank wrote any of it"), std::string::npos) << missing;
   const auto unlike = why_not_saved(folder.path(), [](const WorldOfRanks& world) {

@@ -1,3 +1,5 @@
+// Slow tests of checkpoints: 2000 saves leave nothing in store and memory, and 200 killed saves lose no published
+// checkpoint.
 #include "tests/checkpoint/killed_saves.h"
 #include "tests/checkpoint/many_saves.h"
 #include "tests/support/ranks.h"
@@ -21,7 +23,7 @@ TEST(KilledSaves, TwoHundredOfThem) {
   std::printf("seed %u: %d kills, %d of all ranks, %d inside a save\n", seed, count.kills, count.of_all,
               count.inside_saves);
   EXPECT_EQ(count.kills, 200);
-  EXPECT_GE(count.inside_saves, 50);  // about 100; fewer on busy cores
+  EXPECT_GE(count.inside_saves, 50);  // usually about 100; fewer on busy cores
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Checkpoints that PyTorch writes and reads: torch.distributed.checkpoint on gloo ranks.
+// Tests of checkpoints against PyTorch: torch.distributed.checkpoint on gloo ranks writes checkpoints that we read, and
+// reads ours.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +29,7 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
          at::equal(a.contiguous().view({-1}).view(at::kByte), b.contiguous().view({-1}).view(at::kByte));
 }
 
-// Every tensor of a checkpoint that PyTorch wrote, whole and in parts of other layouts.
+// Reads every tensor of a checkpoint that PyTorch wrote, whole and as shards of other layouts.
 void expect_read(const std::filesystem::path& folder, const std::filesystem::path& whole_path) {
   const auto whole = SafetensorsFile::open(whole_path);
   const auto contents = DcpFolder::open(folder);
@@ -69,8 +70,8 @@ TEST(DcpOracle, FoldersOfFsdp1Fsdp2AndTensorParallelAreRead) {
   for (const auto* kind : {"fsdp2", "fsdp1", "fsdp1_mesh", "tp", "fsdp_tp"}) {
     expect_read(folder / kind, folder / fmt::format("{}.safetensors", kind));
   }
-  expect_read(folder / "fsdp2_alone", folder / "fsdp2.safetensors");  // a .metadata a rank
-  // The model's tensors under their own names, whatever holds them.
+  expect_read(folder / "fsdp2_alone", folder / "fsdp2.safetensors");  // this checkpoint has one .metadata per rank
+  // The model's tensors have their own names, whichever wrapper holds them.
   const auto whole = SafetensorsFile::open(folder / "fsdp2.safetensors");
   for (const auto& [name, format] : {std::pair("fsdp2_shards", TensorFiles::Format::kSafetensorsShards),
                                      {"fsdp2", TensorFiles::Format::kDcp},
@@ -114,7 +115,8 @@ at::Tensor drawn(at::IntArrayRef shape, c10::ScalarType dtype, int64_t seed) {
   return testing::here(numbers.sin().mul(50).to(dtype).view(shape));
 }
 
-// Uneven sizes, strided shards, replicas, plain ones, a dim of 0, a scalar, tied ones, many dtypes.
+// Tensors of all kinds: uneven sizes, strided shards, replicas, plain tensors, a dim of 0, a scalar, tied tensors and
+// many dtypes.
 NamedTensors all_kinds(const MeshPtr& mesh) {
   const auto lay = [&](at::IntArrayRef shape, c10::ScalarType dtype, const Placements& how) {
     return distribute_tensor(drawn(shape, dtype, shape.empty() ? 1 : shape[0]), mesh, how, std::nullopt);

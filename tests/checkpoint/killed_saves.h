@@ -1,5 +1,5 @@
-// SIGKILL of one rank or of all of them at random points while they save without pause: what is published stays whole,
-// nothing that was published is lost, and nothing else in the folder is touched.
+// SIGKILL of one rank or of all ranks at random times while the ranks save continuously. Published checkpoints stay
+// complete and are not lost, and no other file in the folder changes.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,10 +25,10 @@ namespace tessera {
 
 namespace fs = std::filesystem;
 
-// What the ranks of one start tell the test that forked them, and one another.
+// Shared memory of the ranks of one start and the test that forked them.
 struct KilledSavesPage {
-  std::atomic<int64_t> published{0};   // the last step that a rank knows to be
-  std::atomic<int64_t> kill_at_ns{0};  // of the monotonic clock; 0: not yet
+  std::atomic<int64_t> published{0};   // the last step that a rank knows to be published
+  std::atomic<int64_t> kill_at_ns{0};  // monotonic clock; 0: no kill time yet
 
   static KilledSavesPage* map() {
     void* memory = ::mmap(nullptr, sizeof(KilledSavesPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -41,7 +41,7 @@ inline int64_t monotonic_ns() {
       .count();
 }
 
-// Every element says of which step it is.
+// Every element has a value that depends on the step.
 inline NamedTensors state_of_step(const MeshPtr& mesh) {
   return {{"model.rows", distribute_tensor(at::zeros({301, 257}), mesh, {Shard(0)})},
           {"model.columns", distribute_tensor(at::zeros({33, 1030}), mesh, {Shard(1)})},
@@ -51,16 +51,16 @@ inline NamedTensors state_of_step(const MeshPtr& mesh) {
 
 struct KilledSavesStart {
   fs::path folder;
-  int64_t after = 0;  // the step that was saved last
-  bool all = false;   // every rank is killed, or one
+  int64_t after = 0;  // the step of the last published save
+  bool all = false;   // true: all ranks are killed; false: one rank
   int victim = 0;
   bool defer_copy = false;
   std::chrono::microseconds delay{
-      0};               // of the kill, from the start of the second or third save on; the first makes a group
-  bool second = false;  // the third
+      0};               // from the start of the second or third save to the kill; the first save makes a group
+  bool second = false;  // true: the third save
 };
 
-// Saves until it is killed or a peer is.
+// Saves until this rank is killed, or a peer's death is an error.
 inline void save_until_killed(const std::shared_ptr<comm::World>& world, const KilledSavesStart& start,
                               KilledSavesPage& page) {
   if (start.all || world->rank() == start.victim) {
@@ -85,7 +85,8 @@ inline void save_until_killed(const std::shared_ptr<comm::World>& world, const K
   throw std::runtime_error("nobody was killed");
 }
 
-// Every published checkpoint is whole and holds the values of its step. The step that LATEST names, 0 without.
+// Expects that every published checkpoint is complete and has the values of its step. Returns the step that LATEST
+// names, or 0 without LATEST.
 inline int64_t expect_whole(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (!fs::exists(entry.path() / "manifest.json") || entry.path().filename().string().starts_with(".")) continue;
@@ -105,7 +106,7 @@ inline int64_t expect_whole(const fs::path& folder) {
   return latest ? latest->step() : 0;
 }
 
-// The user's own, beside the checkpoints and with names like theirs: content and time of last change.
+// The user's files, beside the checkpoints and with similar names: their content and modification times.
 class UsersFiles {
  public:
   explicit UsersFiles(const fs::path& folder) {
@@ -143,9 +144,9 @@ inline bool staged_is_left(const fs::path& folder, const std::set<std::string>& 
   return false;
 }
 
-// Starts three ranks as often as asked, over one folder.
+// Starts three ranks `kills` times over one folder.
 inline KilledSavesCount kill_saves(int kills, unsigned seed) {
-  at::set_num_threads(1);  // ranks are forked
+  at::set_num_threads(1);  // the ranks are forks of this process
   std::mt19937 random(seed);
   const testing::TempFolder temporary;
   const auto folder = temporary / "checkpoints";
@@ -172,7 +173,8 @@ inline KilledSavesCount kill_saves(int kills, unsigned seed) {
       const bool is_victim = start.all || rank == start.victim;
       killed += end.exit_code == 137;
       EXPECT_FALSE(end.exit_code == 137 && !is_victim) << "rank " << rank;
-      // Of all that are to die, one may hear first that another did: on busy cores they do not die at once.
+      // When all ranks are to be killed, one rank may first fail because of another rank's death: on busy cores the
+      // ranks do not die at the same time.
       EXPECT_TRUE(end.exit_code == 137 || ((start.all || !is_victim) && end.exit_code == 4))
           << "rank " << rank << ": " << end.exit_code << ", " << end.message;
     }
@@ -187,7 +189,7 @@ inline KilledSavesCount kill_saves(int kills, unsigned seed) {
     last = latest;
     users.expect_untouched();
   }
-  // What the killed ones left goes with the next writer, and nothing else.
+  // The next writer removes the files of the killed saves, and no other file.
   comm::run_thread_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
     const auto state = state_of_step(init_device_mesh(world, "cpu", {2}));
     CheckpointWriter writer({.folder = folder, .world = world, .keep_last = 2});

@@ -1,3 +1,4 @@
+// Test of killed saves: the checkpoints that were published stay complete.
 #include "tests/checkpoint/killed_saves.h"
 
 namespace tessera {

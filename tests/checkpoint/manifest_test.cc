@@ -1,3 +1,4 @@
+// Tests of the manifest of a checkpoint: reading, names, versions and hostile text.
 #include "tessera/checkpoint/manifest.h"
 
 #include <gmock/gmock.h>

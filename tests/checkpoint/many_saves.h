@@ -1,4 +1,4 @@
-// Many saves in one run, and what they leave in the store and in memory: nothing.
+// Runs many saves and expects that the store and the memory do not grow.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,13 +24,13 @@ inline int64_t resident_kib() {
   return 0;
 }
 
-// Saves after a fifth of which memory and store are looked at; the rest may add `allowed_kib` to this process.
+// Store and memory are measured after a fifth of the saves. The remaining saves may add `allowed_kib` to this process.
 inline void expect_flat(const std::shared_ptr<comm::World>& world, int saves, int64_t allowed_kib) {
-  static const testing::TempFolder folder;  // processes have one each, of which the first rank's counts
+  static const testing::TempFolder folder;  // processes have one folder each; only the first rank's is used
   const auto path = std::filesystem::path(comm::broadcast_bytes(*world->group(), folder.path().string()));
   CheckpointWriter writer({.folder = path, .world = world, .keep_last = 1});
   const auto mesh = init_device_mesh(world, testing::test_device_type(), {world->size()});
-  NamedTensors tensors;  // the reports of many names are what once filled the store
+  NamedTensors tensors;  // in the past the reports of many names filled the store
   for (int i = 0; i < 50; ++i) {
     tensors.emplace_back(fmt::format("layer.{}.weight", i), distribute_tensor(at::ones({8, 4}), mesh, {Shard(0)}));
   }
@@ -47,11 +47,11 @@ inline void expect_flat(const std::shared_ptr<comm::World>& world, int saves, in
   writer.finish();
   comm::barrier(*world->group());
   EXPECT_EQ(world->store().getNumKeys(), keys);
-  if (!testing::kSanitized) {  // which keeps what is freed
+  if (!testing::kSanitized) {  // a sanitizer keeps freed memory
     EXPECT_LT(resident_kib() - resident, allowed_kib);
   }
   EXPECT_EQ(Checkpoint::latest(path)->step(), saves);
-  comm::barrier(*world->group());  // the folder goes with the first rank's process
+  comm::barrier(*world->group());  // the folder is removed with the first rank's process
 }
 
 }  // namespace tessera

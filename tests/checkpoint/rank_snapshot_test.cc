@@ -1,3 +1,4 @@
+// Tests of the snapshot that a rank takes of its tensors, and of the plan of which rank writes which record.
 #include "tessera/checkpoint/rank_snapshot.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +19,7 @@ RankSnapshot snapshot_of(const NamedTensors& tensors, const NamedObjects& object
   return snapshot;
 }
 
-// What two ranks that hold the same report.
+// Contents of two ranks that report the same tensors.
 CheckpointContents saved_by_two(const std::filesystem::path& folder, const NamedTensors& tensors,
                                 const NamedObjects& objects = {}) {
   CheckpointContents contents;
@@ -40,7 +41,7 @@ TEST(RankSnapshot, EachTensorIsWrittenByOneRankAndTheWorkIsShared) {
   ASSERT_EQ(contents.files.size(), 2U);
   for (const auto& file : contents.files) {
     EXPECT_EQ(file.xxh3, hash_file(folder / file.name));
-    EXPECT_GT(file.size_bytes, 20'000U) << file.name;  // one of the two matrices
+    EXPECT_GT(file.size_bytes, 20'000U) << file.name;  // one of the two matrices is in each file
   }
   const auto saved = DcpFolder::open(folder.path());
   for (const auto& [name, tensor] : tensors) EXPECT_TRUE(at::equal(saved->tensor(name), tensor)) << name;
@@ -60,7 +61,7 @@ TEST(RankSnapshot, ChangedValuesAreFoundByTheirChecksumsWithoutAManifest) {
   const auto contents = DcpFolder::open(folder.path());
   contents->check_records(DcpFolder::Check::kPickles);
   int found = 0;
-  for (const size_t part : {0, 1}) {  // each record is checked by one of two ranks
+  for (const size_t part : {0, 1}) {  // each of the two ranks checks its part of the records
     try {
       contents->check_records(DcpFolder::Check::kValues, part, 2);
     } catch (const Error& error) {
@@ -146,7 +147,7 @@ TEST(ShareReport, AFailureIsAnErrorAndSoIsRubbish) {
     CheckpointContents other;
     EXPECT_THROW(add_report(other, rubbish), std::exception) << rubbish.substr(0, 80);
   }
-  CheckpointContents outside;  // a chunk that lies outside its tensor is found before it is published
+  CheckpointContents outside;  // a chunk outside its tensor must be found before the checkpoint is published
   add_report(outside, report(tensor + R"([{"offset": [1], "shape": [2], "at": 0, "bytes": 1}]})"));
   EXPECT_THROW(outside.metadata.check("test"), Error);
 }

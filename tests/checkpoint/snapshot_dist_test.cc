@@ -1,4 +1,5 @@
-// Copies that the writer makes while its owner goes on: they are of the save's values, or the save fails.
+// Tests of the snapshots that the writer copies while training continues: the copies have the values at the time of
+// save, or the save fails.
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
@@ -41,11 +42,11 @@ TEST(Snapshot, IsOfTheValuesAtTheSave) {
     for (int step = 1; step <= 4; ++step) {
       writer.save(step, tensors, {{"step", step}});
       writer.wait_for_snapshot();
-      writer.wait_for_snapshot();  // again: nothing
+      writer.wait_for_snapshot();  // a second wait has no effect
       for (const auto& [name, tensor] : tensors) tensor.mul_(2);
     }
     writer.finish();
-    writer.wait_for_snapshot();  // of nothing
+    writer.wait_for_snapshot();  // no save has started
   });
   for (int step = 1; step <= 4; ++step) {
     const auto checkpoint = Checkpoint::open(folder / fmt::format("step-{:08}", step));
@@ -114,7 +115,7 @@ TEST(Snapshot, ThatCannotBeTakenFailsTheSaveOnAllRanks) {
   EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 3);
 }
 
-// A whole step of a sharded model between save and wait: forward and backward write to nothing that is saved.
+// Between save and wait a sharded model does a whole step. Forward and backward do not write to saved tensors.
 NamedTensors training_tensors(SmallModel& model, optim::Optimizer& optimizer) {
   const auto [weights, states] = get_state_dict(model, {&optimizer}, {.flatten_optimizer_state_dict = true});
   NamedTensors out;
@@ -154,7 +155,7 @@ TEST(Snapshot, LastsUntilTheOptimizersStepOfAShardedModel) {
         EXPECT_TRUE(found.equal(before[i])) << saved[i].first;
       }
 
-      if (on_accelerator()) continue;  // which copies in its streams' order
+      if (on_accelerator()) continue;  // accelerators copy in the order of their streams
       writer.save(2, training_tensors(model, *optimizer), {});
       forward_and_backward(2);
       optimizer->step();

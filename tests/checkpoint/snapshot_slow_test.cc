@@ -1,4 +1,4 @@
-// A rank that fails between a save and its next update, while its peers are in the middle of a step with it.
+// Tests of a rank that fails between a save and its next update, while its peers are in a step that needs this rank.
 #include <gmock/gmock.h>
 
 #include <chrono>
@@ -20,11 +20,11 @@ void save_and_fail_alone(const WorldPtr& world, const std::filesystem::path& fol
   CheckpointWriter writer({.folder = folder, .world = world, .keep_last = 0, .defer_copy = true});
   writer.save(1, {{"model.w", at::ones({4})}}, {});
   TESSERA_CHECK(world->rank() != 1, ErrorKind::kIo, "the forward failed");
-  comm::barrier(*world->group());  // the step that rank 1 never takes part in
+  comm::barrier(*world->group());  // rank 1 does not take part in this step
 }
 
 void fail_alone(const WorldPtr& world) {
-  static const TempFolder folder;  // processes have one each, of which the first rank's counts
+  static const TempFolder folder;  // processes have one folder each; only the first rank's is used
   const auto path = std::filesystem::path(comm::broadcast_bytes(*world->group(), folder.path().string()));
   const auto begin = std::chrono::steady_clock::now();
   const auto error = error_of([&] { save_and_fail_alone(world, path); });
@@ -38,7 +38,7 @@ TEST(Snapshot, OfARankThatFailsAloneEndsItsPeersLongBeforeTheTimeOut) {
   run_ranks({.size = 3, .mode = RankMode::kProcesses, .limit_seconds = 150}, fail_alone);
 }
 
-// A thread has unwound before the others hear of it.
+// As a thread, the failed rank has unwound before its peers get the failure.
 TEST(Snapshot, OfAThreadThatFailsAloneEndsItsPeersLongBeforeTheTimeOut) {
   const TempFolder folder;
   const auto begin = std::chrono::steady_clock::now();

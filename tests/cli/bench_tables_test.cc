@@ -1,4 +1,5 @@
-// The tables of measured figures are what the results come to.
+// The tables of measured figures in the documents must equal the tables that scripts/bench_table.py makes from the
+// results.
 #include <gtest/gtest.h>
 
 #include "tests/support/process.h"

@@ -1,4 +1,4 @@
-// `tessera ckpt` on small files made here; the conversions themselves are tested in tests/models.
+// `tessera ckpt` on small files that the tests make. tests/models has the tests of the conversions.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -95,7 +95,7 @@ TEST(Ckpt, VerifySaysWithWhatItComparedAndWhatHadNothingToCompareWith) {
   };
   EXPECT_THAT(verify(folder / "hf"), HasSubstr("all good; the format has no checksums"));
   EXPECT_THAT(verify(dcp), HasSubstr("all good; it has no hashes, so the checksums of its records were compared"));
-  // A writer that was told to compute no checksums leaves zeros.
+  // A writer that computes no checksums stores zeros in their place.
   auto bytes = read_file(dcp / "__0_0.distcp");
   const auto ones = at::ones({4});
   const uint32_t crc = crc32(0, std::as_bytes(std::span(ones.const_data_ptr<float>(), 4)));
@@ -107,7 +107,7 @@ TEST(Ckpt, VerifySaysWithWhatItComparedAndWhatHadNothingToCompareWith) {
   ASSERT_EQ(found, 2) << "beside the data and in the directory";
   publish_file(dcp / "__0_0.distcp", bytes);
   EXPECT_THAT(verify(dcp), AllOf(HasSubstr("the values of 1 records were not checked"), Not(HasSubstr("all good"))));
-  // Among a run's checkpoints a manifest is missing.
+  // A checkpoint of a run must have a manifest, so here its absence is an error.
   std::filesystem::rename(dcp, folder / "step-00000004");
   EXPECT_THAT(verify(folder / "step-00000004"), HasSubstr("not checked"));
   publish_file(folder / "LATEST", "step-00000004\n");
@@ -122,7 +122,7 @@ TEST(Ckpt, VerifyComparesAFolderWithTheModelOfItsConfig) {
     const auto run = run_process({program(), "ckpt", "verify", path.string()});
     return fmt::format("exit code {}: {}{}", run.exit_code, run.out, run.err);
   };
-  // A tiny model's folder, with its tensors as `change` leaves them.
+  // Saves a tiny model, applies `change` to its tensors, and verifies the folder.
   const auto verify_changed = [&](const std::string& config, const auto& change) {
     const auto dir = folder / "m";
     std::filesystem::remove_all(dir);
@@ -174,7 +174,7 @@ TEST(Ckpt, VerifyComparesAFolderWithTheModelOfItsConfig) {
                                                         "no config.json")));
 }
 
-// A GGUF file of one tensor "w" of 256 values of this type.
+// Writes a GGUF file of one tensor "w" with 256 values of the GGUF type `type`.
 void write_gguf_of(const std::filesystem::path& path, uint32_t type, size_t data_bytes) {
   std::string text = "GGUF";
   const auto put = [&](auto value) { text.append(reinterpret_cast<const char*>(&value), sizeof value); };
@@ -234,7 +234,7 @@ TEST(Ckpt, HelpOfASubcommandSaysHowItIsCalledAndWhatItTakes) {
   EXPECT_THAT(run.out, AllOf(HasSubstr("Usage: tessera ckpt verify [OPTIONS] PATH"), HasSubstr("a run's folder")));
 }
 
-// A checkpoint of two tensors at these paths of the state dict.
+// Writes a checkpoint with two tensors at these paths of the state dict.
 void write_dcp_of_paths(const std::filesystem::path& folder, const DcpPath& first, const DcpPath& second) {
   DcpMetadata metadata;
   const DcpTensor one{.size = {1}, .chunks = {{{0}, {1}}}};

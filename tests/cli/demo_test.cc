@@ -1,4 +1,4 @@
-// scripts/demo.sh in a folder of its own, with a program that only pretends to train and to answer.
+// scripts/demo.sh in a folder of its own, with a stub of the program that pretends to train and to answer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -102,7 +102,7 @@ TEST_F(Demo, FailsWhereTheLossFallsByTooLittle) {
 
 TEST_F(Demo, PutsAsideWhatIsNoRun) {
   write(folder_ / "runs/demo/thesis.txt", "of years");
-  for (size_t time = 1; time <= 2; ++time) {  // in the same second
+  for (size_t time = 1; time <= 2; ++time) {  // twice in the same second
     const auto demo = run();
     EXPECT_EQ(demo.exit_code, 0) << demo.err;
     EXPECT_FALSE(fs::exists(folder_ / "runs/demo/thesis.txt"));

@@ -1,3 +1,4 @@
+// `tessera doctor`: its report as JSON and as lines, and its warnings.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

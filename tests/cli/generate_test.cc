@@ -1,4 +1,4 @@
-// `tessera generate` as a user runs it, on a tiny random model.
+// `tessera generate` as a user runs it, with a tiny random model. Expected texts come from generate().
 #include "tessera/models/generation/generate.h"
 
 #include <fcntl.h>
@@ -223,7 +223,7 @@ TEST_F(Generate, SmallWeightsAnswerToo) {
   }
 }
 
-// What a program writes on standard output where that is a terminal.
+// The output of a program whose standard output is a terminal.
 std::string shown_on_a_terminal(const std::vector<std::string>& arguments, const std::string& input) {
   const UniqueFd terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   EXPECT_EQ(::grantpt(terminal.get()) | ::unlockpt(terminal.get()), 0);
@@ -267,7 +267,7 @@ TEST_F(Generate, ATerminalObeysNothingThatTheModelWrites) {
   publish_file(dir() / "tokenizer.json", testing::character_tokenizer(characters));
   publish_file(dir() / "chat_template.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
   const auto is_obeyed = [](char c) {
-    return static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t';  // a terminal adds \r to \n
+    return static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t';  // the terminal adds \r to \n
   };
   const std::vector<std::string> generate = {testing::program(), "generate", "--model", dir().string(),
                                              "--max-new-tokens", "40",       "--seed",  "1"};

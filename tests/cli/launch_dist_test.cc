@@ -1,4 +1,4 @@
-// The launch verb and --nproc, through the real program. tests/comm/launcher_dist_test.cc has the faults.
+// `tessera launch` and --nproc, through the real program. tests/comm/launcher_dist_test.cc tests failures of ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ using ::testing::StartsWith;
 
 TEST(Launch, RanksInheritOutputAndTheirFailureIsTheResult) {
   const testing::TempFolder folder;
-  const std::string mark = (folder / "said").string();  // rank 1 fails when rank 0 has spoken
+  const std::string mark = (folder / "said").string();  // rank 1 fails after rank 0 has written
   const auto run = run_process({program(), "launch", "--nproc", "2", "--", "sh", "-c",
                                 "echo rank $RANK of $WORLD_SIZE; test $RANK = 1 || touch " + mark + "; until test -e " +
                                     mark + "; do sleep 0.02; done; exit $((RANK * 9))"});

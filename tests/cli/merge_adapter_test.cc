@@ -1,4 +1,4 @@
-// tessera ckpt convert --adapter: a model with PEFT's adapters added to its weights.
+// `tessera ckpt convert --adapter`: the output is the model with the PEFT adapters added to its weights.
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
@@ -39,7 +39,7 @@ TEST(MergeAdapter, GivesTheModelThatTheAdapterMakes) {
               HasSubstr("holds only adapters. Merge them into their model with 'tessera ckpt convert"));
 }
 
-// transformers loads such a folder with the adapter; a copy of the model alone is another model.
+// transformers loads such a folder with the adapter. A copy without the adapter would be another model.
 TEST(MergeAdapter, AnAdapterBesideTheModelIsNotLeftOutSilently) {
   const testing::TempFolder folder;
   const auto model = testing::tiny_model();

@@ -1,4 +1,4 @@
-// Models by name: every verb finds them in the Hub's local cache.
+// Models by their Hub name: every verb finds them in the Hub's local cache.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -48,7 +48,7 @@ TEST(ModelNames, VerbsTakeTheNameOfAModelInTheHubsCache) {
   }
 }
 
-// What is shared names the model as others know it: no path of this machine.
+// Files that a user may share contain the model's Hub name, and no path of this machine.
 TEST(ModelNames, RunsKeepTheNameThatTheUserGave) {
   const train::TinyRun runs;
   const auto model = runs / "home/hub/models--acme--tiny";
@@ -67,7 +67,7 @@ TEST(ModelNames, RunsKeepTheNameThatTheUserGave) {
   for (const char* name : {"recipe.yaml", "model/adapter_config.json", "events.jsonl"}) {
     EXPECT_THAT(read_file(runs / "a" / name), Not(HasSubstr("snapshots"))) << name;
   }
-  // The recipe that is left runs again, and a checkpoint finds its model by that name.
+  // A run can be started from the saved recipe, and a checkpoint finds its model by the Hub name.
   auto again = runs.command("b", 1, {});
   again[2] = (runs / "a/recipe.yaml").string();
   const auto second = run_process(again, options);

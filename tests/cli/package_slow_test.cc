@@ -1,5 +1,5 @@
-// What is given away: a wheel installed by pip and an archive unpacked, both used where there is no compiler, nothing
-// of this tree's build and nothing that only a developer's machine has.
+// The release packages: a wheel that pip installs and an archive that is unpacked. Both must work without a compiler,
+// without the build of this tree, and without files that only a developer's machine has.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ using ::testing::MatchesRegex;
 
 std::string torch() { return std::getenv("TESSERA_TORCH"); }
 
-// The one package of that kind, made into `out`.
+// Makes the package of this kind in `out` and returns its path.
 std::string package(const fs::path& out, const std::string& kind) {
   const auto run = run_process({"python3", (source_folder() / "scripts/package.py").string(), "--build",
                                 fs::path(program()).parent_path().string(), "--torch", torch(), "--out", out.string(),
@@ -33,7 +33,7 @@ std::string package(const fs::path& out, const std::string& kind) {
 
 std::string python() { return std::getenv("TESSERA_PYTHON"); }
 
-// Everything that the program loads lies under `prefix`, but for the C and C++ run time.
+// All libraries that the program loads must be under `prefix`, except the C and C++ run time.
 void expect_own_libraries(const fs::path& installed, const fs::path& prefix) {
   const auto run = run_process({"ldd", installed.string()});
   ASSERT_EQ(run.exit_code, 0) << run.err;
@@ -54,13 +54,13 @@ void expect_own_libraries(const fs::path& installed, const fs::path& prefix) {
   EXPECT_GT(of_ours, 5);
 }
 
-// By none of them the machine that built it could be told.
+// The installed file must not contain the source folder of the machine that built it.
 void expect_no_source_paths(const fs::path& installed) {
   EXPECT_EQ(read_file(installed, size_t{1} << 30).find(testing::source_folder().string()), std::string::npos)
       << installed;
 }
 
-// A licence that is only named, as a file of Debian's, is in no package until its text is, too.
+// If a licence text only names a file of Debian's common licences, the package must also contain the text of that file.
 void expect_whole_licences(const fs::path& prefix) {
   int licences = 0, named = 0;
   for (const auto& entry : fs::directory_iterator(prefix / "share/doc/tessera/licences")) {
@@ -92,7 +92,8 @@ ProcessResult installed_run(const std::string& tessera, const std::vector<std::s
   return run_process(command, {.timeout_seconds = 600});
 }
 
-// The demo of the package's own recipe, a few steps of it. The recipe names its data from where it is run.
+// Runs a few steps of the demo with the package's own recipe. The recipe has paths of data relative to the current
+// folder, so the test gives other paths.
 void expect_demo(const std::string& tessera, const fs::path& prefix, const TempFolder& temp, const std::string& path) {
   const auto doctor = installed_run(tessera, {"doctor"}, temp.path(), path);
   ASSERT_EQ(doctor.exit_code, 0) << doctor.err;
@@ -114,7 +115,8 @@ void expect_demo(const std::string& tessera, const fs::path& prefix, const TempF
   EXPECT_EQ(report.exit_code, 0) << report.err;
 }
 
-// A virtual environment with the packages of the oracle's, which pip takes for installed: nothing is fetched.
+// A virtual environment with links to the packages of the oracle's environment. pip counts them as installed, so it
+// downloads nothing.
 TEST(Package, TheWheelInstalledWithPipTrainsTheDemoWithoutACompiler) {
   const TempFolder temp;
   const auto wheel = package(temp / "out", "wheel");

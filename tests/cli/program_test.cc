@@ -1,3 +1,4 @@
+// The program itself: help, version, usage errors and exit codes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

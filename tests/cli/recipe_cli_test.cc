@@ -1,4 +1,4 @@
-// Wrong recipes through the program: exit code 2 and one line that says where and what.
+// Recipes through the program. A wrong recipe gives exit code 2 and one line with the place and the error.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

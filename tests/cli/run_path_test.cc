@@ -1,4 +1,4 @@
-// Where the built programs look for their libraries.
+// The folders in which the built programs look for their libraries (RPATH and RUNPATH).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,7 +29,8 @@ std::vector<std::string> programs_in(const fs::path& folder) {
   return found;
 }
 
-// An empty or relative place is in the folder that the user stands in, where anybody may have put a library.
+// The loader resolves an empty or relative entry in the current folder of the user, where another user may have put a
+// library.
 TEST(RunPath, NoPlaceOfABuiltProgramIsEmptyOrRelative) {
   auto command = programs_in(fs::path(program()).parent_path());
   ASSERT_THAT(command, ::testing::Contains(program()));

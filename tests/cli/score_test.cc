@@ -1,4 +1,4 @@
-// `tessera score` as a user runs it, on a tiny random model.
+// `tessera score` as a user runs it, with a tiny random model. Expected log-probs come from the model's logits.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ class Score : public ::testing::Test {
     all.insert(all.end(), more.begin(), more.end());
     return testing::run_process(all, {.input = input});
   }
-  // Log-probs of the tokens of `text` from its `first` one on, by the model's own logits.
+  // Log-probs of the tokens of `text`, starting with token `first`, from the model's own logits.
   std::vector<double> expected(const std::string& text, size_t first) const {
     const at::NoGradGuard no_grad;
     std::vector<int64_t> ids;

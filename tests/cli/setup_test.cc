@@ -1,4 +1,5 @@
-// scripts/setup.sh and scripts/assets.sh where things are missing or wrong: no network, no root, another distribution.
+// scripts/setup.sh and scripts/assets.sh on machines where things are missing or wrong: no network, no root, another
+// distribution.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -50,7 +51,7 @@ TEST(Setup, WhatCannotBeFetchedIsTriedOnceAndEndsNoBuild) {
   EXPECT_EQ(tried(), 2) << "another lock file";
 }
 
-// A machine on which there are only plain tools and what a test puts there. Stubs write what they are asked to `calls`.
+// A pretended machine that has only plain tools and the stubs of a test. Each stub writes its call to the file `calls`.
 class Machine {
  public:
   Machine() {
@@ -59,7 +60,7 @@ class Machine {
     fs::copy(source_folder() / "scripts", folder_ / "scripts", fs::copy_options::recursive);
   }
 
-  // In place of what is there, which may be a link to the tool of this machine.
+  // Makes a stub. The stub replaces an existing file, which may be a link to a tool of this machine.
   void stub(const fs::path& path, const std::string& body = "") {
     fs::create_directories((folder_ / path).parent_path());
     fs::remove(folder_ / path);
@@ -69,7 +70,7 @@ class Machine {
     fs::permissions(folder_ / path, fs::perms::owner_all);
   }
 
-  // Runs commands after both scripts, as ./dev does.
+  // Sources both scripts and runs `commands`, as ./dev does.
   ProcessResult run(const std::string& commands) {
     fs::remove(folder_ / "calls");
     return run_process(
@@ -81,7 +82,7 @@ class Machine {
         {.environment = {{"MACHINE", folder_.path().string()}}});
   }
 
-  // Those that begin so.
+  // The calls that begin with `start`.
   std::vector<std::string> calls(const std::string& start = "") const {
     std::ifstream file(folder_ / "calls");
     std::vector<std::string> lines;
@@ -143,7 +144,7 @@ TEST(Setup, WithoutAptOrRootItGoesOnAndListsWhatIsWanted) {
   debian.stub("bin/dpkg-query", "[ \"${@: -1}\" != cmake ] || echo install ok installed");
   debian.stub("bin/id", "echo 1000");
   for (const bool sudo : {false, true}) {
-    if (sudo) debian.stub("bin/sudo", "exit 1");  // would ask for a password
+    if (sudo) debian.stub("bin/sudo", "exit 1");  // sudo would ask for a password
     const auto run = debian.run("need_packages cmake libonig-dev ninja-build; echo goes on");
     EXPECT_EQ(run.exit_code, 0) << run.err;
     EXPECT_EQ(run.out, "goes on\n");
@@ -157,7 +158,7 @@ TEST(Setup, SudoKeepsTheSettingsOfTheProxy) {
   Machine machine;
   machine.stub("bin/dpkg-query");
   machine.stub("bin/id", "echo 1000");
-  // As sudo does: nothing of the environment but what is asked for.
+  // Like sudo, this stub passes on only the variables that the flag names.
   machine.stub("bin/sudo",
                "kept=()\n"
                "while :; do case $1 in\n"
@@ -216,7 +217,7 @@ TEST(Setup, AnAssetOfOtherBytesIsRefusedBeforeAnythingReadsIt) {
   EXPECT_TRUE(fs::is_empty(machine / "build/assets/raw"));
 }
 
-// The build back-end of a source package is a program: pip runs it to learn the package's name.
+// The build back-end of a source package is a program. pip runs it to find the package's name.
 TEST(Setup, ASourcePackageOfOtherBytesNeverRuns) {
   const char* python = std::getenv("TESSERA_PYTHON");
   ASSERT_TRUE(python != nullptr && fs::exists(python)) << "run the tests through ctest or './dev test'";
@@ -244,7 +245,7 @@ TEST(Setup, ASourcePackageOfOtherBytesNeverRuns) {
   EXPECT_TRUE(fs::exists(machine / "ran")) << "else this test shows nothing";
 }
 
-// A libtorch for CUDA as far as CMake sees: its configuration is an error without a toolkit.
+// A libtorch that CMake takes for a CUDA build: its configuration fails without a CUDA toolkit.
 TEST(Setup, WithoutACudaToolkitTheCpuPartsOfItsLibtorchAreBuiltAgainst) {
   const fs::path libtorch = std::getenv("TESSERA_TORCH");
   const TempFolder folder;

@@ -6,7 +6,7 @@
 
 namespace tessera::testing {
 
-// A byte-pair tokenizer without merges: each character is the token of its place.
+// A byte-pair tokenizer without merges. Each character is a token, and its id is its position in `characters`.
 inline std::string character_tokenizer(const std::string& characters) {
   nlohmann::json vocabulary;
   for (size_t i = 0; i < characters.size(); ++i) vocabulary[std::string(1, characters[i])] = i;

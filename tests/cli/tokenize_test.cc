@@ -1,3 +1,4 @@
+// `tessera tokenize`: text to ids and back, and its errors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,7 +33,7 @@ TEST(Tokenize, LinesBecomeIdsAndIdsLines) {
   ASSERT_EQ(back.exit_code, 0) << back.err;
   EXPECT_EQ(back.out, text + "\n");
   EXPECT_THAT(tokenize(ids.out, {"--decode", "--no-special"}).out, ::testing::Not(HasSubstr("<|im_end|>")));
-  EXPECT_NE(tokenize(text, {"--no-special"}).out, ids.out);  // the marker as plain text
+  EXPECT_NE(tokenize(text, {"--no-special"}).out, ids.out);  // the marker is plain text
 }
 
 TEST(Tokenize, WrongIdsNameTheLine) {

@@ -1,3 +1,4 @@
+// `tessera trace` on a folder of flight records.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +15,7 @@ using testing::program;
 using testing::run_process;
 using testing::TempFolder;
 
-// Rank 1 of 2 has not made the barrier that rank 0 waits in.
+// The flight record of one of two ranks. Rank 0 waits in a barrier that rank 1 has not called.
 std::string record_of(int rank) {
   comm::FlightRecorder recorder(rank, 2);
   recorder.add_group({.id = 5, .name = "world", .ranks = {0, 1}});

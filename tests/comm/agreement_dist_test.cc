@@ -1,3 +1,4 @@
+// Functions that throw one common error on all ranks: attempt_together() and the comparison of named values.
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
@@ -10,7 +11,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// The kind and message of the Error that every rank must throw.
+// Returns kind and message of the Error that `action` must throw on this rank.
 std::pair<ErrorKind, std::string> error_of(const std::function<void()>& action) {
   try {
     action();
@@ -44,7 +45,7 @@ TESSERA_RANKS_TEST(Agreement, WhatOneRankThrowsAllThrow, (1, 3)) {
     });
   });
   EXPECT_EQ(other, ErrorKind::kMemory) << of_std;
-  attempt_together(group, [] {});  // and the group goes on
+  attempt_together(group, [] {});  // the group is still usable
 }
 
 TESSERA_RANKS_TEST(Agreement, FactsThatDifferAreNamedWithBothSides, (3)) {

@@ -1,6 +1,6 @@
-// Messages and collectives over Gloo whose bytes were on their way when the other rank was killed. Gloo leaves those
-// waits standing until the time-out of the group (tessera/comm/watch/end_broken_message.h): a rank that already has its
-// error must not wait there without a word.
+// Messages and collectives over Gloo whose bytes are in transit when the other rank is killed. Gloo leaves waits for
+// such messages blocked until the group's timeout (tessera/comm/watch/end_broken_message.h). A rank that already has
+// its error must not block in such a wait without a message.
 #pragma once
 
 #include <fstream>
@@ -22,7 +22,7 @@ inline bool is_stopped(int process) {
   return name_end != line.npos && line[name_end + 2] == 'T';
 }
 
-// In rank 1: nothing of this process goes on, and its connections stay open, until it is killed.
+// Runs in rank 1: stops all threads of the process until it is killed. Its connections stay open.
 inline void stop(World& world) {
   const std::string process = std::to_string(::getpid());
   world.store().set("stopped", std::vector<uint8_t>(process.begin(), process.end()));
@@ -35,12 +35,12 @@ inline void await_stop_of_the_other(World& world) {
   while (!is_stopped(process)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-// Kills rank 1 once it is stopped and rank 0 has begun `under_way`, which rank 1 has posted in `posts`. Rank 0 then
-// hears of the death in a receive, and must end within the limit.
+// One case. Rank 1 starts the calls of `posts` and stops. Rank 0 starts the matching calls of `under_way`, and rank 1
+// is killed. A receive of rank 0 reports the death, and the process of rank 0 must end within the limit.
 struct Case {
   const char* name;
   std::function<std::vector<PendingCollective>(Group&)> posts, under_way;
-  std::function<void(Group&, std::vector<PendingCollective>)> fails;  // in rank 0
+  std::function<void(Group&, std::vector<PendingCollective>)> fails;  // called in rank 0
 };
 
 inline Fleet::End end_of_rank_0(const Case& one) {
@@ -49,7 +49,7 @@ inline Fleet::End end_of_rank_0(const Case& one) {
     barrier(group);
     if (world->rank() == 1) {
       const auto posted = one.posts(group);
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));  // until Gloo's threads have told rank 0
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));  // until Gloo's threads have notified rank 0
       stop(*world);
       return;
     }
@@ -75,13 +75,13 @@ inline std::vector<PendingCollective> one_of(PendingCollective pending) {
   return all;
 }
 
-// The call in which rank 0 learns that rank 1 has ended.
+// Receives from rank 1. The error of this call reports to rank 0 that rank 1 has ended.
 inline void fail(Group& group) { recv(group, at::zeros({1}), 1, kSmallTag).wait(); }
 
 inline std::vector<PendingCollective> post_receive(Group& group) { return one_of(recv(group, big(), 0, kBigTag)); }
 inline std::vector<PendingCollective> send_big(Group& group) { return one_of(send(group, big(), 1, kBigTag)); }
 
-// Rank 0 ends in time, with code 4 and the name of the other one.
+// Expects that rank 0 ends in time, with exit code 4 and a message that names rank 1.
 inline void expect_prompt_end(const Case& one, const std::string& more = "") {
   SCOPED_TRACE(one.name);
   const auto end = end_of_rank_0(one);

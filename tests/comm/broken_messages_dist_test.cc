@@ -1,3 +1,4 @@
+// A rank is killed during messages over Gloo: the other rank must end in time. broken_messages.h has the cases' code.
 #include "tests/comm/broken_messages.h"
 
 namespace tessera::comm {

@@ -1,3 +1,4 @@
+// A rank waits again, after the error, for a message that can no longer end. The process must end in time.
 #include "tests/comm/broken_messages.h"
 
 namespace tessera::comm {
@@ -17,7 +18,7 @@ TEST(BrokenMessages, AWaitForOneAfterTheErrorThrows) {
   expect_prompt_end({.name = "wait", .posts = post_receive, .under_way = send_big, .fails = fail_and_wait});
 }
 
-// A thread of Gloo's own stands in the send of a collective: nothing wakes it, so the watch ends the process.
+// The collective's send blocks a thread of Gloo, which nothing wakes. The monitor therefore ends the process.
 TEST(BrokenMessages, ARankThatWaitsForACollectiveThatCannotEndIsEnded) {
   const auto begin = [](Group& group) { return one_of(broadcast(group, big(), 0)); };
   expect_prompt_end({.name = "collective", .posts = begin, .under_way = begin, .fails = fail_and_wait},

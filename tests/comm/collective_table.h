@@ -1,9 +1,9 @@
-// The table of collectives: back-end x collective x dtype x operation x size, each against a plain computation that
-// every rank makes for itself. For the tests of the table, which say how much of it they run.
+// The table of collectives: back-end x collective x dtype x operation x size. Each result is compared with a plain
+// computation that every rank does for itself. The including tests choose the extent.
 //
 //   check_table(world, "gloo", Extent{.large_types = {at::kFloat}});       // COLLECTIVE over the world
 //
-// Twice: what a back-end offers to code written for c10d, and Tessera's own collectives, which offer the same over all.
+// The table runs twice: through the interface that back-ends offer to c10d, and through Tessera's own collectives.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -24,14 +24,14 @@ namespace tessera::comm::table {
 
 using Red = c10d::ReduceOp::RedOpType;
 
-// Threads read each other's memory in place wherever it lies.
+// Cases with process ranks only: thread ranks read each other's memory in place without shared buffers.
 inline std::vector<testing::RankCase> process_cases(const std::vector<int>& sizes) {
   std::vector<testing::RankCase> cases;
   for (const int size : sizes) cases.push_back({.size = size, .mode = testing::RankMode::kProcesses});
   return cases;
 }
 
-// While it lives, every CPU tensor that is made, but small ones, lies in memory that other ranks read in place.
+// While an object exists, all new CPU tensors but small ones are in memory that other ranks read in place.
 class InSharedBuffers {
  public:
   InSharedBuffers() { c10::SetCPUAllocator(&shm::shared_buffers(), kPriority); }
@@ -43,14 +43,14 @@ class InSharedBuffers {
   static constexpr uint8_t kPriority = 255;
 };
 
-// Elements `begin` and on of what a rank puts in.
+// Elements `begin` to `begin + count` of the input of rank `rank`.
 inline at::Tensor data_of(int rank, int64_t count, at::ScalarType type, int64_t begin = 0) {
   const at::Tensor index = at::arange(begin, begin + count, at::kLong);
   if (type == at::kBool) return (index * 5 + rank * 3).remainder(3).to(type);
   return (index * 7 + rank * 3).remainder(5).to(type);
 }
 
-// The same elements reduced, in a type that holds every intermediate result, rank by rank.
+// The same elements, reduced rank by rank in a type that holds every intermediate result.
 inline at::Tensor plainly_reduced(int size, int64_t count, at::ScalarType type, Red op, int64_t begin = 0) {
   const auto wide = at::isFloatingType(type) ? at::kDouble : type == at::kBool ? at::kBool : at::kLong;
   at::Tensor result = data_of(0, count, type, begin).to(wide);
@@ -91,7 +91,7 @@ inline bool same(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && at::equal(a, b);
 }
 
-// One rank of a group, and what it compares.
+// Base of the checks of one rank: makes inputs and compares results.
 class RankChecks {
  protected:
   RankChecks(int rank, int size) : rank_(rank), size_(size) {}
@@ -108,7 +108,7 @@ class RankChecks {
   std::string where_;
 };
 
-// c10d's collectives of one back-end, each checked for one dtype, size and operation.
+// Checks c10d's collectives of one back-end. Each call is for one dtype, size and operation.
 class Checks : RankChecks {
  public:
   explicit Checks(c10d::Backend& backend)
@@ -173,7 +173,7 @@ class Checks : RankChecks {
     at::Tensor input = data_of(rank_, count, type), output = at::empty({count * size_}, type);
     backend_._allgather_base(output, input)->wait();
     check(output, all_data(type, count), "all_gather_base");
-    output = at::empty({count * size_}, type);  // in place
+    output = at::empty({count * size_}, type);  // the input is part of the output
     at::Tensor own = output.narrow(0, rank_ * count, count);
     own.copy_(input);
     if (!gloo_) {
@@ -228,7 +228,7 @@ class Checks : RankChecks {
     }
     check(output, at::cat(wanted), "all_to_all");
 
-    // Rank r sends count + s rows to rank s, and nothing to rank 0.
+    // Rank r sends count + s rows to rank s, and none to rank 0.
     const auto rows = [&](int to) { return to == 0 ? 0 : count + to; };
     std::vector<int64_t> sent, received(size_, rows(rank_));
     int64_t total = 0;
@@ -243,7 +243,7 @@ class Checks : RankChecks {
       wanted.push_back(data_of(rank, total * 2, type).view({total, 2}).narrow(0, begin, rows(rank_)));
     }
     check(got, at::cat(wanted), "all_to_all of uneven parts");
-    if (gloo_) return;  // has no list form
+    if (gloo_) return;  // Gloo has no list form
 
     std::vector<at::Tensor> inputs, outputs;
     for (int to = 0; to < size_; ++to) {
@@ -256,7 +256,7 @@ class Checks : RankChecks {
     }
   }
 
-  // Around the ring, all at once, tags in opposite orders.
+  // Sends and receives around the ring of ranks at the same time, with tags in opposite orders.
   void messages(at::ScalarType type, int64_t count) {
     if (size_ == 1 || (gloo_ && count == 0)) return;
     const int next = (rank_ + 1) % size_, last = (rank_ + size_ - 1) % size_;
@@ -276,7 +276,7 @@ class Checks : RankChecks {
   bool gloo_;
 };
 
-// Tessera's collectives over one group, which may have one rank.
+// Checks Tessera's collectives over one group, which may have one rank.
 class OwnChecks : RankChecks {
  public:
   OwnChecks(Group& group, const std::string& backend)
@@ -318,7 +318,7 @@ class OwnChecks : RankChecks {
   }
 
  private:
-  // Each rank sends count + s rows to rank s.
+  // Rank r sends count + s rows to rank s.
   void uneven_all_to_all(at::ScalarType type, int64_t count) {
     std::vector<int64_t> sent, received(size_, count + rank_);
     int64_t total = 0, begin = 0;
@@ -352,16 +352,16 @@ constexpr std::pair<ReduceOp, Red> kOwnOperations[] = {{ReduceOp::kSum, Red::SUM
                                                        {ReduceOp::kMin, Red::MIN},
                                                        {ReduceOp::kMax, Red::MAX}};
 
-// How much of the table: every dtype and operation at every size of `sizes`, and those of `large_types` and
-// `large_operations` at a size of many pieces.
+// The extent of the table: all dtypes and operations at every size of `sizes`, and the dtypes of `large_types` with the
+// operations of `large_operations` at size kLarge, which takes several chunks.
 struct Extent {
   std::vector<int64_t> sizes = {0, 1, 5, 1003};
   std::vector<at::ScalarType> large_types = {};
   std::vector<Red> large_operations = {Red::SUM};
 };
-constexpr int64_t kLarge = 300'001;  // several pieces in every type but the smallest
+constexpr int64_t kLarge = 300'001;  // several chunks in every type but the smallest
 
-// What c10d's interface offers. Gloo takes no empty tensors there.
+// Checks c10d's interface of one back-end. Gloo takes no empty tensors there.
 inline void check_backend(c10d::Backend& backend, const Extent& extent) {
   Checks checks(backend);
   for (const int64_t count : extent.sizes) {
@@ -404,7 +404,7 @@ inline void check_own(Group& group, const std::string& backend, const Extent& ex
 }
 
 inline void check_table(const std::shared_ptr<World>& world, const std::string& backend, const Extent& extent) {
-  at::set_num_threads(1);  // ranks and their peers have the cores
+  at::set_num_threads(1);  // the other ranks need the cores
   auto store = c10::make_intrusive<c10d::PrefixStore>("over-" + backend,
                                                       c10::intrusive_ptr<c10d::Store>::reclaim_copy(&world->store()));
   const auto over = World::create(world->info(), store, {.backend = backend, .timeout = std::chrono::seconds(60)});
@@ -413,7 +413,7 @@ inline void check_table(const std::shared_ptr<World>& world, const std::string& 
   if (world->size() > 1) {
     ASSERT_EQ(group->backend().getBackendName(), backend);
     check_backend(group->backend(), extent);
-  } else {  // a group of one needs no back-end, but those there are take one rank too
+  } else {  // a group of one rank needs no back-end, but a back-end must take one rank too
     const auto alone = choose_backend(c10::make_intrusive<c10d::PrefixStore>("alone", store),
                                       {.requested = backend, .group = "alone", .ranks = {0}});
     ASSERT_EQ(alone->getBackendName(), backend);

@@ -1,5 +1,5 @@
-// Every collective x dtype x operation, of few elements, and one type of many: over shared memory and over Gloo.
-// collective_table_slow_test.cc runs the whole table.
+// The table of collectives over shared memory and over Gloo: every collective x dtype x operation with few elements,
+// and one dtype with many. collective_table_slow_test.cc runs the whole table.
 #include "tests/comm/collective_table.h"
 
 namespace tessera::comm {

@@ -1,5 +1,5 @@
-// The whole table of collectives: every collective x dtype x operation x size x 1, 2, 3, 4, 8 ranks, as threads and as
-// processes, over shared memory and over Gloo.
+// The whole table of collectives against a plain computation: every collective x dtype x operation x size x 1, 2, 3, 4
+// and 8 ranks, as threads and as processes, over shared memory and over Gloo.
 #include "tests/comm/collective_table.h"
 
 namespace tessera::comm {

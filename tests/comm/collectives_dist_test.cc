@@ -1,3 +1,5 @@
+// Tessera's collectives, messages and groups against plain computations, their errors, and the end of thread ranks when
+// one rank throws.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -23,7 +25,7 @@ constexpr at::ScalarType kReduced[] = {at::kFloat, at::kDouble, at::kHalf, at::k
                                        at::kByte,  at::kChar,   at::kInt,  at::kLong};
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
 
-// What rank `rank` contributes; every rank can make the data of all.
+// The input of rank `rank`. Every rank can make the inputs of all ranks.
 at::Tensor data_of(int rank, at::IntArrayRef shape, at::ScalarType type) {
   int64_t count = 1;
   for (const int64_t extent : shape) count *= extent;
@@ -56,7 +58,7 @@ void for_each_reduction(const Check& check) {
   }
 }
 
-// Division happens in the carried precision: at most one rounding apart.
+// Averages may differ by one rounding, because the back-end divides in its accumulation type. All else is equal.
 bool close(const at::Tensor& found, const at::Tensor& wanted, ReduceOp op) {
   return op == ReduceOp::kAvg ? at::allclose(found, wanted, 1e-6, 0) : same(found, wanted);
 }
@@ -112,7 +114,7 @@ TESSERA_RANKS_TEST(Collectives, OneElementMayHaveAnyStride, (2)) {
 }
 
 TESSERA_RANKS_TEST(Collectives, HalfPrecisionIsSummedInFloat, (4)) {
-  // 256 + 1 is 256 in bfloat16: adding one by one in it would lose every one of the small terms.
+  // 256 + 1 is 256 in bfloat16, so a sum in bfloat16 would lose every small term.
   const at::Tensor own = at::full({4}, world->rank() == 0 ? 256.0 : 1.0, at::kBFloat16);
   at::Tensor reduced = own.clone(), part = at::empty({1}, at::kBFloat16);
   all_reduce(*world->group(), reduced).wait();
@@ -200,7 +202,7 @@ TESSERA_RANKS_TEST(Collectives, TwoInFlightMayBeWaitedForOutOfOrder, (2, 4)) {
     const at::Tensor input = at::full({10 * world->size()}, 2.0, at::kFloat);
     PendingCollective first = all_reduce(group, sum);
     PendingCollective second = reduce_scatter_into(group, part, input);
-    PendingCollective third = reduce_scatter_into(group, part, input);  // no scratch memory is left over for this one
+    PendingCollective third = reduce_scatter_into(group, part, input);  // no scratch memory is left for this call
     third.wait();
     second.wait();
     first.wait();
@@ -220,7 +222,7 @@ TESSERA_RANKS_TEST(Collectives, BarrierHoldsEarlyRanks, (3)) {
   EXPECT_TRUE(world->store().check({"rank 1 came"}));
 }
 
-// Memory of the size of a Group that has ended is taken again, with other contents.
+// Allocates and overwrites memory of the size of a Group, so that the memory of a destroyed Group gets other contents.
 void overwrite_freed_groups() {
   std::vector<std::unique_ptr<char[]>> taken;
   for (size_t bytes = sizeof(Group); bytes < sizeof(Group) + 64; bytes += 16) {
@@ -257,7 +259,7 @@ TESSERA_RANKS_TEST(Collectives, MayOutliveTheirGroup, (2)) {
   }
 }
 
-// A store of files never shrinks.
+// Counts the writes to the store. A file store never shrinks, so each write would take disk space for the whole run.
 class WritesCounted : public c10d::PrefixStore {
  public:
   using c10d::PrefixStore::PrefixStore;
@@ -308,14 +310,14 @@ TESSERA_RANKS_TEST(Collectives, OutputVersionGoesUpOnce, (2)) {
 
 TESSERA_RANKS_TEST(Groups, SubsetsCommunicateAlone, (4)) {
   const int rank = world->rank();
-  const std::vector<int> ranks = rank % 2 ? std::vector<int>{3, 1} : std::vector<int>{0, 2};  // order is the caller's
+  const std::vector<int> ranks = rank % 2 ? std::vector<int>{3, 1} : std::vector<int>{0, 2};  // in any order
   const auto group = world->new_group(ranks, "dp");
   EXPECT_EQ(group->ranks()[group->rank()], rank);
   at::Tensor gathered = at::empty({2}, at::kLong);
   all_gather_into(*group, gathered, at::full({1}, rank, at::kLong)).wait();
   EXPECT_EQ(gathered[0].item<int64_t>(), ranks[0]);
   EXPECT_EQ(gathered[1].item<int64_t>(), ranks[1]);
-  if (rank < 2) {  // the other two do not call, and the name is taken again
+  if (rank < 2) {  // ranks 2 and 3 do not call, and the name is used again
     const auto again = world->new_group({0, 1}, "dp"), and_again = world->new_group({0, 1}, "dp");
     at::Tensor sum = at::ones({1}, at::kLong);
     all_reduce(*and_again, sum).wait();
@@ -353,7 +355,7 @@ TESSERA_RANKS_TEST(Collectives, WhatDoesNotFitIsAShapeErrorBeforeAnythingIsSent,
   EXPECT_TRUE(refused([&] { all_to_all_single(group, three, three, {1, 2}, {4, -1}); }));
   EXPECT_TRUE(refused([&] { send(group, two, world->rank()); }));
   at::Tensor sum = at::ones({1});
-  all_reduce(group, sum).wait();  // the group is as good as before
+  all_reduce(group, sum).wait();  // the group is still usable
   EXPECT_EQ(sum.item<float>(), 2.0F);
 }
 
@@ -394,12 +396,12 @@ TEST(ThreadRanks, AThrowingRankWithCollectivesInFlightEndsTheOthers) {
                   Group& everyone = *world->group();
                   PendingCollective first = all_reduce(everyone, sum);
                   if (world->rank() == 2) {
-                    PendingCollective second = reduce_scatter_into(*pair, part, other);  // rank 3 never joins in
+                    PendingCollective second = reduce_scatter_into(*pair, part, other);  // rank 3 never calls it
                     PendingCollective third = recv(*pair, sum, 1);
                     throw std::runtime_error("rank 2 gives up");
                   }
                   first.wait();
-                  all_reduce(everyone, sum).wait();  // rank 2 never joins in
+                  all_reduce(everyone, sum).wait();  // rank 2 never starts this call
                 },
                 "rank 2 gives up"),
             kPromptSeconds);
@@ -420,7 +422,7 @@ TEST(ThreadRanks, TheSurvivorsErrorSaysWhichCollectiveAndWhy) {
   std::string message;
   EXPECT_THROW(run_thread_ranks(2,
                                 [&](const auto& world) {
-                                  barrier(*world->group());  // connected before one leaves
+                                  barrier(*world->group());  // all ranks are connected before rank 1 leaves
                                   if (world->rank() == 1) throw std::runtime_error("gives up");
                                   at::Tensor sum = at::ones({4});
                                   try {

@@ -1,9 +1,9 @@
-// The control plane of a large run on one machine: every rank is a thread with real connections to the store and the
-// watch of rank 0, which is a process of its own, so that its memory, descriptors and time can be told.
+// The control plane of a large run on one machine. Every rank is a thread with real connections to the store and the
+// watchdog of rank 0. Rank 0 is a process of its own, so that its memory, descriptors and CPU time can be measured.
 //
 //   const ControlPlane found = run_control_plane(8000, 8);
 //
-// Forks; call it from a process with one thread.
+// run_control_plane() forks, so the calling process must have one thread.
 #pragma once
 
 #include <sys/mman.h>
@@ -33,14 +33,14 @@
 namespace tessera::comm {
 
 struct ControlPlane {
-  int ended_well = 0;          // ranks
-  double meeting_seconds = 0;  // until the last rank had met
-  double watch_seconds = 0;    // from there until all were watched
+  int ended_well = 0;          // number of ranks
+  double meeting_seconds = 0;  // from the start until the last rank has met the others
+  double watch_seconds = 0;    // from the end of the meeting until all ranks are watched
   double store_requests = 0, store_bytes = 0;
-  double memory_bytes = 0;          // of rank 0's process, beyond what it had before
+  double memory_bytes = 0;          // of rank 0's process: growth during the run
   double descriptors = 0;           // of rank 0's process
-  double watch_cpu_share = 0;       // of a core, of rank 0's process while nothing happens
-  double watch_bytes_a_second = 0;  // through loopback in both directions, everybody's
+  double watch_cpu_share = 0;       // of rank 0's process while no collectives run; 1 is a whole core
+  double watch_bytes_a_second = 0;  // through loopback, of all ranks, both directions
 };
 
 namespace scale {
@@ -74,7 +74,7 @@ inline double descriptors() {
   return static_cast<double>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
 }
 
-// Ranks of one process. `all_met` and `all_watched` are in memory that the processes share.
+// Counters of the ranks, in memory that all processes share.
 struct Tally {
   std::atomic<int> met{0}, watched{0}, well{0};
 };
@@ -87,7 +87,8 @@ class Listener final : public FailureListener {
   }
 };
 
-// Rarely asks: thousands of threads that do would be the load that is measured.
+// Waits until `count` is `size`. The default interval is long: frequent polls by thousands of threads would change the
+// measured load.
 inline void await(const std::atomic<int>& count, int size, int every_ms = 1000) {
   while (count.load() < size) std::this_thread::sleep_for(std::chrono::milliseconds(every_ms));
 }
@@ -133,7 +134,7 @@ inline void run_rank(int rank, int size, int local_size, int port, Tally& tally,
       }
     }
     tally.well.fetch_add(1);
-    await(tally.well, size);  // the store and the watch live as long as all need them
+    await(tally.well, size);  // all ranks need the store and the watchdog until here
     watchdog->leave(false);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
@@ -181,7 +182,7 @@ inline ControlPlane run_control_plane(int size, int local_size) {
     int status = 0;
     const pid_t ended = ::wait(&status);
     if (status == 0 || !well) continue;
-    well = false;  // the others would wait for its ranks
+    well = false;  // the other processes would wait for the ranks of this one
     for (const pid_t pid : processes) {
       if (pid != ended) ::kill(pid, SIGKILL);
     }

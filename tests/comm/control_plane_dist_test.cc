@@ -1,3 +1,4 @@
+// The control plane with a hundred ranks: all ranks meet and watch each other, and rank 0 needs few descriptors.
 #include <gtest/gtest.h>
 
 #include "tests/comm/control_plane.h"
@@ -10,7 +11,7 @@ TEST(ControlPlane, HundredRanksMeetAndWatchOverOneAnother) {
   EXPECT_EQ(found.ended_well, 104);
   EXPECT_LT(found.store_bytes / 104, 4096);
   EXPECT_LT(found.store_requests / 104, 24);
-  EXPECT_LT(found.descriptors, 2 * 104 + 64);  // a connection for the store and one for the watch
+  EXPECT_LT(found.descriptors, 2 * 104 + 64);  // one connection for the store and one for the watchdog
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// 1,000 hosts of 8 ranks: what the control plane costs, printed; the limits are those that the design promises.
+// The cost of the control plane with 1,000 hosts of 8 ranks. The test prints the figures and compares them with the
+// limits of the design.
 #include <gtest/gtest.h>
 
 #include "tessera/comm/backends/fake_backend.h"
@@ -23,8 +24,8 @@ TEST(ControlPlaneSlow, AThousandHostsMeetWithinTenSeconds) {
   EXPECT_LT(found.descriptors, 2 * size + 64);
 }
 
-// Groups of every mesh dimension, as a rank of that world makes them: nothing of it may take time or memory that grows
-// with the square of the world.
+// One rank makes groups like those of all mesh dimensions. Neither time nor memory may grow with the square of the
+// world size.
 TEST(ControlPlaneSlow, GroupsOfAThousandHostsCostWhatTheirRanksDo) {
   for (const int hosts : {125, 1000}) {
     const int size = hosts * 8;

@@ -1,3 +1,5 @@
+// The cores that the launcher gives to each rank, for hosts that the tests describe; and reading a host from /proc and
+// /sys.
 #include "tessera/comm/launch/core_shares.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +25,7 @@ Environment environment(std::map<std::string, std::string> values = {}) {
   };
 }
 
-// Two memory nodes of four cores with two hyperthreads each: core n and n + 8 are one.
+// A host with two memory nodes of four cores each. Every core has two hyperthreads: logical cores n and n + 8.
 HostCores two_nodes() {
   HostCores host;
   for (int number = 0; number < 16; ++number) {
@@ -44,13 +46,13 @@ TEST(CoreShares, RanksGetWholeCoresOfOneMemoryNode) {
   EXPECT_THAT(found.of_ranks[3].cores, ElementsAre(6, 14, 7, 15));
   EXPECT_EQ(found.of_ranks[1].node, 0);
   EXPECT_EQ(found.of_ranks[2].node, 1);
-  EXPECT_EQ(found.threads, 2);  // not 4: hyperthreads of one core
+  EXPECT_EQ(found.threads, 2);  // not 4, because two hyperthreads share a core
 }
 
 TEST(CoreShares, AreOfTheCoresThatMayBeUsed) {
   HostCores host = two_nodes();
   std::erase_if(host.allowed, [](const LogicalCore& core) { return core.number < 2 || core.number > 7; });
-  const auto found = shares(host, 2);  // taskset -c 2-7
+  const auto found = shares(host, 2);  // as after taskset -c 2-7
   ASSERT_EQ(found.of_ranks.size(), 2u) << found.unbound_reason;
   EXPECT_THAT(found.of_ranks[0].cores, ElementsAre(2, 3, 4));
   EXPECT_EQ(found.of_ranks[0].node, -1);
@@ -95,11 +97,11 @@ TEST(CoreShares, AreAtTheMemoryNodesOfTheRanksGpus) {
   ASSERT_EQ(chosen.of_ranks.size(), 2u) << chosen.unbound_reason;
   EXPECT_EQ(chosen.of_ranks[0].node, 0);
   EXPECT_EQ(chosen.of_ranks[1].node, 1);
-  const auto crowded = shares(host, 2);  // both GPUs at node 1, a share of it for one
+  const auto crowded = shares(host, 2);  // both ranks' GPUs are at node 1, which has the cores for one rank
   EXPECT_THAT(crowded.of_ranks, IsEmpty());
   EXPECT_THAT(crowded.unbound_reason, HasSubstr("GPUs are at other memory nodes"));
   EXPECT_EQ(shares(host, 2, PinMode::kOn).of_ranks.size(), 2u) << "as it was asked for";
-  for (const char* unknown : {"GPU-8f2c", "7", "0"}) {  // by name, none of these, fewer than ranks
+  for (const char* unknown : {"GPU-8f2c", "7", "0"}) {  // a name, a number that no GPU has, fewer GPUs than ranks
     EXPECT_EQ(shares(host, 2, PinMode::kAuto, {{"CUDA_VISIBLE_DEVICES", unknown}}).of_ranks.at(0).node, 0) << unknown;
   }
 }
@@ -133,7 +135,7 @@ TEST(CoreShares, TheTopologyIsReadFromTheKernel) {
   EXPECT_EQ(host.allowed[3].physical, 1);
   EXPECT_EQ(host.allowed[3].node, 1);
   EXPECT_DOUBLE_EQ(host.quota, 1.5);
-  const HostCores bare = read_cores(root / "nothing", {4, 5});  // a container that shows none of it
+  const HostCores bare = read_cores(root / "nothing", {4, 5});  // a container that shows neither /proc nor /sys
   EXPECT_EQ(bare.allowed[1].physical, 5);
   EXPECT_EQ(bare.quota, 0);
 }

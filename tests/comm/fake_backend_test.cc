@@ -1,3 +1,5 @@
+// A fake world of one rank: results as if all ranks had this rank's data, the counted calls, bytes and modelled times,
+// and the checks of arguments.
 #include "tessera/comm/backends/fake_backend.h"
 
 #include <ATen/ATen.h>
@@ -34,7 +36,7 @@ TEST(FakeWorld, CollectivesBehaveAsIfAllRanksHeldThisRanksData) {
   all_gather_into(group, gathered, own).wait();
   EXPECT_TRUE(at::equal(gathered, own.repeat({4})));
   reduce_scatter_into(group, part, at::arange(12, at::kFloat)).wait();
-  EXPECT_TRUE(at::equal(part, at::arange(6, 9, at::kFloat) * 4));  // the part of rank 2
+  EXPECT_TRUE(at::equal(part, at::arange(6, 9, at::kFloat) * 4));  // the shard of rank 2
 
   at::Tensor received = at::ones({3}), exchanged = at::empty({5});
   scatter(group, received, {}, 0).wait();
@@ -48,7 +50,7 @@ TEST(FakeWorld, CollectivesBehaveAsIfAllRanksHeldThisRanksData) {
 TEST(FakeWorld, CountsCallsBytesAndModelledTimePerOperation) {
   FakeRank fake(0, 8);
   Group& group = *fake.world->group();
-  constexpr int64_t kCount = 1 << 20;  // 2 MiB of bfloat16 a rank
+  constexpr int64_t kCount = 1 << 20;  // 2 MiB of bfloat16 on each rank
   at::Tensor own = at::zeros({kCount}, at::kBFloat16), all = at::zeros({8 * kCount}, at::kBFloat16);
   all_gather_into(group, all, own).wait();
   reduce_scatter_into(group, own, all).wait();

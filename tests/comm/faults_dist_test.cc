@@ -1,5 +1,5 @@
-// What goes wrong in a world that nobody supervises, over Gloo: every survivor ends with exit code 4, in time, and says
-// why.
+// Failures in a world without a launcher, over Gloo: every survivor must end in time with exit code 4 and a message
+// with the cause.
 #include "tessera/comm/errors/peer_failed.h"
 #include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/comm/watch/diagnosis.h"
@@ -17,8 +17,8 @@ using ::testing::Not;
 
 using testing::kPromptSeconds;
 
-// Runs `body` in three ranks and expects all to end with code 4, promptly from the moment all are ready, and each with
-// all of `wanted` in its message.
+// Runs `body` in three ranks. Expects that all end with exit code 4 within the limit, counted from the time when all
+// ranks are ready, and that every message contains all texts of `wanted`.
 void expect_all_fail(const RendezvousFlags& flags, const std::vector<std::string>& wanted, const Fleet::Body& body) {
   Fleet fleet(3, flags, [&](const auto& world) {
     barrier(*world->group());
@@ -63,7 +63,7 @@ TEST(Faults, ARankWhoseConnectionsDoNotCloseIsEnded) {
     try {
       for (;;) barrier(*world->group());
     } catch (const PeerFailed&) {
-      const auto closes = world->monitor().close();  // what a group holds while its back-end ends
+      const auto closes = world->monitor().close();  // a group holds this while its back-end closes
       std::this_thread::sleep_for(seconds(50));
     }
   });
@@ -184,7 +184,7 @@ TEST(Faults, AtATimeoutTheRanksThatDisagreeAreNamed) {
   EXPECT_EQ(diagnose(records).cause, HangCause::kDisagreement);
 }
 
-// It computes instead, and is ended although it makes no collective at all.
+// Rank 1 computes instead of the call. Its process is ended although it starts no collective.
 TEST(Faults, ARankThatSkipsACallIsNamedAndEnded) {
   const testing::TempFolder folder;
   expect_all_fail({.timeout = seconds(2), .trace_folder = folder.path().string()},

@@ -1,3 +1,4 @@
+// Two hundred killed ranks over Gloo: every survivor must name the killed rank. faults_dist_test.cc kills fewer.
 #include "tests/comm/killed_ranks.h"
 
 namespace tessera::comm {

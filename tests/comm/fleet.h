@@ -1,11 +1,12 @@
-// Ranks as forked processes that nobody supervises, as under torchrun or srun, to be killed, stopped and read.
+// Ranks as forked processes without a launcher, as under torchrun or srun. Tests kill and stop them, and read their
+// stderr.
 //
 //   Fleet fleet(3, {.timeout = 2s}, [](const std::shared_ptr<World>& world) { ... });
 //   fleet.await_ready();                     // every body has called Fleet::ready()
 //   fleet.send(1, SIGKILL);
 //   EXPECT_EQ(fleet.end_of(0).code, 4);
 //
-// Forking is right because the parent has one thread: ctest runs every test in a process of its own.
+// The parent may fork because it has one thread: ctest runs every test in a process of its own.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -45,12 +46,12 @@ class Fleet {
  public:
   using Body = std::function<void(const std::shared_ptr<World>&)>;
   struct End {
-    int code = -1;  // 128 + n when signal n ended it
+    int code = -1;  // 128 + n if signal n ended the rank
     double time = 0;
-    std::string text;  // of stderr
+    std::string text;  // output on stderr
   };
 
-  // `before` runs in a rank before it connects.
+  // `before` runs in each rank before the rank connects.
   Fleet(
       int size, const RendezvousFlags& flags, const Body& body, int port = free_port(),
       const std::function<void(int rank)>& before = [](int) {})
@@ -59,7 +60,7 @@ class Fleet {
     TESSERA_CHECK(::pipe2(ends, O_CLOEXEC) == 0, ErrorKind::kIo, "[test] pipe");
     ready_ = ends[0];
     ready_end() = ends[1];
-    std::fflush(nullptr);  // or children would write it again
+    std::fflush(nullptr);  // otherwise the children would write the buffered output again
     for (int rank = 0; rank < size; ++rank) {
       const pid_t pid = ::fork();
       if (pid == 0) run_rank(rank, size, port, flags, body, before);
@@ -78,12 +79,12 @@ class Fleet {
   Fleet(const Fleet&) = delete;
   Fleet& operator=(const Fleet&) = delete;
 
-  // In a body.
+  // To be called in a body: marks this rank as ready.
   static void ready() {
     const char byte = 0;
     TESSERA_CHECK(::write(ready_end(), &byte, 1) == 1, ErrorKind::kIo, "[test] nobody waits");
   }
-  // False: a rank did not get there within 60 s.
+  // Waits until all ranks are ready. Returns false if a rank is not ready within 60 s.
   bool await_ready() const {
     const double limit = clock_seconds() + 60;
     for (size_t count = 0; count < pids_.size();) {
@@ -98,7 +99,7 @@ class Fleet {
   }
   pid_t process(int rank) const { return pids_.at(static_cast<size_t>(rank)); }
   void send(int rank, int signal) const { ::kill(pids_.at(static_cast<size_t>(rank)), signal); }
-  // Waits for the end of a rank; after 60 s its stacks are printed, and it is killed.
+  // Waits for the end of a rank. After 60 s the stacks of the rank are printed and it is killed.
   const End& end_of(int rank) {
     const double limit = clock_seconds() + 60;
     while (ends_.at(static_cast<size_t>(rank)).code < 0 && clock_seconds() < limit) {
@@ -135,7 +136,7 @@ class Fleet {
     before(rank);
     try {
       RendezvousFlags over = flags;
-      if (over.backend == "auto") over.backend = "gloo";  // shared memory has its own table of faults, shm_faults.h
+      if (over.backend == "auto") over.backend = "gloo";  // shm_faults.h has the faults of shared memory
       body(World::connect(over));
     } catch (const std::exception& error) {
       std::fprintf(stderr, "%s\n", error.what());
@@ -151,7 +152,7 @@ class Fleet {
       if (ends_[rank].code >= 0 || ::waitpid(pids_[rank], &status, WNOHANG) != pids_[rank]) continue;
       ends_[rank].time = clock_seconds();
       const auto said = folder_ / std::to_string(rank);
-      ends_[rank].text = std::filesystem::exists(said) ? read_file(said) : "";  // it may have died before it made it
+      ends_[rank].text = std::filesystem::exists(said) ? read_file(said) : "";  // dead ranks may have no file
       ends_[rank].code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     }
   }

@@ -1,3 +1,5 @@
+// Flight records: the recorder, the files of a trace folder, the diagnosis of a hang from the records of all ranks, and
+// its report.
 #include "tessera/comm/watch/flight_record.h"
 
 #include <gmock/gmock.h>
@@ -43,7 +45,8 @@ Signature message(Op op, int rank, int peer) {
   return sign({.group = "world", .members = kWorld, .sequence = 1, .op = op, .root = peer, .tag = 3, .rank = rank});
 }
 
-// A rank of three, in the middle of things: calls before the last have ended, the last is waited for.
+// The record of one of three ranks in the middle of a run. All calls but the last have finished. The rank waits for the
+// last call if `waits`.
 FlightRecord rank_in(int rank, const std::vector<Signature>& calls, bool waits = true) {
   FlightRecorder recorder(rank, 3);
   recorder.add_group({.id = kWorld, .name = "world", .ranks = {0, 1, 2}});
@@ -63,7 +66,7 @@ TEST(FlightRecorder, KeepsTheLastCallsWithTimesAndState) {
   for (uint64_t sequence = 1; sequence <= 5; ++sequence) {
     tickets.push_back(recorder.start(barrier_of(kWorld, sequence)));
   }
-  recorder.mark(tickets[0], CallState::kFinished);  // gone
+  recorder.mark(tickets[0], CallState::kFinished);  // call 1 is no longer in the ring of 3
   recorder.mark(tickets[2], CallState::kWaiting);
   recorder.mark(tickets[2], CallState::kFinished);
   recorder.mark(tickets[4], CallState::kWaiting);
@@ -158,7 +161,7 @@ TEST(FlightRecord, AFolderHoldsTheRecordsOfOneRun) {
   EXPECT_EQ(records[0].rank, 0);
   EXPECT_EQ(explain(records).missing, std::vector<int>{2});
   publish_file(folder / flight_record_name(2), to_json(rank_in(1, {sum_of(1)})));
-  EXPECT_TRUE(refused(ErrorKind::kFormat, folder.path()));  // renamed
+  EXPECT_TRUE(refused(ErrorKind::kFormat, folder.path()));  // rank 1's record under rank 2's name
   FlightRecord other = rank_in(2, {sum_of(1)});
   other.world_size = 8;
   publish_file(folder / flight_record_name(2), to_json(other));
@@ -199,15 +202,15 @@ TEST(FlightRecord, TheLastRunOfAFolderIsRead) {
   }
   EXPECT_LT(names[0], names[1]);
   publish_file(folder / names[0] / flight_record_name(1), to_json(rank_in(1, {sum_of(1)})));
-  EXPECT_EQ(last_records(folder.path()), folder / names[0]);  // the later one has left none
+  EXPECT_EQ(last_records(folder.path()), folder / names[0]);  // the later folder has no records
   publish_file(folder / names[1] / flight_record_name(2), to_json(rank_in(2, {sum_of(1)})));
   const auto records = read_flight_records(folder.path());
   ASSERT_EQ(records.size(), 1U);
   EXPECT_EQ(records[0].rank, 2);
 }
 
-// What else lies in the folder is others', also what an earlier version called previous/, and so are other runs'
-// records.
+// A run must not change other contents of the folder: previous/, which an earlier version of Tessera wrote, and the
+// records of other runs.
 TEST(FlightRecord, ARunLeavesAloneWhatIsNotItsOwn) {
   const TempFolder folder;
   std::filesystem::create_directory(folder / "previous");
@@ -248,7 +251,7 @@ TEST(Diagnosis, NamesTheRankThatHasNotMadeTheCall) {
                 "ranks 0, 2 wait"));
 }
 
-// 0 waits for 1 in one group, 1 for 2 in another, and 2 for nobody.
+// Rank 0 waits for rank 1 in one group, rank 1 waits for rank 2 in another, and rank 2 waits for no rank.
 TEST(Diagnosis, FollowsTheWaitsToTheirEnd) {
   const auto found = diagnose({rank_in(0, {sum_of(1)}), rank_in(1, {barrier_of(kOther, 1)}), rank_in(2, {}, false)});
   EXPECT_EQ(found.cause, HangCause::kAbsent);
@@ -279,14 +282,14 @@ TEST(Diagnosis, AReceiverWaitsForItsSenderAlone) {
   EXPECT_EQ(sent.cause, HangCause::kAllInside);
 }
 
-// Each rank by itself against each other one would take minutes.
+// A comparison of each rank with each other rank would take minutes.
 TEST(Diagnosis, ThousandsOfRanksAreLookedThrough) {
   constexpr int kRanks = 8000;
   FlightRecord waits = rank_in(0, {sum_of(1)}), computes = rank_in(0, {}, false);
   waits.world_size = computes.world_size = kRanks;
   std::vector<FlightRecord> records(kRanks, waits);
   for (int rank = 0; rank < kRanks; ++rank) records[rank].rank = rank;
-  auto& members = records[0].groups.at(0).ranks;  // of one record: the others need not repeat it
+  auto& members = records[0].groups.at(0).ranks;  // one record with all members is enough
   members.resize(kRanks);
   std::iota(members.begin(), members.end(), 0);
   EXPECT_EQ(diagnose(records).cause, HangCause::kAllInside);

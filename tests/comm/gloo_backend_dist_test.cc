@@ -1,4 +1,5 @@
-// What the Gloo back-end does beyond the table of collectives: abort(), and who may be a rank.
+// Functions of the Gloo back-end that the table of collectives does not test: abort(), and the check that a process is
+// a rank of the group.
 #include <ATen/ATen.h>
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -21,7 +22,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Somebody else's connections over loopback.
+// Connections over loopback that do not belong to the back-end. A thread opens them while the back-end is made.
 class Strangers {
  public:
   Strangers() {
@@ -91,7 +92,7 @@ TESSERA_RANKS_TEST(GlooAbort, EndsWaitsAndLeavesConnectionsAloneThatOthersOpenMe
   const auto backend =
       make_gloo_backend(store, {.rank = world->rank(), .size = world->size(), .loopback = true, .timeout = 60s});
   while (strangers.count() == before && before < Strangers::kMost) {
-    std::this_thread::yield();  // their thread may not have run at all
+    std::this_thread::yield();  // the thread of `strangers` may not have run yet
   }
   strangers.stop();
   backend->barrier()->wait();
@@ -117,7 +118,8 @@ TESSERA_RANKS_TEST(GlooWords, RanksOfSeveralHostsKnowOneAnother, (2, 3, 4)) {
   barrier(*world->group());
 }
 
-// The last rank is Gloo as anybody has it, who has heard where the others listen and says something.
+// The last rank is a plain Gloo process. It knows the addresses of the other ranks and sends a message of its own,
+// without the group's secret. The other ranks must refuse it.
 TESSERA_RANKS_TEST(GlooWords, AStrangerInTheLastRanksPlaceIsNoRank, (2, 3)) {
   const auto store = part_of(*world, "stranger");
   const int size = world->size(), last = size - 1;
@@ -125,7 +127,7 @@ TESSERA_RANKS_TEST(GlooWords, AStrangerInTheLastRanksPlaceIsNoRank, (2, 3)) {
     auto options = c10d::ProcessGroupGloo::Options::create(60s);
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
     const auto stranger = c10::make_intrusive<c10d::ProcessGroupGloo>(store, last, size, options);
-    store->set(fmt::format("listens_at/{}", last), store->get("listens_at/0"));  // well-formed, and not its own
+    store->set(fmt::format("listens_at/{}", last), store->get("listens_at/0"));  // a valid address, of rank 0
     auto said = at::full({size}, 4711, at::kLong), heard = at::empty_like(said);
     std::vector<int64_t> even{};
     stranger->alltoall_base(heard, said, even, even)->wait();

@@ -1,5 +1,5 @@
-// Ranks that die while groups are made: over the file store of our launcher, whose readers no end of a connection
-// wakes.
+// Ranks that die while groups are made. The ranks use the launcher's file store: the end of a connection does not wake
+// its readers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Makes a rank meet the others over files, as under our launcher.
+// Makes a rank meet the others through files, as under `tessera launch`.
 std::function<void(int)> over_files(const testing::TempFolder& folder) {
   return [path = folder.path().string()](int) { ::setenv("TESSERA_RENDEZVOUS", ("file:" + path).c_str(), 1); };
 }
@@ -22,14 +22,14 @@ void expect_others_to_name(Fleet& fleet, int size, int victim) {
     const auto& end = fleet.end_of(rank);
     if (rank == victim) continue;
     EXPECT_EQ(end.code, 4) << "rank " << rank << ": " << end.text;
-    EXPECT_LT(end.time - killed, 20) << "rank " << rank;  // groups wait 60 s
+    EXPECT_LT(end.time - killed, 20) << "rank " << rank;  // the groups' timeout is 60 s
     EXPECT_THAT(end.text, HasSubstr(fmt::format("rank {} has ended without an error message", victim)))
         << "rank " << rank;
     EXPECT_THAT(end.text, HasSubstr("[comm.new_group] group 'late'")) << "rank " << rank;
   }
 }
 
-// Rank `victim` dies instead of making the second group, in which the others wait for what it would say.
+// Rank `victim` dies before it makes the second group. The other ranks wait in the handshake for its message.
 TEST(GroupMaking, EveryRankNamesTheOneThatDiesInTheHandshake) {
   for (const std::string backend : {"shm", "gloo"}) {
     for (const int victim : {0, 2}) {
@@ -49,8 +49,8 @@ TEST(GroupMaking, EveryRankNamesTheOneThatDiesInTheHandshake) {
   }
 }
 
-// Before there is a watch only the time says that a rank is missing; all say which, whether the store outlives rank 0
-// (files) or ends with it.
+// Before the watchdog runs, only a timeout shows that a rank is missing. All ranks must name the missing rank, whether
+// the store outlives rank 0 (files) or ends with it.
 TEST(GroupMaking, ARankThatDiesBetweenTheMeetingAndTheWatchIsNamedByAll) {
   for (const bool files : {true, false}) {
     SCOPED_TRACE(files ? "store in files" : "store in rank 0");
@@ -61,7 +61,7 @@ TEST(GroupMaking, ARankThatDiesBetweenTheMeetingAndTheWatchIsNamedByAll) {
         [&](int rank) {
           if (files) over_files(folder)(rank);
           if (rank != 2) return;
-          // Meets, and goes no further.
+          // This rank joins the meeting, and dies before the watchdog starts.
           auto meeting = find_rendezvous({}, process_environment());
           meet(meeting, std::chrono::seconds(30));
           ::raise(SIGKILL);

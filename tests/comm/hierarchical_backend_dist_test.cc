@@ -1,4 +1,5 @@
-// Groups over several hosts, pretended on this one: shared memory inside each, Gloo over the loopback between them.
+// Groups over several pretended hosts on this machine, against plain computations: shared memory inside each host, Gloo
+// over loopback between them.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +14,7 @@
 namespace tessera::comm {
 namespace {
 
-// The ranks of `world` on pretended hosts.
+// A group of all ranks of `world`. Rank r is on pretended host `host_of[r]`.
 std::unique_ptr<Group> group_on_hosts(const World& world, const std::vector<int>& host_of,
                                       std::chrono::seconds timeout = std::chrono::seconds(30)) {
   std::vector<int> ranks;
@@ -32,7 +33,7 @@ std::unique_ptr<Group> group_on_hosts(const World& world, const std::vector<int>
   return std::make_unique<Group>(name, ranks, world.rank(), std::move(backend));
 }
 
-// The table of Tessera's own collectives, and what it leaves out: every root, equal splits.
+// Checks the table of Tessera's collectives, and two cases that the table does not have: every root, and equal splits.
 void check_group(Group& group) {
   table::check_own(group, "mixed", {.sizes = {1, 3, 1003, 40'001}});
   at::Tensor got = at::empty({3 * group.size()});
@@ -78,7 +79,7 @@ TESSERA_RANKS_TEST(HierarchicalBackend, RunsCallsInTheirOrderWhileTheyAreWaitedF
   }
 }
 
-// Sums have one order: that of the ranks of a host, then that of the hosts.
+// Sums are added in a fixed order: first the ranks of each host in rank order, then the hosts.
 TESSERA_RANKS_TEST(HierarchicalBackend, AddsInAFixedOrder, (4)) {
   const auto group = group_on_hosts(*world, {0, 0, 1, 1});
   const auto part = [](int rank) {
@@ -100,7 +101,7 @@ TESSERA_RANKS_TEST(HierarchicalBackend, LeavesUnevenHostsToGloo, (3)) {
   EXPECT_EQ(tensor[9].item<double>(), 3);
 }
 
-// One rank breaks off in the middle: nobody waits for it until the timeout.
+// Rank 2 aborts the group. The other ranks must fail before the timeout.
 TEST(HierarchicalBackend, EndsOnAllRanksWhenOneBreaksOff) {
   const auto begin = std::chrono::steady_clock::now();
   testing::run_ranks({.size = 4, .mode = testing::RankMode::kThreads}, [](const std::shared_ptr<World>& world) {

@@ -1,4 +1,4 @@
-// What must not be cut off when a peer has died: Monitor::hold().
+// Monitor::hold(): a process whose peer has died is not ended before work that needs no peer is finished.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -14,7 +14,8 @@ TEST(Hold, WorkThatNeedsNoPeerIsFinishedBeforeTheProcessIsEnded) {
   const testing::TempFolder folder;
   Fleet fleet(3, {}, [&](const auto& world) {
     barrier(*world->group());
-    // Rank 0 publishes for longer than a rank without collectives may live on, rank 2 has nothing to do.
+    // Rank 0 publishes a file for longer than the monitor lets a rank without collectives live. Rank 2 has no such
+    // work.
     std::thread publisher;
     if (world->rank() == 0) {
       publisher = std::thread([&, hold = world->monitor().hold()] {

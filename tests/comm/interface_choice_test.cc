@@ -1,3 +1,4 @@
+// The choice of the network interface from GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.
 #include "tessera/comm/backends/interface_choice.h"
 
 #include <gmock/gmock.h>
@@ -31,11 +32,11 @@ TEST(Interface, WishesAreReadAsNcclReadsThem) {
 
 TEST(Interface, OfSeveralThatFitTheWayToTheOthersCounts) {
   EXPECT_EQ(choose_address(kHost, "eth", "10.1.0.7"), "10.1.0.7");
-  EXPECT_EQ(choose_address(kHost, "ib", "10.0.0.7"), "192.168.0.7");  // not the kernel's choice
-  EXPECT_EQ(choose_address(kHost, "eth", "fd00::9"), "fd00::7");      // of the same family
-  EXPECT_EQ(choose_address(kHost, "^docker", ""), "10.0.0.7");        // loopback last
+  EXPECT_EQ(choose_address(kHost, "ib", "10.0.0.7"), "192.168.0.7");  // the setting comes before the kernel's choice
+  EXPECT_EQ(choose_address(kHost, "eth", "fd00::9"), "fd00::7");      // of the same address family
+  EXPECT_EQ(choose_address(kHost, "^docker", ""), "10.0.0.7");        // loopback comes last
   EXPECT_EQ(choose_address(kHost, "lo", ""), "127.0.0.1");
-  EXPECT_EQ(choose_address(kHost, "ib", "fd00::7"), "192.168.0.7");  // the wished one has no other
+  EXPECT_EQ(choose_address(kHost, "ib", "fd00::7"), "192.168.0.7");  // the chosen interface has no IPv6 address
   EXPECT_EQ(choose_address({{"eth0", "fd00::7"}, {"eth0", "10.0.0.7"}}, "eth", ""), "10.0.0.7");
   EXPECT_EQ(choose_address({{"lo", "127.0.0.1"}, {"eth0", "fd00::7"}}, "^docker", "10.0.0.7"), "fd00::7");
   EXPECT_EQ(choose_address(kHost, "wlan", "10.0.0.7"), "");
@@ -44,7 +45,7 @@ TEST(Interface, OfSeveralThatFitTheWayToTheOthersCounts) {
 TEST(Interface, AWishThatNothingFitsIsAnErrorThatNamesWhatThereIs) {
   ::setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   EXPECT_EQ(own_address("127.0.0.1"), "127.0.0.1");
-  ::setenv("GLOO_SOCKET_IFNAME", "=no-such-interface", 1);  // comes first
+  ::setenv("GLOO_SOCKET_IFNAME", "=no-such-interface", 1);  // this variable comes before NCCL_SOCKET_IFNAME
   try {
     own_address("127.0.0.1");
     ADD_FAILURE() << "found one";

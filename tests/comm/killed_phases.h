@@ -1,5 +1,5 @@
-// SIGKILL at any time of a rank's life: while it meets the others, makes groups, communicates or ends. The survivors
-// end within the limit, and those that are not done with an error of communication.
+// SIGKILL at a random time of a rank's life: while it meets the others, makes groups, communicates or ends. The
+// survivors must end within the limit. Survivors that still needed the rank must end with a communication error.
 #pragma once
 
 #include <cmath>
@@ -11,9 +11,9 @@ namespace tessera::comm {
 
 struct KilledRank {
   int size = 2, victim = 0;
-  bool over_files = false;  // as under our launcher; else over the store of rank 0
+  bool over_files = false;  // true: files, as under `tessera launch`; false: the store of rank 0
   std::string backend = "gloo";
-  std::chrono::microseconds after{};  // the start of the ranks
+  std::chrono::microseconds after{};  // time of the kill, after the start of the ranks
 };
 
 inline KilledRank draw_killed_rank(std::mt19937& random) {
@@ -22,13 +22,14 @@ inline KilledRank draw_killed_rank(std::mt19937& random) {
   drawn.victim = static_cast<int>(random() % static_cast<unsigned>(drawn.size));
   drawn.over_files = random() % 2 == 0;
   drawn.backend = random() % 3 == 0 ? "shm" : "gloo";
-  // As many early as late: connecting takes milliseconds on a quiet machine, the whole life of a rank half a second.
+  // The delays are log-uniform, so that early and late kills are equally frequent. On a quiet machine connecting takes
+  // milliseconds and the whole life of a rank half a second.
   const double part = std::uniform_real_distribution<double>(0, 1)(random);
   drawn.after = std::chrono::microseconds(static_cast<int64_t>(500 * std::pow(1000, part)));
   return drawn;
 }
 
-// How long the survivor took that ended last, in seconds.
+// Kills the rank, checks the survivors, and returns the seconds until the last survivor has ended.
 inline double expect_survivors_to_end(const KilledRank& killed) {
   const testing::TempFolder folder;
   Fleet fleet(
@@ -61,12 +62,13 @@ inline double expect_survivors_to_end(const KilledRank& killed) {
     const auto& end = fleet.end_of(rank);
     longest = std::max(longest, end.time - begun);
     EXPECT_LT(end.time - begun, testing::kPromptSeconds) << "rank " << rank;
-    if (!was_alive || end.code == 0) {  // it had ended, or nothing of it was needed any more
+    if (!was_alive || end.code == 0) {  // the victim had ended, or no rank needed it any more
       EXPECT_EQ(end.code, 0) << "rank " << rank << ": " << end.text;
       continue;
     }
     EXPECT_EQ(end.code, 4) << "rank " << rank << ": " << end.text;
-    // Before there is a watch, a rank that waits for another one in vain may be all that the third hears of.
+    // Before the watchdog runs, a survivor may only see that a third rank failed, which waited in vain for the victim.
+    // The message then does not name the victim.
     EXPECT_THAT(end.text, ::testing::HasSubstr("[comm.")) << "rank " << rank;
   }
   return longest;

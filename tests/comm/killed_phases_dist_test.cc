@@ -1,3 +1,4 @@
+// SIGKILL at random times of a rank's life. killed_phases_slow_test.cc kills more ranks.
 #include "tests/comm/killed_phases.h"
 
 namespace tessera::comm {

@@ -1,3 +1,4 @@
+// SIGKILL at random times of a rank's life, 300 times. killed_phases_dist_test.cc is the short version.
 #include "tests/comm/killed_phases.h"
 
 namespace tessera::comm {

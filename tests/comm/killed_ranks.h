@@ -1,4 +1,4 @@
-// SIGKILL at random points of a run: the survivors notice within 5 s and say who it was.
+// SIGKILL at random times of a run. The survivors must end within kPromptSeconds and name the killed rank.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -13,7 +13,7 @@
 
 namespace tessera::comm {
 
-// Collectives of many kinds, for ever.
+// Endless collectives of many kinds.
 inline void communicate(World& world) {
   Group& group = *world.group();
   const auto pair = world.new_group({world.rank() & ~1, world.rank() | 1}, "pair");
@@ -32,7 +32,7 @@ inline void expect_survivors_to_notice(int rounds, unsigned seed) {
   std::mt19937 random(seed);
   for (int round = 0; round < rounds; ++round) {
     const int size = 2 << (round % 2), victim = static_cast<int>(random() % static_cast<unsigned>(size));
-    // One in four while the second group is still being made.
+    // In a quarter of the rounds the kill comes while the second group is made.
     const auto delay = std::chrono::microseconds(random() % (round / 2 % 4 == 0 ? 3'000 : 150'000));
     SCOPED_TRACE(fmt::format("seed {}, round {}: rank {} of {} after {} us", seed, round, victim, size, delay.count()));
     Fleet fleet(size, {.timeout = std::chrono::seconds(60)}, [](const auto& world) {

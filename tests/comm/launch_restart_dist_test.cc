@@ -1,4 +1,5 @@
-// Ranks that are started again, where their output goes, and the cores that they are bound to: programs of a shell.
+// Restarts by the launcher, the files and the display of the ranks' output, and the cores that ranks are bound to. The
+// ranks are shell scripts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +32,7 @@ struct Outcome {
   std::string err, out;
 };
 
-// `tessera launch FLAGS -- sh -c SCRIPT`.
+// Runs `tessera launch FLAGS -- sh -c SCRIPT`.
 Outcome launch(std::vector<std::string> flags, const std::string& script,
                const std::map<std::string, std::string>& environment = {}) {
   flags.insert(flags.begin(), {testing::program(), "launch"});
@@ -40,8 +41,8 @@ Outcome launch(std::vector<std::string> flags, const std::string& script,
   return {run.exit_code, run.err, run.out};
 }
 
-// Part of a script: goes on once all ranks of this attempt have come here. When one then fails, what the others wrote
-// before is there, however slow the machine is. `folder` is this run's alone.
+// Part of a script: waits until all ranks of the attempt are here. The output that other ranks have written before is
+// then complete when a rank fails, even on a slow machine. `folder` must belong to this run only.
 std::string meet(const fs::path& folder, int ranks) {
   const std::string mark = (folder / "met-").string() + "$TORCHELASTIC_RESTART_COUNT-";
   return fmt::format(
@@ -102,7 +103,7 @@ TEST(Restart, ALauncherThatIsAskedToStopStartsNothingAgain) {
   EXPECT_THAT(run.err, Not(HasSubstr("restart 1")));
 }
 
-// Batch systems give notice of the end by it, once.
+// Batch systems announce the end of a job once, by a signal.
 TEST(Restart, ANoticeBetweenTwoAttemptsIsHeard) {
   const TempFolder folder;
   const std::string mark = (folder / "begun").string();
@@ -145,7 +146,7 @@ TEST(Restart, UnderNohupAHangUpEndsNothing) {
   EXPECT_EQ(run.out, "went on\n");
 }
 
-// The launchers of that many hosts, all of them here, each with a rank.
+// Runs one launcher for each of `hosts` hosts on this machine, each with one rank.
 std::vector<Outcome> launch_hosts(int hosts, const std::vector<std::string>& flags, const std::string& script) {
   const auto master = fmt::format("127.0.0.1:{}", testing::free_port());
   std::vector<std::future<Outcome>> launched;
@@ -179,7 +180,7 @@ TEST(Restart, OneBudgetIsOfAllHosts) {
   const TempFolder folder;
   const auto outcomes = launch_hosts(2, {"--max-restarts", "2", "--run-id", "budget"},
                                      meet(folder.path(), 2) + "exit $((RANK * (TORCHELASTIC_RESTART_COUNT + 5)))");
-  EXPECT_EQ(outcomes[0].code, 7) << outcomes[0].err;  // that of the rank at fault, also where all ranks ended well
+  EXPECT_EQ(outcomes[0].code, 7) << outcomes[0].err;  // rank 1's code, although rank 0 succeeded
   EXPECT_EQ(outcomes[1].code, 7) << outcomes[1].err;
   EXPECT_THAT(outcomes[1].err, AllOf(HasSubstr("error: rank 1 of 2: ended with exit code 7"),
                                      HasSubstr("2 restarts without progress, as many as --max-restarts allows")));
@@ -196,7 +197,7 @@ TEST(RankOutput, EachRankAndAttemptHasFilesOfItsOwn) {
     EXPECT_EQ(run.code, 0) << run.err;
     EXPECT_EQ(run.out, "");
     EXPECT_THAT(run.err,
-                AllOf(HasSubstr("err 1\n"), HasSubstr("the ranks' output is in ")));  // why it was started again
+                AllOf(HasSubstr("err 1\n"), HasSubstr("the ranks' output is in ")));  // the reason of the restart
   }
   int folders = 0;
   for (const auto& entry : fs::directory_iterator(folder / "logs")) {
@@ -207,7 +208,7 @@ TEST(RankOutput, EachRankAndAttemptHasFilesOfItsOwn) {
       EXPECT_EQ(read_file(entry.path() / attempt / "0" / "stderr.log"), "err 0\n");
     }
   }
-  EXPECT_EQ(folders, 2);  // the second run left the first one's alone
+  EXPECT_EQ(folders, 2);  // the second run has not changed the first run's files
 }
 
 TEST(RankOutput, TeeShowsEveryLineWithItsRank) {
@@ -216,7 +217,7 @@ TEST(RankOutput, TeeShowsEveryLineWithItsRank) {
                           "for i in 1 2 3; do echo line $i; done; printf rest; echo bad >&2");
   EXPECT_EQ(run.code, 0) << run.err;
   for (const char* rank : {"[rank0]: ", "[rank1]: "}) {
-    std::string own;  // those of the other rank may come between them
+    std::string own;  // lines of the other rank may come in between
     std::istringstream lines(run.out);
     for (std::string line; std::getline(lines, line);) own += line.starts_with(rank) ? line + "\n" : "";
     EXPECT_THAT(own, HasSubstr(std::string(rank) + "line 1\n" + rank + "line 2\n" + rank + "line 3\n"));
@@ -227,7 +228,7 @@ TEST(RankOutput, TeeShowsEveryLineWithItsRank) {
 
 TEST(RankOutput, ALineIsShownWhileTheRankGoesOn) {
   const TempFolder folder;
-  // The rank ends when what it said has come through.
+  // The rank ends when its line has been shown.
   const auto run = run_process({"sh", "-c",
                                 testing::program() + " launch --tee -- sh -c 'echo now; while ! test -e " +
                                     (folder / "seen").string() + "; do sleep 0.05; done' | { read line; touch " +

@@ -1,4 +1,5 @@
-// The launcher and what can go wrong under it. Launcher and ranks are this program, started again in a role.
+// The launcher with ranks that end, fail, crash or leave processes behind. Launcher and ranks are this program, started
+// with a role in its environment.
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
@@ -45,7 +46,7 @@ fs::path notes() { return std::getenv("TESSERA_TEST_NOTES"); }
 
 void note(const std::string& name, const std::string& text) { publish_file(notes() / name, text); }
 
-// The state letter of a process, '\0' when there is none.
+// The state letter of a process; '\0' if the process does not exist.
 char state_of(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string text;
@@ -62,7 +63,7 @@ bool eventually(double seconds, const std::function<bool()>& condition) {
   return condition();
 }
 
-// Listening sockets of this process: "127.0.0.1", "::1", or the address in hexadecimal.
+// The addresses of this process's listening sockets: "127.0.0.1", "::1", or the address in hexadecimal.
 std::vector<std::string> listening_addresses() {
   std::set<std::string> own;
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
@@ -89,7 +90,7 @@ std::vector<std::string> listening_addresses() {
   return found;
 }
 
-// The launcher's helper, which outlives it.
+// The guard process of the launcher, which outlives the launcher; -1 if there is none.
 pid_t guard_of_launcher() {
   const std::string launcher = std::to_string(::getppid());
   std::ifstream file("/proc/" + launcher + "/task/" + launcher + "/children");
@@ -109,7 +110,7 @@ void kill_guard() {
                 ErrorKind::kInternal, "[test] no guard in its place");
 }
 
-// A process that leaves its group, whose parent ends, and which then ends: it is the launcher's to bury.
+// Makes a process in a session of its own whose parent ends, and which then ends itself. The launcher must reap it.
 void leave_an_orphan_to_bury() {
   int line[2];
   TESSERA_CHECK(::pipe(line) == 0, ErrorKind::kInternal, "[test] pipe");
@@ -138,7 +139,7 @@ void run_rank(const std::string& mode) {
   at::Tensor sum = at::ones({4});
   all_reduce(*world->group(), sum).wait();
   note(fmt::format("pid-{}", rank), std::to_string(::getpid()));
-  const ListeningSocket own = listen_at("127.0.0.1", 0, ListenScope::kThisHost);  // shows that the tables are read
+  const ListeningSocket own = listen_at("127.0.0.1", 0, ListenScope::kThisHost);  // listening_addresses() must find it
   if (mode.starts_with("listen")) {
     note(fmt::format("listen-{}", rank), fmt::format("{}", fmt::join(listening_addresses(), "\n")));
   }
@@ -160,7 +161,7 @@ void run_rank(const std::string& mode) {
   }
   const pid_t grandchild = ::fork();
   if (grandchild == 0) {
-    ::setsid();  // even out of its group
+    ::setsid();  // leaves even its process group
     ::execlp("sleep", "sleep", "1000", nullptr);
     ::_exit(127);
   }
@@ -189,7 +190,7 @@ void run_rank(const std::string& mode) {
   barrier(*world->group());
 }
 
-// Not a test: what this program does when it is started as launcher or rank.
+// Not a test. This program runs this code when it is started as launcher or rank.
 TEST(DISABLED_Role, Main) {
   const std::string role = std::getenv("TESSERA_TEST_ROLE"), mode = std::getenv("TESSERA_TEST_MODE");
   try {
@@ -232,7 +233,7 @@ struct Launched {
       if (!entry.path().filename().string().starts_with("pid-")) continue;
       ++count;
       const char state = state_of(std::stoi(read_file(entry.path())));
-      if (state != '\0' && state != 'Z') return false;  // a zombie waits for its parent only
+      if (state != '\0' && state != 'Z') return false;  // a zombie only waits for its parent to reap it
     }
     EXPECT_GE(count, 3);
     return fs::is_empty(folder / "tmp");
@@ -371,7 +372,7 @@ TEST(Launcher, ARunOfSeveralHostsHasAName) {
   LauncherOptions named = hosts;
   named.run_id = "nightly";
   EXPECT_EQ(launch_local_ranks({"sh", "-c", "test $TESSERA_RUN_ID = nightly"}, named), 0);
-  // The program, and of the rest nothing that could be read.
+  // The default run id has the name of the program, but none of its arguments, which may be secret.
   const std::string script = "case $TESSERA_RUN_ID in *secret*) exit 1;; 'sh ('*) exit 0;; *) exit 1;; esac";
   EXPECT_EQ(launch_local_ranks({"sh", "-c", script, "secret"}, hosts), 0);
 }

@@ -1,4 +1,4 @@
-// What a verdict and a device that does not end, or ends badly, do to one rank.
+// Monitor of one rank: failure reports, and calls on a device that do not end or that fail.
 #include "tessera/comm/watch/monitor.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ namespace {
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
-// A file system that does not answer until it is released, and counts who asked.
+// A file system that blocks every write until release(), and keeps the texts that were to be written.
 class HungDisk {
  public:
   ~HungDisk() { release(); }
@@ -92,8 +92,8 @@ TEST(Monitor, AVerdictBreaksOffThoughTheFileSystemHangs) {
     EXPECT_EQ(report->culprit, 1);
     const auto asked = disk.asked();
     ASSERT_EQ(asked.size(), 1U);
-    EXPECT_THAT(asked[0], HasSubstr("\"state\":\"waiting\""));  // as it was before it was broken off
-  }                                                             // the end does not wait for ever either
+    EXPECT_THAT(asked[0], HasSubstr("\"state\":\"waiting\""));  // the state before the abort
+  }                                                             // the destructor does not hang
 }
 
 TEST(Monitor, ARecordIsOnDiskWhenTheMonitorIsGone) {
@@ -107,7 +107,8 @@ TEST(Monitor, ARecordIsOnDiskWhenTheMonitorIsGone) {
   EXPECT_EQ(records[0].rank, 3);
 }
 
-// As NCCL's: it has completed, too, when it has failed, and asking throws when the device is in error.
+// Behaves like NCCL's work object: a failed call counts as completed, and isCompleted() throws if the device is in
+// error.
 class DeviceWork final : public c10d::Work {
  public:
   explicit DeviceWork(bool ran = false) : done(ran) { ++alive; }
@@ -116,7 +117,7 @@ class DeviceWork final : public c10d::Work {
     TESSERA_CHECK(!in_error, ErrorKind::kInternal, "CUDA error: an illegal memory access was encountered");
     return done;
   }
-  bool wait(milliseconds) override { return true; }  // orders a stream only
+  bool wait(milliseconds) override { return true; }  // only orders a stream
   void fail(const std::string& text) {
     finish(std::make_exception_ptr(std::runtime_error(text)));
     done = true;
@@ -133,7 +134,7 @@ uint64_t begin(Monitor& monitor, uint64_t number) {
   return ticket;
 }
 
-// Call `number`, waited for as a device's calls are.
+// Starts and waits for call `number`, as Group does for a call on a device.
 uint64_t leave_to_device(Monitor& monitor, uint64_t number, const c10::intrusive_ptr<DeviceWork>& work) {
   const uint64_t ticket = begin(monitor, number);
   monitor.after_device_start(ticket, work);
@@ -146,7 +147,7 @@ CallState state_of(Monitor& monitor, uint64_t number) {
   return monitor.recorder().record("").calls.at(number - 1).state;
 }
 
-// Rank 0 of two, whose tensors that are not the CPU's go over a back-end of their own.
+// Rank 0 of a group of two ranks. Tensors that are not on the CPU use a second back-end.
 std::unique_ptr<Group> group_of_device(const std::shared_ptr<Monitor>& monitor) {
   const auto backend = [] { return make_fake_backend(0, 2, true, std::make_shared<FakeCostAccount>()); };
   monitor->recorder().add_group({.id = 1, .name = "world", .ranks = {0, 1}});
@@ -193,7 +194,7 @@ TEST(Monitor, ACallThatIsOnlyOrderedOnAStreamIsUnderWayUntilItHasRun) {
   monitor.tick();
   EXPECT_EQ(state_of(monitor, 3), CallState::kFinished);
   EXPECT_EQ(state_of(monitor, 4), CallState::kStarted);
-  std::this_thread::sleep_for(milliseconds(3100));  // the timeout, and the 3 s that a back-end has to keep it itself
+  std::this_thread::sleep_for(milliseconds(3100));  // the timeout, and 3 s in which the back-end may time out itself
   monitor.tick();
   ASSERT_EQ(reported_failures.size(), 1U);
   EXPECT_EQ(reported_failures[0].sequence, 4U);
@@ -228,7 +229,7 @@ TEST(Monitor, ACallThatFailsOnItsDeviceIsFailedAndReported) {
   }
 }
 
-// Ranks without a watchdog have nobody who looks while they compute.
+// Without a watchdog no thread checks calls while the ranks compute.
 TEST(Monitor, TheNextCallSaysThatOneHasFailedOnItsDevice) {
   const auto monitor = std::make_shared<Monitor>(MonitorOptions{.size = 2});
   const auto group = group_of_device(monitor);
@@ -259,7 +260,8 @@ TEST(Monitor, AWaitForACallThatHasFailedOnItsDeviceThrows) {
   monitor->leave(true);
 }
 
-// NCCL makes a communicator in the start of a group's first call, and waits there for all of its ranks.
+// NCCL makes a communicator at the start of a group's first call. The start blocks until all ranks of the group take
+// part.
 TEST(Monitor, ARankThatIsAbsentFromAStartThatBlocksIsNamed) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::shared_ptr<Monitor>> monitors;
@@ -293,10 +295,10 @@ TEST(Monitor, ACallThatIsRefusedAtItsStartIsNoLongerUnderWay) {
   const auto group = group_of_device(monitor);
   const auto start = [](c10d::Backend&) -> c10::intrusive_ptr<c10d::Work> { raise(ErrorKind::kShape, "no such op"); };
   EXPECT_THAT(text_of<Error>([&] { sum_on_device(*group, start); }), HasSubstr("call 1: no such op"));
-  EXPECT_EQ(state_of(*monitor, 1), CallState::kStarted);  // it blocks nobody
+  EXPECT_EQ(state_of(*monitor, 1), CallState::kStarted);  // the call blocks no other rank
 }
 
-// Whoever breaks a back-end off may have to wait for the start of its call.
+// The abort of a back-end may have to wait until the start of a call returns.
 TEST(Monitor, TheWatchGoesOnWhileAStartHoldsUpTheEndOfItsGroup) {
   std::atomic<bool> returned = false, broken_off = false;
   Monitor monitor({});

@@ -1,3 +1,4 @@
+// NCCL on machines without it or without enough GPUs: the error messages, and the choice of the GPU.
 #include "tessera/comm/backends/nccl_backend.h"
 
 #include <gmock/gmock.h>
@@ -31,7 +32,7 @@ TEST(Nccl, WhereItIsMissingTheErrorSaysWhatAndNamesTheRemedy) {
 
 TEST(GpuChoice, ARankThatSeesOneGpuUsesThatOne) {
   EXPECT_EQ(gpu_of(5, 8), 5);
-  EXPECT_EQ(gpu_of(5, 1), 0);  // Slurm's --gpus-per-task=1
+  EXPECT_EQ(gpu_of(5, 1), 0);  // as with Slurm's --gpus-per-task=1
   EXPECT_EQ(why_too_few_gpus(1, 8, true), "");
   EXPECT_EQ(why_too_few_gpus(8, 8, false), "");
   EXPECT_EQ(why_too_few_gpus(1, 8, false), "8 ranks on this host, but 1 GPU");

@@ -1,4 +1,5 @@
-// NCCL groups, on machines with GPUs: CUDA tensors go through NCCL, CPU tensors of the same group through Gloo.
+// NCCL groups against plain computation, on machines with GPUs: CUDA tensors use NCCL, CPU tensors of the same group
+// use Gloo.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +13,7 @@ namespace {
 
 constexpr int kRanks = 2;
 
-// In processes without GoogleTest.
+// Checks in processes that have no GoogleTest.
 void require_equal(const at::Tensor& found, const at::Tensor& wanted) {
   TESSERA_CHECK(at::equal(found.cpu(), wanted), ErrorKind::kInternal, "[test] wrong result");
 }
@@ -42,7 +43,7 @@ TEST(Nccl, CollectivesOfCudaTensorsEqualPlainComputation) {
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(fleet.end_of(rank).code, 0) << fleet.end_of(rank).text;
 }
 
-// What pipelines and experts send: to one rank, and uneven parts to all.
+// The communication of pipelines (send to one rank) and of experts (uneven parts to all ranks).
 TEST(Nccl, TensorsAreSentAndExchangedInPartsOfAnySize) {
   if (const auto reason = why_no_nccl(kRanks); !reason.empty()) {
     GTEST_SKIP() << reason;
@@ -51,14 +52,14 @@ TEST(Nccl, TensorsAreSentAndExchangedInPartsOfAnySize) {
     const int rank = world->rank(), other = 1 - rank;
     const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(rank));
     Group& group = *world->group(c10::DeviceType::CUDA);
-    for (int step = 0; step < 3; ++step) {  // there and back, as micro-batches do
+    for (int step = 0; step < 3; ++step) {  // in both directions, as with micro-batches
       at::Tensor passed = at::full({5, 3}, 10.0 * step + rank).to(device), received = at::empty_like(passed);
       auto sent = send(group, passed, other, step), got = recv(group, received, other, step);
       got.wait();
       sent.wait();
       require_equal(received, at::full({5, 3}, 10.0 * step + other));
     }
-    // Rank 0 gives its rows 1 and 4, rank 1 its rows 2 and 0.
+    // Rank 0 sends 1 row to itself and 4 rows to rank 1. Rank 1 sends 2 rows to rank 0 and none to itself.
     const std::vector<int64_t> given = rank == 0 ? std::vector<int64_t>{1, 4} : std::vector<int64_t>{2, 0},
                                taken = rank == 0 ? std::vector<int64_t>{1, 2} : std::vector<int64_t>{4, 0};
     const auto rows = at::arange(given[0] + given[1], at::kFloat).add_(100 * rank).unsqueeze(1).to(device);
@@ -69,7 +70,7 @@ TEST(Nccl, TensorsAreSentAndExchangedInPartsOfAnySize) {
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(fleet.end_of(rank).code, 0) << fleet.end_of(rank).text;
 }
 
-// The second group of the same ranks is split from the first one's communicator, or meets anew.
+// The second group of the same ranks is split from the first one's communicator, or makes its own communicator.
 TEST(Nccl, SecondGroupsOfTheSameRanksWork) {
   if (const auto reason = why_no_nccl(kRanks); !reason.empty()) {
     GTEST_SKIP() << reason;
@@ -91,7 +92,8 @@ TEST(Nccl, SecondGroupsOfTheSameRanksWork) {
   set_device_backend_settings({});
 }
 
-// Rows and columns of four ranks, each split from the world's communicator in one call of all ranks, or met alone.
+// Row and column groups of four ranks. Each group is split from the world's communicator in one call of all ranks, or
+// makes its own communicator.
 TEST(Nccl, GroupsOfPartsWork) {
   if (const auto reason = why_no_nccl(4); !reason.empty()) {
     GTEST_SKIP() << reason;

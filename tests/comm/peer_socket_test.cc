@@ -1,4 +1,4 @@
-// Connections of a watch that are slow, silent or too many.
+// Connections of the watchdog that are slow, that send nothing, or that are too many.
 #include "tessera/comm/watch/peer_socket.h"
 
 #include <arpa/inet.h>
@@ -29,7 +29,7 @@ TEST(PeerSocket, WhatTheOtherEndDoesNotReadAtOnceArrivesWholeLater) {
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   PeerSocket sender{UniqueFd(ends[0])}, receiver{UniqueFd(ends[1])};
   const std::string text(100'000, 'x');
-  constexpr int kFrames = 20;  // more than a socket holds
+  constexpr int kFrames = 20;  // more bytes than a socket's buffer holds
   for (int i = 0; i < kFrames; ++i) ASSERT_TRUE(sender.send({WatchdogFrameKind::kRecord, i, text})) << i;
   EXPECT_TRUE(sender.has_unsent());
   std::vector<WatchdogFrame> frames;
@@ -58,7 +58,7 @@ TEST(PeerSocket, OneThatNeverReadsCountsAsGoneInTheEnd) {
   EXPECT_FALSE(sender.receive(frames));
 }
 
-// 40 of them, 5 s each, would have kept the one that speaks waiting for 200 s.
+// One connection after the other with a limit of 5 s each would delay the sending connection by 200 s.
 TEST(ConnectionAcceptor, WhoSaysNothingHoldsUpNobody) {
   ListeningSocket here = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
   std::vector<UniqueFd> silent;

@@ -1,4 +1,4 @@
-// Where the output of ranks goes: how much at once, and without the kernel's notices.
+// The display of the ranks' output: the amount for each call, and the display without inotify.
 #include "tessera/comm/launch/rank_output.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// What `passes_on` writes to standard output.
+// The text that `passes_on` writes to standard output.
 std::string shown_by(const std::function<void()>& passes_on) {
   ::testing::internal::CaptureStdout();
   passes_on();
@@ -53,7 +53,7 @@ TEST(RankOutputs, AreShownWithoutTheKernelsNotices) {
   const testing::TempFolder folder;
   RankOutputs outputs({.tee = true}, "run");
   {
-    const testing::FewDescriptors none;  // as where the user has no more instances of inotify
+    const testing::FewDescriptors none;  // as if the user's limit of inotify instances is reached
     outputs.begin_attempt(0, folder.path());
   }
   EXPECT_LT(outputs.descriptor(), 0);

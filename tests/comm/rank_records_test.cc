@@ -1,4 +1,4 @@
-// What rank 0 makes of what the ranks say of themselves.
+// agree(): rank 0 computes hosts, local ranks and cores from the records that all ranks have sent.
 #include "tessera/comm/rendezvous/rank_records.h"
 
 #include <gmock/gmock.h>
@@ -12,7 +12,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Ranks in order: each of a host, told `local_size` by its launcher, on `cores`.
+// The record of one rank: its host, local rank, and `local_size` from its launcher; `cores` is a mask in hexadecimal.
 struct Said {
   std::string host;
   int local_rank, local_size;
@@ -53,13 +53,13 @@ TEST(Agree, HostsWithUnlikeRanksAndCoresAreOneRecord) {
   EXPECT_EQ(agreed.hosts.least_ranks, 2);
   EXPECT_FALSE(agreed.hosts.loopback);
   EXPECT_EQ(agreed.hosts.most_ranks, 4);
-  EXPECT_EQ(agreed.hosts.least_cores_per_rank, 0);  // two for four
+  EXPECT_EQ(agreed.hosts.least_cores_per_rank, 0);  // two cores for four ranks
   EXPECT_EQ(agreed.positions[0].cores_per_rank, 0);
   EXPECT_EQ(agreed.positions[5].cores_per_rank, 4);
   EXPECT_EQ(agreed.positions[5].local_rank, 1);
 }
 
-// As srun and mpirun bind them: each has a core of its own.
+// As under srun and mpirun, each rank is bound to a core of its own.
 TEST(Agree, PinnedRanksAreNotCrowded) {
   const RendezvousResult agreed =
       agree(records({{"a", 0, 4, "1"}, {"a", 1, 4, "2"}, {"a", 2, 4, "4"}, {"a", 3, 4, "8"}}));
@@ -77,7 +77,7 @@ TEST(Agree, WhoSharesAHostIsFoundWhereNobodySaysIt) {
   EXPECT_EQ(agreed.positions[1].local_size, 1);
 }
 
-// Two launchers on one machine, as in a trial of what two hosts would do.
+// Two launchers on one machine, as in a trial of a run on two hosts.
 TEST(Agree, LaunchersOnOneMachineShareItsCores) {
   const RendezvousResult agreed = agree(records({{"a", 0, 1, "3"}, {"a", 0, 2, "3"}, {"a", 1, 2, "3"}}));
   EXPECT_EQ(agreed.hosts.count, 2);
@@ -86,7 +86,8 @@ TEST(Agree, LaunchersOnOneMachineShareItsCores) {
   EXPECT_EQ(agreed.positions[0].cores_per_rank, 0);
 }
 
-// The master's name leads to loopback on its own host, so that its ranks do not learn from it where others are.
+// On the master's host the master's name leads to loopback. The ranks there cannot take the address of another host
+// from this name.
 TEST(Agree, RanksBehindLoopbackHearOfAnotherHost) {
   const RendezvousResult agreed = agree(records({{"a", 0, 2, "1"}, {"a", 1, 2, "2"}, {"b", 0, 1, "1", "10.0.0.2"}}));
   EXPECT_EQ(agreed.positions[0].other_host, "10.0.0.2");

@@ -1,3 +1,5 @@
+// Rendezvous: the launcher's environment variables are read, the ranks meet through files or TCP, and errors name the
+// ranks.
 #include "tessera/comm/rendezvous/rendezvous.h"
 
 #include <arpa/inet.h>
@@ -32,7 +34,7 @@ Environment variables(Variables values) {
   };
 }
 
-// The message of the error of this kind that `call` raises.
+// Returns the message of the error that `call` must throw, which must be of kind `kind`.
 template <class Call>
 std::string error_of(ErrorKind kind, const Call& call) {
   try {
@@ -113,7 +115,7 @@ TEST(FindMeeting, OurLauncherComesBeforeTheRestAndFilesNeedNoPort) {
   const auto point = find_rendezvous({}, variables(values));
   EXPECT_EQ(point.info.source, "flags");
   EXPECT_EQ(point.folder, "/x");
-  values["TORCHELASTIC_RUN_ID"] = "7";  // a torchrun inside one of our ranks
+  values["TORCHELASTIC_RUN_ID"] = "7";  // torchrun was started inside a rank of ours
   EXPECT_EQ(find_rendezvous({}, variables(values)).info.source, "torchrun");
 }
 
@@ -156,14 +158,14 @@ TEST(FindMeeting, OpenMpiAndHydra) {
       {}, variables({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "5"}}));
   EXPECT_TRUE(hydra.serve);
   EXPECT_EQ(hydra.place(), "h:5");
-  EXPECT_EQ(hydra.info.local_size, 0);  // found out when they meet
+  EXPECT_EQ(hydra.info.local_size, 0);  // the meeting will find it
   EXPECT_THAT(config_error({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}), HasSubstr("MASTER_ADDR"));
 }
 
 TEST(FindMeeting, TheRunHasTheNameThatItsLauncherGives) {
   Variables values = kTorchrun;
   EXPECT_EQ(find_rendezvous({}, variables(values)).run, "");
-  values["TORCHELASTIC_RUN_ID"] = "none";  // torchrun's word for it
+  values["TORCHELASTIC_RUN_ID"] = "none";  // torchrun's value for no name
   EXPECT_EQ(find_rendezvous({}, variables(values)).run, "");
   values["TORCHELASTIC_RUN_ID"] = "nightly";
   EXPECT_EQ(find_rendezvous({}, variables(values)).run, "nightly");
@@ -205,7 +207,7 @@ RendezvousPoint file_rendezvous(const testing::TempFolder& folder, int rank, int
   return point;
 }
 
-// What each of these meetings says when held at the same time, one thread each: "" or its error.
+// Holds these meetings at the same time, each on a thread. Returns one text a meeting: its error, "" for none.
 std::vector<std::string> meet_all(std::vector<RendezvousPoint>& points, std::chrono::milliseconds timeout) {
   std::vector<std::string> errors(points.size());
   std::vector<std::thread> threads;
@@ -216,7 +218,7 @@ std::vector<std::string> meet_all(std::vector<RendezvousPoint>& points, std::chr
       try {
         const auto store = meet(points[i], timeout);
         while (serves && guests > 0) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(5));  // they read their verdict
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));  // the other ranks still read the result
         }
       } catch (const std::exception& error) {
         errors[i] = error.what();
@@ -269,7 +271,8 @@ TEST(Meet, TwoProcessesOfOneRankAreFound) {
   EXPECT_THAT(errors[0] + errors[1], HasSubstr("), and this, rank 0 (process "));
 }
 
-// Two launchers, --nproc 2 and --nproc 1 of 2 hosts: one counts 4 ranks, the other 2, and both have a rank 1.
+// Two launchers of a run on 2 hosts, one with --nproc 2 and one with --nproc 1. The first launcher counts 4 ranks, the
+// second one 2, and both have a rank 1.
 TEST(Meet, LaunchersWithUnlikeNumbersAreAnErrorOnBothSidesAtOnce) {
   const testing::TempFolder folder;
   std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 4), file_rendezvous(folder, 1, 4),
@@ -297,7 +300,7 @@ TEST(Meet, AllKnowTheSameOfHosts) {
                                          file_rendezvous(folder, 2, 3)};
   for (int rank = 0; rank < 3; ++rank) {
     points[rank].info.local_rank = rank % 2;
-    points[rank].info.local_size = rank < 2 ? 2 : 1;  // as two launchers on one machine would say
+    points[rank].info.local_size = rank < 2 ? 2 : 1;  // as from two launchers on one machine
   }
   EXPECT_THAT(meet_all(points, std::chrono::seconds(20)), ElementsAre("", "", ""));
   for (const RendezvousPoint& point : points) {
@@ -317,7 +320,7 @@ TEST(Meet, TwoRunsAtOnePlaceAreToldApart) {
   EXPECT_THAT(errors[1],
               AllOf(HasSubstr("two runs at "), HasSubstr("rank 1 (process"), HasSubstr("of run 'train b.yaml'"),
                     HasSubstr("rank 0 (process"), HasSubstr("of run 'train a.yaml'")));
-  EXPECT_THAT(errors[0], HasSubstr("rank 1 of 2 did not arrive"));  // it took no seat
+  EXPECT_THAT(errors[0], HasSubstr("rank 1 of 2 did not arrive"));  // the rank of the other run is not counted
 }
 
 TEST(Meet, WhoDoesNotKnowTheTokenIsRefused) {
@@ -360,7 +363,7 @@ TEST(Meet, APortInUseIsSaid) {
 
 TEST(Meet, AnAddressOfAnotherHostCannotBeServed) {
   RendezvousPoint point = tcp_rendezvous(2000, 0, 2);
-  point.host = "192.0.2.1";  // kept for documents: no host has it
+  point.host = "192.0.2.1";  // an address for documentation (RFC 5737), which no host has
   EXPECT_THAT(error_of(ErrorKind::kConfig, [&] { meet(point, std::chrono::seconds(1)); }), HasSubstr("192.0.2.1:2000"));
 }
 

@@ -1,3 +1,4 @@
+// RestartPolicy: the launcher's decision whether a failed attempt is started again.
 #include "tessera/comm/launch/restart_policy.h"
 
 #include <gmock/gmock.h>
@@ -28,7 +29,7 @@ TEST(RestartPolicy, WithoutRestartsSaysNothing) {
 TEST(RestartPolicy, AllowsSoManyWithoutProgress) {
   RestartPolicy policy({.max_restarts = 2, .has_marks = true, .reports_steps = true}, "step-1");
   EXPECT_TRUE(policy.decide(killed(), {.step = 3, .mark = "step-1"}).restarts);
-  const auto second = policy.decide(killed(), {.step = 4, .mark = "step-1"});  // steps that were not saved are lost
+  const auto second = policy.decide(killed(), {.step = 4, .mark = "step-1"});  // unsaved steps are no progress
   EXPECT_TRUE(second.restarts);
   EXPECT_EQ(second.tries, 2);
   const auto third = policy.decide(killed(), {.step = 5, .mark = "step-1"});
@@ -82,14 +83,14 @@ TEST(RestartPolicy, UnlikeFailuresAndOtherStepsAreTriedAgain) {
   EXPECT_TRUE(policy.decide(own("b"), {.step = 7}).restarts);
   EXPECT_TRUE(policy.decide(own("b"), {.step = 8}).restarts);
   EXPECT_TRUE(policy.decide(killed(), {.step = 8}).restarts);
-  EXPECT_TRUE(policy.decide(killed(), {.step = 8}).restarts);  // nobody's defect
+  EXPECT_TRUE(policy.decide(killed(), {.step = 8}).restarts);  // a kill is not a defect of the program
 }
 
 TEST(RestartPolicy, BeforeItsFirstStepAProgramThatTellsStepsIsAtOnePlace) {
   RestartPolicy tells({.max_restarts = 9, .reports_steps = true}, "");
   EXPECT_TRUE(tells.decide(own("no such file"), {}).restarts);
   EXPECT_THAT(tells.decide(own("no such file"), {}).text, HasSubstr("the same failure twice before its first step"));
-  RestartPolicy any({.max_restarts = 9}, "");  // one that never says where it is may be anywhere
+  RestartPolicy any({.max_restarts = 9}, "");  // without reported steps no two failures are at a known step
   EXPECT_TRUE(any.decide(own("exit code 1"), {}).restarts);
   EXPECT_TRUE(any.decide(own("exit code 1"), {}).restarts);
 }

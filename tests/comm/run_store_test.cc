@@ -1,4 +1,5 @@
-// The store of a run: its values, who is let in, and what strangers can do.
+// The store of a run: values, waits, the check of new connections, and the limits for connections that do not belong to
+// the run.
 #include "tessera/comm/rendezvous/run_store.h"
 
 #include <gmock/gmock.h>
@@ -128,7 +129,7 @@ TEST(RunStore, WorksOverIpv6) {
   EXPECT_EQ(store->add("n", 1), 1);
 }
 
-// Whoever says something else first is let go; the others do not feel him.
+// The server closes a connection whose first message is not a valid hello. Other connections are not delayed.
 TEST(RunStore, RubbishAndSilenceHoldUpNobody) {
   const Hub hub;
   std::string reason;
@@ -156,7 +157,7 @@ TEST(RunStore, RubbishAndSilenceHoldUpNobody) {
   }
 }
 
-// Each says that a long hello is to come, and never ends it.
+// Each connection announces a long hello and does not finish it.
 TEST(RunStore, WhatStrangersMakeItHoldIsBoundedAndKeepsNobodyOut) {
   const Hub hub;
   std::string reason;
@@ -171,7 +172,7 @@ TEST(RunStore, WhatStrangersMakeItHoldIsBoundedAndKeepsNobodyOut) {
     for (std::string_view rest = begun; !rest.empty();) {
       const ssize_t sent = ::send(strangers.back().descriptor(), rest.data(), rest.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       if (sent > 0) rest.remove_prefix(static_cast<size_t>(sent));
-      if (sent < 0 && errno != EAGAIN) break;  // it was let go
+      if (sent < 0 && errno != EAGAIN) break;  // the server has closed the connection
     }
     EXPECT_LE(hub.server->statistics().unauthenticated_bytes, int64_t{16} << 20);
   }
@@ -206,7 +207,7 @@ TEST(RunStore, WithoutADescriptorLeftItRestsAndLaterGoesOn) {
   };
   {
     const testing::FewDescriptors none;
-    EXPECT_EQ(::connect(guest.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);  // it is queued
+    EXPECT_EQ(::connect(guest.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);  // queued
     const double begun = cpu_seconds();
     std::this_thread::sleep_for(milliseconds(800));
     EXPECT_LT(cpu_seconds() - begun, 0.2) << "it asks again and again";

@@ -1,4 +1,5 @@
-// Memory that ranks of one host read from each other in place: the buffers, and collectives from them.
+// Memory that ranks of one host read from each other in place: the buffers, and collectives that read from them against
+// plain computation.
 #include <ATen/ATen.h>
 #include <fcntl.h>
 #include <linux/capability.h>
@@ -21,7 +22,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing_faults::run_forked;
 
-// Mappings of this process for reading what another one shares.
+// The number of mappings through which this process reads other processes' buffers.
 int views() {
   std::ifstream maps("/proc/self/maps");
   int count = 0;
@@ -54,7 +55,7 @@ at::Tensor data_of_all(const Group& group, int64_t count) {
 }
 
 TEST(SharedBuffer, IsFoundByAnyPartOfIt) {
-  EXPECT_FALSE(shm::find_shared(shm::shared_buffers().allocate(1000).get(), 1000));  // small ones are ordinary memory
+  EXPECT_FALSE(shm::find_shared(shm::shared_buffers().allocate(1000).get(), 1000));  // too small to be shared
   const size_t bytes = 200'000;
   const c10::DataPtr memory = shm::shared_buffers().allocate(bytes), other = shm::shared_buffers().allocate(bytes);
   auto* const data = static_cast<std::byte*>(memory.get());
@@ -63,13 +64,13 @@ TEST(SharedBuffer, IsFoundByAnyPartOfIt) {
   EXPECT_EQ(part->buffer, whole->buffer);
   EXPECT_EQ(part->offset, whole->offset + 1000);
   EXPECT_NE(shm::find_shared(other.get(), bytes)->buffer, whole->buffer);
-  EXPECT_FALSE(shm::find_shared(data + bytes, 1 << 20));  // runs over the end
+  EXPECT_FALSE(shm::find_shared(data + bytes, 1 << 20));  // the range ends outside the buffer
   const at::Tensor elsewhere = at::zeros({100'000});
   EXPECT_FALSE(shm::find_shared(elsewhere.const_data_ptr(), 8));
   EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % 64, 0U);
 }
 
-// What a child process tells of its parent's buffer.
+// Runs `look` in a child process. Returns the result of `look`, or 42 for an Error of kind kIo.
 template <class Look>
 int look_from_child(const Look& look) {
   const pid_t child = ::fork();
@@ -107,10 +108,10 @@ TEST(SharedBuffer, WhoLooksTooLateGetsAnError) {
     const shm::SharedView view(owner, *place);
     return 0;
   };
-  EXPECT_EQ(look_from_child(look), 42);  // nothing there
+  EXPECT_EQ(look_from_child(look), 42);  // the buffer is freed
   c10::DataPtr next = shm::shared_buffers().allocate(100'000);
   ASSERT_EQ(shm::find_shared(next.get(), 1)->descriptor, place->descriptor);
-  EXPECT_EQ(look_from_child(look), 42);  // another one there
+  EXPECT_EQ(look_from_child(look), 42);  // the descriptor is now another buffer's
 }
 
 TEST(SharedBuffer, GivesItsMemoryBackWhileOthersMapIt) {
@@ -126,10 +127,10 @@ TEST(SharedBuffer, GivesItsMemoryBackWhileOthersMapIt) {
   ASSERT_EQ(::fstat(file.get(), &status), 0);
   EXPECT_EQ(status.st_blocks, 0);
   EXPECT_TRUE(view.is_freed());
-  EXPECT_EQ(*view.at(*place), std::byte{0});  // no SIGBUS
+  EXPECT_EQ(*view.at(*place), std::byte{0});  // the read causes no SIGBUS
 }
 
-// The table of collectives with all tensors in shared buffers.
+// The table of collectives with all large tensors in shared buffers.
 class CollectiveTableInPlace : public testing::RanksTest {
   const table::InSharedBuffers shared_;
 };
@@ -155,14 +156,14 @@ TESSERA_RANKS_TEST(SharedBuffers, AreReadInPlaceAndReusedWithoutMappingThemAgain
     EXPECT_EQ(mapped, group.size() - 1);
   }
   for (int step = 1; step < 5; ++step) {
-    own.add_(1);  // nobody reads it any more
+    own.add_(1);  // no other rank reads it any more
     EXPECT_TRUE(at::equal(gathered(group, own), data_of_all(group, kCount) + step));
   }
   EXPECT_EQ(views(), mapped);
   if (one_process_each(*world)) {
     EXPECT_GE(shm::viewed_bytes(), mapped * kCount * sizeof(float));
   }
-  for (int step = 0; step < 5; ++step) {  // mappings of freed buffers go
+  for (int step = 0; step < 5; ++step) {  // mappings of freed buffers are removed
     own = shared_data_of(group, kCount);
     EXPECT_TRUE(at::equal(gathered(group, own), data_of_all(group, kCount)));
     barrier(group);
@@ -170,7 +171,7 @@ TESSERA_RANKS_TEST(SharedBuffers, AreReadInPlaceAndReusedWithoutMappingThemAgain
   EXPECT_LE(views(), 2 * mapped);
 }
 
-// Ranks whose tensors lie in ordinary memory, beside one whose tensors could be read in place.
+// Rank 1 has its tensor in ordinary memory, the other ranks have theirs in shared buffers.
 TESSERA_RANKS_TEST(SharedBuffers, OfSomeRanksOnlyAreCopied, (2, 3)) {
   Group& group = *world->group();
   constexpr int64_t kCount = 500'000;
@@ -252,7 +253,8 @@ TEST(SharedBuffer, AForkedProcessThatFreesItLeavesItToItsParent) {
   EXPECT_EQ(static_cast<const char*>(memory.get())[99'999], 7);
 }
 
-// As in a container that hides processes from one another: not dumpable, and without the right to look nevertheless.
+// Hides this process as a container does that separates processes: the process is not dumpable and loses
+// CAP_SYS_PTRACE.
 void hide_from_others() {
   __user_cap_header_struct header{.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
   __user_cap_data_struct rights[_LINUX_CAPABILITY_U32S_3] = {};

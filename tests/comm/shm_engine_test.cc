@@ -1,4 +1,5 @@
-// The engine of a shared-memory group by itself: what holds its lock, who gets a turn, whom it names.
+// The engine of a shared-memory group alone: the time for which its lock is held, the order of messages, and the ranks
+// that its errors name.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -13,7 +14,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// One memory, and an engine for each of its ranks, all in this process.
+// One shared memory with an engine for each rank. The memory and the engines are in this process.
 struct Ranks {
   explicit Ranks(int size) : memory(SharedMemory::create(Layout(size).bytes())) {
     initialize(*memory, size);
@@ -47,7 +48,7 @@ c10::intrusive_ptr<MessageWork> message_of(const std::shared_ptr<Engine>& engine
   return c10::make_intrusive<MessageWork>(engine, type, peer, 0, tensor, 60s);
 }
 
-// A call whose data takes as long to move as the test wants.
+// A call that moves data until the test lets it end.
 class Slow final : public Operation {
  public:
   Slow(std::latch& moves, std::latch& may_end)
@@ -93,9 +94,9 @@ TEST(ShmMessages, ASmallOneDoesNotWaitForALargeOneOfAnotherRank) {
   of[0]->add(message_of(ranks.engines[0], c10d::OpType::RECV, 2, got_small));
   of[1]->move(ended);
   of[2]->move(ended);
-  ASSERT_EQ(ended.size(), 1U);  // the small one is out of its sender's hands
+  ASSERT_EQ(ended.size(), 1U);  // the small message has left its sender
   EXPECT_TRUE(of[0]->move(ended));
-  EXPECT_EQ(ended.size(), 2U);  // and in its receiver's
+  EXPECT_EQ(ended.size(), 2U);  // the small message has arrived at its receiver
   EXPECT_EQ(got_small[0].item<float>(), 1);
   EXPECT_EQ(got_large[-1].item<float>(), 0);
   while (!of[0]->is_idle()) EXPECT_TRUE(of[0]->move(ended));
@@ -104,7 +105,7 @@ TEST(ShmMessages, ASmallOneDoesNotWaitForALargeOneOfAnotherRank) {
   EXPECT_TRUE(of[1]->is_idle());
 }
 
-// Deadlines count while other messages move.
+// The deadline of a message counts even while other messages move.
 TEST(ShmMessages, ALateOneIsNamedWhileOthersMove) {
   const Ranks ranks(3);
   Messages messages(*ranks.channels[0]);
@@ -129,7 +130,7 @@ std::string end_of(const c10::intrusive_ptr<CollectiveWork>& work) {
   return "none";
 }
 
-// A peer that is stopped in the middle of Rounds::arrive().
+// Rank 1 looks like a peer that is stopped in the middle of Rounds::arrive().
 TEST(ShmEngine, ARankThatIsStoppedWhileItArrivesIsMissingAtTheDeadline) {
   const Ranks ranks(2);
   const auto work = work_of(ranks.engines[0], barrier_of(2), 300ms);
@@ -138,7 +139,7 @@ TEST(ShmEngine, ARankThatIsStoppedWhileItArrivesIsMissingAtTheDeadline) {
   EXPECT_EQ(end_of(work), "timed out: rank 1 did not arrive");
 }
 
-// Whatever the words say: a wait ends at its deadline.
+// A wait ends at its deadline even if the words in shared memory show no missing rank.
 TEST(ShmEngine, AWaitEndsAtItsDeadlineThoughNoRankSeemsToBeMissing) {
   const Ranks ranks(2);
   const auto work = work_of(ranks.engines[0], barrier_of(2), 300ms);

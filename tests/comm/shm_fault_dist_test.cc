@@ -1,5 +1,4 @@
-// What a shared-memory group does when something goes wrong: killed, stopped and leaving ranks, calls that do not fit
-// together, no memory.
+// Faults of a shared-memory group: ranks that are killed, stopped or leave; calls that do not match; no memory.
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -39,7 +38,7 @@ TEST(ShmFault, ARankThatIsKilledWhileAllOthersSleepIsNoticed) {
     barrier(*world->group());
   };
   const auto ends = run_forked(4, 60s, body, "shm", 50s, &files);
-  EXPECT_EQ(files.count(), 1U);  // the memory of their group
+  EXPECT_EQ(files.count(), 1U);  // the shared memory of their group
   EXPECT_EQ(files.still_held(), 0U);
   for (const int rank : {0, 1, 3}) {
     EXPECT_EQ(ends[rank].exit_code, 4);
@@ -54,14 +53,14 @@ TEST(ShmFault, AStoppedRankIsNamedAtTheTimeout) {
     if (world->rank() == 1) ::raise(SIGSTOP);
     all_reduce(*world->group(), at::ones({4}), ReduceOp::kSum, "model.norm").wait();
   });
-  EXPECT_EQ(ends[1].exit_code, 137);  // by the harness, when only it was left
+  EXPECT_EQ(ends[1].exit_code, 137);  // killed by run_forked() when no other rank was left
   for (const int rank : {0, 2}) {
     EXPECT_EQ(ends[rank].exit_code, 4);
     EXPECT_NE(ends[rank].message.find("timed out"), std::string::npos) << ends[rank].message;
-    // The watchdog's verdict.
+    // The watchdog's failure report.
     EXPECT_NE(ends[rank].message.find("rank 1 did not answer"), std::string::npos) << ends[rank].message;
     EXPECT_NE(ends[rank].message.find("model.norm"), std::string::npos) << ends[rank].message;
-    EXPECT_LT(ends[rank].seconds, testing::kPromptSeconds);  // the timeout, and what it takes to say so
+    EXPECT_LT(ends[rank].seconds, testing::kPromptSeconds);  // includes the timeout of 1 s
   }
 }
 
@@ -85,7 +84,7 @@ TEST(ShmFault, AnAbortWakesTheOthers) {
     if (world->rank() == 0) {
       std::this_thread::sleep_for(200ms);
       world->abort();
-      std::this_thread::sleep_for(3s);  // so that it is the abort that is noticed, not the end
+      std::this_thread::sleep_for(3s);  // so that the others notice the abort, not the end of this rank
       return;
     }
     barrier(*world->group());
@@ -97,7 +96,7 @@ TEST(ShmFault, AnAbortWakesTheOthers) {
   }
 }
 
-// The message of the error that `call` ends with.
+// Returns the message of the Error of kind kComm that `call` must throw.
 template <class Call>
 std::string error_of(const Call& call) {
   try {
@@ -121,13 +120,13 @@ TESSERA_RANKS_TEST(ShmDisagreement, OfOperationsIsNamedOnEveryRank, (2, 3)) {
   const bool odd = world->rank() == 1;
   expect_both(error_of([&] { (odd ? all_gather_into(group, all, tensor) : all_reduce(group, tensor)).wait(); }),
               "all_reduce", "all_gather");
-  EXPECT_EQ(tensor.sum().item<float>(), 4.0F);  // nothing moved
+  EXPECT_EQ(tensor.sum().item<float>(), 4.0F);  // no data was moved
 }
 
 TESSERA_RANKS_TEST(ShmDisagreement, OfSizesIsNamedOnEveryRank, (2, 3)) {
   at::Tensor tensor = at::ones({world->rank() == 1 ? 300'000 : 299'999});
   error_of([&] { all_reduce(*world->group(), tensor).wait(); });
-  error_of([&] { all_reduce(*world->group(), at::ones({1})).wait(); });  // nor does anything after it
+  error_of([&] { all_reduce(*world->group(), at::ones({1})).wait(); });  // later calls fail too
 }
 
 TESSERA_RANKS_TEST(ShmDisagreement, OfReductionsAndTypesIsNamedOnEveryRank, (2)) {
@@ -153,7 +152,7 @@ TESSERA_RANKS_TEST(ShmDisagreement, OfMessageSizesIsNamed, (2)) {
   const bool sends = world->rank() == 0;
   const std::string message = error_of([&] {
     (sends ? send(group, at::ones({300'000}), 1) : recv(group, at::empty({3}), 0)).wait();
-    barrier(group);  // a sender may be done before the receiver sees the size
+    barrier(group);  // the send may end before the receiver sees the size
   });
   EXPECT_NE(message.find("sends 1200000 bytes with tag 0 to rank 1, which wants 12"), std::string::npos) << message;
 }
@@ -195,7 +194,8 @@ TEST(ShmMemory, ThatIsAskedForAndRefusedIsAnErrorOfTheSettings) {
   }
 }
 
-// From here on the kernel refuses this thread what maps shared memory, and nothing else. False where it has no filters.
+// From now on the kernel refuses calls of mmap with the flags of SharedMemory on this thread, and no other calls.
+// Returns false if the kernel has no filters for system calls.
 bool refuse_shared_mappings() {
   constexpr uint32_t kFlags = MAP_SHARED | MAP_POPULATE;
   sock_filter filter[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -225,7 +225,7 @@ TEST(ShmMemory, ARankThatCannotMapItRefusesForAll) {
   }
 }
 
-// The look for it that the tests of killed ranks rest on.
+// Checks SharedFiles::still_held(), on which the tests with killed ranks rely.
 TEST(ShmMemory, ThatSomebodyStillHoldsIsFound) {
   testing_faults::SharedFiles files;
   auto memory = shm::SharedMemory::create(1 << 16);
@@ -236,7 +236,7 @@ TEST(ShmMemory, ThatSomebodyStillHoldsIsFound) {
   EXPECT_EQ(files.still_held(), 0U);
 }
 
-// Where vm.memfd_noexec is 2 there is no memory of another kind.
+// If the sysctl vm.memfd_noexec is 2, the kernel allows only memory that cannot be executed.
 TEST(ShmMemory, CanNeverBeRunWhereTheKernelKnowsSuchFiles) {
   constexpr unsigned kNeverRun = 0x0008;  // MFD_NOEXEC_SEAL
   const UniqueFd known(::memfd_create("test", MFD_CLOEXEC | kNeverRun));
@@ -251,7 +251,7 @@ TEST(ShmMemory, HasNoNameAndIsTheOwnersAlone) {
   ASSERT_EQ(::fstat(memory->descriptor(), &status), 0);
   EXPECT_EQ(status.st_nlink, 0U);
   EXPECT_EQ(status.st_mode & 0777, 0600U);
-  EXPECT_EQ(status.st_blocks * 512, 1 << 16);  // allocated in full
+  EXPECT_EQ(status.st_blocks * 512, 1 << 16);  // all pages are allocated
   EXPECT_NE(::ftruncate(memory->descriptor(), 100), 0);
 }
 

@@ -1,4 +1,4 @@
-// The random kills of shm_fault_dist_test.cc, 200 of them.
+// 200 of the random kills of shm_fault_dist_test.cc.
 #include "tests/comm/shm_faults.h"
 
 namespace tessera::comm {

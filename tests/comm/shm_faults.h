@@ -3,7 +3,8 @@
 //   const auto ends = run_forked(3, 5s, [](const std::shared_ptr<World>& world) { ... });
 //   EXPECT_EQ(ends[1].exit_code, 137);
 //
-// Forked, not started anew: a rank is up in milliseconds. The body runs with one thread for computing.
+// The ranks are forked and start no new program, so a rank runs after milliseconds. The body runs with one compute
+// thread.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -38,12 +39,13 @@ using Body = std::function<void(const std::shared_ptr<World>&)>;
 
 struct End {
   int exit_code = -1;   // 128 + n after signal n
-  std::string message;  // of the error that ended it
-  double seconds = 0;   // when it ended, from the start of all
+  std::string message;  // text of the error that ended the rank
+  double seconds = 0;   // from the start of all ranks until the end of this one
 };
 
-// The shared memory of ranks, which has no name: seen through their descriptors while they run, and looked for in every
-// process afterwards. Someone who held it then would keep it.
+// The shared memory of ranks. The memory has no name, so see() records the memory of a running rank through the rank's
+// descriptors. still_held() then looks for this memory in every process. A process that holds the memory keeps it
+// allocated.
 class SharedFiles {
  public:
   void see(pid_t process) {
@@ -107,7 +109,8 @@ inline Forked fork_rank(int rank, int size, const std::string& store, std::chron
   ::_exit(code);
 }
 
-// Ranks that have not ended `limit` after the start are killed, stopped ones as soon as only such are left.
+// Runs `body` in `size` ranks. Ranks that have not ended `limit` after the start are killed. Stopped ranks are killed
+// as soon as all remaining ranks are stopped.
 inline std::vector<End> run_forked(int size, std::chrono::milliseconds timeout, const Body& body,
                                    const std::string& backend = "shm",
                                    std::chrono::seconds limit = std::chrono::seconds(50),
@@ -148,7 +151,7 @@ inline std::vector<End> run_forked(int size, std::chrono::milliseconds timeout, 
   return ends;
 }
 
-// Collectives and messages of random sizes, the same on every rank, until something fails. Half of what is sent lies in
+// Runs collectives and messages of random sizes, the same on every rank, until an error. Half of the tensors are in
 // shared buffers.
 inline void communicate_forever(Group& group, uint32_t seed) {
   std::mt19937 random(seed);
@@ -186,14 +189,15 @@ inline void communicate_forever(Group& group, uint32_t seed) {
   }
 }
 
-// By the back-end that waits, or by the watchdog, whichever sees it first.
+// Whether `message` names `rank` as dead. The back-end that waits or the watchdog writes the message, whichever detects
+// the death first.
 inline bool names_as_dead(const std::string& message, int rank) {
   const std::string name = "rank " + std::to_string(rank);
   return message.find(name + " (process ") != std::string::npos ||
          message.find(name + " has ended") != std::string::npos;
 }
 
-// Kills one of three ranks at a random time; the others must say so and end.
+// Kills one of three ranks at a random time. The other ranks must name the killed rank and end.
 inline void kill_at_random(uint32_t seed) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   const int victim = static_cast<int>(seed % 3);

@@ -1,5 +1,5 @@
-// What shared memory does beyond the table of collectives: order and rounding of sums, coalesced and asynchronous
-// forms.
+// Properties of collectives in shared memory that the table of collectives does not test: order and rounding of sums,
+// coalesced and asynchronous forms.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace {
 using table::Red;
 using table::same;
 
-// Sums whose value depends on the order: the order is that of the ranks, in float32, rounded once.
+// The value of these sums depends on the order. The terms must be added in rank order in float32 and rounded once.
 TESSERA_RANKS_TEST(ShmSums, AreInRankOrderAndRoundedOnce, (2, 3, 4)) {
   c10d::Backend& backend = world->group()->backend();
   const int size = world->size();
@@ -121,7 +121,7 @@ TESSERA_RANKS_TEST(ShmForms, ReceivesFromAnyone, (3)) {
   EXPECT_EQ(total, 3);
 }
 
-// A rank that is done and leaves has done its part: nobody who still waits for the end of the same call may fail.
+// A rank may destroy its group after its last call. Ranks that still wait for the end of the same call must not fail.
 TESSERA_RANKS_TEST(ShmForms, AGroupMayEndRightAfterItsLastCall, (2, 4)) {
   const int rank = world->rank(), size = world->size();
   std::vector<int> ranks(size);

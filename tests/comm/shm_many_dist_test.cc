@@ -1,4 +1,4 @@
-// More processes in one group of shared memory than a machine word has bits.
+// 72 processes in one shared-memory group: more than a machine word has bits.
 #include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

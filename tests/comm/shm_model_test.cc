@@ -1,9 +1,12 @@
-// The protocols of shared-memory groups under every schedule: the very code of rounds.h runs on fibers, each access to
-// a shared word is a step, and a search visits every order of steps of the ranks. It looks for ranks that sleep
-// forever, memory read before or overwritten after it should be (with vector clocks, so that an order that the atomics
-// do not enforce counts as wrong even when it came out right), and wrong values. States seen before are not visited
-// again. Where there are too many schedules, those with few preemptions are visited: switches away from a rank that
-// could go on. Each protocol also runs in broken variants, which the search must reject.
+// The protocols of shared-memory groups under every schedule. The code of rounds.h runs on fibers, each access to a
+// shared word is a step, and a search visits every order of the ranks' steps. The search reports three kinds of errors:
+// - ranks that sleep forever;
+// - memory that is read too early or overwritten too late, by vector clocks: an order that the atomics do not enforce
+//   is an error even if the values are right;
+// - wrong values.
+// States that were visited are not visited again. If there are too many schedules, only schedules with few preemptions
+// are visited; a preemption is a switch away from a rank that can continue. Each protocol also runs in broken variants,
+// in which the search must find an error.
 #include <gtest/gtest.h>
 #include <ucontext.h>
 
@@ -47,7 +50,7 @@ class Hash {
   uint64_t state_ = 0x243F6A8885A308D3ULL;
 };
 
-// One run of the ranks under one schedule.
+// One run of all ranks under one schedule.
 class Machine {
  public:
   struct Word {
@@ -57,7 +60,7 @@ class Machine {
   struct SlotView {
     uint64_t value = 0;
     Clock written{};                       // time of the last write
-    std::array<Clock, kMaxFibers> read{};  // of the last reads
+    std::array<Clock, kMaxFibers> read{};  // times of each fiber's last read
   };
 
   static inline Machine* current = nullptr;
@@ -85,13 +88,13 @@ class Machine {
   bool all_done() const {
     return std::ranges::all_of(fibers_, [](const auto& fiber) { return fiber->done; });
   }
-  // Runs fiber `index` up to its next step.
+  // Runs fiber `index` until its next step.
   void run(int index) {
     running_ = index;
     current = this;
     Fiber& fiber = *fibers_[index];
     if (_setjmp(scheduler_resume_) != 0) return;
-    if (fiber.started) _longjmp(fiber.resume, 1);  // swapcontext(3) alone would cost two system calls a step
+    if (fiber.started) _longjmp(fiber.resume, 1);  // swapcontext(3) needs two system calls a step
     fiber.started = true;
     ::setcontext(&fiber.context);
   }
@@ -114,7 +117,7 @@ class Machine {
     return hash.value();
   }
 
-  // Called by the fibers.
+  // The following functions are called by the fibers.
   void step() {
     Fiber& fiber = self();
     fiber.history.add(3);
@@ -122,8 +125,9 @@ class Machine {
   }
   void observe(uint64_t value) { self().history.add(value); }
   Clock& clock() { return self().clock; }
-  void tick() { ++self().clock[running_]; }  // at each access to a slot
-  // From here on the running fiber depends on `what` alone, not on what it has seen.
+  void tick() { ++self().clock[running_]; }  // called at each access to a slot
+  // From now on the state of the running fiber depends only on `what`. The values that the fiber has read before no
+  // longer count.
   void forget_all_but(uint64_t what) {
     self().history = Hash();
     self().history.add(what);
@@ -140,7 +144,8 @@ class Machine {
   void fail(const std::string& what) {
     if (failure.empty()) failure = what;
   }
-  // Accesses to slots are no steps: those that are not ordered by the words are found by their times, in any schedule.
+  // Accesses to slots are no steps. Accesses that the words do not order are found by their vector clocks under any
+  // schedule.
   void write_slot(int index, uint64_t value) {
     tick();
     SlotView& slot = slots[index];
@@ -186,7 +191,7 @@ class Machine {
   int running_ = 0;
 };
 
-// The platform that rounds.h runs on.
+// The platform on which rounds.h runs here.
 struct Model {
   template <class Value>
   struct Atomic : Machine::Word {
@@ -229,11 +234,11 @@ struct Model {
 struct Broken {};
 
 struct ModelWaiter {
-  int looks = 0;  // before it sleeps
+  int looks = 0;  // polls before the sleep
   bool spin() { return looks-- > 0; }
   void sleep(Model::Word32& word, uint32_t seen) {
     Machine& machine = *Machine::current;
-    machine.step();  // comparing and falling asleep is one step, as in the kernel
+    machine.step();  // compare and sleep are one step, as in the kernel
     machine.observe(word.value == seen);
     if (word.value == seen) machine.sleep_on(&word);
   }
@@ -241,30 +246,30 @@ struct ModelWaiter {
 
 using ModelBell = EventCount<Model>;
 
-// What the fibers of one run share, and do.
+// The code and the shared state of the fibers of one run.
 class Protocol {
  public:
   virtual ~Protocol() = default;
   virtual void run(Machine& machine, int fiber) = 0;
-  // Of an end that no fiber has found wrong.
+  // Checks the end state of a run without a failure. Returns an error text, "" if the state is right.
   virtual std::string judge() const { return ""; }
 };
 
 struct Search {
   int fibers = 2;
   int slots = 0;
-  bool lose_wakes = false;  // a wrong platform
-  int preemptions = -1;     // at most; -1: any number
+  bool lose_wakes = false;  // a broken platform
+  int preemptions = -1;     // upper limit; -1: no limit
   std::function<std::unique_ptr<Protocol>()> make;
 };
 
 struct Verdict {
-  std::string failure;  // of the first wrong schedule
+  std::string failure;  // of the first schedule with an error
   size_t states = 0;
-  size_t ends = 0;  // schedules that ran to their end
+  size_t ends = 0;  // number of schedules that ran to their end
 };
 
-// Depth first over all schedules; each is run from the start.
+// Depth-first search over all schedules. Each schedule runs from the start.
 class Explorer {
  public:
   explicit Explorer(const Search& search) : search_(search) {}
@@ -300,7 +305,7 @@ class Explorer {
     size_t taken = 0;
   };
 
-  // Along the path, and on to the end (true) or a state that was seen before.
+  // Follows the path, then continues to the end (true) or to a state that was visited before (false).
   bool run(Machine& machine) {
     last_ = -1;
     preempted_ = 0;
@@ -359,8 +364,8 @@ struct Meeting {
   int ranks = 2;
   int rounds = 3;
   int looks = 1;
-  int slots_each = 2;   // 1: a wrong protocol, which the search must reject
-  int breaks_off = -1;  // this rank breaks the group off instead of its last round
+  int slots_each = 2;   // 1: a broken protocol, in which the search must find an error
+  int breaks_off = -1;  // this rank aborts the group instead of its last round; -1: none
   uint64_t first = 0;
 };
 
@@ -413,7 +418,7 @@ class Meet final : public Protocol {
   Meeting meeting_;
   RoundWords<Model> words_;
   std::deque<ModelBell> bells_;
-  std::vector<uint64_t> finished_;  // rounds, of each rank
+  std::vector<uint64_t> finished_;  // number of rounds, of each rank
 };
 
 Search search_of(const Meeting& meeting, int preemptions = -1) {
@@ -432,7 +437,7 @@ TEST(ShmModel, ThreeRanksMeetUnderEverySchedule) {
   expect_right("3 ranks, 1 round", search_of({.ranks = 3, .rounds = 1, .looks = 0}));
 }
 
-// In round 3 slots are written again.
+// In round 3 the slots of round 1 are written again.
 TEST(ShmModel, ThreeRanksReuseTheirSlots) {
   expect_right("3 ranks, 3 rounds", search_of({.ranks = 3, .rounds = 3, .looks = 0}, 2));
 }
@@ -462,7 +467,7 @@ TEST(ShmModel, TheSearchFindsThatOneSlotIsNotEnough) {
 
 // ---- messages ----
 
-// Fiber 0 sends chunks to fiber 1. room: chunks that the memory really holds.
+// Fiber 0 sends chunks to fiber 1. `room` is the number of chunks that the memory really holds.
 class SendChunks final : public Protocol {
  public:
   SendChunks(int chunks, int room) : chunks_(chunks), room_(room) {}
@@ -509,7 +514,8 @@ TEST(ShmModel, TheSearchFindsThatTheRingIsTooSmall) {
 
 // ---- reading in place ----
 
-// Fiber 0 owns memory, breaks its group off, and frees the memory when nobody reads it any more. Fiber 1 reads it.
+// Fiber 0 owns memory, aborts its group, and frees the memory when no fiber reads the memory any more. Fiber 1 reads
+// the memory.
 class ReadInPlace final : public Protocol {
  public:
   explicit ReadInPlace(bool waits_for_readers) : waits_(waits_for_readers) {}
@@ -550,11 +556,11 @@ TEST(ShmModel, TheSearchFindsThatMemoryIsFreedWhileItIsRead) { EXPECT_NE(failure
 
 // ---- the worker thread ----
 
-// Rank 0 starts a call, enlists its worker, looks once more and goes away; rank 1 arrives. Fiber 2 is the worker of
-// rank 0, which must notice. What is under the engine's lock has no steps in between.
+// Rank 0 starts a call, registers its worker, checks the round once more and returns. Rank 1 arrives. Fiber 2 is the
+// worker of rank 0, which must complete the round. The code under the engine's lock has no steps in between.
 struct HandOverRules {
   bool looks_once_more = true;
-  bool hears_of_vain_wakes = true;  // of a worker that woke while the caller was still driving
+  bool hears_of_vain_wakes = true;  // rings for a worker that woke while the caller was still driving
 };
 
 class HandOver final : public Protocol {

@@ -1,4 +1,4 @@
-// What was started goes on by itself, whatever its rank does first, over shared memory.
+// A collective in shared memory that was started makes progress by itself, whatever its rank waits for first.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 
 at::Tensor token() { return at::zeros({1}); }
 
-// A collective of `bytes` to or from each rank, and what checks it.
+// A collective of `bytes` to or from each rank, with the check of its result.
 struct Started {
   PendingCollective pending;
   std::function<bool()> is_right;
@@ -70,7 +70,7 @@ Started start_scatter(Group& group, int64_t bytes) {
   return {scatter(group, output, inputs, 0), [output, &group] { return holds(output, value_of(group.rank())); }};
 }
 
-// Only what rank 0 sends is long.
+// Only the data of rank 0 is long.
 Started start_all_to_all(Group& group, int64_t bytes) {
   const int size = group.size();
   std::vector<int64_t> sent(size, group.rank() == 0 ? bytes / 4 : 1), received(size, 1);
@@ -83,7 +83,7 @@ Started start_all_to_all(Group& group, int64_t bytes) {
 constexpr Start kAll[] = {start_all_reduce, start_reduce_scatter, start_all_gather,
                           start_broadcast,  start_scatter,        start_all_to_all};
 
-// Rank 1 starts and waits for a message first, which rank 0 sends when its own call has ended.
+// Rank 1 starts the call and first waits for a message. Rank 0 sends the message when its own call has ended.
 void wait_for_a_message_first(Group& group, Start start, int64_t bytes) {
   Started started = start(group, bytes);
   if (group.rank() == 1) recv(group, token(), 0).wait();
@@ -100,7 +100,7 @@ TESSERA_RANKS_TEST(ShmProgress, ACallGoesOnWhileItsRankWaitsForAMessage, (2, 4))
   }
 }
 
-// More than 16 ranks have slots of 64 KiB.
+// With more than 16 ranks the slots have 64 KiB.
 TEST(ShmProgress, ABroadcastToManyRanksGoesOnToo) {
   tessera::testing::run_ranks({.size = 17, .mode = tessera::testing::RankMode::kThreads},
                               [](const std::shared_ptr<World>& world) {
@@ -109,7 +109,7 @@ TEST(ShmProgress, ABroadcastToManyRanksGoesOnToo) {
                               });
 }
 
-// In these rank 0 goes on with its call only when it has a message from rank 1, which is about to send it.
+// In the next two tests rank 0 continues its call only after a message from rank 1. Rank 1 sends the message later.
 TESSERA_RANKS_TEST(ShmProgress, LookingWhetherACallHasEndedDoesNotWaitForPeers, (2)) {
   Group& group = *world->group();
   for (const int64_t kib : {1, 96, 3000}) {
@@ -142,7 +142,7 @@ TESSERA_RANKS_TEST(ShmProgress, StartingTheNextCallDoesNotWaitForPeers, (2)) {
   }
 }
 
-// Two threads of a rank wait for different things; whichever drives drives both.
+// Two threads of a rank wait for different calls. The thread that drives one call drives both.
 TESSERA_RANKS_TEST(ShmProgress, ThreadsThatWaitDriveForEachOther, (2)) {
   c10d::Backend& backend = world->group()->backend();
   const int rank = world->rank();
@@ -159,7 +159,7 @@ TESSERA_RANKS_TEST(ShmProgress, ThreadsThatWaitDriveForEachOther, (2)) {
   }
 }
 
-// A message round the ring of ranks, as one of the calls.
+// Sends a message around the ring of ranks, as one of the calls of the random mixes.
 Started start_ring(Group& group, int64_t bytes) {
   const int size = group.size(), from = (group.rank() + size - 1) % size;
   const at::Tensor sent = data_of(group.rank(), bytes / 4), got = at::empty({bytes / 4});
@@ -170,7 +170,7 @@ Started start_ring(Group& group, int64_t bytes) {
           }};
 }
 
-// Each rank starts the same calls and ends them in an order and at a pace of its own.
+// Each rank starts the same calls, and ends them in an order and with delays of its own.
 void end_in_any_order(std::vector<Started>& calls, std::mt19937& own) {
   std::shuffle(calls.begin(), calls.end(), own);
   for (auto& call : calls) {
@@ -201,7 +201,7 @@ TESSERA_RANKS_TEST(ShmProgress, RandomMixesOfCallsEndInAnyOrder, (2, 3)) {
   }
 }
 
-// wait(t) ends after t, also when the worker has the call.
+// wait(t) ends after t, even if the worker drives the call.
 TESSERA_RANKS_TEST(ShmProgress, AWaitMayBeShorterThanTheTimeoutOfTheGroup, (2)) {
   const auto fails_late = [](const char* name, World& in, const auto& start) {
     const auto group = in.new_group({0, 1}, name);

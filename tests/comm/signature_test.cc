@@ -1,3 +1,4 @@
+// Signatures of collectives: text, hash, and the message for two signatures that differ.
 #include "tessera/comm/group/signature.h"
 
 #include <gmock/gmock.h>
@@ -36,7 +37,7 @@ TEST(Signature, HashTellsEverythingApartThatMustAgree) {
     return sign(fields).hash != sign(call()).hash;
   };
   EXPECT_FALSE(differs([](auto&) {}));
-  EXPECT_FALSE(differs([](auto& fields) { fields.rank = 1; }));  // who calls does not matter
+  EXPECT_FALSE(differs([](auto& fields) { fields.rank = 1; }));  // the calling rank is not part of the hash
   EXPECT_TRUE(differs([](auto& fields) { fields.sequence = 4; }));
   EXPECT_TRUE(differs([](auto& fields) { fields.members = 8; }));
   EXPECT_TRUE(differs([](auto& fields) { fields.op = Op::kReduceScatter; }));

@@ -1,4 +1,4 @@
-// A test that runs out of its time shows where all threads of its processes are.
+// A test that reaches its time limit prints the stacks of all threads of its processes.
 #include <filesystem>
 
 #include "tests/comm/fleet.h"
@@ -33,7 +33,7 @@ TEST(Stacks, OfARankAreThoseOfAllItsThreads) {
                                  HasSubstr("tessera::comm::WatchdogLoop::run()")));
 }
 
-// The limit that ctest gives a test, in a program of its own: the stacks of it and of the ranks that it has started.
+// A program with the time limit that ctest gives a test prints its own stacks and the stacks of its ranks.
 TEST(Stacks, ArePrintedBeforeCtestEndsATest) {
   const auto run = testing::run_process(
       {own_program(), "--gtest_also_run_disabled_tests", "--gtest_filter=Stacks.DISABLED_ATestThatDoesNotEnd"},
@@ -51,7 +51,7 @@ TEST(Stacks, DISABLED_ATestThatDoesNotEnd) {
   fleet.end_of(0);
 }
 
-// Of the program that a test starts.
+// The stacks of a program that a test starts are printed too.
 TEST(Stacks, AreThoseOfTheProgramToo) {
   ::testing::internal::CaptureStderr();
   const testing::TempFolder folder;

@@ -1,4 +1,4 @@
-// Meetings that are large, late, or go wrong.
+// Meetings of many ranks, of late ranks, and with errors.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ TEST(Rendezvous, SixteenProcessRanksStartInOneRun) {
   }
 }
 
-// Not a test: a rank under a launcher.
+// Not a test. A rank of the launcher below runs this code.
 TEST(DISABLED_LaunchedRank, Main) {
   int code = 0;
   try {

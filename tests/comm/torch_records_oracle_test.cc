@@ -1,4 +1,4 @@
-// PyTorch's own analyzer over the records of a run that hung, and of one whose ranks disagreed.
+// PyTorch's flight-record analyzer on our records of a run that hung and of a run whose ranks disagreed.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::TempFolder;
 
-// Runs ranks that fail, and gives what the analyzer makes of their records.
+// Runs ranks that fail, and returns the analyzer's result for their records.
 nlohmann::json analyzed(const TempFolder& folder, int size, const std::function<void(World&)>& body,
                         const std::string& check = "timeout") {
   EXPECT_THROW(run_thread_ranks(size, [&](const std::shared_ptr<World>& world) { body(*world); },

@@ -1,4 +1,4 @@
-// One run over two hosts: two launchers, each on a host of its own.
+// One run over two hosts: two launchers, each in a network namespace of its own.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,7 +34,8 @@ double now_seconds() {
 
 fs::path notes() { return std::getenv("TESSERA_TEST_NOTES"); }
 
-// What a rank does: "sum" sums over all ranks and over those of its host; "talk" goes on until something fails.
+// The program of a rank. All modes sum over all ranks and over the ranks of the host; "talk" then runs barriers until
+// an error; "alone" has a timeout of 3 s.
 void run_rank(const std::string& mode) {
   const auto world = World::connect({.timeout = mode == "alone" ? seconds(3) : seconds(40)});
   Group& all = *world->group();
@@ -66,7 +67,7 @@ TEST(DISABLED_RankOfAHost, Main) {
 
 class TwoHosts : public testing::TwoHostsTest {
  protected:
-  // `masters` is what each host calls the place where rank 0 is.
+  // `masters` has, for each host, the address under which the host looks for rank 0.
   void start(const std::string& mode,
              const std::array<std::string, 2>& masters = {testing::kFirstHost, testing::kFirstHost},
              const std::function<void(int)>& prepare = nullptr) {
@@ -79,7 +80,7 @@ class TwoHosts : public testing::TwoHostsTest {
                                 {.nproc = kRanksOnHost, .nnodes = 2, .node_rank = number, .master = masters[number]});
     });
   }
-  // What rank `rank` found.
+  // The result that rank `rank` has written.
   std::string note(int rank) const {
     const fs::path path = folder_ / fmt::format("rank-{}", rank);
     return fs::exists(path) ? read_file(path) : "nothing";
@@ -96,7 +97,8 @@ TEST_F(TwoHosts, AreOneRunAlsoWhenOneIsLate) {
   for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(note(rank), fmt::format("10 {} shm {} 2", rank < 2 ? 3 : 7, rank % 2));
 }
 
-// Debian's own name, and what Kubeflow sets for the first host: its ranks must find the way to the others nevertheless.
+// The master's name may lead to loopback on the master's own host: Debian maps a host's own name to 127.0.1.1, and
+// Kubeflow sets localhost for the first host. The ranks there must still find the route to the other hosts.
 TEST_F(TwoHosts, MeetThoughTheMastersNameLeadsToLoopbackOnItsHost) {
   resolve(0, "first.invalid", "127.0.1.1");
   resolve(1, "first.invalid", "10.77.0.1");
@@ -105,10 +107,10 @@ TEST_F(TwoHosts, MeetThoughTheMastersNameLeadsToLoopbackOnItsHost) {
   for (const auto& host : hosts_) host->go();
   for (const auto& host : hosts_) EXPECT_EQ(host->wait(), 0) << host->said();
   for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(note(rank), fmt::format("10 {} shm {} 2", rank < 2 ? 3 : 7, rank % 2));
-  EXPECT_THAT(hosts_[0]->said() + hosts_[1]->said(), Not(HasSubstr("[comm.watchdog]")));  // they are watched, too
+  EXPECT_THAT(hosts_[0]->said() + hosts_[1]->said(), Not(HasSubstr("[comm.watchdog]")));  // the watchdog runs too
 }
 
-// The wish is about the other sockets: to the store the others come by the name that they were given.
+// The interface setting applies to the other sockets only. Ranks connect to the store by the master's name.
 TEST_F(TwoHosts, MeetThoughTheWishedInterfaceIsNotWhereTheMastersNameLeads) {
   resolve(0, "first.invalid", "127.0.1.1");
   resolve(1, "first.invalid", "10.77.0.1");
@@ -142,7 +144,7 @@ TEST_F(TwoHosts, AHostThatNeverComesIsNamed) {
 }
 
 TEST_F(TwoHosts, AHostThatIsCutOffEndsTheRunOnBothSides) {
-  ::setenv("TESSERA_SILENCE_SECONDS", "4", 1);  // between hosts it is 60 s by default
+  ::setenv("TESSERA_SILENCE_SECONDS", "4", 1);  // the default between hosts is 60 s
   start("talk");
   if (IsSkipped() || HasFatalFailure()) return;
   for (const auto& host : hosts_) host->go();
@@ -153,7 +155,7 @@ TEST_F(TwoHosts, AHostThatIsCutOffEndsTheRunOnBothSides) {
   in_host(1, {"ip", "link", "set", "wire", "down"});
   const double cut = now_seconds();
   for (const auto& host : hosts_) EXPECT_EQ(host->wait(), 4) << host->said();
-  EXPECT_LT(now_seconds() - cut, 35);  // their collectives last 40 s
+  EXPECT_LT(now_seconds() - cut, 35);  // their collectives time out after 40 s
   EXPECT_THAT(hosts_[0]->said(),
               AllOf(AnyOf(HasSubstr("rank 2 has"), HasSubstr("rank 3 has")),
                     HasSubstr("sent no message for 4 s: it is stopped, or its host is down or unreachable")));

@@ -1,4 +1,4 @@
-// How the watch over a world ends when nothing is wrong.
+// The watchdogs of a world: ranks that leave without an error, a rank that cannot connect, and the wire format.
 #include "tessera/comm/watch/watchdog.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ class Listener final : public FailureListener {
   std::string heard_;
 };
 
-// All threads on one core: whoever posts a message is then often put aside for the thread that it wakes.
+// Binds all threads to one core. A thread that sends a message is then often preempted by the thread that it wakes.
 class OnOneCore {
  public:
   OnOneCore() {
@@ -53,7 +53,7 @@ class OnOneCore {
   cpu_set_t before_{};
 };
 
-// Ranks of a watch that leave in the order of `delays`; what any of them heard.
+// Runs ranks that leave after their `delays`. Returns the failure reports that they have received.
 std::string heard_when_leaving(const std::vector<std::chrono::milliseconds>& delays) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const int size = static_cast<int>(delays.size());
@@ -72,7 +72,7 @@ std::string heard_when_leaving(const std::vector<std::chrono::milliseconds>& del
   return heard;
 }
 
-// Many at once, so that threads are often put aside between two steps.
+// Many watchdogs run at once, so that threads are often preempted between two steps.
 TEST(Watchdog, RanksThatLeaveInWhateverOrderAreNoDeath) {
   const OnOneCore guard;
   using std::chrono::milliseconds;
@@ -91,7 +91,7 @@ TEST(Watchdog, RanksThatLeaveInWhateverOrderAreNoDeath) {
   for (const auto& text : heard) EXPECT_EQ(text, "");
 }
 
-// Leads one rank to a port where nobody is, as a firewall or an address that only rank 0's host has would.
+// Gives one rank a port where no process listens, as if a firewall blocked it or only rank 0's host had the address.
 class MisledStore final : public c10d::PrefixStore {
  public:
   using PrefixStore::PrefixStore;

@@ -17,7 +17,7 @@ std::string joined(const Combination& combination) {
   return text;
 }
 
-// As upstream writes them: without spaces.
+// Returns the placements as upstream writes them, without spaces.
 std::string placement_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !is_dtensor(tensor)) return "-";
   std::string text = to_string(placements(tensor)[0]);
@@ -31,7 +31,7 @@ int64_t step_bytes(const Placement& from, const Placement& to, int64_t local_byt
   return to.is_replicate() ? local_bytes * (kRanks - 1) : local_bytes * (kRanks - 1) / kRanks;
 }
 
-// Of an operation that no kernel here runs: what its rule plans.
+// Returns the planned behaviour of an operation for which this machine has no kernel.
 Behaviour planned(const Sample& sample, const std::vector<Slot>& slots, const std::vector<c10::IValue>& args,
                   const Tensors& placed) {
   const OpInfo entry(sample.op);
@@ -42,7 +42,7 @@ Behaviour planned(const Sample& sample, const std::vector<Slot>& slots, const st
     for (size_t i = 0; i < slots.size(); ++i) {
       if (slots[i].arg == move.arg && slots[i].element == move.element) {
         const at::Tensor local = to_local(placed[i]);
-        if (!move.steps.empty()) {  // one, over the one mesh dim
+        if (!move.steps.empty()) {  // one step, because the mesh has one dim
           behaviour.bytes += step_bytes(placements(placed[i])[0], move.to->values[0],
                                         local.numel() * static_cast<int64_t>(local.element_size()));
         }
@@ -93,7 +93,7 @@ std::vector<Observed> behaviours_of(const std::vector<SharedSample>& samples) {
   std::vector<Observed> all;
   on_ranks(kRanks, {kRanks}, [&](const MeshPtr& mesh) {
     const at::NoGradGuard no_grad;
-    manual_seed(kDrawSeed, mesh);  // else the first draw agrees on one, which counts
+    manual_seed(kDrawSeed, mesh);  // else the first draw agrees on a seed, whose bytes count
     for (const auto& sample : samples) {
       for (const auto& combination : sample.placements) {
         Observed seen = observe(sample, combination, mesh);

@@ -1,4 +1,4 @@
-// What this library does on a mesh of 4 with the samples of op_table.txt.
+// The behaviour of this library for the samples of op_table.txt, on a mesh of 4: placements, bytes and errors.
 #pragma once
 
 #include <string>
@@ -13,10 +13,10 @@ struct Observed {
   std::string op;      // "aten::mm#0"
   std::string inputs;  // "S(0) R"
   Behaviour behaviour;
-  std::string error;        // its text
-  bool may_refuse = false;  // with that text: one of those of the operations that write, or of the views
+  std::string error;        // text of the error
+  bool may_refuse = false;  // whether `error` is a text with which an operation that writes, or a view, may refuse
 };
-// As rank 0 sees them, in the order of the samples.
+// Returns the observations of rank 0, in the order of the samples.
 std::vector<Observed> behaviours_of(const std::vector<SharedSample>& samples);
 
 }  // namespace tessera::testing

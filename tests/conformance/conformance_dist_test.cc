@@ -1,6 +1,6 @@
-// Every operation of ops.txt on DTensors against the plain operation: results and gradients for all placements of its
-// tensors on meshes of 2 and 4 (elementwise ones: 2), with 0, 1, k - 1, k + 1 and 2k + 1 rows (of these also strided
-// shards and uncommon Partials), and at random on a mesh of 2 x 2.
+// Tests every operation of ops.txt on DTensors against the plain operation. Results and gradients are compared for all
+// placements of the tensors on meshes of 2 and 4 (elementwise operations: 2) with 0, 1, k - 1, k + 1 and 2k + 1 rows.
+// Strided shards and uncommon Partials are tried for these sizes, too. On a mesh of 2 x 2 the placements are random.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -54,7 +54,7 @@ class OnTwoMeshDims : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(OnTwoMeshDims, EqualsThePlainOperationForRandomPlacements) {
   constexpr unsigned kSeed = 20261121;
-  const unsigned seed = random_seed(kSeed);  // the tests at length draw a new one each time
+  const unsigned seed = random_seed(kSeed);  // the slow tests draw a new seed each time
   rc::Random random(seed);
   Conformance run({.mesh = {2, 2}});
   add_group(GetParam(), {5},

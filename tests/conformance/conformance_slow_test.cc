@@ -1,4 +1,4 @@
-// The conformance tests at length: through full_tensor too, on more ranks and mesh shapes, many random placements.
+// Runs the conformance tests at length: with full_tensor, on more ranks and mesh shapes, with many random placements.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ class OnMeshOfFour : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(OnMeshOfFour, EqualsThePlainOperationForAllPlacements) { expect_equal_on_mesh(GetParam(), 4); }
 
-// The other groups are in conformance_dist_test.cc.
+// The other groups are tested in conformance_dist_test.cc.
 INSTANTIATE_TEST_SUITE_P(, OnMeshOfFour, ::testing::ValuesIn(kElementwiseGroups),
                          [](const auto& info) { return std::string(info.param); });
 

@@ -1,8 +1,9 @@
-// Where the ranks of a case tell one another how a step of it went, without the collectives that may just have failed.
+// An exchange of messages between the thread ranks of a test case. It works without collectives, because a collective
+// may just have failed.
 //
-//   const std::vector<Word> words = meeting.tell(rank, std::move(own));   // those of all ranks, alike on all
+//   const std::vector<Word> words = meeting.tell(rank, std::move(own));   // words of all ranks, equal on all
 //
-// A word is a string, or what has one named `error`. Thread-safe: each rank calls from its own thread.
+// A word is a string, or a struct with a string named `error`. Thread-safe: each rank calls from its own thread.
 #pragma once
 
 #include <fmt/format.h>
@@ -18,7 +19,7 @@
 
 namespace tessera::testing {
 
-// A rank waited in vain.
+// Thrown if a rank waited in vain.
 struct RanksParted : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -29,10 +30,11 @@ class Meeting {
   explicit Meeting(int size, std::chrono::milliseconds patience = std::chrono::seconds(15))
       : words_(size), here_(size), patience_(patience) {}
 
-  // Throws RanksParted on every rank that comes once one has waited longer than `patience` for another.
+  // Returns the words of all ranks. If a rank has waited longer than `patience` for another rank, throws RanksParted on
+  // every rank that calls.
   std::vector<Word> tell(int rank, Word word) {
     std::unique_lock lock(mutex_);
-    if (broken_) {  // by one that waited too long for this one
+    if (broken_) {  // another rank waited too long for this rank
       throw RanksParted(parting_);
     }
     words_[rank] = std::move(word);
@@ -46,7 +48,7 @@ class Meeting {
       return heard_;
     }
     const auto over = [&] { return round_ != round || broken_; };
-    // Slices, so that a machine that stood still for a while counts as one.
+    // The wait is counted in slices. If the machine stands still for a while, the pause counts as one slice.
     for (auto waited = std::chrono::milliseconds(0); waited < patience_ && !over(); waited += kSlice) {
       arrive_.wait_for(lock, kSlice, over);
     }
@@ -58,7 +60,7 @@ class Meeting {
     }
     return heard_;
   }
-  // What was said when one rank did not come.
+  // Returns the text of the error after one rank did not call.
   std::string parting() {
     const std::lock_guard lock(mutex_);
     return parting_;

@@ -78,7 +78,7 @@ OpTable read_op_table(const std::string& name) {
 
 std::string to_text(const OpTable& table) {
   std::map<std::string, std::string> blocks;
-  std::vector<const std::string*> order;  // by the first operation of each
+  std::vector<const std::string*> order;  // keys, sorted by the first operation of each
   for (const auto& [op, rows] : table) {
     std::string lines;
     for (const auto& [inputs, behaviour] : rows) lines += inputs + " -> " + behaviour.to_string() + "\n";

@@ -1,6 +1,6 @@
-// op_table.txt, what PyTorch's DTensor does; op_differences.txt, where this library does something else on purpose; and
-// op_ours.txt, what it does where PyTorch's is no example: it raises, gives a wrong value, or moves more bytes to end
-// with other placements.
+// The tables of operations. op_table.txt has the behaviour of PyTorch's DTensor. op_differences.txt lists intended
+// differences of this library. op_ours.txt has this library's behaviour for cases in which PyTorch's is no reference:
+// PyTorch raises, gives a wrong value, or moves more bytes and ends with other placements.
 #pragma once
 
 #include <map>
@@ -10,23 +10,23 @@
 
 namespace tessera::testing {
 
-// What an operation gives for placements of its tensors.
+// The behaviour of an operation for placements of its tensors.
 struct Behaviour {
   bool error = false;
-  bool wrong = false;                // PyTorch gives another value than the plain operation
+  bool wrong = false;                // whether PyTorch's value differs from the plain operation's
   std::vector<std::string> outputs;  // placements
-  int64_t bytes = 0;                 // that come to a rank
+  int64_t bytes = 0;                 // bytes that a rank receives
   std::string to_string() const;
 };
 Behaviour parse_behaviour(const std::string& text);
 
-// "aten::mm#0" -> "S(0) R" -> what happens.
+// Maps "aten::mm#0" -> "S(0) R" -> behaviour.
 using OpTable = std::map<std::string, std::map<std::string, Behaviour>>;
-OpTable read_op_table(const std::string& name);  // of tests/conformance
-// Operations alike share a block.
+OpTable read_op_table(const std::string& name);  // file in tests/conformance
+// Writes one block for all operations with the same behaviour.
 std::string to_text(const OpTable& table);
 
-// How ours differs; a difference that is not listed fails.
+// The kind of a difference from PyTorch. A difference that is not listed fails.
 enum class DifferenceKind {
   kFewer,      // fewer bytes and the same placements: no reason is needed
   kElsewhere,  // fewer bytes and other placements: op_ours.txt says which
@@ -35,15 +35,15 @@ enum class DifferenceKind {
   kRefuses,    // an error where upstream has none
 };
 std::optional<DifferenceKind> difference(const Behaviour& theirs, const Behaviour& ours);
-// Whether op_ours.txt is to say what happens.
+// Whether op_ours.txt must have the behaviour.
 bool is_ours(const Behaviour& theirs, const Behaviour& ours);
 
 class ListedDifferences {
  public:
   ListedDifferences();  // reads op_differences.txt
-  // Whether a line allows it; the lines that do count it.
+  // Whether a line of the file allows the difference. Each line counts the differences that it allows.
   bool allows(DifferenceKind kind, const std::string& op, const std::string& inputs);
-  // Lines that allowed more or less than they say, and how much.
+  // Returns the lines whose count of allowed differences is not the stated count, with both numbers.
   std::vector<std::string> miscounted() const;
 
  private:

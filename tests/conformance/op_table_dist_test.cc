@@ -1,6 +1,7 @@
-// Placements and bytes of every operation against what PyTorch 2.13 does (op_table.txt, made by
-// oracle/make_op_table.py): an operation that gathers where PyTorch does not fails, as does any difference that
-// op_differences.txt does not list. Where PyTorch's says nothing that could be done, op_ours.txt says what is done.
+// Tests placements and bytes of every operation against PyTorch 2.13 (op_table.txt, written by
+// oracle/make_op_table.py). An operation that gathers where PyTorch does not gather fails, as does every difference
+// that op_differences.txt does not list. Where PyTorch's behaviour is no reference, op_ours.txt has the expected
+// behaviour.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
@@ -24,7 +25,7 @@ std::optional<Behaviour> find_row(const std::map<std::string, Behaviour>& rows, 
 
 TEST(OpTable, PlacementsAndBytesAreThoseOfPyTorchOrListed) {
   const OpTable table = read_op_table("op_table.txt");
-  OpTable ours = read_op_table("op_ours.txt");  // less what was met
+  OpTable ours = read_op_table("op_ours.txt");  // the entries that no operation has met
   ListedDifferences differences;
   std::map<std::string, int64_t> counts;
   std::map<std::string, std::vector<std::string>> wrong;

@@ -100,7 +100,7 @@ std::vector<Combination> of_many(const std::vector<Slot>& slots) {
   }
   int64_t most = 0;
   for (const auto& slot : slots) most = std::max(most, slot.plain.dim());
-  for (int64_t dim = -most; dim < most; ++dim) {  // the dims counted from the left, and from the right
+  for (int64_t dim = -most; dim < most; ++dim) {  // dims are counted from the left, and from the right
     Combination one(slots.size(), Replicate());
     for (size_t i = 0; i < slots.size(); ++i) {
       const int64_t ndim = slots[i].plain.dim();
@@ -150,14 +150,14 @@ bool holds(const std::vector<Placement>& list, const Placement& one) {
   return std::ranges::find(list, one) != list.end();
 }
 
-// Strided shards first, by dim.
+// Returns the strided shards first, sorted by dim.
 std::vector<Placement> rare_kinds(const Slot& slot, int64_t k) {
   std::vector<Placement> kinds;
   if (slot.whole) return kinds;
   for (int64_t dim = 0; dim < slot.plain.dim(); ++dim) kinds.push_back(StridedShard(dim, 2));
   const auto type = slot.plain.scalar_type();
   const bool nonnegative = type == at::kDouble && !at::any(slot.plain.lt(0)).item<bool>();
-  if (c10::isFloatingType(type) && slot.plain.element_size() == 1) {  // there is no arithmetic of them on a CPU
+  if (c10::isFloatingType(type) && slot.plain.element_size() == 1) {  // the CPU has no arithmetic for these types
     return kinds;
   }
   const auto usual = plain_kinds(slot), others = other_partials(slot);
@@ -178,7 +178,7 @@ std::vector<Combination> rare_combinations(const std::vector<Slot>& slots, int64
       Combination others_whole(slots.size(), Replicate());
       others_whole[i] = kind;
       all.push_back(others_whole);
-      // The others sharded the usual way, and as this one.
+      // Two combinations: the other tensors sharded in the usual way, or with the same placement as this tensor.
       Combination others_cut = others_whole, alike = others_whole;
       for (size_t j = 0; j < slots.size(); ++j) {
         if (j == i || slots[j].whole) continue;
@@ -207,8 +207,8 @@ std::vector<Placements> random_placements(const std::vector<Slot>& slots, int64_
 
 namespace {
 
-// The share of rank r of k, in a tensor that is still to be reduced: that of oracle/samples.py where PyTorch's tensors
-// lie so.
+// Returns the share of rank r of k in a Partial tensor. For the Partials that PyTorch's tables have, the share is that
+// of oracle/samples.py.
 at::Tensor share(const at::Tensor& whole, const Placement& placement, int64_t r, int64_t k) {
   const ReduceOp op = placement.reduce_op;
   const auto type = whole.scalar_type();
@@ -218,7 +218,7 @@ at::Tensor share(const at::Tensor& whole, const Placement& placement, int64_t r,
     return share_of(whole, placement, r, k);
   }
   if (!whole.is_floating_point() && !whole.is_complex()) return r == 0 ? whole - 3 * (k - 1) : at::full_like(whole, 3);
-  // Weights that sum to one, some of them negative.
+  // The weights sum to one; some are negative.
   const double weight = r == 0 ? 1 + 0.25 * static_cast<double>(k / 2) - 0.5 * static_cast<double>((k - 1) / 2)
                                : (r % 2 == 1 ? -0.25 : 0.5);
   switch (op) {

@@ -1,4 +1,4 @@
-// Which placements a sample's tensors are tried in, and how a plain tensor comes to lie so.
+// The placements in which a sample's tensors are tried, and the placing of a plain tensor.
 //
 //   for (const auto& how : combinations(slots)) { ... place(slot.plain, mesh, {how[i]}) ... }
 #pragma once
@@ -13,30 +13,30 @@
 
 namespace tessera::testing {
 
-// A tensor among the arguments of a sample; elements of lists one by one.
+// A tensor among the arguments of a sample. The elements of a list have one slot each.
 struct Slot {
   int arg;
-  int element;  // -1: no list
+  int element;  // -1: not in a list
   at::Tensor plain;
   bool mutated;
   bool whole;  // stays replicated
 };
 std::vector<Slot> slots_of(const Sample& sample);
-// The arguments with their tensors, in the order of the slots, replaced.
+// Returns the arguments with `tensors` in place of the sample's tensors, in the order of the slots.
 std::vector<c10::IValue> with_tensors(const Sample& sample, const std::vector<Slot>& slots, const Tensors& tensors);
 
-// One placement a slot, for a mesh of one dim. All combinations for up to two tensors; for more each tensor in turn,
-// the regular ones, and some at random (the same at every run).
+// One placement for each slot, for a mesh of one dim. For up to two tensors there are all combinations. For more
+// tensors there are each tensor in turn, the regular combinations, and some at random (the same at every run).
 using Combination = std::vector<Placement>;
 std::vector<Combination> combinations(const std::vector<Slot>& slots);
-// More of them for a mesh of k ranks, with what those do not have: strided shards, and the other Partials of each type.
+// Returns more combinations for a mesh of k ranks: strided shards, and the uncommon Partials of each type.
 std::vector<Combination> rare_combinations(const std::vector<Slot>& slots, int64_t k);
-// Placements on every dim of a mesh, drawn by rapidcheck.
+// Returns placements on every dim of a mesh, drawn by rapidcheck.
 std::vector<Placements> random_placements(const std::vector<Slot>& slots, int64_t mesh_ndim, rc::Random& random);
 
-// Every rank passes the same whole tensor. Of a Partial the ranks get shares that differ. No communication.
+// Makes a DTensor. Every rank passes the same whole tensor. The ranks' shares of a Partial differ. No communication.
 at::Tensor place(const at::Tensor& whole, const MeshPtr& mesh, const Placements& placements);
-// "R S(0)".
+// Returns text like "R S(0)".
 std::string describe(const std::vector<Placements>& placements);
 
 }  // namespace tessera::testing

@@ -77,7 +77,8 @@ Tensors gradients_of(const Outcome& outcome, const Tensors& leaves, const Tensor
 
 namespace {
 
-// The arguments of an out= form for the form without, which may have more, with defaults; none when they do not fit.
+// Converts the arguments of an out= form to arguments of the form without out=, which may have more arguments with
+// defaults. Returns none if they do not fit.
 std::optional<std::vector<c10::IValue>> functional_args(const c10::FunctionSchema& functional,
                                                         const c10::FunctionSchema& schema,
                                                         const std::vector<c10::IValue>& args) {
@@ -98,7 +99,7 @@ std::optional<std::vector<c10::IValue>> functional_args(const c10::FunctionSchem
   return used == static_cast<size_t>(given) ? std::optional(found) : std::nullopt;
 }
 
-// The overload without out=.
+// Returns the sample for the overload without out=.
 std::optional<Sample> functional_of(const Sample& sample) {
   const auto& schema = sample.op.schema();
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -146,7 +147,7 @@ void classify(Reference& reference) {
   }
 }
 
-// The argument that an operation has no derivative for; empty when the text says something else.
+// Returns the argument for which an operation has no derivative, by the text of an error. Empty for any other error.
 std::string constant_in(const std::string& text) {
   for (const std::string before : {"is not differentiable with respect to argument '", "the derivative for '"}) {
     const size_t begin = text.find(before);
@@ -205,7 +206,7 @@ std::vector<at::Tensor> outs_like(const Reference& reference, const std::vector<
 
 namespace {
 
-// What a mesh of one rank draws, in place of the draws of the plain operation.
+// The reference for a random operation is the draw on a mesh of one rank, not the draw of the plain operation.
 void draw_alone(Reference& reference) {
   const auto mesh = init_device_mesh(comm::World::single(), "cpu", {1});
   Tensors placed;

@@ -1,5 +1,5 @@
-// The whole texts of the errors with which an operation may refuse: what cannot be done without losing a write or a
-// copy. "{}" stands for anything.
+// The whole texts of the errors with which an operation may refuse, because it would lose a write or would have to
+// copy. "{}" stands for any text.
 //
 //   if (is_refusal(error, kInPlaceTexts)) ...
 #pragma once
@@ -23,7 +23,7 @@ inline constexpr const char* kInPlaceTexts[] = {
     "first.",
     "Sharding dimension mismatch: [dtensor.dispatch] aten::{}: the other operands cannot be redistributed to the "
     "placements of the written tensor. Use the out-of-place version, or redistribute first."};
-// Of operations that write what every rank must see whole.
+// Errors of operations that write a value which every rank needs as a whole.
 inline constexpr const char* kWholeTexts[] = {
     "Sharding dimension mismatch: [dtensor.dispatch] aten::{}: a gradient of shape [{}] has placements ({}), wanted "
     "reduced ones. Redistribute it first.",
@@ -39,7 +39,7 @@ inline constexpr const char* kViewTexts[] = {
     "Sharding dimension mismatch: [dtensor.dispatch] aten::{}: {} It cannot be performed without redistribution, "
     "which is disallowed by the current operator. Please redistribute the tensor to {} before this operation."};
 
-// Whether text is the pattern with each "{}" standing for anything.
+// Whether `text` matches the pattern, in which each "{}" stands for any text.
 inline bool matches_text(const std::string& text, const std::string& pattern) {
   const std::string hole = "{}";
   size_t at = 0;
@@ -57,13 +57,13 @@ inline bool matches_text(const std::string& text, const std::string& pattern) {
   }
 }
 
-// Whether the error has one of the texts.
+// Whether the error matches one of the texts.
 template <class Texts>
 bool is_refusal(const std::string& error, const Texts& texts) {
   return std::any_of(std::begin(texts), std::end(texts), [&](const char* text) { return matches_text(error, text); });
 }
 
-// Whether it is one that an operation that writes to an argument may give.
+// Whether the error is one with which an operation that writes to an argument may refuse.
 inline bool is_refusal_to_write(const std::string& error) {
   return is_refusal(error, kInPlaceTexts) || is_refusal(error, kLostWriteTexts) || is_refusal(error, kWholeTexts);
 }

@@ -23,10 +23,10 @@ std::string Case::describe() const { return reference->sample.label + " (" + tes
 
 namespace {
 
-// Tells the ranks how a step went on this one, and hears of all.
+// Sends the result of a step on this rank, and returns the results of all ranks.
 using Tell = std::function<std::vector<std::string>(const std::string&)>;
 
-// What the gradient is that flows into the results.
+// The placements of the gradient of the results.
 enum class Flow { kAsTheResult, kReplicated, kPartial };
 
 class Checker {
@@ -34,7 +34,7 @@ class Checker {
   Checker(const ConformanceOptions& options, const MeshPtr& mesh, Tell tell)
       : options_(options), mesh_(mesh), tell_(std::move(tell)) {}
 
-  // What went wrong on any rank; empty when nothing did.
+  // Returns the errors of all ranks as text; empty if there are none.
   std::string check(const Case& one, Flow flow) {
     case_ = &one;
     reference_ = one.reference.get();
@@ -54,7 +54,7 @@ class Checker {
   bool differentiated = false;
 
  private:
-  // Runs it on all ranks; false when one failed.
+  // Runs `body` on all ranks. Returns false if it failed on one of them.
   template <class Body>
   bool step(Body body) {
     std::string error;
@@ -78,7 +78,7 @@ class Checker {
     for (size_t i = 0; i < reference_->slots.size(); ++i) {
       const auto& placements = case_->placements[i];
       if (reference_->slots[i].mutated && std::ranges::any_of(placements, [](auto& p) { return p.is_partial(); })) {
-        return false;  // its copy is reduced
+        return false;  // a copy of it is reduced
       }
     }
     return true;
@@ -108,7 +108,7 @@ class Checker {
     outcome_ = call(sample, reference_->slots, with_tensors(sample, reference_->slots, tensors));
   }
 
-  // The out= arguments lie as the result of the form without out does.
+  // The out= arguments have the placements of the result of the form without out=.
   void forward_out() {
     const at::NoGradGuard no_grad;
     const Sample& sample = reference_->sample;
@@ -145,7 +145,7 @@ class Checker {
 
   bool shapes_only() const { return reference_->sample.undefined_values; }
 
-  // What is drawn is the same to the bit, but where sums of partial operands were rounded.
+  // Random numbers must be equal to the bit, unless sums of Partial operands were rounded.
   bool bitwise() const {
     const auto partial = [](const Placements& placements) {
       return std::ranges::any_of(placements, [](const Placement& p) { return p.is_partial(); });
@@ -167,7 +167,7 @@ class Checker {
     }
   }
 
-  // may_be_plain: the autograd engine and its formulas write plain zeros where nothing flows.
+  // may_be_plain: the autograd engine and its formulas give plain zeros for results without an incoming gradient.
   void compare(const at::Tensor& found, const at::Tensor& wanted, const std::string& what, bool shape_only,
                bool may_be_plain = false) {
     const at::NoGradGuard no_grad;
@@ -269,7 +269,7 @@ void Conformance::add(std::shared_ptr<const Reference> reference, std::vector<Pl
 }
 
 namespace {
-// Without those of out= arguments, which lie as the result does.
+// Returns the slots without out= arguments, which have the placements of the result.
 std::vector<Slot> free_slots(const Reference& reference) {
   std::vector<Slot> slots;
   for (const auto& slot : reference.slots) {
@@ -368,7 +368,7 @@ void Conformance::check_with_threads(int size) {
           }
         }
       });
-    } catch (const std::exception& error) {  // the ranks were in different places: go on with new ones
+    } catch (const std::exception& error) {  // the ranks are in different steps: continue with new ranks
       if (position < cases_.size()) note_failure(cases_[position], error.what());
       ++position;
     }

@@ -3,12 +3,12 @@
 //   Conformance run({.mesh = {4}});
 //   for (const auto& sample : samples) run.add(make_reference(sample));
 //   run.check();                       // one session of ranks for all cases
-//   run.report().failures              // operation -> what went wrong
+//   run.report().failures              // operation -> errors
 //
-// A case is one sample with placements for its tensors. What must hold: the results, and the gradients, equal the plain
-// ones, whatever gradient flows in: one that lies as the result does, a replicated and a partial one. An operation that
-// writes to an argument may refuse with one of the errors for what would be lost, a view with those of the view rules:
-// their whole texts are in refusal_text.h.
+// A case is one sample with placements for its tensors. The results and the gradients must equal the plain ones for
+// three placements of the incoming gradient: that of the result, replicated, and Partial. An operation that writes to
+// an argument may refuse with an error about lost writes, a view with an error of the view rules. The whole texts of
+// these errors are in refusal_text.h.
 #pragma once
 
 #include <cstdint>
@@ -25,30 +25,30 @@ namespace tessera::testing {
 
 struct Case {
   std::shared_ptr<const Reference> reference;
-  std::vector<Placements> placements;  // one a slot; of out= arguments as the result has them
+  std::vector<Placements> placements;  // one per slot; out= arguments have the result's
   std::string describe() const;
 };
 
 struct Report {
   int64_t cases = 0;
-  int64_t refused = 0;    // with an error that the operation may give
+  int64_t refused = 0;    // cases that ended with an allowed error
   int64_t gradients = 0;  // cases whose gradients were compared
   int64_t rare = 0;       // cases with a strided shard or an uncommon Partial
-  // What plain backwards say instead of giving gradients, by operation.
+  // Errors of plain backwards that give no gradients, by operation.
   std::map<std::string, std::set<std::string>> no_backward;
   std::set<std::string> placements;
   std::map<std::string, std::vector<std::string>> failures;  // by operation
   std::map<std::string, int64_t> failed_cases;
-  std::map<std::string, int64_t> worked;  // cases with a tensor not replicated that gave a result
+  std::map<std::string, int64_t> worked;  // cases with a result and a tensor not replicated
 };
 
 struct ConformanceOptions {
   std::vector<int64_t> mesh;
-  bool full = false;           // also through full_tensor, where comparing the parts would do
-  std::string device = "cpu";  // of the mesh; what is wanted is computed on the CPU
-  // Processes are this program again, with the filter of the current test: draws must be of a fixed seed.
+  bool full = false;           // compares full_tensor(), not only the local tensors
+  std::string device = "cpu";  // of the mesh; the reference runs on the CPU
+  // Process ranks run this program again, with the filter of the current test. Their draws must have a fixed seed.
   RankMode mode = RankMode::kThreads;
-  // Draws whose operation has one of these in its name may be the float32 beside instead of the same bits.
+  // If an operation's name contains one of these texts, its draws may be the neighbouring float32 numbers of the CPU's.
   std::vector<std::string> unit_apart = {};
 };
 
@@ -56,12 +56,12 @@ class Conformance {
  public:
   explicit Conformance(ConformanceOptions options) : options_(std::move(options)) {}
   void add(std::shared_ptr<const Reference> reference, std::vector<Placements> placements);
-  // Every combination on a mesh of one dim; with_rare: those of rare_combinations() too.
+  // Adds every combination on a mesh of one dim; with_rare: also those of rare_combinations().
   void add_all(const std::shared_ptr<const Reference>& reference, bool with_rare = false);
-  // This many, drawn at random.
+  // Adds this many cases with placements that are drawn at random.
   void add_random(const std::shared_ptr<const Reference>& reference, int count, rc::Random& random);
-  // Runs the cases. With process ranks the report is that of each of them; the process that started them has none, and
-  // is told so by false.
+  // Runs the cases. With process ranks each process has its own report. In the process that started them the report is
+  // empty, and false is returned.
   bool check();
   const Report& report() const { return report_; }
 

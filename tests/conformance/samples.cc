@@ -47,8 +47,8 @@ Sample& SampleMaker::add(const NamedArguments& given) {
 
 at::Generator SampleMaker::next_generator() { return at::detail::createCPUGenerator(seed_++); }
 
-// Multiples of 2^-20, so that the shares of a tensor that is still to be reduced add up to it whatever the order: where
-// an operation compares what it has reduced twice (amax, and the gradient of it), a last bit would count.
+// Returns multiples of 2-20, so that the shares of a Partial add up exactly in any order. An operation may compare
+// values that it has reduced twice (amax and its gradient), and then the last bit would matter.
 static at::Tensor coarse(const at::Tensor& values) { return at::round(values * 0x1p20) * 0x1p-20; }
 
 at::Tensor SampleMaker::normal(at::IntArrayRef shape) {

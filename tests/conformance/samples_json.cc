@@ -70,7 +70,7 @@ Json to_json(const c10::IValue& value, const c10::Type& type) {
   throw std::runtime_error("no JSON for " + type.str());
 }
 
-// The schema calls a ScalarType an int: its name tells.
+// The schema gives a ScalarType the type int, so the argument's name decides.
 bool is_dtype(const std::string& argument) { return argument.ends_with("dtype"); }
 
 SharedSample shared(size_t index, const Sample& sample) {

@@ -1,4 +1,4 @@
-// Samples for PyTorch's DTensor: the same arguments and placements on both sides.
+// Samples as JSON for PyTorch's DTensor, so that both libraries run the same arguments and placements.
 #pragma once
 
 #include <memory>
@@ -12,14 +12,14 @@ namespace tessera::testing {
 struct SharedSample {
   size_t index;  // among the samples of its operation
   std::shared_ptr<const Reference> reference;
-  std::vector<Slot> slots;  // those that are placed: without out= arguments
+  std::vector<Slot> slots;  // the slots that are placed: no out= arguments
   std::vector<Combination> placements;
   std::string name() const;  // "aten::mm#0"
 };
 
-// Of every operation, its first two samples with even sizes and all their combinations, for op_table.txt.
+// Returns the first two samples of every operation, with even sizes and all their combinations, for op_table.txt.
 std::vector<SharedSample> golden_samples();
-// A few hundred combinations of common operations, whose values are compared.
+// Returns a few hundred combinations of common operations, whose values are compared.
 std::vector<SharedSample> value_samples();
 
 void write_samples(const std::vector<SharedSample>& samples, const std::string& file);

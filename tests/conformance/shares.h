@@ -1,8 +1,8 @@
-// How a tensor comes to be partial: what each rank holds of it.
+// The shares that the ranks hold of a Partial tensor.
 //
 //   for (const auto& partial : partials_of(type, nonnegative, {4})) ... share_of(whole, partial, rank, 4) ...
 //
-// The shares differ and reduce to the tensor without rounding, but for kAvg over 3 ranks and norms.
+// The shares differ from rank to rank. Their reduction is exactly the tensor, except for kAvg over 3 ranks and norms.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -15,7 +15,7 @@
 
 namespace tessera::testing {
 
-// Of few bits: bf16, f16, f32, c64.
+// Whether the type has few bits: bf16, f16, f32, c64.
 inline bool is_narrow(c10::ScalarType type) {
   return type == at::kBFloat16 || type == at::kHalf || type == at::kFloat || type == at::kComplexFloat;
 }
@@ -24,7 +24,8 @@ inline at::Tensor index_like(const at::Tensor& whole) {
   return at::arange(whole.numel(), at::kLong).view(whole.sizes());
 }
 
-// A share of an extreme: rank r holds some of the elements, the others have less.
+// Returns a share for a maximum or minimum. Rank r holds some of the elements exactly; in the others its values are
+// less extreme.
 inline at::Tensor extreme_share(const at::Tensor& whole, bool max, int64_t r, int64_t k) {
   const at::Tensor mine = (index_like(whole) % k) == r;
   at::Tensor other;
@@ -38,13 +39,13 @@ inline at::Tensor extreme_share(const at::Tensor& whole, bool max, int64_t r, in
   return at::where(mine, whole, other.to(whole.scalar_type()));
 }
 
-// Weights that sum to one, some of them negative.
+// The weights sum to one; some are negative.
 inline double weight_of_share(int64_t r, int64_t k) {
   return r == 0 ? 1 + 0.25 * static_cast<double>(k / 2) - 0.5 * static_cast<double>((k - 1) / 2)
                 : (r % 2 == 1 ? -0.25 : 0.5);
 }
 
-// The share of rank r of k.
+// Returns the share of rank r of k.
 inline at::Tensor share_of(const at::Tensor& whole, const Placement& placement, int64_t r, int64_t k) {
   if (placement.kind == Placement::Kind::kNormPartial) {
     const double part =
@@ -70,7 +71,7 @@ inline at::Tensor share_of(const at::Tensor& whole, const Placement& placement, 
   return whole * (weight_of_share(r, k) * times);
 }
 
-// The Partials that a tensor of this type may have on a mesh of this shape.
+// Returns the Partials that a tensor of this type may have on a mesh of this shape.
 inline std::vector<Placement> partials_of(c10::ScalarType type, bool nonnegative, const std::vector<int64_t>& mesh) {
   const bool complex = c10::isComplexType(type);
   const bool real = c10::isFloatingType(type);

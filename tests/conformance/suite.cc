@@ -23,7 +23,7 @@ std::vector<int64_t> row_counts(int64_t k) {
 
 namespace {
 
-// Of a file of tests/conformance: its first words and what follows them.
+// Returns for each line of a file in tests/conformance its first words and the rest of the line.
 std::vector<std::pair<std::string, std::string>> lines_of(const char* name) {
   std::vector<std::pair<std::string, std::string>> lines;
   std::ifstream file(source_folder() / "tests/conformance" / name);
@@ -88,7 +88,7 @@ void add_group(const std::string& group, const std::vector<int64_t>& rows,
 
 namespace {
 
-// That there is none is the usual reason; any other one is listed.
+// A missing derivative is the usual error and is not listed. Every other error must be in the list.
 void expect_backward(const std::string& op, const std::set<std::string>& texts) {
   static const auto listed = lines_of("no_backward.txt");
   for (const auto& text : texts) {

@@ -1,4 +1,5 @@
-// PyTorch's own DTensor, on two ranks of its own, gives the same values for the same arguments and placements.
+// Tests the values of DTensors against PyTorch's own DTensor, which runs the same arguments and placements on two
+// ranks.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +26,7 @@ std::vector<double> flat(const at::Tensor& tensor) {
   return {wide.const_data_ptr<double>(), wide.const_data_ptr<double>() + wide.numel()};
 }
 
-// The values here; none where it is refused with one of the texts for that.
+// Returns our values; none if the operation refuses with one of the allowed texts.
 std::optional<Values> values_of(const SharedSample& sample, const Combination& combination, const MeshPtr& mesh) {
   try {
     Tensors placed;
@@ -97,8 +98,8 @@ TEST(PyTorchDTensor, GivesTheSameValues) {
       }
     }
   });
-  // Different are those where ours is that of the plain operation, to which the conformance tests compare, and that of
-  // PyTorch's DTensor is not.
+  // A case is different if our value equals the plain operation's, to which the conformance tests compare, and the
+  // value of PyTorch's DTensor does not.
   std::string summary =
       fmt::format("{} pairs of operation and placements alike, {} that PyTorch does not do, {} refused", alike,
                   not_there, not_here);

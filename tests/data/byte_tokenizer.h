@@ -1,5 +1,5 @@
-// A tokenizer whose token ids are the bytes of the text, with ChatML's two special tokens and an EOS: what a test
-// expects can be read off the text.
+// A tokenizer whose token ids are the bytes of the text, with ChatML's two special tokens and an EOS. A test can
+// therefore read the expected ids from the text.
 #pragma once
 
 #include <filesystem>
@@ -16,8 +16,8 @@ constexpr int32_t kTurnStart = 256;  // <|im_start|>
 constexpr int32_t kTurnEnd = 257;    // <|im_end|>
 constexpr int32_t kEos = 258;        // <eos>
 
-// Writes tokenizer.json and tokenizer_config.json into the folder and reads them.
-// Byte-level BPE without merges: 256 letters for the bytes, as GPT-2 numbers them.
+// Writes tokenizer.json and tokenizer_config.json into the folder and reads them. The tokenizer is a byte-level BPE
+// without merges, with 256 letters for the bytes in GPT-2's numbering.
 inline text::Tokenizer make_byte_tokenizer(const std::filesystem::path& folder) {
   nlohmann::json vocab = nlohmann::json::object();
   int next = 256;

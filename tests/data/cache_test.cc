@@ -1,4 +1,5 @@
-// Tokenized data kept between starts: found again, made anew when it must be, never trusted when it is not whole.
+// Tests of the cache of tokenized data: an entry is found again at the next start, is made again when the data or the
+// settings change, and is not used when it is incomplete.
 #include "tessera/data/rows/cache.h"
 
 #include <fcntl.h>
@@ -52,7 +53,7 @@ class CacheTest : public ::testing::Test {
     options.quiet = true;
     return Dataset::load(options, tokenizer_, std::nullopt);
   }
-  // Entries, by the time they were made.
+  // The entries, with the times at which they were made.
   std::set<std::pair<std::string, std::filesystem::file_time_type>> entries() const {
     std::set<std::pair<std::string, std::filesystem::file_time_type>> found;
     for (const auto& entry : std::filesystem::directory_iterator(cache())) {
@@ -102,7 +103,7 @@ TEST_F(CacheTest, CountsOfWhatWasCutOrLeftOutAreKept) {
     EXPECT_EQ(stats.cut_away, 1);
   }
   ASSERT_EQ(entries().size(), 1u);
-  // Of a version that did not count it.
+  // An older version did not count cut_away.
   const auto set = entry() / "set.json";
   auto json = nlohmann::json::parse(read_file(set));
   json.erase("cut_away");
@@ -122,7 +123,7 @@ TEST_F(CacheTest, TheKeyIsContentTokenizerAndSettingsNotTheName) {
   load({.sources = {}, .seed = 43});
   load({.sources = {}, .vocab_size = 300});
   EXPECT_EQ(entries().size(), 5u);
-  write("a.jsonl", lines("b"));  // as long as before
+  write("a.jsonl", lines("b"));  // the same length as before
   load();
   EXPECT_EQ(entries().size(), 6u);
 }
@@ -137,7 +138,7 @@ TEST_F(CacheTest, ContentIsHashedOnceUntilTheFileChanges) {
   const auto memo = std::filesystem::directory_iterator(cache() / "files")->path();
   auto json = nlohmann::ordered_json::parse(read_file(memo));
   EXPECT_EQ(json["hash"], hash);
-  json["hash"] = std::string(32, '0');  // what a start without reading gives
+  json["hash"] = std::string(32, '0');  // a start that does not read the file gives this hash
   write("memo", json.dump());
   std::filesystem::rename(folder_ / "memo", memo);
   EXPECT_EQ(kept.content_hash(path), std::string(32, '0'));
@@ -169,7 +170,7 @@ TEST_F(CacheTest, EntriesThatAreNotWholeOrOfAnotherVersionAreMadeAgain) {
     set["key"] = std::string(32, 'f');
     std::ofstream(name / "set.json") << set;
   });
-  spoil([&] {  // what a killed process leaves
+  spoil([&] {  // the state that a killed process leaves
     std::filesystem::rename(name, cache() / ("." + name.filename().string() + ".0123456789abcdef.tmp"));
   });
   for (const auto& left : std::filesystem::directory_iterator(cache())) EXPECT_NE(left.path().extension(), ".tmp");
@@ -251,7 +252,7 @@ TEST_F(CacheTest, WhatIsOldOrTooMuchGoesButNothingInUseAndNothingOfOthers) {
   make('2', 40);
   make('3', 2);
   make('4', 1);
-  std::filesystem::create_directories(cache() / key('5'));  // a folder of somebody else's, by chance of that name
+  std::filesystem::create_directories(cache() / key('5'));  // a foreign folder that has such a name
   std::ofstream(cache() / key('5') / "set.json") << R"({"mine": 1})";
   std::filesystem::create_directories(cache() / "notes");
   const auto used = PackedRows::open(cache() / key('2'), key('2'));
@@ -265,7 +266,7 @@ TEST_F(CacheTest, WhatIsOldOrTooMuchGoesButNothingInUseAndNothingOfOthers) {
   EXPECT_TRUE(there('3') && there('4'));
   uint64_t bytes = 0;
   for (const auto& file : std::filesystem::directory_iterator(template_of_entry)) bytes += file.file_size();
-  DataCache(cache(), {.bytes = 3 * bytes + 10 * 64}).prune();  // three of the four that are left
+  DataCache(cache(), {.bytes = 3 * bytes + 10 * 64}).prune();  // room for three of the four remaining entries
   EXPECT_FALSE(there('3')) << "the one that was used longest ago, but for the one in use";
   EXPECT_TRUE(there('2') && there('4'));
   DataCache(cache(), {.bytes = 0}).prune();
@@ -284,7 +285,7 @@ TEST_F(CacheTest, WhereHostsShareNoLocksTheFirstEntryCounts) {
   std::filesystem::rename(name, theirs);
   const auto rows = DataCache(cache()).open_or_make(name.filename(), [&](const std::filesystem::path& folder) {
     std::ofstream(folder / "begun") << "x";
-    std::filesystem::rename(theirs, name);  // another host was quicker
+    std::filesystem::rename(theirs, name);  // another host was faster
   });
   EXPECT_GT(rows->rows(), 0);
   EXPECT_FALSE(std::filesystem::exists(name / "begun"));
@@ -354,7 +355,7 @@ TEST_F(CacheTest, WhatKilledProcessesLeftGoesWhenNobodyUsesIt) {
   const UniqueFd working = open_to_lock(cache() / (key('2') + ".lock"), 0);
   ASSERT_EQ(try_lock(working), LockState::kHeld);
   const auto in_use = cache() / ("." + name + ".2123456789abcdef.old");
-  std::filesystem::rename(cache() / name, in_use);  // as held still has it open
+  std::filesystem::rename(cache() / name, in_use);  // `held` still has the entry open
   DataCache(cache()).prune();
   EXPECT_FALSE(std::filesystem::exists(killed));
   EXPECT_TRUE(std::filesystem::exists(elsewhere));
@@ -397,10 +398,10 @@ TEST(CacheLock, IsOpenForWritingAndToldFromNoLocks) {
   const auto path = folder / "lock";
   const UniqueFd one = open_to_lock(path, O_CREAT), other = open_to_lock(path, 0);
   ASSERT_TRUE(one.open() && other.open());
-  EXPECT_EQ(::fcntl(one.get(), F_GETFL) & O_ACCMODE, O_RDWR);  // NFS refuses an exclusive lock of a reader
+  EXPECT_EQ(::fcntl(one.get(), F_GETFL) & O_ACCMODE, O_RDWR);  // NFS gives exclusive locks to writers only
   EXPECT_EQ(try_lock(one), LockState::kHeld);
   EXPECT_EQ(try_lock(other), LockState::kBusy);
-  const UniqueFd unlockable(::open(path.c_str(), O_PATH | O_CLOEXEC));  // EBADF, as there
+  const UniqueFd unlockable(::open(path.c_str(), O_PATH | O_CLOEXEC));  // fails with EBADF, as without locks
   EXPECT_EQ(try_lock(unlockable), LockState::kNoLocks);
   for (const int64_t network : {0x6969L, 0x0BD00BD0L, 0xFF534D42L, static_cast<long>(static_cast<int32_t>(0xFE534D42)),
                                 0x65735546L, 0x47504653L, 0x19830326L}) {

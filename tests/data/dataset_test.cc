@@ -1,3 +1,4 @@
+// Tests of data sets: tokenization, packing, loss masks of chats, limits on length and errors.
 #include "tessera/data/rows/dataset.h"
 
 #include <gmock/gmock.h>
@@ -44,7 +45,8 @@ class DatasetTest : public ::testing::Test {
     return load({.sources = {write(name, content)}, .sequence_length = length, .packing = packing, .shuffle = false});
   }
 
-  // The tokens that the single row of a record predicts, as text; <s>, <e> and <eos> for the special ones.
+  // The text of the tokens that count in the loss, for a record that fills one row. Special tokens are shown as <s>,
+  // <e> and <eos>.
   std::string learnt(const std::string& record) {
     const auto set = load("record.jsonl", record + "\n", 1000);
     EXPECT_EQ(set->rows(), 1);
@@ -93,7 +95,7 @@ std::vector<int64_t> row(const at::Tensor& tensor, int64_t index) {
 }
 
 TEST_F(DatasetTest, TextFileIsOneStreamCutIntoRows) {
-  const auto set = load("a.txt", "abcdefghij", 4);  // and EOS: 11 tokens
+  const auto set = load("a.txt", "abcdefghij", 4);  // 11 tokens with EOS
   EXPECT_EQ(set->rows(), 3);
   EXPECT_EQ(set->stats().tokens, 11);
   EXPECT_EQ(set->stats().label_tokens, 3 + 3 + 2);
@@ -111,7 +113,7 @@ TEST_F(DatasetTest, TextFileIsOneStreamCutIntoRows) {
 TEST_F(DatasetTest, PackedRowsKeepDocumentsApart) {
   const auto set =
       load("a.jsonl", "{\"text\": \"abc\"}\n\n{\"text\": \"de\"}\n{\"text\": \"fghij\"}\n{\"text\": \"k\"}\n", 8);
-  ASSERT_EQ(set->rows(), 2);  // abc+de+. is 7, fghij. is 6 and takes k. behind it: first-fit finds no place in row 0
+  ASSERT_EQ(set->rows(), 2);  // abc+de+. has 7 tokens and fghij. 6; k. goes behind fghij. (first-fit)
   const Batch batch = set->rows(all_rows(*set));
   EXPECT_EQ(row(batch.tokens, 0), (std::vector<int64_t>{'a', 'b', 'c', kEos, 'd', 'e', kEos, kEos}));
   EXPECT_EQ(row(batch.labels, 0), (std::vector<int64_t>{'b', 'c', kEos, -100, 'e', kEos, -100, -100}));
@@ -126,8 +128,8 @@ TEST_F(DatasetTest, WithoutPackingEachSampleHasARow) {
   EXPECT_EQ(set->rows(), 2);
 }
 
-// Over many samples of random lengths: no document crosses a row, every label is the next token of its document, every
-// sample is there once.
+// Checks many samples of random lengths: no document crosses a row, every label is the next token of its document, and
+// every sample is there once.
 TEST_F(DatasetTest, PackingNeverCrossesDocumentsAndLosesNothing) {
   std::string lines;
   std::multiset<std::string> wanted;
@@ -179,8 +181,8 @@ TEST_F(DatasetTest, PackingIsAFunctionOfDataSeedAndLength) {
   EXPECT_NE(load(options)->fingerprint(), load(other_length)->fingerprint());
 }
 
-// Checkpoints keep the fingerprint: the hash of the arrays that a set was once held as, each seeded with the one
-// before.
+// Checkpoints store the fingerprint, so it must not change. The fingerprint is the hash of the arrays that an earlier
+// version stored; the hash of each array is the seed of the next hash.
 TEST_F(DatasetTest, FingerprintIsThatOfEarlierCheckpoints) {
   const auto path = write("a.jsonl", "{\"text\": \"abc\"}\n{\"prompt\": \"d\", \"completion\": \"e\"}\n");
   const auto set = load({.sources = {path}, .format = "jsonl", .sequence_length = 8, .shuffle = false});
@@ -201,7 +203,7 @@ TEST_F(DatasetTest, FingerprintIsThatOfEarlierCheckpoints) {
 
 TEST_F(DatasetTest, CompletionIsLearntAndPromptIsNot) {
   EXPECT_EQ(learnt(R"({"prompt": "What? ", "completion": "That."})"), "That.<eos>");
-  EXPECT_EQ(learnt(R"({"prompt": "", "completion": "That."})"), "hat.<eos>");  // nothing predicts a first token
+  EXPECT_EQ(learnt(R"({"prompt": "", "completion": "That."})"), "hat.<eos>");  // no token predicts the first token
 }
 
 TEST_F(DatasetTest, AssistantIsLearntWithItsEndOfTurn) {

@@ -1,4 +1,4 @@
-// Numbers of tools and of their calls in records.
+// Tests that large numbers in tools and tool calls of records are rendered digit by digit.
 #include <gtest/gtest.h>
 
 #include <fstream>

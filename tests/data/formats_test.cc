@@ -1,4 +1,4 @@
-// Every example of docs/data.md, read as it stands there.
+// Tests of every example of docs/data.md: the examples are read from the page itself.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <zlib.h>
@@ -73,7 +73,7 @@ class FormatsTest : public ::testing::Test {
     return load({.sources = {(folder_ / name).string()}});
   }
 
-  // What the rows predict, as text; "|" behind each row.
+  // The text of the tokens that count in the loss, with "|" after each row.
   static std::string learnt(const Dataset& set) {
     std::vector<int64_t> rows(static_cast<size_t>(set.rows()));
     std::iota(rows.begin(), rows.end(), 0);
@@ -154,7 +154,7 @@ TEST_F(FormatsTest, AlpacaWithoutATemplateHasItsOwnPrompt) {
                               "completes the request.\n\n### Instruction:\nTwice two?\n\n### Response:\nFour.<eos>|"));
 }
 
-// LLaMA-Factory's columns.
+// The names of the columns are LLaMA-Factory's.
 TEST_F(FormatsTest, SystemAndHistoryOfAlpacaComeBeforeTheInstruction) {
   const auto path =
       write("history.jsonl", R"({"instruction": "Q", "input": "I", "output": "A", "system": "Be brief.", )"
@@ -221,7 +221,7 @@ TEST_F(FormatsTest, MessagesOfNoWeightAreNotLearnt) {
   EXPECT_EQ(learnt(*load({.sources = {path}})), "B!|");
 }
 
-// A run that is resumed on another day, or on another host, reads the same rows.
+// A run that resumes on another day or on another host must read the same rows.
 TEST_F(FormatsTest, TheDateThatATemplatePrintsIsTheSameOnEveryDay) {
   chat_template_ = text::ChatTemplate::parse(
       "{{ strftime_now('%A %d %b %Y %H') }}{% for m in messages %}|{{ m.content }}<|im_end|>{% endfor %}",

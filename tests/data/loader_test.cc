@@ -1,3 +1,4 @@
+// Tests of the data loader: shuffling, epochs, batches, state for resume and errors.
 #include "tessera/data/loader/loader.h"
 
 #include <ATen/ops/cat.h>
@@ -56,7 +57,7 @@ class LoaderTest : public ::testing::Test {
         tokenizer, std::nullopt);
   }
 
-  // The tokens of the next `steps` global batches, put together from the slices of `ranks` loaders.
+  // The tokens of the next `steps` global batches, assembled from the slices of `ranks` loaders.
   static std::vector<at::Tensor> batches(const std::shared_ptr<const Dataset>& set, int ranks, int steps,
                                          int64_t global_batch, const nlohmann::json& state = {}) {
     std::vector<DataLoader> loaders;
@@ -100,7 +101,7 @@ TEST_F(LoaderTest, EpochsFollowWithoutGapAndEachHoldsEveryRowOnce) {
   }
   EXPECT_NE(std::vector<int64_t>(order.begin(), order.begin() + 10),
             std::vector<int64_t>(order.begin() + 10, order.begin() + 20));
-  for (int step = 0; step < 7; ++step) {  // batches of 4 over rows of 10: the third spans two epochs
+  for (int step = 0; step < 7; ++step) {  // batches of 4 from 10 rows, so the third batch spans two epochs
     const auto tokens = loader.next_global_slice(4, 0, 4).tokens;
     for (int64_t i = 0; i < 4; ++i) {
       const int64_t wanted = order[static_cast<size_t>(step * 4 + i)];
@@ -144,7 +145,7 @@ TEST_F(LoaderTest, TheLastBatchOfARunIsPaddedToItsSizeAndMovesOnByItsRows) {
       EXPECT_EQ(loader.samples_left(), 0);
       EXPECT_EQ(loader.next_sample(), 10);
       EXPECT_EQ(loader.state().at("next_sample"), 10);
-      // A run of two epochs goes on with the second one's first row.
+      // A run of two epochs continues with the first row of the second epoch.
       DataLoader longer(set, 42, true, 20);
       longer.load_state(loader.state());
       EXPECT_EQ(longer.samples_left(), 10);

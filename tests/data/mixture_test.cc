@@ -1,3 +1,4 @@
+// Tests of mixtures of data sources: the order of draws, the share of each source, and resume.
 #include "tessera/data/loader/mixture.h"
 
 #include <gmock/gmock.h>

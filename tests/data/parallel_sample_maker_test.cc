@@ -1,4 +1,5 @@
-// How many records are held before they are tokenized: a number of small ones, few large ones, of whatever kind.
+// Tests of the number of records in memory before tokenization: many small records, or few large records, for all kinds
+// of records.
 #include "tessera/data/records/parallel_sample_maker.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +12,7 @@
 namespace tessera::data {
 namespace {
 
-// Records that were added when the first was taken.
+// The number of records that were added before the first sample was returned.
 size_t held(const TrainingRecord& record, size_t added) {
   const testing::TempFolder folder;
   const auto tokenizer = make_byte_tokenizer(folder.path());
@@ -26,7 +27,7 @@ size_t held(const TrainingRecord& record, size_t added) {
       samples.add(record);
     }
     samples.finish();
-  } catch (const std::exception&) {  // a chat without a template: what counts is when it was met
+  } catch (const std::exception&) {  // an error: a chat without a template
     return given;
   }
   return most;

@@ -1,4 +1,4 @@
-// Parquet as pyarrow reads it: nested columns, every codec of its wheel, and files that are not whole.
+// Tests of Parquet files against pyarrow: nested columns, every codec of pyarrow's wheel, and incomplete files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ using tessera::testing::TempFolder;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-// Written once for all tests here.
+// The files are written once for all tests of this class.
 class ParquetOracle : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -116,8 +116,8 @@ TEST_F(ParquetOracle, FilesThatAreNotWholeAreErrorsByName) {
   for (const size_t size : {size_t{0}, size_t{3}, size_t{12}, whole.size() / 2, whole.size() - 1}) {
     EXPECT_THAT(error(whole.substr(0, size)), HasSubstr("broken.parquet: not a complete Parquet file:")) << size;
   }
-  // The footer is whole, pages are missing or other bytes: an error or, where nothing tells, other values; never a
-  // crash.
+  // The footer is complete, but pages are missing or bytes are changed. The result is an error, or other values if no
+  // check finds the change, but never a crash.
   auto gap = whole;
   gap.erase(whole.size() / 4, whole.size() / 4);
   EXPECT_THAT(error(gap), HasSubstr("not a complete Parquet file:"));

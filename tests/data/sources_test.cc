@@ -1,5 +1,5 @@
-// Containers: JSON lines and arrays, gzip, folders and patterns of shards, Megatron's pairs; and what is wrong with
-// them.
+// Tests of the containers of data: JSON lines and arrays, gzip, folders and patterns of shards, and Megatron's file
+// pairs; also of damaged files.
 #include "tessera/data/records/sources.h"
 
 #include <gmock/gmock.h>
@@ -56,7 +56,7 @@ class SourcesTest : public ::testing::Test {
     std::ofstream(folder_ / name, std::ios::binary) << content;
     return (folder_ / name).string();
   }
-  // The texts of all records, with where they are behind the name of the file.
+  // The text of each record, followed by its position in the file.
   std::vector<std::string> texts(const DataSource& source, const std::string& purpose = "train") {
     std::vector<std::string> found;
     for (const auto& file : files_of(source, purpose)) {
@@ -120,7 +120,7 @@ TEST_F(SourcesTest, GzipIsToldByItsBytesAndReadInMembers) {
   EXPECT_THAT(error_of(write("cut.jsonl.gz", whole.substr(0, whole.size() - 5)), ErrorKind::kFormat),
               AllOf(HasSubstr("cut.jsonl.gz: cut off after"), HasSubstr("inside of gzip")));
   auto flipped = whole;
-  flipped[flipped.size() - 6] ^= 1;  // of the check sum
+  flipped[flipped.size() - 6] ^= 1;  // a byte of the checksum
   EXPECT_THAT(error_of(write("flipped.jsonl.gz", flipped), ErrorKind::kFormat), HasSubstr("damaged gzip"));
   EXPECT_THAT(error_of(write("behind.jsonl.gz", gzipped(one) + "junk"), ErrorKind::kFormat), HasSubstr("damaged gzip"));
 }
@@ -153,7 +153,7 @@ TEST_F(SourcesTest, LargeTextsComeInPartsThatJoinToTheWhole) {
 
 TEST_F(SourcesTest, EncodingIsCheckedAcrossBuffers) {
   std::string text(size_t{1} << 20, 'a');
-  text.replace(text.size() - 1, 1, "\u20ac");  // its bytes lie on both sides of the first MiB
+  text.replace(text.size() - 1, 1, "\u20ac");  // the bytes of this character lie on both sides of the first MiB
   EXPECT_THAT(texts(write("a.txt", text)), ElementsAre(text));
   text += "\xe9 la";
   EXPECT_THAT(error_of(write("b.txt", text), ErrorKind::kFormat),
@@ -207,7 +207,7 @@ TEST_F(SourcesTest, PatternsGiveTheirFilesInOrder) {
   EXPECT_THAT(error_of((folder_ / "w/none.jsonl").string(), ErrorKind::kIo), HasSubstr("no such file or folder"));
 }
 
-// What preprocess_data.py writes, byte for byte: header, lengths, pointers, bounds of documents.
+// The file that Megatron's preprocess_data.py writes, byte for byte: header, lengths, pointers and bounds of documents.
 template <class Id>
 struct MegatronFiles {
   std::string index, ids;
@@ -271,7 +271,7 @@ TEST_F(SourcesTest, MegatronsPairsThatDoNotFitAreNamed) {
   EXPECT_THAT(error(changed(0, 'X'), good.ids), HasSubstr("is not an index of Megatron"));
   EXPECT_THAT(error(changed(9, 2), good.ids), HasSubstr("found version 2, wanted 1"));
   EXPECT_THAT(error(changed(17, 6), good.ids), HasSubstr("ids of type 6"));
-  EXPECT_THAT(error(changed(25, 0x7f), good.ids), HasSubstr("do not hold exactly"));  // sequences, beyond all bounds
+  EXPECT_THAT(error(changed(25, 0x7f), good.ids), HasSubstr("do not hold exactly"));  // the number of sequences
   EXPECT_THAT(error(changed(34, 1), good.ids), HasSubstr("sequence 1 has 1 ids at byte 4, wanted 0 or more at byte 2"));
   EXPECT_THAT(error(changed(34 + 8 + 16, 1), good.ids), HasSubstr("document 0 begins at sequence 1"));
   EXPECT_THAT(error(changed(34 + 8 + 16 + 8, 3), good.ids), HasSubstr("document 1 begins at sequence 3"));

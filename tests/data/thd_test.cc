@@ -1,3 +1,5 @@
+// Tests of packed (THD) batches: rows are joined with cumulative lengths, padding is handled, and invalid input is an
+// error.
 #include "tessera/data/nemo/thd.h"
 
 #include <ATen/ATen.h>
@@ -23,7 +25,7 @@ std::vector<int64_t> list(const at::Tensor& tensor) {
 
 using List = std::vector<int64_t>;
 
-// Two rows of six: sequences of 3 (and a token of padding) and 2; one of 6.
+// Two rows of six tokens. The first has sequences of 3 (with one token of padding) and 2; the second has one of 6.
 ThdInput two_rows() {
   return {.input_ids = integers({{1, 2, 3, 0, 4, 5}, {6, 7, 8, 9, 0, 1}}),
           .labels = at::arange(12).view({2, 6}),

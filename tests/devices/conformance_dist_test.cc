@@ -1,5 +1,6 @@
-// A sample of the conformance suite on the pretend device: every operation of the groups that models live on, once or
-// twice on a mesh of 2, against the plain operation on the CPU. Ranks are threads, and processes for one group.
+// Tests a sample of the conformance suite on the pretend device: every operation of the groups that models use most,
+// once or twice on a mesh of 2, against the plain operation on the CPU. The ranks are threads; for one group they are
+// processes.
 #include <fmt/format.h>
 
 #include "tests/conformance/suite.h"

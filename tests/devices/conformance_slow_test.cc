@@ -1,4 +1,4 @@
-// The whole conformance suite on the pretend device, against the plain operations on the CPU.
+// Tests the whole conformance suite on the pretend device against the plain operations on the CPU.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,16 +12,16 @@
 namespace tessera::testing {
 namespace {
 
-// What is otherwise on an accelerator.
+// Whether the operation is expected to fail on an accelerator.
 bool is_otherwise(const std::string& name, const std::vector<std::string>& errors) {
-  // Parts of float8 matrices that are no tiles are refused, there and on CUDA.
+  // Shards of float8 matrices that are no whole tiles are refused, on the pretend device and on CUDA.
   const auto is_no_tile = [](const std::string& error) {
     return error.find("be divisible by 16") != std::string::npos;
   };
   if (name.starts_with("aten::_scaled_mm") && std::ranges::all_of(errors, is_no_tile)) return true;
-  static const std::set<std::string> kNames = {// Their numbers must lie on the host, there and on CUDA.
+  static const std::set<std::string> kNames = {// These take scalar tensors on the host, as on CUDA.
                                                "aten::_foreach_addcdiv_.Tensor", "aten::_foreach_addcmul_.Tensor",
-                                               // libtorch's own code for it mixes tensors of the host in.
+                                               // libtorch's implementation of linalg_eig mixes in tensors of the host.
                                                "aten::linalg_eig", "aten::linalg_eig.out"};
   return kNames.contains(name);
 }
@@ -36,7 +36,7 @@ void expect_as_on_the_cpu(const Report& report) {
   EXPECT_THAT(pretend::take_faults(), ::testing::IsEmpty());
 }
 
-// Go through a logarithm or an angle.
+// These draws compute a logarithm or an angle, so they may differ from the CPU's by a unit in the last place.
 const std::vector<std::string> kUnitApart = {"normal", "randn", "exponential", "cauchy"};
 
 class AllOnPretendMesh : public ::testing::TestWithParam<const char*> {};

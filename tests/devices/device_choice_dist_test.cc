@@ -1,4 +1,4 @@
-// From a setting to the device of each rank.
+// Tests how a setting becomes the device of each rank.
 #include "tessera/base/error.h"
 #include "tessera/comm/backends/device_backends.h"
 #include "tessera/comm/rendezvous/device_choice.h"
@@ -39,7 +39,8 @@ TEST(DeviceChoice, TakesTheCpuWhereOneRankHasNoDevice) {
   });
 }
 
-// As under Slurm's --gpus-per-task=1: each rank sees one, its own. Here they are threads and share it.
+// As under Slurm's --gpus-per-task=1, each rank sees one device, its own. Here the ranks are threads and share the
+// device.
 TEST(DeviceChoice, TheOnlyVisibleDeviceIsTheRanksOwn) {
   ::setenv(pretend::kVisibleDevices, "1", 1);
   testing::run_ranks({.size = 3}, [](const WorldPtr& world) {

@@ -1,4 +1,4 @@
-// Graphs on the pretend device: what they keep, and what it finds in wrong uses of them.
+// Tests graphs on the pretend device: the tensors that they keep, and the wrong uses that the device finds.
 #include "tessera/mesh/device_graph.h"
 
 #include <ATen/ATen.h>
@@ -20,7 +20,7 @@ class DeviceGraphs : public OnPretendDevice {
   at::Tensor counted(int64_t elements) {
     return at::arange(elements, at::TensorOptions(at::kFloat).device(pretend_device()));
   }
-  // Keeps what it captured.
+  // Captures `work` in a graph, which the test keeps alive.
   DeviceGraph& captured(const std::function<void()>& work) {
     graphs_.push_back(memory_->make_graph());
     capture(*graphs_.back(), stream_, work);
@@ -70,7 +70,7 @@ TEST_F(DeviceGraphs, ForwardAndBackwardAreTwoOfThem) {
   }
 }
 
-// The memory of one graph's intermediate results serves the next one's; what both leave is apart.
+// Graphs share the memory of their intermediate results. The results of two graphs have separate memory.
 TEST_F(DeviceGraphs, ShareMemoryForWhatTheyDoNotKeep) {
   const at::Tensor x = counted(1 << 16);
   at::Tensor first, second;
@@ -100,7 +100,7 @@ TEST_F(DeviceGraphs, WhatAGraphCannotHoldIsRefused) {
   refused("a stream that captures a graph and one that does not", [&] { other.block_current_stream(); });
   EXPECT_THAT([&] { capture(*memory_->make_graph(), DeviceStream(), [] {}); },
               ThrowsMessage<c10::Error>(HasSubstr("default stream")));
-  // None of that is in the way of the next one.
+  // The failed captures do not disturb the next one.
   at::Tensor y;
   captured([&] { y = x + 1; }).replay();
   EXPECT_EQ(y.sum().item<float>(), 10);

@@ -1,6 +1,6 @@
-// Attention by lengths through the kernels that accelerators have for it, flash attention in 16 bits and
-// memory-efficient attention in float32, on the pretend device, whose kernels want what CUDA's want: against the CPU's
-// attention in float32, which tests/nn compares with masked scores.
+// Tests attention by lengths on the pretend device through the kernels of accelerators: flash attention in 16 bits and
+// memory-efficient attention in float32. The pretend device's kernels have the requirements of CUDA's. The reference is
+// the CPU's attention in float32, which tests/nn compares with masked scores.
 #include <fmt/format.h>
 
 #include <array>
@@ -31,7 +31,7 @@ struct RowsOfDocuments {
   int64_t window = 0;
 };
 
-// Documents of several lengths, padding behind, between and before them, a row without any, windows.
+// Documents of several lengths; padding at the end, in the middle and at the start; a row without documents; windows.
 std::vector<RowsOfDocuments> rows_of_documents() {
   const auto packed = at::zeros({2, kTokens}, at::kLong);
   packed[0].narrow(0, 20, 7).fill_(3);
@@ -69,7 +69,7 @@ struct Operands {
 
 Operands operands(const at::Tensor& ids, int64_t groups, int64_t d) {
   Operands out{drawn_heads(4, d, 1), drawn_heads(groups, d, 2), drawn_heads(groups, d, 3), drawn_heads(4, d, 4)};
-  if (ids.defined()) out.weight = out.weight * ids.ge(0).view({2, kTokens, 1, 1});  // nobody reads padding
+  if (ids.defined()) out.weight = out.weight * ids.ge(0).view({2, kTokens, 1, 1});  // padding has no loss
   return out;
 }
 
@@ -109,7 +109,7 @@ std::string kernel_of(at::ScalarType type, bool backward = false) {
 auto launches_either() { return AnyOf(kernel_of(at::kFloat), kernel_of(at::kBFloat16)); }
 
 std::vector<std::string> launches_of(const std::function<void()>& body) {
-  for (const auto type : kTypes) kernels::has_flash_attention(pretend_device(), type);  // tries it once in a process
+  for (const auto type : kTypes) kernels::has_flash_attention(pretend_device(), type);  // one trial per process
   pretend::keep_names(true);
   pretend::take_launches(0);
   body();
@@ -153,7 +153,7 @@ TEST_F(FlashOnDevice, OfDocumentsAndWindowsIsTheCpusWithOneKernel) {
   }
 }
 
-// What the kernels do not take is computed piece by piece.
+// Calls that the kernels do not support are computed piece by piece.
 TEST_F(FlashOnDevice, OtherHeadsTypesAndScoresGoOnWithoutThem) {
   const auto rows = rows_of_documents().front();
   for (const auto& [d, type, softcap] : {std::tuple<int64_t, at::ScalarType, double>{12, at::kBFloat16, 0},
@@ -197,7 +197,7 @@ TEST_F(FlashOnDevice, TakesWhatSelectiveCheckpointingHasKept) {
   }
 }
 
-// Parts of the keys, as the ranks of a context-parallel group compute them.
+// The ranks of a context-parallel group compute attention to parts of the keys.
 TEST_F(FlashOnDevice, PartsOfTheKeysJoinToTheWhole) {
   const auto host = operands({}, 2, 16);
   for (const auto type : kTypes) {
@@ -255,7 +255,7 @@ TEST(FlashOnDevices, HeadsOverTheRanksGiveTheWhole) {
   EXPECT_THAT(pretend::take_faults(), IsEmpty());
 }
 
-// No number for each pair of tokens.
+// The memory is proportional to the tokens, not to the pairs of tokens.
 TEST_F(FlashOnDevice, ARowOf32kTokensNeedsTwiceTheMemoryOf16k) {
   constexpr int64_t kHeads = 2, kHeadSize = 8;
   const auto peak = [](int64_t tokens, int64_t window, at::ScalarType type) {

@@ -1,4 +1,5 @@
-// Gathered parameters and packed gradients, which an accelerator lays out in one kernel, as the CPU lays them out.
+// Tests gathered parameters and packed gradients, which an accelerator copies in one kernel, against the copies of the
+// CPU.
 #include <rapidcheck.h>
 
 #include "tessera/parallel/data_parallel/flat_gradients.h"
@@ -10,7 +11,7 @@ namespace {
 
 struct Drawn {
   FlatLayout layout{*rc::gen::inRange<int64_t>(1, 6)};
-  std::vector<int64_t> padded, exact;  // offsets of whole parameters, for an accelerator and for the CPU
+  std::vector<int64_t> padded, exact;  // offsets of whole parameters: padded for an accelerator, exact for the CPU
   int64_t padded_bytes = 0, exact_bytes = 0;
 
   explicit Drawn(bool one_type) {
@@ -66,7 +67,7 @@ TEST(PretendFlatLayout, PacksWhatTheCpuPacks) {
     zero_unfilled(layout, expected, std::vector<bool>(here.size(), true));
     expected.view({layout.ranks, -1}).slice(1, -flags).fill_(1);
     FillConstants fill;
-    for (int times = 0; times < 2; ++times) {  // with what the first one left
+    for (int times = 0; times < 2; ++times) {  // the second time `fill` is in use already
       found.fill_(7);
       pack_gradients(layout, there, flags, found, fill);
       RC_ASSERT(found.cpu().equal(expected));
@@ -74,7 +75,7 @@ TEST(PretendFlatLayout, PacksWhatTheCpuPacks) {
   }));
 }
 
-// What ranks would sum, of three backwards in which some entries have no gradient.
+// Returns the buffer that ranks would sum, after three backwards in which some entries have no gradient.
 std::pair<std::vector<at::Tensor>, int64_t> accumulated(const FlatLayout& layout, c10::Device device,
                                                         const std::vector<std::vector<at::Tensor>>& backwards) {
   FlatGradients flat(std::make_shared<BufferPool>());
@@ -119,7 +120,8 @@ TEST(PretendFlatLayout, AccumulatesAsTheCpuDoes) {
       const bool same = !here[i].defined() || here[i].equal(there[i]);
       RC_ASSERT(same);
     }
-    // Of each backward the moves, ones and zeros, all packed, and one sum.
+    // The bound has for each backward a copy per gradient, and one launch each for ones, zeros, the packing and the
+    // sum.
     const bool few = !all || launches <= static_cast<int64_t>(3 * count) + 3 * 4;
     RC_ASSERT(few);
   }));

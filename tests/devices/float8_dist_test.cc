@@ -1,4 +1,4 @@
-// Float8 linears on a device that multiplies float8 itself: the emulation's values, by its products.
+// Tests float8 linears on a device that multiplies float8 itself. The products must give the values of the emulation.
 #include <fmt/format.h>
 
 #include "tessera/nn/linear/float8.h"
@@ -34,7 +34,7 @@ TrainedLinear trained(OneProduct& model, const at::Tensor& x, const at::Tensor& 
   return {y.detach().cpu(), leaf.grad().cpu(), model.linear->weight.grad().cpu(), model.linear->bias.grad().cpu()};
 }
 
-// Whole tiles, and sizes that are none.
+// Sizes of whole tiles, and other sizes.
 TEST_F(Float8OnDevice, MultipliesThereAndConvertsAWeightOnceAStep) {
   EXPECT_FALSE(kernels::has_float8_products(c10::kCPU));
   ASSERT_TRUE(kernels::has_float8_products(pretend_device()));

@@ -1,4 +1,5 @@
-// wrap_fsdp1 on the pretend device: the CPU's values, what its gathers and reductions run beside, what a step costs.
+// Tests wrap_fsdp1 on the pretend device: values against the CPU's, the overlap of gathers and reductions with
+// computation, and the cost of a step.
 #include "tessera/mesh/device_stream.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/data_parallel/comm_streams.h"
@@ -37,7 +38,7 @@ MeshPtr mesh_of(const WorldPtr& world, const std::string& device, int replicas) 
   return init_device_mesh(world, device, {replicas, world->size() / replicas}, {"replicate", "shard"});
 }
 
-// A wrapped model of three layers and its steps.
+// A wrapped model of three layers and the phases of its step.
 struct Wrapped {
   MeshPtr mesh;
   SmallModel model;
@@ -70,7 +71,7 @@ const MixedPrecision kHalfWide = {.param_dtype = at::kBFloat16, .reduce_dtype = 
 
 // ---- values ----
 
-// Three steps of two micro-batches, the first without synchronisation.
+// Runs three steps of two micro-batches, of which the first does not synchronise.
 NamedTensors trained(const WorldPtr& world, const std::string& device, const Fsdp1Way& way) {
   const auto mesh = mesh_of(world, device, way.replicas);
   SmallModel model;
@@ -125,7 +126,7 @@ TEST_F(PretendFsdp1, HybridShardingEqualsTheCpu) {
   });
 }
 
-// Parameters that only some ranks use, or none; and a forward that no backward follows between.
+// Some parameters are used on some ranks only, or on none; and one forward has no backward.
 TEST_F(PretendFsdp1, ParametersThatAreNotUsedEqualTheCpus) {
   struct Choosing : nn::Callable<Choosing> {
     std::shared_ptr<Layer> first, second;
@@ -158,7 +159,7 @@ TEST_F(PretendFsdp1, ParametersThatAreNotUsedEqualTheCpus) {
       const auto x = Values(static_cast<uint64_t>(world->rank()))({4, 6}).to(mesh->device());
       for (int step = 0; step < 2; ++step) {
         model(x).sum().backward();
-        model(x);  // its gathers ahead of backward are given up
+        model(x);  // its prefetched gathers are dropped
       }
       for (const auto& handle : flat_parameter_handles(model)) {
         const auto names = handle->parameter_names();
@@ -175,7 +176,7 @@ TEST_F(PretendFsdp1, ParametersThatAreNotUsedEqualTheCpus) {
   });
 }
 
-// ---- what runs beside what ----
+// ---- overlap ----
 
 TEST_F(PretendFsdp1, GathersAndReductionsWaitForNothingThatComputes) {
   on_threads(2, [](const WorldPtr& world) {
@@ -183,7 +184,7 @@ TEST_F(PretendFsdp1, GathersAndReductionsWaitForNothingThatComputes) {
       Wrapped each(world, way);
       for (const bool ahead : {true, false}) {
         each.set_prefetch(ahead);
-        each.forward(), each.backward(), each.update();  // which learns the order
+        each.forward(), each.backward(), each.update();  // this step records the order
         const auto forward = each.forward();
         const auto gathers = named(forward, "allgather"), layers = named(forward, "gelu");
         ASSERT_THAT(gathers, SizeIs(4));  // the root and three layers
@@ -215,7 +216,7 @@ TEST_F(PretendFsdp1, GathersAheadWithoutBeingAsked) {
   on_threads(2, [](const WorldPtr& world) {
     Wrapped each(world, {});
     const auto forward = each.forward();
-    // The host has started the gather of the second layer before it launches the first.
+    // The host starts the gather of the second layer before it launches the first layer.
     const auto first_layer =
         std::ranges::find_if(forward, [](const auto& launch) { return launch.name.find("gelu") != std::string::npos; });
     EXPECT_THAT(named({forward.begin(), first_layer}, "allgather"), SizeIs(3));
@@ -232,7 +233,7 @@ TEST_F(PretendFsdp1, SumsOverReplicasWaitForTheirReductionAlone) {
   });
 }
 
-// Without sharding there are the casts, and the sums of whole gradients.
+// Without sharding there are only casts, and all-reduces of whole gradients.
 TEST_F(PretendFsdp1, CastsAndSumsWithoutShardingRunBesideWhatComputes) {
   on_threads(2, [](const WorldPtr& world) {
     Wrapped each(world, {.strategy = ShardingStrategy::kNoShard, .precision = kHalfWide});
@@ -256,9 +257,9 @@ TEST_F(PretendFsdp1, CastsAndSumsWithoutShardingRunBesideWhatComputes) {
   });
 }
 
-// ---- what a step costs ----
+// ---- cost of a step ----
 
-// Twice as many layers, and no layer more at the peak: three of them have memory at a time.
+// With twice as many layers the peak must not grow by a layer: three layers have buffers at a time.
 TEST_F(PretendFsdp1, BuffersInFlightAreBounded) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = mesh_of(world, "pretend", 1);
@@ -274,7 +275,7 @@ TEST_F(PretendFsdp1, BuffersInFlightAreBounded) {
       most.push_back(peak_of(
           world->rank(), [&] { model(rows); }, WideLayers::kNoise));
     }
-    const int64_t whole = WideLayers::kLayerNumel * 2;  // of a layer, as bfloat16
+    const int64_t whole = WideLayers::kLayerNumel * 2;  // bytes of a layer in bfloat16
     EXPECT_LE(std::abs(most[1] - most[0]), WideLayers::kNoise);
     EXPECT_GE(most[0], 2 * whole);
     EXPECT_LE(most[0], 3 * whole + WideLayers::kNoise);
@@ -301,9 +302,9 @@ TEST_F(PretendFsdp1, StepsObtainNothingAndDoNotMakeTheHostWait) {
   });
 }
 
-// ---- the deliberate errors, each beside what is right ----
+// ---- deliberate errors, each beside the correct code ----
 
-// A gather as FlatParamGroup does it: into memory of its stream, where the parameters are to lie.
+// Gathers as FlatParamGroup does: into memory of the gather stream, at the place of the unsharded parameters.
 void gather_in_place(CommStreams& streams, const at::Tensor& shard, bool follows, bool holds, bool retires) {
   BufferPool pool;
   UnshardedStorage whole(shard.device());
@@ -338,7 +339,7 @@ TEST_F(PretendFsdp1, ARemovedWaitOfAGatherIsFound) {
   const at::Tensor shard = at::arange(100, at::TensorOptions(at::kFloat).device(pretend_device()));
   for (int step = 0; step < 3; ++step) gather_in_place(streams, shard, true, true, true);
   EXPECT_THAT(pretend::take_faults(), IsEmpty());
-  at::Tensor(shard).add_(1);  // the optimizer
+  at::Tensor(shard).add_(1);  // as the optimizer does
   EXPECT_THAT(error_of([&] { gather_in_place(streams, shard, false, true, true); }),
               HasSubstr("nothing orders the two"));
   EXPECT_THAT(error_of([&] { gather_in_place(streams, shard, true, false, true); }),
@@ -350,13 +351,13 @@ TEST_F(PretendFsdp1, ARemovedWaitOfAGatherIsFound) {
   EXPECT_THAT(pretend::take_faults(), ::testing::ElementsAre(HasSubstr("Call record_stream, or let stream")));
 }
 
-// What computes reads a sum that another stream has been told to wait for.
+// The compute stream reads a sum and must wait for another stream's event first.
 TEST_F(PretendFsdp1, ARemovedWaitOfAReductionIsFound) {
   on_threads(2, [](const WorldPtr& world) {
     const auto group = mesh_of(world, "pretend", 1)->group(0);
     const auto streams = std::make_shared<CommStreams>(pretend_device(world->rank()));
     BufferPool pool;
-    // Reduce-scattered, then summed over replicas; summed; summed over replicas alone.
+    // Three routes: reduce-scatter and then all-reduce over replicas; all-reduce; all-reduce over replicas only.
     for (const auto& [route, other, total] :
          {std::tuple(ReductionRoute{.group = group, .replicas = group}, &streams->to_host, 16.0F),
           {{.group = group, .scatters = false}, &streams->replicas, 16.0F},

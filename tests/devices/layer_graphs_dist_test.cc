@@ -1,4 +1,4 @@
-// Layers as graphs on the pretend device; whole steps with them are in steps_dist_test.cc.
+// Tests graphs of layers on the pretend device. steps_dist_test.cc tests whole steps with such graphs.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -83,13 +83,13 @@ void expect_alike(const Tensors& found, const Tensors& wanted, const std::string
   for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], wanted[i])) << where << ", gradient " << i;
 }
 
-// The same model twice on the device, with graphs and without.
+// The same model twice on the device: with graphs and without.
 class Twins {
  public:
   explicit Twins(at::ScalarType dtype = at::kFloat)
       : graphed(model_on(testing::pretend_device(), true, dtype)),
         plain(model_on(testing::pretend_device(), false, dtype)) {}
-  // A forward and backward of each.
+  // Runs a forward and a backward of each model and compares loss and gradients.
   void expect_one_step(int64_t rows, int64_t length, int64_t seed, const at::Tensor& documents = {}) {
     const auto tokens = tokens_of(rows, length, seed, testing::pretend_device());
     const auto found = loss_of(*graphed, tokens, documents), wanted = loss_of(*plain, tokens, documents);
@@ -104,7 +104,7 @@ int64_t graphs_of(const std::vector<pretend::Launch>& launches) {
   return std::ranges::count_if(launches, [](const auto& each) { return each.name == "graph"; });
 }
 
-// Of a step of that model: all launches, and those that are graphs.
+// Returns for one step of the model the number of all launches, and of launches of graphs.
 std::pair<int64_t, int64_t> launches_of_step(CausalLM& model, int64_t rows, int64_t length) {
   const auto tokens = tokens_of(rows, length, 5, testing::pretend_device());
   pretend::keep_names(true);
@@ -150,7 +150,7 @@ TEST_F(LayerGraphs, ForwardsMayWaitForTheirBackwards) {
   Twins twins;
   for (int64_t step = 0; step < 3; ++step) twins.expect_one_step(2, 8, step);
   const auto device = testing::pretend_device();
-  // As pipelines go: the first backward is that of the first forward, and others come in between.
+  // Orders as in pipelines: the first backward belongs to the first forward, and other micro-batches come between.
   for (const auto& order : std::vector<std::vector<int>>{{0, 1, 2}, {1, 0, 2}, {2, 1, 0}, {0, 1, 2}}) {
     std::vector<Tensors> found, wanted;
     for (auto* model : {twins.graphed.get(), twins.plain.get()}) {
@@ -173,7 +173,8 @@ TEST_F(LayerGraphs, ForwardsMayWaitForTheirBackwards) {
   twins.expect_one_step(2, 8, 30);
 }
 
-// Each forward's activations are its own: a graph that is replayed between another's two halves leaves them alone.
+// Each forward has its own activations. A graph that is replayed between another graph's forward and backward must not
+// overwrite them.
 TEST_F(LayerGraphs, ShapesMayTakeTurnsBeforeTheirBackwards) {
   Twins twins;
   const auto device = testing::pretend_device();
@@ -191,7 +192,7 @@ TEST_F(LayerGraphs, ShapesMayTakeTurnsBeforeTheirBackwards) {
   for (size_t i = 0; i < 2; ++i) expect_alike(found[i], wanted[i], "shape " + std::to_string(i));
 }
 
-// Results that a checkpoint around the layer keeps are those of one forward.
+// A checkpoint (recompute) around the layer keeps the results of one forward.
 TEST_F(LayerGraphs, CheckpointsAroundThemAreRunKernelByKernelOrReplayed) {
   for (const bool selective : {true, false}) {
     Twins twins;
@@ -210,7 +211,8 @@ TEST_F(LayerGraphs, SecondDerivativesAreRefused) {
               ThrowsMessage<Error>(HasSubstr("no second derivative")));
 }
 
-// Parameters whose gather they outlive: three layers, of which two places hold two.
+// Graphs read gathered parameters at fixed places in memory. If three layers stay gathered, the two places that layers
+// otherwise share are not enough.
 TEST_F(LayerGraphs, GroupsThatStayGatheredHavePlacesOfTheirOwn) {
   const auto config = ModelConfig::parse(
       R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32, "hidden_size": 16,
@@ -291,7 +293,7 @@ TEST_F(LayerGraphs, HooksOfACheckpointedChildAreCalledEachTime) {
   EXPECT_EQ(launches_of_step(*twins.graphed, 2, 8).second, 4);
 }
 
-// What backward says when a parameter of the second layer was written to behind forward.
+// Returns the error of backward after a parameter of the second layer was written to behind forward.
 std::string error_after_write(CausalLM& model, const std::string& parameter) {
   const auto loss = loss_of(model, tokens_of(2, 8, 3, testing::pretend_device()));
   for (const auto& named : model.blocks()[1]->named_parameters()) {
@@ -306,7 +308,7 @@ std::string error_after_write(CausalLM& model, const std::string& parameter) {
   return "";
 }
 
-// Biases are not needed for backward, and a checkpoint reads weights anew; all else is.
+// Backward does not need biases, and a checkpoint reads weights again. Writes to all other parameters are refused.
 TEST_F(LayerGraphs, WritesBetweenForwardAndBackwardAreRefusedWhereAutogradRefusesThem) {
   for (const bool captured : {true, false}) {
     Twins twins;
@@ -345,7 +347,8 @@ TEST_F(LayerGraphs, WhatIsNoTrainingOfWholeRowsRunsKernelByKernel) {
   EXPECT_TRUE(at::equal(twins.graphed->logits({.tokens = tokens}), twins.plain->logits({.tokens = tokens})));
 }
 
-// Lengths of documents are read on the device; more documents, or a longer one, than there is room for make new graphs.
+// The lengths of documents are read on the device. A new graph is captured if there are more documents, or a longer
+// one, than the graph has room for.
 TEST_F(LayerGraphs, DocumentsInHalfPrecisionRepeatWhateverTheirLengths) {
   Twins twins(at::kBFloat16);
   const auto documents = [](int64_t length, int64_t each, int64_t padding) {
@@ -367,7 +370,7 @@ TEST_F(LayerGraphs, DocumentsInHalfPrecisionRepeatWhateverTheirLengths) {
   twins.expect_one_step(2, 40, step++, documents(40, 13, 0));
 }
 
-// As the counts of documents go up, graphs of smaller ones are used no more and give way.
+// When the count of documents grows, graphs of smaller counts are not used any more and are dropped.
 TEST_F(LayerGraphs, ShapesThatDoNotComeAgainGiveWay) {
   Twins twins;
   for (const int64_t length : {5, 6, 7, 8}) {
@@ -391,7 +394,7 @@ TEST_F(LayerGraphs, ASecondBackwardIsRefused) {
   twins.expect_one_step(2, 8, 9);
 }
 
-// Memory that went elsewhere would be read by the graph where it was.
+// A graph would read a parameter at its old address, after its memory has moved.
 TEST_F(LayerGraphs, ParametersThatMoveHaveGraphsOfTheirOwn) {
   Twins twins;
   for (int64_t step = 0; step < 3; ++step) twins.expect_one_step(2, 8, step);
@@ -404,7 +407,8 @@ TEST_F(LayerGraphs, ParametersThatMoveHaveGraphsOfTheirOwn) {
   EXPECT_EQ(launches_of_step(*twins.graphed, 2, 8).second, 4);
 }
 
-// Other rows of the same bytes: which they are is a number of the host.
+// The replaced weights are other rows of the same bytes. The row offset is a number on the host, so a graph contains
+// its value.
 TEST_F(LayerGraphs, PackedWeightsThatAreReplacedHaveGraphsOfTheirOwn) {
   const auto device = testing::pretend_device();
   std::vector<std::shared_ptr<CausalLM>> models;
@@ -446,7 +450,7 @@ TEST_F(LayerGraphs, PackedWeightsThatAreReplacedHaveGraphsOfTheirOwn) {
   expect_steps(4);
 }
 
-// What stays on the device: activations between forward and backward, and gradients and what is needed in passing once.
+// The memory on the device: activations between forward and backward, gradients, and the buffers of one pass.
 TEST_F(LayerGraphs, OfCheckpointedLayersHoldLittle) {
   const auto held_by = [](bool checkpointed) {
     const auto model = make_model(ModelConfig::parse(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
@@ -467,7 +471,8 @@ TEST_F(LayerGraphs, OfCheckpointedLayersHoldLittle) {
     EXPECT_EQ(launches_of_step(*model, 2, 64).second, 12);
     return pretend::counters(0).bytes - before;
   };
-  // Of a layer at least x, q, k, v, what attention gives, gate, up and their product: 5 times 64 and 3 times 256 wide.
+  // A layer keeps at least x, q, k, v and the result of attention, 5 times 64 wide, and gate, up and their product, 3
+  // times 256 wide.
   constexpr int64_t kActivations = 6 * 2 * 64 * (5 * 64 + 3 * 256) * 4;
   const auto whole = held_by(false), checkpointed = held_by(true);
   EXPECT_GT(whole, kActivations);
@@ -518,7 +523,7 @@ TEST_F(LayerGraphs, WhatIsPutIntoALayerLaterIsRefusedWhenItRuns) {
   }
 }
 
-// What layers are given beside their input, of which the dynamic kind depends on the longest position.
+// Layers have rotary angles as arguments. The dynamic kind of angles depends on the largest position.
 TEST_F(LayerGraphs, RotaryAnglesAreMadeWithoutTheHostWaiting) {
   RopeConfig rope;
   rope.kind = RopeKind::kDynamic;

@@ -1,4 +1,4 @@
-// Optimizers on the pretend device: the CPU's values, without the host waiting.
+// Tests optimizers on the pretend device: the CPU's values, without a wait of the host.
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
@@ -119,7 +119,7 @@ TEST_F(Optimizers, OfSeveralParametersLaunchAsOfOne) {
   }
 }
 
-// The host's count of steps is that of a state that was loaded or reset.
+// After a state is loaded or reset, the host's count of steps must be the state's.
 TEST_F(Optimizers, CountStepsFromTheirState) {
   for (const auto& [what, dtype, make] : rows()) {
     Model straight(2, dtype, testing::pretend_device()), resumed(2, dtype, testing::pretend_device());

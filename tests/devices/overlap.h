@@ -1,4 +1,4 @@
-// What tests of overlap on the pretend device look at.
+// Shared code of the tests of overlap on the pretend device.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@
 
 namespace tessera::testing {
 
-// Those whose name has `part` in it, in the order in which the host launched them.
+// Returns the launches whose name contains `part`, in the order of the host's launches.
 inline std::vector<pretend::Launch> named(const std::vector<pretend::Launch>& launches, const std::string& part) {
   std::vector<pretend::Launch> out;
   for (const auto& launch : launches) {
@@ -30,7 +30,8 @@ inline std::vector<pretend::Launch> launches_during(int device, const std::funct
   return pretend::take_launches(device);
 }
 
-// In the backward of three layers and a root whose gradients are summed over replicas.
+// Checks the backward of three layers and a root whose gradients are summed over replicas. Each all-reduce must wait
+// for its own reduce-scatter only.
 inline void expect_sums_behind_their_reductions_alone(const std::vector<pretend::Launch>& backward) {
   const auto reductions = named(backward, "reduce_scatter"), sums = named(backward, "allreduce"),
              steps = named(backward, "gelu_backward");
@@ -47,7 +48,7 @@ inline MeshPtr line_on_device(const WorldPtr& world) {
   return init_device_mesh(world, "pretend", {world->size()}, {"dp"});
 }
 
-// Its parameters; tied ones stay tied.
+// Moves the module's parameters; tied parameters stay tied.
 inline void move_to(nn::Module& module, c10::Device device) {
   std::map<const c10::TensorImpl*, at::Tensor> there;
   std::vector<at::Tensor> alive;
@@ -59,7 +60,7 @@ inline void move_to(nn::Module& module, c10::Device device) {
   }
 }
 
-// Layers of which each outweighs by far what the allocator rounds up.
+// A model of layers that are each much larger than the rounding of the allocator.
 struct WideLayers : nn::Callable<WideLayers> {
   static constexpr int64_t kWidth = 32, kHidden = 512;
   static constexpr int64_t kLayerNumel = 2 * kWidth * (kHidden + 1);
@@ -81,15 +82,15 @@ struct WideLayers : nn::Callable<WideLayers> {
   }
 };
 
-// Of the counters of a device while `call` runs.
+// Returns the change of the device's counters while `call` runs.
 inline pretend::Counters cost_of(int device, const std::function<void()>& call) {
   const auto before = pretend::counters(device);
   call();
   return pretend::counters(device) - before;
 }
 
-// What the device holds at its peak while `call` runs, beyond what it held before; what it holds afterwards is no more,
-// but for `noise` bytes.
+// Returns the peak of memory on the device while `call` runs, beyond the memory before it. Expects that the memory
+// afterwards is no more than before, except for `noise` bytes.
 inline int64_t peak_of(int device, const std::function<void()>& call, int64_t noise = 0) {
   const auto before = pretend::counters(device).bytes;
   const int64_t most = peak_bytes_of(pretend_device(device), call);

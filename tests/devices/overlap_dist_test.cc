@@ -1,5 +1,5 @@
-// What runs beside what on the pretend device: gathers and reductions of FSDP beside what computes, copies of batches
-// and of checkpoints beside both; and that the race detector would find where an order between them is missing.
+// Tests which launches overlap on the pretend device: gathers and reductions of FSDP with computation, and copies of
+// batches and checkpoints with both. Tests that the race detector finds a missing order between them.
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
@@ -23,7 +23,7 @@ using ::testing::SizeIs;
 
 at::TensorOptions on(int device) { return at::TensorOptions(at::kFloat).device(pretend_device(device)); }
 
-// A sharded model of three layers whose steps are steady, and its next forward and backward.
+// A sharded model of three layers after its first steps, and its next forward and backward.
 struct Sharded {
   MeshPtr mesh;
   SmallModel model;
@@ -57,7 +57,7 @@ TEST_F(PretendOverlap, GathersWaitForNothingThatComputes) {
     Sharded each(world, line_on_device(world), {.mp_policy = {.param_dtype = at::kBFloat16}});
     for (const bool ahead : {true, false}) {
       set_prefetch(each.model, ahead);
-      each.forward(), each.backward(), each.update();  // which learns the order
+      each.forward(), each.backward(), each.update();  // this step records the order
       const auto forward = each.forward();
       const auto gathers = named(forward, "allgather"), layers = named(forward, "gelu");
       ASSERT_THAT(gathers, SizeIs(4));  // the root and three layers
@@ -65,7 +65,7 @@ TEST_F(PretendOverlap, GathersWaitForNothingThatComputes) {
       EXPECT_TRUE(layers[1].comes_behind(gathers[2]));
       EXPECT_FALSE(gathers[2].comes_behind(layers[0])) << "ahead " << ahead;
       EXPECT_FALSE(gathers[3].comes_behind(layers[ahead ? 0 : 1])) << "ahead " << ahead;
-      EXPECT_TRUE(gathers[3].comes_behind(gathers[2]));  // one communicator
+      EXPECT_TRUE(gathers[3].comes_behind(gathers[2]));  // they share a communicator
 
       const auto backward = each.backward();
       const auto again = named(backward, "allgather"), reductions = named(backward, "reduce_scatter"),
@@ -105,14 +105,14 @@ TEST_F(PretendOverlap, OffloadedShardsAndGradientsAreCopiedBesideWhatComputes) {
     ASSERT_THAT(back, SizeIs(4));
     EXPECT_TRUE(back[0].comes_behind(named(backward, "reduce_scatter")[0]));
     EXPECT_FALSE(back[0].comes_behind(steps[1]));
-    // The host waits when all is under way: at the end, once a group.
+    // The host waits after all launches, at the end of backward, once for each group.
     EXPECT_EQ(pretend::take_sync_names(world->rank()).size(), 4U);
     each.update();
   });
 }
 
-// Twice as many layers, and no byte more at the peak: gathers in flight have two buffers, and so have shards that come
-// from the host.
+// With twice as many layers the peak must not grow by a byte: gathers in flight have two buffers, and so have shards
+// that are copied from the host.
 TEST_F(PretendOverlap, BuffersInFlightAreBounded) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool offload : {false, true}) {
@@ -131,7 +131,8 @@ TEST_F(PretendOverlap, BuffersInFlightAreBounded) {
   });
 }
 
-// Of whole steps: offloaded gradients leave the device as they are made, so that no more of them lie there.
+// Whole steps are measured. Offloaded gradients leave the device as they are computed, so that more layers need no more
+// memory for them.
 TEST_F(PretendOverlap, BuffersOfOffloadedGradientsAreBounded) {
   on_threads(2, [](const WorldPtr& world) {
     std::vector<int64_t> most;
@@ -150,7 +151,7 @@ TEST_F(PretendOverlap, BuffersOfOffloadedGradientsAreBounded) {
       for (int count = 0; count < 2; ++count) step();
       most.push_back(peak_of(world->rank(), step, WideLayers::kNoise));
     }
-    const int64_t activations = 4 * 2 * 4 * WideLayers::kHidden * 4;  // four layers' before and after gelu, of 4 rows
+    const int64_t activations = 4 * 2 * 4 * WideLayers::kHidden * 4;  // inputs and results of gelu, 4 layers, 4 rows
     EXPECT_LE(most[1] - most[0], activations + WideLayers::kNoise);
     EXPECT_LT(activations + WideLayers::kNoise, WideLayers::kLayerNumel * 4) << "less than a layer's gradients";
   });
@@ -173,7 +174,7 @@ TEST_F(PretendOverlap, CheckpointsAreCopiedBesideWhatComputes) {
     EXPECT_THAT(sent, SizeIs(tensors.size()));
     EXPECT_NE(sent[0].stream, 0);
     each.forward(), each.backward();
-    // Whoever writes waits for one event; whoever saves waits for nothing.
+    // The thread that writes the checkpoint waits for one event. The thread that calls save() waits for nothing.
     EXPECT_THAT(pretend::take_sync_names(world->rank()), ::testing::Each("synchronizeEvent"));
     writer.wait_for_snapshot();
     const auto update = launches_during(world->rank(), [&] { each.update(); });
@@ -192,7 +193,8 @@ TEST_F(PretendOverlap, CheckpointsAreCopiedBesideWhatComputes) {
   });
 }
 
-// The second group of the ranks that gather is split from the first one's communicator, as recipes may say.
+// With the setting split_groups of recipes, the second group of the ranks that gather is split from the communicator of
+// the first group.
 TEST_F(PretendOverlap, GroupsFollowTheSettings) {
   for (const bool on : {true, false}) {
     comm::set_device_backend_settings({.high_priority_streams = on, .split_groups = on});
@@ -208,7 +210,8 @@ TEST_F(PretendOverlap, GroupsFollowTheSettings) {
   comm::set_device_backend_settings({});
 }
 
-// Both dims of a mesh of all ranks, rows and columns at once; a mesh of some ranks meets when it is used.
+// For a mesh of all ranks, the groups of both dims, rows and columns, are split at once. For a mesh of some ranks, the
+// groups are made when they are used.
 TEST_F(PretendOverlap, GroupsOfAMeshAreSplitFromTheWorlds) {
   for (const bool on : {true, false}) {
     comm::set_device_backend_settings({.high_priority_streams = false, .split_groups = on});
@@ -231,9 +234,9 @@ TEST_F(PretendOverlap, GroupsOfAMeshAreSplitFromTheWorlds) {
   comm::set_device_backend_settings({});
 }
 
-// ---- the deliberate errors, each beside what is right ----
+// ---- deliberate errors, each beside the correct code ----
 
-// A gather as FsdpParamGroup does it: cast on its stream, read by what computes.
+// Gathers as FsdpParamGroup does: cast on the gather stream, read by the compute stream.
 void gather_once(CommStreams& streams, const at::Tensor& shard, bool follows, bool holds, bool retires) {
   if (follows) streams.gather.wait_current_stream();
   at::Tensor gathered;
@@ -251,7 +254,7 @@ TEST_F(PretendOverlap, ARemovedWaitIsFound) {
   const at::Tensor shard = at::arange(100, on(0));
   gather_once(streams, shard, true, true, true);
   EXPECT_THAT(pretend::take_faults(), IsEmpty());
-  at::Tensor(shard).add_(1);  // the optimizer
+  at::Tensor(shard).add_(1);  // as the optimizer does
   EXPECT_THAT(error_of([&] { gather_once(streams, shard, false, true, true); }), HasSubstr("nothing orders the two"));
   EXPECT_THAT(error_of([&] { gather_once(streams, shard, true, false, true); }), HasSubstr("nothing orders the two"));
   streams.gather.block_current_stream();
@@ -268,7 +271,7 @@ TEST_F(PretendOverlap, ABufferFreedTooEarlyIsFound) {
   EXPECT_THAT(pretend::take_faults(), ::testing::ElementsAre(HasSubstr("Call record_stream, or let stream")));
 }
 
-// A buffer that two copies take in turn, as of a pinned or double one.
+// Two copies use one buffer in turn, like a pinned or double buffer.
 TEST_F(PretendOverlap, ABufferReusedTooEarlyIsFound) {
   const DeviceStream copies(pretend_device());
   const at::Tensor first = pinned_empty(100, at::kFloat, pretend_device()), buffer = at::zeros({100}, on(0));
@@ -292,7 +295,7 @@ TEST_F(PretendOverlap, ABufferReusedTooEarlyIsFound) {
       EXPECT_THAT(error_of(again), HasSubstr("nothing orders the two"));
     }
     copies.block_current_stream();
-    // And on the host: pinned memory that is written to while it is being copied.
+    // The same error on the host: pinned memory is written to during a copy from it.
     if (!waits) first.fill_(2);
     copies.record_event().wait();
     EXPECT_THAT(pretend::take_faults(), SizeIs(waits ? 0 : 1));

@@ -1,4 +1,4 @@
-// Packed weights on the pretend device: decoded to the CPU's bits, without the host waiting.
+// Tests packed weights on the pretend device: decoded to the CPU's bits, without a wait of the host.
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
@@ -13,7 +13,7 @@ at::Tensor drawn_weight(int64_t out, int64_t in) {
   return at::randn({out, in}, at::detail::createCPUGenerator(3), at::kFloat);
 }
 
-// Blocks of random bits, whose scales are made numbers.
+// Returns blocks of random bits, whose scales are replaced by finite numbers.
 kernels::QuantizedWeight drawn_blocks(GgmlType type, int64_t out, int64_t in) {
   const auto& info = *ggml_type_info(static_cast<uint32_t>(type));
   auto generator = at::detail::createCPUGenerator(5);

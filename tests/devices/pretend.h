@@ -1,4 +1,4 @@
-// For tests on the pretend device.
+// The fixture of tests on the pretend device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,14 +10,15 @@
 
 namespace tessera::testing {
 
-// Before any backward of the program: libtorch's engine counts the devices at its first.
+// The device is installed before any backward of the program, because libtorch's engine counts the devices at its first
+// backward.
 inline const bool kPretendInstalled = pretend::install();
 
 inline c10::Device pretend_device(int index = 0) {
   return c10::Device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(index));
 }
 
-// Fails the test when the device found what it could not throw.
+// Fails the test if the device found a fault that it could not throw.
 class OnPretendDevice : public ::testing::Test {
  protected:
   void SetUp() override { pretend::take_faults(); }

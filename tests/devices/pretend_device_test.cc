@@ -1,4 +1,4 @@
-// The pretend device itself: an accelerator's rules, and that it finds who breaks them.
+// Tests the pretend device itself: it enforces an accelerator's rules and finds code that breaks them.
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
@@ -104,25 +104,25 @@ TEST_F(PretendDevice, GeneratorsAreOfTheDevice) {
 
 TEST_F(PretendDevice, RefusesTensorsOfAnotherDevice) {
   const at::Tensor x = counted({3}), list_of = at::ones({3});
-  // libtorch's own words where it iterates itself, the device's where a kernel would.
+  // The error is libtorch's where libtorch iterates over the tensors, and the device's where a kernel would.
   const auto on_one_device = ::testing::AnyOf(HasSubstr("lies on the CPU"), HasSubstr("same device"));
   EXPECT_THAT(error_of([&] { x + list_of; }), on_one_device);
   EXPECT_THAT(error_of([&] { at::cat({x, list_of}); }), on_one_device);
   EXPECT_THAT(error_of([&] { at::ones({3}) += x; }), ::testing::Not(IsEmpty()));
   EXPECT_THAT(error_of([&] { x.view({1, 3}).mm(at::ones({3, 1})); }), on_one_device);
   EXPECT_THAT(error_of([&] { x + x.to(pretend_device(1)); }), on_one_device);
-  EXPECT_EQ((x + at::scalar_tensor(1)).sum().item<float>(), 6);  // a number may come from anywhere
+  EXPECT_EQ((x + at::scalar_tensor(1)).sum().item<float>(), 6);  // a scalar tensor may be on the CPU
 }
 
 using PretendDeviceDeathTest = OnPretendDevice;
 TEST_F(PretendDeviceDeathTest, EndsHostCodeThatTouchesItsMemory) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const at::Tensor x = counted({3});
-  EXPECT_DEATH(*static_cast<volatile float*>(x.data_ptr()) = 1, "");  // a sanitizer ends it in its own way
+  EXPECT_DEATH(*static_cast<volatile float*>(x.data_ptr()) = 1, "");  // sanitizers end the process in their own way
 }
 
 TEST_F(PretendDevice, FreshAndFreedMemoryIsNotANumber) {
-  constexpr int64_t kOwnSize = 70001;  // of no other test
+  constexpr int64_t kOwnSize = 70001;  // a size that no other test uses
   EXPECT_TRUE(at::empty({kOwnSize}, on_device()).isnan().all().item<bool>());
   void* const address = at::zeros({kOwnSize}, on_device()).data_ptr();
   const at::Tensor again = at::empty({kOwnSize}, on_device());
@@ -170,7 +170,7 @@ TEST_F(PretendDevice, CopiesWithoutBlockingAreThereAfterAWait) {
   EXPECT_TRUE(at::equal(host, at::arange(5, at::kFloat)));
 }
 
-// The deliberate errors, each beside what is right.
+// The deliberate errors, each beside the correct code.
 
 void double_on_side_stream(bool waits, bool records) {
   const c10::Stream own = c10::impl::VirtualGuardImpl(c10::kPrivateUse1).getStream(pretend_device());
@@ -193,7 +193,8 @@ TEST_F(PretendDevice, FindsARemovedWait) {
   EXPECT_THAT(error_of([] { double_on_side_stream(false, true); }), HasSubstr("nothing orders the two"));
 }
 
-// However much was launched since: memory that comes back says nothing of the rest of its stream.
+// The missing wait is found after any number of launches. Memory that is used again after a free does not order the
+// rest of its stream.
 TEST_F(PretendDevice, FindsARemovedWaitAfterMuchElse) {
   const c10::Stream own = c10::impl::VirtualGuardImpl(c10::kPrivateUse1).getStream(pretend_device());
   const c10::Stream side = side_stream();
@@ -207,7 +208,7 @@ TEST_F(PretendDevice, FindsARemovedWaitAfterMuchElse) {
   given_back.reset();
   at::Tensor other = counted({3});
   for (int launch = 0; launch < 400; ++launch) other.add_(1);
-  static_cast<void>(counted({100}));  // in the memory that came back
+  static_cast<void>(counted({100}));  // uses the freed memory again
   EXPECT_THAT(error_of([&] { read.fill_(1); }), HasSubstr("nothing orders the two"));
   wait(own, side);
 }
@@ -231,7 +232,7 @@ TEST_F(PretendDevice, FindsABufferReusedTooEarly) {
       y = buffer.narrow(0, 50, 50) * 2;  // still reads the upper half
     }
     buffer.record_stream(side);
-    buffer.narrow(0, 0, 50).fill_(1);  // the lower one is free
+    buffer.narrow(0, 0, 50).fill_(1);  // the lower half is not read
     if (waits) wait(own, side);
     const std::string error = error_of([&] { buffer.fill_(1); });
     EXPECT_EQ(error.find("nothing orders the two") == std::string::npos, waits) << error;
@@ -249,7 +250,7 @@ TEST_F(PretendDevice, FindsPinnedMemoryOverwrittenBeforeItWasCopied) {
 }
 
 TEST_F(PretendDevice, FindsMemoryUsedAfterItWasFreed) {
-  at::Tensor x = counted({70002});  // more than the sum, which would take the block
+  at::Tensor x = counted({70002});  // larger than the sum, which would take the block
   const at::Tensor view = x.view({2, -1});
   x.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
       c10::DataPtr(x.data_ptr(), nullptr, &c10::detail::deleteNothing, pretend_device()));

@@ -1,5 +1,5 @@
-// Programs of operations on DTensors of the pretend device against plain tensors of the CPU: those that once showed a
-// defect, and a few with new seeds at every run. programs_slow_test.cc draws 8,000.
+// Tests programs of operations on DTensors of the pretend device against plain tensors of the CPU: programs that once
+// showed a defect, and a few with new seeds at every run. programs_slow_test.cc draws 8,000.
 #include "tests/conformance/programs/campaign.h"
 #include "tests/devices/pretend.h"
 

@@ -1,5 +1,5 @@
-// Random programs of operations on DTensors of the pretend device against plain tensors of the CPU, with new seeds at
-// every run.
+// Tests random programs of operations on DTensors of the pretend device against plain tensors of the CPU, with new
+// seeds at every run.
 #include "tests/conformance/programs/campaign.h"
 #include "tests/devices/pretend.h"
 

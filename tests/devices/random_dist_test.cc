@@ -1,4 +1,5 @@
-// Random numbers on the pretend device are the CPU's, by seed and place in the global tensor.
+// Tests that random numbers on the pretend device equal the CPU's for the same seed and the same element of the global
+// tensor.
 #include "tests/devices/pretend.h"
 #include "tests/dtensor/random_draws.h"
 #include "tests/support/ranks.h"

@@ -1,5 +1,5 @@
-// replicate on the pretend device: its buckets are packed, summed and divided beside what computes, with the CPU's
-// values.
+// Tests replicate on the pretend device: its buckets are packed, summed and divided in parallel with computation, and
+// have the CPU's values.
 #include "tessera/mesh/device_stream.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/data_parallel/comm_streams.h"
@@ -16,7 +16,7 @@ using ::testing::SizeIs;
 
 class PretendReplicate : public PretendOverlap {};
 
-// So small that SmallModel fills several.
+// The buckets are so small that SmallModel fills several.
 ReplicateOptions buckets_on(const MeshPtr& mesh) {
   return {.mesh = mesh, .bucket_bytes = 500, .first_bucket_bytes = 100, .rebuild_buckets = false};
 }
@@ -56,7 +56,7 @@ TEST_F(PretendReplicate, BucketsArePackedSummedAndDividedBesideWhatComputes) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool casts : {false, true}) {
       auto options = buckets_on(line_on_device(world));
-      if (casts) {  // half the bytes, and so as many buckets
+      if (casts) {  // half the bytes, so as many buckets
         options.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16};
         options.bucket_bytes /= 2, options.first_bucket_bytes /= 2;
       }
@@ -68,12 +68,13 @@ TEST_F(PretendReplicate, BucketsArePackedSummedAndDividedBesideWhatComputes) {
       ASSERT_THAT(sums, SizeIs(4));
       ASSERT_THAT(steps, SizeIs(3));
       ASSERT_THAT(divisions, SizeIs(4));
-      // Copies into buckets, on a stream of theirs; the first bucket's before the sum of the second.
+      // The copies into buckets run on one stream of their own. The copies of the first bucket come before the sum of
+      // the second.
       std::vector<pretend::Launch> packs;
       for (const auto& copy : named(backward, "copy")) {
         if (copy.stream != steps[0].stream && copy.stream != divisions[0].stream) packs.push_back(copy);
       }
-      ASSERT_GE(packs.size(), 13U);  // parameters
+      ASSERT_GE(packs.size(), 13U);  // one for each parameter
       for (const auto& pack : packs) EXPECT_EQ(pack.stream, packs[0].stream);
       EXPECT_TRUE(sums[0].comes_behind(packs[0]));
       for (size_t i = 0; i < 4; ++i) {
@@ -84,7 +85,7 @@ TEST_F(PretendReplicate, BucketsArePackedSummedAndDividedBesideWhatComputes) {
           EXPECT_FALSE(divisions[i].comes_behind(sums[i + 1]));
         }
       }
-      // Backward of the first layer, the last to compute, waits for none of them.
+      // The first layer, whose backward is the last, waits for none of the sums.
       EXPECT_TRUE(sums[1].comes_behind(steps[0]));
       for (size_t i = 0; i < 4; ++i) EXPECT_FALSE(steps[2].comes_behind(sums[i])) << i;
       EXPECT_FALSE(divisions[0].comes_behind(steps[2]));
@@ -111,7 +112,7 @@ TEST_F(PretendReplicate, StepsObtainNothingAndDoNotMakeTheHostWait) {
   });
 }
 
-// When backward has reached the first layer, no more gradients are kept beside the buckets in a deeper model.
+// When backward has reached the first layer, a deeper model keeps no more gradients outside of the buckets.
 TEST_F(PretendReplicate, GradientsBeingPackedAreBounded) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = line_on_device(world);
@@ -158,8 +159,8 @@ struct Branches : nn::Callable<Branches> {
 
 struct DdpWay {
   bool find_unused = false, static_graph = false, rebuild_buckets = false;
-  bool all_use = true;   // the layer that ranks may leave out
-  uint64_t without = 0;  // a bit for each of three backwards that do not synchronise
+  bool all_use = true;   // all ranks use the optional layer
+  uint64_t without = 0;  // bit i: backward i does not synchronise
   MixedPrecisionPolicy policy = {};
 };
 
@@ -212,7 +213,7 @@ TEST_F(PretendReplicate, UnusedParametersAndAccumulationEqualTheCpu) {
   }
 }
 
-// Gradients under way are forgotten after an exception, and the next step is right.
+// After an exception in backward the gradients in flight are dropped, and the next step must be correct.
 TEST_F(PretendReplicate, GoesOnAfterABackwardThatFailed) {
   on_threads(2, [](const WorldPtr& world) {
     std::vector<at::Tensor> gradients[2];
@@ -241,14 +242,14 @@ TEST_F(PretendReplicate, GoesOnAfterABackwardThatFailed) {
   });
 }
 
-// ---- the deliberate errors, each beside what is right ----
+// ---- deliberate errors, each beside the correct code ----
 
 struct Mistake {
-  bool follows = true;   // packing comes behind the gradient
-  bool releases = true;  // what computes comes behind packing before the gradient is freed
+  bool follows = true;   // packing waits for the gradient
+  bool releases = true;  // the compute stream waits for packing before the gradient is freed
 };
 
-// A bucket of one parameter, as ReplicateState moves it.
+// Packs and reduces a bucket of one parameter, as ReplicateState does.
 std::string run_bucket(const std::shared_ptr<comm::Group>& group, c10::Device device, const Mistake& mistake) {
   const auto options = at::TensorOptions(at::kFloat).device(device);
   const auto streams = std::make_shared<CommStreams>(device);

@@ -25,7 +25,8 @@ inline Ways in_half(Ways ways, const char* name) {
   return {name, ways.ranks, ways.settings, ways.experts, 1e-2};
 }
 
-// One step on each device in turn, resumed on the other: the losses of three steps on the CPU.
+// Each run takes one step on one device and is resumed on the other device. The losses must be those of three steps on
+// the CPU.
 inline void expect_goes_on_on_the_cpu_and_back(const TinyRun& runs, const Ways& wanted) {
   const auto train = [&](const std::string& dir, const std::string& device, int steps) {
     auto settings = wanted.settings;

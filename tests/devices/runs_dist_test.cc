@@ -1,4 +1,5 @@
-// Runs of the program on the pretend device: the CPU's losses, saved there and resumed on the CPU and back.
+// Tests runs of the program on the pretend device against the CPU's losses. The runs are saved on the pretend device,
+// resumed on the CPU, and back.
 #include "tests/devices/runs.h"
 
 namespace tessera::train {
@@ -12,10 +13,10 @@ TEST_P(PretendRuns, GoOnOnTheCpuAndBack) {
   expect_goes_on_on_the_cpu_and_back(runs, GetParam());
 }
 
-// Which `auto` finds.
+// The setting `auto` finds the pretend device.
 TEST(PretendRunsOfOneDeviceARank, GoOnOnTheCpuAndBack) {
   const TinyRun runs;
-  ::setenv(pretend::kVisibleDevices, "1", 1);  // of the processes that it starts
+  ::setenv(pretend::kVisibleDevices, "1", 1);  // for the processes that the test starts
   expect_goes_on_on_the_cpu_and_back(runs, {.name = "", .ranks = 2, .settings = {}, .device = "auto"});
   ::unsetenv(pretend::kVisibleDevices);
 }

@@ -1,5 +1,5 @@
-// The demo's model cut to two layers, with its tokenizer, in runs on the pretend device: in fp32 and bf16, on 1, 2 and
-// 4 ranks.
+// Tests runs on the pretend device with the demo's model, cut to two layers, and its tokenizer: in fp32 and bf16, on 1,
+// 2 and 4 ranks.
 #include "tests/devices/runs.h"
 
 namespace tessera::train {
@@ -23,7 +23,7 @@ TEST_P(PretendDemo, GoesOnOnTheCpuAndBack) {
   expect_goes_on_on_the_cpu_and_back(runs, GetParam());
 }
 
-// Three ranks share its nine heads.
+// The model's nine heads are divided over three ranks.
 std::vector<Ways> all_ways() {
   std::vector<Ways> ways = {{"Alone", 1, {}},
                             {"Fsdp2", 2, {}},

@@ -1,4 +1,4 @@
-// State dicts on an accelerator of which each rank has a device of its own.
+// Tests state dicts on an accelerator where each rank has its own device.
 #include "tessera/state/sharded_tensor.h"
 #include "tessera/state/state_dict.h"
 #include "tests/devices/pretend.h"
@@ -10,7 +10,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Every rank says the same of all shards, and a rank without one takes part.
+// Every rank must name the same devices for all shards. A rank without a shard takes part.
 TEST(PretendState, ShardsNameTheDevicesOfTheirRanksAndLoad) {
   on_threads(4, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "pretend", {4}, {"dp"});

@@ -1,4 +1,5 @@
-// Training steps of a two-layer Llama on the pretend device: the CPU's losses on every layout, and what a step costs.
+// Tests training steps of a two-layer Llama on the pretend device: the CPU's losses for every layout, and the cost of a
+// step.
 #include <ATen/Context.h>
 #include <fmt/ranges.h>
 
@@ -34,7 +35,7 @@ constexpr int64_t kVocabulary = 64, kLength = 16;
 constexpr const char* kLlama = R"("architectures": ["LlamaForCausalLM"], "model_type": "llama")";
 constexpr const char* kExperts = R"("architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 8,
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": true)";
-// Whose tokens 62 and 63 stand for an image, which each forward must not find.
+// Tokens 62 and 63 stand for an image. Each forward must check that the batch has none of these tokens.
 constexpr const char* kImages = R"("architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
     "image_token_index": 63, "boi_token_index": 62, "vision_config": {"hidden_size": 8}, "text_config": {"head_dim": 8,
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -60,7 +61,7 @@ Recipe llama_recipe(const TempFolder& folder, const std::string& device, const S
   return recipe_of(folder, kLlama, device, settings);
 }
 
-// Rows with a document that ends inside them, or of one each; other ones for each share and step.
+// Returns rows in which a document ends, or rows of one document each. Each seed (share and step) has other rows.
 data::Batch rows_of(int64_t seed, bool one_document) {
   const auto tokens = at::arange(9 * seed, 9 * seed + 2 * kLength, at::kLong).mul_(11).remainder_(kVocabulary - 2);
   const auto rows = tokens.view({2, kLength});
@@ -80,8 +81,8 @@ struct StepRig {
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<TrainStep> runner;
   int64_t steps = 0;
-  int64_t label = 0;  // in place of the first of each row, unless it is 0
-  bool one_document;  // a row
+  int64_t label = 0;  // replaces the first label of each row, unless it is 0
+  bool one_document;  // one document per row
 
   StepRig(Recipe given, const WorldPtr& world, bool one_document_a_row = false)
       : recipe(std::move(given)),
@@ -117,9 +118,9 @@ struct OfLayout {
   int ranks;
   Settings settings;
   double tolerance = 1e-5;
-  bool one_document = false;  // a row
+  bool one_document = false;  // one document per row
   const char* architecture = kLlama;
-  int64_t waits = 0;  // of the host, in a step
+  int64_t waits = 0;  // waits of the host in a step
 
   Recipe recipe(const TempFolder& folder, const std::string& device) const {
     return recipe_of(folder, architecture, device, settings);
@@ -152,7 +153,8 @@ TEST_P(OnPretendLayouts, StepsGiveTheLossesOfTheCpu) {
   EXPECT_THAT(pretend::take_faults(), IsEmpty());
 }
 
-// Of the next step, with the one before settled; `names`: what the host waited for, and what was launched.
+// Cost of the next step, after the step before it has finished. `waits` and `kernels` name the host's waits and the
+// launches.
 struct StepCost {
   pretend::Counters counters;
   std::string waits, kernels;
@@ -170,17 +172,17 @@ StepCost cost_of_next_step(StepRig& rig, int device) {
   return {spent, fmt::format("{}", fmt::join(pretend::take_sync_names(device), ", ")), fmt::format("{}", kernels)};
 }
 
-// waits: of the host, each for a copy that it needs to go on. ahead: what the step results in is copied without one.
+// waits: waits of the host for a copy whose values it needs. ahead: the results of the step are copied without a wait.
 void expect_waits(const StepCost& cost, int64_t waits, bool ahead = true) {
   EXPECT_EQ(cost.counters.host_syncs, waits) << cost.waits;
   EXPECT_EQ(cost.counters.copies_to_host, waits + ahead);
   EXPECT_EQ(cost.counters.pageable_copies, ahead ? waits : 1);
-  if (waits == 0 || !ahead) {  // rows of experts come in other numbers in each step
+  if (waits == 0 || !ahead) {  // steps have different numbers of rows per expert
     EXPECT_EQ(cost.counters.segments, 0);
   }
 }
 
-// But where the sizes of what is exchanged depend on values, or the host updates.
+// The exceptions are layouts whose message sizes depend on values, and updates on the host.
 TEST_P(OnPretendLayouts, StepsDoNotMakeTheHostWait) {
   const auto& wanted = GetParam();
   const TempFolder folder;
@@ -188,7 +190,7 @@ TEST_P(OnPretendLayouts, StepsDoNotMakeTheHostWait) {
   testing::run_ranks({.size = wanted.ranks}, [&](const WorldPtr& world) {
     StepRig rig(wanted.recipe(folder, "pretend"), world, wanted.one_document);
     ASSERT_EQ(rig.runner->runs_ahead(), !rig.recipe.parallel.cpu_offload);
-    // A rank that captures gives back what the warm-ups had, that of all ranks of this process.
+    // A rank that captures a graph frees the cached memory of the warm-up steps, for all ranks of this process.
     const int before = rig.recipe.train.layer_graphs ? 5 : 3;
     for (int step = 0; step < before; ++step) {
       rig.launch();
@@ -202,14 +204,14 @@ TEST_P(OnPretendLayouts, StepsDoNotMakeTheHostWait) {
   EXPECT_THAT(pretend::take_faults(), IsEmpty());
 }
 
-// Gradients of five groups in each of two micro-batches, and the loss.
+// The waits are for the gradients of five groups in each of two micro-batches, and for the loss.
 constexpr int64_t kOffloadWaits = 11;
 
 OfLayout graphed(const char* name, int ranks, const Settings& settings, double tolerance = 1e-5) {
   return {name, ranks, with(settings, {"train.layer_graphs=true"}), tolerance, /*one_document=*/true};
 }
 
-// Each is captured at its third micro-batch.
+// Each layer is captured at its third micro-batch.
 INSTANTIATE_TEST_SUITE_P(
     Graphs, OnPretendLayouts,
     ::testing::Values(graphed("Alone", 1, {}), graphed("Fsdp2", 2, {}), graphed("Fsdp4", 4, {}),
@@ -294,8 +296,8 @@ TEST(PretendSteps, ResultsOfAStepAreReadWhileTheNextOneRuns) {
   });
 }
 
-// Its verdict is the devices': the step behind it has the weights of before, when no host has read that it was left
-// out.
+// The devices decide whether a step is left out. The next step must have the weights from before, although no host has
+// read the decision.
 TEST(PretendSteps, AStepThatIsNotFiniteIsLeftOutWhileTheNextOneRuns) {
   const TempFolder folder;
   pretend::take_faults();
@@ -396,7 +398,7 @@ TEST(PretendSteps, BatchesAreCopiedWhileTheStepBeforeComputes) {
   pretend::keep_names(false);
 }
 
-// Kernels without a form that adds up in one order would be refused.
+// A kernel without a deterministic form would raise an error.
 TEST(PretendSteps, DeterministicRunsGiveTheSameBits) {
   const TempFolder folder;
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
@@ -415,7 +417,7 @@ TEST(PretendSteps, DeterministicRunsGiveTheSameBits) {
   at::globalContext().setDeterministicAlgorithms(false, false);
 }
 
-// Two layers and their backwards in each of two micro-batches, whose parameters are gathered anew each time.
+// Two layers and their backwards in each of two micro-batches. Their parameters are gathered again each time.
 TEST(PretendSteps, LayersAreGraphsFromTheThirdMicroBatchOn) {
   const TempFolder folder;
   const std::vector<Settings> layouts = {
@@ -455,7 +457,7 @@ TEST(PretendSteps, GraphsOfLayersAreRefusedWhereMoreThanShapesCounts) {
   });
 }
 
-// What a step costs once the first few are over. Lower is better: what it is today is the bound.
+// The cost of a step after the first few. Lower is better; each bound is the present cost.
 TEST(PretendBudgets, StepsOfFsdpStayWithin) {
   const TempFolder folder;
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
@@ -469,8 +471,9 @@ TEST(PretendBudgets, StepsOfFsdpStayWithin) {
   pretend::keep_names(false);
 }
 
-// PyTorch's launches are those that `./dev bench launches` last counted (bench/results): of FSDP2, its tensor
-// parallelism, its pipeline. It has no context parallelism to count on a CPU: ours stays below FSDP2 without it.
+// PyTorch's launches are those that `./dev bench launches` last counted (bench/results): of FSDP2, of its tensor
+// parallelism, and of its pipeline. On a CPU its context parallelism cannot be counted; ours must stay below FSDP2
+// without it.
 TEST(PretendBudgets, LaunchesAreAtMostSixtyPercentOfPyTorchs) {
   struct Layout {
     std::string name;
@@ -501,7 +504,7 @@ TEST(PretendBudgets, LaunchesAreAtMostSixtyPercentOfPyTorchs) {
       for (int step = 0; step < 3; ++step) rig.launch();
       rig.runner->read_step_result(), rig.runner->read_step_result();
       const auto cost = cost_of_next_step(rig, world->rank());
-      if (world->rank() > 0) return;  // as PyTorch's
+      if (world->rank() > 0) return;  // PyTorch's count is rank 0's
       EXPECT_LE(cost.counters.launches, layout.share * pytorchs.at(layout.name)) << layout.name << ": " << cost.kernels;
     });
   }

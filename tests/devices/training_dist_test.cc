@@ -1,4 +1,4 @@
-// Collectives and sharded training on the pretend device, rank for rank as on the CPU.
+// Tests collectives and sharded training on the pretend device against the same ranks on the CPU.
 #include <c10/core/StreamGuard.h>
 
 #include <cmath>
@@ -93,7 +93,7 @@ Trained train(const WorldPtr& world, Kind kind, const std::string& device, const
                         : line_of(world, device);
   SmallModel model;
   if (kind == Kind::kReplicated) {
-    std::map<const c10::TensorImpl*, at::Tensor> there;  // tied ones stay tied
+    std::map<const c10::TensorImpl*, at::Tensor> there;  // tied parameters stay tied
     for (const auto& named : model.named_parameters(true)) {
       at::Tensor& moved = there[named.slot->parameter.unsafeGetTensorImpl()];
       if (!moved.defined()) moved = named.slot->parameter.detach().to(mesh->device()).set_requires_grad(true);
@@ -121,7 +121,7 @@ Trained train(const WorldPtr& world, Kind kind, const std::string& device, const
   return out;
 }
 
-// In half precision kernels that differ only in where they round give other last digits, which AdamW turns into steps.
+// In half precision, kernels that round in other places give other last digits. AdamW turns these into whole steps.
 void expect_as_on_cpu(const WorldPtr& world, Kind kind, const MixedPrecisionPolicy& policy = {}) {
   const double tolerance = policy.param_dtype ? 1e-2 : 1e-5;
   const Trained wanted = train(world, kind, "cpu", policy), found = train(world, kind, "pretend", policy);
@@ -158,7 +158,8 @@ TEST(PretendTraining, OffloadedToTheHostEqualsTheCpu) {
   });
 }
 
-// One copy a group and direction, none of it pageable, and what trains is on the host between steps.
+// Each group has one copy per direction, none of pageable memory. Parameters and optimizer state are on the host
+// between steps.
 TEST(PretendTraining, OffloadKeepsShardsGradientsAndOptimizerStateInPinnedHostMemory) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = line_of(world, "pretend");
@@ -181,7 +182,7 @@ TEST(PretendTraining, OffloadKeepsShardsGradientsAndOptimizerStateInPinnedHostMe
     }
     const auto cost = pretend::counters(world->rank()) - before;
     EXPECT_EQ(cost.pageable_copies, 0);
-    EXPECT_EQ(cost.copies_to_device, 2 * 3 + 1);  // each layer for its forward and its backward, the root once
+    EXPECT_EQ(cost.copies_to_device, 2 * 3 + 1);  // each layer for forward and backward, the root once
     EXPECT_EQ(cost.copies_to_host, 4);
     for (const auto& name : optimizer->parameter_names()) {
       for (const auto& [kind, state] : optimizer->state(name)) {
@@ -214,7 +215,7 @@ TEST(PretendGradients, WhatIsNotFiniteOnOneRankIsHeardByAllWithoutAWait) {
     const double infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
     for (const double value : {1e308, infinity, -infinity, nan}) {
       const auto own = there(world->rank() == world->size() - 1 ? value : 0.5), other = there(1e308);
-      auto& group = *mesh->group(0);  // whose making waits
+      auto& group = *mesh->group(0);  // the host waits when a group is made
       for (const auto& numbers : {std::vector{own, other}, std::vector{other, own}}) {
         const auto before = pretend::counters(world->rank());
         const auto found = optim::found_inf(group, numbers, mesh->device());
@@ -226,7 +227,7 @@ TEST(PretendGradients, WhatIsNotFiniteOnOneRankIsHeardByAllWithoutAWait) {
   });
 }
 
-// Rows that no rank of four has, replicas, plain parameters, two dtypes.
+// The cases are shards that are empty on one of four ranks, replicas, plain parameters, and two dtypes.
 TEST(PretendGradients, NormAndClippingAreTheHostsWithoutAWait) {
   on_each_size([](const WorldPtr& world) {
     const auto mesh = line_of(world, "pretend");
@@ -268,7 +269,7 @@ TEST(PretendGradients, NormAndClippingAreTheHostsWithoutAWait) {
   });
 }
 
-// Each rank routes rows of its own, the last one none.
+// Each rank routes its own rows; the last rank has no rows.
 TEST(PretendRouters, TheBalanceLossIsKnownWithoutAWait) {
   on_each_size([](const WorldPtr& world) {
     const auto mesh = line_of(world, "pretend");
@@ -281,7 +282,7 @@ TEST(PretendRouters, TheBalanceLossIsKnownWithoutAWait) {
     host.begin(), there.begin();
     host.count(probabilities, chosen, {});
     const at::Tensor expected = reduce_router_statistics(host, *world->group());
-    auto& group = *mesh->group(0);  // making it waits
+    auto& group = *mesh->group(0);  // the host waits when a group is made
     const auto before = pretend::counters(world->rank());
     there.count(far, far_chosen, {});
     const at::Tensor found = reduce_router_statistics(there, group, mesh->device());
@@ -290,7 +291,7 @@ TEST(PretendRouters, TheBalanceLossIsKnownWithoutAWait) {
     EXPECT_EQ(found.device(), mesh->device());
     EXPECT_NEAR(found.item<double>(), expected.item<double>(), 1e-12);
     EXPECT_TRUE(at::allclose(gradient.cpu(), host.gradient(), 1e-6, 1e-9));
-    // Over a group that does not carry the device's tensors.
+    // The group's back-end does not carry the device's tensors.
     there.begin();
     there.count(far, far_chosen, {});
     EXPECT_NEAR(reduce_router_statistics(there, *world->group(), mesh->device()).item<double>(),
@@ -298,7 +299,7 @@ TEST(PretendRouters, TheBalanceLossIsKnownWithoutAWait) {
   });
 }
 
-// A layer that is run again for its backward attends as it did, though another thread runs it.
+// A recomputed layer must attend as in forward, although the recomputation runs on another thread.
 TEST(PretendContexts, TravelToTheThreadsThatRunBackward) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = line_of(world, "pretend");
@@ -350,7 +351,7 @@ TEST(PretendLoss, OfAHeadIsTheCpusWithoutAWait) {
     };
     for (const double softcap : {0.0, 2.0}) {
       const auto expected = head_loss(hidden, weight, labels, softcap);
-      // Whole on every rank; rows cut; classes cut.
+      // Three placements: replicated, sharded rows, sharded classes.
       for (const auto& [rows, classes] : {std::pair<Placement, Placement>{Replicate(), Replicate()},
                                           {Shard(0), Replicate()},
                                           {Replicate(), Shard(0)}}) {

@@ -1,4 +1,4 @@
-// The verbs that run a model, on the pretend device: the CPU's tokens and scores.
+// Tests the verbs that run a model on the pretend device against the CPU's tokens and scores.
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -28,7 +28,7 @@ using Arguments = std::vector<std::string>;
 
 class PretendVerbs : public ::testing::Test {
  protected:
-  // The lines of `verb` on a device.
+  // Returns the output lines of `verb` on a device.
   std::vector<json> lines(const std::string& verb, const std::string& device, int ranks, const Arguments& more) const {
     Arguments all = {device == "cpu" ? testing::program() : testing::pretend_program(),
                      verb,
@@ -155,7 +155,7 @@ TEST_F(PretendVerbs, TheSchedulersThreadIsOnTheModelsDevice) {
   EXPECT_EQ(found.get(), device);
 }
 
-// The pretend device's memory, with so many bytes free on the first devices.
+// The pretend device's allocator, which reports the given number of free bytes on the first devices.
 class AllocatorWithRoom final : public c10::DeviceAllocator {
  public:
   explicit AllocatorWithRoom(std::array<size_t, 2> free) : own_(c10::GetAllocator(c10::kPrivateUse1)), free_(free) {

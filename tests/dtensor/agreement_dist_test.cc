@@ -1,4 +1,5 @@
-// What one rank alone could decide otherwise: errors that depend on values, zeros that nobody gave, ends of meshes.
+// Tests that all ranks agree where one rank alone could decide otherwise: errors that depend on values, undefined
+// gradients that count as zeros, and the destruction of meshes.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/library.h>
@@ -12,7 +13,8 @@ namespace {
 
 using testing::on_ranks;
 
-// Whether it failed; after that all ranks communicate once more, which one that had failed alone would not reach.
+// Returns whether `body` throws. All ranks then communicate once more; a rank that threw alone would leave the others
+// waiting in an earlier collective.
 bool fails_everywhere(const MeshPtr& mesh, const std::function<void()>& body) {
   bool failed = false;
   try {
@@ -31,7 +33,7 @@ TEST(Agreement, KernelsThatRefuseAMatrixDoSoOnAllRanks) {
     at::Tensor batch = at::eye(3).expand({8, 3, 3}).clone();
     const auto spread = [&] { return distribute_tensor(batch, mesh, {Shard(0), Shard(0)}); };
     EXPECT_FALSE(fails_everywhere(mesh, [&] { at::cholesky(spread()); }));
-    batch[5][1][1] = -1;  // of one rank
+    batch[5][1][1] = -1;  // an element of one rank's shard
     EXPECT_TRUE(fails_everywhere(mesh, [&] { at::cholesky(spread()); }));
     batch[5][1][1] = std::numeric_limits<double>::quiet_NaN();
     EXPECT_TRUE(fails_everywhere(mesh, [&] { at::linalg_eig(spread()); }));
@@ -67,7 +69,7 @@ TEST(Agreement, APendingPartOutlivesItsMesh) {
       const at::Tensor x = distribute_tensor(at::arange(64.).view({8, 8}), mesh, {Shard(0), Replicate()});
       pending = redistribute(x, {Replicate(), Replicate()}, {.async_op = true});
     }
-    pending = at::Tensor();  // waits for its collective, on a group that goes with the mesh
+    pending = at::Tensor();  // this result waits for its collective on a group that is destroyed with the mesh
   });
 }
 
@@ -82,7 +84,7 @@ TEST(Agreement, ARuleMayRunOperationsOnDTensors) {
   }();
   (void)library;
   register_rule("tessera_rule::twice", [](const OpCall& call, Proposal& proposal) {
-    at::relu(*call.inputs[0].tensor);  // of another shape of key
+    at::relu(*call.inputs[0].tensor);  // a call with another shape of plan key
     proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});
     proposal.output(call.inputs[0].sizes);
   });

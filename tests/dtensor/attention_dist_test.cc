@@ -1,5 +1,5 @@
-// Scaled dot product attention: what runs on CPU against the plain operation, and how the kernels of accelerators would
-// be called.
+// Tests scaled dot product attention on DTensors. The kernels that run on the CPU are compared with the plain
+// operation. For the kernels of accelerators the test checks the planned call.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ using testing::Tensors;
 
 struct Attention {
   std::string name;
-  std::function<at::Tensor(const Tensors&)> run;  // of query, key, value and, where there is one, a mask
+  std::function<at::Tensor(const Tensors&)> run;  // arguments: query, key, value and an optional mask
   std::vector<int64_t> query{4, 4, 5, 8};
   std::vector<int64_t> key{4, 4, 5, 8};
   at::Tensor mask = {};
@@ -89,7 +89,7 @@ Tensors plain_inputs(const Attention& attention) {
   return inputs;
 }
 
-// Of operands that all lie so; the mask lies whole.
+// All operands have these placements; the mask is replicated.
 void check_attention(const Attention& attention, const MeshPtr& mesh, const Placements& how,
                      const Differentiated& wanted, bool stays) {
   const std::string where = attention.name + " " + to_string(how);
@@ -132,7 +132,7 @@ TEST(Attention, SamplesOverOneMeshDimAndHeadsOverTheOther) {
       const Placements heads{Shard(1), Shard(1)};
       if (attention.key[1] == 4) {
         check_attention(attention, mesh, heads, wanted, /*stays=*/true);
-      } else {  // two heads of keys that are cut over four ranks
+      } else {  // two key heads that are sharded over four ranks
         check_attention(attention, mesh, heads, wanted, false);
       }
     }
@@ -149,7 +149,7 @@ TEST(Attention, DropoutOfNothingIsNoDropout) {
   });
 }
 
-// The rule's answer for a kernel that is not here: where its results lie, on a mesh of 2 x 2.
+// The plan of a kernel that this machine does not have: the placements of its results on a mesh of 2 x 2.
 class Planned : public ::testing::Test {
  protected:
   using Named = std::map<std::string, c10::IValue>;
@@ -178,7 +178,7 @@ class Planned : public ::testing::Test {
     return all;
   }
 
-  // Placements of the results, and how many operands would move.
+  // Returns the placements of the results, and the number of operands that would be redistributed.
   std::pair<std::vector<std::string>, size_t> plan(const char* name, const Named& named) const {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
     std::vector<c10::IValue> args;
@@ -196,7 +196,7 @@ class Planned : public ::testing::Test {
     return {results, made->redistributions.size()};
   }
 
-  // That many results lie as the operands do, the others whole.
+  // The first `count` results have the operands' placements; the other results are replicated.
   static std::vector<std::string> cut(size_t count, const Placements& placements, size_t all) {
     std::vector<std::string> results(count, to_string(placements));
     results.resize(all, "(R, R)");
@@ -234,7 +234,7 @@ TEST_F(Planned, ARepeatedBiasIsCutWhereItHasTheDimAndItsGradientSummedWhereNot) 
   named["attn_bias"] = spread({1, 4, 8, 8}, {Replicate(), Replicate()});
   const auto [results, moved] = plan("aten::_scaled_dot_product_efficient_attention_backward", named);
   EXPECT_EQ(results, (std::vector<std::string>{"(S(0), S(1))", "(S(0), S(1))", "(S(0), S(1))", "(P(sum), S(1))"}));
-  EXPECT_EQ(moved, 1U);  // cut where it lies
+  EXPECT_EQ(moved, 1U);  // the mask is sliced locally
 }
 
 TEST_F(Planned, FewerHeadsOfKeysAreCutOnlyWhereTheyDivide) {

@@ -1,4 +1,4 @@
-// Tensors whose conjugation or negation is still to be done.
+// Tests DTensors with a lazy conjugation or negation (the conj and neg bits of a tensor) against plain tensors.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ TEST(Conjugate, IsKnownToTheWhole) {
           full_tensor(at::view_as_real(z.conj().resolve_conj())).equal(at::view_as_real(plain.conj().resolve_conj())));
       EXPECT_TRUE(full_tensor(at::imag(z.conj())).equal(at::imag(plain.conj())));
       EXPECT_TRUE(full_tensor(at::real(z.conj())).equal(at::real(plain.conj())));
-      EXPECT_THROW(at::view_as_real(z.conj()), c10::Error);  // as for plain tensors
+      EXPECT_THROW(at::view_as_real(z.conj()), c10::Error);  // plain tensors throw here too
     }
   });
 }

@@ -1,4 +1,5 @@
-// Contexts reach the threads to which libtorch carries a thread's state, as it does for a backward on an accelerator.
+// Tests that context values reach the threads to which libtorch carries a thread's state. The autograd engine carries
+// the state in this way for a backward on an accelerator.
 #include <ATen/ATen.h>
 #include <ATen/ThreadLocalState.h>
 #include <gtest/gtest.h>
@@ -15,7 +16,7 @@ namespace {
 
 using testing::on_ranks;
 
-// As the autograd engine runs what belongs to another device.
+// Runs `body` on another thread with this thread's state, as the autograd engine runs the backward of another device.
 void on_another_thread(const std::function<void()>& body) {
   std::exception_ptr failure;
   std::thread([&, state = at::ThreadLocalState()] {

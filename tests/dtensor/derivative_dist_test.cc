@@ -1,4 +1,5 @@
-// Derivatives whose formulas write to parts of their operands or flatten them, where those are cut.
+// Tests derivatives on sharded operands against plain tensors. The formulas of these derivatives write to parts of
+// their operands or flatten them.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +23,7 @@ at::Tensor leaf(const at::Tensor& whole, const MeshPtr& mesh, const Placement& p
   return distribute_tensor(whole.detach().clone().requires_grad_(), mesh, {placement}, std::nullopt);
 }
 
-// Gradients of `run` at these tensors when `flow` flows into its result.
+// Returns the gradients of `run` at these tensors, for the gradient `flow` of its result.
 Tensors gradients_at(const std::function<at::Tensor(const Tensors&)>& run, const Tensors& at, const at::Tensor& flow) {
   run(at).backward(flow);
   Tensors gradients;
@@ -30,7 +31,7 @@ Tensors gradients_at(const std::function<at::Tensor(const Tensors&)>& run, const
   return gradients;
 }
 
-// However the operands are cut, and the gradient that flows in.
+// Compares the gradients with the plain ones for all placements of the operands and of the incoming gradient.
 void check_gradients(const std::function<at::Tensor(const Tensors&)>& run, const Tensors& whole) {
   Tensors plain;
   for (const auto& tensor : whole) plain.push_back(tensor.detach().clone().requires_grad_());
@@ -123,7 +124,7 @@ TEST(DerivativeThatFlattens, OnlyBackwardGathersAndNothingIsWrittenToTheCopy) {
     (x * x).sum().backward();
     EXPECT_TRUE(at::allclose(full_tensor(flat), 2 * random_tensor({3, 2}, 1, false).view({6})));
     EXPECT_THAT(of_write, AllOf(StartsWith("Sharding dimension mismatch"), HasSubstr("would be lost")));
-    EXPECT_THAT(error_of([&] { x.view({6}); }), StartsWith("Sharding dimension mismatch"));  // nothing was kept
+    EXPECT_THAT(error_of([&] { x.view({6}); }), StartsWith("Sharding dimension mismatch"));  // no plan kept
   });
 }
 

@@ -1,4 +1,4 @@
-// DTensors in a world that exists only as one of its ranks.
+// Tests DTensors in a fake world, of which only one rank exists in the process.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ TEST(FakeWorld, SixteenThousandRanksMakeAMeshAndMultiply) {
   const at::Tensor x = distribute_tensor(at::ones({4, 64}), tp, {Shard(1)}, std::nullopt);
   const at::Tensor w = distribute_tensor(at::ones({64, 16}), tp, {Shard(0)}, std::nullopt);
   EXPECT_EQ(account->total().calls, 0U);
-  const at::Tensor y = redistribute(at::mm(x, w), {Replicate()});  // 8 sums of 8 ones each
+  const at::Tensor y = redistribute(at::mm(x, w), {Replicate()});  // each element is a sum of 8 ones on each of 8 ranks
   EXPECT_TRUE(at::equal(to_local(y), at::full({4, 16}, 64.0F)));
   const auto cost = account->of(comm::Op::kAllReduce);
   EXPECT_EQ(cost.calls, 1U);
@@ -38,7 +38,7 @@ TEST(FakeWorld, SixteenThousandRanksMakeAMeshAndMultiply) {
   EXPECT_EQ(gradient[0].item<float>(), kSize / 8);
 }
 
-// Six ranks on hosts of four and two: what a rank of the one host takes for a fast link, one of the other must too.
+// Six ranks on hosts of four and two ranks. All ranks must take the same links for fast ones, or their plans differ.
 TEST(FakeWorld, RanksOfUnlikeHostsChooseAlike) {
   const at::NoGradGuard no_grad;
   std::set<std::string> choices;

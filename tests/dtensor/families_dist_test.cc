@@ -1,4 +1,5 @@
-// What the conformance suite cannot say of the rules: messages, what is moved, writes in place.
+// Tests properties of the sharding rules that the conformance suite does not check: error messages, redistributed
+// operands, and writes in place.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -102,7 +103,7 @@ TEST(Kernel, OfAnOperationThatIsACompositeTooIsUsed) {
     for (const auto backward : {&at::silu_backward, &at::mish_backward}) {
       const CommDebugMode comm;
       const at::Tensor found = backward(flow, partial);
-      EXPECT_EQ(comm.total(), 1);  // not at each of its uses
+      EXPECT_EQ(comm.total(), 1);  // one collective for both uses of the operand
       EXPECT_TRUE(at::allclose(full_tensor(found), backward(at::ones({4, 6}), at::full({4, 6}, 1.5))));
     }
   });
@@ -111,7 +112,7 @@ TEST(Kernel, OfAnOperationThatIsACompositeTooIsUsed) {
 TEST(ArgMax, MovesOneValueAndOnePlaceALine) {
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
     at::Tensor x = at::arange(45.).view({9, 5}).remainder(7).contiguous();
-    x[3][2] = x[8][4] = 50;  // equal: the first counts
+    x[3][2] = x[8][4] = 50;  // equal values: the index of the first one is the result
     for (const double extra : {0., std::numeric_limits<double>::quiet_NaN()}) {
       x[7][1] = extra;
       for (const auto& how : {Placements{Shard(0)}, Placements{Shard(1)}}) {
@@ -146,7 +147,7 @@ TEST(Convolution, ChannelsAndGroupsStaySharded) {
     check({Replicate()}, w, {Shard(0)}, 1, {Shard(1)});
     check({Shard(1)}, w, {Shard(1)}, 1, {Partial()});
     check({Shard(1)}, grouped, {Shard(0)}, 2, {Shard(1)});
-    // Space is never cut: it would lose what lies over the edge.
+    // Spatial dims are never sharded, because the kernel of a convolution reads over the edges of a shard.
     const at::Tensor y = at::conv2d(spread(x, mesh, {Shard(3)}), spread(w, mesh, {Replicate()}), {}, 1, 1);
     EXPECT_TRUE(at::allclose(full_tensor(y), at::conv2d(x, w, {}, 1, 1)));
   });
@@ -189,7 +190,7 @@ TEST(Unscale, EveryRankLearnsOfAnInfinity) {
 TEST(LinalgErrors, AreRaisedOnEveryRank) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     at::Tensor matrices = at::eye(3, at::kDouble).repeat({4, 1, 1});
-    matrices[3][1][1] = -1;  // in the part of the last rank
+    matrices[3][1][1] = -1;  // in the shard of the last rank
     const at::Tensor spread_matrices = spread(matrices, mesh, {Shard(0)});
     std::string message;
     try {
@@ -198,7 +199,7 @@ TEST(LinalgErrors, AreRaisedOnEveryRank) {
       message = error.what_without_backtrace();
     }
     EXPECT_THAT(message, HasSubstr("(Batch element 3): The factorization could not be completed"));
-    const CommDebugMode comm;  // the ranks still go together
+    const CommDebugMode comm;  // the ranks still make the same collectives
     EXPECT_TRUE(at::equal(full_tensor(spread_matrices), matrices));
     EXPECT_EQ(comm.total(), 1);
     EXPECT_EQ(placements(at::linalg_cholesky(spread_matrices.abs() + 0)), Placements{Shard(0)});
@@ -210,7 +211,7 @@ struct Statistics {
   at::Tensor variance = at::arange(4.) + 0.5;
 };
 
-// Output and what became of the statistics, whole.
+// Returns the full tensors of the output and of the updated statistics.
 Tensors normalized(const at::Tensor& x, Statistics& statistics, bool legit) {
   const at::Tensor none;
   const at::Tensor out =
@@ -321,8 +322,9 @@ TEST(Classes, BincountOfPartsIsASumOfAsManyAsTheWholeHas) {
   });
 }
 
-// Operations made of others read plain tensors that they made on the way (an identity matrix). A plain tensor of the
-// caller's stays an error, and the error of an operation that writes to one of its own names that operation.
+// Composite operations read plain tensors that they make themselves, for example an identity matrix. Such a tensor
+// counts as replicated. A plain tensor of the caller stays an error. An operation that writes to a plain tensor of its
+// own raises an error with the name of the operation.
 TEST(MadeOfOthers, PlainTensorsMadeOnTheWayCountAsReplicated) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = testing::random_tensor({4, 4}, 1, false);

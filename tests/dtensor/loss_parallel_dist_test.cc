@@ -1,3 +1,5 @@
+// Tests loss_parallel: the cross entropy of logits that are sharded over classes, against the plain loss on whole
+// logits. Values, gradients, placements and the count of collectives are checked.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Reduction.h>
@@ -13,11 +15,11 @@ namespace {
 using ::testing::HasSubstr;
 
 struct LossCase {
-  std::vector<int64_t> shape;  // of the logits; dim 1 (or the only one) holds the classes
+  std::vector<int64_t> shape;  // shape of the logits; dim 1 (or the only dim) is the classes
   int64_t reduction = at::Reduction::Mean;
   int64_t ignored = -100;
   bool weighted = false;
-  bool ignores = false;  // some targets are ignored
+  bool ignores = false;  // whether some targets are the ignored index
   std::string name() const {
     return fmt::format("[{}] reduction {} ignored {} weighted {} ignores {}", fmt::join(shape, ", "), reduction,
                        ignored, weighted, ignores);
@@ -55,7 +57,7 @@ std::vector<LossCase> loss_cases() {
   return cases;
 }
 
-// The loss times a seed that differs from row to row, so that every row's gradient counts.
+// Returns the loss times a seed that differs from row to row, so that every row's gradient counts.
 at::Tensor seeded(const at::Tensor& loss) {
   if (loss.dim() == 0) return loss * 1.5;
   auto seed = at::arange(1, loss.numel() + 1, at::TensorOptions(at::kDouble)).view(loss.sizes()).to(loss.scalar_type());
@@ -81,7 +83,7 @@ void expect_same(const at::Tensor& ours, const at::Tensor& theirs, const std::st
                                                                                      << theirs;
 }
 
-// One case over a mesh whose last dim shards the classes and whose others shard as `others` say.
+// Checks one case over a mesh. The last mesh dim shards the classes; the other mesh dims shard as `others` says.
 void check_case(const MeshPtr& mesh, const LossCase& c, const Placements& others) {
   const LossInputs inputs(c);
   const Expected expected(inputs, c);
@@ -104,7 +106,7 @@ void check_case(const MeshPtr& mesh, const LossCase& c, const Placements& others
     EXPECT_EQ(placements(loss)[mesh->ndim() - 1], Replicate()) << c.name();
   }
   seeded(loss).backward();
-  const int64_t for_means = spread && c.reduction == at::Reduction::Mean ? 1 : 0;  // the weights of all rows
+  const int64_t for_means = spread && c.reduction == at::Reduction::Mean ? 1 : 0;  // sum of all weights
   EXPECT_EQ(count.all_reduces(), 3 + for_means) << c.name();
   EXPECT_EQ(count.total(), count.all_reduces()) << c.name();
   EXPECT_EQ(placements(logits.grad()), lie) << c.name();
@@ -144,7 +146,7 @@ TEST(LossParallel, TakesWeightsThatAreShardedWithTheClasses) {
                                                reduction, c.ignored);
       EXPECT_EQ(count.total(), 3);
       seeded(loss).backward();
-      EXPECT_EQ(count.total(), 4);  // no rank knows the weights of all rows
+      EXPECT_EQ(count.total(), 4);  // the fourth all-reduce sums the weights of all rows
       expect_same(loss, expected.loss, c.name());
       expect_same(logits.grad(), expected.gradient, c.name());
     }
@@ -160,7 +162,7 @@ TEST(LossParallel, GivesNaNForAMeanOverNothingAsThePlainLossDoes) {
   });
 }
 
-// Other uses of log_softmax have a gradient whose sum no rank knows.
+// For other uses of log_softmax the sum of the incoming gradient over the classes takes an all-reduce.
 TEST(LossParallel, DifferentiatesWhateverIsMadeOfLogSoftmax) {
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
     const auto whole = LossInputs({.shape = {5, 7}}).logits;

@@ -1,4 +1,4 @@
-// Wrong use: a clear error on every rank, and no rank that waits for another.
+// Tests wrong use of DTensors. Every rank must raise a clear error, and no rank may wait for another.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,8 +17,8 @@ using ::testing::AllOf;
 using testing::error_of;
 using ::testing::HasSubstr;
 
-// Runs the wrong use on four ranks, of which each must fail with the same kind of text, and then communicates once
-// more: a rank that had left or entered a collective alone would hang or mix up the next.
+// Runs the wrong use on four ranks. Each rank must raise an error whose text matches. The ranks then communicate once
+// more: a rank that had left or entered a collective alone would hang or mix up this collective.
 template <class Wrong, class Matcher>
 void expect_error_on_every_rank(Wrong wrong, Matcher matcher, const std::vector<int64_t>& shape = {2, 2}) {
   std::atomic<int> errors = 0;
@@ -80,11 +80,11 @@ TEST(Misuse, DimOutOfRange) {
       HasSubstr("found dim 2, wanted 0..1"));
 }
 
-// What other frameworks compare by accident, the part of one rank, is reduced here before it is looked at.
+// A Partial is reduced before its value is compared. Other frameworks compare the local tensor of one rank.
 TEST(Misuse, AnUnevaluatedPartialIsComparedByItsValue) {
   comm::run_thread_ranks(4, [](std::shared_ptr<comm::World> world) {
     const auto mesh = init_device_mesh(world, "cpu", {4});
-    const auto part = from_local(at::full({2}, world->rank() + 1.0), mesh, {Partial()});  // ten in all
+    const auto part = from_local(at::full({2}, world->rank() + 1.0), mesh, {Partial()});  // its sum is ten
     EXPECT_TRUE(at::equal(part, dtensor::full({2}, 10.0, mesh, {}, {.dtype = part.scalar_type()})));
     EXPECT_TRUE(full_tensor(at::eq(part, 10)).all().item<bool>());
     EXPECT_TRUE(at::allclose(part, dtensor::full({2}, 10.0, mesh, {}, {.dtype = part.scalar_type()})));
@@ -94,7 +94,7 @@ TEST(Misuse, AnUnevaluatedPartialIsComparedByItsValue) {
 }
 
 TEST(Misuse, LocalTensorsThatDifferBetweenRanks) {
-  for (const int odd : {0, 3}) {  // also where only one group of each mesh dim sees the difference
+  for (const int odd : {0, 3}) {  // ranks 0 and 3: in each mesh dim only one group of ranks sees the difference
     expect_error_on_every_rank(
         [odd](const MeshPtr& mesh) {
           from_local(at::ones({mesh->rank() == odd ? 3 : 2, 2}), mesh, {Shard(0), Shard(1)}, {.run_check = true});
@@ -120,7 +120,7 @@ TEST(Misuse, RanksOutsideTheMesh) {
   comm::run_thread_ranks(4, [](std::shared_ptr<comm::World> world) {
     const auto pair = init_device_mesh(world, "cpu", {2});
     const bool inside = world->rank() < 2;
-    // Operations on DTensors give empty parts there, as upstream.
+    // On a rank outside the mesh, operations on DTensors give empty local tensors, as upstream.
     const auto t = distribute_tensor(at::arange(6, at::kFloat), pair, {Shard(0)});
     const auto y = redistribute(at::relu(t) + 1, {Replicate()});
     EXPECT_EQ(y.sizes(), (at::IntArrayRef{6}));

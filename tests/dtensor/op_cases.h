@@ -1,9 +1,9 @@
-// A table of operations, each checked on many placements against the same operation on plain tensors.
+// A table of operations. Each operation is checked on many placements against the same operation on plain tensors.
 //
 //   check_cases({2, 4}, {{"mm", {{8, 12}, {12, 16}}, [](const Tensors& t) { return at::mm(t[0], t[1]); }}});
 //
-// For every combination of placements of the inputs (whole, each dim sharded, partial sum): the result's full_tensor()
-// and every gradient's equal the plain ones.
+// Every combination of input placements is tried: replicated, each dim sharded, and Partial. The full_tensor() of the
+// result and of every gradient must equal the plain one.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -25,9 +25,9 @@ struct OpCase {
   std::vector<std::vector<int64_t>> shapes;
   std::function<at::Tensor(const Tensors&)> run;
   bool positive = false;             // values in [0.5, 1.5), for roots, logarithms and divisors
-  bool partial = true;               // also with Partial inputs
-  bool may_refuse_uneven = false;    // views may name a shard that they would have to move
-  bool may_refuse_in_place = false;  // formulas with in-place steps may name a partial they would have to reduce
+  bool partial = true;               // whether Partial inputs are tried
+  bool may_refuse_uneven = false;    // a view may refuse an uneven shard with its name
+  bool may_refuse_in_place = false;  // a formula with in-place steps may refuse a Partial
   double tolerance = 1e-10;
 };
 
@@ -37,14 +37,14 @@ inline at::Tensor random_tensor(const std::vector<int64_t>& shape, uint64_t seed
   return positive ? at::rand(shape, generator, options) + 0.5 : at::randn(shape, generator, options);
 }
 
-// Double tensors that every rank makes alike.
+// Makes double tensors that are the same on every rank.
 inline Tensors make_inputs(const OpCase& op) {
   Tensors inputs;
   for (size_t i = 0; i < op.shapes.size(); ++i) inputs.push_back(random_tensor(op.shapes[i], 17 + i, op.positive));
   return inputs;
 }
 
-// A DTensor leaf that holds `whole`; of a Partial every rank has its share.
+// Returns a DTensor leaf whose full tensor is `whole`. Of a Partial every rank holds its share.
 inline at::Tensor place(const at::Tensor& whole, const MeshPtr& mesh, const Placements& placements) {
   return distribute_tensor(whole.clone().set_requires_grad(true), mesh, placements, std::nullopt);
 }
@@ -61,7 +61,7 @@ struct Result {
   Tensors gradients;
 };
 
-// The gradient that flows in is not uniform, so that misplaced gradients show.
+// Returns the result and the gradients. The incoming gradient is not uniform, so that misplaced gradients show.
 inline Result differentiate(const OpCase& op, const Tensors& inputs) {
   Result result;
   result.output = op.run(inputs);
@@ -133,7 +133,7 @@ inline void check_all(const OpCase& op, const MeshPtr& mesh) {
   }
 }
 
-// Runs the cases on meshes of these many ranks.
+// Runs the cases on 1-d meshes of each of these numbers of ranks.
 inline void check_cases(const std::vector<int>& ranks, const std::vector<OpCase>& cases) {
   for (const int size : ranks) {
     on_ranks(size, {size}, [&](const MeshPtr& mesh) {
@@ -142,7 +142,7 @@ inline void check_cases(const std::vector<int>& ranks, const std::vector<OpCase>
   }
 }
 
-// The same on an n-d mesh, with combinations drawn at random.
+// Runs the cases on an n-d mesh, with combinations of placements that are drawn at random.
 inline void check_cases_on(const std::vector<int64_t>& mesh_shape, const std::vector<OpCase>& cases, int rounds,
                            unsigned seed) {
   const int size = static_cast<int>(c10::multiply_integers(mesh_shape));

@@ -1,5 +1,5 @@
-// The operations that upstream can shard (tests/conformance/ops.txt) all have a rule here, or a handler, or are
-// composites that take themselves apart before any rule is asked.
+// Tests the list of operations that upstream can shard (tests/conformance/ops.txt). Each operation has a rule here, has
+// a handler, or is a composite that libtorch decomposes before it asks for a rule.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 

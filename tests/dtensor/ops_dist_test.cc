@@ -1,4 +1,5 @@
-// Every rule against the plain operation: results and gradients for all placements, even and uneven sizes.
+// Tests every sharding rule against the plain operation: results and gradients for all placements, with even and uneven
+// sizes.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -48,7 +49,7 @@ std::vector<OpCase> pointwise_cases(int64_t rows) {
   };
 }
 
-// Rows around the number of ranks: none, one, fewer, more, and uneven.
+// Row counts around the number of ranks: zero, one, fewer, more, and uneven.
 void check_row_counts(std::vector<OpCase> (*cases)(int64_t)) {
   for (const int64_t rows : {0, 1, 3, 4}) check_cases({2}, cases(rows));
   for (const int64_t rows : {3, 9}) check_cases({4}, cases(rows));

@@ -1,5 +1,5 @@
-// An index that is out of range: every rank that holds it raises, also one whose part of the tensor has no elements;
-// the others learn in their next collective that it did.
+// Tests an index that is out of range. Every rank that holds the index raises, also a rank whose local tensor has no
+// elements. The other ranks receive the error in their next collective.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ c10::List<std::optional<at::Tensor>> only(const at::Tensor& index) {
   return list;
 }
 
-// Of x [4, 1] at two places of its first dim.
+// Lookups of x [4, 1] at two indices of its first dim.
 std::vector<std::pair<std::string, Lookup>> lookups() {
   using T = const at::Tensor&;
   return {
@@ -43,7 +43,7 @@ TEST(OutOfRange, RaisesOnAllRanksThatHoldTheIndex) {
     const auto whole = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Replicate()}); };
     const at::Tensor values = whole(at::ones({2, 1}, at::kDouble));
     for (const auto& [name, lookup] : lookups()) {
-      for (const Placement& lie : {Replicate(), Shard(1), Shard(0)}) {  // of one column rank 1 has none
+      for (const Placement& lie : {Replicate(), Shard(1), Shard(0)}) {  // Shard(1): rank 1 has no elements
         const at::Tensor x = distribute_tensor(at::ones({4, 1}, at::kDouble), mesh, {lie});
         EXPECT_NO_THROW(lookup(x, whole(at::tensor({3, 1}, at::kLong)), values)) << name;
         const bool cut_with_x = lie == Shard(1) && (name == "gather" || name.starts_with("scatter"));

@@ -1,5 +1,5 @@
-// Operations that plain tensors run and DTensors did not: with values and gradients, wherever the operand is cut or
-// summed.
+// Tests operations that DTensors once refused and plain tensors run. Values and gradients are compared with plain
+// tensors, for sharded and Partial operands.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ at::Tensor ripples(std::vector<int64_t> sizes) {
   return (at::arange(c10::multiply_integers(sizes), at::kDouble) * 0.61 + 0.2).sin().view(sizes);
 }
 
-// A plain tensor as an operand beside x.
+// Makes a plain tensor an operand beside `x`.
 at::Tensor beside(const at::Tensor& plain, const at::Tensor& x) {
   if (!is_dtensor(x)) return plain;
   const MeshPtr& mesh = device_mesh(x);
@@ -159,7 +159,7 @@ TEST(Parity, ReductionsAndIndices) {
   }
 }
 
-// A view of the operand itself keeps refusing writes that it would lose.
+// A result that is a view of the operand itself still refuses writes that would be lost.
 TEST(Parity, DiagonalByEinsumIsAView) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = distribute_tensor(ripples({4, 4}), mesh, {Shard(0)});
@@ -169,7 +169,7 @@ TEST(Parity, DiagonalByEinsumIsAView) {
   });
 }
 
-// A plain gradient is taken for replicated only where all ranks have the same.
+// A plain gradient counts as replicated only if all ranks have the same values.
 TEST(Parity, PlainGradientsThatDifferAreRefused) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor w = distribute_tensor(ripples({4, 3}), mesh, {Shard(0)}).requires_grad_(true);
@@ -187,7 +187,7 @@ TEST(Parity, PlainGradientsThatDifferAreRefused) {
   });
 }
 
-// No rounding, as one rank has it all.
+// The sum is exact, because one rank holds the whole value and the others hold zeros.
 TEST(Parity, WhatIsWholeBecomesASumExactly) {
   on_ranks(3, {3}, [](const MeshPtr& mesh) {
     const at::Tensor x = ripples({7}).to(at::kFloat);

@@ -1,4 +1,5 @@
-// Which placements operations give and what they communicate: upstream's tables, on a mesh of 4, all dims even.
+// Tests the result placements and the collectives of operations against upstream's tables, on a mesh of 4 with even
+// dims.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +28,7 @@ at::Tensor tensor_of(const std::vector<int64_t>& shape, const std::string& place
   return distribute_tensor(at::arange(1, count + 1, at::kFloat).view(shape), mesh, {parse(placement)}, std::nullopt);
 }
 
-// Placement, then what was started: AG all_gather, AR all_reduce, RS reduce_scatter, A2A all_to_all.
+// Returns the placement and the collectives as text: AG all_gather, AR all_reduce, RS reduce_scatter, A2A all_to_all.
 std::string outcome(const std::function<at::Tensor()>& run) {
   CommDebugMode count;
   const at::Tensor result = run();
@@ -61,7 +62,7 @@ void check_binary(const char* name, const std::vector<int64_t>& a, const std::ve
   });
 }
 
-// On CPU a shard moves to another dim by all_to_all, where upstream gathers and cuts.
+// On the CPU a shard moves to another dim by an all_to_all. Upstream gathers the tensor and slices it there.
 TEST(Golden, PointwiseTable) {
   const std::vector<int64_t> s{8, 8};
   check_binary("add", s, s, [](const at::Tensor& a, const at::Tensor& b) { return a + b; },
@@ -101,7 +102,7 @@ TEST(Golden, UnaryOfPartial) {
     EXPECT_EQ(outcome([&] { return p * 2; }), "P(sum)");
     EXPECT_EQ(outcome([&] { return p / 2; }), "P(sum)");
     EXPECT_EQ(outcome([&] { return p.to(at::kDouble); }), "P(sum)");
-    EXPECT_EQ(outcome([&] { return p.to(at::kBFloat16); }), "R AR");  // rounded once, not part by part as upstream does
+    EXPECT_EQ(outcome([&] { return p.to(at::kBFloat16); }), "R AR");  // rounded once; upstream rounds each local tensor
     EXPECT_EQ(outcome([&] { return p + 1; }), "R AR");
     EXPECT_EQ(outcome([&] { return p.pow(2); }), "R AR");
     EXPECT_EQ(outcome([&] { return p.abs(); }), "R AR");
@@ -151,7 +152,7 @@ TEST(Golden, MatmulTables) {
 struct UnaryRow {
   const char* name;
   std::function<at::Tensor(const at::Tensor&)> op;
-  std::vector<const char*> wanted;  // for each of the placements asked about
+  std::vector<const char*> wanted;  // the result for each placement in turn
 };
 
 void check_unary(const std::vector<int64_t>& shape, const std::vector<const char*>& from,
@@ -185,7 +186,7 @@ TEST(Golden, ReductionTable) {
                   {"cumsum(0)", [](T x) { return x.cumsum(0); }, {"R AG", "S(1)", "R AR"}},
               });
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
-    EXPECT_EQ(outcome([&] { return tensor_of({9, 8}, "S0", mesh).mean(0); }), "R AG");  // parts of unequal weight
+    EXPECT_EQ(outcome([&] { return tensor_of({9, 8}, "S0", mesh).mean(0); }), "R AG");  // unequal weights
   });
 }
 
@@ -338,7 +339,7 @@ TEST(Equal, ComparesPartsAndAgreesOnAFlag) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = at::arange(35, at::kDouble).view({7, 5});
     const at::Tensor other = plain.clone();
-    other[6][4] = -1;  // on the last rank only
+    other[6][4] = -1;  // an element of the last rank only
     const std::vector<Placements> all = {{Replicate(), Replicate()},
                                          {Shard(0), Shard(1)},
                                          {Shard(0), Shard(0)},

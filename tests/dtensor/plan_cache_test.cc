@@ -1,3 +1,4 @@
+// Tests the cache of dispatch plans: look-ups by whole keys, its bounded size, and the calls that hit or miss.
 #include "tessera/dtensor/dispatch/plan_cache.h"
 
 #include <ATen/ATen.h>
@@ -16,7 +17,7 @@ class PlanCacheOfDispatch : public ::testing::Test {
  protected:
   void SetUp() override { PlanCache::of_this_thread() = PlanCache(); }
 
-  // Misses that the calls cause.
+  // Returns the number of misses that the calls cause.
   template <class Calls>
   uint64_t misses(Calls calls) {
     const uint64_t before = PlanCache::of_this_thread().misses;
@@ -68,7 +69,8 @@ TEST(PlanCache, FindsTheLastPlansByTheirWordsAlone) {
   cache.insert(7, {1, 2, 4}, b);
   EXPECT_EQ(*cache.find_recent({1, 2, 4}), b);
   EXPECT_EQ(cache.hits, 2);
-  // Not one that is in the old half, from which it might go: it is found by its hash, and so stays.
+  // find_recent does not return a plan from the old half of the cache, from which the plan might be dropped. A look-up
+  // by hash finds the plan and moves it to the new half.
   for (uint64_t i = 0; i < PlanCache::kMaxPlans / 2; ++i) cache.insert(i, {100, i}, a);
   EXPECT_EQ(cache.find_recent({1, 2, 4}), nullptr);
   ASSERT_NE(cache.find(7, {1, 2, 4}), nullptr);
@@ -148,7 +150,7 @@ TEST_F(PlanCacheOfDispatch, AMillionNewShapesLeaveMemoryFlat) {
       }
     }
   };
-  run(1, 41);  // both halves of the cache, and the allocator, reach their size
+  run(1, 41);  // both halves of the cache, and the allocator, reach their final size
   const int64_t before = resident_bytes();
   EXPECT_EQ(misses([&] { run(41, 1001); }), 960000);
   EXPECT_LE(cache.size(), PlanCache::kMaxPlans);

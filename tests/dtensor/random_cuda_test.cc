@@ -1,4 +1,5 @@
-// Random numbers on a GPU: the CPU's bits for uniform draws, within a unit in the last place for others.
+// Tests random numbers on a GPU against the CPU's: equal bits for uniform draws, within a unit in the last place for
+// other draws.
 #include <gtest/gtest.h>
 
 #include "tessera/comm/backends/device_backends.h"

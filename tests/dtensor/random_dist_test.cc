@@ -1,4 +1,4 @@
-// Random numbers that do not depend on the mesh or the placements, and factories.
+// Tests that random numbers do not depend on the mesh or the placements, and that the factories of DTensors fill them.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ TEST(Philox, GivesTheNumbersOfItsAuthors) {
 
 using Draw = std::function<at::Tensor(const at::Tensor& like)>;
 
-// Everything that draws, on a tensor of any placement. What is returned is the DTensor to compare.
+// All random operations, on a tensor of any placement. Each returns the DTensor to compare.
 std::vector<std::pair<std::string, Draw>> draws() {
   const auto in_place = [](auto fill) {
     return [fill](const at::Tensor& t) {
@@ -94,7 +94,7 @@ std::vector<std::pair<std::string, Draw>> draws() {
 
 const std::vector<std::vector<int64_t>> kShapes = {{9, 5}, {4, 8}, {1, 3}, {3, 7}};
 
-// All draws on all shapes on a mesh of one rank: [shape][draw].
+// Results of all draws on all shapes, on a mesh of one rank: [shape][draw].
 std::vector<std::vector<at::Tensor>> reference() {
   const auto mesh = init_device_mesh(comm::World::single(), "cpu", {1});
   std::vector<std::vector<at::Tensor>> all;
@@ -210,7 +210,7 @@ TEST(Random, VariatesHaveTheirProbabilitiesAndGradients) {
     EXPECT_EQ(share(at::binomial(ones * 7, ones), 7), 1);
     EXPECT_EQ(share(at::poisson(ones * 0), 0), 1);
     const at::Tensor shares =
-        full_tensor(at::_sample_dirichlet(dtensor::ones({kCount, 4}, mesh, {Shard(1)})));  // gathers the last dim
+        full_tensor(at::_sample_dirichlet(dtensor::ones({kCount, 4}, mesh, {Shard(1)})));  // the last dim is gathered
     EXPECT_TRUE(at::allclose(shares.sum(-1), at::ones({kCount})));
     EXPECT_TRUE(at::allclose(shares.mean(0), at::full({4}, 0.25), 0.01));
     EXPECT_THAT(error_of([&] { at::poisson(ones * -1); }), HasSubstr("negative rate"));

@@ -1,5 +1,5 @@
-// The draws of random numbers that an accelerator must give as the CPU does (dtensor/random/random.h): tests/devices
-// runs them on the pretend device, random_cuda_test.cc on a GPU.
+// The draws of random numbers for which an accelerator must give the CPU's values (dtensor/random/random.h).
+// tests/devices runs them on the pretend device, random_cuda_test.cc on a GPU.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -17,7 +17,7 @@ namespace tessera::testing {
 using Draw = std::function<void(at::Tensor&)>;
 using NamedDraws = std::vector<std::pair<std::string, Draw>>;
 
-// The CPU's bits.
+// Draws whose bits equal the CPU's.
 inline NamedDraws uniform_draws() {
   return {{"uniform_", [](at::Tensor& x) { x.uniform_(-1, 2); }},
           {"bernoulli_", [](at::Tensor& x) { x.bernoulli_(0.3); }},
@@ -26,7 +26,7 @@ inline NamedDraws uniform_draws() {
           {"rand_like", [](at::Tensor& x) { x = at::rand_like(x); }}};
 }
 
-// Within a unit in the last place of it.
+// Draws whose values are within a unit in the last place of the CPU's.
 inline NamedDraws other_draws() {
   return {{"normal_", [](at::Tensor& x) { x.normal_(1, 3); }},
           {"log_normal_", [](at::Tensor& x) { x.log_normal_(0.5, 2); }},
@@ -36,23 +36,23 @@ inline NamedDraws other_draws() {
           {"randn_like", [](at::Tensor& x) { x = at::randn_like(x); }}};
 }
 
-// The most float32 numbers that lie between two of one place.
+// The largest count of float32 numbers between an element of `a` and the same element of `b`.
 inline int64_t most_units_apart(const at::Tensor& a, const at::Tensor& b) {
-  const auto place = [](const at::Tensor& values) {  // of numbers in their order, from below
+  const auto place = [](const at::Tensor& values) {  // maps float32 values to integers in the same order
     const auto bits = values.view(at::kInt).to(at::kLong);
     return at::where(bits.lt(0), bits.bitwise_and(0x7fffffff).neg(), bits);
   };
   return (place(a) - place(b)).abs().max().item<int64_t>();
 }
 
-// On a mesh over the whole world. COLLECTIVE over it.
+// Returns the draw on a mesh over the whole world. COLLECTIVE over the world.
 inline at::Tensor drawn(const std::shared_ptr<comm::World>& world, const std::string& device,
                         const Placement& placement, const Draw& draw) {
   const auto mesh = init_device_mesh(world, device, {world->size()}, {"dp"});
   manual_seed(20, mesh);
   auto values = dtensor::zeros({37, 11}, mesh, {placement});
   draw(values);
-  draw(values);  // operations are counted
+  draw(values);  // random operations on a tensor are counted, so that the second draw differs
   return full_tensor(values).cpu();
 }
 

@@ -1,4 +1,4 @@
-// Placements, local parts, and every way from one list of placements to another.
+// Tests placements, local tensors, and redistribution between all pairs of placement lists.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -141,7 +141,7 @@ TEST(Redistribute, ToPartialIsForInternalUse) {
   });
 }
 
-// All placements of a mesh dim that a tensor of two dims can be brought into.
+// All kinds of placements on one mesh dim that a tensor of two dims can be redistributed to.
 std::vector<Placement> reachable() { return {Replicate(), Shard(0), Shard(1), StridedShard(0, 2), StridedShard(1, 3)}; }
 
 TEST(Redistribute, KeepsValuesBetweenAllPairsOnOneDim) {
@@ -205,7 +205,8 @@ TEST(Redistribute, KeepsValuesBetweenRandomPlacementsOnTwoAndThreeDims) {
 TEST(Redistribute, FsdpOverTensorParallelGathersTheInnerShardFirst) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
     for (const int64_t n : {0, 1, 3, 4, 5, 8, 9}) {
-      // Tensor parallel cuts first, data parallel cuts what is left.
+      // The mesh dim of tensor parallelism is sharded first. The mesh dim of data parallelism then shards each of these
+      // shards.
       const at::Tensor whole = at::arange(n);
       const auto tp = local_range(n, 2, mesh->local_rank(1));
       const auto dp = local_range(tp.size, 2, mesh->local_rank(0));
@@ -265,11 +266,12 @@ TEST(ToLocal, GradientsLieAsAsked) {
     (full_tensor(sharded) * at::arange(4)).sum().backward();
     EXPECT_TRUE(at::equal(leaf.grad(), at::arange(2) + 2 * mesh->rank()));
     at::NoGradGuard no_grad;
-    EXPECT_TRUE(to_local(w).is_same(to_local(w)));  // the tensor inside
+    EXPECT_TRUE(to_local(w).is_same(to_local(w)));  // the local tensor that the DTensor holds
   });
 }
 
-// Found by the conformance tests at length: such a tensor counts as contiguous, and still cannot be viewed as bytes.
+// Regression test of a failure in the long conformance tests: a tensor of one element with any stride counts as
+// contiguous, and still cannot be viewed as bytes.
 TEST(Redistribute, TakesAPartOfOneElementWithAnyStride) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor part = at::arange(4, at::kDouble).as_strided({1}, {3}, (*mesh->coordinate())[0]);

@@ -1,4 +1,4 @@
-// Properties of redistribution on random meshes, shapes and placements; steps over several mesh dims; asynchronous
+// Tests redistribution: properties on random meshes, shapes and placements; steps over several mesh dims; asynchronous
 // results; dtypes and gradients.
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
@@ -24,7 +24,7 @@ using testing::on_ranks;
 
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
 
-// One case: everything is drawn before the ranks start, so that they agree.
+// One case. All values are drawn before the ranks start, so that the ranks agree.
 struct Case {
   std::vector<int64_t> mesh;
   std::vector<int64_t> shape;
@@ -61,7 +61,8 @@ Case any_case() {
   return c;
 }
 
-// A tensor of distinct values that lies as `from`; the parts of a Partial differ from rank to rank and reduce to it.
+// Returns a DTensor of distinct values with the placements `from`. The local tensors of a Partial differ from rank to
+// rank, and their reduction is `whole`.
 at::Tensor make(const at::Tensor& whole, const MeshPtr& mesh, const Placements& from) {
   Placements without = from;
   double factor = 1;
@@ -95,8 +96,8 @@ at::Tensor make(const at::Tensor& whole, const MeshPtr& mesh, const Placements& 
                     {.shape = whole.sizes().vec(), .stride = whole.strides().vec()});
 }
 
-// Each case starts ranks of its own, so there are few; RC_PARAMS="max_success=1000" makes them many. The seed is
-// printed.
+// Sets the number of cases to 40, because each case starts ranks of its own. RC_PARAMS="max_success=1000" runs more.
+// The seed is printed.
 void few_cases() { setenv("RC_PARAMS", "max_success=40", /*overwrite=*/0); }
 
 void keeps_the_values() {
@@ -118,7 +119,7 @@ void keeps_the_values() {
     }
     if (!at::allclose(full_tensor(moved), whole)) fail("full", full_tensor(moved));
     if (!at::allclose(to_local(redistribute(t, c.to, {.async_op = true})), wanted)) fail("async", to_local(moved));
-    // Each plan by itself, whichever is cheaper.
+    // Both planners are checked, not only the cheaper plan.
     const auto greedy = plan_greedy(whole.sizes(), *mesh, c.from, c.to);
     const auto wide = plan_multi_dim(whole.sizes(), *mesh, c.from, c.to);
     if (!at::allclose(run_redistribute(to_local(t), *mesh, greedy, false), wanted)) fail("greedy", to_local(t));
@@ -156,10 +157,11 @@ struct Moved {
   const char* what;
   Placements from, to;
   int collectives;
-  int64_t bytes;  // received by rank 0 of the double tensor [8, 8]
+  int64_t bytes;  // bytes that rank 0 receives of the double tensor [8, 8]
 };
 
-// On 2 x 2 ranks. Upstream's greedy plan takes more collectives or bytes for each of them but where it says so.
+// The mesh is 2 x 2 ranks. In every row that does not say otherwise, upstream's greedy plan takes more collectives or
+// bytes.
 TEST(Redistribution, MovesNoMoreThanItMust) {
   const Placement r = Replicate(), s0 = Shard(0), s1 = Shard(1), p = Partial();
   const std::vector<Moved> rows = {
@@ -198,7 +200,8 @@ TEST(Redistribution, MovesNoMoreThanItMust) {
   });
 }
 
-// A shard that is cut after later ones waits for them, and what it cuts meanwhile nothing else may cut.
+// A strided shard is split after the shards of later mesh dims, so its step waits for their steps. In the meantime no
+// other step may split its tensor dim.
 TEST(Redistribution, ReachesShardsThatAreCutAfterLaterOnes) {
   on_ranks(8, {2, 2, 2}, [](const MeshPtr& mesh) {
     const at::Tensor whole = at::arange(56, at::kDouble).view({7, 8});
@@ -254,7 +257,7 @@ TEST(Redistribution, AnAsynchronousResultWaitsWhenItIsNeeded) {
     at::Tensor written = start();
     written.add_(1);
     EXPECT_TRUE(at::equal(to_local(written), whole + 1));
-    { const at::Tensor dropped = start(); }  // nobody waits: the collective ends all the same
+    { const at::Tensor dropped = start(); }  // the collective ends although no code waits for its result
     const at::Tensor first = start(), second = start();
     EXPECT_TRUE(at::equal(to_local(second), whole) && at::equal(to_local(first), whole)) << "out of order";
     const at::Tensor uneven = distribute_tensor(at::arange(5), mesh, {Shard(0)});

@@ -1,4 +1,4 @@
-// What reductions leave to be reduced, and when parts may be reduced one by one.
+// Tests which reductions leave a Partial result, and when Partial operands may be reduced one by one.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ TEST(Reduction, GradientOfVarianceOverStridedShardsOfTwoMeshDims) {
       try {
         flat = x.view({12});
       } catch (const Error&) {
-        continue;  // cannot be flattened where it lies
+        continue;  // the shard cannot be flattened without communication
       }
       flat.var().backward();
       EXPECT_TRUE(full_tensor(x.grad()).view({12}).allclose(plain.grad(), 1e-9)) << to_string(lie);
@@ -63,7 +63,7 @@ TEST(Reduction, AnyIsAMaximum) {
     EXPECT_EQ(moved.total(), 0);
     EXPECT_EQ(placements(nested)[0], Partial(ReduceOp::kMax));
     EXPECT_EQ(value_of(nested), 1);
-    // The largest of numbers may be zero where one of them is not.
+    // The maximum over the ranks may be zero where the value of one rank is not zero.
     const at::Tensor numbers = from_local(at::full({2}, -mesh->rank(), at::kLong), mesh, {Partial(ReduceOp::kMax)});
     EXPECT_EQ(value_of(numbers.any()), 0);
   });

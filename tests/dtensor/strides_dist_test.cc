@@ -1,4 +1,5 @@
-// Sizes, strides and dtypes of results are those of the whole, alike on all ranks, whatever lies there.
+// Tests that sizes, strides and dtypes of results are those of the plain operation on the whole tensors, on all ranks
+// and for all placements.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
@@ -22,7 +23,7 @@ TEST(Strides, AreThoseOfTheWholeWhereOneRankHasOneRow) {
     const at::Tensor x = distribute_tensor(plain, mesh, {Shard(1)});
     const at::Tensor sum = x.transpose(0, 1) + 1;
     EXPECT_EQ(sum.strides(), (plain.transpose(0, 1) + 1).strides());
-    // Whether this folds must not differ between the ranks.
+    // matmul may fold its batch dims. All ranks must make the same decision to fold.
     const at::Tensor product = at::matmul(sum, distribute_tensor(counted({5, 2}), mesh, {Replicate()}));
     EXPECT_TRUE(full_tensor(product).equal(at::matmul(plain.transpose(0, 1) + 1, counted({5, 2}))));
   });
@@ -47,10 +48,10 @@ TEST(Strides, OfPermutedOperandsOnAllPlacements) {
       for (const Placement& b : {Replicate(), Shard(0), Shard(1), Shard(2)}) {
         const auto found = all(distribute_tensor(plain, mesh, {a, b}));
         for (size_t i = 0; i < wanted.size(); ++i) {
-          const bool copied = i + 1 == wanted.size() && (a.is_shard(0) || b.is_shard(0));  // narrowed where it is cut
+          const bool copied = i + 1 == wanted.size() && (a.is_shard(0) || b.is_shard(0));  // a sharded dim is narrowed
           EXPECT_TRUE(copied || found[i].strides() == wanted[i].strides()) << i << " " << to_string(Placements{a, b});
           EXPECT_TRUE(full_tensor(found[i]).allclose(wanted[i], 1e-12)) << i;
-          // What can be viewed as a whole can be viewed in parts.
+          // If the whole tensor can be viewed in a shape, each local tensor can be viewed too.
           EXPECT_EQ(full_tensor(found[i].transpose(0, 1).contiguous().reshape({-1}).sum()).numel(), 1);
         }
       }
@@ -58,7 +59,7 @@ TEST(Strides, OfPermutedOperandsOnAllPlacements) {
   });
 }
 
-// Operations without a kernel for meta tensors, that would say how their results lie.
+// These operations have no kernel for meta tensors, which would give the strides of their results.
 TEST(Strides, OfPermutedOperandsWhereNoMetaKernelTells) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = counted({3, 2, 5}) / 31 + 0.01;
@@ -115,7 +116,7 @@ TEST(Strides, OfWhatAGatheredViewHolds) {
   });
 }
 
-// Three ranks, of which the mesh has two.
+// The world has three ranks, the mesh has two of them.
 void on_part_of_the_world(const std::function<void(const MeshPtr&)>& body) {
   comm::run_thread_ranks(3, [&](std::shared_ptr<comm::World> world) {
     body(make_device_mesh(world, "cpu", {0, 1}, {2}));

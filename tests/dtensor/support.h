@@ -1,4 +1,4 @@
-// What the DTensor tests share: thread ranks with a mesh, and the text of an expected error.
+// Shared code of the DTensor tests: thread ranks with a mesh, and the text of an expected error.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Tools around DTensors: collectives on plain tensors, local_map, register_sharding, counting, the log of
-// redistributions, pictures.
+// Tests the tools around DTensors: collectives on plain tensors, local_map, register_sharding, CommDebugMode, the log
+// of redistributions, and pictures of placements.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -57,7 +57,7 @@ TEST(Functional, CollectivesGiveNewTensorsAndTheirGradients) {
                                        : at::cat({other[1].unsqueeze(0), x[1].unsqueeze(0)})));
     EXPECT_TRUE(at::equal(gradient(even, at::full({2, 4}, r + 1)),
                           at::tensor({1.0, 2.0}, at::kDouble).unsqueeze(1).expand({2, 4})));
-    // Rank 0 keeps nothing and sends both rows; rank 1 sends one and keeps one.
+    // Rank 0 sends both of its rows. Rank 1 sends one row and keeps one.
     const at::Tensor uneven =
         r == 0 ? functional::all_to_all(x, axis, {0, 1}, {0, 2}) : functional::all_to_all(x, axis, {2, 1}, {1, 1});
     EXPECT_TRUE(at::equal(uneven, r == 0 ? other.narrow(0, 0, 1) : at::cat({other, x.narrow(0, 1, 1)})));
@@ -145,7 +145,7 @@ TEST(RegisterSharding, TellsHowAnOperationOfTheUserShards) {
     library.impl("scale_rows", torch::dispatch(c10::DispatchKey::Meta, TORCH_FN(scale_rows)));
     register_sharding("tessera_tools_test::scale_rows", [](const OpCall& call) -> std::vector<AcceptableSharding> {
       if (call.inputs[0].dim() == 1) {
-        return {{{Shard(0)}, {Shard(0)}}};  // too few: one for each argument is wanted
+        return {{{Shard(0)}, {Shard(0)}}};  // too few: each argument needs a placement
       }
       return {{{Shard(0)}, {Shard(0), std::nullopt, Replicate()}}, {{Partial()}, {Partial(), std::nullopt, Partial()}}};
     });
@@ -200,7 +200,7 @@ TEST(RegisterSharding, OperationWithoutRuleLookupIsAnError) {
 }
 
 TEST(RegisterSharding, GoesBeforeTheBuiltInRuleOfAnOverload) {
-  // Whole operands only.
+  // The only acceptable sharding: all operands replicated.
   register_sharding("aten::special_xlog1py", [](const OpCall&) -> std::vector<AcceptableSharding> { return {}; });
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = at::arange(1, 5, at::kDouble);

@@ -1,4 +1,5 @@
-// DTensors under autograd, optimizers and the other things that training does with tensors.
+// Tests DTensors in training against plain tensors: autograd, optimizers, hooks and other operations of a training
+// step.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,7 +19,7 @@ at::Tensor values(at::IntArrayRef sizes, double step = 0.1) {
   return at::arange(c10::multiply_integers(sizes), at::kDouble).mul(step).sin().view(sizes);
 }
 
-// A block of a Llama: norm, attention with rotary positions, gated MLP, over parameters cut for tensor parallelism.
+// A Llama block: norm, attention with rotary positions, gated MLP. Its parameters are sharded for tensor parallelism.
 struct Block {
   at::Tensor norm, q, k, v, o, gate, up, down, cos, sin;
 
@@ -83,7 +84,7 @@ TEST(Training, ATransformerBlockOverTensorParallelParametersEqualsOneDevice) {
   });
 }
 
-// Parameters cut differently, gradients that are not.
+// Parameters with several placements, and replicated gradients.
 struct Stepped {
   std::vector<at::Tensor> plain, cut, plain_gradients, cut_gradients;
   explicit Stepped(const MeshPtr& mesh) {
@@ -175,7 +176,7 @@ TEST(Autograd, GradientsAccumulateAndUndefinedOnesAreZeros) {
     const auto x = distribute_tensor(at::ones({3, 4}), mesh, {Replicate()}, std::nullopt);
     for (int i = 0; i < 2; ++i) at::mm(x, w.t()).sum().backward();
     EXPECT_TRUE(at::equal(full_tensor(w.grad()), at::full({4, 4}, 6.0)));
-    // Only one of the parts of a split gets a gradient.
+    // Only one of the results of a split gets a gradient.
     w.mutable_grad() = at::Tensor();
     const auto parts = w.split(2, 1);
     (parts[0] * 2).sum().backward();
@@ -195,7 +196,7 @@ TEST(Tensor, DetachSetDataAndInferenceModeWork) {
     EXPECT_FALSE(d.requires_grad());
     EXPECT_EQ(placements(d)[0], Shard(0));
     EXPECT_TRUE(to_local(d).is_alias_of(to_local(a.detach())));
-    EXPECT_THROW((void)a.is_alias_of(b), c10::Error);  // there is no storage to compare
+    EXPECT_THROW((void)a.is_alias_of(b), c10::Error);  // a DTensor has no storage to compare
     a.set_data(b);
     EXPECT_EQ(placements(a)[0], Replicate());
     EXPECT_TRUE(at::equal(full_tensor(a.detach()), at::full({4}, 2.0)));

@@ -1,5 +1,5 @@
-// What plain tensors do, on dims that are cut unevenly: nothing is refused but a view that must alias and cannot, and a
-// write that would be lost.
+// Tests that DTensors with unevenly sharded dims run the operations of plain tensors. Only two calls are refused: a
+// view that must alias and cannot, and a write that would be lost.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -168,7 +168,7 @@ TEST(Uneven, ViewsOfGatheredCopiesFollowTheirBase) {
         const at::Tensor before = part * 1;
         x.mul_(2);
         const at::Tensor between = part * 3;
-        x.select(1, 0).add_(leaf.select(1, 1));  // through another view
+        x.select(1, 0).add_(leaf.select(1, 1));  // a write through another view of x
         return flat.pow(2).sum() + row.sum() * before.sum() + part.pow(3).sum() + between.sum();
       };
       const at::Tensor found = run(w);

@@ -1,4 +1,5 @@
-// Writes to views: under autograd, through chains of views, and beside views that hold copies.
+// Tests writes to views against plain tensors: under autograd, through chains of views, and beside views that are
+// copies.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -119,7 +120,7 @@ TEST(ViewWrite, GradientsAreThoseOfPlainTensors) {
       loss_of(program(plain), weights).backward();
       for (const Placement& lie : {Shard(0), Replicate()}) {
         const at::Tensor w = distribute_tensor(plain.detach(), mesh, {lie}).requires_grad_(true);
-        const at::Tensor spread = distribute_tensor(weights, mesh, {Shard(0)});  // the gradient comes in cut elsewhere
+        const at::Tensor spread = distribute_tensor(weights, mesh, {Shard(0)});  // other than the gradient
         loss_of(program(w), spread).backward();
         EXPECT_TRUE(full_tensor(w.grad()).allclose(plain.grad(), 1e-9)) << name << " " << to_string(lie);
       }

@@ -1,4 +1,4 @@
-// The examples, built as a user builds them: against the installed library, then run on several ranks.
+// Tests of the examples: they are built as a user builds them, against the installed library, and run on several ranks.
 #include <gmock/gmock.h>
 
 #include <string>
@@ -10,14 +10,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The loss on the last line, "step 100  loss 0.00365".
+// The loss on the last line, such as "step 100  loss 0.00365".
 double last_loss(const std::string& text) { return std::stod(text.substr(text.rfind("loss ") + 5)); }
 
 TEST(Examples, BuildAgainstTheInstalledLibraryAndRunOnOneToFourRanks) {
   const Installed installed("examples");
   for (const char* example : {"matrix_product", "distributed_sum", "sharded_linear", "fsdp_checkpoint"}) {
     for (const int ranks : {1, 2, 4}) {
-      const auto run = installed.run(example, ranks);  // they check their own results
+      const auto run = installed.run(example, ranks);  // the examples check their own results
       EXPECT_EQ(run.exit_code, 0) << example << " on " << ranks << " ranks\n" << run.out << run.err;
     }
   }
@@ -32,7 +32,8 @@ TEST(Examples, BuildAgainstTheInstalledLibraryAndRunOnOneToFourRanks) {
   EXPECT_NEAR(last_loss(one.out), last_loss(two.out), 0.01 * last_loss(one.out)) << one.out << two.out;
 
   for (const auto& name : public_headers()) EXPECT_TRUE(installed.has_header("tessera/" + name + ".h")) << name;
-  // The others in examples_slow_test.cc; of these one is without libtorch, and one includes most of the library.
+  // The other components are in examples_slow_test.cc. Of the components here, one works without libtorch and one
+  // includes most of the library.
   const auto outside = installed.build_outside("dtensor;text;train", "outside");
   ASSERT_EQ(outside.exit_code, 0) << outside.out << outside.err;
   EXPECT_EQ(installed.run_outside("outside").out, "sum 30\n");

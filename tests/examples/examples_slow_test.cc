@@ -1,4 +1,4 @@
-// Every public header compiles alone in a project outside the tree, which links its component.
+// Slow test: every public header compiles alone, in a project outside the tree that links the header's component.
 #include <gtest/gtest.h>
 
 #include "tests/examples/installed.h"

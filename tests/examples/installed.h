@@ -1,4 +1,4 @@
-// The installed library, and projects that are built against it.
+// The installed library, and projects that are built against the installed library.
 #pragma once
 
 #include <cstdlib>
@@ -12,7 +12,7 @@
 
 namespace tessera::testing {
 
-// "comm", "data", ...: the headers tessera/NAME.h.
+// The NAME of every header tessera/NAME.h: "comm", "data" and so on.
 inline std::vector<std::string> public_headers() {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(source_folder() / "tessera")) {
@@ -23,7 +23,7 @@ inline std::vector<std::string> public_headers() {
 
 class Installed {
  public:
-  // Installs, and builds the examples of that folder of the tree, if it is named.
+  // Installs the library. If `examples` names a folder of the tree, its examples are built.
   explicit Installed(const std::string& examples) {
     const auto build = std::filesystem::path(program()).parent_path().string();
     require(run_process({"cmake", "--install", build, "--prefix", prefix()}));

@@ -1,3 +1,4 @@
+// Tests of the files that are copied with a model: tokenizer, chat templates and licences.
 #include "tessera/formats/companions.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +28,7 @@ std::vector<std::string> files_below(const fs::path& dir) {
   return names;
 }
 
-// Files with their name as content.
+// Writes files whose content is their name.
 void put(const fs::path& dir, std::initializer_list<const char*> names) {
   for (const fs::path name : names) {
     fs::create_directories((dir / name).parent_path());
@@ -41,7 +42,7 @@ TEST(Companions, TemplatesAndLicencesGoWithAModel) {
   put(from, {"tokenizer.json", "merges.txt", "LICENSE", "License.md", "NOTICE.txt", "USE_POLICY.md", "README.md",
              "model.safetensors", "config.json", "additional_chat_templates/tool_use.jinja",
              "additional_chat_templates/notes.txt"});
-  publish_file(from / "NOTICE.bin", std::string((1 << 20) + 1, 'x'));  // no text that somebody reads
+  publish_file(from / "NOTICE.bin", std::string((1 << 20) + 1, 'x'));  // too large for a notice
   fs::create_directories(from / "LICENSES");
   fs::create_directories(to);
   copy_companions(from, to);
@@ -52,7 +53,8 @@ TEST(Companions, TemplatesAndLicencesGoWithAModel) {
   EXPECT_EQ(read_file(to / "config.json"), "config.json");
 }
 
-// A model's folder comes from a stranger, an export may be published.
+// A model folder may come from an untrusted source, and an export may be published. Files outside the folder must
+// therefore not be copied.
 TEST(Companions, NoLinkLeadsOutOfTheFolder) {
   TempFolder folder;
   const auto from = folder / "from", to = folder / "to";
@@ -60,7 +62,7 @@ TEST(Companions, NoLinkLeadsOutOfTheFolder) {
   put(from, {"tokenizer.json", "parts/vocab"});
   fs::create_symlink(folder / "secret/id", from / "merges.txt");
   fs::create_symlink("../secret/id", from / "LICENSE");
-  fs::create_symlink("parts/vocab", from / "vocab.json");  // within
+  fs::create_symlink("parts/vocab", from / "vocab.json");  // a link inside the folder
   fs::create_symlink("../secret/templates", from / "additional_chat_templates");
   fs::create_symlink("nowhere", from / "added_tokens.json");
   fs::create_directories(to);
@@ -75,7 +77,7 @@ TEST(Companions, NoLinkLeadsOutOfTheFolder) {
               HasSubstr("config.json: is a link to"));
 }
 
-// The Hub's cache holds links alone.
+// The folders of the Hub's cache contain only links.
 TEST(Companions, AreCopiedOutOfTheHubsCache) {
   TempFolder folder;
   const auto model = folder / "models--a--b", snapshot = model / "snapshots/0123", to = folder / "to";
@@ -89,7 +91,7 @@ TEST(Companions, AreCopiedOutOfTheHubsCache) {
   copy_companions(snapshot, to);
   EXPECT_THAT(files_below(to), ElementsAre("additional_chat_templates/rag.jinja", "tokenizer.json"));
   EXPECT_EQ(read_file(to / "tokenizer.json"), "blobs/one");
-  // By a link to the snapshot, as scripts make them.
+  // A link to the snapshot folder. Scripts create such links.
   fs::create_directory_symlink(snapshot, folder / "link");
   EXPECT_TRUE(resolve_links(folder / "link", "tokenizer.json").is_inside);
   EXPECT_FALSE(resolve_links(folder / "link", "merges.txt").is_inside);

@@ -1,4 +1,4 @@
-// Files made byte by byte, for tests of what a parser must refuse.
+// Builds files byte by byte, for tests of invalid files that a parser must refuse.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ std::string raw(T value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
-// The message of the Error that `action` throws, which must be of this kind and one line.
+// The message of the Error that `action` throws. The error must be of this kind, and the message must be one line.
 inline std::string error_of(ErrorKind kind, const std::function<void()>& action) {
   try {
     action();
@@ -40,8 +40,9 @@ inline std::string error_of(ErrorKind kind, const std::function<void()>& action)
   return "";
 }
 
-// Gives `open` every proper prefix of the file, which it must refuse, then `flips` copies with one to three bytes
-// changed, which it must read or refuse with an Error of kind format. Anything else fails the test.
+// Calls `open` with every proper prefix of the file, which must be refused, then with `flips` copies in which one to
+// three bytes are changed. Each copy must be read or refused with an Error of kind format. Any other result fails the
+// test.
 inline void expect_survives_damage(const std::filesystem::path& good, const std::filesystem::path& scratch, int flips,
                                    const std::function<void(const std::filesystem::path&)>& open) {
   const auto bytes = read_file(good);

@@ -1,3 +1,4 @@
+// Tests of the search for NaN and infinity in tensors of every dtype and in the blocks of GGUF files.
 #include "tessera/formats/tensor_files/finite.h"
 
 #include <ATen/ATen.h>
@@ -25,7 +26,7 @@ at::Tensor with_value(c10::IntArrayRef sizes, at::ScalarType dtype, int64_t plac
 
 TEST(Finite, NamesTheFirstValueThatIsNotFiniteInEachDtypeWhereverItLies) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kFloat8_e5m2}) {
-    // Sizes below, at and above those of a block and of a thread's share.
+    // Sizes below, at and above the size of a block and of a thread's share.
     for (const int64_t columns : {1, 7, 4096, 40'001}) {
       EXPECT_FALSE(find_non_finite(at::ones({3, columns}, at::kDouble).to(dtype))) << dtype << " " << columns;
       for (const int64_t place : {int64_t{0}, columns, 3 * columns - 1}) {
@@ -81,7 +82,8 @@ TEST(Finite, ErrorsNameTheTensorTheIndexInTheWholeAndTheDtypeThatIsTooNarrow) {
   EXPECT_NO_THROW(check_converted(stored, stored.to(at::kBFloat16), "a.weight", "[x] file"));
 }
 
-// Blocks whose scales are all numbers, then one with each scale spoilt; decoded values are the oracle.
+// Writes NaN, an infinity or a finite half into three blocks, at every byte in turn. Blocks count as finite exactly if
+// all their decoded values are finite.
 TEST(Finite, ScalesOfGgufBlocksDecideAsTheirDecodedValues) {
   for (const auto type :
        {GgmlType::kF32, GgmlType::kF16, GgmlType::kBF16, GgmlType::kQ4_0, GgmlType::kQ4_1, GgmlType::kQ5_0,

@@ -1,4 +1,5 @@
-// Our GGUF against the gguf Python package: its quantised blocks decoded, our files read, our Q8_0 compared.
+// Tests of our GGUF code against the gguf Python package: decoding of its quantized blocks, reading of our files, and
+// our Q8_0 encoding.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +21,7 @@ using testing::TempFolder;
 
 constexpr const char* kGgufScript = "tests/formats/oracle/gguf_oracle.py";
 
-// Equal bits, or both not a number.
+// Bits are equal, or both values are NaN.
 ::testing::AssertionResult same_bits(const at::Tensor& ours, const at::Tensor& theirs) {
   if (ours.sizes() != theirs.sizes()) return ::testing::AssertionFailure() << "shapes differ";
   const auto same = ours.view(at::kInt).eq(theirs.view(at::kInt)).logical_or(ours.isnan().logical_and(theirs.isnan()));
@@ -43,7 +44,7 @@ TEST(GgufOracle, EveryTypeDecodesBitwiseLikeTheGgufPackage) {
     const auto ours = file->tensor(type).to(at::kFloat), theirs = wanted.tensor(type);
     EXPECT_GT(theirs.isfinite().sum().item<int64_t>(), theirs.numel() / 2) << type;
     EXPECT_TRUE(same_bits(ours, theirs)) << type;
-    // The block decoder itself too, which for plain types is not what tensor() uses.
+    // Also tests the block decoder itself. For plain types tensor() does not use the decoder.
     const auto info = file->tensor_info(type);
     const auto bytes = read_file(folder / "blocks.gguf").substr(info.begin, info.end - info.begin);
     auto decoded = at::empty(info.shape, at::kFloat);

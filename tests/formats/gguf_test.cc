@@ -1,3 +1,4 @@
+// Tests of reading and writing GGUF files, and of the refusal of bad and damaged files.
 #include "tessera/formats/gguf/gguf.h"
 
 #include <ATen/ATen.h>
@@ -19,7 +20,7 @@ using testing::write_bytes;
 
 std::string text(const std::string& value) { return raw(static_cast<uint64_t>(value.size())) + value; }
 
-// A header; the pieces are joined as they are.
+// A GGUF header, followed by `rest`.
 std::string header(uint64_t tensors, uint64_t keys, const std::string& rest, uint32_t version = 3) {
   return "GGUF" + raw(version) + raw(tensors) + raw(keys) + rest;
 }

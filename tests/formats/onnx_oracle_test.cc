@@ -1,4 +1,5 @@
-// Our ONNX models pass onnx's checker, are the bytes that protobuf writes, and give at::pad's values in onnxruntime.
+// Tests of our ONNX models: onnx's checker accepts them, protobuf writes the same bytes, and onnxruntime computes the
+// values of at::pad.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -22,10 +23,10 @@ using Pads = std::vector<int64_t>;
 
 constexpr const char* kOnnxScript = "tests/formats/oracle/onnx_oracle.py";
 
-// Models with what goes in and what must come out, for the script to run.
+// Models with their inputs and expected outputs, which the script runs.
 class OnnxModels {
  public:
-  // `wanted` undefined: onnxruntime must refuse to run it.
+  // If `wanted` is undefined, onnxruntime must refuse to run the model.
   void add(const std::string& name, const Graph& graph, std::map<std::string, at::Tensor> inputs, at::Tensor wanted,
            const WriteOptions& options = {}) {
     write_model(folder_ / (name + ".onnx"), graph, options);
@@ -80,7 +81,7 @@ std::string name_of(const PadCase& c, Sizes sizes, Given given) {
                                            : "_any");
 }
 
-// `extra` distinguishes models of equal cases; `refused`: the model must not run.
+// `extra` distinguishes the names of models with equal cases. If `refused` is set, the model must not run.
 void add_pad(OnnxModels& models, const PadCase& c, Sizes sizes = Sizes::kNumbers, Given given = Given::kKnown,
              const std::string& extra = "", bool refused = false) {
   Graph graph({.opset = c.opset});
@@ -111,7 +112,7 @@ void add_pad(OnnxModels& models, const PadCase& c, Sizes sizes = Sizes::kNumbers
   models.add(name_of(c, sizes, given) + extra, graph, inputs, wanted);
 }
 
-// Every mode with the ranks and numbers of pads that at::pad takes; every dim is 5, for which pads of -2 to 3 fit.
+// Every mode, with the ranks and numbers of pads that at::pad takes. Every dim is 5, which allows pads of -2 to 3.
 std::vector<PadCase> all_shapes_of_pads(std::mt19937& random) {
   std::vector<PadCase> out;
   const auto add = [&](const std::string& mode, size_t rank, size_t count) {
@@ -163,7 +164,7 @@ TEST(OnnxOracle, PadsThatTheModelIsGivenGiveTorchsValues) {
     add_pad(models, c, Sizes::kNumbers, Given::kOfKnownNumber, extra);
     add_pad(models, c, Sizes::kNames, Given::kOfAnyNumber, extra);
   }
-  // What only shows when it runs: an odd number, too many.
+  // Errors that appear only when the model runs: an odd number of pads, and too many pads.
   add_pad(models, {.mode = "constant", .pads = {1}, .shape = {5, 5}}, Sizes::kNumbers, Given::kOfAnyNumber, "", true);
   add_pad(models, {.mode = "constant", .pads = Pads(6, 1), .shape = {5, 5}}, Sizes::kNumbers, Given::kOfAnyNumber, "",
           true);
@@ -190,7 +191,7 @@ TEST(OnnxOracle, EdgesOfPadsGiveTorchsValues) {
   add_pad(models, {.mode = "constant", .pads = {1, 1}, .shape = {2, 0, 4}});
   add_pad(models, {.mode = "constant", .pads = {1, 1, 2, 0}, .shape = {2, 0, 4}}, Sizes::kNames);
   add_pad(models, {.mode = "circular", .pads = {1, 2}, .shape = {0, 3, 4}}, Sizes::kNames);
-  // More than once around, where only the run knows the size.
+  // The pads wrap around more than once. The size is known only when the model runs.
   add_pad(models, {.mode = "circular", .pads = {5, 0}, .shape = row}, Sizes::kNames, Given::kKnown, "", true);
   add_pad(models, {.mode = "circular", .pads = {-2, 3}, .shape = row}, Sizes::kNames, Given::kKnown, "", true);
   models.expect_all_right();

@@ -1,4 +1,5 @@
-// The bytes of ONNX models, the graph's names and types, what pad refuses and the nodes it makes.
+// Tests of ONNX models: their bytes, the names and types of the graph, the nodes that pad makes, and the arguments that
+// pad refuses.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,7 +34,7 @@ std::vector<int64_t> ints(const Graph& graph, Value value) {
   return {tensor.const_data_ptr<int64_t>(), tensor.const_data_ptr<int64_t>() + tensor.numel()};
 }
 
-// A graph with one input, and pad on it.
+// A graph with one input, which pad reads.
 struct Padded {
   explicit Padded(std::vector<Dim> shape, at::ScalarType dtype = at::kFloat, int64_t opset = 11)
       : graph({.opset = opset}), x(graph.input("x", {dtype, std::move(shape)})) {}
@@ -85,7 +86,7 @@ TEST(OnnxModel, ExternalDataLieAlignedBesideTheModel) {
   ASSERT_EQ(data.size(), 64U + 24U);
   EXPECT_EQ(data.substr(0, 10), "\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09"s);
   EXPECT_EQ(data.substr(10, 54), std::string(54, '\0'));
-  // As the transposed tensor reads row by row.
+  // The values of the transposed tensor in row-major order.
   EXPECT_EQ(data.substr(64), raw(0.F) + raw(3.F) + raw(1.F) + raw(4.F) + raw(2.F) + raw(5.F));
   EXPECT_THAT(model, HasSubstr("j\x17\x0a\x08location\x12\x0bm.onnx.data"s));
   EXPECT_THAT(model, HasSubstr("\x0a\x06offset\x12\x02"
@@ -93,7 +94,7 @@ TEST(OnnxModel, ExternalDataLieAlignedBesideTheModel) {
   EXPECT_THAT(model, HasSubstr("\x0a\x06length\x12\x02"
                                "24p\x01"s));
   EXPECT_THAT(model, HasSubstr("B\x05smallJ\x03\x00\x01\x02"s));
-  // All inside: what lay beside it is no longer named.
+  // All tensors are inside the model file now, so the model names no external file.
   write_model(folder / "m.onnx", graph);
   EXPECT_THAT(read_file(folder / "m.onnx"), ::testing::Not(HasSubstr("location")));
 }
@@ -124,7 +125,7 @@ TEST(OnnxGraph, NamesAreUniqueAndGivenOnesAreKept) {
   EXPECT_EQ(graph.name(c), "x_1");
   EXPECT_EQ(graph.type(c).to_string(), "Float(n, 3, *)");
   graph.output(b, "y");
-  graph.output(b, "z");  // an output already: a copy
+  graph.output(b, "z");  // b is an output already, so this output is a copy
   graph.output(x, "w");
   EXPECT_EQ(graph.name(b), "y");
   EXPECT_EQ(operators(graph), (std::vector<std::string>{"Relu", "Relu", "Neg", "Identity", "Identity"}));
@@ -187,7 +188,7 @@ TEST(OnnxPad, GivenPadsAreTheChainOfTorchsExporter) {
 TEST(OnnxPad, CircularWrapsDimAfterDimAndCropsFirst) {
   Padded p({1, 2, 5, 6});
   const auto y = pad(p.graph, p.x, {-1, 0, 2, 1}, "circular");
-  // Dim 2: two slices around the middle; dim 3, from the end: one slice that reaches it.
+  // Dim 2 needs two slices around the middle. Dim 3 needs one slice, which reaches the end.
   EXPECT_EQ(operators(p.graph), (std::vector<std::string>{"Slice", "Slice", "Concat", "Slice"}));
   const auto& crop = p.graph.nodes().back();
   EXPECT_EQ(ints(p.graph, crop.inputs[1]), std::vector<int64_t>{1});
@@ -221,7 +222,7 @@ TEST(OnnxPad, WhatAtPadRefusesIsRefusedWithTheDimAndThePads) {
   EXPECT_THAT(p.error(ErrorKind::kShape, {-2, -2}, "replicate"), HasSubstr("nothing would be left"));
   EXPECT_THAT(p.error(ErrorKind::kShape, {-3, -2}), HasSubstr("crop more than there is"));
   EXPECT_THAT(p.error(ErrorKind::kShape, {5, 0}, "circular"), HasSubstr("wrapping around more than once"));
-  // at::pad fills this one with memory that nobody wrote.
+  // at::pad returns uninitialized memory for these pads.
   EXPECT_THAT(p.error(ErrorKind::kShape, {3, -2}, "circular"), HasSubstr("wrapping around more than once"));
   EXPECT_THAT(p.error(ErrorKind::kShape, {std::numeric_limits<int64_t>::min(), 0}), HasSubstr("2^48"));
   EXPECT_THAT(p.error(ErrorKind::kConfig, {1, 1}, "reflect", 3.0), HasSubstr("doesn't take in value argument"));

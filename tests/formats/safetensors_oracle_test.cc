@@ -1,4 +1,4 @@
-// Our safetensors files against the safetensors Python package, both ways.
+// Tests of our safetensors files against the safetensors Python package, in both directions.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ TEST(SafetensorsOracle, FilesOfTheSafetensorsPackageReadAlike) {
   const auto file = SafetensorsFile::open(folder / "theirs.safetensors");
   EXPECT_EQ(file->metadata().at("format"), "pt");
   ASSERT_EQ(file->entries().size(), 12U);
-  // Every tensor holds i % 2 at position i, as the script says.
+  // Every tensor of the script holds i % 2 at position i.
   for (const auto& [name, entry] : file->entries()) {
     EXPECT_EQ(entry.shape, (std::vector<int64_t>{3, 5})) << name;
     EXPECT_TRUE(at::equal(file->tensor(name).to(at::kInt), at::arange(15, at::kInt).remainder(2).view({3, 5}))) << name;

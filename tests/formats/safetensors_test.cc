@@ -1,3 +1,4 @@
+// Tests of reading and writing safetensors files and sharded folders, and of the refusal of bad and damaged files.
 #include "tessera/formats/safetensors/safetensors.h"
 
 #include <ATen/ATen.h>

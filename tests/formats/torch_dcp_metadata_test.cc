@@ -1,4 +1,5 @@
-// `.metadata` of DCP: dumps read back equal; what does not fit together is refused with its reason.
+// Tests of `.metadata`, the metadata file of DCP: written metadata reads back equal, and inconsistent metadata is
+// refused with a reason.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -73,7 +74,7 @@ TEST(DcpMetadata, LookupsFindEntriesPathsAndRecords) {
   EXPECT_EQ(lookup.storage("w", {3, 0}).relative_path, "__1_0.distcp");
   EXPECT_EQ(lookup.storage("opt.step", {}).length, 7U);
   EXPECT_EQ(lookup.storage("Gr\u00f6\u00dfe").offset, 3090U);
-  EXPECT_EQ(lookup.find_storage("opt.step"), nullptr);  // an object's record has no offset, a tensor's has ()
+  EXPECT_EQ(lookup.find_storage("opt.step"), nullptr);  // an object has no offset, a scalar tensor ()
   EXPECT_EQ(lookup.find_path("opt.step")->size(), 3U);
   EXPECT_EQ(lookup.find("x"), nullptr);
   EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { lookup.at("x\n"); }), HasSubstr("holds no 'x\\n'"));
@@ -86,7 +87,7 @@ TEST(DcpMetadata, ChunksCoverTheirTensorExactly) {
   };
   EXPECT_THAT(check_refusal(chunks({{{0, 0}, {3, 3}}})), HasSubstr("'w': element [3, 0] is in 0 of its 1 chunks"));
   EXPECT_THAT(check_refusal(chunks({{{0, 0}, {3, 3}}, {{2, 0}, {3, 3}}})), HasSubstr("element [2, 0] is in 2 of"));
-  // The volumes add up, the boxes do not.
+  // The volumes of the chunks add up to the tensor's volume, but the boxes overlap.
   EXPECT_THAT(check_refusal(chunks({{{0, 0}, {3, 3}}, {{1, 0}, {2, 3}}})), HasSubstr("element [1, 0] is in 2 of"));
   EXPECT_THAT(check_refusal(chunks({{{0, 0}, {5, 2}}, {{0, 1}, {5, 1}}})), HasSubstr("element [0, 1] is in 2 of"));
   EXPECT_THAT(check_refusal(chunks({})), HasSubstr("element [0, 0] is in 0 of its 0 chunks"));
@@ -98,7 +99,7 @@ TEST(DcpMetadata, ChunksCoverTheirTensorExactly) {
                 m.entries[2].tensor->chunks.push_back({{}, {}});
               }),
               HasSubstr("element [] is in 2 of its 2 chunks"));
-  // One rank's part may have gaps, but no overlaps.
+  // The metadata of one rank may have gaps, but no overlaps.
   auto part = small_metadata();
   part.entries[0].tensor->chunks.pop_back();
   EXPECT_NO_THROW(part.check("m", {.allow_gaps = true}));
@@ -108,7 +109,7 @@ TEST(DcpMetadata, ChunksCoverTheirTensorExactly) {
   EXPECT_EQ(DcpMetadata::parse(part.dump({.allow_gaps = true}), "m", {.allow_gaps = true}), part);
 }
 
-// Counts, element by element, what find_cover_defect() finds from corners.
+// Counts element by element. find_cover_defect() must find the same defect from the corners of the boxes.
 std::optional<CoverDefect> first_defect_by_counting(const std::vector<int64_t>& size,
                                                     const std::vector<DcpChunk>& boxes) {
   std::vector<int64_t> element(size.size(), 0);
@@ -137,7 +138,7 @@ TEST(DcpMetadata, TheFirstDefectOfACoverIsTheOneThatCountingFinds) {
     std::vector<int64_t> size(1 + random() % 3);
     for (auto& extent : size) extent = 1 + static_cast<int64_t>(random() % 5);
     std::vector<DcpChunk> boxes{{std::vector<int64_t>(size.size(), 0), size}};
-    for (uint32_t cut = random() % 5; cut > 0; --cut) {  // cut a box in two, perhaps with an empty half
+    for (uint32_t cut = random() % 5; cut > 0; --cut) {  // cuts a box in two; one half may be empty
       auto& box = boxes[random() % boxes.size()];
       const size_t dim = random() % size.size();
       auto upper = box;
@@ -147,7 +148,7 @@ TEST(DcpMetadata, TheFirstDefectOfACoverIsTheOneThatCountingFinds) {
       upper.sizes[dim] -= at;
       boxes.push_back(upper);
     }
-    if (random() % 2) {  // move one, drop one or give one twice
+    if (random() % 2) {  // moves a box, makes one empty, or repeats one
       auto& box = boxes[random() % boxes.size()];
       const size_t dim = random() % size.size();
       if (const auto what = random() % 3; what == 0 && box.offsets[dim] > 0) {
@@ -196,7 +197,7 @@ TEST(DcpMetadata, TensOfThousandsOfChunksAreCheckedFast) {
 }
 
 TEST(DcpMetadata, ChunksCutAlongManyDimensionsAreCheckedOrRefusedQuickly) {
-  const auto halves = [](size_t dims) {  // the whole, cut once along every dimension but for one corner
+  const auto halves = [](size_t dims) {  // the whole box, cut once along every dim, except for one corner
     std::vector<DcpChunk> boxes;
     std::vector<int64_t> offsets(dims, 0), sizes(dims, 2);
     for (size_t dim = 0; dim < dims; ++dim) {
@@ -250,7 +251,7 @@ TEST(DcpMetadata, SizesAreSane) {
               HasSubstr("cannot be saved"));
 }
 
-// The pieces of a pickled metadata, to put together wrongly.
+// The parts of a pickled metadata, which tests assemble incorrectly.
 PickleValue dcp_class(const char* name) { return PickleValue::global("torch.distributed.checkpoint.metadata", name); }
 PickleValue dcp_size(PickleValue::Items items) {
   return PickleValue::call(PickleValue::global("torch", "Size"), {PickleValue::tuple(std::move(items))});
@@ -258,7 +259,7 @@ PickleValue dcp_size(PickleValue::Items items) {
 
 struct MetadataParts {
   PickleValue layout = "torch.strided";
-  PickleValue properties = PickleValue();  // None: the tuple of today
+  PickleValue properties = PickleValue();  // None: the tuple that current torch writes
   PickleValue size = dcp_size({2});
   PickleValue sizes = dcp_size({2});
   PickleValue offset = dcp_size({0});
@@ -310,7 +311,7 @@ TEST(DcpMetadata, OlderFormsAreRead) {
       {.properties = PickleValue::dict({{"dtype", PickleValue::global("torch", "int8")}, {"requires_grad", true}})});
   EXPECT_EQ(as_dict.entries[0].tensor->dtype, c10::ScalarType::Char);
   EXPECT_TRUE(as_dict.entries[0].tensor->requires_grad);
-  // The module that held two of the classes until torch 2.3.
+  // Until torch 2.3 another module held two of the classes.
   auto bytes = pickle(metadata_value({}), {.protocol = 2});
   const std::string now = "ctorch.distributed.checkpoint.metadata\nTensorProperties\n";
   const auto at = bytes.find(now);

@@ -1,4 +1,5 @@
-// A file of torch.save beyond 4 GiB: the ZIP64 fields, without 4 GiB of memory or disk.
+// Test of a torch.save file beyond 4 GiB, which needs the ZIP64 fields. The test uses neither 4 GiB of memory nor of
+// disk.
 #include <ATen/ATen.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Files of torch.save and DCP against Python torch, both ways.
+// Tests of the files of torch.save and DCP against Python torch, in both directions.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -125,7 +125,7 @@ TEST(TorchOracle, FilesOfTorchSaveReadAlike) {
   }
 }
 
-// The records of one file, one after the other, and where each lies.
+// A file of consecutive records, and the offset of each.
 class RecordFile {
  public:
   explicit RecordFile(const std::filesystem::path& path) : out_(path, std::ios::binary) {}
@@ -134,7 +134,7 @@ class RecordFile {
       out_.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     };
   }
-  // The offset of a record of this length, written just now.
+  // The offset of the record that was just written; `length` is its size in bytes.
   uint64_t placed(uint64_t length) {
     end_ += length;
     return end_ - length;
@@ -192,7 +192,7 @@ TEST(TorchOracle, TorchReadsWhatWeWrite) {
   EXPECT_EQ(run.out, fmt::format("{} records equal\n", listed.size()));
 }
 
-// The whole tensor from the records of its chunks.
+// The whole tensor, assembled from the records of its chunks.
 at::Tensor assembled(const std::filesystem::path& folder, const DcpEntry& entry, const DcpLookup& lookup) {
   const auto whole = at::empty(entry.tensor->size, entry.tensor->dtype);
   for (const auto& chunk : entry.tensor->chunks) {
@@ -252,7 +252,7 @@ TEST(TorchOracle, CheckpointsOfDcpReadBitwiseAndTheirMetadataWritesBackEqual) {
   auto run = run_python(kTorchScript, {"dcp", folder.path().string()});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const auto bytes = read_file(folder / "ck/.metadata");
-  EXPECT_GT(bytes.size(), 65'536U);  // several frames
+  EXPECT_GT(bytes.size(), 65'536U);  // the pickle has several frames
   const auto metadata = DcpMetadata::parse(bytes, "theirs");
   const DcpLookup lookup(metadata);
   const auto whole = TorchSaveFile::open(folder / "whole.pt");

@@ -1,4 +1,4 @@
-// Tensors whose bytes a script can make again, and sinks that keep what they are given.
+// Tensors whose bytes a Python script can also make, and sinks that store all bytes that they receive.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -36,7 +36,7 @@ inline constexpr at::ScalarType kSavedDtypes[] = {at::kDouble,
                                                   at::kFloat8_e8m0fnu,
                                                   at::ScalarType::Float4_e2m1fn_x2};
 
-// Byte i is (37 i + seed) % 251, of a bool % 2: the twin of pattern() in oracle/torch_oracle.py.
+// Byte i is (37 i + seed) % 251, or % 2 for bool. pattern() in oracle/torch_oracle.py makes the same bytes.
 inline at::Tensor pattern(at::ScalarType dtype, at::IntArrayRef shape, int64_t seed) {
   auto tensor = at::empty(shape, dtype);
   auto* bytes = static_cast<unsigned char*>(tensor.mutable_data_ptr());
@@ -47,7 +47,7 @@ inline at::Tensor pattern(at::ScalarType dtype, at::IntArrayRef shape, int64_t s
   return tensor;
 }
 
-// Same dtype, shape and bytes in row-major order; for dtypes that have no comparison, too.
+// True if dtype, shape and bytes in row-major order are equal. Works for dtypes without a comparison, too.
 inline bool same_tensor(const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
   const auto left = a.contiguous(), right = b.contiguous();

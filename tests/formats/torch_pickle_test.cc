@@ -1,4 +1,4 @@
-// Pickles as data: the stack machine, what it refuses, and that what we write reads back.
+// Tests of pickles as data: the stack machine, refused pickles, and that written pickles read back equal.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ using testing::bytes_of_text;
 using testing::error_of;
 using ::testing::HasSubstr;
 
-// Bytes of a pickle in C++ source, zeros among them.
+// Bytes of a pickle from a C++ literal, which may contain zero bytes.
 template <size_t N>
 std::string bytes(const char (&text)[N]) {
   return {text, N - 1};
@@ -119,7 +119,7 @@ TEST(TorchPickle, MemoReferencesAreTheSameNode) {
   EXPECT_EQ(value.items()[0].identity(), value.items()[1].identity());
   EXPECT_EQ(value.items()[2].identity(), value.items()[3].identity());
   EXPECT_EQ(value.items()[0].items()[0].as_int(), 1);
-  // A reference to a popped value, too.
+  // A memo reference works after its value was popped, too.
   EXPECT_EQ(read_pickle(bytes("\x80\x02K\x07q\x00"
                               "0h\x00."))
                 .as_int(),
@@ -224,7 +224,7 @@ TEST(TorchPickle, BombsAndDepthAreRefused) {
   }
   bomb += std::string(60, '0') + "0h" + static_cast<char>(60) + ".";
   EXPECT_THAT(refusal_of(bomb), HasSubstr("written out without references"));
-  // A long text that is referred to again and again.
+  // One long text with 200,000 references to it.
   std::string echo = bytes("\x80\x02X\x00\x00\x10\x00") + std::string(1 << 20, 'x') +
                      bytes(
                          "q\x00"
@@ -349,7 +349,8 @@ INSTANTIATE_TEST_SUITE_P(, TorchPickleRefuses, ::testing::ValuesIn(kBadPickles),
                          [](const auto& info) { return info.param.name; });
 
 TEST(TorchPickle, OneValueIsNotMadeIntoManyOfItsSize) {
-  // A list of 50,000 in the memo, and sets of it: kept on the stack, or thrown away at once.
+  // The memo has a list of 50,000 values, and sets are made from this list. The sets stay on the stack, or are popped
+  // at once.
   const std::string list = bytes("\x80\x02](") + std::string(50'000, 'N') +
                            bytes(
                                "eq\x00"

@@ -1,4 +1,4 @@
-// Records of torch.save: written, read back bitwise, and refused where they are not what they claim to be.
+// Tests of torch.save records: written records are read back bitwise, and inconsistent records are refused.
 #include "tessera/formats/torch/torch_save.h"
 
 #include <ATen/ATen.h>
@@ -70,7 +70,7 @@ TEST(TorchSave, ChangedBytesAreNamed) {
   values[info.begin() + 3] ^= 1;
   EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { check_storage_crc(bytes_of_text(values), info, "r"); }),
               HasSubstr("[zip] r: entry 'archive/data/0': its 16 bytes have the CRC"));
-  TorchRecord::parse(bytes_of_text(values), "r");  // reads no values
+  TorchRecord::parse(bytes_of_text(values), "r");  // parsing reads no values
   text[text.find("FloatStorage")] = 'f';
   EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { TorchRecord::parse(bytes_of_text(text), "r"); }),
               HasSubstr("[zip] r: entry 'archive/data.pkl': its "));
@@ -81,7 +81,7 @@ TEST(TorchSave, ChangedBytesAreNamed) {
   const auto& [name, stored] = *files->tensors().begin();
   EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { files->tensor(name); }), HasSubstr("w.pt: entry 'archive/data/0'"));
   const auto part = at::zeros({2});
-  files->read(name, {2}, part);  // a part is not worth reading all of it
+  files->read(name, {2}, part);  // the CRC needs the whole entry, so reading a part does not check it
   EXPECT_TRUE(part.equal(tensor.narrow(0, 0, 2)));
 }
 
@@ -108,7 +108,7 @@ TEST(TorchSave, OneTensorAtATimeIsInMemory) {
   TorchSaveWriter writer;
   std::vector<PickleValue> leaves;
   for (int i = 0; i < 8; ++i) {
-    tensors.push_back(pattern(at::kFloat, {1000, 100}, i).t());  // must be copied to be row-major
+    tensors.push_back(pattern(at::kFloat, {1000, 100}, i).t());  // the writer must copy it to make it row-major
     leaves.push_back(writer.add(tensors.back()));
   }
   const auto record = std::make_shared<testing::LargestAllocation>();
@@ -171,7 +171,7 @@ TEST(TorchSave, WholeStateDictsKeepOrderTiesAndOutliveTheirFile) {
   EXPECT_EQ(file->find_tensor(root), nullptr);
   const auto read = file->tensor(*w), read_tied = file->tensor(*t),
              read_bool = file->tensor(*file->find_tensor(*root.find("b")));
-  EXPECT_EQ(read.const_data_ptr(), read_tied.const_data_ptr());  // the map, not copies
+  EXPECT_EQ(read.const_data_ptr(), read_tied.const_data_ptr());  // both point into the mapped file; there are no copies
   EXPECT_TRUE(same_tensor(file->tensor(*a), weight));
   file.reset();
   std::filesystem::remove(folder / "model.pt");
@@ -180,7 +180,7 @@ TEST(TorchSave, WholeStateDictsKeepOrderTiesAndOutliveTheirFile) {
 }
 
 TEST(TorchSave, UnalignedRecordsReadRight) {
-  // In a DCP file a record begins at any byte.
+  // In a DCP file a record may begin at any byte.
   const auto tensor = pattern(at::kFloat, {11}, 5);
   StringSink out;
   write_tensor_record(tensor, out.sink());
@@ -201,7 +201,7 @@ TEST(TorchSave, WhatHasNoBytesIsNotSaved) {
       HasSubstr("cannot be saved"));
 }
 
-// A record whose pickle is `root` and whose storage 0 has 16 bytes.
+// A record whose pickle is `root`. Its storage 0 has 16 bytes.
 std::string record_with(const PickleValue& root, const std::string& byte_order = "little") {
   StringSink out;
   const auto sink = out.sink();
@@ -246,7 +246,8 @@ TEST(TorchSave, StridesOffsetsAndParametersAreRead) {
   EXPECT_EQ(read(tensor_value({.stride = PickleValue::tuple({1, 2})})).strides(), (at::IntArrayRef{1, 2}));
   const auto last = PickleValue::tuple({});
   EXPECT_EQ(read(tensor_value({.offset = 3, .size = last, .stride = last})).item<float>(), one);
-  // An expanded tensor is as large as it says, without memory of its own; of a bool the copy is small, too.
+  // An expanded tensor has its declared size without memory for all elements. The copy of an expanded bool tensor is
+  // small, too.
   const auto wide = PickleValue::tuple({int64_t{1} << 40}), zero = PickleValue::tuple({0});
   EXPECT_EQ(read(tensor_value({.size = wide, .stride = zero})).numel(), int64_t{1} << 40);
   const auto flags = read(tensor_value(

@@ -1,4 +1,4 @@
-// Zip archives of stored entries: what is written is laid out as torch does, what is damaged is refused.
+// Tests of zip archives of stored entries: the layout is torch's, and damaged archives are refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ std::string zip_refusal(const std::string& bytes) {
   return error_of(ErrorKind::kFormat, [&] { ZipArchive::parse(bytes_of_text(bytes), "z"); });
 }
 
-// The archive with the first `from` at or after `start` changed into `to`, of the same length.
+// The archive with one change: the first `from` at or after `start` becomes `to`, which has the same length.
 std::string replaced(std::string bytes, const std::string& from, const std::string& to, size_t start = 0) {
   const auto at = bytes.find(from, start);
   EXPECT_NE(at, bytes.npos);
@@ -92,7 +92,7 @@ TEST(TorchZip, ChangedDataIsNamedWhereItHasAChecksum) {
   const auto parsed = ZipArchive::parse(bytes_of_text(bytes), "z");
   std::string crc(4, ' ');
   std::memcpy(crc.data(), &parsed.find("a/y")->crc, 4);
-  // As torch.serialization.set_crc32_options(False) writes it.
+  // torch.serialization.set_crc32_options(False) writes a CRC of 0.
   check(replaced(changed, crc, std::string(4, '\0'), changed.find(crc) + 4), "a/y");
 }
 
@@ -100,8 +100,8 @@ TEST(TorchZip, LengthsBeyond32BitsAreCounted) {
   const uint64_t large = uint64_t{5} << 30;
   const ZipEntrySize sizes[] = {{"a/data.pkl", 10}, {"a/data/0", large}, {"a/data/1", 1}};
   const ZipEntrySize small[] = {{"a/data.pkl", 10}, {"a/data/0", 64}, {"a/data/1", 1}};
-  // In the directory 20 bytes more for the sizes of the large entry and 12 for the position of the third; the rest is
-  // padded to 64.
+  // The directory has 20 more bytes for the sizes of the large entry and 12 more for the position of the third entry.
+  // The rest is padded to 64.
   const uint64_t more = zip_archive_bytes(sizes) - zip_archive_bytes(small) - (large - 64);
   EXPECT_EQ(more % 64, 32U);
   EXPECT_LE(more, 96U);
@@ -170,7 +170,7 @@ TEST(TorchZip, EntriesThatOverlapOrDisagreeWithTheirHeadersAreRefused) {
   auto far = bytes;
   std::memset(far.data() + second + 42, 0x7f, 4);
   EXPECT_THAT(zip_refusal(far), HasSubstr("would be at bytes"));
-  auto plain = bytes;  // no descriptor announced, but sizes of 0 in the header
+  auto plain = bytes;  // the header announces no data descriptor, but has sizes of 0
   plain[6] = 0;
   EXPECT_THAT(zip_refusal(plain), HasSubstr("has 0 bytes by its header, 3 by the directory"));
   auto count = bytes;

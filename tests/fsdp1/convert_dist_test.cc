@@ -1,3 +1,5 @@
+// Tests the conversion of models and optimizers between FSDP1, FSDP2 and plain models: equal values, equal training
+// afterwards, errors on all ranks, and the peak of memory.
 #include <ATen/ops/ones.h>
 #include <gmock/gmock.h>
 
@@ -86,7 +88,7 @@ TEST(ConvertFsdp, TakesModelAndOptimizerFromFsdp1ToFsdp2AndBack) {
           EXPECT_EQ(state_difference(optim_state_dict(back.net, *back.optimizer),
                                      optim_state_dict(flat.net, *flat.optimizer)),
                     "");
-          // And they go on alike.
+          // Both models train with equal values afterwards.
           train(back.net, *back.optimizer, 1, 3);
           train(to.net, *to.optimizer, 1, 3);
           EXPECT_NEAR(output_of(back.net), output_of(to.net), 1e-4);
@@ -96,7 +98,7 @@ TEST(ConvertFsdp, TakesModelAndOptimizerFromFsdp1ToFsdp2AndBack) {
   }
 }
 
-// The ShardedTensors of a sharded dict.
+// The sharded dict contains ShardedTensors.
 TEST(ConvertFsdp, ShardedDictsLoadIntoFsdp2AndPlainModels) {
   for (const int size : {1, 2, 4}) {
     on_ranks(size, [](const WorldPtr& world) {
@@ -175,7 +177,7 @@ TEST(ConvertFsdp, SaysOnAllRanksWhatOnlyOneModelHas) {
   });
 }
 
-// Four equal weights in one unit: the flat parameter is four times what may be whole at once.
+// Four equal weights in one unit. The flat parameter is four times the size that may be unsharded at once.
 struct Wide : nn::Callable<Wide> {
   static constexpr int64_t kRows = 64, kColumns = 256, kBytes = kRows * kColumns * 4;
   at::Tensor a, b, c, d;
@@ -201,12 +203,12 @@ TEST(Fsdp1State, IsNeverWholeForMoreThanTwoParameters) {
       optimizer->zero_grad();
       rows(at::ones({1, Wide::kColumns})).backward();
       row_optimizer->step();
-      const int64_t two = 2 * Wide::kBytes + 4096, shard = Wide::kBytes;  // a rank's share of one state of all four
+      const int64_t two = 2 * Wide::kBytes + 4096, shard = Wide::kBytes;  // shard: of one state of all four weights
 
       EXPECT_LE(peak_bytes_of([&] { copy_fsdp1_to_fsdp2(flat, rows); }), two);
       EXPECT_LE(peak_bytes_of([&] { copy_fsdp2_to_fsdp1(rows, flat); }), two);
       EXPECT_LE(peak_bytes_of([&] { copy_fsdp1_to_fsdp2(flat, *optimizer, *row_optimizer); }), two);
-      // Results: two states.
+      // The results are the shards of two states.
       EXPECT_LE(peak_bytes_of([&] { copy_fsdp2_to_fsdp1(*row_optimizer, flat, *optimizer); }), two + 2 * shard);
       const StateDictTypeScope scope(flat, {.type = StateDictType::kSharded});
       StateDict chunks;
@@ -217,7 +219,7 @@ TEST(Fsdp1State, IsNeverWholeForMoreThanTwoParameters) {
       const auto weights = fsdp1_state_dict(flat);
       EXPECT_TRUE(weights.at("a").is_sharded());
       EXPECT_LE(peak_bytes_of([&] { set_state_dict(rows, {row_optimizer.get()}, weights, chunks); }), two);
-      // The whole on rank 0 alone: others get one tensor at a time.
+      // The whole dict is on rank 0 only. Other ranks receive one tensor at a time.
       const StateDictTypeScope rank0(flat, {.optim_state_dict_config = FullOptimStateDictConfig{.rank0_only = true}});
       StateDict whole;
       const auto saving = peak_bytes_of([&] { whole = optim_state_dict(flat, *optimizer); });

@@ -1,3 +1,4 @@
+// Tests ranges of flat parameters: chunks against torch.chunk, boxes as ranges, coverage and intersections.
 #include "tessera/fsdp1/state/flat_range.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Tests how whole optimizer states become the states of flat parameters, and how optimizer state dicts are rekeyed,
+// with units that are made by hand.
 #include "tessera/fsdp1/state/flatten_optim_state.h"
 
 #include <ATen/ops/arange.h>
@@ -18,7 +20,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Two layers whose flat parameter cuts inside a weight: a = Linear(3, 5), b = Linear(5, 1) without bias.
+// Two layers, a = Linear(3, 5) and b = Linear(5, 1) without bias. Their flat parameter is split inside a weight.
 const std::vector<std::pair<std::string, std::vector<int64_t>>> kMembers = {
     {"a.weight", {5, 3}}, {"a.bias", {5}}, {"b.weight", {1, 5}}};
 
@@ -86,7 +88,7 @@ TEST(ShardOrigParamState, CutsTheRangeOfThisRank) {
 }
 
 TEST(ShardOrigParamState, CutsInsideAParameter) {
-  const HandMadeRank rank(1, 3);  // 15 + 1 + 5 + 3 + 5 + 1 elements: 10 a rank
+  const HandMadeRank rank(1, 3);  // 15 + 1 + 5 + 3 + 5 + 1 elements: 10 per rank
   const Fsdp1Unit unit(rank.handle(kMembers, true));
   EXPECT_TRUE(shard_orig_param_state(unit, 0, adam_states().at(0)).at("exp_avg").tensor().equal(numbers({5}, 10)));
   EXPECT_TRUE(shard_orig_param_state(unit, 1, adam_states().at(1)).at("exp_avg").tensor().equal(numbers({4}, 100)));

@@ -1,4 +1,5 @@
-// wrap_fsdp1 trains as one rank does, whatever the strategy, and holds no more than it needs.
+// Tests wrap_fsdp1 against training on one rank, for every strategy, and tests that it holds no more memory than it
+// needs.
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
@@ -16,7 +17,7 @@ constexpr ShardingStrategy kStrategies[] = {ShardingStrategy::kFullShard, Shardi
                                             ShardingStrategy::kNoShard};
 
 using MakeOptimizer = std::function<std::unique_ptr<optim::Optimizer>(nn::Module&)>;
-// A flat parameter decays whole, which plain ones do not.
+// Weight decay is off, because a flat parameter decays as a whole and plain vectors do not decay.
 std::unique_ptr<optim::Optimizer> adam(nn::Module& module) {
   return optim::make_adamw(module, {.lr = 1e-2, .weight_decay = 0});
 }
@@ -27,8 +28,8 @@ std::unique_ptr<optim::Optimizer> momentum(nn::Module& module) {
   return optim::make_sgd(module, {.lr = 0.1, .momentum = 0.9, .nesterov = true});
 }
 
-// Gradients and parameters are compared after every step. In float64, for Adam magnifies the rounding of gradients that
-// are close to zero.
+// Compares gradients and parameters after every step. The model is float64, because Adam magnifies the rounding of
+// gradients that are close to zero.
 void expect_trains_as_plain(const WorldPtr& world, const Fsdp1Options& options, bool nested,
                             const MakeOptimizer& make) {
   SmallModel plain(3, at::kDouble), model(3, at::kDouble);
@@ -109,7 +110,7 @@ TEST(Fsdp1, HoldsWhatItsStrategySays) {
     struct Expected {
       int64_t gathers, reductions, peak;
     };
-    const int64_t ahead = on_accelerator() ? 1 : 0;  // what was freed is kept until the next one is gathered
+    const int64_t ahead = on_accelerator() ? 1 : 0;  // a freed buffer is kept until the next gather
     const Expected expected[] = {{6 + 6 + 1, 7, 2 + ahead}, {6 + 1, 7, 7}, {0, 7, 7}};  // of six layers and the root
     for (const auto strategy : kStrategies) {
       const auto& want = expected[static_cast<size_t>(strategy)];
@@ -140,7 +141,7 @@ TEST(Fsdp1, HoldsWhatItsStrategySays) {
   });
 }
 
-// Every choice of when micro-batches synchronise gives the gradient of all of them.
+// Every choice of the micro-batches that synchronise must give the gradient of all micro-batches.
 TEST(Fsdp1, AccumulatesWithAndWithoutSynchronisation) {
   on_threads(3, [](const WorldPtr& world) {
     for (const auto strategy : kStrategies) {
@@ -209,7 +210,7 @@ TEST(Fsdp1, GathersAgainWhatIsComputedAgain) {
   });
 }
 
-// A checkpoint whose layer is a unit of its own.
+// A checkpoint (recompute) around a layer that is a unit of its own.
 struct CheckpointAround : nn::Callable<CheckpointAround> {
   at::Tensor scale;
   std::shared_ptr<Layer> layer;
@@ -257,7 +258,8 @@ TEST(Fsdp1, GivesGradientsToUnitsInsideOfActivationCheckpoints) {
   });
 }
 
-// Transposed weights and a channels-last one: they lie in storage order, and forward sees their strides.
+// Transposed weights and a channels-last weight. The flat parameter has them in storage order; forward sees their
+// strides.
 struct Strided : nn::Callable<Strided> {
   at::Tensor first, second, kernel;
   Strided() {
@@ -320,7 +322,7 @@ TEST(Fsdp1, LeavesFrozenMembersAlone) {
       optimizer->zero_grad();
     }
     EXPECT_LT(distance(whole_values(model), plain_values(plain)), 1e-10);
-    // A frozen member may be trained later on.
+    // A frozen member may require gradients later.
     for (auto* each : {&plain, &model}) each->layers[0]->parameters()[1].set_requires_grad(true);
     plain_backward(plain, 2);
     mean_backward(model, *world, 2);
@@ -328,7 +330,7 @@ TEST(Fsdp1, LeavesFrozenMembersAlone) {
   });
 }
 
-// Uses `second` on rank 0 only, or nowhere.
+// A model that uses `second` on rank 0 only, or on no rank.
 struct Picky : nn::Callable<Picky> {
   at::Tensor first, second;
   Picky() {
@@ -395,11 +397,11 @@ TEST(Fsdp1, SeesWritesToShardsThatStayedGathered) {
     for (const bool use_orig_params : {false, true}) {
       SmallModel plain, model;
       wrap(model, {group_of(world), ShardingStrategy::kShardGradOp, use_orig_params});
-      model(tokens_of(0));  // a backward could follow
+      model(tokens_of(0));  // a forward that no backward follows
       EXPECT_EQ(fsdp_stats(model).unsharded_groups, 4);
       {
         const at::NoGradGuard no_grad;
-        // On one rank's shard, through the handle, and through the parameters.
+        // The shard is changed on one rank: through the handle, and through the parameters.
         for (const auto& handle : flat_parameter_handles(model)) handle->shard().mul_(2);
         for (const auto& parameter : model.parameters()) parameter.mul_(1.5);
         for (const auto& parameter : plain.parameters()) parameter.mul_(3);

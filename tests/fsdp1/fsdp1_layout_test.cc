@@ -1,3 +1,4 @@
+// Tests the layout of flat parameters (members, padding, alignment, shards) against numbers of upstream.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -49,7 +50,8 @@ std::string error_of(std::vector<FlatMember> members, bool use_orig_params = fal
       [&] { FlatParameterLayout::make(std::move(members), {}, {.use_orig_params = use_orig_params}, 2); });
 }
 
-// Linear(3, 5) and Linear(5, 1, bias=False): state.md of upstream, measured there.
+// Linear(3, 5) and Linear(5, 1, bias=False). The numbers are from state.md of upstream's spec, where they were
+// measured.
 std::vector<FlatMember> two_linears() {
   return {{.fqn = "a.weight", .shape = {5, 3}}, {.fqn = "a.bias", .shape = {5}}, {.fqn = "b.weight", .shape = {1, 5}}};
 }
@@ -96,7 +98,7 @@ TEST(FlatParameterLayout, AlignsTo16BytesOfTheComputeDtype) {
 }
 
 TEST(FlatParameterLayout, LeavesRanksBehindTheLastChunkEmpty) {
-  const auto layout = FlatParameterLayout::make(members_of_numels({2, 3}), {}, {}, 4);  // chunks 2, 2, 1, none
+  const auto layout = FlatParameterLayout::make(members_of_numels({2, 3}), {}, {}, 4);  // chunks of 2, 2, 1, 0 elements
   EXPECT_EQ(layout.sharded_numel(), 2);
   EXPECT_EQ(layout.shard_padding(2), 1);
   EXPECT_EQ(layout.shard_padding(3), 2);
@@ -109,7 +111,7 @@ TEST(FlatParameterLayout, LeavesRanksBehindTheLastChunkEmpty) {
 
 TEST(FlatParameterLayout, PlacesEmptyMembersAsUpstream) {
   const auto layout = FlatParameterLayout::make(members_of_numels({0, 2, 0, 2, 0}), {}, {}, 2);
-  // One at the start of a shard, or behind the last element, is in none.
+  // An empty member at the start of a shard, or behind the last element, is in no shard.
   EXPECT_THAT(infos_of(layout, 0),
               ElementsAre(kNotInShard, Info{1, 0, 2, 0, 1}, kNotInShard, kNotInShard, kNotInShard));
   EXPECT_THAT(infos_of(layout, 1),
@@ -135,7 +137,7 @@ TEST(FlatParameterLayout, GivesBackWhatItFlattens) {
   for (const bool use_orig_params : {false, true}) {
     const auto layout = FlatParameterLayout::make(members, {}, {.use_orig_params = use_orig_params}, 3);
     const auto flat = layout.flatten({transposed, channels_last, scalar});
-    // In storage order, wherever the values come from.
+    // The flat parameter has the values in storage order, whatever the strides of the source.
     EXPECT_TRUE(flat.narrow(0, 0, 12).equal(transposed.t().flatten()));
     EXPECT_TRUE(flat.equal(layout.flatten({transposed.contiguous(), channels_last.contiguous(), scalar})));
     std::vector<at::Tensor> parts;

@@ -1,4 +1,5 @@
-// What a wrapped model holds over all ranks, by the names that its parameters had before.
+// The parameters and gradients of a wrapped model, collected from all ranks under the names that they had before
+// wrapping.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +24,7 @@ inline void wrap(SmallModel& model, const Fsdp1Options& options) {
   wrap_fsdp1(model, options);
 }
 
-// COLLECTIVE. `flat`: this rank's part of a flat tensor of the unit.
+// COLLECTIVE over all ranks. `flat` is this rank's shard of a flat tensor of the unit.
 inline void unflatten_into(const FlatParameterHandle& handle, const at::Tensor& flat, NamedTensors& out) {
   at::Tensor whole = flat.clone();
   if (handle.sharding_strategy() != ShardingStrategy::kNoShard) {
@@ -43,7 +44,7 @@ inline NamedTensors whole_values(nn::Module& root) {
   return out;
 }
 
-// Zeros where there is none.
+// Returns the gradients of the whole parameters; a missing gradient is zeros.
 inline NamedTensors whole_grads(nn::Module& root) {
   at::NoGradGuard no_grad;
   NamedTensors out;
@@ -92,7 +93,8 @@ inline double distance(const NamedTensors& a, const NamedTensors& b) {
   return a.size() == b.size() ? distance(left, right) : 1;
 }
 
-// Over this rank's rows of step `step`, as users of FSDP write it: the mean over ranks is the gradient of all rows.
+// Runs backward over this rank's rows of step `step`, as users of FSDP write it. The mean over ranks is the gradient of
+// all rows.
 inline void mean_backward(SmallModel& model, const comm::World& world, int64_t step) {
   backward(model, rows_of_rank(tokens_of(step), world.rank(), world.size()), 12 / world.size());
 }

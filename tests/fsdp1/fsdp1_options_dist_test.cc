@@ -1,4 +1,5 @@
-// wrap_fsdp1's options: mixed precision, hybrid sharding, parameters from the meta device; and summon_full_params.
+// Tests the options of wrap_fsdp1 against plain models: mixed precision, hybrid sharding, offloading, parameters from
+// the meta device. Tests summon_full_params.
 #include <gmock/gmock.h>
 
 #include <map>
@@ -22,7 +23,7 @@ std::unique_ptr<optim::Optimizer> adam(nn::Module& module) {
 
 // ---- mixed precision ----
 
-// Its parameters cast, ties kept.
+// Casts the parameters of the module; tied parameters stay tied.
 void cast_parameters(nn::Module& module, c10::ScalarType dtype) {
   std::map<const c10::TensorImpl*, at::Tensor> cast;
   std::vector<at::Tensor> alive;
@@ -34,7 +35,8 @@ void cast_parameters(nn::Module& module, c10::ScalarType dtype) {
   }
 }
 
-// The mean over ranks of the gradients that a plain model in `dtype` has of each rank's rows, each in `reduce`.
+// Returns the mean over ranks of a plain model's gradients in `dtype` of each rank's rows; each gradient is converted
+// to `reduce` first.
 NamedTensors mean_of_narrow_grads(int size, c10::ScalarType dtype, c10::ScalarType reduce) {
   NamedTensors mean;
   for (int rank = 0; rank < size; ++rank) {
@@ -86,7 +88,8 @@ TEST(Fsdp1MixedPrecision, ComputesAndReducesInItsDtypes) {
   });
 }
 
-// In float64 the rounding between is gone: steps are those of a plain model whose forward runs in float64.
+// With float64 as compute dtype the casts do not round. The steps must equal those of a plain model whose forward runs
+// in float64.
 TEST(Fsdp1MixedPrecision, TrainsTheFullPrecisionShards) {
   on_threads(3, [](const WorldPtr& world) {
     for (const auto strategy : kStrategies) {
@@ -98,7 +101,7 @@ TEST(Fsdp1MixedPrecision, TrainsTheFullPrecisionShards) {
         for (int step = 0; step < 3; ++step) {
           plain_backward(plain, step);
           mean_backward(model, *world, step);
-          mean_backward(model, *world, step);  // adds up
+          mean_backward(model, *world, step);  // gradients accumulate
           for (const auto& parameter : model.parameters()) {
             if (parameter.grad().defined()) parameter.grad().mul_(0.5);
           }
@@ -124,7 +127,7 @@ TEST(Fsdp1MixedPrecision, KeepsGradientsLowWhereAsked) {
         wrap(model, {group_of(world), strategy, use_orig_params, keeping});
         wrap(other, {group_of(world), strategy, use_orig_params, mixed});
         const bool sharded = strategy != ShardingStrategy::kNoShard;
-        for (int step = 0; step < 2; ++step) {  // the second adds up
+        for (int step = 0; step < 2; ++step) {  // the second backward accumulates
           mean_backward(model, *world, step);
           mean_backward(other, *world, step);
         }
@@ -264,7 +267,7 @@ TEST(Fsdp1CpuOffload, OfAModelOnTheCpuChangesNothingAndSaysSoOnce) {
 
 // ---- parameters from the meta device ----
 
-// Values by name of the slot and shape; ties stay.
+// The values depend on the slot's name and shape; tied parameters stay tied.
 struct FromMeta {
   std::map<const c10::TensorImpl*, at::Tensor> made;
   std::vector<at::Tensor> alive;
@@ -356,7 +359,7 @@ TEST(Fsdp1Summon, ShowsWholeParametersAndWritesThemBack) {
         const auto logits = model(tokens_of(0)).to(at::kFloat);
         EXPECT_LT(
             (logits - plain(tokens_of(0))).abs().max().item<double>() / plain(tokens_of(0)).abs().max().item<double>(),
-            0.1);  // what was written is what forward reads
+            0.1);  // forward reads the written values
       }
     }
   });
@@ -430,7 +433,7 @@ TEST(Fsdp1Summon, RefusesWhatItCannotDoAndAlwaysPutsTheShardsBack) {
                   HasSubstr("'up' was replaced by a tensor of shape [3], wanted [10, 6]"));
       EXPECT_EQ(names_of(model), sharded);
       EXPECT_EQ(distance(whole_values(model), before), 0);
-      // What an exception leaves behind is written back.
+      // Values that were written before an exception are written back to the shards.
       EXPECT_THAT(error_of([&] {
                     summon_full_params(model, {}, [&] {
                       const at::NoGradGuard no_grad;

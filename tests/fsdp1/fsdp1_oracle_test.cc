@@ -1,4 +1,4 @@
-// Flat parameters lie, are sharded and are trained as those of PyTorch's FullyShardedDataParallel.
+// Tests the layout, the sharding and the training of flat parameters against PyTorch's FullyShardedDataParallel.
 #include <ATen/ops/arange.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-// The oracle's modules: see tests/fsdp1/oracle/fsdp1.py.
+// The modules of the oracle script, tests/fsdp1/oracle/fsdp1.py.
 struct OracleUnit : nn::Callable<OracleUnit> {
   std::vector<std::unique_ptr<at::Tensor>> values;
   std::vector<at::Tensor> start;
@@ -138,7 +138,8 @@ json like(int64_t unit, int64_t index) {
 }
 json unit(bool nested, std::vector<json> parameters) { return {{"nested", nested}, {"parameters", parameters}}; }
 
-// Each model in all ways. Python's own FSDP1 cannot train a flat parameter without elements, nor wrap one of 0 dims.
+// Requests each model with all options. PyTorch's FSDP1 can neither train a flat parameter without elements, nor wrap a
+// parameter of 0 dims.
 std::vector<json> requests() {
   const json plain = {unit(false, {parameter({5, 3}), parameter({5})}), unit(false, {parameter({1, 5})})};
   const json nested = {unit(true, {parameter({5, 3}), parameter({5})}),
@@ -168,7 +169,7 @@ std::vector<json> requests() {
     add(strided, use_orig_params, "FULL_SHARD", 3);
     add(empty, use_orig_params, "FULL_SHARD", 0);
     add(frozen_unit, use_orig_params, "FULL_SHARD", 2);
-    // In float64 the values agree to rounding; in bfloat16 it is the layout alone that is compared.
+    // In float64 the values agree to rounding. In bfloat16 only the layout is compared.
     add(nested, use_orig_params, "FULL_SHARD", 3, "float64");
     add(plain, use_orig_params, "NO_SHARD", 3, "float64", "float32");
     add(nested, use_orig_params, "FULL_SHARD", 0, "bfloat16");

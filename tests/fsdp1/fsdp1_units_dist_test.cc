@@ -1,4 +1,4 @@
-// What wrap_fsdp1 shows of its units: names, pieces, handles; clipping; and what it refuses.
+// Tests the interface of the units of wrap_fsdp1: names, shards, handles, clipping, and wrong use.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -112,7 +112,7 @@ TEST(Fsdp1Units, NamePaddingOnceAndHoldItInTheShard) {
     std::vector<at::Tensor> values;
     for (const auto& member : layout.members()) values.push_back(whole_values(model).at("layers.0." + member.fqn));
     EXPECT_TRUE(handle->shard().equal(layout.shard(layout.flatten(values), world->rank())));
-    // norm has 6 elements: two of padding follow.
+    // norm has 6 elements, followed by two elements of padding.
     EXPECT_EQ(handle->shard()[7].item<float>() == 42, world->rank() == 0);
   });
 }
@@ -157,7 +157,7 @@ TEST(Fsdp1Units, MayBeEmptyAroundOthers) {
   });
 }
 
-// Masters of 16-bit parameters follow what is written into a shard, as loading does it.
+// Master weights of 16-bit parameters follow values that are written into a shard, as when a checkpoint is loaded.
 TEST(Fsdp1Units, GoOnFromWhatIsWrittenIntoTheirShards) {
   on_threads(2, [](const WorldPtr& world) {
     for (const auto strategy : {ShardingStrategy::kFullShard, ShardingStrategy::kNoShard}) {
@@ -210,7 +210,7 @@ TEST(Fsdp1ClipGradNorm, IsThatOfOneRank) {
           const double norm = clip_grad_norm_(model, 0.01, norm_type);
           EXPECT_NEAR(norm / expected, 1, 1e-6) << norm_type;
           EXPECT_LT(distance(whole_grads(model), plain_grads(plain)), 2 * kTolerance) << norm_type;
-          EXPECT_NEAR(clip_grad_norm_(model, 1e9, norm_type), 0.01, 1e-6);  // clipped before; now left alone
+          EXPECT_NEAR(clip_grad_norm_(model, 1e9, norm_type), 0.01, 1e-6);  // clipped by an earlier call, unchanged now
         }
       }
     });

@@ -1,5 +1,5 @@
-// FSDP1 units made by hand, of one rank of several that exist only here: flattening and cutting of whole tensors
-// communicate nothing.
+// FSDP1 units that are made by hand, of one rank of a world whose other ranks do not exist. Whole tensors are flattened
+// and sharded without communication.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -59,7 +59,7 @@ struct HandMadeRank {
   HandMadeRank(int rank, int size)
       : world(comm::World::create_fake(rank, size, std::make_shared<comm::FakeCostAccount>())), group(world->group()) {}
 
-  // Members of these names and shapes, as one unit.
+  // Makes one unit of members with these names and shapes.
   std::shared_ptr<HandMadeHandle> handle(const std::vector<std::pair<std::string, std::vector<int64_t>>>& members,
                                          bool use_orig_params, const std::vector<SharedFlatMember>& shared = {},
                                          const std::string& prefix = "") const {

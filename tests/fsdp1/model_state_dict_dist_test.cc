@@ -1,3 +1,5 @@
+// Tests the model state dicts of FSDP1 of every type (full, sharded, local): values, loading under another wrapping,
+// names, and errors on all ranks.
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -100,7 +102,7 @@ TEST(Fsdp1ModelStateDict, OfLocalTypeIsTheFlatShardWithoutPadding) {
       wrap(from, world->group(), Wrapping::kEach, original);
       wrap(to, world->group(), Wrapping::kEach, original);
       const auto dict = saved(from, StateDictType::kLocal);
-      const auto& last = *dict.at("last._flat_param").sharded();  // 7 + 1 elements, or 7 + 1 + 1 and 7 to the end
+      const auto& last = *dict.at("last._flat_param").sharded();  // 7 + 1 elements; with padding 7 + 1 + 1 + 7
       EXPECT_EQ(last.size.size(), 1U);
       EXPECT_EQ(last.shards_metadata.at(1).shard_offsets.at(0), (last.size[0] + 1) / 2);
       EXPECT_EQ(dict.size(), 5U);
@@ -175,7 +177,7 @@ TEST(Fsdp1ModelStateDict, SaysWhatIsMissingOrDoesNotFitOnAllRanks) {
 
     auto partial = full;
     partial.erase("last.bias");
-    partial.erase("again");  // a parameter needs one of its names only
+    partial.erase("again");  // one of a parameter's names is enough
     partial.set("extra", at::zeros({1}));
     const auto keys = load(net, partial, StateDictType::kFull, /*strict=*/false);
     EXPECT_THAT(keys.missing_keys, ::testing::ElementsAre("last.bias"));

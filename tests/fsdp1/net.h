@@ -1,5 +1,6 @@
-// A small model for state under FSDP1: rows that divide by no number of ranks, vectors shorter than the ranks, a weight
-// that lies transposed, a shared one, a buffer; and how it is wrapped and trained alike anywhere.
+// A small model for tests of state under FSDP1. Its numbers of rows divide by no number of ranks; it has vectors
+// shorter than the number of ranks, a transposed weight, a shared weight and a buffer. The file also has functions that
+// wrap and train it in the same way on any number of ranks.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -69,7 +70,7 @@ inline std::unique_ptr<optim::Optimizer> adam_of(nn::Module& net) {
   return optim::make_adamw(net, {.lr = 0.05, .weight_decay = 0});
 }
 
-// The same batches on every rank and on one device.
+// Trains with the same batches on every rank and on one device.
 inline void train(Fsdp1Net& net, optim::Optimizer& optimizer, int steps, int from = 0) {
   for (int step = from; step < from + steps; ++step) {
     const auto x = at::linspace(-1, 1 + step, 12).view({4, 3});
@@ -79,7 +80,7 @@ inline void train(Fsdp1Net& net, optim::Optimizer& optimizer, int steps, int fro
   }
 }
 
-// "" when both have the same structure, and values as near as float32 rounding.
+// Returns "" if both values have the same structure and are equal up to float32 rounding.
 inline std::string state_difference(const StateValue& a, const StateValue& b, const std::string& at = "") {
   const std::string types = at + ": " + type_name(a) + " and " + type_name(b);
   if (a.is_tensor() != b.is_tensor() || a.is_dict() != b.is_dict() || a.is_list() != b.is_list()) return types;

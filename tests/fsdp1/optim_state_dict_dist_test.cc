@@ -1,3 +1,5 @@
+// Tests the optimizer state dicts of FSDP1 of every type against those of one device: values, loading under another
+// wrapping, groups, and errors on all ranks.
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
@@ -41,7 +43,7 @@ struct Wrapped {
   StateDict own() const { return optimizer_state_dict(*optimizer); }
 };
 
-// As to_load gives it: parameters of which this rank has nothing have no entry.
+// Returns the dict as optim_state_dict_to_load gives it: parameters without elements on this rank have no entry.
 StateDict without_empty_states(const StateDict& raw) {
   StateDict kept;
   for (const auto& [key, state] : raw.at("state").dict()) {
@@ -118,10 +120,10 @@ TEST(Fsdp1OptimStateDict, OfRank0OnlyIsEmptyElsewhereAndComesBackFromThere) {
       EXPECT_EQ(saved.empty(), world->rank() != 0);
       if (world->rank() == 0) expect_right(saved, nullptr);
       Wrapped expected(world->group(), Wrapping::kMiddle, original, 3);
-      // Nobody looks at what other ranks pass.
+      // Only rank 0's argument is read.
       const StateDict passed = world->rank() == 1 ? StateDict{{"state", 3}} : saved;
       EXPECT_EQ(state_difference(fresh.to_load(passed), without_empty_states(expected.own())), "");
-      if (world->rank() == 0) expect_right(saved, nullptr);  // it is as before
+      if (world->rank() == 0) expect_right(saved, nullptr);  // the argument is unchanged
     }
   });
 }
@@ -254,7 +256,7 @@ TEST(Fsdp1OptimStateDict, TakesNamedOptimizersAndTheStateOfUsers) {
       auto saved = optim_state_dict(model.net, *model.optimizer, {.optim_state_dict = named});
       EXPECT_EQ(saved.at("state").dict().at("epoch").integer(), 5);
       const auto loaded = optim_state_dict_to_load(model.net, *model.optimizer, saved, {.is_named_optimizer = true});
-      // Named optimizers want state of parameters of which a rank has nothing, too.
+      // Named optimizers also want the state of parameters without elements on a rank.
       EXPECT_EQ(state_difference(loaded.at("state"), by_name), "");
       saved.at("state").dict().erase("epoch");
       expect_right(saved, world->group());
@@ -295,7 +297,7 @@ TEST(Fsdp1OptimStateDict, HasTheStateOfWhatIsInNoUnit) {
         EXPECT_EQ(state_difference(optim_state_dict_to_load(fresh, *fresh_optimizer, saved),
                                    without_empty_states(optimizer_state_dict(*optimizer))),
                   "");
-        // A shared one, of which PyTorch wants exactly one name, under its other name.
+        // PyTorch wants exactly one name of a shared parameter. Here the dict has its other name.
         auto renamed = saved;
         auto& states = renamed.at("state").dict();
         states.set("again", states.at("scale"));

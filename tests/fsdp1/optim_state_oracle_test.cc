@@ -1,4 +1,5 @@
-// State under FSDP1 is what PyTorch's FullyShardedDataParallel makes of the same model and batches on two ranks.
+// Tests model and optimizer state under FSDP1 against PyTorch's FullyShardedDataParallel, with the same model and
+// batches on two ranks.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/linear.h>
@@ -128,7 +129,7 @@ void expect_like_pytorch(const WorldPtr& world, const json& wanted, bool origina
   const auto sharded = optim_state_dict(net, *optimizer);
   expect_states(sharded.at("state").dict(), wanted["sharded"], "sharded");
   for (const auto* dict : {&full, &sharded}) {
-    // Our optimizer numbers parameters by its own groups: compare by name.
+    // Our optimizer numbers parameters by its own groups, so the states are compared by name.
     const auto ids = optimizer_parameter_names(*optimizer);
     const auto loaded = optim_state_dict_to_load(net, *optimizer, *dict);
     std::vector<std::string> order;

@@ -1,4 +1,4 @@
-// State of FSDP1 units that compute in another dtype, or that are replicated: always full precision, always whole.
+// Tests that the state of FSDP1 units with mixed precision, or with replicas, is whole and in full precision.
 #include <gmock/gmock.h>
 
 #include "tessera/fsdp1/state/model_state_dict.h"

@@ -1,4 +1,4 @@
-// get_ and set_ of models under FSDP1.
+// Tests the state dict functions for models under FSDP1.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -60,7 +60,7 @@ TEST(Fsdp1StateDict, IsThatOfThePlainModelAndLoadsAgain) {
   }
 }
 
-// After it is wrapped.
+// Freezes parameters of a wrapped model.
 void freeze(Fsdp1Net& net, const std::string& prefix) {
   for (const auto& parameter : net.named_parameters()) {
     if (parameter.name.starts_with(prefix)) parameter.slot->parameter.set_requires_grad(false);
@@ -109,7 +109,7 @@ TEST(Fsdp1StateDict, TrainedParametersWithoutAStateAreErrorsWhenStrict) {
       Fsdp1Net net(11);
       wrap(net, world->group(), Wrapping::kEach, original);
       const auto optimizer = adam_of(net);
-      // The state of a flat parameter is there or not.
+      // A flat parameter has one state: it is in the dict for all its members or for none.
       const std::vector<std::string> missing =
           original ? std::vector<std::string>{"last.bias"} : std::vector<std::string>{"last.weight", "last.bias"};
       auto some = all;

@@ -1,4 +1,5 @@
-// How values of state dicts travel: ranges from rank to rank, boxes of any form, and what only rank 0 has.
+// Tests how values of state dicts are exchanged between ranks: ranges, boxes of any shape, and values that only rank 0
+// has.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
@@ -59,7 +60,7 @@ TEST(StateDictValues, ComeFromBoxesOfAnyForm) {
     const auto mesh = init_device_mesh(world, "cpu", {2}, {"dp"});
     const at::Tensor whole = at::arange(12, at::kFloat).view({4, 3});
     const int rank = world->rank();
-    // Two boxes on rank 0 and one on rank 1, none of them rows.
+    // Two boxes are on rank 0 and one on rank 1. No box is a range of whole rows.
     auto boxes = std::make_shared<ShardedTensor>();
     boxes->size = {4, 3};
     boxes->group = world->group();
@@ -121,7 +122,7 @@ TEST(StateDictValues, OverAMeshOfReplicasAreRowsOfItsLastDim) {
     EXPECT_EQ(to_string(placements(value.tensor())), "(R, S(0))");
     EXPECT_TRUE(full_tensor(value.tensor()).equal(whole));
     EXPECT_TRUE(to_local_range(layout, value).equal(piece));
-    // FSDP inside the replicas only.
+    // FSDP shards inside the replicas only.
     const auto& inner = mesh->group("shard");
     FlatTensorLayout half{.name = "w", .shape = {5, 3}, .strides = {3, 1}, .ranges = {{0, 7}, {7, 15}}, .group = inner};
     const auto half_piece = whole.reshape({-1}).narrow(0, half.own().begin, half.own().numel());

@@ -1,5 +1,5 @@
-// Any bytes as PEFT's adapter_config.json: its settings and target_modules are read and put into a small model, or
-// refused.
+// Fuzz target: any bytes as PEFT's adapter_config.json. The settings and target_modules are read and applied to a small
+// model, or refused.
 #include "tessera/base/error.h"
 #include "tessera/models/adapters/adapters.h"
 #include "tests/fuzz/input_file.h"

@@ -1,5 +1,5 @@
-// Any bytes as a model's config.json: read, or refused in one clean line; what is read is written and read again the
-// same.
+// Fuzz target: any bytes as a model's config.json. The file is refused with a clean message of one line, or is read; a
+// read config is written and reads back equal.
 #include <ATen/ATen.h>
 
 #include <cstdlib>

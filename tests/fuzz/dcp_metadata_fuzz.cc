@@ -1,4 +1,4 @@
-// Any bytes as `.metadata` of DCP: what is read is written and read again the same.
+// Fuzz target: any bytes as `.metadata` of DCP. Metadata that is read is written and reads back equal.
 #include <cstdlib>
 
 #include "tessera/base/error.h"

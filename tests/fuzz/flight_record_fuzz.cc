@@ -1,4 +1,4 @@
-// Any bytes as a flight record: what is read is written and read again the same.
+// Fuzz target: any bytes as a flight record. A record that is read is written and reads back equal.
 #include <cstdlib>
 
 #include "tessera/base/error.h"

@@ -1,4 +1,4 @@
-// Any bytes as generation_config.json.
+// Fuzz target: any bytes as generation_config.json.
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/models/generation/generate.h"

@@ -1,4 +1,5 @@
-// Any bytes as a GGUF file that becomes a Hugging Face folder: written whole, or refused and nothing left.
+// Fuzz target: any bytes as a GGUF file that is converted to a Hugging Face folder. The folder is written completely,
+// or the file is refused and no folder is left.
 #include <cstdlib>
 
 #include "tessera/base/error.h"

@@ -1,4 +1,4 @@
-// Any bytes as a GGUF file: open() and every tensor either read or throw Error.
+// Fuzz target: any bytes as a GGUF file. open() and the reading of every tensor succeed or throw Error.
 #include <ATen/ATen.h>
 
 #include <cstdint>

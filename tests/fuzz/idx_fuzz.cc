@@ -1,4 +1,5 @@
-// Any bytes as a pair of Megatron's files: up to a length that the first byte gives the index, the ids behind it.
+// Fuzz target: any bytes as a pair of Megatron's files. The first two bytes give the length of the index; the ids
+// follow the index.
 #include <algorithm>
 
 #include "tessera/base/error.h"

@@ -1,4 +1,4 @@
-// Any bytes as model.safetensors.index.json beside one shard.
+// Fuzz target: any bytes as model.safetensors.index.json beside one shard.
 #include <ATen/ATen.h>
 
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Fuzz inputs for readers that want a path.
+// Fuzz inputs for readers that need a path.
 //
 //   const InputFile file(data, size);          // in memory; gone with the object
 //   SafetensorsFile::open(file.path());
@@ -62,7 +62,7 @@ inline std::string_view text_of(const uint8_t* data, size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-// A message is one line without anything that a terminal obeys.
+// Requires that a message is one line without terminal control characters.
 inline void check_message(const std::string& message) {
   for (const char c : message) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) std::abort();

@@ -1,4 +1,4 @@
-// Any bytes as a JSON array of records, or as gzip of one.
+// Fuzz target: any bytes as a JSON array of records, or as gzip of such an array.
 #include <cstdlib>
 
 #include "tessera/base/error.h"

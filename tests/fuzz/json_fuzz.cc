@@ -1,5 +1,5 @@
-// Any bytes as JSON: refused in one clean line, or the same document as nlohmann's own parser makes of it. With exact
-// numbers the document is that of its own text.
+// Fuzz target: any bytes as JSON. The text is refused with a clean message of one line, or gives the same document as
+// nlohmann's own parser. With exact numbers, a document that is written reads back equal.
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 

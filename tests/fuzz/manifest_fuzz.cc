@@ -1,4 +1,4 @@
-// Any bytes as a checkpoint's manifest: what is read is written and read again the same.
+// Fuzz target: any bytes as a checkpoint's manifest. A manifest that is read is written and reads back equal.
 #include <cstdlib>
 
 #include "tessera/base/error.h"

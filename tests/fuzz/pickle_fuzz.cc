@@ -1,4 +1,4 @@
-// Any bytes as a pickle: what is read is written in both protocols and read again the same.
+// Fuzz target: any bytes as a pickle. A value that is read is written in both protocols and reads back equal.
 #include <cstdlib>
 #include <span>
 

@@ -1,5 +1,5 @@
-// Any bytes as a recipe: they are read or refused with Error kConfig in one line; what is read prints and reads back
-// to the same. The first line, when it starts with '!', is an override.
+// Fuzz target: any bytes as a recipe. The text is read, or refused with Error kConfig in one line. A recipe that is
+// read is printed and reads back equal. If the first line starts with '!', it is an override.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

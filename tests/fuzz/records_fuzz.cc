@@ -1,4 +1,4 @@
-// Any bytes as a file of training records, and each record as a sample. The first byte chooses the format.
+// Fuzz target: any bytes as a file of training records, and each record as a sample. The first byte chooses the format.
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       "</{{ m.role }}>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
       "fuzz", {.max_steps = 50'000, .max_output_bytes = 1 << 16});
   if (size == 0) return 0;
-  // Of the kept inputs the first byte has meant these four; more follow.
+  // In the kept inputs the first byte has a fixed meaning, so the order of this list must not change.
   static constexpr const char* kFuzzed[] = {"auto",   "text",       "jsonl",      "chat", "sharegpt",
                                             "alpaca", "completion", "preference", "auto"};
   const size_t choice = data[0] % 9;

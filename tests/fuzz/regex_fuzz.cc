@@ -1,4 +1,5 @@
-// A pattern up to the first newline, then the text it cuts: matches are in order and in bounds.
+// Fuzz target: a pattern up to the first newline, then the text that it splits. Matches must be in order and inside the
+// text.
 #include <cstdlib>
 
 #include "tessera/base/error.h"

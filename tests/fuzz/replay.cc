@@ -1,5 +1,5 @@
-// Runs a fuzz target on files, without libFuzzer: 'replay_fuzz_inputs TARGET FOLDER...' takes every file of the
-// folders, one after the other.
+// Runs a fuzz target on files, without libFuzzer: 'replay_fuzz_inputs TARGET FOLDER...' runs every file of the folders,
+// one after the other.
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
@@ -31,7 +31,7 @@ int replay(const Target& target, int folders, char** folder) {
   for (int i = 0; i < folders; ++i) {
     for (const auto& entry : std::filesystem::recursive_directory_iterator(folder[i])) {
       if (!entry.is_regular_file()) continue;
-      std::printf("%s\n", entry.path().c_str());  // before it runs: a crash names its input
+      std::printf("%s\n", entry.path().c_str());  // printed before the run, so that a crash names its input
       std::fflush(stdout);
       std::ifstream file(entry.path(), std::ios::binary);
       const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});

@@ -1,5 +1,5 @@
-// Any bytes as a pipeline's schedule: what is read is written and read again the same; what passes the check can be
-// lowered, and then no rank waits for ever.
+// Fuzz target: any bytes as a pipeline schedule. A schedule that is read is written and reads back equal. A schedule
+// that passes the check can be lowered, and its ranks do not wait for ever.
 #include <cstdlib>
 
 #include "tessera/base/error.h"

@@ -1,4 +1,5 @@
-// Bodies of requests to `tessera serve`: the first byte says which endpoint. Answers of a form are begun.
+// Fuzz target: bodies of requests to `tessera serve`. The first byte chooses the endpoint. If the request has a
+// grammar, the first tokens of an answer are generated.
 #include <algorithm>
 #include <cstdint>
 #include <string_view>
@@ -28,7 +29,7 @@ const tessera::serve::ServedModel& served() {
   return model;
 }
 
-// The first tokens that it allows, as long as there are any.
+// Chooses an allowed token, up to kTokens times, until the constraint is complete.
 void begin(tessera::text::TokenConstraint& constraint) {
   constexpr size_t kTokens = 24;
   std::vector<int64_t> made;

@@ -1,5 +1,5 @@
-// Any bytes as what a connection says to the store of a run, from its first byte or, when the input begins with one
-// that is odd, after a hello that was accepted: the server goes on answering others.
+// Fuzz target: any bytes as the messages of a connection to the store of a run. If the first byte is odd, a valid hello
+// precedes the messages. The server must continue to answer other connections.
 #include <arpa/inet.h>
 #include <sys/socket.h>
 
@@ -35,7 +35,8 @@ struct Hub {
   }
 };
 
-// Closed connections hold their ports for a minute on the side that ended them, which after 28,000 runs may be all.
+// The side that closes a connection keeps its port for a minute, so after about 28,000 runs no port may be free.
+// SO_LINGER with 0 seconds frees the port at once.
 UniqueFd connected(int port) {
   const linger no_wait{.l_onoff = 1, .l_linger = 0};
   sockaddr_in address{
@@ -55,7 +56,7 @@ UniqueFd connected(int port) {
 void send_all(int socket, std::string_view bytes) {
   while (!bytes.empty()) {
     const auto sent = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (sent <= 0) return;  // let go already
+    if (sent <= 0) return;  // the server has closed the connection
     bytes.remove_prefix(static_cast<size_t>(sent));
   }
 }
@@ -65,7 +66,7 @@ void send_all(int socket, std::string_view bytes) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static std::unique_ptr<Hub> hub;
   static int runs = 0;
-  if (runs++ % 10000 == 0) hub = std::make_unique<Hub>();  // what was set is gone with the server
+  if (runs++ % 10000 == 0) hub = std::make_unique<Hub>();  // a new server has an empty store
   const UniqueFd socket = connected(hub->port);
   if (size > 0 && (data[0] & 1) != 0) {
     send_all(socket.get(),

@@ -1,4 +1,4 @@
-// A hostile chat template: it renders or it is an Error, within its limits.
+// Fuzz target: a hostile chat template. The template renders within its limits, or gives an Error.
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
-// Any bytes as tokenizer_config.json beside a small tokenizer: special tokens and the chat template are read and used,
-// or refused.
+// Fuzz target: any bytes as tokenizer_config.json beside a small tokenizer. The special tokens and the chat template
+// are read and used, or refused.
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"

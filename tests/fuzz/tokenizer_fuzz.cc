@@ -1,6 +1,6 @@
-// tokenizer.json and a text: the input up to the first zero byte is the file, the rest is encoded with it. Checks what
-// must hold for every file: the two encoders agree, offsets lie in the text, decoding gives UTF-8, streamed text is the
-// same.
+// Fuzz target: tokenizer.json and a text. The input up to the first zero byte is the file; the rest is encoded with
+// this tokenizer. Checks the properties of every file: the two encoders agree, offsets lie in the text, decoding gives
+// UTF-8, and streamed text is the same.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
@@ -37,7 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     exercise(tokenizer, "Hello w\xC3\xB6rld  '\xFFs 123\n");
     if (zero != std::string_view::npos) exercise(tokenizer, input.substr(zero + 1));
   } catch (const tessera::Error&) {
-    // the wanted end for a bad file
+    // the expected result for an invalid file
   }
   return 0;
 }

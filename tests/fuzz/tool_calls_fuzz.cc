@@ -1,4 +1,4 @@
-// What a model writes where it was told of tools: the first byte says in pieces of how many bytes.
+// Fuzz target: text of a model that has tools. The first byte gives the number of bytes in each piece of the stream.
 #include <cstdint>
 #include <string_view>
 

@@ -1,4 +1,5 @@
-// Any bytes as a file of torch.save: refused in one clean line, or every tensor lies inside it and reads.
+// Fuzz target: any bytes as a file of torch.save. The file is refused with a clean message of one line, or every tensor
+// lies inside the file and can be read.
 #include <ATen/ATen.h>
 
 #include <cstdlib>

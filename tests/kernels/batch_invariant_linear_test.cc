@@ -1,3 +1,5 @@
+// Tests batch_invariant_linear, the gate and the paged attention of row models: values against plain operations, and
+// equal bits for a row whatever other rows are in the call.
 #include "tessera/kernels/linear/batch_invariant_linear.h"
 
 #include <gtest/gtest.h>
@@ -38,7 +40,7 @@ TEST(BatchInvariantLinear, IsTheLinearOfTheSameWeights) {
   }
 }
 
-// Of every fp16 but those that are no number: subnormal ones, too.
+// All fp16 bit patterns are tested except infinity and NaN; subnormal numbers are included.
 TEST(BatchInvariantLinear, SixteenBitsOfFp16AreComputedAsTheValuesTheyStandFor) {
   const int64_t in = 83;
   auto bits = at::empty({1024, in}, at::kShort);
@@ -81,7 +83,7 @@ TEST(BatchInvariantLinear, FourBitsAreWithinHalfAStepAndComputedAsTheValuesTheyS
   const auto values = packed.dequantized();
   const auto blocks = weight.view({53, 3, 32});
   const auto step = (blocks.amax(2, true) - blocks.amin(2, true)) / 15;
-  // Scale and least value are rounded to eleven bits.
+  // The scale and the smallest value of a block are rounded to eleven bits.
   EXPECT_TRUE(
       (values.view({53, 3, 32}) - blocks).abs().le(step * 0.51 + blocks.abs().amax(2, true) / 1024).all().item<bool>());
   EXPECT_TRUE(at::equal(values[7], weight[7]));
@@ -102,10 +104,10 @@ TEST(BatchInvariantLinear, FourBitsKeepWhatAFileOfSuchBlocksHeld) {
     for (int i = 0; i < 2; ++i) bytes.push_back(static_cast<std::byte>(bits >> 8 * i));
   };
   for (int64_t block = 0; block < rows * blocks; ++block) {
-    put(static_cast<uint16_t>(0x1400 + random() % 0x1000));  // fp16 of about 0.001 to 0.02
-    put(static_cast<uint16_t>(0x9800 + random() % 0x1000));  // and -0.002 to -0.03
+    put(static_cast<uint16_t>(0x1400 + random() % 0x1000));  // the scale: fp16 of about 0.001 to 0.02
+    put(static_cast<uint16_t>(0x9800 + random() % 0x1000));  // the minimum: fp16 of about -0.002 to -0.03
     for (int i = 0; i < 16; ++i) bytes.push_back(static_cast<std::byte>(random()));
-    bytes.back() = std::byte{0xF0};  // the least and the largest are there, as in every block that was made of weights
+    bytes.back() = std::byte{0xF0};  // codes 0 and 15 both occur, as in every block that was quantized from weights
   }
   auto values = at::empty({rows, blocks * 32});
   dequantize(GgmlType::kQ4_1, bytes, {values.data_ptr<float>(), static_cast<size_t>(values.numel())});
@@ -210,7 +212,7 @@ TEST(PagedAttention, IsTheAttentionOverTheKeysInOrder) {
   }
 }
 
-// Tokens that are computed together with a broken one may be in pages that others share.
+// A token with broken values (NaN) may be in a page that other tokens of the call attend to in part.
 TEST(PagedAttention, ValuesThatATokenDoesNotSeeDoNotEnterItsResult) {
   const int64_t d = 20, length = 40;
   const std::vector<int32_t> pages = {0, 1, 2};

@@ -1,4 +1,5 @@
-// Causal attention by blocks against the formula in fp64: documents, windows, padding, grouped heads, both dtypes.
+// Tests blockwise causal attention against the formula in fp64: documents, windows, padding, grouped heads, both
+// dtypes.
 #include "tessera/kernels/attention/causal_attention.h"
 
 #include <ATen/Parallel.h>
@@ -24,7 +25,7 @@ struct Inputs {
   std::vector<at::Tensor> wanted() const { return {q, k, v}; }
 };
 
-// As a model has them: [B, T, heads, d] seen as [B, heads, T, d].
+// The memory layout is the one of models: [B, T, heads, d] viewed as [B, heads, T, d].
 at::Tensor heads(const Shape& shape, int64_t count, int seed, at::ScalarType type) {
   return random_tensor({shape.rows, shape.tokens, count, shape.width}, seed).to(type).transpose(1, 2);
 }
@@ -34,7 +35,8 @@ Inputs inputs_of(const Shape& shape, at::ScalarType type) {
           heads(shape, shape.heads, 4, type)};
 }
 
-// Documents of `document` tokens, of which a token sees `window` at most; the last `padding` tokens see nothing.
+// Returns the first key that each token attends to. Documents have `document` tokens, a token attends to at most
+// `window` tokens of its document, and the last `padding` tokens attend to no key.
 at::Tensor first_key_of(const Shape& shape, int64_t document, int64_t window, int64_t padding) {
   const auto place = at::arange(shape.tokens, at::kLong);
   auto first = at::maximum(place.div(document, "floor").mul(document), place - window + 1);
@@ -45,7 +47,8 @@ at::Tensor first_key_of(const Shape& shape, int64_t document, int64_t window, in
   return first.expand({shape.rows, shape.tokens}).contiguous();
 }
 
-// Result and gradients of libtorch's attention under a mask, in fp64; tokens that see nothing give zeros.
+// Returns the result and the gradients of libtorch's attention with a mask, in fp64. Tokens without a visible key give
+// zeros.
 std::vector<at::Tensor> by_mask(const Inputs& in, const at::Tensor& first_key) {
   const auto wide = [](const at::Tensor& t) { return t.detach().to(at::kDouble).requires_grad_(); };
   const auto q = wide(in.q), k = wide(in.k), v = wide(in.v);
@@ -147,7 +150,7 @@ TEST_P(CausalAttention, NotANumberStaysOne) {
   EXPECT_TRUE(y.narrow(2, 3, 67).isnan().all().item<bool>());
 }
 
-// The first query sees one key alone, in the first lane of several.
+// The first query attends to one key only, which is in the first lane of a vector of several.
 TEST_P(CausalAttention, TheOnlyScoreOfAQueryMayBeNotANumber) {
   auto in = inputs_of({1, 70, 1, 1, 16}, at::kFloat);
   in.k[0][0][0].fill_(std::numeric_limits<float>::quiet_NaN());
@@ -161,7 +164,7 @@ TEST_P(CausalAttention, KeysBeforeTheFirstAndPaddingThatOthersSeeAreAsTheFormula
   for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(at::equal(before[i], all[i])) << i;
   auto first = at::zeros({1, 70}, at::kLong);
   first.narrow(1, 20, 50).fill_(20);
-  first[0][20] = 60;  // sees nothing, and is seen
+  first[0][20] = 60;  // sees no key, but is a visible key
   const auto wanted = by_mask(in, first), got = by_kernel(in, first);
   for (size_t i = 0; i < wanted.size(); ++i) EXPECT_LT((got[i] - wanted[i]).abs().max().item<double>(), 1e-4) << i;
 }

@@ -1,4 +1,5 @@
-// Log-probs whose tokens lie over ranks against those of one rank, and NeMo's helpers for them.
+// Tests log-probs of sequences that are sharded over ranks (context parallelism) against the log-probs of one rank.
+// Tests NeMo's helper functions for these log-probs.
 #include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -68,7 +69,7 @@ TEST(ContextLogprobs, OfColumnsAreWholeOnEveryRankWithGradients) {
   });
 }
 
-// Whoever asked may have let the group go before the backward pass, which communicates.
+// The backward pass communicates. The caller may have dropped its reference to the group before.
 TEST(ContextLogprobs, HoldTheGroupUntilTheirBackward) {
   on_ranks(2, {2}, [](const MeshPtr& line) {
     const kernels::VocabShard all{.start = 0, .end = kVocabulary};

@@ -1,5 +1,5 @@
-// What our CUDA kernels compute, without a GPU: compiled as C++ and run on the host (support/cuda_on_host), against the
-// formulas in fp64. elementwise_kernels_cuda_test.cc has them on a GPU.
+// Tests our CUDA kernels without a GPU. The kernels are compiled as C++ (support/cuda_on_host), run on the host and are
+// compared with the formulas in fp64. elementwise_kernels_cuda_test.cc runs the kernels on a GPU.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include "tests/kernels/gradients.h"
 #include "tests/support/cuda_on_host/cuda_runtime_api.h"
 
-#define cuda cuda_on_host  // as they are compiled here: beside the real ones, where there are any
+#define cuda cuda_on_host  // the host build's namespace, beside the real kernels of a CUDA build
 #include "tessera/kernels/cuda/launchers.h"
 #undef cuda
 
@@ -23,7 +23,7 @@ ElementType element_of(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat ? ElementType::kFloat : ElementType::kBFloat16;
 }
 
-// The same values `shift` elements behind what packs need.
+// Returns the same values, stored `shift` elements behind the alignment that vector loads need.
 at::Tensor shifted(const at::Tensor& values, int64_t shift) {
   return at::empty({values.numel() + shift}, values.options())
       .narrow(0, shift, values.numel())
@@ -31,7 +31,7 @@ at::Tensor shifted(const at::Tensor& values, int64_t shift) {
       .view(values.sizes());
 }
 
-// Of what is rounded to bf16 once or twice; sums of fp32 in another order.
+// Compares values that were rounded to bf16 once or twice; in fp32 the sums may have another order.
 void expect_near(const at::Tensor& found, const at::Tensor& wanted, const std::string& what) {
   const double tolerance = found.scalar_type() == at::kFloat ? 3e-6 : 8e-3;
   const auto there = found.to(at::kDouble).flatten(), right = wanted.flatten();
@@ -74,7 +74,7 @@ TEST(CudaKernels, GatesOfAnyNumberOfElements) {
   expect_all_came_to_barriers();
 }
 
-// The result, inverse root mean squares and both gradients.
+// Returns the result, the inverse root mean squares and both gradients.
 Tensors normed(const at::Tensor& x, const at::Tensor& factors, const at::Tensor& grad, bool rounds_first) {
   const int64_t rows = x.size(0), width = x.size(1);
   Tensors out = {at::empty_like(x), at::empty({rows}, at::kFloat), at::empty_like(x)};
@@ -118,7 +118,7 @@ TEST(CudaKernels, NormsRoundInBf16AsTransformersDoes) {
   const auto wide = x.to(at::kFloat);
   const auto wanted = weight * (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5)).to(at::kBFloat16);
   const auto found = normed(x, weight.to(at::kFloat), x, /*rounds_first=*/true)[0];
-  EXPECT_LE(found.ne(wanted).sum().item<int64_t>(), x.numel() / 1000);  // a sum in another order may tip a rounding
+  EXPECT_LE(found.ne(wanted).sum().item<int64_t>(), x.numel() / 1000);  // another order of a sum may change a rounding
 }
 
 TEST(CudaKernels, RotaryOfRowsWithAnglesOfTheirOwn) {
@@ -188,7 +188,7 @@ TEST(CudaKernels, RowsWithoutALabelAreZeroAndWrongLabelsNoNumbers) {
 TEST(CudaKernels, LogitsWithoutEndAreNoNumbersOnlyWhereTheFormulaSaysSo) {
   const float infinity = std::numeric_limits<float>::infinity();
   const auto logits = random_tensor({5, 40}).contiguous();
-  logits[0][7] = -infinity;  // a class that cannot be
+  logits[0][7] = -infinity;  // a masked class
   logits[1][7] = infinity;
   logits[2].fill_(-infinity);
   logits[3][39] = std::nan("");
@@ -197,12 +197,12 @@ TEST(CudaKernels, LogitsWithoutEndAreNoNumbersOnlyWhereTheFormulaSaysSo) {
   EXPECT_EQ(logits[0][7].item<float>(), 0);
 }
 
-// None reads what another thread writes without a barrier between them.
+// No thread reads a value that another thread writes without a barrier between them.
 TEST(CudaKernels, NeitherOrderOfThreadsNorNumberOfBlocksShows) {
   const auto run = [](unsigned order, unsigned most) {
     HostBlock::order = order;
     const auto x = random_tensor({7, 520}), grad = random_tensor({7, 520}, 2), logits = random_tensor({7, 520}, 3);
-    Tensors out = normed(x, random_tensor({520}, 1), grad, false);  // has as many blocks as it says
+    Tensors out = normed(x, random_tensor({520}, 1), grad, false);  // with its own number of blocks
     HostBlock::most = most;
     out.push_back(cross_entropy(logits, at::arange(7, at::kLong), true));
     out.push_back(logits);

@@ -1,5 +1,5 @@
-// Our own CUDA kernels against the CPU's loops and formulas: results and gradients. cuda_kernels_test.cc has the same
-// kernels on the host, in more sizes.
+// Tests our CUDA kernels on a GPU against the CPU's loops and formulas: results and gradients. cuda_kernels_test.cc
+// runs the same kernels on the host, with more sizes.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ class ElementwiseKernelsCuda : public ::testing::Test {
   }
 };
 
-// Result and gradients, on the CPU, of a computation on `device`.
+// Returns the result and the gradients of a computation on `device`, copied to the CPU.
 Tensors computed_on(c10::Device device, const Function& f, const Tensors& given) {
   Tensors in;
   for (const auto& each : given) in.push_back(each.to(device).detach().requires_grad_());
@@ -44,8 +44,8 @@ Tensors computed_on(c10::Device device, const Function& f, const Tensors& given)
   return out;
 }
 
-// The GPU's twice, which are to be the same bits, against the CPU's. Both round to bf16 alike, but for what sums in
-// another order tip.
+// Runs the GPU's computation twice, which must give the same bits, and compares with the CPU's. Both devices round to
+// bf16 in the same places; another order of a sum may change a rounding.
 void expect_the_cpus(const Function& f, const Tensors& in, double of_bf16 = 1e-2) {
   for (const auto type : kTypes) {
     Tensors rounded;
@@ -81,7 +81,7 @@ TEST_F(ElementwiseKernelsCuda, NormsAreTheCpus) {
   }
 }
 
-// Those that libtorch's kernel is taken for otherwise, too.
+// Calls our loops directly, also for the sizes for which the library takes libtorch's kernel.
 TEST_F(ElementwiseKernelsCuda, NormLoopsAreTheFormulas) {
   for (const auto type : kTypes) {
     for (const int64_t width : {33, 64, 4096}) {
@@ -127,7 +127,7 @@ TEST_F(ElementwiseKernelsCuda, CrossEntropyIsTheCpus) {
             return kernels::linear_cross_entropy(t[0], t[1], labels.to(t[0].device()), {.chunk_bytes = chunk_bytes});
           },
           {random_tensor({21, 24}) * 2, random_tensor({classes, 24}, 1)},
-          /*of_bf16=*/4e-2);  // of logits in bf16
+          /*of_bf16=*/4e-2);  // tolerance of logits in bf16
     }
   }
 }
@@ -151,7 +151,7 @@ TEST_F(ElementwiseKernelsCuda, NothingIsComputedOfNothing) {
             0);
 }
 
-// More elements than 32 bits count: 9 GiB each of gate and result.
+// The tensors have more elements than 32 bits count: 9 GiB each for gate and result.
 TEST_F(ElementwiseKernelsCuda, GateOfMoreElementsThan32BitsCount) {
   const int64_t count = (int64_t{1} << 32) + 4096;
   at::Tensor gate;

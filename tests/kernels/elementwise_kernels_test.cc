@@ -1,5 +1,5 @@
-// Row kernels in fp32 and bf16 against the formulas in fp64, with sizes that leave something over; with each set of
-// vector instructions that this processor has.
+// Tests the row kernels in fp32 and bf16 against the formulas in fp64. The sizes leave a remainder after whole vectors.
+// Each test runs with each set of vector instructions that this processor has.
 #include "tessera/kernels/rows/elementwise_kernels.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ using testing::random_tensor;
 using Tensors = std::vector<at::Tensor>;
 using Function = std::function<at::Tensor(const Tensors&)>;
 
-// Result and gradients for a gradient of the result that is not constant.
+// Returns the result and the gradients. The gradient of the result is not constant.
 Tensors with_gradients(const Function& f, const Tensors& given, at::ScalarType type) {
   Tensors in;
   for (const auto& each : given) in.push_back(each.to(type).detach().requires_grad_());
@@ -87,7 +87,7 @@ TEST_P(ElementwiseKernels, NormsRoundInBf16AsTransformersDoes) {
   const auto wide = x.to(at::kFloat);
   const auto normed = (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5)).to(at::kBFloat16);
   const auto differ = kernels::rms_norm(x, weight, 1e-5).ne(weight * normed).sum().item<int64_t>();
-  EXPECT_LE(differ, x.numel() / 1000);  // a sum in another order may tip a rounding
+  EXPECT_LE(differ, x.numel() / 1000);  // another order of a sum may change a rounding
 }
 
 TEST_P(ElementwiseKernels, RotaryOfRowsWithAnglesOfTheirOwn) {
@@ -115,7 +115,7 @@ TEST_P(ElementwiseKernels, CrossEntropyOfClassesThatLeaveSomethingOver) {
           return at::cross_entropy_loss(at::linear(t[0], t[1]), labels, {}, at::Reduction::Sum);
         },
         {random_tensor({21, 24}) * 2, random_tensor({classes, 24}, 1)},
-        /*of_bf16=*/4e-2);  // of logits in bf16
+        /*of_bf16=*/4e-2);  // tolerance of logits in bf16
   }
 }
 
@@ -130,7 +130,7 @@ TEST_P(ElementwiseKernels, LossOfLogitsThatAreNoNumbersIsNone) {
 TEST_P(ElementwiseKernels, TransposedFactorsOfProducts) {
   for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{{16, 16}, {48, 160}, {1040, 32}}) {
     const auto x = random_tensor({rows, columns});
-    const auto part = random_tensor({rows, columns + 16}, 1).narrow(1, 3, columns);  // rows further apart
+    const auto part = random_tensor({rows, columns + 16}, 1).narrow(1, 3, columns);  // row stride above `columns`
     for (const auto& each : {x, part}) {
       if (kernels::supports_elementwise_kernels(each)) {
         const auto turned = kernels::transpose_matrix(each);

@@ -1,4 +1,4 @@
-// Comparison of a fused op with plain ops: values and the gradients of every input.
+// Comparison of a fused operation with plain operations: values and the gradients of every input.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -17,13 +17,13 @@ inline at::Tensor random_tensor(std::vector<int64_t> sizes, int64_t seed = 0) {
   return at::randn(sizes);
 }
 
-// Largest difference over the largest reference value.
+// Returns the largest difference divided by the largest reference value.
 inline double relative_error(const at::Tensor& found, const at::Tensor& wanted) {
   const double scale = std::max(1e-6, wanted.abs().max().item<double>());
   return (found.to(at::kDouble) - wanted.to(at::kDouble)).abs().max().item<double>() / scale;
 }
 
-// The reference runs in fp64 on the same values.
+// Compares values and gradients. The reference runs in fp64 on the same values.
 inline void expect_same_with_gradients(const Op& fused, const Op& plain, const std::vector<at::Tensor>& inputs,
                                        double tolerance) {
   std::vector<at::Tensor> ours, theirs;

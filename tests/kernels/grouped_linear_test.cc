@@ -1,3 +1,5 @@
+// Tests grouped_linear, the products of the experts of a MoE layer, against one product for each group, and
+// permute_rows against at::index_select.
 #include "tessera/kernels/linear/grouped_linear.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Every kernel on every combination of placements, even and uneven, against plain operations on whole tensors.
+// Tests every kernel on every combination of placements, with even and uneven sizes, against plain operations on whole
+// tensors.
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -27,7 +28,7 @@ using testing::Tensors;
 
 using Run = std::function<at::Tensor(const Tensors&)>;
 
-// The kernel on DTensors, plain operations on whole tensors.
+// Runs the kernel on DTensors and plain operations on whole tensors.
 Run against(Run plain, Run kernel) {
   return [plain = std::move(plain), kernel = std::move(kernel)](const Tensors& t) {
     return (is_dtensor(t[0]) ? kernel : plain)(t);
@@ -40,7 +41,7 @@ at::Tensor labels_of(int64_t rows, int64_t classes) {
   return labels;
 }
 
-// Labels beside hidden states that are cut as these say: plain, or cut as well.
+// A loss over sharded hidden states. The labels are a plain tensor, or a DTensor with the same sharding.
 OpCase cross_entropy_case(int64_t rows, int64_t classes, int64_t chunk_bytes, bool cut_labels, double softcap = 0) {
   const auto labels = labels_of(rows, classes);
   return {"linear_cross_entropy of " + std::to_string(rows) + " rows, " + std::to_string(classes) + " classes",
@@ -96,7 +97,8 @@ std::vector<OpCase> row_cases() {
   return cases;
 }
 
-// cos and sin plain, of one row or of all; or cut by tokens or rows, as their owner may have left them.
+// cos and sin are plain tensors of one row or of all rows, or DTensors that are sharded by tokens or rows, as their
+// owner may have left them.
 std::vector<OpCase> rotary_cases() {
   std::vector<OpCase> cases;
   for (const int64_t batch : {1, 3}) {
@@ -118,13 +120,13 @@ std::vector<OpCase> rotary_cases() {
                              };
                              return kernels::rotary(t[0], place(angles.cos()), place(angles.sin()));
                            })});
-      cases.back().tolerance = 1e-6;  // of angles in fp32
+      cases.back().tolerance = 1e-6;  // angles are fp32
     }
   }
   return cases;
 }
 
-// Heads that divide evenly over the ranks and those that do not, with and without documents.
+// Numbers of heads that divide evenly over the ranks, and numbers that do not; with and without documents.
 std::vector<OpCase> attention_cases() {
   std::vector<OpCase> cases;
   for (const auto& [heads, groups] : std::vector<std::pair<int64_t, int64_t>>{{4, 4}, {4, 2}, {3, 1}, {3, 3}}) {
@@ -177,7 +179,7 @@ TEST(KernelsOnDTensors, EqualPlainOperationsOnTwoMeshDims) {
   check_cases_on({2, 2}, cases, 12, 3);
 }
 
-// In fp32 the parts go through the kernels' own loops and, where it is faster, oneDNN.
+// In fp32 the shards are computed by the kernels' own loops and, where it is faster, by oneDNN.
 TEST(KernelsOnDTensors, FusedLoopsOfPartsGiveTheWhole) {
   const auto narrow = [](const Tensors& t) {
     Tensors out;
@@ -202,7 +204,7 @@ at::Tensor spread(const at::Tensor& whole, const MeshPtr& mesh, const Placements
   return distribute_tensor(whole.clone().set_requires_grad(whole.is_floating_point()), mesh, how, std::nullopt);
 }
 
-// Column, then row parallel, the loss over cut classes: operands stay where they are.
+// A column-parallel layer, a row-parallel layer, and the loss over sharded classes. No operand is redistributed.
 TEST(KernelsOnDTensors, TensorParallelBlockMovesNoWeightAndNoLogits) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const auto x = spread(at::randn({2, 6, 8}), mesh, {Replicate()});
@@ -259,7 +261,7 @@ TEST(KernelsOnDTensors, SecondDerivativeThatIsMissingIsAnError) {
   EXPECT_ANY_THROW(first.square().sum().backward());
 }
 
-// Hosts may have other processors.
+// Hosts may have different processors.
 TESSERA_RANKS_TEST(VectorLevel, IsTheLeastOfAllRanks, (2)) {
   {
     const kernels::VectorLevelGuard own(world->rank() == 0 ? kernels::max_vector_level()
@@ -267,10 +269,10 @@ TESSERA_RANKS_TEST(VectorLevel, IsTheLeastOfAllRanks, (2)) {
     kernels::synchronize_kernel_choices(*world->group());
   }
   EXPECT_EQ(kernels::vector_level(), kernels::VectorLevel::kPlain);
-  comm::barrier(*world->group());  // threads share the choice
+  comm::barrier(*world->group());  // thread ranks share the choice
 }
 
-// Hosts may have measured otherwise.
+// Each host may have measured a different kernel as the fastest.
 TESSERA_RANKS_TEST(LinearKernel, IsThatOfTheFirstRankOnAll, (2)) {
   if (!kernels::has_onednn()) {
     GTEST_SKIP() << "this libtorch has no oneDNN";
@@ -281,7 +283,7 @@ TESSERA_RANKS_TEST(LinearKernel, IsThatOfTheFirstRankOnAll, (2)) {
       kernels::synchronize_kernel_choices(*world->group());
     }
     EXPECT_EQ(kernels::linear_kernel_name(), onednn ? "onednn" : "aten");
-    comm::barrier(*world->group());  // threads share the choice
+    comm::barrier(*world->group());  // thread ranks share the choice
   }
 }
 

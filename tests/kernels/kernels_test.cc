@@ -1,3 +1,5 @@
+// Tests the fused kernels on one rank against plain operations: linear, norms, rotary positions, gates, and the linear
+// cross entropy. Values, gradients and second derivatives are compared.
 #include <ATen/native/Resize.h>
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>
@@ -39,7 +41,7 @@ at::Tensor plain_loss(const Tensors& in, const at::Tensor& labels) {
   return at::cross_entropy_loss(at::linear(in[0], in[1]), labels, {}, at::Reduction::Sum, kIgnoredLabel);
 }
 
-// The products, whichever of them this machine would choose.
+// Each test runs with both kernels for a product, whichever kernel this machine would choose.
 class Linear : public ::testing::TestWithParam<bool> {
  protected:
   kernels::LinearKernelGuard kernel_{GetParam()};
@@ -108,7 +110,7 @@ TEST_P(Linear, TakesComplexNumbers) {
                              by([](const auto& x, const auto& weight) { return at::linear(x, weight); }), inputs, 1e-5);
 }
 
-// A gradient of a gradient, as a plain product has.
+// A product has a gradient of its gradient, as at::linear has.
 TEST_P(Linear, HasASecondDerivative) {
   const auto second = [](const Op& product) {
     const auto x = random_tensor({32, 24}).set_requires_grad(true),
@@ -189,7 +191,7 @@ TEST(RmsNorm, RoundsOnceInHalfPrecision) {
   const auto x = random_tensor({9, 64}).to(at::kBFloat16), weight = random_tensor({64}, 1).to(at::kBFloat16);
   expect_same_with_gradients([](const Tensors& t) { return tessera::kernels::rms_norm(t[0], t[1], 1e-5); },
                              plain_rms_norm, {x, weight}, 2e-2);
-  // Upstream's order: normalise in fp32, round, then multiply in bf16.
+  // Upstream's order is tested: normalise in fp32, round, then multiply in bf16.
   const auto wide = x.to(at::kFloat);
   const auto upstream = weight * (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5)).to(at::kBFloat16);
   EXPECT_TRUE(at::equal(tessera::kernels::rms_norm(x, weight, 1e-5), upstream));
@@ -207,7 +209,7 @@ TEST(RmsNorm, OnePlusWeightMatchesPlainOpsWithGradients) {
     expect_same_with_gradients(fused, plain_one_plus_norm, {inputs[0].to(at::kBFloat16), inputs[1].to(at::kBFloat16)},
                                2e-2);
   }
-  // Upstream's order: everything in fp32, rounded at the end.
+  // Upstream's order is tested: compute all in fp32 and round at the end.
   const auto x = random_tensor({9, 64}).to(at::kBFloat16), weight = random_tensor({64}, 1).to(at::kBFloat16);
   const auto wide = x.to(at::kFloat);
   const auto upstream = (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5) * (1.0 + weight.to(at::kFloat)));

@@ -1,3 +1,4 @@
+// Tests the choice of a linear's kernel: the file that keeps a machine's measurement, and equal results of the kernels.
 #include "tessera/kernels/linear/linear_choice.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +35,8 @@ TEST(LinearChoice, OneDnnMultipliesLikeAtLinear) {
   EXPECT_TRUE(at::allclose(onednn_product(x, weight, bias), at::linear(x, weight, bias), 1e-5, 1e-5));
 }
 
-// Forward and both gradients, with a bias, of shapes that the choice counts for and of one that is too small.
+// Tests forward and both gradients, with a bias. The choice applies to one of the shapes; the other shape is too small
+// for a choice.
 TEST(LinearChoice, ProductsOf16BitsAreRoundedOnceEitherWay) {
   for (const auto type : {at::kBFloat16, at::kHalf}) {
     const bool before = fp32_is_faster_for(type);

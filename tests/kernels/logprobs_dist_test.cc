@@ -1,4 +1,4 @@
-// Log-probs over a cut vocabulary against plain log_softmax, and upstream's own numbers.
+// Tests log-probs over a sharded vocabulary against plain log_softmax, and against numbers of upstream.
 #include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -35,7 +35,8 @@ at::Tensor drawn_ids(uint64_t seed, int64_t classes, std::vector<int64_t> shape)
   return at::randint(0, classes, shape, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kLong));
 }
 
-// Widths of the ranks' columns: as torch.chunk cuts them, or the first rank with most and the last with none.
+// Returns the widths of the ranks' columns: as torch.chunk splits them, or lopsided, with most columns on the first
+// rank and none on the last.
 std::vector<int64_t> widths_of(int64_t classes, int ranks, bool lopsided) {
   std::vector<int64_t> widths;
   int64_t left = classes;
@@ -55,7 +56,7 @@ kernels::VocabShard part_of(const WorldPtr& world, int64_t classes, bool lopside
   return {start, start + widths[static_cast<size_t>(world->rank())], world->group()};
 }
 
-// A leaf of this rank's columns.
+// Returns a leaf with this rank's columns.
 at::Tensor columns_of(const at::Tensor& logits, const kernels::VocabShard& part) {
   return logits.narrow(-1, part.start, part.end - part.start).contiguous().clone().set_requires_grad(true);
 }
@@ -81,7 +82,8 @@ void expect_close(const at::Tensor& found, const at::Tensor& wanted, double tole
       << wanted;
 }
 
-// `ours` of a rank's columns and `plain` of all, with the gradients of a sum with weights.
+// Compares `ours`, on a rank's columns, with `plain`, on all columns. Values and the gradients of a weighted sum are
+// compared.
 using OfPart = std::function<at::Tensor(const at::Tensor&, const kernels::VocabShard&)>;
 using OfWhole = std::function<at::Tensor(const at::Tensor&)>;
 void expect_same(const at::Tensor& logits, const OfPart& ours, const OfWhole& plain, double tolerance,
@@ -211,7 +213,7 @@ TEST(DistributedLogprob, InferenceKeepsNothingAndSecondDerivativesAreRefused) {
 
 TEST(DistributedLogprob, MasksOfMinusInfinityAndEmptyPartsAreFine) {
   auto logits = drawn_logits(5, {1, 3, 8}, at::kDouble);
-  logits.narrow(2, 0, 4).fill_(-kInfinity);  // all that one of two ranks has
+  logits.narrow(2, 0, 4).fill_(-kInfinity);  // all columns of one of two ranks
   const auto target = at::tensor({5, 7, 4}, at::kLong).view({1, 3});
   expect_same(
       logits,
@@ -401,7 +403,8 @@ TEST(Sampling, GivesUpstreamsNumbers) {
   }
 }
 
-// Any number of tokens, any cut; the same bits for every chunk, forward and backward.
+// Any number of tokens and any split of the vocabulary is tested. Forward and backward must give the same bits for
+// every chunk size.
 TEST(Sampling, EqualsFilteringTheWholeRowWhateverTheChunk) {
   const std::vector<kernels::TrainingSamplingParams> settings = {
       {.top_k = 3}, {.top_p = 0.7}, {.top_k = 4, .top_p = 0.8}, {.top_k = 0}};
@@ -463,7 +466,7 @@ TEST(Sampling, MasksInfiniteLogprobs) {
 TEST(VocabTopk, IsExactForTiesAndSmallParts) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
     auto logits = drawn_logits(1337, {2, 7, 9}, dtype);
-    logits[0][0].fill_(0.5);  // all alike
+    logits[0][0].fill_(0.5);  // all logits of this token are equal
     logits[1][1].fill_(-kInfinity);
     const auto [sorted, order] = logits.sort(/*stable=*/true, -1, /*descending=*/true);
     const auto wide = sorted.to(dtype == at::kDouble ? at::kDouble : at::kFloat);
@@ -499,7 +502,7 @@ TEST(GatherLogits, GivesLogitsAndTheGradientToTheirOwner) {
       1e-15);
 }
 
-// ---- tokens that follow ----
+// ---- next tokens ----
 
 TEST(NextTokenLogprobs, OfPackedSequencesNeverLookOverABoundary) {
   const std::vector<int64_t> lengths = {5, 1, 0, 4, 2};
@@ -507,7 +510,7 @@ TEST(NextTokenLogprobs, OfPackedSequencesNeverLookOverABoundary) {
   auto target = drawn_ids(5, 10, {1, 14});
   auto bounds = at::zeros({6}, at::kInt);
   for (int i = 0; i < 5; ++i) bounds[i + 1] = bounds[i].item<int>() + static_cast<int>(lengths[static_cast<size_t>(i)]);
-  const int64_t width = 4;  // one sequence is cut by a token
+  const int64_t width = 4;  // one sequence is truncated by a token
   const auto plain = [&](const at::Tensor& t) {
     std::vector<at::Tensor> rows;
     for (size_t i = 0; i < lengths.size(); ++i) {

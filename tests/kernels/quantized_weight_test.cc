@@ -1,4 +1,5 @@
-// Packed weights against plain references: NF4 written out from its definition, GGUF's blocks as formats decodes them.
+// Tests packed weights against plain references: NF4 against its definition, and GGUF's blocks against the decoder in
+// tessera/formats.
 #include "tessera/kernels/linear/quantized_weight.h"
 
 #include <ATen/ATen.h>
@@ -14,7 +15,7 @@ at::Tensor some_weight(int64_t out, int64_t in, uint64_t seed = 3) {
   return at::randn({out, in}, at::detail::createCPUGenerator(seed), at::kFloat);
 }
 
-// Element by element: the nearest of the 16 values, by distance, to the element over its block's largest.
+// Quantizes element by element. Each element divided by its block's largest becomes the nearest of the 16 values.
 at::Tensor nf4_by_definition(const at::Tensor& weight) {
   const auto codes =
       at::tensor(std::vector<float>(kernels::nf4_values().begin(), kernels::nf4_values().end()), at::kFloat);
@@ -51,7 +52,7 @@ TEST(QuantizedWeight, Nf4IsItsDefinitionWhateverTheShape) {
 }
 
 TEST(QuantizedWeight, QuantisingTwiceKeepsTheScalesInEightBits) {
-  const auto weight = some_weight(256, 160);  // 640 blocks: two and a half of the scales'
+  const auto weight = some_weight(256, 160);  // 640 blocks, which are 2.5 blocks of scales
   const auto once = kernels::QuantizedWeight::nf4(weight),
              twice = kernels::QuantizedWeight::nf4(weight, {.double_quant = true});
   EXPECT_TRUE(once.packed().equal(twice.packed()));
@@ -60,7 +61,7 @@ TEST(QuantizedWeight, QuantisingTwiceKeepsTheScalesInEightBits) {
     const auto block = (largest - mean).slice(0, first, std::min<int64_t>(first + 256, 640));
     const double error =
         (found - largest).slice(0, first, std::min<int64_t>(first + 256, 640)).abs().max().item<double>();
-    // Half of the widest step of the map, 0.9 / 64, of the block's largest.
+    // The bound is half of the map's widest step, 0.9 / 64, times the block's largest.
     EXPECT_LE(error, block.abs().max().item<double>() * 0.9 / 64 / 2 * 1.01);
     EXPECT_GT(error, 0);
   }
@@ -73,7 +74,7 @@ TEST(QuantizedWeight, QuantisingTwiceKeepsTheScalesInEightBits) {
 
 kernels::QuantizedWeight random_q4_k(int64_t out, int64_t in) {
   auto bytes = at::randint(0, 256, {out, in / 256 * 144}, at::detail::createCPUGenerator(5), at::kByte);
-  // Two F16 begin each block: scale and minimum. 0x13 in the upper half keeps them about 0.001.
+  // Each block begins with two F16 numbers, scale and minimum. 0x13 as their upper byte keeps them near 0.001.
   bytes.view({-1, 144}).narrow(1, 1, 1).fill_(0x13);
   bytes.view({-1, 144}).narrow(1, 3, 1).fill_(0x13);
   return kernels::QuantizedWeight::gguf(GgmlType::kQ4_K, bytes, in);

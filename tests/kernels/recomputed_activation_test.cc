@@ -1,4 +1,5 @@
-// Factors that backward makes again: the gradients of kept ones to the bit, and nothing kept in between.
+// Tests factors of products that backward recomputes. Their gradients must equal the gradients of kept factors to the
+// bit, and no memory may be kept between forward and backward.
 #include "tessera/kernels/autograd/recomputed_activation.h"
 
 #include <gtest/gtest.h>
@@ -15,9 +16,10 @@ namespace {
 using testing::random_tensor;
 using Tensors = std::vector<at::Tensor>;
 
-// Norm, two products, gate, product, as a layer has them. `kept`: through copies, which nobody makes again.
+// A norm, two products, a gate and a product, as in a layer. With `kept` the factors are copies, which are not
+// recomputed.
 struct Layer {
-  Tensors leaves;  // x, norm, two weights up, one down
+  Tensors leaves;  // x, norm, two up weights, one down weight
   at::Tensor normed, gated, y;
 
   explicit Layer(bool kept, bool frozen = false) {
@@ -82,7 +84,8 @@ TEST(RecomputedActivation, OtherResultsAreKept) {
   EXPECT_EQ(kernels::recomputed_activation(x * 2, x), nullptr);
   EXPECT_EQ(kernels::recomputed_activation(kernels::swiglu(x, x).mul_(2), x), nullptr) << "changed since";
   EXPECT_NE(kernels::recomputed_activation(kernels::geglu(x, x), x), nullptr);
-  // A norm's weight that may be freed under it, as fully_shard does, unless that of the product is freed with it.
+  // fully_shard may free a norm's weight before backward. The norm can then be recomputed only if the weight of the
+  // product is freed together with the norm's weight.
   const auto memory = random_tensor({32});
   const auto parts = at::from_blob(memory.mutable_data_ptr(), {32});
   const auto norm = parts.narrow(0, 0, 16).requires_grad_(true), beside = parts.narrow(0, 16, 16);

@@ -1,3 +1,5 @@
+// Tests weight gradients that are computed after backward (kernels/autograd/weight_grad_store.h) against the gradients
+// of a plain backward.
 #include "tessera/kernels/autograd/weight_grad_store.h"
 
 #include <ATen/ATen.h>
@@ -56,7 +58,7 @@ TEST(WeightGradStore, ComeLaterAndAreTheSameToTheBit) {
   }
 }
 
-// Experts' products, one of which has no rows.
+// The experts' products, of which one has no rows.
 TEST(WeightGradStore, OfGroupedProductsComeLaterToo) {
   at::manual_seed(3);
   const auto counts = at::tensor(std::vector<int64_t>{7, 0, 13});

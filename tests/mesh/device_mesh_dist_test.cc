@@ -1,3 +1,5 @@
+// DeviceMesh: layout of ranks, slices, flattened and unflattened dims, groups, and errors, with thread ranks and with a
+// fake world of 16384 ranks.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -37,7 +39,7 @@ TEST(DeviceMesh, LaysRanksOutRowMajorAndSlicesByName) {
     EXPECT_EQ(tp->ndim(), 1);
     const int row = world->rank() / 2 * 2;
     EXPECT_THAT(tp->ranks(), ElementsAre(row, row + 1));
-    EXPECT_EQ(tp->group(0), mesh->group("tp"));  // shared, not made twice
+    EXPECT_EQ(tp->group(0), mesh->group("tp"));  // the same object as the mesh has
     at::Tensor ranks = at::full({1}, world->rank());
     comm::all_reduce(*tp->group(0), ranks).wait();
     EXPECT_EQ(ranks.item<int64_t>(), 2 * row + 1);
@@ -73,7 +75,7 @@ TEST(DeviceMesh, FlattenMakesOneGroupThatSliceFindsAgain) {
     const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp", "cp"});
     const auto flat = mesh->flatten("dp_cp");
     EXPECT_EQ(flat->size(), 4);
-    EXPECT_EQ(flat->group(0), world->group());  // spans the world
+    EXPECT_EQ(flat->group(0), world->group());  // the group of the whole world
     EXPECT_EQ(mesh->slice({"dp_cp"})->group(0), flat->group(0));
     EXPECT_EQ(*mesh->slice({"dp_cp"}), *flat);
     EXPECT_THAT(error_of([&] {
@@ -243,7 +245,7 @@ TEST(DeviceMesh, UsesGroupsThatExist) {
 }
 
 TEST(DeviceMesh, LargeWorldsCostNoGroupsUntilTheyAreUsed) {
-  // No rank but this one exists, so any communication would hang.
+  // No other rank exists, so any communication would hang.
   const auto world = comm::World::create({.rank = 4097, .size = 16384}, c10::make_intrusive<c10d::HashStore>());
   const auto mesh = init_device_mesh(world, "cpu", {8, 16, 16, 8}, {"pp", "dp", "cp", "tp"});
   const auto dp_cp = mesh->slice({"dp", "cp"})->flatten("dp_cp");

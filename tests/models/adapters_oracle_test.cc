@@ -1,4 +1,5 @@
-// Adapters beside PEFT's: ours load there, theirs load here, and both give the same logits and gradients.
+// Tests of adapters against PEFT: Tessera loads PEFT's adapters, PEFT loads Tessera's adapters, and both give the same
+// logits and gradients.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -19,7 +20,7 @@ using nlohmann::json;
 
 struct AdapterCase {
   AdapterConfig ours;
-  json theirs;  // of LoraConfig
+  json theirs;  // arguments of PEFT's LoraConfig
 };
 
 std::vector<AdapterCase> adapter_cases() {
@@ -37,7 +38,7 @@ std::shared_ptr<CausalLM> base_model(const fs::path& dir) {
   return model;
 }
 
-// B and magnitudes that are not what they begin with.
+// Changes lora_B and the magnitudes, which would otherwise have their initial values.
 void disturb(CausalLM& model) {
   const at::NoGradGuard no_grad;
   int64_t seed = 3;

@@ -1,3 +1,4 @@
+// Tests of LoRA adapters: initial values, targets, saved files, merging, dropout and the errors for bad configurations.
 #include "tessera/models/adapters/adapters.h"
 
 #include <gmock/gmock.h>
@@ -57,7 +58,7 @@ TEST(Adapters, BeginAsTheModelAndAreAllThatIsTrained) {
 TEST(Adapters, AreDrawnUniformlyAsPeftDoes) {
   const auto model = adapted({.rank = 16});
   const auto& a = adapted_linears(*model).front().second->lora_A->weight;
-  const double bound = 1 / std::sqrt(16.0);  // the width
+  const double bound = 1 / std::sqrt(16.0);  // 16 is the width of the inputs
   EXPECT_LE(a.abs().max().item<double>(), bound);
   EXPECT_GT(a.abs().max().item<double>(), 0.9 * bound);
   EXPECT_NEAR(a.mean().item<double>(), 0, 0.1 * bound);
@@ -154,7 +155,8 @@ TEST(Adapters, OfAFolderWithoutWeightsAreRefusedByBothNames) {
               HasSubstr("found neither adapter_model.safetensors nor adapter_model.bin"));
 }
 
-// A text is a regular expression of whole paths there, and a list holds names, of other models too.
+// As in PEFT, a target_modules that is a string is a regular expression of whole paths. A list holds names, and some
+// names may belong to other models.
 TEST(Adapters, TargetsOfAdapterConfigAreReadAsPeftDoes) {
   const testing::TempFolder folder;
   const auto paths = [&](const std::string& targets) {
@@ -178,7 +180,7 @@ TEST(Adapters, TargetsOfAdapterConfigAreReadAsPeftDoes) {
   EXPECT_THAT(error_of(R"("(?i).*Q_PROJ")"), HasSubstr("'(?i).*Q_PROJ' is no regular expression of this version"));
 }
 
-// As a hostile adapter_config.json may hold.
+// A hostile adapter_config.json may hold a pattern that takes exponential time in a backtracking matcher.
 TEST(Adapters, PatternsOfTargetsEndSoon) {
   auto model = testing::tiny_model();
   EXPECT_THAT(adapter_error([&] { add_adapters(*model, {.target_modules = {"(.+)+!"}}); }, ErrorKind::kConfig),

@@ -1,4 +1,4 @@
-// How many tokens a cache holds, from what is free.
+// Tests of the number of tokens that a KV cache holds, which follows from the free memory.
 #include "tessera/models/generation/cache_memory.h"
 
 #include <gtest/gtest.h>
@@ -66,7 +66,7 @@ TEST(CacheMemory, TheStoreOfAnEngineIsThereBeforeItsFirstStep) {
   engine.allocate_pages();
   EXPECT_EQ(engine.counts().new_tokens, 0);
   EXPECT_EQ(engine.counts().pages_in_use, 0);
-  // 16 TiB.
+  // The next engine's KV cache takes 16 TiB, so the allocation must fail.
   if (read_file("/proc/sys/vm/overcommit_memory", 16).starts_with("1")) {
     GTEST_SKIP() << "this system refuses nothing";
   }

@@ -1,3 +1,5 @@
+// Tests of ModelConfig, the reader of config.json: spellings, defaults, rotary scaling, windows, unknown keys and
+// errors.
 #include "tessera/models/config/config.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// What every family must hold, and what only some have.
+// Tests of the decoder that all model families share, and of the parts that only some families have.
 #include "tessera/models/decoder/decoder.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ using testing::tiny_gemma3_changes;
 using testing::tiny_model;
 using testing::tiny_tokens;
 
-// One of each family, with a window where it may have one.
+// One configuration of each family, with a sliding window if the family supports it.
 const std::vector<std::string>& family_changes() {
   static const std::vector<std::string> changes = {
       "",
@@ -84,7 +84,7 @@ TEST(Families, LossSumIsTheCrossEntropyOfTheLogits) {
   }
 }
 
-// Documents of 5, 1, 7 and 4 tokens in one row of 17: the loss is the sum of theirs one by one.
+// One row of 17 has documents of 5, 1, 7 and 4 tokens. The loss of the row is the sum of the losses of the documents.
 TEST(Families, PackedRowGivesTheLossOfItsDocumentsOneByOne) {
   for (const auto& changes : family_changes()) {
     auto model = tiny_model(changes);
@@ -107,8 +107,8 @@ TEST(Families, PackedRowGivesTheLossOfItsDocumentsOneByOne) {
   }
 }
 
-// As tensor parallel plans do: a child's hooks stand around the call with hidden states and positions, and its results
-// are what the layers turn by.
+// Tensor parallel plans need this: the hooks of a rotary child run around its call with hidden states and positions,
+// and the layers rotate by the child's results.
 TEST(Families, RotaryChildrenAreCalledWithHiddenStatesAndPositions) {
   at::NoGradGuard no_grad;
   for (const auto& changes : family_changes()) {
@@ -143,7 +143,8 @@ TEST(Families, ChildrenMayBeReplacedAndTheHeadsMayBeAPart) {
     const auto tokens = tiny_tokens(1, 6);
     const auto before = model->logits({.tokens = tokens});
     auto& layer = *dynamic_cast<DecoderForCausalLM&>(*model).model->layers->list[0];
-    // Half of the heads alone, the other half added by a hook: what a rank of two does.
+    // The attention computes half of the heads, and a hook adds the other half, as on each of two tensor-parallel
+    // ranks.
     auto& attention = *layer.self_attn;
     std::vector<at::Tensor> whole;
     for (const auto& slot : attention.named_parameters()) whole.push_back(slot.slot->parameter);

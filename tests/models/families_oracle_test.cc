@@ -1,4 +1,4 @@
-// Every family against transformers: tiny random models of every branch of their configurations.
+// Tests of every family against transformers: tiny random models, with every branch of their configurations.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ std::vector<int64_t> ids_of(const at::Tensor& tensor) {
   return {row.const_data_ptr<int64_t>(), row.const_data_ptr<int64_t>() + row.numel()};
 }
 
-// Logits within 1e-5, the loss within 1e-5 of it, each gradient within 1e-4 of its largest element.
+// Logits and the loss are compared within 1e-5, each gradient within 1e-4 of its largest element.
 void expect_values_of_transformers(CausalLM& model, const SafetensorsFile& expected) {
   const auto tokens = here(expected.tensor("tokens")).clone();
   {
@@ -53,7 +53,7 @@ void expect_values_of_transformers(CausalLM& model, const SafetensorsFile& expec
   }
 }
 
-// The first row's first tokens, continued token by token through pages and with a prompt in two parts.
+// Continues the first tokens of the first row, token by token through pages, with the prompt in two parts.
 void expect_continuation_of_transformers(CausalLM& model, const SafetensorsFile& expected) {
   auto wanted = ids_of(expected.tensor("continuation"));
   const auto row = ids_of(expected.tensor("tokens")[0]);
@@ -75,7 +75,7 @@ void expect_continuation_of_transformers(CausalLM& model, const SafetensorsFile&
   EXPECT_EQ(first, (std::vector<int64_t>{wanted.front()}));
 }
 
-// What the model does not own lies in the saved folder under its name, byte for byte.
+// The saved folder has the tensors that the model does not own, under the same names and byte for byte.
 int expect_foreign_tensors_unchanged(const fs::path& source, const fs::path& saved, const CausalLM& model) {
   const auto before = SafetensorsFolder::open(source), after = SafetensorsFolder::open(saved);
   EXPECT_EQ(before.files().size(), after.files().size());

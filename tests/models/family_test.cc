@@ -1,3 +1,4 @@
+// Tests of the table of model families: names, GGUF tensors and the module names in tensor parallel plans.
 #include "tessera/models/config/family.h"
 
 #include <fmt/format.h>
@@ -29,7 +30,7 @@ TEST(ModelFamily, EveryRowIsFoundByItsNamesAndMakesItsModel) {
   EXPECT_THROW(family_of("GPT2LMHeadModel"), Error);
 }
 
-// What a GGUF file is said to hold is what the model has.
+// The tensors that gguf_tensors() lists are equal to the parameters of the model.
 TEST(ModelFamily, GgufTensorsAreTheParametersOfTheModel) {
   for (const auto* family : model_families()) {
     if (family->gguf.architecture.empty()) continue;
@@ -40,7 +41,7 @@ TEST(ModelFamily, GgufTensorsAreTheParametersOfTheModel) {
                           family->architecture, plain, !plain, !plain)),
           "t");
       std::map<std::string, std::vector<int64_t>> said, held;
-      std::map<std::string, int64_t> rows;  // of each expert, in the parts of a stack
+      std::map<std::string, int64_t> rows;  // rows of each expert, in the parts of a stack
       for (const auto& tensor : gguf_tensors(family->gguf, config)) {
         said[tensor.hf_name] = tensor.shape;
         if (tensor.stacks == nullptr) continue;
@@ -55,7 +56,7 @@ TEST(ModelFamily, GgufTensorsAreTheParametersOfTheModel) {
   }
 }
 
-// What plans of tensor parallelism rest on.
+// Tensor parallel plans need these names.
 TEST(ModelFamily, PlansNameChildrenThatAreThere) {
   for (const auto* family : model_families()) {
     const auto config = ModelConfig::parse(

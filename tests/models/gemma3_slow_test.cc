@@ -1,4 +1,4 @@
-// The real Gemma-3-270m, converted from GGUF, against transformers. ./dev assets slow fetches it.
+// Tests of the real Gemma-3-270m, converted from GGUF, against transformers. `./dev assets slow` downloads the model.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ TEST(Gemma3Slow, ConvertedTensorsEqualWhatTransformersDecodes) {
   const auto run = run_python("tests/models/oracle/gguf_convert_oracle.py",
                               {"decoded", gguf.string(), asset("gemma3").string()}, {.timeout_seconds = 600});
   EXPECT_EQ(run.exit_code, 0) << run.err;
-  EXPECT_EQ(run.out, "237 tensors equal\n");  // the tied lm_head among them
+  EXPECT_EQ(run.out, "237 tensors equal\n");  // the tied lm_head is one of them
 }
 
 TEST(Gemma3Slow, ConvertedTokenizerGivesTheIdsOfTheOriginal) {

@@ -1,3 +1,4 @@
+// Tests of generate(): choice of a token from logits, sampling, stop conditions and errors.
 #include "tessera/models/generation/generate.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +19,7 @@ using testing::tiny_model;
 
 at::Tensor logits_of(std::vector<double> probabilities) { return at::tensor(probabilities).log().to(at::kFloat); }
 
-// How often each token comes in 4000 draws; the position is part of the counter.
+// Counts of each token in 4000 draws. The position is part of the random counter, so every draw is independent.
 std::map<int64_t, int> draws(const at::Tensor& logits, const GenerationOptions& options) {
   std::map<int64_t, int> counts;
   const std::vector<int64_t> context(4000, 0);

@@ -1,4 +1,5 @@
-// Sequences whose masks take long, among others. What an engine does is counted in its steps.
+// Tests of sequences with slow token masks in an engine that also computes other sequences. Work is counted in engine
+// steps, not in time.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -19,7 +20,7 @@
 namespace tessera {
 namespace {
 
-// The tokens of a sequence as they come.
+// The tokens, the end and the error that a sequence has reported so far.
 struct Followed {
   std::vector<int64_t> tokens{};
   std::optional<Finish> finish{};
@@ -63,7 +64,7 @@ class SlowMasks : public ::testing::Test {
     return generate(*model_, prompt, options);
   }
 
-  // 17 characters, and 20 tokens of up to 40 letters.
+  // A vocabulary of 17 characters and 20 longer tokens with up to 40 letters.
   static text::Tokenizer long_tokens() {
     auto file = nlohmann::json::parse(testing::character_tokenizer("{}[]\",0123456789a"));
     auto& vocabulary = file["model"]["vocab"];
@@ -71,7 +72,7 @@ class SlowMasks : public ::testing::Test {
     return text::Tokenizer::from_json(file.dump(), "test");
   }
 
-  // A mask of these takes about 40 shares of kShare steps: every character is one of 300 strings.
+  // A mask of `slow_` takes about 40 shares of kShare steps, because every character belongs to one of 300 strings.
   static constexpr int64_t kShare = 8000;
   const Json slow_ = testing::schema_of_lengths(300);
   const Json quick_ = Json::parse(R"({"type": "array", "items": {"type": "integer"}, "minItems": 30})");
@@ -106,7 +107,7 @@ TEST_F(SlowMasks, HoldUpTheirOwnSequenceAlone) {
   EXPECT_EQ(engine.counts().new_tokens, 43);
 }
 
-// A step does the work of one share for all that wait, however many they are.
+// One engine step does the work of one share for all waiting sequences together.
 TEST_F(SlowMasks, ShareTheStepsOfAnEngine) {
   Engine engine(model_, {.pages = 64, .mask_steps = kShare});
   const auto slow = masks_of(slow_);
@@ -126,7 +127,7 @@ TEST_F(SlowMasks, ShareTheStepsOfAnEngine) {
   }
 }
 
-// Sequences that come behind as many as an engine computes together, all of which wait for masks.
+// Other sequences arrive while max_sequences or more sequences wait for masks.
 TEST_F(SlowMasks, TakeNoPlaceOfOthers) {
   Engine engine(model_, {.pages = 64, .max_sequences = 2, .mask_steps = kShare});
   const auto slow = masks_of(slow_);
@@ -146,7 +147,8 @@ TEST_F(SlowMasks, TakeNoPlaceOfOthers) {
   }
 }
 
-// A client that goes, or whose time is over, frees its place while its mask is being made.
+// A client disconnects, or its time limit is over, while the mask of its sequence is computed. The sequence must free
+// its place.
 TEST_F(SlowMasks, EndWhenTheirSequenceIsCancelled) {
   Engine engine(model_, {.pages = 8, .mask_steps = kShare});
   Followed hostile;
@@ -175,7 +177,7 @@ TEST_F(SlowMasks, StayWithASequenceThatGivesItsPagesBack) {
   }
 }
 
-// What one form brings about ends its own sequence: here the vocabulary cannot write it.
+// An error in one grammar ends only its own sequence. Here the vocabulary cannot write the required text.
 TEST_F(SlowMasks, ErrorsOfAFormEndItsSequenceAlone) {
   Engine engine(model_, {.pages = 8});
   Followed wrong, free;

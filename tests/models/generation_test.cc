@@ -1,3 +1,5 @@
+// Tests of the engine that generates for many sequences: tokens, shared pages, preemption, log-probs, quantized weights
+// and grammars. The results are compared with generate() and with a sequence that runs alone.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +32,7 @@ std::vector<int64_t> tokens_from(int64_t seed, int64_t count) {
 std::shared_ptr<CausalLM> row_model(const std::string& changes,
                                     kernels::WeightFormat dtype = kernels::WeightFormat::kFloat32) {
   auto model = tiny_model(changes);
-  if (testing::test_device().is_cpu()) make_row_model(*model, dtype);  // as load_for_generation() does
+  if (testing::test_device().is_cpu()) make_row_model(*model, dtype);  // load_for_generation() does the same
   return model;
 }
 
@@ -62,7 +64,8 @@ Told run_alone(const std::shared_ptr<CausalLM>& model, std::vector<int64_t> prom
   return told;
 }
 
-// On accelerators, where products are the vendor's, the same tokens.
+// Tokens must be equal. Log-probs must have equal bits on the CPU; on accelerators, whose libraries multiply, they may
+// differ by 1e-4.
 void expect_same_bits(const Told& a, const Told& b) {
   EXPECT_EQ(a.tokens, b.tokens);
   ASSERT_EQ(a.log_probs.size(), b.log_probs.size());
@@ -73,7 +76,7 @@ void expect_same_bits(const Told& a, const Told& b) {
   }
 }
 
-// A line for each branch of attention, MLP, norm, head and angles.
+// One configuration for each branch of attention, MLP, norm, head and rotary angles.
 const std::map<std::string, std::string>& families() {
   static const std::map<std::string, std::string> changes = {
       {"llama", R"("attention_bias": true, "mlp_bias": true)"},
@@ -91,7 +94,7 @@ const std::map<std::string, std::string>& families() {
 
 class Family : public ::testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override { at::set_num_threads(1); }  // models too small to share
+  void SetUp() override { at::set_num_threads(1); }  // the models are too small for several threads
   const std::string& changes() const { return families().at(GetParam()); }
 };
 
@@ -122,7 +125,7 @@ TEST_P(Family, ASequenceHasTheSameBitsAloneAndAmongOthersAndInBlocksOfAnySize) {
     const auto prompt = tokens_from(i, 3 + 7 * i);
     alone.push_back(run_alone(model, prompt, 20));
     engine.add(request_into(together[static_cast<size_t>(i)], prompt, 20));
-    engine.step();  // the next joins while this one runs
+    engine.step();  // the next sequence joins while this one runs
   }
   while (engine.step()) {
   }
@@ -252,7 +255,7 @@ TEST(Engine, LogProbsOfPromptsAreThoseOfTheModelInBlocksAndAmongOthers) {
   const auto model = row_model("");
   std::vector<Told> told(6);
   std::vector<std::vector<int64_t>> prompts = {{4}, {4, 9, 2}};
-  for (const int64_t length : {33, 33, 33, 20}) prompts.push_back(tokens_from(1, length));  // with pages in common
+  for (const int64_t length : {33, 33, 33, 20}) prompts.push_back(tokens_from(1, length));  // with common pages
   Engine engine(model, {.pages = 9, .prompt_block = 7});
   for (size_t i = 0; i < 6; ++i) {
     auto request = request_into(told[i], prompts[i], 12);
@@ -277,7 +280,7 @@ TEST(Engine, LogProbsOfPromptsAreThoseOfTheModelInBlocksAndAmongOthers) {
   }
 }
 
-// In float32, with the values that weights of that dtype stand for.
+// A float32 model whose weights are rounded to the values of `dtype`.
 std::shared_ptr<CausalLM> rounded_model(const std::string& changes, kernels::WeightFormat dtype) {
   auto model = tiny_model(changes);
   for (auto& named : model->named_parameters(/*all=*/true)) {
@@ -292,7 +295,7 @@ std::shared_ptr<CausalLM> rounded_model(const std::string& changes, kernels::Wei
   return model;
 }
 
-// Small JSON, a character a token; the last of them stops.
+// A grammar for small JSON texts. Each token is one character; the last token of the vocabulary stops.
 class Constrained : public ::testing::Test {
  protected:
   static constexpr int64_t kStop = 36;
@@ -407,7 +410,7 @@ TEST(RowModel, SmallerWeightsGiveWhatTheirValuesGiveAndKeepTheSameBits) {
 TEST(Choice, OpenAisPenaltiesCountWhatWasMadeSinceThePrompt) {
   const auto chosen = [](double presence, double frequency) {
     std::vector<float> scores = {3, 2.5, 1};
-    const std::vector<int64_t> context = {1, 1, 1, 0, 0};  // the first three are the prompt
+    const std::vector<int64_t> context = {1, 1, 1, 0, 0};  // the first three tokens are the prompt
     return choose_from_scores(scores, {context, 3}, {.presence_penalty = presence, .frequency_penalty = frequency});
   };
   EXPECT_EQ(chosen(0, 0), 0);

@@ -1,4 +1,4 @@
-// GGUF conversion against transformers, tokenizers, and llama.cpp's own tokenizer vectors.
+// Tests of GGUF conversion against transformers, the tokenizers library and llama.cpp's own tokenizer vectors.
 #include <gtest/gtest.h>
 
 #include "tessera/formats/gguf/gguf.h"
@@ -22,7 +22,7 @@ TEST(GgufConvertOracle, SmolLm2EqualsWhatTransformersDecodesAndAnswers) {
   gguf_to_folder(gguf, folder / "model");
   const auto run = run_python(kScript, {"real", gguf.string(), (folder / "model").string()}, {.timeout_seconds = 300});
   EXPECT_EQ(run.exit_code, 0) << run.err;
-  EXPECT_EQ(run.out, "273 tensors equal\n");  // the tied lm_head among them
+  EXPECT_EQ(run.out, "273 tensors equal\n");  // the tied lm_head is one of them
 }
 
 TEST(GgufConvertOracle, EveryVariantKeepsItsLogitsThroughGgufAndBack) {

@@ -1,3 +1,5 @@
+// Tests of the conversion between Hugging Face folders and GGUF files in both directions: tensors, experts, tokenizers,
+// dtypes and refused input.
 #include "tessera/models/gguf/gguf_convert.h"
 
 #include <ATen/ATen.h>
@@ -63,7 +65,8 @@ json tiny_tokenizer() {
           {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {"a b", json::array({"ab", "c"})}}}}};
 }
 
-// A whole tiny Hugging Face folder of random weights; what the test wants otherwise it writes over.
+// Writes a complete tiny Hugging Face folder with random weights. A test then overwrites the files that it wants to
+// change.
 fs::path write_tiny(const fs::path& dir, c10::ScalarType dtype = at::kFloat,
                     std::optional<c10::ScalarType> of_layers = std::nullopt) {
   fs::create_directories(dir);
@@ -92,7 +95,7 @@ std::vector<std::string> names_in(const fs::path& dir) {
 }
 
 TEST(GgufConvert, RotaryRowsInterleaveTheHalvesOfEachHeadAndSplitBack) {
-  const auto rows = at::arange(8, at::kFloat);  // two heads of four rows, as a bias
+  const auto rows = at::arange(8, at::kFloat);  // a bias: two heads of four rows
   EXPECT_TRUE(at::equal(interleave_rotary_rows(rows, 2), at::tensor({0.F, 2.F, 1.F, 3.F, 4.F, 6.F, 5.F, 7.F})));
   const auto weight = at::randn({24, 5});
   const auto interleaved = interleave_rotary_rows(weight, 3);
@@ -158,7 +161,7 @@ json moe_config() {
   return config;
 }
 
-// Experts one by one as transformers saves them, or stacked as it holds them.
+// Experts are stored one by one, as transformers saves them, or stacked, as transformers holds them in memory.
 fs::path write_moe(const fs::path& dir, bool stacked, const json& config_json = moe_config()) {
   write_tiny(dir);
   fs::remove(dir / "model.safetensors");
@@ -221,7 +224,7 @@ TEST(GgufConvert, ExpertsAreStackedUnderLlamaCppsNames) {
     const auto wanted = moe_config();
     for (const auto& [key, value] : wanted.items()) EXPECT_EQ(config.at(key), value) << key;
   }
-  // Routers stay F32 beside other matrices, and decide the folder's dtype where they would lose something.
+  // Routers stay F32 when other matrices are F16. If F16 would lose precision of a router, the folder's dtype is F32.
   folder_to_gguf(apart, folder / "half.gguf", {.type = GgmlType::kF16});
   EXPECT_EQ(GgufFile::open(folder / "half.gguf")->tensor_info("blk.0.ffn_gate_inp.weight").type_name(), "F32");
   EXPECT_EQ(GgufFile::open(folder / "half.gguf")->tensor_info("blk.0.ffn_down_exps.weight").type_name(), "F16");
@@ -253,7 +256,7 @@ TEST(GgufConvert, ALinkedFolderIsTheModelOfTheFile) {
   EXPECT_ANY_THROW(from_pretrained(folder / "linked"));
 }
 
-// A user names the file; what stands beside the weights is made once.
+// A user gives the path of the file. The files beside the weights are written once, in the cache.
 TEST(GgufConvert, AFileIsAModelByItsName) {
   TempFolder folder;
   const char* before = std::getenv("XDG_CACHE_HOME");
@@ -282,7 +285,7 @@ TEST(GgufConvert, WhatLlamaCppsExpertsCannotBeIsRefused) {
     EXPECT_THAT(error_of(ErrorKind::kConfig, [&] { folder_to_gguf(dir, folder / "m.gguf"); }), HasSubstr(message));
   };
   refuse("norm_topk_prob", false, "always normalises");
-  // Their folders hold dense layers, whose names are no reason to complain.
+  // These folders have dense layers. The error must name the config key, not the tensors of the dense layers.
   refuse("mlp_only_layers", {1}, "layers without experts (mlp_only_layers, decoder_sparse_step)");
   refuse("decoder_sparse_step", 2, "layers without experts (mlp_only_layers, decoder_sparse_step)");
   EXPECT_FALSE(fs::exists(folder / "m.gguf"));
@@ -318,7 +321,7 @@ TEST(GgufConvert, TheTokenizerTravelsBothWays) {
   folder_to_gguf(write_tiny(folder / "hf"), folder / "m.gguf");
   const auto file = GgufFile::open(folder / "m.gguf");
   EXPECT_EQ(file->find_string("tokenizer.ggml.pre"), "smollm");
-  EXPECT_EQ(file->find_strings("tokenizer.ggml.tokens")->at(30), "[PAD30]");  // up to the 40 rows
+  EXPECT_EQ(file->find_strings("tokenizer.ggml.tokens")->at(30), "[PAD30]");  // the tokens are padded up to the 40 rows
   EXPECT_EQ(file->find_ints("tokenizer.ggml.token_type")->at(28), 3);
   EXPECT_EQ(file->find_ints("tokenizer.ggml.token_type")->at(29), 4);
   EXPECT_EQ(file->find_uint("tokenizer.ggml.eos_token_id"), 28U);
@@ -397,7 +400,7 @@ TEST(GgufConvert, RefusedInputLeavesNothingBehind) {
   refuse(ErrorKind::kFormat, "model.layers.2.self_attn.q_proj.weight is missing", with_config("num_hidden_layers", 3));
   refuse(ErrorKind::kFormat, "model.layers.1.input_layernorm.weight is unexpected",
          with_config("num_hidden_layers", 1));
-  // write_tiny's head differs from its embedding.
+  // The head of write_tiny() differs from its embedding.
   refuse(ErrorKind::kFormat, "model.embed_tokens.weight and lm_head.weight are one parameter",
          with_config("tie_word_embeddings", true));
   refuse(ErrorKind::kConfig, "rope type 'longrope'", with_config("rope_scaling", {{"rope_type", "longrope"}}));
@@ -415,7 +418,7 @@ TEST(GgufConvert, RefusedInputLeavesNothingBehind) {
   refuse(ErrorKind::kIo, "holds no config.json", [](const fs::path& dir) { fs::remove(dir / "config.json"); });
 }
 
-// Whatever of a tied pair the folder holds, the file is the same.
+// A folder may store the embedding, the head or both of a tied pair. The GGUF file is the same.
 TEST(GgufConvert, ATiedHeadMayBeStoredTwiceOrInPlaceOfTheEmbedding) {
   TempFolder folder;
   auto config = gguf_config();

@@ -1,4 +1,4 @@
-// Real and saved Llamas against transformers; tiny models of every variant are in families_oracle_test.cc.
+// Tests of real and saved Llamas against transformers. The tiny models of every variant are in families_oracle_test.cc.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -19,7 +19,7 @@ using testing::asset;
 using testing::here;
 using testing::run_python;
 
-// Five prompts as ids: text/ has tests of its own.
+// Five prompts as token ids. Tokenizers have their own tests, in tests/text.
 std::vector<std::vector<int64_t>> prompts_of(const fs::path& dir) {
   const auto run = run_python("tests/models/oracle/prompts.py", {dir.string()});
   EXPECT_EQ(run.exit_code, 0) << run.err;

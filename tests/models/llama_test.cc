@@ -1,3 +1,4 @@
+// Tests of the Llama model: tied weights, the hooks that FSDP needs, padding and wrong inputs.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -31,7 +32,7 @@ TEST(Llama, HooksOfTheModelRunAroundEmbeddingAndHead) {
   const auto tokens = tiny_tokens(1, 4);
   const auto logits = model->logits({.tokens = tokens});
   const auto loss = model->loss_sum({.tokens = tokens}, next_labels(tokens));
-  // As FSDP does: without its hook the model's own parameters cannot be used.
+  // FSDP does the same: the model's own parameters are available only inside its hooks.
   llama.model->embed_tokens->weight = llama.lm_head->weight = at::Tensor();
   int outputs = 0;
   model->register_forward_pre_hook([&](nn::Module&, nn::TensorRefs& inputs) {
@@ -48,7 +49,7 @@ TEST(Llama, HooksOfTheModelRunAroundEmbeddingAndHead) {
   EXPECT_EQ(outputs, 2);
 }
 
-// As a unit of its own: nobody may look at the head's weight outside its call.
+// The head is its own FSDP unit: its weight is available only during the head's call.
 TEST(Llama, HooksOfTheHeadRunAroundLogitsAndLoss) {
   auto model = tiny_model();
   auto& llama = dynamic_cast<DecoderForCausalLM&>(*model);
@@ -67,7 +68,7 @@ TEST(Llama, HooksOfTheHeadRunAroundLogitsAndLoss) {
   EXPECT_EQ(inputs_seen, (std::vector<size_t>{1, 2})) << "hidden states, then labels beside them";
 }
 
-// Padding behind the documents of a row changes neither loss nor gradients, whatever stands in it.
+// Padding behind the documents of a row changes neither loss nor gradients, for any tokens in the padding.
 TEST(Llama, PaddingTeachesNothing) {
   auto model = tiny_model();
   const auto tokens = tiny_tokens(1, 9), labels = next_labels(tokens);

@@ -1,3 +1,5 @@
+// Tests of resolve_model_path(): names of models in the Hub's cache, its environment variables, paths, and the errors
+// for missing models.
 #include "tessera/models/files/model_path.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Models whose base is packed, beside bitsandbytes and the gguf package.
+// Tests of models with a packed base against bitsandbytes and the gguf package.
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
@@ -68,7 +68,7 @@ TEST(QuantizedBaseOracle, Nf4IsBitsandbytesAndGgufBlocksAreAsTheirPackageDecodes
         << name;
   }
   expect_merged_as_plain(*blocks, *plain, folder.path());
-  // Of the file everything decoded, without packing.
+  // Without packing, the same GGUF file is loaded as decoded values.
   const auto decoded = make_model(config, {.device = at::kMeta});
   load_pretrained(*decoded, folder / "model.gguf");
   EXPECT_TRUE(decoded->logits({.tokens = tokens}).equal(wanted));
@@ -107,7 +107,7 @@ TEST(QuantizedBaseOracle, Nf4OfAFolderIsTheModelOfTheRoundedWeights) {
   }
   const auto tokens = testing::tiny_tokens(2, 7);
   EXPECT_TRUE(packed->logits({.tokens = tokens}).allclose(plain->logits({.tokens = tokens}), 1e-4, 1e-5));
-  // What is drawn is packed, too.
+  // Weights that are drawn by init_weights() are packed, too.
   const auto drawn = make_model(plain->config(), {.device = at::kMeta});
   nn::quantize_linears(*drawn, {.double_quant = true});
   init_weights(*drawn, 5);

@@ -1,4 +1,4 @@
-// The tensors of a model folder as values, to be changed and written again.
+// The tensors of a model folder as values, which a test can change and write again.
 //
 //   auto tensors = stored_tensors(folder / "m");
 //   tensors.erase("lm_head.weight");
@@ -15,7 +15,7 @@
 
 namespace tessera::testing {
 
-// Copies, which outlive the file.
+// The tensors are copies, so they outlive the file.
 inline std::map<std::string, at::Tensor> stored_tensors(const std::filesystem::path& dir) {
   std::map<std::string, at::Tensor> tensors;
   const auto saved = SafetensorsFolder::open(dir);
@@ -23,7 +23,7 @@ inline std::map<std::string, at::Tensor> stored_tensors(const std::filesystem::p
   return tensors;
 }
 
-// In place of the folder's model.safetensors, where it has one.
+// Replaces the folder's model.safetensors, if there is one.
 inline void store_tensors(const std::filesystem::path& dir, const std::map<std::string, at::Tensor>& tensors) {
   std::vector<SafetensorsSpec> specs;
   for (const auto& [name, tensor] : tensors) specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});

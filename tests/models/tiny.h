@@ -1,4 +1,4 @@
-// A tiny Llama for tests, with values that depend on the seed alone.
+// A tiny Llama for tests. Its values depend only on the seed.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -13,7 +13,7 @@
 namespace tessera::testing {
 
 inline std::string tiny_config(const std::string& changes = "") {
-  // The model_type of another architecture stands in the changes, or nowhere.
+  // For other architectures `changes` may contain the model_type.
   const bool is_llama = changes.find("\"architectures\"") == std::string::npos;
   return R"({"architectures": ["LlamaForCausalLM"], )" + std::string(is_llama ? R"("model_type": "llama", )" : "") +
          R"("vocab_size": 37, "hidden_size": 16,
@@ -28,7 +28,7 @@ inline std::string tiny_gemma3_changes() {
     "layer_types": ["sliding_attention", "full_attention"], "final_logit_softcapping": 2.5)";
 }
 
-// Gemma3ForConditionalGeneration; tokens 35 and 36 stand for an image.
+// The config of a Gemma3ForConditionalGeneration. Tokens 35 and 36 stand for an image.
 inline std::string tiny_config_with_images() {
   return R"({"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "image_token_index": 36,
     "boi_token_index": 35, "vision_config": {"hidden_size": 8}, "eos_token_id": [1, 30], "text_config": )" +
@@ -45,7 +45,7 @@ inline at::Tensor tiny_tokens(int64_t rows, int64_t length) {
   return here(at::arange(rows * length, at::kLong).mul_(7919).remainder_(37).view({rows, length}));
 }
 
-// The token that follows each token; the last has none.
+// Labels: the token that follows each token. The last token of a row has no label.
 inline at::Tensor next_labels(const at::Tensor& tokens) {
   auto labels = at::full_like(tokens, -100);
   labels.narrow(1, 0, tokens.size(1) - 1).copy_(tokens.narrow(1, 1, tokens.size(1) - 1));

@@ -1,3 +1,4 @@
+// Tests of loading and saving model weights: shards, dtypes, foreign tensors, tied weights, initial values and errors.
 #include "tessera/models/files/weights.h"
 
 #include <gtest/gtest.h>
@@ -144,7 +145,8 @@ TEST(Weights, WrongShapeAloneIsAShapeError) {
   for (const auto& parameter : model->parameters()) EXPECT_TRUE(parameter.is_meta());
 }
 
-// A folder of a model with images: its text tower under the names that such files have, and what is beside it.
+// The folder holds a model with images: the text model under the names that such files use, and tensors of other
+// modules.
 TEST(Weights, ForeignTensorsPassThroughLoadAndSaveByteForByte) {
   testing::TempFolder folder;
   auto model = make_model(ModelConfig::parse(testing::tiny_config_with_images(), "t"), {.device = at::kMeta});
@@ -178,11 +180,11 @@ TEST(Weights, ForeignTensorsPassThroughLoadAndSaveByteForByte) {
     ASSERT_EQ(found.sizes(), value.sizes()) << name;
     EXPECT_EQ(std::memcmp(found.const_data_ptr(), value.const_data_ptr(), value.nbytes()), 0) << name;
   }
-  // Of any other family they are unexpected.
+  // For every other family these tensors are unexpected.
   EXPECT_THROW(load_pretrained(*tiny_model(testing::tiny_gemma3_changes()), folder / "all"), Error);
 }
 
-// The spelling of transformers' own parameters, as newer files may have it.
+// The tensors have the names of transformers' own parameters. Newer files may have these names.
 TEST(Weights, ModelWithImagesLoadsUnderItsOwnNamesAndKeepsThem) {
   testing::TempFolder folder;
   auto model = make_model(ModelConfig::parse(testing::tiny_config_with_images(), "t"), {.device = at::kMeta});

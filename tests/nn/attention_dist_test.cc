@@ -1,4 +1,4 @@
-// Attention on DTensors: heads over the ranks.
+// Tests attention on DTensors, with its heads sharded over the ranks, against attention on plain tensors.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -25,7 +25,7 @@ std::shared_ptr<Attention> make_attention() {
   return attention;
 }
 
-// One document a row, several with padding, several under a window.
+// Three kinds of rows: one document a row, several documents with padding, several documents with a window.
 std::vector<AttentionPatternOptions> patterns() {
   const auto ids =
       at::tensor(std::vector<int64_t>{0, 0, 0, 1, 1, 1, 1, -1, -1, 5, 5, 5, 5, 5, 5, 6, 7, 7}).view({2, 9});

@@ -1,3 +1,5 @@
+// Tests attention by documents, windows and padding (AttentionPattern), and scaled or capped scores, against the
+// softmax of all masked scores.
 #include "tessera/nn/attention/attention_pattern.h"
 
 #include <ATen/ATen.h>
@@ -18,7 +20,7 @@ at::Tensor ids_of(const std::vector<std::vector<int64_t>>& rows) {
   return at::stack(tensors);
 }
 
-// softmax of all scores, with what may not be seen at minus infinity.
+// Returns the softmax of all scores times the values. The scores of invisible keys are minus infinity.
 at::Tensor masked_form(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& ids,
                        int64_t window, const AttentionScoreOptions& how = {}) {
   const int64_t tokens = q.size(2), total = k.size(2), groups = q.size(1) / k.size(1);
@@ -33,7 +35,8 @@ at::Tensor masked_form(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   return at::softmax(scores.masked_fill(seen.logical_not(), -1e30), -1).matmul(v.repeat_interleave(groups, 1));
 }
 
-// Rows of two documents and of one, padding behind, between and nowhere; a document longer than several pieces.
+// Rows of two documents and of one document, with padding at the end, in the middle, or none; one document is longer
+// than several pieces.
 std::vector<std::pair<at::Tensor, int64_t>> layouts() {
   std::vector<int64_t> three(300, 2), one(300, 7), padded(300, 0), nothing(300, -1);
   std::fill(three.begin() + 40, three.begin() + 41, 0);
@@ -78,7 +81,8 @@ TEST(AttentionPattern, EqualsTheMaskedFormWithGradients) {
   }
 }
 
-// A scale of its own and capped scores: packed, padded, with a window, plain, and behind a cache.
+// A given scale and capped scores, in five forms: packed rows, padded rows, a window, plain rows, and rows behind a
+// cache.
 TEST(AttentionScoreOptions, ScaledAndCappedOnesEqualTheMaskedFormWithGradients) {
   for (const AttentionScoreOptions scores :
        {AttentionScoreOptions{.scale = 0.11}, AttentionScoreOptions{.scale = 0.9, .softcap = 0.7}}) {

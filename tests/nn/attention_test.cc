@@ -1,3 +1,5 @@
+// Tests the attention module and the MLP on one rank: values and gradients against plain operations, pages of keys and
+// values against whole sequences, and construction on the meta device.
 #include "tessera/nn/attention/attention.h"
 
 #include <ATen/ATen.h>
@@ -27,7 +29,7 @@ AttentionContext make_context(int64_t tokens) {
   return {.angles = {angles.cos(), angles.sin()}};
 }
 
-// softmax(q k^T / sqrt(d)) v with the key-value heads repeated, in plain ops.
+// Returns softmax(q kT / sqrt(d)) v with repeated key-value heads, in plain operations.
 at::Tensor plain_attention(Attention& a, const at::Tensor& x, const AttentionContext& context, int64_t heads,
                            int64_t kv_heads, const at::Tensor& allowed) {
   const auto cos = at::cat({context.angles.cos, context.angles.cos}, -1).unsqueeze(1);
@@ -91,7 +93,7 @@ TEST(Attention, PagesGiveWhatTheWholeSequenceGives) {
       << "17 tokens in a page";
 }
 
-// The part of a rank of two: half of the heads, without the module being told.
+// A rank of two has half of the heads. The module has no setting for the count; the sizes of the projections give it.
 TEST(Attention, TakesThePartOfTheHeadsThatItsProjectionsGive) {
   at::NoGradGuard no_grad;
   auto attention = make_attention(6, 2, false);
@@ -112,7 +114,7 @@ TEST(Attention, TakesThePartOfTheHeadsThatItsProjectionsGive) {
 }
 
 TEST(Layers, OnTheMetaDeviceNothingIsAllocated) {
-  // 2^36 elements: 256 GiB if it were real.
+  // A weight of 236 elements would need 128 GiB if it were allocated.
   MLP mlp(1 << 18, 1 << 18, {.bias = true}, {.dtype = at::kBFloat16, .device = at::kMeta});
   for (const auto& parameter : mlp.named_parameters()) {
     EXPECT_TRUE(parameter.slot->parameter.is_meta()) << parameter.name;

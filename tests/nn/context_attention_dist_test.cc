@@ -1,4 +1,4 @@
-// Attention over ranks against attention of one.
+// Tests attention over sequences that are sharded over ranks (context parallelism) against attention on one rank.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -34,7 +34,7 @@ at::Tensor packed_ids(int64_t tokens) {
   return ids;
 }
 
-// Lengths that 2, 3 and 4 ranks divide and do not.
+// Lengths that 2, 3 and 4 ranks divide, and lengths that they do not divide.
 std::vector<RowsCase> rows_cases() {
   const at::Tensor none;
   return {{"causal", 48, none},
@@ -49,7 +49,7 @@ std::vector<RowsCase> rows_cases() {
 }
 
 struct Attended {
-  at::Tensor out, q, k, v;  // the result and gradients
+  at::Tensor out, q, k, v;  // the result and the gradients
 };
 
 at::Tensor drawn(std::vector<int64_t> sizes, uint64_t seed) {
@@ -61,7 +61,8 @@ struct Operands {
   at::Tensor q, k, v, weight;
 };
 
-// Heads before tokens, as views of tensors with tokens before heads. Nobody reads what padding gets.
+// Heads are before tokens, as views of tensors with tokens before heads. The weight of padding in the loss is zero,
+// because results of padding are not used.
 Operands operands(const RowsCase& rows, int64_t heads, int64_t groups, at::ScalarType dtype) {
   const auto made = [&](int64_t count, uint64_t seed) { return drawn({2, rows.tokens, count, 8}, seed).to(dtype); };
   Operands out{made(heads, 1), made(groups, 2), made(groups, 3), made(heads, 4)};
@@ -199,7 +200,7 @@ TEST(ContextAttention, ScalesAndCapsScores) {
   });
 }
 
-// Bytes of messages that a rank gets.
+// Counts the bytes that a rank receives.
 struct ReceivedBytes final : comm::CollectiveObserver {
   void on_collective(comm::Op op, int64_t bytes, const comm::Group&) override {
     if (op == comm::Op::kRecv) total += bytes;
@@ -209,7 +210,7 @@ struct ReceivedBytes final : comm::CollectiveObserver {
 
 TEST(ContextAttention, TheRingBringsWhatIsSeenAlone) {
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
-    constexpr int64_t kTokens = 64, kOwn = kTokens / 4, kBytes = 2 * 8 * 8;  // of keys and values of one token
+    constexpr int64_t kTokens = 64, kOwn = kTokens / 4, kBytes = 2 * 8 * 8;  // bytes of one token's keys and values
     const kernels::ContextLayout layout(kTokens, 4);
     const int64_t rank = mesh->local_rank(0);
     const auto received = [&](const at::Tensor& ids, int64_t window) {
@@ -223,11 +224,13 @@ TEST(ContextAttention, TheRingBringsWhatIsSeenAlone) {
       attend(x, x, x, pattern);
       return bytes.total / kBytes;
     };
-    // The other ranks' first chunks, and those of their last ones that lie before this rank's.
+    // A rank receives the other ranks' first chunks, and those of their last chunks that come before this rank's last
+    // chunk.
     EXPECT_EQ(received({}, 0), 3 * 8 + 8 * (3 - rank));
-    // A window of 3 reaches two tokens back into the chunk before each chunk, and the middle is one rank's.
+    // A window of 3 reaches two tokens back into the chunk before each chunk. The two middle chunks are on the same
+    // rank.
     EXPECT_EQ(received({}, 3), rank == 0 || rank == 3 ? 2 : 4);
-    // A document for each chunk.
+    // Each chunk is one document.
     EXPECT_EQ(received(at::arange(kTokens, at::kLong).floor_divide_(8).unsqueeze(0), 0), 0);
   });
 }
@@ -273,7 +276,7 @@ TEST(ContextAttention, WhatDoesNotFitIsAnErrorOnAllRanks) {
          "the same rows");
     const auto torn = rank == 0 ? ids : at::ones({1, 4}, at::kLong);
     says(testing::error_of([&] { context_sequence(how, {.tokens = 4, .document_ids = torn}); }), "is in two pieces");
-    const auto narrow = rank == 1 ? ids.to(at::kInt) : ids;  // on one rank alone
+    const auto narrow = rank == 1 ? ids.to(at::kInt) : ids;  // on rank 1 only
     says(testing::error_of([&] { context_sequence(how, {.tokens = 4, .document_ids = narrow}); }),
          "on its rank 1, wanted int64");
     const auto sequence = context_sequence(how, {.tokens = 4});
@@ -286,7 +289,7 @@ TEST(ContextAttention, WhatDoesNotFitIsAnErrorOnAllRanks) {
   });
 }
 
-// 4 ranks with 4 times the tokens: a rank's largest tensors are those of one rank.
+// 4 ranks have 4 times the tokens of one rank. The largest tensor of each rank must not be larger than on one rank.
 TEST(ContextAttention, FourRanksHaveFourTimesTheTokensInTheSameMemory) {
   constexpr int64_t kTokens = 2048;
   const auto largest = [&](int ranks) {

@@ -1,3 +1,5 @@
+// Tests how context parallelism splits a sequence into chunks for the ranks, and the attention of a rank into pieces,
+// against the mask of the whole sequence.
 #include "tessera/nn/attention/context_pieces.h"
 
 #include <ATen/ATen.h>
@@ -29,7 +31,7 @@ std::vector<SequenceCase> sequence_cases() {
   return cases;
 }
 
-// Whether query sees key, for all of the sequence.
+// Returns the mask of the whole sequence: whether a query attends to a key.
 at::Tensor wanted_mask(const SequenceCase& which) {
   const auto documents = at::full({which.tokens}, -1, at::kLong);
   for (size_t i = 0; i < which.documents.size(); ++i) {
@@ -43,7 +45,8 @@ at::Tensor wanted_mask(const SequenceCase& which) {
   return which.window > 0 ? seen.logical_and(key.gt(query - which.window)) : seen;
 }
 
-// How often a piece has each pair of a query and a key of the tensors; as mask entries say where there is one.
+// Adds to `counts` how often the piece has each pair of a query and a key. If the piece has mask entries, only their
+// pairs count.
 void add_piece(const at::Tensor& counts, const ContextPiece& piece, int64_t window) {
   auto block = counts.narrow(0, piece.query, piece.queries).narrow(1, piece.key, piece.keys);
   auto seen = at::ones_like(block);
@@ -97,13 +100,13 @@ TEST(ContextPieces, HaveEveryPairThatTheMaskHasOnceAndNoOther) {
   EXPECT_GT(masked, 100);
 }
 
-// What the ranks of a ring compute at each step: one product, as PyTorch's and NeMo's do.
+// The pieces are the products that the ranks of a ring compute: one product at each step, as in PyTorch and NeMo.
 TEST(ContextPieces, OfBalancedChunksAreOneForEachStepOfARing) {
   for (const int64_t ranks : {2, 3, 4}) {
     const kernels::ContextLayout layout(ranks * 16, ranks);
     for (int64_t rank = 0; rank < ranks; ++rank) {
       for (int64_t holder = 0; holder < ranks; ++holder) {
-        std::vector<kernels::ContextChunk> keys;  // those that are brought, packed
+        std::vector<kernels::ContextChunk> keys;  // the received chunks, packed
         int64_t local = 0;
         for (auto chunk : layout.chunks_of(holder)) {
           if (tokens_seen({{.documents = {{0, ranks * 16}}}}, layout.chunks_of(rank), chunk, {}).empty()) continue;
@@ -140,7 +143,7 @@ TEST(ContextPieces, TokensSeenAreTheLeastRangeThatHoldsThem) {
   }
 }
 
-// 32 documents of 1024 tokens: the area of the pieces is that of the documents, not of the row.
+// With 32 documents of 1024 tokens, the area of the pieces is the sum of the documents' areas, not the area of the row.
 TEST(ContextPieces, AreaGrowsWithDocumentsAndWindowsAndNotWithTheRow) {
   const auto area = [](const std::vector<TokenRange>& documents, int64_t tokens, int64_t window) {
     const std::vector<kernels::ContextChunk> all = {{.begin = 0, .tokens = tokens}};

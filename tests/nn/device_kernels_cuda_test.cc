@@ -1,5 +1,5 @@
-// What runs on kernels of CUDA's own, against the CPU's values: attention by lengths, float8 products, packed weights.
-// tests/devices has the same on the pretend device, in more cases.
+// Tests the layers for which CUDA has kernels of its own against the CPU's values: attention by lengths, float8
+// products, packed weights. tests/devices has the same tests on the pretend device, with more cases.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ void expect_close(const at::Tensor& found, const at::Tensor& wanted, double tole
   EXPECT_LE((there - wanted).abs().max().item<double>(), tolerance * most) << what;
 }
 
-// The result and the gradients of q, k and v, tokens before heads.
+// Returns the result and the gradients of q, k and v, with tokens before heads.
 std::vector<at::Tensor> attended_on(c10::Device device, at::ScalarType type, const at::Tensor& ids, int64_t window) {
   const int64_t rows = ids.size(0), tokens = ids.size(1);
   const auto drawn = [&](int64_t heads, uint64_t seed) {
@@ -59,12 +59,13 @@ TEST(FlashAttentionCuda, OfDocumentsAndWindowsIsTheCpus) {
   }
 }
 
-// As the ranks of a context-parallel group do: parts of the keys join to the whole, forward and backward.
+// The ranks of a context-parallel group compute attention to parts of the keys. The parts are joined to the whole
+// result, forward and backward.
 TEST(FlashAttentionCuda, PartsOfTheKeysJoinToTheWhole) {
   if (!at::hasCUDA()) {
     GTEST_SKIP() << "no CUDA device";
   }
-  constexpr int64_t kTokens = 90, kHalf = 45;  // log sums of no whole block of 32
+  constexpr int64_t kTokens = 90, kHalf = 45;  // the lengths are not a multiple of a block of 32
   const auto part_of = [](const at::Tensor& heads, int64_t begin) { return heads.narrow(2, begin, kHalf); };
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     std::vector<at::Tensor> of;  // q, k, v and the gradient of the result, [B, H, T, d]

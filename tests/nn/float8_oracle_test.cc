@@ -1,3 +1,4 @@
+// Tests the float8 linear against torchao's within a tolerance, and float8 casts against torch's bit for bit.
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 
@@ -42,7 +43,7 @@ TEST(Float8Oracle, LinearIsTorchaosAndCastsAreTorchsBitForBit) {
     EXPECT_TRUE(x.grad().allclose(of("grad_x"), tolerance, tolerance)) << name;
     EXPECT_TRUE(model.linear->weight.grad().allclose(of("grad_weight"), tolerance, tolerance)) << name;
     EXPECT_TRUE(model.linear->bias.grad().allclose(of("grad_bias"), tolerance, tolerance)) << name;
-    // Eight bits are far from what was put in.
+    // The float8 result must differ from the exact one, or the test would also pass without float8.
     EXPECT_FALSE(y.allclose(at::linear(of("x"), of("weight"), of("bias")), 1e-3, 1e-3)) << name;
   }
   for (const auto& [name, dtype] :

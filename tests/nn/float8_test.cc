@@ -1,3 +1,5 @@
+// Tests the float8 linear on the CPU: when weights are converted, which names and gradients the model keeps, and
+// extreme values.
 #include "tessera/nn/linear/float8.h"
 
 #include <ATen/core/Tensor.h>

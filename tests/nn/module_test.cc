@@ -1,3 +1,4 @@
+// Tests nn::Module: children that are replaced or removed, and hooks around forward.
 #include "tessera/nn/module.h"
 
 #include <ATen/ATen.h>
@@ -9,7 +10,7 @@
 namespace tessera::nn {
 namespace {
 
-// What an adapter does: the layer it stands for, and more.
+// Like an adapter, this layer replaces a Linear and computes more.
 struct Doubled : Linear {
   std::shared_ptr<Linear> inside;
   explicit Doubled(std::shared_ptr<Linear> of) : Linear(1, 1, false, {}) { register_module("inside", inside, of); }

@@ -1,3 +1,4 @@
+// Tests the MoE layer and the statistics of its router against plain loops over experts and formulas of transformers.
 #include "tessera/nn/experts/moe.h"
 
 #include <ATen/ATen.h>
@@ -18,7 +19,8 @@ void draw(Module& module) {
   for (const auto& parameter : module.parameters()) parameter.copy_(at::randn(parameter.sizes()) * 0.5);
 }
 
-// As transformers' loop over experts. taken[token * chosen + k]: whether the choice counts; empty: all do.
+// Computes the layer as transformers does, in a loop over experts. taken[token * chosen + k] says whether the choice
+// counts; an empty list takes all choices.
 at::Tensor reference(MoE& block, const at::Tensor& x, bool normalise, const std::vector<bool>& taken = {}) {
   const auto rows = x.reshape({-1, x.size(-1)});
   auto [weights, chosen] = at::topk(at::softmax(at::linear(rows, block.gate->weight), -1), block.experts_per_token());
@@ -59,8 +61,8 @@ TEST(MoE, EqualsExpertsTokenByToken) {
   }
 }
 
-// Of each sequence an expert goes through its choices from the largest weight down, padding behind all others, in its
-// order.
+// Returns the choices within a capacity. For each sequence an expert takes its choices from the largest weight down.
+// Choices of padding come after all others, in the order of padding.
 std::vector<bool> choices_within(const RouterOutput& routing, int64_t length, int64_t capacity,
                                  const at::Tensor& real) {
   const int64_t choices = routing.experts.size(1);
@@ -83,7 +85,7 @@ std::vector<bool> choices_within(const RouterOutput& routing, int64_t length, in
 }
 
 TEST(MoE, DropsWhatIsBeyondACapacityInTraining) {
-  // 7 experts, 3 choices of 9 tokens: an even share is 27 / 7.
+  // 7 experts, and 3 choices for each of 9 tokens: an even share is 27 / 7.
   for (const auto& [factor, capacity] : {std::pair(0.5, 2), std::pair(1.0, 4), std::pair(7.0, 27)}) {
     MoE block({.width = 6,
                .inner = 5,
@@ -121,7 +123,7 @@ TEST(MoE, DropsWhatIsBeyondACapacityInTraining) {
   }
 }
 
-// Of choices with equal weights the first tokens' are taken.
+// If choices have equal weights, the choices of the first tokens are taken.
 TEST(MoE, OfEqualChoicesTheFirstAreTaken) {
   MoE block({.width = 4, .inner = 3, .experts = 5, .experts_per_token = 1, .capacity_factor = 1}, {});
   draw(block);
@@ -144,7 +146,8 @@ TEST(MoE, OneExpertMayTakeAllAndOthersGetZeros) {
   EXPECT_EQ(block(at::rand({0, 4}), NonPaddingMask{}).sizes(), (at::IntArrayRef{0, 4}));
 }
 
-// The formula of transformers' load_balancing_loss_func with an attention mask, and its derivative by autograd.
+// The reference is the formula of transformers' load_balancing_loss_func with an attention mask. Its derivative comes
+// from autograd.
 TEST(RouterStatistics, GiveTheLossOfTransformersWithoutPadding) {
   MoE block({.width = 6, .inner = 5, .experts = 4, .experts_per_token = 2}, {});
   draw(block);
@@ -176,7 +179,7 @@ TEST(RouterStatistics, GiveTheLossOfTransformersWithoutPadding) {
   EXPECT_EQ(router_statistics(block), statistics);
 }
 
-// Two micro-batches: counted without gradients first, then each adds its part of the gradient.
+// Two micro-batches are counted first, without gradients. Each of them then adds its share of the gradient.
 TEST(RouterStatistics, SpanMicroBatches) {
   MoE block({.width = 6, .inner = 5, .experts = 4, .experts_per_token = 2}, {});
   draw(block);

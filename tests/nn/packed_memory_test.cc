@@ -1,4 +1,4 @@
-// Packed rows need memory in proportion to their tokens.
+// Tests that attention over packed rows needs memory in proportion to their tokens.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kHeads = 2, kHeadSize = 8;
 
-// Bytes at most in forward and backward of attention over documents of 256 tokens.
+// Returns the peak of bytes in forward and backward of attention over documents of 256 tokens.
 int64_t packed_peak(int64_t tokens, int64_t window, const AttentionScoreOptions& scores) {
   const auto ids = at::arange(tokens, at::kLong).floor_divide_(256).unsqueeze(0);
   const auto x = at::randn({1, tokens, kHeads, kHeadSize}).transpose(1, 2).set_requires_grad(true);
@@ -31,7 +31,7 @@ TEST(PackedMemory, Of32kTokensIsTwiceThatOf16k) {
   }
 }
 
-// Scores that attention computes, in pairs of a query and a key.
+// Returns the number of pairs of a query and a key whose score attention computes.
 int64_t pairs_of(const AttentionPattern& pattern) {
   int64_t sum = 0;
   for (const auto& piece : pattern.pieces) {

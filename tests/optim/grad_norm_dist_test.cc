@@ -1,3 +1,5 @@
+// Tests the norm and the clipping of gradients of plain tensors and DTensors, against the norm on one rank and against
+// numbers of upstream. Tests the optimizer's state and rounding on DTensors.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -15,7 +17,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// A leaf whose gradient is `gradient` (on one rank or as a DTensor).
+// Returns a leaf whose gradient is `gradient`, a plain tensor or a DTensor.
 at::Tensor with_gradient(const at::Tensor& gradient) {
   at::NoGradGuard no_grad;
   auto parameter = at::zeros_like(gradient).set_requires_grad(true);
@@ -29,7 +31,7 @@ double reference_norm(const std::vector<at::Tensor>& gradients, double p) {
   return at::linalg_vector_norm(at::cat(flat), p).item<double>();
 }
 
-// Gradients of random shapes and placements on meshes of three shapes: every rank draws the same.
+// The gradients have random shapes and placements on meshes of three shapes. Every rank draws the same values.
 TEST(GradNorm, EqualsTheNormOnOneRankForRandomPlacements) {
   on_threads(4, [](const WorldPtr& world) {
     const std::vector<MeshPtr> meshes = {init_device_mesh(world, test_device_type(), {4}, {"x"}),
@@ -50,7 +52,7 @@ TEST(GradNorm, EqualsTheNormOnOneRankForRandomPlacements) {
         if (draw(5) != 0) gradient = distribute_tensor(gradient, mesh, where, std::nullopt);
         parameters.push_back(with_gradient(gradient));
       }
-      parameters.push_back(here(at::ones({3})).set_requires_grad(true));  // without a gradient
+      parameters.push_back(here(at::ones({3})).set_requires_grad(true));  // a parameter without a gradient
       for (const double p : types) {
         const double norm = optim::get_grad_norm(parameters, p), expected = reference_norm(plain, p);
         EXPECT_NEAR(norm, expected, 1e-6 * expected) << "round " << round << " p " << p;
@@ -99,7 +101,7 @@ TEST(GradNorm, ClipsEveryDtypeToTheNorm) {
     for (const auto& parameter : parameters) clipped.push_back(to_local(parameter.grad()).clone());
     EXPECT_NEAR(optim::clip_grad_norm(parameters, 0.6), 0.5, 2e-3);
     for (size_t i = 0; i < parameters.size(); ++i) {
-      EXPECT_TRUE(to_local(parameters[i].grad()).equal(clipped[i]));  // below the limit: untouched
+      EXPECT_TRUE(to_local(parameters[i].grad()).equal(clipped[i]));  // below the limit: unchanged
     }
     for (const auto& parameter : parameters) {
       EXPECT_LT(reference_norm({whole(parameter.grad())}, 2), 0.5);
@@ -108,7 +110,7 @@ TEST(GradNorm, ClipsEveryDtypeToTheNorm) {
   });
 }
 
-// What each function does with a norm that is not finite is upstream's: spec nemo.md 1.8 and 4.2.
+// For a norm that is not finite, each function must behave as upstream: spec nemo.md 1.8 and 4.2.
 TEST(GradNorm, CarriesNonFiniteGradientsAndClipsAsUpstreamDoes) {
   for (const double bad : {kInfinity, std::nan("")}) {
     const auto made = [bad] { return with_gradient(here(at::tensor({1.0, bad, 2.0}))); };
@@ -129,7 +131,8 @@ TEST(GradNorm, CarriesNonFiniteGradientsAndClipsAsUpstreamDoes) {
   EXPECT_THROW(optim::get_grad_norm({}, -1), Error);
 }
 
-// Sums of powers that would leave float64 are taken again over the largest gradient.
+// If a sum of powers overflows or underflows float64, the sum is computed again over gradients that are divided by the
+// largest.
 TEST(GradNorm, DoesNotOverflowOrVanish) {
   const auto large = with_gradient(here(at::tensor({6e31f, 4.0f})));
   EXPECT_NEAR(optim::clip_grad_norm({large}, 0.3) / 6e31, 1, 1e-7);
@@ -203,7 +206,8 @@ TEST(GradNorm, GivesUpstreamsNumbersForMixedPlacementsAndMeshes) {
   });
 }
 
-// run_clip_grad_norm_correctness.py: nothing is clipped, so that the norm is that of the whole gradients.
+// The cases are those of run_clip_grad_norm_correctness.py. Nothing is clipped, so the norm is the norm of the whole
+// gradients.
 TEST(GradNorm, GivesTheNormOfWholeGradientsInEveryCaseOfUpstreamsFunctionalTest) {
   on_threads(4, [](const WorldPtr& world) {
     const int64_t w = world->size();
@@ -384,13 +388,13 @@ TEST(GradNorm, SumsPlainShardsOverBothGroupsAndDTensorsOverTheirMesh) {
     EXPECT_NEAR(optim::get_grad_norm({plain, placed}, dp_cp, tp), std::sqrt(30 + 24), 1e-6);
     EXPECT_EQ(optim::get_grad_norm({plain, placed}, dp_cp, tp, kInfinity), 4);
     EXPECT_EQ(optim::get_grad_norm({}, dp_cp, tp), 0);
-    // Sharded over dp alone, while tp lies across.
+    // The gradient is sharded over dp only; it has no mesh dim for tp.
     const auto on_dp =
         with_gradient(distribute_tensor(here(at::full({6}, 2.0f)), mesh->slice({"dp"}), {Shard(0)}, std::nullopt));
     EXPECT_NEAR(optim::get_grad_norm({on_dp, placed}, dp_cp, tp), std::sqrt(48), 1e-6);
     EXPECT_THAT(error_of([&] { optim::get_grad_norm({on_dp}, dp_cp, tp); }),
                 ::testing::HasSubstr("ranks, wanted a dim, or several dims flattened"));
-    // Ranks 0 and 3, 1 and 2: a diagonal.
+    // The groups are a diagonal of the mesh: ranks 0 and 3, ranks 1 and 2.
     const auto diagonal =
         world->new_group(world->rank() % 3 == 0 ? std::vector<int>{0, 3} : std::vector<int>{1, 2}, "x");
     EXPECT_THAT(error_of([&] { optim::get_grad_norm({placed}, dp_cp, *diagonal); }),
@@ -417,7 +421,7 @@ TEST(Optimizer, ShowsItsStateAsDTensorsOfTheParametersPlacement) {
   });
 }
 
-// What is drawn is a function of the global element: shards round as the whole does.
+// The random number of an element depends on its global index only, so shards round as the whole tensor does.
 TEST(Optimizer, RoundsStochasticallyTheSameOnEveryLayout) {
   struct One : nn::Callable<One> {
     at::Tensor weight;

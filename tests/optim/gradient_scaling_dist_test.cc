@@ -1,4 +1,4 @@
-// Gradients of pipelines and experts: spec nemo.md 4.3 to 4.5 and 4.10.
+// Tests the scaling of gradients of pipelines and experts: spec nemo.md 4.3 to 4.5 and 4.10.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
@@ -42,8 +42,7 @@ at::Tensor leaf(const at::Tensor& gradient) {
   return parameter;
 }
 
-// A gate that all ranks have, and experts.
-// A gate that all ranks have, and experts.
+// A model with experts and a gate that is replicated on all ranks.
 struct Experts : nn::Callable<Experts>, nn::GradientMarks {
   at::Tensor weight;
   explicit Experts(const at::Tensor& gradient) { register_parameter("weight", weight, leaf(gradient)); }
@@ -86,7 +85,7 @@ TEST(GradientScaling, DividesExpertsByTheRanksWhoseTokensTheyAreOf) {
         {.pp_enabled = true, .moe_mesh = moe, .ep_axis_name = "ep", .num_label_tokens = 8, .dp_group_size = 4});
     EXPECT_EQ(value_of(model->experts->weight), 2);
     EXPECT_EQ(plain_value_of(model->gate), 4);
-    // No axis given: nothing says that these are experts.
+    // No mesh axis is given, so nothing marks these parameters as experts.
     model = made(8, 8);
     scale_grads_and_clip_grad_norm(std::nullopt, {model.get()}, {.moe_mesh = moe, .dp_group_size = 4});
     EXPECT_EQ(value_of(model->experts->weight), 8);
@@ -109,12 +108,12 @@ TEST(GradientScaling, FollowsMarksNamesAndDivisorsOfTheirOwnAndTakesFrozenGradie
     scale_grads_and_clip_grad_norm(std::nullopt, {&owned},
                                    {.pp_enabled = true, .moe_mesh = moe, .num_label_tokens = 4, .dp_group_size = 2});
     EXPECT_EQ(plain_value_of(owned.experts->weight), 0.5);
-    EXPECT_EQ(plain_value_of(owned.gate), 4);  // frozen
+    EXPECT_EQ(plain_value_of(owned.gate), 4);  // frozen parameters keep their gradient
     struct Named : nn::Callable<Named> {
       at::Tensor weight;
       Named() { register_parameter("mlp.experts.down_linear.weight0", weight, leaf(here(at::full({2}, 8.0)))); }
     } named;
-    scale_grads_and_clip_grad_norm(std::nullopt, {&named, &named}, options);  // a part twice is scaled once
+    scale_grads_and_clip_grad_norm(std::nullopt, {&named, &named}, options);  // a part passed twice is scaled once
     EXPECT_EQ(plain_value_of(named.weight), 4);
   });
 }
@@ -136,7 +135,7 @@ TEST(GradientScaling, LeavesGradientsWithoutLabelTokensAndRefusesBadFactorsBefor
   EXPECT_THAT(error_of([&] { scale_grads_and_clip_grad_norm(1.0, {&model}, pipeline); }),
               HasSubstr("pp_axis_name must be provided when pp_enabled is true"));
   EXPECT_EQ(plain_value_of(model.gate), 8);
-  // Scaled by 8 / 4, then clipped.
+  // The gradients are scaled by 8 / 4 and then clipped.
   EXPECT_NEAR(scale_grads_and_clip_grad_norm(
                   1.0, {&model}, {.pp_enabled = true, .pp_axis_name = "pp", .num_label_tokens = 8, .dp_group_size = 4}),
               8, 1e-12);
@@ -148,7 +147,7 @@ TEST(GradientScaling, AddsUpExpertsOfEveryRankInTheNorm) {
     const auto moe = init_device_mesh(world, test_device_type(), {2, 2}, {"ep_shard", "ep"});
     const int64_t ep = moe->local_rank(1);
     const double infinity = std::numeric_limits<double>::infinity();
-    // Rank 0 along ep has experts of 3s, rank 1 of 40s.
+    // On mesh dim ep, rank 0 has experts with gradients of 3, rank 1 of 40.
     const auto made = [&] {
       auto model = std::make_unique<MoeWith>(here(at::full({1}, 4.0)), here(at::full({1}, ep == 0 ? 3.0 : 40.0)));
       model->experts->ep_local_experts = true;
@@ -164,17 +163,17 @@ TEST(GradientScaling, AddsUpExpertsOfEveryRankInTheNorm) {
     auto largest = options;
     largest.norm_type = infinity;
     EXPECT_EQ(optim::clip_grad_norm(1e9, {model.get()}, largest), 40);
-    // Sharded besides, over ep_shard.
+    // The gradients are also sharded over ep_shard.
     MoeWith sharded(here(at::full({1}, 4.0)), distribute_tensor(here(at::full({2}, ep == 0 ? 3.0 : 40.0)),
                                                                 moe->slice({"ep_shard"}), {Shard(0)}, std::nullopt));
     sharded.experts->ep_local_experts = true;
     EXPECT_NEAR(optim::clip_grad_norm(1e9, {&sharded}, options), std::sqrt(16.0 + 2 * 9.0 + 2 * 1600.0), 1e-12);
-    // A DTensor over ep itself is not counted twice, marked or not.
+    // A DTensor over ep is not counted twice, with or without the mark of experts.
     MoeWith placed(here(at::full({1}, 4.0)),
                    distribute_tensor(here(at::full({2}, 3.0)), moe->slice({"ep"}), {Shard(0)}, std::nullopt));
     placed.experts->ep_local_experts = true;
     EXPECT_NEAR(optim::clip_grad_norm(1e9, {&placed}, options), std::sqrt(16.0 + 2 * 9.0), 1e-12);
-    // One rank's experts had no token.
+    // The experts of one rank got no token.
     model = made();
     if (ep == 1) model->experts->weight.mutable_grad().reset();
     EXPECT_NEAR(optim::clip_grad_norm(1e9, {model.get()}, options), 5, 1e-12);

@@ -1,4 +1,5 @@
-// Muon beside torch.optim.Muon and 8-bit AdamW beside torchao's, 50 steps each; WSD beside transformers'.
+// Tests Muon against torch.optim.Muon and 8-bit AdamW against torchao's, 50 steps each; tests the WSD schedule against
+// transformers'.
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 
@@ -79,7 +80,8 @@ TEST(MuonOracle, FiftyStepsAreThoseOfPyTorch) {
     const auto optimizer = make_muon(model, own);
     take_steps(model, *optimizer, *file);
     for (const auto& named : model.named_parameters()) {
-      // Our matrix products may run on other kernels than Python's; what bfloat16 then rounds otherwise, adds up.
+      // Our matrix products may run on other kernels than Python's. The differences in bfloat16 rounding add up over
+      // the steps.
       EXPECT_LT(largest_difference(named.slot->parameter, file->tensor("end." + named.name)), 2e-3) << named.name;
       EXPECT_LT(largest_difference(optimizer->state(named.name).at("momentum_buffer"),
                                    file->tensor("state." + named.name + ".momentum_buffer")),
@@ -148,7 +150,7 @@ TEST(Schedule, WarmsUpStaysAndDecaysAsTransformersWsd) {
           options.decay_steps = decay;
         }
         const Schedule schedule(options);
-        // Theirs begins the warm-up at the floor, ours at 0, one step ahead.
+        // transformers begins the warm-up at the floor. Our warm-up begins at 0 and is one step ahead.
         for (int64_t step = floor == 0 ? 0 : warmup; step < count; ++step) {
           const double expected = theirs[static_cast<size_t>(step < warmup ? step + 1 : step)];
           EXPECT_NEAR(schedule.at(step), expected, 1e-12) << type << " step " << step;

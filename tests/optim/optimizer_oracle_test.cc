@@ -1,3 +1,4 @@
+// Tests AdamW and SGD against PyTorch's, and the schedules against transformers'.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
@@ -86,12 +87,12 @@ TEST(Optimizer, SgdUpdatesAsPyTorch) {
 }
 
 TEST(Schedule, DecaysAsTransformersAndWarmsUpOneStepAhead) {
-  const int64_t warmup = 4, total = 20, count = total + 1;  // there the cosine rises again after its end
+  const int64_t warmup = 4, total = 20, count = total + 1;  // transformers' cosine rises again after its end
   for (const double floor : {0.0, 0.1}) {
     const auto rates = oracle(
         "schedules.py", {std::to_string(warmup), std::to_string(total), std::to_string(floor), std::to_string(count)});
     for (const std::string name : {"cosine", "linear", "constant"}) {
-      const double ratio = name == "linear" ? 0 : floor;  // there is no linear schedule with a floor to compare with
+      const double ratio = name == "linear" ? 0 : floor;  // transformers has no linear schedule with a floor
       const Schedule schedule(
           {.name = name, .lr = 1, .warmup_steps = warmup, .total_steps = total, .min_lr_ratio = ratio});
       for (int64_t step = 0; step < count; ++step) {

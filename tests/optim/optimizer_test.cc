@@ -1,3 +1,5 @@
+// Tests the optimizers and the learning rate schedules on one rank: groups, state, master weights, stochastic rounding
+// and errors.
 #include "tessera/optim/optimizer.h"
 
 #include <ATen/core/Tensor.h>
@@ -95,7 +97,8 @@ TEST(Optimizer, ContinuesFromItsState) {
   EXPECT_EQ(second->state("weight").at("step").item<float>(), 3);
 }
 
-// Names of 4 KiB that differ at their end only: comparing two of them is most of what a look-up costs.
+// The names have 4 KiB and differ at their end only, so that most of the time of a look-up goes into comparisons of
+// names.
 struct Many : nn::Callable<Many> {
   struct Layer : nn::Callable<Layer> {
     std::deque<at::Tensor> parameters;
@@ -146,8 +149,8 @@ TEST(Optimizer, TakesOverParametersThatWereFrozen) {
   EXPECT_TRUE(model.weight.detach().allclose(here(at::full({4, 4}, 0.9))));
 }
 
-// A hundred steps, each below the last digit of bfloat16, move a parameter as far as in float32; what somebody writes
-// in between counts.
+// A hundred updates, each below the last digit of bfloat16, must move a parameter as far as in float32. Values that are
+// written to the parameter between steps must count.
 TEST(Optimizer, UpdatesSixteenBitParametersInFloat32UnlessTold) {
   const auto make = [](bool adam, Model& model, bool masters) {
     return adam ? make_adamw(model, {.lr = 1e-3, .master_weights = masters})
@@ -196,20 +199,20 @@ TEST(Optimizer, GroupsWithoutAnLrOfTheirOwnFollowByTheirFactors) {
     return out;
   };
   const Hyperparameters nothing;
-  for (const double lr : {0.025, 0.0, 0.5}) {  // a schedule went on
+  for (const double lr : {0.025, 0.0, 0.5}) {  // as after steps of a schedule
     optimizer->set_hyperparameters({nothing, nothing, nothing, {{"lr", lr}}});
     EXPECT_EQ(optimizer->lr(), lr);
     EXPECT_THAT(rates(), ElementsAre(2 * lr, 4 * lr, 0, lr));
     optimizer->set_hyperparameters({nothing, nothing, nothing, nothing});
     EXPECT_THAT(rates(), ElementsAre(2 * lr, 4 * lr, 0, lr));
   }
-  optimizer->set_hyperparameters({nothing, nothing, {{"lr", 0.25}}, nothing});  // its factor was 0 and fits nothing
+  optimizer->set_hyperparameters({nothing, nothing, {{"lr", 0.25}}, nothing});  // its factor was 0 and fits no lr
   EXPECT_THAT(rates(), ElementsAre(1, 2, 0.25, 0.5));
   optimizer->set_lr(1);
   EXPECT_THAT(rates(), ElementsAre(2, 4, 0.5, 1));
 }
 
-// Whatever a parameter had before: it was frozen when the momentum was set.
+// A parameter that was frozen when the momentum was set must get the missing state, whatever state it had.
 TEST(Optimizer, GivesThawedParametersWhatTheyLack) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     Model model;
@@ -229,7 +232,7 @@ TEST(Optimizer, GivesThawedParametersWhatTheyLack) {
     EXPECT_EQ(step(), 0.75);
     EXPECT_EQ(optimizer->state("weight").count("momentum_buffer"), 0u);
     weight.set_requires_grad(true);
-    EXPECT_EQ(step(), 0.5);   // the gradient as it is
+    EXPECT_EQ(step(), 0.5);   // the gradient itself
     EXPECT_EQ(step(), 0.25);  // half of the buffer and half of the gradient
 
     optimizer->set_hyperparameters({{{"momentum", 0.0}}});
@@ -276,7 +279,8 @@ struct HalfModel : nn::Callable<HalfModel> {
   explicit HalfModel(const at::Tensor& value) { register_parameter("weight", weight, value); }
 };
 
-// A thousand steps, each a hundredth of the last digit: nearest rounding stands still, the random one gets there.
+// Each of a thousand updates is a hundredth of the last digit. With rounding to nearest the value does not change; with
+// stochastic rounding it moves as far as in exact arithmetic, on average.
 TEST(Optimizer, StochasticRoundingKeepsSmallUpdatesOnAverage) {
   const auto start = here(at::ones({64, 64}, at::kBFloat16));
   HalfModel still(start.clone()), moving(start.clone());
@@ -287,7 +291,7 @@ TEST(Optimizer, StochasticRoundingKeepsSmallUpdatesOnAverage) {
   EXPECT_EQ(random->state("weight").count("master"), 0u);
   for (int step = 0; step < 1000; ++step) {
     still.weight.mutable_grad() = at::full_like(start, -4e-5);
-    moving.weight.mutable_grad() = at::full_like(start, -2e-5);  // twice that with the momentum
+    moving.weight.mutable_grad() = at::full_like(start, -2e-5);  // momentum doubles the update
     nearest->step();
     random->step();
   }
@@ -309,7 +313,7 @@ TEST(Optimizer, StochasticRoundingTakesEitherNeighbourOnlyAndLeavesWhatNeedsNoRo
   EXPECT_EQ(model.weight[0].item<double>(), -INFINITY);
   EXPECT_TRUE(std::isnan(model.weight[1].item<double>()));
   EXPECT_EQ(model.weight[2].item<double>(), -1);
-  const auto exact = here(at::full({4096}, 1 + 1.0 / 512));  // halfway between two neighbours and a quarter of them
+  const auto exact = here(at::full({4096}, 1 + 1.0 / 512));  // a quarter of the way between two bfloat16 numbers
   HalfModel many(here(at::ones({4096}, at::kBFloat16)));
   const auto rounding = make_sgd(many, {.lr = 1, .master_weights = false, .stochastic_rounding = true, .seed = 9});
   many.weight.mutable_grad() = here(at::full({4096}, -1.0 / 512)).to(at::kBFloat16);
@@ -360,7 +364,7 @@ TEST(Schedule, OfWsdMustHaveRoomForWarmUpAndDecay) {
   EXPECT_THAT(error_of([&] { Schedule schedule(options); }), HasSubstr("found 6 of warm-up and 5 of decay"));
   options.decay_steps = 4;
   const Schedule tight(options);
-  EXPECT_EQ(tight.at(6), 1);  // no step between the two
+  EXPECT_EQ(tight.at(6), 1);  // no step between warm-up and decay
   EXPECT_LT(tight.at(7), 1);
   options.decay_type = "sqrt";
   EXPECT_THAT(error_of([&] { Schedule schedule(options); }), HasSubstr("decay_type: found 'sqrt'"));

@@ -1,4 +1,4 @@
-// Gradients of what every rank of tensor parallelism has a copy of: spec nemo.md 4.8.
+// Tests the gradients of parameters that are replicated over the ranks of tensor parallelism: spec nemo.md 4.8.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
@@ -13,7 +13,7 @@ namespace {
 using nn::ReplicaReduction;
 using ::testing::HasSubstr;
 
-// One parameter, with a gradient that the test sets.
+// A model of one parameter. The test sets its gradient.
 struct Norm : nn::Callable<Norm>, nn::GradientMarks {
   at::Tensor weight;
   explicit Norm(const at::Tensor& value) { register_parameter("weight", weight, value); }
@@ -66,7 +66,7 @@ TEST(TpReplicas, GetTheMeanOrWhatTheirModuleIsMarkedWith) {
       EXPECT_FALSE(unused.weight.grad().defined());
       optim::synchronize_tp_replica_gradients({&model}, mesh, {.sum = {&listed}});
       EXPECT_EQ(first(mean), sum / 2);
-      EXPECT_EQ(first(summed), 2 * sum);  // a sum is taken once a step
+      EXPECT_EQ(first(summed), 2 * sum);  // a gradient is summed once a step
     }
     Norms nested;
     nested.tp_replicas = ReplicaReduction::kSum;
@@ -85,7 +85,7 @@ TEST(TpReplicas, OfHalvesAreAddedUpInFloat32) {
     const auto mesh = init_device_mesh(world, test_device_type(), {2}, {"tp"});
     Norms model;
     auto& half = model.add(parameter(at::kHalf));
-    // Their sum leaves float16.
+    // The sum of the two gradients overflows float16.
     half.set(here(at::full({3}, world->rank() == 0 ? 60000.0 : 50000.0, at::kHalf)));
     optim::synchronize_tp_replica_gradients({&model}, mesh);
     EXPECT_EQ(half.weight.grad().scalar_type(), at::kHalf);
@@ -130,7 +130,7 @@ TEST(TpReplicas, ThatAreNotAlikeAreAnErrorOnAllRanksAndLeftAlone) {
     EXPECT_THAT(error_of(synchronize), HasSubstr("rank 0 has '1.weight: mean, Float [3] plain', rank 1 has '1.weight: "
                                                  "mean, no gradient'"));
     EXPECT_EQ(first(fine), 1.0 + world->rank());
-    if (!on_accelerator()) {  // not each of them has sparse tensors
+    if (!on_accelerator()) {  // some accelerators have no sparse tensors
       lacking.set(at::sparse_coo_tensor(at::zeros({1, 1}, at::kLong), at::ones({1}), {3}));
       EXPECT_THAT(error_of(synchronize), HasSubstr("1.weight: found a sparse gradient"));
     }
@@ -140,7 +140,7 @@ TEST(TpReplicas, ThatAreNotAlikeAreAnErrorOnAllRanksAndLeftAlone) {
     other.tp_replicas = ReplicaReduction::kSum;
     EXPECT_THAT(error_of([&] { optim::synchronize_tp_replica_gradients({&shared}, mesh); }),
                 HasSubstr("0.weight and 1.weight are one parameter"));
-    // One rank, no mesh: nothing to do.
+    // With one rank and no mesh the call has no effect.
     optim::synchronize_tp_replica_gradients({&shared}, nullptr);
     optim::synchronize_tp_replica_gradients({&model}, init_device_mesh(world, test_device_type(), {2}, {"dp"}));
   });

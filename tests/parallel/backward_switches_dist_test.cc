@@ -1,4 +1,6 @@
-// set_is_last_backward and set_reshard_after_backward: what waits between micro-batches, and that nothing is lost.
+// Tests of set_is_last_backward and set_reshard_after_backward: the switches decide which work waits between
+// micro-batches, and no gradient is lost. The gradients are compared with those of a model without switches and of one
+// process.
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
@@ -12,7 +14,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kMicroBatches = 3;
 
-// Gradients of three micro-batches, with the switches of `prepare(model, micro-batch)` before each.
+// Gradients of three micro-batches. `prepare(model, micro_batch)` sets the switches before each micro-batch.
 template <class Prepare>
 std::vector<at::Tensor> accumulated(SmallModel& model, const comm::World& world, const Prepare& prepare) {
   for (int64_t step = 0; step < kMicroBatches; ++step) {
@@ -48,12 +50,12 @@ TEST(BackwardSwitches, OneSwitchBelowTheRootCountsForTheWholeTree) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model;
     shard(model, {.mesh = line(world)});
-    set_is_last_backward(*model.layers[1], false);  // before there is a root
+    set_is_last_backward(*model.layers[1], false);  // the root does not exist yet
     rank_backward(model, *world, 0);
     const auto early = model.embedding.grad().defined();
     set_is_last_backward(*model.layers[1], true);
     rank_backward(model, *world, 1);
-    EXPECT_FALSE(early);  // of the root, whose reduction is the last to start
+    EXPECT_FALSE(early);  // gradient of the root, whose reduction starts last
     SmallModel usual;
     shard(usual, {.mesh = line(world)});
     for (int64_t step = 0; step < 2; ++step) rank_backward(usual, *world, step);
@@ -84,7 +86,7 @@ TEST(BackwardSwitches, ParametersThatStayGatheredAreNotGatheredAgain) {
       optimizer->zero_grad();
       plain->zero_grad();
     }
-    // Kept over the optimizer's step, too: the next forward sees the new values.
+    // The parameters also stay gathered during the optimizer's step. The next forward must use the new values.
     for (int64_t step = 5; step < 7; ++step) {
       set_reshard_after_backward(kept, false);
       rank_backward(kept, *world, step);
@@ -130,7 +132,7 @@ TEST(BackwardSwitches, AFailedForwardBetweenMicroBatchesLeavesAModelThatWorks) {
     set_is_last_backward(model, true);
     set_reshard_after_backward(model, true);
     model.zero_grad();
-    rank_backward(model, *world, 1);  // what the failed one left is forgotten
+    rank_backward(model, *world, 1);  // the state of the failed forward is dropped
     model.zero_grad();
     rank_backward(model, *world, 2);
     rank_backward(usual, *world, 2);

@@ -1,3 +1,4 @@
+// Tests that gradients are assigned to buckets as PyTorch's DDP assigns them, with random tensors.
 #include <gtest/gtest.h>
 
 #include <map>

@@ -1,5 +1,5 @@
-// Layers whose activations are computed again in backward, as reentrant checkpoints do: forward runs without a graph,
-// backward runs it again and a backward of its own through it.
+// Test layers that recompute their activations in backward, as reentrant checkpoints do: forward runs without a graph;
+// backward runs forward again and then a nested backward through the new graph.
 #pragma once
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -26,7 +26,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
 
 struct Checkpointed : nn::Callable<Checkpointed> {
   std::vector<std::shared_ptr<Layer>> layers;
-  std::vector<bool> recompute;  // each layer
+  std::vector<bool> recompute;  // one value for each layer
   explicit Checkpointed(std::vector<bool> recompute) : recompute(std::move(recompute)) {
     Values values(3);
     for (size_t i = 0; i < this->recompute.size(); ++i) {

@@ -1,3 +1,4 @@
+// Tests that recomputed layers with adapters use the same dropout masks in backward as in forward.
 #include <gtest/gtest.h>
 
 #include "tessera/models/adapters/adapters.h"
@@ -33,7 +34,7 @@ std::vector<at::Tensor> gradients_of_two_forwards(CausalLM& model) {
   return out;
 }
 
-// What the first of them dropped is dropped again, though rows have gone forward since.
+// The recomputed first forward drops the same elements as before, although a second forward has run since.
 TEST(CheckpointedAdapters, DropTheSameWhenTwoForwardsGoBackwardTogether) {
   const auto plain = adapted(), checkpointed = adapted();
   std::vector<nn::Module*> layers;

@@ -1,4 +1,4 @@
-// Whole models whose rows lie over ranks against one rank.
+// Tests of context parallelism with whole models: the results of several ranks are compared with those of one rank.
 #include <gmock/gmock.h>
 
 #include "tessera/kernels/attention/context_layout.h"
@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int64_t kContextRows = 2, kContextTokens = 19;  // divides by no number of chunks
+constexpr int64_t kContextRows = 2, kContextTokens = 19;  // 19 is not divisible by any number of chunks
 
 struct ContextRows {
   std::string name;
@@ -31,7 +31,8 @@ ContextRows plain_context_rows(int64_t rows = kContextRows, int64_t tokens = kCo
   return {"plain", {.tokens = text.narrow(1, 0, tokens).contiguous()}, labels};
 }
 
-// Three documents, and two with padding behind, positions from the start of each.
+// Three documents in one row, and two documents with padding behind them in the other. Positions start at 0 in each
+// document.
 ContextRows packed_context_rows() {
   auto out = plain_context_rows();
   out.name = "packed";
@@ -89,7 +90,7 @@ struct ContextLayouts {
   ActivationCheckpointing checkpointing = ActivationCheckpointing::kNone;
 };
 
-// FSDP shards over the ranks of context parallelism, as parallelize_model's callers have it.
+// FSDP shards over the ranks of context parallelism too, as it does for callers of parallelize_model.
 StepOutcome over_ranks(const ContextLayouts& layout, const std::string& rotate, const TinyFamily& family,
                        const ContextRows& rows, const WorldPtr& world) {
   const auto mesh =
@@ -133,7 +134,8 @@ TEST(ContextParallelModel, EqualsOneRankOnEveryLayoutFamilyAndCheckpointing) {
       const auto wanted = one_rank(family, rows);
       for (const auto& layout : layouts) {
         on_threads(static_cast<int>(layout.ranks * layout.tensor_ranks), [&](const WorldPtr& world) {
-          // Both ways for one family; the others' attention differs in what comes before it and in windows.
+          // Both rotation methods run for one family. The attention of the other families differs only in the
+          // operations before it and in windows.
           const bool ring_alone = family.architecture != "LlamaForCausalLM" && rows.name == "packed";
           const bool gathers_alone = family.architecture != "LlamaForCausalLM" && !ring_alone;
           for (const std::string rotate : {"allgather", "alltoall"}) {
@@ -162,7 +164,7 @@ TEST(ContextParallelModel, GivesTheLogitsOfItsTokens) {
   });
 }
 
-// What a rank holds at its peak in a forward and backward of `tokens` of its own, beside its parameters.
+// Peak memory of a rank in a forward and backward of `tokens` tokens per rank, without its parameters.
 int64_t peak_of_ranks(int ranks, int64_t tokens, const std::string& rotate) {
   std::vector<int64_t> found(static_cast<size_t>(ranks));
   on_threads(ranks, [&](const WorldPtr& world) {

@@ -1,5 +1,5 @@
-// Sequences are cut, and partial attention is merged, as PyTorch's context parallelism does it. (Its attention itself
-// runs on CUDA alone.)
+// Tests that sequences are cut and partial attention results are merged as in PyTorch's context parallelism. PyTorch's
+// ring attention itself runs on CUDA only, so it is not compared.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The scope in which plain attention runs over ranks.
+// Tests of the scope in which plain attention runs over ranks.
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -78,7 +78,7 @@ TEST(ContextParallelScope, AttentionThatIsNotCausalNeedsContiguousParts) {
   });
 }
 
-// Windows among them; positions are those of the whole sequence without being given.
+// Some layers have windows. Positions are not passed; the model uses the positions of the whole sequence.
 TEST(ContextParallelScope, AModelInsideGivesTheLogitsOfItsTokens) {
   const auto tokens = here(at::arange(24, at::kLong)).mul_(7).remainder_(37).view({2, 12});
   for (const auto& family : {all_families(4, 2)[0], all_families(4, 2)[4]}) {
@@ -95,7 +95,7 @@ TEST(ContextParallelScope, AModelInsideGivesTheLogitsOfItsTokens) {
   }
 }
 
-// Layers are run again behind the scope, where attention still is that over ranks.
+// Layers are recomputed after the scope has ended. Their attention must still run over the ranks.
 TEST(ContextParallelScope, ACheckpointedModelGoesBackBehindTheScope) {
   const auto family = all_families(4, 2)[4];
   const auto tokens = here(at::arange(24, at::kLong)).mul_(7).remainder_(37).view({2, 12}),

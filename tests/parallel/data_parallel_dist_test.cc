@@ -1,4 +1,5 @@
-// What holds for every way to be data parallel: gradients and steps are those of one process.
+// Tests of the properties that all kinds of data parallelism share: gradients and optimizer steps are equal to those of
+// one process.
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
@@ -27,7 +28,7 @@ struct Strategy {
   void apply(SmallModel& model, const WorldPtr& world) const { apply(model, blocks_of(model), world); }
 };
 
-// Small enough that SmallModel fills several.
+// The limits are small, so that SmallModel fills several buckets.
 constexpr int64_t kBucket = 600, kFirstBucket = 100;
 
 const Strategy& named(const std::string& name) {
@@ -60,8 +61,8 @@ INSTANTIATE_TEST_SUITE_P(, DataParallelStrategy,
 
 using Apply = std::function<void(SmallModel&)>;
 
-// Steps of AdamW with uneven rows per rank; gradients and parameters are compared after every step. In float64, for
-// Adam magnifies the rounding of gradients that are close to zero.
+// Runs steps of AdamW with uneven rows per rank, and compares gradients and parameters after every step. The steps run
+// in float64, because Adam magnifies the rounding of gradients that are close to zero.
 void train_beside_plain(const WorldPtr& world, const Apply& apply) {
   SmallModel plain(3, at::kDouble), model(3, at::kDouble);
   apply(model);
@@ -122,7 +123,7 @@ TEST_P(DataParallelStrategy, AveragesOverTheRanksUnlessTold) {
 TEST_P(DataParallelStrategy, AddsGradientsOfSeveralForwards) {
   on_threads(2, [&](const WorldPtr& world) {
     for (const bool together : {true, false}) {
-      if (!together && strategy.replicate.static_graph) continue;  // its promise is one backward a step
+      if (!together && strategy.replicate.static_graph) continue;  // a static graph promises one backward per step
       SmallModel plain, model;
       strategy.apply(model, world);
       set_gradient_divide_factor(model, 1);
@@ -178,7 +179,7 @@ TEST_P(DataParallelStrategy, GivesUnusedParametersNoGradientUnlessSomeRankUsedTh
       EXPECT_FALSE(model.parameters()[2].grad().defined());
       EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
     }
-    // Nobody uses it now: the gradient stays as it is.
+    // The parameter is not used now, so its gradient must not change.
     const auto before = whole(model.parameters()[1].grad()).clone();
     model(here(at::ones({1, 4}))).backward();
     EXPECT_TRUE(whole(model.parameters()[1].grad()).equal(before));
@@ -189,14 +190,14 @@ TEST_P(DataParallelStrategy, TakesOverParametersThatALoadReplaced) {
   on_threads(2, [&](const WorldPtr& world) {
     SmallModel plain, model(3, at::kFloat, /*seed=*/99);
     strategy.apply(model, world);
-    if (!strategy.sharded) rank_backward(model, *world, 0);  // replicas have buckets by then
+    if (!strategy.sharded) rank_backward(model, *world, 0);  // the replicas have buckets after this backward
     const auto from = plain.named_parameters(true), to = model.named_parameters(true);
     for (size_t i = 0; i < to.size(); ++i) {
       auto value = from[i].slot->parameter.detach().clone();
       if (strategy.sharded) {
         value = distribute_tensor(value, device_mesh(to[i].slot->parameter), {Shard(0)}, std::nullopt);
       }
-      if (to[i].name == "head") value = to[0].slot->parameter;  // tied to what came before
+      if (to[i].name == "head") value = to[0].slot->parameter;  // tied to the new parameter of the embedding
       nn::Module::set_parameter(*to[i].slot, value.set_requires_grad(true));
     }
     set_gradient_divide_factor(model, 1);
@@ -215,7 +216,7 @@ TEST_P(DataParallelStrategy, StartsAfreshAfterAnException) {
     const auto failing = model.layers[0]->register_forward_hook([](nn::Module&, nn::TensorRefs& outputs) {
       outputs[0]->register_hook([](const at::Tensor&) { throw std::runtime_error("hook failed"); });
     });
-    EXPECT_THAT(error_of([&] { rank_backward(model, *world, 1); }), HasSubstr("hook failed"));  // with work under way
+    EXPECT_THAT(error_of([&] { rank_backward(model, *world, 1); }), HasSubstr("hook failed"));  // with work in progress
     model.layers[0]->remove_hook(failing);
     model.zero_grad();
     EXPECT_NE(error_of([&] { model(here(at::full({1, 5}, 1000, at::kLong))); }), "");  // tokens outside the vocabulary

@@ -1,3 +1,5 @@
+// Tests of distribute_module: partition, replication and the hooks around the call; and of ModuleTrace, which counts
+// collectives by module.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -41,7 +43,7 @@ void on_two_ranks(const std::function<void(const MeshPtr&)>& body) {
   });
 }
 
-// Column- and row-wise shards, as for tensor parallelism.
+// Shards by columns and by rows, as in tensor parallelism.
 DistributeModuleOptions tensor_parallel() {
   return {.partition_fn =
               [](const std::string& name, nn::Module& module, const MeshPtr& mesh) {
@@ -59,7 +61,7 @@ DistributeModuleOptions tensor_parallel() {
 TEST(DistributeModule, PartitionsReplicatesTheRestAndWrapsTheCall) {
   on_two_ranks([](const MeshPtr& mesh) {
     Net plain(1);
-    Net net(mesh->rank() + 1.0);  // the first rank's values count
+    Net net(mesh->rank() + 1.0);  // the first rank's values are used
     distribute_module(net, mesh, tensor_parallel());
     EXPECT_EQ(placements(net.up->weight)[0], Shard(0));
     EXPECT_EQ(placements(net.down->weight)[0], Shard(1));
@@ -103,7 +105,7 @@ struct Move : nn::Callable<Move> {
   at::Tensor forward(const at::Tensor& x) { return redistribute(x, to); }
 };
 
-// Cutting costs a gather in backward, gathering one in forward.
+// Sharding (`cut`) needs an all-gather in backward. Gathering (`gather`) needs an all-gather in forward.
 struct Mover : nn::Callable<Mover> {
   std::shared_ptr<Move> cut = register_module("cut", std::make_shared<Move>(Placements{Shard(0)}));
   std::shared_ptr<Move> gather = register_module("gather", std::make_shared<Move>(Placements{Replicate()}));

@@ -1,4 +1,4 @@
-// Expert parallelism against one rank.
+// Tests of expert parallelism: the results of several ranks are compared with those of one rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -63,7 +63,7 @@ std::shared_ptr<CausalLM> parallel_model(const ModelConfig& config, const Expert
                                                       .activation_checkpointing = checkpointing});
 }
 
-// Embeddings that point nearly the same way, and routers that send what points there to one expert.
+// Makes embeddings that point in nearly the same direction, and routers that send this direction to one expert.
 void send_all_to_one_expert(CausalLM& model) {
   const at::NoGradGuard no_grad;
   for (const auto& named : model.named_parameters()) {
@@ -80,7 +80,7 @@ void send_all_to_one_expert(CausalLM& model) {
   }
 }
 
-// With the load-balance loss: that of all ranks is known between forward and backward.
+// Outcome with the load-balance loss. The load of all ranks is known between forward and backward.
 StepOutcome balanced_outcome(CausalLM& model, int64_t rows, int64_t length, int64_t part, int64_t parts,
                              comm::Group* world, int64_t alike, const at::Tensor& document_ids) {
   auto generator = at::detail::createCPUGenerator(9);
@@ -112,7 +112,7 @@ StepOutcome balanced_outcome(CausalLM& model, int64_t rows, int64_t length, int6
   return out;
 }
 
-// rows that the ranks share unevenly.
+// The number of rows is not divisible by the ranks.
 TEST(ExpertParallel, EqualsOneRankOnEveryLayout) {
   const auto family = experts_with();
   const auto wanted = one_rank_outcome(family, kRows, kLength);
@@ -140,7 +140,7 @@ TEST(ExpertParallel, EqualsOneRankWithLayersThatHaveNoExperts) {
   }
 }
 
-// The second step gathers ahead, over other groups than those of the layers around.
+// The second step prefetches. The groups of the experts differ from the groups of the layers around them.
 TEST(ExpertParallel, GathersAhead) {
   const auto family = experts_with();
   const auto wanted = one_rank_outcome(family, kRows, kLength);
@@ -174,7 +174,7 @@ TEST(ExpertParallel, RecomputesExpertsThatAreUnitsOfTheirOwn) {
   }
 }
 
-// All tokens of all ranks choose the same experts: those of one rank compute, the others get zeros.
+// All tokens of all ranks choose the same experts. The rank with these experts computes; the other ranks get zeros.
 TEST(ExpertParallel, OneRankMayGetAllTokens) {
   auto family = experts_with();
   family.more = R"(, "num_experts": 12, "num_experts_per_tok": 1, "moe_intermediate_size": 10)";
@@ -276,7 +276,8 @@ TEST(ExpertParallel, RanksWithoutTokensTakePart) {
   });
 }
 
-// As NeMo AutoModel trains: FSDP averages, the loss is multiplied with its ranks, and experts are divided afterwards.
+// The scaling of NeMo AutoModel: FSDP averages gradients, the loss is multiplied by FSDP's number of ranks, and
+// gradients of experts are divided afterwards.
 TEST(ExpertParallel, AveragedGradientsOfExpertsAreScaled) {
   const auto family = experts_with();
   const auto wanted = one_rank_outcome(family, kRows, kLength);
@@ -342,7 +343,7 @@ TEST(ExpertParallel, OnlyTokensOfExpertsElsewhereMove) {
     const int64_t forward_bytes = forward.bytes(CommKind::kAllToAll);
     EXPECT_EQ(forward.all_to_alls(), 3) << "counts, there, back";
     EXPECT_EQ(forward.total(), 3);
-    // What comes to this rank and what comes back to it; the counts of 2 experts from 3 ranks.
+    // Rows that this rank receives, and rows that return to this rank: the counts of 2 experts from 3 ranks.
     const auto elsewhere = chosen.div(2, "floor").ne(world->rank()).sum();
     auto sent = at::zeros({4}, at::kLong);
     for (int64_t rank = 0; rank < 4; ++rank) {
@@ -361,7 +362,7 @@ TEST(ExpertParallel, OnlyTokensOfExpertsElsewhereMove) {
   });
 }
 
-// Experts lie on another mesh than the rest; each element counts once.
+// Experts have another mesh than the other parameters. Each element counts once.
 TEST(ExpertParallel, ParametersLieOverTheirMeshes) {
   on_threads(4, [](const WorldPtr& world) {
     const ExpertLayout layout{"", 1, 2, 2, 2};

@@ -1,3 +1,4 @@
+// Tests of the layout of a group's parameters in one flat buffer, and of the pool of such buffers.
 #include "tessera/parallel/data_parallel/flat_layout.h"
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,5 @@
-// When fully sharded groups are gathered, ahead and again: alike on all ranks, in the right order, never stale.
+// Tests of when fully sharded groups are gathered, prefetched and gathered again: all ranks gather in the same order,
+// and no forward uses old values.
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
@@ -12,7 +13,7 @@ using ::testing::HasSubstr;
 
 // ---- prefetch ----
 
-// What a rank knows of the hosts, which may be otherwise than what the others know.
+// Sets a rank's knowledge of the hosts, which may differ from the knowledge of the other ranks.
 void know_of_cores(const WorldPtr& world, int least_per_rank) {
   const_cast<comm::WorldInfo&>(world->info()).hosts.least_cores_per_rank = least_per_rank;
 }
@@ -28,7 +29,7 @@ TEST(Prefetch, IsDecidedAlikeByRanksOfUnlikeHosts) {
       plain_backward(plain, step);
       rank_backward(model, *world, step);
     }
-    EXPECT_EQ(fsdp_stats(model).peak_unsharded_groups, 2);  // the root and one: nothing was gathered ahead
+    EXPECT_EQ(fsdp_stats(model).peak_unsharded_groups, 2);  // the root and one group: there was no prefetch
     EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
   });
 }
@@ -56,7 +57,8 @@ TEST(Prefetch, RefusesWishesThatDiffer) {
   });
 }
 
-// Gathers of the second step, and the most groups that were gathered at once in its backward.
+// Number of all-gathers in the second step, and the largest number of groups that were gathered at once in its
+// backward.
 std::pair<int64_t, int64_t> gathers_of_a_step(Checkpointed& model) {
   for (int step = 0;; ++step) {
     reset_fsdp_stats(model);
@@ -76,8 +78,8 @@ TEST(Prefetch, FollowsTheOrderOfLayersThatAreComputedAgain) {
       fully_shard(model, {.mesh = line(world)});
       set_prefetch(model, true);
       const auto [gathers, peak] = gathers_of_a_step(model);
-      EXPECT_EQ(gathers, 3 + 3);  // each layer in forward and in backward, none for nothing
-      EXPECT_EQ(peak, 2);         // the next one was gathered ahead
+      EXPECT_EQ(gathers, 3 + 3);  // each layer once in forward and once in backward; no gather without use
+      EXPECT_EQ(peak, 2);         // the next group was prefetched
       for (int step = 0; step < 2; ++step) {
         plain(Values(static_cast<uint64_t>(step))({4, 6}).set_requires_grad(true)).sum().backward();
       }
@@ -120,7 +122,7 @@ TEST(FullyShard, EvaluatesBetweenStepsWithTheNewestParameters) {
   });
 }
 
-// The root stays gathered after a forward whose backward never comes.
+// The root stays gathered after a forward without a backward.
 TEST(FullyShard, UsesTheNewestParametersAfterAForwardWithoutBackward) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel plain(3, at::kDouble), model(3, at::kDouble);
@@ -148,7 +150,7 @@ TEST(FullyShard, GathersAnewWhenShardsChangedWhileUnsharded) {
        [](SmallModel& model, const WorldPtr&) {
          for (auto& parameter : model.parameters()) parameter.mul_(0.5);
        }},
-      // The others' shards are as they were, but they take part in gathering this one's.
+      // The shards of the other ranks did not change, but these ranks take part in the all-gather.
       {"one rank",
        [](SmallModel& model, const WorldPtr& world) {
          if (world->rank() == 1) to_local(model.layers[1]->parameters()[1]).mul_(0.5);
@@ -172,7 +174,7 @@ TEST(FullyShard, GathersAnewWhenShardsChangedWhileUnsharded) {
       const auto before = evaluate(model);
       EXPECT_EQ(fsdp_stats(model).unsharded_groups, 4);
       EXPECT_TRUE(evaluate(model).equal(before));
-      EXPECT_EQ(fsdp_stats(model).all_gathers, 4);  // none again
+      EXPECT_EQ(fsdp_stats(model).all_gathers, 4);  // no further all-gather
       change(model, world);
       const auto after = evaluate(model);
       SmallModel plain;

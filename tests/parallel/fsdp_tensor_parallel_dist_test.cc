@@ -1,4 +1,4 @@
-// fully_shard over parameters that tensor parallelism has sharded already.
+// Tests of fully_shard over parameters that tensor parallelism has already sharded.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kRows = 4, kLength = 5;
 
-// The mesh (dp, tp), or (replicate, shard, tp) where there are replicas.
+// The mesh (dp, tp), or (replicate, shard, tp) when there are replicas.
 struct Layout {
   int64_t replicas, shards, tensor_ranks;
   int ranks() const { return static_cast<int>(replicas * shards * tensor_ranks); }
@@ -26,7 +26,7 @@ struct Layout {
   MeshPtr data_parallel(const MeshPtr& mesh) const {
     return replicas == 1 ? mesh->slice({"dp"}) : mesh->slice({"replicate", "shard"});
   }
-  // This rank's part of the rows.
+  // This rank's share of the rows.
   at::Tensor own(const at::Tensor& rows, const MeshPtr& mesh) const {
     const auto part = mesh->rank() / tensor_ranks;
     return rows.tensor_split(replicas * shards, 0)[static_cast<size_t>(part)];
@@ -134,7 +134,7 @@ TEST(FullyShardTensorParallel, StandsInTheModulesAsBefore) {
   });
 }
 
-// Micro-batches that synchronise or not, in bfloat16 as well, and gradients that add up.
+// Micro-batches with and without synchronization add up their gradients, in bfloat16 too.
 TEST(FullyShardTensorParallel, AccumulatesGradients) {
   on_threads(4, [](const WorldPtr& world) {
     const Layout layout{1, 2, 2};

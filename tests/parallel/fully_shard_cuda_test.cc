@@ -1,4 +1,5 @@
-// Sharded training on GPUs: the CPU's numbers with gathers, reductions and copies on streams of their own.
+// Tests of sharded training on GPUs: the values are those of the CPU, while all-gathers, reductions and copies run on
+// separate streams.
 #include "tessera/comm/backends/device_backends.h"
 #include "tessera/comm/backends/nccl_backend.h"
 #include "tessera/optim/optimizer.h"

@@ -1,3 +1,4 @@
+// Tests of fully_shard: shard sizes, the number and order of collectives, memory, gradients and errors.
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
@@ -107,7 +108,7 @@ TEST(FullyShard, GivesTheSameBitsAgainAndWithoutPrefetch) {
   });
 }
 
-// Every choice of when micro-batches synchronise gives the gradient of the whole batch.
+// Micro-batches with and without synchronization, in every combination, give the gradient of the whole batch.
 TEST(FullyShard, AccumulatesWithAndWithoutSynchronisation) {
   on_threads(3, [](const WorldPtr& world) {
     const int micro_batches = 3;
@@ -253,7 +254,7 @@ TEST(FullyShard, NamesTheModuleWhoseFreedParametersBackwardReads) {
     fully_shard(*model.layer, {.mesh = line(world)});
     fully_shard(model, {.mesh = line(world)});
     at::Tensor leaked;
-    // After the pre-hook of fully_shard, so it sees the whole parameters.
+    // The hook runs after fully_shard's pre-forward hook, so the hook receives the unsharded parameters.
     model.layer->register_forward_pre_hook(
         [&](nn::Module&, nn::TensorRefs& inputs) { leaked = at::linear(*inputs[0], model.layer->up).sum(); });
     const auto input = here(at::ones({2, 6})).set_requires_grad(true);

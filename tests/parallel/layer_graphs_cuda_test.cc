@@ -1,5 +1,5 @@
-// Layers as CUDA graphs: training with them gives the bits that it gives without. tests/devices has the rest, on the
-// pretend device.
+// Tests of layers as CUDA graphs: training with graphs gives the same bits as training without graphs. The other tests
+// of graphs are in tests/devices and use the pretend device.
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 
@@ -51,7 +51,7 @@ TEST(LayerGraphsCuda, GiveTheBitsOfTrainingWithoutThem) {
     GTEST_SKIP() << "this process sees no GPU";
   }
   ASSERT_TRUE(has_device_graphs(c10::DeviceType::CUDA));
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);  // flash attention's backward, too
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);  // for flash attention's backward
   const MixedPrecisionPolicy half = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
   const std::vector<std::pair<Settings, bool>> cases = {
       {{}, false},

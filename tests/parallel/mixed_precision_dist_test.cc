@@ -1,12 +1,12 @@
-// Mixed precision against the same casts written out on one process.
+// Tests of mixed precision. The expected values come from one process that does the same casts explicitly.
 #include "tessera/optim/optimizer.h"
 #include "tests/parallel/small_model.h"
 
 namespace tessera::testing {
 namespace {
 
-// Gradients of the float32 parameters of `model` when each rank computes its rows in `compute`, and the ranks' sum is
-// taken of gradients in `reduce`, rounded once.
+// Gradients of the float32 parameters of `model`. Each rank's rows are computed in dtype `compute`. The ranks'
+// gradients are summed in dtype `reduce`, and the sum is rounded once.
 std::vector<at::Tensor> emulate(SmallModel& model, int ranks, const at::Tensor& tokens, c10::ScalarType compute,
                                 c10::ScalarType reduce) {
   std::vector<at::Tensor> sums;
@@ -121,7 +121,7 @@ TEST(MixedPrecision, CastsInputsAndOutputs) {
 
 TEST(MixedPrecision, DividesHalfPrecisionSumsInTwoSteps) {
   on_threads(3, [](const WorldPtr& world) {
-    // The sum of the ranks' gradients, 3 * 30000, does not fit float16; its mean does.
+    // The sum of the ranks' gradients, 3 * 30000, overflows float16; their mean does not.
     struct Scale : nn::Callable<Scale> {
       at::Tensor weight;
       Scale() { register_parameter("weight", weight, here(at::ones({5, 2}))); }

@@ -1,3 +1,5 @@
+// Tests of the tensor parallel plans of model families, of transformers' tp_plan and of plan files, and of the errors
+// for plans that are refused.
 #include "tessera/parallel/tensor_parallel/model_plans.h"
 
 #include <gmock/gmock.h>
@@ -45,7 +47,7 @@ TEST(ModelPlans, EveryFamilyHasOneWhosePatternsItMatches) {
       } else {
         EXPECT_THAT(unmatched(*model, plan), IsEmpty()) << family.architecture;
       }
-      // Nothing that is sharded is left to plain modules.
+      // Every linear layer has a style, so that no plain module computes on shards.
       for (const auto& [path, module] : model->named_modules()) {
         const bool product = dynamic_cast<nn::Linear*>(module) != nullptr;
         bool styled = false;
@@ -113,7 +115,7 @@ TEST(HfTpPlan, TakesTheClassAndTheConfiguration) {
   EXPECT_THAT(error_of([&] { get_hf_tp_plan(*on_meta(own)); }), HasSubstr("should be str, but found number"));
 }
 
-// As transformers 5 writes them of Qwen3-MoE.
+// The plan that transformers 5 has for Qwen3-MoE.
 TEST(HfTpPlan, LeavesOutWhatItSaysOfExperts) {
   TinyFamily moe{"Qwen3MoeForCausalLM"};
   moe.more = R"(, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "base_model_tp_plan": {

@@ -1,4 +1,4 @@
-// Tiny random models of every family, made parallel and compared with one rank.
+// Tiny random models of every family, which are made parallel and compared with one rank.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -16,10 +16,10 @@ namespace tessera::testing {
 struct TinyFamily {
   std::string architecture;
   int64_t heads = 4, kv_heads = 4;
-  std::string more = "";  // further keys, each after a comma
+  std::string more = "";  // further keys of config.json, each with a comma before it
 };
 
-// Odd sizes: 37 tokens of vocabulary, 22 of inner width.
+// Sizes are not divisible by the ranks: a vocabulary of 37, an intermediate size of 22.
 inline ModelConfig config_of(const TinyFamily& family) {
   const auto text = fmt::format(
       R"({{"architectures": ["{}"], "vocab_size": 37, "hidden_size": 24, "intermediate_size": 22,
@@ -32,7 +32,7 @@ inline ModelConfig config_of(const TinyFamily& family) {
 inline const std::string kGemmaKeys =
     R"(, "sliding_window": 3, "sliding_window_pattern": 2, "query_pre_attn_scalar": 6, "tie_word_embeddings": true)";
 
-// A layer with experts and one with an MLP.
+// Config keys for one layer with experts and one with an MLP.
 inline const std::string kExpertKeys =
     R"(, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "mlp_only_layers": [1])";
 
@@ -45,7 +45,7 @@ inline std::vector<TinyFamily> all_families(int64_t heads = 4, int64_t kv_heads 
           {"Qwen3MoeForCausalLM", heads, kv_heads, kExpertKeys}};
 }
 
-// Random in all parameters, vectors too.
+// A model whose parameters are all random, also the vectors.
 inline std::shared_ptr<CausalLM> random_model(const ModelConfig& config,
                                               const std::optional<ParallelizeModelOptions>& parallel = std::nullopt) {
   auto model = make_model(config, {.device = at::kMeta});
@@ -72,7 +72,7 @@ struct StepOutcome {
   std::map<std::string, at::Tensor> gradients;
 };
 
-// The mean loss of `rows` rows and its gradients; this rank computes part `part` of `parts` of the rows.
+// The mean loss of `rows` rows and its gradients. This rank computes part `part` of `parts` of the rows.
 inline StepOutcome step_outcome(CausalLM& model, int64_t rows, int64_t length, int64_t part, int64_t parts,
                                 comm::Group* world, int64_t alike) {
   auto generator = at::detail::createCPUGenerator(9);
@@ -93,13 +93,13 @@ inline StepOutcome step_outcome(CausalLM& model, int64_t rows, int64_t length, i
   return out;
 }
 
-// What the order of sums may change: of loss and norm, and of a gradient as a part of its largest element.
+// Errors that the order of sums may cause: for loss and norm, and for a gradient relative to its largest element.
 struct StepTolerance {
   double numbers, gradients;
 };
 inline constexpr StepTolerance kFloatStep{1e-5, 1e-4}, kDoubleStep{1e-12, 1e-11};
 
-// Gradients of `found` may be DTensors: then COLLECTIVE over their meshes.
+// Gradients of `found` may be DTensors. The call is then COLLECTIVE over their meshes.
 inline void expect_same_step(const StepOutcome& found, const StepOutcome& wanted, const std::string& what,
                              StepTolerance tolerance = kFloatStep) {
   EXPECT_NEAR(found.loss, wanted.loss, tolerance.numbers * wanted.loss) << what;
@@ -119,7 +119,7 @@ struct ModelLayout {
   int64_t replicas, shards, tensor_ranks;
   bool sequence_parallel = false;
   int ranks() const { return static_cast<int>(replicas * shards * tensor_ranks); }
-  int64_t parts() const { return replicas * shards; }  // of the rows
+  int64_t parts() const { return replicas * shards; }  // number of parts of the rows
   MeshPtr mesh(const WorldPtr& world) const {
     return init_device_mesh(world, test_device_type(), {replicas, shards, tensor_ranks},
                             {"dp_replicate", "dp_shard", "tp"});
@@ -144,7 +144,7 @@ inline const std::vector<ActivationCheckpointing> kCheckpointings = {
     ActivationCheckpointing::kNone, ActivationCheckpointing::kMlp, ActivationCheckpointing::kSelective,
     ActivationCheckpointing::kFull};
 
-// Two queries share a key-value head, and each rank of a layout has one of those at least.
+// Two queries share a key-value head. Each rank of a layout has at least one key-value head.
 inline std::vector<TinyFamily> families_for(const ModelLayout& layout) {
   const int64_t kv_heads = layout.tensor_ranks == 3 ? 3 : 4;
   return all_families(2 * kv_heads, kv_heads);
@@ -170,7 +170,7 @@ inline void expect_equals_one_rank(const ModelLayout& layout, const TinyFamily& 
                                static_cast<int>(checkpointing), rows, length));
 }
 
-// Every layout, family and kind of activation checkpoints.
+// Runs every layout, family and kind of activation checkpointing.
 inline void expect_layouts_equal_one_rank(int64_t rows, int64_t length) {
   for (const auto& layout : kModelLayouts) {
     const auto families = families_for(layout);

@@ -1,3 +1,5 @@
+// Tests of parallelize_model: every layout, family and kind of activation checkpointing gives the results of one rank;
+// also communication counts, warnings, errors and plans.
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
@@ -11,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int64_t kRows = 5, kLength = 7;  // divide by no number of ranks
+constexpr int64_t kRows = 5, kLength = 7;  // 5 and 7 are not divisible by any number of ranks
 
 TEST(ParallelizeModel, EqualsOneRankOnEveryLayoutFamilyAndCheckpointing) {
   expect_layouts_equal_one_rank(kRows, kLength);
@@ -65,7 +67,8 @@ TEST(ParallelizeModel, BlocksCommunicateAsTheirPlanSays) {
       model->loss_sum({.tokens = here(at::zeros({1, 6}, at::kLong))}, here(at::zeros({1, 6}, at::kLong))).backward();
       return comm.comm_counts();
     };
-    // Forward: embedding, attention and MLP of two layers. Backward: attention and MLP. The rest is the head's.
+    // Forward has 5 collectives: embedding, and attention and MLP of two layers. Backward has 4: attention and MLP. The
+    // remaining collectives belong to the head.
     const auto whole = tally(false), sequences = tally(true);
     EXPECT_EQ(whole.counts[static_cast<int>(CommKind::kReduceScatter)], 0);
     EXPECT_GE(whole.counts[static_cast<int>(CommKind::kAllReduce)], 5 + 4);
@@ -130,7 +133,7 @@ TEST(ParallelizeModel, RefusesBeforeAnyParameterChanges) {
   });
 }
 
-// What `call` writes to stderr.
+// The text that `call` writes to stderr.
 std::string said_by(const std::function<void()>& call) {
   ::testing::internal::CaptureStderr();
   call();
@@ -155,7 +158,7 @@ std::string said_while_made_parallel(const TinyFamily& family, int ranks, const 
 
 TEST(ParallelizeModel, WarnsOfAUsersLinesThatFitNothingButNotOfItsOwn) {
   ASSERT_LE(log_level(), LogLevel::kWarning);
-  for (const auto& family : all_families()) {  // Qwen2's plan has norms that only Qwen3 has
+  for (const auto& family : all_families()) {  // Qwen2's plan names norms that only Qwen3 has
     for (const bool sequences : {false, true}) {
       EXPECT_EQ(said_while_made_parallel(family, 2, {.sequence_parallel = sequences}), "") << family.architecture;
     }

@@ -1,4 +1,5 @@
-// Every layout, family and kind of activation checkpoints at every remainder of the tokens by the ranks.
+// Slow tests of parallelize_model: every layout, family and kind of activation checkpointing, with token counts of
+// every remainder by the number of ranks. The results are compared with one rank.
 #include "tests/parallel/parallel_families.h"
 
 namespace tessera::testing {
@@ -11,7 +12,7 @@ TEST_P(ParallelizeModelLengths, EqualOneRankOnEveryLayoutFamilyAndCheckpointing)
   expect_layouts_equal_one_rank(/*rows=*/7, GetParam());
 }
 
-// 2 and 3 leave some of four ranks without a token.
+// With 2 and 3 tokens some of four ranks have no token.
 INSTANTIATE_TEST_SUITE_P(, ParallelizeModelLengths, ::testing::Values(2, 3, 5, 6, 8, 13));
 
 }  // namespace

@@ -1,4 +1,5 @@
-// A pipeline trains as one rank does, whatever the schedule; holds what its table says; ends when a rank does.
+// Tests of pipelines: training gives the results of one rank with every schedule, memory follows the schedule's table,
+// and the pipeline ends when a rank ends.
 #include <gmock/gmock.h>
 
 #include <mutex>
@@ -26,7 +27,7 @@ const std::vector<Case> kCases = {{"GPipe", 1},           {"1F1B", 1},
                                   {"Interleaved1F1B", 3}, {"InterleavedZeroBubble", 2},
                                   {"ZBVZeroBubble", 2},   {"DualPipeV", 2}};
 
-// Every schedule; the first stages have a layer more.
+// Trains with every schedule. The first stages have one layer more than the other stages.
 void expect_trains(int ranks) {
   for (const auto& [schedule, stages_per_rank] : kCases) {
     if (stages_per_rank > 2 && ranks > 2) continue;
@@ -62,7 +63,7 @@ TEST(Pipeline, TiedEmbeddingsStayEqualToTheBit) {
       PipelineRig rig(changes, {.mesh = stages_mesh(world), .schedule = schedule, .stages_per_rank = stages_per_rank});
       const double loss = rig.pipeline->step(here(batches), {.loss_divisor = labels_in(batches)}).item<double>();
       rig.expect_like(wanted, sum_of_ranks(world, loss), schedule);
-      // A second step on top of gradients that are there adds as much again.
+      // A second step adds the same gradients to the existing gradients.
       rig.pipeline->step(here(batches), {.loss_divisor = labels_in(batches)});
       const auto named = rig.model->named_parameters();
       if (named.front().name != "model.embed_tokens.weight") continue;
@@ -70,7 +71,7 @@ TEST(Pipeline, TiedEmbeddingsStayEqualToTheBit) {
       const auto& once = wanted.gradients.at(named.front().name);
       EXPECT_LE((gradient.cpu() - 2 * once).abs().max().item<double>(), 2e-4 * once.abs().max().item<double>())
           << schedule;
-      if (std::string(schedule) == "DualPipeV") continue;  // both stages are on one rank
+      if (std::string(schedule) == "DualPipeV") continue;  // both the first and the last stage are on one rank
       auto both = at::empty({2, gradient.numel()});
       comm::all_gather_into(*world->group(), both, gradient.flatten().cpu()).wait();
       EXPECT_TRUE(both[0].equal(both[1])) << schedule;
@@ -151,7 +152,7 @@ void expect_composes(const Composition& with, const std::vector<Case>& cases) {
   });
 }
 
-// Forwards of several micro-batches go by before the first backward, but the head's gradient is one.
+// Several micro-batches run forward before the first backward, but only one gradient of the head is kept.
 TEST(Pipeline, TheHeadsGradientIsNotKeptForEachMicroBatch) {
   const auto changes = layers(2);
   const auto batches = documents(5);
@@ -167,7 +168,7 @@ TEST(Pipeline, TheHeadsGradientIsNotKeptForEachMicroBatch) {
       });
       rig.pipeline->step(here(batches));
       if (world->rank() == 0) continue;
-      // Before each forward: that of the micro-batch before has been added already.
+      // Recorded before each forward. The gradient of the previous micro-batch is already added.
       EXPECT_THAT(head_has_gradient, ::testing::ElementsAre(false, true, true, true, true)) << schedule;
       EXPECT_EQ(rig.pipeline->max_held(), std::string(schedule) == "GPipe" ? 5 : 1);
     }
@@ -238,7 +239,7 @@ TEST(Pipeline, RunsOverGlooToo) {
   comm::run_thread_ranks(2, body, {.backend = "gloo"});
 }
 
-// What a stage got is let go with its micro-batch's backward.
+// The input of a stage is freed with its micro-batch's backward.
 TEST(Pipeline, HoldsNoMoreInputsThanTheTableSays) {
   const auto changes = layers(4);
   const auto batches = documents(8);
@@ -257,7 +258,7 @@ TEST(Pipeline, HoldsNoMoreInputsThanTheTableSays) {
         most = std::max(most, held);
       });
       rig.pipeline->step(here(batches), {.loss_divisor = labels_in(batches)});
-      if (world->rank() == 0) continue;  // tokens only
+      if (world->rank() == 0) continue;  // the first stage receives only tokens
       EXPECT_EQ(most, std::string(schedule) == "GPipe" ? 8 : 4 - world->rank()) << schedule;
     }
   });
@@ -303,7 +304,7 @@ TEST(Pipeline, WhatCannotBeRunIsRefusedBeforeAnythingIsSent) {
     const PipelineOptions options{.mesh = stages_mesh(world)};
     pipeline::keep_stages(*wrong, pipeline::plan_pipeline(wrong->config(), options), 1 - world->rank());
     EXPECT_THAT(error_of([&] { pipeline::Pipeline pipeline(*wrong, options); }), HasSubstr("Call keep_stages"));
-    // And it still runs.
+    // The pipeline still works after the error.
     EXPECT_NO_THROW(rig.pipeline->step(documents(2)));
   });
 }
@@ -325,7 +326,7 @@ TEST(Pipeline, ATableFromAFileRuns) {
   });
 }
 
-// The same executor, one stage: gradients of plain accumulation to the bit.
+// The executor with one stage gives the gradients of plain accumulation, with equal bits.
 TEST(Pipeline, OneRankIsPlainAccumulation) {
   const auto batches = documents(4);
   const auto wanted = trained_whole("", batches);

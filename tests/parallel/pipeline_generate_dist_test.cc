@@ -1,4 +1,5 @@
-// Text generation of models whose layers, tokens, heads and weights lie over ranks: the tokens of one rank.
+// Tests of text generation with models whose layers, tokens, heads and weights are distributed over ranks. The
+// generated tokens are equal to the tokens of one rank.
 #include <gmock/gmock.h>
 
 #include "tessera/models/generation/generate.h"
@@ -51,7 +52,7 @@ void expect_generates_as_one_rank(const GenerationCase& which) {
       EXPECT_EQ(rig.pipeline->generate(kPrompt, kOptions, world->group().get()), wanted) << text_of(which);
     }
     if (!mesh->has_dim("cp") && !mesh->has_dim("dp_shard")) {
-      // Training goes on beside it.
+      // Training continues between generations.
       const auto batches = documents(4, 8);
       EXPECT_NO_THROW(rig.pipeline->step(here(batches), {.loss_divisor = labels_in(batches)})) << text_of(which);
     }
@@ -86,7 +87,8 @@ TEST(PipelineGenerate, WithOtherDimsAsOneRank) {
   }
 }
 
-// A stop ends it on all ranks at once; a prompt that cannot be is an error on all before anything is sent.
+// A stop ends generation on all ranks in the same step. An invalid prompt is an error on all ranks before any data is
+// sent.
 TEST(PipelineGenerate, EndsAlikeOnAllRanks) {
   const auto changes = layers(2);
   const auto whole = generate(*tiny_model(changes), kPrompt, kOptions);

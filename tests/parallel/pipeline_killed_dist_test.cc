@@ -1,4 +1,5 @@
-// A rank of a pipeline that is killed as a process, in the middle of a step: the others end in time and name it.
+// Tests of pipelines in which the process of one rank is killed during a step: the other ranks end in time, and their
+// errors name the killed rank.
 #include <gmock/gmock.h>
 
 #include <cstdlib>
@@ -15,8 +16,9 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 struct Moment {
-  std::chrono::microseconds after = std::chrono::milliseconds(50);  // the first step
-  // The rank before it is stopped for so long before it dies: what it says to that one is then read after its end.
+  std::chrono::microseconds after = std::chrono::milliseconds(50);  // from ready() to SIGKILL
+  // The rank before the victim is stopped (SIGSTOP) for this time, then the victim is killed. The stopped rank then
+  // reads the victim's last messages after the victim's end.
   std::chrono::microseconds unheard{0};
 };
 
@@ -38,7 +40,7 @@ void expect_all_name_the_killed(const std::string& backend, int victim, const Mo
   const double killed = comm::clock_seconds();
   fleet.send(victim, SIGKILL);
   if (stops) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // until its connections have ended
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // until its connections are closed
     fleet.send(before, SIGCONT);
   }
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -55,13 +57,14 @@ void expect_all_name_the_killed(const std::string& backend, int victim, const Mo
   }
 }
 
-// The middle one and an end: of these the other end hears through a rank that fails itself.
+// The killed rank is a middle rank or an end. When an end is killed, the other end gets the failure from a rank that
+// fails itself.
 TEST(PipelineKilled, EveryOtherRankNamesIt) {
   expect_all_name_the_killed("gloo", 1);
   expect_all_name_the_killed("shm", 2);
 }
 
-// A rank that dies while a message to it begins leaves Gloo's wait for that message standing.
+// If a rank is killed while a message to it begins, Gloo's wait for that message does not return.
 TEST(PipelineKilled, EveryOtherRankNamesItWheneverThatIs) {
   const char* count = std::getenv("TESSERA_TEST_KILLED_RANKS");
   const unsigned seed = std::random_device()();

@@ -1,4 +1,4 @@
-// A tiny model over the ranks of a pipeline, its micro-batches, and what one rank computes of them.
+// A tiny model over the ranks of a pipeline, its micro-batches, and the results of one rank for comparison.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -16,8 +16,8 @@
 
 namespace tessera::testing {
 
-// Two documents a row and padding behind them, some labels masked; the second micro-batch has none, the last one fewer
-// rows.
+// Micro-batches with two documents per row, padding behind them and some masked labels. The second micro-batch has no
+// labels; the last one has fewer rows.
 inline std::vector<ModelInputs> documents(int count, int64_t length = 12) {
   std::vector<ModelInputs> out;
   for (int i = 0; i < count; ++i) {
@@ -40,7 +40,7 @@ inline std::vector<ModelInputs> documents(int count, int64_t length = 12) {
   return out;
 }
 
-// On the calling rank's device.
+// Copies of the batches on the calling rank's device.
 inline std::vector<ModelInputs> here(std::vector<ModelInputs> batches) {
   for (auto& batch : batches) batch.visit_tensors([](at::Tensor& each) { each = here(each); });
   return batches;
@@ -57,9 +57,9 @@ struct Trained {
   std::map<std::string, at::Tensor> gradients;
 };
 
-// On one rank, by plain accumulation.
+// Result of training on one rank with plain accumulation.
 inline Trained trained_whole(const std::string& changes, const std::vector<ModelInputs>& batches) {
-  at::set_num_threads(1);  // as ranks have
+  at::set_num_threads(1);  // the same thread count as the ranks have
   auto model = tiny_model(changes);
   Trained out;
   const double divisor = labels_in(batches);
@@ -81,7 +81,7 @@ struct PipelineRig {
   std::shared_ptr<CausalLM> model;
   std::unique_ptr<pipeline::Pipeline> pipeline;
 
-  // parallel.mesh: where there is more than the pipeline.
+  // `parallel.mesh` is set if the run has other mesh dims than the pipeline's.
   PipelineRig(const std::string& changes, const pipeline::PipelineOptions& options,
               ParallelizeModelOptions parallel = {}) {
     const auto config = ModelConfig::parse(tiny_config(changes), "tiny");
@@ -96,7 +96,8 @@ struct PipelineRig {
     return pipeline->norm_over_stages(optim::grad_norm_tensor(pipeline->norm_parameters())).item<double>();
   }
 
-  // Loss and norm within 1e-5, gradients within 1e-4 of the largest element. `loss`: of all ranks that count.
+  // Loss and norm are compared within 1e-5, gradients within 1e-4 of their largest element. `loss` is the loss of all
+  // ranks that count.
   void expect_like(const Trained& wanted, double loss, const std::string& what) {
     EXPECT_NEAR(loss, wanted.loss, 1e-5 * std::abs(wanted.loss)) << what;
     EXPECT_NEAR(norm(), wanted.norm, 1e-5 * wanted.norm) << what;

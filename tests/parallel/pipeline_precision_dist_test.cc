@@ -1,5 +1,5 @@
-// Stages that compute in another dtype than their parameters have: how often they are cast, and in what hidden states
-// travel.
+// Tests of stages whose compute dtype differs from their parameters' dtype: how often parameters are cast, and the
+// dtype of the hidden states that are sent.
 #include <gmock/gmock.h>
 
 #include <set>
@@ -39,7 +39,7 @@ TEST(PipelinePrecision, ReplicasAreCastOnceAStepWhateverIsInFlight) {
       parameter.sub_(parameter.grad(), 0.1);
       parameter.mutable_grad().reset();
     }
-    // A write between two forwards is seen by the second.
+    // The second forward uses a parameter value that was written after the first.
     shown.clear();
     rig.pipeline->evaluate(here(batches));
     const at::NoGradGuard no_grad;

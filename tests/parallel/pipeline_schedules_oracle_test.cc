@@ -1,4 +1,5 @@
-// The tables of every schedule are those of torch.distributed.pipelining, computed and lowered.
+// Tests that the tables of every schedule, computed and lowered, are equal to the tables of
+// torch.distributed.pipelining.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +15,8 @@ namespace {
 
 using nlohmann::json;
 
-// Which of several stages is freed first is the order of a Python set: freed ones in a row are sorted.
+// In torch, the order in which several stages are freed is the order of a Python set. Consecutive frees are therefore
+// sorted.
 std::vector<Action> with_sorted_reshards(std::vector<Action> row) {
   const auto frees = [](const Action& action) { return action.kind == ActionKind::kReshard; };
   for (auto first = row.begin(); first != row.end();) {
@@ -40,8 +42,9 @@ ScheduleTable table_of_lines(const json& lines) {
   return ScheduleTable::from_csv(csv, "oracle");
 }
 
-// What torch's tables of GPipe and 1F1B do not show or show wrongly: bubbles, which ours have; REDUCE_GRAD, which is
-// for lowering; and forwards of 1F1B on the last rank, which are numbered from 1 though its runtime begins with 0.
+// Compares our table with torch's table of GPipe or 1F1B, except for three differences: our bubbles, which torch's
+// tables do not have; REDUCE_GRAD, which is only for lowering; and the last rank's forwards of 1F1B, which torch
+// numbers from 1 although torch's runtime begins with 0.
 void expect_single(const Schedule& ours, const ScheduleTable& theirs) {
   for (size_t rank = 0; rank < theirs.ranks.size(); ++rank) {
     auto wanted = actions_of(theirs.ranks[rank]);
@@ -85,7 +88,7 @@ TEST(PipelineSchedules, TablesAreThoseOfPyTorch) {
       } catch (const Error& error) {
         EXPECT_EQ(error.kind(), ErrorKind::kConfig);
         auto wanted = each["error"].get<std::string>();
-        // What torch's DualPipeV says of a wrong number of stages.
+        // torch's DualPipeV names itself in this message.
         if (name == "DualPipeV" && wanted.starts_with("ZBV")) wanted.replace(0, 3, name);
         EXPECT_NE(std::string(error.what()).find(wanted), std::string::npos) << error.what();
       }

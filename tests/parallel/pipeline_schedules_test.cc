@@ -1,4 +1,4 @@
-// Schedules of pipelines as data: orders, texts, lowering, what is refused, what they cost.
+// Tests of pipeline schedules as data: order, text form, lowering, refused schedules and cost.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -76,7 +76,7 @@ TEST(PipelineSchedule, OrdersAreTheGoldenOnes) {
     const auto schedule = make_schedule(name, size);
     ASSERT_EQ(schedule.table.ranks.size(), rows.size());
     for (size_t rank = 0; rank < rows.size(); ++rank) {
-      // Where the next thing to do is a bubble, nobody counts them.
+      // Bubbles at the end of a row are not counted.
       const auto made = without_last_bubbles(schedule.table.ranks[rank]);
       EXPECT_EQ(made, row_of(rows[rank])) << name << " rank " << rank << "\n" << schedule.table.to_text();
     }
@@ -178,7 +178,7 @@ TEST(PipelineCheck, WhatCannotBeRunIsRefused) {
   EXPECT_THAT(refused({"0F0 0B0 0I0 0W0"}, 1, 1), HasSubstr("0I0 occurs a second time"));
   EXPECT_THAT(refused({"0F0 0SEND_F0 0B0"}, 1, 1), HasSubstr("Expected compute-only schedule"));
   EXPECT_THAT(refused({"0F0 3F0"}, 1, 1), HasSubstr("outside of 1 stages"));
-  // Each rank waits for the other.
+  // Each rank waits for the other rank.
   EXPECT_THAT(refused({"0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"}, 2, 2),
               HasSubstr("wait for ever: rank 0 at 0B0 (step 1), rank 1 at 1F1 (step 0)"));
   EXPECT_THAT(error_of(
@@ -220,7 +220,7 @@ TEST(PipelineSchedule, NamesAndSizesAreChecked) {
 }
 
 TEST(PipelineSimulation, BubblesAndWhatIsHeldAreThoseOfTheBooks) {
-  // GPipe and 1F1B: (p - 1) / (n + p - 1) of the time, whatever forward and backward cost.
+  // For GPipe and 1F1B the bubble is (p - 1) / (n + p - 1) of the time, for every cost of forward and backward.
   for (const char* name : {"GPipe", "1F1B"}) {
     const auto told = simulate(make_schedule(name, {4, 1, 8}));
     EXPECT_NEAR(told.bubble_share, 3.0 / 11, 1e-12) << name;
@@ -228,7 +228,7 @@ TEST(PipelineSimulation, BubblesAndWhatIsHeldAreThoseOfTheBooks) {
   }
   EXPECT_THAT(simulate(make_schedule("GPipe", {4, 1, 8})).max_held, ElementsAre(8, 8, 8, 8));
   EXPECT_THAT(simulate(make_schedule("1F1B", {4, 1, 8})).max_held, ElementsAre(4, 3, 2, 1));
-  // Interleaving divides the bubble by the stages of a rank.
+  // Interleaving divides the bubble by the number of stages per rank.
   const auto interleaved = simulate(make_schedule("Interleaved1F1B", {4, 2, 8}));
   EXPECT_NEAR(interleaved.bubble_share, 3.0 / (2 * 8 + 3), 1e-12);
   EXPECT_LT(simulate(make_schedule("ZBVZeroBubble", {4, 2, 16})).bubble_share, 0.05);

@@ -1,3 +1,4 @@
+// Tests of the decision for or against prefetch, from the ranks' options and the cores of their hosts.
 #include "tessera/parallel/fsdp/prefetch_choice.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +21,7 @@ std::vector<PrefetchVote> votes_of(std::vector<std::optional<bool>> wishes, std:
 
 TEST(PrefetchChoice, WantsACoreForEachRankWhereNobodyAsked) {
   EXPECT_TRUE(decide_prefetch(votes_of({{}, {}}, {true, true})));
-  EXPECT_FALSE(decide_prefetch(votes_of({{}, {}}, {true, false})));  // of ranks that know of unlike hosts: off
+  EXPECT_FALSE(decide_prefetch(votes_of({{}, {}}, {true, false})));  // ranks differ in their hosts: off
   EXPECT_FALSE(decide_prefetch(votes_of({{}, {}}, {false, false})));
 }
 
@@ -31,7 +32,7 @@ TEST(PrefetchChoice, GoesByWhatAllAskedFor) {
   EXPECT_THROW(decide_prefetch(votes_of({true, false}, {true, true})), Error);
 }
 
-// What a rank sees of its own host does not count, but what the world agreed on when its ranks met.
+// The decision uses the values that the world agreed on at rendezvous. A rank's view of its own host is not used.
 TEST(PrefetchChoice, IsThatOfTheWorldsHosts) {
   for (const int scarcest : {0, 1}) {
     const comm::WorldInfo info{

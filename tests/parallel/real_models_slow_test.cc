@@ -1,4 +1,4 @@
-// Real models over ranks that share their heads.
+// Tests of real models whose attention heads are split over ranks: a step gives the results of one rank.
 #include <ATen/ATen.h>
 
 #include "tests/parallel/parallel_families.h"
@@ -18,7 +18,7 @@ StepOutcome outcome_of(const std::shared_ptr<CausalLM>& model) {
   return out;
 }
 
-// The step of the model of `folder` over `ranks` ranks is `wanted`, which is that of one rank.
+// Expects that the step of the model of `folder` over `ranks` ranks is equal to `wanted`, the step of one rank.
 void expect_shared(const std::filesystem::path& folder, int ranks, const ParallelizeModelOptions& options,
                    c10::ScalarType dtype, const StepOutcome& wanted) {
   run_ranks({.size = ranks, .limit_seconds = 600}, [&](const WorldPtr& world) {
@@ -33,11 +33,13 @@ void expect_shared(const std::filesystem::path& folder, int ranks, const Paralle
   });
 }
 
-// Two numbers in float32 may differ by twice their rounding, which for layer 10's gate of SmolLM2 is 1e-4 of the
-// largest element by itself (9e-5 on one rank, 2e-5 on three, 5e-5 in transformers), and in Gemma-3 more: steps are
-// held against that in float64, where layouts show what they change. 97 tokens divide by no number of ranks.
+// Two float32 results may differ by twice their rounding. For layer 10's gate of SmolLM2 this rounding alone is 1e-4 of
+// the largest element (9e-5 on one rank, 2e-5 on three ranks, 5e-5 in transformers), and for Gemma-3 the rounding is
+// larger. Steps are therefore compared in float64, where an error of a layout is visible. 97 tokens are not divisible
+// by any number of ranks.
 
-// 9 heads, 3 key-value heads. Takes 8 GiB: two models with gradients, and one gradient whole at a time.
+// SmolLM2 has 9 heads and 3 key-value heads. The test takes 8 GiB: two models with gradients, and one whole gradient at
+// a time.
 TEST(SmolLM2, ThreeRanksShareItsHeads) {
   const auto folder = asset("smollm2");
   const auto wanted = outcome_of(from_pretrained(folder, at::kDouble));
@@ -52,7 +54,7 @@ TEST(SmolLM2, ThreeRanksShareItsHeads) {
   }
 }
 
-// 4 heads, one key-value head, which both ranks have; 262,144 words. Takes 17 GiB.
+// Gemma-3 has 4 heads, one key-value head, which both ranks have, and a vocabulary of 262,144. The test takes 17 GiB.
 TEST(Gemma3, TwoRanksShareItsHeadsAndHaveItsKeyValueHead) {
   const auto folder = asset("gemma3");
   const auto wanted = outcome_of(from_pretrained(folder, at::kDouble));

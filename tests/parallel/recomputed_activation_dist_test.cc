@@ -1,4 +1,4 @@
-// A factor that backward makes again, of a norm whose own group of parameters is freed by then.
+// Test of an activation that backward recomputes with a norm, when the norm's own FSDP group is already freed.
 #include <gtest/gtest.h>
 
 #include "tessera/kernels/linear/linear.h"

@@ -1,3 +1,5 @@
+// Tests of replicate (DDP): buckets, their order and overlap, accumulation, unused parameters, recomputation, dtypes
+// and errors. Gradients are compared with one process.
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
@@ -13,7 +15,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Small enough that SmallModel fills several.
+// The bucket size is small, so that SmallModel fills several buckets.
 ReplicateOptions small_buckets(const WorldPtr& world, int64_t bytes = 600) {
   return {.mesh = line(world), .bucket_bytes = bytes, .first_bucket_bytes = 100};
 }
@@ -35,8 +37,9 @@ TEST(Replicate, ReducesOncePerBucket) {
     replicate(model, small_buckets(world, 500));
     for (int step = 0; step < 3; ++step) {
       rank_backward(model, *world, step);
-      // Reverse order of registration, and of use: the last layer's bias and down close the first bucket; up and norm
-      // with bias and down of the layer before reach 500 bytes, twice; what is left goes with norm and the embedding.
+      // The order is the reverse of registration and of use. The last layer's bias and down close the first bucket. Up
+      // and norm of a layer, with bias and down of the layer before, reach 500 bytes, twice. The last bucket has the
+      // remaining parameters with the norm and the embedding.
       EXPECT_EQ(replicate_stats(model).buckets, 4);
       EXPECT_EQ(replicate_stats(model).all_reduces, 4);
       reset_replicate_stats(model);
@@ -48,7 +51,8 @@ TEST(Replicate, ReducesOncePerBucket) {
   });
 }
 
-// How many buckets were under way when backward had reached the input of the first layer, in each of three steps.
+// Number of bucket reductions that had started when backward reached the input of the first layer, in each of three
+// steps.
 std::vector<int64_t> reductions_at_first_layer(const WorldPtr& world, SmallModel& model) {
   int64_t seen = 0;
   const auto hook = model.layers[0]->register_forward_pre_hook([&](nn::Module&, nn::TensorRefs& inputs) {
@@ -121,8 +125,8 @@ TEST(Replicate, TakesGradientsOfAForwardFromBeforeTheBucketsChanged) {
     replicate(model, small_buckets(world, 1000));
     const auto input = Values(9)({4, 6});
     const auto first = model(input).sum(), second = model(input * 2).sum();
-    first.backward();   // learns another order
-    second.backward();  // of the graph with the order before
+    first.backward();   // this backward learns another order
+    second.backward();  // backward of a graph from before the new order
     plain(input).sum().backward();
     plain(input * 2).sum().backward();
     EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
@@ -144,7 +148,7 @@ TEST(Replicate, GivesTheSameBitsInEveryRun) {
     };
     const auto first = train(small_buckets(world));
     EXPECT_TRUE(same_bits(first, train(small_buckets(world))));
-    // And on every rank.
+    // The gradients are equal on every rank, too.
     for (const auto& parameter : first) {
       const auto own = parameter.cpu();
       auto other = own.clone();
@@ -156,7 +160,7 @@ TEST(Replicate, GivesTheSameBitsInEveryRun) {
 
 // ---- accumulation ----
 
-// Every choice of when micro-batches synchronise gives the gradient of the whole batch.
+// Micro-batches with and without synchronization, in every combination, give the gradient of the whole batch.
 TEST(Replicate, AccumulatesWithAndWithoutSynchronisation) {
   on_threads(3, [](const WorldPtr& world) {
     for (int mask = 0; mask < 4; ++mask) {
@@ -189,7 +193,7 @@ TEST(Replicate, ShowsAndForgetsWhatAccumulatesAsLeavesDo) {
       NoSync local(model);
       rank_backward(model, *world, 0);
       rank_backward(alone, *world, 0);
-      EXPECT_LT(distance(whole_gradients(model), whole_gradients(alone)), kTolerance);  // of this rank only
+      EXPECT_LT(distance(whole_gradients(model), whole_gradients(alone)), kTolerance);  // gradient of this rank only
       rank_backward(model, *world, 1);
       rank_backward(alone, *world, 1);
       EXPECT_LT(distance(whole_gradients(model), whole_gradients(alone)), kTolerance);
@@ -204,7 +208,8 @@ TEST(Replicate, ShowsAndForgetsWhatAccumulatesAsLeavesDo) {
 
 // ---- parameters that are not used ----
 
-// The first buckets belong to a layer that forward leaves out: what is known of it decides when the others may start.
+// The first buckets belong to a layer that forward skips. If the unused parameters are known, the other buckets can
+// start early.
 struct Skipping : nn::Callable<Skipping> {
   std::shared_ptr<Layer> first, second, skipped;
   Skipping() {
@@ -276,14 +281,14 @@ TEST(Replicate, TakesGradientsFromReentrantCheckpointsOfAStaticGraph) {
       }
       ASSERT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance) << "step " << step;
     }
-    EXPECT_GT(replicate_stats(model).overlapped, 0);  // learned
+    EXPECT_GT(replicate_stats(model).overlapped, 0);  // the graph was learned in the first step
   });
 }
 
 TEST(Replicate, NamesAParameterWhoseGradientComesTooLate) {
   on_threads(2, [](const WorldPtr& world) {
     Checkpointed model({true, true, true});
-    // One bucket across two layers: each checkpoint hands in a part of it.
+    // One bucket spans two layers, so each checkpoint adds a part of the bucket.
     replicate(model, {.mesh = line(world), .bucket_bytes = 700, .first_bucket_bytes = 700, .rebuild_buckets = false});
     const auto run = [&] { model(Values(1)({4, 6}).set_requires_grad(true)).sum().backward(); };
     EXPECT_THAT(error_of(run), HasSubstr("a gradient came after its bucket had been reduced. Set static_graph"));
@@ -338,7 +343,7 @@ TEST(Replicate, ComputesAndReducesAsThePolicySays) {
       options.mp_policy = {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat};
       if (wide) options.mp_policy.reduce_dtype = at::kFloat;
       replicate(model, options);
-      const auto rows = tokens_of(0);  // the same on both ranks: their mean is the gradient of one
+      const auto rows = tokens_of(0);  // both ranks have the same rows, so their mean is the gradient of one rank
       const auto logits = model(rows);
       EXPECT_EQ(logits.scalar_type(), at::kFloat);
       loss_sum(logits, rows).backward();
@@ -347,7 +352,7 @@ TEST(Replicate, ComputesAndReducesAsThePolicySays) {
       EXPECT_LT(distance(whole_gradients(model), whole_gradients(low)), 1e-6);
       const at::NoGradGuard no_grad;
       EXPECT_LT(distance({model(rows)}, {low(rows).to(at::kFloat)}), 1e-6);
-      EXPECT_EQ(model.norm.scalar_type(), at::kFloat);  // between forwards
+      EXPECT_EQ(model.norm.scalar_type(), at::kFloat);  // parameters have their own dtype between forwards
     }
   });
 }
@@ -360,7 +365,7 @@ TEST(Replicate, DividesHalfPrecisionBeforeItOverflows) {
       at::Tensor forward(const at::Tensor& x) { return (weight * x).sum(); }
     } model;
     replicate(model, {.mesh = line(world)});
-    model(here(at::full({8}, 20000, at::kHalf))).backward();  // 80000 is beyond float16
+    model(here(at::full({8}, 20000, at::kHalf))).backward();  // 80000 overflows float16
     EXPECT_TRUE(model.weight.grad().equal(here(at::full({8}, 20000, at::kHalf))));
   });
 }

@@ -1,5 +1,5 @@
-// An engine whose model several ranks hold together, tensor parallel or a part of each layer on every rank: the tokens
-// of one rank.
+// Tests of an engine whose model is distributed over several ranks, by tensor parallelism or with a shard of each layer
+// on every rank. The generated tokens are equal to the tokens of one rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 namespace tessera::testing {
 namespace {
 
-// Prompts with a common beginning, one longer than a block, one sampled.
+// Prompts with a common prefix: one is longer than a block, and one is sampled.
 std::vector<GenerationRequest> requests() {
   std::vector<GenerationRequest> all;
   for (int64_t i = 0; i < 5; ++i) {
@@ -23,7 +23,7 @@ std::vector<GenerationRequest> requests() {
   return all;
 }
 
-// All at once; one is cancelled by its callback after two tokens.
+// Runs all requests together. The callback of one request cancels the request after two tokens.
 std::vector<std::vector<int64_t>> tokens_of(Engine& engine) {
   auto all = requests();
   std::vector<std::vector<int64_t>> found(all.size());
@@ -65,7 +65,7 @@ TEST(SharedGeneration, GivesTheTokensOfOneRank) {
   }
 }
 
-// What ends a step on one rank ends the engine on all.
+// An error that ends a step on one rank ends the engine on all ranks.
 TEST(SharedGeneration, AnErrorEndsAllRanks) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, test_device_type(), {2}, {"tp"});
@@ -84,7 +84,7 @@ TEST(SharedGeneration, AnErrorEndsAllRanks) {
   });
 }
 
-// The callback decides on the first rank alone; what it throws is thrown on all, and the group can be used again.
+// The callback runs on the first rank only. Its exception is thrown on all ranks, and the group can be used again.
 TEST(SharedGeneration, WhatTheCallbackOfGenerateThrowsAllRanksThrow) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, test_device_type(), {2}, {"tp"});

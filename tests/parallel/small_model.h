@@ -1,5 +1,5 @@
-// A small model with everything that sharding has to get right: rows that divide by no number of ranks, a vector
-// shorter than the ranks, a weight tied between embedding and head.
+// A small model with the difficult cases of sharding: a row count that is not divisible by the ranks, a vector shorter
+// than the number of ranks, and a weight that is tied between embedding and head.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -49,7 +49,7 @@ struct Layer : nn::Callable<Layer> {
   }
 };
 
-// One whose own parameter is also its layer's.
+// A module whose own parameter is also a parameter of its layer.
 struct TiedToItsLayer : nn::Callable<TiedToItsLayer> {
   at::Tensor copy;
   std::shared_ptr<Layer> layer;
@@ -102,22 +102,22 @@ inline at::Tensor tokens_of(int64_t step, int64_t rows = 12) {
 inline at::Tensor rows_of_rank(const at::Tensor& rows, int rank, int size) {
   return rows.tensor_split(size, 0)[static_cast<size_t>(rank)];
 }
-// Sum of the loss of predicting each next token.
+// Sum of the next-token losses.
 inline at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& tokens) {
   const auto predicted = logits.narrow(1, 0, 4).flatten(0, 1);
   const auto dtype = predicted.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return at::nll_loss(at::log_softmax(predicted, -1, dtype), tokens.narrow(1, 1, 4).flatten(), {}, at::Reduction::Sum);
 }
 
-// Backward of the mean loss over `total_rows` rows, of which `tokens` are some.
+// Backward of the mean loss over `total_rows` rows. `tokens` are some of these rows.
 inline void backward(SmallModel& model, const at::Tensor& tokens, int64_t total_rows) {
   (loss_sum(model(tokens), tokens) / static_cast<double>(total_rows * 4)).backward();
 }
-// Over all rows of step `step`.
+// Backward over all rows of step `step`.
 inline void plain_backward(SmallModel& model, int64_t step, int64_t rows = 12) {
   backward(model, tokens_of(step, rows), rows);
 }
-// Over this rank's rows of step `step`.
+// Backward over this rank's rows of step `step`.
 inline void rank_backward(SmallModel& model, const comm::World& world, int64_t step, int64_t rows = 12) {
   backward(model, rows_of_rank(tokens_of(step, rows), world.rank(), world.size()), rows);
 }
@@ -132,7 +132,7 @@ inline std::vector<at::Tensor> whole_parameters(nn::Module& module) {
   for (const auto& parameter : module.parameters()) out.push_back(whole(parameter).clone());
   return out;
 }
-// Undefined where a parameter has none.
+// Whole gradients of all parameters; undefined for a parameter without a gradient.
 inline std::vector<at::Tensor> whole_gradients(nn::Module& module) {
   std::vector<at::Tensor> out;
   for (const auto& parameter : module.parameters()) {
@@ -141,7 +141,7 @@ inline std::vector<at::Tensor> whole_gradients(nn::Module& module) {
   return out;
 }
 
-// Largest relative distance |a - b| / |b| over pairs, whatever their devices; 1 where only one is defined.
+// Largest relative distance |a - b| / |b| over pairs, on any devices; 1 if only one tensor of a pair is defined.
 inline double distance(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   double worst = a.size() == b.size() ? 0 : 1;
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
@@ -159,7 +159,7 @@ inline bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Te
   return a.size() == b.size();
 }
 
-inline constexpr double kTolerance = 1e-6;  // relative, in float32
+inline constexpr double kTolerance = 1e-6;  // relative error in float32
 
 using WorldPtr = std::shared_ptr<comm::World>;
 

@@ -1,4 +1,4 @@
-// A small transformer block made of the library's layers, and what the tests of tensor parallelism compare.
+// A small transformer block of the library's layers, and the values that tests of tensor parallelism compare.
 #pragma once
 
 #include <ATen/ops/embedding.h>
@@ -10,7 +10,7 @@
 
 namespace tessera::testing {
 
-// The same values on every rank, and in every module of the same parameters.
+// Fills the parameters with the same values on every rank, and in every module with the same parameters.
 inline void draw(nn::Module& module, uint64_t seed = 5) {
   const at::NoGradGuard no_grad;
   Values values(seed);
@@ -68,7 +68,7 @@ StylePtr style(Options&&... options) {
   return std::make_shared<Style>(std::forward<Options>(options)...);
 }
 
-// Without and with sequence parallelism.
+// The plan of a Stack, with or without sequence parallelism.
 inline ParallelPlan stack_plan(bool sequence_parallel) {
   const auto shard = Shard(1);
   const LayoutOptions rows = {.output_layout = shard, .use_local_output = false};
@@ -96,14 +96,14 @@ inline MeshPtr tensor_line(const WorldPtr& world) {
   return init_device_mesh(world, test_device_type(), {world->size()}, {"tp"});
 }
 
-// Tokens and the labels that follow them, [rows, length], the same on every rank.
+// Tokens [rows, length] and the labels that follow them, the same on every rank.
 inline std::pair<at::Tensor, at::Tensor> rows_of_text(int64_t step, int64_t rows, int64_t length, int64_t vocab) {
   auto generator = at::detail::createCPUGenerator(300 + static_cast<uint64_t>(step));
   const auto text = here(at::randint(0, vocab, {rows, length + 1}, generator, at::kLong));
   return {text.narrow(1, 0, length).contiguous(), text.narrow(1, 1, length).contiguous()};
 }
 
-// Gradients in the order of `like`'s parameters, whole.
+// Whole gradients, in the order of the parameters of `like`.
 inline std::vector<at::Tensor> gradients_by_name(nn::Module& module, nn::Module& like) {
   std::vector<at::Tensor> out;
   auto all = module.named_parameters();

@@ -1,3 +1,5 @@
+// Tests of the styles of tensor parallelism (column-wise, row-wise, sequence parallel and others): outputs and
+// gradients are equal to those of the plain modules.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
@@ -16,7 +18,7 @@ constexpr double kClose = 2e-6;
 
 at::Tensor values_of(std::vector<int64_t> shape, uint64_t seed = 21) { return Values(seed)(std::move(shape), 1.0); }
 
-// Output, the input's gradient and those of the parameters, of the sum of the squared output.
+// The output, and the gradients of the input and the parameters. The loss is the sum of the squared output.
 struct Outcome {
   at::Tensor output, input_gradient;
   std::vector<at::Tensor> gradients;
@@ -46,12 +48,12 @@ std::shared_ptr<nn::Linear> linear(int64_t in, int64_t out, bool bias = true) {
   return made;
 }
 
-// Outputs that stay DTensors are compared whole, so the gradient that comes back is the whole one, too.
+// Outputs that stay DTensors are compared whole, so the gradient of the output is whole, too.
 TEST(Styles, ColumnAndRowWiseLinearsEqualThePlainOne) {
   for (const int ranks : {2, 3, 4}) {
     on_threads(ranks, [](const WorldPtr& world) {
       const auto mesh = tensor_line(world);
-      for (const int64_t out : {8, 10}) {  // 10 divides by neither 3 nor 4
+      for (const int64_t out : {8, 10}) {  // 10 is not divisible by 3 or 4
         const auto plain = linear(10, out), columns = linear(10, out), rows = linear(10, out);
         const auto x = values_of({2, 5, 10});
         const auto wanted = outcome_of(*plain, *plain, x);
@@ -128,7 +130,7 @@ TEST(Styles, SequenceParallelNormSumsTheGradientOfItsWeight) {
       const auto mesh = tensor_line(world);
       const auto plain = make(), parallel = make(), gathered = make();
       gathered->weight.set_requires_grad(false);
-      const auto x = values_of({2, 7, 6});  // 7 tokens divide by none of them
+      const auto x = values_of({2, 7, 6});  // 7 is not divisible by any world size
       const auto wanted = outcome_of(*plain, *plain, x);
       parallelize_module(*parallel, mesh, style<SequenceParallel>());
       parallelize_module(*gathered, mesh, style<SequenceParallelAllGatherActivation>());
@@ -139,7 +141,7 @@ TEST(Styles, SequenceParallelNormSumsTheGradientOfItsWeight) {
       full_tensor(y).square().sum().backward();
       expect_close({full_tensor(y).detach(), leaf.grad(), gradients_by_name(*parallel, *plain)}, wanted);
       EXPECT_EQ(placements((*gathered)(distribute_tensor(x, mesh, {Shard(1)}))), Placements{Replicate()});
-      // A plain tensor is this rank's part.
+      // A plain tensor is this rank's shard.
       EXPECT_EQ((*parallel)(values_of({2, 2, 6})).size(1), 2 * world->size());
     });
   }
@@ -175,7 +177,7 @@ TEST(Styles, OneKeyValueHeadServesTheRanksOfItsQueries) {
       const auto head = world->rank() * kv_heads / 4;
       const auto weight_of = [&](int64_t rank) {
         return 1.0 + static_cast<double>(rank);
-      };  // what its queries make of it
+      };  // factor of the loss, different for each rank's queries
       auto all = (*plain)(x);
       at::Tensor sum = here(at::zeros({}));
       for (int64_t rank = 0; rank < 4; ++rank) {
@@ -236,7 +238,7 @@ TEST(Styles, InputsAndOutputsArePrepared) {
                   .input_layouts = {Shard(0)}, .desired_input_layouts = {Replicate()}, .use_local_output = true},
               PrepareModuleOutputOptions{.output_layouts = {Replicate()}, .desired_output_layouts = {Shard(0)}})}});
     const auto x = values_of({2, 3, 6});
-    const auto y = (*block.norm)(x);  // two rows here, four in all
+    const auto y = (*block.norm)(x);  // two rows on this rank, four in all
     EXPECT_EQ(y.size(0), 2);
     EXPECT_FALSE(is_dtensor(y));
     EXPECT_EQ(seen.size(0), 2) << "hooks of before see the input as it was";
@@ -329,7 +331,7 @@ TEST(ParallelizeModule, FindsModulesByPattern) {
   EXPECT_THAT(names("block1.norm.weight"), IsEmpty());
 }
 
-// Whose values count.
+// The option decides whose values are used.
 TEST(ParallelizeModule, TakesTheFirstRanksValuesOrItsOwn) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = tensor_line(world);

@@ -1,4 +1,4 @@
-// A page in Chromium without a window, and what a reader of it would do.
+// A page in headless Chromium, with a script that acts like a reader of the page.
 //
 //   const auto lines = told(page, std::string(kInked) + "tell(inked('loss', '--run0'));");
 #pragma once
@@ -17,7 +17,7 @@ namespace tessera::report {
 
 inline bool has_browser() { return testing::run_process({"sh", "-c", "command -v chromium"}).exit_code == 0; }
 
-// The lines that `script` hands to tell(), of the page as it is then.
+// Runs `script` at the end of the page. Returns the lines that the script gives to tell().
 inline std::vector<std::string> told(const std::string& page, const std::string& script,
                                      const std::string& size = "1300,1000") {
   const testing::TempFolder temp;
@@ -42,7 +42,7 @@ inline std::vector<std::string> told(const std::string& page, const std::string&
   return lines;
 }
 
-// Pixels of a chart's canvas that have about the colour of a run.
+// JavaScript: inked(id, name) counts the pixels of a chart's canvas whose colour is near the colour `name` of a run.
 inline constexpr const char* kInked = R"(
 const inked = (id, name) => {
   const canvas = chart(id).querySelector('canvas'), all = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;

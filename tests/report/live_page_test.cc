@@ -1,4 +1,4 @@
-// The page of a run at work, as a browser and a plain client see it.
+// The page of a run that is still training, for a browser and for a plain HTTP client.
 #include "tessera/report/live_page.h"
 
 #include <gmock/gmock.h>
@@ -32,7 +32,7 @@ class LivePageTest : public ::testing::Test {
     std::ofstream(folder_ / "run" / "metrics.jsonl", std::ios::app)
         << fmt::format("{{\"step\":{},\"loss\":{}}}\n", step, 4.0 / step);
   }
-  // The data once they hold `text`: they are refreshed as often as that costs little.
+  // Waits until the data contain `text` and returns them. The page limits how often it reads the files again.
   static std::string told_soon(uint16_t port, const std::string& text) {
     std::string answer;
     for (int i = 0; i < 500; ++i) {
@@ -82,7 +82,7 @@ TEST_F(LivePageTest, GivesNothingElseAndNobodyElse) {
               AllOf(StartsWith("HTTP/1.1 405"), HasSubstr("Allow: GET, HEAD")));
   EXPECT_THAT(get(port, "/" + std::string(100'000, 'a')), StartsWith("HTTP/1.1 4"));
   EXPECT_THAT(get(port, "/data.json"), StartsWith("HTTP/1.1 200"));
-  // No other address of this host is listened on.
+  // The page listens at no other address of this host.
   const UniqueFd elsewhere(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   auto address = loopback(port);
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);

@@ -1,4 +1,5 @@
-// train.page of a real run: there while it trains, gone with it, and a port in use ends it before it begins.
+// train.page of a real run: the page exists while the run trains and ends with it. If the port is in use, the run ends
+// before it begins.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// The page in a real browser: Chromium without a window runs it and gives back what it has become. A script that is put
-// in at its end does what a reader would.
+// The report page in headless Chromium. A script at the end of the page acts like a reader, and the test reads the
+// resulting page.
 #include "tessera/report/page.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Behind the rows that are there.
+// Appends a row. Missing values of other columns are kMissing.
 void add_row(MetricSeries& series, int64_t step, const std::map<std::string, double>& values) {
   for (const auto& [name, value] : values) {
     auto& column = series.columns[name];
@@ -71,7 +71,7 @@ TEST(Page, HoldsWhatItNeedsAndNothingThatEscapes) {
   EXPECT_EQ(data["runs"][0]["samples"][0]["prompt"], "Once </script> upon");
   EXPECT_EQ(data["runs"][0]["loss_outliers"][0]["step"], 40);
   EXPECT_EQ(data["differing"], nlohmann::json({"optimizer.lr"}));
-  EXPECT_EQ(data["runs"][1]["name"], "runs/demo");  // of two alike names
+  EXPECT_EQ(data["runs"][1]["name"], "runs/demo");  // because both have the same name
 }
 
 TEST(Page, ShowsEveryPointAndTellsValuesToPointerAndKeyboard) {
@@ -142,7 +142,7 @@ tell([...document.querySelectorAll('#differences-table tbody tr')].map((row) => 
   EXPECT_THAT(lines, ElementsAre("none"));
 }
 
-// Beside a value stands a piece of its line: the colour tells the run, the dashes tell the part.
+// Each value is shown with a piece of its line. The colour shows the run, the dashes show the part.
 TEST(Page, TellsPartsOfSeveralRunsByTheirLines) {
   if (!has_browser()) {
     GTEST_SKIP() << "no chromium in PATH";
@@ -204,7 +204,7 @@ TEST(Page, BecomesAPictureThatIsReplacedOnlyByAnother) {
   };
   EXPECT_EQ(big_endian(16), 900);
   EXPECT_EQ(big_endian(20), 700);
-  EXPECT_GT(picture.size(), 20000u);  // a page without a curve has a few thousand
+  EXPECT_GT(picture.size(), 20000u);  // a page without a curve has a few thousand bytes
   write_report(temp / "report.png", picture);
   write_report(temp / "report.png", picture);
   EXPECT_EQ(read_file(temp / "report.png"), picture);

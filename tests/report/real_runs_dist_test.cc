@@ -1,4 +1,4 @@
-// The report of real runs as a user makes it, in a real browser.
+// The report of three real runs, made as by a user and shown in a real browser.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ const plot = chart('loss').querySelector('.plot');
 plot.dispatchEvent(new KeyboardEvent('keydown', {key: 'End', bubbles: true, cancelable: true}));
 setTimeout(() => tell(chart('loss').querySelector('.readout').textContent.replace(/[0-9.]+(e-?[0-9]+)?(?= |$)/g, 'N')), 50);
 )");
-  // Validated before the first step, too.
+  // Each run is also validated before its first step.
   EXPECT_THAT(lines, ElementsAre("loss 60 true", "validation 15 true", "grad_norm 60 true", "lr 60 true",
                                  "tokens_per_second 60 true", "seconds 60 true", "memory 60 true", "parts true true",
                                  "differ 0.0001,0.001,0.01", "step N ·  slow N ·  middle N ·  fast N"));

@@ -1,4 +1,5 @@
-// A run that is read while it is written: each line once, files that are replaced, and what is kept of a long one.
+// RunFollower reads a run while the run is written: each line once, files that are replaced, and a bounded part of a
+// long run.
 #include "tessera/report/run_follower.h"
 
 #include <gmock/gmock.h>
@@ -31,7 +32,7 @@ TEST_F(RunFollowerTest, ReadsEachLineOnce) {
   append("metrics.jsonl", line(1, 5) + line(2, 4));
   RunFollower follower(folder_ / "run", {});
   EXPECT_THAT(follower.history().steps.step, ElementsAre(1, 2));
-  {  // what was told is not looked at again
+  {  // the line was read before, so this change has no effect
     std::fstream file(folder_ / "run/metrics.jsonl", std::ios::in | std::ios::out | std::ios::binary);
     file << line(1, 7).substr(0, 20);
   }
@@ -57,7 +58,7 @@ TEST_F(RunFollowerTest, BeginsAnewWhenAResumedRunHasDroppedLines) {
   const auto resumed = follower.history();
   EXPECT_THAT(resumed.steps.columns.at("loss"), ElementsAre(5, 8));
   EXPECT_EQ(resumed.warnings.size(), 1u);
-  // Cut and grown beyond what it was, under one inode.
+  // The file is truncated and then grows beyond its old size. The inode stays the same.
   std::filesystem::resize_file(folder_ / "run/metrics.jsonl", line(1, 5).size());
   append("metrics.jsonl", line(2, 9) + line(3, 9) + line(4, 9));
   EXPECT_THAT(follower.history().steps.columns.at("loss"), ElementsAre(5, 9, 9, 9));
@@ -83,7 +84,7 @@ TEST_F(RunFollowerTest, KeepsALimitedPartOfALongRunWithItsSpikesAndScores) {
   for (const int64_t step : {int64_t{1}, int64_t{12'345}, int64_t{23'456}, kSteps}) {
     EXPECT_THAT(run.steps.step, Contains(step));
   }
-  // Old steps are not sparser than new ones.
+  // Old steps are kept as often as new ones.
   const auto of_first_half = std::ranges::count_if(run.steps.step, [](int64_t step) { return step <= kSteps / 2; });
   EXPECT_GT(of_first_half, static_cast<int64_t>(run.steps.step.size()) / 4);
   ASSERT_EQ(run.loss_z.size(), run.steps.step.size());

@@ -1,3 +1,4 @@
+// read_run(): the history of a run from its files, with the run's state, and the rows that are kept for charts.
 #include "tessera/report/run_history.h"
 
 #include <gmock/gmock.h>
@@ -59,7 +60,7 @@ no line
   EXPECT_THAT(run.recipe, ElementsAre(Pair("model.path", "m"), Pair("train.steps", "3"), Pair("train.seed", "1"),
                                       Pair("data.train", "[a, b]"), Pair("lora", "null")));
   EXPECT_THAT(run.steps.step, ElementsAre(1, 2));
-  EXPECT_THAT(run.steps.columns.at("loss"), ElementsAre(3.5, 2.5));  // the later line of step 2
+  EXPECT_THAT(run.steps.columns.at("loss"), ElementsAre(3.5, 2.5));  // the later line of step 2 counts
   EXPECT_THAT(run.steps.columns.at("lr"), ElementsAre(0.1, 0.3));
   EXPECT_EQ(run.steps.columns.at("parts.compute")[0], 0.5);
   EXPECT_EQ(run.steps.columns.at("communication_by_rank.1")[0], 0.5);
@@ -84,7 +85,7 @@ TEST(RunHistory, TellsARunAtWorkFromOneThatWasKilled) {
   EXPECT_EQ(read_run(temp / "run").state, "asked to stop");
   write(temp / "run/events.jsonl",
         "{\"step\":0,\"session\":{}}\n{\"step\":1,\"end\":\"asked to stop\"}\n{\"step\":1,\"session\":{}}\n");
-  EXPECT_THAT(read_run(temp / "run").state, HasSubstr("not running"));  // resumed, and then nothing
+  EXPECT_THAT(read_run(temp / "run").state, HasSubstr("not running"));  // resumed, without further lines
   EXPECT_EQ(read_run(temp / "run").sessions.size(), 2u);
   write(temp / "run/.tessera/lock", "pid " + std::to_string(::getpid()) + " on " + host_name() + "\n");
   EXPECT_EQ(read_run(temp / "run").state, "running");

@@ -1,10 +1,10 @@
-// Clients with plain requests, beside clients that try to keep a server from answering.
+// Clients with normal requests, beside hostile clients that try to keep a server from answering.
 //
 //   const HostileClients hostile(port, {.silent_connections = 256});      // at work while it lives
 //   const auto found = answers_to(port, prompts, 20);                     // a client for each prompt, all at once
 //
-// Hostile clients are connections that send nothing or half a header, and those that send the requests of
-// hostile_requests.h and never read what comes back. Each comes again when it was answered or shut.
+// A hostile client sends nothing, or half a header, or a request of hostile_requests.h whose answer it never reads. The
+// client connects again after an answer or a disconnect.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ namespace tessera::testing {
 
 struct HostileOptions {
   int silent_connections = 256;
-  size_t every = 1;  // of the hostile requests one in so many
+  size_t every = 1;  // only every n-th hostile request is sent
 };
 
 class HostileClients {
@@ -51,7 +51,7 @@ class HostileClients {
   HostileClients& operator=(const HostileClients&) = delete;
 
  private:
-  // Something is there to be read, or the connection is shut.
+  // Whether data has arrived or the server has closed the connection.
   static bool is_over(int socket) {
     pollfd look{.fd = socket, .events = POLLIN | POLLRDHUP, .revents = 0};
     return ::poll(&look, 1, 0) > 0;
@@ -70,12 +70,12 @@ class HostileClients {
   }
 
   int port_;
-  std::vector<std::string> texts_;  // what each connection sends
+  std::vector<std::string> texts_;  // data that each connection sends
   std::atomic<bool> are_there_ = false, is_ending_ = false;
   std::thread thread_;
 };
 
-// Greedy texts of so many tokens, of a client for each prompt. "status N" where one got no answer.
+// Greedy texts of `tokens` tokens each, from one client for each prompt. A client without an answer gives "status N".
 inline std::vector<std::string> answers_to(int port, const std::vector<std::string>& prompts, int64_t tokens) {
   std::vector<std::string> texts(prompts.size());
   std::vector<std::thread> clients;
@@ -85,7 +85,7 @@ inline std::vector<std::string> answers_to(int port, const std::vector<std::stri
           {"prompt", prompts[i]}, {"max_tokens", tokens}, {"temperature", 0}, {"ignore_eos", true}};
       for (int tries = 0; tries < 100; ++tries) {
         const auto reply = http(port, "POST", "/v1/completions", body.dump());
-        if (reply.status == 503) {  // busy: as its Retry-After says
+        if (reply.status == 503) {  // busy: the Retry-After header says 1 s
           std::this_thread::sleep_for(std::chrono::seconds(1));
           continue;
         }

@@ -1,4 +1,4 @@
-// Connections that say nothing, and those that would come in while they are there.
+// Limits for connections: silent clients, slow clients, the number of connections, and the connections of one address.
 #include "tessera/serve/connections.h"
 
 #include <arpa/inet.h>
@@ -12,7 +12,7 @@ namespace {
 
 using ConnectionStage = Connections::ConnectionStage;
 
-// Both ends of a connection; the server's is its key, too.
+// Both ends of a connection. The address of the object is the connection's key.
 struct Pair {
   UniqueFd server, client;
   Pair() {
@@ -33,7 +33,7 @@ TEST(Connections, AnAnswerThatTheClientDoesNotReadIsCutOff) {
   const auto begin = std::chrono::steady_clock::now();
   connections.opened(&pair, pair.server.get(), "");
   connections.enter(&pair, ConnectionStage::kAnswer);
-  EXPECT_EQ(testing::read_all(pair.client.get()), "");  // until it is shut
+  EXPECT_EQ(testing::read_all(pair.client.get()), "");  // ends when the server closes it
   const auto lasted = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(lasted, std::chrono::seconds(2)) << "the time for requests does not count while one is answered";
   connections.closed(&pair);
@@ -63,7 +63,7 @@ TEST(Connections, SilentConnectionsMakeRoomAndAnswersAreNeverCutOff) {
   connections.enter(&pairs[0], ConnectionStage::kBody);
   connections.enter(&pairs[0], ConnectionStage::kAnswer);
   open(1);
-  connections.enter(&pairs[1], ConnectionStage::kBody);  // its body is on the way
+  connections.enter(&pairs[1], ConnectionStage::kBody);  // the body is in transit
   open(2);
   connections.enter(&pairs[2], ConnectionStage::kBody);
   connections.enter(&pairs[2], ConnectionStage::kAnswer);
@@ -72,7 +72,7 @@ TEST(Connections, SilentConnectionsMakeRoomAndAnswersAreNeverCutOff) {
   EXPECT_TRUE(pairs[2].is_shut()) << "an idle one first";
   EXPECT_FALSE(pairs[0].is_shut() || pairs[1].is_shut() || pairs[3].is_shut());
   connections.closed(&pairs[2]);
-  std::this_thread::sleep_for(std::chrono::milliseconds(600));  // the header of the last one is late
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));  // the last connection's header is late
   const Pair fifth;
   EXPECT_TRUE(connections.admit(""));
   EXPECT_TRUE(pairs[3].is_shut());
@@ -125,7 +125,7 @@ TEST(Connections, Ipv6AddressesCountByTheirFirst64Bits) {
   EXPECT_EQ(limited_address(nullptr), "");
 }
 
-// More than there are places, none of which closes by itself.
+// There are more silent connections than the server allows, and none of them closes by itself.
 TEST_F(Serve, SilentConnectionsDoNotBlockNewClients) {
   start({.connections = 32, .header_seconds = 1000, .read_seconds = 1000}, "0123456789abcdef");
   const std::string token = "Content-Type: application/json\r\nAuthorization: Bearer 0123456789abcdef\r\n";

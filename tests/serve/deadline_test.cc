@@ -1,4 +1,4 @@
-// Requests that take longer than a server allows, and clients that send all they have and then only read.
+// Requests that take longer than the server allows, and clients that close their sending side or leave.
 #include <gtest/gtest.h>
 
 #include "tests/serve/serve_fixture.h"
@@ -11,16 +11,16 @@ TEST_F(Serve, AtTheDeadlineAnAnswerHasTheTextGeneratedSoFar) {
   StepGate gate(*rows_);
   const auto text = greedy("the cat", 20);
   auto body = ask("the cat", 20);
-  // The last characters may be the beginning of a stop string: they are held back until the deadline.
+  // The last characters of the text may begin a stop string. The server holds them back until the deadline.
   body["stop"] = text.substr(3, 2) + "123";
-  gate.let_through(5);  // the prompt, which brings the first token, and four tokens
+  gate.let_through(5);  // the prompt's step, which makes the first token, and four steps
   const auto whole = answer(body);
   EXPECT_EQ(whole["choices"][0]["text"], text.substr(0, 5));
   EXPECT_EQ(whole["choices"][0]["finish_reason"], "length");
   EXPECT_EQ(whole["usage"]["completion_tokens"], 5);
   body["stream"] = true;
   body["stream_options"] = {{"include_usage", true}};
-  gate.let_through(6);  // and one that ends the last request
+  gate.let_through(6);  // one step more, which ends the previous request
   const auto reply = post(body).body;
   EXPECT_EQ(streamed(reply), std::pair(text.substr(0, 5), true));
   EXPECT_NE(reply.find(R"("finish_reason":"length")"), std::string::npos) << reply;
@@ -46,7 +46,7 @@ TEST_F(Serve, ARequestWithoutATokenAtItsDeadlineGets504) {
   EXPECT_TRUE(becomes_idle());
 }
 
-// Of several choices those of which nothing was made are empty.
+// A choice without a token at the deadline is empty.
 TEST_F(Serve, ChoicesThatHaveNotBegunAtTheDeadlineAreEmpty) {
   start({.sequences = 1, .request_seconds = 1});
   StepGate gate(*rows_);
@@ -73,7 +73,7 @@ std::string request_text(const nlohmann::json& body, const std::string& version 
       version, text.size(), text);
 }
 
-// As `printf 'POST ...' | nc -N` does.
+// The client behaves like `printf 'POST ...' | nc -N`.
 TEST_F(Serve, AClientThatClosesItsSendingSideIsAnswered) {
   start();
   StepGate gate(*rows_);
@@ -85,7 +85,7 @@ TEST_F(Serve, AClientThatClosesItsSendingSideIsAnswered) {
       const auto socket = testing::connect_to(port_);
       testing::send_all(socket.get(), request_text(body, version));
       ::shutdown(socket.get(), SHUT_WR);
-      // Longer than the server looks for its client.
+      // Longer than the interval at which the server checks its client.
       std::this_thread::sleep_for(std::chrono::milliseconds(700));
       gate.let_through(12);
       auto reply = testing::read_all(socket.get());
@@ -114,7 +114,7 @@ TEST_F(Serve, AClientThatLeavesWhileItsRequestWaitsFreesItsPlace) {
     while (scheduler_->counts().running + scheduler_->counts().waiting < 1) std::this_thread::yield();
     testing::send_all(waiting.get(), request_text(body));
     while (scheduler_->counts().running + scheduler_->counts().waiting < 2) std::this_thread::yield();
-    if (stream) {  // its first chunk, so that nothing unread resets the connection
+    if (stream) {  // reads the first chunk, because unread data would reset the connection
       char chunk[4096];
       EXPECT_GT(::recv(waiting.get(), chunk, sizeof chunk, 0), 0);
     }

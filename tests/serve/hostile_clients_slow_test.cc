@@ -1,4 +1,4 @@
-// 64 clients for a minute beside hostile ones, on a real model.
+// 64 clients for a minute beside hostile clients, on SmolLM2: every normal client must get complete answers.
 #include <gtest/gtest.h>
 
 #include <algorithm>

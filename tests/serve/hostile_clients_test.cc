@@ -1,5 +1,5 @@
-// Honest clients get complete answers while hostile ones are there. All 64 of them, on a real model and for longer:
-// hostile_clients_slow_test.cc.
+// Normal clients must get complete answers beside hostile clients. hostile_clients_slow_test.cc has 64 clients, a real
+// model and a longer time.
 #include <gtest/gtest.h>
 
 #include "tests/serve/beside_hostile_clients.h"

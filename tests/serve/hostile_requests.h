@@ -4,8 +4,8 @@
 //     const auto reply = http(port, "POST", request.path, request.body.dump());   // 200, 400, 500 or 503
 //   }
 //
-// A server may refuse such a request, end it with an error of its own, or answer it. Memory stays within stated bounds
-// meanwhile, and the requests of other clients are answered. Bodies have "max_tokens", so that an answer ends.
+// A server may refuse such a request, end it with an error, or answer it. Meanwhile its memory must stay within the
+// stated bounds, and it must answer the requests of other clients. Each body has "max_tokens", so that an answer ends.
 #pragma once
 
 #include <fmt/format.h>
@@ -23,12 +23,12 @@ struct HostileRequest {
   nlohmann::ordered_json body;
 };
 
-// Objects whose other keys are any but `count` names of `bytes` bytes.
+// An object with `count` named properties, whose names have `bytes` bytes. The object may also have any other key.
 inline nlohmann::ordered_json schema_of_names(int count, int bytes) {
   nlohmann::ordered_json properties = nlohmann::ordered_json::object();
   for (int i = 0; i < count; ++i) {
     auto name = fmt::format("{:05}", i);
-    // Each name has letters of its own, so that no two share more than the digits.
+    // The names share only the digits, because the letters of each name differ.
     for (int at = 0; static_cast<int>(name.size()) < bytes; ++at) {
       name += static_cast<char>('a' + (i * 7 + at * 5) % 26);
     }
@@ -37,14 +37,14 @@ inline nlohmann::ordered_json schema_of_names(int count, int bytes) {
   return {{"type", "object"}, {"properties", std::move(properties)}, {"additionalProperties", true}};
 }
 
-// Strings of exactly `k` characters for each k up to `count`: every character is one of all of them.
+// Strings of exactly k characters for each k up to `count`. A character may belong to any of these strings.
 inline nlohmann::ordered_json schema_of_lengths(int count) {
   auto ways = nlohmann::ordered_json::array();
   for (int k = 1; k <= count; ++k) ways.push_back({{"type", "string"}, {"minLength", k}, {"maxLength", k}});
   return {{"anyOf", std::move(ways)}};
 }
 
-// Arrays of up to `most` items, each of one of `count` kinds that all begin alike.
+// Arrays of `count` types, with up to `most` items each. The texts of all types begin in the same way.
 inline nlohmann::ordered_json schema_of_arrays(int count, int most) {
   auto ways = nlohmann::ordered_json::array();
   for (int k = 1; k <= count; ++k) {
@@ -53,14 +53,14 @@ inline nlohmann::ordered_json schema_of_arrays(int count, int most) {
   return {{"anyOf", std::move(ways)}};
 }
 
-// Values that begin alike: "aaa...b", one byte of each after the other.
+// `count` strings that differ only in their ends: "aaa...0", "aaa...1" and so on.
 inline nlohmann::ordered_json schema_of_values(int count, int bytes) {
   auto values = nlohmann::ordered_json::array();
   for (int i = 0; i < count; ++i) values.push_back(std::string(static_cast<size_t>(bytes), 'a') + std::to_string(i));
   return {{"enum", std::move(values)}};
 }
 
-// Schemas inside one another, each of which may be read in two ways.
+// Nested schemas with two alternatives at each level. The beginning of a text may belong to both alternatives.
 inline nlohmann::ordered_json schema_of_readings(int depth) {
   nlohmann::ordered_json schema = {{"type", "array"}};
   for (int i = 0; i < depth; ++i) {
@@ -70,7 +70,7 @@ inline nlohmann::ordered_json schema_of_readings(int depth) {
   return schema;
 }
 
-// References of which each has the next one twice: 2^depth readings of one place.
+// A chain of references in which each one refers to the next one twice: 2^depth ways to reach the same position.
 inline nlohmann::ordered_json schema_of_references(int depth) {
   nlohmann::ordered_json places = nlohmann::ordered_json::object();
   for (int i = 0; i < depth; ++i) {
@@ -82,7 +82,7 @@ inline nlohmann::ordered_json schema_of_references(int depth) {
   return {{"$ref", "#/$defs/p0"}, {"$defs", std::move(places)}};
 }
 
-// An object of `keys` members far inside others.
+// An object of `keys` members inside `depth` nested objects.
 inline nlohmann::ordered_json schema_of_depth(int depth, int keys) {
   nlohmann::ordered_json properties = nlohmann::ordered_json::object();
   for (int i = 0; i < keys; ++i) {
@@ -111,7 +111,8 @@ inline std::vector<std::pair<std::string, nlohmann::ordered_json>> hostile_schem
           {"no end", {{"type", "array"}, {"items", {{"$ref", "#"}}}, {"minItems", 1}}}};
 }
 
-// As the form of a completion, of a chat, and as the parameters of a tool that must be called.
+// Each schema as the response format of a completion, as the response format of a chat, and as the parameters of a tool
+// that must be called.
 inline std::vector<HostileRequest> hostile_requests(int64_t max_tokens = 200) {
   std::vector<HostileRequest> requests;
   const nlohmann::ordered_json messages = {{{"role", "user"}, {"content", "hi"}}};

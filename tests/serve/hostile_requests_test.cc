@@ -1,4 +1,5 @@
-// What the worst schemas cost: bytes against the bounds that are stated, with all of the requests held at once.
+// The cost of the most expensive schemas: with all requests in memory at once, the counted and the used bytes must stay
+// within the stated bounds.
 #include "tests/serve/hostile_requests.h"
 
 #include <gmock/gmock.h>
@@ -53,7 +54,7 @@ std::string refusal_of(const testing::HostileRequest& request, const ServedModel
 
 TEST(HostileRequests, AreRefusedByALimitOrTakeNoMoreMemoryThanIsStated) {
   const auto served = served_without_model();
-  refusal_of(all_requests().at(9), served);  // what is made once
+  refusal_of(all_requests().at(9), served);  // makes the objects that exist once
   const int64_t before = testing::heap_bytes();
   std::vector<CompletionRequest> held;
   std::map<std::string, std::string> refusals;
@@ -70,7 +71,7 @@ TEST(HostileRequests, AreRefusedByALimitOrTakeNoMoreMemoryThanIsStated) {
     EXPECT_EQ(refusals[std::string("few lengths") + as], "");
     EXPECT_EQ(refusals[std::string("values") + as], "") << "a tree of 1 MB";
   }
-  // Each of them writes on, in slices, as an engine lets them.
+  // All accepted requests generate at the same time, in slices as in an engine.
   constexpr int kRounds = 2, kSlices = 8;
   for (int round = 0; round < kRounds; ++round) {
     for (auto& request : held) {
@@ -89,7 +90,7 @@ TEST(HostileRequests, AreRefusedByALimitOrTakeNoMoreMemoryThanIsStated) {
       const auto counted = static_cast<int64_t>(served.forms->bytes());
       EXPECT_LE(counted, static_cast<int64_t>(AnswerForms::kMostBytes + held.size() * (size_t{4} << 20)));
       if (testing::kSanitized) continue;
-      // Beside forms the requests themselves are held.
+      // Besides the grammars, the requests themselves take memory.
       EXPECT_LT(testing::heap_bytes() - before, counted * 5 / 4 + (int64_t{32} << 20));
     }
   }

@@ -1,4 +1,4 @@
-// llama.cpp's server and ours on one GGUF file that we wrote.
+// llama.cpp's server against ours: both must generate the same text from a GGUF file that we wrote.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The official OpenAI client and curl against `tessera serve`, a process of its own on a tiny model.
+// The official OpenAI client and curl against `tessera serve`. The server is a process of its own with a tiny model.
 #include <gtest/gtest.h>
 
 #include "tests/serve/tiny_folder.h"

@@ -1,4 +1,4 @@
-// 64 clients at once for a minute, on a tiny model and on a real one.
+// 64 clients of the OpenAI API at once for a minute, on a tiny model and on SmolLM2. No answer may have a wrong byte.
 #include <gtest/gtest.h>
 
 #include "tests/serve/tiny_folder.h"

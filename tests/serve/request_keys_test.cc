@@ -1,4 +1,4 @@
-// Keys of requests that mean nothing, are absent, or change the form of an answer.
+// Keys of requests that have no effect, that are null, or that change the format of an answer.
 #include <gtest/gtest.h>
 
 #include "tessera/serve/responses.h"
@@ -9,7 +9,7 @@
 namespace tessera::serve {
 namespace {
 
-// Every optional key of OpenAI's two APIs, and ours.
+// All optional keys of OpenAI's two APIs, and Tessera's own keys.
 TEST_F(Serve, ANullCountsAsAnAbsentKey) {
   start();
   auto body = ask("the cat", 6);
@@ -118,7 +118,7 @@ TEST_F(Serve, InAStreamOnlyTheLastChunkHasUsageNumbers) {
   EXPECT_EQ(post(body).body.find("usage"), std::string::npos);
 }
 
-// Two calls, and text between and behind them.
+// The texts have two calls, with text between and after them.
 TEST(Responses, WithoutParallelToolCallsAnAnswerEndsWithItsFirstOne) {
   const testing::TempFolder folder;
   const ServedModel served{

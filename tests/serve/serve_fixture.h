@@ -1,4 +1,4 @@
-// A server over real sockets, on a tiny random model.
+// A server over real sockets, with a tiny random model.
 //
 //   TEST_F(Serve, Greets) {
 //     start({.sequences = 4});
@@ -33,14 +33,14 @@ inline const std::string kTemplate =
     "{% for m in messages %}{{ m.role }}: {{ m.content }}. {% endfor %}{% if tools %}tools{% endif %}";
 inline const nlohmann::json kTool = {{"type", "function"}, {"function", {{"name", "f"}}}};
 
-// Sequences of 3,900 tokens and more, that outlast a test.
+// A setting for sequences of 3,900 tokens and more, which run longer than a test.
 inline const std::string kLongContext = R"("max_position_embeddings": 4096)";
 
 class Serve : public ::testing::Test {
  protected:
   void start(const Limits& limits = {}, const std::string& token = "", const std::string& changes = "",
              const std::string& characters = kCharacters) {
-    at::set_num_threads(1);  // of the engine's thread, too
+    at::set_num_threads(1);  // also the engine's thread
     model_ = testing::tiny_model(changes);
     rows_ = testing::tiny_model(changes);
     make_row_model(*rows_, kernels::WeightFormat::kFloat32);
@@ -80,7 +80,7 @@ class Serve : public ::testing::Test {
     const std::vector<text::TokenId> back(made.begin(), made.end());
     return served_->tokenizer.decode(back);
   }
-  // Waits until no sequence is left.
+  // Waits until the scheduler has no sequence.
   bool becomes_idle() const {
     for (int i = 0; i < 500; ++i) {
       const auto counts = scheduler_->counts();
@@ -93,14 +93,14 @@ class Serve : public ::testing::Test {
     return {{"model", "tiny"}, {"prompt", prompt}, {"max_tokens", count}, {"temperature", 0}};
   }
 
-  std::shared_ptr<CausalLM> model_, rows_;  // to compare with, and the one that answers
+  std::shared_ptr<CausalLM> model_, rows_;  // for expected texts; for the server
   std::unique_ptr<ServedModel> served_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Server> server_;
   int port_ = 0;
 };
 
-// The text of the chunks of a stream, and whether [DONE] came.
+// The joined text of the chunks of a stream, and whether [DONE] has arrived.
 inline std::pair<std::string, bool> streamed(const std::string& body) {
   std::string text;
   bool done = false;
@@ -116,7 +116,7 @@ inline std::pair<std::string, bool> streamed(const std::string& body) {
   return {text, done};
 }
 
-// Lets the model of a server compute a number of steps and then holds it.
+// Lets the model of a server compute a number of steps and then blocks it.
 //
 //   StepGate gate(*rows_);       // before the first request
 //   gate.let_through(3);

@@ -1,4 +1,4 @@
-// `tessera serve --nproc`: a rank that dies ends the server.
+// `tessera serve --nproc`: if a rank dies, the server ends on all ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The server over real sockets, on a tiny random model.
+// The server over real sockets, with a tiny random model. Expected texts come from generate() on the same model.
 #include "tessera/serve/server.h"
 
 #include <ATen/Parallel.h>
@@ -143,7 +143,7 @@ TEST_F(Serve, AnswersHaveTheFormThatIsAskedFor) {
   auto chat = with_schema({{"messages", {{{"role", "user"}, {"content", "hi"}}}}, {"max_tokens", 60}}, schema);
   const auto message = answer(chat, "/v1/chat/completions")["choices"][0]["message"];
   EXPECT_TRUE(nlohmann::json::parse(message["content"].get<std::string>())["b"].is_array());
-  // Any object may go on for ever; of one that was cut off a beginning is there.
+  // An object may have any length. An answer that is cut off is only the beginning of an object.
   auto any = ask("the cat", 40);
   any["response_format"] = {{"type", "json_object"}};
   const auto begun = answer(any)["choices"][0];
@@ -151,7 +151,7 @@ TEST_F(Serve, AnswersHaveTheFormThatIsAskedFor) {
   EXPECT_TRUE(begun["finish_reason"] == "length" || nlohmann::json::accept(begun["text"].get<std::string>())) << begun;
 }
 
-// As llama.cpp and Together have it.
+// llama.cpp and Together accept the same key.
 TEST_F(Serve, TheSchemaOfAJsonObjectIsKept) {
   start({}, "", R"("max_position_embeddings": 512)", kJsonCharacters);
   auto body = ask("the cat", 60);
@@ -172,7 +172,7 @@ TEST_F(Serve, TheSchemaOfAJsonObjectIsKept) {
   EXPECT_EQ(post(body).status, 200);
 }
 
-// A tokenizer may have more tokens than the model has rows.
+// A tokenizer may have more tokens than the model has embedding rows.
 TEST_F(Serve, ATokenWithoutARowInTheModelIsRefusedByItsName) {
   start({}, "", "", kCharacters + "$");
   const std::string wanted = "holds token 37 ('$'), the model knows 37 tokens";
@@ -227,13 +227,13 @@ TEST_F(Serve, AToolThatMustBeCalledIs) {
               "now");
   }
   EXPECT_EQ(called, (std::set<std::string>{"now", "weather"}));
-  // Beside a form the model may call or answer: what it writes is one of both.
+  // With a response format and optional tools, the output is either a call or a text of that format.
   body["tool_choice"] = "auto";
   const auto either = answer(with_schema(body, {{"enum", {"yes"}}}), "/v1/chat/completions")["choices"][0];
   EXPECT_TRUE(either["finish_reason"] == "tool_calls" || either["message"]["content"] == "\"yes\"") << either;
 }
 
-// Between the tags that a template teaches.
+// If the template puts calls between tags, the grammar requires the tags.
 TEST(AnswerForms, CallsAreBetweenTagsIfTheTemplateUsesThem) {
   const auto tokenizer = text::Tokenizer::from_json(testing::character_tokenizer(kJsonCharacters + "<>/"), "test");
   const Json any = Json::object();
@@ -255,7 +255,7 @@ TEST(AnswerForms, CallsAreBetweenTagsIfTheTemplateUsesThem) {
   EXPECT_NE(bare, masks);
   EXPECT_TRUE(complete(bare, R"({"name":"f","arguments":{}})"));
   EXPECT_EQ(forms.of({}, tokenizer), nullptr);
-  // Without parameters a function takes no arguments.
+  // A function without parameters takes no arguments.
   for (const auto& function : {Json{{"name", "f"}}, Json{{"name", "f"}, {"parameters", nullptr}}}) {
     const Json bare_tools = Json::array({{{"type", "function"}, {"function", function}}});
     const auto none = forms.of({.tools = JsonReader(bare_tools, "tools")}, tokenizer);
@@ -308,7 +308,8 @@ TEST_F(Serve, APromptIsEchoedWithTheLogProbsOfItsTokens) {
   EXPECT_EQ(streamed(post(body).body).first, "thetheabab");
 }
 
-// Else the engine's loops would sleep where they should spin, and tokens take twice as long.
+// If OpenMP workers were left, the loops of the engine would sleep where they should spin, and tokens would take twice
+// as long.
 TEST_F(Serve, TheCreatingThreadKeepsNoOpenMpWorkers) {
   const auto threads = [] {
     namespace fs = std::filesystem;
@@ -326,7 +327,7 @@ TEST_F(Serve, TheCreatingThreadKeepsNoOpenMpWorkers) {
   const auto model = testing::tiny_model("");
   const Limits limits;
   const Scheduler scheduler(model, EngineOptions{.pages = 16}, limits);
-  const auto wanted = with_two_workers - 2 + 1;  // the engine's
+  const auto wanted = with_two_workers - 2 + 1;  // plus the engine's thread
   for (int i = 0; i < 500 && threads() > wanted; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_EQ(threads(), wanted);
 }
@@ -392,7 +393,7 @@ TEST_F(Serve, MoreChoicesThanPlacesAreRefused) {
   EXPECT_EQ(answer(body)["choices"].size(), 2U);
 }
 
-// What a user types is text, though a control token is spelled so.
+// A user's text stays text even if it is spelled like a control token.
 TEST_F(Serve, ControlTokensInMessagesAreText) {
   start();
   auto file = nlohmann::json::parse(testing::character_tokenizer(kCharacters));
@@ -487,7 +488,7 @@ TEST_F(Serve, ModelsAndHealthAreReported) {
   EXPECT_EQ(http(port_, "GET", "/v1/models/tiny").status, 200);
   expect_error(http(port_, "GET", "/v1/models/other"), 404, "only the model 'tiny'");
   EXPECT_EQ(nlohmann::json::parse(http(port_, "GET", "/health").body)["status"], "ok");
-  const auto head = http(port_, "HEAD", "/health");  // which load balancers send
+  const auto head = http(port_, "HEAD", "/health");  // load balancers send HEAD
   EXPECT_EQ(head.status, 200);
   EXPECT_EQ(head.body, "");
   served_->path = "folder/of/tiny";
@@ -600,7 +601,7 @@ TEST_F(Serve, LimitsAreKept) {
   EXPECT_NE(testing::parse_reply(testing::read_all(get.get())).status, 200) << "a body is limited wherever it comes";
   const auto large = http(port_, "GET", "/health", "", "X: " + std::string(100'000, 'x') + "\r\n");
   EXPECT_TRUE(large.status == 431 || large.status == 0) << large.head;
-  // A client that never ends its header, and one that never ends its body.
+  // One client does not finish its header, the other one does not finish its body.
   const auto begin = std::chrono::steady_clock::now();
   const auto header = testing::connect_to(port_), body = testing::connect_to(port_);
   testing::send_all(header.get(), "GET /health HTTP/1.1\r\nHo");

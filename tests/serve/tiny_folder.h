@@ -1,4 +1,4 @@
-// A tiny model with tokenizer and chat template in a folder.
+// A folder with a tiny model, a tokenizer and a chat template.
 #pragma once
 
 #include "tessera/base/files/file.h"

@@ -1,4 +1,4 @@
-// Log-probs of tokens beside the text that they are of.
+// The log-prob entries of tokens, which must belong to the text of the answer.
 #include "tessera/serve/token_entries.h"
 
 #include <gtest/gtest.h>
@@ -53,7 +53,7 @@ TEST(TokenEntries, PartsOfCharactersAndImpossibleTokensAreJson) {
       << "the sampled token, too";
 }
 
-// The entries of a content that comes with tokens of a byte each.
+// The entries of a content whose tokens have one byte each. `pieces` are the texts that are released after each token.
 Json entries_of(const std::string& bytes, const std::vector<std::string>& pieces, const text::Tokenizer& tokenizer) {
   ContentEntries entries;
   Json all = Json::array();
@@ -192,7 +192,7 @@ TEST_F(Serve, BytesOfAChatsLogProbsJoinToItsContent) {
       EXPECT_EQ(bytes, content) << stop << " " << stream;
     }
   }
-  // A stop string that the text begins with.
+  // The text begins with this stop string.
   body["stop"] = free.substr(0, 1);
   body["stream"] = false;
   const auto none = answer(body, "/v1/chat/completions")["choices"][0];
@@ -200,7 +200,7 @@ TEST_F(Serve, BytesOfAChatsLogProbsJoinToItsContent) {
   EXPECT_EQ(none["logprobs"]["content"], nlohmann::json::array());
 }
 
-// The model's calls are no content.
+// Calls are not part of the content, so their tokens have no entries.
 TEST(TokenEntries, ToolCallsHaveNone) {
   const testing::TempFolder folder;
   const auto served = byte_served(folder);

@@ -1,3 +1,4 @@
+// ToolCallReader: calls of tools in the text of a message, with and without tags.
 #include "tessera/serve/tool_calls.h"
 
 #include <gtest/gtest.h>
@@ -7,7 +8,8 @@
 namespace tessera::serve {
 namespace {
 
-// Text and calls of a message, which must not depend on where it was cut.
+// The text and the calls of a message. Text and calls must be the same for every size of the pieces in which the
+// message arrives.
 std::string read(const std::string& message) {
   std::string found;
   for (size_t most : {size_t{1}, size_t{3}, size_t{7}, message.size() + 1}) {

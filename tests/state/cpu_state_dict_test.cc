@@ -1,4 +1,4 @@
-// State dicts on the CPU and copies into companions, on one rank.
+// Tests state dicts that are copied to the CPU, and copies into companion dicts, on one rank.
 #include "tessera/state/cpu_state_dict.h"
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +28,7 @@ TEST(CpuStateDict, CopiesLocalPartsAndNeverAliases) {
   EXPECT_TRUE(dict.at("t").tensor().is_contiguous() && dict.at("t").tensor().equal(turned));
   step.fill_(8);
   EXPECT_EQ(dict.at("step").tensor().item<float>(), 7);
-  // Pinned without an accelerator: one warning in all.
+  // Without an accelerator, pinned memory gives one warning for all calls.
   static bool warned = false;
   ::testing::internal::CaptureStderr();
   for (int time = 0; time < 2; ++time) {

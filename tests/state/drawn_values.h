@@ -1,4 +1,4 @@
-// Values of state dicts drawn by rapidcheck.
+// Values of state dicts that rapidcheck draws.
 #pragma once
 
 #include <ATen/ops/full.h>
@@ -25,7 +25,7 @@ inline StateList drawn_items(int depth) {
   return items;
 }
 
-// Keys without dots, some of them numbers.
+// Keys have no dots; some keys are numbers.
 inline StateDict drawn_dict(int depth) {
   StateDict dict;
   for (int i = *rc::gen::inRange(0, 4); i > 0; --i) {

@@ -1,4 +1,4 @@
-// Gathering, broadcasting and cutting state dicts over ranks.
+// Tests how state dicts are gathered, broadcast and sharded over ranks.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -69,7 +69,7 @@ TEST(ShardedTensor, ChunksAsTorchDoes) {
 TEST(ShardedTensor, GathersAnyBoxes) {
   with_threads(2, [](const WorldPtr& world) {
     const auto whole = counted({4, 6});
-    // Two of rank 0, one across them of rank 1, and an empty one.
+    // Rank 0 has two boxes. Rank 1 has two other boxes and an empty one.
     const auto mixed = sharded_of(
         whole, world,
         {{box({0, 0}, {2, 4}), box({2, 3}, {2, 3})}, {box({0, 4}, {2, 2}), box({4, 0}, {0, 6}), box({2, 0}, {2, 3})}});
@@ -155,7 +155,7 @@ TEST(GatherStateDict, MakesEveryDistributedValueWhole) {
   });
 }
 
-// On every rank, whichever of them get a result.
+// The function is called on every rank, whichever ranks get a result.
 TEST(IterateStateDict, CallsTheFunctionOfEachKindOfLeafInOrder) {
   with_threads(2, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "cpu", {2}, {"dp"});
@@ -176,7 +176,7 @@ TEST(IterateStateDict, CallsTheFunctionOfEachKindOfLeafInOrder) {
     EXPECT_EQ(called, "TSD");
     const StateDict changed{{"t", "T"}, {"nested", StateDict{{"s", "S"}, {"n", 7}}}, {"list", StateList{"D", nullptr}}};
     EXPECT_TRUE(same_values(result, world->rank() == 1 ? changed : StateDict()));
-    // A leaf without a function stays what it is.
+    // A leaf of a kind without a function is not changed.
     const auto gathered = iterate_state_dict(dict, {.sharded_tensor_func = [](const StateValue& value) -> StateValue {
                                                return all_gather_sharded_tensor(*value.sharded());
                                              }});
@@ -203,8 +203,8 @@ TEST(CpuStateDict, KeepsShardsAndGathersWhatGoesToTheCpu) {
   });
 }
 
-// Parts of a whole are those of distribute_tensor, from rank 0 or from a copy: every pair of placements, uneven and
-// empty sizes.
+// The shards of a whole tensor, from rank 0 or from a copy on each rank, must equal those of distribute_tensor. The
+// test covers every pair of placements, with uneven and empty sizes.
 TEST(BroadcastStateDict, CutsAnyPlacement) {
   const std::vector<Placement> each = {Replicate(), Shard(0), Shard(1), StridedShard(0, 2), StridedShard(1, 3)};
   with_threads(4, [&](const WorldPtr& world) {
@@ -259,7 +259,7 @@ TEST(BroadcastStateDict, FollowsRankZero) {
     broadcast_state_dict(full, local, {.group = world->group(), .strict = true});
     EXPECT_FALSE(local.contains("gone"));
     EXPECT_EQ(local.size(), 5u);
-    // Nobody waits for a rank that refuses.
+    // If one rank refuses its part, no rank waits; all ranks raise its error.
     local = make();
     if (world->rank() == 2) local.set("d", distribute_tensor(at::zeros({2, 4}), mesh, {Replicate()}, std::nullopt));
     EXPECT_THAT(thrown_by([&] { broadcast_state_dict(full, local, {.group = world->group()}); }),

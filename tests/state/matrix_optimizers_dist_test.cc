@@ -1,4 +1,4 @@
-// Muon and 8-bit AdamW of parameters that lie on several ranks: the numbers of one rank, whatever the layout.
+// Tests Muon and 8-bit AdamW with parameters on several ranks. Every layout must give the numbers of one rank.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
@@ -20,7 +20,7 @@ at::Tensor drawn(size_t index, int64_t number) {
 
 struct Lay {
   const char* name;
-  std::vector<int64_t> mesh;  // empty: plain tensors
+  std::vector<int64_t> mesh;  // empty for plain tensors
   Placements matrix, vector;
   at::ScalarType dtype = at::kFloat;
 };
@@ -75,7 +75,8 @@ int ranks_of(const Lay& lay) {
 
 using Make = std::function<std::unique_ptr<optim::Optimizer>(nn::Module&)>;
 
-// 4 steps; the state of the third goes through a checkpoint's state dict into another optimizer.
+// Runs 4 steps. After the third step the optimizer's state goes through a checkpoint's state dict into another
+// optimizer.
 std::vector<at::Tensor> run(const Lay& lay, const WorldPtr& world, const Make& make, bool through_state) {
   Weights model(lay, world);
   auto optimizer = make(model);
@@ -153,7 +154,8 @@ TEST(AdamW8bitLayouts, StateOfOneGoesOnAsAnother) {
   }
 }
 
-// What was trained and is frozen now has its moments, which an optimizer of a model that begins with it frozen takes.
+// A parameter that was trained and is frozen now still has its moments. An optimizer whose model begins with this
+// parameter frozen must load them.
 TEST(AdamW8bitLayouts, LoadTheStateOfAFrozenParameter) {
   for (const auto& lay : lays()) {
     on_threads(ranks_of(lay), [&](const WorldPtr& world) {

@@ -1,3 +1,5 @@
+// Tests the state dict of one optimizer: its form against torch.optim's, training that continues from a loaded dict,
+// edited dicts, and errors that change nothing.
 #include "tessera/state/optimizer_dict.h"
 
 #include <ATen/core/Tensor.h>
@@ -84,13 +86,13 @@ TEST(OptimizerDict, TakesMomentumWithoutStepsForOneThatIsUnderWay) {
   train(straight, *first, 1);
   train(resumed, *second, 1);
   auto dict = copy_of(optimizer_state_dict(*first));
-  for (int64_t id = 0; id < 5; ++id) state(dict, id).erase("step");  // torch.optim.SGD has none
+  for (int64_t id = 0; id < 5; ++id) state(dict, id).erase("step");  // torch.optim.SGD has no step
   load_optimizer_state_dict(*second, dict);
   train(straight, *first, 1, 300);
   train(resumed, *second, 1, 300);
   EXPECT_TRUE(same_parameters(straight, resumed));
   for (int64_t id = 0; id < 5; ++id) state(dict, id).set("momentum_buffer", nullptr);
-  load_optimizer_state_dict(*second, dict);  // the next step takes the gradient as it is
+  load_optimizer_state_dict(*second, dict);  // in the next step the update is the gradient
   EXPECT_EQ(second->state("a.weight").at("step").item<float>(), 0);
 }
 
@@ -128,7 +130,7 @@ TEST(OptimizerDict, TakesBackItsOwnStatesThatWereEdited) {
   train_narrow(net, *adam, 50);
   auto dict = optimizer_state_dict(*adam);
   auto before = copy_of(dict);
-  state(dict, 0).erase("master");  // then it follows the parameter
+  state(dict, 0).erase("master");  // the master is then made from the parameter
   state(dict, 1) = StateDict{};
   const at::Tensor average = state(dict, 2).at("exp_avg").tensor();
   state(dict, 2).set("exp_avg", state(dict, 2).at("exp_avg_sq"));
@@ -241,10 +243,10 @@ TEST(OptimizerDict, HyperparametersHoldForEachGroup) {
   EXPECT_EQ(group(dict, 1).at("params").list().size(), 0u);
   EXPECT_EQ(group(dict, 0).at("lr").number(), 0.2);
 
-  for (size_t i = 0; i < 3; ++i) group(dict, i).set("lr", (i == 0 ? 0.2 : 0.1) * 0.25);  // a schedule went on
+  for (size_t i = 0; i < 3; ++i) group(dict, i).set("lr", (i == 0 ? 0.2 : 0.1) * 0.25);  // as after steps of a schedule
   group(dict, 1).erase("lr");
   group(dict, 0).set("initial_lr", 0.2);
-  group(dict, 2).set("lr", at::full({}, 0.025, at::kDouble));  // a tensor lr
+  group(dict, 2).set("lr", at::full({}, 0.025, at::kDouble));  // lr as a tensor
   load_optimizer_state_dict(*optimizer, dict);
   EXPECT_EQ(optimizer->lr(), 0.025);
   EXPECT_EQ(optimizer_state_dict(*optimizer).at("param_groups").list()[0].dict().at("initial_lr").number(), 0.2);
@@ -254,7 +256,7 @@ TEST(OptimizerDict, HyperparametersHoldForEachGroup) {
   EXPECT_EQ(group(dict, 1).at("lr").number(), 1);
   EXPECT_EQ(group(dict, 2).at("lr").number(), 1);
 
-  group(dict, 0).set("lr", 6);  // no base fits both factors
+  group(dict, 0).set("lr", 6);  // no base lr fits both factors
   load_optimizer_state_dict(*optimizer, dict);
   const auto before = net.a->weight.detach().clone(), bias_before = net.a->bias.detach().clone();
   for (const auto& parameter : net.parameters()) parameter.mutable_grad() = at::ones_like(parameter.detach());

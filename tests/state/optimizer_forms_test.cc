@@ -1,3 +1,4 @@
+// Tests the forms of an optimizer's state dict (ids, names, flat keys) and the conversions between them.
 #include "tessera/state/optimizer_forms.h"
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +42,7 @@ TEST(OptimizerForms, RoundTrip) {
     for (int g = 0; g < count; ++g) {
       auto& group = groups.emplace_back();
       for (int i = *rc::gen::inRange(1, 5); i > 0; --i) {
-        // Names that begin like others, and like names of states.
+        // Some names begin with other names, or with names of states.
         const auto parts = *rc::gen::container<std::vector<std::string>>(
             2, rc::gen::element<std::string>("a", "b", "step", "state", "exp_avg", "0"));
         const auto name = parts[0] + "." + parts[1] + "." + std::to_string(names.size());
@@ -67,7 +68,7 @@ TEST(OptimizerForms, FlatKeysNameParameterAndHyperparameter) {
                           "param_groups.a.w.foreach", "param_groups.a.b.lr", "param_groups.a.b.foreach"));
   const auto named = unflatten_optimizer_dict(flat, {{"a.w", "a.b"}, {"elsewhere"}});
   EXPECT_EQ(named.at("state").dict().at("a.w").dict().at("inner").dict().at("q").number(), 2);
-  EXPECT_EQ(named.at("state").dict().size(), 1u);  // a.b has no state, and gets no empty one
+  EXPECT_EQ(named.at("state").dict().size(), 1u);  // a.b has no state and gets no empty entry
   EXPECT_TRUE(same_values(named.at("param_groups").list()[1], StateDict{{"params", StateList{}}}));
 }
 
@@ -112,7 +113,7 @@ TEST(OptimizerForms, RefuseWhatWouldLoseValues) {
   EXPECT_THAT(thrown_by([&] { optimizer_dict_to_ids(named); }), HasSubstr("'b' is in two groups"));
 }
 
-// 18,000 parameters convert between all forms in the time of a few look-ups each.
+// 18,000 parameters are converted between all forms with a few look-ups for each.
 TEST(OptimizerForms, TakeLinearTime) {
   std::vector<std::string> names;
   for (int i = 0; i < 18000; ++i) {

@@ -1,4 +1,4 @@
-// get_ and set_ of models that are parallel: what one layout gives, any other takes.
+// Tests the state dict functions of parallel models. Every layout must load the dict of every other layout.
 #include <ATen/core/Tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// How a model is parallel over the ranks of its world; 4 of them for HSDP.
+// A layout of a model over the ranks of its world; HSDP takes 4 ranks.
 struct Way {
   const char* name;
   int ranks;
@@ -43,7 +43,7 @@ const std::vector<Way>& ways() {
   return all;
 }
 
-// A model in float64 with its optimizer, of which 16 groups' worth of things can be wrong: two groups, tied weights.
+// A float64 model with its optimizer. The optimizer has two groups of parameters; the model has tied weights.
 struct Trained {
   SmallModel model;
   std::unique_ptr<optim::Optimizer> optimizer;
@@ -91,7 +91,7 @@ ModelAndOptimizerState copy_of_both(const ModelAndOptimizerState& state) {
   return {.model = copy_of(state.model), .optimizer = copy_of(state.optimizer)};
 }
 
-// What one process has after two steps, and its parameters after three.
+// Values of a run on one process: its dicts after two steps, and its parameters after three.
 struct Reference {
   ModelAndOptimizerState after_two;
   std::vector<at::Tensor> after_three;
@@ -133,8 +133,8 @@ TEST(ParallelStateDict, EveryLayoutGivesTheSame) {
   }
 }
 
-// From whole values on all ranks, or on rank 0; by name, or flat: the next step is that of one process. The target was
-// trained otherwise before, so that everything must be replaced.
+// The whole values come from all ranks or from rank 0, by name or flat. The next step must equal the step of one
+// process. The target was trained with other values before, so that every value must be replaced.
 TEST(ParallelStateDict, EveryLayoutGoesOnFromWholeValues) {
   reference();
   for (const auto& way : ways()) {
@@ -194,7 +194,7 @@ TEST(ParallelStateDict, ValuesOfAnotherLayoutAreErrors) {
   });
 }
 
-// Every rank gets the error of the rank that cannot take what rank 0 sends.
+// If a rank cannot load a value of rank 0, every rank gets its error.
 TEST(ParallelStateDict, NobodyWaitsForARankThatRefuses) {
   reference();
   on_threads(3, [](const WorldPtr& world) {
@@ -254,7 +254,7 @@ TEST(ParallelStateDict, FrozenParametersMayStayBehind) {
   });
 }
 
-// Tensor parallelism below FSDP, and HSDP of it: strided shards.
+// Tensor parallelism with FSDP, and with HSDP, gives strided shards.
 TEST(ParallelStateDict, ReachesTensorParallelModels) {
   Stack plain({.tied = true});
   const auto plain_optimizer = optim::make_adamw(plain, {.lr = 0.1});

@@ -1,4 +1,4 @@
-// The forms of an optimizer's dict against torch.optim and torch.distributed.checkpoint.state_dict.
+// Tests the forms of an optimizer's state dict against torch.optim and torch.distributed.checkpoint.state_dict.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
@@ -70,7 +70,8 @@ Json show(const StateValue& value) {
   return out;
 }
 
-// The same keys and kinds of values; tensors and numbers about equal. SGD here counts its steps as well.
+// Expects the same keys and kinds of values, and nearly equal tensors and numbers. Our SGD counts its steps; PyTorch's
+// has no such value.
 void expect_alike(const Json& ours, const Json& theirs, const std::string& path, bool sgd) {
   SCOPED_TRACE(path);
   if (theirs.is_object()) {
@@ -134,7 +135,8 @@ class Twin {
 
 constexpr std::array kForms = {"ids", "names", "flat"};
 
-// Ours have the keys and values of PyTorch's; from PyTorch's we go on as PyTorch does.
+// Our dicts must have the keys and values of PyTorch's. Training that continues from PyTorch's dict must give PyTorch's
+// weights.
 void expect_forms_of_pytorch(bool adam, const Json& run, Json& to_resume) {
   Twin straight(adam, run["start"]);
   straight.steps(run["gradients"], 0, 3);

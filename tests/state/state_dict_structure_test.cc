@@ -1,3 +1,4 @@
+// Tests how nested state dicts are flattened and unflattened, and how two dicts are compared.
 #include "tessera/state/state_dict_structure.h"
 
 #include <ATen/core/Tensor.h>
@@ -29,7 +30,7 @@ TEST(FlattenStateDict, JoinsThePathsOfLeavesInOrder) {
 TEST(FlattenStateDict, RoundTripsAnyDict) {
   EXPECT_TRUE(rc::check([] {
     const auto dict = drawn_dict(3);
-    // Numbers and text that read alike give one key: the property is about the others.
+    // A number and a text that look alike give one key. Such dicts are discarded.
     FlatStateDict flat;
     try {
       flat = flatten_state_dict(dict);

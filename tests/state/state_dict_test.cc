@@ -1,4 +1,4 @@
-// get_ and set_ of models and optimizers on one rank.
+// Tests the functions that get and set state dicts of models and optimizers, on one rank.
 #include "tessera/state/state_dict.h"
 
 #include <ATen/core/Tensor.h>
@@ -110,7 +110,7 @@ TEST(ModelStateDict, SharedParametersHaveAllTheirNames) {
   TiedNet from(1), to(2);
   auto dict = copy_of(get_model_state_dict(from));
   EXPECT_THAT(keys_of(dict), ElementsAre("in.weight", "in.bias", "out.weight"));
-  dict.erase("in.weight");  // one name is enough
+  dict.erase("in.weight");  // one of the two names is enough
   EXPECT_THAT(set_model_state_dict(to, dict).missing_keys, IsEmpty());
   EXPECT_TRUE(to.in->weight.equal(from.in->weight));
   EXPECT_TRUE(to.in->own_parameters()[0].parameter.is_same(to.out->own_parameters()[0].parameter));
@@ -132,7 +132,8 @@ TEST(ModelStateDict, RenamesAndPicksSubmodules) {
               HasSubstr("two tensors of the model are named 'x'"));
 }
 
-// What a factory leaves on the meta device becomes real; buffers that no dict holds do not become garbage.
+// Parameters on the meta device get memory and values. Buffers that no dict holds stay on the meta device and get no
+// undefined values.
 TEST(ModelStateDict, FillsTheMetaDevice) {
   AffineNet from(1), to(2);
   for (auto* layer : {to.a.get(), to.b.get(), to.c.get()}) {
@@ -219,7 +220,7 @@ TEST(OptimizerStateDict, SpansSeveralOptimizersOfParts) {
   EXPECT_THAT(thrown_by([&] { get_optimizer_state_dict(resumed, {}); }), HasSubstr("Optimizers are not passed in"));
   EXPECT_THAT(thrown_by([&] { set_optimizer_state_dict(straight, of(first), optimizer_state_dict(*first[0])); }),
               HasSubstr("by id for 2 optimizers"));
-  // A stage of a pipeline takes its part of the whole.
+  // The first stage of a pipeline takes its entries from the whole dict.
   const auto whole = get_optimizer_state_dict(straight, of(first));
   const auto alone = make_adamw(*resumed.a, {});
   set_optimizer_state_dict(resumed, {alone.get()}, whole);
@@ -232,7 +233,7 @@ TEST(OptimizerStateDict, SharedParametersAreFoundUnderAnyName) {
   train(from, *first, 1);
   for (const bool flat : {false, true}) {
     const auto dict = get_optimizer_state_dict(from, {first.get()}, {.flatten_optimizer_state_dict = flat});
-    StateDict renamed = dict;  // as if the other name had been the first
+    StateDict renamed = dict;  // as if the shared parameter's other name were first
     if (flat) {
       renamed = {};
       for (const auto& [key, value] : dict) {
@@ -282,7 +283,7 @@ TEST(OptimizerStateDict, GroupsAreMatchedByTheirParameters) {
   EXPECT_THAT(refused(7), HasSubstr("params of saved group 2: found a int among names"));
   const auto split =
       make_adamw(other, {.groups = {{.names = {"b.weight"}}, {.names = {"c.weight"}}, {.names = {"a.weight"}}}});
-  set_optimizer_state_dict(other, {split.get()}, dict);  // one saved group for two
+  set_optimizer_state_dict(other, {split.get()}, dict);  // one saved group for two groups
   EXPECT_DOUBLE_EQ(lr_of(*split, 0), 0.3);
   EXPECT_DOUBLE_EQ(lr_of(*split, 1), 0.3);
 }
@@ -309,7 +310,7 @@ TEST(OptimizerStateDict, StrictWantsAStateOfEveryTrainedParameter) {
   train(net, *optimizer, 1);
   auto dict = copy_of(get_optimizer_state_dict(net, {optimizer.get()}));
   EXPECT_FALSE(dict.at("state").dict().contains("c.weight"));
-  set_optimizer_state_dict(net, {optimizer.get()}, dict);  // frozen: none wanted
+  set_optimizer_state_dict(net, {optimizer.get()}, dict);  // no state for a frozen parameter
   dict.at("state").dict().erase("b.bias");
   EXPECT_THAT(thrown_by([&] { set_optimizer_state_dict(net, {optimizer.get()}, dict); }),
               HasSubstr("Missing optimizer state for parameter 'b.bias' in checkpoint"));
@@ -319,7 +320,7 @@ TEST(OptimizerStateDict, StrictWantsAStateOfEveryTrainedParameter) {
   const auto stateless = make_sgd(net, {.lr = 0.1});
   auto bare = get_optimizer_state_dict(net, {stateless.get()});
   bare.set("state", StateDict());
-  set_optimizer_state_dict(net, {stateless.get()}, bare);  // nothing to miss
+  set_optimizer_state_dict(net, {stateless.get()}, bare);  // SGD has no state here
 }
 
 TEST(StateDictOptions, ContradictionsAreErrors) {

@@ -1,3 +1,4 @@
+// Tests the bytes in which ranks exchange values of state dicts: round trips, refused values, and hostile input.
 #include "tessera/state/state_message.h"
 
 #include <ATen/core/Tensor.h>
@@ -32,7 +33,8 @@ TEST(StateMessage, AnnouncesTensorsWithDimsAndSendsOthersByValue) {
   EXPECT_EQ(read.at("step").tensor().item<double>(), 7);
 }
 
-// Cut anywhere or with one byte changed, a message gives an Error or a value, and never much memory.
+// A message that is truncated anywhere, or has one byte changed, gives an Error or a value, and never allocates much
+// memory.
 TEST(StateMessage, ReadsNothingBeyondWhatIsThere) {
   const auto bytes = encode_state(StateDict{
       {"a", StateList{1, drawn({2, 2}, 1), StateTuple{{"text", 2.5}}}}, {int64_t{5}, StateBytes{"xyz"}}, {"b", true}});

@@ -1,3 +1,4 @@
+// Tests the error messages of StateValue for wrong keys and types.
 #include "tessera/state/state_value.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// State dicts for tests: a small model without sharding, drawn values, text for comparisons.
+// State dicts for tests: a small model without sharding, gradients that are drawn, and text for comparisons.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -33,7 +33,7 @@ struct AffineLayer : nn::Callable<AffineLayer> {
   at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight, bias); }
 };
 
-// a.weight, a.bias, b.weight, b.bias, c.weight; two buffers, of which `scale` persists.
+// The parameters are a.weight, a.bias, b.weight, b.bias, c.weight. Of the two buffers only `scale` is persistent.
 struct AffineNet : nn::Callable<AffineNet> {
   std::shared_ptr<AffineLayer> a, b, c;
   at::Tensor scale, scratch;
@@ -46,7 +46,7 @@ struct AffineNet : nn::Callable<AffineNet> {
   }
 };
 
-// Draws a gradient for every parameter that needs one.
+// Draws a gradient for every parameter that requires one.
 inline void draw_gradients(nn::Module& model, uint64_t seed) {
   for (const auto& parameter : model.parameters()) {
     if (parameter.requires_grad()) parameter.mutable_grad() = drawn(parameter.sizes().vec(), ++seed);
@@ -75,7 +75,7 @@ inline std::vector<std::string> keys_of(const StateDict& dict) {
   return keys;
 }
 
-// Tensors copied, so that later steps do not change them.
+// Copies the tensors, so that later steps do not change them.
 inline StateValue copy_of(const StateValue& value) {
   if (value.is_tensor()) return value.tensor().detach().clone();
   if (value.is_dict()) {

@@ -1,5 +1,5 @@
-// Included by tests without ranks that take the device as a parameter (ranks_device.h): the thread that runs the tests
-// is rank 0, and its device the tests' device.
+// Included by tests without ranks that take the device as a parameter (ranks_device.h). The thread that runs the tests
+// is rank 0, and its device is the tests' device.
 #pragma once
 
 #include <gtest/gtest.h>

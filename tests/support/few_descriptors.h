@@ -1,4 +1,5 @@
-// While it lives this process can open only so many more files and sockets, as when it is at its limit.
+// While the object exists, this process can open only a given number of further files and sockets, as at its limit of
+// descriptors.
 //
 //   {
 //     const FewDescriptors none;      // the next open() fails with EMFILE

@@ -26,8 +26,8 @@ inline sockaddr_in loopback(int port) {
   return address;
 }
 
-// A port that no other test has, in this process or another one, and that is no outgoing connection's either: below
-// those. A Unix socket of that name holds it until this process has ended, and what it has forked.
+// A port that no other test uses, in this process or in another one. The port is below the range of outgoing
+// connections. A Unix socket with the port's name reserves the port until this process and its forks have ended.
 inline int free_port() {
   static std::minstd_rand random(std::random_device{}());
   for (;;) {
@@ -49,7 +49,7 @@ inline int free_port() {
   }
 }
 
-// A port of this host's loopback that is in use as long as this lives.
+// A port of the loopback address that is in use as long as the object exists.
 class TakenPort {
  public:
   TakenPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {

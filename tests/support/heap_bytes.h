@@ -1,10 +1,10 @@
-// Bytes that the program holds from malloc, of all threads.
+// Bytes that all threads of the program hold from malloc.
 //
 //   const int64_t before = heap_bytes();
 //   work();
 //   EXPECT_LT(heap_bytes() - before, limit_bytes);
 //
-// 0 under a sanitizer, which has a malloc of its own.
+// Returns 0 under a sanitizer, which has its own malloc.
 #pragma once
 
 #include <malloc.h>

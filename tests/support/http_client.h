@@ -1,4 +1,4 @@
-// A client of one request a connection, as plain as can be, so that tests can send what no library would.
+// A minimal HTTP client with one request per connection, so that tests can send requests that no library would send.
 //
 //   const HttpReply reply = http(port, "POST", "/v1/completions", body);
 //   get(port, "/data.json");                       // status line, headers and content; "refused" when nobody listens
@@ -16,7 +16,7 @@
 
 namespace tessera::testing {
 
-// None when nobody listens.
+// An empty descriptor if no server listens.
 inline UniqueFd connect_to(int port) {
   UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const auto address = loopback(port);
@@ -48,7 +48,7 @@ inline std::string ask(int port, const std::string& request) {
 
 struct HttpReply {
   int status = 0;
-  std::string head, body;  // a chunked body as it came
+  std::string head, body;  // a chunked body is not decoded
 };
 
 inline HttpReply parse_reply(const std::string& text) {
@@ -61,7 +61,8 @@ inline HttpReply parse_reply(const std::string& text) {
   return reply;
 }
 
-// `headers`: lines that end with \r\n.
+// `headers` are lines that end with \r
+// .
 inline HttpReply http(int port, const std::string& method, const std::string& path, const std::string& body = "",
                       const std::string& headers = "Content-Type: application/json\r\n") {
   const auto length = method == "POST" ? "Content-Length: " + std::to_string(body.size()) + "\r\n" : "";

@@ -1,4 +1,4 @@
-// The largest tensor that this thread allocates while it is recorded.
+// The largest tensor that this thread allocates while the record is active.
 //
 //   const auto record = std::make_shared<LargestAllocation>();
 //   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, record);

@@ -1,3 +1,4 @@
+// Starts programs, collects their output and enforces their time limit (process.h).
 #include "tests/support/process.h"
 
 #include <fcntl.h>
@@ -81,7 +82,7 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const Proce
       ::kill(child, SIGKILL);
       killed = std::chrono::steady_clock::now();
     }
-    if (killed && now > *killed + std::chrono::seconds(5)) break;  // a grandchild holds the pipes
+    if (killed && now > *killed + std::chrono::seconds(5)) break;  // a grandchild still holds the pipes
   }
   close_quietly(write_end);
   close_quietly(out_end);

@@ -1,4 +1,4 @@
-// run_python(): the interpreter that scripts are forks of, of this program alone or of all tests.
+// run_python(): the interpreter whose forks run the scripts, either one for this program or one for all tests.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -32,7 +32,7 @@ std::string text_of(const std::filesystem::path& file) {
 
 std::string host_script() { return (source_folder() / "tests/support/python_host.py").string(); }
 
-// An interpreter to ask, over two streams.
+// An interpreter that receives requests and sends answers over two streams.
 class PythonHost {
  public:
   virtual ~PythonHost() = default;
@@ -65,7 +65,7 @@ int code_of(std::FILE* answers, const std::string& script) {
   return code;
 }
 
-// Ends with the program, or when that has ended.
+// Its interpreter ends with this program.
 class OwnPythonHost final : public PythonHost {
  public:
   OwnPythonHost() {
@@ -103,7 +103,7 @@ class OwnPythonHost final : public PythonHost {
   std::FILE* answers_ = nullptr;
 };
 
-// The one of all tests (hosts/host_client.h).
+// The interpreter of all tests (hosts/host_client.h).
 class SharedPythonHost final : public PythonHost {
  public:
   explicit SharedPythonHost(const std::string& folder) : name_(folder + "/python") {}
@@ -128,7 +128,7 @@ class SharedPythonHost final : public PythonHost {
 PythonHost& host() {
   static const std::unique_ptr<PythonHost> one = []() -> std::unique_ptr<PythonHost> {
     const char* folder = std::getenv("TESSERA_TEST_HOSTS");
-    // Of ranks, which have a number of threads of their own, each keeps one.
+    // Ranks have their own number of threads (OMP_NUM_THREADS), so each rank has its own interpreter.
     if (!folder || !*folder || std::getenv("OMP_NUM_THREADS")) return std::make_unique<OwnPythonHost>();
     return std::make_unique<SharedPythonHost>(folder);
   }();

@@ -36,7 +36,7 @@ def import_what_it_imports(script):
         try:
             exec(statement, {})
         except ImportError:
-            pass  # the script says so itself
+            pass  # the script prints its error itself
 
 
 def run(request):
@@ -70,7 +70,7 @@ class Script:
         self.deadline = time.monotonic() + request["seconds"]
         self.child = os.fork()
         if leads_group:
-            os.setpgid(self.child, self.child)  # of itself, in the fork
+            os.setpgid(self.child, self.child)  # in the fork: its own group
         if self.child == 0:
             run(request)
         self.kill = os.killpg if leads_group else os.kill

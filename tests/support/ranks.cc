@@ -1,3 +1,4 @@
+// Runs the body of a test in several ranks, as threads or as processes (ranks.h).
 #include "tests/support/ranks.h"
 
 #include <ATen/Parallel.h>
@@ -29,7 +30,7 @@ std::string current_test() {
   return std::string(info->test_suite_name()) + "." + info->name();
 }
 
-// Ends the program when it outlives the limit, with the stacks of its threads: a hanging collective cannot be
+// Ends the program with the stacks of its threads when the limit is over, because a hanging collective cannot be
 // interrupted from outside.
 class TimeLimit {
  public:
@@ -57,8 +58,8 @@ class TimeLimit {
   std::thread thread_;
 };
 
-// An ASSERT only returns from the body; the exception is what ends the other ranks. Each rank's error is printed: the
-// one that the test ends with may be a consequence.
+// An ASSERT only returns from the body, so an exception is thrown to end the other ranks. The error of each rank is
+// printed, because the test's final error may be a consequence.
 void run_body(const RankBody& body, const std::shared_ptr<comm::World>& world) {
   try {
     use_device_of_rank(world->info().local_rank);

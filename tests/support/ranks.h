@@ -1,4 +1,4 @@
-// One test body, run by several ranks: as threads of the test program and as processes of their own.
+// One test body that several ranks run: as threads of the test program, and as separate processes.
 //
 //   TESSERA_RANKS_TEST(AllReduce, SumsOverRanks, (2, 4)) {        // `world` is in scope
 //     auto tensor = at::full({3}, world->rank() + 1.0);
@@ -6,10 +6,10 @@
 //     EXPECT_EQ(tensor[0].item<double>(), world->size() * (world->size() + 1) / 2);
 //   }
 //
-// makes the tests AllReduce_SumsOverRanks.Ranks/2Threads, /2Processes, /4Threads, /4Processes. A rank that
-// throws or fails an ASSERT ends the others; a case that takes longer than its limit fails. Process ranks are
-// this program started again with the filter of the current test, so code outside the bodies runs in each. Ranks
-// compute on the CPU, or on the accelerator that TESSERA_TEST_DEVICE names (ranks_device.h).
+// The macro makes the tests AllReduce_SumsOverRanks.Ranks/2Threads, /2Processes, /4Threads and /4Processes. A rank that
+// throws or fails an ASSERT ends the other ranks. A case that exceeds its time limit fails. Process ranks start this
+// program again with the filter of the current test, so code outside the bodies runs in each rank. Ranks compute on the
+// CPU, or on the accelerator that TESSERA_TEST_DEVICE names (ranks_device.h).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,10 +34,10 @@ struct RankCase {
 
 using RankBody = std::function<void(const std::shared_ptr<comm::World>&)>;
 
-// Fails the current test when a rank fails. At most one call a test when the mode is kProcesses.
+// Fails the current test if a rank fails. With mode kProcesses a test may call this at most once.
 void run_ranks(const RankCase& which, const RankBody& body);
 
-// Every size as threads, and as processes when there is more than one rank.
+// Every size as threads, and also as processes if there is more than one rank.
 std::vector<RankCase> rank_cases_of(const std::vector<int>& sizes);
 template <class... Sizes>
 std::vector<RankCase> rank_cases(Sizes... sizes) {

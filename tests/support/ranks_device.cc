@@ -1,3 +1,4 @@
+// The device of each rank in tests (ranks_device.h).
 #include "tests/support/ranks_device.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>

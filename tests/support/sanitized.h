@@ -1,4 +1,4 @@
-// Whether this build is a sanitizer's, whose own memory and pace a test that measures the process would see.
+// Whether this build uses a sanitizer. A sanitizer's own memory and speed would disturb tests that measure the process.
 #pragma once
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -13,10 +13,10 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
-// While one lives, what this thread allocates is no leak. (A suppression by function is not found where the stack goes
-// through code without frame pointers.)
+// While an object exists, memory that this thread allocates is not reported as a leak. (A suppression by function does
+// not work if the stack goes through code without frame pointers.)
 struct LeaksAreNotOurs {
-  LeaksAreNotOurs() {}  // not trivial: an unused one warns of nothing
+  LeaksAreNotOurs() {}  // not trivial, so an unused object gives no warning
   ~LeaksAreNotOurs() {}
   LeaksAreNotOurs(const LeaksAreNotOurs&) = delete;
   LeaksAreNotOurs& operator=(const LeaksAreNotOurs&) = delete;

@@ -1,3 +1,4 @@
+// Makes and removes temporary folders (temp_folder.h).
 #include "tests/support/temp_folder.h"
 
 #include <cstdlib>

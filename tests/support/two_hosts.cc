@@ -1,3 +1,4 @@
+// Makes two hosts out of network namespaces (two_hosts.h).
 #include "tests/support/two_hosts.h"
 
 #include <sched.h>
@@ -57,7 +58,7 @@ int Host::wait() {
 std::string Host::said() const { return read_file(log_); }
 
 int Host::enter_own_world(const std::string& names) const {
-  const std::string name = "host" + std::to_string(number_) + ".invalid";  // resolves nowhere
+  const std::string name = "host" + std::to_string(number_) + ".invalid";  // a name that does not resolve
   publish_file(names_, names);
   const bool entered = ::unshare(CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWNS) == 0 &&
                        ::sethostname(name.c_str(), name.size()) == 0 &&

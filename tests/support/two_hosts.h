@@ -1,5 +1,5 @@
-// Two hosts on one machine: a process each, in a network namespace and under a host name of its own, joined by a pair
-// of virtual interfaces. Needs the right to make namespaces, which CI has; else the test is skipped.
+// Two hosts on one machine. Each host is a process with its own network namespace and host name; a pair of virtual
+// interfaces joins them. This needs the right to make namespaces, which CI has; otherwise the test is skipped.
 //
 //   class TwoHosts : public testing::TwoHostsTest {};
 //   TEST_F(TwoHosts, Meet) {
@@ -23,26 +23,26 @@
 
 namespace tessera::testing {
 
-// An address of host 0; nobody else is in the namespaces.
+// An address of host 0. No other program is in the namespaces.
 inline constexpr const char* kFirstHost = "10.77.0.1:29471";
 
 class Host {
  public:
-  // `names` is what the host has for /etc/hosts. `work` runs when go() has been called; its result is the exit code.
+  // `names` is the host's /etc/hosts. `work` runs after go() has been called; its result is the exit code.
   Host(int number, const std::filesystem::path& folder, const std::string& names, const std::function<int()>& work);
-  ~Host();  // kills it
+  ~Host();  // kills the process
   Host(const Host&) = delete;
   Host& operator=(const Host&) = delete;
 
-  int refused() const { return refused_; }  // errno of the namespaces
+  int refused() const { return refused_; }  // errno of the namespaces; 0 if they exist
   pid_t process() const { return process_; }
   void go() const;
   int wait();                // the exit code; 128 + n after signal n
-  std::string said() const;  // on stdout and stderr
+  std::string said() const;  // output on stdout and stderr
 
  private:
   [[noreturn]] void run(int up, int down, const std::string& names, const std::function<int()>& work) const;
-  int enter_own_world(const std::string& names) const;  // errno
+  int enter_own_world(const std::string& names) const;  // returns errno
 
   int number_;
   std::filesystem::path log_, names_;
@@ -52,12 +52,12 @@ class Host {
 
 class TwoHostsTest : public ::testing::Test {
  protected:
-  // Before start(): on that host the name leads to the address.
+  // Call before start(): on host `number` the name resolves to `address`.
   void resolve(int number, const std::string& name, const std::string& address) {
     names_[number] += address + " " + name + "\n";
   }
   void start(const std::function<int(int number)>& work);
-  // Runs a command on a host; it must succeed.
+  // Runs a command on a host. The command must succeed.
   void in_host(int number, std::vector<std::string> command) const;
 
   const TempFolder folder_;

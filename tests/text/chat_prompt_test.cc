@@ -1,3 +1,5 @@
+// chat_prompt(): only the chat template writes control tokens. Text of users and tools that looks like a control token
+// stays text.
 #include "tessera/text/chat/chat_prompt.h"
 
 #include <gtest/gtest.h>
@@ -80,7 +82,7 @@ TEST(ChatPrompt, TemplatesSeeMessagesAndToolsWithoutMarks) {
   EXPECT_EQ(chat_prompt(chat, tokenizer, of({tagged})), bytes(R"(t<t><eos></t>{"x": "<eos>"})"));
 }
 
-// What stands for the mark in rendered text is nobody's to write.
+// Rendered text uses U+FDD0 as the mark of text from messages. A message cannot contain the mark.
 TEST(ChatPrompt, AMarkInAMessageBecomesAReplacementCharacter) {
   const testing::TempFolder folder;
   const auto tokenizer = data::make_byte_tokenizer(folder.path());
@@ -90,7 +92,7 @@ TEST(ChatPrompt, AMarkInAMessageBecomesAReplacementCharacter) {
             joined({bytes("<\uFFFDeos><eos>"), {data::kEos}}));
 }
 
-// Llama 2's way: texts are normalized before they are cut, and control tokens are looked for behind that.
+// As with Llama 2: text is normalized before it is split, and control tokens are then found in the normalized text.
 TEST(ChatPrompt, ControlTokensFoundAfterNormalizationAreTextToo) {
   const testing::TempFolder folder;
   data::make_byte_tokenizer(folder.path());
@@ -103,13 +105,13 @@ TEST(ChatPrompt, ControlTokensFoundAfterNormalizationAreTextToo) {
   EXPECT_EQ(chat_prompt(chat, Tokenizer::from_json(file.dump(), "test"),
                         of({message("user", "a b <eos>"), message("user", "c")})),
             joined({bytes("a___b___<eos>"), {data::kEos}, bytes("c"), {data::kEos}}));
-  // The token itself is normalized, and then looked for as "__<eos>".
+  // The token is normalized too: the tokenizer looks for "__<eos>".
   file["normalizer"] = {{"type", "Sequence"}, {"normalizers", {prepend, replace}}};
   EXPECT_EQ(chat_prompt(chat, Tokenizer::from_json(file.dump(), "test"), of({message("user", "a <eos> ")})),
             joined({bytes("__a___<eos>_"), {data::kEos}}));
 }
 
-// Added tokens that the template writes are control tokens, too, whether or not they are called special.
+// Added tokens count as control tokens if the template writes them, with or without the flag `special`.
 class ChatPromptTokens : public ::testing::Test {
  protected:
   ChatPromptTokens() {
@@ -155,7 +157,7 @@ TEST_F(ChatPromptTokens, ToolsKeysAndFurtherValuesWriteNoControlTokens) {
                     {kTurnEnd}}));
 }
 
-// Qwen3 cuts the reasoning out of an answer and looks at the ends of a user's text.
+// Qwen3's template cuts the reasoning out of an answer and checks the start and end of a user's text.
 TEST_F(ChatPromptTokens, ATemplateSeesTheTextWithoutMarks) {
   const auto chat = ChatTemplate::parse(
       "{% for m in messages %}{% if m.content.startswith('<think>') and m.content.endswith('</think>') %}T{% endif %}"

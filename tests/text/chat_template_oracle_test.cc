@@ -1,4 +1,5 @@
-// Chat templates against transformers' apply_chat_template code at test time: the real templates of the assets.
+// Chat templates against the apply_chat_template code of transformers at test time, with the real templates of the
+// assets.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -53,7 +54,7 @@ std::string first_difference(const std::string& theirs, const std::string& mine)
   return "\n  theirs: " + theirs.substr(from, 300) + "\n  ours:   " + mine.substr(std::min(from, mine.size()), 300);
 }
 
-// Renders every case of one template both ways; returns what differs, empty when all is equal.
+// Renders every case of one template with both libraries. Returns the first difference, "" if all results are equal.
 std::string difference(const std::string& source, const std::string& name, const OrderedJson& given,
                        const OrderedJson& expected, int& errors) {
   const auto cases = parse_json(read_file(testing::source_folder() / kCases), kCases, {.exact_numbers = true});
@@ -98,7 +99,7 @@ TEST(ChatTemplateOracle, RendersTheTemplateFilesAsJinja2Does) {
   EXPECT_GT(errors, 50) << "the cases should reach templates that raise";
 }
 
-// The template of a tokenizer folder, as a file for the oracle.
+// Writes the template of a tokenizer folder to a file for the oracle.
 fs::path write_template(const TempFolder& folder, const std::string& name, const std::string& source) {
   std::ofstream(folder / (name + ".jinja"), std::ios::binary) << source;
   return folder / (name + ".jinja");

@@ -1,3 +1,5 @@
+// The chat template interpreter (Jinja): results, spans of generated text, limits for hostile templates, and the
+// template of a folder.
 #include "tessera/text/chat/chat_template.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +28,7 @@ std::string render(const std::string& source, const ChatTemplateLimits& limits =
   return ChatTemplate::parse(source, "t", limits).render(kMessages, false).text;
 }
 
-// The message of the error, which must be of kind kFormat and one line.
+// Returns the message of the error, which must be of kind kFormat and one line long.
 std::string error_of(const std::string& source, const ChatTemplateLimits& limits = {},
                      const OrderedJson& messages = kMessages) {
   try {
@@ -143,7 +145,7 @@ TEST(ChatTemplate, BlocksInMacrosThatCallThemselvesAreAnError) {
               HasSubstr("deeper"));
 }
 
-// Each of these took minutes or more before its cost was counted, which ctest's limit ends.
+// Before their cost was counted, each of these templates took minutes or more. ctest's time limit would end the test.
 TEST(ChatTemplate, KeysOfSharedPartsAreHashedOnce) {
   const std::string grow =
       "{% set n = namespace(t=()) %}{% for i in range(60) %}{% set n.t = (n.t, n.t) %}{% endfor %}";
@@ -198,7 +200,7 @@ TEST(ChatTemplate, LongChainsOfOneOperatorAreNotDeep) {
   EXPECT_EQ(render("{{ ''" + repeated(" ~ 'a'", 3000) + " }}").size(), 3000u);
 }
 
-TEST(ChatTemplate, CyclesOfOwnersAreFreed) {  // seen by the leak sanitizer
+TEST(ChatTemplate, CyclesOfOwnersAreFreed) {  // checked by the leak sanitizer
   EXPECT_EQ(render("{% set ns = namespace() %}{% set ns.me = ns %}{% macro m() %}{% endmacro %}{% set ns.m = m %}"
                    "{% for i in [1] %}{% set ns.loop = loop %}{{ loop.changed(loop) }}{% endfor %}"),
             "True");

@@ -1,4 +1,4 @@
-// Drawn JSON schemas, and which values are valid under them, by the words of the specification.
+// Random JSON schemas, and is_valid(), which follows the text of the JSON Schema specification.
 #pragma once
 
 #include <fmt/format.h>
@@ -61,7 +61,7 @@ inline Json drawn_subschema(std::mt19937_64& draw, int depth) {
     case 5:
       return {{"type", Json::array({"null", one_in(2) ? "boolean" : "number"})}};
     case 6:
-    case 7: {  // tuples, often closed ones
+    case 7: {  // tuples, often closed by "items": false
       schema = {{"type", "array"}, {"prefixItems", Json::array()}};
       const uint64_t leading = draw() % 4;
       for (uint64_t i = 0; i < leading; ++i) schema["prefixItems"].push_back(deeper());

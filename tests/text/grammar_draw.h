@@ -1,4 +1,4 @@
-// Drawn texts of a grammar.
+// Checks a text against a grammar, and draws random texts of a grammar.
 #pragma once
 
 #include <random>
@@ -16,8 +16,8 @@ inline bool takes(GrammarStates& states, std::string_view text) {
   return states.accepts(state);
 }
 
-// By drawn bytes, such that end something likelier than others. Empty where it came to no end within 2000 bytes, or was
-// stuck: no byte may follow, and the text is not whole.
+// Draws a text byte by byte. Bytes that close something are drawn more often. Returns "" in two cases: the text has no
+// end within 2000 bytes, or no byte may follow although the text is not complete. `stuck` is set in the second case.
 inline std::string drawn_text(GrammarStates& states, std::mt19937_64& draw, bool* stuck = nullptr) {
   std::string text;
   for (int32_t state = states.start(); text.size() < 2000;) {

@@ -1,4 +1,5 @@
-// The tokens that grammars allow, in slices and within memory.
+// The tokens that a grammar allows: against a check of each token alone, in slices, and within the limits of steps and
+// memory.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +21,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Tokens of one to four bytes of what JSON is made of.
+// A vocabulary of tokens of one to four characters from JSON texts.
 class Masks : public ::testing::Test {
  protected:
   Masks() {
@@ -99,16 +100,16 @@ TEST_F(Masks, StopTokensAreAllowedAtWholeTextsAndDeadEndsAreErrors) {
   EXPECT_FALSE(constraint.allowed({})[2000]);
   const std::vector<int64_t> made = {id("1")};
   EXPECT_TRUE(constraint.allowed(made)[2000]);
-  EXPECT_FALSE(constraint.complete(made));  // 12 is one, too
+  EXPECT_FALSE(constraint.complete(made));  // digits may follow
   const std::vector<int64_t> wrong = {id("1"), id("{")};
   EXPECT_THROW(constraint.complete(wrong), Error);
   TokenConstraint never(std::make_shared<GrammarMasks>(schema_grammar(R"({"const": "xyz"})"), vocabulary), {2000});
   const std::vector<int64_t> quote = {id("\"")};
   EXPECT_FALSE(never.complete(quote));
-  EXPECT_THROW(never.allowed(quote), Error);  // the vocabulary has no x
+  EXPECT_THROW(never.allowed(quote), Error);  // no token has an x
 }
 
-// Places stay where they are when states are forgotten meanwhile.
+// A sequence keeps its position when the states of its grammar are dropped.
 TEST_F(Masks, DropStatesAndKeepTheSequencesPositions) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const auto masks =
@@ -117,7 +118,7 @@ TEST_F(Masks, DropStatesAndKeepTheSequencesPositions) {
   TokenConstraint early(masks, {2000}), late(masks, {2000});
   std::vector<int64_t> begun = {quote, letter}, long_one = {quote};
   const auto before = early.allowed(begun);
-  long_one.insert(long_one.end(), 70'000, letter);  // a state each, over a kilobyte
+  long_one.insert(long_one.end(), 70'000, letter);  // one state each, together over the limit
   EXPECT_FALSE(late.complete(long_one));
   EXPECT_EQ(early.allowed(begun), before);
   begun.push_back(quote);
@@ -126,7 +127,7 @@ TEST_F(Masks, DropStatesAndKeepTheSequencesPositions) {
   EXPECT_TRUE(late.complete(long_one));
 }
 
-// Strings of exactly k characters for each k: every character is one of all of them.
+// Strings of exactly k characters for each k up to `count`. A character may belong to any of these strings.
 std::string lengths(int count) {
   std::string schema = "{\"anyOf\": [";
   for (int k = 1; k <= count; ++k) {
@@ -170,7 +171,7 @@ TEST_F(Masks, StepsAreLimitedAndFewForSimpleGrammars) {
   }
 }
 
-// What is counted is what is held, and other forms leave a form its share.
+// The counted memory must be near the memory in use. Each grammar stays within its share beside the others.
 TEST_F(Masks, MemoryIsCountedTrulyAndStaysWithinItsShare) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const auto memory = std::make_shared<GrammarMemory>(size_t{12} << 20);

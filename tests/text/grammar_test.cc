@@ -1,4 +1,4 @@
-// Grammars of bytes and of JSON texts.
+// Grammars of bytes, and the parts of grammars for JSON texts.
 #include "tessera/text/grammar/grammar.h"
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@ namespace tessera::text {
 namespace {
 
 TEST(Grammar, FollowsAllReadingsAtOnce) {
-  // a^n b^n, or a's and a c: which it is shows at the end.
+  // a^n b^n, or any number of a and then c. Only the end of a text shows which alternative it follows.
   GrammarStates states(grammar_of([](auto& build) {
     const auto even = build.forward();
     build.define(even, build.optional(build.sequence({build.literal("a"), even, build.literal("b")})));
@@ -32,7 +32,7 @@ TEST(Grammar, CountsRepetitionsWithinBounds) {
   for (int count = 0; count <= 1001; ++count, text += "ab") EXPECT_EQ(takes(states, text), count >= 2 && count <= 1000);
 }
 
-// Parts that take nothing come to an end, and those that begin with themselves to an error.
+// Repetitions of the empty text must end. A part that begins with itself is an error.
 TEST(Grammar, RepetitionsOfTheEmptyTextEnd) {
   EXPECT_THROW(grammar_of([](auto& build) {
                  const auto self = build.forward();
@@ -151,8 +151,8 @@ TEST(JsonGrammar, KeyNoneOfAcceptsAllOtherKeys) {
   for (const char* text : {"\"abc\"", "\"b\"", "\"c\"", "\"aa\"", "\"a\xc3\xa9\"", "\"x\xc3\xa9t\xc3\xa9\""}) {
     EXPECT_TRUE(takes(states, text)) << text;
   }
-  EXPECT_FALSE(takes(states, "\"\\u0061\""));  // "a" in other words
-  // A character that a name begins with ends as one, and others may follow.
+  EXPECT_FALSE(takes(states, "\"\\u0061\""));  // "a" as an escape
+  // After the first byte of a name's character only a complete character is valid, and other characters may follow it.
   for (const char* text : {"\"\xc3\"", "\"\xc3x\"", "\"\xc3\xa9t\xc3\""}) EXPECT_FALSE(takes(states, text));
   for (const char* text : {"\"\xc3\xa9\"", "\"\xc3\xa9x\"", "\"\xc3\xa9t\xc3\xa9\xc3\xa9\""}) {
     EXPECT_TRUE(takes(states, text)) << text;

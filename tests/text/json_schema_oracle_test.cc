@@ -1,4 +1,5 @@
-// Schemas of drawn pydantic models: their instances are texts of the grammar, and pydantic takes the grammar's texts.
+// Schemas of random pydantic models: the grammar must accept pydantic's instances, and pydantic must accept the
+// grammar's texts.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

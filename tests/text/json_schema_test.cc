@@ -1,4 +1,4 @@
-// Grammars of JSON schemas.
+// Grammars of JSON schemas: texts that they accept, schemas that are refused, and limits.
 #include "tessera/text/grammar/json_schema.h"
 
 #include <fmt/format.h>
@@ -196,7 +196,7 @@ TEST(JsonSchema, SizesAreLimited) {
   }
 }
 
-// A schema of which no value ends is an error; as a part of another it is left out.
+// A schema is an error if none of its values is finite. An alternative without a finite value is left out.
 TEST(JsonSchema, AlternativesWithoutAFiniteValueAreLeftOut) {
   for (const char* schema : {R"({"$ref": "#"})", R"({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]})",
                              R"({"type": "array", "items": {"$ref": "#"}, "minItems": 1})",
@@ -218,7 +218,7 @@ TEST(JsonSchema, AlternativesWithoutAFiniteValueAreLeftOut) {
   EXPECT_EQ(list.next(list.next(list.start(), '['), '['), GrammarStates::kDead);
 }
 
-// Of values with null, closed tuples, integers beyond 64 bits and schemas without an end among others.
+// The random schemas have values with null, closed tuples, integers beyond 64 bits, and parts without a finite value.
 TEST(JsonSchema, DrawnTextsAreValidUnderTheirSchemaAndNoneIsStuck) {
   const auto seed = std::random_device()();
   std::mt19937_64 draw(seed);

@@ -1,3 +1,4 @@
+// Regular expressions in Oniguruma's syntax: matches, errors and step limits.
 #include "tessera/text/tokenizer/regex.h"
 
 #include <gmock/gmock.h>
@@ -36,19 +37,19 @@ std::string error_of(const std::string& pattern, const std::string& text) {
 TEST(Regex, IsOnigurumasSyntax) {
   EXPECT_EQ(matches("\\s+", "a\u180eb\u0085\u3000c"), (Words{"\u0085\u3000"}));  // U+180E is no white space
   EXPECT_EQ(matches("[^\\s\\S]|\\S+", "a b"), (Words{"a", "b"}));
-  EXPECT_EQ(matches("\\p{N}{1,3}+", "12345678x"), (Words{"12345678"}));  // repeats, is not possessive
+  EXPECT_EQ(matches("\\p{N}{1,3}+", "12345678x"), (Words{"12345678"}));  // + repeats, it is not possessive
   EXPECT_EQ(matches("(?:ab|[0-9]){2}+", "abababab9"), (Words{"abababab"}));
   EXPECT_EQ(matches("\\h+", "xfa09g"), (Words{"fa09"}));
   EXPECT_EQ(matches("\\w+", "e\u0301t_\u00bd"), (Words{"e\u0301t_\u00bd"}));  // marks and fractions count
   EXPECT_EQ(matches("^.", "ab\ncd"), (Words{"a", "c"}));
-  EXPECT_EQ(matches("x*", "axxb"), (Words{"", "xx", ""}));  // none right behind xx
+  EXPECT_EQ(matches("x*", "axxb"), (Words{"", "xx", ""}));  // no empty match right after xx
   EXPECT_EQ(matches("[]a]+", "x]a"), (Words{"]a"}));
 }
 
 TEST(Regex, ReadsWhatPcreReadsDifferently) {
   EXPECT_EQ(matches("^a{,1}b", "ab"), (Words{"ab"}));                 // PCRE2 before 10.43: the text "a{,1}"
-  EXPECT_EQ(matches("(?m:aa.)", "aa\naab"), (Words{"aa\n", "aab"}));  // m is "dot takes a newline"
-  EXPECT_EQ(matches("[a-d&&[^b]]+", "abcd"), (Words{"a", "cd"}));     // intersections, classes in classes
+  EXPECT_EQ(matches("(?m:aa.)", "aa\naab"), (Words{"aa\n", "aab"}));  // m means that a dot matches a newline
+  EXPECT_EQ(matches("[a-d&&[^b]]+", "abcd"), (Words{"a", "cd"}));     // intersection, class in a class
   EXPECT_EQ(matches("[\\W]+", "a--b"), (Words{"--"}));
   EXPECT_EQ(matches("\\N+", "a\nb"), (Words{"a", "b"}));
   EXPECT_THAT(error_of("(?s:.)", "a"), HasSubstr("undefined group option"));
@@ -63,7 +64,8 @@ TEST(Regex, ErrorsNameAnInvalidPattern) {
   EXPECT_THAT(error_of("(\x1b[31m", ""), HasSubstr("'(\\x1b[31m'"));
 }
 
-// One character costs little enough to pass a limit on a single match; a text of them must not.
+// A match at one character stays below the limit of a single match. The matches over the whole text must be limited
+// too.
 TEST(Regex, StepsAreLimitedOverAWholeText) {
   EXPECT_THAT(error_of("(?:.*){3}X|.", std::string(4000, 'a')), HasSubstr("stopped on a text of 4000 bytes"));
   EXPECT_THAT(error_of("(a+)+(a+)+(a+)+[bc]d", std::string(5000, 'a') + " d"), HasSubstr("gave up"));
@@ -78,7 +80,7 @@ TEST(Regex, LongRunsOfSpacesStayWithinTheStepLimit) {
   EXPECT_EQ(found[0].size(), 19'999u);
 }
 
-// libonig has a regcomp() too, which must not take the place of libc's.
+// libonig has a function regcomp() too. That function must not replace the C library's function.
 TEST(Regex, DoesNotReplacePosixRegcomp) {
   const Regex ours("a", "test");
   regex_t posix;

@@ -1,4 +1,4 @@
-// Grammars of a test.
+// Makes grammars for tests, from a builder function or from the text of a JSON schema.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Ids, offsets and decoded text against the Python `tokenizers` library: real tokenizer files and hand-made ones.
+// Ids, offsets and decoded text against the Python `tokenizers` library, with real tokenizer files and hand-made ones.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -23,7 +23,7 @@ Json ask_oracle(const Json& requests) {
   return Json::parse(run.out);
 }
 
-// TESSERA_SEED repeats a run; the seed is in every failure message.
+// The seed of the random texts. TESSERA_SEED repeats a run; every failure message has the seed.
 uint64_t seed() {
   static const uint64_t value =
       std::getenv("TESSERA_SEED") ? std::strtoull(std::getenv("TESSERA_SEED"), nullptr, 10) : std::random_device{}();
@@ -56,7 +56,7 @@ Outcome expect_same(const Tokenizer& tokenizer, const Json& rows, const EncodeOp
   return outcome;
 }
 
-// The llama.cpp test vectors: texts between separator lines.
+// The test vectors of llama.cpp: texts between separator lines.
 std::vector<std::string> vector_texts() {
   std::vector<std::string> texts;
   for (const auto& entry : std::filesystem::directory_iterator(testing::asset("vectors"))) {
@@ -144,7 +144,7 @@ Json small_model() {
           {"merges", pairs}};
 }
 
-// The same, spelled in the byte-level alphabet: all 256 characters, a few merges.
+// The small model in the byte-level alphabet: all 256 characters and a few merges.
 Json byte_level_model() {
   Json vocab = Json::object();
   const auto add = [&](const std::string& token) { vocab.emplace(token, vocab.size()); };
@@ -422,7 +422,7 @@ TEST(TokenizerOracle, PunctuationIsTheSameOfEveryCharacter) {
   for (uint32_t code = 0x20; code < 0x20000; ++code) {
     if (code >= 0xD800 && code < 0xE000) continue;
     append_utf8(code,
-                texts.back() += "\u044f");  // unknown, and so one token with its neighbours unless they are split off
+                texts.back() += "\u044f");  // an unknown character, which joins its neighbours if they are not split
     if (code % 1024 == 1023) texts.emplace_back();
   }
   const Json file = file_with({{"pre_tokenizer", {{"type", "Punctuation"}, {"behavior", "Isolated"}}}});

@@ -1,3 +1,5 @@
+// Tokenizer and StreamDecoder on a hand-made file: merges, special tokens, the keys of tokenizer_config.json, and
+// hostile files.
 #include "tessera/text/tokenizer.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +22,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Characters a to h, space, U+2581, byte tokens, and: ab, abc, a U+2581.
+// A tokenizer with single characters, byte tokens, and the merged tokens ab, abc and a U+2581.
 Json character_file() {
   Json vocab = {{"<unk>", 0},  {"a", 1},  {"b", 2},   {"c", 3},      {" ", 4},
                 {"\u2581", 5}, {"ab", 6}, {"abc", 7}, {"a\u2581", 8}};
@@ -71,7 +73,7 @@ TEST(Tokenizer, LongAndShortWordsMergeInTheSameWay) {
   const auto tokenizer = load(character_file());
   std::string text;
   Ids expected;
-  for (int i = 0; i < 5000; ++i) {  // far beyond the cache and the scanning merge
+  for (int i = 0; i < 5000; ++i) {  // far more than the cache and the scanning merge take
     text += i % 3 == 0 ? "abc" : i % 3 == 1 ? "ab" : "cb";
     if (i % 3 == 0) expected.push_back(7);
     if (i % 3 == 1) expected.push_back(7), text += "c";
@@ -84,7 +86,7 @@ TEST(Tokenizer, LongAndShortWordsMergeInTheSameWay) {
 TEST(Tokenizer, InvalidUtf8CountsAsReplacementCharacters) {
   const auto tokenizer = load(character_file());
   const Ids replacement = {100 + 0xEF, 100 + 0xBF, 100 + 0xBD};
-  // One per invalid byte, but the start of a character that is cut off counts once, as in Rust.
+  // Each invalid byte counts as one character. A truncated character counts as one in total, as in Rust.
   for (const auto& [bytes, count] : std::vector<std::pair<std::string, size_t>>{{"\xFF", 1},
                                                                                 {"\xC3", 1},
                                                                                 {"\xE2\x96", 1},
@@ -138,7 +140,7 @@ TEST(Tokenizer, ConfigNamesBosEosAndPad) {
   EXPECT_EQ(tokenizer.encode("ab"), Ids{6}) << "the post-processor alone adds tokens";
 }
 
-// As transformers 5 does, where older versions made a post-processor of both keys.
+// As transformers 5 does. Older versions of transformers made a post-processor from both keys.
 TEST(Tokenizer, IgnoredAddTokenKeysAreWarnedAboutOnce) {
   const Json adds_bos = {
       {"type", "TemplateProcessing"},
@@ -177,7 +179,8 @@ TEST(Tokenizer, IgnoredAddTokenKeysAreWarnedAboutOnce) {
   }
 }
 
-// Trial 59a: a token that the config names is special, and found in a text as a whole, whatever tokenizer.json says.
+// A token that the config names is special, and is found in a text as a whole, even if tokenizer.json says otherwise
+// (found by trial 59a).
 TEST(Tokenizer, TokensThatTheConfigNamesAreSpecial) {
   const auto tokenizer_of = [](const Json& added, const char* config) {
     testing::TempFolder folder;
@@ -197,7 +200,7 @@ TEST(Tokenizer, TokensThatTheConfigNamesAreSpecial) {
                                R"({"added_tokens_decoder": {"20": {"content": "<end>", "special": true}}})"}) {
       SCOPED_TRACE(config);
       const auto tokenizer = tokenizer_of(added, config);
-      // As in transformers, a token that tokenizer.json has added keeps its flags when a list alone names it.
+      // As in transformers, a token that tokenizer.json has added keeps its flags if only a list names it.
       const bool is_listed_alone = std::string_view(config).find("special_tokens\": [") != std::string_view::npos;
       const bool is_special = added.empty() || !is_listed_alone;
       EXPECT_EQ(tokenizer.is_special(20), is_special);
@@ -214,11 +217,11 @@ TEST(Tokenizer, TokensThatTheConfigNamesAreSpecial) {
   }
 }
 
-// tests/trials/tokenizer_config_oracle_test.cc has the same beside transformers.
+// tests/trials/tokenizer_config_oracle_test.cc compares the same cases with transformers.
 TEST(Tokenizer, TokensThatTheConfigAddsGetTheNextFreeIds) {
   const auto tokenizer_of = [](const char* config, const char* map = nullptr) {
     testing::TempFolder folder;
-    auto file = character_file();  // with ids that have no gaps
+    auto file = character_file();  // this copy has ids without gaps
     for (auto& [token, id] : file["model"]["vocab"].items()) {
       if (id >= 100) id = id.get<int>() - 91;
     }
@@ -243,7 +246,7 @@ TEST(Tokenizer, TokensThatTheConfigAddsGetTheNextFreeIds) {
   EXPECT_EQ(tokenizer_of(R"({"pad_token": "<foo>", "eos_token": "<bar>"})").eos_id(), next) << "EOS comes first";
   EXPECT_EQ(tokenizer_of("{}", R"({"additional_special_tokens": ["<foo>"]})").encode("<foo>"), Ids{next});
   EXPECT_EQ(tokenizer_of("{}", R"({"image_token": "<foo>"})").encode("<foo>"), Ids{next});
-  // A name that repeats an earlier one changes nothing: the object is the last new one, and its flags count.
+  // A value that repeats an earlier value is ignored. The object is new, because no string equals it: its flags count.
   const auto thrice = tokenizer_of(
       R"({"unk_token": "<foo>", "pad_token": {"content": "<foo>", "rstrip": true}, "image_token": "<foo>"})");
   EXPECT_EQ(thrice.encode("<foo> ab"), (Ids{next, 6}));
@@ -313,7 +316,7 @@ TEST(StreamDecoder, HoldsACharacterUntilItsLastByteAndGivesUpAtTheEnd) {
 
 TEST(Tokenizer, BytesOfTokensJoinToTheText) {
   const testing::TempFolder folder;
-  auto stripping = character_file();  // as Llama's: the space before a text is no part of it
+  auto stripping = character_file();  // as Llama's: removes the space before a text
   stripping["decoder"]["decoders"].push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
   auto metaspace = character_file();
   metaspace["decoder"] = {{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "always"}};
@@ -359,7 +362,7 @@ TEST(Tokenizer, ThreadsShareOneTokenizer) {
 struct Hostile {
   const char* what;
   std::function<void(Json&)> change;
-  const char* named;  // what the message must name
+  const char* named;  // text that the message must contain
 };
 
 TEST(Tokenizer, EveryHostileFileIsAFormatErrorThatNamesTheCause) {

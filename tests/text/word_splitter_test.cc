@@ -1,4 +1,4 @@
-// The hand-written matchers against the regular expressions they stand for.
+// The hand-written matchers against the regular expressions that they replace.
 #include "tessera/text/tokenizer/word_splitter.h"
 
 #include <gtest/gtest.h>
@@ -26,8 +26,8 @@ std::vector<std::string> pieces_of(const std::string& pattern, std::string_view 
   return cut(text, spans);
 }
 
-// Characters that both Unicode tables know (Oniguruma's may be older than utf8proc's), one in three of a class that
-// matters.
+// Random texts of characters that both Unicode tables know: Oniguruma's table may be older than utf8proc's. Seven of
+// ten parts are from a list of parts that the patterns treat specially.
 class RandomText {
  public:
   explicit RandomText(uint32_t seed) : random_(seed) {

@@ -1,4 +1,4 @@
-// The flags and switches between micro-batches, and sharded models that come and go.
+// Tests of the flags and switches between micro-batches, and of sharded models that are offloaded between steps.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
@@ -44,7 +44,7 @@ TEST(Accumulation, ReducesOnceAStepAndGivesTheGradientOfAllMicroBatches) {
   });
 }
 
-// Ranks are threads of one process here.
+// Ranks are threads of one process here, so the flags must be separate for each thread.
 TEST(Accumulation, FlagsBelongToTheRank) {
   on_threads(2, [](const WorldPtr& world) {
     MicrobatchFlags flags;

@@ -1,4 +1,4 @@
-// What a rank holds at its peak does not grow with the micro-batches of a step.
+// Tests that a rank's peak memory does not grow with the number of micro-batches in a step.
 #include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/CPUAllocator.h>
@@ -19,7 +19,7 @@
 namespace tessera::train {
 namespace {
 
-// Bytes of tensors that one rank has allocated, now and at most.
+// Bytes of tensors that one rank has allocated: the current value and the maximum.
 struct Account {
   std::atomic<int64_t> now = 0, most = 0;
   void add(int64_t bytes) {
@@ -30,10 +30,10 @@ struct Account {
   }
 };
 
-// The usual allocator of the CPU, which keeps the account of the thread that allocates.
+// The CPU's usual allocator, which also counts bytes in the account of the allocating thread.
 class AccountedMemory final : public c10::Allocator {
  public:
-  static AccountedMemory& instance() {  // outlives all memory
+  static AccountedMemory& instance() {  // outlives all memory that it allocates
     static auto* const memory = new AccountedMemory;
     return *memory;
   }
@@ -49,7 +49,7 @@ class AccountedMemory final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
-  static thread_local std::shared_ptr<Account> account;  // of this thread's rank; null: not counted
+  static thread_local std::shared_ptr<Account> account;  // account of this thread's rank; null: memory is not counted
 
  private:
   struct Piece {
@@ -83,7 +83,7 @@ class AccumulationMemory : public ::testing::Test {
   c10::Allocator* const usual_ = c10::GetCPUAllocator();
 };
 
-// What this rank holds on its device from now on: on the CPU by an account of its own.
+// Memory that this rank allocates on its device from now on. On the CPU the rank has its own account.
 class MemoryOfRank {
  public:
   MemoryOfRank() {
@@ -113,14 +113,14 @@ class MemoryOfRank {
 };
 
 struct StepMemory {
-  int64_t peak = 0;    // of a step after the first
+  int64_t peak = 0;    // of a step after the first step
   int64_t shards = 0;  // bytes of this rank's gradients
   int64_t layer = 0;   // bytes of the largest layer's whole gradients
 };
 
 constexpr int64_t kRowLength = 8;
 
-// Twelve layers, and so few tokens that parameters and gradients are most of it.
+// The model has twelve layers and few tokens, so that parameters and gradients are most of the memory.
 StepMemory memory_of_a_step(const std::shared_ptr<comm::World>& world, const RunLayout& layout, int64_t micro_batches,
                             StepOptions options = {}) {
   MemoryOfRank memory;
@@ -160,12 +160,12 @@ void on_ranks(int64_t count, const testing::RankBody& body) {
                            testing::use_device_of_rank(world->rank());
                            body(world);
                          },
-                         {.backend = "gloo"});  // all memory of the CPU is of the usual allocator there
+                         {.backend = "gloo"});  // with gloo all memory on the CPU comes from the usual allocator
 }
 
-// Between micro-batches a rank holds its shards of the gradients, which with one micro-batch are there after backward
-// alone. Buffers are counted, too, those that wait for another use among them: of two layers, more or less, as what a
-// collective sent comes back sooner or later. Whole gradients would be much more.
+// Between micro-batches a rank holds its shards of the gradients. With one micro-batch these shards exist only after
+// backward. Buffers are counted, too, also buffers that wait for reuse. About two layers of buffers may differ, because
+// a collective may free its input early or late. Whole gradients would need much more memory.
 TEST_F(AccumulationMemory, OfEightMicroBatchesIsThatOfOne) {
   for (const auto& layout :
        {RunLayout{.dp_shard = 4}, RunLayout{.dp_shard = 2, .tp = 2}, RunLayout{.dp_replicate = 2, .dp_shard = 2}}) {
@@ -187,7 +187,7 @@ TEST_F(AccumulationMemory, OfEightMicroBatchesIsThatOfOne) {
   }
 }
 
-// What is left of the gradients is that of a few layers.
+// Only the gradients of a few layers exist at the same time.
 TEST_F(AccumulationMemory, OfUpdatesInBackwardHoldsNoGradientsOfTheWholeModel) {
   for (const auto& layout : {RunLayout{}, RunLayout{.dp_shard = 2}}) {
     on_ranks(layout.dp_shard, [&](const std::shared_ptr<comm::World>& world) {
@@ -199,10 +199,11 @@ TEST_F(AccumulationMemory, OfUpdatesInBackwardHoldsNoGradientsOfTheWholeModel) {
         fmt::print("{} shards: {} bytes with one micro-batch, {} updated early; {} and {} with two; shards of {}\n",
                    layout.dp_shard, one.peak, early_one.peak, usual.peak, early.peak, one.shards);
       }
-      // An accelerator's peak is early in backward then, where two gathers have buffers.
+      // An accelerator's peak is then early in backward, when two all-gathers have buffers.
       const int64_t gathers = testing::on_accelerator() && world->size() > 1 ? one.layer : 0;
       EXPECT_LE(early_one.peak, one.peak - one.shards / 2 + gathers);
-      // Sums of micro-batches are there before the last one. A layer: peaks of two ranks meet, or they don't.
+      // The sums over micro-batches exist before the last micro-batch. One more layer is allowed, because the peaks of
+      // two ranks may or may not coincide.
       EXPECT_LE(early.peak, usual.peak + (world->size() > 1 ? usual.layer : 0));
     });
   }

@@ -1,4 +1,5 @@
-// A run's state saved on every layout and loaded on every other: model, optimizer and its float32 copies, bit by bit.
+// Tests that a run's state that is saved on any layout loads on every other layout: model, optimizer state and its
+// float32 copies, bit by bit.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -63,7 +64,8 @@ struct State {
 
 at::Tensor local_of(const at::Tensor& tensor) { return is_dtensor(tensor) ? to_local(tensor) : tensor; }
 
-// This rank's part of the values that the tensor of this name has in every layout: no two elements alike.
+// This rank's shard of the tensor `name`. The whole tensor has the same values on every layout, and all its elements
+// differ.
 at::Tensor wanted_part(const std::string& name, const at::Tensor& tensor) {
   const auto first = static_cast<double>(std::hash<std::string>()(name) % 97);
   const auto whole =

@@ -1,4 +1,5 @@
-// What a run's checkpoints are good for beside going on: going back, other formats, other runs, PyTorch.
+// Tests of the uses of a run's checkpoints besides resuming: going back to an earlier step, conversion to other
+// formats, start of other runs, and reading by PyTorch.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,14 +30,14 @@ TEST(RunCheckpoints, GoingBackPutsLaterStepsAside) {
   ASSERT_ENDS_WELL(runs.train("a", 2, {"checkpoint.keep_last=9"}));
   const auto straight = runs.weights("a");
   const auto checkpoints = runs / "a/checkpoints";
-  // The tied head is the embedding under another name.
+  // The tied head is stored once, under the name of the embedding, and has a second name.
   const auto saved = DcpFolder::open(checkpoints / "step-00000006");
   const DcpLookup lookup(saved->metadata());
   for (const auto& chunk : saved->find_tensor("model.lm_head.weight")->chunks) {
     EXPECT_EQ(lookup.storage("model.lm_head.weight", chunk.offsets),
               lookup.storage("model.model.embed_tokens.weight", chunk.offsets));
   }
-  runs.write("a/checkpoints/step-00000002/notes.txt", "x");  // the user's, who may still go on from it
+  runs.write("a/checkpoints/step-00000002/notes.txt", "x");  // a user's file: the checkpoint stays usable
   ASSERT_ENDS_WELL(
       runs.train("a", 2, {"checkpoint.keep_last=9", "checkpoint.resume=" + (checkpoints / "step-00000002/").string()}));
   EXPECT_TRUE(runs.weights("a") == straight);
@@ -45,7 +46,7 @@ TEST(RunCheckpoints, GoingBackPutsLaterStepsAside) {
     EXPECT_TRUE(fs::is_directory(checkpoints / name)) << name << " of the second time";
   }
   EXPECT_EQ(runs.latest("a"), "step-00000006\n");
-  // The same without a step beyond it moves nothing.
+  // A resume from the newest step moves no checkpoint.
   ASSERT_ENDS_WELL(
       runs.train("a", 2, {"train.steps=7", "checkpoint.resume=" + (checkpoints / "step-00000006").string()}));
   EXPECT_FALSE(fs::exists(runs / "a/previous/002"));
@@ -63,7 +64,7 @@ TEST(RunCheckpoints, AReshardedOneGoesOnInAnotherRun) {
   EXPECT_EQ(same.exit_code, 0) << same.out;
   EXPECT_THAT(same.out, HasSubstr(" tensors are equal, 0 differ"));
   ASSERT_ENDS_WELL(runs.train("other", 2, {"checkpoint.resume=" + cut}));
-  // The folder of a run means its newest.
+  // The folder of a run stands for its newest checkpoint.
   ASSERT_ENDS_WELL(runs.train("named", 2, {"checkpoint.resume=" + (runs / "short").string()}));
   EXPECT_TRUE(runs.weights("named") == runs.weights("other"));
   EXPECT_EQ(runs.metrics("named").size(), 2u);
@@ -90,7 +91,7 @@ TEST(RunCheckpoints, AreWhatAnotherRunStartsFromInEveryFormat) {
   ASSERT_ENDS_WELL(ckpt({"convert", checkpoint, folder, "--to", "hf", "--config", (runs / "base").string()}));
   ASSERT_ENDS_WELL(ckpt({"convert", folder, dcp, "--to", "dcp"}));
   const auto compared = ckpt({"diff", checkpoint, (runs / "first/model").string()});
-  EXPECT_EQ(compared.exit_code, 1);  // the checkpoint has the tied head under its own name, too
+  EXPECT_EQ(compared.exit_code, 1);  // the checkpoint also has the tied head under its own name
   EXPECT_THAT(compared.out,
               AllOf(HasSubstr("lm_head.weight: only in the first"), HasSubstr(", 1 differ (weights alone)")));
   for (const auto& other : {dcp, torch_file}) {
@@ -104,10 +105,10 @@ TEST(RunCheckpoints, AreWhatAnotherRunStartsFromInEveryFormat) {
     ASSERT_ENDS_WELL(runs.train(dir, 1, {"train.steps=2", "model.init=pretrained", "model.weights=" + weights}));
     EXPECT_TRUE(runs.weights(dir) == runs.weights("exported")) << weights;
   }
-  // A folder that has both config.json and the checkpoint is a model.
+  // A folder with both config.json and a checkpoint is a model.
   ASSERT_ENDS_WELL(runs.train("whole", 1, {"train.steps=2", "model.init=pretrained", "model.path=" + dcp}));
   EXPECT_TRUE(runs.weights("whole") == runs.weights("exported"));
-  // The checkpoint of a run says of which model it is; its folder means the newest.
+  // The checkpoint of a run names its model. The folder of a run stands for its newest checkpoint.
   for (const fs::path& source : {fs::path(checkpoint), runs / "first", runs / "first/checkpoints"}) {
     const auto dir = fmt::format("named{}", number++);
     ASSERT_ENDS_WELL(runs.train(dir, 1, {"train.steps=2", "model.init=pretrained", "model.path=" + source.string()}));
@@ -144,7 +145,7 @@ TEST(RunCheckpoints, ASecondSignalEndsARunThatCannotSave) {
     if (role == "launcher") launcher = pid;
     if (role == "rank") stopped = pid;
   }
-  ::kill(stopped, SIGSTOP);  // the other waits for it in the middle of a step
+  ::kill(stopped, SIGSTOP);  // the other rank waits for this rank in the middle of a step
   ::kill(launcher, SIGTERM);
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   EXPECT_FALSE(processes.ended()) << "the first signal only asks";

@@ -1,4 +1,4 @@
-// examples/cluster/ssh.sh, with a stand-in for ssh that runs what it is given on this machine.
+// Tests of examples/cluster/ssh.sh. A script replaces ssh and runs the commands on this machine.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -60,7 +60,8 @@ TEST_F(ClusterExample, ALostRankStartsAllHostsAgainAndAWrongProgramNone) {
   EXPECT_EQ(start({"-x"}, {"true"}).exit_code, 2);
 }
 
-// Asked to stop, and killed: the launchers on the hosts are stopped, their ranks may save, and nobody starts again.
+// When the script is asked to stop, or is killed, the launchers on the hosts stop, their ranks may save, and no
+// launcher starts the run again.
 TEST_F(ClusterExample, ItsEndIsTheEndOfTheLaunchersOnTheHosts) {
   for (const std::string signal : {"TERM", "KILL"}) {
     SCOPED_TRACE(signal);
@@ -87,7 +88,7 @@ TEST_F(ClusterExample, ItsEndIsTheEndOfTheLaunchersOnTheHosts) {
   }
 }
 
-// What a pod runs, with a program in the place of tessera that says how the run ended.
+// Runs the script of a pod. A program in place of tessera writes how the run ended.
 TEST_F(ClusterExample, APodThatWasDrainedIsNoFinishedOne) {
   const auto yaml = (testing::source_folder() / "examples/cluster/jobset.yaml").string();
   runs_.write("tessera",

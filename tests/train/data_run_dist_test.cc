@@ -1,4 +1,5 @@
-// Data of real runs: mixtures that resume on other ranks, tokenized once, found again at the next start.
+// Tests of the data of real runs: mixtures resume on other numbers of ranks, and data is tokenized once and found again
+// at the next start.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -53,7 +54,8 @@ TEST(DataOfRuns, OneRankTokenizesAndOthersRead) {
   const auto cache = "data.cache=" + (runs / "cache").string();
   const auto kept = runs.train("kept", 3, {cache, "train.steps=2"});
   ASSERT_EQ(kept.exit_code, 0) << kept.err;
-  // Whoever makes an entry says so, whatever its rank; so does one that waits for another.
+  // The rank that makes an entry prints a line, and this rank may be any rank. A rank that waits for another process
+  // prints a line, too.
   EXPECT_EQ(count_of(kept.err, "tokens, tokenized in"), 1u) << kept.err;
   EXPECT_THAT(kept.err, Not(HasSubstr("another process tokenizes")));
   EXPECT_EQ(count_of(kept.err, "found tokenized"), 0u) << kept.err;

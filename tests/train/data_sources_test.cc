@@ -1,4 +1,4 @@
-// Data of a recipe beyond a list of paths: mappings, columns, what is printed reads back.
+// Tests of `data` in recipes beyond a list of paths: mappings, columns, and that a printed recipe reads back equal.
 #include "tessera/train/recipe/data_sources.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Tests of early stopping: patience, the least improvement, saved state and losses that are not finite.
 #include "tessera/train/run/early_stopping.h"
 
 #include <gmock/gmock.h>
@@ -19,7 +20,7 @@ TEST(EarlyStopping, EndsAfterSoManyLossesThatAreNoBetter) {
     stopping.add_validation(++step, loss);
     EXPECT_FALSE(stopping.is_over()) << loss;
   }
-  stopping.add_validation(6, 2.41);  // better than the best, but by less than 0.1
+  stopping.add_validation(6, 2.41);  // better than the best loss, but by less than 0.1
   EXPECT_TRUE(stopping.is_over());
   EXPECT_THAT(stopping.reason(), HasSubstr("has not fallen below 2.5000 (after step 4) by more than 0.1 in 2"));
 }

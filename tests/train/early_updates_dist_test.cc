@@ -1,5 +1,5 @@
-// Updates in backward give the bits of those after it, on every sharded layout; what they cannot stand beside is
-// refused.
+// Tests of optimizer updates in backward: on every sharded layout the bits are those of updates after backward.
+// Settings that exclude such updates are refused.
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
@@ -135,7 +135,7 @@ TEST(EarlyUpdates, OfMuonAreAnError) {
   });
 }
 
-// A gradient that comes after its parameter was updated would be lost, or counted with another state.
+// A gradient that arrives after its parameter's update would be lost, or used with a later optimizer state.
 TEST(EarlyUpdates, OfOneParameterTwiceInAStepAreAnError) {
   testing::run_ranks({.size = 1}, [&](const std::shared_ptr<comm::World>& world) {
     Rig rig(world, {"one", {}}, false);

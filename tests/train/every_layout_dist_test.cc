@@ -1,5 +1,6 @@
-// Every legal layout of up to 8 ranks for a tiny Llama and a tiny Qwen3-MoE against one rank: loss, gradient norm and
-// every gradient of a step over packed rows with uneven numbers of tokens and labels, of all weights and of adapters.
+// Tests of every legal layout of up to 8 ranks for a tiny Llama and a tiny Qwen3-MoE against one rank: the loss, the
+// gradient norm and every gradient of a step, for all weights and for adapters. The rows are packed and have different
+// numbers of tokens and labels.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -35,8 +36,8 @@ ModelConfig tiny_of(const std::string& architecture, bool balance = false) {
       architecture);
 }
 
-// Row r: documents of r + 2 tokens, padding behind them in odd rows; the third row has no labels, the last one is
-// padding, as at the end of a run of whole epochs.
+// Row r has documents of r + 2 tokens, and padding behind them in odd rows. The third row has no labels. The last row
+// is padding, as at the end of a run of whole epochs.
 data::Batch packed_rows() {
   auto generator = at::detail::createCPUGenerator(9);
   const auto text = at::randint(0, 37, {kRows, kTokens + 1}, generator, at::kLong);
@@ -109,20 +110,20 @@ struct LayoutCase {
 
 struct LayoutOutcome {
   StepResult result;
-  std::map<std::string, at::Tensor> gradients;  // of this rank's parameters
+  std::map<std::string, at::Tensor> gradients;  // gradients of this rank's parameters
 };
 
 at::Tensor whole_of(const at::Tensor& tensor) {
   return (is_dtensor(tensor) ? full_tensor(tensor) : tensor).detach().clone().cpu();
 }
 
-// On the meta device or not. Rows of packed weights begin inside of their blocks.
+// `model` may be on the meta device. Rows of packed weights begin inside blocks.
 void add_case_adapters(CausalLM& model, Adapters kind) {
   if (is_packed(kind)) nn::quantize_linears(model, {.double_quant = true});
   add_adapters(model, {.rank = 3, .alpha = 6, .dora = kind == Adapters::kDora || kind == Adapters::kPackedDora});
 }
 
-// A folder of adapters none of which is zero, so that every one has a gradient.
+// A folder of adapters. No adapter is zero, so every adapter has a gradient.
 const std::filesystem::path& adapter_folder(const std::string& architecture, Adapters kind) {
   static const testing::TempFolder temp;
   static std::map<std::pair<std::string, Adapters>, std::filesystem::path> known;
@@ -158,7 +159,7 @@ std::shared_ptr<CausalLM> make_case_model(const LayoutCase& which, const Paralle
   return model;
 }
 
-// Plain gradient descent with a rate of one, so that what a parameter loses is its gradient.
+// The optimizer is plain gradient descent with a learning rate of 1, so the change of a parameter is its gradient.
 LayoutOutcome train_one_step(const LayoutCase& which, const std::shared_ptr<comm::World>& world) {
   const RunMesh place(which.layout, testing::test_device_type(), world);
   const auto config = tiny_of(which.architecture, which.balance);
@@ -223,7 +224,7 @@ void expect_as_one_rank(const LayoutCase& which) {
   });
 }
 
-// Another schedule for each layout, where it takes its stages and micro-batches.
+// A different schedule for each layout, if the schedule supports the layout's stages and micro-batches.
 std::string schedule_of(size_t number, const RunLayout& layout) {
   static const std::vector<std::string> kAll = {"1F1B",          "Interleaved1F1B", "GPipe",    "InterleavedZeroBubble",
                                                 "ZBVZeroBubble", "LoopedBFS",       "DualPipeV"};
@@ -241,7 +242,7 @@ std::string schedule_of(size_t number, const RunLayout& layout) {
   return "";
 }
 
-// Of all powers of two, and threes where nothing must divide.
+// Sizes are powers of two. Sizes of 3 are used too where no size must be divisible.
 std::vector<LayoutCase> all_layouts(const std::string& architecture) {
   const bool moe = architecture.starts_with("Qwen3Moe");
   std::vector<LayoutCase> out;
@@ -256,7 +257,7 @@ std::vector<LayoutCase> all_layouts(const std::string& architecture) {
             RunLayout layout{.dp_replicate = replicate, .dp_shard = shard, .tp = tp, .cp = cp, .pp = pp};
             const auto schedule = schedule_of(out.size(), layout);
             if (schedule.empty()) continue;
-            // Of layouts with experts, one for each number of their ranks in turn.
+            // For models with experts each layout has one of the possible ep sizes, in turn.
             if (moe) {
               std::vector<int64_t> eps;
               for (const int64_t ep : {2, 4, 1}) {
@@ -274,7 +275,7 @@ std::vector<LayoutCase> all_layouts(const std::string& architecture) {
   return out;
 }
 
-// As many test cases as share the layouts, so that several run at once.
+// The layouts are shared among this number of test cases, so that several cases run in parallel.
 constexpr size_t kShares = 8;
 class EveryLayout : public ::testing::TestWithParam<std::tuple<std::string, size_t>> {};
 
@@ -285,7 +286,7 @@ TEST_P(EveryLayout, EqualsOneRank) {
   for (size_t i = share; i < all.size() && !HasFatalFailure(); i += kShares) expect_as_one_rank(all[i]);
 }
 
-// What is frozen has no gradient; a stage may have no adapters of its own.
+// Frozen parameters have no gradient. A stage may have no adapters.
 TEST_P(EveryLayout, OfAdaptersEqualsOneRank) {
   const auto& [architecture, share] = GetParam();
   const auto all = all_layouts(architecture);

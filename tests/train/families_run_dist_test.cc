@@ -1,5 +1,5 @@
-// Every family through the real program: the same losses on one and on two ranks; of a model with images the text tower
-// is trained and the rest of its folder stays as it was.
+// Tests of every model family with the real program: the losses on one and on two ranks are equal. For a model with
+// images the text model is trained, and the other tensors of the folder do not change.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
-// Weights in float8 over the micro-batches of a step, told by the hooks of accumulation.
+// Tests that float8 weights are converted once per step for all its micro-batches. The accumulation flags announce the
+// first micro-batch.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>

@@ -1,11 +1,12 @@
-// A rank that is killed on one of two hosts: both start again, and the run ends with the bits of an undisturbed one.
+// Tests that both hosts start again when a rank on one of two hosts is killed. The run ends with the bits of an
+// undisturbed run.
 #include "tests/support/free_port.h"
 #include "tests/train/kills.h"
 
 namespace tessera::train {
 namespace {
 
-// The launchers of two hosts, both of them here, each with a rank of one run.
+// The launchers of two hosts, both on this machine. Each launcher has one rank of the same run.
 class TwoLaunchers {
  public:
   TwoLaunchers(const TinyRun& runs, const std::string& dir) {

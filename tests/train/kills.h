@@ -1,4 +1,4 @@
-// SIGKILL at random points of training runs that save every step: each run resumes and ends with the same bits.
+// SIGKILL at random times of training runs that save every step. Each run resumes and ends with the same bits.
 #pragma once
 
 #include <fcntl.h>
@@ -21,7 +21,7 @@
 
 namespace tessera::train {
 
-// A started program, and all processes that it has started, known by their environment.
+// A started program with all processes that it has started. The processes are found by their environment.
 class Processes {
  public:
   Processes(const std::vector<std::string>& command, const std::filesystem::path& temporary,
@@ -47,7 +47,7 @@ class Processes {
   Processes(const Processes&) = delete;
   Processes& operator=(const Processes&) = delete;
 
-  // Every process that is there with what it is: launcher, guard, rank.
+  // Every running process with its role: launcher, guard or rank.
   std::map<pid_t, std::string> alive() const {
     std::map<pid_t, std::string> found;
     std::error_code failed;
@@ -73,7 +73,7 @@ class Processes {
     }
     return code_.has_value();
   }
-  // The exit code of the launcher, once all that it started has ended; -1 when something is left after a minute.
+  // The exit code of the launcher, after all its processes have ended; -1 if a process is left after a minute.
   int wait() {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (!ended() || !alive().empty()) {
@@ -104,8 +104,7 @@ struct KillCount {
   std::map<std::string, int> victims;
 };
 
-// Waits until a save is under way that is not one seen before, or for a random time; false when the program ended
-// first.
+// Waits for the start of a new save, or for a random time. Returns false if the program ended first.
 inline bool await_moment(Processes& processes, bool inside, const std::filesystem::path& checkpoints,
                          std::mt19937& random) {
   const auto start = std::chrono::steady_clock::now();
@@ -153,7 +152,7 @@ inline KillCount kill_and_resume(int kills, unsigned seed, int steps) {
   const TinyRun runs;
   std::filesystem::create_directory(runs / "tmp");
   KillCount count;
-  std::map<int, std::string> expected;  // by ranks
+  std::map<int, std::string> expected;  // weights by number of ranks
   const std::vector<std::string> more = {"checkpoint.every=1", "train.steps=" + std::to_string(steps)};
   for (int number = 0; count.kills < kills; ++number) {
     const int ranks = 2 + number % 2;

@@ -1,3 +1,4 @@
+// Test that a run which is killed at any time resumes to the same bits.
 #include "tests/train/kills.h"
 
 namespace tessera::train {

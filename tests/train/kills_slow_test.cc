@@ -1,3 +1,4 @@
+// Slow test: 200 kills of training runs at random times.
 #include "tests/train/kills.h"
 
 namespace tessera::train {

@@ -1,4 +1,5 @@
-// 2 GB of JSON lines through the program: neither memory nor the second start depend on the size of the data.
+// Test of a run over 2 GB of JSON lines with the real program: memory and the time of a second start do not depend on
+// the size of the data.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +14,7 @@ namespace {
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
-// Records of some verses each, about a thousand bytes.
+// Records of some verses each, of about a thousand bytes.
 void write_records(const std::filesystem::path& path, size_t bytes) {
   const auto text = read_file(testing::asset("text") / "kjv.txt");
   std::ofstream out(path, std::ios::binary);

@@ -1,4 +1,4 @@
-// Runs that are saved on one layout and go on on others: the losses are those of a run on one rank throughout, and the
+// Tests of runs that are saved on one layout and resume on others: the losses are those of a run on one rank, and the
 // exported model is the same.
 #include "tessera/formats/safetensors/safetensors_folder.h"
 #include "tests/train/tiny_run.h"
@@ -22,13 +22,13 @@ void expect_same_model(const TinyRun& runs, const std::string& found, const std:
   }
 }
 
-// Three steps on `first`, three more there and on each of the others.
+// Trains three steps on `first`, then three more steps there and on each layout of `others`.
 void expect_runs_go_on(const TinyRun& runs, const GoesOn& first, std::vector<GoesOn> others) {
   const auto train = [&](const GoesOn& which, const std::string& dir, int steps) {
     auto settings = which.layout;
     settings.push_back(fmt::format("train.steps={}", steps));
     settings.emplace_back("checkpoint.every=3");
-    // Of which a pipeline's ranks have some each.
+    // Each rank of a pipeline has some of the parameters of these groups.
     settings.emplace_back(R"(optimizer.groups=["model.embed_tokens.* lr=1.0e-3", "*.layers.0.* weight_decay=0"])");
     const auto run = runs.train(dir, which.ranks, settings);
     ASSERT_EQ(run.exit_code, 0) << which.name << "\n" << run.err;

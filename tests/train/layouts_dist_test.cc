@@ -1,4 +1,4 @@
-// Training runs of the real program on other layouts than FSDP, and what may go wrong in them.
+// Tests of training runs of the real program on other layouts than FSDP, and of failures in such runs.
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <unistd.h>
@@ -77,7 +77,7 @@ std::vector<std::string> with(std::vector<std::string> overrides, const std::vec
   return overrides;
 }
 
-// What `tessera launch` does on each of two hosts with two ranks, beside one host with four.
+// Two hosts with two ranks each, started by `tessera launch`, are compared with one host with four ranks.
 class TwoHosts : public testing::TwoHostsTest {};
 
 TEST_F(TwoHosts, TrainAsOneDoes) {
@@ -138,7 +138,7 @@ TEST(Layouts, AReplicatedRunGoesOnBitwiseEqualAndAShardedOneGoesOnFromIt) {
   const auto recipe = layouts_recipe(folder);
   for (const bool replicas : {true, false}) {
     const auto dir = folder / (replicas ? "replicas" : "sharded");
-    // The other schedules depend on the number of steps.
+    // The other learning rate schedules depend on the number of steps.
     const auto first =
         train(recipe, dir, 3, with(kReplicas, {"checkpoint.every=6", "schedule.name=constant", "train.steps=6"}));
     ASSERT_EQ(first.exit_code, 0) << first.err;
@@ -158,7 +158,8 @@ TEST(Layouts, AReplicatedRunGoesOnBitwiseEqualAndAShardedOneGoesOnFromIt) {
 TEST(Layouts, AFailedSaveEndsTheRunAtTheNextStep) {
   TempFolder folder;
   const auto recipe = layouts_recipe(folder);
-  // No file may be longer than 100 KiB: every rank's part of a checkpoint is, and so are the rows in the data cache.
+  // No file may be longer than 100 KiB. Every rank's file of a checkpoint is longer, and so are the rows in the data
+  // cache, which an earlier run therefore writes.
   ASSERT_EQ(train(recipe, folder / "rows", 2, {"train.steps=4"}).exit_code, 0);
   const auto script = fmt::format("trap '' XFSZ; ulimit -f 100; exec {} checkpoint.every=40 train.steps=4000",
                                   fmt::join(train_command(recipe, folder / "run", 2), " "));
@@ -168,7 +169,7 @@ TEST(Layouts, AFailedSaveEndsTheRunAtTheNextStep) {
   EXPECT_THAT(run.err, HasSubstr("not saved: rank "));
   const auto steps = read_metrics(folder / "run").size();
   EXPECT_GE(steps, 40u);
-  EXPECT_LT(steps, 80u);  // it would have been found by the next save
+  EXPECT_LT(steps, 80u);  // otherwise the next save would have found the failure
   EXPECT_TRUE(std::filesystem::is_empty(folder / "run" / "checkpoints"));
 }
 

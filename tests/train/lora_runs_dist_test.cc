@@ -1,4 +1,5 @@
-// Training runs of the real program with adapters, optimizers that need whole matrices, and an early end.
+// Tests of training runs of the real program with adapters, with optimizers that need whole matrices, and with an early
+// end.
 #include <gmock/gmock.h>
 
 #include "tessera/formats/safetensors/safetensors.h"
@@ -84,7 +85,7 @@ TEST(LoraRuns, GoOnAsAnotherLayoutAndExportTheirAdapters) {
   EXPECT_TRUE(std::filesystem::exists(runs / "run/model/adapter_config.json"));
   EXPECT_TRUE(std::filesystem::exists(runs / "run/model/tokenizer.json"));
 
-  // The adapter of one run is where another starts from; merged, it is a whole model.
+  // Another run starts from the adapter of the first run. The merged adapter is a whole model.
   const auto from = runs.train("from", 1,
                                {"lora.path=" + (runs / "run/model").string(), "lora.merge=true", "train.steps=1",
                                 "checkpoint.every=0", "schedule.warmup_steps=0"});
@@ -96,7 +97,7 @@ TEST(LoraRuns, GoOnAsAnotherLayoutAndExportTheirAdapters) {
   EXPECT_THAT(other.err, HasSubstr("written with another lora"));
 }
 
-// Four layers, for stages.
+// Four layers, enough for four stages.
 const char* const kDeepModel = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 260,
   "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
   "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.1, "torch_dtype": "float32",
@@ -161,7 +162,7 @@ TEST(LoraRuns, OfPipelinesGoOnWithoutAndExportOneFolder) {
   }
   EXPECT_EQ(read_file(runs / "staged/model/adapter_config.json"), read_file(runs / "whole/model/adapter_config.json"));
 
-  // Stages start from the folder, and merge.
+  // Pipeline stages start from the adapter's folder, and merge.
   const Words from = {"lora.path=" + (runs / "whole/model").string(), "lora.merge=true", "train.steps=1",
                       "checkpoint.every=0", "schedule.warmup_steps=0"};
   for (const auto& [name, ranks, more] : {NamedLayout{"from", 1, {}}, NamedLayout{"from-stages", 2, stages}}) {
@@ -204,7 +205,7 @@ TEST(LoraRuns, OverAPackedBaseTrainAlikeAndGoOnAsAnotherLayout) {
   EXPECT_THAT(other.err, HasSubstr("written with another lora"));
 }
 
-// One layer of 64 columns, so that there are whole blocks of 256.
+// One layer with 64 columns, so that there are whole blocks of 256.
 const char* const kWideModel = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 260,
   "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
   "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.1, "torch_dtype": "float32",
@@ -221,11 +222,11 @@ Words matrix_optimizer(const std::string& name) {
 TEST(MatrixOptimizerRuns, TrainAlikeOnEveryLayout) {
   const TinyRun muon, adamw8bit;
   for (const auto* runs : {&muon, &adamw8bit}) runs->write("base/config.json", kWideModel);
-  // Muon rounds gradients to bfloat16, where the last place of a float32 decides now and then: an update may differ by
-  // 2^-8 of itself, and a loss by that share of what it has fallen.
+  // Muon rounds gradients to bfloat16, so a float32 rounding error may change the result of this rounding. An update
+  // may then differ by 2^-8 of itself, and a loss by 2^-8 of its decrease.
   expect_layouts_alike(muon, matrix_optimizer("muon"), {kShardedPair, kSequenceFour}, 1e-3);
   EXPECT_NEAR(muon.metrics("one")[3]["lr"].get<double>(), 0.0055, 1e-9) << "half way to a tenth";
-  if (testing::on_accelerator()) return;  // which has no 8-bit moments yet
+  if (testing::on_accelerator()) return;  // accelerators have no 8-bit moments yet
   expect_layouts_alike(adamw8bit, matrix_optimizer("adamw8bit"), {kHybridFour, kTensorPair}, 2e-5);
 }
 

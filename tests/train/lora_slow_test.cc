@@ -1,4 +1,4 @@
-// What adapters save: a run of SmolLM2-135M with them beside a run of all its parameters.
+// Tests of the memory that adapters save: a run of SmolLM2-135M with adapters is compared with a run of all parameters.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace tessera::train {
 namespace {
 
 struct MeasuredRun {
-  int64_t memory_bytes = 0;  // the largest of its steps
+  int64_t memory_bytes = 0;  // maximum over its steps
   double first_loss = 0, last_loss = 0;
 };
 
@@ -51,7 +51,7 @@ TEST(LoraMemory, OfSmolLm2IsAtMostHalfOfTheFullRun) {
   EXPECT_LT(lora.last_loss, 0.8 * lora.first_loss);
 }
 
-// Linears are 106 of 135 million parameters: 425 MB in float32, 55 MB in NF4.
+// The linears have 106 of 135 million parameters: 425 MB in float32, 55 MB in NF4.
 TEST(LoraMemory, OfAPackedSmolLm2IsLessByWhatItsLinearsTookUp) {
   const testing::TempFolder folder;
   const auto lora = measured_run(folder, "lora", {"model.lora.rank=8"});

@@ -1,3 +1,4 @@
+// Tests of the measured peak of matrix products, and of the FLOPs per token of a model.
 #include "tessera/train/profile/machine_peak.h"
 
 #include <ATen/ATen.h>
@@ -12,7 +13,7 @@ namespace {
 
 TEST(MachinePeak, IsTheRateOfTheFastestCall) {
   double clock = 100;
-  std::vector<double> durations = {2, 0.5, 1, 4, 0.25};  // the last begins after 3.5 s
+  std::vector<double> durations = {2, 0.5, 1, 4, 0.25};  // the last call begins after 3.5 s
   size_t calls = 0;
   EXPECT_DOUBLE_EQ(best_rate(
                        10, 3.5, [&] { clock += durations.at(calls++); }, [&] { return clock; }),
@@ -20,7 +21,8 @@ TEST(MachinePeak, IsTheRateOfTheFastestCall) {
   EXPECT_EQ(calls, 3u);
 }
 
-// Beside another way to multiply and to take the time, whatever the machine: a wrong unit is off by much more.
+// Compares with another measurement of a product on this machine. The factor of 30 is generous, but a wrong unit is a
+// larger error.
 TEST(MachinePeak, IsMeasuredOnceAndIsTheSpeedOfAProduct) {
   const double peak = matmul_peak(c10::kFloat);
   EXPECT_EQ(matmul_peak(c10::kFloat), peak);

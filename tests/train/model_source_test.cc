@@ -1,3 +1,4 @@
+// Tests of the name of a run's model: a name on the Hub, a GGUF file or a folder.
 #include "tessera/train/run/model_source.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +30,7 @@ TEST(ModelSource, AModelOfTheHubIsCalledByItsNameAndRevision) {
   }
 }
 
-// Not by the folder in the user's cache that holds its config and a link.
+// The name is not the folder in the user's cache that holds the config and a link to the file.
 TEST(ModelSource, AGgufFileIsCalledByThePathThatTheUserGave) {
   const auto recipe = recipe_of("models/m@q8.gguf", "/cache/tessera/models/1/m-0123");
   EXPECT_EQ(public_model_name(recipe).name, "models/m@q8.gguf");

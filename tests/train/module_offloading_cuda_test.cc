@@ -1,3 +1,4 @@
+// Test of ScopedModuleOffloading on a GPU: the model moves to the GPU and back, and its tensor handles stay valid.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
-// Models that come and go: home is a mapped file here, so that the CPU's memory tells.
+// Tests of ScopedModuleOffloading: models move to a device and back. The idle place is a mapped file here, so that the
+// test can check on the CPU where the memory is.
 #include "tessera/train/nemo/module_offloading.h"
 
 #include <ATen/ATen.h>
@@ -31,7 +32,7 @@ struct Halves : nn::Callable<Halves> {
 
 c10::Device kCpu = c10::kCPU;
 
-// Whether memory of this process at `data` is that of a removed file.
+// True if the memory at `data` belongs to a removed file that this process has mapped.
 bool lies_in_a_file(const void* data) {
   std::ifstream maps("/proc/self/maps");
   const auto address = reinterpret_cast<uintptr_t>(data);
@@ -82,7 +83,7 @@ TEST(ModuleOffloading, KeepsHandlesValuesTiesViewsAndGradients) {
               lies_in_a_file(model.scale.const_data_ptr()));
   EXPECT_EQ(view.const_data_ptr(), handle[1].const_data_ptr());
   EXPECT_TRUE(handle.grad().equal(at::full({4, 8}, 4.0)));
-  // At home it can be read and written.
+  // The idle model can be read and written.
   model.weight.detach().add_(1);
   EXPECT_TRUE(model(x).sum().equal((wanted + 1).sum() * 4));
   {
@@ -123,7 +124,7 @@ TEST(ModuleOffloading, SaysWhatItLacks) {
     EXPECT_EQ(error.kind(), ErrorKind::kIo);
     EXPECT_THAT(error.what(), HasSubstr(nowhere.string()));
   }
-  here.close();  // once is all
+  here.close();  // a second close() does nothing
   if (at::hasCUDA()) return;
   try {
     ScopedModuleOffloading away(model, true);
@@ -131,7 +132,7 @@ TEST(ModuleOffloading, SaysWhatItLacks) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("no accelerator"));
   }
-  ScopedModuleOffloading off(model);  // disabled: asks for nothing
+  ScopedModuleOffloading off(model);  // disabled: needs no accelerator
 }
 
 TEST(ModuleOffloading, WhatHasNoValuesCannotMove) {

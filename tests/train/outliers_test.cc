@@ -1,3 +1,4 @@
+// Tests of the outlier detector for losses and gradient norms: z-scores against a window of earlier values.
 #include "tessera/train/output/outliers.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What a run of a pipeline says before it starts.
+// Tests of the text that a pipeline run prints before it starts, and of its errors.
 #include <gmock/gmock.h>
 
 #include "tests/train/tiny_run.h"

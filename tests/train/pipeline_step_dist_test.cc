@@ -1,4 +1,4 @@
-// Optimizer steps of a model that is cut into stages are those of one rank.
+// Tests that optimizer steps of a model that is cut into stages are equal to those of one rank.
 #include <gtest/gtest.h>
 
 #include "tessera/optim/optimizer.h"

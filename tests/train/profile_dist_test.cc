@@ -1,4 +1,4 @@
-// train.profile: traces of a real run, as a viewer of traces and the report read them.
+// Tests of train.profile: the traces of a real run are valid for trace viewers and for the report.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ nlohmann::json profile_event(const TinyRun& runs, const std::string& dir) {
   return found;
 }
 
-// Complete events of a thread lie within one another or apart, which viewers take for granted.
+// Complete events of one thread are nested or disjoint. Trace viewers require this.
 void expect_nested(const nlohmann::json& events) {
   std::map<int, std::vector<std::pair<double, double>>> open;
   for (const auto& event : events) {

@@ -1,3 +1,4 @@
+// Tests of the progress lines and the progress bar that a run prints.
 #include "tessera/train/output/progress.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Tests of the notes about a recipe: settings without effect, a long warm-up, and large steps.
 #include "tessera/train/run/recipe_notes.h"
 
 #include <gmock/gmock.h>
@@ -35,14 +36,14 @@ TEST(RecipeNotes, SettingsWithoutEffectAreToldInOneLine) {
                           "its own), model.lora.alpha 4.0 (with model.lora.path, whose folder has its own)"));
   recipe = parsed_recipe("");
   recipe.model.init = "random";
-  recipe.model.weights = recipe.model.name = "m.gguf";  // as a GGUF file is resolved
+  recipe.model.weights = recipe.model.name = "m.gguf";  // a GGUF file is resolved to these values
   EXPECT_THAT(recipe_notes(recipe, 100, 100), IsEmpty());
   recipe.model.weights = "w";
   EXPECT_THAT(recipe_notes(recipe, 100, 100),
               ElementsAre("[train.recipe] without effect: model.weights w (with model.init random)"));
 }
 
-// train.epochs says how many steps there are when the data are known.
+// With train.epochs the number of steps is known only after the data is loaded.
 TEST(RecipeNotes, AWarmUpLongerThanTheRunIsCutAndTold) {
   const auto recipe = parsed_recipe("train: {epochs: 1, global_batch_size: 4}\nschedule: {name: linear}");
   EXPECT_THAT(recipe_notes(recipe, 10, 3),

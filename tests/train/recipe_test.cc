@@ -1,3 +1,4 @@
+// Tests of recipes: keys, aliases, defaults, overrides, printing and errors.
 #include "tessera/train/recipe/recipe.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +27,7 @@ Recipe parse(const std::string& yaml, const std::vector<std::string>& overrides 
   return parse_recipe(yaml, "my.yaml", overrides);
 }
 
-// The message of the Error kConfig that `yaml` gives; checks that it is one line.
+// The message of the Error kConfig for `yaml`. The message must be one line.
 std::string error_of(const std::string& yaml, const std::vector<std::string>& overrides = {}) {
   try {
     parse(yaml, overrides);
@@ -80,7 +81,7 @@ comm:       {backend: auto, timeout_seconds: 300, check: timeout}            # a
   EXPECT_EQ(recipe.model.path, "DIR");
   EXPECT_THAT(recipe.data.validation, ElementsAre("PATH"));
   EXPECT_EQ(recipe.checkpoint.dir, "runs/NAME");
-  // Everything else in the contract is the default.
+  // All other settings of the contract have their defaults.
   Recipe defaults = parse("model: {path: DIR}\ndata: {train: PATH, validation: PATH}\ncheckpoint: {dir: runs/NAME}");
   EXPECT_EQ(to_yaml(recipe), to_yaml(defaults));
 }
@@ -226,7 +227,7 @@ TEST(Recipe, GroupsAndSchedulesThatCannotBeAreErrors) {
   auto warmed = wsd;
   warmed.emplace_back("schedule.warmup_steps=10");
   EXPECT_THAT(error_of(kMinimal, warmed), HasSubstr("wsd of 20 steps: found 10 of warm-up and 15 of decay"));
-  EXPECT_EQ(parse(kMinimal, wsd).schedule.warmup_steps, 5);  // a default gives way
+  EXPECT_EQ(parse(kMinimal, wsd).schedule.warmup_steps, 5);  // the default is reduced to fit
   EXPECT_THAT(error_of(kMinimal, {"schedule.decay_steps=5"}), HasSubstr("with schedule.name cosine, wanted wsd"));
   EXPECT_EQ(parse(kMinimal, {"train.early_stopping.patience=2", "data.validation=[v]"}).train.early_stopping_patience,
             2);
@@ -242,7 +243,7 @@ TEST(Recipe, MissingKeysAreNamed) {
 TEST(Recipe, KeysThatContradictAreAnError) {
   EXPECT_THAT(error_with("schedule: {warmup_steps: 20}\ntrain: {steps: 10}"),
               HasSubstr("my.yaml:3: schedule.warmup_steps: found 20, wanted at most train.steps, 10"));
-  EXPECT_EQ(parse(kMinimal, {"train.steps=3"}).schedule.warmup_steps, 3);  // a default gives way
+  EXPECT_EQ(parse(kMinimal, {"train.steps=3"}).schedule.warmup_steps, 3);  // the default is reduced to fit
   EXPECT_THAT(error_with("train: {global_batch_size: 5, local_batch_size: 2}"),
               HasSubstr("found 5, wanted a multiple of"));
   EXPECT_THAT(error_with("parallel: {dp_replicate: -1}"), HasSubstr("wanted at most one -1"));

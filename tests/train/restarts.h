@@ -1,5 +1,5 @@
-// SIGKILL of ranks under a launcher that starts them again: the run ends by itself, with the bits of an undisturbed
-// one.
+// SIGKILL of ranks under a launcher that starts them again. The run ends by itself, with the bits of an undisturbed
+// run.
 #pragma once
 
 #include "tests/train/kills.h"
@@ -10,7 +10,7 @@ inline void expect_run_to_outlive_kills(int kills, int most_a_run, unsigned seed
   std::mt19937 random(seed);
   const TinyRun runs;
   std::filesystem::create_directory(runs / "tmp");
-  std::map<int, std::string> expected;  // by ranks
+  std::map<int, std::string> expected;  // weights by number of ranks
   const std::vector<std::string> more = {"checkpoint.every=1", "train.steps=" + std::to_string(steps)};
   int killed = 0;
   for (int number = 0; killed < kills; ++number) {
@@ -44,7 +44,7 @@ inline void expect_run_to_outlive_kills(int kills, int most_a_run, unsigned seed
     EXPECT_EQ(runs.metrics(dir).size(), static_cast<size_t>(steps));
     EXPECT_TRUE(runs.weights(dir) == expected[ranks]) << log;
     EXPECT_EQ(log.find("tessera: error"), log.npos) << log;
-    // LATEST and two checkpoints, and one more when the last kill fell between the last save and its pruning.
+    // LATEST and two checkpoints, and a third checkpoint if the last kill was between the last save and its pruning.
     expect_nothing_left(runs, dir, 4);
     if (::testing::Test::HasFailure()) return;
     std::filesystem::remove_all(runs / dir);

@@ -1,4 +1,4 @@
-// Runs whose launcher starts their ranks again.
+// Tests of runs whose launcher starts the ranks again.
 #include "tests/support/free_port.h"
 #include "tests/train/restarts.h"
 
@@ -19,7 +19,7 @@ std::vector<nlohmann::json> restarts_of(const TinyRun& runs, const std::string& 
 
 TEST(Restarts, ARunOutlivesKilledRanksWithTheSameBits) { expect_run_to_outlive_kills(3, 3, std::random_device{}(), 6); }
 
-// One kill at a known place, and what is told of it.
+// One rank is killed at a known place. The log, the events and the report must contain the reason.
 TEST(Restarts, TheReasonIsInTheLogAndAmongTheEvents) {
   const TinyRun runs;
   std::filesystem::create_directory(runs / "tmp");
@@ -43,12 +43,12 @@ TEST(Restarts, TheReasonIsInTheLogAndAmongTheEvents) {
   EXPECT_THAT(restarts[0]["restart"]["reason"].get<std::string>(), HasSubstr("ended by signal 9 (Killed)"));
   const auto page =
       testing::run_process({testing::program(), "report", (runs / "a").string(), "-o", (runs / "a.html").string()});
-  if (page.exit_code == 0) {  // else this build has no charts
+  if (page.exit_code == 0) {  // otherwise this build has no charts
     EXPECT_THAT(read_file(runs / "a.html"), HasSubstr("restart 1: rank "));
   }
 }
 
-// A recipe that can never work is tried twice, not as often as is allowed.
+// A recipe that always fails is tried twice, not --max-restarts times.
 TEST(Restarts, TwoAlikeFailuresBeforeTheFirstStepEndTheRun) {
   const TinyRun runs;
   const auto run = runs.train("a", 2, {"data.train=[" + (runs / "none.jsonl").string() + "]", "--max-restarts", "9"});
@@ -57,7 +57,7 @@ TEST(Restarts, TwoAlikeFailuresBeforeTheFirstStepEndTheRun) {
   EXPECT_EQ(run.err.find("restart 2"), run.err.npos) << run.err;
 }
 
-// Under srun, torchrun or 'tessera launch' the flag would be taken for what it is not.
+// Under srun, torchrun or 'tessera launch' the flag has no effect, so a user must not rely on it.
 TEST(Restarts, AFlagThatHasNoEffectIsTold) {
   const TinyRun runs;
   auto command = runs.command("a", 1, {"train.steps=2"});

@@ -1,3 +1,4 @@
+// Slow test: 100 killed ranks do not change a bit of the result.
 #include "tests/train/restarts.h"
 
 namespace tessera::train {

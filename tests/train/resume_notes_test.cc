@@ -1,3 +1,4 @@
+// Tests of the notes about a resumed run: settings that changed since the checkpoint, with both values.
 #include "tessera/train/run/resume_notes.h"
 
 #include <gmock/gmock.h>
@@ -49,7 +50,7 @@ TEST(ResumeNotes, ARecipeOfAnotherVersionIsNotCompared) {
   EXPECT_THAT(changed_settings("", resumed_recipe({})), IsEmpty());
 }
 
-// The name is what a later run with the same recipe says, wherever the cache is.
+// A later run with the same recipe has the same name, also if the cache is in another place.
 TEST(ResumeNotes, AModelIsComparedByTheNameThatTheUserGave) {
   auto recipe = resumed_recipe({"model.path=acme/tiny"});
   const auto saved = to_yaml(recipe);

@@ -1,4 +1,4 @@
-// optimizer.stochastic_rounding: what it needs, and what a run says about it.
+// Tests of optimizer.stochastic_rounding: its requirements, and the text that a run prints about it.
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"

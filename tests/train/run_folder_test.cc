@@ -1,3 +1,4 @@
+// Tests of the folder of a run: its lock, recipe, metrics, earlier history and exported model.
 #include "tessera/train/output/run_folder.h"
 
 #include <gmock/gmock.h>
@@ -135,7 +136,7 @@ TEST(RunFolder, StartFromStepZeroPutsEarlierMetricsAside) {
   EXPECT_EQ(lines_of(temp / "run" / "previous" / "002" / "metrics.jsonl").size(), 1u);
 }
 
-// The message of the Error of this kind that taking the folder throws.
+// The message of the Error that the opening of the folder throws; the Error must be of this kind.
 std::string refusal(const std::filesystem::path& path, ErrorKind kind) {
   try {
     RunFolder folder(path);
@@ -207,7 +208,7 @@ TEST(RunFolder, ARecipeThatSomebodyChangedIsLeftAlone) {
   const auto changed = parse_recipe("model: {path: m}\ndata: {train: a.txt}\ntrain: {steps: 18}", "my.yaml");
   { RunFolder(temp / "run").write_recipe(recipe); }
   RunFolder folder(temp / "run");
-  folder.write_recipe(changed);  // its own it replaces
+  folder.write_recipe(changed);  // a recipe that a run wrote is replaced
   EXPECT_EQ(read_recipe(temp / "run" / "recipe.yaml").train.steps, 18);
   EXPECT_FALSE(std::filesystem::exists(temp / "run" / "recipe.resolved.yaml"));
   publish_file(temp / "run" / "recipe.yaml", "# mine\n");
@@ -245,7 +246,7 @@ TEST(RunFolder, OnlyAModelThatARunExportedIsReplaced) {
   EXPECT_EQ(read_file(config), "second");
   EXPECT_TRUE(folder.archive_history().empty());
   std::filesystem::remove(temp / "run" / "model" / "mine.txt");
-  publish_file(config, "s3cond");  // of the same size
+  publish_file(config, "s3cond");  // the same size as before
   EXPECT_THROW(folder.check_model_replaceable(), Error);
   publish_file(config, "second");
   EXPECT_EQ(folder.archive_history(), temp / "run" / "previous" / "001");
@@ -255,7 +256,8 @@ TEST(RunFolder, OnlyAModelThatARunExportedIsReplaced) {
   EXPECT_THROW(folder.check_model_replaceable(), Error);
 }
 
-// A run that is killed between announcing and renaming may have left either.
+// A run may be killed between the note of a new model's fingerprint and the rename. The folder then has the old or the
+// new model.
 TEST(RunFolder, AnExportThatWasCutOffIsGoneOnWith) {
   testing::TempFolder temp;
   {
@@ -274,7 +276,7 @@ TEST(RunFolder, AnExportThatWasCutOffIsGoneOnWith) {
 TEST(RunFolder, LineThatDoesNotFitLeavesTheFileWhole) {
   testing::TempFolder temp;
   const pid_t child = ::fork();
-  if (child == 0) {  // the limit on file size is for the whole process
+  if (child == 0) {  // the limit on file size holds for the whole process
     int code = 1;
     try {
       RunFolder folder(temp / "run");

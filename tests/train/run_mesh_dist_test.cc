@@ -1,5 +1,5 @@
-// Ranks that see the same rows as another one, as tensor-parallel ranks do, count once; what one of them signals or
-// holds, the whole run hears of and saves.
+// Tests of ranks that read the same rows as another rank, as tensor-parallel ranks do: such rows count once. A signal
+// or failure of one of these ranks reaches the whole run, and their shards are saved.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -24,7 +24,7 @@ data::Batch rows_of_share(int64_t share, int64_t number) {
                           at::zeros({2, 12}, at::kLong));
 }
 
-// A model sharded over the data-parallel ranks of a layout, which the other dims repeat.
+// A model that is sharded over the data-parallel ranks of a layout and replicated over the other dims.
 struct PlacedRun {
   RunMesh place;
   std::shared_ptr<comm::World> world;
@@ -55,10 +55,10 @@ struct PlacedRun {
 struct Found {
   StepResult first, second;
   double validation = 0;
-  std::vector<at::Tensor> values;  // of all parameters
+  std::vector<at::Tensor> values;  // values of all parameters
 };
 
-// Trains two steps and saves; what rank 0 found.
+// Trains two steps and saves. Returns the results of rank 0.
 Found train_two_steps(const RunLayout& layout, int ranks, const std::filesystem::path& checkpoints) {
   Found found;
   std::mutex mutex;
@@ -95,7 +95,7 @@ TEST(RunMeshRanks, ThoseThatRepeatOthersRowsChangeNothing) {
   EXPECT_EQ(twins.validation, plain.validation);
   ASSERT_EQ(twins.values.size(), plain.values.size());
   for (size_t i = 0; i < plain.values.size(); ++i) EXPECT_TRUE(at::equal(twins.values[i], plain.values[i])) << i;
-  // What the twins saved is the whole model, once, and any other layout reads it.
+  // The checkpoint of the replicated ranks has the whole model, once, and every other layout can load it.
   testing::run_ranks({.size = 1}, [&](const std::shared_ptr<comm::World>& world) {
     PlacedRun run({}, world);
     Checkpoint::latest(twin_folder.path())->load(training_state(*run.model, *run.optimizer).tensors);
@@ -110,7 +110,7 @@ TEST(RunMeshRanks, ThoseThatRepeatOthersRowsChangeNothing) {
 TEST(RunMeshRanks, AllHearWhatOneSignals) {
   testing::run_ranks({.size = 4}, [&](const std::shared_ptr<comm::World>& world) {
     PlacedRun run({.dp_shard = 2, .tp = 2}, world);
-    const auto stopped = run.run(0, {.stop = world->rank() == 1});  // of the second tensor-parallel rank
+    const auto stopped = run.run(0, {.stop = world->rank() == 1});  // signal of the second tensor-parallel rank
     EXPECT_TRUE(stopped.all_signals.stop);
     EXPECT_FALSE(stopped.all_signals.failed);
     EXPECT_TRUE(run.run(1, {.failed = world->rank() == 3}).all_signals.failed);

@@ -1,3 +1,4 @@
+// Tests of a run's mesh: which ranks read the same data, and the groups of each rank.
 #include "tessera/train/run/run_mesh.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +18,7 @@ RunMesh place_of(int rank, const RunLayout& layout) {
 
 TEST(RunMesh, RanksOfOneModelReadTheSameAndOthersReadDifferently) {
   const RunLayout layout{.dp_replicate = 2, .dp_shard = 2, .tp = 2, .cp = 3, .pp = 2, .ep = 1};
-  std::map<std::vector<int64_t>, std::set<int64_t>> by_place;  // of dp
+  std::map<std::vector<int64_t>, std::set<int64_t>> by_place;  // key: coordinates on the dp dims
   for (int rank = 0; rank < 48; ++rank) {
     const auto place = place_of(rank, layout);
     const auto& at = *place.mesh()->coordinate();

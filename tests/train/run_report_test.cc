@@ -1,3 +1,4 @@
+// Tests of the files that a run writes about itself: recipe, metrics and events.
 #include "tessera/train/output/run_report.h"
 
 #include <gmock/gmock.h>

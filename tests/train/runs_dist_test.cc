@@ -1,4 +1,5 @@
-// Whose a run folder is, what a run resumes from, and what ranks must agree on: with the real program.
+// Tests with the real program: which run may use a run folder, from which checkpoint a run resumes, and the values that
+// must be equal on all ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -38,7 +39,7 @@ TEST(Runs, StartingAnewPutsTheEarlierHistoryAsideAndKeepsItsOwn) {
   EXPECT_THAT(read_file(runs / "a/previous/001/metrics.jsonl"), HasSubstr("\"step\":12"));
   EXPECT_EQ(names_in(runs / "a"), (std::set<std::string>{".tessera", "checkpoints", "events.jsonl", "metrics.jsonl",
                                                          "model", "previous", "recipe.yaml"}));
-  // And it goes on from its own.
+  // The new run resumes from its own checkpoint.
   const auto resumed = runs.train("a", 2, {"train.steps=6", "train.seed=7"});
   ASSERT_RUNS(resumed);
   EXPECT_EQ(runs.metrics("a").size(), 6u);
@@ -61,7 +62,7 @@ TEST(Runs, AForeignHistoryIsRefused) {
 
 TEST(Runs, AUsersFilesInTheFolderAreLeftAlone) {
   const TinyRun runs;
-  // A folder with the user's own model and recipe, as in 'checkpoint: {dir: .}'.
+  // A folder with the user's own model and recipe, as with 'checkpoint: {dir: .}'.
   fs::create_directory(runs / "mine");
   fs::copy(runs / "base", runs / "mine/model");
   fs::copy(runs / "recipe.yaml", runs / "mine/recipe.yaml");
@@ -74,12 +75,12 @@ TEST(Runs, AUsersFilesInTheFolderAreLeftAlone) {
   EXPECT_EQ(names_in(runs / "mine"), (std::set<std::string>{"model", "recipe.yaml"}));
   EXPECT_EQ(read_file(runs / "mine/recipe.yaml"), before);
   EXPECT_EQ(names_in(runs / "mine/model"), names_in(runs / "base"));
-  // A run must not export over the model that it starts from.
+  // A run must not export over the model from which it starts.
   ASSERT_RUNS(runs.train("a", 1, {"train.steps=2"}));
   const auto onto = runs.train("a", 1, {"checkpoint.resume=never", "model.path=" + (runs / "a/model").string()});
   EXPECT_EQ(onto.exit_code, 2) << onto.err;
   EXPECT_THAT(onto.err, HasSubstr("is where this run would export its own model to"));
-  // Nor over what the user made of an earlier export.
+  // A run must not export over an earlier export that the user has changed.
   runs.write("a/model/notes.txt", "x");
   const auto kept = runs.train("a", 2, {"train.steps=4"});
   EXPECT_EQ(kept.exit_code, 2) << kept.err;
@@ -93,14 +94,14 @@ TEST(Runs, ADamagedCheckpointIsNotTrainedOn) {
   ASSERT_RUNS(runs.train("a", 2, {}));
   const auto file = runs / "a/checkpoints/step-00000006/__1_0.distcp";
   auto bytes = read_file(file);
-  bytes[bytes.size() - 5] ^= 0x10;  // a value, of the same shape
+  bytes[bytes.size() - 5] ^= 0x10;  // one byte of a value; all shapes stay the same
   publish_file(file, bytes);
   for (const int ranks : {1, 2}) {
     const auto run = runs.train("a", ranks, {"train.steps=8"});
     EXPECT_EQ(run.exit_code, 3) << run.err;
     EXPECT_THAT(run.err, HasSubstr("step-00000006/__1_0.distcp: hash is "));
   }
-  // The older one that the message speaks of.
+  // The older checkpoint that the message names.
   const auto older =
       runs.train("a", 2, {"train.steps=8", "checkpoint.resume=" + (runs / "a/checkpoints/step-00000004").string()});
   ASSERT_RUNS(older);
@@ -129,7 +130,7 @@ TEST(Runs, GoOnOnAnotherNumberOfRanks) {
   }
 }
 
-// Each rank has a recipe or data of its own, as on hosts whose copies differ.
+// A run that resumes with other kernels is equal only up to rounding, and its output must contain a warning.
 TEST(Runs, GoingOnWithOtherKernelsIsTold) {
   TinyRun runs;
   const auto plain = testing::run_process(runs.command("a", 1, {"train.steps=2"}),
@@ -145,6 +146,7 @@ TEST(Runs, GoingOnWithOtherKernelsIsTold) {
   EXPECT_THAT(other.err, HasSubstr("loops plain, here with fp32 products"));
 }
 
+// Each rank has its own recipe or data, as on hosts whose copies differ.
 TEST(Runs, RanksThatDifferAreToldApart) {
   const TinyRun runs;
   fs::create_directories(runs / "host0");
@@ -195,7 +197,7 @@ TEST(Runs, OtherLayoutsAndHalfPrecisionTrainAlike) {
   }
   EXPECT_TRUE(differs) << "nothing was computed in bfloat16";
   EXPECT_LT(plain.back()["loss"], plain.front()["loss"]);
-  // The replicas and shards of HSDP resume elsewhere.
+  // HSDP's checkpoint resumes on another number of ranks.
   ASSERT_RUNS(runs.train("hsdp", 1, {"train.steps=8"}));
   ASSERT_RUNS(runs.train("plain", 2, {"train.steps=8"}));
   EXPECT_NEAR(runs.metrics("hsdp")[7]["loss"].get<double>(), runs.metrics("plain")[7]["loss"].get<double>(), 1e-4);
@@ -203,7 +205,7 @@ TEST(Runs, OtherLayoutsAndHalfPrecisionTrainAlike) {
 
 TEST(Runs, KeepBestRanksEachCheckpointByTheLossOfItsOwnStep) {
   const TinyRun runs;
-  // The loss rises: a learning rate that throws the weights about. Validation is due at steps 3 and 6 only.
+  // The learning rate is so large that the loss rises. Validation is due at steps 3 and 6 only.
   ASSERT_RUNS(runs.train("a", 2,
                          {"data.validation=" + (runs / "held-out.jsonl").string(), "train.validate_every=3",
                           "optimizer.lr=0.3", "train.steps=8", "checkpoint.keep_last=1", "checkpoint.keep_best=1"}));
@@ -224,7 +226,7 @@ TEST(Runs, KeepBestRanksEachCheckpointByTheLossOfItsOwnStep) {
     const auto manifest = nlohmann::json::parse(read_file(runs / "a/checkpoints" / name / "manifest.json"));
     EXPECT_EQ(manifest["validation_loss"], losses[manifest["step"]]) << name;
   }
-  // Of a run on one rank and of one on three the same numbers.
+  // A run on one rank and a run on three ranks have the same validation losses.
   ASSERT_RUNS(runs.train(
       "b", 3, {"data.validation=" + (runs / "held-out.jsonl").string(), "train.validate_every=1", "train.steps=2"}));
   ASSERT_RUNS(runs.train(
@@ -241,7 +243,7 @@ TEST(Runs, ZeroSwitchesSavingAndValidatingOff) {
   ASSERT_RUNS(runs.train("a", 1, {"data.validation=" + (runs / "held-out.jsonl").string(), "checkpoint.every=0"}));
   EXPECT_TRUE(runs.metrics("a", "validation_loss").empty());
   EXPECT_FALSE(fs::exists(runs / "a/checkpoints/LATEST"));
-  // A finished run that could not be resumed is not overwritten.
+  // A finished run without checkpoints is not overwritten.
   const auto weights = runs.weights("a");
   ASSERT_RUNS(runs.train("a", 1, {"checkpoint.every=0", "train.steps=2"}));
   EXPECT_TRUE(read_file(runs / "a/previous/001/model/model.safetensors") == weights);

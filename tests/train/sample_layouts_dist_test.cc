@@ -1,4 +1,4 @@
-// Text that runs generate while they train, over the layouts of a model: that of one rank, printed once.
+// Tests of text samples that runs generate during training: every layout prints the samples of one rank, once.
 #include <gmock/gmock.h>
 
 #include "tests/train/tiny_run.h"

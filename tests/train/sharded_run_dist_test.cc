@@ -1,4 +1,5 @@
-// How a run holds its sharded model: in flat buffers, gradients in shards, float32 under a bfloat16 model.
+// Tests of how a run stores its sharded model: flat buffers, sharded gradients, and float32 parameters for a bfloat16
+// model.
 #include <gmock/gmock.h>
 
 #include "tessera/base/files/file.h"
@@ -22,7 +23,7 @@ using WorldPtr = std::shared_ptr<comm::World>;
 
 constexpr int64_t kVocabulary = 24, kLength = 16;
 
-// A model folder of a tiny Llama, without weights, and a recipe that starts from random ones.
+// A folder of a tiny Llama without weights, and a recipe that starts from random weights.
 Recipe sharded_recipe(const TempFolder& folder, std::vector<std::string> overrides = {}) {
   const auto model = folder / "model";
   std::filesystem::create_directories(model);
@@ -127,10 +128,10 @@ TEST(ShardedRun, KeepsABfloat16ModelInFloat32WhileItTrains) {
     const auto before = whole_parameters(*run.model), rounded_before = whole_parameters(*rounded.model);
     for (auto* each : {&run, &rounded}) {
       TrainStep step(*each->model, *each->optimizer, world->group(), {.max_grad_norm = 0});
-      step.run({rows_of(0, world)}, 1e-5);  // a change that bfloat16 cannot tell from none in values of about 1
+      step.run({rows_of(0, world)}, 1e-5);  // the change is too small for bfloat16 values of about 1
     }
     EXPECT_EQ(before.back().scalar_type(), at::kFloat);
-    EXPECT_FALSE(whole_parameters(*run.model).back().equal(before.back()));  // the last norm: ones
+    EXPECT_FALSE(whole_parameters(*run.model).back().equal(before.back()));  // the last norm, whose weights are ones
     EXPECT_EQ(rounded_before.back().scalar_type(), at::kBFloat16);
     EXPECT_TRUE(whole_parameters(*rounded.model).back().equal(rounded_before.back()));
     for (const auto& name : run.optimizer->parameter_names()) {

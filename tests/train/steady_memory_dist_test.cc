@@ -1,4 +1,4 @@
-// What a run obtains from the system it has obtained after its third step.
+// Test that a run maps no further memory after its third step.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -12,7 +12,7 @@
 namespace tessera::train {
 namespace {
 
-// Bytes of address space: whatever a process maps, by allocators, threads, files and compiled kernels.
+// Bytes of address space that a process has mapped: allocators, threads, files and compiled kernels.
 int64_t mapped_bytes(pid_t process) {
   std::ifstream status(fmt::format("/proc/{}/status", process));
   for (std::string line; std::getline(status, line);) {
@@ -26,7 +26,7 @@ struct Growth {
   int64_t before = 0, after = 0;
 };
 
-// Of each rank, from a step behind the third to one before the last ones.
+// Growth of each rank between a step after the third and a step before the last ones.
 std::map<pid_t, Growth> growth_of(const TinyRun& runs, const std::string& dir, int ranks, size_t steps,
                                   std::vector<std::string> more) {
   more.push_back(fmt::format("train.steps={}", steps));
@@ -55,7 +55,7 @@ TEST(SteadyMemory, NothingIsObtainedAfterTheThirdStep) {
   TESSERA_CPU_ONLY("is about the host's memory; tests/devices counts an accelerator's");
   if (testing::kSanitized) GTEST_SKIP() << "a sanitizer's own allocator keeps what was freed";
   const TinyRun runs;
-  std::string text;  // one document, so that each step has as many labels
+  std::string text;  // one document, so that each step has the same number of labels
   for (int i = 0; text.size() < 200'000; ++i) text += fmt::format("{} and {} more. ", i % 97, i % 89);
   runs.write("train.txt", text);
   const std::vector<std::string> more = {fmt::format("data.train=[{}]", (runs / "train.txt").string()),

@@ -1,4 +1,4 @@
-// A step whose loss is not finite is left out, or is an error, and leaves no trace.
+// Tests of a training step whose loss is not finite: the step is skipped, or is an error, and changes nothing.
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
@@ -51,7 +51,7 @@ struct StepRig {
     }
     return all;
   }
-  // One value of the last parameter, on the rank that holds it.
+  // Adds `value` to one element of the last parameter, on the rank that holds this element.
   void add_to_weight(double value) {
     const at::NoGradGuard no_grad;
     auto local = to_local(model->parameters().back());
@@ -67,13 +67,13 @@ void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor
 TEST(TrainStep, WhatIsNotFiniteIsLeftOutOrIsAnErrorAndChangesNothing) {
   for (const int ranks : {1, 2}) {
     for (const bool skip : {true, false}) {
-      // An accelerator has taken the update when the host reads that its loss was not finite.
+      // On an accelerator the update is done before the host reads that the loss is not finite.
       if (!skip && testing::on_accelerator()) continue;
       testing::run_ranks({.size = ranks}, [&](const std::shared_ptr<comm::World>& world) {
         StepRig disturbed(world, skip), plain(world, skip);
         for (StepRig* rig : {&disturbed, &plain}) EXPECT_FALSE(rig->run(0, world).skipped);
         const auto before = disturbed.values();
-        constexpr double kHuge = 1e38;  // finite, but its squares are not
+        constexpr double kHuge = 1e38;  // finite, but its squares overflow
         disturbed.add_to_weight(kHuge);
         if (skip) {
           const auto result = disturbed.run(3, world);
@@ -90,7 +90,7 @@ TEST(TrainStep, WhatIsNotFiniteIsLeftOutOrIsAnErrorAndChangesNothing) {
         }
         for (const auto& parameter : disturbed.model->parameters()) EXPECT_FALSE(parameter.grad().defined());
         {
-          const at::NoGradGuard no_grad;  // the value back as it was, not less what was added: that rounds
+          const at::NoGradGuard no_grad;  // restores the value; a subtraction would round
           const auto values = disturbed.values();
           size_t changed = 0;
           for (size_t i = 0; i < values.size(); ++i) changed += !at::equal(values[i], before[i]);

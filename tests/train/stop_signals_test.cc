@@ -1,3 +1,4 @@
+// Tests of StopSignals: the first signal requests a stop, and a second signal ends the process.
 #include "tessera/train/run/stop_signals.h"
 
 #include <gtest/gtest.h>
@@ -7,8 +8,8 @@
 namespace tessera::train {
 namespace {
 
-// How a process ends that runs under StopSignals and is sent so many SIGTERM by its parent, then by itself, and then
-// SIGUSR1 by itself. 0: they were one request.
+// The exit code of a process under StopSignals. The process gets `terms_of_parent` SIGTERM from its parent, then sends
+// itself `own_terms` SIGTERM and `own_usr1s` SIGUSR1. The result is 0 if all signals were one request.
 int ends_with(int terms_of_parent, int own_terms, int own_usr1s) {
   int told[2], ready[2];
   if (::pipe(told) != 0 || ::pipe(ready) != 0) return -1;
@@ -27,7 +28,7 @@ int ends_with(int terms_of_parent, int own_terms, int own_usr1s) {
   EXPECT_EQ(::read(ready[0], &byte, 1), 1);
   for (int i = 0; i < terms_of_parent; ++i) {
     ::kill(child, SIGTERM);
-    ::usleep(50'000);  // two that are pending at once are one to the kernel
+    ::usleep(50'000);  // the kernel merges two pending signals of the same number
   }
   EXPECT_EQ(::write(told[1], "t", 1), 1);
   int status = 0;

@@ -1,3 +1,4 @@
+// Tests of the count of tokens after the last label of each row.
 #include "tessera/train/nemo/tail_padding.h"
 
 #include <ATen/ATen.h>

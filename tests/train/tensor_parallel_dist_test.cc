@@ -1,4 +1,4 @@
-// Training runs of the real program on tensor-parallel layouts.
+// Tests of training runs of the real program on tensor-parallel layouts.
 #include <gmock/gmock.h>
 
 #include "tests/train/tiny_run.h"
@@ -15,7 +15,7 @@ struct TensorParallelRun {
   std::vector<std::string> overrides;
 };
 
-// 47 tokens a row divide by no number of ranks.
+// 47 tokens per row are not divisible by any number of ranks.
 TEST(TensorParallelRuns, TrainAsOneRankDoes) {
   const TinyRun runs;
   const std::vector<std::string> common = {"checkpoint.every=0", "train.steps=4", "data.sequence_length=47"};
@@ -64,7 +64,7 @@ TEST(TensorParallelRuns, AreRefusedBeforeTheyStart) {
   runs.write("base/model.safetensors", "no weights, as whoever reads them finds");
   const auto read = runs.train("read", 2, {"model.init=pretrained", "parallel.tp=2"});
   EXPECT_EQ(read.exit_code, 3) << read.err;
-  std::filesystem::create_symlink("nowhere", runs / "base/more.safetensors");  // no weights to look into either
+  std::filesystem::create_symlink("nowhere", runs / "base/more.safetensors");  // another file without weights
   const auto found = runs.train("found", 2, {"model.init=pretrained", "parallel.tp=2"});
   EXPECT_NE(found.exit_code, 0);
   EXPECT_THAT(found.err, HasSubstr("more.safetensors"));
@@ -100,7 +100,7 @@ TEST(TensorParallelRuns, TakeAPlanFileAndSayWhatDoesNothing) {
   ASSERT_EQ(planned.exit_code, 0) << planned.err;
   expect_same_run(runs, "planned", "one");
   EXPECT_THAT(planned.err, HasSubstr("'model.layers.*.experts' matches no module"));
-  if (!testing::on_accelerator()) {  // where it does something
+  if (!testing::on_accelerator()) {  // accelerators support this setting
     EXPECT_THAT(planned.err, HasSubstr("cpu_offload"));
   }
   auto alone = common;

@@ -1,4 +1,4 @@
-// Twenty steps of the real program on every layout, and from one layout to another half-way.
+// Slow tests: twenty steps of the real program on every layout, and a change of the layout after half of the steps.
 #include <gmock/gmock.h>
 
 #include "tests/train/tiny_run.h"
@@ -19,7 +19,8 @@ std::vector<std::string> joined(std::vector<std::string> all, const std::vector<
   return all;
 }
 
-// Their head counts: tp divides 8 and 4, three ranks 6 and 3, and four share 2.
+// Head counts with their layouts: tp divides 8 and 4 heads, three ranks divide 6 and 3, and four ranks share 2
+// key-value heads.
 struct HeadsAndLayouts {
   int heads, kv_heads;
   std::vector<SlowLayout> layouts;
@@ -42,8 +43,8 @@ const std::vector<HeadsAndLayouts> kSlowLayouts = {
     {6, 3, {{"tp-3", 3, {"parallel.tp=3"}}, {"tp-3-sequences", 3, joined({"parallel.tp=3"}, kSequences)}}},
     {4, 2, {{"tp-4-shared-heads", 4, {"parallel.tp=4", "parallel.replicate_kv=true"}}}}};
 
-// 47 tokens a row divide by no number of ranks. One rank takes four micro-batches a step, two take two
-// each, four take one.
+// 47 tokens per row are not divisible by any number of ranks. One rank takes four micro-batches per step, two ranks
+// take two each, four ranks take one each.
 class TwentySteps : public ::testing::TestWithParam<size_t> {
  protected:
   TwentySteps() {
@@ -75,7 +76,7 @@ class TwentySteps : public ::testing::TestWithParam<size_t> {
 
 TEST_P(TwentySteps, AreThoseOfOneRankWithAndWithoutCheckpointing) {
   ASSERT_NO_FATAL_FAILURE(train_one_rank());
-  const std::vector<std::string> kinds = {"full", "selective", "mlp"};  // by turns
+  const std::vector<std::string> kinds = {"full", "selective", "mlp"};  // one kind for each layout, in turn
   for (size_t i = 0; i < layouts().size(); ++i) {
     for (const auto& checkpointing : {std::string("none"), kinds[i % kinds.size()]}) {
       const auto dir = layouts()[i].name + "-" + checkpointing;
@@ -86,7 +87,8 @@ TEST_P(TwentySteps, AreThoseOfOneRankWithAndWithoutCheckpointing) {
   }
 }
 
-// Each layout's first half is followed by the second half on the next, one rank among them.
+// Each layout trains the first half, and the next layout of the list trains the second half. One rank is in the list,
+// too.
 TEST_P(TwentySteps, GoOnOnAnotherLayout) {
   ASSERT_NO_FATAL_FAILURE(train_one_rank());
   auto ring = layouts();

@@ -1,3 +1,4 @@
+// Tests of our event files with TensorBoard's own reader.
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,3 +1,4 @@
+// Tests of TensorBoard event files: checksums, record framing and errors.
 #include "tessera/train/output/tensorboard.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Training runs of the real program that take a second: a tiny Llama over bytes with random weights, a few sentences.
+// Training runs of the real program that take about a second: a tiny Llama over bytes, with random weights and a few
+// sentences as data.
 //
 //   TinyRun runs;                                                   // a folder of its own, with recipe.yaml
 //   const auto run = runs.train("a", 2, {"train.steps=4"});         // checkpoint.dir is runs / "a"
@@ -54,7 +55,7 @@ log: {{tensorboard: false}}
                                      folder_.path().string()));
   }
 
-  // The base is a Qwen3-MoE of four experts then. more: further keys of its config.
+  // Makes the base a Qwen3-MoE of four experts. `more` has further keys of its config.
   void have_experts(int layers, const nlohmann::json& more = nlohmann::json::object()) const {
     auto config = nlohmann::json::parse(R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
       "vocab_size": 260, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24, "num_experts": 4,
@@ -93,7 +94,7 @@ log: {{tensorboard: false}}
   testing::TempFolder folder_;
 };
 
-// Two runs computed the same: losses and gradient norms of every step within what the order of sums may change.
+// Expects that two runs have equal losses and gradient norms in every step, up to the order of sums.
 inline void expect_same_run(const TinyRun& runs, const std::string& found, const std::string& wanted,
                             double tolerance = 1e-5) {
   const auto ours = runs.metrics(found), theirs = runs.metrics(wanted);

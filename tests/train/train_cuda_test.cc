@@ -1,4 +1,4 @@
-// The program trains on GPUs as on the CPU, and with train.deterministic to the same bits again.
+// Tests that the program trains on GPUs as on the CPU, and that two runs with train.deterministic have equal bits.
 #include <gtest/gtest.h>
 
 #include "tessera/comm/backends/device_backends.h"

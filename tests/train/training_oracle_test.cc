@@ -1,4 +1,4 @@
-// The whole training run against plain PyTorch, and against itself on other layouts.
+// Tests of a whole training run against plain PyTorch, and against the same run on other layouts.
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -75,7 +75,7 @@ std::vector<StepNumbers> run_tessera(const std::filesystem::path& recipe, const 
   return read_steps(lines);
 }
 
-// The batches that every layout trains on, through the same loader, for the plain PyTorch run.
+// Trains with plain PyTorch on the batches of every layout, which the same loader makes.
 std::vector<StepNumbers> run_pytorch(const TempFolder& folder, const std::filesystem::path& recipe_path,
                                      const std::vector<StepNumbers>& ours,
                                      const std::vector<std::string>& checkpoint = {}) {
@@ -168,7 +168,7 @@ TEST(Training, TwoRunsOfOneLayoutAndAnInterruptedOneAreBitwiseEqual) {
   }
   EXPECT_TRUE(weights("first") == weights("second"));
 
-  // Asked to stop after some steps: saves, exits 0, and goes on where it stopped.
+  // A run that is asked to stop after some steps saves, exits with 0, and resumes at the same step.
   const auto dir = (folder / "third").string();
   const auto script = fmt::format(
       "{} checkpoint.every=100 & pid=$!; "

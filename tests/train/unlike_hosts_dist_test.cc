@@ -1,5 +1,6 @@
-// Two hosts that differ in all that decisions may rest on: ranks (4 and 2), cores (2 and 1), and where the master's
-// name leads (loopback on its own host). Ranks decide alike nevertheless, and the numbers are those of one host.
+// Tests of two hosts that differ in every property that may influence decisions: ranks (4 and 2), cores (2 and 1), and
+// the address of the master's name (loopback on its own host). All ranks must make the same decisions, and the results
+// are those of one host.
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
@@ -35,7 +36,7 @@ constexpr int kRanks = 6;
 constexpr const char* kRanksOfHosts = "4,2";
 constexpr int kCoresOfHosts[] = {2, 1};
 
-// This process and what it starts may use that many of the cores it has; the same ones when there are too few.
+// Limits this process and its children to `count` cores: always the same cores, or all cores if there are fewer.
 void use_cores(int count) {
   cpu_set_t all, some;
   if (::sched_getaffinity(0, sizeof all, &all) != 0) return;
@@ -46,7 +47,7 @@ void use_cores(int count) {
   ::sched_setaffinity(0, sizeof some, &some);
 }
 
-// All lists of `length` of these placements.
+// All lists of `length` placements out of `placements`.
 std::vector<Placements> lists_of(const std::vector<Placement>& placements, size_t length) {
   std::vector<Placements> lists = {{}};
   for (size_t i = 0; i < length; ++i) {
@@ -62,7 +63,7 @@ std::vector<Placements> lists_of(const std::vector<Placement>& placements, size_
   return lists;
 }
 
-// `whole`, placed so: where it is Partial, the first rank has the value and the others nothing.
+// `whole` with these placements. For Partial the first rank has the value and the other ranks have zeros.
 at::Tensor placed(const at::Tensor& whole, const MeshPtr& mesh, const Placements& placements) {
   Placements without_partial = placements;
   bool mine = true;
@@ -93,7 +94,7 @@ void redistribute_everything(const std::shared_ptr<comm::World>& world) {
   }
 }
 
-// Not a test: what a rank of a host does.
+// Not a test by itself: the code that each rank of a host runs.
 TEST(DISABLED_RankOfAnUnlikeHost, Main) {
   int code = 0;
   try {
@@ -165,7 +166,7 @@ log: {{tensorboard: false}}
     return steps;
   }
 
-  // Trains over both hosts and on one, and compares.
+  // Trains on both hosts and on one host, and compares the results.
   void expect_the_numbers_of_one_host(const std::vector<std::string>& parallel) {
     const auto recipe = write_recipe();
     const auto command = [&](const fs::path& dir) {

@@ -1,3 +1,4 @@
+// Tests of the YAML reader of recipes: order, line numbers, aliases, and the refusal of hostile input.
 #include "tessera/train/recipe/yaml_tree.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,5 @@
-// The documents lead to files and headings that exist, and README's C++ example is that of a program that runs.
+// Tests of the documents: their links lead to existing files and headings, and README's C++ example is part of a
+// program that runs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +35,7 @@ std::string without_indent(const std::string& line) {
   return begin == std::string::npos ? "" : line.substr(begin);
 }
 
-// The anchors that GitHub gives to the headings of a page: lower case, spaces as hyphens, punctuation dropped.
+// The anchors that GitHub gives to the headings of a page: lower case, hyphens for spaces, no punctuation.
 std::set<std::string> anchors_of(const std::string& text) {
   std::set<std::string> anchors;
   for (const auto& line : lines_of(text)) {
@@ -52,7 +53,7 @@ std::set<std::string> anchors_of(const std::string& text) {
   return anchors;
 }
 
-// The links of the pages whose file or heading does not exist. `exists` tells whether a path from the root does.
+// The links of the pages whose file or heading does not exist. `exists` says whether a path from the root exists.
 std::vector<std::string> link_faults(const SourceTree& pages, const std::function<bool(const std::string&)>& exists) {
   static const std::regex kLink(R"(\]\(([^)\s]+)\))");
   std::vector<std::string> faults;
@@ -75,7 +76,7 @@ std::vector<std::string> link_faults(const SourceTree& pages, const std::functio
   return faults;
 }
 
-// The lines of a page's C++ examples that a program does not have, in that order, whatever their indentation.
+// The lines of a page's C++ examples that `program` does not have in the same order. Indentation is ignored.
 std::vector<std::string> example_faults(const std::string& page, const std::string& program) {
   const auto program_lines = lines_of(program);
   auto next = program_lines.begin();

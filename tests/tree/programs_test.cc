@@ -1,4 +1,4 @@
-// What the programs that we ship are linked of.
+// Tests of the libraries that our programs are linked with.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// libtorch exports such functions, too, of another libstdc++ than the program's (cmake/TesseraDependencies.cmake).
+// libtorch exports such functions, too, from another libstdc++ than the program's (cmake/TesseraDependencies.cmake).
 TEST(Programs, CallNoFunctionOfStdWithoutAVersion) {
   for (const auto& path : {program(), pretend_program()}) {
     const auto run = run_process({"nm", "--dynamic", "--undefined-only", "--demangle", path});

@@ -1,3 +1,4 @@
+// The checks of the rules of HACKING.md about the structure of the source tree (source_tree.h).
 #include "tests/tree/source_tree.h"
 
 #include <fmt/format.h>
@@ -28,7 +29,7 @@ std::vector<Include> includes_of(const SourceTree& tree) {
 
 std::string parent_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
 
-// "tessera/comm/shm/engine.cc" -> "comm"; a public header, tessera/comm.h, is of no layer.
+// "tessera/comm/shm/engine.cc" gives "comm". A public header, such as tessera/comm.h, has no layer.
 std::string layer_of(const std::string& path) {
   const auto begin = std::string("tessera/").size();
   const auto end = path.find('/', begin);
@@ -75,7 +76,7 @@ std::map<std::string, std::set<std::string>> layers_of(const std::string& cmake_
       if (word == "USES" || word == "LIBRARIES") {
         is_layer = word == "USES";
       } else if (is_layer) {
-        const auto& below = out.at(word);  // a layer is named after those that it uses
+        const auto& below = out.at(word);  // CMake names a layer after the layers that it uses
         used.insert(below.begin(), below.end());
       }
     }
@@ -155,7 +156,7 @@ std::vector<std::string> namespace_faults(const SourceTree& tree) {
       has_detail = has_detail || name.ends_with("::detail");
       is_named = is_named || name == namespace_of_layer(layer) || name.starts_with(namespace_of_layer(layer) + "::");
     }
-    if (found.empty()) continue;  // macros, C
+    if (found.empty()) continue;  // a file with only macros or C
     const auto wanted = namespace_of_layer(layer) + (in_detail ? "::detail" : "");
     if (!is_named || has_detail != in_detail) {
       faults.push_back(fmt::format("{} opens {}, expected {}", path, found, wanted));
@@ -194,7 +195,7 @@ std::vector<std::string> brace_faults(const SourceTree& tree) {
       }
       const auto& after = lines[i + 2];
       const auto joined = lines[i].size() - 2 + body.size() - indent.size() - 1;
-      // GoogleTest's macros hold an else of their own.
+      // GoogleTest's macros contain an else.
       static const std::regex simple(R"re(^ *(?!(if|for|while|do|switch|case)\b|[A-Z_]+\b)[^{}\[\]/ ][^{}\[\]/]*;$)re");
       if (match[3].matched || match[4].matched || match[6].matched || after != indent + "}" || joined > 120) continue;
       if (!std::regex_match(body, simple)) continue;

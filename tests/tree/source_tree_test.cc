@@ -1,4 +1,5 @@
-// The tree keeps the rules of HACKING.md, and each rule finds a tree that breaks it.
+// Tests that the source tree keeps the rules of HACKING.md, and that the check of each rule finds a tree that breaks
+// the rule.
 #include "tests/tree/source_tree.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// cmake/TestFilters.cmake: a filter that matches no test stops the configuration.
+// Tests of cmake/TestFilters.cmake: a filter that matches no test stops the configuration.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

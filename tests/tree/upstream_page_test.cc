@@ -1,4 +1,5 @@
-// Every row of docs/upstream.md names a header, a test and an example that exist and have the row's C++ name.
+// Tests that every row of docs/upstream.md names an existing header, test and example, which contain the row's C++
+// name.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +30,7 @@ std::vector<std::string> matches(const std::string& text, const char* pattern, i
 }
 
 struct Source {
-  std::set<std::string> words;  // identifiers, without those of comments and preprocessor lines
+  std::set<std::string> words;  // identifiers, but not those of comments and preprocessor lines
   std::set<fs::path> includes;  // headers of this library
 };
 
@@ -38,7 +39,7 @@ Source read_source(const fs::path& file) {
   std::string word, text = read_file(file) + std::string(10, '\n');
   for (size_t i = 0, line = 0; i < text.size(); ++i) {
     const bool directive = i == line && text[i] == '#';
-    if (directive && text.compare(i + 10, 8, "tessera/") == 0) {  // behind `#include "`
+    if (directive && text.compare(i + 10, 8, "tessera/") == 0) {  // the path after `#include "`
       source.includes.insert(testing::source_folder() /
                              text.substr(i + 10, text.find_first_of("\">", i + 10) - i - 10));
     }
@@ -60,7 +61,7 @@ class UpstreamPage : public ::testing::Test {
     if (is_new && fs::exists(file)) entry->second = read_source(file);
     return entry->second;
   }
-  // `header` and the headers of this library that it includes, directly or not.
+  // `header` and the headers of this library that it includes, directly or indirectly.
   const std::set<fs::path>& included(const fs::path& header) {
     const auto [entry, is_new] = included_.try_emplace(header);
     auto& found = entry->second;
@@ -85,7 +86,7 @@ TEST_F(UpstreamPage, NamesHeadersTestsAndExamplesThatAreThere) {
   for (const auto& row : rows) {
     const auto cells = matches(row, "\\| ([^|]*) ", 1);  // upstream, ours, header, test, example, deviation
     ASSERT_GE(cells.size(), 5u) << row;
-    const auto ours = matches(cells[1], "\\w+");  // a namespace or class before each name
+    const auto ours = matches(cells[1], "\\w+");  // each name has its namespace or class before it
     const auto declares = [&](const fs::path& file) {
       return std::all_of(ours.begin(), ours.end(), [&](const auto& part) { return source(file).words.contains(part); });
     };

@@ -1,4 +1,4 @@
-// Adapters as people have them beside PEFT: every spelling of target_modules, weights in every file.
+// Tests of adapters from users against PEFT: every spelling of target_modules, and weights in every file format.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const json kTargets = {
-    // Texts are regular expressions of the whole path, but for one.
+    // A string is a regular expression of the whole path, except "all-linear".
     "q_proj",
     ".*q_proj",
     ".*\\.q_proj|.*\\.v_proj",
@@ -32,7 +32,7 @@ const json kTargets = {
     "ALL-LINEAR",
     ".*layers\\.[01]\\..*(up|down)_proj",
     "(.*)\\.o_proj",
-    // Lists hold names.
+    // A list holds names.
     json::array(),
     {"q_proj"},
     {"self_attn.q_proj"},

@@ -1,6 +1,6 @@
-// A model that says one text, whatever it is asked: each token names the next one. Behind a line end it says
-// "abc<|im_end|>", then the same again, so that an end that is missed shows in its text. Its tokens are bytes and five
-// more.
+// A model that generates one fixed text for every prompt: each token determines the next token. After a line end the
+// text is "abc<|im_end|>", then the same text again, so that a missed end is visible in the text. Its tokens are the
+// bytes and five more.
 //
 //   write_chain_folder(dir, {.generation_config = R"({"eos_token_id": 260})"});
 //   write_chain_gguf(file, {.eos = kChainEos, .turn_end_type = 4});
@@ -21,14 +21,14 @@
 
 namespace tessera::testing {
 
-constexpr int64_t kChainWidth = 272;  // tokens, and hidden size
+constexpr int64_t kChainWidth = 272;  // number of tokens, and hidden size
 constexpr int32_t kChainBos = 256, kChainEos = 257, kChainTurnStart = 258, kChainTurnEnd = 260;
 
 inline const char* const kChainTemplate =
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-// By id: GPT-2's letters of the bytes, then the tokens beyond them.
+// The tokens by id: GPT-2's letters of the bytes, then the other tokens.
 inline std::vector<std::string> chain_tokens() {
   std::vector<std::string> tokens;
   int next = 256;
@@ -77,8 +77,8 @@ inline std::vector<ChainTensor> chain_tensors() {
 
 struct ChainFolder {
   std::string tokenizer_config = R"({"bos_token": "<s>", "eos_token": "</s>"})";
-  std::string generation_config{};  // "": no file
-  std::string config_eos = "257";   // eos_token_id of config.json
+  std::string generation_config{};  // "": there is no such file
+  std::string config_eos = "257";   // eos_token_id in config.json
   std::function<void(nlohmann::ordered_json& tokenizer)> change_tokenizer = {};
   std::string chat_template = kChainTemplate;
 };
@@ -142,10 +142,10 @@ inline void write_chain_folder(const std::filesystem::path& dir, const ChainFold
 
 struct ChainGguf {
   std::optional<uint32_t> eos = kChainEos, eot{};
-  int32_t turn_end_type = 3;  // of <|im_end|>: 1 text, 3 control, 4 defined by the user
+  int32_t turn_end_type = 3;  // type of <|im_end|>: 1 text, 3 control, 4 user-defined
   std::optional<std::string> pre = "gpt-2";
   std::vector<std::string> merges{};
-  std::vector<std::string> more_tokens{};  // behind the others
+  std::vector<std::string> more_tokens{};  // after the other tokens
 };
 
 inline void write_chain_gguf(const std::filesystem::path& path, const ChainGguf& of = {}) {

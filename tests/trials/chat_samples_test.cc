@@ -1,4 +1,4 @@
-// Chats that people have, as training samples: which tokens are learnt.
+// Tests of realistic chats as training samples: which tokens count in the loss.
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ class ChatSamplesTest : public ::testing::Test {
 
   std::string shown(const std::vector<int32_t>& tokens) const { return tokenizer_.decode(tokens, false); }
 
-  // The runs of tokens that are learnt.
+  // The runs of consecutive tokens that count in the loss.
   std::vector<std::string> learnt(const TrainingRecord& record, SampleOptions options = {}) {
     const SampleMaker maker(tokenizer_, chat_, std::move(options));
     const TokenizedSample sample = maker.make(record);
@@ -149,7 +149,8 @@ TEST_F(ChatSamplesTest, ToolsThatAreListedAtTheLastUserAreNoneOfATurn) {
                           "Wet.</s>", "Yes.</s>"));
 }
 
-// Half of the conversation alone is refused, so that its text in the whole is told from a text instead of the calls.
+// The template refuses the first half of the conversation. The calls must therefore be found in the text of the whole
+// conversation.
 TEST_F(ChatSamplesTest, ATemplateThatWantsAUserIsUnderstoodWhereTheCallIsBeforeIt) {
   use_template(
       "{% set ns = namespace(user=false) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.user = true %}{% "
@@ -169,7 +170,7 @@ TEST_F(ChatSamplesTest, TheWordsOfOthersAreNotLearntWhereTheyAreThoseOfTheAssist
               ElementsAre(kCalled, "<think>\n\n</think>\n\nIt rains.<|im_end|>"));
 }
 
-// Gemma 4 prints the text of a message with calls behind the results of these.
+// Gemma 4 prints the text of a message with calls after the results of the calls.
 TEST_F(ChatSamplesTest, ATextThatIsPrintedBehindTheResultsIsLearntAndTheResultsAreNot) {
   add_tokens({"<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|\"|>"});
   use_template_file("google-gemma-4-31B-it");
@@ -253,7 +254,7 @@ TEST_F(ChatSamplesTest, ATemplateForPartsGetsParts) {
     EXPECT_EQ(fmt::format("{}", fmt::join(tokens_of(chat(messages)), "")), "[user]Hi[assistant]Yo") << messages;
     EXPECT_THAT(learnt(chat(messages)), ElementsAre("Yo")) << messages;
   }
-  // It reads one part.
+  // The template reads only one part.
   EXPECT_EQ(
       fmt::format(
           "{}",
@@ -344,7 +345,7 @@ TEST_F(ChatSamplesTest, AnEosThatOnlyTheMapNamesEndsTexts) {
   EXPECT_THAT(tokens_of(text), ElementsAre("a", "<eos>"));
   EXPECT_THAT(warnings_, IsEmpty());
   EXPECT_EQ(tokenizer_.pad_id(), kTurnEnd);
-  // As in transformers: the map counts for folders without added_tokens_decoder.
+  // As in transformers, the map is used for folders without added_tokens_decoder.
   std::ofstream(folder_ / "tokenizer_config.json") << R"({"eos_token": "<|im_end|>"})";
   EXPECT_EQ(text::Tokenizer::from_folder(folder_.path()).eos_id(), kEos);
   std::ofstream(folder_ / "tokenizer_config.json") << R"({"eos_token": "<|im_end|>", "added_tokens_decoder": {}})";

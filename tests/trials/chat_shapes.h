@@ -1,12 +1,13 @@
-// Drawn chats (oracle/chat_shapes.py) through chat templates and into training samples.
+// Random chats (oracle/chat_shapes.py) are rendered by chat templates and made into training samples.
 //
 //   ShapeChecks checks(folder);
 //   checks.run(name, source, cases);
 //   EXPECT_TRUE(checks.faults().empty()) << checks.faults()[0];
 //
-// Texts and errors are compared with transformers' own. Of masks: the texts of the assistant are learnt and those of
-// all others are not; a turn begins where the prompt for it ends and ends within what the conversation up to it prints,
-// as far as these are prefixes of the whole; {% generation %} blocks are learnt as they are.
+// Rendered texts and errors are compared with those of transformers. Loss masks are checked: texts of the assistant
+// count in the loss, and all other texts do not. A turn begins where the prompt for it ends, and ends within the text
+// of the conversation up to this turn, if these texts are prefixes of the whole text. {% generation %} blocks count
+// exactly as they are.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +32,7 @@
 
 namespace tessera::trials {
 
-// A byte tokenizer with the control tokens that the template spells, all of them special.
+// A byte tokenizer. All control tokens that the template spells are special tokens.
 inline text::Tokenizer tokenizer_for(const std::string& source, const std::filesystem::path& folder) {
   data::make_byte_tokenizer(folder);
   auto file = nlohmann::json::parse(read_file(folder / "tokenizer.json"));
@@ -121,7 +122,7 @@ class ShapeChecks {
       sample =
           maker.make({.kind = data::RecordKind::kChat, .json = std::make_shared<const Json>(record), .where = where_});
     } catch (const Error& error) {
-      // Before a first message of the assistant there is nothing that a prompt for it could end with.
+      // If the first message is the assistant's, no earlier text exists at which a prompt could end.
       if (messages[messages[0]["role"] == "system" ? 1 : 0]["role"] == "assistant") {
         ++refused;
         return;
@@ -130,7 +131,7 @@ class ShapeChecks {
     }
     ++samples;
     const auto encoding = tokenizer.encode_with_offsets(rendered.text, {.add_special_tokens = false});
-    std::vector<uint8_t> learnt(rendered.text.size(), 0);  // by byte
+    std::vector<uint8_t> learnt(rendered.text.size(), 0);  // one value per byte
     for (size_t i = 0; i < encoding.ids.size(); ++i) {
       for (size_t at = encoding.offsets[i].first; at < encoding.offsets[i].second; ++at) {
         learnt[at] = sample.loss_mask[i];
@@ -160,7 +161,7 @@ class ShapeChecks {
     return out;
   }
 
-  // Each message has words of its own: "w3n17e".
+  // The words of each message are unique: "w3n17e".
   void compare_words(const Json& messages, const std::string& text, const std::vector<uint8_t>& learnt) {
     static const std::regex kWord(R"(w(\d+)n\d+e)");
     for (std::sregex_iterator found(text.begin(), text.end(), kWord), end; found != end; ++found) {
@@ -178,20 +179,21 @@ class ShapeChecks {
       ++turns;
       const Json& messages = shape_->at("messages");
       while (messages[message]["role"] != "assistant") ++message;
-      // Templates may print no prompt for a second message of the assistant in a row, and no end of the first.
+      // For two messages of the assistant in a row, a template may print no prompt for the second message and no end of
+      // the first.
       const bool continues = message > 0 && messages[message - 1]["role"] == "assistant";
       ++message;
       if (turn.is_null() || continues) continue;
       ++exact_turns;
       const auto first = turn[0].get<size_t>(), last = turn[1].get<size_t>();
-      if (first == last || first == 0) continue;  // nothing is printed for no messages
+      if (first == last || first == 0) continue;  // an empty conversation is printed as nothing
       size_t end = last;
       while (end > first && !learnt[end - 1]) --end;
       const bool begins = learnt[first] && !learnt[first - 1];
       const bool whole =
           std::all_of(learnt.begin() + static_cast<ptrdiff_t>(first), learnt.begin() + static_cast<ptrdiff_t>(end),
                       [](uint8_t one) { return one != 0; });
-      // Behind the end of the turn nothing is left but space, or the header of the next.
+      // After the end of the turn there is only whitespace or the header of the next turn.
       const auto ids = tokenizer.encode(text.substr(first, end - first), {.add_special_tokens = false});
       const bool ends = !ids.empty() && tokenizer.is_special(ids.back());
       const auto all = tokenizer.encode(text.substr(first, last - first), {.add_special_tokens = false});
@@ -217,7 +219,8 @@ inline std::vector<std::pair<std::string, std::filesystem::path>> template_files
   return files;
 }
 
-// The cases of each template of the assets, by its name: `each` of them drawn from the seed, by one Python process.
+// `each` cases for each template of the assets, by the template's name. One Python process draws all cases from the
+// seed.
 inline Json draw_shapes(const testing::TempFolder& folder, uint64_t seed, int each) {
   std::vector<std::string> arguments = {(folder / "shapes.json").string(), std::to_string(seed), std::to_string(each)};
   for (const auto& [name, path] : template_files()) arguments.push_back(name + "=" + path.string());

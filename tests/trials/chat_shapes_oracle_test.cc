@@ -1,4 +1,5 @@
-// Drawn chats through the templates of the assets, beside transformers: a few of each, with a new seed each time.
+// Tests of random chats through the templates of the assets against transformers: a few chats for each template, with a
+// new seed in each run.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -12,7 +13,7 @@ TEST(ChatShapes, DrawnChatsAreRenderedAndLearntAsTheTemplatesHaveIt) {
   const uint64_t seed = std::random_device{}();
   RecordProperty("seed", std::to_string(seed));
   std::printf("[   SEED   ] %llu\n", static_cast<unsigned long long>(seed));
-  constexpr int kEach = 5;  // of 70 templates: 350
+  constexpr int kEach = 5;  // 350 chats in all for 70 templates
   const testing::TempFolder folder;
   const auto shapes = draw_shapes(folder, seed, kEach);
   ShapeChecks checks(folder);

@@ -1,4 +1,4 @@
-// Drawn chats through the templates of the assets, beside transformers: 200 of each.
+// Slow tests of random chats through the templates of the assets against transformers: 200 chats for each template.
 #include <gtest/gtest.h>
 
 #include <random>

@@ -1,5 +1,5 @@
-// Spellings of config.json over all families beside transformers (oracle/config_spellings.py): equal log-probs, or an
-// error that names a key of docs/format/config.md.
+// Compares spellings of config.json for all families with transformers (oracle/config_spellings.py): the log-probs are
+// equal, or the result is an error that names a key of docs/format/config.md.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -22,7 +22,7 @@
 
 namespace tessera::testing {
 
-// The keys in backquotes that the first column of the table under this heading holds.
+// The keys in backquotes in the first column of the table under `heading`.
 inline std::set<std::string> documented_keys(const std::string& heading) {
   std::ifstream file(source_folder() / "docs/format/config.md");
   std::set<std::string> keys;
@@ -42,7 +42,7 @@ inline std::set<std::string> documented_keys(const std::string& heading) {
 
 struct SpellingCounts {
   int equal = 0, refused_by_both = 0, refused_here = 0, taken_here_alone = 0;
-  std::set<std::string> keys_of_refusals{};  // of the documented ones
+  std::set<std::string> keys_of_refusals{};  // documented keys that an error has named
 };
 
 class SpellingCheck {
@@ -94,7 +94,7 @@ class SpellingCheck {
     return nlohmann::json{{"weights", spelling.at("weights")}, {"config", spelling.at("config")}}.dump();
   }
 
-  // As a word of its own.
+  // True if `text` names `key` as a whole word.
   static bool names_key(const std::string& text, const std::string& key) {
     const auto is_part = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
     for (size_t at = text.find(key); at != std::string::npos; at = text.find(key, at + 1)) {
@@ -104,7 +104,7 @@ class SpellingCheck {
     return false;
   }
 
-  // TESSERA_SPELLINGS names a file for every case without equal values.
+  // If TESSERA_SPELLINGS names a file, every case without equal values is written to this file.
   static void note(const char* kind, const std::string& reason, const std::string& text) {
     if (const char* path = std::getenv("TESSERA_SPELLINGS")) {
       std::ofstream(path, std::ios::app) << nlohmann::json{{"kind", kind}, {"reason", reason}, {"config", text}}
@@ -125,7 +125,7 @@ class SpellingCheck {
   std::set<std::string> documented_ = documented_keys("What transformers takes and Tessera refuses");
 };
 
-// Kept cases and `count` drawn ones.
+// Checks the kept cases and `count` random cases.
 inline SpellingCounts check_config_spellings(uint64_t seed, int count, double timeout_seconds) {
   const TempFolder folder;
   fmt::print("seed {}, {} spellings\n", seed, count);

@@ -1,4 +1,4 @@
-// Drawn spellings of config.json, with a fresh seed each time.
+// Test of random spellings of config.json against transformers, with a new seed in each run.
 #include <random>
 
 #include "tests/trials/config_spellings.h"

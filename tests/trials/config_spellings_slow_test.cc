@@ -1,4 +1,4 @@
-// Drawn spellings of config.json, many of them.
+// Slow test of many random spellings of config.json against transformers.
 #include "tests/trials/config_spellings.h"
 
 namespace tessera {

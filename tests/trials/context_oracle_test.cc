@@ -1,4 +1,4 @@
-// Generation beyond max_position_embeddings with rotary embeddings of the dynamic kind.
+// Tests of generation beyond max_position_embeddings with dynamic rotary embeddings, against transformers.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -34,7 +34,7 @@ TEST(DynamicRope, ContinuesAsTransformersBeyondTheContextAloneAndBesideOthers) {
   const auto model = from_pretrained(folder / "model");
   EXPECT_EQ(model->config().context_tokens, 128);
   const auto in_rows = load_for_generation(folder / "model", "", at::kCPU);
-  // Prompts in blocks, with pages that later sequences could share.
+  // Prompts are computed in blocks, and later sequences can share their pages.
   Engine engine(in_rows, {.pages = 64, .prompt_block = 24});
   std::vector<Tokens> made(2 * cases.size());
   size_t next = 0;

@@ -1,4 +1,4 @@
-// The ends of chats beside llama.cpp and transformers.
+// Tests of where chats end, against llama.cpp and transformers.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -36,7 +36,7 @@ std::vector<json> ask_llama_cpp(const std::vector<json>& questions) {
   return answers;
 }
 
-// Files as converters have written them, and as ours writes them.
+// GGUF files as other converters have written them, and GGUF files of our converter.
 TEST(EndTokensOracle, ChatsOfGgufFilesEndWhereLlamaCppEndsThem) {
   TempFolder folder;
   std::vector<fs::path> files;
@@ -52,7 +52,7 @@ TEST(EndTokensOracle, ChatsOfGgufFilesEndWhereLlamaCppEndsThem) {
       {.generation_config = R"({"eos_token_id": [257, 260]})"},
       {.config_eos = "[257, 260]"},
       {},
-      // Ends that llama.cpp does not know by their text: "b" of "abc".
+      // An end token that llama.cpp does not know by its text: "b" in "abc".
       {.generation_config = R"({"eos_token_id": [257, 98]})", .chat_template = testing::kChainTemplate},
   };
   for (size_t i = 0; i < folders.size(); ++i) {
@@ -73,7 +73,7 @@ TEST(EndTokensOracle, ChatsOfGgufFilesEndWhereLlamaCppEndsThem) {
   }
 }
 
-// users.md 17: a byte-level vocabulary that names no pre-tokenizer.
+// users.md 17: a byte-level vocabulary without the name of a pre-tokenizer.
 TEST(EndTokensOracle, WithoutAPreTokenizerTextIsCutAsLlamaCppCutsIt) {
   TempFolder folder;
   const std::vector<std::string> merges = {"1 2", "12 3", "123 4", ". .", ".. .", "' s", "d s", "\u0120 x", "! x"};
@@ -105,7 +105,7 @@ TEST(EndTokensOracle, WithoutAPreTokenizerTextIsCutAsLlamaCppCutsIt) {
   }
 }
 
-// users.md 2: a base model, whose generation_config.json lists the end of a document alone, taught a chat.
+// users.md 2: a base model, whose generation_config.json lists only the end of a document, is trained on a chat.
 TEST(EndTokensOracle, AModelThatWasTaughtAChatStopsByItselfInEveryProgram) {
   TempFolder folder;
   const auto base = folder / "base";
@@ -114,7 +114,7 @@ TEST(EndTokensOracle, AModelThatWasTaughtAChatStopsByItselfInEveryProgram) {
     fs::copy_file(asset("tokenizers/qwen3") / name, base / name);
   }
   auto config = json::parse(read_file(base / "tokenizer_config.json"));
-  config["eos_token"] = "<|endoftext|>";  // as of Qwen's base models
+  config["eos_token"] = "<|endoftext|>";  // Qwen's base models have this eos_token
   publish_file(base / "tokenizer_config.json", config.dump());
   publish_file(base / "config.json",
                R"({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 32,

@@ -1,4 +1,4 @@
-// Where texts of a model end, when its files do not agree (trials 59a, 59b and 59c of public reports).
+// Tests of where a model's texts end if its files disagree (trials 59a, 59b and 59c of public reports).
 #include "tessera/models/config/end_tokens.h"
 
 #include <gmock/gmock.h>
@@ -31,7 +31,7 @@ testing::ProcessResult chat_with(const std::filesystem::path& model) {
                                "--max-new-tokens", "20", "--json"});
 }
 
-// The text that a chat gets, which has no end in it.
+// Expects that a chat's answer is "abc", without the end token in the text.
 void expect_stops(const std::filesystem::path& model, bool warns = false) {
   const auto run = chat_with(model);
   ASSERT_EQ(run.exit_code, 0) << run.err;
@@ -51,27 +51,27 @@ TEST(TurnEnd, IsTheTokenBehindWhatTheAssistantSays) {
   const auto tokenizer = text::Tokenizer::from_folder(folder.path());
   EXPECT_EQ(turn_end_of(testing::kChainTemplate, tokenizer), kChainTurnEnd);
   EXPECT_EQ(turn_end_of("{% for m in messages %}[{{ m.role }}] {{ m.content }}</s>{% endfor %}", tokenizer), kChainEos);
-  // Only behind the assistant, after a line end, with another token later.
+  // The token appears only after the assistant's text, after a line end, and another token follows later.
   EXPECT_EQ(turn_end_of("{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}\n<|im_end|>\n</s>"
                         "{% endif %}{% endfor %}",
                         tokenizer),
             kChainTurnEnd);
-  // A template for contents in parts alone.
+  // A template that accepts only contents in parts.
   EXPECT_EQ(turn_end_of("{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}<|im_end|>{% endfor %}",
                         tokenizer),
             kChainTurnEnd);
-  // GLM's form: a turn ends where the next one begins.
+  // GLM's form: a turn ends with the header of the next turn.
   EXPECT_EQ(turn_end_of("{% for m in messages %}{{ '<|im_start|>' if m.role == 'user' else '<tool>' }}\n{{ m.content }}"
                         "{% endfor %}",
                         tokenizer),
             testing::kChainTurnStart);
-  // An end that the vocabulary has as several tokens, and a template that refuses such a chat.
+  // An end that is several tokens in this vocabulary, and a template that refuses such a chat.
   EXPECT_EQ(turn_end_of("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", tokenizer), std::nullopt);
   EXPECT_EQ(turn_end_of("{{ raise_exception('no') }}", tokenizer), std::nullopt);
   EXPECT_EQ(turn_end_of("", tokenizer), std::nullopt);
 }
 
-// A vocabulary with all of these as special tokens, and the template of each model.
+// The vocabulary has all these tokens as special tokens. Each model has its own template.
 TEST(TurnEnd, IsFoundInTheTemplatesOfKnownModels) {
   const std::vector<std::pair<std::string, std::string>> ends = {
       {"Qwen-Qwen3-0.6B", "<|im_end|>"},
@@ -159,7 +159,7 @@ TEST(EndTokens, AChatStopsAtTheEndOfItsTemplate) {
   expect_stops(folder / "listed");
 }
 
-// Trial 59a. The files of some converted models have it so.
+// Trial 59a. Some converted models have such files.
 TEST(EndTokens, AnEndThatNoFileCallsSpecialIsNoText) {
   TempFolder folder;
   const auto change = [](bool as_added) {
@@ -174,7 +174,7 @@ TEST(EndTokens, AnEndThatNoFileCallsSpecialIsNoText) {
   };
   for (const bool as_added : {true, false}) {
     for (const bool of_tokenizer : {true, false}) {
-      if (!as_added && !of_tokenizer) continue;  // ten tokens of text, for transformers too
+      if (!as_added && !of_tokenizer) continue;  // then the end is ten tokens of text, in transformers too
       SCOPED_TRACE(fmt::format("added {}, named by the tokenizer {}", as_added, of_tokenizer));
       const auto dir = folder / fmt::format("model{}{}", as_added, of_tokenizer);
       testing::write_chain_folder(dir, {.tokenizer_config = of_tokenizer ? R"({"eos_token": "<|im_end|>"})" : "{}",
@@ -252,7 +252,7 @@ TEST(EndTokens, SurviveConversionThereAndBackTwice) {
     EXPECT_THAT(listed, ::testing::UnorderedElementsAreArray(each.ends)) << "for other programs";
     expect_stops(folder / "c");
   }
-  // A file whose end of turn is a key of its own.
+  // A file with its own key for the end of a turn.
   TempFolder folder;
   testing::write_chain_gguf(folder / "m.gguf", {.eos = kChainEos, .eot = 'c'});
   gguf_to_folder(folder / "m.gguf", folder / "hf");

@@ -1,4 +1,4 @@
-// What goes with a model into an export, as a user runs it (users.md 12 and 32).
+// Tests of the files that are exported with a model, with the commands of a user (users.md 12 and 32).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

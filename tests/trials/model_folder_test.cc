@@ -1,4 +1,5 @@
-// Folders of models as people have them: two weight files, a head beside tied embeddings, an adapter, leftovers.
+// Tests of model folders with the faults that users have: two weight files, a head beside tied embeddings, an adapter,
+// and leftover files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +40,7 @@ std::string error_of(const std::function<void()>& act, ErrorKind kind) {
   return "";
 }
 
-// Writes the tensors of the folder again, with `change` applied.
+// Writes the tensors of the folder again, after `change`.
 void rewrite(const fs::path& folder, const std::function<void(std::map<std::string, at::Tensor>&)>& change) {
   auto tensors = testing::stored_tensors(folder);
   change(tensors);
@@ -62,7 +63,7 @@ TEST(ModelFolder, AHeadThatDiffersFromTheEmbeddingsItIsTiedToIsRefused) {
   EXPECT_THAT(error_of(load, ErrorKind::kFormat), names);
   const auto checked = make_model(ModelConfig::from_folder(folder / "m"), {.device = at::kMeta});
   EXPECT_THAT(error_of([&] { check_pretrained(*checked, folder / "m"); }, ErrorKind::kFormat), names);
-  // One value of the last row is enough.
+  // A difference in one value of the last row is an error, too.
   rewrite(folder / "m", [](auto& tensors) {
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone();
     tensors["lm_head.weight"][36][15] += 1;
@@ -121,7 +122,7 @@ TEST(ModelFolder, AnAdapterBesideAWholeModelIsRefusedUntilItIsMerged) {
               AllOf(HasSubstr("adapter_config.json"), HasSubstr("--adapter")));
   const auto checked = make_model(ModelConfig::from_folder(folder / "m"), {.device = at::kMeta});
   error_of([&] { check_pretrained(*checked, folder / "m"); }, ErrorKind::kConfig);
-  // As 'ckpt convert --adapter' does with the folder for both.
+  // 'ckpt convert --adapter' does the same if one folder is both the model and the adapter.
   const auto base = from_pretrained(folder / "m", std::nullopt, at::kCPU, FolderAdapter::kIgnore);
   add_adapters(*base, read_adapter_config(folder / "m"));
   load_adapters(*base, folder / "m");
@@ -131,7 +132,7 @@ TEST(ModelFolder, AnAdapterBesideAWholeModelIsRefusedUntilItIsMerged) {
   EXPECT_GT((merged - before).abs().max().item<double>(), 1e-2);
 }
 
-// As transformers' base models are saved, LlamaModel for one; base_model_prefix.
+// transformers saves its base models (such as LlamaModel) without base_model_prefix.
 TEST(ModelFolder, NamesWithoutTheBaseModelsPrefixLoad) {
   const std::string experts =
       R"("architectures": ["Qwen3MoeForCausalLM"], "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 6)";

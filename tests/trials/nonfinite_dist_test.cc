@@ -1,4 +1,4 @@
-// What is not finite on one of several ranks ends all of them, with one message and its exit code.
+// Tests of values that are not finite on one of several ranks: all ranks end, with one message and its exit code.
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
 
@@ -32,7 +32,7 @@ struct Layout {
 const std::vector<Layout> kLayouts = {
     {2, {}}, {2, {"parallel.tp=2"}}, {2, {"parallel.pp=2", "train.local_batch_size=6"}}};
 
-// The second step of such a run overflows.
+// The second step of a run with these settings overflows.
 const Words kDiverges = {"optimizer.lr=1.0e12", "schedule.warmup_steps=0", "checkpoint.every=0",
                          "checkpoint.export=never"};
 
@@ -55,7 +55,7 @@ TEST(NonfiniteRuns, EndWithCodeOneAndOneMessageThatNamesTheStep) {
   }
 }
 
-// With a validation after each step.
+// The same settings, with a validation after each step.
 Words validating(const TinyRun& runs, const Words& more) {
   return joined(
       joined(kDiverges, {"data.validation=[" + (runs / "held-out.jsonl").string() + "]", "train.validate_every=1"}),
@@ -80,8 +80,8 @@ TEST(NonfiniteRuns, SkipStepsAndGoOnAfterValidationsWhereTheyAreToldTo) {
   EXPECT_THAT(read_file(runs / "run/metrics.jsonl"), Not(HasSubstr("nan")));
 }
 
-// A copy of the newest checkpoint in `from`, hashes and all, in which the first moment of one parameter holds a NaN;
-// its name.
+// Copies the newest checkpoint of `from`, with correct hashes, and writes a NaN into the first moment of one parameter.
+// Returns the parameter's name.
 std::string spoil_moments(const std::filesystem::path& from, const std::filesystem::path& to) {
   const auto checkpoint = Checkpoint::latest(from).value();
   NamedTensors tensors;

@@ -1,5 +1,5 @@
-// Logits and log-probs that are not finite although all weights are: the sequence that has them ends with an error that
-// names the position, the others go on as alone.
+// Tests of logits and log-probs that are not finite although all weights are finite. The affected sequence ends with an
+// error that names the position; the other sequences give the same tokens as alone.
 #include <ATen/Parallel.h>
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
@@ -57,7 +57,8 @@ std::vector<int64_t> prompt_of(int64_t seed, int64_t length) {
   return tokens;
 }
 
-// A token bias keeps the overflowing token from being made, so that sequences that begin without it stay without.
+// A token bias prevents the generation of the overflowing token, so a sequence contains this token only if its prompt
+// does.
 GenerationOptions without_overflow(int64_t count) {
   return {.max_new_tokens = count, .logit_bias = {{kOverflowingToken, -100}}};
 }
@@ -73,7 +74,7 @@ TEST(NonfiniteLogits, EndTheirSequenceAndLeaveTheOthersOfTheBatchAsAlone) {
     }
     ASSERT_EQ(alone[i].tokens.size(), 30U) << alone[i].error;
   }
-  // Few pages, so that those which hold NaN are given to others while they run.
+  // There are few pages, so that other sequences get the pages with NaN while they run.
   Engine engine(model, {.pages = 24, .max_sequences = 4, .prompt_block = 7});
   std::vector<Told> spoilt(kSequences);
   for (int i = 0; i < kSequences; ++i) {
@@ -257,7 +258,7 @@ TEST(NonfiniteServe, AnswersFiveHundredForThatRequestAloneAndLivesOn) {
   const auto several = ask("az", {{"n", 3}});
   EXPECT_EQ(several.status, 500);
   EXPECT_EQ(text_of(ask("abc")), wanted);
-  // An answer comes a moment before its sequence is taken out of the counts.
+  // An answer arrives shortly before its sequence is removed from the counts.
   const auto busy = [&] { return scheduler.counts().running + scheduler.counts().waiting; };
   for (int turn = 0; turn < 500 && busy() > 0; ++turn) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_EQ(busy(), 0);

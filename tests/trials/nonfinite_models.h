@@ -1,4 +1,4 @@
-// Tiny models in folders whose weights are damaged, or finite and overflow where they compute.
+// Tiny models in folders. Their weights are damaged, or are finite and overflow during computation.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -21,8 +21,8 @@ constexpr int64_t kOverflowingToken = 25;  // 'z'
 
 inline std::string untied() { return R"("tie_word_embeddings": false, "max_position_embeddings": 4096)"; }
 
-// A Llama of two layers. Its weights are finite, and so is all that it computes, but from the first 'z' on: the first
-// MLP squares 1e20 there, which no other token has.
+// A Llama of two layers with finite weights. Its values are finite until the first 'z': at this token the first MLP
+// squares 1e20; no other token causes this.
 inline std::shared_ptr<CausalLM> overflowing_model() {
   auto model = tiny_model(untied());
   const at::NoGradGuard no_grad;
@@ -42,10 +42,10 @@ inline std::shared_ptr<CausalLM> overflowing_model() {
   return model;
 }
 
-// What changes a copy of each tensor before it is written.
+// Changes a copy of each tensor before the tensor is written.
 using ChangeTensor = std::function<at::Tensor(const std::string& name, const at::Tensor& value)>;
 
-// A folder as `from`, in shards of that size, with changed tensors.
+// Writes a folder like `from` with changed tensors, in shards of at most `max_shard_bytes`.
 inline void write_changed(const std::filesystem::path& from, const std::filesystem::path& to,
                           const ChangeTensor& change, uint64_t max_shard_bytes = 5'000'000'000) {
   const auto folder = SafetensorsFolder::open(from);
@@ -67,7 +67,7 @@ inline void write_changed(const std::filesystem::path& from, const std::filesyst
   }
 }
 
-// The tensor `name` alone gets `value` at its last place, all get the dtype.
+// Writes `value` into the last element of the tensor `name`. All tensors get the dtype.
 inline ChangeTensor spoil(const std::string& name, double value, at::ScalarType dtype = at::kFloat) {
   return [=](const std::string& each, const at::Tensor& tensor) {
     auto changed = tensor.to(at::kDouble);
@@ -76,7 +76,7 @@ inline ChangeTensor spoil(const std::string& name, double value, at::ScalarType 
   };
 }
 
-// Config, tokenizer, chat template and weights.
+// Writes config, tokenizer, chat template and weights.
 inline void write_model(CausalLM& model, const std::filesystem::path& dir) {
   save_pretrained(model, dir, {});
   publish_file(dir / "tokenizer.json", character_tokenizer(kTrialCharacters));

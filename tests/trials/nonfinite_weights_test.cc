@@ -1,4 +1,4 @@
-// Weights that hold NaN or an infinity: every reader names the first tensor that does, and stops.
+// Tests of weights with NaN or infinity: every reader stops and names the first such tensor.
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -63,13 +63,13 @@ class NonfiniteWeights : public ::testing::Test {
     publish_file(good() / "tokenizer.json", tokenizer.dump());
   }
   fs::path good() const { return folder_ / "good"; }
-  // A folder that is damaged so, under a new name each time.
+  // A damaged copy of the folder, under a new name for each call.
   fs::path changed(const testing::ChangeTensor& change, uint64_t max_shard_bytes = 5'000'000'000) {
     const auto path = folder_ / fmt::format("changed-{}", ++folders_);
     write_changed(good(), path, change, max_shard_bytes);
     return path;
   }
-  // What verify, the loaders and the conversions say of it: all must name the tensor.
+  // Expects that the errors of verify, the loaders and the conversions all name the tensor.
   static void expect_named(const fs::path& path, const std::string& name, const std::string& value) {
     const auto says = HasSubstr(fmt::format("tensor '{}' holds values that are not finite: {} at [", name, value));
     EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { cli::verify_checkpoint(path); }), says);
@@ -137,7 +137,7 @@ TEST_F(NonfiniteWeights, AreNotWrittenToAGgufFileOfAnyType) {
   }
 }
 
-// Bits that are NaN in the first value, or the scale of the first block, of the tensor.
+// Writes the bits of NaN into the first value of the tensor, or into the scale of its first block.
 void spoil_gguf(const fs::path& path, const std::string& name) {
   const auto info = GgufFile::open(path)->tensor_info(name);
   const uint16_t bits = info.type == GgmlType::kBF16 ? 0x7FC0 : 0x7E00;
@@ -193,7 +193,7 @@ TEST_F(NonfiniteWeights, OfDistributedCheckpointsAndOptimizerStatesAreNamed) {
     const auto path = changed([&](const std::string& each, const at::Tensor& value) {
       return each == name ? at::full_like(value, kNan) : value;
     });
-    // As a run's: weights under "model.", the state of its optimizer beside them.
+    // The form of a run's checkpoint: weights under "model.", the optimizer state beside them.
     const auto dcp = path.string() + "-dcp";
     write_dcp(*TensorFiles::open(path), dcp, {.ranks = 2, .prefix = name == kDown ? "model." : "optim.state."});
     return dcp;
@@ -215,7 +215,7 @@ TEST_F(NonfiniteWeights, OfDistributedCheckpointsAndOptimizerStatesAreNamed) {
   }
 }
 
-// The place [5, 1] of the tensor becomes NaN.
+// Element [5, 1] of the tensor becomes NaN.
 void spoil_adapters(const fs::path& path, const std::string& name) {
   const auto file = SafetensorsFile::open(path);
   std::vector<SafetensorsSpec> specs;

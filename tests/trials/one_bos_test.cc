@@ -1,4 +1,5 @@
-// A text that spells the BOS token which its tokenizer adds has it once, in whatever reads texts.
+// Tests of texts that already begin with the BOS token that the tokenizer adds: every reader of texts gives exactly one
+// BOS.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Drawn spellings of tokenizer_config.json and added tokens, read as transformers' AutoTokenizer reads them.
+// Tests of random spellings of tokenizer_config.json and added tokens against transformers' AutoTokenizer.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -16,7 +16,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using testing::TempFolder;
 
-// TESSERA_SEED repeats a run.
+// The environment variable TESSERA_SEED repeats a run.
 uint64_t drawn_seed() {
   const char* given = std::getenv("TESSERA_SEED");
   return given ? std::strtoull(given, nullptr, 10) : std::random_device{}();
@@ -39,7 +39,7 @@ class DrawnFiles {
       if (one_in(8)) token["lstrip"] = true;
       if (one_in(8)) token["rstrip"] = true;
     }
-    if (one_in(3)) {  // all in the vocabulary, too, as Gemma has them, and the last ones there alone
+    if (one_in(3)) {  // as for Gemma, also in the vocabulary; the last ones only there
       for (const auto& token : added) {
         files.tokenizer["model"]["vocab"][token["content"].get<std::string>()] = token["id"];
       }
@@ -83,7 +83,7 @@ class DrawnFiles {
     static const std::vector<std::string> names = {"<s>", "</s>", "<|im_start|>", "<tool>", "<|im_end|>"};
     return names[random_() % names.size()];
   }
-  // Of a token that tokenizer.json has not got.
+  // The name of a token that tokenizer.json does not have.
   std::string new_name() {
     static const std::vector<std::string> names = {"<foo>", "<bar>", "<far>"};
     return names[random_() % names.size()];
@@ -112,7 +112,7 @@ class DrawnFiles {
   std::mt19937_64 random_;
 };
 
-// Files of public reports, and those on which a drawn test failed once.
+// Files of public reports, and files for which a random test has failed.
 std::vector<TokenizerFiles> fixed_files() {
   std::vector<TokenizerFiles> all;
   const auto add = [&](const char* config, bool end_is_special = true) {
@@ -173,7 +173,7 @@ TEST(TokenizerConfigOracle, SpecialTokensAndTheirFlagsAreThoseOfTransformers) {
          {std::pair("bos", tokenizer.bos_id()), {"eos", tokenizer.eos_id()}, {"pad", tokenizer.pad_id()}}) {
       EXPECT_EQ(id ? Json(*id) : Json(), expected["named"][key]) << key << all[i].config.dump();
     }
-    if (HasFailure()) break;  // one is enough to look at
+    if (HasFailure()) break;  // one failure is enough
   }
 }
 

@@ -1,4 +1,4 @@
-// `tessera train` on conversations with tool calls, with the tokenizer and the chat template of Qwen3.
+// Tests of `tessera train` on conversations with tool calls, with the tokenizer and the chat template of Qwen3.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,8 +14,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// One call; two in a message; two rounds, the first before the last user; with reasoning; a call as the last message;
-// ShareGPT's form in a file of its own.
+// The conversations: one call; two calls in a message; two rounds of calls, the first before the last user message; a
+// call with reasoning; a call as the last message; and ShareGPT's form, in its own file.
 constexpr const char* kMessages =
     R"({"messages": [{"role": "user", "content": "Weather in Oslo?"}, {"role": "assistant", "content": null, "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": "{\"city\": \"Oslo\"}"}}]}, {"role": "tool", "content": "rain"}, {"role": "assistant", "content": "It rains."}], "tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]}
 {"messages": [{"role": "user", "content": "Oslo and Rome?"}, {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}, {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}]}, {"role": "tool", "content": "rain"}, {"role": "tool", "content": "sun"}, {"role": "assistant", "content": "Rain and sun."}]}

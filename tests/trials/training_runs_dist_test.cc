@@ -1,4 +1,5 @@
-// What runs do with data that are no whole number of steps, and what they tell of what they leave out or do otherwise.
+// Tests of runs whose data is not a whole number of steps, and of the texts about settings and data that a run ignores
+// or changes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +27,7 @@ size_t count_of(const std::string& text, const std::string& part) {
 
 #define ASSERT_RUNS(run) ASSERT_EQ((run).exit_code, 0) << (run).err
 
-// Ten rows of unlike lengths, in steps of four.
+// Ten rows of different lengths, in steps of four rows.
 class WholeEpochs : public ::testing::Test {
  protected:
   WholeEpochs() {
@@ -58,7 +59,7 @@ TEST_F(WholeEpochs, EveryRowCountsOnceOnEveryLayout) {
   ASSERT_EQ(runs_.metrics("one").size(), 3u);
   EXPECT_EQ(tokens_of("one"), tokens_);
   const std::vector<std::tuple<std::string, int, Words>> layouts = {
-      {"dp 4", 4, {}},  // two of its ranks have no row
+      {"dp 4", 4, {}},  // in the last step two of its ranks have no row
       {"pp 2 x cp 2", 4, {"parallel.pp=2", "parallel.cp=2"}}};
   for (const auto& [name, ranks, layout] : layouts) {
     ASSERT_RUNS(train(name, ranks, layout)) << name;
@@ -67,7 +68,8 @@ TEST_F(WholeEpochs, EveryRowCountsOnceOnEveryLayout) {
   }
 }
 
-// At a rate of zero, steps are comparable whatever was before them. Routers count real tokens alone.
+// With a learning rate of zero, steps are comparable whatever the earlier steps were. Routers count only real tokens,
+// not padding.
 TEST_F(WholeEpochs, AShortStepIsThatOfABatchOfItsRows) {
   runs_.have_experts(2, {{"output_router_logits", true}, {"router_aux_loss_coef", 0.1}});
   ASSERT_RUNS(train("four", 1, {"optimizer.lr=0"}));

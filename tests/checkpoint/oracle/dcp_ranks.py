@@ -108,7 +108,7 @@ def write_kind(ranks, kind, folder):
         model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
     state = {"model": model_state, "optim": optimizer_state}
     dcp.save(state, checkpoint_id=folder)
-    if kind == "fsdp2":  # the other ways to save the same
+    if kind == "fsdp2":  # other ways to save the same state
         dcp.save(state, checkpoint_id=folder + "_alone", use_collectives=False)
         dcp.save(model_state, storage_writer=HuggingFaceStorageWriter(folder + "_shards", save_distributed=True))
     tensors = {name: whole(value) for name, value in flattened(state)

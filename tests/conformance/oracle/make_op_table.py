@@ -1,10 +1,10 @@
-"""Writes op_table.txt: for each operation and placements of its tensors, what PyTorch's DTensor gives and moves.
+"""Writes op_table.txt: the placements and bytes of PyTorch's DTensor for each operation and placements of its tensors.
 
     build/write_op_samples golden samples.json
     .venv/bin/python tests/conformance/oracle/make_op_table.py samples.json > tests/conformance/op_table.txt
 
-Runs on a fake process group of 4 with fake tensors: nothing is computed. Then the four ranks are simulated with the
-values of the samples, which tells where what PyTorch gives is wrong. Operations that behave alike share a block.
+The script runs on a fake process group of 4 with fake tensors, so that nothing is computed. It then simulates the four
+ranks with the values of the samples, to find wrong results of PyTorch. Operations with equal behaviour share a block.
 """
 import gc
 import multiprocessing
@@ -32,14 +32,14 @@ original = redistribute.redistribute_local_tensor
 
 
 class Moved:
-    """Bytes that the best algorithm brings to a rank from the others."""
+    """Bytes that a rank receives from the others with the best algorithm."""
     total = 0
     counts = False
     inside = False
 
 
 def step_bytes(now, then, local, shape):
-    """Those that the first rank gets. Reductions to uneven parts and gathers of them are padded to even ones."""
+    """Bytes that the first rank receives. Reduce-scatters to uneven shards and gathers of them are padded."""
     local_bytes = local.numel() * local.element_size()
     if now.is_replicate() or then.is_partial() or local_bytes == 0:
         return 0
@@ -50,7 +50,7 @@ def step_bytes(now, then, local, shape):
         return local_bytes // shape[then.dim] * largest * (RANKS - 1)
     if then.is_replicate():
         return local_bytes * (RANKS - 1)
-    kept = local_bytes // shape[then.dim] * largest  # of another dim
+    kept = local_bytes // shape[then.dim] * largest  # the shard of another dim
     return kept * (shape[now.dim] - local.size(now.dim)) // local.size(now.dim)
 
 
@@ -71,11 +71,11 @@ type(_mesh_resources).num_devices_per_host = staticmethod(lambda device_type: RA
 
 
 class OtherCollectives(TorchDispatchMode):
-    """Those that operations start on their own, beside redistributions."""
+    """Counts the collectives that operations start on their own, beside redistributions."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if DTensor in types:
-            return NotImplemented  # taken apart first
+            return NotImplemented  # the operation is decomposed first
         if not Moved.inside and func.namespace in ("_c10d_functional", "c10d"):
             name = func._schema.name.split("::")[1]
             inputs = args[1] if name in ("allgather_", "_allgather_base_") else args[0]
@@ -92,7 +92,7 @@ class OtherCollectives(TorchDispatchMode):
 
 
 def add_outs(sample, named):
-    """Arguments for the results, that lie as those of the form without do."""
+    """Arguments for the out= tensors, with the placements of the results of the form without out=."""
     if "functional" in sample:
         results = reader.flat_tensors(reader.call(reader.find_op(sample["functional"]), named))
         for name, result in zip(sample["outs"], results):
@@ -104,7 +104,7 @@ def add_outs(sample, named):
 
 
 def observed(sample, placements, mesh):
-    """Placements of the results, and the bytes."""
+    """The placements of the results, and the bytes."""
     named = reader.arguments(sample, placements, lambda described, placement: reader.place_empty(described, mesh, placement))
     add_outs(sample, named)
     Moved.total, Moved.counts = 0, True
@@ -125,7 +125,7 @@ def behaviour(sample, placements, mesh):
                 with FakeTensorMode():
                     outputs = observed(sample, placements, mesh)
             except (DataDependentOutputException, UnsupportedFakeTensorException, DynamicOutputShapeException):
-                outputs = observed(sample, placements, mesh)  # with memory, and what the group that does nothing leaves in it
+                outputs = observed(sample, placements, mesh)  # with memory; the fake group leaves its values undefined
         return " ".join(outputs + [str(Moved.total)])
     except Exception as error:
         if "--why" in sys.argv:
@@ -146,7 +146,7 @@ def plain_results(sample):
 
 
 def is_wrong(sample, placements, mesh, wanted):
-    """Whether some rank gets another value than the plain operation gives, or fails with values."""
+    """Whether a rank has another value than the plain operation, or raises an error when it has values."""
     if all(placement == "R" for placement in placements):
         return False
     op = reader.find_op(sample["op"])
@@ -162,13 +162,13 @@ def is_wrong(sample, placements, mesh, wanted):
             if "--why" in sys.argv:
                 print(f"values of {sample['op']} {placements}: {type(error).__name__} {str(error)[:300]}", file=sys.stderr)
             if "MaskBuffer" in str(error) or isinstance(error, NotImplementedError):
-                return False  # not with ranks that are simulated
+                return False  # not supported with simulated ranks
             return isinstance(error, RuntimeError) or "must be equal for all ranks" in str(error)
     return not all(equal(one, other, sample["tolerance"]) for one, other in zip(found, wanted, strict=True))
 
 
 def results_and(op, results, named):
-    """What an operation leaves behind: tensors that it returns, and arguments that it writes."""
+    """The results of an operation: the tensors that it returns, and the arguments that it writes."""
     if results is None:
         results = []
     written = [argument.name for argument in op._schema.arguments if argument.alias_info and argument.alias_info.is_write]
@@ -186,7 +186,7 @@ def equal(found, wanted, tolerance):
 
 def start():
     global mesh
-    gc.disable()  # most of the time would go there
+    gc.disable()  # garbage collection would take most of the time
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     mesh = init_device_mesh("cpu", (RANKS,))

@@ -41,7 +41,7 @@ def tensor_of(described):
 
 
 def place_empty(described, mesh, placement):
-    """A DTensor of the right shapes, its values not given."""
+    """A DTensor of the right shapes, without defined values."""
     shape = torch.Size(described["shape"])
     strides = torch.empty(shape, device="meta").stride()
     cut = Replicate() if placement.is_partial() else placement
@@ -51,7 +51,7 @@ def place_empty(described, mesh, placement):
 
 
 def share(whole, op, rank, size):
-    """Of a tensor still to be reduced, what this rank has: shares that differ."""
+    """This rank's share of a Partial tensor. The shares of the ranks differ."""
     if not (whole.is_floating_point() or whole.is_complex()):
         return whole - 3 * (size - 1) if rank == 0 else torch.full_like(whole, 3)
     weight = 1 + 0.25 * (size // 2) - 0.5 * ((size - 1) // 2) if rank == 0 else (-0.25 if rank % 2 else 0.5)
@@ -64,7 +64,7 @@ def share(whole, op, rank, size):
 
 
 def part(whole, placement, rank, size):
-    """What a rank has of a tensor."""
+    """This rank's local tensor."""
     if placement.is_partial():
         return share(whole, placement.reduce_op, rank, size)
     if not placement.is_shard():
@@ -76,14 +76,14 @@ def part(whole, placement, rank, size):
 
 
 def place(described, mesh, placement, part_of=part):
-    """A DTensor with the values given."""
+    """A DTensor with the given values."""
     whole = tensor_of(described)
     local = part_of(whole, placement, mesh.get_local_rank(), mesh.size())
     return DTensor.from_local(local, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def arguments(sample, placements, make):
-    """The arguments by name, tensors made by `make(described, placement)` with the next of `placements`."""
+    """The arguments by name. `make(described, placement)` makes each tensor, with the next of `placements`."""
     rest = iter(placements)
 
     def value(described):

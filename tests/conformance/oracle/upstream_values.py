@@ -1,8 +1,8 @@
-"""What PyTorch's DTensor computes on two gloo ranks for the samples given.
+"""Computes the values of PyTorch's DTensor on two gloo ranks for the given samples.
 
     upstream_values.py samples.json results.json
 
-The results: for each sample and placements the whole tensors, flat, or null where DTensor raises.
+results.json has for each sample and placements the full tensors, flat, or null if DTensor raises.
 """
 import datetime
 import json
@@ -25,7 +25,7 @@ def values(sample, placements, mesh):
         named = reader.arguments(sample, placements, lambda described, how: reader.place(described, mesh, how))
         tensors = reader.flat_tensors(reader.call(reader.find_op(sample["op"]), named))
         whole = [one.full_tensor() if isinstance(one, DTensor) else one for one in tensors]
-    except Exception:  # an operation or placements that upstream does not take; alike on both ranks
+    except Exception:  # an operation or placements that upstream refuses, on both ranks
         return None
     return [numbers(one) for one in whole if one is not None]
 

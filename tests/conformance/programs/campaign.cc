@@ -19,9 +19,9 @@ namespace tessera::testing {
 namespace {
 
 constexpr int kMostShrunk = 40;
-constexpr int kMostPartings = 12;  // of one program that is shrunk: each costs a while and new ranks
+constexpr int kMostPartings = 12;  // per shrunk program: each takes a timeout and new ranks
 
-// What is left of a program without what is refused, as far as it runs.
+// The rest of a program: its refused steps are removed, until it runs.
 struct Rest {
   Verdict verdict;
   std::shared_ptr<const Trial> trial;
@@ -30,14 +30,14 @@ struct Rest {
 Rest run_rest(RanksSession& ranks, std::shared_ptr<const Trial> trial, Findings* findings) {
   for (;;) {
     Verdict verdict = ranks.run(trial);
-    if (verdict.parted) {  // on a busy machine ranks may come late
+    if (verdict.parted) {  // ranks may be late on a busy machine
       verdict = ranks.run(trial);
     }
     if (verdict.kind != Verdict::Kind::kRefused) return {std::move(verdict), std::move(trial)};
     if (findings != nullptr) ++findings->refusals[to_string(verdict.refusal)];
     const auto rest = without(trial->program, static_cast<size_t>(verdict.step), /*bypass=*/false);
     auto next = rest ? make_trial(*rest) : nullptr;
-    if (next == nullptr && rest) {  // without what flows back
+    if (next == nullptr && rest) {  // without a backward
       Program forward = *rest;
       forward.flows.clear();
       forward.twice = false;
@@ -75,7 +75,7 @@ Program shrink_defect(RanksSession& ranks, const Program& program, const Verdict
   return shrunk;
 }
 
-// Defects are told apart by what is left of the programs that show them.
+// Two defects are the same if the shrunk programs that show them have the same label.
 void record(RanksSession& ranks, uint64_t seed, const Rest& rest, Findings& findings) {
   std::string label = rest.verdict.label;
   if (findings.shrunk >= kMostShrunk) {

@@ -31,23 +31,24 @@ struct Findings {
   int64_t shrunk = 0;
   std::map<std::string, int64_t> operations;   // how often each was run
   std::map<std::string, int64_t> refusals;     // by kind
-  std::map<std::string, int64_t> no_backward;  // why
-  std::map<std::string, int64_t> wrong;        // programs, by what they show
-  std::vector<Defect> defects;                 // the first of each, shrunk
+  std::map<std::string, int64_t> no_backward;  // programs without backward, by reason
+  std::map<std::string, int64_t> wrong;        // programs, by label
+  std::vector<Defect> defects;                 // the first of each label, shrunk
 
   std::string log() const;
 };
 
-// Programs of the seeds from `first_seed` on. What a rank refuses is taken out, and the rest run again.
+// Runs the programs of the seeds from `first_seed` on. A step that is refused is removed, and the rest of the program
+// runs again.
 Findings run_programs(const std::vector<int64_t>& mesh, uint64_t first_seed, int64_t count,
                       const std::string& device = "cpu");
 
-// The same as the environment asks: the first seed in TESSERA_SEED (a new one without), their number in
-// TESSERA_PROGRAMS (`count` without). Prints the seed and the log.
+// Runs the programs that the environment asks for: TESSERA_SEED is the first seed (a new one if unset),
+// TESSERA_PROGRAMS their number (`count` if unset). Prints the seed and the log.
 Findings run_asked_programs(const std::vector<int64_t>& mesh, int64_t count, const std::string& device = "cpu");
 
-// The programs of kept/, each of which once showed a defect; where it is mended by a refusal, the file's first line
-// says so.
+// Runs the programs of kept/, each of which once showed a defect. If the defect was fixed by a refusal, the file's
+// first line says so.
 struct KeptFindings {
   int programs = 0;
   std::vector<std::string> wrong;
@@ -57,7 +58,7 @@ KeptFindings run_kept_programs(const std::string& device = "cpu");
 // {2}, {3}, {4}, {8}, {2, 2}, {2, 3}, {4, 2}, {2, 2, 2}
 const std::vector<std::vector<int64_t>>& program_meshes();
 
-// Runs one program as it stands. Its refusals are counted; a wrong verdict is returned.
+// Runs one program without removing steps. Its refusals are counted; a wrong verdict is returned.
 Verdict run_program(RanksSession& ranks, Program program, Findings& findings);
 
 std::string mesh_name(const std::vector<int64_t>& mesh);  // "2x2"

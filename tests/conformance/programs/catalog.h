@@ -1,7 +1,7 @@
-// The operations that programs are made of, and how each is given operands.
+// The operations of the random programs, and the functions that draw their operands.
 //
-// A row is one operation of aten or of our kernels, a family those that are drawn alike. To add one: a row in its
-// family's file.
+// A row is one operation of aten or of our kernels. A family is a set of rows that are drawn with one weight. To add an
+// operation, add a row to its family's file.
 #pragma once
 
 #include <functional>
@@ -14,16 +14,16 @@ namespace tessera::testing {
 
 struct Row {
   std::string op;
-  std::function<bool(Draw&)> draw;  // whether it was taken; may throw NothingFits
+  std::function<bool(Draw&)> draw;  // returns false if the call was not appended; may throw NothingFits
 };
 struct Family {
   std::string name;
-  int weight;  // how often, beside the others
+  int weight;  // relative frequency
   std::vector<Row> rows;
 };
 const std::vector<Family>& catalog();
-// With our own kernels and operations on class numbers: every eighth seed draws from these, so that the other seeds
-// draw what they drew before.
+// Includes our own kernels and operations on class numbers. Every eighth seed draws from this catalog, so that the
+// other seeds still draw the same programs as before.
 const std::vector<Family>& catalog_with_kernels();
 
 std::vector<Family> pointwise_families();
@@ -39,7 +39,7 @@ std::vector<Family> kernel_families();
 struct Drawn {
   Program program;
   Plain plain;
-  std::string backward_note;  // why nothing flows back; empty when something does
+  std::string backward_note;  // why the program has no backward; else empty
 };
 Drawn draw_program(uint64_t seed, const std::vector<int64_t>& mesh);
 

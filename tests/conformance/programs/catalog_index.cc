@@ -1,4 +1,4 @@
-// Reading and writing by position, putting together, padding.
+// Operations that read and write by position, join tensors, or pad.
 #include "tests/conformance/programs/catalog.h"
 
 namespace tessera::testing {
@@ -7,7 +7,7 @@ namespace {
 
 const char* const kAll = "fcib";
 
-// A tensor with a dim that has elements, and that dim.
+// Returns a tensor with a dim that has elements, and this dim.
 std::pair<int, int64_t> with_dim(Draw& draw, const std::string& kinds) {
   const int self = draw.value({.kinds = kinds, .min_dim = 1, .empty = false});
   return {self, draw.dim_of(self)};
@@ -18,7 +18,7 @@ std::vector<int64_t> with_size(std::vector<int64_t> sizes, int64_t dim, int64_t 
   return sizes;
 }
 
-// Written to in place, or a value.
+// Returns an operand, and whether the operation writes to it in place.
 std::pair<int, bool> maybe_target(Draw& draw, const Wish& wish) {
   const auto write = draw.chance(35) ? draw.target(wish) : std::nullopt;
   return {write ? *write : draw.value(wish), write.has_value()};
@@ -289,7 +289,7 @@ std::vector<Row> writing() {
   };
 }
 
-// Of integers that number classes; the sizes of some results depend on values.
+// Operations on integers that are class numbers. The sizes of some results depend on values.
 std::vector<Row> of_classes() {
   return {
       {"one_hot",

@@ -1,12 +1,12 @@
-// Our own operations. In double precision, as most programs are, they run by their formulas; their rules and
-// derivatives are those of every type.
+// Our own operations. In double precision, which most programs have, our operations run as formulas of plain
+// operations. The rules and derivatives are the same for every type.
 #include "tests/conformance/programs/catalog.h"
 
 namespace tessera::testing {
 
 namespace {
 
-// The kernels take operands of one type.
+// The operands of a kernel have one type.
 Wish like(Draw& draw, int id, std::vector<int64_t> sizes) {
   const auto type = draw.tensor(id).scalar_type();
   return {.kinds = c10::isComplexType(type) ? "c" : "f",

@@ -1,4 +1,4 @@
-// Operations element by element.
+// Elementwise operations.
 #include "tests/conformance/programs/catalog.h"
 
 namespace tessera::testing {
@@ -12,7 +12,7 @@ struct Unary {
   bool in_place = true;
 };
 
-// What they are defined on and where they are smooth enough to compare.
+// The domain of each operation, restricted to values where the operation is smooth enough to compare.
 const Unary kUnaries[] = {
     {"abs", -1e4, 1e4, "fci"},
     {"acos", -0.9, 0.9},
@@ -100,7 +100,7 @@ const Unary kUnaries[] = {
     {"imag", -1e4, 1e4, "c", false},
 };
 
-// Writes now and then, to something that may be written to.
+// The operation writes in place now and then, if a tensor may be written to.
 Row unary(const Unary& one) {
   const std::string op = one.op;
   return {op, [one, op](Draw& draw) {
@@ -116,8 +116,8 @@ struct Binary {
   const char* op;  // without overload
   const char* overload = ".Tensor";
   const char* kinds = "f";
-  double low = -1e4, high = 1e4;              // of the first
-  double other_low = -1e4, other_high = 1e4;  // of the second
+  double low = -1e4, high = 1e4;              // of the first operand
+  double other_low = -1e4, other_high = 1e4;  // of the second operand
   bool in_place = true;
 };
 

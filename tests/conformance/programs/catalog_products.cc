@@ -5,7 +5,7 @@ namespace tessera::testing {
 
 namespace {
 
-// A matrix or vector of numbers small enough for products of products.
+// A matrix or vector of numbers that are small enough for products of products.
 Wish factor(const std::string& kinds, std::optional<std::vector<int64_t>> sizes = std::nullopt, int64_t dims = 2) {
   return {.kinds = kinds, .low = -30, .high = 30, .min_dim = dims, .max_dim = dims, .sizes = std::move(sizes)};
 }

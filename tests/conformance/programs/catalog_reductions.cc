@@ -1,4 +1,4 @@
-// Reductions, scans, sorting, and losses, which end in one.
+// Reductions, scans, sorting, and losses, which end in a reduction.
 #include <cmath>
 
 #include "tests/conformance/programs/catalog.h"
@@ -13,7 +13,7 @@ Arg some_dims(Draw& draw, int self) {
   return ints({draw.dim_of(self)});
 }
 
-// No two values along `dim` (of all, if negative dims are 0) are the same: which of them is meant is not said.
+// Whether no two values along `dim` are equal. With equal values the index of an extremum is not defined.
 bool distinct_along(const at::Tensor& tensor, int64_t dim) {
   const at::NoGradGuard no_grad;
   const at::Tensor t = tensor.detach().to(at::kDouble);
@@ -245,7 +245,7 @@ std::vector<Row> losses() {
   };
 }
 
-// Whose result is no tensor.
+// Operations whose result is no tensor.
 std::vector<Row> numbers() {
   return {
       {"equal",

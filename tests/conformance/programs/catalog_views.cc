@@ -1,4 +1,4 @@
-// Views, and operations that may give one or a copy.
+// Views, and operations that return a view or a copy.
 #include <algorithm>
 #include <numeric>
 
@@ -10,7 +10,7 @@ namespace {
 
 const char* const kAll = "fcib";
 
-// Sizes for as many elements: splits one dim or joins two.
+// Returns other sizes with the same number of elements: one dim is split or two are joined.
 std::vector<int64_t> other_sizes(Draw& draw, std::vector<int64_t> sizes) {
   if (sizes.size() >= 2 && draw.chance(55)) {
     const auto at = draw.below(static_cast<int64_t>(sizes.size()) - 1);

@@ -1,4 +1,4 @@
-// In-place operations of their own: those that overwrite, and those that change only the shape.
+// Operations that exist in place only: those that overwrite, and those that change only the shape.
 #include "tests/conformance/programs/catalog.h"
 
 namespace tessera::testing {
@@ -15,7 +15,7 @@ Row in_place(const std::string& op, const Wish& wish, std::function<std::vector<
           }};
 }
 
-// One that broadcasts to the target.
+// A second operand that broadcasts to the target.
 std::vector<Arg> with_partner(Draw& draw, int self) { return {ref(draw.partner(self, "f"))}; }
 std::vector<Arg> with_number(Draw& draw, int) { return {num(draw.coefficient())}; }
 std::vector<Arg> alone(Draw&, int) { return {}; }

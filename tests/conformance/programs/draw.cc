@@ -108,7 +108,7 @@ int Draw::input(c10::ScalarType type, const std::vector<int64_t>& sizes, const F
 }
 
 int Draw::new_input(const Wish& wish) {
-  // Real numbers are what most is about.
+  // Most operands are real numbers.
   const bool real = wish.kinds.find('f') != std::string::npos && chance(wish.kinds.size() > 1 ? 70 : 100);
   const char kind = real ? 'f' : one_of(wish.kinds);
   const auto sizes = wish.sizes ? *wish.sizes : some_sizes(wish.min_dim, wish.max_dim, wish.empty);
@@ -298,7 +298,7 @@ bool Draw::fits_in(const Step& step) const {
   return true;
 }
 
-// Writes may show in all values.
+// A write may change every earlier value, so that all values are compared.
 bool Draw::same_in_twins(const Step& step) const {
   const auto same = [&](int id) {
     const at::Tensor& t = clean_.tensors[id];
@@ -328,7 +328,7 @@ void add_flows(Program& program, const Results& values) {
 
 }  // namespace
 
-// A write may destroy what an earlier derivative needs.
+// A write may destroy a value that the derivative of an earlier step needs.
 bool Draw::flows_back() const {
   Program whole = program_;
   whole.flows.clear();
@@ -346,12 +346,12 @@ std::pair<Program, Plain> Draw::finish() {
   add_flows(whole, clean_);
   auto flows = std::move(whole.flows);
   whole.flows.clear();
-  // What was made last, and a few others.
+  // The last result and a few others get a gradient.
   for (int i = 0; i < 3 && !flows.empty() && (i == 0 || chance(50)); ++i) {
     const auto at = i == 0 ? static_cast<int64_t>(flows.size()) - 1 : below(static_cast<int64_t>(flows.size()));
     Flow flow = flows[at];
     flow.placements = placements(clean_.tensors[flow.id], /*partial=*/true, false);
-    for (auto& placement : flow.placements) {  // a gradient is a sum
+    for (auto& placement : flow.placements) {  // a Partial gradient is a sum
       placement = placement.is_partial() ? Partial() : placement;
     }
     whole.flows.push_back(flow);

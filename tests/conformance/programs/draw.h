@@ -1,11 +1,12 @@
-// A program that is being drawn: it grows by operations that plain tensors can run and that are worth comparing.
+// A program that is being drawn. It grows by operations that plain tensors can run and whose results may be compared.
 //
 //   Draw draw(seed, {2, 2});
 //   const int x = draw.value({.kinds = "f", .low = 0.1});
-//   draw.call("log", {ref(x)});                             // false: it was not taken
+//   draw.call("log", {ref(x)});                             // false: the call was not appended
 //
-// What is taken gives finite values of moderate size that do not change visibly when the last bits of earlier values
-// do, so comparing needs no loose tolerance (evaluate.h, Twin). The same seed and mesh draw the same program.
+// The appended operations give finite values of moderate size. These values do not change visibly if the last bits of
+// earlier values change, so that no loose tolerance is needed (evaluate.h, Twin). The same seed and mesh draw the same
+// program.
 #pragma once
 
 #include <functional>
@@ -19,17 +20,17 @@
 
 namespace tessera::testing {
 
-// What a tensor must be like to be an operand.
+// The conditions for an operand.
 struct Wish {
   std::string kinds = "f";        // f: floating point, c: complex, i: integer, b: bool
   double low = -1e4, high = 1e4;  // bounds of its values
   int64_t min_dim = 0, max_dim = 4;
-  bool empty = true;  // may have no element
+  bool empty = true;  // may have no elements
   std::optional<std::vector<int64_t>> sizes{};
-  std::function<bool(const at::Tensor&)> also{};  // of tensors that exist already
+  std::function<bool(const at::Tensor&)> also{};  // further condition on existing tensors
 };
 
-// An operation that cannot be given operands here.
+// Thrown if no operands fit an operation.
 struct NothingFits : std::runtime_error {
   NothingFits() : std::runtime_error("no operand fits") {}
 };
@@ -38,7 +39,7 @@ class Draw {
  public:
   Draw(uint64_t seed, std::vector<int64_t> mesh);
 
-  // Numbers.
+  // Random numbers.
   int64_t below(int64_t n);
   int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
   bool chance(int percent) { return below(100) < percent; }
@@ -48,29 +49,29 @@ class Draw {
   }
   double coefficient();  // a small number that all types hold
 
-  // An operand: one that exists or a new input.
+  // Returns an operand: an existing tensor or a new input.
   int value(const Wish& wish);
-  // One that broadcasts with `id`; of any of the kinds.
+  // Returns an operand of one of the kinds that broadcasts with `id`.
   int partner(int id, const std::string& kinds, double low = -1e4, double high = 1e4);
-  // Integers in [0, below) of these sizes; alike: no two are the same (one dim).
+  // Returns integers in [0, below) of these sizes; distinct: no two are equal (one dim).
   int indices(const std::vector<int64_t>& sizes, int64_t below, bool distinct);
   int input(c10::ScalarType type, const std::vector<int64_t>& sizes, const Fill& fill, bool grad);
-  // One to be written to, rather a view; none when nothing may be written.
+  // Returns a tensor to write to, preferably a view; none if no tensor may be written to.
   std::optional<int> target(const Wish& wish);
   const at::Tensor& tensor(int id) const { return clean_.tensors.at(id); }
   std::vector<int64_t> sizes_of(int id) const { return tensor(id).sizes().vec(); }
-  int64_t dim_of(int id);  // one of its dims, from either end; needs one
+  int64_t dim_of(int id);  // one of its dims, from either end; it must have one
   std::vector<int64_t> some_sizes(int64_t min_dim, int64_t max_dim, bool empty);
   int64_t extent() { return some_sizes(1, 1, true)[0]; }
   c10::ScalarType type_of(char kind);
   bool narrow() const { return narrow_; }
 
-  // Appends the operation; false, and nothing appended, when it cannot be run or compared.
+  // Appends the operation. If it cannot be run or compared, returns false and appends nothing.
   bool call(const std::string& op, std::vector<Arg> args);
   bool redistribute();
   const std::vector<int>& last_results() const { return program_.steps.back().results; }
 
-  // Chooses what flows back, and gives the program with what plain tensors give.
+  // Chooses the results that get gradients. Returns the program and its results on plain tensors.
   std::pair<Program, Plain> finish();
   const Program& program() const { return program_; }
   const std::string& backward_note() const { return backward_note_; }
@@ -93,10 +94,10 @@ class Draw {
   Program program_;
   Results clean_, wide_;
   std::array<Results, kDisturbed.size()> disturbed_;
-  std::vector<int64_t> extents_;  // from which sizes are drawn
+  std::vector<int64_t> extents_;  // sizes are drawn from these
   bool narrow_ = false;
   c10::ScalarType float_type_ = at::kDouble, complex_type_ = at::kComplexDouble, int_type_ = at::kLong;
-  std::set<int> frozen_;  // may or may not share memory with others, and are not written to
+  std::set<int> frozen_;  // may share memory with others; never written to
   int inputs_ = 0;
   std::string backward_note_;
 };

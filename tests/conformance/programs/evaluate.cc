@@ -57,7 +57,7 @@ bool writes(const Step& step) {
 }
 
 bool may_share(const Step& step) {
-  // kron keeps its operands for backward in views that count no writes.
+  // kron keeps its operands for backward in views that do not count writes.
   static const std::set<std::string> kOps{"reshape",  "flatten.using_ints", "ravel", "detach",
                                           "to.dtype", "contiguous",         "kron"};
   return step.kind == Step::Kind::kRedistribute || (step.kind == Step::Kind::kCall && kOps.count(step.op) > 0);
@@ -67,7 +67,7 @@ namespace {
 
 using c10::TypeKind;
 
-// Arguments as values, by the types of a schema.
+// Converts arguments to values, by the types of a schema.
 class ArgumentReader {
  public:
   ArgumentReader(const Machine& machine, const Results& values, Tensors& tensors)
@@ -145,7 +145,7 @@ void keep(int id, at::Tensor tensor, Results& values) {
 
 namespace {
 
-// The tensors that an operation returns, those of lists one by one.
+// Returns the tensors of an operation's results; the tensors of a list one by one.
 Tensors call(Machine& machine, const Step& step, Results& values, Tensors& arguments) {
   const auto& op = find_op(step.op);
   const auto& schema = op.schema().arguments();
@@ -172,8 +172,8 @@ Tensors call(Machine& machine, const Step& step, Results& values, Tensors& argum
 
 }  // namespace
 
-// libtorch keeps a tensor for ever that is multiplied by itself in place (x.mul_(x)), as the graph that the tensor
-// holds saves the tensor: plain ones, too.
+// If a tensor is multiplied by itself in place (x.mul_(x)), libtorch never frees it, because the graph that the tensor
+// holds saves the tensor. This is so for plain tensors, too.
 void Machine::run(const Step& step, Results& values, uint64_t seed) {
   const LeaksAreNotOurs scope;
   Tensors arguments, results;
@@ -225,7 +225,7 @@ Results run_forward(const Program& program, Machine& machine) {
 
 namespace {
 
-// Multiples of a half in [-1, 1], whatever the type.
+// Returns multiples of a half in [-1, 1], for every type.
 at::Tensor flow_like(const at::Tensor& tensor, uint64_t seed) {
   Step step;
   step.results = {0};
@@ -302,7 +302,7 @@ bool depends_in_vain(const Program& program, size_t gradient) {
 
 namespace {
 
-// Whether a derivative of it is one that autograd has not.
+// Whether the graph of the gradient contains a derivative that autograd does not have.
 bool lacks_derivative(const at::Tensor& gradient) {
   std::vector<const torch::autograd::Node*> left = {gradient.defined() ? gradient.grad_fn().get() : nullptr};
   std::set<const torch::autograd::Node*> met = {nullptr};
@@ -316,8 +316,8 @@ bool lacks_derivative(const at::Tensor& gradient) {
   return false;
 }
 
-// After a write through a view autograd goes through as_strided, whose backward of no elements gives zeros that depend
-// on nothing. A DTensor takes the views themselves and meets what plain tensors never reach.
+// After a write through a view autograd uses as_strided. The backward of as_strided without elements gives zeros that
+// depend on no tensor. A DTensor calls the views themselves and reaches derivatives that plain tensors never reach.
 void refuse_cut_graphs(const Program& program, const Plain& plain) {
   Tensors flowing;
   for (const auto& flow : program.flows) flowing.push_back(plain.values.tensors.at(flow.id));

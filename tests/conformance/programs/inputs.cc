@@ -28,7 +28,7 @@ std::vector<int64_t> permutation(int64_t n, uint64_t& state) {
   return order;
 }
 
-// Doubles that any of the types holds without rounding.
+// Returns doubles that each of the types holds without rounding.
 std::vector<double> numbers(const Fill& fill, int64_t count, bool narrow, uint64_t& state) {
   std::vector<double> values(count);
   const double grain = narrow ? 0.25 : 1.0 / 64;

@@ -1,4 +1,4 @@
-// Plain tensors run a program, in one of its twins.
+// Runs a program on plain tensors, as one of its twins.
 #include <ATen/MemoryOverlap.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/variable.h>
@@ -20,7 +20,8 @@ at::Tensor PlainMachine::input(const Step& step, uint64_t seed) {
   return made.set_requires_grad(step.grad);
 }
 
-// DTensors that lie so already are passed on. Where a step before is left out, a tensor may have fewer dims than drawn.
+// A DTensor that has the placements already is passed on without a copy. If an earlier step was removed, a tensor may
+// have fewer dims than drawn.
 at::Tensor PlainMachine::redistribute(const at::Tensor& tensor, const Step& step) {
   for (const auto& placement : step.placements) {
     if (placement.is_any_shard() && placement.dim >= tensor.dim()) {
@@ -37,7 +38,7 @@ c10::ScalarType PlainMachine::type_of(c10::ScalarType asked) const {
 
 namespace {
 
-// Elements may be read after others are written.
+// Whether the operation may read elements after it has written others.
 bool reads_elsewhere(const std::string& op) {
   static const char* const kStarts[] = {"addmm_", "addbmm_",  "baddbmm_",        "addmv_", "addr_",
                                         "index_", "scatter_", "masked_scatter_", "put_",   "cum"};
@@ -50,7 +51,7 @@ bool has_derivative(const std::string& op) {
   return std::none_of(std::begin(kStarts), std::end(kStarts), [&](const char* start) { return op.starts_with(start); });
 }
 
-// By numbers of which a quotient of shares is as exact as that of the whole.
+// Whether the divisors are powers of two, so that a quotient of shares is as exact as the quotient of the whole.
 bool divides_evenly(const Step& step, const Results& values) {
   const auto is_power = [](double x) {
     int exponent = 0;
@@ -61,7 +62,7 @@ bool divides_evenly(const Step& step, const Results& values) {
   if (const auto* n = std::get_if<int64_t>(&by.value)) return is_power(static_cast<double>(*n));
   const auto* id = std::get_if<Arg::Ref>(&by.value);
   if (id == nullptr || values.tensors[id->id].is_complex()) return false;
-  // Written over, it does not tell any more what it was.
+  // If the divisor was overwritten by the result, its former value is not known.
   const auto* divided = std::get_if<Arg::Ref>(&step.args[0].value);
   if (divided != nullptr && values.tensors[id->id].is_alias_of(values.tensors[divided->id])) return false;
   const at::Tensor divisor = values.tensors[id->id].detach().to(at::kDouble).contiguous();
@@ -73,7 +74,7 @@ bool divides(const std::string& op) {
          op.starts_with("_foreach_div");
 }
 
-// Operations that add up, and those of them that add up products.
+// Operations that add numbers, and of these the operations that add products.
 bool is_cross_product(const std::string& op) { return op == "cross" || op == "linalg_cross"; }
 bool multiplies_and_adds(const std::string& op) {
   static const std::set<std::string> kNames{"mm",    "bmm",   "matmul", "linear",   "mv",       "dot",
@@ -88,13 +89,13 @@ bool adds(const std::string& op) {
 
 int bits_of(c10::ScalarType type) { return type == at::kBFloat16 ? 8 : type == at::kHalf ? 11 : 24; }
 
-// As real doubles.
+// Returns the elements as real doubles.
 at::Tensor numbers_of(const at::Tensor& tensor) {
   const at::Tensor data = tensor.detach().resolve_conj();
   return (data.is_complex() ? at::view_as_real(data) : data).to(at::kDouble).contiguous();
 }
 
-// The exponent of the last bit that the elements have, or their shares, which are moved by a half.
+// Returns the exponent of the last bit of the elements, or of their shares, which are shifted by a half.
 int last_bit(const at::Tensor& tensor) {
   const at::Tensor data = numbers_of(tensor);
   int last = -1;
@@ -110,8 +111,8 @@ int last_bit(const at::Tensor& tensor) {
   throw std::runtime_error(fmt::format("program: {} {}", to_text(step), what));
 }
 
-// Whether some order of adding up numbers of narrow types, or some shares of them, may round: by what the sum of their
-// magnitudes takes, down to the last bit.
+// Whether a sum of numbers of narrow types may round in some order, or with some shares. The sum of the magnitudes must
+// fit into the bits of the type, down to the last bit.
 bool may_round_sums(const Step& step, const Results& values) {
   const at::NoGradGuard no_grad;
   Results magnitudes = values;
@@ -127,7 +128,7 @@ bool may_round_sums(const Step& step, const Results& values) {
     magnitudes.tensors[id] = operand.is_complex() ? at::view_as_complex(magnitude) : magnitude;
   }
   if (bits == 53) return false;
-  // Of magnitudes, the products of a cross product would be subtracted.
+  // A cross product subtracts its products, so the magnitudes would not add up.
   if (is_cross_product(step.op)) return most_of_two_products > std::ldexp(1.0, last + bits);
   Step open = step;
   PlainMachine(Twin::kWide).run_open(open, magnitudes, 0);
@@ -138,7 +139,7 @@ bool may_round_sums(const Step& step, const Results& values) {
   return !std::ranges::all_of(open.results, fits);
 }
 
-// Whether some share of a product may leave the range of its narrow type, though the whole does not.
+// Whether a share of a product may leave the range of its narrow type, although the whole product does not.
 bool may_leave_range(const Step& step, const Results& values) {
   if (step.op.substr(0, step.op.find('.')) != "prod") return false;
   const at::NoGradGuard no_grad;
@@ -151,8 +152,8 @@ bool may_leave_range(const Step& step, const Results& values) {
          exponents(at::where(sizes.eq(0), at::ones_like(sizes), sizes).clamp_max(1)) < (half ? -14 : -126);
 }
 
-// Whether autograd takes that view again by calling its operation, which knows nothing of a shape that was changed in
-// place since: PyTorch then gives another gradient than its own out-of-place form.
+// Whether autograd computes the view again by a call of its operation. The operation does not see that the shape was
+// changed in place since, so PyTorch gives another gradient than for its own out-of-place form.
 bool is_taken_again_by_operation(const at::Tensor& tensor) {
   const auto* meta = torch::autograd::impl::get_view_autograd_meta(tensor);
   return meta != nullptr && meta->has_bw_view() && meta->get_backward_view().has_view_fn();
@@ -163,15 +164,15 @@ bool changes_shape_in_place(const std::string& op) {
   return kNames.contains(op.substr(0, op.find('.')));
 }
 
-// libtorch's kernels for one number and for a register of them give different last bits of these types.
+// For these types libtorch's scalar kernel and its vector kernel give different last bits.
 bool differs_by_place(const Step& step, const Results& values) {
   if (step.op != "special_i0e") return false;
   const auto type = values.tensors.at(refs_of(step.args).front()).scalar_type();
   return type == at::kBFloat16 || type == at::kHalf;
 }
 
-// Whether it is differentiated by a difference of two numbers that are nearly equal: of a zero that rounding has moved,
-// in one of the twins or in shares, the derivative is any number.
+// Whether the derivative is a difference of two numbers that are nearly equal. If a zero is moved by rounding, in a
+// twin or in shares, its derivative may be any number.
 bool differentiates_by_cancellation(const Step& step, const Results& values) {
   if (!step.op.starts_with("sinc")) return false;
   const auto& operand = values.tensors.at(refs_of(step.args).front());
@@ -180,7 +181,7 @@ bool differentiates_by_cancellation(const Step& step, const Results& values) {
   return sizes.gt(0).logical_and(sizes.lt(1e-6)).any().item<bool>();
 }
 
-// Whether it asks of numbers whether they are zero.
+// Whether the step compares numbers with zero.
 bool asks_for_truth(const Step& step) {
   static const std::set<std::string> kNames{"any", "all", "count_nonzero", "nonzero", "heaviside", "heaviside_"};
   const auto name = step.op.substr(0, step.op.find('.'));
@@ -192,7 +193,8 @@ bool asks_for_truth(const Step& step) {
          (name == "to" && std::ranges::any_of(step.args, is_bool));
 }
 
-// Whether numbers are asked to be equal, or zero, that rounding alone may make so: no disturbance of them does.
+// Whether the step compares numbers that only rounding makes equal or zero. The disturbances of the twins do not make
+// them equal.
 bool asks_whether_nearly_equal(const Step& step, const Results& values) {
   const at::NoGradGuard no_grad;
   const auto is_near = [](const at::Tensor& apart) {
@@ -276,25 +278,26 @@ bool is_one_of(const std::string& op, std::initializer_list<const char*> parts) 
   return std::ranges::any_of(parts, [&](const char* part) { return op.find(part) != std::string::npos; });
 }
 
-// Operations that divide or take roots inside: what they give may be inexact on other ranks though it is exact here.
+// Operations with an inner division or root. Their results may be inexact on other ranks although they are exact here.
 bool rounds_inside(const std::string& op) {
   return is_one_of(op, {"mean", "var", "std",    "norm", "div",  "softmax", "sumexp", "prod", "entropy", "loss",
                         "kl_",  "nll", "cosine", "pow",  "dist", "inv",     "solve",  "det",  "pool",    "reciprocal"});
 }
 
-// Their results may be exact though the sums and roots inside are not.
+// Operations whose results may be exact although their inner sums and roots are not.
 bool rounds_in_sums(const std::string& op) {
   return is_one_of(op,
                    {"mean", "var", "std", "norm", "softmax", "sumexp", "prod", "cosine", "entropy", "loss", "dist"});
 }
 
-// Of those the ones whose zeros come of zeros only; others may have added up to them, and been rounded before.
+// Of the operations above, those that give zeros for zeros only. The others may give a zero by a sum that was rounded
+// before.
 bool keeps_zeros(const std::string& op) { return is_one_of(op, {"prod", "rms_norm", "vector_norm"}); }
 
 bool is_coarse(double x) { return std::abs(x) < 0x1p20 && x * 0x1p20 == std::rint(x * 0x1p20); }
 
-// What of a result is disturbed: what is not exact in a few bits, or all of it; and `zero` is what zeros become, of
-// either sign, as shares may add up to either: the twins have opposite ones, however often disturbed.
+// The values of a result that are disturbed: those that are not exact in a few bits, or all. `zero` is the value that
+// zeros become. It has either sign, because shares may add up to either. The two twins always have opposite signs.
 struct Disturbance {
   bool all = false;
   bool contrary = false;
@@ -308,7 +311,7 @@ void disturb_along(double* data, at::IntArrayRef sizes, at::IntArrayRef strides,
     if (*data == 0) {
       *data = ((next_number(state) & 1) != 0) != contrary ? -zero : zero;
     } else if (all || !is_coarse(*data)) {
-      const uint64_t bits = next_number(state);  // never so small that rounding swallows it
+      const uint64_t bits = next_number(state);  // large enough to survive rounding
       const double size = 1e-13 * (0.5 + static_cast<double>(bits >> 11) * 0x1p-54);
       *data *= ((bits & 1) != 0) != contrary ? 1 - size : 1 + size;
     }
@@ -319,11 +322,11 @@ void disturb_along(double* data, at::IntArrayRef sizes, at::IntArrayRef strides,
   }
 }
 
-// Without a trace in autograd or the version counter.
+// Neither autograd nor the version counter sees the change.
 void disturb(const at::Tensor& tensor, const Disturbance& how, uint64_t& state) {
   if (!tensor.defined()) return;
   at::Tensor data = tensor.variable_data();
-  data = data.is_conj() ? at::_conj(data) : data;  // as memory has it
+  data = data.is_conj() ? at::_conj(data) : data;  // as in memory
   data = data.is_neg() ? at::_neg_view(data) : data;
   if (data.is_complex()) data = at::view_as_real(data);
   if (data.scalar_type() == at::kDouble && data.numel() > 0) {
@@ -333,13 +336,13 @@ void disturb(const at::Tensor& tensor, const Disturbance& how, uint64_t& state) 
   }
 }
 
-// Each operand is divided by its norm in its own type, then they are multiplied in their common one. What is exact of
-// the whole may be rounded in its shares.
+// Whether each operand is divided by its norm in its own type, and the quotients are multiplied in the common type. A
+// quotient that is exact for the whole may be rounded in shares.
 bool divides_before_it_widens(const Step& step, const Tensors& arguments) {
   return step.op == "cosine_similarity" && arguments[0].scalar_type() != arguments[1].scalar_type();
 }
 
-// No narrow type holds what this leaves.
+// Changes the values so that no narrow type holds them.
 void make_inexact(const at::Tensor& tensor, bool zeros) {
   if (!takes_gradients(tensor.scalar_type())) return;
   const at::Tensor data = tensor.variable_data();
@@ -347,20 +350,20 @@ void make_inexact(const at::Tensor& tensor, bool zeros) {
   if (zeros) data.masked_fill_(data.eq(0), 1e-14);
 }
 
-// By a number that has no end in binary.
+// Whether the operation multiplies by a number without a finite binary representation.
 bool scales(const std::string& op) { return op.starts_with("rad2deg") || op.starts_with("deg2rad"); }
 
-// Whether its exact results may be those of shares that are not: it divides, takes roots or scales by a number that has
-// no end in binary.
+// Whether the results may be exact although the results of shares are not: the operation divides, takes roots, or
+// multiplies by a number without a finite binary representation.
 bool rounds_in_shares(const Step& step, const Results& values) {
   return rounds_in_sums(step.op) || scales(step.op) || (divides(step.op) && !divides_evenly(step, values));
 }
 
-// Whether a zero may have shares that are rounded and add up to something else: shares of it are divided or multiplied
-// by numbers that leave no room for exact results.
+// Whether a zero may have shares that are rounded and do not add up to zero. The shares are divided or multiplied by
+// numbers whose products need more bits than the type has.
 bool may_round_to_zero(const Step& step, const Results& values, const Tensors& arguments) {
   if (is_one_of(step.op, {"rms_norm", "layer_norm"})) {
-    return true;  // by a weight
+    return true;  // by the product with a weight
   }
   if (rounds_in_shares(step, values) && !keeps_zeros(step.op)) return true;
   if (step.op.find("mul") == std::string::npos && !multiplies_and_adds(step.op)) return false;
@@ -383,7 +386,8 @@ bool rounds(const Placements& placements) {
   });
 }
 
-// What flows back through a least or largest element is divided among those that are equal: exactly by two only.
+// The gradient of a minimum or maximum is divided among the equal elements. The quotient is exact for two elements
+// only.
 bool may_round_among_equals(const Step& step, const Results& values) {
   static const std::set<std::string> kNames{"min", "max", "amin", "amax", "aminmax", "median", "nanmedian"};
   const auto ids = refs_of(step.args);
@@ -395,7 +399,7 @@ bool may_round_among_equals(const Step& step, const Results& values) {
   return counts.max().item<int64_t>() > 2;
 }
 
-// By itself: what flows back are two sums that cancel.
+// Whether a tensor is divided by itself. Its gradient is then the sum of two terms that cancel.
 bool divides_by_itself(const Step& step, const Results& values) {
   if (!divides(step.op)) return false;
   const size_t first = step.op.starts_with("addcdiv") ? 1 : 0;
@@ -404,8 +408,8 @@ bool divides_by_itself(const Step& step, const Results& values) {
   return a != nullptr && b != nullptr && values.tensors[a->id].is_alias_of(values.tensors[b->id]);
 }
 
-// Whether what flows back to a narrow operand has terms that are rounded before they cancel: quotients, of which the
-// derivatives of copysign and hypot are some, too, and the two products of a cross product of parallel vectors.
+// Whether the gradient of a narrow operand has terms that are rounded before they cancel. These are quotients (also in
+// the derivatives of copysign and hypot) and the two products of a cross product of parallel vectors.
 bool may_round_before_it_cancels(const Step& step, const Results& values) {
   const bool cancels = (divides(step.op) && !divides_evenly(step, values)) || divides_by_itself(step, values) ||
                        step.op.starts_with("copysign") || step.op.starts_with("hypot") || is_cross_product(step.op);
@@ -415,8 +419,8 @@ bool may_round_before_it_cancels(const Step& step, const Results& values) {
          });
 }
 
-// Whether what flows back is divided by a deviation that is nothing but rounding: shares of it are so large that they
-// hide the rest, even where later steps would make nothing of all of it.
+// Whether the gradient is divided by a deviation that consists of rounding errors only. Shares of the gradient are then
+// so large that they hide the rest, even if later steps make the whole gradient zero.
 bool divides_by_rounding(const Step& step, const Results& values) {
   const auto ids = refs_of(step.args);
   if (!step.op.starts_with("std") || ids.empty() || !values.tensors.at(ids.front()).requires_grad()) return false;
@@ -454,7 +458,7 @@ void PlainMachine::after(const Step& step, const Results& values, const Tensors&
     if (rounds(step.placements)) disturb(values.tensors[step.results[0]], {.all = true, .contrary = contrary}, own);
     return;
   }
-  // The same for a step wherever it is run.
+  // The state is the same for a step in every run.
   uint64_t state = step.results.empty() ? 0 : static_cast<uint64_t>(step.results[0]) * 0x51ed2701 + 1;
   const Disturbance how{.all = rounds_inside(step.op),
                         .contrary = contrary,

@@ -1,4 +1,4 @@
-// A program: tensors that are made, and operations on them, each on results of earlier ones. As text:
+// A program: inputs, and operations on inputs and earlier results. Its text form:
 //
 //   mesh 2 2
 //   values 77
@@ -10,10 +10,10 @@
 //   backward %4 (P(sum), R)
 //   twice
 //
-// Operations have the names of aten (of ours the full ones, tessera::kernels::swiglu) and the arguments of its schemas,
-// those at the end with their defaults left out. `values` is the seed of what the inputs hold, `backward` names results
-// and how the gradients that flow into them lie, `twice` asks for second derivatives. The text says everything: it runs
-// alike everywhere.
+// Operations have the names of aten, or the full names of our operations (tessera::kernels::swiglu). Arguments follow
+// the schema; trailing defaults are left out. `values` is the seed of the inputs' values. `backward` names results with
+// the placements of their gradients. `twice` asks for second derivatives. The text is complete: the program runs in the
+// same way everywhere.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -27,7 +27,7 @@
 
 namespace tessera::testing {
 
-// What an argument is, as text has it.
+// An argument, as in the text form.
 struct Arg {
   struct None {};
   struct Ref {
@@ -49,7 +49,7 @@ inline Arg type_arg(c10::ScalarType type) { return {Arg::Dtype{type}}; }
 Arg refs(const std::vector<int>& ids);
 Arg ints(const std::vector<int64_t>& values);
 
-// What an input holds.
+// The values of an input.
 struct Fill {
   enum class Kind { kUniform, kDistinct, kBelow, kPermutation, kFlags };
   Kind kind = Kind::kUniform;
@@ -66,14 +66,14 @@ struct Step {
   std::vector<int64_t> sizes;
   Fill fill;
   bool grad = false;
-  Placements placements;  // of an input; of what redistribute gives
+  Placements placements;  // of an input, or of the result of redistribute
   // kCall
   std::string op;         // "add.Tensor"
-  std::vector<Arg> args;  // of kRedistribute: the tensor
+  std::vector<Arg> args;  // kRedistribute: the tensor
   bool async = false;     // kRedistribute
 };
 
-// A gradient that flows into a result.
+// A gradient of a result.
 struct Flow {
   int id;
   Placements placements;
@@ -83,7 +83,7 @@ struct Program {
   std::vector<int64_t> mesh;
   uint64_t values = 0;
   std::vector<Step> steps;
-  std::vector<Flow> flows;  // none: no backward
+  std::vector<Flow> flows;  // empty: no backward
   bool twice = false;
 
   int value_count() const;  // one more than the largest id
@@ -92,11 +92,11 @@ struct Program {
 
 std::string to_text(const Program& program);
 std::string to_text(const Step& step);
-// Throws std::runtime_error naming the line.
+// Throws std::runtime_error with the number of the wrong line.
 Program parse_program(const std::string& text);
 const char* short_name(c10::ScalarType type);  // "f64"
 
-// The ids that an argument list refers to.
+// Returns the ids in an argument list.
 std::vector<int> refs_of(const std::vector<Arg>& args);
 
 }  // namespace tessera::testing

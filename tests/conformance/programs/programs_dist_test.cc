@@ -1,6 +1,6 @@
-// Programs of operations on DTensors against plain tensors: those of kept/, each of which once showed a defect (where
-// it is mended by a refusal, the file's first line says so), and 3,000 over the meshes with new seeds at every run;
-// programs_slow_test.cc draws 200,000.
+// Tests programs of operations on DTensors against plain tensors. The programs of kept/ each once showed a defect; if
+// the defect was fixed by a refusal, the file's first line says so. 3,000 more programs over the meshes are drawn with
+// new seeds at every run; programs_slow_test.cc draws 200,000.
 #include <gmock/gmock.h>
 
 #include <memory>
@@ -25,7 +25,7 @@ TEST_P(DrawnPrograms, EqualPlainTensors) { EXPECT_TRUE(run_asked_programs(GetPar
 INSTANTIATE_TEST_SUITE_P(, DrawnPrograms, ::testing::ValuesIn(program_meshes()),
                          [](const auto& info) { return mesh_name(info.param); });
 
-// The comparison itself: a wrong value, an error that plain tensors do not raise, and one that is a refusal.
+// Tests the comparison itself: a wrong value, an error that plain tensors do not raise, and an error that is a refusal.
 TEST(RanksSession, TellsWhatIsWrong) {
   RanksSession ranks({2});
   const auto trial_of = [](const std::string& steps) {

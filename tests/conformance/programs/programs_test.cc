@@ -1,4 +1,5 @@
-// The parts of the random programs that need no ranks: text, refusals, shrinking, and what is drawn.
+// Tests the parts of the random programs that need no ranks: the text form, refusals, shrinking, and the drawn
+// programs.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -84,7 +85,7 @@ bool is_sound_text(const std::string& text) {
 TEST(Soundness, RefusesWhatRoundingDecides) {
   const auto sound = [](const std::string& steps) { return is_sound_text("mesh 2\nvalues 3\n" + steps); };
   EXPECT_TRUE(sound("%0 = input f64 [6] uniform -2 2 (R)\n%1 = floor(%0)\n"));
-  // sin(x)/sin(x) is 1 but for its last bits.
+  // sin(x)/sin(x) is 1 except for its last bits.
   EXPECT_FALSE(sound("%0 = input f64 [6] uniform 1 2 (R)\n%1 = sin(%0)\n%2 = div.Tensor(%1, %1)\n%3 = floor(%2)\n"));
   EXPECT_TRUE(sound("%0 = input bf16 [6] uniform -2 2 (R)\n%1 = add.Tensor(%0, %0)\n"));
   EXPECT_FALSE(sound("%0 = input bf16 [6] uniform 1 2 (R)\n%1 = sin(%0)\n"));
@@ -106,7 +107,7 @@ TEST(Soundness, RefusesWhatTheSignOfAZeroDecidesHoweverFarTheZeroCame) {
     }
     EXPECT_TRUE(sound(steps));
   }
-  // Memory that is still to be conjugated when it is written.
+  // A write to memory with a lazy conjugation.
   EXPECT_FALSE(
       sound("%0 = input c128 [4] uniform 1 2 (R)\n%1 = conj(%0)\n%2 = zero_(%1)\n%3 = imag(%2)\n%4 = signbit(%3)\n"));
 }
@@ -168,7 +169,7 @@ TEST(PlainTensors, RefuseNarrowSumsAndQuotientsOfWhichSharesRound) {
   EXPECT_FALSE(sound("3.0")) << "is 1, but a share of it is a third";
 }
 
-// A share of infinity times one of zero would be no number.
+// A share that overflows to infinity times a share that underflows to zero is NaN.
 TEST(PlainTensors, RefuseNarrowProductsOfWhichSharesLeaveTheRange) {
   const auto run = [](const std::string& type, const std::string& from_to) {
     run_plain(parse_program(fmt::format("mesh 2\nvalues 3\n%0 = input {} [2, 20] uniform {} (R)\n"
@@ -195,7 +196,7 @@ TEST(Soundness, RefusesNarrowGradientsThatAreDividedAmongThreeEqualElements) {
   EXPECT_NO_THROW(run("f64", 3));
 }
 
-// What cancels exactly as a whole, and not where one term is rounded in shares.
+// The terms cancel exactly for the whole, but not if one term is rounded in shares.
 TEST(PlainTensors, RefuseNarrowGradientsOfWhichTermsAreRoundedBeforeTheyCancel) {
   const auto run = [](const std::string& type, bool grad, const std::string& step) {
     run_plain(parse_program("mesh 2 3\nvalues 749828\n%0 = input " + type + " [6, 3] uniform -2 2 (P(sum), R)" +
@@ -210,7 +211,7 @@ TEST(PlainTensors, RefuseNarrowGradientsOfWhichTermsAreRoundedBeforeTheyCancel) 
   }
 }
 
-// A vector's cross product with itself is zero, and not where its two products are those of shares that are rounded.
+// The cross product of a vector with itself is zero, but not if its two products are rounded in shares.
 TEST(PlainTensors, RefuseNarrowCrossProductsThatAreRoundedBeforeTheyCancel) {
   const auto run = [](const std::string& type, const std::string& operand) {
     run_plain(parse_program("mesh 4\nvalues 198930\n%0 = input " + type + " [4, 4] uniform -2 2 (P(sum))\n%2 = input " +
@@ -259,7 +260,7 @@ TEST(PlainTensors, RefuseWhatLibtorchsKernelsRoundInDifferentWays) {
   EXPECT_NO_THROW(run("f32"));
 }
 
-// A program that goes on without a step that was refused.
+// A program that continues without a refused step.
 TEST(PlainTensors, RefuseToShardDimsThatATensorHasNot) {
   const auto run = [](const std::string& size) {
     run_plain(parse_program("mesh 2\nvalues 402660\n%0 = input f64 " + size +
@@ -280,7 +281,7 @@ TEST(Soundness, RefusesNarrowSharesThatAreScaled) {
   EXPECT_TRUE(sound("f64", "rad2deg(%3)"));
 }
 
-// 0 by the weight, whose shares may add up to something else.
+// The result is 0 because the weight is 0. The shares of the weight may give a sum that is not 0.
 TEST(Soundness, RefusesTheSignOfWhatANormsWeightMakesZero) {
   const auto sound = [](const std::string& steps) {
     return is_sound_text(
@@ -292,7 +293,7 @@ TEST(Soundness, RefusesTheSignOfWhatANormsWeightMakesZero) {
   EXPECT_FALSE(sound("%9 = sgn(%6)\n"));
 }
 
-// 0 as a whole, and in shares that each are rounded something else.
+// The value is 0 as a whole. Its shares are divided and rounded, and may give a sum that is not 0.
 TEST(Soundness, RefusesToAskWhetherAZeroIsOneWhoseSharesAreDivided) {
   const auto sound = [](const std::string& step, const std::string& last) {
     return is_sound_text("mesh 4 2\nvalues 733722\n%0 = input f64 [3, 7, 3] distinct (S(1), P(sum))\n%1 = sum(%0)\n" +
@@ -349,7 +350,7 @@ TEST(Soundness, RefusesNarrowGradientsOfWhichSharesRound) {
   EXPECT_TRUE(sound("f64", 17));
 }
 
-// Seven rows' shares of a sum that is zero, each times products that round.
+// A sum over seven rows is zero. Each rank's share of the sum is multiplied in products that round.
 TEST(Soundness, RefusesNarrowGradientsOfWhichTheSharesOfRanksRound) {
   const auto sound = [](const std::string& type) {
     return is_sound_text(

@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kTolerance = 1e-9;
 
-// An error without what differs from program to program.
+// Returns the error without the parts that differ from program to program.
 std::string label_of(const std::string& error) {
   std::string label;
   int depth = 0;
@@ -95,7 +95,7 @@ class RankRun {
         std::ranges::all_of(words, [&](const Word& w) { return !w.error.empty() && w.step == first.step; });
     const std::string where = first.step < 0 ? name : to_text(program_.steps[first.step]);
     verdict_.step = first.step;
-    // Their groups are of no more use.
+    // After a failed peer the groups cannot be used any more.
     verdict_.parted = std::ranges::any_of(words, [](const Word& w) { return w.peer_failed; });
     if (!all) {
       fail("raised on some ranks only, in " + std::string(name),
@@ -147,7 +147,7 @@ class RankRun {
     return flows;
   }
 
-  // As the gradients themselves lie, what is still to be reduced whole.
+  // The second gradients have the placements of the gradients; a Partial gradient has a replicated one.
   Tensors second_flows() {
     Tensors flows;
     for (size_t i = 0; i < trial_.plain.gradients.second_flows.size(); ++i) {
@@ -186,7 +186,7 @@ class RankRun {
     }
   }
 
-  // may_lack_zeros: which formulas of second derivatives skip a zero depends on what is empty.
+  // may_lack_zeros: the formulas of second derivatives that skip a zero depend on the tensors that are empty.
   void compare_all(const Tensors& found, const Tensors& wanted, const char* what, bool may_lack_zeros = false) {
     note(found.size() == wanted.size(), fmt::format("{} {}s, wanted {}", found.size(), what, wanted.size()));
     for (size_t i = 0; i < std::min(found.size(), wanted.size()); ++i) {
@@ -201,8 +201,8 @@ class RankRun {
     }
   }
 
-  // may_be_plain: the autograd engine and its formulas write plain zeros where nothing flows. COLLECTIVE over the mesh
-  // when `found` is partial.
+  // may_be_plain: the autograd engine and its formulas give plain zeros for tensors without an incoming gradient.
+  // COLLECTIVE over the mesh if `found` is Partial.
   void compare(const at::Tensor& found, const at::Tensor& wanted, const std::string& what, bool may_be_plain) {
     const at::NoGradGuard no_grad;
     if (found.defined() != wanted.defined()) {

@@ -50,7 +50,7 @@ class RanksSession::Impl {
     host_ = std::thread([this, size] {
       try {
         comm::run_thread_ranks(size, [&](const std::shared_ptr<comm::World>& world) { serve(world); });
-      } catch (const std::exception&) {  // told by the meeting
+      } catch (const std::exception&) {  // the meeting has its error
       }
       const std::lock_guard lock(mutex_);
       ended_ = true;

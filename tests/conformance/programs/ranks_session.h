@@ -1,11 +1,12 @@
-// Thread ranks that run one program after another against what plain tensors gave.
+// Thread ranks that run one program after another and compare with the results of plain tensors.
 //
 //   RanksSession ranks({2, 2});
 //   const Verdict verdict = ranks.run(trial);
 //
-// The ranks stay alive between programs. What must hold: results and gradients equal those of plain tensors, their
-// sizes, strides, types and placements are the same on every rank, and all ranks raise an error or none does. Ranks
-// that wait for one that failed are ended and new ones started, so a defect ends no test. One caller at a time.
+// The ranks stay alive between programs. Results and gradients must equal those of plain tensors. Their sizes, strides,
+// types and placements must be the same on every rank. Either all ranks raise an error or no rank does. If a rank fails
+// alone, the ranks that wait for it are ended and new ranks are started, so that a defect ends no test. One caller at a
+// time.
 #pragma once
 
 #include <chrono>
@@ -18,7 +19,7 @@
 
 namespace tessera::testing {
 
-// A program and what plain tensors give.
+// A program and its results on plain tensors.
 struct Trial {
   Program program;
   Plain plain;
@@ -28,24 +29,24 @@ struct Verdict {
   enum class Kind { kFine, kRefused, kWrong };
   Kind kind = Kind::kFine;
   Refusal refusal = Refusal::kNone;
-  int step = -1;        // refused, or raised
-  bool parted = false;  // a rank waited for another in vain, which new ranks may not do
-  std::string label;    // of the defect: what two programs that show the same one have in common
-  std::string what;     // in full
+  int step = -1;        // the step that was refused or raised
+  bool parted = false;  // a rank waited in vain; new ranks may not
+  std::string label;    // of the defect: equal for programs with the same defect
+  std::string what;     // the full text
 };
 
-// The label where a rank waits for another that went on or raised.
+// The label of a defect in which a rank waits for a rank that went on or raised.
 inline constexpr const char* kParted = "ranks parted";
 
 class RanksSession {
  public:
-  // device: of the mesh; what is wanted is computed on the CPU.
+  // device: device of the mesh. The reference is computed on the CPU.
   explicit RanksSession(std::vector<int64_t> mesh, std::string device = "cpu");
   ~RanksSession();
   RanksSession(const RanksSession&) = delete;
   RanksSession& operator=(const RanksSession&) = delete;
 
-  // How long a rank waits for one that does not come.
+  // Sets how long a rank waits for a rank that does not come.
   void set_patience(std::chrono::milliseconds patience);
   Verdict run(std::shared_ptr<const Trial> trial);
   const std::vector<int64_t>& mesh() const;

@@ -1,4 +1,5 @@
-// Which errors of a program are no defects: refusals of what cannot be done without losing a write or a copy.
+// The errors of a program that are no defects: the operation refuses because it would lose a write or would have to
+// copy.
 //
 //   refusal_of(step, error.what())    // kNone: the error is a defect
 #pragma once
@@ -11,15 +12,15 @@ namespace tessera::testing {
 
 enum class Refusal {
   kNone,
-  kLostWrite,  // in place, through a view that holds a gathered copy
-  kInPlace,    // in place, the result needs another placement than what is written has
+  kLostWrite,  // a write in place through a view that is a gathered copy
+  kInPlace,    // a write in place whose result needs other placements than its target
   kView,       // a view that must alias and cannot
 };
 const char* to_string(Refusal kind);
 
-// By the whole text of the error, which must be one that the kind of operation may give.
+// Decides by the whole text of the error. The text must be one that this kind of operation may give.
 Refusal refusal_of(const Step& step, const std::string& error);
-// Whether text is the pattern with each "{}" standing for anything.
+// Whether `text` matches the pattern, in which each "{}" stands for any text.
 bool matches(const std::string& text, const std::string& pattern);
 
 }  // namespace tessera::testing

@@ -21,7 +21,7 @@ void rename(std::vector<Arg>& args, const std::map<int, int>& names) {
   }
 }
 
-// All that one can try on a program, the largest cuts first.
+// Returns all shorter programs to try, the largest cuts first.
 std::vector<Program> candidates(const Program& program) {
   std::vector<Program> all;
   if (program.twice) {
@@ -45,7 +45,7 @@ std::vector<Program> candidates(const Program& program) {
   return all;
 }
 
-// What makes a program no shorter but plainer.
+// Returns programs of the same length that are simpler.
 std::vector<Program> plainer(const Program& program) {
   std::vector<Program> all;
   const auto try_placements = [&](const Placements& now, const std::function<Placements&(Program&)>& place) {
@@ -86,7 +86,7 @@ std::vector<Program> plainer(const Program& program) {
 
 namespace {
 
-// Without a step that changed a shape in place, a flow may not lie as the program says.
+// If a step that changed a shape in place was removed, the placements of a gradient may not fit its tensor.
 bool flows_fit(const Program& program, const Results& values) {
   return std::ranges::all_of(program.flows, [&](const auto& flow) {
     const int64_t dims = values.tensors.at(flow.id).dim();

@@ -1,4 +1,4 @@
-// Makes a program that shows a defect shorter as long as it shows the same one.
+// Shortens a program that shows a defect, as long as the shorter program shows the same defect.
 #pragma once
 
 #include <functional>
@@ -8,13 +8,15 @@
 
 namespace tessera::testing {
 
-// What plain tensors give; none when they raise or nothing of it may be compared.
+// Returns the program with its results on plain tensors; none if plain tensors raise or the results may not be
+// compared.
 std::shared_ptr<const Trial> make_trial(const Program& program);
 
-// Without that step and what needs it; what it wrote to or passed on takes its place where `bypass` is set and fits.
+// Returns the program without the step and without the steps that need it. With `bypass`, the step's target or operand
+// takes the place of its result if it fits.
 std::optional<Program> without(const Program& program, size_t step, bool bypass);
 
-// `shows` runs a candidate and says whether it still shows the defect.
+// `shows` runs a candidate and returns whether it still shows the defect.
 Program shrink(Program program, const std::function<bool(const Program&)>& shows);
 
 }  // namespace tessera::testing

@@ -8,7 +8,7 @@ namespace tessera::testing {
 
 namespace {
 
-constexpr double kUnstable = 2e-10;  // noise of 1e-13 must not grow to this
+constexpr double kUnstable = 2e-10;  // bound for the effect of a noise of 1e-13
 constexpr double kLargestGradient = 1e6;
 
 bool alike(const at::Tensor& a, const at::Tensor& b, double tolerance) {
@@ -38,7 +38,7 @@ bool are_stable(const std::vector<c10::IValue>& clean, const std::vector<c10::IV
 
 namespace {
 
-// Whether a type with 3 bits less would hold it too: shares of it need some.
+// Whether a type with 3 bits less would hold the values, because shares need some bits.
 bool has_spare_bits(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   const at::Tensor values =
@@ -52,7 +52,7 @@ bool has_spare_bits(const at::Tensor& tensor) {
   });
 }
 
-// What lies in the `part`th of `parts` pieces of a dim, zeros elsewhere.
+// Returns the elements in piece `part` of `parts` pieces of a dim, and zeros elsewhere.
 at::Tensor piece_of(const at::Tensor& flow, int64_t dim, int64_t part, int64_t parts) {
   if (flow.dim() == 0) return part == 0 ? flow.clone() : at::zeros_like(flow);
   std::vector<int64_t> sizes(static_cast<size_t>(flow.dim()), 1);
@@ -61,8 +61,8 @@ at::Tensor piece_of(const at::Tensor& flow, int64_t dim, int64_t part, int64_t p
   return at::where(piece.eq(part).view(sizes), flow, at::zeros_like(flow));
 }
 
-// Whether the gradients of shares of what flows back add up to those of all of it, as ranks have them add up: the first
-// ones, and the second ones, which are linear in it, too.
+// Whether the gradients for shares of the incoming gradients add up to the gradients for the whole, as the ranks add
+// them. The first gradients are checked, and the second ones, which are linear in the incoming gradients, too.
 bool are_exact_in_shares(const Program& program, const Plain& plain) {
   const auto of = [&](const Tensors& flows) {
     PlainMachine machine(Twin::kClean);

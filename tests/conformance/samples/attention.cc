@@ -1,4 +1,4 @@
-// Attention of the CUDA back-ends. Without a device their sharding is planned, not run.
+// Samples for the attention operations of the CUDA back-ends. Without a device their sharding is planned, not run.
 #include <array>
 
 #include "tests/conformance/samples.h"

@@ -1,8 +1,9 @@
+// Samples for the Fourier transforms.
 #include "tests/conformance/samples.h"
 
 namespace tessera::testing {
 
-// Without rows MKL refuses some of the plain operations, so there is nothing to compare with.
+// Without rows MKL refuses some of the plain operations, so there would be no reference.
 void add_fft_samples(SampleTable& table) {
   table.add("aten::_fft_c2c", [](SampleMaker& make) {
     if (make.n == 0) return;

@@ -1,4 +1,4 @@
-// Operations on lists of tensors, and the fused optimizers.
+// Samples for operations on lists of tensors, and for the fused optimizers.
 #include "tests/conformance/samples/pointwise.h"
 
 namespace tessera::testing {
@@ -13,7 +13,7 @@ bool is_number_list(const c10::Type& type) {
   return type.kind() == c10::TypeKind::ListType && type.containedType(0)->kind() == c10::TypeKind::NumberType;
 }
 
-// Two tensors a list, of different shapes.
+// Each list has two tensors of different shapes.
 void make_foreach(SampleMaker& make) {
   const std::string base = pointwise_base(make.schema().name());
   NamedArguments arguments;

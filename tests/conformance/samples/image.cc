@@ -1,4 +1,4 @@
-// Convolution, pooling, resampling: batches of n images with 4 channels.
+// Samples for convolution, pooling and resampling: batches of n images with 4 channels.
 #include <array>
 
 #include "tests/conformance/samples.h"
@@ -9,7 +9,7 @@ namespace {
 
 using Ints = std::vector<int64_t>;
 
-// [n, 4, 6, 6, ...] with as many spatial dims.
+// Returns [n, 4, 6, 6, ...] with the given number of spatial dims.
 Ints image_shape(int64_t n, int64_t spatial, int64_t size) {
   Ints shape{n, 4};
   shape.insert(shape.end(), spatial, size);
@@ -18,7 +18,7 @@ Ints image_shape(int64_t n, int64_t spatial, int64_t size) {
 
 Ints each(int64_t spatial, int64_t size) { return Ints(spatial, size); }
 
-// The number in a name like "avg_pool2d" or "upsample_nearest3d_backward".
+// Returns the number in a name like "avg_pool2d" or "upsample_nearest3d_backward".
 int64_t spatial_dims(const std::string& name) {
   for (const char digit : {'1', '2', '3'}) {
     if (name.find(std::string(1, digit) + "d") != std::string::npos) return digit - '0';
@@ -130,7 +130,7 @@ void add_grid_samplers(SampleTable& table) {
                 arguments.emplace_back("output_mask", c10::List<bool>({true, true}));
               }
               if (make.n > 0) {
-                make.add(arguments).gradient = !make.has("grad_output");  // of the gradient: by views that may refuse
+                make.add(arguments).gradient = !make.has("grad_output");  // its views may refuse
               }
             });
 }

@@ -1,4 +1,4 @@
-// Reading and writing at indices.
+// Samples for operations that read and write at indices.
 #include "tests/conformance/samples.h"
 
 namespace tessera::testing {
@@ -14,7 +14,7 @@ MaybeTensors at_columns(const at::Tensor& index) {
   return MaybeTensors({std::optional<at::Tensor>(), std::optional<at::Tensor>(index)});
 }
 
-// Each once, so that what is written does not depend on the order.
+// Each index occurs once, so that the result of a write does not depend on the order.
 at::Tensor some_of(int64_t count, int64_t size) { return (at::arange(count, at::kLong) * 2 + 1) % size; }
 
 void add_embeddings(SampleTable& table) {
@@ -142,7 +142,7 @@ void add_writes(SampleTable& table) {
   });
 }
 
-// The parts of a tensor that views give, written back.
+// Operations that write a tensor into the part of another tensor that a view selects.
 void add_view_writes(SampleTable& table) {
   table.add("aten::select_backward", [](SampleMaker& make) {
     make.add({{"grad_output", make.normal({make.n, make.m})},

@@ -1,4 +1,4 @@
-// Decompositions and solvers, over batches of n small matrices.
+// Samples for decompositions and solvers, over batches of n small matrices.
 #include "tests/conformance/samples.h"
 
 namespace tessera::testing {
@@ -9,7 +9,7 @@ void square(SampleMaker& make, const char* name) {
   make.add({{name, make.well_conditioned({make.n, make.k, make.k})}});
 }
 
-// The factors are unique up to signs: what they multiply to is compared.
+// The factors are unique up to signs, so their product is compared.
 Tensors product_of_svd(const std::vector<c10::IValue>&, const Tensors& results) {
   return {results[1], (results[0] * results[1].unsqueeze(-2)).matmul(results[2])};
 }
@@ -18,7 +18,8 @@ Tensors product_of_eigh(const std::vector<c10::IValue>&, const Tensors& results)
   return {results[0], (results[1] * results[0].unsqueeze(-2)).matmul(results[1].mT())};
 }
 
-// Eigenvalues in any order, vectors up to a factor: A V = V diag(L), and the sum of powers of the values.
+// Eigenvalues have any order, and eigenvectors are unique up to a factor. Compared are A V = V diag(L) and the sums of
+// powers of the eigenvalues.
 Tensors checked_eig(const std::vector<c10::IValue>& args, const Tensors& results) {
   const at::Tensor matrix = args[0].toTensor().to(results[1].scalar_type());
   return {results[0].sum(-1), results[0].pow(2).sum(-1),
@@ -48,7 +49,7 @@ void add_decompositions(SampleTable& table) {
   table.add("aten::linalg_eig", [](SampleMaker& make) {
     Sample& sample = make.add({{"self", make.well_conditioned({make.n, make.k, make.k})}});
     sample.canonical = checked_eig;
-    sample.gradient = false;  // of results that are not unique
+    sample.gradient = false;  // its results are not unique
   });
   table.add("aten::_linalg_svd", [](SampleMaker& make) {
     Sample& sample = make.add({{"A", make.normal({make.n, make.k, 5})}});

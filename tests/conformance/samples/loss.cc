@@ -1,3 +1,4 @@
+// Samples for the losses.
 #include "tests/conformance/samples.h"
 
 namespace tessera::testing {
@@ -6,7 +7,7 @@ namespace {
 
 constexpr int64_t kIgnored = -100;
 
-// [n] or, of images, [n, 2, 3] classes, the second of them ignored.
+// Returns classes [n], or [n, 2, 3] for images. The second target is the ignored index.
 at::Tensor targets(SampleMaker& make, bool image) {
   const at::Tensor all = image ? make.integers(0, make.m, {make.n, 2, make.k}) : make.integers(0, make.m, {make.n});
   if (all.numel() > 1) all.view({-1})[1] = kIgnored;

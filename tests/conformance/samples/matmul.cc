@@ -1,3 +1,4 @@
+// Samples for matrix products.
 #include "tests/conformance/samples.h"
 
 namespace tessera::testing {

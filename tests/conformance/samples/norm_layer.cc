@@ -1,3 +1,4 @@
+// Samples for batch, layer, group and other normalisations.
 #include "tests/conformance/samples.h"
 
 namespace tessera::testing {
@@ -7,7 +8,7 @@ namespace {
 using Ints = std::vector<int64_t>;
 constexpr double kEps = 1e-5;
 
-// Images [n, 4, 3] with weights and statistics of 4 channels.
+// Images [n, 4, 3], with weights and statistics of 4 channels.
 NamedArguments channels(SampleMaker& make, bool statistics) {
   NamedArguments arguments{{"input", make.normal({make.n, 4, make.k})},
                            {"weight", make.uniform(0.5, 1.5, {4})},
@@ -24,7 +25,7 @@ NamedArguments channels(SampleMaker& make, bool statistics) {
 void add_batch_norm(SampleMaker& make, const NamedArguments& arguments) {
   Sample& sample = make.add(arguments);
   sample.flowing = 1;
-  sample.may_refuse = make.has("running_mean");  // which some of them write to without their schema saying so
+  sample.may_refuse = make.has("running_mean");  // some write to it, although their schema does not say so
 }
 
 void make_batch_norm(SampleMaker& make) {

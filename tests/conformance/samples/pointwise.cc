@@ -1,5 +1,5 @@
-// Pointwise operations and their _foreach_ forms: arguments are made from the schema; the tables below say which values
-// an operation is defined for.
+// Samples for pointwise operations and their _foreach_ forms. The arguments are made from the schema. The tables below
+// have the values for which an operation is defined.
 #include "tests/conformance/samples/pointwise.h"
 
 #include <set>
@@ -43,7 +43,7 @@ const std::set<std::string> kPositive = {"log",
                                          "special_scaled_modified_bessel_k1",
                                          "special_entr",
                                          "addcdiv"};
-// The second operand is a divisor.
+// Operations whose second operand is a divisor.
 const std::set<std::string> kDivides = {"div", "true_divide", "remainder", "fmod", "floor_divide"};
 
 bool holds_tensor(const c10::Type& type) {
@@ -89,7 +89,7 @@ c10::IValue pointwise_number(const std::string& base, const std::string& argumen
 
 namespace {
 
-// All tensors of `shape`, those after the first of `other`.
+// Adds a sample whose first tensor has the shape `shape` and whose further tensors have the shape `other`.
 void add_one(SampleMaker& make, const std::string& base, at::IntArrayRef shape, at::IntArrayRef other) {
   NamedArguments arguments;
   bool first = true;

@@ -1,4 +1,4 @@
-// Operands that pointwise operations are defined for; shared by the plain and the _foreach_ forms.
+// Operands for which pointwise operations are defined, for the plain and the _foreach_ forms.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace tessera::testing {
 
-// "add" of "aten::_foreach_add_" and the like.
+// Returns "add" for "aten::_foreach_add_" and similar names.
 std::string pointwise_base(std::string name);
 at::Tensor pointwise_operand(SampleMaker& make, const std::string& base, const std::string& argument,
                              at::IntArrayRef shape);

@@ -1,4 +1,4 @@
-// Operations that draw numbers. tests/dtensor/random_dist_test.cc checks how those are distributed.
+// Samples for operations that draw numbers. tests/dtensor/random_dist_test.cc checks the distribution of the numbers.
 #include "tests/conformance/samples.h"
 
 namespace tessera::testing {
@@ -28,7 +28,7 @@ void add_random_samples(SampleTable& table) {
     }
   });
   table.add("aten::native_dropout", [](SampleMaker& make) {
-    if (make.n == 0) {  // the plain operation gives a mask of the input's type there, of Booleans elsewhere
+    if (make.n == 0) {  // with no rows the plain mask has the input's type, else Bool
       return;
     }
     make.add({{"input", make.normal({make.n, make.m})}, {"p", 0.4}, {"train", true}}).random = true;

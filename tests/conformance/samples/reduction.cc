@@ -1,4 +1,4 @@
-// Sums, extrema, orders and scans along dims.
+// Samples for sums, extrema, sorting and scans along dims.
 #include <limits>
 
 #include "tests/conformance/samples.h"
@@ -11,7 +11,7 @@ using Ints = std::vector<int64_t>;
 
 void whole(SampleMaker& make) { make.add({{"self", make.normal({make.n, make.m})}}); }
 
-void filled(SampleMaker& make) {  // not defined for no elements
+void filled(SampleMaker& make) {  // not defined without elements
   if (make.n > 0) make.add({{"self", make.distinct({make.n, make.m})}});
 }
 
@@ -82,7 +82,7 @@ void add_sorts(SampleTable& table) {
         false;
   });
   table.add("aten::equal", [](SampleMaker& make) {
-    const at::Tensor x = make.integers(-9, 9, {make.n, make.m}).to(at::kDouble);  // whose shares add up exactly
+    const at::Tensor x = make.integers(-9, 9, {make.n, make.m}).to(at::kDouble);  // its shares add up exactly
     make.add({{"self", x}, {"other", x.clone()}});
     make.add({{"self", x}, {"other", make.normal({make.n, make.m})}});
   });

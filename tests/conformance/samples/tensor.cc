@@ -1,4 +1,4 @@
-// Making, copying, joining and rearranging tensors.
+// Samples for operations that make, copy, join and rearrange tensors.
 #include "tests/conformance/samples.h"
 
 namespace tessera::testing {

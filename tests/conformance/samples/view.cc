@@ -1,4 +1,4 @@
-// Views: the same elements in another shape.
+// Samples for views: the same elements in another shape.
 #include "tests/conformance/samples.h"
 
 namespace tessera::testing {

@@ -1,4 +1,5 @@
-// Writes the samples as JSON for the scripts of tests/conformance/oracle, or op_ours.txt.
+// Writes the samples as JSON for the scripts of tests/conformance/oracle, or writes op_ours.txt.
+//
 //   write_op_samples golden|values|ours FILE
 #include <fstream>
 #include <iostream>

@@ -83,7 +83,7 @@ write(
     ),
 )
 write("empty.parquet", nested.slice(0, 0))
-# Records as data sets have them, for comparison with the same as JSON lines.
+# Records as data sets have them, for comparison with the same records as JSON lines.
 sets = {
     "messages": [{"messages": [{"role": "user", "content": f"Q{i}"}, {"role": "assistant", "content": f"A{i}"}]}
                  for i in range(20)],

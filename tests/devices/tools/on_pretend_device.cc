@@ -1,5 +1,5 @@
-// Linked to tests that were written for any device (tests/support/ranks_device.h): they run on the pretend device, and
-// what it found where it could not throw fails them.
+// This file is linked to tests that were written for any device (tests/support/ranks_device.h). The tests then run on
+// the pretend device, and fail if the device found a fault that it could not throw.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -16,7 +16,8 @@ class FaultsFail : public ::testing::EmptyTestEventListener {
   }
 };
 
-// Before any backward of the program: libtorch's engine counts the devices at its first.
+// The device is installed before any backward of the program, because libtorch's engine counts the devices at its first
+// backward.
 [[maybe_unused]] const bool kInstalled = [] {
   setenv("TESSERA_TEST_DEVICE", "pretend", /*overwrite=*/1);
   ::testing::UnitTest::GetInstance()->listeners().Append(new FaultsFail);

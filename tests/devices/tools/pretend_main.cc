@@ -1,5 +1,5 @@
 // The program `tessera` with the pretend device registered: `tessera_pretend train RECIPE train.device=pretend`. A rank
-// whose use of memory the device found wrong ends with 70.
+// exits with 70 if the device found a wrong use of memory.
 #include <cstdio>
 #include <string>
 #include <vector>

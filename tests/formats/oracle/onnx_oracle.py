@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 from safetensors import safe_open
 
-# Initializers in dtypes that hold 0 and 1 in turn.
+# Initializers of every dtype, whose values are 0 and 1 in turn.
 DTYPES = {
     "Double": np.float64, "Half": np.float16, "Long": np.int64, "Int": np.int32, "Short": np.int16, "Char": np.int8,
     "Byte": np.uint8, "Bool": np.bool_, "UInt16": np.uint16, "UInt32": np.uint32, "UInt64": np.uint64,
@@ -28,7 +28,7 @@ def check_file(path):
     model = onnx.ModelProto()
     model.ParseFromString(ours)
     assert model.SerializeToString(deterministic=True) == ours, "protobuf writes other bytes"
-    # What is said of sizes is what onnx infers, as far as it does.
+    # The sizes in our model are equal to the sizes that onnx infers, where onnx infers them.
     said = {value.name: dims(value) for value in [*model.graph.value_info, *model.graph.output]}
     bare = onnx.ModelProto()
     bare.CopyFrom(model)

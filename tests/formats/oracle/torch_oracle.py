@@ -116,7 +116,7 @@ def check(folder):
             wanted = pattern(getattr(torch, record["dtype"]), record["shape"], record["seed"])
             assert same(value, wanted), record
             assert value.requires_grad == record["grad"] and value.is_contiguous(), record
-            if record["shape"]:  # as long as torch's own
+            if record["shape"]:  # our record is about as long as torch's own
                 own = io.BytesIO()
                 torch.save(wanted, own)
                 assert abs(len(own.getvalue()) - record["length"]) <= 64, (record, len(own.getvalue()))

@@ -1,15 +1,17 @@
-"""Wraps models with PyTorch's FullyShardedDataParallel on RANKS local ranks, for each JSON line on stdin; prints for
-each a JSON line, a list of what every rank has.
+"""Wraps models with PyTorch's FullyShardedDataParallel on RANKS local ranks.
+
+The script prints for each JSON line on stdin a JSON line, a list of every rank's answer.
 
     fsdp1.py RANKS
 
 Request: {"use_orig_params": bool, "strategy": "FULL_SHARD" | "SHARD_GRAD_OP" | "NO_SHARD", "steps": n,
 "param_dtype": NAME | null, "reduce_dtype": NAME | null,
-"units": [{"nested": bool, "parameters": [{"shape": [...], "order": [...], "frozen": bool, "like": [unit, index] | null}]}]}
+"units": [{"nested": bool, "parameters": [{"shape": [...], "order": [...], "frozen": bool,
+"like": [unit, index] | null}]}]}
 
-A unit is a module of parameters; "order" permutes their dims from how they lie in memory, "like" shares an earlier one.
-Element i of parameter p of unit u, counted as it lies, is sin(i + 10 p + 100 u). The loss is the sum over parameters of
-(p * (start of p + 0.5)).sum() ** 2. Each of the steps is one of AdamW (lr 0.01, weight decay 0.1).
+A unit is a module of parameters. "order" permutes their dims from their order in memory; "like" shares an earlier one.
+Element i of parameter p of unit u, in memory order, is sin(i + 10 p + 100 u). The loss is the sum over parameters of
+(p * (start of p + 0.5)).sum() ** 2. Each step is one of AdamW (lr 0.01, weight decay 0.1).
 
 Answer of a rank: [{"fqns", "shared", "numels_with_padding", "is_padding", "infos", "padding", "shard", "requires_grad"}
 of each unit with parameters].

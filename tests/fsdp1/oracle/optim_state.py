@@ -1,9 +1,9 @@
-"""What PyTorch's FullyShardedDataParallel makes of a model and its Adam on two gloo ranks on the CPU.
+"""Trains a model with Adam under PyTorch's FullyShardedDataParallel on two gloo ranks on the CPU and prints its state.
 
-    fsdp1_optim_state.py
+    optim_state.py
 
-Prints one JSON object: the values the model starts with, and for use_orig_params false and true, after three steps, the
-full state dicts, each rank's chunks of the sharded ones, and what each rank loads back.
+Prints one JSON object: the initial values of the model, and for use_orig_params false and true, after three steps, the
+full state dicts, each rank's chunks of the sharded ones, and the dicts that each rank loads back.
 """
 
 import json
@@ -73,7 +73,7 @@ def run(rank, folder):
         torch.manual_seed(5)
         net = Net()
         net.frozen.requires_grad_(False)
-        if original:  # in a unit with trained ones
+        if original:  # a frozen parameter in a unit with trained ones
             net.middle.bias.requires_grad_(False)
             net.empty.requires_grad_(False)
         start = {n: listed(p) for n, p in net.named_parameters()}
@@ -87,7 +87,8 @@ def run(rank, folder):
             (net(x) - 0.3 * step).pow(2).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-        # With offload_to_cpu, the default, all states of a unit on the CPU are one buffer, which has the last of them.
+        # With offload_to_cpu, the default, all states of a unit on the CPU share one buffer with the values of the last
+        # state.
         in_place = FullOptimStateDictConfig(offload_to_cpu=False)
         with FSDP.state_dict_type(net, StateDictType.FULL_STATE_DICT, FullStateDictConfig(), in_place):
             full = FSDP.optim_state_dict(net, optimizer)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-torch.set_num_threads(1)  # several threads on a busy machine wait for one another more than they compute
+torch.set_num_threads(1)  # on a busy machine several threads wait for one another longer than they compute
 directory, request_path = sys.argv[1:]
 request = json.load(open(request_path))
 model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()

@@ -33,8 +33,9 @@ VARIANTS = {
         num_key_value_heads=2, tie_word_embeddings=False,
         rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=2.0)),
 }
-# transformers takes what it does not read from GGUF for its own defaults: the head size of Qwen3, the width of Qwen3-MoE's
-# experts, the rotary base of Gemma3's sliding layers and the scale of its scores.
+# transformers does not read every key from GGUF and uses its own defaults instead: for the head size of Qwen3, the
+# width of Qwen3-MoE's experts, the rotary base of Gemma3's sliding layers and the scale of Gemma3's attention scores.
+# The variants therefore have these defaults.
 QWEN2S = {
     "qwen2": dict(num_key_value_heads=2, tie_word_embeddings=False),
     "qwen2_yarn": dict(
@@ -69,7 +70,7 @@ def real(gguf, folder):
     for name, tensor in ours.state_dict().items():
         assert torch.equal(tensor, theirs[name]), name
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    # The ids below are those that the model's authors publish for this chat.
+    # The ids below are the ids that the model's authors publish for this chat.
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     assert prompt["input_ids"][0, :3].tolist() == [1, 9690, 198] and prompt["input_ids"][0, -3:].tolist() == [520, 9531, 198]
@@ -100,7 +101,7 @@ def make(parent, changes, config_class, model_class):
     model = model_class(config_class(**{**dict(
         vocab_size=272, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         bos_token_id=259, eos_token_id=260, initializer_range=0.2), **changes}))
-    for parameter in model.parameters():  # norms and biases too
+    for parameter in model.parameters():  # norms and biases are random, too
         torch.nn.init.normal_(parameter, std=0.2)
     model.save_pretrained(folder)
 
@@ -117,9 +118,9 @@ def same(parent, changes, config_class, model_class):
         torch.testing.assert_close(returned(ids).logits, logits, rtol=2e-5, atol=2e-5)
     loaded = by_transformers(gguf).state_dict()
     for name, tensor in wanted.state_dict().items():
-        if name not in loaded:  # transformers' GGUF reader knows no biases in Llama models
+        if name not in loaded:  # transformers' GGUF reader does not support biases in Llama models
             assert model_class is LlamaForCausalLM and name.endswith(".bias"), name
-        elif model_class is Gemma3ForCausalLM and "norm" in name:  # stored with 1 added, in fp32
+        elif model_class is Gemma3ForCausalLM and "norm" in name:  # GGUF stores these weights plus 1, in fp32
             torch.testing.assert_close(loaded[name], tensor, rtol=0, atol=1e-6)
         else:
             assert torch.equal(loaded[name], tensor), name

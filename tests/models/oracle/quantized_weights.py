@@ -68,7 +68,7 @@ def add(ours, theirs, kind, rows, columns, heads=0):
     data = blocks(kind, rows, columns)
     writer.add_tensor(ours, data, raw_dtype=kind)
     decoded = gguf.quants.dequantize(data, kind).reshape(rows, columns)
-    if heads:  # rows of the two halves of a head lie alternately
+    if heads:  # GGUF alternates the rows of the two halves of a head
         decoded = decoded.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
     values[theirs] = torch.from_numpy(np.ascontiguousarray(decoded))
 

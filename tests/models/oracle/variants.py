@@ -18,8 +18,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCau
 
 torch.set_num_threads(1)
 PROMPT, CONTINUATION = 9, 16
-# initializer_range: at 0.2 the fp32 logits of transformers are themselves up to 1.5e-5 off its fp64 ones, which leaves no room
-# for a comparison within 1e-5; at 0.1 rounding is well below it and every variant still differs from its neighbours.
+# initializer_range is 0.1. At 0.2 transformers' own fp32 logits differ from its fp64 logits by up to 1.5e-5, so a
+# comparison within 1e-5 is impossible. At 0.1 the rounding is well below 1e-5, and every variant still differs from its
+# neighbours.
 BASE = dict(vocab_size=67, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
             num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.1, tie_word_embeddings=False)
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -118,7 +119,7 @@ def config_with_images(changes):
 
 def logits_of(model, tokens):
     text = model.config.get_text_config()
-    # transformers reads attn_logit_softcapping of Gemma3, but passes it to no attention.
+    # transformers reads attn_logit_softcapping of Gemma3, but does not pass it to attention.
     cap = getattr(text, "attn_logit_softcapping", None)
     return model(tokens, use_cache=False, **({"softcap": cap} if cap else {})).logits
 
@@ -138,7 +139,7 @@ def continue_greedily(model, tokens):
 
 
 def write(folder, model):
-    # Biases and norms of fresh models are constant, which would hide mistakes with them.
+    # Biases and norms of new models are constant. Constant values would hide mistakes, so they are made random.
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

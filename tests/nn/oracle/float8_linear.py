@@ -1,9 +1,9 @@
-"""torchao's dynamic float8 Linear, emulated, and torch's casts.
+"""Runs torchao's dynamic float8 Linear in emulation, and torch's float8 casts.
 
     float8_linear.py OUTPUT
 
-For float32 and bfloat16: DTYPE.x, .weight, .bias, .grad_y, and what comes out: .y, .grad_x, .grad_weight, .grad_bias.
-cast.values and their float8_e4m3fn and float8_e5m2 as bytes, with the scales.
+OUTPUT has for float32 and bfloat16 the inputs DTYPE.x, .weight, .bias, .grad_y, and the results .y, .grad_x,
+.grad_weight, .grad_bias. It also has cast.values, their float8_e4m3fn and float8_e5m2 as bytes, and the scales.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""Runs torch.optim.Muon or torchao's AdamW8bit for some steps and writes everything as safetensors files.
+"""Runs torch.optim.Muon or torchao's AdamW8bit for some steps and writes all values as safetensors files.
 
     long_run.py muon|adamw8bit LIST_OF_OPTIONS_JSON STEPS OUTPUT_FOLDER
 
-NUMBER.safetensors for each of the options: start.NAME, gradient.STEP.NAME and end.NAME of each weight; state.NAME.KEY
-of the optimizer after the last step, where 8-bit states are their codes and scales. torchao compiles its update; here it runs as written, so that roundings are
-those of the operations in their order.
+The output is NUMBER.safetensors for each entry of the list: start.NAME, gradient.STEP.NAME and end.NAME of each weight;
+state.NAME.KEY of the optimizer after the last step, where 8-bit states are their codes and scales. torchao compiles its
+update; here the update runs uncompiled, so that roundings are those of the operations in their order.
 """
 
 import json
@@ -32,7 +32,7 @@ def run(name, options, steps, output):
     optimizer = make(name, list(weights.values()), options)
     for step in range(steps):
         for k, w in weights.items():
-            # A gradient that depends on where the weight is, so that an error would grow.
+            # The gradient depends on the weight, so that an error would grow from step to step.
             drawn = torch.randn(w.shape, generator=generator)
             w.grad = drawn + 0.5 * w.detach()
             out[f"gradient.{step}.{k}"] = drawn

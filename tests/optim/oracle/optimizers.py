@@ -3,7 +3,7 @@
     optimizers.py adamw|sgd OPTIONS_JSON
 
 Two weights of 3x4 and a bias of 4 take five steps with drawn gradients; the second weight has no gradient in steps 1
-and 3. Weights decay, the bias does not. OPTIONS_JSON: the optimizer's keyword arguments.
+and 3. Weights decay, the bias does not. OPTIONS_JSON has the optimizer's keyword arguments.
 """
 
 import json

@@ -28,7 +28,7 @@ class Stage(_PipelineStageBase):
     def _create_grad_recv_info(self, *args, **kwargs): ...
 
 
-# test_pipeline_order, then more for what it leaves out
+# the cases of test_pipeline_order, then further cases
 FLEX = [
     (2, 2, 2), (2, 4, 4), (2, 8, 2), (2, 8, 4), (2, 8, 8), (4, 4, 4), (4, 8, 4), (4, 8, 8), (4, 16, 4), (4, 32, 4),
     (4, 64, 4), (4, 16, 16), (4, 32, 32), (4, 128, 64), (3, 2, 2), (3, 8, 2), (3, 12, 4), (4, 6, 3), (4, 10, 5),

@@ -1,4 +1,4 @@
-# The official OpenAI client and curl against `tessera serve`, and `tessera generate` beside it.
+# Compares `tessera serve` through the official OpenAI client and curl with the text of `tessera generate`.
 #   openai_oracle.py PROGRAM MODEL CLIENTS SECONDS [FLAGS OF SERVE]
 import atexit
 import json
@@ -22,7 +22,7 @@ name = os.path.basename(model)
 
 def start(*more, expect=None):
     server = subprocess.Popen([program, "serve", model, "--port", "0", *sys.argv[5:], *more], stderr=subprocess.PIPE, text=True)
-    atexit.register(server.kill)  # where something fails
+    atexit.register(server.kill)  # for failures of this script
     if expect is not None:
         _, err = server.communicate(timeout=120)
         assert server.returncode == expect, (server.returncode, err)
@@ -83,11 +83,11 @@ def refused(status, call):
 
 
 class Answer(pydantic.BaseModel):
-    form: typing.Literal["yes", "no"]  # no c, no d: with those this model stops
+    form: typing.Literal["yes", "no"]  # without the letters c and d, at which this model stops
     flags: typing.Annotated[list[bool], pydantic.Field(max_length=3)]
 
 
-# Form and tools as the client makes them of a model, and reads them back.
+# Response formats and tools: the client makes them from a pydantic model, and reads the answers back.
 def forms(client):
     messages = [{"role": "user", "content": "the cat"}]
     for seed in range(4):
@@ -232,7 +232,7 @@ too_large = start("--cache-tokens", str(2**38), expect=2)
 assert "Give fewer --cache-tokens" in too_large, too_large
 err = start("--host", "0.0.0.0", expect=2)
 assert "--token-file" in err, err
-token_file = tempfile.NamedTemporaryFile("w", suffix=".token")  # for its owner only, as the server wants it
+token_file = tempfile.NamedTemporaryFile("w", suffix=".token")  # readable only by its owner, as the server requires
 token_file.write("0123456789abcdef0123\n")
 token_file.flush()
 server, url = start("--token-file", token_file.name)

@@ -1,11 +1,11 @@
-"""torch.optim and torch.distributed.checkpoint.state_dict on a tiny module, as one JSON object.
+"""Runs torch.optim and torch.distributed.checkpoint.state_dict on a tiny module and prints one JSON object.
 
-    state_dicts.py train      of adamw and sgd each: three steps with drawn gradients, the state in all forms (ids, names,
-                              flat), then two steps more
-    state_dicts.py resume     reads a list of {"optimizer", "form", "weights", "gradients", "state"} from standard input;
-                              of each the weights after loading `state` and taking the steps
+    state_dicts.py train      for adamw and sgd each: three steps with drawn gradients, the state in all forms (ids,
+                              names, flat), then two more steps
+    state_dicts.py resume     reads a list of {"optimizer", "form", "weights", "gradients", "state"} from standard
+                              input; prints for each entry the weights after `state` is loaded and the steps are taken
 
-Modules a, b and c are as AffineNet of tests/state/values.h; c is frozen. Tensors are {"shape", "values"}, tuples
+Modules a, b and c are those of AffineNet in tests/state/values.h; c is frozen. Tensors are {"shape", "values"}, tuples
 {"tuple"}.
 """
 

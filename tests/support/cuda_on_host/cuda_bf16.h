@@ -1,4 +1,4 @@
-// Stands in for CUDA's header of this name: see cuda_runtime_api.h beside it.
+// Replaces CUDA's header of this name; see cuda_runtime_api.h beside this file.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ inline float __bfloat162float(__nv_bfloat16 x) {
   return wide;
 }
 
-// To the nearest, ties to even.
+// Rounds to the nearest value; ties go to even.
 inline __nv_bfloat16 __float2bfloat16_rn(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);

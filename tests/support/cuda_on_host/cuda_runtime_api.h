@@ -1,11 +1,11 @@
-// Stands in for CUDA's header of this name where our kernels are compiled as C++, so that what they compute can be
-// tested on a machine without a GPU. The threads of a block are fibers: each runs up to the next barrier or shuffle,
-// one after another, then all of them go on. Blocks run one after another, too, and a launch returns when its kernel
-// has run.
+// Replaces CUDA's header of this name when our kernels are compiled as C++, so that their results can be tested on a
+// machine without a GPU. The threads of a block are fibers: each fiber runs up to the next barrier or shuffle, one
+// after another, then all fibers continue. Blocks run one after another, too, and a launch returns when its kernel has
+// finished.
 //
-// What shows: wrong values and places, threads that wait at a barrier that others never come to, and (with warps and
-// threads in another order) those that read what none of the barriers ordered. What does not: time, and what differs in
-// CUDA's arithmetic. For one thread at a time.
+// Faults that these tests find: wrong values and positions; threads at a barrier that other threads never reach; and,
+// with warps and threads in another order, reads that no barrier orders after the write. Faults that they do not find:
+// speed, and differences in CUDA's arithmetic. Not thread-safe.
 #pragma once
 
 #include <ucontext.h>
@@ -35,9 +35,9 @@ inline CudaIndex threadIdx, blockIdx, blockDim, gridDim;
 class HostBlock {
  public:
   static inline HostBlock* current = nullptr;
-  static inline unsigned order = 0;     // of warps and threads: 0 as they are numbered, else by chance
-  static inline unsigned most = ~0U;    // blocks of a grid: kernels must go on where it ends
-  static inline bool diverged = false;  // some threads waited for others that never came
+  static inline unsigned order = 0;     // order of warps and threads: 0 by number, else a random seed
+  static inline unsigned most = ~0U;    // limit of blocks in a grid, to test grid-stride loops
+  static inline bool diverged = false;  // some threads waited for threads that never came
 
   HostBlock(unsigned threads, const std::function<void()>& body) : exchanged(threads), body_(body), fibers_(threads) {
     for (auto& fiber : fibers_) prepare(fiber);
@@ -55,7 +55,7 @@ class HostBlock {
     }
   }
 
-  // Let the others come as far as the calling thread: those of its warp, or all.
+  // Wait until the other threads have come to the same point: those of the warp, or all threads.
   void wait_for_warp() { wait(At::kShuffle); }
   void wait_for_all() { wait(At::kBarrier); }
 
@@ -70,7 +70,7 @@ class HostBlock {
     At at = At::kWork;
   };
 
-  // On its own: what getcontext() returns to twice must not be part of a larger function.
+  // A function of its own, because getcontext() returns twice and must therefore not be in a larger function.
   [[gnu::noinline]] void prepare(Fiber& fiber) {
     ::getcontext(&fiber.context);
     fiber.context.uc_stack = {.ss_sp = fiber.stack.get(), .ss_flags = 0, .ss_size = kStack};
@@ -91,7 +91,7 @@ class HostBlock {
     fiber.at = at;
     ::swapcontext(&fiber.context, &scheduler_);
   }
-  // From one shuffle to the next, up to the barrier or the end.
+  // Runs a warp from shuffle to shuffle, up to the barrier or the end.
   void run_warp(size_t begin, std::mt19937& random) {
     const size_t end = std::min(fibers_.size(), begin + kWarpThreads);
     std::vector<unsigned> threads(end - begin);

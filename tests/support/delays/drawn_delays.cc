@@ -1,11 +1,11 @@
-// A library to be preloaded: delays drawn at random before the calls through which ranks meet, talk and wait, those of
-// libtorch's Gloo as well as our own, so that orders of events come up which a quiet machine never shows.
+// A library for LD_PRELOAD: random delays before the calls with which ranks meet, send, receive and wait, in libtorch's
+// Gloo and in our code. The delays produce orders of events that do not occur on an idle machine.
 //
 //   LD_PRELOAD=build/tests/libdrawn_delays.so TESSERA_TEST_DELAYS="7 20 5000" build/test_comm_dist ...
 //
-// The three numbers are a seed, how many of 1,000 calls are delayed, and the longest delay in microseconds. Lengths are
-// drawn evenly by their logarithm, from 10 us on. Each thread draws from a generator of its own, whose seed is made of
-// the given one and the numbers of process and thread. Without the variable nothing is delayed.
+// The three numbers are a seed, how many of 1,000 calls are delayed, and the longest delay in microseconds. The
+// logarithm of a delay is uniform, from 10 us on. Each thread has its own generator, whose seed is made of the given
+// seed, the process id and the thread id. Without the variable no call is delayed.
 #include <dlfcn.h>
 #include <poll.h>
 #include <pthread.h>
@@ -48,7 +48,7 @@ void delay() {
   static const Settings settings;
   if (settings.of_thousand == 0) return;
   thread_local uint64_t state = 0;
-  thread_local pid_t of_process = 0;  // a fork draws anew
+  thread_local pid_t of_process = 0;  // a fork gets a new seed
   if (of_process != ::getpid()) {
     of_process = ::getpid();
     const auto thread = static_cast<uint64_t>(::syscall(SYS_gettid));
@@ -67,7 +67,7 @@ void delay() {
 
 }  // namespace
 
-// A call of libc's, delayed.
+// Defines a libc function that delays and then calls libc's function.
 #define TESSERA_DELAYED(result, name, parameters, arguments)                                    \
   extern "C" result name parameters {                                                           \
     static const auto real = reinterpret_cast<result(*) parameters>(::dlsym(RTLD_NEXT, #name)); \
@@ -92,7 +92,7 @@ TESSERA_DELAYED(int, close, (int file), (file))
 TESSERA_DELAYED(int, pthread_cond_signal, (pthread_cond_t * condition) noexcept, (condition))
 TESSERA_DELAYED(int, pthread_cond_broadcast, (pthread_cond_t * condition) noexcept, (condition))
 
-// What the shared-memory back-end sleeps and wakes by.
+// The shared-memory back-end sleeps and wakes through this function (futex).
 extern "C" long syscall(long number, ...) noexcept {
   using Real = long (*)(long, long, long, long, long, long, long);
   static const auto real = reinterpret_cast<Real>(::dlsym(RTLD_NEXT, "syscall"));

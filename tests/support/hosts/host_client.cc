@@ -1,3 +1,4 @@
+// Connects to a host process of tests, and starts the host if there is none.
 #include "tests/support/hosts/host_client.h"
 
 #include <fcntl.h>

@@ -1,5 +1,6 @@
-// Reaching a process that serves several tests, which the first of them starts: NAME.socket is where it listens,
-// NAME.pid tells who it is, NAME.log has what it says, and NAME.lock is held by who starts it.
+// Access to a host, a process that serves several tests; the first of these tests starts it. NAME.socket is the host's
+// listening socket, NAME.pid has its process id, NAME.log has its output, and NAME.lock is held while a test starts the
+// host.
 #pragma once
 
 #include <functional>
@@ -7,9 +8,9 @@
 
 namespace tessera::testing {
 
-// A connection with the host `name`, whom it starts where there is none: `become` is called in a process of a session
-// of its own, since what ends this test is not to end the host of others, and must not return. -1: there is none to be
-// had.
+// Returns a connection with the host `name`, or -1 if there is none. If the host does not run, the function starts it:
+// `become` is called in a process with its own session, because the end of this test must not end the host of other
+// tests. `become` must not return.
 int reach_host(const std::string& name, const std::function<void()>& become);
 
 }  // namespace tessera::testing

@@ -1,4 +1,5 @@
-// What ctest starts for a test: asks the host of its program, or becomes the program (test_host.h).
+// The program that ctest starts for a test: run_test asks the host of the test program to run the test, or becomes the
+// test program (test_host.h).
 //
 //   run_test PROGRAM ARGUMENTS
 #include <signal.h>
@@ -24,7 +25,7 @@ namespace {
   std::_Exit(127);
 }
 
-// As the test ended.
+// Ends this process in the same way as the test has ended.
 [[noreturn]] void end_as(int status) {
   if (!WIFSIGNALED(status)) std::_Exit(WEXITSTATUS(status));
   ::signal(WTERMSIG(status), SIG_DFL);
@@ -48,7 +49,7 @@ int run(char** words) {
   for (char** word = words; *word; ++word) request.words.emplace_back(*word);
   for (char** setting = environ; *setting; ++setting) request.environment.emplace_back(*setting);
   const bool asked = send_request(socket, request);
-  if (!asked || receive_bytes(socket, 1) != std::string(1, kStarted)) become(words);  // the host was about to end
+  if (!asked || receive_bytes(socket, 1) != std::string(1, kStarted)) become(words);  // the host was ending
   int status = 0;
   const std::string end = receive_bytes(socket, sizeof status);
   if (end.size() != sizeof status) {

@@ -1,3 +1,4 @@
+// The host of a test program: runs each requested test in a fork (test_host.h).
 #include "tests/support/hosts/test_host.h"
 
 #include <fcntl.h>
@@ -22,9 +23,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kIdle = std::chrono::seconds(10);  // after which a host that nobody asks ends
+constexpr auto kIdle = std::chrono::seconds(10);  // time without requests after which a host ends
 
-// One test, and the client that waits for its end.
+// One test, and the client that waits for the test's end.
 struct RunningTest {
   int client = -1;
   pid_t process = -1;
@@ -41,7 +42,8 @@ int listen_at_path(const std::string& path) {
   return listener;
 }
 
-// In the fork: what a process that was started for this test alone would have.
+// Runs in the fork, and gives it the state of a process that was started only for this test: streams, environment and
+// folder.
 void become(const Request& request, const std::vector<int>& streams) {
   ::setpgid(0, 0);
   for (int i = 0; i < kStreams; ++i) ::dup2(streams[static_cast<size_t>(i)], i);
@@ -69,14 +71,14 @@ class Host {
     ::sigaction(SIGCHLD, &action, nullptr);
   }
 
-  // Returns in forks only.
+  // Returns only in forks, with the arguments of a test.
   std::vector<std::string> serve() {
     if (listener_ < 0) ::_exit(1);
     for (auto asked = Clock::now();;) {
       std::vector<pollfd> polled = {{listener_, POLLIN, 0}};
       for (const auto& test : running_) polled.push_back({test.client, POLLRDHUP, 0});
       const timespec second{1, 0};
-      const int ready = ::ppoll(polled.data(), polled.size(), &second, &mask_);  // a child's end interrupts it
+      const int ready = ::ppoll(polled.data(), polled.size(), &second, &mask_);  // the end of a child interrupts ppoll
       end_tests(ready > 0 ? polled : std::vector<pollfd>());
       if (!running_.empty() || (ready > 0 && polled[0].revents)) asked = Clock::now();
       if (ready > 0 && (polled[0].revents & POLLIN)) {
@@ -90,7 +92,7 @@ class Host {
   }
 
  private:
-  // In the fork of the test that was asked for: its words.
+  // Starts the requested test. The result is the test's arguments in the test's fork, and empty in the host.
   std::optional<std::vector<std::string>> start_test() {
     RunningTest test{.client = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC)};
     if (test.client < 0) return std::nullopt;
@@ -125,7 +127,7 @@ class Host {
     ::close(test.client);
   }
 
-  // Those that have ended, and those whose clients are gone.
+  // Removes tests that have ended, and kills tests whose clients are gone.
   void end_tests(const std::vector<pollfd>& polled) {
     std::vector<RunningTest> left;
     for (size_t i = 0; i < running_.size(); ++i) {
@@ -145,7 +147,7 @@ class Host {
 
   const std::string path_;
   const int listener_;
-  sigset_t mask_{};  // of a process that is no host
+  sigset_t mask_{};  // signal mask before it was a host
   std::vector<RunningTest> running_;
 };
 
@@ -154,7 +156,7 @@ class Host {
 std::optional<std::vector<std::string>> serve_tests() {
   const char* path = std::getenv(kServeVariable);
   if (!path) return std::nullopt;
-  ::alarm(0);  // the limit is a test's
+  ::alarm(0);  // the time limit is for a test only
   return Host(path).serve();
 }
 

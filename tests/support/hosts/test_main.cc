@@ -1,4 +1,5 @@
-// main() of every test program: the tests that its words choose, in this process, or in forks of it (test_host.h).
+// main() of every test program: runs the tests that its arguments choose, in this process or in forks of it
+// (test_host.h).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

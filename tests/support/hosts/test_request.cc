@@ -1,3 +1,4 @@
+// Sending and receiving of test requests over a Unix socket, with the descriptors of the standard streams.
 #include "tests/support/hosts/test_request.h"
 
 #include <sys/socket.h>
@@ -11,7 +12,7 @@
 namespace tessera::testing {
 namespace {
 
-// `streams`: kStreams descriptors, or none (nullptr).
+// `streams` has kStreams descriptors, or is nullptr.
 bool send_with(int socket, const std::string& bytes, const int* streams) {
   for (size_t sent = 0; sent < bytes.size();) {
     iovec piece{const_cast<char*>(bytes.data()) + sent, bytes.size() - sent};
@@ -36,7 +37,7 @@ bool send_with(int socket, const std::string& bytes, const int* streams) {
   return true;
 }
 
-// Fewer bytes when the other side is gone. Puts the descriptors that came with them into `streams`.
+// Returns fewer bytes if the other side has closed. Descriptors that arrive with the bytes are added to `streams`.
 std::string receive_with(int socket, size_t bytes, std::vector<int>* streams) {
   std::string all(bytes, '\0');
   size_t got = 0;

@@ -1,5 +1,6 @@
-// scaled_dot_product_attention takes the fused kernel where the CPU would; flash and memory-efficient attention have
-// what CUDA's want and give, in the formula's float32.
+// Attention of the pretend device. scaled_dot_product_attention chooses the fused kernel where the CPU does. Flash and
+// memory-efficient attention have the same requirements and results as CUDA's kernels, and compute the formula in
+// float32.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice_native.h>
@@ -35,7 +36,8 @@ void check_heads(const Tensor& q, const Tensor& k, const Tensor& v, bool packed)
               " and ", k.sizes());
 }
 
-// Where documents begin and the last ends; of tokens [B, T, ...] rows of their own.
+// Start of each document, and the end of the last one. Without `cumulative`, tokens [B, T, ...] have one document per
+// row.
 std::vector<int64_t> begins_of(const MaybeTensor& cumulative, const Tensor& tokens, int64_t longest) {
   std::vector<int64_t> out;
   if (!cumulative || !cumulative->defined()) {
@@ -62,14 +64,14 @@ struct Documents {
   double scale;
 };
 
-// [H, tokens, d] of a document in float32; heads repeated.
+// Tokens [H, tokens, d] of a document in float32; heads are repeated.
 Tensor document(const Tensor& tensor, const std::vector<int64_t>& begins, size_t i, int64_t heads) {
   const auto flat = tensor.reshape({-1, tensor.size(-2), tensor.size(-1)});
   const auto own = flat.narrow(0, begins[i], begins[i + 1] - begins[i]).to(at::kFloat).transpose(0, 1);
   return own.repeat_interleave(heads / own.size(0), 0);
 }
 
-// [H, queries, keys]; ends of queries and keys are at one place.
+// Scores [H, queries, keys]. The last query and the last key have the same position.
 Tensor scores_of(const Tensor& q, const Tensor& k, const Documents& how) {
   const int64_t queries = q.size(1), keys = k.size(1);
   auto scores = q.matmul(k.transpose(1, 2)).mul_(how.scale);
@@ -120,7 +122,7 @@ FlashResults flash_forward(const Tensor& q, const Tensor& k, const Tensor& v, co
            const auto results = out.view({-1, heads, q.size(-1)});
            const auto sums = packed ? log_sums : log_sums.transpose(0, 1);
            for (size_t i = 0; i + 1 < how.queries.size(); ++i) {
-             if (how.queries[i] == how.queries[i + 1]) continue;  // a place without a document
+             if (how.queries[i] == how.queries[i + 1]) continue;  // an empty document
              const auto scores = scores_of(document(q, how.queries, i, heads), document(k, how.keys, i, heads), how);
              const int64_t begin = how.queries[i], count = how.queries[i + 1] - begin;
              const auto result = scores.softmax(-1).matmul(document(v, how.keys, i, heads));
@@ -145,7 +147,7 @@ struct GradientsInto {
   Tensor q, k, v;
 };
 
-// log_sums_of(document, its queries): [H, queries].
+// log_sums_of(document, its number of queries) gives [H, queries].
 void add_document_gradients(const OfAttention& of, const GradientsInto& into, const Documents& how, int64_t heads,
                             const std::function<Tensor(size_t, int64_t)>& log_sums_of) {
   const int64_t groups = of.k.size(-2), d = of.q.size(-1);
@@ -153,7 +155,7 @@ void add_document_gradients(const OfAttention& of, const GradientsInto& into, co
     all.view({-1, all.size(-2), d}).narrow(0, begins[i], begins[i + 1] - begins[i]).copy_(values);
   };
   for (size_t i = 0; i + 1 < how.queries.size(); ++i) {
-    if (how.queries[i] == how.queries[i + 1]) continue;  // a place without a document
+    if (how.queries[i] == how.queries[i + 1]) continue;  // an empty document
     const auto q = document(of.q, how.queries, i, heads), k = document(of.k, how.keys, i, heads),
                v = document(of.v, how.keys, i, heads), grad = document(of.grad, how.queries, i, heads);
     const auto log_sum = log_sums_of(i, how.queries[i + 1] - how.queries[i]);
@@ -201,7 +203,7 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(const Tensor& grad, const Tens
 
 using MaybeScale = std::optional<double>;
 
-constexpr int64_t kSumsTogether = 32;  // CUDA's kernels write and read log sums of so many queries at a time
+constexpr int64_t kSumsTogether = 32;  // CUDA's kernels store log sums for multiples of this many queries
 
 struct EfficientArguments {
   MaybeTensor begins_q, begins_k;
@@ -228,7 +230,7 @@ void check_efficient(const Tensor& q, const Tensor& k, const Tensor& v, const Ef
   }
 }
 
-// A row or document after another, each causal from its first query and key on.
+// One row or document after another. Each one is causal from its first query and key on.
 Documents efficient_documents(const Tensor& q, const Tensor& k, const EfficientArguments& of) {
   auto out = documents_of(of.begins_q ? q[0] : q, of.begins_k ? k[0] : k, of.begins_q, of.begins_k,
                           of.longest_q.value_or(q.size(1)), of.longest_k.value_or(k.size(1)), of.mask == 1, of.scale,
@@ -291,7 +293,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
       begins_q, begins_k, longest_q.guard_int(__FILE__, __LINE__), longest_k.guard_int(__FILE__, __LINE__), window,
       mask,     scale};
   check_efficient(q, k, v, of);
-  // The kernel takes the result for one without gaps.
+  // The kernel assumes that the result is contiguous.
   TORCH_CHECK(grad.is_contiguous() && out.is_contiguous() && out.sizes() == q.sizes() && grad.sizes() == q.sizes() &&
                   log_sums.is_contiguous() && log_sums.size(2) % kSumsTogether == 0 &&
                   log_sums.size(2) >= *of.longest_q,

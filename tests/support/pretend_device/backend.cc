@@ -1,5 +1,6 @@
-// The collectives of the pretend devices: each on a stream of its group, staged through the host and carried by the
-// back-end of the group's CPU tensors. A result is there, and ordered before the caller's stream, after wait().
+// The collectives of the pretend devices. Each collective runs on a stream of its group, is staged through the host,
+// and uses the back-end of the group's CPU tensors. After wait() the result exists and is ordered before the caller's
+// stream.
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <atomic>
@@ -136,8 +137,8 @@ class StagingBackend final : public c10d::Backend, public comm::HasCapabilities 
   }
 
  private:
-  // In the first call, as c10d has NCCL do it. A split takes all ranks of the other communicator, with nothing under
-  // way in it; those of one color are a group, by the ranks that they say.
+  // Called in the first collective, as c10d does for NCCL. A split needs all ranks of the other communicator, which
+  // must have no collective in progress. Ranks with one color become a group, ordered by the ranks that they pass.
   void make_communicator() {
     connected_ = true;
     const auto parent = std::exchange(split_from_, nullptr);
@@ -179,7 +180,7 @@ class StagingBackend final : public c10d::Backend, public comm::HasCapabilities 
     WorkPtr inner = begin(sent, received);
     std::vector<Staged> staged;
     for (size_t i = 0; i < outputs.size(); ++i) {
-      // Nobody is to find the old values, or the new ones, before wait().
+      // Before wait() the output must show neither the old values nor the new ones.
       std::vector<Touch> whole;
       add_touch(whole, outputs[i], true);
       if (!whole.empty() && outputs[i].is_contiguous()) std::memset(shadow(whole[0].begin), kRubbish, whole[0].bytes);
@@ -191,7 +192,7 @@ class StagingBackend final : public c10d::Backend, public comm::HasCapabilities 
   c10::intrusive_ptr<c10d::Backend> inner_;
   const c10::Device device_;
   const c10::Stream stream_;
-  c10::intrusive_ptr<StagingBackend> split_from_;  // until it is split
+  c10::intrusive_ptr<StagingBackend> split_from_;  // until the split
   const int split_color_;
   bool connected_ = false;
 };

@@ -1,4 +1,4 @@
-// Copies inside the device and between it and the host, and numbers read from it.
+// Copies on the device and between the device and the host, and reading of numbers from the device.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <torch/library.h>
@@ -100,7 +100,7 @@ void register_copies() {
   library.impl("_copy_from", TORCH_FN(copy_from));
   library.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   library.impl("_local_scalar_dense", TORCH_FN(read_number));
-  // Else their fallbacks resolve an operand by a copy, which comes here again.
+  // Without this, the fallbacks of Conjugate and Negative resolve an operand by a copy, which would call them again.
   static torch::Library conjugate(torch::Library::IMPL, "aten", c10::DispatchKey::Conjugate, __FILE__, __LINE__);
   conjugate.impl("_copy_from", torch::CppFunction::makeFallthrough());
   static torch::Library negative(torch::Library::IMPL, "aten", c10::DispatchKey::Negative, __FILE__, __LINE__);

@@ -1,4 +1,5 @@
-// Every operation that has no kernel of its own: the CPU's, on CPU tensors over the device's bytes.
+// The implementation of all operations without their own kernel: the CPU's kernel, on CPU tensors over the device's
+// bytes.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
@@ -16,7 +17,7 @@ namespace {
 
 using c10::IValue;
 
-// Their results' sizes depend on values, so that the host has to wait for them.
+// The sizes of the results depend on values, so the host must wait for these operations.
 bool has_shape_by_values(const std::string& name) {
   static const std::set<std::string> names = {
       "aten::nonzero",    "aten::masked_select", "aten::_unique2",           "aten::_unique",
@@ -24,12 +25,12 @@ bool has_shape_by_values(const std::string& name) {
   return names.contains(name);
 }
 
-// CUDA takes indices from the host, and copies them.
+// CUDA accepts indices on the host, and copies them.
 bool takes_host_indices(const std::string& name) {
   return name == "aten::index" || name == "aten::_index_put_impl_" || name == "aten::index_put_";
 }
 
-// One call: the device's tensors, what stands for each on the CPU, and what the call reads and writes.
+// One call: the tensors of the device, the CPU tensor for each, and the memory that the call reads and writes.
 class Call {
  public:
   Call(const c10::OperatorHandle& op, torch::jit::Stack& stack)
@@ -65,7 +66,7 @@ class Call {
     std::vector<int64_t> sizes, strides;
   };
 
-  // For a graph: the host's numbers as they are now.
+  // Arguments for a graph: tensors of the host are copied with their current values.
   torch::jit::Stack kept_arguments() const {
     torch::jit::Stack out(stack_.begin() + static_cast<std::ptrdiff_t>(begin_), stack_.end());
     for (IValue& value : out) {
@@ -77,7 +78,8 @@ class Call {
     return out;
   }
 
-  // Runs again on the same bytes; what it makes anew goes where the first run's results lie.
+  // Adds the call to a graph. A replay runs on the same bytes; new results are copied to the memory of the first run's
+  // results.
   void keep_kernel(const c10::OperatorHandle& op, const torch::jit::Stack& arguments, c10::Stream stream) {
     std::vector<at::Tensor> made;
     for (const auto& each : made_) made.push_back(pretend::host_view(each));
@@ -151,7 +153,7 @@ class Call {
     TORCH_CHECK(tensor.device().type() == c10::kPrivateUse1, "[pretend] ", name_, ": a tensor on ", tensor.device());
     take_device(tensor.device().index());
     add_touch(touches_, tensor, writes);
-    for (const Pair& pair : pairs_) {  // kernels ask whether they write to what they read
+    for (const Pair& pair : pairs_) {  // kernels check whether input and output are the same tensor
       if (pair.device.is_same(tensor)) return pair.host;
     }
     at::Tensor host = host_view(tensor, storages_);
@@ -175,7 +177,7 @@ class Call {
     }
   }
 
-  // What the kernel has resized.
+  // Applies to the device's tensor the new size or storage that the kernel has given to the CPU tensor.
   static void adopt(const Pair& pair) {
     const at::Tensor& host = pair.host;
     if (host.storage().data() != pair.data) {
@@ -237,9 +239,9 @@ class Call {
   std::vector<Touch> touches_;
   std::vector<Pair> pairs_;
   Storages storages_;
-  size_t results_ = 0;            // tensors, so far
-  std::vector<at::Tensor> made_;  // of those, what shares memory with no argument
-  std::vector<size_t> made_at_;   // and which they are
+  size_t results_ = 0;            // number of result tensors so far
+  std::vector<at::Tensor> made_;  // results that share no memory with an argument
+  std::vector<size_t> made_at_;   // and their positions among the results
 };
 
 void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) { Call(op, *stack).run(op); }
@@ -264,8 +266,7 @@ at::Tensor host_view(const at::Tensor& tensor) {
 void register_fallback() {
   static torch::Library library(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
-  // One kernel, as on CUDA, where libtorch would otherwise put several together, or refuse a device that it does not
-  // know.
+  // One kernel as on CUDA. libtorch would otherwise use several kernels, or refuse a device type that it does not know.
   static torch::Library whole(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   for (const char* name : {"conj_physical_", "convolution", "convolution_backward", "native_layer_norm",
                            "native_group_norm", "mode.values", "split_with_sizes_copy.out", "_chunk_cat.out",

@@ -1,5 +1,5 @@
-// Products of float8 tensors, with what CUDA's want: tiles of 16, rows of one operand and columns of the other in
-// memory, dequantising scales of the device.
+// Products of float8 tensors, with CUDA's requirements: sizes in multiples of 16, one operand by rows and the other by
+// columns in memory, and dequantization scales on the device.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>

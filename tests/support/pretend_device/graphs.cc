@@ -1,4 +1,4 @@
-// Graphs of the pretend device, as tessera/mesh/device_graph.h knows them; order.h says what they show.
+// Graphs of the pretend device, for tessera/mesh/device_graph.h. order.h describes the checks that they make.
 #include <c10/util/Exception.h>
 
 #include "tessera/mesh/device_graph.h"

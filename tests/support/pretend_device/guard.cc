@@ -1,4 +1,4 @@
-// Devices, streams and events of a thread, as libtorch's guards see them.
+// Devices, streams and events of a thread, as libtorch's device guards need them.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
@@ -75,7 +75,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       host_wait(from.device, from.moment, "event of another device");
     }
   }
-  // Whoever asks has waited long enough.
+  // A query counts as a wait, and therefore always returns true.
   bool queryEvent(void* event) const override {
     if (event != nullptr) synchronizeEvent(event);
     return true;

@@ -1,4 +1,4 @@
-// What the rest of libtorch asks an accelerator, and its random number generators, which are the CPU's.
+// The accelerator hooks of libtorch for the pretend device, and its random number generators, which are the CPU's.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/util/Exception.h>
@@ -24,7 +24,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
     host_.set_current_seed(seed);
     offset_ = 0;
   }
-  // As Philox generators count; the CPU's behind it does not.
+  // An offset as Philox generators have; the CPU generator that is used has none.
   void set_offset(uint64_t offset) override { offset_ = offset; }
   uint64_t get_offset() const override { return offset_; }
   uint64_t current_seed() const override { return host_.current_seed(); }

@@ -1,3 +1,4 @@
+// Registers all parts of the pretend device (registration.h).
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceType.h>
 

@@ -1,4 +1,5 @@
-// log_sigmoid as accelerators have it: what the CPU keeps for backward is empty there, and made again.
+// log_sigmoid as accelerators have it: the buffer that the CPU keeps for backward is empty there, and backward computes
+// the values again.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>

@@ -1,3 +1,4 @@
+// The address space and the allocators of the pretend devices (memory.h), also for pinned memory.
 #include "tests/support/pretend_device/memory.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -35,7 +36,7 @@ struct Space {
 };
 
 Space& space() {
-  static Space* const instance = new Space;  // tensors of other statics may end later
+  static Space* const instance = new Space;  // tensors of other statics may be freed later
   return *instance;
 }
 

@@ -1,4 +1,4 @@
-// RMSNorm's fused kernels, which libtorch has for accelerators only: a launch forward and one backward.
+// RMSNorm's fused kernels, which libtorch has only for accelerators: one launch in forward and one in backward.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>

@@ -1,5 +1,5 @@
-// Operations that make tensors, look at them in another way, or change what memory they have: no kernel of the CPU
-// does that for another device. None of them launches anything.
+// Operations that make tensors, view them in another way, or change their memory. The CPU's kernels do not do this for
+// another device. None of these operations launches a kernel.
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>

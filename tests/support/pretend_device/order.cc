@@ -1,3 +1,4 @@
+// Clocks, memory blocks and graph captures of the pretend devices, and the checks of the order of accesses (order.h).
 #include "tests/support/pretend_device/order.h"
 
 #include <c10/util/Exception.h>
@@ -18,14 +19,14 @@ namespace tessera::pretend {
 namespace {
 
 constexpr size_t kBlockAlignment = 512;
-// After so many launches more of a stream, what it was given before is taken for done: the device works on.
+// After this many further launches on a stream, its earlier work counts as done, because a real device would also have
+// progressed.
 constexpr uint64_t kSoonDone = 256;
-// With so many launches of a stream behind an event, the device has work for longer than a waiting host takes to wake
-// up.
+// With this many launches behind an event, the device has work for a longer time than a waiting host needs to wake up.
 constexpr uint64_t kKeepsBusy = 64;
 
 struct Access {
-  size_t begin, end;  // in the block
+  size_t begin, end;  // offsets in the block
   int stream;
   bool writes;
   uint64_t time;
@@ -36,17 +37,17 @@ struct Block {
   Block(std::byte* at, size_t size, int owner) : address(at), bytes(size), stream(owner) {}
   std::byte* address;
   size_t bytes;
-  size_t counted = 0;  // of what was asked for; caching allocators cut off the rest
+  size_t counted = 0;  // bytes of the request; caching allocators split off the rest
   int stream;
   bool freed = false;
   std::vector<Access> accesses;
   std::array<bool, kStreams> recorded{};
-  Moment free_after{};  // where it waits
+  Moment free_after{};  // moment at which a waiting block becomes idle
   uint64_t freed_at = 0;
-  uint64_t pool = 0;  // of graphs; 0: none
+  uint64_t pool = 0;  // pool of graphs; 0: none
 };
 
-// A stretch of memory as it was.
+// A range of memory with its earlier values.
 struct Bytes {
   std::byte* place;
   std::vector<std::byte> values;
@@ -55,7 +56,7 @@ struct Bytes {
 struct Capture {
   uint64_t pool = 0;
   std::vector<Kernel> kernels;
-  std::set<Block*> taken;  // since it began
+  std::set<Block*> taken;  // since the capture began
   std::vector<Bytes> before;
 };
 
@@ -68,14 +69,14 @@ struct Delivery {
   int stream;
   uint64_t time;
   at::Tensor host;
-  at::Tensor values;  // that `host` is to hold then, or holds all the time
+  at::Tensor values;  // the values that `host` gets at `time`, or must keep until then
   bool writes;
 };
 
 struct Device {
   std::mutex mutex;
   std::array<Moment, kStreams> clocks{};
-  Moment completed{};  // the host has seen
+  Moment completed{};  // moment that the host has seen
   std::map<const std::byte*, std::unique_ptr<Block>> blocks;
   std::multimap<std::pair<int, size_t>, Block*> idle;  // by stream and size
   std::list<Block*> waiting;
@@ -88,7 +89,7 @@ struct Device {
   std::map<uint64_t, Pool> pools;
 };
 
-thread_local int captures_on = -1;  // the device for which this thread does
+thread_local int captures_on = -1;  // the device on which this thread captures
 
 Device& device_at(int index) {
   static auto* const devices = new std::array<Device, kDevices>;
@@ -138,7 +139,7 @@ void check(const Block& block, const Access& next, const Moment& clock, int devi
   }
 }
 
-// What is ordered before `next` and adds nothing to it is forgotten.
+// Drops earlier accesses that are ordered before `next` and that `next` covers.
 void remember(Block& block, const Access& next, const Moment& clock) {
   std::erase_if(block.accesses, [&](const Access& before) {
     return next.begin <= before.begin && before.end <= next.end && (next.writes || !before.writes) &&
@@ -203,7 +204,7 @@ Block* take_pooled(Device& device, Capture& capture, size_t bytes) {
   return block;
 }
 
-// Idle for everybody once all streams are beyond where they are now.
+// The block becomes idle for all streams once each stream has passed its current moment.
 void free_behind_all(Device& device, Block& block) {
   block.pool = 0;
   block.free_after = {};
@@ -282,12 +283,12 @@ c10::Stream stream_of(c10::DeviceIndex device, int number) {
 
 namespace {
 
-// Of touches with their blocks: checked all, then remembered.
+// Checks all touches with their blocks, then stores them.
 Moment launch_locked(Device& device, int index, int own, const char* name,
                      const std::vector<std::pair<Touch, Block*>>& touches, uint64_t kernels = 1) {
   Moment& clock = device.clocks[static_cast<size_t>(own)];
   join(clock, device.completed);
-  const uint64_t time = clock[static_cast<size_t>(own)] += kernels;  // which the device is busy with
+  const uint64_t time = clock[static_cast<size_t>(own)] += kernels;  // launches count as work of the device
   ++device.counters.launches;
   if (keeps_names) device.launches.push_back({name, own, clock});
   const auto access = [&](const Touch& touch, const Block& block) {
@@ -305,7 +306,8 @@ Block& touched_block(Device& device, int index, const Touch& touch, const char* 
   return block_at(device, touch.begin, name, may_be_freed);
 }
 
-// Of a launch or a replay: what a graph has given back in passing is read right behind its replay.
+// The block of a launch or a replay. Memory that a graph freed during its capture may be read directly after its
+// replay.
 Block& launched_block(Device& device, int index, const Touch& touch, const char* name) {
   Block& block = touched_block(device, index, touch, name, /*may_be_freed=*/true);
   return block.pool != 0 ? block : touched_block(device, index, touch, name);

@@ -1,5 +1,5 @@
-// An accelerator that exists only in tests: libtorch's PrivateUse1 under the name "pretend", with the CPU's kernels
-// behind it and an accelerator's rules in front.
+// An accelerator that exists only in tests: libtorch's PrivateUse1 under the name "pretend". The device computes with
+// the CPU's kernels and enforces an accelerator's rules.
 //
 //   pretend::install();                                            // once, before the first backward of the process
 //   auto x = at::ones({4}, at::Device("pretend:0"));
@@ -9,10 +9,10 @@
 //   EXPECT_EQ((pretend::counters(0) - before).host_syncs, 1);
 //   EXPECT_THAT(pretend::take_faults(), ::testing::IsEmpty());     // what destructors could not throw
 //
-// Kernels run at once, in the calling thread; that they were ordered is checked apart from that, as if each stream ran
-// as late as it may (order.h). Fresh and freed memory is NaN. Host memory that a copy without blocking writes holds
-// rubbish until the host has waited. docs/design/devices.md says what this can show and what it cannot.
-// Thread-safe, apart from install().
+// Kernels run at once, in the calling thread. Their order is checked separately, as if each stream ran as late as
+// possible (order.h). New and freed memory is NaN. If a non-blocking copy writes host memory, this memory is filled
+// with NaN until the host has waited. docs/design/devices.md says which faults the device finds and which it does not.
+// Thread-safe, except install().
 #pragma once
 
 #include <array>
@@ -23,21 +23,22 @@
 namespace tessera::pretend {
 
 inline constexpr int kDevices = 8;
-// As CUDA_VISIBLE_DEVICES in number: a process sees the first so many. Not set: all.
+// The number of devices that a process sees, counted from the first, like CUDA_VISIBLE_DEVICES. If not set, all devices
+// are visible.
 inline constexpr const char* kVisibleDevices = "PRETEND_VISIBLE_DEVICES";
-inline constexpr int kStreams = 64;  // of each device: the default one, 31 of normal and 32 of high priority
+inline constexpr int kStreams = 64;  // per device: the default stream, 31 of normal and 32 of high priority
 inline constexpr int kFirstOfHighPriority = 32;
 
-// Registers the device, its allocator, streams, generators, operations and c10d back-end. Calls after the first do
-// nothing. True, so that a test program can say it in the initializer of a constant.
+// Registers the device, its allocator, streams, generators, operations and c10d back-end. Later calls do nothing.
+// Returns true, so that a test program can call it in the initializer of a constant.
 bool install();
 
-// Of one device, since the program began.
+// Counters of one device, since the start of the program.
 struct Counters {
   int64_t launches = 0;
-  int64_t host_syncs = 0;  // times that the host waited: items, shapes that depend on values, blocking copies
+  int64_t host_syncs = 0;  // waits of the host: items, shapes that depend on values, blocking copies
   int64_t copies_to_host = 0, copies_to_device = 0;
-  int64_t pageable_copies = 0;  // of those, from or to host memory that is not pinned
+  int64_t pageable_copies = 0;  // copies from or to host memory that is not pinned
   int64_t collectives = 0;
   int64_t allocations = 0;
   int64_t segments = 0;  // allocations that no freed block could serve
@@ -46,28 +47,28 @@ struct Counters {
   Counters operator-(const Counters& before) const;
 };
 Counters counters(int device);
-// A kernel, copy or collective, and what it is ordered behind.
+// A kernel, copy or collective, and the work before it.
 struct Launch {
   std::string name;
-  int stream = 0;                                // 0: the default one
-  std::array<uint64_t, kStreams> launched = {};  // how many of each stream come before it, itself included
+  int stream = 0;                                // 0: the default stream
+  std::array<uint64_t, kStreams> launched = {};  // launches per stream that come before this, with itself
   bool comes_behind(const Launch& other) const {
     const auto stream_of_other = static_cast<size_t>(other.stream);
     return launched[stream_of_other] >= other.launched[stream_of_other];
   }
 };
 
-// Every wait of the host, by what waited, and every launch, since the last call: for finding what a budget test
-// counted, and what runs beside what. Kept from keep_names(true) on.
+// Names of all waits of the host, and all launches, since the last call. Tests use them to find the operations behind a
+// count, and operations that run concurrently. Stored only after keep_names(true).
 std::vector<std::string> take_sync_names(int device);
 std::vector<Launch> take_launches(int device);
 void keep_names(bool keep);
 
-// Groups of the process that were made from another one's communicator.
+// Number of groups in this process that were split from another communicator.
 int64_t groups_split();
 
-// What was found where nothing can be thrown: blocks freed while another stream may still use them, pinned memory
-// overwritten before it was copied.
+// Faults in places that cannot throw: blocks that are freed while another stream may still use them, and pinned memory
+// that is overwritten before its copy.
 std::vector<std::string> take_faults();
 
 }  // namespace tessera::pretend

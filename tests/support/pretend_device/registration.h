@@ -1,4 +1,4 @@
-// The parts of the pretend device that install() registers, one function a file. Internal to it.
+// The parts of the pretend device that install() registers, one function per file. Internal to the pretend device.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -20,10 +20,11 @@ void register_graphs();
 
 c10::DeviceIndex current_device();
 const at::Generator& default_generator(int device);
-// The CPU's generator behind one of the device's.
+// The CPU generator behind a generator of the device.
 at::Generator host_generator(const at::Generator& generator);
 
-// A CPU tensor over the bytes behind `tensor`, with its sizes and strides. The storage of the result does not own them.
+// A CPU tensor over the bytes of `tensor`, with its sizes and strides. The storage of the result does not own the
+// bytes.
 at::Tensor host_view(const at::Tensor& tensor);
 
 }  // namespace tessera::pretend

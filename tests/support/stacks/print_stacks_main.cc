@@ -1,8 +1,8 @@
-// print_stacks PROCESS [kill]: the stacks of all threads of a process and of all that descend from it, on standard
-// error. With `kill` those that descend from it are then killed.
+// print_stacks PROCESS [kill]: prints the stacks of all threads of a process and of its descendants to standard error.
+// With `kill` the descendants are killed afterwards.
 //
-// A thread of the harness cannot do this: a test that forks ranks must have none. Only processes that answer
-// (stack_writer.cc) have stacks to show; of others it says what the kernel knows.
+// This is a separate program, because a test that forks ranks must have no further thread. Only processes with the
+// handler of stack_writer.cc have stacks to print; for other processes the kernel's information is printed.
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -28,7 +28,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr auto kPatience = std::chrono::seconds(5);  // with the threads of a process
+constexpr auto kPatience = std::chrono::seconds(5);  // time limit for the threads of a process
 
 std::string read_text(const fs::path& path) {
   std::ifstream file(path);
@@ -37,7 +37,7 @@ std::string read_text(const fs::path& path) {
 
 fs::path folder_of(int process) { return fs::path("/proc") / std::to_string(process); }
 
-// A line of /proc/PROCESS/status, without its name.
+// The value of a line of /proc/PROCESS/status.
 std::string status_of(int process, const std::string& name) {
   std::ifstream lines(folder_of(process) / "status");
   for (std::string line; std::getline(lines, line);) {
@@ -57,7 +57,7 @@ std::vector<int> numbers_in(const fs::path& folder) {
   return numbers;
 }
 
-// The process, and after each one those that it has started.
+// The process and its descendants, each after its parent.
 std::vector<int> with_descendants(int process) {
   std::multimap<int, int> children;
   for (const int each : numbers_in("/proc")) children.emplace(std::atoi(status_of(each, "PPid").c_str()), each);
@@ -84,7 +84,7 @@ void remove_answer(int thread) {
   ::unlink(path);
 }
 
-// The frames of a thread, innermost first, without those of the handler; empty until all of them are there.
+// The frames of a thread, innermost first, without those of the handler. Empty until all frames are written.
 std::vector<uint64_t> take_frames(int thread) {
   char path[64];
   stack_path(path, sizeof path, ::getpid(), thread);
@@ -96,7 +96,7 @@ std::vector<uint64_t> take_frames(int thread) {
   for (std::string line; std::getline(lines, line) && line != "end";) {
     frames.push_back(std::strtoull(line.c_str(), nullptr, 16));
   }
-  constexpr size_t kOfTheHandler = 2;  // itself, and what the kernel returns to
+  constexpr size_t kOfTheHandler = 2;  // the handler, and the frame to which the kernel returns
   frames.erase(frames.begin(), frames.begin() + static_cast<long>(std::min(frames.size(), kOfTheHandler)));
   return frames;
 }
@@ -123,14 +123,14 @@ void print_stacks(int process) {
   std::string name = read_text(folder_of(process) / "cmdline");
   std::replace(name.begin(), name.end(), '\0', ' ');
   std::fprintf(stderr, "== process %d, %s: %.300s\n", process, status_of(process, "State").c_str(), name.c_str());
-  const ProcessMap map(process);  // while it is there: a call that the signal interrupts may end it
+  const ProcessMap map(process);  // read first, because the signal may interrupt a call and so end the process
   std::map<int, std::vector<uint64_t>> frames;
   if (is_stopped(process) || !answers(process)) {
     std::fprintf(stderr, "   no stacks: %s\n", is_stopped(process) ? "it is stopped" : "it does not answer");
   } else {
     frames = frames_of_threads(process);
   }
-  // Threads of a pool wait alike: one of them is shown.
+  // Threads of a pool have equal stacks, so each stack is printed once.
   std::map<std::vector<uint64_t>, std::vector<int>> alike;
   for (const int thread : numbers_in(folder_of(process) / "task")) alike[frames[thread]].push_back(thread);
   for (const auto& [addresses, threads] : alike) {
@@ -142,7 +142,7 @@ void print_stacks(int process) {
                    read_text(folder / "wchan").c_str(), addresses.empty() ? ": no stack" : "");
     }
     for (size_t i = 0; i < addresses.size(); ++i) {
-      const uint64_t address = addresses[i] - (i > 0 ? 1 : 0);  // a frame that called lies behind its call
+      const uint64_t address = addresses[i] - (i > 0 ? 1 : 0);  // the return address is behind the call
       std::fprintf(stderr, "   #%zu %s\n", i, map.describe(address).c_str());
     }
   }

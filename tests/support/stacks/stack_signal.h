@@ -1,7 +1,7 @@
-// What a process that is asked for its stacks and the one that asks agree upon.
+// The protocol between a process whose stacks are requested and the process that requests them.
 //
-// The one that asks sends stack_signal() to each thread of a process. The thread's handler (stack_writer.cc) writes the
-// addresses of its frames, innermost first and a line each, into stack_path(), and kLastLine behind them.
+// The requesting process sends stack_signal() to each thread of a process. The thread's handler (stack_writer.cc)
+// writes the addresses of its frames into stack_path(), innermost first and one per line, then kLastLine.
 #pragma once
 
 #include <csignal>
@@ -13,7 +13,7 @@ inline int stack_signal() { return SIGRTMIN + 11; }
 
 inline constexpr const char* kLastLine = "end\n";
 
-// In `path`, of `size` bytes. `asker`: the process that has sent the signal.
+// Writes the path into `path`, which has `size` bytes. `asker` is the process that has sent the signal.
 inline void stack_path(char* path, size_t size, int asker, int thread) {
   std::snprintf(path, size, "/tmp/tessera-stack-%d-%d", asker, thread);
 }

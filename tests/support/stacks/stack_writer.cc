@@ -1,9 +1,9 @@
-// Answers those who ask for the stacks of this process (stack_signal.h). Linked into every test program, and a library
-// of its own that test programs preload into what they start.
+// The signal handler that writes the stacks of this process (stack_signal.h). This file is linked into every test
+// program, and is also a library that test programs preload into the programs that they start.
 //
-// The handler calls nothing that takes a lock, since the thread that it interrupts may hold any: backtrace() takes none
-// once libgcc_s is loaded, which a constructor sees to. A program without libgcc_s, and one that uses the signal
-// itself, gets no handler.
+// The handler calls no function that takes a lock, because the interrupted thread may hold any lock. backtrace() takes
+// no lock once libgcc_s is loaded; a constructor calls backtrace() for this purpose. A program without libgcc_s, or one
+// that uses the signal itself, gets no handler.
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <fcntl.h>
@@ -45,7 +45,7 @@ void write_stack(int, siginfo_t* info, void*) {
     [[maybe_unused]] const ssize_t written = ::write(file, kLastLine, std::strlen(kLastLine));
     ::close(file);
     const timespec moment{0,
-                          500'000'000};  // in which the other threads are asked: calls that do not go on may end them
+                          500'000'000};  // time to ask the other threads: calls that are interrupted may end a thread
     ::nanosleep(&moment, nullptr);
   }
   errno = before;
@@ -54,7 +54,7 @@ void write_stack(int, siginfo_t* info, void*) {
 __attribute__((constructor)) void answer_for_stacks() {
   if (::dlopen("libgcc_s.so.1", RTLD_NOW | RTLD_NOLOAD) == nullptr) return;
   void* frames[2];
-  ::backtrace(frames, 2);  // loads what it needs
+  ::backtrace(frames, 2);  // loads the libraries that it needs
   struct sigaction now {};
   if (::sigaction(stack_signal(), nullptr, &now) != 0 || now.sa_handler != SIG_DFL) return;
   struct sigaction answering {};

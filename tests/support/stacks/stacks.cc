@@ -1,3 +1,4 @@
+// Starts print_stacks from a process, also from a signal handler (stacks.h).
 #include "tests/support/stacks/stacks.h"
 
 #include <signal.h>
@@ -16,7 +17,7 @@ namespace {
 
 constexpr const char* kProgram = TESSERA_PRINT_STACKS;
 
-// In `text`, which has room for it.
+// Writes `number` into `text`, which must have enough room.
 void decimal(char* text, unsigned number) {
   char digits[16];
   size_t count = 0;
@@ -37,7 +38,7 @@ void print_stacks(pid_t process, bool kills) noexcept {
   char number[16], name[] = "print_stacks", word[] = "kill";
   decimal(number, static_cast<unsigned>(process));
   char* arguments[] = {name, number, kills ? word : nullptr, nullptr};
-  // fork() would take locks that the interrupted thread may hold.
+  // fork() would take locks, which the interrupted thread may hold.
   const auto child = static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr));
   if (child == 0) {
     ::dup2(2, 1);

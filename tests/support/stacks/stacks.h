@@ -1,24 +1,26 @@
-// The stacks of all threads of processes that have run out of time, on standard error (print_stacks_main.cc).
+// Prints the stacks of all threads of processes that have exceeded their time, to standard error
+// (print_stacks_main.cc).
 //
 //   print_stacks(rank);
 //   ::kill(rank, SIGKILL);
 //
-// Every test program has a limit, too: a little before ctest would kill it without a word (TESSERA_TEST_SECONDS, which
-// tests/CMakeLists.txt sets) its own stacks and those of what it has started are printed, and it ends with 99.
+// Every test program has a limit, too (TESSERA_TEST_SECONDS, which tests/CMakeLists.txt sets). Shortly before ctest
+// would kill the program without a message, the stacks of the program and of its children are printed, and the program
+// ends with 99.
 #pragma once
 
 #include <sys/types.h>
 
 namespace tessera::testing {
 
-// Of `process` and of all that descend from it. `kills`: those that descend from it are killed afterwards. Returns when
-// all is printed, or after a minute. Safe in a signal handler.
+// Prints the stacks of `process` and of its descendants. With `kills` the descendants are killed afterwards. Returns
+// when all stacks are printed, or after a minute. Safe in a signal handler.
 void print_stacks(pid_t process, bool kills = false) noexcept;
 
-// Begins the limit that the environment names, as every test program does when it starts.
+// Starts the limit that the environment names. Every test program calls this at its start.
 void begin_test_limit();
 
-// The program that prints them: `print_stacks PROCESS [kill]`.
+// Path of the program that prints the stacks: `print_stacks PROCESS [kill]`.
 const char* print_stacks_program() noexcept;
 
 }  // namespace tessera::testing

@@ -1,3 +1,4 @@
+// Names of functions from the symbol tables of ELF files (symbols.h).
 #include "tests/support/stacks/symbols.h"
 
 #include <cxxabi.h>
@@ -13,7 +14,7 @@
 namespace tessera::testing {
 namespace {
 
-constexpr size_t kLongestName = 240;  // of a function; templates have no end
+constexpr size_t kLongestName = 240;  // longest printed name; names of templates may be very long
 
 std::string demangled(const char* name) {
   int failed = 0;
@@ -32,7 +33,7 @@ std::string hexadecimal(uint64_t number) {
 
 }  // namespace
 
-// What an ELF file of 64 bits says of its functions. One that cannot be read has none.
+// The functions of a 64-bit ELF file. A file that cannot be read has none.
 class Module {
  public:
   explicit Module(const std::string& path) : file_(path, std::ios::binary) {
@@ -54,7 +55,7 @@ class Module {
     }
   }
 
-  // Of what lies at `offset` in the file; nullopt: no function that is known.
+  // The function at `offset` in the file; nullopt if no function is known there.
   std::optional<std::string> function_at(uint64_t offset) const {
     for (const Elf64_Phdr& segment : segments_) {
       if (segment.p_type != PT_LOAD || offset < segment.p_offset || offset - segment.p_offset >= segment.p_filesz) {
@@ -92,7 +93,7 @@ class Module {
 
   std::ifstream file_;
   std::vector<Elf64_Phdr> segments_;
-  std::vector<Elf64_Sym> functions_;  // by address
+  std::vector<Elf64_Sym> functions_;  // sorted by address
   std::vector<char> names_;           // ends with a zero
 };
 

@@ -3,8 +3,8 @@
 //   const ProcessMap map(pid);
 //   map.describe(0x7f3a5c2d1e10);    // "c10d::Work::wait(std::chrono::duration<...>)+0x5c (libtorch_cpu.so)"
 //
-// A module is read when one of its addresses is described: the ELF file on disk, with its table of all symbols or,
-// where that was stripped, of those that others link to. Not thread-safe.
+// A module is read when one of its addresses is described: the ELF file on disk, with its full symbol table or, if that
+// was stripped, the table of exported symbols. Not thread-safe.
 #pragma once
 
 #include <sys/types.h>
@@ -27,7 +27,7 @@ class ProcessMap {
 
  private:
   struct Range {
-    uint64_t begin = 0, end = 0, offset = 0;  // addresses, and where in the file they begin
+    uint64_t begin = 0, end = 0, offset = 0;  // range of addresses, and its offset in the file
     std::string path;
   };
   std::vector<Range> ranges_;

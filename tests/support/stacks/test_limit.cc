@@ -1,4 +1,5 @@
-// The limit of a test program (stacks.h). Linked into every one of them, since gtest's main() knows nothing of it.
+// The time limit of a test program (stacks.h). Linked into every test program, because gtest's main() has no such
+// limit.
 #include <signal.h>
 #include <unistd.h>
 
@@ -19,7 +20,7 @@ void end_program(int) {
   ::_exit(99);
 }
 
-// Programs that this one starts answer, too.
+// Programs that this program starts get the handler for stacks, too.
 void preload_in_children() {
   const char* before = std::getenv("LD_PRELOAD");
   const std::string all = before ? std::string(before) : std::string();
@@ -29,9 +30,9 @@ void preload_in_children() {
 
 }  // namespace
 
-// A fork has no alarm of its own, and a program that is started none without the variable.
+// A fork inherits no alarm, and a program that is started has none without the variable.
 void begin_test_limit() {
-  if (!kSanitized) preload_in_children();  // sanitizers want to be first
+  if (!kSanitized) preload_in_children();  // sanitizers must be loaded first
   const char* text = std::getenv("TESSERA_TEST_SECONDS");
   if (!text) return;
   const int seconds = std::atoi(text);

@@ -39,7 +39,7 @@ def render(template, case, prompt):
             add_generation_prompt=prompt, return_assistant_tokens_mask=tracked, **values)
         text = rendered[0]
         text.encode()
-    except Exception as error:  # whatever a template can raise
+    except Exception as error:  # a template can raise any exception
         return {"error": f"{type(error).__name__}: {error}"}
     return {"text": text, "spans": [[bytes_at(text, a), bytes_at(text, b)] for a, b in (spans[0] if tracked else [])]}
 

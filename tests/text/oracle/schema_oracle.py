@@ -188,7 +188,7 @@ def draw_models(seed, count):
         texts = []
         for _ in range(8):
             text = spell(draw, value())
-            adapter.validate_json(text)  # the drawer's own mistakes
+            adapter.validate_json(text)  # finds mistakes of this script
             texts.append(text)
         out.append({"schema": close_tuples(draw, adapter.json_schema()), "instances": texts})
     json.dump(out, sys.stdout)

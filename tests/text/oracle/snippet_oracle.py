@@ -19,7 +19,7 @@ def render(source):
         text = template.render(messages=MESSAGES, tools=None, documents=None, add_generation_prompt=True)
         text.encode()
         return {"text": text}
-    except Exception as error:  # whatever a template can raise
+    except Exception as error:  # a template can raise any exception
         return {"error": f"{type(error).__name__}: {error}"}
 
 

@@ -122,7 +122,7 @@ def rendered(template, case, messages, prompt):
             return_assistant_tokens_mask=tracked, **case["extra"])
         text = texts[0]
         text.encode()
-    except Exception as error:  # whatever a template can raise
+    except Exception as error:  # a template can raise any exception
         return {"error": f"{type(error).__name__}: {error}"}
     places = [[len(text[:at].encode()) for at in span] for span in (spans[0] if tracked else [])]
     return {"text": text, "spans": places}

@@ -33,8 +33,8 @@ EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=28)
 VISION = dict(model_type="siglip_vision_model", hidden_size=8, intermediate_size=8, num_hidden_layers=1,
               num_attention_heads=1, image_size=28, patch_size=14)
 
-# For each family: its class of configurations and the keys with which its weights are made. `full` weights hold biases and
-# a head of their own, `lean` ones neither.
+# For each family: its configuration class, and the keys with which its weights are made. `full` weights have biases and
+# an untied head; `lean` weights have neither.
 FAMILIES = {
     "llama": (LlamaConfig, dict(attention_bias=True, mlp_bias=True)),
     "mistral": (MistralConfig, dict(sliding_window=5)),
@@ -70,7 +70,7 @@ def write_weights(out):
             model.save_pretrained(out / f"{family}-{name}")
 
 
-# The drawing of configurations.
+# The drawing of random configurations.
 
 WRONG = [None, DROP, "x", [], {}, True, -1, 0, 1.5]
 ROPE_TYPES = ["default", "linear", "dynamic", "yarn", "llama3"] * 4 + ["longrope", "su", "mrope", "proportional", None, 7]
@@ -227,7 +227,7 @@ def architecture(family):
     return dict(zip(FAMILIES, ARCHITECTURES))[family]
 
 
-# Keys that are drawn more often than others: those with several spellings.
+# Keys that are drawn more often than others, because they have several spellings.
 LIKELY = ["rope_theta", "rope_scaling", "rope_parameters", "rope_scaling", "rope_parameters", "max_position_embeddings",
           "original_max_position_embeddings", "layer_types", "sliding_window", "use_sliding_window", "tie_word_embeddings",
           "num_experts", "num_local_experts", "rope_local_base_freq", "sliding_window_pattern", "dtype", "torch_dtype"]
@@ -268,7 +268,7 @@ def draw_case(rng):
     return {"weights": f"{family}-{name}", "config": json.dumps(config)}
 
 
-# What transformers makes of a case.
+# The result of transformers for each case.
 
 class Oracle:
     def __init__(self, out):
@@ -289,7 +289,7 @@ class Oracle:
             if key not in self.known:
                 self.known[key] = self.logprobs(case["weights"], config)
             return {"row": self.known[key], "dtype": str(dtype or "").removeprefix("torch.")}
-        except Exception as error:  # whatever transformers raises is its refusal
+        except Exception as error:  # any exception of transformers is a refusal
             return {"error": f"{type(error).__name__}: {error}"[:200]}
 
     @torch.no_grad()
@@ -301,7 +301,7 @@ class Oracle:
             raise ValueError(f"missing {sorted(notes['missing_keys'])[:2]} {sorted(notes['mismatched_keys'])[:2]}")
         model.eval()
         text = model.config.get_text_config()
-        # transformers reads attn_logit_softcapping of Gemma3, but passes it to no attention; Tessera applies it.
+        # transformers reads attn_logit_softcapping of Gemma3, but does not pass it to attention. Tessera applies it.
         cap = getattr(text, "attn_logit_softcapping", None) if "gemma3" in weights else None
         logits = model(self.tokens, use_cache=False, return_dict=True, **({"softcap": cap} if cap else {})).logits
         values = torch.log_softmax(logits.double(), -1).float()[0]
