@@ -147,7 +147,7 @@ def main():
     written = {readme: with_table(readme, readme_table(results)),
                performance: with_table(performance, performance_sections(results)),
                RESULTS / "README.md": whole_table(results)}
-    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
+    for folder in sorted({path.parent for path in RESULTS.glob("*/*.json")}):
         written[folder / "README.md"] = whole_table(read_results(folder))
     for file, text in written.items():
         if sys.argv[1:] != ["--check"]:

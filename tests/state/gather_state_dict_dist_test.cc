@@ -149,7 +149,10 @@ TEST(GatherStateDict, MakesEveryDistributedValueWhole) {
     copy_state_dict(dict, parts);
     EXPECT_TRUE(same_values(parts, dict));
     EXPECT_TRUE(same_values(gather_state_dict(offload_state_dict_to_cpu(parts)), all));
-    EXPECT_THAT(thrown_by([&] { gather_state_dict({{"x", one}}, {.ranks_only = {0}}); }), HasSubstr("Set options.group"));
+    EXPECT_THAT(thrown_by([&] {
+                  gather_state_dict({{"x", one}}, {.ranks_only = {0}});
+                }),
+                HasSubstr("Set options.group"));
     EXPECT_TRUE(gather_state_dict({{"x", one}}, {.ranks_only = {1}, .group = world->group()}).empty() ==
                 (world->rank() != 1));
   });
