@@ -23,10 +23,11 @@ void check_wsd(const ScheduleOptions& o, int64_t decay_steps) {
                 "[optim.schedule] decay_type: found {}, wanted linear, cosine or 1-sqrt", quote(o.decay_type));
   TESSERA_CHECK(o.decay_ratio >= 0 && o.decay_ratio <= 1, ErrorKind::kConfig,
                 "[optim.schedule] decay_ratio: found {}, wanted 0 to 1", o.decay_ratio);
-  TESSERA_CHECK(decay_steps >= 0 && decay_steps <= o.total_steps - o.warmup_steps, ErrorKind::kConfig,
-                "[optim.schedule] wsd of {} steps: found {} steps of warm-up and {} of decay, wanted at most all steps "
-                "together. Lower schedule.warmup_steps, schedule.decay_steps or schedule.decay_ratio.",
-                o.total_steps, o.warmup_steps, decay_steps);
+  TESSERA_CHECK(
+      decay_steps >= 0 && decay_steps <= o.total_steps - o.warmup_steps, ErrorKind::kConfig,
+      "[optim.schedule] wsd of {} steps: found {} steps of warm-up and {} of decay, wanted at most {} together. "
+      "Lower schedule.warmup_steps, schedule.decay_steps or schedule.decay_ratio.",
+      o.total_steps, o.warmup_steps, decay_steps, o.total_steps);
 }
 
 }  // namespace

@@ -179,13 +179,13 @@ TEST(DistributedLogprob, TargetsOutsideTheVocabularyAreErrorsOnAllRanks) {
     for (const int wrong : {10, -1, -101}) {
       const auto target = at::tensor({3, 0, wrong, 9}, at::kLong).view({1, 4});
       EXPECT_THAT(testing::error_of([&] { kernels::distributed_logprob(columns, target, part); }),
-                  HasSubstr(fmt::format("target 2: found {}", wrong)));
+                  HasSubstr(fmt::format("target 2: found id {}", wrong)));
       EXPECT_THAT(
           testing::error_of([&] { kernels::distributed_logprob_with_sampling(columns, target, part, {.top_k = 3}); }),
-          HasSubstr(fmt::format("target 2: found {}", wrong)));
+          HasSubstr(fmt::format("target 2: found id {}", wrong)));
       EXPECT_THAT(
           testing::error_of([&] { kernels::gather_logits_at_global_indices(columns, target.unsqueeze(2), part); }),
-          HasSubstr(fmt::format("target 2: found {}", wrong)));
+          HasSubstr(fmt::format("target 2: found id {}", wrong)));
     }
     EXPECT_THAT(testing::error_of([&] {
                   kernels::distributed_logprob(columns, at::zeros({4, 1}, at::kLong), part);
@@ -644,7 +644,8 @@ TEST(LinearLogprobs, OfPartsAndOfOneRankAreTheSame) {
     expect_close(own_h.grad(), h.grad(), 1e-12, "hidden");
     expect_close(own_w.grad(), w.grad().narrow(0, part.start, part.end - part.start), 1e-12, "weight");
     next[0][0] = 9;
-    EXPECT_THAT(testing::error_of([&] { kernels::linear_logprobs(own_h, own_w, next, part); }), HasSubstr("found 9"));
+    EXPECT_THAT(testing::error_of([&] { kernels::linear_logprobs(own_h, own_w, next, part); }),
+                HasSubstr("found id 9"));
   });
 }
 

@@ -235,7 +235,7 @@ TEST(FullyShard, RefusesAParameterThatALoadReplacedWhole) {
     shard(model, {.mesh = line(world)});
     nn::Module::set_parameter(*model.named_parameters(true)[2].slot, here(at::ones({6})).set_requires_grad(true));
     EXPECT_THAT(error_of([&] { model(tokens_of(0)); }),
-                HasSubstr("norm: the parameter was replaced by one that is not sharded"));
+                HasSubstr("norm: the parameter was replaced by a tensor with another mesh"));
   });
 }
 

@@ -336,7 +336,7 @@ TEST(StateDictOptions, ContradictionsAreErrors) {
               }),
               HasSubstr("contains _flat_param"));
   EXPECT_THAT(thrown_by([] { verify_optimizer_state_dict({}); }), HasSubstr("optim state_dict is empty"));
-  EXPECT_THAT(thrown_by([] { verify_optimizer_state_dict({{"model.a", 1}}); }), HasSubstr("'model.a' is no key"));
+  EXPECT_THAT(thrown_by([] { verify_optimizer_state_dict({{"model.a", 1}}); }), HasSubstr("'model.a' is not a key"));
 }
 
 TEST(OptimizerStateDict, EighteenThousandParametersTakeLinearTime) {

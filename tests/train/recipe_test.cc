@@ -226,7 +226,7 @@ TEST(Recipe, GroupsAndSchedulesThatCannotBeAreErrors) {
   const std::vector<std::string> wsd = {"schedule.name=wsd", "train.steps=20", "schedule.decay_steps=15"};
   auto warmed = wsd;
   warmed.emplace_back("schedule.warmup_steps=10");
-  EXPECT_THAT(error_of(kMinimal, warmed), HasSubstr("wsd of 20 steps: found 10 of warm-up and 15 of decay"));
+  EXPECT_THAT(error_of(kMinimal, warmed), HasSubstr("wsd of 20 steps: found 10 steps of warm-up and 15 of decay"));
   EXPECT_EQ(parse(kMinimal, wsd).schedule.warmup_steps, 5);  // the default is reduced to fit
   EXPECT_THAT(error_of(kMinimal, {"schedule.decay_steps=5"}), HasSubstr("with schedule.name cosine, wanted wsd"));
   EXPECT_EQ(parse(kMinimal, {"train.early_stopping.patience=2", "data.validation=[v]"}).train.early_stopping_patience,
