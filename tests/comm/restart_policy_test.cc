@@ -34,7 +34,7 @@ TEST(RestartPolicy, AllowsSoManyWithoutProgress) {
   EXPECT_EQ(second.tries, 2);
   const auto third = policy.decide(killed(), {.step = 5, .mark = "step-1"});
   EXPECT_FALSE(third.restarts);
-  EXPECT_THAT(third.text, HasSubstr("2 without progress"));
+  EXPECT_THAT(third.text, HasSubstr("2 restarts without progress"));
 }
 
 TEST(RestartPolicy, ProgressGivesRestartsBack) {

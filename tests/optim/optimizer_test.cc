@@ -361,7 +361,7 @@ TEST(Optimizer, StochasticRoundingIsRefusedWhereItHasNothingToRound) {
 TEST(Schedule, OfWsdMustHaveRoomForWarmUpAndDecay) {
   ScheduleOptions options{.name = "wsd", .lr = 1, .warmup_steps = 6, .total_steps = 10};
   options.decay_steps = 5;
-  EXPECT_THAT(error_of([&] { Schedule schedule(options); }), HasSubstr("found 6 of warm-up and 5 of decay"));
+  EXPECT_THAT(error_of([&] { Schedule schedule(options); }), HasSubstr("found 6 steps of warm-up and 5 of decay"));
   options.decay_steps = 4;
   const Schedule tight(options);
   EXPECT_EQ(tight.at(6), 1);  // no step between warm-up and decay

@@ -139,7 +139,7 @@ TEST(TpReplicas, ThatAreNotAlikeAreAnErrorOnAllRanksAndLeftAlone) {
     auto& other = shared.add(one.weight);
     other.tp_replicas = ReplicaReduction::kSum;
     EXPECT_THAT(error_of([&] { optim::synchronize_tp_replica_gradients({&shared}, mesh); }),
-                HasSubstr("0.weight and 1.weight are one parameter"));
+                HasSubstr("0.weight and 1.weight are the same parameter"));
     // With one rank and no mesh the call has no effect.
     optim::synchronize_tp_replica_gradients({&shared}, nullptr);
     optim::synchronize_tp_replica_gradients({&model}, init_device_mesh(world, test_device_type(), {2}, {"dp"}));
