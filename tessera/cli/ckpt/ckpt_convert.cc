@@ -172,24 +172,19 @@ void dcp_to_torch(const fs::path& source, const fs::path& destination) {
   TESSERA_CHECK(!fs::exists(destination), ErrorKind::kIo, "[ckpt.convert] {}: exists already", destination.string());
   const auto folder = DcpFolder::open(source);
   const DcpLookup lookup(folder->metadata());
-  std::vector<StateDictEntry> values;
+  TorchSaveWriter writer;
+  std::vector<StateDictEntry> entries;
   for (const auto& entry : folder->metadata().entries) {
     const auto* path = lookup.find_path(entry.name);
-    values.push_back({path ? *path : DcpPath{entry.name}, PickleValue()});
+    const auto value = [&] {
+      if (!entry.tensor) return folder->object(entry.name);
+      const auto tensor = folder->tensor(entry.name);
+      check_finite(tensor, entry.name, convert_error_prefix(source));
+      return writer.add(tensor);
+    };
+    entries.push_back({path ? *path : DcpPath{entry.name}, value()});
   }
-  nested_value(values);  // finds paths that contradict each other before tensors are read
-  TorchSaveWriter writer;
-  for (size_t i = 0; i < values.size(); ++i) {
-    const auto& entry = folder->metadata().entries[i];
-    if (!entry.tensor) {
-      values[i].value = folder->object(entry.name);
-      continue;
-    }
-    const auto tensor = folder->tensor(entry.name);
-    check_finite(tensor, entry.name, convert_error_prefix(source));
-    values[i].value = writer.add(tensor);
-  }
-  write_torch_save(destination, writer, nested_value(std::move(values)));
+  write_torch_save(destination, writer, nested_value(std::move(entries)));
 }
 
 // Loads the model and its adapter and saves the merged weights. They are computed in float32 and rounded once.
