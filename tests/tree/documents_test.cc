@@ -6,11 +6,9 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <regex>
-#include <sstream>
 
+#include "tessera/base/files/file.h"
 #include "tests/support/process.h"
 #include "tests/tree/source_tree.h"
 
@@ -22,13 +20,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 namespace fs = std::filesystem;
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::istringstream stream(text);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
-  return lines;
-}
 
 std::string without_indent(const std::string& line) {
   const auto begin = line.find_first_not_of(' ');
@@ -55,11 +46,9 @@ std::set<std::string> anchors_of(const std::string& text) {
 
 // The links of the pages whose file or heading does not exist. `exists` says whether a path from the root exists.
 std::vector<std::string> link_faults(const SourceTree& pages, const std::function<bool(const std::string&)>& exists) {
-  static const std::regex kLink(R"(\]\(([^)\s]+)\))");
   std::vector<std::string> faults;
   for (const auto& [path, text] : pages) {
-    for (auto it = std::sregex_iterator(text.begin(), text.end(), kLink); it != std::sregex_iterator(); ++it) {
-      const std::string link = (*it)[1];
+    for (const auto& link : matches(text, R"(\]\(([^)\s]+)\))", /*group=*/1)) {
       if (link.find("://") != std::string::npos) continue;
       const auto hash = link.find('#');
       const auto file = link.substr(0, hash);
@@ -103,9 +92,7 @@ std::vector<std::string> example_faults(const std::string& page, const std::stri
 TEST(Documents, LinksLeadToFilesAndHeadings) {
   auto pages = read_tree(source_folder(), {"docs", "bench/results", "examples", "tests"}, {".md"});
   for (const char* name : {"README.md", "HACKING.md", "CONTRIBUTING.md", "CHANGELOG.md"}) {
-    std::ostringstream text;
-    text << std::ifstream(source_folder() / name).rdbuf();
-    pages[name] = text.str();
+    pages[name] = read_file(source_folder() / name);
   }
   EXPECT_GT(pages.size(), 30U);
   EXPECT_THAT(link_faults(pages, [](const std::string& path) { return fs::exists(source_folder() / path); }),
@@ -117,11 +104,10 @@ TEST(Documents, LinksLeadToFilesAndHeadings) {
 }
 
 TEST(Documents, ReadmesExampleIsThatOfAProgram) {
-  std::ostringstream page, program;
-  page << std::ifstream(source_folder() / "README.md").rdbuf();
-  program << std::ifstream(source_folder() / "examples/custom_loop/main.cc").rdbuf();
-  EXPECT_THAT(page.str(), HasSubstr("fully_shard("));
-  EXPECT_THAT(example_faults(page.str(), program.str()), IsEmpty());
+  const auto page = read_file(source_folder() / "README.md");
+  const auto program = read_file(source_folder() / "examples/custom_loop/main.cc");
+  EXPECT_THAT(page, HasSubstr("fully_shard("));
+  EXPECT_THAT(example_faults(page, program), IsEmpty());
   EXPECT_THAT(example_faults("```cpp\nb();\na();\n```\n", "  a();\n  b();\n"), ElementsAre("a();"));
 }
 

@@ -4,10 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <functional>
 #include <regex>
 #include <sstream>
+
+#include "tessera/base/files/file.h"
 
 namespace tessera::testing {
 namespace {
@@ -49,6 +50,22 @@ std::string namespace_of_layer(const std::string& layer) {
 
 }  // namespace
 
+std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+std::vector<std::string> matches(const std::string& text, const char* pattern, size_t group) {
+  const std::regex regex(pattern);
+  std::vector<std::string> found;
+  for (std::sregex_iterator each(text.begin(), text.end(), regex), end; each != end; ++each) {
+    found.push_back((*each)[group]);
+  }
+  return found;
+}
+
 SourceTree read_tree(const std::filesystem::path& root, const std::vector<std::string>& folders,
                      const std::vector<std::string>& endings) {
   SourceTree tree;
@@ -56,9 +73,7 @@ SourceTree read_tree(const std::filesystem::path& root, const std::vector<std::s
     for (const auto& entry : std::filesystem::recursive_directory_iterator(root / folder)) {
       const auto path = entry.path().lexically_relative(root).string();
       if (std::ranges::none_of(endings, [&](const auto& ending) { return path.ends_with(ending); })) continue;
-      std::ostringstream text;
-      text << std::ifstream(entry.path()).rdbuf();
-      tree[path] = text.str();
+      tree[path] = read_file(entry.path());
     }
   }
   return tree;
@@ -178,9 +193,7 @@ std::vector<std::string> brace_faults(const SourceTree& tree) {
   static const std::regex head(R"re(^( *)((\} )?(else )?(if|for|while) .*\)|(\} )?else)( \{)?$)re");
   std::vector<std::string> faults;
   for (const auto& [path, text] : tree) {
-    std::vector<std::string> lines;
-    std::istringstream stream(text);
-    for (std::string line; std::getline(stream, line);) lines.push_back(line);
+    const auto lines = lines_of(text);
     for (size_t i = 0; i + 2 < lines.size(); ++i) {
       std::smatch match;
       if (!std::regex_match(lines[i], match, head) || lines[i].find("//") != std::string::npos) continue;
@@ -208,8 +221,7 @@ std::vector<std::string> brace_faults(const SourceTree& tree) {
 
 std::vector<std::string> unversioned_std(const std::string& nm_output) {
   std::vector<std::string> out;
-  std::istringstream lines(nm_output);
-  for (std::string line; std::getline(lines, line);) {
+  for (const auto& line : lines_of(nm_output)) {
     const auto name = line.find("U ") == line.npos ? std::string() : line.substr(line.find("U ") + 2);
     if (name.starts_with("std::") && name.find("@GLIBCXX_") == name.npos && name.find("@CXXABI_") == name.npos) {
       out.push_back(name);

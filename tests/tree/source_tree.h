@@ -13,6 +13,10 @@ namespace tessera::testing {
 // The text of files by their path from the root of the tree, such as "tessera/base/error.h".
 using SourceTree = std::map<std::string, std::string>;
 
+std::vector<std::string> lines_of(const std::string& text);
+// The matches of a regular expression in a text, or one group of each.
+std::vector<std::string> matches(const std::string& text, const char* pattern, size_t group = 0);
+
 // The files below `folder` of the source tree whose names end with one of `endings`.
 SourceTree read_tree(const std::filesystem::path& root, const std::vector<std::string>& folders,
                      const std::vector<std::string>& endings);

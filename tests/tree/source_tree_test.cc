@@ -5,9 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <sstream>
-
+#include "tessera/base/files/file.h"
 #include "tests/support/process.h"
 
 namespace tessera::testing {
@@ -23,11 +21,7 @@ const SourceTree& our_tree() {
 }
 
 const std::map<std::string, std::set<std::string>>& our_layers() {
-  static const auto layers = [] {
-    std::ostringstream text;
-    text << std::ifstream(source_folder() / "CMakeLists.txt").rdbuf();
-    return layers_of(text.str());
-  }();
+  static const auto layers = layers_of(read_file(source_folder() / "CMakeLists.txt"));
   return layers;
 }
 

@@ -6,7 +6,6 @@
 #include <cctype>
 #include <filesystem>
 #include <map>
-#include <regex>
 #include <set>
 #include <string>
 #include <utility>
@@ -14,20 +13,13 @@
 
 #include "tessera/base/files/file.h"
 #include "tests/support/process.h"
+#include "tests/tree/source_tree.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::vector<std::string> matches(const std::string& text, const char* pattern, int group = 0) {
-  const std::regex regex(pattern);
-  std::vector<std::string> found;
-  for (auto it = std::sregex_iterator(text.begin(), text.end(), regex); it != std::sregex_iterator(); ++it) {
-    found.push_back((*it)[group]);
-  }
-  return found;
-}
+using testing::matches;
 
 struct Source {
   std::set<std::string> words;  // identifiers, but not those of comments and preprocessor lines
