@@ -25,28 +25,25 @@ def read_results(folder):
     return {file.stem: [json.loads(line) for line in file.read_text().splitlines()] for file in sorted(folder.glob("*.json"))}
 
 
-def cells(cases):
-    """Our figure, the peer's figure and their ratio, for one case or for all cases of a row."""
-    unit = cases[0]["unit"] if len({case["unit"] for case in cases}) == 1 else None
-    shown = lambda value, case: number(value) + ("" if unit else f" {case['unit']}")
-    ours = "; ".join(shown(case["ours"], case) for case in cases)
-    peers, ratios = [], []
-    for case in cases:
-        tuned = "tuned_peer" in case
-        peers.append(shown(case["peer"], case) + (f" (tuned {number(case['tuned_peer'])})" if tuned else ""))
-        ratio = f"{case['ratio']:.2f}" if case["ratio"] < 10 else number(case["ratio"])
-        notes = [f"tuned {case['tuned_ratio']:.2f}"] if tuned else []
-        if case["ratio"] < case["at_least"]:
-            notes.append(f"wanted {case['at_least']:.3g}")
-        if 0 < case["at_most"] < case["ours"]:
-            notes.append(f"wanted at most {case['at_most']:g} {case['unit']}")
-        if not case["verified"]:
-            notes.append("NOT VERIFIED")
-        if case["disturbed_rounds"] and case["unit"] != "launches":  # launches are counted, not timed
-            notes.append(f"{case['disturbed_rounds']} of {case['rounds']} rounds disturbed")
-        ratios.append(ratio + (f" ({', '.join(notes)})" if notes else ""))
-    after = f" {unit}" if unit else ""
-    return ours + after, "; ".join(peers) + after, "; ".join(ratios)
+def ratio_of(value):
+    return f"{value:.2f}" if value < 10 else number(value)
+
+
+def cells(case):
+    """Our figure, the peer's figure and their ratio, with notes in brackets."""
+    unit, tuned = case["unit"], "tuned_peer" in case
+    notes = [f"tuned {case['tuned_ratio']:.2f}"] if tuned else []
+    if case["ratio"] < case["at_least"]:
+        notes.append(f"wanted {case['at_least']:.3g}")
+    if 0 < case["at_most"] < case["ours"]:
+        notes.append(f"wanted at most {case['at_most']:g} {unit}")
+    if not case["verified"]:
+        notes.append("NOT VERIFIED")
+    if case["disturbed_rounds"] and unit != "launches":  # launches are counted, not timed
+        notes.append(f"{case['disturbed_rounds']} of {case['rounds']} rounds disturbed")
+    peer = number(case["peer"]) + (f" (tuned {number(case['tuned_peer'])})" if tuned else "")
+    ratio = ratio_of(case["ratio"]) + (f" ({', '.join(notes)})" if notes else "")
+    return f"{number(case['ours'])} {unit}", f"{peer} {unit}", ratio
 
 
 def where_of(line):
@@ -56,10 +53,6 @@ def where_of(line):
 
 def places_of(lines):
     return [place for place, _ in collections.Counter(map(where_of, lines)).most_common()]
-
-
-def ratio_of(value):
-    return f"{value:.2f}" if value < 10 else number(value)
 
 
 def case_of(results, bench, name):
@@ -73,7 +66,7 @@ def case_of(results, bench, name):
 def table_lines():
     """The lines of bench/table.txt without its comments."""
     for line in (ROOT / "bench/table.txt").read_text().splitlines():
-        if not line.startswith("# ") and not line.startswith("#   "):
+        if not line.startswith("# "):
             yield line
 
 
@@ -114,7 +107,8 @@ def performance_sections(results):
             parts += head
             in_table = True
         tuned = "tuned_peer" in case
-        machine = "" if len(places) == 1 or places.index(where_of(case)) == 0 else f" (machine {places.index(where_of(case)) + 1})"
+        place = places.index(where_of(case))
+        machine = f" (machine {place + 1})" if place else ""
         title = name.removesuffix(f" {case['unit']}").removesuffix(",")
         parts.append(f"| {title}{machine} | {case['unit']} | {number(case['ours'])} | {number(case['peer'])} "
                      f"| {ratio_of(case['ratio'])} | {number(case['tuned_peer']) if tuned else ''} "
@@ -129,7 +123,7 @@ def whole_table(results):
         parts.append(f"\n## {bench}\n\n`{lines[0]['command']}`, {'; '.join(places_of(lines))}\n\n"
                      "| case | Tessera | peer | times better | threads | rounds |\n|---|---|---|---|---|---|\n")
         for line in lines:
-            ours, peer, ratio = cells([line])
+            ours, peer, ratio = cells(line)
             spread = f"[{line['ratio_10']:.2f}, {line['ratio_90']:.2f}]"
             parts.append(f"| {line['case']} | {ours} | {peer} | {ratio} {spread} | {line['threads']} | {line['rounds']} |\n")
     return "".join(parts)
