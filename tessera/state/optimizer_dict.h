@@ -32,9 +32,8 @@ StateDict optimizer_state_dict(const optim::Optimizer& optimizer);
 // Copies the state into the optimizer and sets the hyper-parameters.
 // - A parameter without an entry becomes as before its first step. So does a state that is missing or None in an entry;
 //   a missing `master` is then copied from the parameter.
-// - A value for a DTensor is a DTensor with the same layout, or the whole as a plain tensor, from which this rank's
-// shard
-//   is taken. Values are converted to the dtype of the optimizer's state.
+// - A value for a DTensor is a DTensor with the same layout, or the whole as a plain tensor, from which this
+//   rank's shard is taken. Values are converted to the dtype of the optimizer's state.
 // - optimizer.steps() becomes the largest `step`.
 // - Entries whose id is in no group, and states that this optimizer does not have, are ignored.
 // Errors, before anything is changed: kShape for another number of groups, for groups of other sizes, for values of

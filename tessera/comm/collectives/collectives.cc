@@ -102,9 +102,8 @@ PendingCollective all_gather_into(Group& group, const at::Tensor& output, const 
 
 // Three ways, by the back-end's capabilities:
 // - The back-end reduces as Tessera promises (shared memory): one call.
-// - The back-end has reduce-scatter of sums (NCCL, HierarchicalBackend): half precision is converted to float32 first;
-// averages
-//   are divided after the sum.
+// - The back-end has reduce-scatter of sums (NCCL, HierarchicalBackend): half precision is converted to float32 first,
+//   and averages are divided after the sum.
 // - Otherwise (Gloo): an all-to-all sends each rank its part, and the receiver adds the parts in rank order. This has
 //   half the traffic of Gloo's all-reduce and a fixed order of additions; half precision is sent as it is and summed in
 //   float32.

@@ -32,8 +32,7 @@ void refuse_folder_adapter(const std::filesystem::path& dir);
 // - Names are those of the family's weight map. Tensors that the model does not own (a vision tower), and tensors of
 //   other pipeline stages, are ignored.
 // - All missing tensors and wrong shapes are reported in one kFormat or kShape error before anything is changed.
-// Tensors
-//   that the model does not have are listed in one warning, as in transformers.
+//   Tensors that the model does not have are listed in one warning, as in transformers.
 // Errors: kConfig for an adapter in the folder, unless it is ignored; kFormat for values that are not finite, in the
 // file or in the parameter's dtype, with the name of the first such tensor. No communication.
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir,
