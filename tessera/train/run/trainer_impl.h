@@ -12,8 +12,8 @@
 
 #include "tessera/base/warning_log.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/data/rows/batch.h"
 #include "tessera/data/loader/loader.h"
+#include "tessera/data/rows/batch.h"
 #include "tessera/models/config/config.h"
 #include "tessera/models/decoder/causal_lm.h"
 #include "tessera/optim/optimizer.h"
