@@ -1,5 +1,6 @@
-// Graphs of an accelerator: the launches of a thread are captured once and can then be replayed as one launch. CUDA has
-// them. For an accelerator that a vendor registered with libtorch (PrivateUse1) the vendor's library registers them.
+// Graphs of an accelerator, such as CUDA graphs: the kernel launches of a thread are captured once and can then be
+// replayed with one launch. CUDA's graphs are built in. For another accelerator (PrivateUse1) the vendor's library
+// calls register_device_graphs().
 //
 //   const auto memory = make_graph_pool(device);
 //   const auto graph = memory->make_graph();
@@ -8,12 +9,12 @@
 //   x.copy_(values);
 //   graph->replay();                                     // on this thread's current stream: y = relu(values)
 //
-// The addresses and host numbers at capture are constants of the graph. Memory that is allocated during a capture comes
-// from the graph's GraphPool. A later capture into the same GraphPool may reuse memory that was freed; each replay
-// of either graph then overwrites it. So graphs may share a GraphPool only if no result of one graph is read after a
-// replay of another. While a thread captures, it may not wait for the device, copy from or to memory that is not
-// pinned, or use a random generator of the device that does not support graphs. A graph and its memory belong to one
-// rank.
+// The memory addresses and host numbers that the kernels get at capture are constants of the graph. Memory that is
+// allocated during a capture comes from the graph's GraphPool. A later capture into the same GraphPool may reuse memory
+// that was freed; each replay of either graph then overwrites it. So graphs may share a GraphPool only if no result of
+// one graph is read after a replay of another. While a thread captures, it may not wait for the device, copy from or to
+// memory that is not pinned, or use a random generator of the device that does not support graphs. A graph and its
+// memory belong to one rank.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -28,8 +29,8 @@ namespace tessera {
 class DeviceGraph {
  public:
   virtual ~DeviceGraph() = default;
-  // Starts and ends the capture of this thread's current stream, which must not be the default stream. Once for each
-  // graph.
+  // begin_capture() and end_capture() start and end the capture of this thread's current stream, which must not be the
+  // default stream. A graph is captured only once.
   virtual void begin_capture() = 0;
   virtual void end_capture() = 0;
   // Launches the graph on the current stream. Replays of graphs with one GraphPool must be ordered one after another.
@@ -44,7 +45,7 @@ class GraphPool {
 };
 
 using GraphPoolFactory = std::function<std::shared_ptr<GraphPool>(c10::Device device)>;
-// Replaces an earlier factory for the device type. Thread-safe.
+// Sets the function that makes graph pools for a device type; replaces an earlier one. Thread-safe.
 void register_device_graphs(c10::DeviceType type, GraphPoolFactory factory);
 bool has_device_graphs(c10::DeviceType type);
 // Error kConfig if there are no graphs for the type of the device.

@@ -49,7 +49,7 @@ const std::shared_ptr<comm::Group>& DeviceMesh::group(int64_t dim) const {
 }
 
 const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::string& name) const {
-  // The table of the root owns the slot, so the returned reference stays valid.
+  // RootMeshState::by_name owns the GroupSlot, so the returned reference stays valid.
   return has_dim(name) ? group(dim_of(name))
                        : DeviceMeshBuilder::group_of(*this, DeviceMeshBuilder::named_dim(*this, name).slot);
 }
@@ -72,11 +72,11 @@ const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::vector<int64_t>
     slot = root_state_->slot_of(DeviceMeshBuilder::ranks_over(*this, dims),
                                 fmt::format("mesh_dims_{}", fmt::join(dims, "_")));
   }
-  return DeviceMeshBuilder::group_of(*this, slot);  // the table of the root owns the slot
+  return DeviceMeshBuilder::group_of(*this, slot);  // by_ranks of RootMeshState owns the GroupSlot
 }
 
-// Names of this mesh only give a submesh over its own dims. If a name belongs to a flattened mesh, the dims are looked
-// up in the layouts of the root instead.
+// If all names are dims of this mesh, the submesh is made from its dims. If some name belongs to a flattened mesh,
+// slice_flattened() looks up the dims in the layouts of the root mesh.
 MeshPtr DeviceMesh::slice(const std::vector<std::string>& names) const {
   TESSERA_CHECK(!names.empty(), ErrorKind::kShape, "[mesh.slice] {}: found no dim names, wanted at least one of {}.",
                 to_string(), quoted_names(dim_names_));
@@ -96,9 +96,10 @@ MeshPtr DeviceMesh::slice(const std::vector<std::string>& names) const {
              : DeviceMeshBuilder::make_submesh(*this, named, DeviceMeshBuilder::ranks_over(*this, dims));
 }
 
-// All flattened meshes with one name share the slot that the root's table has for their ranks, so they share one group.
-// The table also records the dims that were flattened; a flattened dim is replaced by the dims it consists of, so that
-// slice() can locate the name in a layout of the root. A rank outside the mesh registers nothing.
+// All meshes that are flattened under one name share the GroupSlot in RootMeshState::by_name, and so one process group.
+// by_name also records the dims that were flattened. If one of these dims was made by flatten() itself, the dims that
+// it consists of are recorded instead, so that slice() can locate the name in a layout of the root mesh. A rank outside
+// the mesh records nothing.
 MeshPtr DeviceMesh::flatten(const std::string& name) const {
   if (ndim() == 1 && (name.empty() || (!dim_names_.empty() && dim_names_[0] == name))) return shared_from_this();
   std::string flat_name = name;
@@ -144,14 +145,14 @@ std::string DeviceMesh::to_string() const {
   return "DeviceMesh((" + dims + "), '" + c10::DeviceTypeName(device_type_, /*lower_case=*/true) + "')";
 }
 
-// The hash is compared first because it decides most cases.
+// The hashes are compared first, because they differ for almost all unequal meshes.
 bool DeviceMesh::operator==(const DeviceMesh& other) const {
   return this == &other || (hash_ == other.hash_ && world_ == other.world_ && device_type_ == other.device_type_ &&
                             shape_ == other.shape_ && ranks_ == other.ranks_ && dim_names_ == other.dim_names_);
 }
 
-// The new dims get new slots; the other dims keep their slots and thus their groups. The new layout is recorded at
-// the root, so that slice() and concatenate() find dims of both the old and the new shape.
+// The new dims get new GroupSlots; the other dims keep theirs, and so their process groups. The new layout is added to
+// RootMeshState::layouts, so that slice() and concatenate() find dims of both the old and the new shape.
 MeshPtr DeviceMesh::unflatten(int64_t dim, const std::vector<int64_t>& sizes,
                               const std::vector<std::string>& names) const {
   TESSERA_CHECK(dim >= 0 && dim < ndim(), ErrorKind::kShape, "[mesh.unflatten] {}: found dim {}, wanted 0..{}.",

@@ -48,11 +48,11 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   // The group of the ranks along `dim` that contains this rank. COLLECTIVE over the group at its first use. A dim that
   // spans the world shares the world's group.
   const std::shared_ptr<comm::Group>& group(int64_t dim) const;
-  // The group of a dim of this mesh, or of a mesh that flatten() created under this name from any mesh of the same
-  // root.
+  // The process group of the dim `name` of this mesh, or of the 1-d mesh that flatten(name) made from any mesh with the
+  // same root mesh.
   const std::shared_ptr<comm::Group>& group(const std::string& name) const;
-  // The group over several dims, given in ascending order: the ranks with the same coordinate as this rank on all other
-  // dims. COLLECTIVE over the group at its first use. All meshes of one root share the group.
+  // The process group over several dims, given in ascending order: the ranks that have this rank's coordinate on all
+  // other dims. COLLECTIVE over the group at its first use. All submeshes of one root mesh share the group.
   const std::shared_ptr<comm::Group>& group(const std::vector<int64_t>& dims) const;
   // The group of each dim. COLLECTIVE over each group at its first use, in the order of the dims.
   std::vector<std::shared_ptr<comm::Group>> groups() const;
@@ -60,8 +60,9 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   // flatten() registered are valid, too: slice({"dp_cp", "tp"}). Error kShape for an unknown dim and for a dim that two
   // names contain.
   MeshPtr slice(const std::vector<std::string>& names) const;
-  // A 1-d mesh of all ranks of this mesh. The root keeps its group under `name`, so a second call shares the group and
-  // slice({name}) finds it. Error kShape if `name` is a dim of the root or a flattened mesh of other ranks.
+  // A 1-d mesh of all ranks of this mesh. The root mesh keeps the process group of the 1-d mesh under `name`, so a
+  // second call shares this group and slice({name}) finds it. Error kShape if `name` is a dim of the root or a
+  // flattened mesh of other ranks.
   MeshPtr flatten(const std::string& name = "") const;
   // Splits dim `dim` into several dims, of which the last varies fastest. This is the inverse of flatten. Other dims
   // keep their groups. Error kShape if the product of `sizes` is not the size of the dim, and for duplicate or missing
@@ -107,18 +108,18 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
 MeshPtr init_device_mesh(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names = {});
 
-// A mesh of any ranks. `ranks` are global ranks in row-major order, each at most once. Other ranks have no coordinate.
-// It corresponds to torch's DeviceMesh(type, tensor).
+// A mesh of any ranks. `ranks` are global ranks in row-major order, each at most once. On ranks that are not in
+// `ranks`, coordinate() is nullopt. It corresponds to torch's DeviceMesh(type, tensor).
 MeshPtr make_device_mesh(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<int>& ranks, const std::vector<int64_t>& shape,
                          const std::vector<std::string>& dim_names = {});
-// The submesh over the dims of two slices of one mesh, in the order of that mesh: (dp) and (tp) give (dp, tp). Groups
-// are shared. It corresponds to torch's DeviceMesh._concatenate. Error kShape for meshes of different roots, a dim in
-// both meshes, and a flattened dim.
+// The submesh over the dims of two slices of one root mesh, in the root's order of dims: (dp) and (tp) give (dp, tp).
+// It shares the process groups of the slices. It corresponds to torch's DeviceMesh._concatenate. Error kShape for
+// meshes of different roots, a dim in both meshes, and a flattened dim.
 MeshPtr concatenate(const MeshPtr& first, const MeshPtr& second);
 // A mesh over existing groups, one for each dim; the mesh shares the groups. A comm::Group can hold any c10d back-end.
-// With one group the mesh is 1-d over its ranks. With several groups `ranks` and `shape` give the arrangement, and each
-// group must consist of this rank's row along its dim (Error kShape).
+// With one group the mesh is 1-d over its ranks. With several groups `ranks` and `shape` give the arrangement, and the
+// group of a dim must consist of the ranks that have this rank's coordinate on all other dims (else Error kShape).
 MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<std::shared_ptr<comm::Group>>& groups, const std::vector<int>& ranks = {},
                          const std::vector<int64_t>& shape = {}, const std::vector<std::string>& dim_names = {});

@@ -15,7 +15,7 @@ bool has_streams(c10::Device device) {
   return !device.is_cpu() && !device.is_meta() && comm::visible_devices(device.type()) > 0;
 }
 
-// The event is recorded when the object is made, so it covers the work launched before and nothing later.
+// The constructor records the event, so the event covers the work launched on `stream` before, and nothing later.
 DeviceEvent::DeviceEvent(c10::Stream stream) {
   event_.emplace(stream.device_type());
   event_->record(stream);

@@ -48,7 +48,8 @@ class DeviceStream {
   explicit DeviceStream(c10::Device device, bool high_priority = true);
 
   bool exists() const { return stream_.has_value(); }
-  // This stream waits for the event, or for the work that this thread has launched on its current stream so far.
+  // wait_event(): this stream waits for the event. wait_current_stream(): this stream waits for the work that this
+  // thread has launched on its current stream so far.
   void wait_event(const DeviceEvent& event) const;
   void wait_current_stream() const;
   // The current stream waits for all work launched on this stream so far.

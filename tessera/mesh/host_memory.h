@@ -15,8 +15,9 @@ namespace tessera {
 // An uninitialised CPU tensor of shape [numel] for copies from and to `device`.
 at::TensorBase pinned_empty(int64_t numel, c10::ScalarType dtype, c10::Device device);
 
-// `tensor` on `device`, or the tensor itself if it is there already. A copy from the CPU goes through pinned memory and
-// is ordered on the current stream, so the host does not wait. The pinned memory is kept until the copy has run.
+// `tensor` on `device`, or the tensor itself if it is on `device` already. A copy from the CPU goes through pinned
+// memory and is ordered on the current stream, so the host does not wait. The pinned memory is kept until the copy has
+// run.
 at::Tensor to_device_async(c10::Device device, const at::Tensor& tensor);
 
 }  // namespace tessera

@@ -81,8 +81,8 @@ MeshPtr make_device_mesh(const std::shared_ptr<comm::World>& world, const std::s
   return DeviceMeshBuilder::make_root(world, type, shape, dim_names, ranks);
 }
 
-// The mesh is made as usual; then each dim's slot gets the given group instead of a new one. set_group() checks that
-// the group has the ranks of this rank's row.
+// make_device_mesh() makes the mesh. Then set_group() stores the given process group of each dim, so that none is
+// created later, and checks that its ranks are those along the dim that have this rank's other coordinates.
 MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<std::shared_ptr<comm::Group>>& groups, const std::vector<int>& ranks,
                          const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names) {

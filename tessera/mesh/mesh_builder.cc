@@ -78,8 +78,8 @@ void DeviceMeshBuilder::add_slots(DeviceMesh& mesh) {
 }
 
 // new_group_by_split splits the world's communicator, so all ranks of the world must call it together, in the order of
-// the dims. `part` numbers the rows along a dim; ranks with an equal number form one group. A dim of one rank needs no
-// group, and a dim with all ranks uses the world's group.
+// the dims. `part` is the color of the split: it is equal on ranks that differ only in their coordinate on the dim, and
+// these ranks form one group. Dims of size 1, and a dim that spans the world, are skipped.
 void DeviceMeshBuilder::split_groups(const DeviceMesh& mesh) {
   if (mesh.device_type_ == c10::DeviceType::CPU || mesh.size() != mesh.world_->size()) return;
   if (!comm::device_backend_settings().split_groups) return;
@@ -94,7 +94,8 @@ void DeviceMeshBuilder::split_groups(const DeviceMesh& mesh) {
   }
 }
 
-// Submeshes with equal shape and ranks get one id, so caches find plans of an equal submesh that was made before.
+// Submeshes with equal shape and ranks get the same id, so that caches with mesh ids in their keys find the entries of
+// an equal submesh that was made before.
 void DeviceMeshBuilder::register_submesh(DeviceMesh& mesh, const std::shared_ptr<DeviceMesh::RootMeshState>& root) {
   mesh.root_state_ = root;
   std::lock_guard lock(root->mutex);
@@ -140,8 +141,8 @@ MeshPtr DeviceMeshBuilder::make_submesh(const DeviceMesh& from, const std::vecto
 
 namespace {
 
-// The dims of mesh `all` that `dims` consist of, in the order of `dims`. nullopt if a name is missing in `all` or
-// stands for other ranks there.
+// The dims of mesh `all` that `dims` consist of, in the order of `dims`. nullopt if `all` lacks a name, or if a dim
+// covers other ranks in `all`.
 std::optional<std::vector<int64_t>> find_dims(const DeviceMesh& all,
                                               const std::vector<DeviceMeshBuilder::NamedDim>& dims) {
   std::vector<int64_t> within;
@@ -187,7 +188,8 @@ MeshPtr DeviceMeshBuilder::slice_flattened(const DeviceMesh& from, const std::ve
         from.to_string(), quoted_names(names));
 }
 
-// Layouts are tried in the order in which they were made. The dims of both meshes are sorted as in the layout.
+// Takes the first layout of the root that contains the dims of both meshes. The dims of the result have the order of
+// this layout.
 MeshPtr DeviceMeshBuilder::concatenate(const DeviceMesh& first, const DeviceMesh& second) {
   if (first.root_state_ != second.root_state_ || first.dim_names_.empty() || second.dim_names_.empty()) return nullptr;
   std::vector<NamedDim> dims;

@@ -1,4 +1,4 @@
-// How meshes are built from one another, and the groups that they share. Internal to mesh/.
+// Builds root meshes and submeshes, and holds the process groups that they share. Internal to mesh/.
 #pragma once
 
 #include <map>
@@ -12,7 +12,8 @@
 
 namespace tessera {
 
-// One group along one dim. It is created at its first use and shared by every mesh that contains the dim.
+// The process group along one mesh dim, or over several dims. The group is created at its first use, and all meshes
+// that contain the dims share it.
 struct DeviceMesh::GroupSlot {
   std::mutex mutex;
   std::vector<int> ranks;
@@ -39,7 +40,8 @@ struct DeviceMesh::RootMeshState {
   };
   std::vector<MeshLayout> layouts;  // the root's layout and those that unflatten() added
 
-  // Returns one slot for the same ranks, whatever dims they were requested by. The caller holds `mutex`.
+  // Returns the slot for `ranks`. Calls with equal ranks get the same slot, also if they name different dims. The
+  // caller must hold `mutex`.
   std::shared_ptr<GroupSlot> slot_of(const std::vector<int>& ranks, const std::string& name) {
     auto& slot = by_ranks[ranks];
     if (!slot) {
@@ -57,21 +59,22 @@ struct DeviceMeshBuilder {
     std::string name;
     int64_t size = 0;
     std::shared_ptr<DeviceMesh::GroupSlot> slot;  // null on a rank that is not part of the mesh
-    std::vector<std::string> dims;                // dims that were flattened; the own name for an ordinary dim
+    std::vector<std::string> dims;                // dims that were flattened; only `name` for an ordinary dim
   };
 
   static std::shared_ptr<DeviceMesh> make(const std::shared_ptr<comm::World>& world, c10::DeviceType device_type,
                                           std::vector<int64_t> shape, std::vector<std::string> names,
                                           std::vector<int> ranks);
-  // The ranks whose coordinate differs from this rank's on the given dims only, in row-major order of these dims. On a
-  // rank outside the mesh the other coordinates are 0.
+  // The ranks that have this rank's coordinate on all dims except `dims`, in row-major order of `dims`. On a rank
+  // outside the mesh, 0 takes the place of its coordinates.
   static std::vector<int> ranks_over(const DeviceMesh& mesh, const std::vector<int64_t>& dims);
-  // Adds a slot for each dim, for the row of ranks that contains this rank.
+  // Adds a GroupSlot for each dim, with the ranks along the dim that have this rank's other coordinates.
   static void add_slots(DeviceMesh& mesh);
   // Splits the groups from the world's communicator if the mesh has accelerators and contains all ranks of the world.
   // COLLECTIVE over the world.
   static void split_groups(const DeviceMesh& mesh);
-  // Makes `mesh` a submesh of the root. A submesh with the same shape and ranks as an earlier one gets its id.
+  // Makes `mesh` a submesh of the root. If an earlier submesh has the same shape and ranks, `mesh` gets the id of that
+  // submesh.
   static void register_submesh(DeviceMesh& mesh, const std::shared_ptr<DeviceMesh::RootMeshState>& root);
   static MeshPtr make_root(const std::shared_ptr<comm::World>& world, c10::DeviceType type,
                            const std::vector<int64_t>& shape, const std::vector<std::string>& names,
@@ -80,11 +83,13 @@ struct DeviceMeshBuilder {
   static NamedDim named_dim(const DeviceMesh& mesh, const std::string& name);
   // Makes the submesh with these dims and ranks.
   static MeshPtr make_submesh(const DeviceMesh& from, const std::vector<NamedDim>& dims, std::vector<int> ranks);
-  // A copy of the layouts of the root's ranks; takes the mutex.
+  // A copy of RootMeshState::layouts; locks its mutex.
   static std::vector<DeviceMesh::RootMeshState::MeshLayout> layouts_of(const DeviceMesh& mesh);
-  // A slice in which at least one dim is flattened. It is taken from a layout that contains all the dims.
+  // The submesh over `dims`, of which at least one was made by flatten(). Its ranks come from a layout of the root that
+  // contains all dims; Error kShape if there is none.
   static MeshPtr slice_flattened(const DeviceMesh& from, const std::vector<NamedDim>& dims);
-  // The slice over the dims of both meshes, taken from a layout that contains all of them; null when there is none.
+  // The submesh over the dims of both meshes, taken from a layout of the root that contains all of them; null if there
+  // is none.
   static MeshPtr concatenate(const DeviceMesh& first, const DeviceMesh& second);
   static void set_group(const DeviceMesh& mesh, int64_t dim, const std::shared_ptr<comm::Group>& group);
   // The group of a slot, created at the first call. Error kShape on a rank that is not part of the mesh.

@@ -7,8 +7,8 @@
 namespace tessera::detail {
 namespace {
 
-// Holds a reference to the allocator's pool while no graph does: a pool without references cannot be captured into
-// again.
+// Holds a reference to a memory pool of CUDA's caching allocator. Without it the allocator would release the pool when
+// the last graph is destroyed, and no later graph could be captured into the pool.
 class CudaGraphPool final : public GraphPool, public std::enable_shared_from_this<CudaGraphPool> {
  public:
   explicit CudaGraphPool(c10::Device device) : device_(device), pool_(at::cuda::graph_pool_handle()) {
