@@ -18,7 +18,7 @@ namespace {
 
 using optim::PowerSum;
 
-// Returns the norm of a vector from the norms of its parts.
+// Returns the p-norm of a vector. `norms` has the p-norms of the disjoint parts of the vector.
 double norm_of_norms(const std::vector<double>& norms, double p) {
   return optim::norm_of_sums(p, [&](const PowerSum& power) {
     double sum = 0;
@@ -53,9 +53,10 @@ double clip_grad_norm_(nn::Module& root, double max_norm, double norm_type) {
       !handles.empty(), ErrorKind::kShape,
       "[fsdp1.clip_grad_norm] no module here is wrapped. Call wrap_fsdp1 first, or take optim::clip_grad_norm.");
   const c10::NoGradGuard no_grad;
-  // The gradients are sorted by the ranks that they are sharded over; kinds[0] has the gradients that every rank has
-  // whole. Each kind is reduced over its own group once, so a whole gradient is not counted once per rank. Each tensor
-  // is counted once, although unit parameters are listed again in root.parameters().
+  // Each entry of `kinds` has the gradients that are sharded over one process group; kinds[0] has the gradients that
+  // every rank has whole. The norm of an entry is reduced over the group of the entry only, so a whole gradient is not
+  // counted once per rank. `counted` has the tensors that were added already, because root.parameters() lists the
+  // parameters of the units again.
   std::vector<ShardedGradients> kinds(1);
   std::unordered_set<const c10::TensorImpl*> counted;
   const auto count = [&](const at::Tensor& parameter, ShardedGradients& kind) {
@@ -81,7 +82,7 @@ double clip_grad_norm_(nn::Module& root, double max_norm, double norm_type) {
   }
   const double total = norm_of_norms(parts, norm_type);
   const double factor = max_norm / (total + 1e-6);
-  // The negated comparison is also true for a NaN factor, so a NaN norm reaches the gradients.
+  // `!(factor >= 1)` is also true when `factor` is NaN, so a NaN norm makes the gradients NaN.
   if (!(factor >= 1) && !gradients.empty()) at::_foreach_mul_(gradients, factor);
   return total;
 }

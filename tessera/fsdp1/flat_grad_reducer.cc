@@ -12,7 +12,8 @@
 namespace tessera {
 namespace {
 
-// Returns the elements in the order in which the member is stored in the flat parameter, as a 1-d tensor.
+// Returns the elements of `gradient` as a 1-d tensor, in the order in which the flat parameter stores the elements of
+// `member`.
 at::Tensor in_storage_order(const FlatMember& member, const at::Tensor& gradient) {
   if (member.contiguous) return gradient.contiguous().view({-1});
   at::Tensor strided = gradient;
@@ -29,8 +30,9 @@ FlatGradReducer::FlatGradReducer(const FlatParameterLayout& layout, std::shared_
                                  c10::Device device, Options options)
     : layout_(layout), group_(std::move(group)), reduces_(group_), device_(device), options_(std::move(options)) {
   if (options_.dtype == c10::ScalarType::Undefined) options_.dtype = layout.dtype();
-  // The buffer has one part per rank, each with the rank's shard and then the flags, because a reduce-scatter sends
-  // equal contiguous parts. A member that crosses shard borders therefore has one piece per part.
+  // A reduce-scatter sends one contiguous part of the buffer to each rank, and all parts have the same size. A part
+  // holds the gradient of the rank's shard and after it one flag per member. A member that extends over several shards
+  // therefore has one BufferRange in each of their parts.
   parts_count_ = options_.sharded ? layout.world_size() : 1;
   values_numel_ = options_.sharded ? layout.sharded_numel() : layout.unpadded_numel();
   ranges_.resize(layout.members().size());
@@ -47,7 +49,7 @@ FlatGradReducer::FlatGradReducer(const FlatParameterLayout& layout, std::shared_
 
 void FlatGradReducer::join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams) {
   pool_ = std::move(pool);
-  // Without sharding nothing is gathered, so one group is enough.
+  // Without sharding there are no all-gathers that could delay the reductions, so the reductions need no second group.
   if (options_.sharded) reduces_ = streams->second_group(group_);
   stages_.set_streams(std::move(streams));
 }
@@ -79,7 +81,8 @@ void FlatGradReducer::add(size_t member, const at::Tensor& gradient) {
 void FlatGradReducer::start(double divide, const std::string& subject) {
   const c10::NoGradGuard no_grad;
   const int64_t part_numel = buffer_.numel() / parts_count_;
-  // Each rank writes its flags into every part, so the reduce-scatter adds the flags of all ranks for each receiver.
+  // Flag i is 1 if this rank has a gradient for member i. Each rank writes its flags into every part, so each rank
+  // receives the sums of all ranks' flags from the reduce-scatter.
   for (size_t i = 0; options_.flags && i < filled_.size(); ++i) {
     if (!filled_[i]) continue;
     buffer_.as_strided({parts_count_}, {part_numel}, values_numel_ + static_cast<int64_t>(i)).fill_(1);
@@ -100,8 +103,8 @@ FlatGradReducer::ReducedGradient FlatGradReducer::finish(const std::vector<size_
   const c10::NoGradGuard no_grad;
   const at::Tensor output = stages_.take_result();
   ReducedGradient reduced{.values = output.narrow(0, 0, values_numel_), .has_gradient = filled_};
-  // A member with a gradient on this rank has one on some rank. Only the other members need the reduced flags, whose
-  // copy to the host waits for the device.
+  // A member for which this rank had a gradient needs no reduced flag. The flags are copied to the host, which waits
+  // for the device, only if `requested_members` has a member without a gradient on this rank.
   if (!options_.flags) {
     reduced.has_gradient.assign(filled_.size(), true);
   } else if (!std::ranges::all_of(requested_members, [&](size_t member) { return filled_[member]; })) {

@@ -1,5 +1,6 @@
-// Reduces the gradients of one flat parameter. Gradients of its members accumulate in one whole flat buffer. The buffer
-// is then reduce-scattered into shards, or all-reduced where every rank holds the whole flat parameter.
+// Reduces the gradients of one flat parameter. The gradients of its members (the original parameters) accumulate in one
+// buffer for the whole flat parameter. The buffer is then reduce-scattered into shards, or all-reduced where every rank
+// holds the whole flat parameter.
 //
 //   reducer.add(0, gradient);                  // local; any number of backward passes
 //   reducer.start(divide, "layers.0");         // COLLECTIVE over the group; returns at once
@@ -8,7 +9,7 @@
 //
 // On an accelerator the stages (ReductionStages) run concurrently with the computation, and reduce-scatters use a
 // second group of the same ranks. With `flags` every rank also learns for each member whether any rank had a gradient.
-// Belongs to one rank.
+// A FlatGradReducer is used by one rank only.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,8 +39,8 @@ class FlatGradReducer {
   // Keeps a reference to `layout`, which must outlive the reducer.
   FlatGradReducer(const FlatParameterLayout& layout, std::shared_ptr<comm::Group> group, c10::Device device,
                   Options options);
-  // Sets the pool and the streams, which the units below one root share. COLLECTIVE over the group when the second
-  // group does not exist yet.
+  // Sets the buffer pool and the CommStreams, which all units below one root module share. COLLECTIVE over the group
+  // when `streams` has not made the second group for reduce-scatters yet.
   void join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams);
 
   // Allocates the gradient buffer, filled with zeros, unless it exists.
@@ -50,22 +51,23 @@ class FlatGradReducer {
   // Starts the reduction. The sum over the ranks is divided by `divide`.
   void start(double divide, const std::string& subject);
   bool in_flight() const { return stages_.in_flight(); }
-  // Waits for the running stage and starts the next one. Returns false when there is no further stage. COLLECTIVE over
-  // the replicas.
+  // Waits for the running stage of the reduction and starts the next stage. Returns false when the last stage has
+  // ended. COLLECTIVE over the replicas.
   bool advance(const std::string& subject) { return stages_.advance(subject, /*at_end=*/true); }
 
   struct ReducedGradient {
     at::Tensor values;               // gradient of the shard, or of the whole flat parameter
     std::vector<bool> has_gradient;  // for each member, whether any rank had a gradient; all true without flags
   };
-  // Returns the result. The host waits for the reduced flags when this rank had no gradient for a member in
+  // Returns the reduced gradient. The host waits for the reduced flags when this rank had no gradient for a member in
   // `requested_members`.
   ReducedGradient finish(const std::vector<size_t>& requested_members);
   void discard();  // after an error: waits for the reduction in flight and discards it
   int64_t bytes() const { return has_buffer() ? static_cast<int64_t>(buffer_.nbytes()) : 0; }
 
  private:
-  // A range of a member's elements, from `start` on, and its place in a part of the buffer.
+  // `numel` elements of a flattened member, from element `start` on. They are stored at `offset` in part `part` of the
+  // buffer.
   struct BufferRange {
     int64_t part, offset, start, numel;
   };

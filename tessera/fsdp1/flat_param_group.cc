@@ -139,8 +139,9 @@ void FlatParamGroup::make_flat_parameter(nn::Module& module, const std::vector<O
   module.own_parameters().push_back({kFlatParam, &flat_shown_, flat_, decay, 0});
 }
 
-// Removes the slots from their modules; the module members (at::Tensor fields) stay. Slots are erased from the highest
-// index down, so that the recorded indices stay valid; summon_full_params inserts them again in the opposite order.
+// Removes the parameter slots from own_parameters() of their modules; the module members (at::Tensor fields) stay.
+// Slots are erased from the highest index down, so that the recorded indices stay valid. summon_full_params inserts the
+// slots again in the opposite order.
 void FlatParamGroup::remove_slots(const std::vector<OriginalParam>& original_params) {
   for (size_t i = 0; i < original_params.size(); ++i) {
     for (const auto& slot : original_params[i].slots) {
@@ -158,8 +159,8 @@ void FlatParamGroup::remove_slots(const std::vector<OriginalParam>& original_par
   }
 }
 
-// The views are made once. They keep the storage object alive, whose memory is allocated for each gather and freed
-// afterwards.
+// Makes members_[i].whole, the views of the gathered storage. They are made once, because the storage object stays the
+// same: only its memory is allocated for each all-gather and freed afterwards.
 void FlatParamGroup::make_unsharded_views() {
   BufferPool passing;
   unsharded_storage_.fill(passing, unsharded_bytes());
@@ -256,7 +257,7 @@ at::Tensor FlatParamGroup::all_gather_input(const at::Tensor& gathered) {
 
 void FlatParamGroup::finish_unshard() {
   if (state_ != State::kGathering) return;
-  // The current stream waits for the cast or copy, not the host.
+  // The current stream, not the host, waits for the cast or copy.
   pending_.wait();
   cast_done_.block_current_stream();
   cast_shard_.reset();
@@ -306,7 +307,8 @@ void FlatParamGroup::use_unsharded_params(const std::vector<at::Tensor>& tensors
   uses_unsharded_params_ = true;
 }
 
-// While sharded, members are the pieces (use_orig_params) or views of freed memory, which throw when they are used.
+// Sets the modules' at::Tensor fields for the sharded state: with use_orig_params to the parameters' pieces of the
+// shard, otherwise to views of the freed memory, which throw when they are used.
 void FlatParamGroup::use_sharded_params() {
   const auto wholes = layout_.use_orig_params() ? std::vector<at::Tensor>{} : unsharded_tensors();
   for (size_t i = 0; i < members_.size(); ++i) {
@@ -325,8 +327,8 @@ std::vector<size_t> FlatParamGroup::trainable() const {
 }
 
 std::vector<at::Tensor> FlatParamGroup::leaves(const std::vector<size_t>& trainable) const {
-  // An activation checkpoint around the unit replaces the shown tensor by a leaf of its own, where the graph of the
-  // recomputation ends. Gradients are then those of that leaf.
+  // An activation checkpoint around the unit puts another autograd leaf into the module's field for the recomputation.
+  // The gradients are then those of that leaf, not of `flat_` or `piece`.
   const auto shown_or = [](const at::Tensor& shown, const at::Tensor& leaf) {
     return shown.is_leaf() && shown.requires_grad() ? shown : leaf;
   };
@@ -337,11 +339,12 @@ std::vector<at::Tensor> FlatParamGroup::leaves(const std::vector<size_t>& traina
 }
 
 void FlatParamGroup::accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) {
-  // A unit that is used twice in one graph accumulates again while its first reduction runs, so that reduction is
-  // finished first.
+  // When a unit is used twice in one autograd graph, its second gradients can arrive while the reduction of its first
+  // gradients runs. That reduction is finished before the second gradients are added.
   while (advance_reduction(/*at_end=*/true)) {
   }
-  // Also without own gradients: other ranks may have gradients, and the reduction is COLLECTIVE.
+  // The buffer is allocated even if this rank has no gradient: other ranks may have gradients, and all ranks must call
+  // the reduction.
   reducer_.allocate_buffer();
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
@@ -356,7 +359,7 @@ bool FlatParamGroup::start_reduction() {
   return true;
 }
 
-// Adds `sum` to grad() as upstream does: in the parameter's dtype. With keep_low_precision_grads the total is cast back
+// Adds `sum` to grad() in the parameter's dtype, as PyTorch does. With keep_low_precision_grads the total is cast back
 // to the low precision afterwards.
 void FlatParamGroup::set_gradient(const at::Tensor& leaf, const at::Tensor& sum) const {
   at::Tensor& grad = leaf.mutable_grad();
@@ -382,7 +385,7 @@ bool FlatParamGroup::advance_reduction(bool) {
   const auto infos = param_infos();
   for (size_t i = 0; i < members_.size(); ++i) {
     const auto& [shown, slots, piece, whole] = members_[i];
-    // A parameter without elements on this rank gets no gradient, as upstream. Optimizers then skip it.
+    // As in PyTorch, a parameter without elements on this rank gets no gradient, so the optimizer skips it.
     if (!piece.requires_grad() || !reduced.has_gradient[i] || !infos[i].in_shard) continue;
     set_gradient(piece, options_.sharded
                             ? reduced.values.narrow(0, infos[i].offset_in_shard, infos[i].numel_in_shard)

@@ -1,11 +1,12 @@
 // One FSDP1 unit: the parameters of one wrap_fsdp1 call. They form one flat parameter, of which this rank holds a range
 // of elements (the shard). The flat parameter is all-gathered for forward and backward and freed afterwards.
 //
-// While sharded, users see the shard: as one tensor, or, with use_orig_params, as one 1-d piece per parameter. While
-// unsharded, the modules' members are views of one storage. Its memory is allocated for each gather and freed after the
-// last use. On an accelerator the memory belongs to the gather stream, which waits for the last use before the memory
-// is freed (CommStreams::retire). Without sharding, the members are views of the flat parameter itself, unless forward
-// computes in another dtype; then they are views of a cast copy. Belongs to one rank.
+// While the unit is sharded, parameters() of the module lists the shard as one tensor, or, with use_orig_params, as one
+// 1-d piece per original parameter. While it is unsharded, the modules' at::Tensor fields are views of one storage. Its
+// memory is allocated for each gather and freed after the last use. On an accelerator the memory belongs to the gather
+// stream, which waits for the last use before the memory is freed (CommStreams::retire). Without sharding, the fields
+// are views of the flat parameter itself, unless forward computes in another dtype; then they are views of a cast copy.
+// A FlatParamGroup is used by one rank only.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -43,8 +44,9 @@ inline constexpr const char* kFlatParam = "_flat_param";
 
 class FlatParamGroup : public ShardedParamGroup {
  public:
-  // Flattens `original_params`, from which `layout` was made, and keeps this rank's shard. The modules then show the
-  // shard: with use_orig_params in their own slots, otherwise as a new parameter of `module`. No communication.
+  // Flattens `original_params`, from which `layout` was made, and keeps this rank's shard. With use_orig_params each
+  // original parameter's slot then has the parameter's piece of the shard; otherwise the slots are replaced by one new
+  // parameter of `module`, the shard. No communication.
   FlatParamGroup(nn::Module& module, std::shared_ptr<comm::Group> group, const FlatParamGroupOptions& options,
                  FlatParameterLayout layout, std::vector<OriginalParam> original_params);
   ~FlatParamGroup() override;
@@ -52,7 +54,8 @@ class FlatParamGroup : public ShardedParamGroup {
   const FlatParameterLayout& layout() const { return layout_; }
   const std::shared_ptr<comm::Group>& group() const { return group_; }
   bool sharded() const { return options_.sharded; }
-  // The shard and the leaves share one version counter. A load into either increments it, and optimizers read it.
+  // The shard and all_leaves() share one version counter of autograd, so an in-place write to either is seen through
+  // both.
   const at::Tensor& shard() const { return shard_; }
   std::vector<ShardParamInfo> param_infos() const;  // the pieces of the members on this rank
   // The tensors that the optimizer sees: one piece per member with use_orig_params, otherwise the flat parameter.
@@ -104,7 +107,7 @@ class FlatParamGroup : public ShardedParamGroup {
     at::Tensor piece;                // only with use_orig_params: the leaf in this rank's shard
     at::Tensor whole;                // view of the gathered storage; undefined without such a storage
   };
-  // A parameter slot that the flat parameter replaced. Its module member stays, and is registered with
+  // A parameter slot that the flat parameter replaced. The module's at::Tensor field stays and is registered with
   // add_unregistered_member().
   struct RemovedSlot {
     nn::Module* owner;

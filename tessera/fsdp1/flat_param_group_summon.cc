@@ -95,8 +95,8 @@ void FlatParamGroup::swap_full_in() {
   }
 }
 
-// Stores the modules' present parameters in summoned_->shown, which the body may have replaced, and restores the
-// sharded slots in the reverse order of swap_full_in().
+// Stores the modules' present parameters in summoned_->shown, because the body of summon_full_params may have replaced
+// them. Then restores the slots of the sharded parameters in the reverse order of swap_full_in().
 void FlatParamGroup::swap_full_out() {
   if (layout_.use_orig_params()) {
     for (size_t i = 0; i < members_.size(); ++i) {

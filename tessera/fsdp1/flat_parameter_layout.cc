@@ -17,7 +17,7 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kAlignBytes = 16;
-// Upstream's value for the padding between members; it is never used in a computation.
+// PyTorch fills the padding between members with this value. No computation uses it.
 constexpr int kPaddingValue = 42;
 
 // Number of elements from `numel` to the next multiple of `unit`.
@@ -89,8 +89,8 @@ FlatParameterLayout FlatParameterLayout::make(std::vector<FlatMember> members, s
   const auto compute = options.compute_dtype == c10::ScalarType::Undefined ? layout.dtype_ : options.compute_dtype;
   const int64_t unit = options.use_orig_params ? kAlignBytes / static_cast<int64_t>(c10::elementSize(compute)) : 1;
   int64_t total = 0;
-  // Offsets follow from a running total. With use_orig_params each member starts at a multiple of 16 bytes of the
-  // compute dtype, and the total is a multiple of the ranks.
+  // The offset of a member is the total size of all members and padding before it. With use_orig_params each member
+  // starts at a multiple of 16 bytes of the compute dtype, and the total size is a multiple of the number of ranks.
   const auto append = [&](int64_t numel, bool padding) {
     if (padding && numel == 0) return;
     layout.numels_with_padding_.push_back(numel);
@@ -117,15 +117,16 @@ int64_t FlatParameterLayout::shard_padding(int64_t rank) const {
   return sharded_numel_ - std::clamp<int64_t>(unpadded_numel_ - rank * sharded_numel_, 0, sharded_numel_);
 }
 
-// Intersects the range [begin, end) of the flat parameter with each member. Ends are inclusive, as upstream's.
+// Intersects the range [begin, end) of the flat parameter with each member. intra_param_end is inclusive, as in
+// PyTorch.
 std::vector<ShardParamInfo> FlatParameterLayout::param_infos(int64_t begin, int64_t end) const {
   std::vector<ShardParamInfo> out;
   const int64_t last = end - 1;
   for (size_t i = 0; i < members_.size(); ++i) {
     const int64_t first_of = offsets_[i], last_of = offsets_[i] + members_[i].numel - 1;
     ShardParamInfo info;
-    // With upstream's inclusive ranges an empty member is in the shard only when its place is after the shard's first
-    // element.
+    // This is PyTorch's test with inclusive ends. An empty member passes it only if its offset is after the shard's
+    // first element.
     if (begin <= last_of && last >= first_of) {
       info.in_shard = true;
       info.offset_in_shard = std::max<int64_t>(first_of - begin, 0);

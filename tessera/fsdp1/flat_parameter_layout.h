@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-// A parameter in the flat parameter.
+// A member of the flat parameter: one original parameter.
 struct FlatMember {
   std::string fqn;  // name below the unit's module, without wrapper prefixes
   std::vector<int64_t> shape;
@@ -69,7 +69,7 @@ class FlatParameterLayout {
   const std::vector<int64_t>& numels_with_padding() const { return numels_with_padding_; }
   const std::vector<bool>& is_padding() const { return is_padding_; }
   int64_t offset(size_t member) const { return offsets_[member]; }  // of a member in the flat parameter
-  // With the padding between members, without the padding of shards.
+  // Number of elements with the padding between members, without the padding at the end of the shards.
   int64_t unpadded_numel() const { return unpadded_numel_; }
   int64_t sharded_numel() const { return sharded_numel_; }  // of every rank's shard, with its padding
   int64_t padded_numel() const { return sharded_numel_ * world_size_; }

@@ -28,9 +28,9 @@ void Fsdp1State::cast_inputs(const nn::TensorRefs& inputs) {
   if (casts) cast_floating(inputs, *precision_.param_dtype);
 }
 
-// Casts the buffers, and returns whether gathers can be prefetched (when they have a stream of their own). Inner units
-// are visited first, because a buffer follows the settings of the innermost unit around it; `visited` keeps outer units
-// from casting it again.
+// Casts the buffers to MixedPrecision::buffer_dtype. Returns whether all-gathers can be prefetched, which is so when
+// some unit is on a device with streams. Inner units are visited first, because a buffer follows the settings of the
+// innermost unit around it; `visited` prevents outer units from casting the buffer again.
 bool Fsdp1State::init_root(const std::vector<NamedState>& states) {
   is_root_ = true;
   std::unordered_set<const at::Tensor*> visited;

@@ -1,4 +1,4 @@
-// The state that wrap_fsdp1 attaches to a module.
+// The object that wrap_fsdp1 attaches to a module: the parameter group and the settings of one FSDP1 unit.
 #pragma once
 
 #include <memory>
@@ -20,12 +20,12 @@ struct StateDictSettings;  // fsdp1/state/state_dict_type.h
 
 class Fsdp1State : public ShardingState, public StateDictHandler {
  public:
-  // `group` is null when nested calls have all parameters. The constructor registers the hook that casts inputs; it
-  // must run before the hooks of install_hooks().
+  // `group` is null when nested wrap_fsdp1 calls have flattened all parameters of `module`. The constructor registers
+  // the forward-pre hook that casts inputs; call it before install_hooks(), because this hook must run first.
   Fsdp1State(nn::Module& module, ShardingStrategy strategy, MixedPrecision precision,
              std::shared_ptr<FlatParamGroup> group);
 
-  // StateDictHandler; defined in fsdp1/state/fsdp1_state_dict_handler.cc.
+  // Overrides of StateDictHandler, defined in fsdp1/state/fsdp1_state_dict_handler.cc.
   bool has_parameters() const override { return group_ != nullptr; }
   StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& options) const override;
   IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& values,
@@ -60,7 +60,7 @@ class Fsdp1State : public ShardingState, public StateDictHandler {
   std::shared_ptr<FlatParamGroup> group_;
 };
 
-// Returns the states of the module and of all modules below it with their paths, outermost first.
+// Returns each Fsdp1State of the module and of the modules below it, with the path of its module, outermost first.
 std::vector<std::pair<std::string, Fsdp1State*>> fsdp1_states(nn::Module& module);
 
 }  // namespace tessera

@@ -117,10 +117,10 @@ comm::NamedValues facts_of(const FlatUnit& unit, const Fsdp1Options& options) {
   return facts;
 }
 
-// Builds the unit, and makes an error or a difference on one rank an error on all ranks. With replicas the outer
-// attempt_together runs over the replicate group: an error in one sharding group then reaches the ranks of the other
-// groups. Communication, memory and internal errors keep their kind; other errors become kShape. COLLECTIVE over the
-// groups.
+// Builds the unit. An error on one rank, or options or parameters that differ between ranks, are thrown on all ranks.
+// With replicas the outer attempt_together runs over the replicate group: an error in one sharding group then reaches
+// the ranks of the other groups. Communication, memory and internal errors keep their kind; other errors become kShape.
+// COLLECTIVE over the groups.
 FlatUnit make_unit_on_all_ranks(nn::Module& module, const Fsdp1Options& options) {
   constexpr const char* kRemedy = "Call wrap_fsdp1 for the same modules, with the same options, on all ranks.";
   FlatUnit unit;
@@ -148,7 +148,7 @@ FlatUnit make_unit_on_all_ranks(nn::Module& module, const Fsdp1Options& options)
   return unit;
 }
 
-// The public view of a unit below one root: its names have the path from that root as a prefix.
+// The FlatParameterHandle of a unit. Its parameter names begin with the path from the root module to the unit's module.
 class UnitHandle : public FlatParameterHandle {
  public:
   UnitHandle(std::shared_ptr<FlatParamGroup> group, ShardingStrategy strategy, std::string prefix)

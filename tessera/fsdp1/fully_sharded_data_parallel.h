@@ -8,8 +8,8 @@
 //   auto loss = (*model)(batch);                         // COLLECTIVE over the group
 //   loss.backward();                                     // COLLECTIVE over the group
 //
-// Semantics of torch.distributed.fsdp.FullyShardedDataParallel (docs/design/fsdp1.md). The module owns its FSDP1 state,
-// which belongs to one rank.
+// Semantics of torch.distributed.fsdp.FullyShardedDataParallel (docs/design/fsdp1.md). The module owns its FSDP1 state.
+// A module is used by one rank only.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,8 +35,8 @@ enum class ShardingStrategy { kFullShard, kShardGradOp, kNoShard, kHybridShard, 
 struct MixedPrecision {
   std::optional<c10::ScalarType> param_dtype = {};   // dtype of the gathered parameters and of forward and backward
   std::optional<c10::ScalarType> reduce_dtype = {};  // dtype of the gradient reduction; default: param_dtype, if set
-  // Buffers are cast to this dtype in the root's first forward and stay in it. State dicts have them in their own
-  // dtype.
+  // Buffers are cast to this dtype in the root's first forward and stay in it. State dicts have them in the dtype
+  // before the cast.
   std::optional<c10::ScalarType> buffer_dtype = {};
   // grad() stays in param_dtype (without sharding: in reduce_dtype), for custom optimizers that take such gradients.
   bool keep_low_precision_grads = false;
@@ -58,7 +58,7 @@ struct Fsdp1Options {
   MixedPrecision mixed_precision = {};
   CPUOffload cpu_offload = {};
   // For the hybrid strategies: the group of the ranks that have the same shard in other sharding groups. Every rank
-  // passes its own pair of groups.
+  // passes as `group` and `replicate_group` the two groups that contain this rank.
   std::shared_ptr<comm::Group> replicate_group = {};
   // Called for each module of this unit (nested units excluded) with own parameters or buffers on the meta device,
   // outermost first. It replaces them by real tensors (Module::set_parameter), with equal values on all replicas.
@@ -78,8 +78,8 @@ struct Fsdp1Options {
 // The backward pass averages gradients over the group. NoSync, set_requires_gradient_sync and
 // set_gradient_divide_factor (gradient_sync.h) and fsdp_stats work as with fully_shard. When no rank had a gradient for
 // a parameter, its grad() stays as it was with use_orig_params, as on one rank; in a flat parameter its gradient is
-// zeros. Between forward passes the modules' members are the pieces; without use_orig_params they are views of freed
-// memory, and using them throws.
+// zeros. Between forward passes the modules' at::Tensor fields are the 1-d pieces; without use_orig_params they are
+// views of freed memory, and using them throws.
 void wrap_fsdp1(nn::Module& module, const Fsdp1Options& options);
 
 // One wrapped unit below a root, with the information that state-dict functions need.
@@ -92,11 +92,13 @@ class FlatParameterHandle {
   // Path from the root to the wrapped module: "", or for example "layers.0." with the final dot.
   virtual std::string prefix() const = 0;
   // This rank's shard, [layout().sharded_numel()], or the whole flat parameter without sharding. A write to it changes
-  // the model and counts as a write of parameters().
+  // the parameters of the model and increments their version counter.
   virtual at::Tensor shard() const = 0;
-  // The pieces of the members on this rank: layout().shard_param_infos(), or whole_param_infos() without sharding.
+  // The range of each member (original parameter) that this rank has: layout().shard_param_infos(), or
+  // whole_param_infos() without sharding.
   virtual std::vector<ShardParamInfo> shard_param_infos() const = 0;
-  // The names that Module::named_parameters has for this unit, from the root: one flat parameter, or each member.
+  // The names of this unit's parameters in named_parameters() of the root: one flat parameter, or, with
+  // use_orig_params, each original parameter.
   virtual std::vector<std::string> parameter_names() const = 0;
   virtual std::vector<at::Tensor> parameters() const = 0;  // in the order of parameter_names()
 };
@@ -119,8 +121,8 @@ struct SummonOptions {
 // replaced by one of another shape.
 void summon_full_params(nn::Module& module, const SummonOptions& options, const std::function<void()>& body);
 
-// Returns the dtype of a buffer in state dicts: its own dtype, also when MixedPrecision::buffer_dtype has changed it.
-// `buffer` is the module's member. No communication.
+// Returns the dtype of a buffer in state dicts: the buffer's dtype before any cast to MixedPrecision::buffer_dtype.
+// `buffer` is the module's at::Tensor field. No communication.
 c10::ScalarType saved_buffer_dtype(nn::Module& root, const at::Tensor& buffer);
 
 // Multiplies all gradients below `root` by max_norm / (norm + 1e-6) when this factor is below 1, and returns the norm

@@ -41,13 +41,15 @@ struct MetaTensorCollector {
   }
 };
 
-// Upstream's test: with as_strided the stride of a last dim of size 1 matters.
+// The test that PyTorch's FSDP uses. is_contiguous() ignores the stride of a last dim of size 1, but views made with
+// as_strided depend on it.
 bool is_truly_contiguous(const at::Tensor& tensor) {
   return tensor.is_contiguous() && (tensor.dim() == 0 || tensor.stride(-1) == 1);
 }
 
 // Walks the modules in pre-order and collects each parameter once, in the order in which upstream flattens. A parameter
-// that is seen again is a shared name; a slot is recorded once although modules may be shared.
+// that is found again adds its name as a further name of a shared parameter. Each slot is recorded once, although a
+// module may be found several times.
 struct OriginalParamCollector {
   OriginalParams found;
   std::unordered_set<const c10::TensorImpl*> managed, originals;  // of nested units

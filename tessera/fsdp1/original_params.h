@@ -1,5 +1,5 @@
-// Finds the parameters below a module that form one flat parameter, in upstream's order. Before that, materialises
-// parameters on the meta device.
+// Materialises the parameters of a unit that are on the meta device, and lists the parameters that form the unit's flat
+// parameter, in the order of PyTorch.
 #pragma once
 
 #include <functional>
@@ -21,8 +21,8 @@ struct OriginalParams {
 };
 
 // Returns the parameters below `module` that are in no unit of `nested`; a shared parameter is listed once. Names are
-// relative to `module`. Errors kShape: DTensors, parameters on the meta device, parts of other flat parameters,
-// parameters shared with a nested unit.
+// relative to `module`. Errors kShape: DTensors, parameters on the meta device, tensors that are part of another flat
+// parameter, parameters shared with a nested unit.
 OriginalParams collect_original_params(nn::Module& module, const std::vector<FlatParamGroup*>& nested);
 
 }  // namespace tessera

@@ -25,8 +25,8 @@ void summon_full_params(nn::Module& module, const SummonOptions& options, const 
                   "use_orig_params and leave offload_to_cpu off.",
                   group->name(), group->layout().use_orig_params(), options.offload_to_cpu);
   }
-  // Restores all units, also when restoring one of them throws; returns the first error. Units are restored in reverse
-  // order, since inner units were replaced after outer ones.
+  // Restores the sharded parameters of all units, even if restoring one unit throws. Returns the first error. Units are
+  // restored in reverse order, since the parameters of inner units were replaced after those of outer units.
   std::vector<FlatParamGroup*> summoned;
   const auto restore = [&] {
     std::exception_ptr first;

@@ -129,7 +129,8 @@ void copy_fsdp1_to_fsdp2(nn::Module& fsdp1, nn::Module& fsdp2) {
   comm::attempt_together(*model.group(), [&] {
     members = plan_member_copies(fsdp1, model, tensors_by_name(fsdp2, /*first_only=*/false), plain);
   });
-  // All ranks have the same units in the same order, so they exchange the members in one order.
+  // The conversion of each member is a collective. All ranks have the same units in the same order, so they call these
+  // collectives in the same order.
   for (const auto& [layout, piece, target] : members) {
     local_tensor_of(target).copy_(to_layout_of(layout, piece, target));
   }

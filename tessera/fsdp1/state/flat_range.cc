@@ -23,8 +23,8 @@ void check_piece(const at::Tensor& piece, const FlatRange& range, std::string_vi
                 fmt::join(piece.sizes(), "x"), range.numel(), range.begin);
 }
 
-// Error kShape unless `have` holds as many elements of each range in `want` as the range has. Every rank checks the
-// same ranges, so all ranks throw or none does.
+// Error kShape unless the ranges in `have` together contain every element of each range in `want`. All ranks check
+// equal arguments, so all ranks throw or none does.
 void check_covered(const std::vector<FlatRange>& have, const std::vector<FlatRange>& want, std::string_view subject) {
   for (size_t rank = 0; rank < want.size(); ++rank) {
     int64_t found = 0;
@@ -36,7 +36,8 @@ void check_covered(const std::vector<FlatRange>& have, const std::vector<FlatRan
   }
 }
 
-// Whether later ranks have later ranges. Received parts are then already in the order of their elements.
+// Whether the ranges begin in the order of the ranks. The parts that a rank receives are then already in the order of
+// their elements.
 bool in_order_of_ranks(const std::vector<FlatRange>& ranges) {
   int64_t reached = 0;
   for (const auto& range : ranges) {
@@ -137,8 +138,8 @@ at::Tensor all_gather_ranges(comm::Group& group, const at::Tensor& piece, const 
   check_covered(have, {FlatRange{0, numel}}, subject);
   check_piece(piece, have.at(static_cast<size_t>(group.rank())), subject);
   const at::Tensor whole = piece.new_empty({numel});
-  // One broadcast per rank, directly into its place in the result: an all-gather would need equal sizes, and so padding
-  // and a second buffer. All broadcasts are started before the first wait.
+  // One broadcast per rank, directly into its place in the result: an all-gather would need equal sizes, so it would
+  // need padding and a second buffer. All broadcasts are started before the first wait.
   std::vector<comm::PendingCollective> pending;
   for (int rank = 0; rank < group.size(); ++rank) {
     const FlatRange& range = have[static_cast<size_t>(rank)];

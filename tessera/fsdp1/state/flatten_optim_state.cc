@@ -19,8 +19,8 @@
 namespace tessera {
 namespace {
 
-// Returns a value just before it is sharded. With rank0_only it broadcasts the tensors of rank 0; otherwise it returns
-// the value.
+// Called for each value of the saved dict just before it is sharded, to get the values of its tensors. With rank0_only
+// it broadcasts rank 0's tensors; otherwise it returns `value` unchanged.
 using FetchValue = std::function<StateValue(const StateValue& value, const std::string& subject)>;
 
 bool has_dims(const StateValue& value) {
@@ -89,7 +89,7 @@ StateDict shard_member(const Fsdp1Unit& unit, size_t member, const StateDict& st
                   "the state of this model.",
                   quote(layout.name), fmt::join(value_shape(value)->shape, ", "), fmt::join(layout.shape, ", "));
     const at::Tensor piece = to_local_range(layout, fetch(value, layout.name));
-    // Without sharding the optimizer has the parameter in its own shape.
+    // Without sharding the optimizer's parameter has its original shape, so its states have this shape too.
     sharded.set(name, unit.sharded() ? piece : to_logical_order(layout, piece));
   }
   return unit.member_layout(member).own().empty() ? StateDict{} : sharded;
@@ -124,8 +124,8 @@ class CheckedUnitStates {
     for (size_t i = 0; i < by_unit.size(); ++i) check(i);
   }
 
-  // A description of each member's state, for check_equal_on_ranks: the ranks can exchange the states only when all
-  // describe them equally.
+  // Returns a description of each member's state, for check_equal_on_ranks: the ranks can exchange the states only when
+  // these descriptions are equal on all ranks.
   comm::NamedValues facts() const {
     comm::NamedValues facts;
     for (size_t i = 0; i < by_unit.size(); ++i) {

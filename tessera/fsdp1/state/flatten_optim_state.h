@@ -4,10 +4,10 @@
 //   FlattenedOptimState flat = flatten_optim_state_dict(Fsdp1Units::of(*model), saved, {});
 //   StateDict by_id = rekey_flattened(flat, model, parameter_group_names(*optimizer), false);
 //
-// Tensors are sharded one at a time: in addition to the results, a rank holds at most one parameter's state and its
-// source. When a value does not fit, every rank throws the same Error. Checked are shapes, dtypes, names of states,
-// steps, and members without the states of other members. (PyTorch checks only flat parameters; with use_orig_params it
-// takes wrong ranges without an error.)
+// Tensors are sharded one at a time: in addition to the results, a rank holds at most one saved tensor and its shard.
+// Every rank throws the same Error when shapes, dtypes, names of states or steps do not match, or when a member
+// (original parameter) lacks a state that other members of its unit have. (PyTorch checks only flat parameters; with
+// use_orig_params it loads wrong ranges without an error.)
 #pragma once
 
 #include <map>
@@ -34,15 +34,15 @@ struct FlattenedOptimState {
 
 struct FlattenOptions {
   bool rank0_only = false;  // only the dict of the group's rank 0 is read
-  // An optimizer that is keyed by name needs state also for parameters without elements on this rank: its own state is
-  // copied.
+  // Set for an optimizer whose dict has names as keys. It needs a state also for parameters without elements on this
+  // rank; that state is copied from this optimizer.
   const optim::Optimizer* named_optimizer = nullptr;
   // With use_orig_params: a trained parameter may lack state although others of its unit have state.
   bool partial_units = false;
   std::shared_ptr<comm::Group> group = {};  // default: the FSDP group
 };
 
-// COLLECTIVE over the group. Errors kShape with upstream's texts.
+// Converts the dict as described above. COLLECTIVE over the group. Errors kShape with PyTorch's texts.
 FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const StateDict& optim_state_dict,
                                              const FlattenOptions& options);
 
@@ -67,9 +67,9 @@ ParameterGroupNames parameter_group_names(const optim::Optimizer& optimizer);
 
 // Returns the dict in the form of an optimizer with these groups: by id, or by name. It has the optimizer's groups, in
 // order, with the hyper-parameters of the saved groups of their parameters, or without any when the parameters were in
-// no saved group. State that the optimizer does not train is left out with a warning. Errors kShape: a parameter group
-// names an unknown parameter; parameters of one group were saved in groups with different hyper-parameters; a group
-// without parameters matches several saved ones.
+// no saved group. States of parameters that the optimizer does not have are left out with a warning. Errors kShape: a
+// parameter group names an unknown parameter; parameters of one group were saved in groups with different
+// hyper-parameters; a group without parameters matches several saved ones.
 StateDict rekey_flattened(const FlattenedOptimState& flat, const Fsdp1Units& model,
                           const ParameterGroupNames& optimizer_groups, bool by_name);
 

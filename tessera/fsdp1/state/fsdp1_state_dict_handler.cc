@@ -65,7 +65,7 @@ struct StateDictTypeForOptions {
   std::optional<StateDictTypeScope> scope;
 };
 
-// Returns the names of the original parameters of each group.
+// Returns the names of the original parameters in each parameter group of the optimizer.
 ParameterGroupNames original_groups(const Fsdp1Units& units, const optim::Optimizer& optimizer) {
   ParameterGroupNames groups;
   for (const auto& group : parameter_group_names(optimizer)) {

@@ -23,7 +23,7 @@ namespace tessera {
 struct LegacyOptimOptions {
   bool rank0_only = true;  // for full_optim_state_dict only
   std::shared_ptr<comm::Group> group = {};
-  // Names of the optimizer's parameters by id. Deprecated, because the optimizer has these names.
+  // Names of the optimizer's parameters by id. Deprecated, because the names are taken from the optimizer by default.
   std::optional<std::vector<std::string>> optim_input = std::nullopt;
 };
 

@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-// One tensor of the model's state dict, and the memory of it on this rank.
+// One tensor of the model's state dict, and this rank's elements of it.
 struct StateDictTensor {
   FlatTensorLayout layout;
   std::vector<std::string> names;  // more than one for a shared parameter
@@ -99,7 +99,7 @@ StateValue local_value(const StateDictTensor& tensor, bool offload_to_cpu) {
   return value;
 }
 
-// The values of a dict that belong to each tensor of the model.
+// For each tensor of the model, the values that the loaded dict has under the names of the tensor.
 struct MatchedValues {
   std::vector<std::vector<const StateValue*>> values;  // for each tensor, its values in the order of its names
   IncompatibleKeys keys;
@@ -152,8 +152,9 @@ MatchedValues match_values(const std::vector<StateDictTensor>& tensors, const St
   return matched;
 }
 
-// A whole value may differ from rank to rank in content only; sharded values must have equal metadata, because their
-// exchange is planned from the metadata.
+// Describes the values of the dict for the comparison between ranks. All ranks must have whole values of the same
+// dtypes (the contents are not compared), and sharded values with equal metadata, because their exchange is planned
+// from the metadata.
 comm::NamedValues load_facts(const std::vector<StateDictTensor>& tensors, const MatchedValues& matched) {
   comm::NamedValues facts;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -203,8 +204,8 @@ StateDict fsdp1_state_dict(nn::Module& root, bool ignore_frozen_params) {
   check_same_form(group, form);
   const bool local = is_local(form);
   StateDict dict;
-  // The collectives of to_state_dict_value run for every managed tensor on every rank; only afterwards a rank without a
-  // result skips the value.
+  // The collectives of to_state_dict_value run for every managed tensor on every rank; only after them does a rank that
+  // gets no result drop the value.
   for (const auto& tensor : tensors) {
     StateValue value;
     if (!tensor.managed) {
@@ -232,8 +233,8 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
   auto& tensors = plan->tensors;
   check_equal_on_ranks(group, {{"state_dict_type", fmt::format("{} {}", to_string(form.type), form.rank0_only)}},
                        "Set the same state_dict_type on all ranks.");
-  // As in flatten_optim_state_dict: plan and check on all ranks, then exchange in one order. With rank0_only the
-  // tensors come from rank 0 one at a time.
+  // All ranks first match and check the values of the dict. Only then are tensors exchanged, in the same order on all
+  // ranks. With rank0_only the ranks receive the tensors from rank 0, one at a time.
   const StateDict tree = form.rank0_only ? broadcast_processed_state(group, state_dict) : state_dict;
   MatchedValues matched;
   comm::NamedValues facts;
@@ -266,8 +267,8 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
                   "dict of a model that shares it.",
                   differing);
   });
-  // Shared parameters are exchanged a second time here. Keeping their pieces from the comparison would need memory for
-  // all of them.
+  // This loop exchanges the values of shared parameters a second time. Keeping the results of the comparison above
+  // would need memory for all shared parameters.
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (matched.values[i].empty()) continue;
     const auto& [layout, names, own, managed, frozen, saved_dtype] = tensors[i];

@@ -30,7 +30,8 @@ StateValue offloaded(const StateValue& value, bool offload_to_cpu) {
   return value.tensor().cpu();
 }
 
-// Returns the states of each original parameter in an optimizer's parameter. COLLECTIVE over the group.
+// Returns the state of each original parameter that the optimizer's parameter contains (several for a flat parameter).
+// COLLECTIVE over the group.
 std::vector<StateDict> unflatten_states(const Fsdp1Units& model, const Fsdp1Units::Parameter& parameter,
                                         const MergedOptimState& merged, const StateDict* state,
                                         const StateDictForm& form) {
@@ -105,8 +106,8 @@ StateDict optim_state_dict(const Fsdp1Units& model, const StateDictSettings& set
     }
   });
   check_same_form(group, form);
-  // merge_states_of_ranks gives all ranks one list of parameters and of state names. All ranks therefore make the
-  // collectives of unflatten_states in one order, also a rank that has no state or gets no result.
+  // merge_states_of_ranks gives all ranks one list of parameters and of state names. All ranks therefore call the
+  // collectives of unflatten_states in one order, even a rank that has no state or gets no result.
   const auto merged = merge_states_of_ranks(model, local, group);
 
   const bool to_save = !form.rank0_only || group.rank() == 0;
@@ -172,8 +173,8 @@ StateDict optim_state_dict_to_load(nn::Module& model, optim::Optimizer& optimize
                   "state by ids. Set one.");
     load_optimizer_state_dict(optimizer, result);
   });
-  // A rank without elements of any parameter has no step in its dict. The largest step of all ranks is set, so that all
-  // optimizers count alike.
+  // A rank without elements of any parameter has no `step` in its dict. Therefore every rank's optimizer gets the
+  // largest step of all ranks.
   double steps = 0;
   const auto own = fmt::format("{}", largest_step(result));
   for (const auto& text : comm::all_gather_bytes(group, own)) steps = std::max(steps, std::stod(text));

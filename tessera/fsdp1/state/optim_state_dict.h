@@ -34,12 +34,13 @@ struct OptimStateDictOptions {
 // Returns the state in the form of the model's state_dict_type, and {} on ranks that get no result. Keys of `state`
 // that are text but no parameter are copied with a warning. Errors kShape: ranks with different states (the message
 // names all of them); different scalars of one parameter; with use_orig_params, a trained parameter without state
-// although others of its unit have state; states that are not laid out as their parameter; ids of no parameter. Error
-// kConfig: LOCAL_STATE_DICT with a device mesh.
+// although other parameters of its unit have state; state tensors with another number of elements than this rank has of
+// the parameter; ids that no parameter has. Error kConfig: LOCAL_STATE_DICT with a device mesh.
 StateDict optim_state_dict(nn::Module& model, const optim::Optimizer& optimizer,
                            const OptimStateDictOptions& options = {});
-// Does the same for any optimizer. `optimizer_parameters` are the names of its parameters by id, as
-// Module::named_parameters has them. `saved` may have names as keys instead of ids (named optimizers).
+// optim_state_dict() for a caller that has no optimizer object. `saved` is the optimizer's own dict, with ids or names
+// as keys. `optimizer_parameters` are the names of the optimizer's parameters in Module::named_parameters, in the order
+// of their ids.
 StateDict optim_state_dict(const Fsdp1Units& model, const StateDictSettings& settings,
                            const std::vector<std::string>& optimizer_parameters, const StateDict& saved,
                            const std::shared_ptr<comm::Group>& group = {});

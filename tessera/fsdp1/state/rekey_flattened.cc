@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// Key in the optimizer's dict, by the name in named_parameters().
+// The key of each parameter in the optimizer's dict (its id or its name), by its name in named_parameters().
 using OptimizerKeys = std::unordered_map<std::string, StateKey>;
 
 OptimizerKeys keys_of_optimizer(const ParameterGroupNames& groups, bool by_name) {
@@ -82,7 +82,8 @@ class SavedGroups {
   }
 
   const StateList& groups_;
-  // For each parameter; several for the members of a flat parameter.
+  // The saved groups of each parameter of the optimizer, by its name. The members of one flat parameter may come from
+  // several groups.
   std::unordered_map<std::string, std::vector<GroupMembership>> memberships_;
   std::vector<size_t> empty_;
 };

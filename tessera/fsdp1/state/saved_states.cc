@@ -95,7 +95,7 @@ RankStateMetadata all_gather_state_metadata(const LocalOptimStates& local, comm:
   return all;
 }
 
-// The state of a flat parameter is one value over all ranks, so every rank must have the keys of rank 0 and no others.
+// Every rank has a shard of every flat parameter, so every rank must have states for the same parameters as rank 0.
 void check_keys_of_rank0(const Fsdp1Units& model, const RankStateMetadata& all, const comm::Group& group) {
   std::string missing, unexpected;
   for (size_t rank = 1; rank < all.size(); ++rank) {
@@ -288,8 +288,9 @@ at::Tensor local_state_range(const Fsdp1Units& model, const Fsdp1Units::Paramete
   const auto* value = state ? state->find(name) : nullptr;
   if (!value || layout.own().empty()) return at::empty({0}, at::TensorOptions().dtype(dtype).device(layout.device));
   const at::Tensor tensor = value->tensor().detach().to(layout.device);
-  // The state of a flat parameter has the layout of the shard, so a member's part is found as in the shard. The state
-  // of an original parameter is the range itself, or has the parameter's shape without sharding.
+  // A state of a flat parameter has the layout of the shard, so the member's elements are at the same offset as in the
+  // shard. A state of an original parameter (use_orig_params) consists of this rank's range only; without sharding it
+  // has the parameter's shape.
   if (!model.use_orig_params()) return unit.member_shard(tensor.reshape({-1}), index);
   return tensor.sizes() == at::IntArrayRef(layout.shape) ? to_storage_order(layout, tensor) : tensor.reshape({-1});
 }

@@ -16,7 +16,7 @@ namespace tessera {
 // Returns the dict "state" of an optimizer's dict. Error kShape, which begins with `where`, when there is no such dict.
 const StateDict& states_of(const StateDict& optim_state_dict, const char* where);
 
-// The entries of an optimizer's dict with their parameters.
+// This rank's entries of an optimizer's dict, each with the parameter that it belongs to.
 struct LocalOptimStates {
   std::vector<std::pair<const Fsdp1Units::Parameter*, const StateDict*>> entries;  // in the order of the ids
   std::unordered_map<const Fsdp1Units::Parameter*, const StateDict*> by_parameter;
@@ -28,11 +28,12 @@ struct LocalOptimStates {
     return found == by_parameter.end() ? nullptr : found->second;
   }
 };
-// Errors kShape: ids of no parameter; states that are not dicts, or are not laid out as the parameter on this rank.
+// Errors kShape: ids that no parameter has; states that are not dicts; state tensors with another number of elements
+// than this rank has of the parameter.
 LocalOptimStates find_local_optim_states(const Fsdp1Units& model, const std::vector<std::string>& optimizer_parameters,
                                          const StateDict& saved);
 
-// The state of one parameter, as far as it is equal on all ranks that have a part of the parameter.
+// The properties of the state of one parameter that are equal on all ranks with elements of the parameter.
 struct MergedOptimState {
   std::map<std::string, c10::ScalarType> tensors;  // dtype of each tensor with dims
   StateDict others;                                // tensors without dims, then other values, each sorted by name
@@ -46,8 +47,8 @@ struct MergedOptimStates {
 MergedOptimStates merge_states_of_ranks(const Fsdp1Units& model, const LocalOptimStates& local, comm::Group& group);
 
 // Returns this rank's elements of a member in state `name`, 1-d in storage order; empty when this rank has no elements.
-// `index` is the index of the member in the parameter; `state` is this rank's state of the parameter, or null. A view
-// where possible.
+// `index` is the index of the member in the parameter; `state` is this rank's state of the parameter, or null. The
+// result is a view of the state where possible.
 at::Tensor local_state_range(const Fsdp1Units& model, const Fsdp1Units::Parameter& parameter, size_t index,
                              const StateDict* state, const std::string& name, c10::ScalarType dtype);
 

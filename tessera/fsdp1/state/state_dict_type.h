@@ -4,10 +4,11 @@
 //     const auto scope = state_dict_type(*model, {.type = StateDictType::kSharded});
 //     StateDict weights = fsdp1_state_dict(*model);
 //     StateDict states = optim_state_dict(*model, *optimizer);
-// restores the earlier settings, also after an exception
+//   }  // the destructor of `scope` restores the earlier settings, also after an exception
 //
 // Semantics of FullyShardedDataParallel.state_dict_type and set_state_dict_type. The settings are stored in the FSDP1
-// units of a model and end with them. No communication, so all ranks must set the same. Thread-safe between ranks.
+// units of the model. No communication, so all ranks must set equal settings. Threads that run different ranks may call
+// these functions at the same time.
 #pragma once
 
 #include <variant>
@@ -22,7 +23,7 @@ enum class StateDictType {
   kSharded,  // chunks of dim 0: ShardedTensors, or DTensors when there is a device mesh
   kLocal,    // one entry "_flat_param" per unit: this rank's flat shard without padding
 };
-// "FULL_STATE_DICT", ...
+// Returns PyTorch's name of the type, such as "FULL_STATE_DICT".
 const char* to_string(StateDictType type);
 
 struct FullStateDictConfig {
@@ -51,7 +52,7 @@ struct LocalOptimStateDictConfig {
   bool offload_to_cpu = false;
   bool operator==(const LocalOptimStateDictConfig&) const = default;
 };
-// std::monostate: the default of the type.
+// std::monostate means the default config of the StateDictType.
 using StateDictConfig = std::variant<std::monostate, FullStateDictConfig, ShardedStateDictConfig, LocalStateDictConfig>;
 using OptimStateDictConfig =
     std::variant<std::monostate, FullOptimStateDictConfig, ShardedOptimStateDictConfig, LocalOptimStateDictConfig>;
@@ -61,7 +62,7 @@ struct StateDictSettings {
   StateDictConfig state_dict_config = {};
   OptimStateDictConfig optim_state_dict_config = {};
   // With a mesh, sharded values are DTensors with placements [..., Replicate, Shard(0)]. The mesh consists of the ranks
-  // of the FSDP group, or has these (HSDP) as its last dim. Upstream takes the mesh when the model is wrapped.
+  // of the FSDP group, or (HSDP) has these ranks as its last dim. PyTorch takes the mesh when the model is wrapped.
   MeshPtr device_mesh = {};
   bool operator==(const StateDictSettings&) const = default;
 };
@@ -72,7 +73,8 @@ StateDictSettings complete_settings(const StateDictSettings& settings);
 // Sets the settings of all FSDP1 units of `root` and returns the earlier settings. Errors kConfig: configs that do not
 // match the type, a model without units, units with different settings.
 StateDictSettings set_state_dict_type(nn::Module& root, const StateDictSettings& settings);
-// Error kConfig: a model without units, or units with different settings.
+// Returns the settings of the FSDP1 units of `root`. Error kConfig for a model without units and for units with
+// different settings.
 StateDictSettings get_state_dict_type(nn::Module& root);
 
 // Sets the settings of `root` and restores the earlier ones in the destructor. The module must outlive the scope, and

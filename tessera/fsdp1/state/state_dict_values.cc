@@ -61,7 +61,7 @@ StateValue dtensor_value(const FlatTensorLayout& layout, const at::Tensor& piece
   return from_local(local, mesh, placements, FromLocalOptions::contiguous(layout.shape));
 }
 
-// Returns the position in the group of the rank in a placement text ("rank:3/cpu").
+// Returns the group rank of the global rank that a placement text such as "rank:3/cpu" names.
 std::optional<size_t> holder_of(const comm::Group& group, const std::string& placement) {
   constexpr std::string_view kRank = "rank:";
   if (placement.compare(0, kRank.size(), kRank) != 0) return std::nullopt;
@@ -72,9 +72,9 @@ std::optional<size_t> holder_of(const comm::Group& group, const std::string& pla
   return found == ranks.end() ? std::nullopt : std::optional(static_cast<size_t>(found - ranks.begin()));
 }
 
-// Returns each rank's range of a ShardedTensor from its metadata. Returns nullopt when its group is another one, when a
-// rank has more than one range, or when the ranges do not cover the tensor exactly once. All ranks have the same
-// metadata, so all get the same answer.
+// Returns each rank's range of a ShardedTensor from its metadata. Returns nullopt when the tensor's group does not have
+// the ranks of the layout's group, when a shard is not one range or a rank has more than one, or when the ranges do not
+// cover the tensor exactly once. All ranks have the same metadata, so all ranks get the same result.
 std::optional<std::vector<FlatRange>> sharded_ranges(const ShardedTensor& tensor, const FlatTensorLayout& layout) {
   if (!tensor.group || tensor.group->ranks() != layout.group->ranks()) return std::nullopt;
   std::vector<FlatRange> ranges(layout.ranges.size());
@@ -87,7 +87,8 @@ std::optional<std::vector<FlatRange>> sharded_ranges(const ShardedTensor& tensor
   return covers_once(ranges, layout.numel()) ? std::optional(ranges) : std::nullopt;
 }
 
-// Returns this rank's range of the layout, from the ranges `have` in which the ranks hold the tensor.
+// Returns this rank's elements under `layout` (all elements without sharding). `local` has this rank's elements now,
+// and `have` lists the range that each rank has now.
 at::Tensor redistribute_range(const FlatTensorLayout& layout, const at::Tensor& local,
                               const std::vector<FlatRange>& have) {
   if (!layout.sharded) return all_gather_ranges(*layout.group, local, have, layout.numel(), layout.name);

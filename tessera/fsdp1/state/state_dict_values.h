@@ -1,6 +1,6 @@
-// Converts one tensor between FSDP1's form (each rank has a range) and the forms of state dicts (whole, chunks as a
-// ShardedTensor, DTensor). Chunks and DTensors whose shards are ranges are sent from rank to rank. For any other form
-// this one tensor is gathered whole.
+// Converts one tensor between FSDP1's form (each rank has a range of the flattened tensor) and the forms of state dicts
+// (a whole tensor, a ShardedTensor, a DTensor). When all shards of a ShardedTensor or DTensor are ranges, the ranks
+// send each other only the needed elements. Otherwise the one tensor is all-gathered.
 //
 //   StateValue saved = to_state_dict_value(layout, piece, {.form = ValueForm::kSharded});
 //   at::Tensor piece = to_local_range(layout, saved);
@@ -90,13 +90,13 @@ void check_local_shards(const std::string& name, const StateValue& value);
 // layout, and for numbers the value.
 std::string describe_value(const StateValue& value);
 
-// Convert between a whole tensor and its elements in the order of the layout's storage (1-d). The result of
-// to_logical_order is contiguous. Views where possible.
+// Convert between a whole tensor and the 1-d tensor of its elements in the storage order of the layout. The result of
+// to_logical_order is contiguous. The results are views where possible.
 at::Tensor to_storage_order(const FlatTensorLayout& layout, const at::Tensor& whole);
 at::Tensor to_logical_order(const FlatTensorLayout& layout, const at::Tensor& flat);
 
-// Returns each rank's range of a DTensor of this shape. Returns nullopt when some rank's shard is not one range, which
-// is so for placements other than Replicate and Shard(0), and when a rank of the group is outside the mesh.
+// Returns each rank's range of a DTensor of this shape. Returns nullopt for placements other than Replicate and
+// Shard(0), because a shard may then not be one range, and when a rank of the group is outside the mesh.
 std::optional<std::vector<FlatRange>> mesh_ranges(at::IntArrayRef shape, const DeviceMesh& mesh,
                                                   const Placements& placements, const comm::Group& group);
 

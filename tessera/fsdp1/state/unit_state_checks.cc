@@ -155,7 +155,7 @@ void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states, bool par
                     unit.fqns[member], unit.fqns[states.begin()->first]);
     }
   }
-  // All members have the same state names here, so each state is checked over all members.
+  // The checks above ensure that all members have the same state names. Each state is now checked over all members.
   for (const auto& name : names) UnitStateCheck(unit, states, name).run();
 }
 

@@ -25,7 +25,8 @@
 
 namespace tessera {
 
-// A tensor of which each rank of a group has a range of elements, in the order of its storage.
+// The layout of a tensor of which each rank of a group has a range of elements. The range counts elements in the order
+// of the storage.
 struct FlatTensorLayout {
   std::string name;
   std::vector<int64_t> shape;
@@ -38,7 +39,7 @@ struct FlatTensorLayout {
 
   int64_t numel() const { return numel_of(shape); }
   const FlatRange& own() const { return ranges[static_cast<size_t>(group->rank())]; }
-  // Returns the same layout with a name for messages: "a.weight" becomes "a.weight" and the name of a state.
+  // Returns a copy of this layout whose name, which error messages use, has the name of a state appended to it.
   FlatTensorLayout named(const std::string& suffix) const;
 };
 
@@ -56,7 +57,7 @@ struct Fsdp1Unit {
   FlatTensorLayout flat_layout() const;
   // Returns a view of a member's piece in a tensor with the layout of the shard.
   at::Tensor member_shard(const at::Tensor& shard, size_t member) const;
-  // Returns all names of a member from the root, its FQN first.
+  // Returns all names of a member, as paths from the root module. Its FQN is the first.
   std::vector<std::string> names(size_t member) const;
   // Returns for each member whether it requires a gradient now.
   std::vector<bool> trained() const;
@@ -65,7 +66,7 @@ struct Fsdp1Unit {
   std::vector<std::string> fqns;  // of the members, from the root
   std::vector<FlatTensorLayout> member_layouts;
   std::vector<int64_t> offsets;  // of each member's piece in this rank's shard
-  // Further names of members, from the root.
+  // Further names of shared members, from the root, each with the index of the member.
   std::vector<std::pair<std::string, size_t>> aliases;
 };
 
@@ -78,8 +79,8 @@ class Fsdp1Units {
     std::optional<size_t> unit;
     size_t first_member = 0;                // index in the unit; the parameter has as many members as fqns
     std::vector<std::string> aliases = {};  // further names of a parameter outside units
-    // For a parameter outside units: returns its entry, under any of its names, in a dict by name; null when there is
-    // none.
+    // Only for a parameter outside units. Returns the value that `states` has under any of the parameter's names, or
+    // null.
     const StateValue* find_in(const StateDict& states) const;
   };
 
