@@ -13,8 +13,8 @@
 namespace tessera::report {
 namespace {
 
-// Bytes before the position that is_continued() compares. A file that was cut and has grown again differs there: even
-// lines of the same step have other times.
+// The number of bytes before the read position that is_continued() compares. These bytes differ in a file that was cut
+// and has grown again, because each line holds the times of its step.
 constexpr size_t kTail = 64;
 constexpr size_t kChunk = size_t{1} << 18;
 
@@ -70,8 +70,8 @@ void GrowingLines::read(const std::function<void(std::string_view)>& on_line) {
     offset_ += got;
     tail_.append(unread.substr(got - std::min(got, kTail)));
     tail_.erase(0, tail_.size() - std::min(tail_.size(), kTail));
-    // A line within the chunk is passed without a copy. Only a line that began in an earlier chunk is put together in
-    // partial_line_.
+    // on_line() gets a line that lies within this chunk as a view, without a copy. Only a line that began in an earlier
+    // chunk is joined in partial_line_.
     for (size_t end; (end = unread.find('\n')) != unread.npos; unread.remove_prefix(end + 1)) {
       if (partial_line_.empty() && !too_long_) {
         on_line(unread.substr(0, end));

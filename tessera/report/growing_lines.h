@@ -24,9 +24,9 @@ class GrowingLines {
   explicit GrowingLines(std::filesystem::path path) : path_(std::move(path)) {}
   const std::filesystem::path& path() const { return path_; }
 
-  // Whether the file still begins with what was read. False if the file was removed, replaced or cut since read() (a
-  // resumed run drops lines of steps that it repeats), or if the last bytes that were read have changed. Call restart()
-  // then. Error kIo.
+  // Whether the file still begins with the bytes that read() has read. False if the file was removed, replaced or cut
+  // since read() (a resumed run drops lines of steps that it repeats), or if the last bytes that were read have
+  // changed. Call restart() then. Error kIo.
   bool is_continued() const;
   // Makes read() begin at the start of the file again.
   void restart();

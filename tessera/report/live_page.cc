@@ -83,7 +83,8 @@ struct LivePage::Server {
     return states;
   }
 
-  // The history of the run; one with the state "starting" before the run has written metrics.
+  // Reads the history of the run. Before metrics.jsonl exists, the result is the last history with the state
+  // "starting".
   RunHistory read() {
     std::error_code unknown;
     if (!fs::exists(folder / "metrics.jsonl", unknown) && !unknown) {
@@ -111,7 +112,8 @@ struct LivePage::Server {
       data = std::make_shared<const std::string>(page_data({last}, kMostPoints));
       data_file_states.clear();
     }
-    // CPU time of this thread, not wall time: a busy machine must not make the page slower than the share demands.
+    // The pause is computed from the CPU time of this thread. Wall time would make it longer on a busy machine,
+    // although the refresh used no more CPU time.
     const std::chrono::duration<double> pause((cpu_seconds() - begun) * kShareOfCore);
     next = Clock::now() + std::chrono::duration_cast<Clock::duration>(pause);
     return data;
@@ -134,7 +136,8 @@ struct LivePage::Server {
 
   MHD_Result answer(MHD_Connection* connection, std::string_view url, std::string_view method) {
     constexpr const char* kPlain = "text/plain; charset=utf-8";
-    // Once: lowers the priority of this thread of rank 0's process, so that training goes first.
+    // At the first request, lowers the priority of this thread. It belongs to rank 0's process, whose training threads
+    // must get the cores first.
     if (!priority_lowered) {
       ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10);
       priority_lowered = true;
@@ -154,8 +157,8 @@ struct LivePage::Server {
     return send(connection, MHD_HTTP_NOT_FOUND, kPlain, "there are / and /data.json\n");
   }
 
-  // Callback of libmicrohttpd: called once with the header of a request, then with its body. A request with a body
-  // closes the connection, because no request here needs one.
+  // Callback of libmicrohttpd: called once with the header of a request, then with its body. The connection is closed
+  // when a request has a body, because neither / nor /data.json takes one.
   static MHD_Result handle(void* self, MHD_Connection* connection, const char* url, const char* method, const char*,
                            const char*, size_t* upload_bytes, void** state) {
     static char begun;
@@ -177,7 +180,7 @@ LivePage::LivePage(uint16_t port, fs::path run_folder) : server_(std::make_uniqu
                        kMostConnections, MHD_OPTION_CONNECTION_TIMEOUT, kIdleSeconds, MHD_OPTION_END);
   TESSERA_CHECK(server_->daemon, ErrorKind::kIo, "[report.live] port {}: the HTTP server does not start: {}", port,
                 std::strerror(errno));
-  static_cast<void>(socket.release());  // the server closes it
+  static_cast<void>(socket.release());  // the server closes the socket
 }
 
 LivePage::~LivePage() { MHD_stop_daemon(server_->daemon); }

@@ -22,9 +22,10 @@ void MetricRows::put(int64_t step, const std::map<std::string, double>& values) 
   if (rows_.size() > options_.max_rows) thin_out();
 }
 
-// Drops rows until at most half of options_.max_rows are left, so that this happens only once per options_.max_rows / 2
-// steps. A z-score depends on the rows before it. So the scores of all rows are computed and stored first; scores()
-// computes only those of later rows, from the detectors as they are here.
+// Drops rows until at most half of options_.max_rows are left, so that rows are dropped only once per options_.max_rows
+// / 2 steps. A z-score depends on the rows before its row, so the z-scores of all rows are stored in the rows before
+// any row is dropped. Afterwards scores() computes only the z-scores of rows that were added later; it continues from
+// the detectors losses_ and grad_norms_.
 void MetricRows::thin_out() {
   for (auto row = rows_.upper_bound(last_scored_step_); row != rows_.end(); ++row) {
     if (columns_.contains(options_.loss)) row->second.loss_z = losses_.add(value(row->second, options_.loss));
@@ -36,8 +37,9 @@ void MetricRows::thin_out() {
     const double found = value(row, column);
     return std::isfinite(found) ? found : std::numeric_limits<double>::infinity();
   };
-  // The ranges double in length until few enough rows are left. Ranges begin at multiples of steps_per_range_, so a
-  // longer range consists of whole shorter ones, and rows that were kept before remain the extremes.
+  // The length of the ranges, steps_per_range_, is doubled until at most half of max_rows are kept. A range begins at a
+  // multiple of its length, so it consists of whole ranges of the previous length. Its extremes are therefore among the
+  // rows that an earlier call kept.
   for (;; steps_per_range_ *= 2) {
     std::set<int64_t> kept = {rows_.begin()->first, rows_.rbegin()->first};
     for (auto row = rows_.begin(); row != rows_.end();) {

@@ -38,7 +38,8 @@ ordered_json outliers(const std::vector<int64_t>& steps, const std::vector<doubl
 
 ordered_json as_json(const RunHistory& run, const std::string& name, size_t most_points) {
   constexpr size_t kMostValues = 400'000;  // values in all columns together; a browser parses these without delay
-  // Many columns (ranks, parts) leave fewer rows for each.
+  // kMostValues limits rows times columns: with many columns (one per rank, one per part of a step) the page has fewer
+  // rows.
   most_points = std::min(most_points, kMostValues / std::max<size_t>(run.steps.columns.size(), 1));
   ordered_json out = {{"name", name},
                       {"folder", run.folder.string()},
@@ -102,7 +103,7 @@ std::string page_around(std::string_view data) {
                 "[report.page] this program was built without uPlot, which draws the charts. Build it where npm can "
                 "fetch the package (./dev setup).");
   std::string page(parts.html);
-  // The data, which holds text of users, is inserted last, so that a mark in it is not replaced.
+  // The data is inserted last: it holds text of users, and a text such as "/*STYLE*/" in it must not be replaced.
   replace_mark(page, "/*CHART STYLE*/", parts.chart_style);
   replace_mark(page, "/*STYLE*/", parts.style);
   replace_mark(page, "/*CHART SCRIPT*/", parts.chart_script);

@@ -49,7 +49,8 @@ std::optional<fs::path> find_browser() {
   if (const char* given = std::getenv("TESSERA_CHROMIUM"); given && *given) return given;
   const char* path = std::getenv("PATH");
   std::string_view left = path ? path : "";
-  // The order of the names matters more than the order of PATH.
+  // "chromium" in any folder of PATH is preferred to "chromium-browser" in its first folder, and so on for the other
+  // names.
   for (const char* name : {"chromium", "chromium-browser", "google-chrome", "chrome"}) {
     for (std::string_view rest = left; !rest.empty();) {
       const size_t end = std::min(rest.find(':'), rest.size());
@@ -61,8 +62,8 @@ std::optional<fs::path> find_browser() {
   return std::nullopt;
 }
 
-// Runs a program with its output in `log`. Returns its wait status; nothing if it did not end within `limit`, and then
-// its process group is killed, because Chromium starts further processes.
+// Runs a program with its output in `log`. Returns its wait status. If the program does not end within `limit`, kills
+// its process group, because Chromium starts further processes, and returns nullopt.
 std::optional<int> run_command(const std::vector<std::string>& command, const fs::path& log,
                                std::chrono::seconds limit) {
   std::vector<char*> arguments;

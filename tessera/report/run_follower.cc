@@ -74,7 +74,8 @@ RunFollower::RunFollower(fs::path folder, HistoryLimits limits)
       events_{.lines = GrowingLines(folder_ / "events.jsonl")},
       lines_(limits) {}
 
-// Lines of the two files refer to the same steps, so both are read again from the start if one of them was replaced.
+// metrics.jsonl and events.jsonl refer to the same steps, so both files are read again from the start if one of them
+// was replaced or cut.
 RunHistory RunFollower::history() {
   TESSERA_CHECK(fs::is_directory(folder_), ErrorKind::kConfig,
                 "[report] {}: found no folder of this name, wanted the folder of a run (its checkpoint.dir).",
@@ -101,7 +102,7 @@ RunHistory RunFollower::history() {
   run.name = fs::weakly_canonical(folder_).filename().string();
   run.notes = std::move(notes);
   run.recipe = read_recipe(folder_);
-  if (run.state.empty()) {  // the run has written no end
+  if (run.state.empty()) {  // no line says how the run ended
     run.state = holder_is_alive(folder_) ? "running" : "not running: it was killed, or runs on another host";
   }
   return run;

@@ -16,8 +16,9 @@ namespace tessera::report {
 class RunFollower {
  public:
   RunFollower(std::filesystem::path folder, HistoryLimits limits);
-  // The history so far, like read_run() (run_history.h), but with the limits and for files of any size. After an error
-  // the next call continues. Errors as read_run(), without that of the file size.
+  // Returns the history so far, like read_run() (run_history.h), but keeps no more than HistoryLimits allows and reads
+  // files of any size. After an error the next call continues. Errors as read_run(), except kFormat for a file above 1
+  // GiB.
   RunHistory history();
 
  private:

@@ -77,7 +77,8 @@ void keep_last(std::vector<T>& all, size_t max_size) {
 
 bool RunLines::add_line(std::string_view line) {
   try {
-    // The kind of a line is its key other than "step". A new session clears the end of an earlier session.
+    // The kind of a line is its key other than "step". The line of a new session clears `state`, which says how an
+    // earlier session ended.
     const Json row = parse_json_object(line, "[report] line");
     const int64_t step = JsonReader(row, "[report] line").integer("step", -1, 0, INT64_MAX);
     if (step < 0) return false;
@@ -124,7 +125,7 @@ RunHistory RunLines::history() const {
   run.validation = validation_.series();
   run.loss_z = steps_.loss_scores();
   run.grad_norm_z = steps_.grad_norm_scores();
-  // An early stop does not count if the run has later steps: it was resumed with other settings.
+  // A line "early_stop" is ignored if the run has later steps: the run was then resumed with other settings.
   const auto& steps = run.steps.step;
   if (early_stop_ && (steps.empty() || early_stop_->step >= steps.back())) {
     run.state = "ended early: " + early_stop_->text;
