@@ -17,7 +17,7 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 
 void set_log_level(LogLevel level) noexcept;
 LogLevel log_level() noexcept;
-// "debug", "info", "warning", "error", "off"; Error kConfig for anything else.
+// The level of a name: "debug", "info", "warning", "error" or "off". Error kConfig for any other name.
 LogLevel parse_log_level(std::string_view name);
 // Sets the text before each message of this process, e.g. "rank 1: ". Empty by default.
 void set_log_prefix(std::string prefix);

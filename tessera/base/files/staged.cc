@@ -60,7 +60,8 @@ void StagedFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
                   offset + written, std::strerror(errno));
     written += static_cast<size_t>(step);
   }
-  // Starts the write-back of a large piece now, so the disk works while the next piece is made. publish() waits for it.
+  // After a large write, asks the kernel to start writing these bytes to disk, so the disk works while the caller makes
+  // the next bytes. publish() waits for the disk.
   constexpr size_t kLarge = 1 << 20;
   if (written >= kLarge) {
     ::sync_file_range(file_.get(), static_cast<off64_t>(offset), static_cast<off64_t>(written), SYNC_FILE_RANGE_WRITE);

@@ -5,7 +5,8 @@
 
 namespace tessera {
 
-// Absolute; may not exist yet. Empty when neither $XDG_CACHE_HOME nor $HOME is an absolute path.
+// The absolute path of this folder, which may not exist yet. Empty when neither $XDG_CACHE_HOME nor $HOME is an
+// absolute path.
 std::filesystem::path user_cache();
 
 }  // namespace tessera

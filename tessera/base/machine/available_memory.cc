@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// File names of one version of control groups.
+// Names of the files in which control groups of version 1 or version 2 report limit and usage.
 struct GroupFiles {
   const char *limit, *usage;
   const char *file_cache, *mapped, *shared;  // keys of memory.stat
@@ -44,7 +44,7 @@ std::map<std::string, int64_t> numbers_by_key(const fs::path& path) {
   return numbers;
 }
 
-// nullopt for "max" and for a missing file.
+// Reads the number in a file. Returns nullopt for the text "max" (no limit) and for a missing file.
 std::optional<int64_t> number_in(const fs::path& path) {
   int64_t number = 0;
   if (std::ifstream(path) >> number) return number;
@@ -82,8 +82,9 @@ GroupMounts find_group_mounts(const fs::path& root) {
   return mounts;
 }
 
-// Applies the limits of the group in `folder` and of its parents, up to the mount point. A process may use what the
-// tightest of them leaves. Page cache that no process maps can be reclaimed, so it does not count as used.
+// Applies the limits of the group in `folder` and of its parents, up to the mount point. The limit that leaves the
+// fewest bytes decides how much a process may still use. Page cache that no process maps can be reclaimed, so it does
+// not count as used.
 void apply_group_limits(const GroupMount& mount, fs::path folder, const GroupFiles& files, AvailableMemory& memory) {
   while (true) {
     const auto limit = number_in(folder / files.limit);
@@ -100,8 +101,8 @@ void apply_group_limits(const GroupMount& mount, fs::path folder, const GroupFil
   }
 }
 
-// The folder of a group below its mount. The mount point itself for a group outside of the mount, which happens in a
-// container.
+// The folder of the control group `group` in the mounted hierarchy. In a container the group may be outside of the
+// mounted part; the result is then the mount point.
 fs::path group_folder(const GroupMount& mount, const std::string& group) {
   const std::string base = mount.root == "/" ? "" : mount.root;
   const bool inside = group.starts_with(base) && (group.size() == base.size() || group[base.size()] == '/') &&

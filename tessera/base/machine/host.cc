@@ -21,7 +21,7 @@ namespace {
 
 std::string boot_id() { return first_line(read_file("/proc/sys/kernel/random/boot_id", 4096)); }
 
-// The namespace of this process, e.g. "net:[4026531840]".
+// The name of this process's namespace of one kind ("net", "pid", ...), e.g. "net:[4026531840]".
 std::string namespace_of(const char* kind) {
   std::error_code failed;
   const auto target = std::filesystem::read_symlink(std::string("/proc/self/ns/") + kind, failed);
@@ -77,8 +77,8 @@ std::string processor_model() {
   return details.empty() ? name : fmt::format("{} ({})", name, details);
 }
 
-// One hexadecimal digit for 4 cores. sched_getaffinity() fails if the set is smaller than the kernel's, so larger sets
-// are tried.
+// The mask has one hexadecimal digit for 4 cores. sched_getaffinity() fails if the set is smaller than the kernel's, so
+// larger sets are tried one after the other.
 std::string core_mask() {
   for (int cores = 1024; cores <= 1 << 20; cores *= 2) {  // the kernel rejects a set that is too small
     const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(cores), [](cpu_set_t* one) { CPU_FREE(one); });

@@ -14,8 +14,9 @@ namespace tessera {
 
 std::string host_name();  // "" when the host has no name
 
-// One line that is equal for processes that reach each other over loopback: host name, boot id and network namespace.
-// Host names alone repeat between clusters and containers, boot ids between copies of a virtual machine.
+// One line that is equal for processes that reach each other over loopback: host name, boot id and network namespace. A
+// host name alone would not do, because clusters and containers reuse names, and copies of a virtual machine may have
+// the same boot id.
 std::string host_identity();
 // One line that is equal for processes that can share memory and see each other's process ids: boot id, process,
 // network and user namespace, and user. Error kIo when /proc lacks one of them.

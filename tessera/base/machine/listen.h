@@ -23,11 +23,11 @@ struct ListeningSocket {
   bool on_all_interfaces = false;  // true: listens on all interfaces
 };
 
-// Listens on `port`; 0 chooses a free port. kThisHost: on the address to which `host` resolves here. kOtherHosts: the
-// same if that is a non-loopback address of this host; else on all interfaces, because the name may resolve differently
-// on other hosts ("localhost", Debian's 127.0.1.1 for the own name, the forwarded address of a service). The literal
-// addresses 127.0.0.1 and ::1 are always used as given. Errors: kConfig when the name does not exist or is not an
-// address of this host; kComm when the port is in use.
+// Listens on `port`; 0 chooses a free port. kThisHost: on the address to which `host` resolves here. kOtherHosts: on
+// this address, too, if it is a non-loopback address of this host; else on all interfaces, because the name may resolve
+// differently on other hosts ("localhost", Debian's 127.0.1.1 for the own name, the forwarded address of a service).
+// The literal addresses 127.0.0.1 and ::1 are always used as given. Errors: kConfig when the name does not exist or is
+// not an address of this host; kComm when the port is in use.
 ListeningSocket listen_at(const std::string& host, int port, ListenScope scope);
 
 // This host's numeric address on the route to `host`, as the kernel chooses it; nothing is sent. "" without a route, or

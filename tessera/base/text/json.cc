@@ -15,8 +15,9 @@ constexpr size_t kShownBytes = 60;
 
 constexpr int kOverflow = 406;  // nlohmann's id of the error "number overflow"
 
-// Passes nlohmann's parser events to a JsonBuilder. `replaced` has the digits of numbers that the parsed text lacks, by
-// their position among all numbers; these digits are put back.
+// Passes nlohmann's parser events to a JsonBuilder. `replaced` maps the position of a number among all numbers of the
+// text to its original digits, which without_overflowing_numbers() has replaced in the text; the handler passes the
+// original digits on.
 class JsonEventHandler {
  public:
   using Replaced = std::map<size_t, std::string>;
@@ -238,7 +239,8 @@ JsonReader JsonReader::child(std::string_view key, const Json& value) const {
   return {value, *this, ParentLink{.parent = link_, .key = key, .index = 0, .is_index = false}};
 }
 
-// Built only for messages. A reader stores a link to its parent's link instead of the text.
+// The path is built only for messages. A reader does not store it as text, but a ParentLink that points to the link of
+// its parent.
 std::string JsonReader::path() const {
   std::vector<const ParentLink*> links;
   for (const auto* link = link_.get(); link; link = link->parent.get()) links.push_back(link);

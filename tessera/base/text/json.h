@@ -64,7 +64,7 @@ class JsonReader {
   bool is_object() const;
   bool is_array() const;
   [[noreturn]] void fail(std::string_view found, std::string_view expected) const;
-  [[noreturn]] void fail(std::string_view expected) const;  // found: this value
+  [[noreturn]] void fail(std::string_view expected) const;  // the message shows this value as found
 
   // The value itself. Error when the value has another type or is out of range.
   std::string as_string() const;
@@ -78,8 +78,8 @@ class JsonReader {
   // Members of this object. A null counts as absent, as in transformers. `default_value` is the result for an absent
   // member; without `default_value` an absent member is an Error.
   bool has(std::string_view key) const;
-  JsonReader at(std::string_view key) const;  // a null is returned, too
-  // A null is returned, too; nullopt when the key is absent.
+  JsonReader at(std::string_view key) const;  // a null is returned as a value
+  // member() and find(): nullopt when the key is absent. A null is returned as a value.
   std::optional<JsonReader> member(std::string_view key) const;
   std::optional<JsonReader> find(std::string_view key) const;
   std::string string(std::string_view key, std::optional<std::string_view> default_value = std::nullopt) const;
@@ -91,7 +91,7 @@ class JsonReader {
   std::vector<int64_t> integers(std::string_view key, int64_t min_value, int64_t max_value) const;
 
  private:
-  // Shared by all readers of a document.
+  // `where` and the kind of errors, which all readers of a document share.
   struct Origin {
     std::string where;
     ErrorKind kind;
@@ -116,8 +116,8 @@ class JsonReader {
   std::shared_ptr<const ParentLink> link_;  // null: the document itself
 };
 
-// Builds a document from parser events, within limits. parse_json() uses it; so do parsers that store a part of the
-// document elsewhere.
+// Builds a document from parser events, within limits. parse_json() uses it. A parser may also store a part of the
+// document itself and pass only the other events (text/tokenizer/tokenizer_file.cc).
 class JsonBuilder {
  public:
   JsonBuilder(Json& root, std::string where, const JsonLimits& limits);
@@ -128,7 +128,8 @@ class JsonBuilder {
   void key(std::string& key);
   void open(Json container);  // an empty object or array
   void close();
-  // Count a nesting level, or a key, of a part that is stored elsewhere.
+  // enter() and leave() count a nesting level, and count_key() counts a key, of a part that the parser stores itself,
+  // so that the limits also apply to this part.
   void enter();
   void leave() { --depth_; }
   void count_key();

@@ -87,8 +87,8 @@ std::string dump_json(const Json& value) {
   return out;
 }
 
-// Finds numbers outside of strings. An overflowing number is replaced by zeros of the same length ("0.000"), so all
-// byte positions stay, and its digits are stored under its position among all numbers of the text.
+// Finds numbers outside of strings. An overflowing number is replaced by zeros of the same length ("0.000"), so the
+// byte positions in the text do not change. Its digits are stored under its position among all numbers of the text.
 FiniteNumbers without_overflowing_numbers(std::string_view text) {
   FiniteNumbers found{.text = std::string(text), .replaced_digits = {}};
   size_t numbers = 0;

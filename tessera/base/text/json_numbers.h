@@ -18,8 +18,8 @@
 
 namespace tessera {
 
-// The digits of such a number; nullopt for all other values. The view points into the value.
-// Makes such a number from its digits.
+// exact_digits() returns the digits of a number that is stored with its digits (above), as a view into the value;
+// nullopt for all other values. exact_number() makes such a number from its digits.
 std::optional<std::string_view> exact_digits(const Json& value);
 Json exact_number(std::string_view digits);
 // Whether the digits are an integer: no decimal point and no exponent.

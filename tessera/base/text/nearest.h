@@ -14,7 +14,7 @@ namespace tessera {
 // The number of insertions, deletions, substitutions and swaps of neighbours (optimal string alignment) from a to b.
 size_t edit_distance(std::string_view a, std::string_view b);
 
-// The candidate with the smallest distance, the first among equals; empty without candidates.
+// The candidate with the smallest edit_distance(), the first of those with an equal distance; empty without candidates.
 std::string_view nearest(std::string_view word, std::span<const std::string_view> candidates);
 
 }  // namespace tessera

@@ -49,7 +49,7 @@ size_t valid_utf8_prefix(std::string_view text) {
   const auto* end = begin + text.size();
   const auto* p = begin;
   while (p < end) {
-    // Eight ASCII bytes at a time.
+    // Skips eight ASCII bytes at a time.
     while (end - p >= 8) {
       uint64_t word;
       std::memcpy(&word, p, 8);
