@@ -21,14 +21,15 @@ Hyperparameters with_bits(Hyperparameters settings, int64_t bits) {
   return settings;
 }
 
-// The moments of one parameter during an update, between decoding and encoding.
+// The decoded float32 moments of one parameter. They exist only during an update.
 struct Moments {
   tessera::ShardRegion region;
-  at::Tensor average, square;                  // float32, this rank's part
-  at::Tensor largest_average, largest_square;  // per block
+  at::Tensor average, square;                  // float32, this rank's shard
+  at::Tensor largest_average, largest_square;  // one element per block
 };
 
-// The maximum over the ranks that hold other shards of the parameter. COLLECTIVE over the sharded dims.
+// Replaces the block maxima `largest` of this rank by the maxima over all ranks that hold shards of the parameter.
+// COLLECTIVE over each mesh dim that shards the parameter.
 void all_reduce_max(const at::Tensor& parameter, const at::Tensor& largest) {
   if (!is_dtensor(parameter)) return;
   const auto& mesh = device_mesh(parameter);
@@ -59,8 +60,8 @@ class AdamW8bit : public Optimizer {
   }
 
  private:
-  // Works in chunks of parameters with equal placements: few moments are float32 at a time, and one all-reduce per mesh
-  // dim serves a whole chunk.
+  // Updates the parameters in chunks with equal placements. The moments of only one chunk are float32 at a time, and a
+  // chunk costs one all-reduce per sharded mesh dim.
   void apply(const std::vector<ParameterUpdate>& updates, const SettingsGroup& group) override {
     const bool quantized = number_of(group.settings, kBits) == 8;
     for (size_t begin = 0; begin < updates.size();) {
@@ -94,8 +95,9 @@ class AdamW8bit : public Optimizer {
     return *device_mesh(a) == *device_mesh(b) && placements(a) == placements(b);
   }
 
-  // Decodes the moments, updates parameters and moments in float32, and encodes again. A block may be on several ranks,
-  // so its new scale is the maximum over the ranks; all ranks then encode with the same scale.
+  // Decodes the moments, updates parameters and moments in float32, and encodes the moments again. Several ranks may
+  // hold elements of one block, so the block's new scale is the maximum over the ranks, and all ranks encode with the
+  // same scale.
   void update_quantized(const std::vector<ParameterUpdate>& chunk, const SettingsGroup& group) const {
     int64_t blocks = 0;
     for (const auto& update : chunk) blocks += update.entry->parameter.numel() / kMomentBlock;
@@ -132,13 +134,15 @@ class AdamW8bit : public Optimizer {
     }
   }
 
-  // Updates the parameter and returns the new moments, in float32 and with torchao's order of roundings.
+  // Updates the parameter and returns the new moments, float32. The operations are in torchao's order, so that they
+  // round as torchao's do.
   static std::pair<at::Tensor, at::Tensor> apply_adamw_step(const ParameterUpdate& update, const at::Tensor& average,
                                                             const at::Tensor& square, const SettingsGroup& group) {
     const auto [beta1, beta2] = detail::pair_of(group.settings, "betas");
     const at::Tensor lr = at::scalar_tensor(group.lr, at::kFloat), gradient = update.gradient.to(at::kFloat);
     at::Tensor value = update.value.to(at::kFloat);
-    // With bias corrections c: value (1 - lr decay) - lr (average / c1) / (sqrt(square) / sqrt(c2) + eps).
+    // The new value, with bias corrections c1 and c2: value (1 - lr weight_decay) - lr (average / c1) / (sqrt(square) /
+    // sqrt(c2) + eps).
     value = value - lr * number_of(group.settings, "weight_decay") * value;
     const at::Tensor correction1 = 1 - at::pow(at::Scalar(beta1), update.entry->step);
     const at::Tensor correction2 = 1 - at::pow(at::Scalar(beta2), update.entry->step);

@@ -19,9 +19,9 @@ class Tensor;
 namespace tessera::optim {
 
 // Returns a float32 scalar on `device`, the same on all ranks: 1 if one of `numbers` is not finite on some rank, else
-// 0. numbers: floating-point scalars, equally many on each rank. The host does not wait for numbers on the device.
-// COLLECTIVE over the group, which must support the device's tensors (comm::Group::supports_device). PyTorch's
-// GradScaler does the same from the gradients.
+// 0. numbers: floating-point scalars, the same number of scalars on each rank. The host does not wait for numbers on
+// the device. COLLECTIVE over the group, which must support the device's tensors (comm::Group::supports_device).
+// PyTorch's GradScaler computes its found_inf from the gradients instead.
 at::Tensor found_inf(comm::Group& group, const std::vector<at::Tensor>& numbers, c10::Device device);
 
 }  // namespace tessera::optim

@@ -33,7 +33,8 @@ void sum_over_group(comm::Group& group, const PowerSum& power, double& value) {
   for (int rank = 1; rank < group.size(); ++rank) value = power.add(value, values[rank]);
 }
 
-// Sums of squares on one accelerator, without a wait of the host. An undefined tensor is the sum over nothing.
+// Computes sums of squares on one accelerator; the host does not wait for them. An undefined tensor means a sum over no
+// elements.
 struct SquaresOnDevice {
   c10::Device device;
 
@@ -61,8 +62,8 @@ void sum_over_group(comm::Group& group, const SquaresOnDevice& squares, at::Tens
   value = all.sum();
 }
 
-// The part of the gradients that this rank counts, sorted by where it must be summed: over no mesh (plain), or over
-// the dims of a mesh. Counted is a list of gradients, or a sum computed from them.
+// The gradients that this rank adds to the norm, sorted by the mesh over whose dims their sums must be reduced; `plain`
+// is for plain tensors. Counted is a list of gradients, or a sum computed from such a list.
 template <class Counted>
 struct SumsByMesh {
   struct OnMesh {
@@ -71,7 +72,7 @@ struct SumsByMesh {
     Counted counted{};
   };
   Counted plain{};
-  Counted plain_experts{};          // experts of this rank only
+  Counted plain_experts{};          // of experts that only this rank holds
   std::vector<OnMesh> on_meshes{};  // each mesh once (twice with experts), in parameter order
 
   Counted& on(const MeshPtr& mesh, bool local_experts) {
@@ -86,7 +87,8 @@ struct SumsByMesh {
 
 using Gradients = SumsByMesh<std::vector<at::Tensor>>;
 
-// Replicas count on the rank with coordinate 0 in all replicated dims.
+// Returns whether this rank adds a gradient with these placements to the norm. Of several replicas, only the rank with
+// coordinate 0 in all replicated mesh dims adds it.
 bool counts_on_this_rank(const DeviceMesh& mesh, const Placements& placements) {
   for (size_t dim = 0; dim < placements.size(); ++dim) {
     if (placements[dim].is_replicate() && mesh.local_rank(static_cast<int64_t>(dim)) != 0) return false;
@@ -94,8 +96,9 @@ bool counts_on_this_rank(const DeviceMesh& mesh, const Placements& placements) {
   return true;
 }
 
-// Sorts the gradients by place and reduces Partial ones. A mesh is entered even if its gradient is missing, so that
-// all ranks have the same meshes in the same order. COLLECTIVE over the meshes of Partial gradients.
+// Sorts the gradients by mesh and all-reduces Partial ones. The mesh of a parameter is listed even if the parameter has
+// no gradient, so that all ranks list the same meshes in the same order. COLLECTIVE over the meshes of Partial
+// gradients.
 Gradients group_by_mesh(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& local_experts = {}) {
   std::unordered_set<const c10::TensorImpl*> experts;
   for (const auto& parameter : local_experts) experts.insert(parameter.unsafeGetTensorImpl());
@@ -111,7 +114,7 @@ Gradients group_by_mesh(const std::vector<at::Tensor>& parameters, const std::ve
     const MeshPtr mesh = device_mesh(gradient_or_parameter);
     auto& parts = found.on(mesh, expert);
     if (!gradient.defined()) continue;
-    // A norm needs complete elements: Partial gradients are all-reduced first.
+    // A norm is not linear, so Partial gradients are all-reduced before it is computed.
     const Placements complete = tessera::partial_to_replicated(placements(gradient));
     gradient = redistribute(gradient, complete);
     if (mesh->coordinate() && counts_on_this_rank(*mesh, complete)) parts.push_back(to_local(gradient));
@@ -119,16 +122,17 @@ Gradients group_by_mesh(const std::vector<at::Tensor>& parameters, const std::ve
   return found;
 }
 
-// The ranks over which sums are added up, apart from each DTensor's own mesh. dp_cp, tp: for gradients that are plain
-// tensors, without those of local experts; null: these gradients are equal on all ranks. ep: the expert-parallel mesh,
-// for the gradients of local experts, which only one of its ranks holds; null: there are none.
+// The groups over which sums are reduced, besides the own mesh of each DTensor. dp_cp and tp: for plain gradients,
+// except those of local experts; null: plain gradients are equal on all ranks. ep: the expert-parallel mesh, for the
+// gradients of local experts, each of which only one rank of this mesh holds; null: there are no local experts.
 struct ShardGroups {
   comm::Group* dp_cp = nullptr;
   comm::Group* tp = nullptr;
   const DeviceMesh* ep = nullptr;
 };
 
-// The sums of the gradients on this rank: numbers on the host (PowerSum) or on the device (SquaresOnDevice).
+// Returns the sums over this rank's gradients: numbers on the host for PowerSum, tensors on the device for
+// SquaresOnDevice.
 template <class Power>
 auto local_sums(const Gradients& gradients, const Power& power) {
   SumsByMesh<decltype(power.of(gradients.plain))> sums{power.of(gradients.plain), power.of(gradients.plain_experts)};
@@ -138,8 +142,9 @@ auto local_sums(const Gradients& gradients, const Power& power) {
   return sums;
 }
 
-// The sum of |x|^p, or the largest |x|, over all ranks: plain sums over the groups, each mesh's sums over its dims, and
-// experts finally over the expert-parallel ranks. All ranks run the collectives in this order.
+// Returns the sum of |x|^p, or the largest |x|, over all ranks. The sum of plain gradients is reduced over dp_cp and
+// tp, then the sum of each mesh over its dims, and finally the sum of local experts over ep. All ranks run the
+// collectives in this order.
 template <class Number, class Power>
 Number sum_over_ranks(SumsByMesh<Number> sums, const ShardGroups& groups, const Power& power) {
   Number total = std::move(sums.plain), experts = std::move(sums.plain_experts);
@@ -161,8 +166,8 @@ auto sum_of_all(const Gradients& gradients, const ShardGroups& groups, const Pow
   return sum_over_ranks(local_sums(gradients, power), groups, power);
 }
 
-// The accelerator of all gradients. It is derived from the parameters, whether they have gradients or not, so that all
-// ranks decide the same. nullopt: several devices, the CPU, or 64-bit parameters.
+// Returns the accelerator that holds all trainable parameters; nullopt where one is on the CPU, on another device or
+// has 64 bits per element. Parameters without a gradient count, too, so that all ranks decide the same.
 std::optional<c10::Device> accelerator_of(const std::vector<at::Tensor>& parameters) {
   std::optional<c10::Device> found;
   for (const auto& parameter : parameters) {
@@ -188,13 +193,13 @@ void check_sum_dtype(at::ScalarType dtype) {
 double norm_of(const std::vector<at::Tensor>& parameters, const ShardGroups& groups, double norm_type,
                const std::vector<at::Tensor>& local_experts = {}) {
   c10::NoGradGuard no_grad;
-  // The gradients are sorted and reduced once; norm_of_sums() may sum them up to three times.
+  // group_by_mesh() all-reduces Partial gradients once; norm_of_sums() may sum the gradients up to three times.
   const Gradients gradients = group_by_mesh(parameters, local_experts);
   return norm_of_sums(norm_type, [&](const PowerSum& power) { return sum_of_all(gradients, groups, power); });
 }
 
-// Returns whether the ranks of `group` that are in the mesh are exactly those along some of its dims. whole: set to
-// whether all ranks of the group are in the mesh.
+// Returns whether the ranks of `group` that are in the mesh are exactly the ranks along some dims of the mesh; true if
+// there are none. Sets `whole` to whether all ranks of the group are in the mesh.
 bool spans_mesh_dims(const comm::Group& group, const DeviceMesh& mesh, bool& whole) {
   const auto shared = std::ranges::count_if(
       group.ranks(), [&](int rank) { return std::ranges::find(mesh.ranks(), rank) != mesh.ranks().end(); });
@@ -204,7 +209,8 @@ bool spans_mesh_dims(const comm::Group& group, const DeviceMesh& mesh, bool& who
   return shared == 0 || along == shared;
 }
 
-// Checks that the group consists of dims of some mesh and does not cross the dims of any mesh.
+// Raises kShape if the group's ranks cross the dims of one of `meshes`, or if no mesh contains all of them. A group of
+// one rank always passes, and every group passes without meshes.
 void check_group(const comm::Group& group, const std::vector<MeshPtr>& meshes, const char* name) {
   bool found = group.size() == 1;
   std::string seen;
@@ -319,7 +325,8 @@ void GradNormAccumulator::add(const std::vector<at::Tensor>& parameters) {
 at::Tensor GradNormAccumulator::norm() {
   c10::NoGradGuard no_grad;
   const Gradients remaining_gradients = group_by_mesh(impl_->parameters);  // includes all meshes, in parameter order
-  // Adds the sums of earlier add() calls to those of the gradients that exist now, then reduces everything at once.
+  // Adds the sums of earlier add() calls to the sums of the gradients that exist now, then reduces each sum over the
+  // ranks once.
   const auto sum_with = [&](auto& added, const auto& squares) {
     auto sums = local_sums(remaining_gradients, squares);
     add_sums(sums, std::exchange(added, {}), squares);
@@ -357,7 +364,8 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
   }
   double total = norm_of(parameters, groups, options.norm_type,
                          groups.ep != nullptr ? options.ep_parameters : std::vector<at::Tensor>{});
-  // The stages' norms are combined as the norm of norms, again relative to the largest one where powers overflow.
+  // The norm over all pipeline stages is the norm of the stages' norms. norm_of_sums() computes it relative to the
+  // largest of these where their powers overflow.
   if (options.pp_mesh) {
     const auto& mesh = *options.pp_mesh;
     TESSERA_CHECK(mesh.ndim() == 1, ErrorKind::kShape, "[optim.clip_grad_norm] pp_mesh: found {}, wanted one dim",
@@ -373,7 +381,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
                 "[optim.clip_grad_norm] found a gradient norm of order {} of {}, wanted a finite norm for clipping",
                 options.norm_type, total);
   const double factor = max_norm / (total + 1e-6);
-  // Written so that a NaN factor scales, too: NaN then reaches all gradients.
+  // The condition is not `factor < 1`, which is false for NaN: a NaN factor must make all gradients NaN.
   if (!(factor >= 1)) scale_gradients(parameters, factor);
   return total;
 }
@@ -383,7 +391,7 @@ double clip_grad_norm(std::optional<double> max_grad_norm, const std::vector<nn:
   if (!max_grad_norm) return 0;
   TESSERA_CHECK(!options.pp_enabled || !options.pp_axis_name.empty(), ErrorKind::kConfig,
                 "[optim.clip_grad_norm] pp_axis_name must be provided when pp_enabled is true");
-  // Experts are also summed over the expert-parallel ranks if there are several.
+  // The sums of local experts are also reduced over the expert-parallel ranks if there are several.
   const auto& moe = options.moe_mesh;
   const bool over_experts = moe && moe->has_dim(options.ep_axis_name) && moe->coordinate() &&
                             moe->size(moe->dim_of(options.ep_axis_name)) > 1;

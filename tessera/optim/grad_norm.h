@@ -13,8 +13,8 @@
 // Where powers of finite gradients overflow or underflow float64, they are computed again relative to the largest
 // gradient.
 //
-// Every mesh of a parameter takes part in the collectives, even if the parameter has no gradient, so that ranks without
-// some gradient do not hang the others. A Partial gradient must exist on all ranks of its mesh.
+// The collectives run over the mesh of every parameter, even if the parameter has no gradient on this rank: ranks that
+// have the gradient would otherwise wait forever. A Partial gradient must exist on all ranks of its mesh.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -37,24 +37,26 @@ class Module;
 namespace tessera::optim {
 
 // norm_type: any positive number, or infinity. Returns 0 when no parameter has a gradient; NaN and infinity propagate.
-// Plain gradients count as equal on every rank. COLLECTIVE over every mesh of a parameter, in the order of the
-// parameters. Error kConfig for another norm_type.
+// Plain gradients are assumed equal on all ranks and count once. COLLECTIVE over the mesh of every parameter, in the
+// order of the parameters. Error kConfig for another norm_type.
 double get_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);
 
-// The norm where plain gradients are this rank's shards: they are summed over dp_cp_group, then over tp_group. DTensors
-// are reduced over their own mesh as above. dtype is the minimum dtype of the sums, float32 or float64; the sums are
-// float64 in both cases. COLLECTIVE over both groups, then over the meshes. Errors, the same on all ranks: kConfig for
-// norm_type and dtype; kShape for a group that is neither a dim of the DTensors' meshes nor several dims flattened.
+// Returns the norm where plain gradients are this rank's shards: their sums are reduced over dp_cp_group, then over
+// tp_group. The sums of DTensors are reduced over their own meshes. dtype is the least precise dtype that the sums may
+// have, float32 or float64; the sums are float64 in both cases. COLLECTIVE over both groups, then over the meshes.
+// Errors, the same on all ranks: kConfig for norm_type and dtype; kShape for a group that is neither one dim nor
+// several flattened dims of the DTensors' meshes.
 double get_grad_norm(const std::vector<at::Tensor>& parameters, comm::Group& dp_cp_group, comm::Group& tp_group,
                      double norm_type = 2.0, at::ScalarType dtype = at::kFloat);
 
-// The norm of order 2 without a wait of the host: a float64 scalar on the accelerator that holds all gradients, if they
-// have 32 bits or fewer (whose squares fit in float64); else a scalar on the CPU. COLLECTIVE as get_grad_norm.
+// Returns the norm of order 2 as a float64 scalar tensor. If one accelerator holds all trainable parameters, in dtypes
+// of at most 32 bits (whose squares fit in float64), the scalar is on this accelerator and the host does not wait for
+// it; otherwise it is on the CPU. COLLECTIVE as get_grad_norm(parameters).
 at::Tensor grad_norm_tensor(const std::vector<at::Tensor>& parameters);
 
-// The norm of grad_norm_tensor for gradients that do not all exist at the same time: add() counts gradients, which may
-// be freed afterwards. Squares are summed in float64 and not computed again, so 64-bit gradients beyond 1e154 give
-// infinity.
+// Computes grad_norm_tensor() where not all gradients exist at the same time: add() adds gradients to the sum, and the
+// caller may free them afterwards. Squares are summed in float64 without the second computation that get_grad_norm()
+// does after an overflow, so 64-bit gradients beyond 1e154 give infinity.
 //
 //   GradNormAccumulator norm(model->parameters());
 //   norm.add(parameters_of_a_layer);           // local, for each layer
@@ -67,8 +69,8 @@ class GradNormAccumulator {
   GradNormAccumulator& operator=(const GradNormAccumulator&) = delete;
   // Adds the gradients of these parameters. Error kShape for a gradient whose placements differ from its parameter's.
   void add(const std::vector<at::Tensor>& parameters);
-  // The norm of the gradients added since the last call and of the gradients that the parameters have now. COLLECTIVE
-  // as get_grad_norm.
+  // Returns the norm of the gradients added since the last norm() and of the gradients that the parameters have now.
+  // COLLECTIVE as get_grad_norm(parameters).
   at::Tensor norm();
 
  private:
@@ -77,12 +79,12 @@ class GradNormAccumulator {
 };
 
 // Multiplies gradients by max_grad_norm / (total_norm + 1e-6) if that is below 1, each in its own dtype (bfloat16 and
-// float16 too; the factor is float32 or wider). A NaN total leaves the gradients unchanged; an infinite total makes
-// finite gradients 0 and infinite ones NaN. dtype: as above. No communication: total_norm must be the same on all
-// ranks.
+// float16 too; the factor is float32 or wider). A NaN total_norm leaves the gradients unchanged; an infinite one makes
+// finite gradients 0 and infinite ones NaN. dtype must be float32 or float64 and does not change the result. No
+// communication: total_norm must be the same on all ranks.
 void clip_grad_by_total_norm_(const std::vector<at::Tensor>& parameters, double max_grad_norm, double total_norm,
                               at::ScalarType dtype = at::kFloat);
-// Clips by a norm of grad_norm_tensor, on its device. A NaN total makes all gradients NaN.
+// Clips by the result of grad_norm_tensor() without a wait of the host. A NaN norm makes all gradients NaN.
 void clip_grad_by_total_norm_(const std::vector<at::Tensor>& parameters, double max_grad_norm,
                               const at::Tensor& total_norm);
 
@@ -90,14 +92,15 @@ struct ClipGradNormOptions {
   double norm_type = 2.0;
   bool error_if_nonfinite = false;  // Error kInternal, before any gradient is scaled
   MeshPtr pp_mesh = {};             // a mesh of one dim, the pipeline stages, whose norms are combined; null: one stage
-  // A mesh of one dim whose ranks each have their own experts: gradients of ep_parameters are also summed over it,
-  // after their own meshes. Null: no such experts. Either all its ranks have ep_parameters, or none has.
+  // ep_mesh has one dim, the expert-parallel ranks. ep_parameters are experts that only this rank of ep_mesh holds; the
+  // sums of their gradients are reduced over their own meshes, then over ep_mesh. Null: there are no such experts.
+  // Either all ranks of ep_mesh have ep_parameters, or none has.
   MeshPtr ep_mesh = {};
   std::vector<at::Tensor> ep_parameters = {};
 };
 // Computes get_grad_norm, then multiplies every gradient by min(1, max_norm / (norm + 1e-6)), as torch's
 // clip_grads_with_norm_: a NaN norm makes all gradients NaN; an infinite norm makes finite gradients 0 and infinite
-// ones NaN. Returns the norm before clipping. COLLECTIVE as get_grad_norm, then over ep_mesh and pp_mesh.
+// ones NaN. Returns the norm before clipping. COLLECTIVE as get_grad_norm(parameters), then over ep_mesh and pp_mesh.
 double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm,
                       const ClipGradNormOptions& options = {});
 
@@ -109,10 +112,11 @@ struct ModelClipOptions {
   MeshPtr moe_mesh = {};  // its dim ep_axis_name holds the ranks with their own experts; null: no such experts
   std::string ep_axis_name = "";
 };
-// clip_grad_norm over all parameters of all parts that require gradients, in order, each once. With nullopt returns 0
-// without computation or communication. Experts are summed over moe_mesh's dim ep_axis_name: parameters marked by
-// nn::GradientMarks::ep_local_experts or named as experts (is_te_expert_parameter), except DTensors whose own mesh has
-// that dim. Error kConfig for pp_enabled without pp_axis_name. COLLECTIVE as above.
+// Calls clip_grad_norm for all trainable parameters of all parts, each once. If max_grad_norm is nullopt, returns 0
+// without computation or communication. The sums of experts are also reduced over moe_mesh's dim ep_axis_name. Experts
+// are parameters marked by nn::GradientMarks::ep_local_experts or named as experts (is_te_expert_parameter), except
+// DTensors whose own mesh has the dim ep_axis_name. Error kConfig for pp_enabled without pp_axis_name. COLLECTIVE over
+// the meshes of the parameters, then over the dims ep_axis_name and pp_axis_name.
 double clip_grad_norm(std::optional<double> max_grad_norm, const std::vector<nn::Module*>& model_parts,
                       const ModelClipOptions& options = {});
 

@@ -53,7 +53,8 @@ std::vector<double> coefficients_of(const Hyperparameters& settings) {
   return *numbers;
 }
 
-// The factor of lr for a matrix of this shape. None means "original", as in torch.optim.Muon.
+// Returns the factor by which lr is multiplied for a matrix of this shape. An adjust_lr_fn of None means "original", as
+// in torch.optim.Muon.
 double lr_ratio(const Hyperparameters& settings, c10::IntArrayRef shape, const char* verb) {
   const auto* value = detail::find_hyperparameter(settings, "adjust_lr_fn");
   const bool none = !value || std::holds_alternative<std::monostate>(*value);
@@ -76,8 +77,8 @@ class Muon : public Optimizer {
   }
 
  private:
-  // The directions of all matrices are computed first; then orthogonalize_all() assigns the matrices to the ranks of
-  // their mesh and returns this rank's part of each result.
+  // Computes the update directions of all matrices first. orthogonalize_all() then distributes the matrices over the
+  // ranks of their mesh and gives this rank its shard of each orthogonalized direction.
   void apply(const std::vector<ParameterUpdate>& updates, const SettingsGroup& group) override {
     if (!flag_of(group.settings, kUseMuon)) return detail::apply_adamw(updates, group.lr, group.settings);
     const double weight_decay = number_of(group.settings, "weight_decay");
@@ -94,13 +95,12 @@ class Muon : public Optimizer {
                                              .eps = number_of(group.settings, "eps")};
     detail::orthogonalize_all(matrices, newton_schulz, [&](size_t i, const at::Tensor& part) {
       const auto& [entry, value, gradient] = updates[i];
-      // Decoupled weight decay, then the step along the orthogonalized direction.
       value.mul_(1 - group.lr * weight_decay);
       value.add_(part, -group.lr * lr_ratio(group.settings, entry->parameter.sizes(), "muon"));
     });
   }
 
-  // Adds the gradients to the momentum buffers and returns the update directions: bfloat16, local parts.
+  // Updates the momentum buffers with the gradients. Returns this rank's shards of the update directions, bfloat16.
   static std::vector<at::Tensor> directions_of(const std::vector<ParameterUpdate>& updates,
                                                const SettingsGroup& group) {
     const double momentum = number_of(group.settings, "momentum");

@@ -71,7 +71,7 @@ Optimizer::Optimizer(nn::Module& module, double lr, const std::vector<Hyperparam
     entry.slot = named.slot;
     entry.parameter = parameter;
     entry.local = local_tensor_of(parameter).detach();
-    // On the parameter's device, where fused updates read it.
+    // The step count is on the parameter's device, because fused kernels read it there.
     entry.step = at::zeros({}, entry.local.options().dtype(at::kFloat));
     position_[entry.name] = entries_.size();
     entries_.push_back(std::move(entry));
@@ -82,8 +82,8 @@ Optimizer::Optimizer(nn::Module& module, double lr, const std::vector<Hyperparam
 
 namespace {
 
-// Replaces the settings of a kind by the group's own ones. Settings that this kind does not have belong to another
-// kind.
+// Replaces the default settings of a kind (UpdateKinds) by the group's own settings. Settings that the kind does not
+// have are ignored: they are for parameters of another kind.
 Hyperparameters with_own_settings(Hyperparameters settings, const ParameterGroup& group) {
   for (const auto& [name, value] : group.settings) {
     if (detail::find_hyperparameter(settings, name)) detail::set_hyperparameter(settings, name, value);
@@ -93,8 +93,8 @@ Hyperparameters with_own_settings(Hyperparameters settings, const ParameterGroup
 
 }  // namespace
 
-// A group of the options whose parameters are of two kinds becomes two groups, because the settings of kinds differ.
-// The groups of the options come first, in their order.
+// A group of the options whose parameters are of two kinds (UpdateKinds) becomes two groups, because each kind has
+// other settings. The groups of the options come before the groups of the remaining parameters.
 void Optimizer::make_groups(const std::vector<Hyperparameters>& kinds, const std::vector<size_t>& kind_of_entry,
                             const std::vector<ParameterGroup>& groups) {
   const auto add = [&](Hyperparameters settings, double lr_factor, double decay) {
@@ -127,7 +127,7 @@ void Optimizer::make_groups(const std::vector<Hyperparameters>& kinds, const std
       groups_[by_kind[kind]].entries.push_back(entry);
     }
   }
-  // The remaining parameters, in groups of equal kind and default weight decay.
+  // The remaining parameters form one group for each kind and default weight decay.
   std::map<std::pair<size_t, double>, size_t> by_decay;
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (grouped[i]) continue;
@@ -195,8 +195,8 @@ void Optimizer::refresh_master(ParameterEntry& entry) {
   master.copy_(at::where(elsewhere, entry.local.to(c10::kFloat), master));
 }
 
-// `steps` caches the scalar tensor `step`, so that the host does not wait for a device; a version change invalidates
-// it.
+// ParameterEntry::steps caches the value of the tensor ParameterEntry::step, so that the host does not wait for a
+// device. The cache is valid while the tensor's version counter is steps_version.
 int64_t Optimizer::steps_of(ParameterEntry& entry) {
   if (entry.step.is_inference() || version_of(entry.step) != entry.steps_version) {
     entry.steps = entry.step.item().toLong();
@@ -205,7 +205,8 @@ int64_t Optimizer::steps_of(ParameterEntry& entry) {
   return entry.steps;
 }
 
-// With found_inf the counts grow by 1 - found_inf on the device, and the cached counts become stale.
+// Adds 1 to the step counts. With found_inf it adds 1 - found_inf on the device instead, and the counts cached on the
+// host become invalid.
 void Optimizer::count_step(const std::vector<ParameterEntry*>& entries) const {
   std::vector<at::Tensor> counts;
   std::vector<ParameterEntry*> known;
@@ -221,10 +222,10 @@ void Optimizer::count_step(const std::vector<ParameterEntry*>& entries) const {
   }
 }
 
-// Updates entries of one dtype, device and group through float32. It works in chunks, because the float32 gradients
-// (and without masters the float32 values) are temporary.
+// Updates entries of one dtype, device and group in float32. It updates them in chunks to limit the memory of temporary
+// tensors: float32 copies of the gradients and, without master weights, of the values.
 void Optimizer::update_in_float32(const std::vector<ParameterEntry*>& entries) {
-  // Ranks that communicate in apply() must form equal chunks, so these count global elements.
+  // If apply() communicates, all ranks must form the same chunks, so global elements are counted instead of local ones.
   const auto elements_of = [&](const ParameterEntry* entry) {
     return communicates() ? entry->parameter.numel() : entry->local.numel();
   };
@@ -261,7 +262,8 @@ void Optimizer::step(const at::Tensor& found_inf) {
   const auto reset = c10::make_scope_exit([this] { found_inf_.reset(); });
   std::vector<ParameterEntry*> ready;
   for (auto& entry : entries_) {
-    // A parameter that was replaced has no connection to this state any more.
+    // entry.parameter is the tensor for which the state was made. If the module has another tensor now, the state does
+    // not apply to it.
     const at::Tensor& parameter = entry.slot->parameter;
     if (!parameter.grad().defined() || !parameter.requires_grad()) continue;
     TESSERA_CHECK(parameter.is_same(entry.parameter), ErrorKind::kShape,
@@ -280,7 +282,8 @@ void Optimizer::step_early(const std::vector<at::Tensor>& parameters) {
       !communicates(), ErrorKind::kConfig,
       "[optim.step_early] found an optimizer whose updates communicate, wanted one whose ranks can update alone. Use "
       "AdamW or SGD, or call step() only.");
-  // update() marks the entries; the next step() then rejects further gradients of them and clears the marks.
+  // update() sets ParameterEntry::updated. If such a parameter has another gradient at the next step(), step() raises
+  // an error; otherwise step() clears the mark.
   std::unordered_set<const c10::TensorImpl*> asked;
   for (const auto& parameter : parameters) asked.insert(parameter.unsafeGetTensorImpl());
   std::vector<ParameterEntry*> ready;
@@ -311,7 +314,7 @@ void Optimizer::update(const std::vector<ParameterEntry*>& entries) {
                   entry.name, is_dtensor(gradient) ? to_string(placements(gradient)) : "a plain tensor",
                   is_dtensor(parameter) ? to_string(placements(parameter)) : "a plain tensor");
     make_state(entry);  // for a parameter that was frozen when the others got their state
-    // Entries of one dtype, device and group are updated by one call of a fused or foreach kernel.
+    // One fused or foreach call updates all entries of one dtype, device and group.
     const bool narrow = entry.state.contains(kMaster) || (precision_.stochastic_rounding && is_narrow(entry.local));
     auto& among = narrow ? narrow_batches : batches;
     const Key key{entry.local.scalar_type(), entry.local.device(), entry.group};
@@ -319,8 +322,9 @@ void Optimizer::update(const std::vector<ParameterEntry*>& entries) {
     if (batch == among.end()) batch = among.insert(among.end(), {key, {}});
     batch->second.push_back(&entry);
   }
-  // Parameters may share a version counter (views of one flat parameter): an update of one counts as a write to all. So
-  // all masters are compared before any update, and all versions are recorded after the last one.
+  // Parameters may share a version counter (views of one flat parameter): an update of one parameter then looks like a
+  // write to all of them. So refresh_master() runs for all entries before the first update, and rounded_version is set
+  // for all entries after the last one.
   const auto for_each_master = [&](const auto& visit) {
     for (const auto& [key, batch] : narrow_batches) {
       for (auto* entry : batch) {
@@ -336,7 +340,7 @@ void Optimizer::update(const std::vector<ParameterEntry*>& entries) {
     std::vector<ParameterUpdate> updates;
     for (auto* entry : batch) updates.push_back({entry, entry->local, local_tensor_of(entry->parameter.grad())});
     apply(updates, groups_[std::get<2>(key)]);
-    // Fused kernels do not bump the version counter, but holders of parameter copies rely on it.
+    // Fused kernels do not increment the version counter, but code that caches copies of parameters compares it.
     for (const auto* entry : batch) {
       if (!entry->local.is_inference()) entry->local.unsafeGetTensorImpl()->bump_version();
     }
@@ -368,8 +372,8 @@ bool Optimizer::has_master(const std::string& parameter) const {
   return entry.state.empty() ? precision_.master_weights && is_narrow(entry.local) : entry.state.contains(kMaster);
 }
 
-// Local states become DTensors with the parameter's placements, without a copy: a checkpoint loads by writing into
-// them.
+// Returns the local states as DTensors with the parameter's placements. They share the storage of the states, because
+// loading a checkpoint writes into them.
 std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter) const {
   c10::NoGradGuard no_grad;
   const auto& entry = entry_of(parameter, "state");

@@ -9,7 +9,7 @@
 //
 // A parameter without a gradient keeps its values and state. Weight decay does not apply to norms, biases and other
 // parameters whose slot says so (ParameterSlot::decay) or that have fewer than two dims, unless groups set it. An
-// optimizer refers to the module, which must outlive it, and belongs to the same rank. Make the optimizer after
+// optimizer refers to the module, which must outlive it and belong to the same rank. Make the optimizer after
 // fully_shard and to_empty.
 //
 // 16-bit parameters have about three decimal digits, so most updates are smaller than their last digit. By default
@@ -42,7 +42,7 @@ namespace tessera::optim {
 using Hyperparameter = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<double>>;
 using Hyperparameters = std::vector<std::pair<std::string, Hyperparameter>>;
 
-// Parameters with the same settings. Factors are relative to the optimizer's settings.
+// Options of a parameter group. Its lr is lr_factor times the optimizer's lr.
 struct ParameterGroup {
   std::vector<std::string> names;  // FQNs as in Module::named_parameters
   double lr_factor = 1;
@@ -56,7 +56,7 @@ struct AdamWOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.01;
-  std::vector<ParameterGroup> groups = {};  // parameters in no group follow the default rule above
+  std::vector<ParameterGroup> groups = {};  // other parameters: weight_decay, or 0 without ParameterSlot::decay
   bool master_weights = true;               // false: 16-bit parameters have 16-bit state and updates
   bool stochastic_rounding = false;         // bfloat16 only, with master_weights = false: state and updates in float32
   uint64_t seed = 0;                        // of the stochastic rounding
@@ -74,8 +74,8 @@ struct MuonOptions {
   std::vector<double> ns_coefficients = {3.4445, -4.7750, 2.0315};
   double eps = 1e-7;
   int64_t ns_steps = 5;
-  // "original": lr * sqrt(max(1, rows / columns)). "match_rms_adamw": lr * 0.2 sqrt(max(rows, columns)), so that lr and
-  // weight decay of AdamW are good values for matrices, too.
+  // The adjusted lr of a matrix. "original": lr * sqrt(max(1, rows / columns)). "match_rms_adamw": lr * 0.2
+  // sqrt(max(rows, columns)), with which AdamW's values of lr and weight decay also suit Muon.
   std::string adjust_lr_fn = "original";
   AdamWOptions adamw = {};  // betas and eps of the other parameters; its lr, decay, groups and precision are unused
   std::vector<ParameterGroup> groups = {};
@@ -113,21 +113,21 @@ class Optimizer {
   // parameter's.
   //
   // found_inf (made by found_inf.h): a float32 scalar on the parameters' device. Where it is 1, parameters and states
-  // stay unchanged, except for updates by step_early(). The host does not wait for its value, so steps() counts the
-  // step in any case. Error kConfig for an optimizer without takes_found_inf().
+  // stay unchanged, except for updates that step_early() has made. The host does not wait for its value, so steps()
+  // counts the step in any case. Error kConfig for an optimizer without takes_found_inf().
   void step(const at::Tensor& found_inf = {});
   // True for AdamW without stochastic rounding, whose kernel reads found_inf on the device.
   bool takes_found_inf() const { return kernel_takes_found_inf() && !precision_.stochastic_rounding; }
   // Updates those of `parameters` that have a gradient, before the step() that ends the current step. The result is
-  // bitwise that of a single step(). It allows gradients to be freed before all gradients exist. Errors as step();
-  // kConfig for optimizers that communicate (Muon, 8-bit AdamW); kInternal for a parameter that was already updated in
-  // this step.
+  // bitwise that of a single step(). The caller may then free these gradients before the other gradients exist. Errors
+  // as step(); kConfig for optimizers that communicate (Muon, 8-bit AdamW); kInternal for a parameter that was already
+  // updated in this step.
   void step_early(const std::vector<at::Tensor>& parameters);
   void zero_grad();        // sets all gradients to undefined
-  void set_lr(double lr);  // groups keep their factors
+  void set_lr(double lr);  // the lr of each group becomes lr * lr_factor
   double lr() const { return lr_; }
-  // The number of steps, for schedules. set_step() is for resuming a run. The step counts of the updates are in
-  // state().
+  // The number of step() calls, for learning-rate schedules; set_step() sets it when a run is resumed. The number of
+  // updates of each parameter is the entry "step" of state().
   int64_t steps() const { return steps_; }
   void set_step(int64_t steps) { steps_ = steps; }
 
@@ -139,23 +139,23 @@ class Optimizer {
   const nn::ParameterSlot& slot(const std::string& parameter) const;
   // Returns whether the parameter has a float32 copy, the state `master`.
   bool has_master(const std::string& parameter) const;
-  // Resets a state to that before the first step: zeros, step 0, `master` equal to the parameter. A frozen parameter
-  // without a state gets none, unless even_frozen is true. States named in `except` keep their values. The tensors that
-  // state() returned stay valid.
+  // Resets the state of a parameter to its values before the first step: zeros, step 0, `master` equal to the
+  // parameter. A frozen parameter without a state gets none, unless even_frozen is true. States named in `except` keep
+  // their values. The tensors that state() returned stay valid.
   void reset_state(const std::string& parameter, bool even_frozen = false, const std::set<std::string>& except = {});
 
-  // The groups of the options, then one group per default weight decay for the remaining parameters. Each parameter,
-  // frozen ones included, is in one group. Where an optimizer updates parameters in two ways (Muon: use_muon; 8-bit
-  // AdamW: optim_bits), a group with both is split into two.
+  // Returns the groups given in the options, then one group per default weight decay for the remaining parameters. Each
+  // parameter, frozen ones included, is in one group. Where an optimizer has two kinds of updates (Muon: use_muon;
+  // 8-bit AdamW: optim_bits), a group with parameters of both kinds is split into two.
   std::vector<ParamGroup> param_groups() const;
-  // Sets hyperparameters, one list per group. Names that a list lacks keep their values; names that this optimizer does
-  // not use are stored for other code (initial_lr). lr() becomes the lr of the first list that has one, divided by the
-  // group's factor; groups without an lr in their list follow lr() by their factor. States that the new settings do not
-  // need are dropped. Error kConfig, before anything changes: another number of groups, values out of range or of
-  // another type, maximize, amsgrad, another use_muon or optim_bits.
+  // Sets hyperparameters from one list per group. A setting that a list lacks keeps its value; a setting that this
+  // optimizer does not use is stored for other code (initial_lr). lr() becomes the lr of the first list that has one,
+  // divided by the lr_factor of its group. A group whose list has no lr gets lr() times its lr_factor. States that the
+  // new settings do not need are dropped. Error kConfig, before anything changes: another number of groups, values out
+  // of range or of another type, maximize, amsgrad, another use_muon or optim_bits.
   void set_hyperparameters(const std::vector<Hyperparameters>& groups);
-  // Only raises the errors of set_hyperparameters(). Returns per group the names of the states that its parameters
-  // would have, without master and step.
+  // Raises the errors of set_hyperparameters() and changes nothing. Returns per group the names of the states that its
+  // parameters would have, without master and step.
   std::vector<std::vector<std::string>> check_hyperparameters(const std::vector<Hyperparameters>& groups) const;
 
  protected:
@@ -169,7 +169,7 @@ class Optimizer {
   struct ParameterEntry {
     std::string name;
     nn::ParameterSlot* slot = nullptr;
-    at::Tensor parameter;  // the parameter when the state was made
+    at::Tensor parameter;  // the slot's parameter when the optimizer was made
     at::Tensor local;
     size_t group = 0;
     std::map<std::string, at::Tensor> state;  // local parts
@@ -179,8 +179,8 @@ class Optimizer {
     uint64_t rounded_version = 0;  // version of the parameter when its master was rounded into it
     bool updated = false;          // already updated in this step
   };
-  // One update: the tensor to change (the parameter or its master) and this step's gradient, both local and of one
-  // dtype.
+  // One update: the tensor to change (the parameter or its master) and the gradient of this step. Both are local
+  // tensors of the same dtype.
   struct ParameterUpdate {
     ParameterEntry* entry;
     at::Tensor value;
@@ -192,7 +192,8 @@ class Optimizer {
     bool stochastic_rounding = false;
     uint64_t seed = 0;
   };
-  // How parameters are divided into the kinds that an optimizer updates in different ways.
+  // How an optimizer divides the parameters into kinds. It updates each kind in another way (Muon updates matrices by
+  // Muon and other parameters by AdamW).
   struct UpdateKinds {
     std::function<size_t(const nn::NamedParameter&)> kind_of;  // null: all parameters are of kind 0
     std::string setting;                                       // the setting whose value shows a group's kind
@@ -205,7 +206,8 @@ class Optimizer {
   // Calls check() for each group and makes the state that its settings need. Constructors of derived classes end with
   // it.
   void set_up_groups(const char* verb);
-  // All values of `updates` have one dtype, device and group. The `step` of each entry already counts this update.
+  // Changes the values in `updates`, which have one dtype, device and group. The `step` of each entry already counts
+  // this update.
   virtual void apply(const std::vector<ParameterUpdate>& updates, const SettingsGroup& group) = 0;
   // Error kConfig for settings that apply() does not support; `verb` names the caller in the message.
   virtual void check(const Hyperparameters& settings, const char* verb) const = 0;
@@ -238,18 +240,18 @@ class Optimizer {
 };
 
 // Adam with decoupled weight decay, with the updates of torch.optim.AdamW. States: exp_avg, exp_avg_sq. Error kConfig
-// for settings out of range, groups that name an unknown parameter or a parameter twice, and stochastic rounding with
-// master weights or of float16.
+// for settings out of range, groups that name an unknown parameter or a parameter twice, stochastic rounding together
+// with master weights, and stochastic rounding of float16.
 std::unique_ptr<Optimizer> make_adamw(nn::Module& module, const AdamWOptions& options);
-// AdamW with 8-bit moments, with the updates of torchao's AdamW8bit. Parameters with at least 4096 elements and a
-// multiple of 256 have the states exp_avg_codes, exp_avg_scale, exp_avg_sq_codes and exp_avg_sq_scale: 8-bit codes of
-// bitsandbytes' dynamic map, and a float32 scale for each block of 256 elements of the whole flattened parameter. The
-// results therefore do not depend on the layout. Other parameters have AdamW's states. Error kConfig as make_adamw, and
-// for such parameters on an accelerator.
+// AdamW with 8-bit moments, with the updates of torchao's AdamW8bit. Parameters whose number of elements is at least
+// 4096 and a multiple of 256 have the states exp_avg_codes, exp_avg_scale, exp_avg_sq_codes and exp_avg_sq_scale: 8-bit
+// codes of bitsandbytes' dynamic map, and a float32 scale for each block of 256 elements of the whole flattened
+// parameter. The results therefore do not depend on the layout. Other parameters have AdamW's states. Error kConfig as
+// make_adamw, and for such parameters on an accelerator.
 std::unique_ptr<Optimizer> make_adamw8bit(nn::Module& module, const AdamW8bitOptions& options);
 // Muon with the updates of torch.optim.Muon (state momentum_buffer) for two-dimensional parameters that are no
-// embedding or head, and AdamW for the others. Matrices are gathered; one rank of its mesh computes each matrix and
-// sends the result to all others. The results do not depend on the layout.
+// embedding or head, and AdamW for the others. Each matrix is all-gathered; one rank of its mesh computes its update
+// and broadcasts it to the others. The results do not depend on the layout.
 std::unique_ptr<Optimizer> make_muon(nn::Module& module, const MuonOptions& options);
 // SGD with the updates of torch.optim.SGD. State momentum_buffer where momentum is above 0.
 std::unique_ptr<Optimizer> make_sgd(nn::Module& module, const SgdOptions& options);

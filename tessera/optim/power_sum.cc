@@ -13,7 +13,8 @@ namespace {
 constexpr int64_t kPieceElements = 1 << 16;
 constexpr int kPartialSums = 8;
 
-// Eight partial sums, which the compiler keeps in vector registers, added in a fixed order.
+// Adds the terms in eight partial sums, which the compiler keeps in vector registers, then adds the partial sums in a
+// fixed order.
 template <class T, class Term, class Add>
 double sum_terms(const T* data, int64_t n, Term term, Add add) {
   double lanes[kPartialSums] = {};
@@ -41,7 +42,8 @@ double sum_terms(const T* data, int64_t n, const PowerSum& power) {
       data, n, [&power](double x) { return power.term(x); }, plus);
 }
 
-// Sums pieces of a fixed size. Threads take the pieces in any order; the partial sums are added in order.
+// Sums the tensors in pieces of a fixed size. Threads process the pieces in any order; the sums of the pieces are added
+// in the order of the tensors.
 double sum_on_cpu(const std::vector<at::Tensor>& tensors, const PowerSum& power) {
   struct TensorPiece {
     size_t tensor;
@@ -69,8 +71,8 @@ double sum_on_cpu(const std::vector<at::Tensor>& tensors, const PowerSum& power)
   return total;
 }
 
-// One foreach call for the norms of all tensors and one copy to the host. Values are divided before the power, which
-// keeps the powers in range.
+// Computes the norms of all tensors with one foreach call and one copy to the host. Values are divided by power.divisor
+// before the power is computed, so that the powers do not overflow.
 double sum_on_device(const std::vector<at::Tensor>& tensors, const PowerSum& power) {
   std::vector<at::Tensor> read;
   for (const auto& tensor : tensors) {
@@ -89,7 +91,7 @@ double sum_on_device(const std::vector<at::Tensor>& tensors, const PowerSum& pow
 }  // namespace
 
 double PowerSum::of(const std::vector<at::Tensor>& tensors) const {
-  // Sorted by device, so that the host waits once per device and the order of the sums is fixed.
+  // The tensors are sorted by device, so that the host waits once per device and the order of the sums is fixed.
   std::map<c10::Device, std::vector<at::Tensor>, decltype([](c10::Device a, c10::Device b) {
              return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
            })>

@@ -24,20 +24,20 @@ struct PowerSum {
   bool infinite() const { return std::isinf(p); }
   double term(double x) const { return infinite() ? std::fabs(x) : std::pow(std::fabs(x / divisor), p); }
   double add(double a, double b) const { return infinite() ? larger(a, b) : a + b; }
-  // Over all elements of all tensors: floating-point, plain, of any dtypes and devices. 0 for no elements. The result
-  // does not depend on the number of threads. The host waits once per device.
+  // Returns the sum over all elements of all tensors; 0 without elements. Tensors are plain and floating-point, on any
+  // devices. The result does not depend on the number of threads. The host waits once per device.
   double of(const std::vector<at::Tensor>& tensors) const;
 };
 
-// The norm from a sum of powers. If the sum overflows or loses digits, it is computed again relative to the largest
-// value. sum_of must return the sum over all ranks, the same on all of them, so that they agree on the second
-// computation.
+// Computes the norm from the sum of powers sum_of(PowerSum). If the sum overflows or loses digits, it is computed again
+// relative to the largest value. sum_of must return the sum over all ranks, the same on every rank, so that all ranks
+// decide alike whether they call it again.
 template <class SumOf>
 double norm_of_sums(double norm_type, const SumOf& sum_of) {
   const PowerSum largest{.p = std::numeric_limits<double>::infinity()};
   if (std::isinf(norm_type)) return sum_of(largest);
   const double sum = sum_of(PowerSum{.p = norm_type});
-  // Below this, terms may have lost digits or vanished.
+  // In a sum below kSmall, terms may have lost digits or become 0.
   constexpr double kSmall = std::numeric_limits<double>::min() / std::numeric_limits<double>::epsilon();
   if (std::isnan(sum) || (sum >= kSmall && !std::isinf(sum))) return std::pow(sum, 1 / norm_type);
   const double maximum = sum_of(largest);

@@ -36,7 +36,7 @@ void check_on_cpu(const at::Tensor& tensor) {
 }
 
 // Atomic maximum of non-negative floats: their bit patterns have the order of their values, and NaN is above all. Two
-// threads may hold parts of the same block.
+// threads may process elements of the same block.
 void atomic_max(float& target, float value) {
   std::atomic_ref<uint32_t> bits(reinterpret_cast<uint32_t&>(target));
   const auto value_bits = std::bit_cast<uint32_t>(value);

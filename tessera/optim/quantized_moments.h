@@ -1,13 +1,15 @@
-// 8-bit moments of an optimizer: codes into a map of 256 values, and a scale for each block of elements.
+// 8-bit moments of an optimizer: each moment is stored as a code, the index of one of 256 values (the map), and each
+// block of elements has a scale.
 //
 //   const at::Tensor map = dynamic_map(/*is_signed=*/true);
 //   at::Tensor moment = dequantized(codes, scale, map, region_of(parameter));
 //   at::Tensor largest = at::zeros_like(scale);
-//   add_block_maxima(moment, region, largest);                        // then the maximum over ranks
+//   add_block_maxima(moment, region, largest);                        // then all-reduce `largest` by its maximum
 //   quantize(moment, largest, map, region, codes, scale);
 //
 // Blocks have kMomentBlock elements of the whole flattened parameter; a rank's shard may hold parts of blocks. Codes
-// have the parameter's placements, scales are whole on every rank. No communication. As torchao's OptimState8bit.
+// have the parameter's placements, scales are whole on every rank. No communication. The format is that of torchao's
+// OptimState8bit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,21 +24,23 @@ namespace tessera::optim {
 
 inline constexpr int64_t kMomentBlock = 256;
 
-// Returns whether a parameter of this size has 8-bit moments: at least 4096 elements, and whole blocks.
+// Returns whether a parameter of this size has 8-bit moments: at least 4096 elements, and a multiple of kMomentBlock.
 bool is_quantized(int64_t numel);
 
-// Error kConfig for a device without 8-bit moments. `parameter` is the name in the message.
+// Error kConfig for a device that does not support 8-bit moments. `parameter` is the parameter's name for the message.
 void check_moment_device(c10::Device device, const std::string& parameter);
 
 // 256 ascending values in [-1, 1], or [0, 1]: the dynamic map of bitsandbytes, float32.
 at::Tensor dynamic_map(bool is_signed);
 
-// The moments that the codes stand for, float32, of the codes' shape.
+// Returns the decoded moments, map[code] * scale of the block, float32 in the shape of `codes`. `region`: the elements
+// of the parameter that this rank holds.
 at::Tensor dequantized(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& map,
                        const tessera::ShardRegion& region);
-// Raises `largest` to the largest |value| of each block, where that is larger.
+// Raises each element of `largest`, one per block, to the largest |value| of the block if that is larger.
 void add_block_maxima(const at::Tensor& values, const tessera::ShardRegion& region, const at::Tensor& largest);
-// Sets scale to max(largest, 1e-12), and each code to that of the map's value nearest to value / scale of its block.
+// Sets `scale` to max(largest, 1e-12), and each code to the index of the value in the map that is nearest to value /
+// scale of the block.
 void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Tensor& map,
               const tessera::ShardRegion& region, const at::Tensor& codes, const at::Tensor& scale);
 

@@ -11,7 +11,7 @@
 namespace tessera::optim {
 namespace {
 
-// The decay's factor: 1 at progress 0, 0 at progress 1.
+// Returns the factor of the decay: 1 at progress 0, 0 at progress 1.
 double decay_shape(const std::string& type, double progress) {
   if (type == "linear") return 1 - progress;
   if (type == "1-sqrt") return 1 - std::sqrt(progress);

@@ -26,9 +26,9 @@ class Sgd : public Optimizer {
         [&](const std::vector<ParameterUpdate>& chunk) { apply_chunk(chunk, group); });
   }
 
-  // d = gradient + weight_decay * value; buffer = momentum * buffer + (1 - dampening) * d; then value -= lr * buffer,
-  // or with Nesterov value -= lr * (d + momentum * buffer). The foreach operations process all parameters of a chunk at
-  // once.
+  // The update: d = gradient + weight_decay * value; buffer = momentum * buffer + (1 - dampening) * d; then value -= lr
+  // * buffer, or with Nesterov value -= lr * (d + momentum * buffer). The foreach operations process all parameters of
+  // a chunk at once.
   static void apply_chunk(const std::vector<ParameterUpdate>& updates, const SettingsGroup& group) {
     const double weight_decay = number_of(group.settings, "weight_decay");
     const double momentum = number_of(group.settings, "momentum");
@@ -53,7 +53,7 @@ class Sgd : public Optimizer {
     std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> undampened, dampened;
     for (size_t i = 0; i < updates.size(); ++i) {
       const auto& buffer = buffers.emplace_back(updates[i].entry->state.at("momentum_buffer"));
-      // Without dampening at the first step, as in torch.optim.SGD: the buffer starts as the gradient.
+      // The first step ignores dampening, as in torch.optim.SGD: the buffer starts as the gradient.
       auto& [into, from] = dampening != 0 && steps_of(*updates[i].entry) > 1 ? dampened : undampened;
       into.push_back(buffer);
       from.push_back(directions[i]);

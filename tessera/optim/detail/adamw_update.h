@@ -13,14 +13,15 @@
 
 namespace tessera::optim::detail {
 
-// The settings in the order of torch.optim.AdamW's groups.
+// Returns the settings of a parameter group without lr, in the order of torch.optim.AdamW's param_groups.
 Hyperparameters adamw_settings(const AdamWOptions& options);
 // Error kConfig for settings that apply_adamw does not support; `verb` names the caller in the message.
 void check_adamw(const Hyperparameters& settings, const char* verb);
 const std::vector<std::string>& adamw_states();
 
-// Applies updates whose entries hold the states of adamw_states() and whose steps already count this update. found_inf,
-// where defined, is a float32 scalar on their device; where it is 1, nothing changes.
+// Applies `updates` with one fused AdamW kernel. Their entries must hold the states exp_avg and exp_avg_sq and a step
+// count that includes this update. found_inf: undefined, or a float32 scalar on the parameters' device; where it is 1,
+// parameters and states stay unchanged.
 template <class Update>
 void apply_adamw(const std::vector<Update>& updates, double lr, const Hyperparameters& settings,
                  const at::Tensor& found_inf = {}) {

@@ -9,8 +9,8 @@ namespace tessera::optim::detail {
 
 inline constexpr int64_t kMaxChunkElements = int64_t{1} << 24;
 
-// Calls visit with consecutive parts of `all`. A part has at most kMaxChunkElements elements, as elements_of counts
-// them, or one entry.
+// Calls visit(chunk) for consecutive chunks of `all`. elements_of(entry) is the number of tensor elements of an entry.
+// A chunk has at most kMaxChunkElements of them, except that a larger entry is a chunk of its own.
 template <class T, class ElementsOf, class Visit>
 void for_each_chunk(const std::vector<T>& all, const ElementsOf& elements_of, const Visit& visit) {
   for (size_t begin = 0; begin < all.size();) {

@@ -104,8 +104,8 @@ std::vector<std::vector<std::string>> Optimizer::check_hyperparameters(
   return names;
 }
 
-// The new lr(). It is chosen so that a group with its own lr keeps its factor: lr / lr_factor of the first such group
-// with a factor above 0. A schedule then continues unchanged.
+// Returns the new lr(): lr / lr_factor of the first group that is given an lr and has an lr_factor above 0. This group
+// keeps its lr_factor, so a learning-rate schedule continues unchanged.
 double Optimizer::fitted_lr(const std::vector<SettingsGroup>& groups, const std::vector<bool>& has_lr) const {
   double base = lr_;
   bool is_fitted = false;
@@ -118,9 +118,9 @@ double Optimizer::fitted_lr(const std::vector<SettingsGroup>& groups, const std:
   return base;
 }
 
-// All checks run on a copy of the groups first. Then a group without an lr of its own follows the new lr() by its
-// factor, and a group with an lr keeps it: its factor changes if lr differs from lr() * factor by more than a rounding
-// error.
+// All checks run on a copy of the groups first. A group that is not given an lr then gets the new lr() times its
+// lr_factor. A group that is given an lr uses it; its lr_factor changes if that lr differs from lr() * lr_factor by
+// more than a rounding error.
 void Optimizer::set_hyperparameters(const std::vector<Hyperparameters>& groups) {
   auto changed = changed_groups(groups);
   std::vector<bool> has_lr;

@@ -1,4 +1,4 @@
-// Reads and changes the hyperparameters of a group.
+// Reads and changes the hyperparameters of a parameter group.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// The position of a group's ranks in a mesh.
+// Finds the mesh dims along which the ranks of a process group lie.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace tessera::optim::detail {
 
-// The dims of a mesh, which contains this rank, in which the ranks of `group` differ from this rank. Ranks of the group
-// outside of the mesh are ignored; they have meshes of their own.
+// Returns the dims of `mesh` in which the coordinate of at least one rank of `group` differs from this rank's
+// coordinate. This rank must be in the mesh. Ranks of the group that are not in the mesh are ignored.
 std::vector<int64_t> dims_along(const DeviceMesh& mesh, const comm::Group& group);
 
 }  // namespace tessera::optim::detail

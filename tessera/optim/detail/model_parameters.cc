@@ -27,9 +27,9 @@ void collect_divisors(nn::Module& module, const nn::GradientMarks& marks, Diviso
 
 }  // namespace
 
-// Two passes, because a mark holds for all parameters below its module: the first one collects the marks of all
-// modules, the second one lists each parameter with the marks that apply to it. A shared parameter is identified by its
-// TensorImpl.
+// Two passes: the first one reads the nn::GradientMarks of all modules, because ep_local_experts holds for all
+// parameters at or below its module. The second one lists each parameter with the marks that apply to it. A parameter
+// that several modules share is identified by its TensorImpl.
 std::vector<ModelParameter> model_parameters(const std::vector<nn::Module*>& parts) {
   std::set<const c10::TensorImpl*> seen, experts;
   Divisors divisors;

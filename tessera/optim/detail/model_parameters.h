@@ -1,4 +1,5 @@
-// The parameters of the parts of a model, each once, with the marks of their modules (nn::GradientMarks).
+// Lists the parameters of all model parts (the pipeline stages on this rank), each once, with the marks of its modules
+// (nn::GradientMarks).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,13 +14,14 @@
 namespace tessera::optim::detail {
 
 struct ModelParameter {
-  std::string name;  // FQN in its part
+  std::string name;  // FQN in its model part
   at::Tensor tensor;
-  bool local_expert = false;              // marked, or named as an expert of Transformer Engine
-  std::optional<double> owner_divisor{};  // the divisor of its module's marks
+  bool local_expert = false;              // marked ep_local_experts, or named as a Transformer Engine expert
+  std::optional<double> owner_divisor{};  // from its module's GradientMarks::grad_divisors
 };
 
-// In the order of parts and parameters. Error kConfig: a divisor of 0, or two divisors for one parameter.
+// Returns the parameters part by part, in the order of named_parameters(). Error kConfig: a divisor of 0, or two
+// divisors for one parameter.
 std::vector<ModelParameter> model_parameters(const std::vector<nn::Module*>& parts);
 
 }  // namespace tessera::optim::detail

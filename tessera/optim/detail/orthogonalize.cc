@@ -12,8 +12,9 @@
 namespace tessera::optim::detail {
 namespace {
 
-// Broadcasts the owner's tensor to all ranks of the mesh. It starts along the last dim, among the ranks that share the
-// owner's other coordinates, and goes to the first dim; at each dim the sender already has the tensor.
+// Broadcasts the tensor of the rank with the mesh coordinate `owner` to all ranks of the mesh: one broadcast along each
+// mesh dim, from the last dim to the first. Along a dim, only ranks whose coordinates in all earlier dims equal the
+// owner's call broadcast; the root of each such group has received the tensor before.
 void broadcast_from(const std::vector<int64_t>& owner, const DeviceMesh& mesh, const at::Tensor& tensor) {
   std::vector<int64_t> own;
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) own.push_back(mesh.local_rank(dim));
@@ -24,7 +25,8 @@ void broadcast_from(const std::vector<int64_t>& owner, const DeviceMesh& mesh, c
   }
 }
 
-// Matrices over one mesh, at most one per rank: rank i of the mesh computes matrix i and broadcasts the result.
+// Orthogonalizes matrices [begin, end) of one mesh, at most one per rank: the i-th rank of the mesh computes matrix
+// begin + i and broadcasts the result.
 void orthogonalize_round(const std::vector<at::Tensor>& matrices, size_t begin, size_t end,
                          const NewtonSchulz& newton_schulz,
                          const std::function<void(size_t, const at::Tensor&)>& set_result) {
@@ -50,8 +52,8 @@ void orthogonalize_round(const std::vector<at::Tensor>& matrices, size_t begin, 
 
 }  // namespace
 
-// X is scaled to norm at most 1; each step computes a X + b (X X^T) X + c (X X^T)^2 X. A tall matrix is transposed
-// first, because the Gram matrix of the shorter side is smaller.
+// X is scaled to a Frobenius norm of at most 1; each step computes a X + b (X X^T) X + c (X X^T)^2 X. A tall matrix is
+// transposed first, because the Gram matrix of the shorter side is smaller.
 at::Tensor orthogonalize(const at::Tensor& matrix, const NewtonSchulz& newton_schulz) {
   const bool tall = matrix.size(0) > matrix.size(1);
   at::Tensor x = tall ? matrix.t() : matrix;

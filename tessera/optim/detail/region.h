@@ -8,7 +8,7 @@
 
 namespace tessera::optim::detail {
 
-// The region of this rank's part of `parameter`, a DTensor or a plain tensor. No communication.
+// Returns which elements of `parameter`, a DTensor or a plain tensor, this rank holds. No communication.
 inline tessera::ShardRegion region_of(const at::Tensor& parameter) {
   if (!is_dtensor(parameter)) return tessera::ShardRegion(parameter.sizes());
   return {parameter.sizes(), *device_mesh(parameter), placements(parameter)};

@@ -19,8 +19,8 @@ void round_stochastically(const at::Tensor& into, const at::Tensor& values, cons
   const tessera::RandomStreamKey key{.seed = seed ^ philox_stream(name), .operation = static_cast<uint64_t>(step)};
   tessera::fill_random(bits, region_of(parameter), key,
                        {.kind = tessera::DistributionKind::kInteger, .low = 0, .range = uint64_t{1} << kDroppedBits});
-  // bfloat16 is the upper half of float32. Adding a random number to the lower half carries into the upper half with
-  // the probability of the lower half's value; then the lower half is cleared.
+  // bfloat16 is the upper 16 bits of float32. Adding a random 16-bit number to the lower bits carries into the upper
+  // bits with probability (lower bits) / 2^16; then the lower bits are cleared.
   bits.add_(values.contiguous().view(at::kInt)).bitwise_and_(-(int64_t{1} << kDroppedBits));
   into.copy_(at::where(values.isfinite(), bits.view(at::kFloat), values));
 }

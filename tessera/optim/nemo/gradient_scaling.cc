@@ -11,15 +11,15 @@
 namespace tessera::optim {
 namespace {
 
-// The divisor of all gradients, and the further divisor of experts; 1: no division.
+// `all` divides every gradient. `experts` divides the gradients of experts in addition. 1 means no division.
 struct Divisors {
   double all = 1;
   double experts = 1;
 };
 
-// FSDP has already divided all gradients by dp_group_size, so tokens / dp_group_size completes the division by the
-// label tokens. FSDP averages expert gradients only over the dim ep_shard; dp_group_size / ep_shard gives them the same
-// average as the other gradients.
+// FSDP has already divided the gradients by dp_group_size. Dividing them by tokens / dp_group_size as well divides them
+// by the label tokens in total. FSDP has divided the gradients of experts only by the size of the dim ep_shard;
+// dividing them by dp_group_size / ep_shard as well gives them the scale of the other gradients.
 Divisors divisors_of(const ScaleAndClipOptions& options) {
   Divisors out;
   if (options.pp_enabled && options.num_label_tokens && options.dp_group_size.value_or(0) != 0) {

@@ -5,7 +5,7 @@
 //
 // Without a pipeline the loss is divided by the label tokens of the global batch before backward. A pipeline's schedule
 // sums losses, so its gradients are divided afterwards; the divisor takes FSDP's average over ranks into account.
-// Gradients of experts come from the tokens of all ranks along the expert dim.
+// Gradients of experts come from the tokens of all ranks along the expert-parallel dim, so they have another divisor.
 #pragma once
 
 #include <concepts>
@@ -54,8 +54,9 @@ struct ScaleAndClipOptions {
 double scale_grads_and_clip_grad_norm(std::optional<double> max_grad_norm, const std::vector<nn::Module*>& model_parts,
                                       const ScaleAndClipOptions& options = {});
 
-// The size of the dim tp_axis_name if a module of some part is marked moe_tp_replica_sync, else 1. Also 1 for a null
-// mesh or a mesh without that dim. No communication.
+// Returns the size of device_mesh's dim tp_axis_name if a module of some part is marked
+// nn::GradientMarks::moe_tp_replica_sync, else 1. Returns 1 for a null mesh and for a mesh without the dim
+// tp_axis_name. No communication.
 int64_t get_expert_tp_replication_factor(const std::vector<nn::Module*>& model_parts, const MeshPtr& device_mesh,
                                          const std::string& tp_axis_name = "tp");
 

@@ -26,7 +26,7 @@ struct Replica {
   at::Tensor parameter;
   ReplicaReduction reduction;
 
-  std::string description() const;  // what must be equal on all ranks, as text
+  std::string description() const;  // one line of text that must be equal on all ranks
 };
 
 std::string Replica::description() const {
@@ -47,7 +47,7 @@ bool replicated_over(const at::Tensor& tensor, const comm::Group& group) {
                              [&](int64_t dim) { return placements(tensor)[static_cast<size_t>(dim)].is_replicate(); });
 }
 
-// The reductions of marked or listed modules, by path.
+// Module path to reduction, for modules marked in nn::GradientMarks::tp_replicas or listed in TpReplicaOptions.
 using Rules = std::map<std::string, ReplicaReduction>;
 
 Rules rules_of(nn::Module& part, const TpReplicaOptions& options) {
@@ -64,7 +64,8 @@ Rules rules_of(nn::Module& part, const TpReplicaOptions& options) {
   return rules;
 }
 
-// Walks from the parameter's module up to the root and takes the first reduction. The default is the mean.
+// Returns the reduction of the nearest module that has one in `rules`, from the parameter's own module up to the root.
+// If none has one, returns the mean.
 ReplicaReduction rule_for(const Rules& rules, std::string path) {
   for (;;) {
     const auto dot = path.rfind('.');
@@ -74,8 +75,8 @@ ReplicaReduction rule_for(const Rules& rules, std::string path) {
   }
 }
 
-// First finds the reduction of every parameter and checks that modules with a shared parameter agree; then lists the
-// parameters whose gradients are reduced.
+// First finds the reduction of every parameter and checks that modules that share a parameter agree on it; then lists
+// the parameters whose gradients are reduced.
 std::vector<Replica> replicas_of(const std::vector<nn::Module*>& parts, const comm::Group& group,
                                  const TpReplicaOptions& options) {
   std::unordered_map<const c10::TensorImpl*, std::pair<std::string, ReplicaReduction>> reductions;
@@ -102,8 +103,8 @@ std::vector<Replica> replicas_of(const std::vector<nn::Module*>& parts, const co
   return out;
 }
 
-// All-gathers a line of text per replica and compares them, so that every rank raises the same error before any
-// reduction starts. COLLECTIVE over the group.
+// All-gathers Replica::description() of each parameter and compares the texts of the ranks, so that every rank raises
+// the same error before any reduction starts. COLLECTIVE over the group.
 void check_equal_on_ranks(comm::Group& group, const std::vector<Replica>& replicas) {
   std::string own;
   for (const auto& replica : replicas) own += replica.description() + "\n";
@@ -147,8 +148,9 @@ at::ScalarType reduce_dtype(at::ScalarType dtype) {
   return dtype == at::kBFloat16 || dtype == at::kHalf ? at::kFloat : dtype;
 }
 
-// A gradient goes into the last bucket with its reduction, dtype and device, if that has room. The buckets depend only
-// on properties that check_equal_on_ranks() found equal on all ranks, so the ranks' all-reduces match.
+// A gradient goes into the newest bucket of its reduction, dtype and device, or into a new bucket if that bucket would
+// exceed bucket_bytes. The buckets depend only on properties that check_equal_on_ranks() found equal on all ranks, so
+// the ranks' all-reduces match.
 std::vector<Bucket> buckets_of(const std::vector<Replica>& replicas, const comm::Group& group, int64_t bucket_bytes) {
   std::vector<Bucket> out;
   for (const auto& replica : replicas) {
