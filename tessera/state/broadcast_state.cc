@@ -67,9 +67,9 @@ at::Tensor broadcast_tensor(comm::Group& group, const at::Tensor& tensor, c10::D
 
 void check_equal_on_ranks(comm::Group& group, const comm::NamedValues& facts, std::string_view remedy) {
   if (group.size() == 1) return;
-  // Each name and value is written with its length, so different facts give different texts. The digest is the length
-  // and two hashes. Only when digests differ does check_same send the facts themselves. It throws the error that lists
-  // the differences; the last error is a guard that equal facts never reach.
+  // Each name and value is written with its length, so different facts give different texts. The digest of a text is
+  // its length and two hashes. Only if the digests differ does check_same send the facts themselves and throw an error
+  // that lists the differences. raise() below is only a safeguard for the case that check_same finds no difference.
   std::string text;
   for (const auto& [name, value] : facts) text += fmt::format("{}:{}{}:{}", name.size(), name, value.size(), value);
   const std::hash<std::string_view> hash;

@@ -34,11 +34,12 @@ StateValue broadcast_state(comm::Group& group, const StateValue& value, c10::Dev
 at::Tensor broadcast_tensor(comm::Group& group, const at::Tensor& tensor, c10::Device device, std::string_view subject,
                             int root = 0);
 
-// Throws Error kConfig on every rank, with the facts that differ, unless all ranks pass equal facts. The ranks first
-// exchange digests of the facts, so that equal facts cost one small message. COLLECTIVE over the group.
+// Throws Error kConfig on every rank unless all ranks pass equal `facts` (names with values); the message lists the
+// differences. The ranks first exchange digests of the facts, so that equal facts cost one small message. COLLECTIVE
+// over the group.
 void check_equal_on_ranks(comm::Group& group, const comm::NamedValues& facts, std::string_view remedy);
 
-// Returns the same values with copied tensors.
+// Returns a copy of `value` in which every tensor has its own memory.
 StateValue clone_state(const StateValue& value);
 
 }  // namespace tessera

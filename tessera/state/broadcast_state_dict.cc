@@ -38,8 +38,8 @@ bool is_written_in_place(const StateValue& target, const at::Tensor& values, c10
          tensor.device() == device;
 }
 
-// Puts whole values into `target`. `can_take_values` says that no other owner uses `values`, so a plain target may keep
-// them without a copy.
+// Loads the whole tensor `values` into `target`. If `can_take_values`, no one else uses the memory of `values`, so
+// `target` may become `values` itself instead of a copy.
 void load_whole_tensor(StateValue& target, const at::Tensor& values, c10::Device device, bool can_take_values) {
   if (holds_dtensor(target)) {
     const at::Tensor tensor = target.tensor();

@@ -32,8 +32,8 @@ struct BroadcastStateOptions {
 // and for DTensors in rank 0's dict.
 void broadcast_state_dict(const StateDict& full, StateDict& local, const BroadcastStateOptions& options);
 
-// Does the same without communication, from this rank's own copy of the whole tensors. Keys that `local` does not have
-// are skipped. Error kShape for a value whose shape is not the DTensor's.
+// broadcast_state_dict() without communication: every rank passes the whole tensors in `full`. Keys that `local` does
+// not have are skipped. Error kShape for a value whose shape is not the DTensor's.
 void distribute_state_dict(const StateDict& full, StateDict& local, c10::Device device);
 
 }  // namespace tessera

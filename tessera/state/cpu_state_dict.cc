@@ -43,7 +43,7 @@ StateDict get_cpu_state_dict(const StateDict& state_dict, bool pin_memory) {
                   "[state.get_cpu] {}: a ShardedTensor with {} local shards, wanted at most one. Gather it first "
                   "(gather_state_dict).",
                   quote(name), shards.size());
-    // Every rank returns the same keys, also a rank without a shard.
+    // A rank without a shard gets an empty tensor, so that every rank returns the same keys.
     if (shards.empty()) return at::empty({0}, at::TensorOptions(leaf.sharded()->dtype));
     return copied(shards.front().tensor, name);
   });

@@ -1,6 +1,6 @@
 // Copies of state dicts on the CPU, and the local shards of DTensors.
 //
-//   StateDict shards = get_cpu_state_dict(model_state);      // each rank its own shards
+//   StateDict shards = get_cpu_state_dict(model_state);      // each rank gets its own shards
 //   StateValue whole = to_cpu(weight);                       // COLLECTIVE when weight is a DTensor
 //
 // The functions have the names of NeMo AutoModel's tensor_utils.

@@ -86,7 +86,7 @@ class StateDictWalk {
   StateDictWalk(const LeafFunctions& functions, const IterateOptions& options, bool keeps_result)
       : functions_(functions), options_(options), keeps_result_(keeps_result) {}
 
-  // `companion` is the value of the companion dict at the same path, or null without a companion.
+  // `companion` is the value that the companion dict has at `path`, or null without a companion dict.
   StateValue visit(const StateValue& value, const StateValue* companion, const std::string& path) {
     if (value.is_dict()) return visit_dict(value.dict(), companion, path);
     if (const auto* items = items_of(value)) {
@@ -203,7 +203,8 @@ class StateDictWalk {
   std::optional<c10::Device> accelerator_;
 };
 
-// Decided before any collective: an error in the options is thrown before a rank waits for another.
+// Returns whether this rank gets a result. It is called before any collective, so that an error in the options is
+// thrown before another rank waits for this rank.
 bool keeps_result(const StateDict& state_dict, const IterateOptions& options) {
   if (options.ranks_only.empty()) return true;
   const auto rank = options.group ? std::optional<int>(options.group->rank()) : rank_known_by(state_dict);
@@ -257,7 +258,7 @@ StateDict create_cpu_state_dict(const StateDict& state_dict, const CpuStateDictO
   };
   const auto each = [&](const StateValue& value) { return detail::map_local_parts(value, make); };
   // The new local tensors are contiguous whatever the strides of `tensor` are, so they need no more memory than their
-  // elements. dtensor_with_local() would declare the strides of `tensor`.
+  // elements. dtensor_with_local() is not used, because it would give the new DTensor the strides of `tensor`.
   const auto parts = [&](const StateValue& value) -> StateValue {
     const at::Tensor& tensor = value.tensor();
     return from_local(make(to_local(tensor)), device_mesh(tensor), placements(tensor),

@@ -20,13 +20,13 @@ namespace tessera {
 
 struct IterateOptions {
   bool cpu_offload = false;  // moves the tensors of the result to the CPU
-  // The tensors of the result are copied into the tensors of this dict, and the result holds these. The companion must
-  // have the same keys and lengths, and tensors of the same sizes (for DTensors: local tensors of the same sizes).
-  // Error kShape "CompanionMismatch".
+  // If set, the tensors of the result are copied into the tensors of this dict, and the result has the tensors of this
+  // dict. The companion must have the same keys and lengths, and tensors of the same sizes (for DTensors: local tensors
+  // of the same sizes). Error kShape "CompanionMismatch".
   const StateDict* companion = nullptr;
-  // Ranks that get a result; empty for all ranks. The other ranks get an empty dict, but take part in every collective.
+  // Ranks that get a result; empty for all ranks. The other ranks call every collective too, and get an empty dict.
   std::vector<int> ranks_only = {};
-  // The group in which `ranks_only` are positions. Without a group, `ranks_only` are global ranks; this process then
+  // The group whose group ranks `ranks_only` lists. Without a group, `ranks_only` lists global ranks; this process then
   // takes its own rank from a DTensor or ShardedTensor of the dict.
   std::shared_ptr<comm::Group> group = {};
   bool type_check = true;  // Error kShape "Unexpected value type" for undefined tensors, which are passed on otherwise
@@ -40,8 +40,9 @@ struct LeafFunctions {
   std::function<StateValue(const StateValue&)> tensor_func = {};
 };
 
-// Calls the function for its type on each leaf, on every rank and in order. Numbers, text, bytes and None are returned
-// unchanged. COLLECTIVE when the functions are.
+// Replaces each DTensor, ShardedTensor or plain tensor by the result of the function for its type. Every rank calls the
+// functions for all of them in order. Numbers, text, bytes and None are returned unchanged. COLLECTIVE if a function is
+// COLLECTIVE.
 StateDict iterate_state_dict(const StateDict& state_dict, const LeafFunctions& functions,
                              const IterateOptions& options = {});
 
@@ -53,8 +54,8 @@ StateDict gather_state_dict(const StateDict& state_dict, const IterateOptions& o
 // Moves the local tensors to the CPU. Nothing is gathered. No communication.
 StateDict offload_state_dict_to_cpu(const StateDict& state_dict, const IterateOptions& options = {});
 
-// Copies every tensor into the tensor of `companion` at the same place. Returns the tensors of `companion` with the
-// other values of `state_dict`. No communication.
+// Copies every tensor of `state_dict` into the tensor that `companion` has at the same path. Returns the tensors of
+// `companion` with the other values of `state_dict`. No communication.
 StateDict copy_state_dict(const StateDict& state_dict, const StateDict& companion, bool non_blocking = false,
                           bool type_check = true);
 

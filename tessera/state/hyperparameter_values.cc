@@ -82,8 +82,8 @@ optim::Hyperparameters hyperparameters_of(const StateDict& group) {
   return out;
 }
 
-// Every hyper-parameter of `a` must have an equal one in `b`. `names` counts those of `a`; it returns to 0 when `b` has
-// the same number.
+// Every hyper-parameter of `a` must have an equal value in `b`. `names` is the number of hyper-parameters in `a` minus
+// the number in `b`; it must be 0, so that `b` has no others.
 bool same_hyperparameters(const StateDict& a, const StateDict& b) {
   size_t names = 0;
   for (const auto& [key, value] : a) {
@@ -96,7 +96,8 @@ bool same_hyperparameters(const StateDict& a, const StateDict& b) {
   return names == 0;
 }
 
-// check_hyperparameters without changes lists the states of each group, except master and step.
+// With no changed hyper-parameters, check_hyperparameters returns the names of the states that each parameter group
+// has, except `master` and `step`.
 bool keeps_no_state(const optim::Optimizer& optimizer) {
   const std::vector<optim::Hyperparameters> unchanged(optimizer.param_groups().size());
   return std::ranges::all_of(optimizer.check_hyperparameters(unchanged),

@@ -1,4 +1,4 @@
-// Converts the hyper-parameters of a group to values of a state dict, and back.
+// Converts the hyper-parameters of a parameter group to values of a state dict, and back.
 #pragma once
 
 #include "tessera/optim/optimizer.h"

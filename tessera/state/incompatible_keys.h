@@ -1,4 +1,4 @@
-// The keys in which a loaded state dict and the model differ.
+// The keys that only the model has or only the loaded state dict has, as returned by PyTorch's load_state_dict.
 #pragma once
 
 #include <string>

@@ -60,8 +60,8 @@ ModelTensorNames::ModelTensorNames(nn::Module& model, const StateDictOptions& op
   }
 }
 
-// A shared module is visited at each of its places, as Module.state_dict() does, so that its tensors get all their
-// names.
+// A module that is registered under several names is visited once per name, as in Module.state_dict(), so that its
+// tensors get all their names.
 void ModelTensorNames::visit(nn::Module& module, const std::string& prefix, const StateDictOptions& options) {
   for (auto& slot : module.own_parameters()) {
     add(prefix + slot.name, {.names = {}, .parameter = &slot, .buffer = nullptr}, options);
@@ -138,7 +138,8 @@ void check_options(const StateDictOptions& options) {
 
 StateDict gather_or_offload(const StateDict& state_dict, const ModelTensorNames& model,
                             const StateDictOptions& options) {
-  // With cpu_offload the result is for rank 0 alone. Without a group, for a plain model, every rank gets the result.
+  // With full_state_dict and cpu_offload only rank 0 of the group gets the result. If there is no group (a model
+  // without DTensors and no options.group), every rank gets the result.
   IterateOptions iterate_options{.cpu_offload = options.cpu_offload, .group = options.group};
   if (!options.full_state_dict) {
     return options.cpu_offload ? offload_state_dict_to_cpu(state_dict, iterate_options) : state_dict;

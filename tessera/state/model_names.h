@@ -34,7 +34,7 @@ class ModelTensorNames {
 
   // Each parameter and each persistent buffer once.
   const std::vector<NamedTensor>& entries() const { return entries_; }
-  // Every name with the index of its entry, in the order of the modules.
+  // Every name with the index of its tensor in entries(), in the order of the modules.
   const std::vector<std::pair<std::string, size_t>>& names() const { return names_; }
   // Returns nullptr for a tensor that is not in the model.
   const NamedTensor* find(const at::Tensor& parameter) const;
@@ -54,13 +54,14 @@ std::shared_ptr<comm::Group> group_of(const ModelTensorNames& model, const State
 // message begins with `where`.
 std::shared_ptr<comm::Group> broadcasting_group(const ModelTensorNames& model, const StateDictOptions& options,
                                                 const char* where);
-// Returns the device on which tensors for the model are sent, which is the device of the model's local tensors. Error
-// kShape when these are on several devices; its message begins with `complaint`.
+// Returns the device of the model's local tensors. Ranks send each other the tensors that they load into the model on
+// this device. Error kShape when the local tensors are on several devices; its message begins with `complaint`.
 c10::Device device_of(const ModelTensorNames& model, const comm::Group* group, std::string_view complaint);
 // Errors kConfig: broadcast_from_rank0 without full_state_dict, and keep_submodule_prefixes = false without exactly one
 // submodule.
 void check_options(const StateDictOptions& options);
-// Applies the options full_state_dict and cpu_offload to a dict. COLLECTIVE as gather_state_dict and group_of are.
+// Applies the options full_state_dict and cpu_offload to a dict. COLLECTIVE in the same cases as gather_state_dict and
+// group_of.
 StateDict gather_or_offload(const StateDict& state_dict, const ModelTensorNames& model,
                             const StateDictOptions& options);
 

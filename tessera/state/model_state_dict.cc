@@ -23,7 +23,7 @@ namespace {
 // throws one error that lists them; the model is not changed. copies() gives the plan.
 class ModelLoad {
  public:
-  // `incoming` has the values of the dict that are received later; null when all values are here.
+  // `incoming` knows the tensors of the dict whose values are received later; it is null when this rank has all values.
   ModelLoad(const ModelTensorNames& model, const StateDict& values, const StateDictOptions& options,
             const detail::IncomingTensors* incoming)
       : options_(options), incoming_(incoming) {
@@ -48,7 +48,8 @@ class ModelLoad {
   const IncompatibleKeys& keys() const { return keys_; }
   bool fills_meta() const { return fills_meta_; }
 
-  // Valid after the tensors on the meta device were allocated.
+  // Call this after the model's tensors on the meta device were allocated: the targets are the tensors that the model
+  // has now.
   std::vector<detail::TensorCopy> copies() const {
     std::vector<detail::TensorCopy> out;
     for (const auto& [entry, source] : sources_) out.push_back({source, entry->tensor().detach()});
@@ -60,8 +61,8 @@ class ModelLoad {
     return incoming_ && tensor.defined() && incoming_->is_announced(tensor);
   }
 
-  // Whether the values under two names of one tensor are known to differ. Announced tensors are compared by this rank's
-  // shards; other tensors without values are not compared.
+  // Whether the values under two names of one tensor are known to differ. For announced tensors this rank's shards are
+  // compared. Other meta tensors are not compared.
   bool differ(const StateValue& a, const StateValue& b) const {
     if (!a.is_tensor() || !b.is_tensor()) return false;
     if (is_announced(a.tensor()) && is_announced(b.tensor())) {
@@ -71,8 +72,8 @@ class ModelLoad {
     return has_values && !same_values(a, b);
   }
 
-  // Returns the value under the first name of the tensor that the dict has, or null. Values under its other names must
-  // be equal, since all of them would be written to the same memory.
+  // Returns the value under the first of the tensor's names that is a key of the dict, or null. Values under its other
+  // names must be equal, since all of them would be written to the same memory.
   const StateValue* value_of(const ModelTensorNames::NamedTensor& entry, const ValuesByName& values_by_name) {
     const StateValue* value = nullptr;
     for (const auto& name : entry.names) {
@@ -176,7 +177,8 @@ StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& option
   const ModelTensorNames names(model, options);
   const auto prefixes = submodule_prefixes(model, options);
   StateDict parts;
-  // A shared tensor has one handle for all its names; a checkpoint recognises it by the equal handles.
+  // A shared tensor is detached once, so that the dict has the same at::Tensor under all its names. A checkpoint
+  // thereby recognises that they are one tensor.
   std::vector<at::Tensor> values;
   for (const auto& entry : names.entries()) values.push_back(entry.tensor().detach());
   for (const auto& [name, index] : names.names()) {
@@ -204,8 +206,8 @@ IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& model_
   std::optional<ModelLoad> load;
   const auto plan = [&](const StateDict& values, const detail::IncomingTensors* incoming) {
     if (!group) verify_model_state_dict(model_state_dict, options);
-    // Rank 0 has all values, so it compares the values under several names of one tensor here; the message has no
-    // values.
+    // Rank 0 plans a load of its own dict once, because only this dict has the values, which must be equal under all
+    // names of a tensor. `values`, which all ranks received, has meta tensors.
     if (group && group->rank() == 0) ModelLoad(names, model_state_dict, options, nullptr);
     load.emplace(names, values, options, incoming);
   };

@@ -39,8 +39,8 @@ bool is_missing(const StateValue* value) {
   return value == nullptr || value->is_none() || (value->is_dict() && value->dict().empty());
 }
 
-// Ids are positions. When the dict lists its parameters in another order than this optimizer, each state would be
-// loaded into the wrong parameter, so `param_names` is compared where the dict has it.
+// Ids are positions over all groups. If the saved optimizer had its parameters in another order than this optimizer,
+// each state would be loaded into the wrong parameter. Therefore `param_names` is compared if the dict has it.
 void check_names(const StateDict& group, const std::vector<std::string>& params) {
   const auto* saved = group.find("param_names");
   if (saved == nullptr || !saved->is_list() || saved->list().size() != params.size()) return;
@@ -137,7 +137,8 @@ void OptimizerLoad::plan_state(ParameterPlan& parameter, size_t position, const 
       TESSERA_CHECK(state == "momentum_buffer" || state == kMasterState, ErrorKind::kShape,
                     "[state.load_optimizer] {}: found {} without step. Save both, or neither.", quote(parameter.name),
                     state);
-      // torch.optim.SGD saves no step count; any count but 0 continues with the saved momentum.
+      // torch.optim.SGD saves no step count. With any step count other than 0 the optimizer continues with the saved
+      // momentum_buffer.
       if (state == "momentum_buffer") parameter.step = 1;
     }
   }
@@ -185,9 +186,9 @@ void OptimizerLoad::begin() {
   }
 }
 
-// A dict that shares memory with this optimizer may give the state of one parameter to another parameter (a swap, for
-// example). The first copy would then overwrite the source of the second. Such sources are cloned before any state is
-// written.
+// The dict may share memory with this optimizer and have the state of one parameter under the id of another (two
+// swapped states, for example). The first copy would then overwrite the source of the second. Therefore such sources
+// are cloned before any state is written.
 void OptimizerLoad::clone_aliased_sources() {
   const auto storage_of = [](const at::Tensor& tensor) -> const c10::StorageImpl* {
     const at::Tensor local = local_tensor_of(tensor.detach());
@@ -206,7 +207,8 @@ void OptimizerLoad::clone_aliased_sources() {
   }
 }
 
-// begin() has reset the steps. The optimizer's own count becomes the largest step of its parameters.
+// Sets the step of each parameter, which begin() may have reset. The optimizer's own step count becomes the largest
+// step of its parameters.
 void OptimizerLoad::finish() {
   const c10::NoGradGuard no_grad;
   double max_step = 0;

@@ -10,7 +10,7 @@
 // dict has two states that PyTorch's does not have: `master`, the float32 copy of a 16-bit parameter, and SGD's `step`.
 // PyTorch keeps states that it does not know.
 //
-// No communication. A dict belongs to the rank of its optimizer.
+// No communication. A dict has the state of one rank's optimizer only.
 #pragma once
 
 #include <string>
@@ -24,14 +24,14 @@ namespace tessera {
 // Returns the names of the parameters in the order of their ids, group after group of param_groups().
 std::vector<std::string> optimizer_parameter_names(const optim::Optimizer& optimizer);
 
-// Returns the state, which shares memory with the optimizer. States of a DTensor parameter are DTensors with the same
-// layout. Every parameter that requires a gradient has an entry, also before the first step (zeros, step 0). A frozen
-// parameter has an entry only when it was trained before.
+// Returns the optimizer's state dict, whose tensors share memory with the optimizer. States of a DTensor parameter are
+// DTensors with the same layout. Every parameter that requires a gradient has an entry, also before the first step
+// (zeros, step 0). A frozen parameter has an entry only when it was trained before.
 StateDict optimizer_state_dict(const optim::Optimizer& optimizer);
 
 // Copies the state into the optimizer and sets the hyper-parameters.
-// - A parameter without an entry becomes as before its first step. So does a state that is missing or None in an entry;
-//   a missing `master` is then copied from the parameter.
+// - The states of a parameter without an entry are reset to their values before the first step. A state that is missing
+//   or None in an entry is reset too; a missing `master` is copied from the parameter.
 // - A value for a DTensor is a DTensor with the same layout, or the whole as a plain tensor, from which this
 //   rank's shard is taken. Values are converted to the dtype of the optimizer's state.
 // - optimizer.steps() becomes the largest `step`.

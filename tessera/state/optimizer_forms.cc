@@ -29,8 +29,8 @@ std::optional<FlatKey> FlatKeyReader::read(std::string_view key) {
   const bool is_state = key.starts_with(kStatePrefix);
   if (!is_state && !key.starts_with(kGroupsPrefix)) return std::nullopt;
   const auto path = key.substr(is_state ? kStatePrefix.size() : kGroupsPrefix.size());
-  // Looks for the longest known name before a dot that leaves a rest: names of parameters often have dots, names of
-  // states and hyper-parameters seldom do, so the search from the right ends soon.
+  // Finds the longest parameter name that is a prefix of `path` and is followed by a dot and more text. The search
+  // begins at the last dot and ends soon, because names of states and hyper-parameters seldom have dots.
   for (size_t dot = path.rfind('.'); dot != std::string_view::npos && dot > 0; dot = path.rfind('.', dot - 1)) {
     ++lookups_;
     const auto found = parameters_.find(path.substr(0, dot));
@@ -57,7 +57,8 @@ StateList renamed_groups(const StateDict& optimizer_dict, const Rename& rename) 
   return groups;
 }
 
-// Returns {"state": the same entries under new keys, "param_groups": groups}. A key that is not in `keys` stays.
+// Returns {"state": the same entries under new keys, "param_groups": groups}. A key that is not in `keys` stays
+// unchanged.
 StateDict rekeyed(const StateDict& optimizer_dict, const std::unordered_map<StateKey, StateKey>& keys,
                   StateList groups) {
   StateDict state;
@@ -78,7 +79,7 @@ void set_new(StateDict& flat, const std::string& key, const StateValue& value) {
                 quote(key));
 }
 
-// Takes nested dicts of a state apart: {"a": {"b": 1}} at `prefix` becomes "prefix.a.b".
+// Flattens nested dicts of a state: {"a": {"b": 1}} at `prefix` becomes the key "prefix.a.b".
 void flatten_state(const StateDict& nested, const std::string& prefix, StateDict& out) {
   for (const auto& [key, value] : nested) {
     const auto full = prefix + "." + to_string(key);
@@ -185,8 +186,8 @@ StateDict unflatten_optimizer_dict(const StateDict& flat, const std::vector<std:
   for (const auto& group : groups) names.insert(names.end(), group.begin(), group.end());
   detail::FlatKeyReader reader(names);
   std::vector<StateDict> states(names.size()), settings(names.size());
-  // The keys are distributed over the parameters first, in one pass. The groups are then built in order from these
-  // parts.
+  // One pass over the keys first collects the states and the hyper-parameters (`settings`) of each parameter. Then the
+  // parameter groups are built from them in order.
   for (const auto& [key, value] : flat) {
     TESSERA_CHECK(std::holds_alternative<std::string>(key), ErrorKind::kShape,
                   "[state.unflatten_optimizer] found the key {}, wanted text. A dict by id is not flat.",
@@ -210,7 +211,8 @@ StateDict unflatten_optimizer_dict(const StateDict& flat, const std::vector<std:
     for (; position < begin + group.size(); ++position) {
       const auto& name = names[position];
       if (settings[position].empty() && states[position].empty()) continue;
-      // The hyper-parameters of a group are those of its first saved parameter; the others must agree.
+      // The hyper-parameters of a group are those of its first saved parameter; the other parameters must have equal
+      // hyper-parameters.
       if (first) check_same_settings(*first, name, settings[position]);
       if (!first) first = &settings[position];
       if (!states[position].empty()) state.set(name, std::move(states[position]));

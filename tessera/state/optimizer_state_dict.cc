@@ -98,8 +98,8 @@ void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimi
   const auto group = broadcasting_group(names, options, "[state.set_optimizer]");
   const auto device = device_of(names, group.get(), "Device mismatch");
   std::vector<detail::OptimizerLoad> loads;
-  // The plan is made and checked on all ranks before the first state is written, and an error of one rank is thrown on
-  // all ranks.
+  // plan_load() calls `plan` on all ranks before the first state is written, and throws an error of one rank on all
+  // ranks.
   const auto plan = [&](const StateDict& saved, const detail::IncomingTensors* incoming) {
     verify_optimizer_state_dict(saved, {});
     const auto split = detail::select_optimizers(saved, optimizer_names(optimizers, names), options.strict);
@@ -116,8 +116,8 @@ void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimi
   };
   const auto incoming = detail::plan_load(optimizer_state_dict, group.get(), plan);
   std::vector<detail::TensorCopy> copies;
-  // begin() writes only into this rank's optimizer. The tensors of all optimizers are then loaded in one pass, in the
-  // order of the message, because all ranks must receive them in one order.
+  // begin() needs no communication. The tensors of all optimizers are then loaded in one pass, because all ranks must
+  // receive the tensors in the same order, that of the broadcast dict.
   for (auto& load : loads) {
     load.begin();
     for (const auto& copy : load.copies()) copies.push_back({copy.source, copy.target});
@@ -161,7 +161,7 @@ ModelAndOptimizerState get_state_dict(nn::Module& model, const std::vector<optim
   return {.model = std::move(weights), .optimizer = get_optimizer_state_dict(model, optimizers, options)};
 }
 
-// Loads in upstream's order: the optimizers, then the model.
+// Loads the optimizers first, then the model, as PyTorch does.
 IncompatibleKeys set_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
                                 const StateDict& model_state_dict, const StateDict& optimizer_state_dict,
                                 const StateDictOptions& options) {

@@ -81,7 +81,7 @@ struct FromPickle {
         return StateTuple{items(value)};
       case PickleKind::kDict:
         return dict(value);
-      // Without a function for tensors, a persistent value falls through to the error.
+      // Persistent values are tensors. Without a `tensor` function they are an error.
       case PickleKind::kPersistent:
         if (tensor) return tensor(value.persistent_id());
         [[fallthrough]];

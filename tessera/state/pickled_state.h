@@ -19,10 +19,12 @@ namespace tessera {
 using PickleTensor = std::function<PickleValue(const at::Tensor& tensor)>;
 using UnpickleTensor = std::function<at::Tensor(const PickleValue& id)>;
 
-// Error kShape for a ShardedTensor in `value`, and for a tensor when there is no `tensor` function.
+// Converts `value` to a pickle; `tensor` converts the tensors in it. Error kShape for a ShardedTensor in `value`, and
+// for a tensor when there is no `tensor` function.
 PickleValue to_pickle(const StateValue& value, const PickleTensor& tensor = {});
-// Error kFormat for a value that no state dict holds: sets, objects of a class, dicts with keys other than text and
-// integers, and persistent values when there is no `tensor` function. `name` names the source in messages.
+// Converts a pickle to a value of a state dict; `tensor` makes the tensors. Error kFormat for a value that no state
+// dict holds: sets, objects of a class, dicts with keys other than text and integers, and persistent values when there
+// is no `tensor` function. `name` names the source in messages.
 StateValue from_pickle(const PickleValue& value, const std::string& name, const UnpickleTensor& tensor = {});
 
 }  // namespace tessera

@@ -45,9 +45,9 @@ struct StateDictOptions {
   // get: only the tensors of these modules of the model. Deprecated upstream. With keep_submodule_prefixes = false
   // there must be exactly one module.
   std::vector<nn::Module*> submodules = {};
-  // The group whose rank 0 the options above mean. Default: all ranks in the world of the first DTensor of the model. A
-  // model without DTensors needs a group for broadcast_from_rank0; without a group every rank gets what otherwise only
-  // rank 0 gets.
+  // The group whose rank 0 cpu_offload and broadcast_from_rank0 mean. Default: all ranks in the world of the model's
+  // first DTensor. A model without DTensors needs a group for broadcast_from_rank0; with cpu_offload and without a
+  // group every rank gets the values.
   std::shared_ptr<comm::Group> group = {};
 };
 
@@ -57,7 +57,7 @@ struct StateDictOptions {
 StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& options = {});
 
 // Returns the states of all optimizers by name, with their groups: {"state": {...}, "param_groups": [...]}, or the flat
-// form. States exist also before the first step. A shared parameter has its first name. COLLECTIVE as
+// form. States exist also before the first step. A shared parameter has its first name. COLLECTIVE in the same cases as
 // get_model_state_dict. Error kConfig: no optimizers, an optimizer with parameters that are not in the model, two
 // optimizers with the same parameter.
 StateDict get_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
@@ -85,9 +85,9 @@ IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& model_
 
 // Copies states and hyper-parameters into the optimizers, as load_optimizer_state_dict does. The dict is by name or
 // flat, or by id for a single optimizer. Saved groups and states of other parameters are ignored, so each pipeline
-// stage can load the dict of the whole model. COLLECTIVE as set_model_state_dict. Errors kShape, before anything is
-// changed: with `strict`, a parameter that requires a gradient has no saved state; parameters of one group were saved
-// in groups with different hyper-parameters; there are several groups without parameters.
+// stage can load the dict of the whole model. COLLECTIVE in the same cases as set_model_state_dict. Errors kShape,
+// before anything is changed: with `strict`, a parameter that requires a gradient has no saved state; parameters of one
+// group were saved in groups with different hyper-parameters; there are several groups without parameters.
 void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
                               const StateDict& optimizer_state_dict, const StateDictOptions& options = {});
 

@@ -1,5 +1,5 @@
-// A wrapper of a model may make the state dicts itself. FSDP1 does so, because its parameters are flat. The functions
-// of state_dict.h call the handler that is attached to a module of the model, if there is one.
+// A wrapper of a model, such as FSDP1 with its flat parameters, may make the state dicts of the model itself. The
+// functions of state_dict.h call the handler that is attached to a module of the model, if there is one.
 #pragma once
 
 #include <vector>
@@ -15,7 +15,7 @@ namespace tessera {
 class StateDictHandler {
  public:
   virtual ~StateDictHandler() = default;
-  // False for a wrapped module without own parameters; its handler is not used.
+  // Returns false for a wrapped module without own parameters. The handler of such a module is not used.
   virtual bool has_parameters() const = 0;
   virtual StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& options) const = 0;
   virtual IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& values,

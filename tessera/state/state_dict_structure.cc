@@ -15,7 +15,8 @@ namespace {
 
 using Into = PathStep::Into;
 
-// Walks a dict depth first. `key` and `path` describe the present position; both are cut back after each step.
+// Walks a dict depth first. `key` and `path` describe the present position. They are extended for a child and restored
+// after it.
 struct Flattener {
   FlatStateDict out;
   StatePath path;
@@ -47,8 +48,8 @@ struct Flattener {
   }
 };
 
-// Returns the value at `step` of the container `value`. An unset `value` becomes the container that the step needs; an
-// existing one must be of that type.
+// Returns the child at `step` of the container `value`. A `value` of None becomes an empty dict, list or tuple, as the
+// step needs; any other `value` must be of that type.
 StateValue& child_at(StateValue& value, const PathStep& step, const std::string& key) {
   if (value.is_none()) {
     if (step.into == Into::kDict) value = StateDict();
@@ -67,8 +68,8 @@ StateValue& child_at(StateValue& value, const PathStep& step, const std::string&
   }
   const auto position = std::get<int64_t>(step.key);
   auto& items = value.is_list() ? value.list() : std::get<StateTuple>(value.variant()).items;
-  // A list that is rebuilt from parts (a shard of a checkpoint) has None where values are missing. The limit keeps a
-  // hostile position from allocating memory without bound.
+  // A list that is rebuilt from parts (a shard of a checkpoint) has None where values are missing. kLongest limits the
+  // memory that a position from a hostile file can allocate.
   constexpr int64_t kLongest = int64_t{1} << 24;
   TESSERA_CHECK(position >= 0 && position < kLongest, ErrorKind::kShape,
                 "[state.unflatten] {}: found position {} of a list, wanted 0..{}", quote(key), position, kLongest - 1);
@@ -76,14 +77,15 @@ StateValue& child_at(StateValue& value, const PathStep& step, const std::string&
   return items[static_cast<size_t>(position)];
 }
 
-// Equal dtype and size, and for DTensors an equal size of the local tensors. Values are not read.
+// Whether both tensors have equal dtype and size, and, for DTensors, local tensors of equal size. Values are not read.
 bool similar_tensors(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && is_dtensor(a) == is_dtensor(b) &&
          (!is_dtensor(a) || to_local(a).sizes() == to_local(b).sizes());
 }
 
-// The local shards must be equal boxes in the same order; the shards of other ranks are not compared.
+// Whether both have equal size and dtype, and local shards with equal offsets and sizes in the same order. The shards
+// of other ranks are not compared.
 bool similar_sharded(const ShardedTensor* a, const ShardedTensor* b) {
   if (!a || !b) return a == b;
   if (a->size != b->size || a->dtype != b->dtype || a->local_shards.size() != b->local_shards.size()) return false;
@@ -94,7 +96,8 @@ bool similar_sharded(const ShardedTensor* a, const ShardedTensor* b) {
   return true;
 }
 
-// Compares this rank's elements only, so no communication is needed. Two meta tensors of the same kind are equal.
+// Compares this rank's elements only, so no communication is needed. Two meta tensors are equal if dtype, size, mesh
+// and placements are equal.
 bool equal_tensors(const at::Tensor& a, const at::Tensor& b) {
   if (!similar_tensors(a, b)) return false;
   if (!a.defined() || a.is_same(b)) return true;
@@ -147,7 +150,7 @@ FlatStateDict flatten_state_dict(const StateDict& state_dict) {
 StateDict unflatten_state_dict(const FlatStateDict& flat) {
   StateValue root = StateDict();
   for (const auto& [key, value] : flat.values) {
-    // Each path makes the containers that it needs and must end at an unset value.
+    // child_at() makes the containers along each path. The path must end where no value is stored yet.
     const auto found = flat.mapping.find(to_string(key));
     TESSERA_CHECK(found != flat.mapping.end() && !found->second.empty(), ErrorKind::kShape,
                   "[state.unflatten] {}: the mapping has no path for it", quote(to_string(key)));

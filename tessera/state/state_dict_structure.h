@@ -29,7 +29,7 @@ struct FlatStateDict {
   std::unordered_map<std::string, StatePath> mapping;  // path of each value in the nested dict
 };
 
-// Takes apart every dict, list and tuple. The key of a value is its path, joined by dots. Empty containers are kept as
+// Flattens every dict, list and tuple. The key of a value is its path, joined by dots. Empty containers are kept as
 // values, so that unflatten_state_dict restores the same dict (PyTorch loses empty containers and turns number keys
 // into text). Error kShape when two paths give one key: "duplicated flatten key a.b".
 FlatStateDict flatten_state_dict(const StateDict& state_dict);
@@ -41,8 +41,8 @@ StateDict unflatten_state_dict(const FlatStateDict& flat);
 // order, up to the first true result.
 bool any_leaf(const StateValue& value, const std::function<bool(const StateValue& leaf)>& test);
 
-// Returns the same tree with each leaf replaced by the result of `change`. The path of a leaf is `path`, then its keys
-// and positions, joined by dots.
+// Returns a copy of `value` in which each leaf (any value except a dict, list or tuple) is replaced by the result of
+// `change`. The path of a leaf is `path`, then its keys and positions, joined by dots.
 using LeafChange = std::function<StateValue(const StateValue& leaf, const std::string& path)>;
 StateValue map_leaves(const StateValue& value, const LeafChange& change, const std::string& path = "");
 

@@ -17,7 +17,8 @@ namespace {
 
 constexpr const char* kMessage = "a message between ranks";
 
-// Returns the persistent id of a tensor: (dtype number, sizes, bytes). None instead of the bytes means shape only.
+// Returns the persistent id of a tensor: (dtype number, sizes, bytes). With TensorsInMessage::kShapes the id of a
+// tensor with dims has None instead of the bytes.
 PickleValue pickle_tensor(const at::Tensor& tensor, TensorsInMessage tensors) {
   TESSERA_CHECK(tensor.defined() && !is_dtensor(tensor) && tensor.layout() == c10::kStrided && !tensor.is_quantized(),
                 ErrorKind::kShape, "[state.encode] found {}, wanted a plain dense tensor. Gather it first.",

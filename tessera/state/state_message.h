@@ -1,4 +1,4 @@
-// Encodes values of state dicts as bytes for messages between the ranks of one run. The bytes are a pickle in which
+// Encodes values of state dicts as bytes, which the ranks of one run send each other. The bytes are a pickle in which
 // each tensor is a persistent value. This is not a file format: dtype numbers and tensor bytes depend on the build and
 // the machine.
 //

@@ -1,5 +1,5 @@
-// The values of a state dict, with torch's types: tensors (also DTensors), sharded tensors, numbers, text, bytes, and
-// lists, tuples and dicts of these.
+// The values of a state dict, of the types that PyTorch's state dicts have: tensors (also DTensors), sharded tensors,
+// numbers, text, bytes, and lists, tuples and dicts of these.
 //
 //   StateDict model;
 //   model.set("layers.0.weight", weight);                          // insertion order is kept

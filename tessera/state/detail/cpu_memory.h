@@ -12,9 +12,10 @@ bool can_pin_memory();
 // allocator makes it in pinned memory.
 at::Tensor empty_on_cpu(const at::Tensor& like, bool pin);
 
-// Does the same in memory that is shared with the processes forked from this one. With `pin` the memory is also
-// page-locked. The memory is unmapped when the last tensor that uses it is freed. Errors: kMemory when the memory
-// cannot be mapped or page-locked, kConfig when this libtorch offers no page-locking (no cudaHostRegister).
+// Returns a tensor as empty_on_cpu() does, but in memory that is shared with the processes forked from this one. With
+// `pin` the memory is also page-locked. The memory is unmapped when the last tensor that uses it is freed. Errors:
+// kMemory when the memory cannot be mapped or page-locked, kConfig when this libtorch offers no page-locking (no
+// cudaHostRegister).
 at::Tensor empty_in_shared_memory(const at::Tensor& like, bool pin);
 
 }  // namespace tessera::detail

@@ -62,7 +62,8 @@ std::unique_ptr<IncomingTensors> IncomingTensors::of_shards(const StateDict& sta
   incoming->announce_shards(incoming->message_, "");
   auto& tensors = incoming->tensors_;
   if (tensors.empty()) return nullptr;
-  // Sorting by path gives all ranks one order of all-gathers, whatever the insertion order of their dicts.
+  // The tensors are sorted by path, so that all ranks all-gather them in the same order, whatever the insertion order
+  // of their dicts is.
   std::ranges::sort(tensors, {}, &ReceivedTensor::path);
   incoming->group_ = tensors.front().shards->group.get();
   incoming->index_tensors();
@@ -70,8 +71,8 @@ std::unique_ptr<IncomingTensors> IncomingTensors::of_shards(const StateDict& sta
   return incoming;
 }
 
-// For each ShardedTensor that has a process group: records it in tensors_ and puts a meta tensor of its whole shape in
-// its place. tensors_ records the meta tensor too.
+// For each ShardedTensor that has a process group: records it in tensors_ and replaces it in the dict by a meta tensor
+// of its whole shape. The entry of tensors_ has this meta tensor as `announced`.
 void IncomingTensors::announce_shards(StateDict& dict, const std::string& prefix) {
   for (auto& [key, value] : dict) {
     const auto path = prefix + to_string(key);
@@ -130,8 +131,9 @@ std::unique_ptr<IncomingTensors> plan_load(const StateDict& state_dict, comm::Gr
   return incoming;
 }
 
-// Values that are here already are loaded at once. The announced tensors are received in the order of the message, and
-// each is loaded into all its targets before the next one arrives, so that only one whole tensor is alive.
+// Sources that are not announced tensors have their values on this rank and are loaded first. Then the announced
+// tensors are received in the order of message(). Each is loaded into all its targets before the next one is received,
+// so that at most one received whole tensor is in memory.
 void load_copies(const std::vector<TensorCopy>& copies, const IncomingTensors* incoming, c10::Device device) {
   std::unordered_map<const c10::TensorImpl*, std::vector<at::Tensor>> awaited;
   for (const auto& copy : copies) {

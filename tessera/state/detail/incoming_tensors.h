@@ -30,7 +30,7 @@ class IncomingTensors {
   // ShardedTensors differ in name, dtype, size or ranks.
   static std::unique_ptr<IncomingTensors> of_shards(const StateDict& state_dict);
 
-  // The group whose ranks load together.
+  // The group whose ranks load the dict together.
   comm::Group& group() const { return *group_; }
   const StateDict& message() const { return message_; }
   // Returns whether `tensor` is an announced tensor of the message.
@@ -62,9 +62,9 @@ class IncomingTensors {
 };
 
 // Plans a load of the dict. With a `group` the tensors come from its rank 0, and without one from the shards of the
-// dict's ShardedTensors. `plan` gets the dict with its announced tensors. `incoming` is null when this rank has all
-// tensors already. COLLECTIVE over the ranks that load: an exception of `plan` on one rank is thrown on all ranks.
-// Returns `incoming`.
+// dict's ShardedTensors. Calls `plan` with the dict, in which the tensors that are received later are announced
+// tensors, and with the IncomingTensors `incoming`, which is null when the dict on this rank has all values. COLLECTIVE
+// over the ranks that load: an exception of `plan` on one rank is thrown on all ranks. Returns `incoming`.
 using PlanLoad = std::function<void(const StateDict& values, const IncomingTensors* incoming)>;
 std::unique_ptr<IncomingTensors> plan_load(const StateDict& state_dict, comm::Group* group, const PlanLoad& plan);
 

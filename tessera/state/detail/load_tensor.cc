@@ -21,8 +21,9 @@ bool have_same_layout(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-// Takes this rank's shard with the machinery of redistribute: `held` are the index ranges of the whole tensor, `needed`
-// the ranges of this rank under the placements of `like`. A rank outside the mesh gets an empty tensor.
+// Takes this rank's shard out of `whole` with slice_part(), as redistribute does: `held` has the index ranges of the
+// whole tensor, `needed` has this rank's index ranges under the placements of `like`. A rank outside the mesh gets an
+// empty tensor.
 at::Tensor local_shard_of(const at::Tensor& whole, const at::Tensor& like) {
   const DeviceMesh& mesh = *device_mesh(like);
   if (!mesh.coordinate()) return whole.new_empty(to_local(like).sizes());
@@ -46,7 +47,7 @@ std::string load_mismatch(const at::Tensor& target, const at::Tensor& value) {
     return fmt::format("is a DTensor on {}, wanted a plain tensor. Gather it first (gather_state_dict)",
                        device_mesh(value)->to_string());
   }
-  // A whole value has no unique split into the addends of a Partial placement.
+  // A whole tensor cannot be loaded into a Partial placement: it has no unique split into addends.
   if (std::ranges::any_of(placements(target), [](const Placement& each) { return each.is_partial(); })) {
     return fmt::format("cannot be loaded into a DTensor with Partial placements {}. Redistribute that DTensor first",
                        to_string(placements(target)));

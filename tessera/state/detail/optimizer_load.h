@@ -1,6 +1,6 @@
 // Loads a state dict into an optimizer in two steps. The first step checks the dict and decides which tensor goes
-// where. The second step copies the values one by one, so that a value may still be on its way from another rank. No
-// communication.
+// where. The second step copies the values one by one, so that the values may be received from other ranks after the
+// first step. No communication.
 //
 //   OptimizerLoad load = plan_optimizer_load(optimizer, dict);      // tensors of `dict` may be on the meta device
 //   load.begin();
@@ -28,7 +28,8 @@ class OptimizerLoad {
   };
   const std::vector<StateCopy>& copies() const { return copies_; }
 
-  // Sets the hyper-parameters. States without a value in the dict become as before the first step.
+  // Sets the hyper-parameters, resets each state that has no value in the dict to its initial value, and sets
+  // StateCopy::target.
   void begin();
   // Sets the step counts.
   void finish();

@@ -119,8 +119,8 @@ class OptimizerSelection {
     return settings ? *settings : StateDict();
   }
 
-  // A group without parameters has no name to be found by. It can only be matched when there is exactly one such group
-  // in the dict, and one optimizer.
+  // Saved groups are found by the names of their parameters, which a group without parameters does not have. It can be
+  // matched only if the dict has exactly one such group and there is only one optimizer.
   const StateDict& only_empty_group() const {
     TESSERA_CHECK(empty_.size() == 1, ErrorKind::kShape,
                   "[state.set_optimizer] There are param groups that have zero parameters. In such a case, DSD only "
