@@ -21,8 +21,8 @@ void fully_shard_blocks(nn::Module& root, const std::vector<nn::Module*>& blocks
 struct DataParallelOptions {
   MeshPtr mesh = {};  // has a dim dp_replicate, dp_shard or both; other dims (tp) are ignored
   MixedPrecisionPolicy mp_policy = {};
-  // Options of fully_shard and of replicate. The fields mesh and mp_policy in both are ignored: the two fields above
-  // replace them.
+  // Options of fully_shard and of replicate. The fields mesh and mp_policy of both are ignored;
+  // DataParallelOptions::mesh and mp_policy are used instead.
   FullyShardOptions shard = {};
   ReplicateOptions replicate = {};
 };

@@ -5,9 +5,9 @@
 //   at::Tensor loss = model->loss_sum({.tokens = layout.shard(tokens, 1, rank)}, layout.shard(labels, 1, rank));
 //
 // Only attention communicates; all other operations work token by token. A rank's loss is the sum over its own labels,
-// and its gradients are the share of its own tokens. Both are summed over the context-parallel group like over
-// data-parallel ranks, so FSDP shards over dp_shard x cp. Call this before fully_shard; the order with tensor
-// parallelism does not matter.
+// and its gradients come from its own tokens alone. The caller must sum both over the context-parallel ranks, as over
+// data-parallel ranks: for the gradients, let FSDP shard over dp_shard x cp. Call this before fully_shard; the order
+// with tensor parallelism does not matter.
 #pragma once
 
 #include <string>
@@ -22,9 +22,9 @@ struct ApplyContextParallelOptions {
 };
 
 // Every DecoderModel in `model` then expects inputs with the tokens of this rank
-// (DecoderModel::set_context_parallelism). A mesh of one rank changes nothing. COLLECTIVE over the mesh when it is
-// first used. Errors kShape: no mesh, a mesh of several dims; kConfig: an unknown rotate_method, a model without a
-// DecoderModel.
+// (DecoderModel::set_context_parallelism). A mesh of one rank changes nothing. COLLECTIVE over the mesh if its process
+// group does not exist yet. Errors kShape: no mesh, a mesh of several dims; kConfig: an unknown rotate_method, a model
+// without a DecoderModel.
 void apply_context_parallel(nn::Module& model, const MeshPtr& mesh, const ApplyContextParallelOptions& options = {});
 
 }  // namespace tessera

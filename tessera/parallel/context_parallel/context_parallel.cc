@@ -37,8 +37,8 @@ void check_sequences(const char* verb, const std::vector<at::Tensor>& buffers, c
   }
 }
 
-// Replaces the data of the tensor and increments its version. set_data alone keeps the version, and a graph that saved
-// the tensor would read the new data without an error.
+// Replaces the data of the tensor and increments its version counter. set_data() alone does not increment it, and
+// backward through a graph that saved the tensor would then use the new data without an error.
 void replace_data(const at::Tensor& buffer, const at::Tensor& data) {
   buffer.set_data(data);
   buffer.unsafeGetTensorImpl()->bump_version();
@@ -73,7 +73,8 @@ ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptio
                   "[parallel.context_parallel] found buffer {}, {}, more than once, wanted each once.", i,
                   c10::str(buffers[i].sizes()));
   }
-  // The shards and the scope are made before the first buffer is replaced, so an error leaves every buffer as it was.
+  // The shards and the ContextParallelGuard are made before the first buffer is replaced, so an error leaves all
+  // buffers unchanged.
   const auto layout = kernels::ContextLayout::of_pytorch(buffers[0].size(options.buffer_seq_dims[0]), mesh->size());
   const nn::ContextParallelGroup context_options{.group = mesh->group(0), .rotate = scope_rotate_method};
   const c10::NoGradGuard no_grad;
@@ -91,7 +92,8 @@ ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptio
 ContextParallel::~ContextParallel() {
   scope_.reset();
   const c10::NoGradGuard no_grad;
-  // The scope has ended first, so no attention runs over ranks with whole buffers.
+  // scope_ is destroyed before the buffers are restored, so that no attention over the ranks reads the unsharded
+  // buffers.
   for (const auto& each : saved_buffers_) replace_data(each.buffer, each.whole);
 }
 

@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-// The idle blocks, ordered by allocator and size. A block that is in use holds a weak reference to them, so its
-// memory may outlive the pool; it then goes back to its allocator.
+// The idle blocks, ordered by allocator and size. A block that is in use holds a weak_ptr to this object. If the pool
+// has been destroyed when the block is released, the block's memory goes back to its allocator.
 struct BufferPool::IdleBlocks {
   using BlockKey = std::pair<c10::Allocator*, size_t>;  // allocator and bytes
   std::mutex mutex;
@@ -37,8 +37,8 @@ void return_to_pool(void* context) {
   idle_blocks->blocks.emplace(block->key, std::move(block->memory));
 }
 
-// Takes the smallest idle block of the allocator that fits, if it is at most a quarter larger than needed, and writes
-// its size to `key`. Null when there is none.
+// Takes the smallest idle block of the allocator that fits, if it is at most a quarter larger than the request, and
+// writes the block's size to `key`. Null if no idle block fits.
 c10::DataPtr take_idle(BufferPool::IdleBlocks& idle_blocks, BufferPool::IdleBlocks::BlockKey& key) {
   const auto& [allocator, bytes] = key;
   const std::lock_guard lock(idle_blocks.mutex);

@@ -25,10 +25,11 @@ class BufferPool {
  public:
   BufferPool();
   ~BufferPool();
-  // Uninitialised memory of `bytes` bytes, aligned to 64 bytes, from `allocator`, which must outlive the memory. Null:
-  // the default allocator of the device.
+  // Uninitialised memory of `bytes` bytes, aligned to 64 bytes, from `allocator`, which must outlive the memory. If
+  // `allocator` is null, the device's default allocator is used.
   c10::DataPtr allocate(size_t bytes, c10::Device device, c10::Allocator* allocator = nullptr);
-  // The same as a 1-d tensor of `numel` elements. On devices other than the CPU `allocator` is ignored.
+  // Memory as allocate() returns it, as a 1-d tensor of `numel` elements. On devices other than the CPU `allocator` is
+  // ignored.
   at::Tensor empty(int64_t numel, c10::ScalarType dtype, c10::Device device, c10::Allocator* allocator = nullptr);
 
   struct IdleBlocks;

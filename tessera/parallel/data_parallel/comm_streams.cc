@@ -36,8 +36,9 @@ void CommStreams::retire(c10::DataPtr&& memory) {
 
 void CommStreams::free_retired() {
   if (retired_.empty() && !retired_memory_) return;
-  // The buffers belong to the gather stream, whose allocator may reuse them for the next launch on that stream. The
-  // stream therefore first waits for the last use on the other stream.
+  // The retired buffers were allocated on the gather stream, so once they are freed, the caching allocator may reuse
+  // them for the next launch on that stream. The gather stream therefore first waits for the last use of the buffers on
+  // the compute stream.
   gather.wait_event(last_use_);
   retired_.clear();
   retired_memory_.clear();

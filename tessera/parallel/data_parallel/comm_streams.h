@@ -1,6 +1,6 @@
-// The streams on which the parameter groups below one root launch communication, one stream for each purpose. A gather
-// waits for no computation and no reduction. An all-reduce over replicas, and a copy to the host, wait only for the
-// reduction before them. A CPU has no streams: everything runs in program order.
+// The streams on which the parameter groups of one FSDP root module, or one DDP module, launch communication: one
+// stream for each purpose. A gather waits for no computation and no reduction. An all-reduce over replicas, and a copy
+// to the host, wait only for the reduction before them. A CPU has no streams: everything runs in program order.
 //
 //   streams.gather.wait_current_stream();                  // after the writes to the shards
 //   { const auto beside = streams.gather.make_current(); ... start the gather ... }
@@ -34,16 +34,16 @@ class CommStreams {
   DeviceStream replicas;  // all-reduces over replicas and waits for them
   DeviceStream to_host;   // copies of gradients to the host
 
-  // Keeps buffers that were allocated on the gather stream and whose last use was launched on this thread's current
-  // stream. They are freed by the next retire(). Until then the gather between the two calls allocates other memory, so
-  // its copies need not wait. At most two gathers have buffers at any time.
+  // retire() keeps buffers that were allocated on the gather stream and whose last use was launched on this thread's
+  // current stream. The next retire() frees them. A gather between the two calls is thus allocated other memory, and
+  // its copies need not wait for that last use. At most two gathers have buffers at any time.
   void retire(std::vector<at::Tensor>&& buffers);
   void retire(c10::DataPtr&& memory);
-  void free_retired();  // frees them now, in the order of the gather stream
+  void free_retired();  // frees the retired buffers now, in the order of the gather stream
 
   // A second process group with the ranks of `group`, for reductions that must not wait for its gathers: on an
-  // accelerator each group has a communicator and a stream of its own. On the CPU `group` itself. COLLECTIVE over the
-  // group in the first call for it.
+  // accelerator each group has a communicator and a stream of its own. On the CPU the function returns `group` itself.
+  // COLLECTIVE over the group in the first call for it.
   std::shared_ptr<comm::Group> second_group(const std::shared_ptr<comm::Group>& group);
 
  private:

@@ -16,7 +16,7 @@ class DataParallelState : public nn::Module::ModuleState {
   // Whether the next backward reduces gradients.
   virtual bool synchronizes() const = 0;
   virtual void set_synchronize(bool on) = 0;
-  // Divisor of the gradient sums.
+  // Sets the number by which gradients are divided after they are summed over ranks.
   virtual void set_gradient_divisor(double factor) = 0;
 };
 
@@ -33,9 +33,9 @@ inline std::vector<DataParallelState*> data_parallel_states(nn::Module& module) 
   return states_below<DataParallelState>(module);
 }
 
-// states_below, or without `recurse` the state of the module alone. Error kShape where there is none: `where` is the
-// operation in the message, `kind` describes a module with such a state ("sharded"), `verb` is the function that
-// attaches it.
+// Returns states_below<State>(module), or without `recurse` only the state of `module` itself. Error kShape if there is
+// no such state. For the message, `where` names the operation, `kind` describes a module that has the state
+// ("sharded"), and `verb` names the function that attaches the state.
 template <class State>
 std::vector<State*> require_states(nn::Module& module, bool recurse, const std::string& where, const char* kind,
                                    const char* verb) {
@@ -52,8 +52,9 @@ std::vector<State*> require_states(nn::Module& module, bool recurse, const std::
 // Casts the floating-point tensors to `dtype`.
 void cast_floating(const nn::TensorRefs& tensors, c10::ScalarType dtype);
 
-// The factor by which float16 gradients are divided before the sum, so that neither the sum nor the quotient overflows
-// or underflows. FSDP2's rule: the largest power of two below about the square root of the divisor.
+// The factor by which float16 gradients are divided before they are summed over ranks. The rest of `divide` is applied
+// after the sum, so that values neither overflow nor underflow. FSDP2's rule: a power of two near the square root of
+// `divide`.
 double fp16_pre_divisor(double divide);
 
 }  // namespace tessera

@@ -60,8 +60,9 @@ void FlatGradients::complete() {
   }
 }
 
-// The reduction is a plain sum, and the division happens after it, on the smaller result. float16 needs a part of the
-// division before the sum; the flags are not divided, so flags_offset_ ends the scaled range.
+// Gradients are summed over ranks and divided after the sum, because the result of a reduce-scatter is smaller than its
+// input. float16 gradients are divided by a part of `divide` here, before the sum. The flags after flags_offset_ are
+// not divided.
 at::Tensor FlatGradients::close(double divide) {
   const c10::NoGradGuard no_grad;
   if (!complete_) complete();

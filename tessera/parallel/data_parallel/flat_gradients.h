@@ -28,8 +28,8 @@ class FlatGradients {
   explicit FlatGradients(std::shared_ptr<BufferPool> pool) : pool_(std::move(pool)) {}
   void set_pool(std::shared_ptr<BufferPool> pool) { pool_ = std::move(pool); }
 
-  // Allocates the buffer for the entries of `layout` in each part, and their flags, in `dtype`. memory: the allocator
-  // for buffers that are sent, Group::allocator() of the group that will reduce.
+  // Allocates the buffer in `dtype`. Each part has room for the entries of `layout` and one flag per entry. memory: the
+  // allocator for buffers that are sent, which is Group::allocator() of the group that will reduce.
   void open(FlatLayout layout, c10::ScalarType dtype, c10::Device device, c10::Allocator* memory);
   bool is_open() const { return buffer_.defined(); }
   int64_t bytes() const { return is_open() ? static_cast<int64_t>(buffer_.nbytes()) : 0; }

@@ -52,9 +52,10 @@ at::ScalarType type_of_size(int64_t itemsize) {
   return itemsize == 8 ? at::kLong : itemsize == 4 ? at::kInt : itemsize == 2 ? at::kShort : at::kByte;
 }
 
-// unpack_parts as one split_with_sizes_copy kernel. `gathered` is read as a matrix with one row per rank. Each
-// parameter is a range of columns, whose rows are its chunks in order. The gaps between parameters are columns, too,
-// and are copied to scratch tensors. Elements are read as integers of the common element size, or as bytes.
+// Does the work of unpack_parts() with one split_with_sizes_copy kernel. `gathered` is read as a matrix with one row
+// per rank. Each parameter is a range of columns, whose rows are its chunks in order. The gaps between parameters are
+// columns, too, and are copied to scratch tensors. Elements are read as integers of the common element size, or as
+// bytes.
 void unpack_columns(const FlatLayout& layout, const at::Tensor& gathered, const at::Tensor& whole,
                     const std::vector<int64_t>& unsharded_offsets) {
   const auto& entries = layout.entries;
@@ -154,7 +155,7 @@ void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gra
     }
     return copy_segments(segments);
   }
-  // The full chunks in one strided copy, then the shorter last chunk.
+  // One strided copy writes all full chunks, and a second copy writes the shorter last chunk.
   const auto put = [accumulate](const at::Tensor& to, const at::Tensor& from) {
     accumulate ? to.add_(from) : to.copy_(from);
   };
@@ -173,8 +174,8 @@ void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gra
 }
 
 // _chunk_cat splits each tensor along dim 0 into one chunk per rank, pads the last chunk, and writes the chunks of all
-// tensors side by side: the layout of `parts`. Gaps and flags are tensors with one row per rank in the list. All gaps
-// are slices of one tensor of zeros, as wide as the widest gap.
+// tensors side by side: the layout of `parts`. Each gap, and the flags, are added to the list as a tensor with one row
+// per rank. All gaps are slices of one tensor of zeros, which is as wide as the widest gap.
 void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gradients, int64_t flags,
                     const at::Tensor& parts, FillConstants& fill) {
   struct ColumnBlock {
@@ -215,7 +216,8 @@ void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gra
   at::_chunk_cat_out(out, rows, 0, layout.ranks);
 }
 
-// Zeroes the ranges between the filled rows of each part. Padding after the rows of a chunk is such a range, too.
+// Zeroes all bytes of each part that are outside the rows of filled entries, including the padding after the last row
+// of a chunk.
 void zero_unfilled(const FlatLayout& layout, const at::Tensor& parts, const std::vector<bool>& filled) {
   const at::Tensor bytes = parts.device().is_cpu() ? at::Tensor() : as_bytes(parts);
   const auto zero = [&](int64_t begin, int64_t end) {

@@ -1,8 +1,9 @@
 // The layout of a flat communication buffer: the offset of each parameter's padded chunk inside one rank's part.
 //
-// An all-gather fills a buffer of `ranks` parts, and a reduce-scatter reads one. For every parameter in order, part r
-// holds its rows [r*chunk_rows, (r+1)*chunk_rows), with padding after the last row. Chunks start at multiples of 64
-// elements, so an offset counted in elements does not depend on the dtype. All offsets here are in bytes.
+// The output of an all-gather, and the input of a reduce-scatter, is a buffer of `ranks` parts. Part r holds the chunks
+// of all parameters in order. The chunk of a parameter is its rows [r*chunk_rows, (r+1)*chunk_rows), with padding after
+// the parameter's last row. Chunks start at multiples of 64 elements, so an offset counted in elements does not depend
+// on the dtype. All offsets here are in bytes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,16 +39,16 @@ struct FlatLayout {
   int64_t append_extra(int64_t numel, int64_t itemsize);
 };
 
-// Copies the parameters from `gathered` (ranks * part_bytes) to their offsets in `whole`. On the CPU it starts at
-// parameter `first`; on other devices `first` must be 0. An accelerator writes the padding, too: ranks * chunk_bytes()
-// for each parameter.
+// Copies the parameters from `gathered` (ranks * part_bytes) to `unsharded_offsets` in `whole`, starting with parameter
+// `first`, which must be 0 on an accelerator. On an accelerator the padding is copied, too: ranks * chunk_bytes() for
+// each parameter.
 void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, const at::TensorBase& whole,
                   const std::vector<int64_t>& unsharded_offsets, size_t first = 0);
 // Moves the chunks of the first parameter to the start of `gathered` without gaps, which overwrites the data between
 // the chunks. CPU only.
 void compact_first(const FlatLayout& layout, const at::TensorBase& gathered);
-// Copies a gradient of a whole parameter to its chunks in all parts of `parts`, a 1-d tensor of the layout's dtype.
-// With `accumulate` it adds. Converts the dtype. Error kInternal for a gradient of another size.
+// Copies a gradient of a whole parameter to its chunks in all parts of `parts`, a 1-d tensor of the layout's dtype;
+// with `accumulate`, adds it to them. Converts the dtype. Error kInternal for a gradient of another size.
 void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gradient, const at::Tensor& parts,
                    bool accumulate);
 // Constants for the gaps between gradients and for the flags, in the gradients' dtype and on their device.
@@ -55,8 +56,8 @@ struct FillConstants {
   at::Tensor ones{}, zeros{};
 };
 // Copies the gradients of all entries, which share one dtype, to their chunks in all parts, writes `flags` ones at the
-// end of each part (the room of append_extra), and zeroes the gaps. One kernel on an accelerator. fill: constants that
-// the caller keeps for later calls on the same stream.
+// end of each part (the room that append_extra() added), and zeroes the gaps. On an accelerator this is one kernel.
+// fill: constants that the caller keeps for later calls on the same stream.
 void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gradients, int64_t flags,
                     const at::Tensor& parts, FillConstants& fill);
 // Zeroes the padding, and the chunks of entries whose `filled` is false, in all parts.

@@ -24,9 +24,10 @@ struct GatheredParameters : torch::autograd::Node {
   std::string name() const override { return "GatheredParameters"; }
 };
 
-// An end node without outputs.
+// The node of GradAccumulatorNode. It has no next edges, so backward ends in it.
 struct ReplicatedParameters : GatheredParameters {
-  // The sequence number of gradient accumulators: the engine runs ready nodes with this number first.
+  // UINT64_MAX is the sequence number of autograd's AccumulateGrad nodes: the engine runs ready nodes with this number
+  // first.
   ReplicatedParameters() : GatheredParameters(std::numeric_limits<uint64_t>::max()) {}
   std::string name() const override { return "ReplicatedParameters"; }
 };
@@ -52,7 +53,7 @@ void GradAccumulatorNode::connect(const at::Tensor& tensor, size_t index) const 
   torch::autograd::impl::set_gradient_edge(tensor, {node_, static_cast<uint32_t>(index)});
 }
 
-// Depth-first search with a stack of its own, because a graph can be deeper than the call stack allows.
+// A depth-first search with an explicit stack, because recursion over a deep graph could overflow the call stack.
 std::unordered_set<const void*> reachable_nodes(const std::vector<at::Tensor>& outputs) {
   std::unordered_set<const void*> seen;
   std::vector<torch::autograd::Node*> open;

@@ -1,5 +1,5 @@
-// Autograd nodes of data parallelism: one node for each forward of a sharded group, and end nodes that replace the
-// gradient accumulators of leaves.
+// Autograd nodes of data parallelism: one node for each forward of a sharded group, and nodes in which backward ends
+// and which replace the AccumulateGrad nodes of leaves.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// Receives the gradients of the unsharded parameters; undefined for a parameter without a gradient.
+// Receives the gradients of the unsharded parameters. The tensor of a parameter without a gradient is undefined.
 using GradientCallback = std::function<void(std::vector<at::Tensor>&& gradients)>;
 
 // Makes the tensors `whole` outputs of one graph node that depends on `shards`. In backward the node passes all their
@@ -20,13 +20,15 @@ using GradientCallback = std::function<void(std::vector<at::Tensor>&& gradients)
 void attach_gradient_node(const std::vector<at::Tensor>& shards, const std::vector<at::Tensor>& whole,
                           GradientCallback callback);
 
-// One end node of the graph in place of the gradient accumulators of several leaves. Forward reads tensors connected to
-// this node. Each backward passes it all their gradients in one call, summed over all forwards before. The node runs as
-// soon as its gradients are complete, like a leaf's accumulator, and once per inner backward of reentrant checkpoints.
+// One autograd node that replaces the AccumulateGrad nodes of several leaf tensors. Forward reads tensors that
+// connect() has attached to this node. Each backward calls the node once with the gradients of all these tensors, each
+// summed over all forwards that the backward covers. The node runs as soon as its gradients are complete, like
+// AccumulateGrad. With reentrant checkpoints each inner backward calls the node once.
 class GradAccumulatorNode {
  public:
   GradAccumulatorNode(const std::vector<at::Tensor>& like, GradientCallback callback);
-  // Makes `tensor`, which has no graph, input number `index` of this node: an index into `like`.
+  // Sends the gradient of `tensor`, which has no autograd graph, to input `index` of this node. The input has the shape
+  // and dtype of like[index] of the constructor.
   void connect(const at::Tensor& tensor, size_t index) const;
   const void* identity() const { return node_.get(); }  // as in reachable_nodes()
 
@@ -34,10 +36,10 @@ class GradAccumulatorNode {
   NodePtr node_;
 };
 
-// All nodes of the graph of `outputs`, by address.
+// The addresses of all nodes of the autograd graph of `outputs`.
 std::unordered_set<const void*> reachable_nodes(const std::vector<at::Tensor>& outputs);
 
-// Calls `hook` when the gradient of `output` is known, before backward runs through its graph.
+// Calls `hook` when backward has computed the gradient of `output`, before backward runs the nodes that made `output`.
 void on_gradient_of(const at::Tensor& output, std::function<void()> hook);
 // Runs `callback` at the end of the running backward. Call it inside a backward.
 void at_end_of_backward(std::function<void()> callback);

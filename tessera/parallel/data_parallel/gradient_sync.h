@@ -18,9 +18,9 @@ namespace tessera {
 
 class DataParallelState;
 
-// Sets whether backward reduces gradients, for one module and, with recurse, all data-parallel modules below it. false:
-// gradients accumulate on this rank, and the next backward with true reduces them. Error kShape when no module here is
-// sharded or replicated.
+// Sets whether backward reduces gradients, for one module and, with recurse, all data-parallel modules below it. While
+// it is false, gradients accumulate on this rank; after it is set to true again, the next backward reduces them. Error
+// kShape when no module here is sharded or replicated.
 void set_requires_gradient_sync(nn::Module& module, bool on, bool recurse = true);
 // Divides gradients by `factor` instead of the data-parallel world size (1: gradients are summed), for all
 // data-parallel modules at or below `module`. Error kShape for a factor that is not positive, and when no module here

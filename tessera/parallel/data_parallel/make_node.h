@@ -10,10 +10,11 @@
 
 namespace tessera {
 
-// std::shared_ptr or c10::intrusive_ptr, by the version of libtorch.
+// std::shared_ptr or c10::intrusive_ptr, depending on the version of libtorch.
 using NodePtr = std::remove_cvref_t<decltype(std::declval<torch::autograd::Edge>().function)>;
 
-// A new node: the owning pointer for the graph, and a plain pointer of its own type.
+// Makes a node. Returns the owning pointer, for use in the autograd graph, and a raw pointer of type NodeType to the
+// node.
 template <class NodeType, class Pointer = NodePtr>
 std::pair<Pointer, NodeType*> make_node() {
   auto node = [] {

@@ -16,8 +16,8 @@ bool communicates(const std::shared_ptr<comm::Group>& group, const at::Tensor& t
 
 }  // namespace
 
-// With a reduce-scatter the output is a buffer of its own, in memory from which the next all-reduce can send. Otherwise
-// the sum is computed in place.
+// A reduce-scatter writes to a separate buffer, which the replicas' group allocates if an all-reduce over replicas
+// follows. Otherwise the sum is computed in place.
 void ReductionStages::start(ReductionRoute route, at::Tensor parts, BufferPool& pool, const std::string& subject) {
   route_ = std::move(route);
   stage_ = Stage::kGroup;
@@ -42,13 +42,13 @@ const DeviceStream& ReductionStages::stream() const {
   return stage_ == Stage::kToHost ? streams_->to_host : streams_->reduce;
 }
 
-// On an accelerator a wait() on a stage's stream only orders that stream after the collective, so neither the host nor
-// the compute stream stops. `parts_` is memory of the compute stream: that stream must come after the reduce-scatter
-// before the buffer may be freed.
+// On an accelerator wait() with a stage's stream as the current stream makes only this stream wait for the collective;
+// neither the host nor the compute stream waits. `parts_` was allocated on the compute stream, so the compute stream
+// must wait for the reduce-scatter before `parts_` may be freed.
 bool ReductionStages::advance(const std::string& subject, bool at_end) {
   if (!in_flight()) return false;
-  // A copy to the host is in flight and need not be complete before the end of backward. The compute stream is ordered
-  // after it once, so that the device buffer can be freed; the host waits in take_result().
+  // A copy to the host is in flight and need not be complete before the end of backward. The compute stream waits for
+  // the copy once, so that the device buffer can be freed; the host waits for it in take_result().
   if (stage_ == Stage::kToHost && !at_end) {
     if (output_.defined()) {
       copied_.block_current_stream();
@@ -91,8 +91,8 @@ void ReductionStages::start_copy_to_host() {
   copied_ = DeviceEvent::record_on_current(device);
 }
 
-// A result on the device is ordered by the stream alone. A result on the host may be read by the CPU at once, so
-// take_result() waits for the copy.
+// For a result on the device it is enough that the current stream waits. A result in host memory may be read by the CPU
+// at once, so the host waits for the copy.
 at::Tensor ReductionStages::take_result() {
   ended_.block_current_stream();
   if (!host_.defined()) return std::exchange(output_, {});
@@ -106,8 +106,8 @@ at::Tensor ReductionStages::take_result(const DeviceStream& beside) {
   return std::exchange(output_, {});
 }
 
-// After an error no buffer may be freed while a stream still uses it: the compute stream is ordered after all stages
-// first.
+// After an error no buffer may be freed while a stream still uses it. The compute stream therefore first waits for the
+// streams of all stages.
 void ReductionStages::drop() {
   if (in_flight()) {
     try {

@@ -6,8 +6,8 @@
 //   at::Tensor sum = stages.take_result();
 //
 // On an accelerator each stage runs on its own stream of CommStreams, and waits only for the stage before it. The
-// compute stream waits for the reduce-scatter when the next stage starts, because the sent buffer is freed then.
-// Belongs to one rank.
+// advance() that ends the reduce-scatter also makes the compute stream wait for it, because the sent buffer is freed
+// then. Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,16 +33,17 @@ class ReductionStages {
  public:
   void set_streams(std::shared_ptr<CommStreams> streams) { streams_ = std::move(streams); }
 
-  // Starts the first stage on `parts`. Everything launched so far on this thread's current stream and on the stream
-  // `reduce` comes before it. `subject` names the gradients in errors. COLLECTIVE over the route's group.
+  // Starts the first stage on `parts`. The stage waits for everything launched so far on this thread's current stream
+  // and on the stream `reduce`. `subject` names the gradients in errors. COLLECTIVE over the route's group.
   void start(ReductionRoute route, at::Tensor parts, BufferPool& pool, const std::string& subject);
   // Waits for the running stage and starts the next one. Returns false when no stage is left. The host waits for a copy
-  // to the host only with `at_end`; without it the compute stream waits for it and the copied device buffer is freed.
-  // COLLECTIVE over the replicas.
+  // to host memory only with `at_end`. Without `at_end` the compute stream waits for this copy, and the copied device
+  // buffer is freed. COLLECTIVE over the replicas.
   bool advance(const std::string& subject, bool at_end);
   bool in_flight() const { return stage_ != Stage::kIdle; }
-  // The result, after advance() has returned false. Later launches of this thread come after the reduction, or, with an
-  // argument, later launches on that stream. A result on the host is complete: take_result() waits for the copy.
+  // Returns the result; call it after advance() has returned false. The current stream of this thread, or the stream
+  // `beside`, waits for the reduction. take_result() without an argument waits on the host until a result in host
+  // memory is complete.
   at::Tensor take_result();
   at::Tensor take_result(const DeviceStream& beside);
   void drop();  // after an error: waits for the stage in flight and discards the gradients

@@ -12,8 +12,8 @@ std::vector<std::vector<size_t>> assign_buckets(const std::vector<BucketItem>& i
     int64_t bytes = 0;
     bool first = true;
   };
-  // One open bucket for each dtype. Buckets close in another order than they open, so they are sorted by their first
-  // item at the end.
+  // The bucket of each dtype that is being filled. Buckets become full in another order than they were begun, so they
+  // are sorted by their first item at the end.
   std::map<c10::ScalarType, OpenBucket> open;
   std::vector<std::vector<size_t>> buckets;
   const auto close = [&](OpenBucket& bucket) {

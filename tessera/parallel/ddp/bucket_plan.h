@@ -16,7 +16,7 @@ struct BucketItem {
 
 // Puts `items`, in order, into buckets of one dtype each, and returns the positions of each bucket's items. A bucket is
 // closed when it holds `limit` bytes or more; the first bucket of each dtype at `first_limit`. Buckets are ordered by
-// their first item. The rule of torch's _compute_bucket_assignment_by_size.
+// their first item. This is the rule of torch's _compute_bucket_assignment_by_size.
 std::vector<std::vector<size_t>> assign_buckets(const std::vector<BucketItem>& items, int64_t first_limit,
                                                 int64_t limit);
 

@@ -29,7 +29,8 @@ GradBucket::GradBucket(GradBucket&&) noexcept = default;
 
 void GradBucket::open_buffer() { flat_.open(layout_, dtype_, params_[0]->parameter.device(), memory_); }
 
-// A view of the 1-d values with the parameter's shape; for a DTensor parameter a DTensor with its placements.
+// Returns a view of the 1-d `values` with the shape of the parameter. If the parameter is a DTensor, the view is a
+// DTensor with the parameter's placements.
 at::Tensor GradBucket::view_as_parameter(const at::Tensor& values, size_t position) const {
   const auto& parameter = params_[position]->parameter;
   at::Tensor local = values.view(local_tensor_of(parameter).sizes());
@@ -38,7 +39,7 @@ at::Tensor GradBucket::view_as_parameter(const at::Tensor& values, size_t positi
                     {.shape = parameter.sizes().vec(), .stride = parameter.strides().vec()});
 }
 
-// Discards an accumulated gradient if grad() was a view of it and is not any more (zero_grad).
+// Discards each accumulated gradient of which grad() was a view but is no longer one, for example after zero_grad().
 void GradBucket::discard_zeroed_gradients() {
   for (size_t i = 0; i < params_.size(); ++i) {
     if (!exposed_[i]) continue;
@@ -81,16 +82,16 @@ void GradBucket::start(const std::shared_ptr<comm::Group>& group, double divide)
   if (!flat_.is_open()) open_buffer();
   discard_zeroed_gradients();
   at::Tensor sent;
-  // The bucket's memory belongs to the compute stream and may have been allocated just now, so the stream that packs
-  // waits for the compute stream.
+  // The bucket's buffer may have just been allocated on the compute stream, so the stream `reduce`, which packs
+  // gradients into it, waits for the compute stream.
   streams_->reduce.wait_current_stream();
   {
     const auto beside = streams_->reduce.make_current();
     sent = flat_.close(divide);
   }
   started_ = true;
-  // The all-reduce is the replica stage of the reduction, with no group stage before it, so it runs on the stream
-  // `replicas`.
+  // The all-reduce is the replica stage of ReductionStages, without a reduce-scatter stage before it, so it runs on the
+  // stream `replicas`.
   stages_.start({.replicas = group}, std::move(sent), *pool_, name_);
   stages_.advance(name_, /*at_end=*/false);
 }
@@ -102,7 +103,7 @@ void GradBucket::write_values() {
   }
   sum_ = stages_.take_result(streams_->replicas);
   values_ = flat_.allocate_values(sum_, params_[0]->parameter.scalar_type());
-  // The memory of values_ is new, and the compute stream may have used it before.
+  // values_ was allocated just now on the compute stream, where earlier work may still use its memory.
   if (!values_.is_same(sum_)) streams_->replicas.wait_current_stream();
   const auto beside = streams_->replicas.make_current();
   flat_.write_values(sum_, values_);

@@ -8,8 +8,8 @@
 //
 // On an accelerator add() runs on the stream `reduce` of CommStreams, where it packs the gradients. The all-reduce and
 // the division run on the stream `replicas`. No computation waits for either stream before finish(). The memory is
-// allocated from the compute stream, because grad() is used and freed there. A parameter without a gradient on every
-// rank keeps its grad(). Belongs to one rank.
+// allocated from the compute stream, because grad() is used and freed there. If no rank has a gradient for a parameter,
+// its grad() does not change. Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,7 +30,7 @@ struct ReplicatedParam {
   std::string name;
   std::vector<SlotRef> slots;     // all slots that share the parameter; more than one: tied
   at::Tensor parameter;           // a plain tensor, or a DTensor of another mesh
-  c10::ScalarType compute_dtype;  // dtype that forward reads, and so of the gradient
+  c10::ScalarType compute_dtype;  // dtype of the tensor that forward reads and of its gradient
 };
 
 class GradBucket {
@@ -50,9 +50,9 @@ class GradBucket {
   void expose_accumulated();
   // Starts the all-reduce; the sum is divided by `divide`. COLLECTIVE over the group.
   void start(const std::shared_ptr<comm::Group>& group, double divide);
-  // After the all-reduce: divides the sum and casts it to the parameters' dtype. On an accelerator this is only
-  // launched, on the stream `replicas`; on a CPU it waits for the all-reduce. Does nothing if it ran already or the
-  // bucket was not started.
+  // After the all-reduce: divides the sum and casts it to the parameters' dtype. On an accelerator the kernels are only
+  // launched, on the stream `replicas`; on a CPU the host waits for the all-reduce. Does nothing if it was called
+  // before or the bucket was not started.
   void write_values();
   void finish();
   void drop();  // after an error: waits for the reduction in flight and discards it

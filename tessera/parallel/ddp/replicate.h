@@ -26,13 +26,13 @@ struct ReplicateOptions {
   MixedPrecisionPolicy mp_policy = {};
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
-  // Parameters that a forward does not use are always allowed. A missing gradient of one rank counts as zero, and a
-  // parameter without a gradient on every rank keeps its grad(). The bucket of an unused parameter, and all buckets
-  // after it, are reduced only at the end of backward, unless find_unused_parameters searches the graph of each forward
-  // for unused parameters, or static_graph learns them from one backward.
+  // Parameters that a forward does not use are always allowed. If only some ranks have a gradient for a parameter, zero
+  // is added for the others; if no rank has one, grad() does not change. The bucket of an unused parameter, and all
+  // buckets after it, are reduced only at the end of backward, unless find_unused_parameters searches the graph of each
+  // forward for unused parameters, or static_graph records them in the first backward.
   bool find_unused_parameters = false;
-  // The graph is the same in every step. Needed when one backward computes the gradient of a parameter several times
-  // (reentrant checkpoints): the first step counts how often.
+  // Set this if the autograd graph is the same in every step. It is needed if one backward computes the gradient of a
+  // parameter several times (reentrant checkpoints): the first step counts how many times.
   bool static_graph = false;
   bool init_sync = true;          // the first forward broadcasts parameters and buffers from the mesh's first rank
   bool broadcast_buffers = true;  // every later forward with gradients and synchronisation broadcasts the buffers

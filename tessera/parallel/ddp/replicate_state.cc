@@ -15,8 +15,8 @@
 namespace tessera {
 namespace {
 
-// The parameters as lines "name [shape] dtype", with "frozen" if they need no gradient. The lines must be equal on all
-// ranks.
+// Describes each parameter by a line "name [shape] dtype", with "frozen" if it needs no gradient. The text must be
+// equal on all ranks.
 std::string fingerprint(const std::vector<ReplicatedParam>& params) {
   std::string text;
   for (const auto& param : params) {
@@ -108,8 +108,8 @@ void ReplicateState::check_equal_on_ranks() {
   }
 }
 
-// Broadcasts the buffers, and if asked the parameters, from the mesh's first rank. All broadcasts are in flight at
-// once. COLLECTIVE over the mesh.
+// Broadcasts the buffers, and with `parameters` also the parameters, from the mesh's first rank. All broadcasts are in
+// flight at once. COLLECTIVE over the mesh.
 void ReplicateState::copy_from_first_rank(bool parameters) {
   if (group().size() == 1) return;
   const c10::NoGradGuard no_grad;
@@ -158,9 +158,9 @@ void ReplicateState::make_buckets(const std::vector<size_t>& order, bool one_nod
         {local_tensor_of(parameter).numel() * static_cast<int64_t>(c10::elementSize(reduce_dtype_of(index))),
          parameter.scalar_type()});
   }
-  // A graph from before a rebuild still holds the old nodes. Their gradients are accepted if the parameters are the
-  // same (params_generation_) and go to the parameters' places in the new buckets. Nodes hold a weak pointer: a graph
-  // does not keep this state alive.
+  // An autograd graph that was made before the buckets were rebuilt still holds the old nodes. If the parameters are
+  // the same (params_generation_), the gradients of these nodes are packed into the new buckets. The callback of a node
+  // holds a weak pointer, so that a graph does not keep this object alive.
   ++buckets_generation_;
   buckets_.clear();
   nodes_.clear();
@@ -235,9 +235,9 @@ void ReplicateState::use_parameters() {
 
 // ---- forward ----
 
-// The tensor that forward reads for a parameter: a new tensor in every forward, over the parameter's memory or over a
-// cast. A cast is reused while the parameter has the same memory and version, so all forwards until the next backward
-// share its values. `keeps`: store the cast for later forwards.
+// Returns the tensor that forward reads for a parameter. It is a new tensor in every forward, over the memory of the
+// parameter or of a cast of it. A cast is reused while the parameter has the same memory and version counter, so all
+// forwards until the next backward share one cast. `keeps`: store the cast for later forwards.
 at::Tensor ReplicateState::forward_param(size_t param, bool keeps) {
   const auto& [name, slots, parameter, dtype] = params_[param];
   const at::Tensor local = local_tensor_of(parameter);
@@ -246,7 +246,8 @@ at::Tensor ReplicateState::forward_param(size_t param, bool keeps) {
   auto& known = casts_[param];
   const CastParameter now{{}, local.const_data_ptr(), local._version()};
   if (known.value.defined() && known.data == now.data && known.version == now.version) return known.value.detach();
-  // With fixed_addresses the cast is written to its old address, unless some forward still uses the old values.
+  // With fixed_addresses the new cast is written to the address of the old one, unless some forward still uses the old
+  // one.
   const bool again =
       keeps && options_.fixed_addresses && known.value.defined() && known.value.storage().use_count() == 1;
   const auto cast = again ? known.value.copy_(parameter.detach()) : parameter.detach().to(dtype);
@@ -256,7 +257,8 @@ at::Tensor ReplicateState::forward_param(size_t param, bool keeps) {
 
 void ReplicateState::before_forward(nn::TensorRefs& inputs) {
   if (recomputing()) return use_forward_params();
-  // A forward outside the engine finds in_backward_ set only after a backward that ended with an exception.
+  // If in_backward_ is set although this forward runs outside the autograd engine, the last backward ended with an
+  // exception.
   if (in_backward_) reset();
   lazy_init();
   const bool with_gradients = c10::GradMode::is_enabled();
@@ -286,7 +288,8 @@ void ReplicateState::after_forward(nn::TensorRefs& outputs) {
   if (roots.empty()) forward_params_.clear();
   if (!recomputing()) {
     const auto reachable = options_.find_unused_parameters && !roots.empty() ? find_reachable_nodes(roots) : nullptr;
-    // Each output has a hook; the first hook of a backward does the work.
+    // Every output gets this hook. The first hook that a backward calls has the effect; enter_backward() ignores the
+    // others.
     for (const auto& root : roots) {
       if (!root.grad_fn()) continue;
       on_gradient_of(root, [self = shared_from_this(), reachable] {
@@ -309,9 +312,9 @@ std::shared_ptr<ReplicateState::ReachableNodes> ReplicateState::find_reachable_n
   return reachable;
 }
 
-// For each node: true if no forward whose backward is outstanding reaches it. The forward whose backward starts now
-// counts as outstanding. Returns an empty list if this is unknown: no such forward searched its graph, or the buckets
-// were rebuilt after one did.
+// For each of nodes_: true if no pending forward has it in its autograd graph. A forward is pending until backward has
+// run through its graph. Returns an empty list if this is unknown, because no pending forward searched its graph, or
+// because the buckets were rebuilt after such a search.
 std::vector<bool> ReplicateState::unused_nodes() const {
   std::vector<bool> unused;
   for (const auto& weak : reachable_nodes_) {
@@ -326,8 +329,8 @@ std::vector<bool> ReplicateState::unused_nodes() const {
 
 // ---- backward ----
 
-// Runs at the start of backward. Nodes that cannot run in it are finished at once, so that their buckets do not wait
-// for the end of backward.
+// Runs at the start of backward. Nodes that will receive no gradients in this backward are finished at once, so that
+// their buckets are reduced before the end of backward.
 void ReplicateState::enter_backward() {
   if (in_backward_) return;
   in_backward_ = true;
@@ -346,8 +349,8 @@ void ReplicateState::finish_node(BucketNode& node) {
   --outstanding_nodes_[node.bucket];
 }
 
-// Called by a node with all its gradients. Without static_graph the first run completes the node; with static_graph it
-// completes after the learned number of runs, because reentrant checkpoints run a node several times.
+// Node `index` calls this function with all its gradients. Without static_graph the first run completes the node; with
+// static_graph it completes after the learned number of runs, because reentrant checkpoints run a node several times.
 void ReplicateState::receive_gradients(size_t index, std::vector<at::Tensor>&& gradients) {
   enter_backward();
   auto& node = nodes_[index];
@@ -382,7 +385,8 @@ void ReplicateState::pack_gradients(const std::vector<size_t>& params, std::vect
   packed_gradients_ = std::move(gradients);
 }
 
-// Frees packed gradients. They are memory of the compute stream, which is ordered after the packing first.
+// Frees gradients that have been packed into buckets. They were allocated on the compute stream, so this stream first
+// waits for the packing.
 void ReplicateState::free_packed_gradients() {
   if (packed_gradients_.empty()) return;
   packed_.block_current_stream();

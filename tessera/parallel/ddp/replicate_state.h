@@ -1,5 +1,5 @@
-// The state that replicate attaches to a module: its gradient buckets, the autograd end nodes that fill them, and the
-// hooks around forward.
+// The state that replicate attaches to a module: its gradient buckets, the autograd nodes (GradAccumulatorNode) that
+// fill them, and the hooks around forward.
 //
 // During forward, and during recomputation in backward, the modules' members hold forward parameters: tensors over the
 // parameters' memory (or casts of it) whose graph ends in the nodes of this object. There is one node per bucket, or
@@ -30,7 +30,7 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   ReplicateStats& stats() { return stats_; }
 
  private:
-  // One autograd end node: some parameters of one bucket.
+  // One GradAccumulatorNode. It receives the gradients of some or all parameters of one bucket.
   struct BucketNode {
     size_t bucket;
     std::vector<size_t> params;  // indices in params_
@@ -47,7 +47,7 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
     bool consumed = false;  // backward has run through the graph
   };
 
-  // A cast of a parameter to the compute dtype, with the data pointer and version of the parameter at the cast.
+  // A cast of a parameter to the compute dtype, with the data pointer and version counter that the parameter had then.
   struct CastParameter {
     at::Tensor value;
     const void* data = nullptr;
@@ -59,7 +59,8 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   bool recomputing() const;
   at::Tensor forward_param(size_t param, bool keeps);
 
-  // Lazy initialisation, repeated when parameters were replaced, frozen or unfrozen. COLLECTIVE over the mesh.
+  // Initialises the state in the first forward, and again after parameters were replaced, frozen or unfrozen.
+  // COLLECTIVE over the mesh.
   void lazy_init();
   bool parameters_unchanged();
   void collect_parameters();

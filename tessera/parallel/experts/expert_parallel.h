@@ -9,13 +9,13 @@
 // Each rank holds experts / ep of the experts of a layer, as DTensors Shard(0) over ep, and all routers. The tokens of
 // the ranks along ep are sorted by expert, sent with an uneven all-to-all to the ranks that hold their experts, and the
 // results are sent back and weighted on the ranks of the tokens. Per layer and direction a rank sends at most (its
-// tokens x chosen experts x width) elements, and only the rows for experts on other ranks. Every rank takes part in
-// every all-to-all, even without tokens. An expert without tokens gets a gradient of zeros.
+// tokens x experts per token x width) elements to other ranks. Every rank calls every all-to-all, even without tokens.
+// An expert without tokens gets a gradient of zeros.
 //
 // The ranks along ep_shard hold the same experts and different tokens. shard_experts shards the experts over them
-// (FSDP). Gradients are summed, as the trainer does for all parameters (set_gradient_divide_factor(model, 1)). A
-// gradient is thus the sum over the tokens of all ranks for every mesh, and needs no scaling factor of its own. See
-// docs/design/experts.md.
+// (FSDP). Gradients are summed, as the trainer does for all parameters (set_gradient_divide_factor(model, 1)). Thus the
+// gradients of experts, like those of all other parameters, are sums over the tokens of all ranks, and experts need no
+// extra scaling factor. See docs/design/experts.md.
 #pragma once
 
 #include <vector>
@@ -33,8 +33,8 @@ MeshPtr make_expert_mesh(const MeshPtr& stage, int64_t ep);
 
 struct ExpertParallelOptions {
   MeshPtr mesh = {};  // (ep_shard, ep), by these names
-  // The tensor-parallel dim, whose ranks hold the same tokens: each rank then routes and sends its share of the tokens.
-  // Null: no such dim. A model with tensor parallelism needs it even where ep is 1.
+  // The 1-d tensor-parallel mesh. Its ranks hold the same tokens, so each rank routes and sends only its share of them.
+  // Null: no tensor parallelism. A model with tensor parallelism needs this mesh even if ep is 1.
   MeshPtr tensor_parallel = {};
   bool sequence_parallel = false;  // the residual stream is a DTensor Shard(1) over tensor_parallel
 };
@@ -42,11 +42,11 @@ struct ExpertParallelOptions {
 void check_expert_parallel(nn::Module& model, const ExpertParallelOptions& options);
 // Shards the experts of every nn::MoE below `model` over ep and sets its token exchange. All options and capacities are
 // checked before anything changes. Errors kConfig: a number of experts that ep does not divide, experts with a capacity
-// together with tensor parallelism; kShape: a mesh without these dims, experts that are DTensors already. No
+// together with tensor parallelism; kShape: a mesh other than (ep_shard, ep), experts that are DTensors already. No
 // communication.
 void apply_expert_parallel(nn::Module& model, const ExpertParallelOptions& options);
 
-// The nn::Experts below `model`, in order. Each is an FSDP unit of its own.
+// The nn::Experts modules below `model`, in order. shard_experts() calls fully_shard on each of them.
 std::vector<nn::Module*> expert_units(nn::Module& model);
 // Calls fully_shard on each of expert_units(model) over the dim ep_shard of `mesh`. The parameters become
 // (StridedShard(0), Shard(0)) over (ep_shard, ep). The mesh and the output_dtype in `options` are ignored. COLLECTIVE

@@ -17,8 +17,8 @@ std::vector<int64_t> row_sums(const at::Tensor& counts) {
   return {sums.const_data_ptr<int64_t>(), sums.const_data_ptr<int64_t>() + sums.numel()};
 }
 
-// Exchanges row counts. counts[r][e]: the rows that this rank sends for expert e of rank r. Returns in the same form
-// the rows that each rank r sends for the experts of this rank, on the CPU.
+// Exchanges row counts. counts[r][e] is the number of rows that this rank sends for expert e of rank r. In the result,
+// which is on the CPU, [r][e] is the number of rows that rank r sends for expert e of this rank.
 at::Tensor exchange_counts(const at::Tensor& counts, const DeviceMesh& mesh) {
   const auto sent = to_device_async(mesh.device(), counts).contiguous();
   auto received = at::empty_like(sent);
@@ -56,10 +56,10 @@ at::Tensor local_shard(const at::Tensor& tensor, int64_t dim, const DeviceMesh& 
 
 }  // namespace
 
-// Two all-to-alls around the experts' products. The counts go first, because the sizes of an uneven all-to-all must be
-// known on both sides. The way back uses the same sizes in the other direction, so the results arrive in the order of
-// `sorted`. Autograd runs both all-to-alls in reverse: every rank calls them, even without rows, so no rank waits for
-// another.
+// One all-to-all sends the rows to the experts, and another sends the results back. The counts are exchanged first,
+// because sender and receiver must know the sizes of an uneven all-to-all. The second all-to-all uses the sizes of the
+// first in the opposite direction, so the results arrive in the order of `sorted`. Backward runs both all-to-alls in
+// the opposite direction. Every rank calls all of them, even without rows, so no rank waits for ever.
 at::Tensor AllToAllExchange::run_experts(nn::MoE& block, const at::Tensor& sorted, const at::Tensor& counts) const {
   const int64_t ranks = experts_->size(0);
   if (ranks == 1) return (*block.experts)(sorted, counts);

@@ -12,8 +12,8 @@ struct FixedAddressBuffers::Buffer {
   c10::DataPtr memory;
 };
 
-// A shared buffer is as large as the largest of its groups. All groups are added before the first acquire() allocates,
-// so the size is final by then.
+// A shared buffer must be as large as the largest group that uses it. All groups are added before the first acquire()
+// allocates memory, so the sizes are final when it does.
 size_t FixedAddressBuffers::add_alternating(size_t bytes) {
   constexpr size_t kSharedBuffers = 2;
   const size_t turn = turns_++ % kSharedBuffers;

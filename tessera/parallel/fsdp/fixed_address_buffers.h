@@ -1,13 +1,13 @@
 // Accelerator memory that is handed out at the same address every time, for unsharded parameters that a CUDA graph of
-// their layer reads. Groups that are gathered one after the other, two at a time, alternate between two buffers. A
-// group that stays gathered has a buffer of its own.
+// their layer reads. Parameter groups that are freed after their forward and backward share two buffers in turn,
+// because at most two of them are gathered at a time. A group that stays gathered has its own buffer.
 //
 //   FixedAddressBuffers buffers(device);
 //   const size_t buffer = buffers.add_alternating(bytes);    // call for all groups before the first acquire()
 //   c10::DataPtr memory = buffers.acquire(buffer);           // null while another group holds the buffer
 //
-// A buffer that is taken again must be written after its last use on the stream. Belongs to one rank; the memory may
-// outlive this object.
+// acquire() does not order streams: the caller must write to a buffer that was used before only after that use has
+// ended on the stream. Belongs to one rank; the memory may outlive this object.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -24,8 +24,8 @@ class FixedAddressBuffers {
   explicit FixedAddressBuffers(c10::Device device) : device_(device) {}
   size_t add_alternating(size_t bytes);  // one of the two shared buffers, alternating with each call
   size_t add(size_t bytes);              // a buffer of its own
-  // The memory of a buffer, allocated at its first use and given back when the pointer is destroyed. Null while it is
-  // taken.
+  // Returns the memory of a buffer, which is allocated in the first call. Destroying the returned pointer releases the
+  // buffer for the next call. Null if an earlier pointer to the buffer still exists.
   c10::DataPtr acquire(size_t buffer);
 
  private:

@@ -17,8 +17,8 @@ void FsdpCommSchedule::add(const std::shared_ptr<ShardedParamGroup>& group) {
   groups_.push_back(group);
 }
 
-// Whether the running forward is a recomputation. in_backward_ alone does not show this: an exception can leave it set,
-// and then the next forward is a new one. Only a forward that runs inside the autograd engine recomputes.
+// Whether the running forward is a recomputation. in_backward_ alone does not show this: after an exception in backward
+// it stays set, although the next forward is not a recomputation. A recomputation runs inside the autograd engine.
 bool FsdpCommSchedule::recomputing() const { return in_backward_ && inside_backward(); }
 
 void FsdpCommSchedule::begin_forward() {
@@ -33,8 +33,8 @@ void FsdpCommSchedule::begin_forward() {
   next_forward_order_.clear();
 }
 
-// A rank's shard may contain no changed row while another rank's does. All ranks must take the same decision, because
-// it decides which gathers run: a group is stale on all ranks if some rank finds it changed (all-reduce with max).
+// A write may change the shard of one rank and not that of another. All ranks must gather the same groups again, so an
+// all-reduce (max) makes a group stale on all ranks if its shard changed on any rank.
 void FsdpCommSchedule::reshard_stale_groups() {
   std::vector<std::pair<comm::Group*, std::vector<ShardedParamGroup*>>> kept;  // in the same order on all ranks
   for (const auto& group : groups_) {
@@ -70,14 +70,14 @@ void FsdpCommSchedule::before_forward(ShardedParamGroup& group) {
   if (recomputing()) return;
   const size_t position = next_forward_order_.size();
   next_forward_order_.push_back(&group);
-  // Prefetch only while this forward follows the order of the last one. A wrong prediction costs an unused gather;
-  // every rank runs the same modules, so all ranks predict the same.
+  // The next group is prefetched only while this forward visits the groups in the order of the last forward. A wrong
+  // prediction costs an unused all-gather. All ranks run the same modules, so all ranks prefetch the same groups.
   const bool as_before = position + 1 < forward_order_.size() && forward_order_[position] == &group;
   if (prefetch_ && as_before) forward_order_[position + 1]->start_unshard();
 }
 
-// The order in which forwards end, reversed, is the order in which backward needs the groups. `position` finds a
-// forward in it.
+// post_forward_order_ holds the groups in the order in which their forwards end; backward needs them in reverse order.
+// ForwardRecord::position is the index of this forward in post_forward_order_.
 ForwardRecord FsdpCommSchedule::after_forward(ShardedParamGroup* group) {
   ForwardRecord record{post_forward_order_.size(), epoch_, 0, recomputing()};
   if (group != nullptr && !record.recomputed) post_forward_order_.push_back(group);
@@ -94,7 +94,7 @@ void FsdpCommSchedule::enter_backward() {
 
 void FsdpCommSchedule::before_backward(ShardedParamGroup* group, ForwardRecord& record) {
   enter_backward();
-  // Each output of the module has a hook; the first hook of a backward does the work.
+  // Every output of the module has a hook that calls this function; only the first call in each backward has an effect.
   if (record.seen_backward == backward_) return;
   record.seen_backward = backward_;
   if (group == nullptr) return;
@@ -104,14 +104,15 @@ void FsdpCommSchedule::before_backward(ShardedParamGroup* group, ForwardRecord& 
   if (auto* next = next_in_backward(*group, record)) next->start_unshard();
 }
 
-// The group that backward probably needs after this one; null when that is unknown.
+// The group that backward will probably need after `group`; null if that is unknown.
 ShardedParamGroup* FsdpCommSchedule::next_in_backward(const ShardedParamGroup& group, const ForwardRecord& record) {
   if (!record.recomputed) {
     const bool known = record.epoch == epoch_ && record.position > 0 && record.position <= post_forward_order_.size();
     return known ? post_forward_order_[record.position - 1] : nullptr;
   }
-  // A recomputed forward is not in the post-forward order, because its first forward kept no graph. The forward order
-  // contains it: recomputation walks that order from the end, and recompute_position_ is the position reached so far.
+  // A checkpointed module is not in post_forward_order_, because its first forward built no graph. It is in
+  // forward_order_. Backward recomputes modules from the end of forward_order_, and recompute_position_ is the position
+  // of the last module that it has recomputed.
   for (size_t position = std::min(recompute_position_, forward_order_.size()); position-- > 0;) {
     if (forward_order_[position] != &group) continue;
     recompute_position_ = position;
@@ -127,8 +128,8 @@ void FsdpCommSchedule::start_reduction(ShardedParamGroup& group) {
   reducing_.push_back(&group);
 }
 
-// The reductions in flight advance one stage when the next group's gradients are complete: their communication had the
-// time of one group's backward to overlap.
+// When the gradients of a group are complete, all reductions in flight advance by one stage: each stage has then
+// overlapped the backward of one group.
 void FsdpCommSchedule::after_backward(ShardedParamGroup& group) {
   enter_backward();
   if (group.reshard_after_backward) group.reshard();
@@ -154,7 +155,8 @@ void FsdpCommSchedule::end_backward() {
     if (group->reshard_after_backward || group->is_gathering()) group->reshard();
   }
   if (streams_) streams_->free_retired();
-  // Reduces gradients of earlier backwards without synchronisation whose groups this backward did not reach.
+  // Also reduces gradients that earlier backwards without synchronisation accumulated in groups that this backward did
+  // not reach.
   for (const auto& group : groups_) start_reduction(*group);
   if (is_last_backward_) {
     finish_reductions();

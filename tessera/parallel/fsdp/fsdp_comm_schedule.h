@@ -1,12 +1,13 @@
-// Decides when the parameter groups below one root are gathered, freed and reduced.
+// Decides when the parameter groups of one root module are all-gathered and freed, and when their gradients are
+// reduced.
 //
 // Forward: a group is gathered before its module's forward and freed after it. The gather of the group that followed it
 // in the last forward starts at the same time (prefetch). Backward: a group is gathered when the gradient of its
 // module's output is known, and the gather of the group before it in forward starts. When all gradients of the group
-// are known, the group is freed, the reductions in flight advance one stage (the compute stream waits for the
-// reduce-scatter before), and then its own reduction starts. The last reductions are waited for at the end of backward.
-// So at most two groups and the root are unsharded at a time. After an exception the next forward of the root resets
-// all state. Belongs to one rank.
+// are known, the group is freed, the reductions in flight advance by one stage (the compute stream waits for the
+// reduce-scatter of the previous group), and then the reduction of this group starts. The end of backward waits for the
+// last reductions. So at most two groups and the root are unsharded at a time. After an exception the next forward of
+// the root resets all state. Belongs to one rank.
 #pragma once
 
 #include <cstdint>
@@ -38,17 +39,18 @@ class FsdpCommSchedule : public std::enable_shared_from_this<FsdpCommSchedule> {
   void begin_forward();
   void end_forward();  // call after the root's forward; frees prefetched groups that were not used
   void before_forward(ShardedParamGroup& group);
-  // Records the order for backward. The group may be null: a module without parameters of its own.
+  // Call after the group's forward. Adds the group to the order that backward will reverse. `group` is null for a
+  // module without its own parameters.
   ForwardRecord after_forward(ShardedParamGroup* group);
   void before_backward(ShardedParamGroup* group, ForwardRecord& record);
   void after_backward(ShardedParamGroup& group);
   bool recomputing() const;  // whether a forward runs inside a backward
-  // Reduces the gradients that backwards without synchronisation have accumulated, for the groups that synchronise now,
-  // and waits. COLLECTIVE as a backward's reductions.
+  // Reduces the gradients that backwards without synchronisation have accumulated, for all groups whose `synchronize`
+  // is true now, and waits. COLLECTIVE over all ranks of the groups' meshes.
   void reduce_accumulated();
 
   void set_prefetch(bool on) { prefetch_ = on; }
-  // false: backwards do not wait for their reductions; the last backward does.
+  // false: a backward does not wait for its reductions at its end. The next backward with true waits for all of them.
   void set_is_last_backward(bool on) { is_last_backward_ = on; }
   FsdpStats& stats() { return stats_; }
 

@@ -50,8 +50,8 @@ c10::DataPtr FsdpParamGroup::acquire_fixed_buffer() {
 }
 
 void FsdpParamGroup::allocate_unsharded() {
-  // The storage keeps its identity, and `whole` is a view of it that is made once: tensors that autograd saved in
-  // forward see the refilled memory in backward.
+  // whole_ is always the same storage, and each `param.whole` is made once as a view of it. So tensors that autograd
+  // saved in forward use the newly gathered memory in backward.
   if (c10::DataPtr memory = acquire_fixed_buffer()) {
     whole_.fill(std::move(memory), plan_.unsharded_bytes);
   } else {
@@ -69,8 +69,8 @@ void FsdpParamGroup::start_unshard() {
   if (may_be_stale() && changed()) reshard();
   if (state_ != State::kSharded) return;
   const c10::NoGradGuard no_grad;
-  // The versions are read before the gather starts. A write during the gather then leaves a newer version, and the next
-  // start_unshard() gathers again.
+  // The version counters of the shards are read before the gather starts. If a shard is written during the gather, its
+  // counter is newer afterwards, and the next start_unshard() gathers again.
   const bool replaced = shards_.replaced();
   shards_.adopt_replaced();
   gathered_version_ = shards_.version();
@@ -84,8 +84,9 @@ void FsdpParamGroup::start_unshard() {
   const int64_t numel = shards_.ranks() * plan_.layout.part_bytes / static_cast<int64_t>(c10::elementSize(dtype));
   const bool in_place = plan_.gathers_into_whole();
   if (in_place) allocate_unsharded();
-  // The gather stream waits for the compute stream only if the compute stream wrote the shards, or owns the memory that
-  // is filled (in place). Otherwise the gather overlaps all computation.
+  // The gather stream waits for the compute stream only if the shards have been written since it last did, or if the
+  // gather is in place: then its output was allocated on the compute stream. Otherwise the gather overlaps all
+  // computation.
   if (written || in_place) streams_->gather.wait_current_stream();
   ordered_version_ = gathered_version_;
   const auto beside = streams_->gather.make_current();
@@ -110,8 +111,8 @@ void FsdpParamGroup::finish_unshard() {
   const c10::NoGradGuard no_grad;
   pending_.wait();
   filled_.block_current_stream();
-  // The current stream now comes after the all-gather and may read the gathered buffer. Buffers of the gather stream
-  // are retired, not freed, because the copies launched here still read them.
+  // The current stream has now been made to wait for the all-gather, so it may read the gathered buffer. Buffers of the
+  // gather stream are retired, not freed, because the copies launched here still read them.
   if (!streams_->gather.exists()) input_.reset();
   if (!plan_.gathers_into_whole()) allocate_unsharded();
   copy_to_unsharded(plan_, gathered_, whole_, *pool_);
@@ -120,8 +121,9 @@ void FsdpParamGroup::finish_unshard() {
   state_ = State::kUnsharded;
 }
 
-// Abandons a prefetched gather. Both streams are ordered after the copies, so the memory can be freed on either of
-// them. The host waits if it owns the shards, because it may write to them as soon as this returns.
+// Abandons a prefetched gather. The compute stream waits for the copies into the gather's buffers, and the gather
+// stream waits for the compute stream, so buffers of both streams can be freed. If the shards are in host memory, the
+// host waits, too, because the caller may write to them as soon as this function returns.
 void FsdpParamGroup::abandon_gather() {
   filled_.block_current_stream();
   streams_->gather.wait_current_stream();
@@ -130,7 +132,8 @@ void FsdpParamGroup::abandon_gather() {
 
 void FsdpParamGroup::reshard() {
   if (state_ == State::kSharded) return;
-  // A failed gather must not leave the group half unsharded: its error is thrown after the state is consistent again.
+  // If the gather in flight fails, its error is thrown at the end of this function, after the group has been resharded
+  // completely.
   const auto failure = wait_for_failure(pending_);
   if (state_ == State::kGathering) abandon_gather();
   if (uses_unsharded_params_) use_sharded_params();
@@ -161,8 +164,8 @@ std::vector<at::Tensor> FsdpParamGroup::leaves(const std::vector<size_t>& traina
   std::vector<at::Tensor> out;
   for (size_t index : trainable) {
     const auto& param = shards_.params()[index];
-    // An activation checkpoint around this module puts a leaf of its own graph in the member; gradients must reach that
-    // leaf.
+    // If an activation checkpoint around this module recomputes it, the module's member holds a leaf of the
+    // checkpoint's own graph in place of the parameter, and the gradient must go to this leaf.
     const at::Tensor& shown = *param.slots[0].get().slot;
     const bool stands_for_shards = is_dtensor(shown) && shown.is_leaf() && shown.requires_grad();
     out.push_back(stands_for_shards ? shown : param.parameter);

@@ -1,4 +1,5 @@
-// The parameter group of one fully_shard call: one all-gather, one reduce-scatter, and the state between them.
+// The parameter group of one fully_shard call. Its parameters are gathered by one all-gather, and their gradients are
+// reduced by one reduce-scatter.
 //
 // Sharded parameters are DTensors in one flat buffer (FlatShards). Unsharded parameters are views of one storage whose
 // memory is allocated and freed (UnshardedStorage). The group's GatherPlan says how the shards become the unsharded
@@ -24,9 +25,9 @@ namespace tessera {
 class FsdpParamGroup : public ShardedParamGroup {
  public:
   // Shards `params` and sets the modules' members to the shards. name, slots, shape, dtype and parameter must be set;
-  // parameter is the unsharded tensor, possibly on the meta device, or a DTensor of tensor parallelism. on_host: keeps
-  // the shards and their gradients in host memory, though the mesh is of accelerators. COLLECTIVE over the shard dim of
-  // the mesh when its process group does not exist yet.
+  // parameter is the unsharded tensor, possibly on the meta device, or a DTensor of tensor parallelism. on_host: the
+  // shards and their gradients are kept in host memory, although the mesh's device is an accelerator. COLLECTIVE over
+  // the shard dim of the mesh when its process group does not exist yet.
   FsdpParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const MixedPrecisionPolicy& policy,
                  bool on_host = false);
 
@@ -51,17 +52,19 @@ class FsdpParamGroup : public ShardedParamGroup {
   bool advance_reduction(bool at_end) override;
   void drop_gradients() override;
   int64_t accumulated_bytes() const override { return flat_gradients_.bytes(); }
-  // Gathers the unsharded parameters to fixed addresses from `buffers` from the next gather on: a buffer shared in turn
-  // with other groups if forward and backward free the parameters, else a buffer of its own.
+  // From the next gather on, the unsharded parameters are stored at a fixed address in a buffer from `buffers`. Groups
+  // whose parameters are freed after forward and backward share buffers in turn; other groups have their own buffer.
   void use_fixed_buffer(const std::shared_ptr<FixedAddressBuffers>& buffers);
   void set_frees_after_forward(bool on) { frees_after_forward_ = on; }
-  // Called with the parameters whose gradients have been written.
+  // Sets a function that is called after a reduction, with the parameters of the group whose gradients have been
+  // written.
   void set_gradients_hook(GradientsHook hook) { gradients_hook_ = std::move(hook); }
 
   std::vector<ShardedParam>& params() { return shards_.params(); }
   FlatShards& shards() { return shards_; }
   const MeshPtr& mesh() const { return shards_.mesh(); }
-  // The tensors before sharding, to recognise other slots that are tied to them.
+  // Weak references to the parameters before sharding. They show whether a slot outside the group is tied to one of
+  // these parameters.
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   const std::vector<WeakTensor>& originals() const { return originals_; }
 
@@ -92,7 +95,7 @@ class FsdpParamGroup : public ShardedParamGroup {
   DeviceEvent filled_;  // after the writes to `gathered_`, or the copy that is sent
   comm::PendingCollective pending_;
   const std::optional<c10::ScalarType> reduce_dtype_;
-  std::shared_ptr<comm::Group> reduce_group_;  // the ranks of the gather; a second group on an accelerator
+  std::shared_ptr<comm::Group> reduce_group_;  // the ranks of shards_.group(); another process group on an accelerator
   FlatGradients flat_gradients_;
   std::vector<size_t> gradient_params_;  // positions in params() of the gradients in flat_gradients_
   ReductionStages reduction_;

@@ -1,9 +1,10 @@
-// The gradients of a parameter group: accumulated unsharded over micro-batches without synchronisation, then
-// reduce-scattered (and all-reduced over replicas), then added to grad() of the sharded parameters.
+// The gradients of a parameter group. Without synchronisation they accumulate unsharded over micro-batches. With it
+// they are reduce-scattered (and all-reduced over replicas) and added to grad() of the sharded parameters.
 //
-// On an accelerator the reduction (ReductionStages) overlaps computation, over a second process group of the ranks that
-// gather. The compute stream waits for each reduce-scatter before the next one starts, so at most two of them have
-// buffers at a time. A parameter without a gradient on every rank keeps its grad().
+// On an accelerator the reduction (ReductionStages) overlaps computation. It uses a second process group with the ranks
+// of the all-gather, so that it does not wait for all-gathers. The compute stream waits for each reduce-scatter before
+// the next one starts, so at most two of them have buffers at a time. If no rank has a gradient for a parameter, its
+// grad() does not change.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_add.h>
 #include <c10/core/GradMode.h>
@@ -92,8 +93,8 @@ void FsdpParamGroup::set_gradients(const at::Tensor& sum) {
   const c10::NoGradGuard no_grad;
   const c10::ScalarType dtype = params()[gradient_params_[0]].dtype;
   const int64_t rank = mesh()->local_rank(mesh()->ndim() - 1);
-  // A parameter without a grad() takes a view of the reduced buffer, without a copy. Other gradients are added in one
-  // launch.
+  // If grad() is undefined, it becomes a view of the reduced buffer, without a copy. All other gradients are added to
+  // grad() by one foreach operation.
   std::vector<at::Tensor> earlier, more;
   flat_gradients_.unpack(sum, rank, dtype, [&](size_t index, const at::Tensor& values) {
     auto& param = params()[gradient_params_[index]];

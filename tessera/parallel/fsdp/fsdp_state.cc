@@ -25,8 +25,9 @@ void FsdpState::set_prefetch(bool on) {
 }
 
 bool FsdpState::init_root(const std::vector<NamedState>& states) {
-  // Collects, over all states below the root: parameters on the meta device (for one error that names all of them), the
-  // distinct meshes (for the prefetch agreement), and the fixed buffers of groups whose layers are CUDA graphs.
+  // Visits the states of all modules below the root. Collects the parameters on the meta device, for one error that
+  // names all of them, and the distinct meshes, whose ranks must agree on prefetch. Gives groups with fixed_addresses
+  // their buffers.
   std::string on_meta;
   std::vector<MeshPtr> meshes;
   std::shared_ptr<FixedAddressBuffers> buffers;
@@ -53,7 +54,8 @@ bool FsdpState::init_root(const std::vector<NamedState>& states) {
   return agree_on_prefetch(*mesh_->world(), meshes, prefetch_);
 }
 
-// The root stays gathered by default, because backward needs it first. Without a backward it is resharded, too.
+// By default the parameters of the root are not freed after forward, because backward needs them first. If no backward
+// follows, they are freed.
 bool FsdpState::reshards_after_forward(bool is_root, bool backward_follows) const {
   return reshard_after_forward_.value_or(!is_root || !backward_follows);
 }

@@ -40,7 +40,8 @@ void check_parameter(const std::string& name, const at::Tensor& tensor) {
                 name, fmt::join(tensor.strides(), ","), fmt::join(tensor.sizes(), "x"));
 }
 
-// The parameter's placement over a mesh outside data parallelism; null if there is none.
+// The placements of the parameter over the tensor-parallel mesh; null if it is a plain tensor and replicated_over is
+// not set.
 std::shared_ptr<const TensorParallelLayout> tensor_parallel_layout_of(const std::string& name, const at::Tensor& tensor,
                                                                       const FullyShardOptions& options) {
   if (is_dtensor(tensor)) {
@@ -55,9 +56,9 @@ std::shared_ptr<const TensorParallelLayout> tensor_parallel_layout_of(const std:
                                      /*plain=*/true);
 }
 
-// The parameters below `module` that no nested call manages; a tied parameter once, with all its slots. A tensor that
-// is managed by a nested call, or that was one of its originals, must not occur in another slot: the two groups would
-// shard it twice.
+// The parameters at and below `module` that no nested fully_shard call manages. A tied parameter is listed once, with
+// all its slots. A tensor that a nested call has sharded must not be held by a slot outside that call's group, neither
+// sharded nor in its original form: two groups would shard it.
 std::vector<ShardedParam> unmanaged_parameters(nn::Module& module, const FullyShardOptions& options) {
   std::set<SlotRef> managed;
   std::set<const c10::TensorImpl*> managed_tensors;
@@ -113,7 +114,7 @@ std::vector<ShardingState*> sharding_states_of(nn::Module& module) {
 void fully_shard(nn::Module& module, const FullyShardOptions& options) {
   check_mesh(options);
   TESSERA_CHECK(!module.sharding(), ErrorKind::kShape, "[fsdp.shard] fully_shard was called on this module already");
-  // Another kind of data parallelism below this module would reduce its gradients a second time.
+  // replicate or wrap_fsdp1 on a module below this one would reduce gradients that this call reduces, too.
   TESSERA_CHECK(data_parallel_states(module).size() == fsdp_states(module).size(), ErrorKind::kShape,
                 "[fsdp.shard] replicate or wrap_fsdp1 was called on a module below this one. Use one of the two.");
   // Everything is checked and collected before FsdpParamGroup replaces the first parameter, so an error leaves the
@@ -168,7 +169,7 @@ void reshard(nn::Module& module) {
 
 FsdpStats fsdp_stats(nn::Module& root) {
   FsdpStats sum;
-  // All states below one root share a schedule, which holds the counts; it is counted once.
+  // All states below one root share one schedule. It holds the statistics, so each schedule is added only once.
   std::set<FsdpCommSchedule*> seen;
   for (auto* state : sharding_states_of(root)) {
     if (state->param_group() != nullptr) sum.accumulated_bytes += state->param_group()->accumulated_bytes();
@@ -206,7 +207,8 @@ void to_empty(nn::Module& module, c10::Device device) {
   const c10::NoGradGuard no_grad;
   std::unordered_map<const c10::TensorImpl*, at::Tensor> replaced;
   for (const auto& named : module.named_parameters(true)) {
-    // Parameters that no group manages, among them DTensors of tensor parallelism. A tied parameter is allocated once.
+    // Parameters that are still on the meta device belong to no group; some are DTensors of tensor parallelism. A tied
+    // parameter is allocated once.
     const at::Tensor old = named.slot->parameter;
     const at::Tensor part = local_tensor_of(old.detach());
     if (!part.is_meta()) continue;
@@ -221,7 +223,7 @@ void to_empty(nn::Module& module, c10::Device device) {
     }
     nn::Module::set_parameter(*named.slot, fresh);
   }
-  // A packed weight is not a parameter. A load allocates it later, on this device.
+  // A packed weight is not a parameter. Loading the model allocates it later, on the device that is set here.
   for (const auto& [name, packed] : nn::packed_weights(module)) {
     if (!packed->weight.defined()) packed->device = device;
   }

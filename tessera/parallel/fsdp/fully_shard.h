@@ -72,8 +72,9 @@ bool is_fully_sharded(nn::Module& module);
 void to_empty(nn::Module& module, c10::Device device);
 
 // Sets whether parameters are resharded (freed) after forward. Applies to one module and, with recurse, to all sharded
-// modules below it. The setters below raise Error kShape if no module here is sharded. The switches for gradient
-// reduction are in gradient_sync.h; gradients accumulate unsharded while synchronisation is off.
+// modules below it. This and the other setters below raise Error kShape if neither `module` nor a module below it is
+// sharded. The switches for gradient reduction are in gradient_sync.h; gradients accumulate unsharded while gradient
+// synchronisation is off.
 void set_reshard_after_forward(nn::Module& module, bool on, bool recurse = true);
 // true (default): parameters are resharded after their backward. false: they stay gathered for the next forward, which
 // costs the memory of the unsharded parameters. set_reshard_after_forward is independent of this setting.
@@ -84,8 +85,8 @@ void set_reshard_after_backward(nn::Module& module, bool on, bool recurse = true
 void set_is_last_backward(nn::Module& module, bool on);
 // Called when a backward has written the gradients of one parameter group at or below `module`: the sums over all ranks
 // are then added to grad(). The argument is the group's DTensor parameters. The hook runs on the thread of that
-// backward, once per group while backward continues, in the same order on all ranks. It may read, change and free
-// gradients, and update these parameters; it must not communicate. Use: optimizers that step in backward. An empty
+// backward, once for each group, before backward has ended, and in the same order on all ranks. It may read, change and
+// free gradients, and update these parameters; it must not communicate. Use: optimizers that step in backward. An empty
 // function removes the hook. Error kShape when no module here is sharded.
 using GradientsHook = std::function<void(const std::vector<at::Tensor>& parameters)>;
 void set_gradients_hook(nn::Module& module, const GradientsHook& hook);
@@ -94,10 +95,10 @@ void set_gradients_hook(nn::Module& module, const GradientsHook& hook);
 void unshard(nn::Module& module);
 void reshard(nn::Module& module);
 // Turns prefetch on or off: the all-gather of the next group starts while this group computes. All ranks must pass the
-// same value, because prefetch changes the order of collectives. A difference is an Error kShape in the first forward;
-// a difference after that makes ranks wait for one another until the timeout. Default, on which all ranks agree in the
-// first forward: on for accelerators, and when every host has a CPU core (by affinity) for each of its ranks; otherwise
-// off.
+// same value, because prefetch changes the order of collectives. If the values differ between ranks, the first forward
+// raises Error kShape; if they differ after the first forward, ranks wait for one another until the timeout. Default:
+// prefetch is on for accelerators, and on CPUs if every host has at least one CPU core (by affinity) for each of its
+// ranks. All ranks agree on the default in the first forward.
 void set_prefetch(nn::Module& module, bool on);
 
 struct FsdpStats {
@@ -110,7 +111,8 @@ struct FsdpStats {
   int64_t unsharded_bytes = 0;        // bytes of unsharded parameters now
   int64_t accumulated_bytes = 0;      // bytes of unsharded gradients that accumulate without synchronisation, now
 };
-// Sums over all roots at or below `root`. Error kShape when no module here is sharded.
+// The statistics, summed over all FSDP root modules at or below `root`. Error kShape if no module at or below it is
+// sharded.
 FsdpStats fsdp_stats(nn::Module& root);
 void reset_fsdp_stats(nn::Module& root);
 

@@ -7,15 +7,15 @@
 namespace tessera {
 namespace {
 
-// Every rank must choose the same plan and the same order of parameters, because both fix the order in which gradients
-// are packed. So the choice may depend only on values that are equal on all ranks.
+// All ranks must choose the same method and the same order of parameters, because they determine the layout of gathered
+// buffers and packed gradients. So the choice may depend only on values that are equal on all ranks.
 UnshardMethod choose_method(std::vector<ShardedParam>& params, int64_t ranks, c10::Device device, bool shards_on_host) {
   const auto casts = [](const ShardedParam& param) { return param.gather_dtype != param.dtype; };
   if (ranks == 1 && !shards_on_host && std::ranges::none_of(params, casts)) return UnshardMethod::kAlias;
   if (ranks == 1 || params.size() == 1) return UnshardMethod::kInPlace;
   const auto largest = std::ranges::max_element(
       params, [](const auto& a, const auto& b) { return a.numel_of_all_ranks() < b.numel_of_all_ranks(); });
-  // Sizes over all ranks: the local sizes of tensor-parallel parameters may differ between ranks.
+  // Global sizes are compared, because the local sizes of tensor-parallel parameters may differ between ranks.
   int64_t all = 0;
   for (const auto& param : params) all += param.numel_of_all_ranks();
   if (!device.is_cpu() || all == 0 || 4 * largest->numel_of_all_ranks() < 3 * all) return UnshardMethod::kUnpack;
@@ -60,8 +60,9 @@ void copy_to_unsharded(const GatherPlan& plan, const at::TensorBase& gathered, c
   if (plan.method == UnshardMethod::kUnpack) {
     unpack_parts(plan.layout, gathered, whole.tensor(0, {plan.unsharded_bytes}, c10::kByte), plan.unsharded_offsets);
   } else if (plan.method == UnshardMethod::kCompact) {
-    // `gathered` is a view of `whole`, and its data overlaps the targets. The other parameters are therefore saved to a
-    // temporary buffer before the chunks of the first parameter are moved over them, and copied back after it.
+    // `gathered` is a view of `whole`, so the unsharded parameters overwrite gathered data. All parameters but the
+    // first are therefore copied to a temporary buffer, then the chunks of the first parameter are moved together, and
+    // then the other parameters are copied behind it.
     const int64_t first_end = plan.unsharded_offsets[1];
     std::vector<int64_t> offsets = plan.unsharded_offsets;
     for (auto& offset : offsets) offset -= first_end;

@@ -1,4 +1,5 @@
-// How the shards of a parameter group become its unsharded parameters. The plan is chosen once, when the group is made.
+// The plan by which an all-gather of a group's shards becomes its unsharded parameters. The plan is chosen once, when
+// the parameter group is made.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +13,17 @@
 namespace tessera {
 
 enum class UnshardMethod {
-  // One rank, no cast and no offloading: forward reads the shards themselves.
+  // There is one rank, no cast and no offloading, so forward reads the shards themselves.
   kAlias,
-  // One parameter, or one rank with a cast or offloaded shards: the gathered buffer has the layout of the unsharded
-  // parameters already.
+  // There is one parameter, or one rank with a cast or offloaded shards. The gathered buffer already has the layout of
+  // the unsharded parameters and serves as their storage.
   kInPlace,
   // One parameter (an embedding) is at least three quarters of the group: the all-gather writes to the storage of the
-  // unsharded parameters, and the chunks of that parameter are moved together there, with the others after them. Saves
-  // a buffer of the group's size. CPU only.
+  // unsharded parameters, where the chunks of the largest parameter are moved together and the other parameters are
+  // placed after them. This saves a buffer of the group's size. CPU only.
   kCompact,
-  // The all-gather writes to a buffer of its own, from which each parameter is copied.
+  // The all-gather writes to a separate buffer, from which each parameter is copied to the storage of the unsharded
+  // parameters.
   kUnpack,
 };
 
@@ -35,7 +37,7 @@ struct GatherPlan {
 };
 
 // Chooses the plan. Sets the gather_dtype of `params`, and for kCompact moves the largest parameter to the front.
-// shards_on_host: the shards are in host memory, though the mesh is of accelerators.
+// shards_on_host: the shards are in host memory, although the mesh's device is an accelerator.
 GatherPlan plan_gather(std::vector<ShardedParam>& params, const DeviceMesh& mesh, const MixedPrecisionPolicy& policy,
                        bool shards_on_host = false);
 

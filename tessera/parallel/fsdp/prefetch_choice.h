@@ -15,12 +15,12 @@
 
 namespace tessera {
 
-// What one rank contributes to the decision.
+// The input of one rank to the decision.
 struct PrefetchVote {
   int rank = 0;
   std::optional<bool> requested;  // the value of set_prefetch; none: not called
-  // As far as this rank knows, every host of the world has a CPU core for each of its ranks (Hosts), or an accelerator
-  // computes.
+  // Whether a mesh of this rank has accelerators, or every host has at least one CPU core for each of its ranks
+  // (Hosts::least_cores_per_rank).
   bool core_for_each = false;
   auto operator<=>(const PrefetchVote&) const = default;
 };

@@ -14,7 +14,7 @@ Placements ShardedParam::placements_on(const DeviceMesh& mesh) const {
 }
 
 at::Tensor ShardedParam::as_dtensor(const at::Tensor& part, const MeshPtr& mesh) const {
-  // Keeps the device of `part`, which is the CPU for offloaded shards.
+  // make_dtensor() keeps the device of `part`, which is the CPU for offloaded shards.
   return tessera::make_dtensor(part, mesh_of(mesh), tessera::make_shared_placements(placements_on(*mesh)),
                                full_shape());
 }

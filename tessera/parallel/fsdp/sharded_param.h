@@ -16,7 +16,8 @@
 
 namespace tessera {
 
-// A parameter slot by owner and index. A pointer would not stay valid, because the owner's list of slots may grow.
+// Identifies a parameter slot by its module and index. A pointer would not stay valid, because the module's list of
+// slots may grow.
 struct SlotRef {
   nn::Module* owner;
   size_t index;
@@ -27,7 +28,7 @@ struct SlotRef {
   auto operator<=>(const SlotRef&) const = default;
 };
 
-// The placement of a parameter over a mesh outside data parallelism. Data parallelism then shards its local tensor.
+// The placements of a parameter over the tensor-parallel mesh. fully_shard shards the local tensor of this parameter.
 struct TensorParallelLayout {
   MeshPtr mesh;                // the tensor-parallel mesh
   Placements placements;       // on `mesh`, of the tensor that forward reads
@@ -58,13 +59,14 @@ struct ShardedParam {
   Placements placements_on(const DeviceMesh& mesh) const;
   // The global shape of the parameter.
   const std::vector<int64_t>& full_shape() const { return tensor_parallel ? tensor_parallel->shape : shape; }
-  // The tensor that forward reads, from `gathered`, which has `shape`: a DTensor for tensor parallelism.
+  // Makes the tensor that forward reads from `gathered`, the gathered tensor of shape `shape`. For a tensor-parallel
+  // parameter it is a DTensor.
   at::Tensor forward_tensor(const at::Tensor& gathered) const;
 };
 
 // The placements of a tensor-parallel parameter after dim 0 of its local tensor is sharded over the last dim of
-// `data_parallel`, and replicated over the dim before it. Errors kShape: meshes that are not slices of one mesh in this
-// order, or of different device types; placements other than Shard and Replicate.
+// `data_parallel`, and replicated over the dim before it, if `data_parallel` is 2-d. Errors kShape: meshes that are not
+// slices of one mesh in this order, or of different device types; placements other than Shard and Replicate.
 std::shared_ptr<const TensorParallelLayout> make_tensor_parallel_layout(const std::string& name,
                                                                         const MeshPtr& data_parallel,
                                                                         const MeshPtr& tensor_parallel,

@@ -28,45 +28,48 @@ class ShardedParamGroup {
   ShardedParamGroup(const ShardedParamGroup&) = delete;
   ShardedParamGroup& operator=(const ShardedParamGroup&) = delete;
 
-  // start_unshard() starts the all-gather and returns at once; finish_unshard() waits and lays the parameters out.
-  // start_unshard() gathers again when this rank's shards have changed since the last gather. COLLECTIVE over ranks().
+  // start_unshard() starts the all-gather and returns at once; finish_unshard() waits for it and makes the unsharded
+  // parameters. start_unshard() does nothing if the group is unsharded, unless this rank's shards have changed since
+  // the last gather. COLLECTIVE over ranks().
   virtual void start_unshard() = 0;
   virtual void finish_unshard() = 0;
   virtual void reshard() = 0;
   bool is_gathering() const { return state_ == State::kGathering; }  // started and not finished
-  // may_be_stale(): the group is unsharded, and its parameters are a copy of shards that may have changed since.
-  // changed(): this rank's shards were written or replaced since the gather.
+  // may_be_stale(): whether the group is unsharded and its parameters are a copy of the shards, so that writes to the
+  // shards do not reach them. changed(): whether this rank's shards were written or replaced since the last gather.
   virtual bool may_be_stale() const = 0;
   virtual bool changed() const = 0;
   virtual comm::Group& ranks() const = 0;  // the process group of the gather
   virtual c10::Device device() const = 0;  // of the unsharded parameters
-  // Records that the gather stream is ordered after all writes to the shards so far.
+  // Records that the gather stream already waits for all writes to the shards so far.
   virtual void mark_shards_ordered() {}
 
-  // use_unsharded_params(): the modules' members hold these tensors of unsharded_tensors(). use_sharded_params(): the
-  // members hold the tensors that users see outside forward, which are the shards, or for a flat parameter without
-  // use_orig_params views of its freed storage.
+  // use_unsharded_params() sets the modules' members to `tensors`, which unsharded_tensors() returned.
+  // use_sharded_params() sets the members to the tensors that users see outside forward: the shards, or, for FSDP1
+  // without use_orig_params, views of the flat parameter's freed storage.
   virtual void use_unsharded_params(const std::vector<at::Tensor>& tensors) = 0;
   virtual void use_sharded_params() = 0;
-  // New tensors over the unsharded parameters.
+  // Returns new tensors over the memory of the unsharded parameters.
   virtual std::vector<at::Tensor> unsharded_tensors() const = 0;
-  // The parameters that require gradients, as positions in unsharded_tensors(), and the leaf tensors that receive the
-  // gradients.
+  // trainable() returns the parameters that require gradients, as positions in unsharded_tensors(). leaves() returns
+  // the leaf tensors that receive their gradients.
   virtual std::vector<size_t> trainable() const = 0;
   virtual std::vector<at::Tensor> leaves(const std::vector<size_t>& trainable) const = 0;
 
-  // Adds gradients. gradients[i] belongs to the unsharded tensor trainable[i] and may be undefined.
+  // Adds gradients to the group's buffer of unsharded gradients. gradients[i] belongs to the unsharded tensor
+  // trainable[i] and may be undefined.
   virtual void accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) = 0;
   // Starts the reduction and returns at once. Returns false if there are no gradients to reduce. COLLECTIVE over all
   // ranks of the mesh.
   virtual bool start_reduction() = 0;
-  // Waits for the running stage of the reduction and starts the next one. Returns false when no stage is left and the
-  // leaves have their gradients. A stage that only the host can wait for is waited for only if `at_end`.
+  // Waits for the running stage of the reduction and starts the next one. Returns false if no stage is left; grad() of
+  // the leaves is then written. Waits for a copy to host memory only if `at_end`.
   virtual bool advance_reduction(bool at_end) = 0;
   virtual void drop_gradients() = 0;  // after an error
   virtual int64_t accumulated_bytes() const = 0;
 
-  // Joins the groups below one root, which share a buffer pool, streams and statistics. COLLECTIVE over ranks().
+  // Adds this group to the groups of one root module, which share a buffer pool, streams and statistics. COLLECTIVE
+  // over ranks().
   void join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams, FsdpStats* stats) {
     pool_ = std::move(pool);
     streams_ = std::move(streams);
@@ -85,7 +88,8 @@ class ShardedParamGroup {
   enum class State { kSharded, kGathering, kUnsharded };
 
   virtual void on_joined() = 0;
-  // Waits for a gather that is abandoned and returns its error, to be thrown after the cleanup.
+  // Waits for a gather whose result is not used. Returns its error, if any, so that the caller can throw it after the
+  // cleanup.
   static std::exception_ptr wait_for_failure(comm::PendingCollective& gather) noexcept {
     try {
       gather.wait();

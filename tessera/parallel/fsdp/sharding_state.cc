@@ -34,8 +34,9 @@ void ShardingState::set_is_last_backward(bool on) {
   if (schedule_) schedule_->set_is_last_backward(on);
 }
 
-// The first module whose forward runs becomes the root of all sharded modules below it. A state below it that has a
-// schedule already was made a root by an earlier forward of its own; two roots could not share one order of gathers.
+// The first module whose forward runs becomes the root of all sharded modules below it. If a module below it has a
+// schedule already, the forward of that module ran before and made it a root. That is an error, because one schedule
+// must decide the order of all gathers.
 void ShardingState::lazy_init() {
   if (schedule_) return;
   std::vector<NamedState> states;
@@ -60,8 +61,8 @@ void ShardingState::lazy_init() {
   root_ = true;
 }
 
-// The tensors that forward reads. Those that need gradients are outputs of one autograd node, which receives all
-// gradients of the group at once.
+// Returns the tensors that forward reads. The tensors that need gradients are outputs of one autograd node, which
+// receives all gradients of the group in one call.
 std::vector<at::Tensor> ShardingState::unsharded_parameters() {
   auto whole = group_->unsharded_tensors();
   const auto trainable = c10::GradMode::is_enabled() ? group_->trainable() : std::vector<size_t>{};
@@ -76,8 +77,8 @@ std::vector<at::Tensor> ShardingState::unsharded_parameters() {
   return whole;
 }
 
-// Detects the end of backward for a group without trainable parameters: no gradient of a parameter marks it, so the
-// group is freed when the gradients of all inputs are known.
+// Detects the end of backward for a group without trainable parameters: no parameter gets a gradient, so the group is
+// freed when the gradients of all inputs of the module have been computed.
 void ShardingState::watch_inputs(const nn::TensorRefs& inputs) {
   if (!c10::GradMode::is_enabled() || !group_->trainable().empty()) return;
   std::vector<at::Tensor*> watched;
@@ -106,8 +107,8 @@ void ShardingState::before_forward(nn::TensorRefs& inputs) {
 }
 
 void ShardingState::after_forward(nn::TensorRefs& outputs) {
-  // Backward follows if some output has a graph. Then hooks on all outputs gather the group again when the first of
-  // their gradients is known.
+  // A backward can follow if some output requires a gradient. Hooks on all outputs then gather the group again when the
+  // first gradient of an output has been computed.
   bool backward_follows = false;
   for (at::Tensor* output : outputs) {
     backward_follows =

@@ -28,8 +28,8 @@ class ShardingState : public DataParallelState, public std::enable_shared_from_t
   void set_gradient_divisor(double factor) override;
   void set_reshard_after_backward(bool on);
   void set_is_last_backward(bool on);  // for all modules below its root
-  // Lazy initialisation: makes this module the root of all sharded modules below it, if it has no root yet. COLLECTIVE
-  // as init_root.
+  // In the first forward, makes this module the root of all sharded modules below it, unless a module above it is its
+  // root already. COLLECTIVE as init_root.
   void lazy_init();
 
  protected:

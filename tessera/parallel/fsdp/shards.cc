@@ -29,7 +29,8 @@ FlatShards::FlatShards(std::vector<ShardedParam> params, MeshPtr mesh, bool on_h
   create(meta ? c10::Device(c10::kMeta) : mesh_->device(), !meta);
 }
 
-// Replaces the parameters by DTensors over a new flat buffer, and copies this rank's rows if asked.
+// Replaces the parameters by DTensors over a new flat buffer. With `copy_values`, copies this rank's rows into the
+// buffer.
 void FlatShards::create(c10::Device device, bool copy_values) {
   const c10::NoGradGuard no_grad;
   if (!device.is_meta()) {
@@ -59,8 +60,8 @@ void FlatShards::create(c10::Device device, bool copy_values) {
 
 c10::Allocator* FlatShards::comm_allocator() const { return group().allocator(mesh_->device().type()); }
 
-// The reduced gradients of a group are one buffer of one dtype, so the trainable parameters must share their stored
-// dtype.
+// The reduced gradients of a group share one buffer and one dtype, so all trainable parameters must have the same
+// stored dtype.
 std::vector<size_t> FlatShards::trainable() const {
   std::vector<size_t> out;
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -80,8 +81,8 @@ void FlatShards::allocate_meta_shards() {
   if (std::ranges::any_of(params_, on_meta)) create(mesh_->device(), false);
 }
 
-// A tied parameter has several slots, of which a load may have replaced only one: the replacement is then set in all of
-// them.
+// A tied parameter has several slots. If loading replaced the parameter in only one of them, the replacement is set in
+// all of them.
 void FlatShards::adopt_replaced() {
   for (auto& param : params_) {
     for (const auto& slot : param.slots) {
@@ -112,8 +113,8 @@ bool FlatShards::replaced() const {
   return false;
 }
 
-// Version counters only grow, so their sum changes when any of them does. A replacement may have a smaller counter;
-// replaced() reports that case.
+// The version counter of a tensor only grows, so the sum changes if any shard is written. A tensor that replaces a
+// shard may have a smaller counter; replaced() detects replacements.
 uint64_t FlatShards::version() const {
   uint64_t sum = 0;
   const auto add = [&](const at::Tensor& tensor) {
@@ -159,8 +160,8 @@ void FlatShards::copy_to(const at::Tensor& part, const FlatLayout& layout) const
   }
 }
 
-// Copies the shards from host memory in their stored dtype, in one copy, so the host need not wait. Casts run on the
-// device afterwards.
+// Copies the shards from host memory in their stored dtype. If they are in the pinned flat buffer, this is one
+// asynchronous copy, for which the host does not wait. Casts run on the device afterwards.
 void FlatShards::copy_from_host(const at::Tensor& part, const FlatLayout& layout) const {
   const int64_t begin = part.storage_offset() * static_cast<int64_t>(part.itemsize());
   const bool casts = !uniform_ || params_[0].gather_dtype != params_[0].dtype;

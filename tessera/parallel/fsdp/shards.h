@@ -1,5 +1,5 @@
-// The parameters of a group on this rank: DTensors whose local shards are stored in one flat buffer. Its layout is that
-// of an all-gather's input, so it is sent without a copy.
+// The parameters of a group on this rank: DTensors whose local shards are stored in one flat buffer. The buffer has the
+// layout of an all-gather's input, so it can be sent without a copy.
 //
 //   FlatShards shards(std::move(params), mesh);         // the modules' parameters are DTensors from here on
 //   auto input = shards.all_gather_input(plan.layout, *pool);
@@ -23,7 +23,7 @@ class FlatShards {
   // Shards `params` on dim 0 over the last dim of `mesh`, and sets the modules' members to the shards. name, slots,
   // shape, dtypes and parameter must be set; parameter is the unsharded tensor, possibly on the meta device, or a
   // DTensor of tensor parallelism. on_host: keeps the shards in host memory; each gather copies them to the mesh's
-  // device first. COLLECTIVE over that dim when its process group does not exist yet. Error kShape when only some
+  // device first. COLLECTIVE over the last dim if its process group does not exist yet. Error kShape when only some
   // parameters are on the meta device.
   FlatShards(std::vector<ShardedParam> params, MeshPtr mesh, bool on_host = false);
 
@@ -39,22 +39,22 @@ class FlatShards {
   // Allocates shards that are on the meta device, without initialising them; their parameters become new tensors.
   // COLLECTIVE as the constructor.
   void allocate_meta_shards();
-  // Adopts parameters that were replaced in the modules (by a load with assignment). Error kShape when the mesh,
-  // placements, shape or dtype of a replacement differ.
+  // Takes over parameters that were replaced in the modules (by a load with assignment) as the new shards. Error kShape
+  // when the mesh, placements, shape or dtype of a replacement differ.
   void adopt_replaced();
   bool replaced() const;            // some slot holds another tensor than the last adopted parameter
   uint64_t version() const;         // grows with every versioned write to a shard
   void use_sharded_params() const;  // sets the modules' members to the shards
 
-  // Whether all shards are in the flat buffer. False after a replacement: each gather then copies the shards together
-  // first.
+  // Whether all shards are in the flat buffer. False after parameters were replaced: each gather then first copies the
+  // shards into one buffer.
   bool is_in_flat_buffer() const { return flat_; }
-  // Dtype of the gathered buffer: bytes if the parameters' dtypes differ.
+  // The dtype of the gathered buffer; kByte if the parameters' dtypes differ.
   c10::ScalarType wire_dtype() const { return uniform_ ? params_[0].gather_dtype : c10::kByte; }
   // This rank's input of an all-gather with `layout`, in the gathered dtypes: the flat buffer itself if no cast or copy
   // is needed.
   at::Tensor all_gather_input(const FlatLayout& layout, BufferPool& pool) const;
-  // Copies the shards to `part`, with `layout` and in the gathered dtypes.
+  // Copies the shards to `part`, at the offsets of `layout` and converted to the gathered dtypes.
   void copy_to(const at::Tensor& part, const FlatLayout& layout) const;
 
  private:

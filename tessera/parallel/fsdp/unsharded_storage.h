@@ -1,5 +1,6 @@
-// The memory of a group's unsharded parameters: one storage that keeps its identity while its memory is allocated and
-// freed. Autograd saves views of it in forward; the memory is freed, and refilled before backward reads the views.
+// The memory of a group's unsharded parameters: one c10::Storage whose memory is freed and allocated again. Autograd
+// saves views of the storage in forward. The memory may then be freed, and must be filled again before backward reads
+// the views.
 //
 //   UnshardedStorage storage(device);
 //   storage.fill(*pool, bytes);
@@ -26,11 +27,11 @@ at::Tensor tensor_over(const c10::Storage& storage, int64_t offset_bytes, c10::I
 class UnshardedStorage {
  public:
   explicit UnshardedStorage(c10::Device device) : device_(device) {}
-  // Gives the storage uninitialised memory of `bytes` bytes, from the pool or the argument.
+  // Gives the storage `bytes` bytes of uninitialised memory: memory of the pool, or `memory`.
   void fill(BufferPool& pool, int64_t bytes);
   void fill(c10::DataPtr memory, int64_t bytes);
-  // Takes the memory out of the storage and returns it; the caller frees it in the order of a stream. Later reads throw
-  // `why`.
+  // Takes the memory out of the storage and returns it; the caller frees it when no stream uses it any more. Reading
+  // the storage then throws an error with the text `why`.
   c10::DataPtr free(const std::string& why);
   // A tensor over the storage. Call it after the first fill.
   at::Tensor tensor(int64_t offset_bytes, c10::IntArrayRef shape, c10::ScalarType dtype) const;
