@@ -79,7 +79,7 @@ class JsonReader {
   // member; without `default_value` an absent member is an Error.
   bool has(std::string_view key) const;
   JsonReader at(std::string_view key) const;  // a null is returned as a value
-  // member() and find(): nullopt when the key is absent. A null is returned as a value.
+  // member() returns nullopt when the key is absent, and a null as a value. find() returns nullopt for a null, too.
   std::optional<JsonReader> member(std::string_view key) const;
   std::optional<JsonReader> find(std::string_view key) const;
   std::string string(std::string_view key, std::optional<std::string_view> default_value = std::nullopt) const;
