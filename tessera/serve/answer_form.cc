@@ -86,8 +86,8 @@ std::shared_ptr<text::GrammarMasks> AnswerForms::of(const AnswerFormOptions& opt
   const auto text_of = [](const auto& json) { return json ? dump_json(json->value()) : std::string(); };
   const auto key =
       fmt::format("{}\n{}\n{}\n{}", text_of(options.format), text_of(options.tools), options.tagged, options.tool);
-  // The lock lets only one connection at a time build a form, so many clients cannot take all cores. A form takes at
-  // most a tenth of a second.
+  // The lock lets only one connection at a time build a form, so many clients cannot take all cores. Building a form
+  // takes at most a tenth of a second.
   const std::lock_guard lock(mutex_);
   if (auto masks = find_kept_form(key)) return masks;
   lower_thread_priority();

@@ -4,9 +4,9 @@
 //   if (watch.is_gone([&] { send_comment(); })) stop();
 //
 // A client that has closed its connection and a client that has closed only its sending side (`nc -N`) look the same
-// until the server sends something: then the first one answers with a reset. So the first call that finds the sending
-// side closed calls `probe`, which sends bytes that every client ignores; later calls see whether a reset came. Not
-// thread-safe.
+// until the server sends something: a closed connection then answers with a TCP reset. So the first is_gone() that
+// finds the sending side closed calls `probe`, which sends bytes that every client ignores; later calls of is_gone()
+// see whether a reset came. Not thread-safe.
 #pragma once
 
 #include <poll.h>
@@ -20,7 +20,8 @@ class ClientWatch {
   // True when the connection is gone. `probe` is called at most once per ClientWatch.
   template <class Probe>
   bool is_gone(const Probe& probe) {
-    // poll() instead of recv(): bytes that the client has already sent for its next request would hide the end.
+    // poll() is used instead of recv(): recv() would first return bytes that the client has already sent for its next
+    // request, and would not show that the sending side is closed.
     pollfd look{.fd = socket_, .events = POLLRDHUP, .revents = 0};
     if (::poll(&look, 1, 0) <= 0) return false;
     if ((look.revents & (POLLERR | POLLHUP | POLLNVAL)) != 0) return true;

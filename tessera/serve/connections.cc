@@ -48,10 +48,11 @@ int64_t Connections::count_open(const std::string* address) const {
   });
 }
 
-// Shuts down one connection of this address (null: of any address). The order of preference: the first header is late;
-// idle; the first header is still on time; a body or a reply is on the way. Within each group the connection that has
-// been in its stage longest is chosen. False when all connections are in kAnswer. The socket is only shut down here;
-// the thread of the connection sees the end and closes it, so the file descriptor cannot be reused meanwhile.
+// Shuts down one connection of this address (null: of any address). The order of preference: a connection whose first
+// header is late; an idle one; one whose first header is still on time; one whose body is arriving or whose reply is
+// being sent. Among equals the connection that has been in its stage longest is chosen. Returns false when all
+// connections are in kAnswer. The socket is only shut down here; the connection's own thread notices the shutdown and
+// closes the socket, so the file descriptor cannot be reused before.
 bool Connections::shut_down_silent_connection(const std::string* address) {
   const auto now = Clock::now();
   const auto shutdown_priority = [&](const Connection& connection) {
@@ -77,8 +78,8 @@ bool Connections::shut_down_silent_connection(const std::string* address) {
   return true;
 }
 
-// The limit of all connections refuses no client: without a silent connection the new one is accepted, up to the limit
-// of libmicrohttpd (server.cc).
+// limits_.connections refuses no client: if no silent connection can be shut down for a new one, the new one is
+// accepted all the same. libmicrohttpd refuses connections only beyond a higher limit (server.cc).
 bool Connections::admit(const std::string& address) {
   const std::lock_guard lock(mutex_);
   if (!address.empty() && count_open(&address) >= limits_.address_connections &&

@@ -6,15 +6,15 @@
 namespace tessera::serve {
 
 struct Limits {
-  // Connections open at once. For each one beyond this number a silent connection is shut down; when none is silent, up
-  // to twice as many may be open.
+  // Connections open at once. When a new connection would exceed this number, a silent connection is shut down; when
+  // none is silent, up to twice as many may be open.
   int64_t connections = 256;
-  int64_t address_connections = 192;  // of one address that is not loopback; more are refused
-  int64_t sequences = 64;             // computed in one step of the engine
-  int64_t queue = 128;                // sequences that wait for a place; a request beyond this gets 503
+  int64_t address_connections = 192;  // connections from one address that is not loopback; more are refused
+  int64_t sequences = 64;             // sequences that one step of the engine computes
+  int64_t queue = 128;                // sequences that wait for the engine; a request that exceeds this number gets 503
   int64_t choices = 64;               // per request: the number of prompts times "n"
-  int64_t body_bytes = 4 << 20;       // per request; a larger body gets 413
-  int64_t header_bytes = 32 << 10;    // per request; a larger header gets 431, or the connection is closed
+  int64_t body_bytes = 4 << 20;       // of a request; a larger body gets 413
+  int64_t header_bytes = 32 << 10;    // of a request; a larger header gets 431, or the connection is closed
   int64_t stops = 16;                 // number of strings in "stop"
   int64_t top_logprobs = 20;          // largest "top_logprobs", or "logprobs" of a completion
   double header_seconds = 5;          // time for the first header of a connection to arrive

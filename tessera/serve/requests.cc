@@ -47,7 +47,7 @@ void check_keys(const JsonReader& top, Endpoint endpoint) {
   static const std::set<std::string> chat = {"messages",    "max_completion_tokens", "top_logprobs",        "tools",
                                              "tool_choice", "parallel_tool_calls",   "chat_template_kwargs"};
   static const std::set<std::string> text = {"prompt", "echo"};
-  // Labels of a request. They have no effect on the answer.
+  // Keys that only label a request and have no effect on the answer.
   static const std::set<std::string> ignored_keys = {"user", "metadata", "service_tier", "safety_identifier",
                                                      "prompt_cache_key"};
   // Keys that are accepted only with the value that has no effect on the answer, OpenAI's default.
@@ -222,10 +222,10 @@ std::string read_tool_choice(const JsonReader& top, const std::set<std::string>&
   return "required";
 }
 
-// The prompt tokens of a chat. `prompt_tools` receives the names of the tools in the prompt, and `form` the tools of
-// which a call is required, or allowed next to a response format. The chat is rendered with and without tools: equal
-// texts show that the template ignores them, which is an error. A tool call has <tool_call> tags if the rendered tools
-// mention this tag.
+// The prompt tokens of a chat. `prompt_tools` receives the names of the tools in the prompt. `form` receives the tools
+// if the answer must be a tool call, or may be one instead of the response format. The chat is rendered with and
+// without tools: equal texts show that the template ignores tools, which is an error. Tool calls are expected between
+// <tool_call> tags if the text rendered with tools mentions this tag.
 std::vector<int64_t> chat_prompt(const JsonReader& top, const ServedModel& served, std::set<std::string>& prompt_tools,
                                  AnswerFormOptions& form) {
   if (!served.chat) refuse("messages", "this model has no chat template; use /v1/completions");
@@ -342,8 +342,8 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const ServedM
     const int64_t max_tokens = read_max_tokens(top, served, endpoint, given, request.echo);
     request.no_new_tokens = max_tokens == 0;
     options.max_new_tokens = std::max<int64_t>(max_tokens, 1);
-    // The engine generates one token after the prompt and drops it. This token is never an input of the model, so it
-    // may exceed the context by one.
+    // With no_new_tokens the engine still generates one token, which is dropped. This token is never an input of the
+    // model, so prompt and token may exceed the context by one token.
     options.context_tokens = request.no_new_tokens ? given + 1 : 0;
     generation_capacity(served.config, prompt.tokens, options);
     const auto echoed = request.echo ? text_of(prompt, served.tokenizer) : std::string();

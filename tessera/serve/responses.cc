@@ -44,8 +44,9 @@ Response::Response(Endpoint endpoint, std::string id, const ServedModel& served,
   for (auto& choice : choices_) choice.reader.emplace(request.tools);
 }
 
-// The log-probs to send with a piece, or null. `content` is the text of the piece without tool calls. For a chat the
-// entries follow the content, so they may come later than their token; the last piece releases the rest.
+// The log-probs to send with a piece, or null. `content` is the text of the piece without tool calls. For a chat an
+// entry is sent with the content that holds its token's text, which may come in a later piece than the token; the last
+// piece has all entries that were not sent yet.
 Json Response::log_probs_of(Choice& choice, const AnswerPiece& piece, const std::string& content) {
   if (!log_probs_) return nullptr;
   const auto& tokenizer = served_.tokenizer;

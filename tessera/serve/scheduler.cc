@@ -53,7 +53,7 @@ bool AnswerQueue::cut_off() {
 }
 
 // The engine calls take() for each new token. TextStream holds back text that may become a stop string. The piece that
-// ends a choice has all the text that is left.
+// ends a choice has all text that was still held back.
 bool AnswerQueue::take(size_t choice, const NewToken& made) {
   if (made.error) log_error("[serve] {}", made.error->what());
   const std::lock_guard lock(mutex_);
@@ -90,8 +90,9 @@ Scheduler::Scheduler(std::shared_ptr<CausalLM> model, const EngineOptions& optio
     engine_.allocate_pages();  // a lack of memory is then an error of the start, not of the first request
   }
   thread_ = std::thread([this] { work(); });
-  // Stops the OpenMP workers of this thread, which has loaded the model. With more workers than cores, libgomp lets the
-  // workers of the engine's thread sleep between loops instead of spinning, and a token takes twice as long.
+  // Ends the OpenMP workers of this thread, which has loaded the model. Together with the workers of the engine's
+  // thread there would be more workers than cores; libgomp would then let workers sleep between loops instead of
+  // spinning, and a token would take twice as long.
   omp_pause_resource_all(omp_pause_soft);
 }
 

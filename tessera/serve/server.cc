@@ -229,7 +229,8 @@ void Server::ServerState::check_request_header(MHD_Connection* connection, std::
                    "method_not_supported");
   }
   if (!completes) return;
-  // With Transfer-Encoding, HTTP ignores Content-Length, and the size would not be known before the body.
+  // A request with Transfer-Encoding is refused: HTTP then ignores Content-Length, so the size of the body would not be
+  // known before it has arrived.
   if (!header(connection, MHD_HTTP_HEADER_TRANSFER_ENCODING).empty()) {
     throw ApiError(411, "Transfer-Encoding is not supported. Send a body with Content-Length.");
   }
@@ -301,7 +302,8 @@ MHD_Result Server::ServerState::complete(MHD_Connection* connection, Endpoint en
   while (!reply.response.done()) {
     std::optional<Json> chunk;
     reply.wait_for_piece(chunk);
-    // The client is checked by time, not only when no piece came, because pieces may come without a pause.
+    // The client is checked every kClientCheckInterval. Checking only when no piece came is not enough, because pieces
+    // may come without a pause.
     if (const auto now = steady_clock::now(); now - looked >= kClientCheckInterval) {
       looked = now;
       if (client.is_gone(probe)) {
@@ -333,7 +335,8 @@ MHD_Result Server::ServerState::handle(MHD_Connection* connection, const char* p
   }
   if (*size > 0) {
     if (!incoming->refused) {
-      // The size is checked again, because the header may be wrong and the body of a GET has not been checked.
+      // The size of the body is checked again while it arrives, because Content-Length may be wrong, and that of a GET
+      // was not checked.
       if (incoming->body.size() + *size > static_cast<size_t>(served.limits.body_bytes)) return MHD_NO;
       const bool was_small = incoming->body.size() <= kSmallBody;
       incoming->body.append(data, *size);
@@ -362,7 +365,8 @@ Server::Server(const ServedModel& served, Scheduler& scheduler, ServerOptions op
   const auto& limits = served.limits;
   const auto silence = static_cast<unsigned>(limits.request_seconds + limits.read_seconds) + 1;
   const int socket = state_->options.listening.socket.release();
-  // More connections than the limit, because connections that were shut down count until their threads have ended.
+  // libmicrohttpd gets a higher limit than limits.connections, because it still counts a connection that was shut down
+  // until its thread has ended.
   const auto places = limits.connections + std::max<int64_t>(limits.connections, 64);
   state_->daemon = MHD_start_daemon(
       MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL | MHD_USE_ITC, 0,

@@ -43,8 +43,8 @@ int64_t count_characters(std::string_view text) {
   return std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
-// The number of characters of the special tokens that the tokenizer has added before the prompt, and that its text does
-// not contain.
+// The number of characters of the special tokens at the start of `prompt` that the tokenizer has added: `text`, the
+// text of the prompt, does not contain them.
 int64_t added_characters(const std::vector<int64_t>& prompt, const std::string& text,
                          const text::Tokenizer& tokenizer) {
   int64_t characters = 0;
@@ -103,9 +103,9 @@ void ContentEntries::add(int64_t token, TokenLogProbs log_probs, const text::Tok
   waiting_.push_back({.matched_bytes = "", .left = bytes_of(tokenizer, token), .log_probs = std::move(log_probs)});
 }
 
-// The content has the bytes of the waiting tokens in their order, except for bytes that never reach it (of a tool call
-// or of trimmed whitespace). So the piece `content` is at its first position in the waiting bytes, and the bytes before
-// this position will not come any more.
+// The content of a choice has the bytes of the waiting tokens in their order, except for bytes of tool calls and
+// trimmed whitespace. So `content`, its next piece, is looked up in the joined waiting bytes. The first match counts,
+// and waiting bytes before the match are dropped, because no later piece can contain them.
 Json ContentEntries::take(std::string_view content, const text::Tokenizer& tokenizer) {
   Json entries = Json::array();
   if (content.empty()) return entries;
@@ -121,8 +121,8 @@ Json ContentEntries::take(std::string_view content, const text::Tokenizer& token
   std::string bytes;
   for (const auto& token : waiting_) bytes += token.left;
   const auto place = bytes.find(content);
-  // Bytes that are not UTF-8 are U+FFFD in the content, so it may not be found; then all waiting bytes are in this
-  // piece.
+  // The content has U+FFFD for bytes that are not UTF-8, so it may not be found in the waiting bytes; then all waiting
+  // bytes are taken as part of this piece.
   size_t skipped = place == bytes.npos ? 0 : place, needed = place == bytes.npos ? bytes.size() : content.size();
   size_t released = 0;
   for (auto& token : waiting_) {

@@ -27,8 +27,8 @@ namespace tessera::serve {
 // always contain the token itself, even if it is not one of the likeliest.
 Json completion_log_probs(int64_t token, const TokenLogProbs& log_probs, int64_t offset,
                           const text::Tokenizer& tokenizer);
-// The same lists for a prompt that is echoed as `text`. `log_probs` has the log-probs of the second token and all later
-// ones; the first token has none, and null in the lists.
+// The lists of completion_log_probs() for all tokens of a prompt that is echoed as `text`. `log_probs` has the
+// log-probs of all tokens except the first; the first token has no log-prob, and the lists have null for it.
 Json prompt_log_probs(const std::vector<int64_t>& prompt, const std::string& text,
                       const std::vector<TokenLogProbs>& log_probs, const text::Tokenizer& tokenizer);
 // Appends each list of `more` to the list with the same key in `lists`.

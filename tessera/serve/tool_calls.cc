@@ -36,7 +36,7 @@ std::optional<ToolCall> parse_call(const Json& json) {
   return ToolCall{std::move(name), text};
 }
 
-// The length of the longest end of `text` that is a proper prefix of `word`.
+// The length of the longest suffix of `text` that is a proper prefix of `word`.
 size_t partial_match_length(std::string_view text, std::string_view word) {
   size_t length = std::min(text.size(), word.size() - 1);
   while (length > 0 && !word.starts_with(text.substr(text.size() - length))) --length;
@@ -47,7 +47,7 @@ size_t partial_match_length(std::string_view text, std::string_view word) {
 
 // Moves from one state to the next, and returns false when it needs more output. A message that begins with '{' or '['
 // is held until its end, because only the whole JSON shows whether it is a call. Between tags the output is held until
-// the closing tag. Other text is returned, except its end if this may be the beginning of a tag.
+// the closing tag. Other text is added to `output`, except a suffix that may be the beginning of a tag.
 bool ToolCallReader::advance(ToolCallOutput& output) {
   if (state_ == ReadState::kStart) {
     const auto first = held_.find_first_not_of(kSpaces);
