@@ -48,7 +48,7 @@ Json report_versions() {
   };
 }
 
-// The instruction sets of the first processor that the choice of kernels depends on.
+// The instruction sets on which the choice of kernels depends, as far as the first processor has them.
 Json deciding_cpu_flags() {
   constexpr std::array<std::string_view, 14> kDeciding{"avx",         "avx2",        "fma",      "f16c",     "avx512f",
                                                        "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8",
@@ -77,7 +77,8 @@ Json report_cpu() {
   return cpu;
 }
 
-// The limit is that of the control groups (containers), which may be lower than the memory of the machine.
+// `limit_bytes` is the limit of the process's control groups (containers), which may be lower than the memory of the
+// machine.
 Json report_memory() {
   const auto room = read_available_memory();
   Json memory = {{"total_bytes", room.machine_bytes}, {"available_bytes", room.machine_available_bytes}};
@@ -148,7 +149,8 @@ Json report_warnings(const Json& cpu, const Json& files) {
                                    files["temp_folder"].get<std::string>()));
   }
   if (!files["memfd"].get<bool>()) warnings.push_back("memfd_create is refused: local ranks cannot share memory");
-  // MKL limits the threads of libtorch to the cores, but other OpenMP code in the process starts OMP_NUM_THREADS.
+  // MKL limits the threads of libtorch to the number of cores, but other OpenMP code in the process starts as many
+  // threads as OMP_NUM_THREADS says.
   const char* asked = std::getenv("OMP_NUM_THREADS");
   const int threads = std::max(at::get_num_threads(), asked ? std::atoi(asked) : 0);
   if (const auto cores = cpu["cores_allowed"].get<int64_t>(); threads > cores) {

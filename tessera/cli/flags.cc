@@ -26,8 +26,8 @@ void collect_flags(const CLI::App& app, std::vector<std::string>& names) {
 
 // A message about the first flag or word that CLI11 did not know, with the nearest known flag or subcommand.
 std::string unknown_word_message(const CLI::App& app, const std::vector<std::string>& words) {
-  // A suggestion is made only if at most a third of the characters differ (2 for short words); a farther one would
-  // mislead.
+  // A known flag is suggested only if its edit distance is at most a third of the word's length (2 for short words); a
+  // less similar one would mislead.
   std::vector<std::string> names;
   collect_flags(app, names);
   std::string word = words.front();
@@ -97,7 +97,8 @@ std::optional<int> parse_flags(CLI::App& app, VerbArguments args) {
     std::fputs(innermost->help(outer).c_str(), stdout);
     return 0;
   } catch (const CLI::ParseError& error) {
-    // For a misspelt subcommand CLI11 reports a missing one, and leaves the word in remaining().
+    // For a misspelt subcommand CLI11 reports that the subcommand is missing, and leaves the misspelt word in
+    // remaining().
     const auto words = app.remaining(/*recurse=*/true);
     const bool lacks_subcommand = app.get_subcommands().empty() && !app.get_subcommands(nullptr).empty();
     const bool is_unknown = dynamic_cast<const CLI::ExtrasError*>(&error) || (lacks_subcommand && !words.empty());

@@ -76,8 +76,8 @@ int run_verb(VerbArguments args) {
   return verb->run(args.subspan(1));
 }
 
-// A rank of our launcher leaves its message to the launcher, which prints the first failure once; otherwise the message
-// is printed here.
+// If our launcher started this rank, report_error() sends the message to the launcher, which prints only the first
+// failure of all ranks. Otherwise the message is printed here.
 int report_failure(const std::exception& error) {
   std::fflush(stdout);
   if (!comm::report_error(error)) print_error(error.what());
@@ -102,7 +102,7 @@ int run_program(VerbArguments args) noexcept {
     TESSERA_CHECK(std::fflush(stdout) == 0 && !std::ferror(stdout), ErrorKind::kIo,
                   "[tessera] standard output: cannot be written. Is the disk full?");
   } catch (const std::bad_alloc& error) {
-    // Raised again as an Error, so that the launcher shows the same message and exit code.
+    // The bad_alloc is reported as an Error, so that the launcher shows this message and exit code, too.
     code = report_failure(Error(ErrorKind::kMemory, message_of(error)));
   } catch (const std::exception& error) {
     code = report_failure(error);

@@ -51,7 +51,8 @@ std::vector<std::string> command_of(const std::string& verb, VerbArguments args,
 bool is_launched_rank() { return comm::launcher_name(comm::process_environment()) != "single"; }
 
 // Warns on rank 0 that --max-restarts has no effect when another launcher started this rank: only the launcher can
-// restart ranks. Our own launcher passes its flags on to its ranks, which is no reason to warn.
+// restart ranks. There is no warning if our own launcher started this rank with the same --max-restarts, because it
+// passes its flags on to its ranks.
 void warn_ignored_restarts(int max_restarts) {
   const auto environment = comm::process_environment();
   const auto source = comm::launcher_name(environment);
@@ -80,12 +81,12 @@ std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int
   const auto arguments = command_of(verb, args, nproc);
   comm::LauncherOptions options{.nproc = static_cast<int>(nproc)};
   apply_launch_flags(flags, options);
-  // A single rank needs a launcher, too, if it is to be restarted or its output is to be stored.
+  // A single rank needs a launcher, too, if the launcher must restart it after a failure or store its output.
   const bool launches = nproc > 1 || flags.max_restarts > 0 || !flags.log_dir.empty() || flags.tee;
   if (is_launched_rank()) warn_ignored_restarts(flags.max_restarts);
   if (!launches || is_launched_rank()) return std::nullopt;
-  // Progress of a run is a new checkpoint: after it the launcher grants max_restarts anew. A folder that cannot be read
-  // now is no progress and no error.
+  // When the run has written a new checkpoint, the launcher counts its restarts from 0 again, up to max_restarts. A
+  // folder that cannot be read now counts as one without a new checkpoint, and is no error.
   options.last_checkpoint_name = [checkpoints]() -> std::optional<std::string> {
     try {
       return CheckpointFolder::latest_name(checkpoints).value_or("");

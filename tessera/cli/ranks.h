@@ -41,8 +41,9 @@ void apply_launch_flags(const LaunchFlags& flags, comm::LauncherOptions& options
 // `tessera VERB args` in nproc processes and returns their exit code. Otherwise returns nothing. Error kConfig unless
 // nproc is 1 to 4096.
 std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int64_t nproc);
-// The same with the flags of a launcher; also launches a single rank if it is to be restarted or logged. `checkpoints`:
-// the folder whose file LATEST shows the progress of the run.
+// Like launch_ranks() above, with flags for the launcher. Also launches a single rank if the flags ask for restarts or
+// for storing its output. `checkpoints`: the folder whose file LATEST names the newest checkpoint; a new one counts as
+// progress of the run.
 std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int64_t nproc, const LaunchFlags& flags,
                                 const std::filesystem::path& checkpoints);
 

@@ -180,7 +180,8 @@ class ShutdownSignals {
 int run_serve(VerbArguments args) {
   ServeFlags flags;
   if (const auto code = read_flags(args, flags)) return *code;
-  // Everything that is cheap to check is read before ranks start and weights are loaded.
+  // Flags, config and other small inputs are read and checked here, so that an error in them ends the process before
+  // ranks start and weights are loaded.
   const auto token = read_token(flags.token_file);
   serve::ServedModel served{.name = flags.name,
                             .path = flags.path,
@@ -193,7 +194,8 @@ int run_serve(VerbArguments args) {
   set_context(flags.context_tokens, served.config, served.defaults);
   served.defaults.stop_tokens = end_tokens(flags.model, served.config, served.tokenizer, served.chat);
   if (const auto code = launch_ranks("serve", args, flags.nproc)) return *code;
-  // Before connect() and the model start threads, which inherit the blocked signals.
+  // ShutdownSignals blocks the signals in this thread. It is created before join_world() and the model start threads,
+  // because these must inherit the blocked signals.
   ShutdownSignals signals;
   const auto world = join_world({.nproc = static_cast<int>(flags.nproc)});
   const bool first = world->rank() == 0, shared = world->size() > 1;

@@ -47,8 +47,8 @@ std::shared_ptr<CausalLM> load_sharded_model(const std::string& dir, const std::
   return model;
 }
 
-// All ranks must have caches of the same size, so the smallest room of a rank decides. With tensor parallelism a rank
-// holds only its heads of the cache, and so has room for more tokens.
+// All ranks must have KV caches of the same number of tokens, so the rank with the least memory decides. With tensor
+// parallelism a rank caches only the keys and values of its own heads, so its memory is enough for more tokens.
 int64_t shared_cache_tokens(CausalLM& model, int64_t requested_tokens, comm::World& world) {
   const int64_t ranks = world.size();
   const int64_t own = cache_tokens(model, requested_tokens, divides_heads(model.config(), ranks) ? ranks : 1);
@@ -64,8 +64,8 @@ void check_shared_cache(CausalLM& model, int64_t tokens, comm::World& world) {
   const int64_t ranks = world.size();
   // load_for_generation() gives a model that computes in float32, whatever the dtype of its weights.
   const int64_t element = ranks == 1 ? sizeof(float) : weight.element_size();
-  // The ranks of a host share its memory, so the pages of all local ranks must fit together. A rank with its own heads
-  // holds 1 / ranks of a page.
+  // The ranks of a host share its memory, so the pages of all local ranks must fit together. With tensor parallelism a
+  // rank holds only the keys and values of its own heads: 1 / ranks of the bytes of a page.
   const int64_t page = Engine::page_bytes(model.config(), element);
   const int64_t of_rank = divides_heads(model.config(), ranks) ? page / ranks : page;
   check_cache_fits(read_available_memory(), tokens, of_rank * world.info().local_size);

@@ -17,13 +17,13 @@ class World;
 namespace tessera::cli {
 
 // On one rank: load_for_generation(). On several ranks: tensor parallel if their number divides the head counts, else
-// the layers are sharded and gathered one after the other. COLLECTIVE over the world. Error kConfig for a packed dtype
-// (int8, int4) on several ranks.
+// fully sharded (dp_shard), with one layer after the other unsharded for its forward. COLLECTIVE over the world. Error
+// kConfig for a packed dtype (int8, int4) on several ranks.
 std::shared_ptr<CausalLM> load_sharded_model(const std::string& dir, const std::string& dtype,
                                              const ModelConfig& config, at::Device device,
                                              const std::shared_ptr<comm::World>& world);
-// The size of the KV cache in tokens: `requested_tokens`, or less if a rank has no room for it (cache_tokens() of
-// cache_memory.h). COLLECTIVE over the world.
+// The size of the KV cache in tokens: `requested_tokens`, or less if the memory of a rank is not enough for them
+// (cache_tokens() of cache_memory.h). COLLECTIVE over the world.
 int64_t shared_cache_tokens(CausalLM& model, int64_t requested_tokens, comm::World& world);
 // Call before a KV cache of `tokens` tokens is created: for a model in CPU memory, check_cache_fits() of
 // cache_memory.h.

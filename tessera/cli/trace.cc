@@ -31,7 +31,8 @@ int run_trace(VerbArguments args) {
   if (!torch.empty()) comm::write_torch_records(flight_records, torch);
   const auto report = comm::explain(flight_records);
   std::fputs(report.text.c_str(), stdout);
-  // DIR may hold the records of several starts; the newest ones are explained, and named here.
+  // DIR may hold the flight records of several runs in subfolders. explain() has used those of the last run; their
+  // folder is printed if it is not DIR itself.
   const auto records = comm::last_records(folder);
   if (records != folder) std::printf("records: %s\n", records.c_str());
   TESSERA_CHECK(report.missing.empty(), ErrorKind::kFormat,

@@ -29,9 +29,9 @@ struct Verb {
   int (*run)(VerbArguments args);
 };
 
-// In the order of `tessera --help`.
+// All verbs, in the order in which `tessera --help` lists them.
 std::span<const Verb> verbs();
-// Null when there is no verb of that name.
+// Returns the verb with this name; null when there is none.
 const Verb* find_verb(std::string_view name);
 
 // The message about an exception that ended the program. For std::bad_alloc, whose what() is of no help, the message

@@ -28,7 +28,7 @@ void print(const std::string& text) {
                 "[ckpt] the result could not be written to the standard output");
 }
 
-// A sentence that says which checks were made, and which could not be made.
+// Returns a sentence that says which checks were made, and which checks were not possible.
 std::string shown_result(const VerifiedFiles& verified) {
   size_t count = 0;
   std::vector<std::string> types;
@@ -117,7 +117,8 @@ std::string resolve_checkpoint(const std::string& path) {
   return checkpoint;
 }
 
-// Like found(); for a folder that holds only adapters, the file of their tensors.
+// Returns resolve_checkpoint(path), except for a folder that holds adapters and no model: then the file
+// adapter_model.safetensors in it.
 std::string resolve_checkpoint_or_adapters(const std::string& path) {
   const auto adapters = std::filesystem::path(path) / "adapter_model.safetensors";
   const bool alone = std::filesystem::is_regular_file(adapters) && !TensorFiles::has_tensors(path);

@@ -134,7 +134,7 @@ std::string shown_path(const DcpPath& path) {
 // longer than kLongestList.
 PickleValue nested_value(std::vector<StateDictEntry> entries, size_t depth = 0) {
   constexpr int64_t kLongestList = 1 << 20;
-  constexpr size_t kLongestPath = 90;  // no reader of pickles takes a deeper dict
+  constexpr size_t kLongestPath = 90;  // readers of pickles refuse dicts that are nested deeper
   if (entries.size() == 1 && entries[0].path.size() == depth) return std::move(entries[0].value);
   std::vector<std::pair<DcpPath::value_type, std::vector<StateDictEntry>>> children;  // in the order of the entries
   std::map<DcpPath::value_type, size_t> position;

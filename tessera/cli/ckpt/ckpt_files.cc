@@ -84,7 +84,8 @@ std::optional<TensorDifference> difference_of(const std::string& name, const at:
   };
   const auto x = wide(a), y = wide(b), distance = (x - y).abs();
   found.largest = distance.max().item<double>();
-  // The relative difference is that of the largest elements; element by element it would be large for values near 0.
+  // The relative difference is max |a - b| / max |a|. The largest quotient of single elements would be of no use,
+  // because it is large for elements near 0.
   const double scale = x.abs().max().item<double>();
   found.relative = scale > 0 ? found.largest / scale : found.largest;
   found.differing = static_cast<uint64_t>(x.ne(y).sum().item<int64_t>());
@@ -126,7 +127,7 @@ VerifiedFiles verify_checkpoint(const fs::path& path) {
     result.compared = checkpoint.has_hashes() ? Compared::kHashes : Compared::kChecksums;
     result.step = checkpoint.step();
   } else if (files->format() == TensorFiles::Format::kTorchSave) {
-    result.compared = Compared::kChecksums;  // checked when a whole tensor is read, as below
+    result.compared = Compared::kChecksums;  // checked when a whole tensor is read, as in the loop below
   }
   result.without_model = compare_with_model(path);
   for (const auto& [name, stored] : files->tensors()) {

@@ -88,8 +88,9 @@ std::optional<int> read_flags(VerbArguments args, GenerateFlags& flags) {
   return std::nullopt;
 }
 
-// Sets `value` from the flag if it is given; otherwise `value` stays as generation_config.json has it. Appends name and
-// value to `taken` if the file gives another value than `neutral`, the one without the file.
+// Sets `value` from the flag if the flag is given; otherwise `value` stays as generation_config.json has set it.
+// Appends name and value to `taken` if the value comes from this file, that is, if it differs from `neutral`, the
+// default without the file.
 template <class T>
 void set_from_flag(const char* name, const std::optional<T>& flag, T neutral, T& value, std::string& taken) {
   if (flag) {
@@ -102,8 +103,9 @@ void set_from_flag(const char* name, const std::optional<T>& flag, T neutral, T&
 GenerationOptions generation_options(const GenerateFlags& flags, const ModelConfig& config) {
   auto options = GenerationOptions::from_folder(flags.model, config);
   const GenerationOptions neutral;
-  // Sampling is on with --temperature above 0, or another sampling flag, or do_sample of generation_config.json. Values
-  // that matter only for sampling are collected apart, and named in the log only when sampling is on.
+  // Sampling is on with --temperature above 0, or another sampling flag, or do_sample of generation_config.json.
+  // `of_samples` collects values of the file that matter only for sampling; the log names them only when sampling is
+  // on.
   const bool asked = flags.temperature || flags.top_k || flags.top_p || flags.min_p || flags.seed;
   options.sample = flags.temperature ? *flags.temperature != 0 : asked || options.folder_samples;
   std::string taken, of_samples;
@@ -207,14 +209,15 @@ bool write_text(const std::string& text) {
 }
 
 void print_object(const Json& object) {
-  std::printf("%s\n", escape_controls(dump_json(object), "\\u00").c_str());  // the same JSON
+  std::printf("%s\n", escape_controls(dump_json(object), "\\u00").c_str());  // escapes do not change the JSON value
   std::fflush(stdout);
 }
 
 int run_generate(VerbArguments args) {
   GenerateFlags flags;
   if (const auto code = read_flags(args, flags)) return *code;
-  // Everything that is cheap to check is read before ranks start and weights are loaded.
+  // Flags, config and other small inputs are read and checked here, so that an error in them ends the process before
+  // ranks start and weights are loaded.
   auto config = ModelConfig::from_folder(flags.model);
   auto options = generation_options(flags, config);
   set_context(flags.context_tokens, config, options);

@@ -82,7 +82,8 @@ std::vector<BatchPrompt> read_batch_prompts(const GenerateFlags& flags, const Ge
   return batch_prompts;
 }
 
-// The callback of the request stores tokens, text and end in `result`, which must stay at its address.
+// The callback of the request stores tokens, text and the reason of the end in `result`, which must stay at its
+// address.
 GenerationRequest request_of(BatchResult& result, const GenerationOptions& options) {
   return {.prompt = result.batch_prompt->prompt, .options = options, .on_token = [&result](const NewToken& made) {
             if (made.finish == Finish::kError) {
@@ -119,8 +120,8 @@ void run_batch(Generator& generator, const GenerateFlags& flags, const Generatio
   std::deque<BatchResult> results;
   size_t next = 0;
   auto& engine = generator.engine();
-  // A new sequence enters for each printed answer. Answers that wait for an earlier one count, too, so memory is
-  // bounded.
+  // A new sequence is added to the engine for each answer that was printed. `results` never has more than kMaxSequences
+  // entries, including answers that are complete and wait for an earlier line, so memory is bounded.
   while (next < batch_prompts.size() || !results.empty()) {
     while (next < batch_prompts.size() && results.size() < kMaxSequences) {
       auto& result = results.emplace_back(

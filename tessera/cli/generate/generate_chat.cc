@@ -17,7 +17,8 @@ namespace {
 
 volatile sig_atomic_t interrupted = 0;
 
-// During its lifetime Ctrl-C sets `interrupted`, and system calls that wait return with EINTR (no SA_RESTART).
+// While an object exists, Ctrl-C sets `interrupted`, and a system call that waits returns with EINTR, because the
+// handler is installed without SA_RESTART.
 class CatchInterrupt {
  public:
   CatchInterrupt() {
@@ -122,7 +123,8 @@ void run_chat(Generator& generator, const GenerateFlags& flags, const Generation
       const auto said = answer(generator, flags, options, prompts, messages);
       messages.push_back({{"role", "assistant"}, {"content", said}});
     } catch (const Error& error) {
-      // For example, the conversation has become longer than the context, or the template refuses the message.
+      // Errors kConfig and kFormat come from the user's message: for example, the conversation has become longer than
+      // the context, or the template refuses the message. The chat continues without this message.
       if (error.kind() != ErrorKind::kConfig && error.kind() != ErrorKind::kFormat) throw;
       log_error("{} The last message is dropped; /clear forgets the conversation.", error.what());
       messages.erase(messages.size() - 1);

@@ -21,7 +21,7 @@ struct GenerateFlags {
   std::vector<std::string> stop;
   bool chat = false, json = false;
   int64_t nproc = 1, context_tokens = 0;
-  // Empty: the value of generation_config.json.
+  // An empty flag leaves the value of generation_config.json.
   std::optional<double> temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   std::optional<int64_t> top_k, max_new_tokens;
   std::optional<uint64_t> seed;
@@ -30,8 +30,8 @@ struct GenerateFlags {
 // Makes prompts with the tokenizer and the chat template of the model, and holds the grammar of --json-schema.
 class Prompts {
  public:
-  // `token_rows`: number of rows of the model's embedding; larger ids are errors. Error kConfig with --chat for a
-  // folder without chat template, and for a JSON Schema that is not supported.
+  // `token_rows`: number of rows of the model's embedding; a token id that is not below it is an error. Error kConfig
+  // with --chat for a folder without chat template, and for a JSON Schema that is not supported.
   Prompts(const GenerateFlags& flags, int64_t token_rows);
   const text::Tokenizer& tokenizer() const { return tokenizer_; }
   const std::optional<text::ChatTemplate>& chat() const { return chat_; }
@@ -39,7 +39,8 @@ class Prompts {
   // template adds. Error kConfig, which begins with `where`, for a token id without a row in the embedding.
   std::vector<int64_t> encode_text(const std::string& text, const std::string& where) const;
   std::vector<int64_t> encode_messages(const Json& messages, const std::string& where) const;
-  // `options` for one sequence; with --json-schema the sequence gets a token constraint of its own.
+  // Returns a copy of `options` for one sequence; with --json-schema the copy has a new token constraint, which no
+  // other sequence uses.
   GenerationOptions sequence_options(const GenerationOptions& options) const;
 
  private:

@@ -22,7 +22,8 @@ Generator::Generator(const GenerateFlags& flags, const ModelConfig& config, std:
 
 void Generator::follow() { run_engine_follower(*model_, *world_->group()); }
 
-// The engine passes the error of a sequence to its callback. Here it is kept, and thrown after the engine's last step.
+// The engine passes the error of a sequence to the callback of the sequence. The callback made here stores the error,
+// and run() throws it after the engine's last step.
 void Generator::run(GenerationRequest request) {
   std::optional<Error> error;
   request.on_token = [&error, caller_callback = std::move(request.on_token)](const NewToken& made) {

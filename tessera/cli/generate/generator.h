@@ -19,15 +19,15 @@ namespace tessera::cli {
 
 class Generator {
  public:
-  // Loads the model. Without `cache_tokens` the KV cache holds one context, or with --batch 64 contexts, as far as
-  // memory allows. COLLECTIVE over the world.
+  // Loads the model. Without `cache_tokens` the KV cache has tokens for one sequence of the full context length, or
+  // with --batch for 64 of them, or fewer if memory is short. COLLECTIVE over the world.
   Generator(const GenerateFlags& flags, const ModelConfig& config, std::optional<int64_t> cache_tokens,
             std::shared_ptr<comm::World> world);
   Generator(const Generator&) = delete;
   Generator& operator=(const Generator&) = delete;
 
-  // On all ranks except rank 0: takes part in the steps of rank 0's engine until rank 0 ends. COLLECTIVE over the
-  // world, together with run() and the engine on rank 0.
+  // On all ranks except rank 0: runs the forwards of rank 0's engine on this rank's shard of the model, until rank 0
+  // destroys its engine. COLLECTIVE over the world: rank 0 calls run() or steps the engine meanwhile.
   void follow();
   // On rank 0: generates one sequence to its end. Throws the Error that ends the sequence early; the callback of the
   // request is called for tokens only, not for the error.

@@ -84,13 +84,13 @@ std::optional<int> read_score_flags(VerbArguments args, ScoreFlags& flags) {
 
 train::RunLayout score_layout(const train::Recipe& recipe, const ModelConfig& config, int64_t ranks) {
   auto layout = train::fit_layout(recipe.parallel, ranks, "score");
-  layout.micro_batches = 4 * layout.pp;  // forward alone works with any number; this one passes check_layout()
+  layout.micro_batches = 4 * layout.pp;  // scoring works with any number; this one passes check_layout()
   check_layout(recipe, layout, config);
   return layout;
 }
 
-// A single rank loads the model plainly; otherwise it is parallelized and each rank reads its shards. COLLECTIVE over
-// the world.
+// On a single rank, loads the whole model with from_pretrained(). On several ranks, parallelizes the model, and each
+// rank reads only its shards. COLLECTIVE over the world.
 std::shared_ptr<CausalLM> load_for_scoring(const ScoreFlags& flags, const ModelConfig& config,
                                            const train::ParallelSection& parallel, const train::RunMesh& run_mesh,
                                            const pipeline::PipelineOptions& stages) {
@@ -109,7 +109,8 @@ std::string read_input(const std::string& path) {
 // Rank 0 reads the input (standard input exists only there) and broadcasts it. COLLECTIVE over the world.
 std::string shared_input(const std::string& path, comm::World& world) {
   if (world.size() == 1) return read_input(path);
-  // A file that rank 0 cannot read is an error on all ranks, before the broadcast that they would wait for.
+  // If rank 0 cannot read the file, attempt_together() throws on all ranks. Otherwise the other ranks would wait for a
+  // broadcast that rank 0 never starts.
   std::string own;
   comm::attempt_together(*world.group(), [&] {
     if (world.rank() == 0) own = read_input(path);
@@ -180,7 +181,8 @@ ordered_json record_result(const ScoreRecord& record, std::span<const std::vecto
     result.update(choices[0]);
     return result;
   }
-  // Of equal choices the first one is the best; a mean makes choices of different lengths comparable.
+  // `best` is the choice with the largest sum of log-probs, `best_per_token` the one with the largest mean, which makes
+  // choices of different lengths comparable. Of equal choices the first one is taken.
   size_t best = 0, best_per_token = 0;
   for (size_t i = 1; i < sums.size(); ++i) {
     if (sums[i].sum > sums[best].sum) best = i;
@@ -198,8 +200,8 @@ ordered_json record_result(const ScoreRecord& record, std::span<const std::vecto
   return result;
 }
 
-// Throws an error that names record, choice and token of a wrong log-prob, the same on all ranks. `first`: the record
-// of sequence 0.
+// Throws an error that names record, choice and token of a log-prob that is not finite. The message is equal on all
+// ranks. `first`: the record of sequence 0.
 [[noreturn]] void raise_wrong_log_prob(const std::vector<ScoreRecord>& records, size_t first,
                                        const WrongLogProb& wrong) {
   size_t record = first, sequence = wrong.sequence;
@@ -218,7 +220,7 @@ ordered_json record_result(const ScoreRecord& record, std::span<const std::vecto
 // over the world.
 ScoreTotals score_all(const std::vector<ScoreRecord>& records, ScoreRun& run, ScoreWriter* writer) {
   ScoreTotals totals;
-  // Records are never split, so that a result is complete when it is written.
+  // All sequences of a record are in one group, so that the result of the record is complete when the group is written.
   for (size_t begin = 0; begin < records.size();) {
     std::vector<const ScoreSequence*> sequences;
     size_t end = begin;
@@ -255,7 +257,8 @@ void log_totals(const ScoreTotals& totals, double seconds) {
 int run_score(VerbArguments args) {
   ScoreFlags flags;
   if (const auto code = read_score_flags(args, flags)) return *code;
-  // Everything that is cheap to check is read before ranks start and weights are loaded.
+  // Flags, config and other small inputs are read and checked here, so that an error in them ends the process before
+  // ranks start and weights are loaded.
   TESSERA_CHECK(flags.batch_tokens >= 1, ErrorKind::kConfig, "[score] --batch-tokens: found {}, wanted at least 1",
                 flags.batch_tokens);
   const auto recipe = train::parse_layout_settings(flags.settings, "score");

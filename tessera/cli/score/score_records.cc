@@ -116,7 +116,7 @@ class ScoreRecordReader {
   std::vector<int64_t> prompt_tokens() const {
     auto tokens = checked(text::encode_document(tokenizer_, string_at(keys_.prompt)).ids, keys_.prompt);
     const auto eos = tokenizer_.eos_id();
-    if (eos && !tokens.empty() && tokens.back() == *eos) tokens.pop_back();  // added by the tokenizer
+    if (eos && !tokens.empty() && tokens.back() == *eos) tokens.pop_back();  // removes the EOS that the tokenizer added
     return tokens;
   }
 
