@@ -20,7 +20,7 @@ const char* to_string(ErrorKind kind) noexcept {
 int exit_code_for(const std::exception& error) noexcept {
   if (const auto* ours = dynamic_cast<const Error*>(&error)) return ours->exit_code();
   if (dynamic_cast<const std::bad_alloc*>(&error)) return 5;
-  // libtorch's allocators report exhausted memory as c10::Error, which only its message shows.
+  // libtorch's allocators report exhausted memory as c10::Error. Only the message distinguishes this error from others.
   const std::string_view message = error.what();
   if (message.find("can't allocate memory") != message.npos || message.find("out of memory") != message.npos) return 5;
   return 1;
