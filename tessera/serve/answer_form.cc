@@ -72,8 +72,8 @@ std::shared_ptr<text::GrammarMasks> AnswerForms::find_kept_form(const std::strin
   return at->second;
 }
 
-// Drops kept forms, the least recently used first, until at most kMaxKeptForms are left and all forms take at most half
-// of the memory. A dropped form that a sequence still uses stays in memory until the sequence ends.
+// Drops kept forms, the least recently used first, until at most kMaxKeptForms are left and all forms together take at
+// most half of kMostBytes. A dropped form that a sequence still uses stays in memory until the sequence ends.
 void AnswerForms::make_room() {
   while (!recent_forms_.empty() && (recent_forms_.size() > kMaxKeptForms || memory_->bytes() > kMostBytes / 2)) {
     recent_forms_.pop_back();
