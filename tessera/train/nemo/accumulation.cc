@@ -8,8 +8,8 @@ namespace {
 
 using Hook = void (AccumulationHooks::*)(bool pp_enabled);
 
-// The hooks of a part take precedence over fully_shard. They get pp_enabled false, because this function is called only
-// without a pipeline's schedule.
+// If a part has hooks of its own (AccumulationHooks), they are called instead of changing the settings of fully_shard.
+// They get pp_enabled false, because this function is called only when no pipeline schedule prepares the parts.
 void prepare_parts(const std::vector<nn::Module*>& parts, Hook hook, bool last) {
   for (auto* part : parts) {
     if (auto* own = dynamic_cast<AccumulationHooks*>(part)) {

@@ -99,7 +99,8 @@ ScopedModuleOffloading::ScopedModuleOffloading(nn::Module& model, bool enabled, 
     locations_.device = c10::Device(*accelerator);
   }
   try {
-    // An earlier object may have left the storages in its file. Where the device is the CPU, this is the whole move.
+    // An earlier ScopedModuleOffloading may have left the storages in its file. If the device is the CPU, moving them
+    // to memory is all that has to be done, and move_to_device() moves nothing.
     storages_to_memory(cpu_storages_of(model_));
     move_to_device(model_, *locations_.device);
   } catch (...) {

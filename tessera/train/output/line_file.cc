@@ -44,8 +44,8 @@ std::string lines_until(std::string_view text, int64_t last_step) {
 
 void LineFile::keep_until(int64_t last_step, const std::filesystem::path& staging) {
   if (!std::filesystem::exists(path_)) return;
-  // The shortened file is published by rename; a reader sees the old or the new file. Nothing is written if no line
-  // goes.
+  // The shortened file is published by rename; a reader sees the old or the new file. Nothing is written if all lines
+  // are kept.
   const std::string before = read_file(path_);
   if (const auto kept = lines_until(before, last_step); kept.size() != before.size()) {
     publish_file(path_, kept, staging);
@@ -57,7 +57,8 @@ void LineFile::open() {
   TESSERA_CHECK(file_.open(), ErrorKind::kIo, "[train.metrics] {}: {}", path_.string(), std::strerror(errno));
 }
 
-// One write(2) per line, so that no other writer can interleave. A partial write (full disk) is cut off again.
+// Writes the line with one write(2), so that no other writer can interleave. After a partial write (full disk) the file
+// is truncated to its previous length.
 void LineFile::append(std::string_view line) {
   TESSERA_CHECK(file_.open(), ErrorKind::kInternal, "[train.metrics] append before open()");
   const std::string whole = std::string(line) + "\n";

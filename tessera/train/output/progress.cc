@@ -20,7 +20,7 @@ void write_stderr(std::string_view text) {
   [[maybe_unused]] const auto ignored = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
-// The value, followed by its z-score if that is an outlier's.
+// The value, followed by its z-score if the value is an outlier.
 std::string flagged(const std::string& value, double z, bool colour) {
   if (std::isnan(z) || std::abs(z) < kOutlierZ) return value;
   const std::string text = fmt::format("{} (z {:+.1f}!)", value, z);
@@ -80,7 +80,8 @@ void Progress::step(const StepMetrics& metrics) {
   const double eta = seconds_per_step_ * static_cast<double>(options_.total_steps - done_);
   const bool due = options_.every > 0 && (metrics.step % options_.every == 0 || metrics.step == options_.total_steps);
   const bool outlier = std::abs(metrics.loss_z) >= kOutlierZ || std::abs(metrics.grad_norm_z) >= kOutlierZ;
-  // Steps that are not due are printed too if they are outliers or were skipped; `every` 0 turns off all lines.
+  // A step that options_.every would leave out is printed all the same if its loss or gradient norm is an outlier, or
+  // if it was skipped. With options_.every 0 no step is printed.
   print(due || (options_.every > 0 && (outlier || metrics.skipped)) ? format_step(metrics, options_, eta) : "");
 }
 

@@ -51,8 +51,8 @@ auto on_disk(const char* message_prefix, Action&& action) {
   }
 }
 
-// Creates the folder and reads its mark. The folder is created first, so that a file at its path gets the message of
-// its own instead of that of an unreadable mark.
+// Creates the folder and reads its mark. The folder is created first: if there is a file at its path, the error then
+// says so, instead of saying that the mark cannot be read.
 RunMark make_folder_and_read_mark(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path, error);
@@ -78,8 +78,8 @@ RunFolder::RunFolder(fs::path path)
       mark_(make_folder_and_read_mark(path_)),
       metrics_(path_ / kMetricsName),
       events_(path_ / kEventsName) {
-  // The checks above run without the lock, for an early message. Only under the lock may anything be removed or
-  // written.
+  // make_folder_and_read_mark() checks the folder without the lock, so that errors are reported early. Files may be
+  // removed or written only while the lock is held.
   take_lock();
   on_disk("the folder cannot be prepared", [&] {
     mark_ = RunMark(path_);  // again, as another run may have marked the folder before this one had the lock
@@ -126,8 +126,8 @@ fs::path RunFolder::make_archive_folder() const {
 
 fs::path RunFolder::archive_history() {
   fs::path into;
-  // The checkpoints are moved first. If the run is killed in between, the next one finds nothing to resume from and
-  // moves the other files.
+  // The checkpoints are moved first. If the run is killed before all files are moved, the next run finds no checkpoint
+  // to resume from, and so moves the remaining files.
   for (const char* name : {"checkpoints", kMetricsName, kEventsName, "tensorboard", "profile", "recipe.yaml",
                            "recipe.resolved.yaml", "model"}) {
     const auto status = fs::symlink_status(path_ / name);
@@ -156,9 +156,10 @@ fs::path RunFolder::archive_later_checkpoints(const fs::path& checkpoint) {
   return into;
 }
 
-// Replaces a file that the user may own, only if a run wrote its present content. The mark gets the fingerprint of the
-// new content before the rename, and drops the old one after it. Whenever the process is killed, the file that is there
-// then is known as the run's own.
+// Replaces a file only if a run wrote its present content; otherwise the file is the user's, and the result is false.
+// The fingerprint of the new content is added to the mark before the rename, and the old fingerprint is dropped after
+// it. So whenever the process is killed, the mark has the fingerprint of the file that is there, and the next run knows
+// it as a file of a run.
 bool RunFolder::replace_own_file(const std::string& name, std::string_view content) {
   if (fs::exists(fs::symlink_status(path_ / name)) && !mark_.owns(name)) return false;
   const auto staged = staging() / name;
@@ -222,7 +223,7 @@ void RunFolder::publish_model(const fs::path& fresh) {
   sync_folder(path_);
   mark_.keep_current_fingerprint(kModelName);
   std::error_code ignored;
-  fs::remove_all(fresh, ignored);  // after an exchange this is the old model; if this fails, the next run removes it
+  fs::remove_all(fresh, ignored);  // after exchange() `fresh` is the old model; if this fails, the next run removes it
 }
 
 void RunFolder::append(const StepMetrics& metrics) {
@@ -240,8 +241,9 @@ void RunFolder::append(const StepMetrics& metrics) {
   if (metrics.balance_loss) line["balance_loss"] = *metrics.balance_loss;
   const auto& by_rank = metrics.communication_seconds;
   if (!by_rank.empty()) {
-    // A collective ends on all ranks at about the same time. The rank with the fewest seconds in collectives came last
-    // to them and waited least, so its seconds are taken as communication; what other ranks spent beyond is waiting.
+    // A collective ends on all ranks at about the same time. So the rank with the fewest seconds in collectives has
+    // entered them last and waited least: its seconds count as communication. The mean over all ranks of the seconds
+    // beyond these counts as waiting.
     const double mean = std::accumulate(by_rank.begin(), by_rank.end(), 0.0) / static_cast<double>(by_rank.size());
     const double least = *std::ranges::min_element(by_rank);
     line["parts"] = {

@@ -40,8 +40,8 @@ bool is_taken(const fs::path& path) {
 
 std::string hex(uint64_t hash) { return fmt::format("{:016x}", hash); }
 
-// The line "NAME SIZE HASH" of a file. Large files are hashed in blocks only; the seed of each block is the hash so
-// far, so that the order of the blocks counts.
+// The line "NAME SIZE HASH" of a file. Of a large file only some blocks are hashed, one after the other: the hash of
+// the blocks so far is the seed of the next block's hash, so that the order of the blocks matters.
 std::string line_of(const fs::path& path, const std::string& name) {
   const auto file = MappedFile::open(path);
   const auto bytes = file->bytes();
@@ -121,7 +121,8 @@ void RunMark::check_names_unused() const {
   const auto status = fs::symlink_status(inside);
   if (!fs::exists(status)) return;
   check(inside, !fs::is_directory(status));
-  // A run that was killed before it wrote its mark may have left these private files; other files are a user's.
+  // A run that was killed before it wrote its mark may have left files with these private names or *.tmp; any other
+  // file belongs to a user.
   for (const auto& entry : fs::directory_iterator(inside)) {
     const auto name = entry.path().filename();
     check(entry.path(),

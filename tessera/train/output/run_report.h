@@ -46,7 +46,7 @@ class RunReport {
   void sample(int64_t step, const std::string& prompt, const std::string& text);
   // `summary`: the JSON of StepProfile::end().
   void profile(int64_t step, const nlohmann::ordered_json& summary);
-  // The run ends before its last step for this reason: a line of metrics.jsonl with "early_stop".
+  // Reports that the run ends before its last step, for `reason`: as a line with "early_stop" in metrics.jsonl.
   void early_stop(int64_t step, const std::string& reason);
   void finish(int64_t step, const std::string& last_line);
 

@@ -69,7 +69,8 @@ TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   TESSERA_CHECK(!error, ErrorKind::kIo, "[train.tensorboard] {}: {}", folder.string(), error.message());
-  // The name begins with the time, because TensorBoard reads the files of a folder in the order of their names.
+  // The file name has the time before all other varying parts, because TensorBoard reads the files of a folder in the
+  // order of their names.
   static std::atomic<int> count{0};
   path_ = folder / fmt::format("events.out.tfevents.{}.{}.{}.{}", static_cast<int64_t>(wall_time()), host_name(),
                                ::getpid(), count++);
@@ -88,7 +89,7 @@ TensorBoardWriter::~TensorBoardWriter() {
 }
 
 void TensorBoardWriter::start_session(int64_t step) {
-  // TensorBoard drops earlier events from the step of this event on.
+  // On this event TensorBoard drops all earlier events whose step is not below the step of this event.
   constexpr uint64_t kStart = 1;  // SessionLog.SessionStatus
   add_event(step + 1, bytes_field(7, varint_field(1, kStart)));
 }

@@ -12,7 +12,7 @@
 namespace tessera::train {
 namespace {
 
-// Rows of the trace that are no threads of the process, as thread ids above those of real threads.
+// Thread ids of trace rows that do not belong to a thread of the process. They are larger than the ids of real threads.
 constexpr int kCollectives = 1000, kWaits = 1001, kBackground = 1002;
 
 std::string thread_name(int rank, int thread, const std::string& name) {

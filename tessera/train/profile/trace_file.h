@@ -16,7 +16,7 @@ namespace tessera::train {
 struct TraceCollective {
   comm::FlightCall call;  // its times are in microseconds since the epoch
   int64_t bytes = 0;      // bytes that this rank receives with the best algorithm (comm/group/observer.h)
-  // Whether the training thread called it; false: a background thread, such as that of a save.
+  // Whether the training thread called the collective; false: a background thread, such as that of a save, called it.
   bool on_training_thread = true;
 };
 

@@ -12,7 +12,8 @@ namespace tessera::train {
 namespace {
 
 const comm::ContextKey kTrace{"trace of steps"};
-// Autograd's span around each node. It does no work itself, so it is not shown.
+// The name of the event that autograd's engine records around each node. The engine does no work of its own there, so
+// the event is not shown.
 constexpr std::string_view kEngine = "autograd::engine::evaluate_function";
 
 TraceRecorder* current_recorder() { return static_cast<TraceRecorder*>(comm::ContextValue::innermost(kTrace)); }
@@ -35,8 +36,9 @@ struct TraceRecorder::OpenEvent {
   double communicated = 0, children_communicated = 0;  // seconds
 };
 
-// Callbacks of libtorch. They get no pointer to the recorder, so it is looked up as the innermost propagated one; open
-// events are a stack per thread. An event adds its time to its parent's children time, which gives self times.
+// Callbacks for at::RecordFunction. They get no pointer to the recorder, so current_recorder() looks it up: the
+// innermost recorder in force on this thread. Each thread has a stack of open events. An event adds its duration to
+// children_ns of the event around it, from which self times are computed.
 struct TraceRecorder::RecordFunctionCallbacks {
   static std::vector<OpenEvent>& open_events() {
     thread_local std::vector<OpenEvent> open;

@@ -85,7 +85,7 @@ std::vector<optim::ParameterGroup> parameter_groups(const std::vector<std::strin
                   quote(text));
     // An item becomes up to two groups, because a group has one weight decay: parameters that decay, and parameters
     // whose slot excludes decay. A group's rate is stored as a factor of the optimizer's rate, so that both follow the
-    // schedule; this is why lr 0 cannot have a group with an lr.
+    // schedule; this is why a group cannot set lr when the optimizer's lr is 0.
     optim::ParameterGroup decayed{.names = {},
                                   .lr_factor = setting.lr ? *setting.lr / lr : 1,
                                   .weight_decay = setting.weight_decay.value_or(weight_decay),

@@ -12,12 +12,12 @@ namespace {
 
 struct IdleKeys {
   bool idle;           // whether the keys have no effect in this recipe
-  std::string reason;  // the setting that makes them so
+  std::string reason;  // the setting because of which the keys have no effect
   std::vector<const char*> paths;
 };
 
-// Keys that a setting of another key switches off. A setting that contradicts another one is an error of read_recipe();
-// these only do nothing.
+// Keys that have no effect because of the setting of another key. The run ignores them. (Settings that contradict one
+// another are errors of read_recipe().)
 std::vector<IdleKeys> idle_keys(const Recipe& recipe) {
   const auto& optimizer = recipe.optimizer;
   const bool validates = !recipe.data.validation.empty() && recipe.train.validate_every > 0;

@@ -11,8 +11,8 @@
 namespace tessera::train {
 
 std::vector<std::string> changed_settings(const std::string& saved_yaml, const Recipe& recipe) {
-  // The saved recipe is parsed like a user's, because a later version may have other keys or ranges: then no settings
-  // are compared, and the run resumes all the same.
+  // The saved recipe is parsed like a recipe of a user, with all checks. Parsing fails if this version has other keys
+  // or ranges than the version that saved the recipe. Then no settings are compared, and the run resumes all the same.
   std::vector<std::string> changes;
   try {
     const Recipe saved = parse_recipe(saved_yaml, "the checkpoint's recipe"), now = with_model_as_named(recipe);

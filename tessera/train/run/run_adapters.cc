@@ -36,7 +36,8 @@ std::string adapter_identity(const Recipe& recipe) {
 std::string describe_run_adapters(const Recipe& recipe, const ModelConfig& config) {
   const auto adapters = adapter_config(recipe);
   if (!adapters) return "";
-  // Counted on a whole model without memory, because a rank has only its own stages and shards.
+  // The parameters are counted on a model with all stages on the meta device, because this rank's model has only its
+  // own stages and shards.
   const auto whole = make_model(config, {.device = c10::Device(at::kMeta)});
   add_adapters(*whole, *adapters);
   int64_t trained_elements = 0;

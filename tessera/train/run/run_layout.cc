@@ -55,7 +55,8 @@ void check_layers_of_stages(const ParallelSection& parallel, const RunLayout& la
 
 void check_micro_batches(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config) {
   const auto reason = error_message_of([&] { schedule_of(recipe, layout, config, layout.micro_batches); });
-  // Every schedule supports two micro-batches per rank. If it fails with them too, the batch size is not the reason.
+  // Every schedule supports 2 * pp micro-batches. If the schedule cannot be made with this number either, the number of
+  // micro-batches is not the reason.
   if (reason.empty() || !error_message_of([&] { schedule_of(recipe, layout, config, 2 * layout.pp); }).empty()) return;
   raise(ErrorKind::kConfig,
         "[train.layout] parallel.schedule: {} A step has {} micro-batches: train.global_batch_size {} over {} "
@@ -91,9 +92,9 @@ void check_quantized(const Recipe& recipe) {
 
 // Settings that a layout does not support, with the reason:
 // - expert capacity: tokens are dropped per sequence, so a rank must have whole sequences (no tp, no cp);
-// - early_step_in_backward: it uses hooks of FSDP groups, so parameters must be sharded, and one pipeline stage;
-// - layer_graphs: a layer is captured as a rank computes it alone: without tp, cp and experts, and with weights (fp8)
-//   and masks (dropout) that are the same in each call;
+// - early_step_in_backward: it uses hooks of FSDP groups, so parameters must be sharded and pp must be 1;
+// - layer_graphs: a layer can be captured as a graph only without communication (no tp, cp, experts), without weights
+//   that are converted once per step (no fp8), and without masks that differ between calls (no dropout);
 // - fp8: it converts plain linears, and tp turns linears into DTensors.
 void check_layout(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config) {
   check_heads(config, layout.tp, recipe.parallel.replicate_kv);
@@ -155,8 +156,8 @@ std::string describe_pipeline(const Recipe& recipe, const RunLayout& layout, con
 }
 
 ParallelizeModelOptions layout_options(const ParallelSection& parallel, const MeshPtr& mesh) {
-  // No broadcast of initial values, because all ranks load or draw the same ones. DDP's buckets need no learnt order,
-  // because our models register parameters in the order of use.
+  // Initial values are not broadcast, because all ranks load or draw the same values. DDP's buckets are not rebuilt in
+  // the order in which gradients arrive, because our models register their parameters in the order of use.
   return {.mesh = mesh,
           .ep = parallel.ep,
           .cp_rotate_method = parallel.cp_rotate_method,

@@ -37,11 +37,11 @@ class RunMesh {
   // the share data_rank(). All ranks of a pp, cp or tp group read the same share.
   int64_t data_rank() const;
   int64_t data_size() const;
-  bool shards_weights() const;  // over more than one rank of dp_shard x cp
+  bool shards_weights() const;  // whether dp_shard x cp has more than one rank
   // The mesh for data parallelism: (dp_shard), or (dp_replicate, dp_shard) if there are replicas.
   MeshPtr data_parallel() const;
-  // Whether tokens and losses of this rank are added to the sums over the global batch: true for one rank of each tp
-  // group. In a pipeline, TrainStep counts only those of these ranks that have the last stage.
+  // Whether tokens and losses of this rank are added to the sums over the global batch: true for the first rank of each
+  // tp group. In a pipeline, TrainStep adds only those of ranks that also have the last stage.
   bool is_counted() const;
   // The tokens of this rank, out of rows that its whole cp group reads (kernels::ContextLayout); all tokens without cp.
   data::Batch local_tokens(const data::Batch& rows) const;

@@ -133,7 +133,8 @@ comm::NamedValues run_facts(const Recipe& recipe, const RunData& data, const std
   auto copy = recipe;
   for (const auto& key : recipe_keys()) {
     const auto path = key.path();
-    // Hosts may mount the same files at different paths, so the content is compared instead (below).
+    // Paths are not compared, because hosts may mount the same files at different paths. Hashes of data and model are
+    // compared instead; they are appended below.
     if (path == "model.path" || path == "model.weights" || path == "model.lora.path" || path == "data.train" ||
         path == "data.validation" || path == "data.cache" || path == "checkpoint.dir" || path == "checkpoint.resume") {
       continue;
@@ -169,7 +170,7 @@ std::shared_ptr<CausalLM> make_stages(const Recipe& recipe, const ModelConfig& c
              trained_dtype = recipe.optimizer.master_weights ? at::kFloat : own;
   const auto adapters = adapter_config(recipe);
   auto model = make_model(config, {.dtype = adapters ? own : trained_dtype, .device = c10::Device(at::kMeta)});
-  // Before adapters, which wrap the quantized linears.
+  // Linears are quantized before add_adapters(), because adapters wrap the quantized linears.
   if (const auto& quantization = recipe.lora.quantize; quantization != "none") {
     nn::quantize_linears(*model, {.format = quantization == "gguf" ? nn::Quantization::kGguf : nn::Quantization::kNf4,
                                   .double_quant = recipe.lora.double_quant});
@@ -300,9 +301,9 @@ std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM
 }
 
 TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer) {
-  // In a run with adapters the frozen base weights are not saved: a resumed run reads them again from model.path. Some
-  // pipeline stages of such a run may have no adapter. A stage whose parameters are all frozen is therefore treated as
-  // part of such a run.
+  // In a run with adapters the frozen base weights are not saved: a resumed run reads them again from model.path. A
+  // pipeline stage of such a run may have no adapter at all. So if all parameters of this stage are frozen, the run is
+  // taken to be one with adapters.
   const auto base = model.parameters();
   const bool frozen = std::ranges::none_of(base, [](const at::Tensor& each) { return each.requires_grad(); });
   const auto [weights, states] = get_state_dict(

@@ -36,8 +36,8 @@ struct RunData {
 // Reads, tokenizes and packs all data of the run, or reads the rows from data.cache. `quiet`: does not log which
 // formats were recognised. Error kIo and kFormat name the file and line. No communication.
 RunData load_run_data(const Recipe& recipe, bool quiet = false);
-// The same on every rank, where one rank of each host tokenizes for all ranks of this host. `world_group` is the group
-// of the world. COLLECTIVE over `world_group`.
+// Like load_run_data(), called on all ranks: one rank of each host tokenizes for all ranks of this host. `world_group`
+// is the group of the world. COLLECTIVE over `world_group`.
 RunData load_run_data_on_all_ranks(const Recipe& recipe, const comm::World& world, comm::Group& world_group);
 
 // The config of model.path with the expert capacity of the recipe. Error kConfig for a data.sequence_length above the
@@ -83,7 +83,7 @@ void check_parameter_groups(const Recipe& recipe, const ModelConfig& config);
 
 // The model of the recipe on the meta device: this rank's pipeline stages, with adapters if the recipe has them,
 // parallelized over the other dims of the mesh (parallelize_model). COLLECTIVE over the mesh. Error kConfig if the
-// model cannot be laid out so.
+// model cannot be parallelized over this mesh.
 std::shared_ptr<CausalLM> lay_out_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh);
 // Runs lay_out_model() as rank `rank` of the layout, with a fake world and without memory, to find errors before data
 // and weights are read. Warnings are logged for the first rank of a stage only. No communication. Errors as
@@ -108,10 +108,10 @@ TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer);
 // one. COLLECTIVE over the pipeline.
 TrainingState tensors_saved_by_stage(const TrainingState& state, comm::Group& pipeline);
 
-// Rows that a run with train.epochs trains on, summed over all epochs. Empty with train.steps, where every step has a
-// full batch.
+// The number of rows that a run with train.epochs trains on, summed over all epochs. nullopt with train.steps, where
+// every step has a full batch.
 std::optional<int64_t> total_rows(const Recipe& recipe, const data::Dataset& dataset);
-// Steps that `rows` rows make; the last step may have fewer rows.
+// The number of steps that train on `rows` rows in all; the last step may have fewer rows than the others.
 int64_t steps_for_rows(const Recipe& recipe, int64_t rows);
 // Steps of the whole run: train.steps, or the steps of train.epochs over the rows of the data.
 int64_t total_steps(const Recipe& recipe, const data::Dataset& dataset);

@@ -138,8 +138,9 @@ void Trainer::Impl::warn_changed_data() {
       path->string());
 }
 
-// Saves a checkpoint. For checkpoint.keep_best it is ranked by the validation loss, if that was measured after this
-// very step. All earlier steps are reported first: a step that is not finite throws there, before anything is written.
+// Saves a checkpoint. For checkpoint.keep_best the checkpoint is ranked by the validation loss, if this loss was
+// measured after the same step. All launched steps are reported first: if the loss or norm of one is not finite,
+// report_finished_steps() throws before anything is written.
 void Trainer::Impl::save(int64_t step) {
   report_finished_steps(0);
   const TraceSpan span(recorder(), "checkpoint");

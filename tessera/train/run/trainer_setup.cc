@@ -42,8 +42,8 @@ Trainer::Impl::Impl(const Recipe& run_recipe, std::shared_ptr<comm::World> run_w
   // resume(), which loads into them; then dropout, which depends on the first step.
   prepare();
   manual_seed(static_cast<uint64_t>(recipe.train.seed), run_mesh.mesh());
-  // Opening a checkpoint compares its files with the hashes in its manifest. A resumed run does this below; here it is
-  // done for a checkpoint that is only the source of the initial weights.
+  // Opening a checkpoint compares its files with the hashes in its manifest. resume() opens the checkpoint that it
+  // loads; here a checkpoint is opened that is only the source of the initial weights.
   const auto weights = weights_path(recipe);
   if (recipe.model.init == "pretrained" && DcpFolder::is_dcp_folder(weights)) {
     Checkpoint::open(weights, run_mesh.world_group());
@@ -110,7 +110,8 @@ void Trainer::Impl::prepare() {
     layout = resolve_layout(recipe, world->size());
     check_layout(recipe, layout, config);
     const int64_t stage_ranks = layout.ranks_of_stage(), stage = world->rank() / stage_ranks;
-    // Checked as the last rank of this rank's stage: only the first rank of a stage prints warnings.
+    // check_parallel_model() runs as the last rank of this rank's stage, because it prints warnings only as the first
+    // one.
     check_parallel_model(recipe, layout, config, (stage + 1) * stage_ranks - 1);
     check_parameter_groups(recipe, config);
     adapters_identity = adapter_identity(recipe);
@@ -159,7 +160,8 @@ SessionFacts Trainer::Impl::session() const {
 
 // Loads a checkpoint if checkpoint.resume selects one: the newest of this folder (auto) or a named one. All ranks load
 // the checkpoint that rank 0 found, although a shared file system may show them different folders. Checks come before
-// the first tensor is loaded. A history in the folder that the run does not continue is put aside, not deleted.
+// the first tensor is loaded. If the folder has a history that this run does not continue, its files are moved to
+// previous/NNN and not deleted.
 void Trainer::Impl::resume() {
   auto& group = run_mesh.world_group();
   const auto& resume_setting = recipe.checkpoint.resume;
@@ -200,7 +202,8 @@ void Trainer::Impl::resume() {
           "[train.resume] {}: computed with {}, here with {}: later numbers agree up to rounding, not bit by bit",
           checkpoint->path().string(), kernels, kernels::describe_cpu_kernels());
     }
-    // Early stopping compares losses of the same validation data only.
+    // The state of early stopping is loaded only if the validation data is the same, because losses of other data
+    // cannot be compared with its best loss.
     const bool same_validation = data.validation && extra.value("validation", "") == data.validation->fingerprint();
     if (const auto found = extra.find("early_stopping"); found != extra.end() && same_validation) {
       early_stopping.load_state(*found);
@@ -215,8 +218,9 @@ void Trainer::Impl::resume() {
       check_finite(local_tensor_of(tensor), name, "[train.resume] " + checkpoint->path().string());
     }
   });
-  // The metrics in the folder are continued only if the checkpoint is one of this folder. If it was named and is not
-  // the last one, the later checkpoints are put aside; RunReport drops the lines of later steps.
+  // The run continues the metrics in its folder only if the checkpoint is in this folder; otherwise all files of the
+  // earlier run are moved to previous/NNN. If checkpoint.resume names an earlier checkpoint of this folder, the later
+  // checkpoints are moved there; RunReport then drops the lines of later steps.
   const bool goes_on = checkpoint && is_in(checkpoint->path(), run_path() / "checkpoints");
   comm::attempt_together(group, [&] {
     if (!is_rank_zero()) return;

@@ -8,8 +8,8 @@ namespace tessera::train {
 
 at::Tensor StagedInputs::copy_to_device(const at::Tensor& tensor) const {
   if (device_.is_cpu() || !tensor.defined()) return tensor;
-  // The destination is allocated on the copy stream. Memory of the compute stream could still be in use by kernels that
-  // were launched before, and the copy would have to wait for them.
+  // The destination is allocated while the copy stream is the current stream. Memory from the compute stream's pool
+  // could still be in use by kernels launched there, and the copy would have to wait for these kernels.
   const auto entered = copy_stream_.make_current();
   return to_device_async(device_, tensor);
 }

@@ -70,7 +70,8 @@ bool updates_on_device(CausalLM& model) {
   });
 }
 
-// Whether the device itself can skip a step that is not finite, without the host reading the loss first.
+// Whether the optimizer on the device can skip a step whose loss or norm is not finite, without the host reading these
+// numbers first.
 bool skips_step_on_device(CausalLM& model, const optim::Optimizer& optimizer, const comm::Group& group) {
   return optimizer.takes_found_inf() && group.supports_device(device_of(model).type());
 }
@@ -103,7 +104,8 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
   if (options_.keep_float8_weights) float8_ = nn::float8_steps(model_);
   const auto& experts = model.config().experts;
   if (!experts.adds_balance_loss || experts.num_experts == 0 || experts.balance_coefficient == 0) return;
-  // A pipeline stage without routers gets statistics of its own that stay zero: it must join the reduction of a step.
+  // A pipeline stage without routers gets a RouterStatistics that stays zero, because all ranks must call
+  // reduce_router_statistics() in each step.
   routers_ = nn::router_statistics(model_);
   if (!routers_) routers_ = std::make_shared<nn::RouterStatistics>(experts.num_experts, experts.balance_coefficient);
 }
@@ -130,7 +132,8 @@ void TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batches, c
   const int64_t classes = model_.config().vocab_size;
   std::vector<double> own = {0, 0, signals.stop ? 1.0 : 0.0, signals.failed ? 1.0 : 0.0, kIgnoredLabel};
   for (const auto& batch : micro_batches) {
-    // The labels are still on the host here; a check on the device would have to wait for it.
+    // The labels are checked here, while they are still on the host. If they were checked on the device, the host would
+    // have to wait for the device.
     if (const int64_t wrong = kernels::first_wrong_label(batch.labels, classes); wrong >= 0) {
       own[4] = static_cast<double>(batch.labels.flatten()[wrong].item<int64_t>());
     }
@@ -205,9 +208,9 @@ void TrainStep::gather_result(LaunchedStep& step) {
   if (runs_ahead_) optimizer_.set_step(optimizer_.steps() - 1);  // launch() counted the skipped step
 }
 
-// The order of the calls is the protocol of a step, the same on every rank: counts, routes, forward and backward, norm,
-// result, update. Where launch() runs ahead, the result is gathered by read_step_result() instead, one step later; all
-// calls between are then launches on the device's stream, and the host reads no tensor.
+// All ranks must make the calls of a step in this order: counts, routes, forward and backward, norm, result, update.
+// Where launch() runs ahead, read_step_result() gathers the result instead, one step later; launch() then only launches
+// kernels on the device's stream, and the host reads no tensor of the device.
 StepSignals TrainStep::launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
   LaunchedStep step;
   collective_seconds_at_call_start_ = comm::communication_seconds();
@@ -285,8 +288,8 @@ double validation_loss(CausalLM& model, pipeline::Pipeline& pipeline, const std:
                        const std::vector<data::Batch>& batches, bool is_counted) {
   const bool was_training = model.training();
   model.train(false);
-  // Four micro-batches per stage at a time keep all stages busy. More would only take memory: the outputs of a stage
-  // are kept until the next stage has used them.
+  // Four micro-batches per stage at a time keep all stages busy. More micro-batches would only take more memory: the
+  // outputs of a stage are kept until the next stage has used them.
   const StagedInputs inputs(device_of(model), model.config());
   const size_t at_once = 4 * static_cast<size_t>(pipeline.plan().stages());
   double loss = 0;

@@ -60,7 +60,7 @@ struct StepOptions {
   // reduced once per step, which is less traffic.
   bool defer_gradient_sync = false;
   // Whether the tokens and the loss of this rank are counted. False for a rank whose rows are counted by another rank
-  // (tensor parallel). In a pipeline, only the rank of the last stage counts, whatever this value.
+  // (tensor parallel). In a pipeline, tokens and loss are never counted on a rank without the last stage.
   bool is_counted = true;
   // Called right before a step changes parameters and optimizer state. Not called for a step that the host skips.
   std::function<void()> before_update = {};
@@ -109,7 +109,7 @@ class TrainStep {
   int pending_steps() const { return static_cast<int>(launched_.size()); }
   // Whether launch() returns while the device still computes, so that read_step_result() right after it would wait.
   bool runs_ahead() const { return runs_ahead_; }
-  // launch() and read_step_result(). Error kInternal if the result of an earlier step was not returned yet.
+  // Calls launch(), then read_step_result(). Error kInternal if the result of an earlier step was not returned yet.
   StepResult run(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals = {});
   pipeline::Pipeline& pipeline() { return pipeline_; }
 
@@ -143,7 +143,7 @@ class TrainStep {
 // batches. `group` and `is_counted` as for TrainStep. Computes no gradients. COLLECTIVE over the group.
 double validation_loss(CausalLM& model, const std::shared_ptr<comm::Group>& group,
                        const std::vector<data::Batch>& batches, bool is_counted = true);
-// The same for a model that is divided into the stages of `pipeline`.
+// validation_loss() for a model that is divided into the stages of `pipeline`.
 double validation_loss(CausalLM& model, pipeline::Pipeline& pipeline, const std::shared_ptr<comm::Group>& group,
                        const std::vector<data::Batch>& batches, bool is_counted = true);
 
