@@ -81,8 +81,8 @@ class CheckpointWriter {
   void wait_for_snapshot();
   // Waits until the last save is published. Error kIo as in save(). COLLECTIVE over the world.
   void finish();
-  // Whether the running save has failed, as far as this rank knows: rank 0 knows the failures of all ranks, another
-  // rank only its own. If true, finish() will throw on every rank. No communication.
+  // Whether this rank knows that the running save has failed: rank 0 knows the failures of all ranks, another rank only
+  // its own. If true, finish() will throw on every rank. No communication.
   bool failed() const;
 
  private:
@@ -92,17 +92,19 @@ class CheckpointWriter {
 
 class Checkpoint {
  public:
-  // The checkpoint that LATEST names, or nullopt without LATEST. Error kFormat when the checkpoint is damaged.
+  // Opens the checkpoint that the file LATEST names; nullopt without LATEST. Error kFormat when the checkpoint is
+  // damaged.
   static std::optional<Checkpoint> latest(const std::filesystem::path& folder);
-  // The same for a run, with a check of all contents. The first rank of the group reads LATEST and broadcasts it. Every
-  // file is compared with its hash (in a folder without hashes, every record with its checksum) by one of the ranks.
-  // All ranks throw the same Error, which names the rank that found the damage. COLLECTIVE over the group.
+  // Opens the checkpoint that LATEST names on all ranks of a group, and checks all its contents. The first rank of the
+  // group reads LATEST and broadcasts it. One rank compares each file with its hash (in a folder without hashes, each
+  // record with its checksum). All ranks throw the same Error, which names the rank that found the damage. COLLECTIVE
+  // over the group.
   static std::optional<Checkpoint> latest(const std::filesystem::path& folder, comm::Group& group);
-  // Opens one checkpoint and checks its contents in the same way. COLLECTIVE over the group.
+  // Opens the given checkpoint and checks all its contents as latest(folder, group) does. COLLECTIVE over the group.
   static Checkpoint open(const std::filesystem::path& checkpoint, comm::Group& group);
   // Opens one checkpoint without reading its tensors: checks manifest.json, .metadata and the sizes of the files. A
-  // folder without manifest.json was written by PyTorch: step 0, no extra, no hashes, only the CRCs of its records.
-  // Such a folder inside a run's checkpoint folder is Error kFormat.
+  // folder without manifest.json was written by PyTorch: step() is 0, extra() is empty, and only its records have
+  // checksums (CRC-32). Such a folder inside a run's checkpoint folder is Error kFormat.
   static Checkpoint open(const std::filesystem::path& checkpoint);
 
   const std::filesystem::path& path() const { return path_; }

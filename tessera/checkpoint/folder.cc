@@ -152,7 +152,8 @@ CheckpointFolder::PublishedCheckpoint CheckpointFolder::examine(const std::strin
   }
 }
 
-// Updates known_ to the present contents of the folder. Each checkpoint is examined once.
+// Updates known_ to the checkpoints that are in the folder now. Only checkpoints that known_ does not have are
+// examined.
 void CheckpointFolder::refresh_known() {
   std::map<std::string, PublishedCheckpoint> found;
   for (const auto& entry : fs::directory_iterator(folder_)) {
@@ -194,8 +195,8 @@ std::vector<std::string> CheckpointFolder::rewind_to(const std::string& name,
 
 namespace {
 
-// Deletes the files of a folder in 4 threads: unlink() frees the pages of a file, about 1/6 s per GB. Files that cannot
-// be deleted are left to the caller's remove_all().
+// Deletes the files of a folder in 4 threads, because unlink() takes about 1/6 s per GB to free a file's pages. The
+// caller's remove_all() reports files that cannot be deleted.
 void unlink_files(const fs::path& folder) {
   constexpr size_t kAtOnce = 4;
   std::vector<fs::path> files;
@@ -214,8 +215,8 @@ void unlink_files(const fs::path& folder) {
 
 }  // namespace
 
-// Renames the folder to a staged name before deleting, so a visible checkpoint is always complete. An interrupted
-// deletion is finished by remove_leftovers().
+// Renames the folder to a temporary name before its files are deleted, so a folder with the name of a checkpoint is
+// always complete. An interrupted deletion is finished by remove_leftovers().
 void CheckpointFolder::remove(const std::string& name) const {
   const auto hidden = create_temporary(folder_, name, make_folder);
   std::error_code failed;
@@ -251,7 +252,7 @@ void CheckpointFolder::prune(int64_t keep_last, int64_t keep_best) noexcept {
     for (size_t i = 0; i < std::min(ours.size(), static_cast<size_t>(keep_last)); ++i) kept.insert(ours[i]->first);
     for (size_t i = 0; i < std::min(ranked.size(), static_cast<size_t>(keep_best)); ++i) kept.insert(ranked[i]->first);
     for (const Item* item : ours) {
-      // Examined again, because a user may have put a file there since.
+      // The checkpoint is examined again, because a user may have put a file into it since the last examination.
       if (!kept.contains(item->first) && examine(item->first).ours) remove(item->first);
     }
   } catch (const std::exception& error) {

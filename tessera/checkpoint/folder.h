@@ -37,12 +37,13 @@ class CheckpointFolder {
   // the one that LATEST names. keep_last 0 keeps all. Failures are logged.
   void prune(int64_t keep_last, int64_t keep_best) noexcept;
   // Writes the name of a published checkpoint to LATEST, then moves the checkpoints of later steps to the folder that
-  // `make_archive_folder` creates; `make_archive_folder` is called only when there are any. Moves only checkpoints that
-  // a save wrote. Returns their names. Errors: kIo, also when that folder is on another file system; kFormat when
-  // `name` is not a checkpoint.
+  // `make_archive_folder` creates. `make_archive_folder` is called only if there are later checkpoints. Moves only
+  // checkpoints that a save wrote. Returns the names of the moved checkpoints. Errors: kIo, also when the archive
+  // folder is on another file system; kFormat when `name` is not a checkpoint.
   std::vector<std::string> rewind_to(const std::string& name,
                                      const std::function<std::filesystem::path()>& make_archive_folder);
-  // The contents of LATEST, or nullopt without LATEST. Error kFormat when it is not the name of a checkpoint.
+  // The contents of LATEST, or nullopt without LATEST. Error kFormat when LATEST does not contain the name of a
+  // checkpoint.
   static std::optional<std::string> latest_name(const std::filesystem::path& folder);
   // The checkpoint that a user means by a path: for the folder of a run or of its checkpoints, the checkpoint that
   // LATEST names. Any other path is returned unchanged. Errors as in latest_name().

@@ -3,8 +3,8 @@
 //   const at::Tensor local = to_local(tensor);
 //   for (const LocalTensorBox& box : local_boxes(tensor)) use(box.offset, local_box_view(local, box));
 //
-// A plain tensor, a replica, and a contiguous shard are one box; a strided shard can be several; no box where the rank
-// holds no element. No communication.
+// A plain tensor, a replica, and a contiguous shard are one box; a strided shard can be several; a rank without
+// elements has no box. No communication.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// manifest.json of a checkpoint: the data of a run that a PyTorch distributed checkpoint has no place for.
+// manifest.json of a checkpoint: the data of a run that a PyTorch distributed checkpoint (DCP) cannot store.
 // docs/format/checkpoint.md.
 #pragma once
 

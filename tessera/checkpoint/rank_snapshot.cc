@@ -30,7 +30,7 @@ std::vector<RankSnapshot::SnapshotChunk> local_chunks(const at::Tensor& tensor) 
   return chunks;
 }
 
-// Tied weights are one tensor object under two names.
+// Returns the key by which plan_snapshot() recognises tied weights: they are one tensor object under two names.
 const void* tensor_identity(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
 
 nlohmann::json place_to_json(const DcpStorageInfo& place) { return {{"at", place.offset}, {"bytes", place.length}}; }
@@ -62,7 +62,8 @@ void CheckpointContents::add_chunk(DcpEntry& entry, DcpChunk box, DcpStorageInfo
   chunks.push_back(std::move(box));
 }
 
-// check() rejects metadata that parse() would reject, so a checkpoint that cannot be loaded is never published.
+// DcpMetadata::check() rejects metadata that DcpMetadata::parse() would reject, so a checkpoint that cannot be loaded
+// is never published.
 void CheckpointContents::publish_metadata(const std::filesystem::path& folder) {
   metadata.check(folder.string());
   const auto bytes = metadata.dump();
@@ -92,8 +93,8 @@ void check_placements(const NamedTensors& tensors) {
   }
 }
 
-// A tensor is listed by every rank, with chunks or without, so rank 0 learns of tensors that no rank wrote. A tensor
-// without elements has one empty chunk, written by the first holder.
+// Every rank lists every tensor, even a tensor of which it writes no chunk, so that rank 0 learns of tensors that no
+// rank wrote. A tensor without elements has one empty chunk, which the first holder writes.
 RankSnapshot plan_snapshot(const NamedTensors& tensors, const NamedObjects& objects, WriterAssignment assignment) {
   const at::NoGradGuard no_grad;
   RankSnapshot snapshot;
@@ -133,7 +134,7 @@ void copy_snapshot(RankSnapshot& snapshot, SnapshotPool& pool, DeviceCopies& cop
   copies.record_launched();
 }
 
-// Returns the memory of the copies for the next snapshot.
+// Returns the memory of the copies to `pool`, which reuses it for the next snapshot.
 void recycle_memory(const RankSnapshot& snapshot, SnapshotPool& pool) {
   for (const auto& entry : snapshot.tensors) {
     for (const auto& chunk : entry.chunks) {

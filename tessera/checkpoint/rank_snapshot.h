@@ -43,12 +43,13 @@ struct RankSnapshot {
   NamedObjects objects;  // the objects that this rank writes
 };
 
-// The contents of a checkpoint, as far as ranks have reported.
+// The files and metadata of a checkpoint, collected from the reports of the ranks by add_report().
 struct CheckpointContents {
   CheckpointContents();
-  // The entry of a name, created at first use. `path` is the name's path in the nested state dict.
+  // Returns the metadata entry of a name, and creates it at the first call. `path` is the name's path in the nested
+  // state dict.
   DcpEntry& entry_of(const std::string& name, const DcpPath& path);
-  // Adds a chunk to a tensor's entry, and the record that holds the chunk.
+  // Adds a chunk to a tensor's entry. `place` is the file and record that hold the chunk.
   void add_chunk(DcpEntry& entry, DcpChunk box, DcpStorageInfo place);
   // Checks the metadata, writes it into the folder and adds it to `files`. Errors kFormat, kIo.
   void publish_metadata(const std::filesystem::path& folder);
@@ -63,12 +64,13 @@ DcpPath planner_path(const std::string& name);
 
 // Error kShape for placements that cannot be saved.
 void check_placements(const NamedTensors& tensors);
-// Selects the tensors and objects that this rank writes, as views.
+// Selects the chunks of tensors and the objects that this rank writes. The chunks are views of `tensors`.
 RankSnapshot plan_snapshot(const NamedTensors& tensors, const NamedObjects& objects, WriterAssignment assignment);
 enum class SnapshotCopyMode { kAll, kOnlyUndeferrable };
-// Replaces views by copies. kOnlyUndeferrable copies only tensors that the writer thread could not copy later (tensors
-// of a device, whose work is ordered by the caller's stream) or whose changes could not be detected (tensors made in
-// inference mode). Copies of a device's tensors are only launched: see `copies`.
+// Replaces views by copies. kOnlyUndeferrable copies only two kinds of tensors: tensors of an accelerator, because
+// their copy must be ordered after the work on the caller's stream, and tensors made in inference mode, because
+// SnapshotGate cannot detect their changes. The writer thread can copy all others later. Copies of an accelerator's
+// tensors are only launched; `copies` waits for them.
 void copy_snapshot(RankSnapshot& snapshot, SnapshotPool& pool, DeviceCopies& copies,
                    SnapshotCopyMode mode = SnapshotCopyMode::kAll);
 // Returns the memory of the copies to the pool.

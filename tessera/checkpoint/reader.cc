@@ -53,8 +53,8 @@ void check_sizes(const std::filesystem::path& checkpoint, const Manifest& manife
 
 }  // namespace
 
-// The files (or records) are divided round-robin over the ranks, so each is read once. attempt_together() throws the
-// first error of any rank on all ranks.
+// The files (or records) are divided round-robin over the ranks, so each file is read by one rank. attempt_together()
+// throws the first error of any rank on all ranks.
 Checkpoint Checkpoint::open(const std::filesystem::path& path, comm::Group& group) {
   std::optional<Checkpoint> checkpoint;
   comm::attempt_together(group, [&] {
@@ -97,7 +97,8 @@ Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
   return opened;
 }
 
-// With a manifest the hashes cover all bytes, so only the pickles are checked in addition.
+// If there is a manifest, the hashes of the files are compared, which cover all bytes of the tensors. Of the records,
+// only the pickles are then parsed.
 size_t Checkpoint::verify() const {
   for (size_t file = 0; manifest_ && file < manifest_->files.size(); ++file) verify_file(file);
   const auto unknown = contents_->check_records(manifest_ ? DcpFolder::Check::kPickles : DcpFolder::Check::kValues);

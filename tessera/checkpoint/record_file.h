@@ -4,7 +4,8 @@
 //   const auto place = file.append([&](const ByteSink& sink) { write_tensor_record(tensor, sink); });
 //   const ManifestFile written = file.publish();
 //
-// The file appears whole or not at all, as with StagedFile. Used by one thread. Error kIo.
+// publish() makes the complete file appear under its name; without publish() no file appears (StagedFile). Used by one
+// thread. Error kIo.
 #pragma once
 
 #include <cstdint>

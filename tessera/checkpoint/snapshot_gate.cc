@@ -16,7 +16,8 @@ SnapshotGate::SnapshotGate(const NamedTensors& tensors) {
   }
 }
 
-// Tensors made in inference mode have no version counter; copy_snapshot() copies them at once.
+// Tensors made in inference mode have no version counter and count as unchanged. copy_snapshot() never defers their
+// copies.
 uint64_t SnapshotGate::version_of(const TrackedTensor& tracked) {
   const auto version = [](const at::Tensor& tensor) {
     return !tensor.defined() || tensor.is_inference() ? 0 : static_cast<uint64_t>(tensor._version());
@@ -30,8 +31,9 @@ void SnapshotGate::mark_copied() {
   changed_.notify_all();
 }
 
-// Runs on the owner's thread: only this thread changes the tensors, so between the end of the copies and the return of
-// this function no change can happen. A counter that has moved therefore moved before or during the copies.
+// The owner's thread must call this function, because only this thread changes the tensors. So no tensor can change
+// between the end of the copies and the comparison of the counters: a version counter that differs was incremented
+// before or during the copies.
 void SnapshotGate::wait_and_check() {
   std::unique_lock lock(mutex_);
   if (checked_) return;

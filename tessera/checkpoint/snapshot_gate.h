@@ -7,8 +7,8 @@
 //   gate.wait_and_check();                          // the owner's thread, before it changes a tensor
 //
 // Changes are detected by PyTorch's version counters. In-place operations, collectives and optimizers increase the
-// counter after they have written, so only the owner's thread can know that no write is in progress. Writes through a
-// data pointer have no counter and are not detected.
+// counter after they have written, so only the owner's thread can compare the counters while no write is in progress.
+// Writes through a data pointer have no counter and are not detected.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,7 +27,7 @@ class SnapshotGate {
  public:
   explicit SnapshotGate(const NamedTensors& tensors);
 
-  // The writer thread has made its copies, or has failed. May be called several times.
+  // The writer thread calls this when its copies are made or have failed. It may be called several times.
   void mark_copied();
   // Waits for mark_copied(), then compares the version counters. The owner's thread calls this; only the first call has
   // an effect.

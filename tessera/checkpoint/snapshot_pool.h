@@ -17,8 +17,8 @@ namespace tessera {
 
 class SnapshotPool {
  public:
-  // A contiguous CPU copy of a plain tensor. The copy of an accelerator's tensor goes into pinned memory and is only
-  // launched, on the current stream.
+  // Returns a contiguous CPU copy of a plain tensor. A copy from an accelerator goes into pinned memory and is
+  // asynchronous on the current stream.
   at::Tensor copy(const at::Tensor& tensor);
   void recycle(const at::Tensor& copy);
 

@@ -21,7 +21,8 @@
 namespace tessera {
 namespace {
 
-// A DCP folder that is being written, rank by rank, so only one file is open at a time.
+// Writes a DCP folder. The file of each rank is written after the file of the rank before it, so only one file is open
+// at a time.
 class DcpFolderWriter {
  public:
   using ReadBox = std::function<void(c10::IntArrayRef offset, const at::Tensor& into)>;
@@ -46,7 +47,8 @@ class DcpFolderWriter {
     readers_.emplace_back();
   }
 
-  // Writes all files. A manifest is written if the source has one.
+  // Writes all files and publishes the folder. `of_source` is the manifest of the source checkpoint; null: no manifest
+  // is written.
   void publish(const Manifest* of_source) {
     for (int rank = 0; rank < ranks_; ++rank) write_rank(rank);
     contents_.publish_metadata(folder_.path());

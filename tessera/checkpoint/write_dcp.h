@@ -31,9 +31,10 @@ struct WriteDcpOptions {
 
 void write_dcp(const TensorFiles& from, const std::filesystem::path& dir, const WriteDcpOptions& options = {});
 
-// Writes the same checkpoint into the files of another number of ranks: every tensor, every object, and the manifest of
-// a run. A run can resume from the result (checkpoint.resume); a model's files stay a model's files. Error kFormat for
-// a damaged source; its hashes are compared if it has them.
+// Writes a copy of the checkpoint `from` that is divided into the files of `ranks` ranks. All tensors and objects are
+// copied. If there is a manifest, it is copied, and a run can resume from the copy (checkpoint.resume); otherwise the
+// config and tokenizer files of the model are copied. Error kFormat for a damaged source; the hashes of the source are
+// compared if it has them.
 void reshard(const std::filesystem::path& from, const std::filesystem::path& dir, int ranks);
 
 }  // namespace tessera

@@ -58,9 +58,9 @@ void check_written(const DcpMetadata& metadata) {
 
 }  // namespace
 
-// A save uses two threads on each rank: one task writes the file; `thread` runs the collectives of `group`. These are
-// short all-gathers, one round at a time, so no collective lasts longer than a round while a rank is slow, and the
-// death of a rank is detected as in any other collective.
+// A save uses two threads on each rank: a std::async task copies the tensors and writes the file, and `thread` calls
+// the collectives of `group`. While some rank still writes, the `thread`s repeat a short all-gather (await_all).
+// Therefore no collective waits long for a slow rank, and the death of a rank is detected as in any other collective.
 struct CheckpointWriter::Impl {
   explicit Impl(CheckpointOptions checkpoint_options)
       : options(std::move(checkpoint_options)), folder(options.folder) {}
@@ -114,8 +114,9 @@ std::filesystem::path CheckpointWriter::Impl::create_staged(int64_t step) {
   return options.folder / outcome.substr(1);
 }
 
-// Waits until the tasks of all ranks have ended. Returns this rank's result. COLLECTIVE over `group`, in rounds of a
-// quarter of the world's timeout, but 50 ms to 1 s.
+// Waits until the std::async tasks of all ranks have ended. Returns the result of this rank's task, `own`. The ranks
+// all-gather whether their tasks have ended, once per round; a round takes a quarter of the world's timeout, but at
+// least 50 ms and at most 1 s. COLLECTIVE over `group`.
 std::string CheckpointWriter::Impl::await_all(std::future<std::string> own) {
   const auto round = std::clamp<milliseconds>(options.world->timeout() / 4, milliseconds(50), milliseconds(1000));
   auto all = at::empty({size()}, at::kByte);
@@ -150,7 +151,8 @@ std::string CheckpointWriter::Impl::write(const std::filesystem::path& staged) {
 // Publishes the checkpoint on rank 0. Returns "" or the error.
 std::string CheckpointWriter::Impl::publish(const std::vector<std::string>& reports, Manifest manifest,
                                             const std::filesystem::path& staged) {
-  // All files are written, so the failure of a peer must not stop the publishing.
+  // All ranks' files are complete, so publishing must go on even if another rank fails meanwhile: hold() delays the end
+  // of the process by the monitor.
   const auto hold = options.world->monitor().hold();
   try {
     CheckpointContents contents;
@@ -166,8 +168,8 @@ std::string CheckpointWriter::Impl::publish(const std::vector<std::string>& repo
   }
 }
 
-// The body of `thread`: write, gather the reports, publish on rank 0, broadcast the result. Every rank takes part in
-// every step even if its own copy or file failed, so the collectives match. COLLECTIVE over `group`.
+// The function that `thread` runs: writes the file, gathers the reports on rank 0, publishes on rank 0, and broadcasts
+// the result. A rank whose copy or file failed calls the same collectives as the other ranks. COLLECTIVE over `group`.
 void CheckpointWriter::Impl::save(const std::string& copy_failure_report, Manifest manifest,
                                   const std::filesystem::path& staged) {
   try {
@@ -188,7 +190,8 @@ void CheckpointWriter::Impl::save(const std::string& copy_failure_report, Manife
   if (gate) gate->mark_copied();
 }
 
-// The order matters: the gate must be settled before the join, because `thread` waits for it.
+// Waits until the running save has ended, and throws its error. gate->wait_and_check() must come before thread.join(),
+// because `thread` waits for it in SnapshotGate::wait_for_check().
 void CheckpointWriter::Impl::join_and_check() {
   if (!is_save_running) return;
   is_save_running = false;
@@ -209,10 +212,11 @@ CheckpointWriter::CheckpointWriter(CheckpointOptions options) : impl_(std::make_
   if (impl_->is_rank_zero()) impl_->folder.remove_leftovers();
 }
 
-// Called when the writer is destroyed. If an exception of this rank alone ends the step, the peers' `thread`s wait for
-// owners that wait for this rank in a collective of the step. So this rank first lets its own save end, for up to 20 s:
-// if all ranks failed together, the checkpoint is still published. Otherwise it reports its failure to the peers, and
-// aborts the world if they do not react.
+// Called when the writer is destroyed. Handles the case that an exception on this rank ends the training step while a
+// save runs. If all ranks threw, the save can still be published, so this rank first waits up to 20 s for the save. If
+// only this rank threw, the save cannot end: on the other ranks `thread` waits for wait_and_check(), and the thread
+// that would call it waits for this rank in a collective of the step. This rank then reports its failure to the other
+// ranks, and aborts the world if the save has not ended 5 s later.
 void CheckpointWriter::Impl::abandon_failed_step() {
   if (!is_save_running || !gate || std::uncaught_exceptions() == 0) return;
   gate->wait_and_check();
@@ -257,7 +261,7 @@ void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlo
     impl_->snapshot = plan_snapshot(
         tensors, objects,
         WriterAssignment(impl_->rank(), impl_->stage_ranks(), choose_meshes(claims, impl_->stage_ranks())));
-    // Without async the caller waits, so the tensors are written without a copy where possible.
+    // Without async, save() returns only after the file is written, so CPU tensors need no copy.
     const bool at_once = impl_->options.async && !defer;
     copy_snapshot(impl_->snapshot, impl_->pool, impl_->device_copies,
                   at_once ? SnapshotCopyMode::kAll : SnapshotCopyMode::kOnlyUndeferrable);

@@ -44,7 +44,8 @@ std::string partial_mesh_claims(const NamedTensors& tensors, const std::vector<i
   return {reinterpret_cast<const char*>(claims.data()), claims.size() * sizeof(MeshClaim)};
 }
 
-// All ranks receive the same claims in the same order, so they choose the same mesh for each tensor.
+// All ranks pass the same `claims` (the results of partial_mesh_claims on all ranks), so they choose the same mesh for
+// each tensor.
 ChosenMeshes choose_meshes(const std::vector<std::string>& claims, const std::vector<int>& holders) {
   ChosenMeshes chosen;
   for (const int holder : holders) {
@@ -78,7 +79,8 @@ bool WriterAssignment::assign_replicated(int64_t bytes) {
   return least->first == rank_;
 }
 
-// The chosen mesh is the one with the lowest rank. In it, the replica with coordinate 0 in all replicated dims writes.
+// Returns whether this rank is in the mesh that choose_meshes() selected and its mesh coordinate is 0 in all replicated
+// mesh dims.
 bool WriterAssignment::is_chosen_replica(const at::TensorBase& tensor, size_t position) const {
   const auto& mesh = *device_mesh(tensor);
   const auto chosen = chosen_.find(position);
@@ -90,8 +92,8 @@ bool WriterAssignment::is_chosen_replica(const at::TensorBase& tensor, size_t po
   return true;
 }
 
-// Balances each shard like assign_replicated(), among the ranks that hold it. `part` numbers the shards: the
-// coordinates in the sharded mesh dims, in row-major order.
+// Selects the writer of each shard as assign_replicated() does, among the ranks that hold the shard. `part` numbers the
+// shards: the coordinates in the sharded mesh dims, in row-major order.
 bool WriterAssignment::assign_shards(const at::TensorBase& tensor) {
   const auto& mesh = *device_mesh(tensor);
   const auto& ranks = mesh.ranks();

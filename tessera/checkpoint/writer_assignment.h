@@ -5,10 +5,11 @@
 //   WriterAssignment assignment(world->rank(), holders, choose_meshes(claims, holders));
 //   for (size_t i = 0; i < tensors.size(); ++i) if (assignment.assign(tensors[i].second, i)) ...
 //
-// `holders` are the ranks with the same tensor names as this rank. Each of them must make the same calls in the same
-// order; then their answers agree. A replica is written by the rank with the fewest bytes so far. A DTensor whose mesh
-// has only some of the holders may exist on several meshes; the mesh with the lowest rank writes it, by its first
-// replica. No communication: the caller runs the all_gather above, COLLECTIVE over the world.
+// `holders` are the ranks with the same tensor names as this rank. All holders must make the same calls in the same
+// order; then each part has exactly one writer. Of the ranks that hold the same elements, the rank with the fewest
+// assigned bytes writes them. Several meshes may hold the same DTensor if each mesh has only some of the holders; then
+// the ranks of the mesh with the lowest rank write it, those with coordinate 0 in all replicated mesh dims. No
+// communication: the caller runs the all_gather above, COLLECTIVE over the world.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -22,10 +23,11 @@
 
 namespace tessera {
 
-// A rank's message about the DTensors that it holds a part of, but not all holders do. Binary.
+// Returns a binary message that lists the DTensors on this rank whose mesh does not consist of all holders, each with
+// the lowest rank of its mesh.
 std::string partial_mesh_claims(const NamedTensors& tensors, const std::vector<int>& holders);
-// Chooses the mesh that writes each such DTensor: the lowest rank of the mesh, by the DTensor's position among the
-// tensors. `claims` has the messages of all ranks of the world.
+// Chooses the mesh that writes each DTensor in the messages `claims` of all ranks of the world. ChosenMeshes maps the
+// DTensor's position among the tensors to the lowest rank of the chosen mesh.
 using ChosenMeshes = std::map<size_t, int>;
 ChosenMeshes choose_meshes(const std::vector<std::string>& claims, const std::vector<int>& holders);
 
@@ -33,7 +35,7 @@ class WriterAssignment {
  public:
   WriterAssignment(int rank, const std::vector<int>& holders, ChosenMeshes chosen = {});
 
-  // Assigns the tensor at this position. Returns whether this rank writes its part of it.
+  // Assigns the tensor at `position` to its writers. Returns whether this rank writes its local part of the tensor.
   bool assign(const at::TensorBase& tensor, size_t position);
   // Whether this rank writes the objects and empty tensors, which are too small to balance.
   bool is_first_holder() const { return rank_ == holders_.front(); }
