@@ -15,9 +15,9 @@ constexpr size_t kShownBytes = 60;
 
 constexpr int kOverflow = 406;  // nlohmann's id of the error "number overflow"
 
-// Passes nlohmann's parser events to a JsonBuilder. `replaced` maps the position of a number among all numbers of the
-// text to its original digits, which without_overflowing_numbers() has replaced in the text; the handler passes the
-// original digits on.
+// Passes nlohmann's parser events to a JsonBuilder. `replaced` has the original digits of the numbers that
+// without_overflowing_numbers() has replaced in the text, by their position among all numbers of the text. The handler
+// passes these digits to the builder.
 class JsonEventHandler {
  public:
   using Replaced = std::map<size_t, std::string>;

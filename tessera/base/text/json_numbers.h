@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// exact_digits() returns the digits of a number that is stored with its digits (above), as a view into the value;
+// exact_digits() returns the digits of a number that is stored as a binary value (above), as a view into the value;
 // nullopt for all other values. exact_number() makes such a number from its digits.
 std::optional<std::string_view> exact_digits(const Json& value);
 Json exact_number(std::string_view digits);
