@@ -6,8 +6,8 @@
 namespace tessera::serve {
 
 struct Limits {
-  // Connections open at once. When a new connection would exceed this number, a silent connection is shut down; when
-  // none is silent, up to twice as many may be open.
+  // The number of connections that may be open at once. When a new connection would exceed this number, a silent
+  // connection is shut down; when none is silent, up to twice as many may be open.
   int64_t connections = 256;
   int64_t address_connections = 192;  // connections from one address that is not loopback; more are refused
   int64_t sequences = 64;             // sequences that one step of the engine computes

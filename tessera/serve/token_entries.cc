@@ -104,7 +104,7 @@ void ContentEntries::add(int64_t token, TokenLogProbs log_probs, const text::Tok
 }
 
 // The content of a choice has the bytes of the waiting tokens in their order, except for bytes of tool calls and
-// trimmed whitespace. So `content`, its next piece, is looked up in the joined waiting bytes. The first match counts,
+// trimmed whitespace. So `content`, its next piece, is looked up in the joined waiting bytes. Its first match is used,
 // and waiting bytes before the match are dropped, because no later piece can contain them.
 Json ContentEntries::take(std::string_view content, const text::Tokenizer& tokenizer) {
   Json entries = Json::array();
