@@ -28,7 +28,7 @@ class OutlierDetector {
   std::vector<double> values_;
 };
 
-// Values whose absolute z-score is at least this are marked as outliers in the output.
+// Values whose absolute z-score is at least kOutlierZ are marked as outliers in the output.
 inline constexpr double kOutlierZ = 4.0;
 
 }  // namespace tessera::train

@@ -111,7 +111,7 @@ void Trainer::Impl::prepare() {
     check_layout(recipe, layout, config);
     const int64_t stage_ranks = layout.ranks_of_stage(), stage = world->rank() / stage_ranks;
     // check_parallel_model() runs as the last rank of this rank's stage, because it prints warnings only as the first
-    // one.
+    // rank of a stage.
     check_parallel_model(recipe, layout, config, (stage + 1) * stage_ranks - 1);
     check_parameter_groups(recipe, config);
     adapters_identity = adapter_identity(recipe);

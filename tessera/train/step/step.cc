@@ -210,7 +210,7 @@ void TrainStep::gather_result(LaunchedStep& step) {
 
 // All ranks must make the calls of a step in this order: counts, routes, forward and backward, norm, result, update.
 // Where launch() runs ahead, read_step_result() gathers the result instead, one step later; launch() then only launches
-// kernels on the device's stream, and the host reads no tensor of the device.
+// work on the device after the counts, and the host reads no tensor of the device.
 StepSignals TrainStep::launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
   LaunchedStep step;
   collective_seconds_at_call_start_ = comm::communication_seconds();
