@@ -14,7 +14,7 @@ namespace tessera::report {
 namespace {
 
 // The number of bytes before the read position that is_continued() compares. These bytes differ in a file that was cut
-// and has grown again, because each line holds the times of its step.
+// and has grown again, because lines hold measured times, which differ even in a line of the same step.
 constexpr size_t kTail = 64;
 constexpr size_t kChunk = size_t{1} << 18;
 
