@@ -76,8 +76,8 @@ int run_verb(VerbArguments args) {
   return verb->run(args.subspan(1));
 }
 
-// If our launcher started this rank, report_error() sends the message to the launcher, which prints only the first
-// failure of all ranks. Otherwise the message is printed here.
+// If our launcher started this rank, report_error() writes the message to a file for the launcher, which prints only
+// the first failure of all ranks. Otherwise the message is printed here.
 int report_failure(const std::exception& error) {
   std::fflush(stdout);
   if (!comm::report_error(error)) print_error(error.what());
