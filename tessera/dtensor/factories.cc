@@ -10,8 +10,8 @@ namespace tessera::dtensor {
 
 namespace {
 
-// The value that a local tensor holds under Partial if another rank of the mesh dim holds the real values: 0 for a sum,
-// 1 for a product. nullopt if this rank holds the real values.
+// With Partial(sum) or Partial(product) the first rank of the mesh dim holds the values and the others hold the neutral
+// value: 0 for a sum, 1 for a product. Returns this rank's neutral value; nullopt if this rank holds the values.
 std::optional<int> neutral_of(const char* verb, const DeviceMesh& mesh, const Placements& placements) {
   std::optional<int> neutral;
   for (size_t i = 0; i < placements.size(); ++i) {
@@ -25,8 +25,8 @@ std::optional<int> neutral_of(const char* verb, const DeviceMesh& mesh, const Pl
   return neutral;
 }
 
-// `fill(local, placements, counts)` writes the values. `counts` is false if this rank's values are replaced by the
-// neutral value or if the rank is outside the mesh; random factories then only count the operation.
+// `fill(local, placements, counts)` writes the values. `counts` is false if the values are not used: the rank holds the
+// neutral value or is outside the mesh. Random factories then only count the random operation.
 template <class Fill>
 at::Tensor make(const char* verb, const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
                 const FactoryOptions& options, c10::ScalarType default_type, Fill fill) {
@@ -67,7 +67,7 @@ at::Tensor make_random(const char* verb, const std::vector<int64_t>& size, const
                   skip_random_operation(*mesh);
                   return;
                 }
-                // All ranks count the operation, also those with the neutral value.
+                // All ranks count the random operation, also those that hold the neutral value.
                 const RandomStreamKey key = next_random_key(*mesh, std::nullopt);
                 if (counts) fill_random(local, ShardRegion(size, *mesh, checked), key, distribution);
               });
@@ -85,7 +85,7 @@ at::Tensor empty(const std::vector<int64_t>& size, const MeshPtr& mesh, Placemen
 
 at::Tensor zeros(const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
                  const FactoryOptions& options) {
-  // For Partial(product) the first rank has zeros and the others have ones, so the product is zero as well.
+  // With Partial(product) the first rank has zeros and the others have ones, so the product is zero.
   return make_filled("zeros", size, 0, mesh, std::move(placements), options, default_type());
 }
 

@@ -1,11 +1,11 @@
 // Functions that create DTensors from a global shape. Each rank makes its own local tensor. No communication, except
-// that the first rand or randn without manual_seed agrees on a seed (random.h).
+// that the first random operation on a mesh without manual_seed broadcasts a seed (random/random.h).
 //
 //   at::Tensor w = dtensor::zeros({1024, 512}, mesh, {Shard(0)}, {.dtype = at::kBFloat16});
 //
 // Names and defaults are those of torch.distributed.tensor's factories; the default placement is Replicate. With
-// Partial the values are those of the reduced tensor: ones() with P(sum) holds ones on the first rank of the mesh dim
-// and zeros on the others. PyTorch instead fills every rank, so that full_tensor() gives a multiple of the value.
+// Partial the reduced tensor has the requested values: ones() with P(sum) makes ones on the first rank of the mesh dim
+// and zeros on the others. PyTorch fills every rank with ones, so that full_tensor() gives the number of ranks.
 #pragma once
 
 #include <c10/core/Scalar.h>
@@ -20,7 +20,8 @@
 namespace tessera::dtensor {
 
 struct FactoryOptions {
-  // Default: libtorch's default dtype; for full() the kind of the value.
+  // Unset: libtorch's default dtype. For full() bool, int64 or the complex form of the default dtype if the value is
+  // boolean, integral or complex.
   std::optional<c10::ScalarType> dtype = std::nullopt;
   bool requires_grad = false;
 };
@@ -33,7 +34,8 @@ at::Tensor ones(const std::vector<int64_t>& size, const MeshPtr& mesh, Placement
                 const FactoryOptions& options = {});
 at::Tensor full(const std::vector<int64_t>& size, const c10::Scalar& value, const MeshPtr& mesh,
                 Placements placements = {}, const FactoryOptions& options = {});
-// rand is uniform in [0, 1), randn has mean 0 and deviation 1. The values do not depend on the mesh or the placements.
+// rand is uniform in [0, 1), randn is normal with mean 0 and standard deviation 1. The values do not depend on the mesh
+// or the placements.
 at::Tensor rand(const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements = {},
                 const FactoryOptions& options = {});
 at::Tensor randn(const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements = {},

@@ -19,8 +19,8 @@ using torch::autograd::variable_list;
 
 namespace {
 
-// The backward of each function is the transposed collective along the same mesh dim, written with the functions of
-// this file, so that it is differentiable again. The MeshAxis is kept in saved_data for it.
+// The backward of each function is the adjoint collective along the same mesh dim. It calls the functions of this file,
+// so that it is itself differentiable. save() keeps the MeshAxis in saved_data for the backward.
 void save(AutogradContext* ctx, const MeshAxis& axis) { ctx->saved_data["axis"] = make_saved_value(axis); }
 
 const MeshAxis& axis_of(AutogradContext* ctx) { return saved_value<MeshAxis>(ctx->saved_data["axis"]); }
@@ -41,7 +41,8 @@ int64_t checked_dim(const char* verb, const at::Tensor& tensor, int64_t dim) {
   return dim < 0 ? dim + ndim : dim;
 }
 
-// Factor for the summed gradients in the backward of a reduction: 1 for sums, 1/ranks for averages.
+// Factor by which the backward of a reduction multiplies the gradient: 1 for sums, 1/ranks for averages. Error kShape
+// for other reductions.
 double weight_of(const char* verb, ReduceOp op, int64_t ranks) {
   TESSERA_CHECK(op == ReduceOp::kSum || op == ReduceOp::kAvg, ErrorKind::kShape,
                 "[functional.{}] backward only supports 'sum' and 'avg' reductions, got '{}'.", verb,
@@ -51,8 +52,8 @@ double weight_of(const char* verb, ReduceOp op, int64_t ranks) {
 
 at::Tensor scaled(const at::Tensor& tensor, double weight) { return weight == 1.0 ? tensor : tensor * weight; }
 
-// result = sum over ranks of x_r, and each rank's loss depends on it. So the gradient of x is the sum of all ranks'
-// gradients.
+// The result is the sum of the tensors of all ranks, and each rank's loss depends on the result. So the gradient of a
+// rank's tensor is the sum of all ranks' gradients of the result.
 struct AllReduce : Function<AllReduce> {
   static Variable forward(AutogradContext* ctx, const Variable& tensor, const MeshAxis& axis, ReduceOp op) {
     save(ctx, axis);
@@ -78,7 +79,7 @@ struct AllGather : Function<AllGather> {
     sizes.insert(sizes.begin(), group.size());
     const at::Tensor all = at::empty(sizes, tensor.options().requires_grad(false));
     comm::all_gather_into(group, all, tensor.detach().contiguous(), "functional").wait();
-    // The collective stacks the ranks' tensors along a new first dim, which moves to `dim` here.
+    // all_gather_into stacks the ranks' tensors along a new first dim. This dim is moved to `dim` and merged with it.
     sizes.erase(sizes.begin());
     sizes[dim] *= group.size();
     return dim == 0 ? all.view(sizes) : all.movedim(0, dim).reshape(sizes);
@@ -98,8 +99,8 @@ struct ReduceScatter : Function<ReduceScatter> {
     std::vector<int64_t> sizes = tensor.sizes().vec();
     sizes[dim] /= group.size();
     at::Tensor input = tensor.detach();
-    // The collective scatters slices of the first dim, so the dim is split into [ranks, size / ranks] and the ranks
-    // come first.
+    // reduce_scatter_into scatters slices of dim 0. So `dim` is split into [ranks, size / ranks], and the dim of the
+    // ranks is moved to the front.
     if (dim != 0) {
       std::vector<int64_t> split = tensor.sizes().vec();
       split[dim] /= group.size();
@@ -132,7 +133,7 @@ struct AllToAll : Function<AllToAll> {
         .wait();
     return output;
   }
-  // The gradient takes the way back, so the two lists of splits are exchanged.
+  // Sends each row's gradient back to the rank that sent the row, so the two lists of splits are exchanged.
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     return {all_to_all(gradients[0], axis_of(ctx), ctx->saved_data["input_splits"].toIntVector(),
                        ctx->saved_data["output_splits"].toIntVector()),
@@ -151,7 +152,8 @@ struct Broadcast : Function<Broadcast> {
     return result;
   }
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
-    // Only the root's tensor was used. The other ranks get sum * 0, which keeps the graph for a second derivative.
+    // Only the root's tensor was used, so the gradient of the other ranks is 0. It is computed as sum * 0, so that the
+    // autograd graph of the backward has the all-reduce on all ranks.
     const MeshAxis& axis = axis_of(ctx);
     const at::Tensor sum = all_reduce(gradients[0], axis);
     const bool is_root = axis.mesh->local_rank(axis.mesh_dim) == ctx->saved_data["root"].toInt();

@@ -6,8 +6,8 @@
 //
 // Each function is COLLECTIVE over the group of the mesh dim and waits for its result; its backward is COLLECTIVE over
 // the same group. Shapes must be equal on all ranks of the group, except where splits are given. Error kShape for a
-// DTensor (use redistribute), for a rank outside the mesh and for sizes that do not divide. Only sums and averages have
-// gradients; the backward of another reduction is an Error kShape.
+// DTensor (use redistribute), for a rank outside the mesh and for a size that the number of ranks does not divide. Only
+// sums and averages have gradients; the backward of another reduction raises Error kShape.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -27,8 +27,8 @@ struct MeshAxis {
 at::Tensor all_reduce(const at::Tensor& tensor, const MeshAxis& axis, comm::ReduceOp op = comm::ReduceOp::kSum);
 // Concatenates the ranks' tensors along `dim`. Backward: reduce_scatter.
 at::Tensor all_gather(const at::Tensor& tensor, const MeshAxis& axis, int64_t dim = 0);
-// Reduces the tensors and returns the r-th part along `dim` on rank r. The size of `dim` must be a multiple of the
-// number of ranks. Backward: all_gather.
+// Reduces the ranks' tensors and returns on rank r the r-th of the equal slices along `dim`. The size of `dim` must be
+// a multiple of the number of ranks. Backward: all_gather.
 at::Tensor reduce_scatter(const at::Tensor& tensor, const MeshAxis& axis, int64_t dim = 0,
                           comm::ReduceOp op = comm::ReduceOp::kSum);
 // Sends input_splits[r] rows of dim 0 to rank r and receives output_splits[r] rows from rank r. Empty lists mean equal

@@ -13,7 +13,8 @@ std::string name_of(size_t i, const at::Tensor& tensor) {
   return fmt::format("{} of shape [{}]", i, fmt::join(tensor.sizes(), ", "));
 }
 
-// The local tensor of DTensor input i: redistributed if allowed, with the gradient placements of the options.
+// Returns the local tensor of DTensor input i. Redistributes the input to in_placements[i] if redistribute_inputs
+// allows it. in_grad_placements[i] are the placements of the local tensor's gradient.
 at::Tensor localize(size_t i, at::Tensor input, const LocalMapOptions& options) {
   if (options.in_placements) {
     const auto& wanted = (*options.in_placements)[i];
@@ -46,8 +47,8 @@ void check_lengths(const LocalMapOptions& options, size_t inputs) {
 }
 
 // The messages and the order of the checks are those of torch.distributed.tensor's local_map. The mesh of the outputs
-// is the option, or the mesh of the first DTensor input. Without a DTensor input the outputs are returned without a
-// check.
+// is options.device_mesh, or by default the mesh of the first DTensor input. If no input is a DTensor, the outputs are
+// returned unchanged and unchecked.
 std::vector<at::Tensor> run(const TensorsFunction& function, const LocalMapOptions& options,
                             const std::vector<at::Tensor>& inputs) {
   check_lengths(options, inputs.size());

@@ -5,8 +5,8 @@
 //                        .in_placements = {{Placements{Shard(1)}, Placements{Shard(0)}}}});
 //   at::Tensor y = mm({a, b})[0];                       // a DTensor
 //
-// The function may communicate. local_map itself communicates only for redistribute_inputs. Differentiable. Errors have
-// the kind kShape.
+// The function may communicate. local_map itself communicates only if redistribute_inputs is set and an input has other
+// placements. The result is differentiable. Errors have the kind kShape.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,19 +23,21 @@ using TensorsFunction = std::function<std::vector<at::Tensor>(const std::vector<
 
 struct LocalMapOptions {
   using List = std::vector<std::optional<Placements>>;
-  // One entry for each output; nullopt returns the output unchanged.
+  // One entry for each output of the function. nullopt: local_map returns the output unchanged, not as a DTensor.
   List out_placements;
-  // One entry for each input, nullopt for an undefined tensor. Plain tensors are passed unchanged. Without this list
-  // inputs may have any placements.
+  // Placements that the inputs must have: one entry for each input, nullopt for an undefined tensor. Plain tensors are
+  // passed to the function unchanged. Without this list inputs may have any placements.
   std::optional<List> in_placements = std::nullopt;
-  // Placements of the gradients of the local tensors, as `grad_placements` of to_local.
+  // Placements of the gradients of the local tensors, one entry for each input; see `grad_placements` of to_local.
   std::optional<List> in_grad_placements = std::nullopt;
   MeshPtr device_mesh = nullptr;  // mesh of the outputs; default: the mesh of the first DTensor
-  // Redistribute inputs to in_placements instead of raising an error. COLLECTIVE over the mesh.
+  // true: inputs with other placements are redistributed to in_placements, which is COLLECTIVE over the mesh. false:
+  // they raise an error.
   bool redistribute_inputs = false;
 };
 
-// Returns a function that runs `function` as described above. Inputs without any DTensor are passed unchanged.
+// Returns a function that calls `function` with the local tensors of its inputs. If no input is a DTensor, inputs and
+// outputs are passed unchanged.
 TensorsFunction local_map(TensorsFunction function, LocalMapOptions options);
 
 }  // namespace tessera

@@ -12,7 +12,8 @@ namespace tessera {
 
 namespace {
 
-// Names of the modules that this thread is inside of, in the order of entry. A recursive module has several entries.
+// The names that enter_module() added on this thread and leave_module() has not yet removed, oldest first. A module
+// that calls itself has several entries.
 thread_local std::vector<std::string> modules;
 
 void add(CommCounts& counts, CommKind kind, int64_t bytes) {
@@ -56,8 +57,8 @@ std::string CommCounts::table(const std::string& name) const {
   return text;
 }
 
-// The mutex is needed because autograd's threads report the collectives of a backward. Each of these threads has its
-// own list of modules. A collective counts once for a module name, even if the list has the name twice.
+// The mutex is needed because autograd's threads call this function for the collectives of a backward. `modules` is a
+// thread-local list. A collective is counted once for each module name, even if the list contains the name twice.
 void CommDebugMode::on_collective(CommKind kind, int64_t bytes, const comm::Group&) {
   std::lock_guard lock(mutex_);
   add(all_, kind, bytes);

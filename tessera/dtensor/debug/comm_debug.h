@@ -9,7 +9,7 @@
 //
 // Every collective of comm/collectives/ on more than one rank is counted, for example from DTensor operations,
 // fully_shard or the user's own code. An object is created, read and destroyed on one thread. Objects may be nested;
-// each counts the collectives of its own lifetime. No communication of its own.
+// each counts the collectives that start while it exists. The object itself does not communicate.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +23,15 @@ namespace tessera {
 
 using CommKind = comm::Op;
 
-// Collectives and bytes by kind; comm/group/observer.h defines the bytes of a collective.
+// The number of collectives and their bytes, indexed by comm::Op. comm/group/observer.h defines the bytes of a
+// collective.
 struct CommCounts {
   int64_t counts[comm::kOpCount] = {};
   int64_t bytes[comm::kOpCount] = {};
   int64_t total() const;
   int64_t total_bytes() const;
   CommCounts& operator+=(const CommCounts& other);
-  // One line with the sums under `name`, and one line for each kind that occurs.
+  // Returns a text: a line with `name` and the totals, then one line for each kind of collective that was counted.
   std::string table(const std::string& name) const;
 };
 
@@ -47,17 +48,18 @@ class CommDebugMode final : private comm::CollectiveObserver {
   const CommCounts& comm_counts() const { return all_; }
   int64_t total() const { return all_.total(); }
   int64_t total_bytes() const { return all_.total_bytes(); }
-  // Collectives inside each named module, its submodules included. The backward of a module has a name of its own.
+  // Counts of the collectives that ran inside each named module or its submodules. ModuleTrace gives a module's
+  // backward a separate name, such as "model.layers.0 (backward)".
   const std::map<std::string, CommCounts>& by_module() const { return by_module_; }
   // All counts as text, one line for each module and kind. For counts by operation see RedistributionLog::by_cause().
   std::string table() const;
   // The same counts as JSON: {"Global": {"all_gather": {"count": 1, "bytes": 96}}, "modules": {"layers.0": {...}}}.
   std::string json() const;
 
-  // Adds `name` to the modules that this thread is inside of. Tools that know modules call it (ModuleTrace).
+  // Adds `name` to this thread's list of running modules. ModuleTrace calls this function from module hooks.
   static void enter_module(const std::string& name);
-  // Removes the last entry of that name; other modules may be left later, because backwards are not nested. Does
-  // nothing for an unknown name.
+  // Removes the last entry `name` from this thread's list. The entry need not be the last of the list, because the
+  // backwards of two modules may overlap. Does nothing if the list does not contain `name`.
   static void leave_module(const std::string& name);
 
  private:

@@ -1,5 +1,6 @@
-// Chooses the strategies of a call. As in PyTorch's single-dim strategies, the candidates are all combinations of one
-// strategy for each mesh dim, and the combination that is cheapest to reach is chosen.
+// Chooses the placements of a call's inputs and outputs. As in PyTorch's single-dim strategies, the candidates are all
+// combinations of one strategy for each mesh dim. The combination with the lowest cost of redistributing the inputs is
+// chosen.
 #include <algorithm>
 #include <limits>
 
@@ -23,7 +24,7 @@ bool is_whole(const Strategy& strategy) {
   return std::ranges::all_of(strategy.inputs, [](const Placement& p) { return p.is_replicate(); });
 }
 
-// The strategy with each Shard replaced by a StridedShard of this factor.
+// Returns the strategy with each Shard replaced by a StridedShard with `split_factor`.
 Strategy as_strided_shards(Strategy strategy, int32_t split_factor) {
   for (auto* list : {&strategy.inputs, &strategy.outputs}) {
     for (auto& placement : *list) {
@@ -33,10 +34,11 @@ Strategy as_strided_shards(Strategy strategy, int32_t split_factor) {
   return strategy;
 }
 
-// The search. `per_dim_[m]` holds the candidates on mesh dim m: those of the rule that respect written arguments and
-// fixed outputs. If the present placements match a candidate on each mesh dim and the rule accepts them, nothing has to
-// move and the search ends there. Otherwise the search compares the cost of all combinations. The result depends only
-// on global shapes and placements, so all ranks choose the same.
+// Searches for the cheapest combination of strategies. `per_dim_[m]` holds the candidate strategies on mesh dim m: the
+// rule's strategies that keep the placements of written arguments and of fixed outputs. If the inputs' present
+// placements match a candidate on each mesh dim and the rule accepts them, no input is redistributed and the search
+// ends. Otherwise the search compares the costs of all combinations. The result depends only on global shapes and
+// placements, so all ranks choose the same combination.
 class StrategyChooser {
  public:
   StrategyChooser(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed)
@@ -108,8 +110,8 @@ class StrategyChooser {
     for (size_t i = 0; i < call_.inputs.size(); ++i) {
       const Placement& required = strategy.inputs[i];
       if (required == present_placement(i, m)) continue;
-      // A written argument cannot be redistributed. A Replicate value cannot become a partial norm, because partial
-      // norms are not negative and the value may be.
+      // An argument that the operation writes cannot be redistributed. A Replicate tensor cannot become NormPartial:
+      // partial norms are never negative, but the tensor may have negative values.
       if (call_.inputs[i].is_written || required.kind == Placement::Kind::kNormPartial) return false;
     }
     if (makes_too_many_shards(m, m + 1, [&](size_t i, int64_t) { return strategy.inputs[i]; })) return false;
@@ -118,9 +120,9 @@ class StrategyChooser {
     });
   }
 
-  // Whether inputs would be redistributed to more shards than they have elements, on the mesh dims [first, last) if
-  // input i has placement(i, m). This is allowed only if an argument is written, or if an input with too many shards
-  // keeps its placements.
+  // Whether the placements placement(i, m) of inputs i on the mesh dims m in [first, last) must be rejected because an
+  // input would be redistributed to more shards of a tensor dim than the dim has elements. They are not rejected if the
+  // operation writes an argument, or if another input has too many shards already and keeps its placements.
   template <class PlacementOf>
   bool makes_too_many_shards(int64_t first, int64_t last, PlacementOf placement) const {
     bool moves_to_crowded = false;
@@ -153,8 +155,8 @@ class StrategyChooser {
           call_.describe(), fixed.empty() ? "as shown" : fixed, m);
   }
 
-  // Finds strategies that match the placements of the inputs on each mesh dim. Of several the last one is used, as in
-  // PyTorch.
+  // Finds, for each mesh dim, a strategy whose input placements are the present ones. If several match, the last one is
+  // used, as in PyTorch.
   bool find_exact_match(Picks& picks) const {
     for (int64_t m = 0; m < ndim_; ++m) {
       const auto& list = per_dim_[m];
@@ -192,13 +194,14 @@ class StrategyChooser {
            is_supported(choice);
   }
 
-  // Whether the operation can run with these placements.
+  // Whether the rule allows the operation to run with the placements `choice`.
   bool is_supported(const PlacementChoice& choice) const {
     return (proposal_.supports_empty_shards || !has_empty_part(choice)) &&
            (!proposal_.is_legal || proposal_.is_legal(call_, choice));
   }
 
-  // Whether some rank would have no element of an input that has elements. The last rank has the smallest shard.
+  // Whether some rank's local tensor would be empty although the global input has elements. The check uses the last
+  // rank, which has the smallest shard.
   bool has_empty_part(const PlacementChoice& choice) const {
     for (size_t i = 0; i < choice.inputs.size(); ++i) {
       Sizes least(call_.inputs[i].sizes.begin(), call_.inputs[i].sizes.end());
@@ -227,7 +230,7 @@ class StrategyChooser {
     return total;
   }
 
-  // Tries all combinations and stops at the first one that costs nothing.
+  // Computes the cost of all combinations of strategies and stops at the first with cost 0.
   PlacementChoice cheapest() const {
     PlacementChoice best;
     double least = std::numeric_limits<double>::infinity();
@@ -254,7 +257,8 @@ class StrategyChooser {
     return best;
   }
 
-  // Moves to the next combination; the last mesh dim varies fastest.
+  // Changes `picks` to the next combination; the pick of the last mesh dim varies fastest. Returns false after the last
+  // combination.
   bool next_combination(Picks& picks) const {
     for (int64_t m = ndim_; m-- > 0;) {
       if (++picks[m] < per_dim_[m].size()) return true;
@@ -263,8 +267,9 @@ class StrategyChooser {
     return false;
   }
 
-  // Reduces the candidates when there are too many combinations. Each mesh dim keeps the 8 candidates that are cheapest
-  // on their own, and the one with all inputs whole, which is always legal.
+  // Reduces the candidates when there are more than kMaxCombinations combinations. Each mesh dim keeps the 8 candidates
+  // that are cheapest when only this mesh dim changes, and the candidate with all inputs replicated, which is always
+  // legal.
   void keep_cheapest_candidates() {
     constexpr size_t kKept = 8;
     for (int64_t m = 0; m < ndim_; ++m) {

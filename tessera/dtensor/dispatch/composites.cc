@@ -1,6 +1,6 @@
-// Composite operations whose decomposition in PyTorch does not work for DTensors. They are composed here from
-// operations with sharding rules. They are registered at the autograd key, too, so their gradients come from those
-// operations.
+// Composite operations whose decomposition in PyTorch does not work for DTensors. The functions here compose them from
+// operations that have sharding rules. They are registered at the autograd key, too, so autograd differentiates the
+// operations that they call.
 #include <ATen/ATen.h>
 #include <ATen/InferSize.h>
 #include <ATen/OpMathType.h>
@@ -29,7 +29,7 @@ namespace tessera {
 
 namespace {
 
-// PyTorch writes into at::zeros(sizes, options), which would be a plain tensor.
+// PyTorch's value_selecting_reduction_backward writes into at::zeros(sizes, options), which would be a plain tensor.
 at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, int64_t dim, const at::Tensor& indices,
                                               c10::SymIntArrayRef sizes, bool keepdim) {
   const bool add_dim = !keepdim && !sizes.empty();
@@ -38,14 +38,15 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, int64_
   return values.new_zeros(C10_AS_INTARRAYREF_SLOW(sizes)).scatter(dim, where, values);
 }
 
-// PyTorch writes into at::zeros(sizes, options) here, too.
+// PyTorch's cummaxmin_backward writes into at::zeros(sizes, options), which would be a plain tensor.
 at::Tensor cummaxmin_backward(const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& indices,
                               int64_t dim) {
   return input.numel() == 0 ? input.clone() : input.new_zeros(input.sizes()).scatter_add(dim, indices, gradient);
 }
 
-// PyTorch's derivative for inputs with zeros copies into at::zeros(). Here the gradient of factor k is the sum, over
-// all results from k on, of the gradient of the result times the product of its other factors.
+// For inputs with zeros PyTorch's cumprod_backward copies into at::zeros(), which would be a plain tensor. Here the
+// gradient of input element k is the sum over the outputs i >= k of gradient[i] times the product of the input elements
+// 0 ... i without k.
 at::Tensor cumprod_backward(const at::Tensor& gradient, const at::Tensor& input, int64_t dim,
                             const at::Tensor& output) {
   const int64_t size = input.dim() == 0 ? 1 : input.size(dim);
@@ -62,8 +63,8 @@ at::Tensor cumprod_backward(const at::Tensor& gradient, const at::Tensor& input,
   return at::stack(places, dim);
 }
 
-// PyTorch adds in place to gradient.new_zeros(). Zeros with the shape of the gradient get its placements, and an
-// in-place operation cannot redistribute them.
+// PyTorch's gather_backward adds in place to gradient.new_zeros(). If these zeros have the shape of the gradient they
+// also have its placements, and an in-place operation cannot redistribute the tensor that it writes.
 at::Tensor gather_backward(const at::Tensor& gradient, const at::Tensor& self, int64_t dim, const at::Tensor& index,
                            bool) {
   return gradient.new_zeros(self.sizes()).scatter_add(dim, index, gradient);
@@ -74,12 +75,12 @@ at::Tensor index_select_backward(const at::Tensor& gradient, c10::SymIntArrayRef
   return gradient.new_zeros(C10_AS_INTARRAYREF_SLOW(sizes)).index_add(dim, index, gradient);
 }
 
-// Reduces a Partial tensor once instead of at each use.
+// Reduces a Partial tensor once, so that its consumers need not reduce it each.
 at::Tensor without_partial(const at::Tensor& tensor) {
   return redistribute(tensor, partial_to_replicated(placements(tensor)));
 }
 
-// PyTorch's derivative adds a plain at::arange(p).
+// mvlgamma(partial, p). PyTorch's derivative of mvlgamma adds at::arange(p), which would be a plain tensor.
 at::Tensor log_multigamma(const at::Tensor& partial, int64_t p) {
   const at::Tensor self = without_partial(partial);
   at::Tensor sum = self.lgamma();
@@ -89,7 +90,7 @@ at::Tensor log_multigamma(const at::Tensor& partial, int64_t p) {
 
 at::Tensor& mvlgamma_(at::Tensor& self, int64_t p) { return self.copy_(log_multigamma(self.clone(), p)); }
 
-// PyTorch adds eps in place to the mean, which is Partial if the hidden dim is sharded.
+// PyTorch's _fused_rms_norm adds eps in place to the mean of squares, which is Partial if a normalized dim is sharded.
 std::tuple<at::Tensor, at::Tensor> fused_rms_norm(const at::Tensor& input, c10::IntArrayRef normalized_shape,
                                                   const std::optional<at::Tensor>& weight, std::optional<double> eps) {
   const auto type = input.scalar_type();
@@ -108,7 +109,7 @@ at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shap
   return std::get<0>(fused_rms_norm(input, C10_AS_INTARRAYREF_SLOW(normalized_shape), weight, eps));
 }
 
-// PyTorch copies slices into at::empty(), which would be a plain tensor.
+// PyTorch's _pad_circular copies slices into at::empty(), which would be a plain tensor.
 at::Tensor pad_circular(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
   const auto pad = C10_AS_INTARRAYREF_SLOW(symbolic);
   at::Tensor padded = self;
@@ -131,9 +132,9 @@ at::Tensor pad_circular(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
   return padded.is_same(self) ? self.clone() : padded;
 }
 
-// PyTorch's reshape makes a view of the tensor. A view must share the tensor's memory, so it is an error where an
-// unevenly sharded dim would have to be gathered. This reshape may return a view of a gathered copy, so such dims can
-// be reshaped, too.
+// Where the strides allow it, PyTorch's reshape returns a view, which must share the tensor's memory. For a DTensor
+// this is an error if an unevenly sharded dim would have to be gathered. This reshape calls _reshape_alias instead,
+// whose rule may gather the dim and return a view of the gathered copy.
 at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
   const at::DimVector sizes = at::infer_size_dv(C10_AS_INTARRAYREF_SLOW(symbolic), self.numel());
   const auto strides = at::detail::computeStride(self.sizes(), self.strides(), sizes);
@@ -141,7 +142,7 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
                  : at::_unsafe_view(self.clone(at::MemoryFormat::Contiguous), sizes);
 }
 
-// PyTorch's flatten calls its reshape without the dispatcher, so it would not reach the reshape above.
+// PyTorch's flatten calls at::native::reshape without the dispatcher, so it would not call the reshape above.
 at::Tensor flatten(const at::Tensor& self, int64_t first, int64_t last) {
   const int64_t begin = at::maybe_wrap_dim(first, self.dim());
   const int64_t end = at::maybe_wrap_dim(last, self.dim());
@@ -158,10 +159,11 @@ at::Tensor flatten(const at::Tensor& self, int64_t first, int64_t last) {
   return self.reshape(sizes);
 }
 
-// ravel: as in PyTorch a 1-d tensor whose elements are not adjacent is copied; reshape would return a view.
+// As in PyTorch, ravel copies a 1-d tensor whose elements are not adjacent in memory. reshape alone would return a view
+// of it.
 at::Tensor ravel(const at::Tensor& self) { return self.contiguous().reshape({-1}); }
 
-// The order of the operands decides the strides of the result.
+// Calls sub with the operands in the order (other, self), because their order decides the strides of the result.
 at::Tensor rsub(const at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
   return at::sub(other, self, alpha);
 }
@@ -176,8 +178,9 @@ at::Tensor pad(const at::Tensor& self, c10::SymIntArrayRef pad, std::string_view
   return at::native::pad_symint(self, pad, mode, value);
 }
 
-// PyTorch's derivative copies blocks into at::zeros(). The formula is the same: the gradient is the upper right block
-// of the exponential of [[A^H, G], [0, A^H]].
+// PyTorch's derivative of linalg_matrix_exp copies blocks into at::zeros(), which would be a plain tensor. The backward
+// here uses PyTorch's formula: for input A and output gradient G the gradient is the upper right block of the matrix
+// exponential of [[A^H, G], [0, A^H]].
 struct MatrixExp : torch::autograd::Function<MatrixExp> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
     ctx->save_for_backward({self});
@@ -197,7 +200,7 @@ struct MatrixExp : torch::autograd::Function<MatrixExp> {
 
 at::Tensor matrix_exp(const at::Tensor& self) { return MatrixExp::apply(self); }
 
-// PyTorch's derivative fills the diagonal of plain zeros.
+// PyTorch's derivative of trace fills the diagonal of a plain tensor of zeros.
 struct Trace : torch::autograd::Function<Trace> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
     ctx->saved_data["sizes"] = self.sizes().vec();
@@ -216,7 +219,7 @@ struct Trace : torch::autograd::Function<Trace> {
 
 at::Tensor trace(const at::Tensor& self) { return Trace::apply(self); }
 
-// PyTorch's derivative for real numbers is a plain tensor of zeros.
+// For real numbers PyTorch's derivative of sgn is a plain tensor of zeros, so sign is called instead.
 at::Tensor sgn(c10::DispatchKeySet keys, const at::Tensor& self) {
   if (!self.is_complex()) return self.sign();
   return at::_ops::sgn::redispatch(keys_of_all_backends(keys), self);
@@ -227,7 +230,7 @@ at::Tensor& sgn_(c10::DispatchKeySet keys, at::Tensor& self) {
   return at::_ops::sgn_::redispatch(keys_of_all_backends(keys), self);
 }
 
-// PyTorch's derivative with respect to `other` is a plain tensor of zeros.
+// In PyTorch the derivative of copysign with respect to `other` is a plain tensor of zeros. Here it is a DTensor.
 struct CopySign : torch::autograd::Function<CopySign> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self, const at::Tensor& other) {
     at::Tensor result;
@@ -264,8 +267,8 @@ at::Tensor& with_sign_(c10::DispatchKeySet keys, at::Tensor& self, const at::Ten
   return at::_ops::copysign__Tensor::redispatch(keys_of_all_backends(keys), self, other);
 }
 
-// as_strided to the shape and strides that self has already; gradient formulas use it. The derivative is that of
-// alias().
+// as_strided is allowed only with the shape, strides and offset that self has already; derivative formulas call it in
+// this way. Autograd then records alias().
 at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
                       std::optional<c10::SymInt> offset) {
   check_as_strided("aten::as_strided", self, C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides),
@@ -273,7 +276,7 @@ at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::Sy
   return at::alias(self);
 }
 
-// The identity. Its backward converts a plain gradient to a replicated DTensor.
+// Returns its input unchanged. Its backward converts a plain gradient to a replicated DTensor.
 struct DTensorGradient : torch::autograd::Function<DTensorGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
     at::AutoDispatchBelowADInplaceOrView guard;
@@ -288,8 +291,8 @@ struct DTensorGradient : torch::autograd::Function<DTensorGradient> {
   }
 };
 
-// Operands of shape [0] may be concatenated with any other shape. PyTorch's derivative gives them at::zeros({0}), a
-// plain tensor.
+// cat accepts operands of shape [0] together with operands of any other shape. PyTorch's derivative of cat gives them
+// the gradient at::zeros({0}), a plain tensor, which DTensorGradient converts.
 at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& operands, int64_t dim) {
   const auto next = keys_of_all_backends(keys);
   const auto is_empty = [](const at::Tensor& tensor) {
@@ -305,8 +308,9 @@ at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& operands, int
   return at::_ops::cat::redispatch(next, tensors, dim);
 }
 
-// The term that label smoothing adds: the negative log-probabilities summed over all classes. PyTorch masks the sum
-// over classes in place, which fails for a Partial, and takes the mean of a selection, whose shape depends on data.
+// The term that label smoothing adds to the cross entropy: the negative log-probabilities summed over all classes.
+// PyTorch's implementation masks the sum over classes in place, which fails if the sum is Partial. It also takes the
+// mean of a masked_select, whose shape depends on values.
 at::Tensor smooth_loss(const at::Tensor& log_probabilities, const at::Tensor& target, const at::Tensor& weight,
                        int64_t reduction, int64_t ignored_index) {
   const int64_t class_dim = log_probabilities.dim() == 1 ? 0 : 1;
@@ -343,8 +347,8 @@ at::Tensor cross_entropy_loss(const at::Tensor& self, const at::Tensor& target, 
   return (1 - label_smoothing) * loss + smooth * (label_smoothing / static_cast<double>(self.size(class_dim)));
 }
 
-// PyTorch writes into at::zeros(sizes, options), which would be a plain tensor. Here each index is compared with all
-// classes, so the result keeps the shards of the indices.
+// PyTorch's one_hot scatters into at::zeros(sizes, options), which would be a plain tensor. Here each index is compared
+// with all classes, so the result is sharded as the indices are.
 at::Tensor one_hot(const at::Tensor& indices, int64_t num_classes) {
   TESSERA_CHECK(indices.scalar_type() == at::kLong, ErrorKind::kShape,
                 "[dtensor.one_hot] found indices of {}: one_hot is only applicable to index tensor of type LongTensor.",
@@ -367,7 +371,8 @@ at::Tensor one_hot(const at::Tensor& indices, int64_t num_classes) {
       .to(at::kLong);
 }
 
-// PyTorch makes the causal mask with at::ones(options), which would be a plain tensor.
+// PyTorch's _scaled_dot_product_attention_math makes the causal mask with at::ones(options), which would be a plain
+// tensor.
 std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const at::Tensor& key,
                                                   const at::Tensor& value, const std::optional<at::Tensor>& mask,
                                                   double dropout, bool causal,

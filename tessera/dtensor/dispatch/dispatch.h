@@ -1,4 +1,4 @@
-// Functions of the dispatch that handlers, rules and kernels use.
+// Functions and scopes of the DTensor dispatch that handlers, rules and composite kernels use.
 #pragma once
 
 #include <torch/csrc/autograd/graph_task.h>
@@ -12,12 +12,14 @@ namespace tessera {
 // Runs a call that has no handler: finds or makes its plan and runs it. Dispatch must be below autograd.
 void dispatch_by_rule(const OpInfo& op, c10::DispatchKeySet keys, Stack& stack);
 
-// Whether this thread runs a backward pass. The user cannot redistribute an operand inside a derivative formula.
+// Whether this thread runs a backward pass. Callers then accept calls that are errors in forward, because the user
+// cannot redistribute an operand inside a derivative formula.
 inline bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-// While an object of this class exists on a thread, a view that cannot alias is a view of a gathered copy instead of an
-// error. It is used while a composite operation that returns new tensors runs: no other code sees the views inside. See
-// gathering_composites.cc.
+// Usually a view operation is an error if its result cannot share memory with the sharded local tensor. While an object
+// of this class exists on a thread, such an operation gathers the sharded dim and returns a view of the gathered copy.
+// gathering_composites.cc uses the class while a composite operation that returns new tensors runs, because no other
+// code sees the views that are made inside.
 class AllowGatheringViews {
  public:
   AllowGatheringViews();
@@ -29,14 +31,14 @@ class AllowGatheringViews {
  private:
   bool before_;
 };
-// Clones a result that is a view of a gathered copy, so that the result may be written to. Other tensors are returned
-// unchanged.
+// Clones `result` if it is a view of a gathered copy, because writes to such a view are refused. Other tensors are
+// returned unchanged.
 at::Tensor clone_gathered_view(const at::Tensor& result);
 
 // While an object of this class exists on a thread, a plain tensor counts as replicated if a hash of its values is the
-// same on all ranks. It is used while a composite operation runs whose arguments contain no plain tensor of several
-// elements: then all plain tensors inside were made by the operation from sizes and numbers (at::arange, at::zeros).
-// See gathering_composites.cc.
+// same on all ranks. gathering_composites.cc and decompose() use the class while a composite operation runs whose
+// arguments contain no plain tensor of several elements. All plain tensors inside are then made by the operation itself
+// from sizes and numbers (at::arange, at::zeros).
 class AllowInternalPlainTensors {
  public:
   explicit AllowInternalPlainTensors(const std::string& operation);
@@ -49,10 +51,10 @@ class AllowInternalPlainTensors {
   const std::string* before_;
 };
 
-// Whether an argument is, or is a list with, a plain tensor whose number of elements is not 1.
+// Whether an argument is a plain tensor whose number of elements is not 1, or a list that contains one.
 bool has_plain_tensor(c10::ArrayRef<c10::IValue> args);
 
-// Error kShape if the sizes, strides or offset for as_strided differ from those of self.
+// Raises Error kShape if the sizes, strides or offset that as_strided receives differ from those of self.
 void check_as_strided(const std::string& op, const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                       int64_t offset);
 

@@ -17,7 +17,8 @@ namespace tessera {
 
 namespace {
 
-// Looks up the rule when a call has no cached plan. Returns false if the operation is decomposed instead.
+// Finds the operation's rule and stores it in op.rule; called when a call has no cached plan. Returns false if there is
+// no rule and the operation is decomposed by its CompositeExplicitAutograd kernel instead.
 bool has_rule(const OpInfo& op) {
   if (op.rule.load(std::memory_order_acquire) != nullptr) return true;
   if (const Rule* rule = find_rule(op)) {
@@ -31,9 +32,9 @@ bool has_rule(const OpInfo& op) {
   return true;  // make_plan raises the error for a missing rule
 }
 
-// Replicates written arguments, for derivative formulas that write to tensors of their own. The user cannot
-// redistribute such a tensor before the write, so it is replaced by its whole value on all ranks. Views and parameters
-// are not replaced. Returns false if no argument was replaced. COLLECTIVE over the mesh.
+// Redistributes arguments that the operation writes to Replicate, in place. This is for derivative formulas that write
+// to a tensor that they have made: the user cannot redistribute this tensor before the write. Views and parameters are
+// left unchanged. Returns false if no argument was redistributed. COLLECTIVE over the mesh.
 bool replicate_written_args(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   bool moved = false;
   for (const int arg : op.tensor_args) {
@@ -49,7 +50,8 @@ bool replicate_written_args(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   return moved;
 }
 
-// Makes the plan of a call. Returns null if written arguments were replicated, because the call then has another key.
+// Makes the plan of a call. Returns null if replicate_written_args() changed an argument, because the call then has
+// another cache key.
 std::shared_ptr<const Plan> make_plan_or_replicate(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   if (!op.writes_argument || !in_backward()) return make_plan(op, args);
   try {
@@ -62,8 +64,8 @@ std::shared_ptr<const Plan> make_plan_or_replicate(const OpInfo& op, c10::ArrayR
 
 }  // namespace
 
-// The key is rebuilt in a thread-local buffer at each call. A lookup first compares with a recent plan and needs the
-// hash of the key only if that fails.
+// The cache key of the call is written to a thread-local buffer. A lookup first compares the key with that of one
+// recent plan. Only if they differ is the hash of the key computed.
 void dispatch_by_rule(const OpInfo& op, c10::DispatchKeySet keys, Stack& stack) {
   const c10::ArrayRef<c10::IValue> args(stack.data() + stack.size() - op.args.size(), op.args.size());
   static thread_local CallKey key;
@@ -101,7 +103,8 @@ struct Kernel final : c10::OperatorKernel {
   const OpInfo* entry;
 };
 
-// For operations of other libraries that are not composite and have no kernel registered here.
+// Raises the error for operations of other libraries that are not composite and have no rule, so that no kernel is
+// registered for them here.
 struct FallbackKernel final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
     const OpInfo entry(handle);  // the entry has no rule, so make_plan raises an error
@@ -109,7 +112,8 @@ struct FallbackKernel final : c10::OperatorKernel {
   }
 };
 
-// All registrations. The object is never destroyed because the dispatcher keeps calling its kernels.
+// Holds all kernel registrations. The object is never destroyed, because libtorch's dispatcher may call its kernels
+// until the process ends.
 struct KernelRegistry {
   std::mutex mutex;
   torch::Library aten{torch::Library::IMPL, "aten", kDTensorKey, __FILE__, __LINE__};
@@ -128,7 +132,7 @@ struct KernelRegistry {
 
   KernelRegistry() {
     any.fallback(torch::CppFunction::makeFromBoxedFunctor(std::make_unique<FallbackKernel>()));
-    // As for other back-ends: backward of an operation without a derivative raises an error.
+    // As on other back-ends, the backward of an operation without a derivative formula raises an error.
     any_autograd.fallback(torch::autograd::basicAutogradNotImplementedFallback());
     auto& dispatcher = c10::Dispatcher::singleton();
     for (const auto& name : dispatcher.getAllOpNames()) {
@@ -152,7 +156,8 @@ KernelRegistry& registry() {
 }  // namespace
 
 // Some operations have a composite kernel and a CPU kernel (silu_backward, mish_backward, native_channel_shuffle). They
-// are not treated as composite: they have rules, so that their operands are redistributed once and not at each use.
+// are not treated as composite but have rules, so that each operand is redistributed once and not at each use inside
+// the composite kernel.
 bool is_composite(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);

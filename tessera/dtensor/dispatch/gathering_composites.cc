@@ -1,7 +1,7 @@
-// Composite operations that return new tensors: einsum, tensordot, bilinear, ... Inside they take views of tensors that
-// no other code sees. A view that cannot alias, because a dim is sharded unevenly, is then a view of a gathered copy
-// instead of an error, since plain tensors support these operations for every shape. Plain tensors that the operations
-// make count as replicated.
+// Composite operations that return new tensors: einsum, tensordot, bilinear, ... Their composite kernels make views
+// that no other code sees. If such a view cannot share memory with the local tensor because a dim is sharded unevenly,
+// the dim is gathered and the view is taken of the gathered copy. It is no error, because on plain tensors these
+// operations work for every shape. Plain tensors that the composite kernels make count as replicated.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -18,8 +18,8 @@ namespace {
 thread_local bool views_gather = false;
 thread_local const std::string* makes_plain_tensors = nullptr;
 
-// The bases of the arguments. Results may be views of them although the schemas do not declare this (einsum of one
-// operand, meshgrid).
+// The base tensors of the arguments. Results may be views of these bases although the schemas do not declare this
+// (einsum of one operand, meshgrid).
 using Bases = c10::SmallVector<at::Tensor, 4>;
 Bases bases_of(c10::ArrayRef<c10::IValue> args) {
   Bases bases;
@@ -39,8 +39,8 @@ Bases bases_of(c10::ArrayRef<c10::IValue> args) {
   return bases;
 }
 
-// Clones a result that is a view of a gathered copy, unless it is a view of an argument; the latter keeps refusing
-// writes.
+// Clones a result that is a view of a gathered copy, so that it may be written. A view of an argument's base is not
+// cloned; a write to it raises an error.
 void clone_temporary_view(c10::IValue& result, const Bases& bases) {
   if (!result.isTensor() || !is_gathered_view(result.toTensor()) || !result.toTensor().is_view()) return;
   const at::TensorBase& base = result.toTensor()._base();
@@ -98,13 +98,13 @@ bool AllowGatheringViews::in_force() { return views_gather; }
 
 at::Tensor clone_gathered_view(const at::Tensor& result) { return is_gathered_view(result) ? result.clone() : result; }
 
-// Registers the kernel for each composite aten operation that returns new tensors and has no kernel for DTensors yet,
-// so it must be called after all other registrations.
+// Registers GatheringKernel for each composite aten operation that returns new tensors and has no kernel for DTensors
+// yet. Call it after all other registrations.
 void register_gathering_composites(torch::Library& dtensor, torch::Library& autograd) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
-    // Operations with named dims cannot be called boxed.
+    // Overloads with dimname arguments cannot be called boxed.
     const bool named = name.overload_name.find("dimname") != std::string::npos ||
                        name.overload_name.find("names") != std::string::npos;
     if (!op || name.getNamespace() != "aten" || named || !is_composite(*op) || !gives_new_tensors(op->schema()) ||

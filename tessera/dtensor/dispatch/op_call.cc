@@ -1,4 +1,4 @@
-// Facts about an operation, and one call of it as rules see it.
+// OpInfo: what the schema says about an operation. OpCall: one call of the operation, as sharding rules receive it.
 #include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
@@ -23,8 +23,9 @@ bool holds_tensors(const c10::Type& type) {
   return false;
 }
 
-// Reads the schema. A return with a write annotation is the argument with the same alias set. A return with an
-// annotation without write is a view of the argument that has such an annotation, too.
+// Reads the alias annotations of the schema. A return with a write annotation, such as Tensor(a!), is the argument with
+// the same alias set. A return with an annotation without a write, such as Tensor(a), is a view of the argument that
+// has an annotation without a write.
 OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op), name(toString(op.operator_name())), id(next_op_id()) {
   const auto& schema = op.schema();
   for (const auto& argument : schema.arguments()) {

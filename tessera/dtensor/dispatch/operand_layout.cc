@@ -1,7 +1,7 @@
-// Operations whose derivative writes to parts of its operands, or of tensors made from them. These parts must be whole
-// before autograd saves the operands: a redistribution inside the operation is below autograd, so the derivative would
-// not see it. Therefore the operands are redistributed above autograd, and gradients are brought to the placements of
-// the results.
+// Operations whose derivative formula writes to slices of the saved operands, or of tensors made from them. The sliced
+// dims must not be sharded in the saved operands. A redistribution inside the operation is below autograd, so autograd
+// would save the sharded operands. Therefore the kernels in this file redistribute the operands before they call
+// libtorch's autograd kernel, and the gradient of the result is redistributed to the result's placements.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -27,7 +27,8 @@ const std::vector<OperandLayout>& operand_layouts() {
 
 bool needs_gradient(const c10::IValue& value) { return value.isTensor() && value.toTensor().requires_grad(); }
 
-// Replicates the last `whole_dims` dims of a tensor; shards of the batch dims stay.
+// Redistributes a tensor so that its last `whole_dims` dims are not sharded and nothing is Partial. Shards of the other
+// dims (batch dims) stay.
 at::Tensor with_whole_dims(const at::Tensor& tensor, int64_t whole_dims, const char* cause) {
   Placements placements = impl_of(tensor)->placements();
   for (auto& placement : placements) {
@@ -37,7 +38,8 @@ at::Tensor with_whole_dims(const at::Tensor& tensor, int64_t whole_dims, const c
                                                      : redistribute_with_gradient(tensor, placements, {}, cause);
 }
 
-// Brings the gradient of the result to the result's placements before the derivative uses it.
+// Registers a hook that redistributes the gradient of `result` to the placements of `result`, with Replicate for
+// Partial, before the derivative formula uses the gradient.
 void redistribute_incoming_gradient(const at::Tensor& result) {
   if (!is_dtensor(result) || !result.requires_grad()) return;
   result.register_hook([placements = partial_to_replicated(impl_of(result)->placements())](const at::Tensor& gradient) {

@@ -1,4 +1,4 @@
-// Sizes, strides and dtypes of results that the rule does not give. They come from the operation on meta tensors.
+// Finds the sizes, strides and dtypes of results that the rule does not give, by running the operation on meta tensors.
 #include <ATen/ATen.h>
 #include <ATen/TensorIterator.h>
 
@@ -15,9 +15,9 @@ at::Tensor to_meta(const at::Tensor& tensor, c10::IntArrayRef strides) {
   return meta;
 }
 
-// The tensors of an argument on the meta device. An input that a view gathers is dense with the same order of dims.
-// Every other input keeps its global strides, whether or not it is redistributed, so that results get the strides of
-// plain tensors.
+// Returns the argument with meta tensors of the global sizes. If the operation is a view and gathers its input, the
+// meta tensor has the strides of the gathered copy. Every other input keeps its global strides, also if it is
+// redistributed, so that results get the strides that plain tensors would give.
 c10::IValue to_meta(const OpCall& call, int arg, const std::vector<bool>& moved) {
   return map_tensors(call.args[arg], [&](const at::Tensor& tensor, int element) {
     bool gathered = false;
@@ -82,7 +82,7 @@ bool all_contiguous(const OpCall& call) {
   return std::ranges::all_of(call.inputs, [](const TensorInput& input) { return input.tensor->is_contiguous(); });
 }
 
-// Shape and strides of the result of a pointwise operation on the inputs.
+// Returns the shape and strides that TensorIterator gives the result of a pointwise operation on the inputs.
 std::vector<OutputShape> pointwise_output(const OpCall& call) {
   at::TensorIteratorConfig config;
   config.set_check_mem_overlap(false)
@@ -95,7 +95,8 @@ std::vector<OutputShape> pointwise_output(const OpCall& call) {
   return {{operands.output().sizes().vec(), operands.output().strides().vec()}};
 }
 
-// The shapes on meta tensors; empty if there is no source for them. The strides are then contiguous.
+// Returns the output shapes from the meta kernel, or from pointwise_output() for a rule with has_pointwise_strides.
+// Empty if neither is available; the results are then contiguous.
 std::vector<OutputShape> try_infer_outputs(const OpCall& call, const std::vector<bool>& moved,
                                            const Proposal& proposal) {
   try {
@@ -108,9 +109,9 @@ std::vector<OutputShape> try_infer_outputs(const OpCall& call, const std::vector
 
 }  // namespace
 
-// Two things can be missing: strides, which are needed only if an operand is not contiguous, and the dtype on a rank
-// outside the mesh, which runs no operation. In all other cases the meta tensors are not needed, and the function
-// returns early.
+// Two properties of the outputs can be missing. The strides are needed only if an operand is not contiguous. The dtype
+// is needed on a rank outside the mesh, because this rank runs no operation that would give it. If neither is missing,
+// the function returns without running the operation on meta tensors.
 void complete_outputs(const OpCall& call, const PlacementChoice& choice, bool inferred, Proposal& proposal) {
   auto& shapes = proposal.outputs;
   const std::vector<bool> moved = moved_inputs(call, choice);

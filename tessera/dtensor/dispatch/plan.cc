@@ -1,4 +1,4 @@
-// Makes the plan of a call from its arguments.
+// Makes the plan of a call (struct Plan) from the operation, the rule and the arguments.
 #include "tessera/dtensor/dispatch/plan.h"
 
 #include <ATen/ATen.h>
@@ -13,13 +13,13 @@ namespace tessera {
 
 namespace {
 
-// A plain tensor counts as replicated only if its values are certainly the same on all ranks; else Error kShape.
+// Raises Error kShape unless the plain tensor may count as replicated, which needs equal values on all ranks.
 void check_plain(const OpInfo& op, const DeviceMesh& mesh, const at::Tensor& tensor, int arg, int element) {
   const bool read = !op.args[arg].is_written;
   const auto* operation = AllowInternalPlainTensors::operation();
-  // A backward contains plain tensors that no user made: the autograd engine's zeros for undefined gradients, and ones,
-  // ranges and zeros in derivative formulas. Composite operations make such tensors, too. A plain tensor of the user
-  // may differ between ranks, so all ranks compare a hash of it. COLLECTIVE over the mesh.
+  // In a backward the autograd engine makes plain zeros for undefined gradients, and derivative formulas make plain
+  // ones, ranges and zeros. Composite operations make such plain tensors, too. But a plain tensor may also come from
+  // the user and differ between ranks, so all ranks compare a hash of its values. COLLECTIVE over the mesh.
   const bool may_be_made = in_backward() || (read && operation != nullptr);
   const bool may = (read && (tensor.numel() == 1 || implicit_replication_enabled())) ||
                    (may_be_made && is_equal_on_all_ranks(tensor, mesh, op.name));
@@ -38,7 +38,8 @@ void check_plain(const OpInfo& op, const DeviceMesh& mesh, const at::Tensor& ten
       op.name, op.args[arg].name, element < 0 ? "" : fmt::format("[{}]", element), fmt::join(tensor.sizes(), ", "));
 }
 
-// Reads the arguments. All DTensors must be on one mesh. `written` respects flags such as batch norm's `training`.
+// Reads the tensor arguments of a call. All DTensors must be on one mesh. An argument that is written only if a flag is
+// true (batch norm's `training`) has is_written only then.
 OpCall read_call(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   MeshPtr mesh;
   for_each_tensor(op, args, [&](const at::Tensor& tensor, int, int) {
@@ -83,7 +84,7 @@ bool returns_new_tensors(const OpInfo& op) {
   return false;
 }
 
-// In-place and out= forms: returned tensors that are arguments keep the placements of these arguments.
+// Lists the outputs that are arguments, as in in-place and out= forms. They keep the placements of these arguments.
 FixedOutputs fixed_outputs(const OpCall& call) {
   FixedOutputs fixed;
   for (size_t i = 0; i < call.op.return_alias.size(); ++i) {
@@ -151,8 +152,8 @@ TensorSpec spec_of(const OpCall& call, const Placements& placements, const Outpu
   return spec;
 }
 
-// `choice.outputs` and `shapes` have one entry for each output tensor, in the order of the returns; `next` counts them.
-// A returned list takes all remaining entries.
+// `choice.outputs` and `shapes` have one entry for each output tensor, in the order of the schema's returns; `next` is
+// the next unused entry. A returned list uses all remaining entries.
 std::vector<OutputPlan> plan_outputs(const OpCall& call, const PlacementChoice& choice,
                                      const std::vector<OutputShape>& shapes) {
   const auto& returns = call.op.handle.schema().returns();
@@ -181,9 +182,9 @@ std::vector<OutputPlan> plan_outputs(const OpCall& call, const PlacementChoice& 
 
 }  // namespace
 
-// The order matters. The rule proposes; output shapes are inferred if the rule gives none, because choose() needs their
-// number; then the placements are chosen and the checks raise their errors; strides are completed for the choice.
-// Nothing here communicates, except the comparison of plain tensors in check_plain().
+// The order of the steps matters. First the rule writes its proposal. If the rule gives no output shapes they are
+// inferred, because choose() needs the number of outputs. Then choose() selects the placements and the checks raise
+// their errors. Last, complete_outputs() fills in the strides for these placements. Only check_plain() communicates.
 std::shared_ptr<const Plan> make_plan(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   const OpCall call = read_call(op, args);
   TESSERA_CHECK(!op.is_in_place_view, ErrorKind::kShape,

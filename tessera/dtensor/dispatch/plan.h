@@ -1,4 +1,5 @@
-// Facts about an operation (OpInfo), and the decisions for one kind of call of it (Plan).
+// OpInfo: what the schema says about an operation. Plan: the decisions for all calls with the same cache key, such as
+// redistributions of inputs and placements of outputs.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -20,7 +21,8 @@ namespace tessera {
 using torch::jit::Stack;
 
 struct OpInfo;
-// Runs a call without a plan. It takes the arguments from the end of the stack and leaves the results there.
+// A function that runs all calls of an operation instead of the operation's rule and plan. It replaces the arguments at
+// the end of the stack by the results.
 using Handler = void (*)(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
 
 struct ArgInfo {
@@ -43,12 +45,14 @@ struct OpInfo {
   int write_flag_arg = -1;        // bool argument; arguments are written only if it is true. -1: always
   bool is_in_place_view = false;  // changes the shape of an argument (squeeze_)
   uint64_t id;                    // identifies the operation in cache keys
-  // `rule` and `handler` are set at the operation's first call. They are atomic because ranks may be threads.
+  // `rule` is set at the operation's first call. `handler` is set at registration, or to decompose() at the first call.
+  // Both are atomic because ranks may be threads of one process.
   mutable std::atomic<const Rule*> rule{nullptr};
   mutable std::atomic<Handler> handler{nullptr};
 };
 
-// Layout of a result. It is the same on all ranks, so a decision from strides or dtype is the same on all ranks, too.
+// Layout of a result. All members but local_strides are equal on all ranks, so code that reads strides or dtype decides
+// equally on all ranks.
 struct TensorSpec {
   PlacementsPtr placements;
   Sizes sizes;
@@ -81,8 +85,8 @@ struct Plan {
   bool gathers_view = false;  // the results are views by their schema, here of a gathered copy
 };
 
-// Calls visit(tensor, arg, element) for each defined tensor among the arguments. `element` is the position in a list,
-// or -1.
+// Calls visit(tensor, arg, element) for each defined tensor among the arguments. `arg` is the position in the schema.
+// `element` is the position in a tensor list, or -1 for an argument that is not a list.
 template <class Visit>
 void for_each_tensor(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const Visit& visit) {
   for (const int arg : op.tensor_args) {
@@ -98,7 +102,8 @@ void for_each_tensor(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const Vi
   }
 }
 
-// Returns a tensor or tensor list in which each defined tensor is replaced by map(tensor, element); `element` as above.
+// Returns `value`, a tensor or a tensor list, with each defined tensor replaced by map(tensor, element). `element` is
+// the position in the list, or -1 if `value` is a tensor.
 template <class Map>
 c10::IValue map_tensors(const c10::IValue& value, const Map& map) {
   if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(map(value.toTensor(), -1)) : value;
@@ -124,20 +129,20 @@ c10::IValue map_tensors(const c10::IValue& value, const Map& map) {
   return mapped;
 }
 
-// Whether the local tensor is a view of a gathered copy (GatheredView).
+// Whether the local tensor is a view of a gathered copy (GatheredView in run_plan.cc).
 inline bool is_gathered_view(const at::Tensor& tensor) {
   return tensor.defined() && is_dtensor_impl(*tensor.unsafeGetTensorImpl()) && impl_of(tensor)->is_gathered_view();
 }
 
-// Dispatch keys with which an autograd kernel continues to libtorch's autograd kernel for all back-ends.
+// Dispatch keys with which an autograd kernel of this library redispatches to libtorch's own autograd kernel.
 inline c10::DispatchKeySet keys_of_all_backends(c10::DispatchKeySet keys) {
   return (keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther);
 }
 
 // Calls the operation on local tensors. `keys` are the dispatch keys of these tensors.
 inline void call_local(const OpInfo& op, c10::DispatchKeySet keys, Stack& stack) {
-  // Most operations have no kernel for the lazy keys. Redispatching does not skip a key without a kernel, a normal call
-  // does.
+  // Most operations have no kernel for the keys in kLazy. redispatchBoxed does not skip a key without a kernel;
+  // callBoxed does.
   constexpr c10::DispatchKeySet kLazy(
       {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
   if (keys.has_any(kLazy)) [[unlikely]] {
@@ -147,18 +152,18 @@ inline void call_local(const OpInfo& op, c10::DispatchKeySet keys, Stack& stack)
   }
 }
 
-// The arguments of a call, which are at the end of the stack.
+// Returns a pointer to the first argument of a call. The arguments are the last values of the stack.
 inline c10::IValue* arguments_of(const OpInfo& op, Stack& stack) {
   return stack.data() + (stack.size() - op.args.size());
 }
-// Replaces the arguments at the end of the stack by the results.
+// Replaces the arguments at the end of the stack by `results`.
 inline void finish_call(const OpInfo& op, Stack& stack, std::initializer_list<c10::IValue> results) {
   torch::jit::drop(stack, op.args.size());
   stack.insert(stack.end(), results.begin(), results.end());
 }
 
-// The call that a rule's local function works on. The stack ends with the operation's arguments, in which tensors are
-// local. The function must replace the arguments by the operation's results.
+// The argument of a LocalFunction (Proposal::local). The stack ends with the operation's arguments, with local tensors
+// instead of DTensors. The LocalFunction must replace the arguments by the operation's results.
 struct LocalCall {
   const OpInfo& op;
   Stack& stack;
@@ -169,51 +174,56 @@ struct LocalCall {
   void finish(std::initializer_list<c10::IValue> results) const { finish_call(op, stack, results); }
 };
 
-// Runs the rule of the operation on these arguments. Error kShape when there is no rule or no legal combination.
+// Makes the plan for a call with these arguments from the operation's rule. Error kShape when there is no rule, or when
+// no placements are legal.
 std::shared_ptr<const Plan> make_plan(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
-// Replaces the arguments at the end of the stack by the results of the call. COLLECTIVE over the mesh if the plan
-// redistributes.
+// Runs the operation with the arguments at the end of the stack and replaces them by the results. COLLECTIVE over the
+// mesh if the plan redistributes an input.
 void run_plan(const OpInfo& op, const std::shared_ptr<const Plan>& plan, Stack& stack);
-// Outputs (index, placements) whose placements are fixed because they are written to an argument.
+// Pairs (output index, placements) of outputs that are written to an argument and must have its placements.
 using FixedOutputs = std::vector<std::pair<size_t, Placements>>;
-// Returns the legal combination that is cheapest to reach. Error kShape when there is none.
+// Returns the legal placements of inputs and outputs for which redistributing the inputs costs least. Error kShape when
+// no placements are legal.
 PlacementChoice choose(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed);
-// Output shapes, found by running the operation on meta tensors of the global shapes. `moved` marks inputs that are
-// redistributed first; a moved input of a view is dense (gathered_copy_strides).
+// Output shapes, found by running the operation on meta tensors of the global shapes. moved[i] is true if input i is
+// redistributed first. If the operation is a view, such an input has the strides gathered_copy_strides().
 std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<bool>& moved = {});
 
-// Fills in the strides and dtypes that the rule does not give, from the operation on meta tensors. `inferred`: the
-// proposal's outputs already come from infer_outputs() with no input moved.
+// Fills in the strides and dtypes that the rule does not give, by running the operation on meta tensors. `inferred` is
+// true if proposal.outputs are the result of infer_outputs() for inputs that are not redistributed.
 void complete_outputs(const OpCall& call, const PlacementChoice& choice, bool inferred, Proposal& proposal);
-// Whether the type is a tensor or a list of tensors, optional or not.
+// Whether the type is Tensor, Tensor?, or a list of these.
 bool holds_tensors(const c10::Type& type);
 
-// Whether an operation is composed of other operations and has autograd through them (CompositeImplicitAutograd).
+// Whether an operation has a CompositeImplicitAutograd kernel and no CPU kernel: it is composed of other operations,
+// and autograd differentiates these.
 bool is_composite(const c10::OperatorHandle& op);
-// Runs the composite kernel of an operation on the DTensors; the operations that the kernel calls have rules of their
-// own.
+// Runs the CompositeExplicitAutograd kernel of an operation on the DTensors. Each operation that this kernel calls is
+// dispatched by its own rule.
 void decompose(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
 
 // Finds the rule in the tables of rules/ or among the rules of register_rule(); null when there is none.
 const Rule* find_rule(const OpInfo& op);
-// The functions below register kernels for DTensors. `dtensor` is the library below autograd, `autograd` the one that
-// replaces autograd kernels. This one registers composite operations that are rewritten for DTensors.
+// The register_ functions below register kernels for DTensors: in `dtensor` at the key PrivateUse3, below autograd, and
+// in `autograd` at the key AutogradPrivateUse3, instead of libtorch's autograd kernels. register_composites registers
+// the composite operations that composites.cc rewrites.
 void register_composites(torch::Library& dtensor, torch::Library& autograd);
-// Composite operations that return new tensors; views inside may gather (gathering_composites.cc). Call it after all
-// others.
+// Registers composite operations that return new tensors and whose internal views may gather (gathering_composites.cc).
+// Call it after the other register_ functions.
 void register_gathering_composites(torch::Library& dtensor, torch::Library& autograd);
-// linear and matmul of tensors with more than two dims (rules/products/folded_product.cc).
+// Registers linear and matmul, which fold the leading dims of operands with more than two dims
+// (rules/products/folded_product.cc).
 void register_folded_products(torch::Library& dtensor, torch::Library& autograd);
-// Lets autograd compute views of DTensors again (view_replay.cc).
+// Registers the view operations with autograd's view replay enabled (view_replay.cc).
 void register_view_replay(torch::Library& autograd);
-// Operations whose operands are redistributed before autograd saves them (operand_layout.cc).
+// Registers operations whose operands are redistributed before autograd saves them (operand_layout.cc).
 void register_operand_layouts(torch::Library& autograd);
-// The operations with the name "ns::op.overload", or all overloads of "ns::op".
+// Returns the operation "ns::op.overload", or all overloads of "ns::op".
 std::vector<c10::OperatorHandle> operations_named(const std::string& name);
 // Registers kernels for operations of a namespace other than aten, so that rules for them take effect.
 void ensure_kernels_of(const std::vector<c10::OperatorHandle>& operations);
-// The handler that takes over a call before the operation's rule is used: item(), equal(), refused operations, losses
-// in a LossParallel scope. Null for other operations.
+// Returns the handler of an operation, or null. Calls of an operation with a handler go to the handler and not to the
+// rule: item(), equal(), refused operations, log_softmax and nll_loss (which LossParallel changes).
 Handler find_handler(const std::string& name);
 
 }  // namespace tessera

@@ -9,7 +9,8 @@ namespace tessera {
 
 namespace {
 
-// Each argument begins with a word whose low byte is a tag, so that arguments of different kinds never give equal keys.
+// In the key each argument begins with a word whose low byte is a Tag, so that arguments of different kinds never give
+// equal keys.
 enum class Tag : uint8_t {
   kUndefined = 1,
   kDTensor,
@@ -46,7 +47,8 @@ bool CallKey::add(const at::Tensor& tensor) {
   if (!is_dtensor_impl(impl)) {
     words_.push_back(word(Tag::kPlain, describe(tensor, impl, true)));
     words_.append(sizes.begin(), sizes.end());
-    // With several elements and without ImplicitReplication the plan depends on the values, so it is not cached.
+    // A plain tensor with several elements is accepted without ImplicitReplication only if a comparison finds equal
+    // values on all ranks (check_plain in plan.cc). This depends on the values, so the plan is not cached.
     return impl.numel() == 1 || implicit_replication_enabled();
   }
   const auto& dtensor = static_cast<const DTensorImpl&>(impl);
@@ -116,7 +118,7 @@ bool CallKey::assign(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   return cacheable;
 }
 
-// Mixes the words. Equal hashes only select the bucket; find() compares all words.
+// Mixes all words of the key. Two keys may have the same hash; lookup() then compares all words.
 uint64_t CallKey::hash() const {
   uint64_t hash = 0x9e3779b97f4a7c15ULL;
   for (const uint64_t piece : words_) hash = std::rotl(hash ^ piece, 23) * 0xff51afd7ed558ccdULL;
@@ -137,7 +139,8 @@ PlanCache::Map::iterator PlanCache::lookup(Map& map, uint64_t hash, c10::ArrayRe
 }
 
 PlanCache::RecentPlan& PlanCache::recent_plan_of(c10::ArrayRef<uint64_t> words) {
-  // The position is selected by the operation, a word in the middle (usually a size) and the last argument.
+  // The position in recent_ depends on the operation's id, a word in the middle of the key (usually a size), the last
+  // word and the number of words.
   const uint64_t mixed = words.front() + (words[words.size() / 2] << 17) + (words.back() << 34) + words.size();
   return recent_[mixed * 0x9e3779b97f4a7c15ULL >> 56];
 }
@@ -154,8 +157,8 @@ const std::shared_ptr<const Plan>* PlanCache::find_recent(c10::ArrayRef<uint64_t
   return &recent.entry->plan;
 }
 
-// A plan found in the old half moves to the young half, so plans in use survive when the old half is dropped.
-// drop_old_half_if_full() may drop the old half, hence the node is extracted before.
+// A plan that is found in the old half moves to the young half, so plans in use survive when the old half is dropped.
+// The node is extracted first, because drop_old_half_if_full() may drop the old half.
 const std::shared_ptr<const Plan>* PlanCache::find(uint64_t hash, c10::ArrayRef<uint64_t> words) {
   if (const auto at = lookup(young_, hash, words); at != young_.end()) {
     ++hits;

@@ -1,5 +1,5 @@
-// A cache of plans. The key describes a whole call: operation, placements, shapes, dtypes and all other arguments by
-// value.
+// A cache of plans. The key of a call consists of the operation, the placements, shapes and dtypes of its tensors, and
+// the values of all other arguments.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -13,7 +13,8 @@
 
 namespace tessera {
 
-// A list of words that is equal for two calls exactly if the calls may share a plan.
+// The cache key of a call: a list of 64-bit words. The keys of two calls are equal exactly if the calls may use the
+// same plan.
 class CallKey {
  public:
   // Builds the key. Returns false when a plan for these arguments must not be cached.
@@ -28,10 +29,10 @@ class CallKey {
   c10::SmallVector<uint64_t, 128> words_;
 };
 
-// The plans of one thread, at most kMaxPlans. There are two halves: when the young half is full, it becomes the old
-// half and the former old half is dropped. A plan that is found in the old half moves to the young half. In front of
-// both is a small direct-mapped table of recent plans; the position in it comes from a few words of the key, so a hit
-// needs no hash of all words.
+// The cached plans of one thread, at most kMaxPlans. There are two halves: when the young half is full, it becomes the
+// old half and the former old half is dropped. A plan that is found in the old half moves to the young half. Lookups
+// first try `recent_`, a small direct-mapped table of recent plans. A few words of the key give the position in this
+// table, so a hit there needs no hash of the whole key.
 class PlanCache {
  public:
   static constexpr size_t kMaxPlans = 8192;

@@ -11,11 +11,11 @@ namespace tessera {
 
 namespace {
 
-// Replaces DTensors on the stack by their local tensors and redistributes where the plan says so.
+// Replaces DTensors on the stack by their local tensors, redistributed where the plan has a redistribution.
 class Localizer {
  public:
-  // `kept` is the position of the argument whose DTensor owns `mesh`. replace() puts the local tensor in its place on
-  // the stack. The DTensor itself is kept as long as the Localizer, so that the reference `mesh` stays valid.
+  // `kept` is the position of an argument whose DTensor owns `mesh`. replace() replaces this DTensor on the stack, too.
+  // The Localizer keeps a reference to the DTensor, so that the reference `mesh` stays valid.
   Localizer(const OpInfo& op, const Plan& plan, const DeviceMesh& mesh, int kept)
       : op_(op), mesh_(mesh), next_(plan.redistributions.begin()), end_(plan.redistributions.end()), kept_arg_(kept) {}
 
@@ -26,7 +26,8 @@ class Localizer {
     if (arg == kept_arg_) kept_ = std::move(local);
   }
 
-  // Dispatch keys of the local tensors, without autograd and autocast, whose kernels have run already.
+  // Dispatch keys of the local tensors without the autograd and autocast keys, because the kernels at these keys have
+  // run already for the DTensors.
   c10::DispatchKeySet keys() const { return keys_ & c10::after_ADInplaceOrView_keyset; }
 
  private:
@@ -112,8 +113,8 @@ void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::Arra
   }
 }
 
-// A rank outside the mesh computes nothing: its results are empty tensors. wrap_outputs() then inserts returned
-// arguments.
+// Replaces the arguments by the results of a rank outside the mesh, which computes nothing: empty tensors. For outputs
+// that are arguments (in-place, out=) it pushes a placeholder that wrap_outputs() replaces.
 void push_empty_results(const OpInfo& op, const Plan& plan, const DeviceMesh& mesh, Stack& stack) {
   torch::jit::drop(stack, op.args.size());
   for (const OutputPlan& output : plan.outputs) {
@@ -131,7 +132,8 @@ void push_empty_results(const OpInfo& op, const Plan& plan, const DeviceMesh& me
   }
 }
 
-// Raises an error for a write to a view of a gathered copy, because the viewed tensor would not get the value.
+// Raises an error if the operation writes a view of a gathered copy, because the write would not reach the viewed
+// tensor.
 void refuse_gathered_views(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   for_each_tensor(op, args, [&](const at::Tensor& tensor, int arg, int) {
     if (op.args[arg].is_written && is_gathered_view(tensor)) [[unlikely]] {
@@ -144,7 +146,8 @@ void refuse_gathered_views(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   });
 }
 
-// Increments the version counter of each written tensor, or only of those in lists.
+// Increments the version counter of each tensor that the operation writes; with lists_only, only of those in tensor
+// lists.
 void bump_versions(const OpInfo& op, c10::ArrayRef<c10::IValue> args, bool lists_only) {
   for_each_tensor(op, args, [&](const at::Tensor& tensor, int arg, int element) {
     const bool counts = op.args[arg].is_written && (element >= 0 || !lists_only);
@@ -166,10 +169,10 @@ void for_each_result(const Plan& plan, const Stack& stack, Visit visit) {
   }
 }
 
-// A view that had to gather, with the call that made it, so that it can be made again. The view reads the version
-// counter of the tensor it is taken from. When an operation has written that tensor, part() runs the call again.
-// Operations increment the counter equally on all ranks, so all ranks run the call again at the same use, as its
-// collectives require.
+// The local tensor of a view that could not share the viewed tensor's memory and is a view of a gathered copy. The
+// object keeps the view operation's call. At each use part() compares the version counter of the viewed tensor. If an
+// operation has written the viewed tensor since the last use, part() runs the call again. Version counters are equal on
+// all ranks, so all ranks run the call, and its collectives, at the same use.
 class GatheredView final : public LazyLocalTensor {
  public:
   struct ViewCall {
@@ -200,8 +203,8 @@ class GatheredView final : public LazyLocalTensor {
   bool is_gathered_view() const override { return true; }
 
  private:
-  // The version counter of the viewed tensor. For a view of a view of a copy this is the counter of the first viewed
-  // tensor.
+  // The version counter of the viewed tensor. If the viewed tensor is itself a view of a gathered copy, its
+  // GatheredView has the counter of the tensor that was gathered.
   static c10::VariableVersion version_of(const DTensorImpl& viewed) {
     return viewed.is_gathered_view() ? static_cast<const GatheredView&>(*viewed.source()).version_
                                      : viewed.version_counter();
@@ -216,15 +219,15 @@ class GatheredView final : public LazyLocalTensor {
   size_t element_;
 };
 
-// Gives a gathered copy the memory order of the viewed tensor, so that every view of the tensor is a view of the copy,
-// too.
+// Gives the gathered copy `value` the memory order of the dims of `viewed`, so that every view operation that is
+// possible on `viewed` is possible on the copy.
 void restore_memory_order(const DTensorImpl& viewed, c10::IValue& value) {
   const at::Tensor& copy = value.toTensor();
   const at::AutoDispatchBelowADInplaceOrView below;
   value = with_strides(copy, gathered_copy_strides(copy.sizes(), viewed.strides()));
 }
 
-// Marks results that are views of a gathered copy, or views of such a view.
+// Gives each result a GatheredView as its source, because the result is a view of a gathered copy.
 void mark_gathered_views(const std::shared_ptr<const GatheredView::ViewCall>& view_call, const Stack& stack) {
   for_each_result(*view_call->plan, stack, [&](const at::Tensor& tensor, size_t output, size_t element) {
     DTensorImpl& impl = *impl_of(tensor);
@@ -234,9 +237,9 @@ void mark_gathered_views(const std::shared_ptr<const GatheredView::ViewCall>& vi
 
 }  // namespace
 
-// On a rank outside the mesh no operation runs, but the count of random operations, version counters and the results'
-// global sizes are the same as inside. Arguments that are returned are kept first, because they are replaced by local
-// tensors.
+// A rank outside the mesh does not run the operation, but it counts random operations, increments version counters and
+// returns results with the global sizes, as ranks inside the mesh do. Arguments that are also results are first copied
+// to `kept`, because the Localizer replaces them on the stack.
 void run_plan(const OpInfo& op, const std::shared_ptr<const Plan>& shared_plan, Stack& stack) {
   const Plan& plan = *shared_plan;
   const size_t base = stack.size() - op.args.size();
@@ -270,8 +273,8 @@ void run_plan(const OpInfo& op, const std::shared_ptr<const Plan>& shared_plan, 
     push_empty_results(op, plan, *mesh, stack);
   } else {
     for (const auto& [arg, value] : plan.rewrites) stack[base + arg] = value;
-    // The operation runs below the key that increments version counters. Users of to_local() rely on those of the local
-    // tensors, so they are incremented here.
+    // The operation runs below the key ADInplaceOrView, whose kernels would increment the version counters of the local
+    // tensors. The counters are incremented here, because the user may hold the local tensors from to_local().
     if (op.writes_argument) bump_versions(op, args, /*lists_only=*/false);
     if (plan.local) {
       plan.local(LocalCall{op, stack, *mesh, localizer.keys()});

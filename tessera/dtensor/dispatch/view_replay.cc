@@ -1,11 +1,12 @@
-// Views of DTensors under autograd. When a view is written, autograd needs the same view of the base's gradient.
-// Autograd computes it with as_strided, which DTensors do not support, or by calling the view operation again ("view
-// replay") if replay was enabled when the view was made. The kernels in this file enable replay for every view
-// operation.
+// Views of DTensors under autograd. When a view is written in place, autograd needs the same view of the base's
+// gradient. Autograd makes this view with as_strided, which DTensors do not support, or by calling the view operation
+// again ("view replay") if replay was enabled when the view was made. The kernels in this file enable view replay for
+// every view operation.
 //
-// In-place changes of shape need more. For plain tensors as_strided works although the base's shape has changed since,
-// because strides describe memory. A replayed view would be taken of a base of another shape. Therefore a view of a
-// DTensor records the layout of its base (ViewOfRecordedBase) and its own later changes of shape (ChainedView).
+// Operations that change a shape in place, such as squeeze_, need more. as_strided gives the right view even if the
+// base's shape has changed after the view was made, because strides describe memory. A replayed view operation would
+// run on a base of another shape. Therefore the view function of a DTensor view records the base's sizes, strides and
+// placements (ViewOfRecordedBase) and later in-place changes of the view's own shape (ChainedView).
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/AutogradState.h>
@@ -32,7 +33,7 @@ class EnableViewReplay {
   bool before_;
 };
 
-// A view function followed by another view function.
+// Replays a view by two view functions, one after the other.
 class ChainedView final : public torch::autograd::ViewFunc {
  public:
   using Next = std::function<at::Tensor(const at::Tensor&)>;
@@ -49,21 +50,22 @@ class ChainedView final : public torch::autograd::ViewFunc {
   Next next_;
 };
 
-// The ViewInfo of a view that autograd replays; null for other tensors.
+// Returns the ViewInfo of a view that autograd replays, null for other tensors.
 torch::autograd::ViewInfo* replayed_view(const at::Tensor& view) {
   auto* meta = torch::autograd::impl::get_view_autograd_meta(view);
   const bool replayed = meta != nullptr && meta->has_bw_view() && meta->get_backward_view().has_view_fn();
   return replayed ? &const_cast<torch::autograd::ViewInfo&>(meta->get_backward_view()) : nullptr;
 }
 
-// Records an in-place change of a view's shape: the replayed view gets the same change.
+// Appends `change`, an in-place change of the view's shape, to the view's replay function.
 void record_shape_change(const at::Tensor& view, ChainedView::Next change) {
   if (auto* info = replayed_view(view)) {
     info->view_fn_ = std::make_unique<ChainedView>(std::move(info->view_fn_), std::move(change));
   }
 }
 
-// A view of a base whose shape may be changed in place later. The base is brought back to its recorded layout first.
+// Replays a view whose base may have changed its shape in place since: gives the base its recorded shape, then calls
+// the view function.
 class ViewOfRecordedBase final : public torch::autograd::ViewFunc {
  public:
   ViewOfRecordedBase(Sizes sizes, Sizes strides, PlacementsPtr placements,
@@ -83,7 +85,7 @@ class ViewOfRecordedBase final : public torch::autograd::ViewFunc {
   }
 
  private:
-  // The mesh dims that shard tensor dim `dim`, one bit for each.
+  // The mesh dims that shard tensor dim `dim`; bit m stands for mesh dim m.
   static uint64_t mesh_dims_of_shard(const Placements& placements, size_t dim) {
     uint64_t shard_mesh_dims = 0;
     for (size_t m = 0; m < placements.size(); ++m) {
@@ -93,7 +95,8 @@ class ViewOfRecordedBase final : public torch::autograd::ViewFunc {
     return shard_mesh_dims;
   }
 
-  // A sharded dim of one element has no significant stride, so its mesh dims are compared instead.
+  // Whether some dim of size 1 is not sharded over the recorded mesh dims. Strides cannot identify a dim of size 1, so
+  // its mesh dims are compared.
   bool has_other_shards(const at::Tensor& base) const {
     const auto& now = impl_of(base)->placements();
     for (size_t i = 0; i < sizes_.size(); ++i) {
@@ -103,9 +106,9 @@ class ViewOfRecordedBase final : public torch::autograd::ViewFunc {
     return false;
   }
 
-  // Undoes in-place changes of the base's shape. A dim of several elements is found again by its size and stride, a
-  // sharded dim of one element by its mesh dims. Other dims of one element may have been added or removed, so they are
-  // dropped and added again.
+  // Returns the base with its recorded shape, which in-place operations have changed. A recorded dim of size 2 or more
+  // is identified by its size and stride, a sharded dim of size 1 by its mesh dims. Other dims of size 1 cannot be
+  // identified, so they are removed and those of the recorded shape are added.
   at::Tensor restored(const at::Tensor& base) const {
     const auto& placements = impl_of(base)->placements();
     std::vector<int64_t> order;
@@ -171,7 +174,8 @@ struct ReplayedViewKernel<Op, Result(const at::Tensor&, Args...)> {
 inline int64_t stored_argument(int64_t dim) { return dim; }
 inline std::vector<int64_t> stored_argument(c10::IntArrayRef dims) { return dims.vec(); }
 
-// Kernel of an operation that changes the shape in place. `View` is the same operation out of place.
+// Autograd kernel of `Op`, an operation that changes a shape in place, such as squeeze_. `View` is the out-of-place
+// form of `Op`.
 template <class Op, class View, class Schema = typename Op::schema>
 struct InPlaceViewKernel;
 template <class Op, class View, class... Args>

@@ -1,5 +1,5 @@
-// Random numbers on devices without a loop of our own: Philox in integer tensor operations. It takes about 80 passes
-// over memory, so a kernel would be faster. The bits are those of random_fill.cc.
+// fill_by_operations(): random numbers on devices other than the CPU, as Philox in integer ATen operations. This takes
+// about 80 passes over memory, so a device kernel would be faster. The random bits are those of random_fill.cc.
 #include <ATen/ATen.h>
 
 #include <array>
@@ -49,7 +49,8 @@ std::pair<at::Tensor, at::Tensor> multiply(const at::Tensor& x, uint32_t constan
   return {at::bitwise_or(left(at::bitwise_and(sum, 0xffff), 16), at::bitwise_and(low, 0xffff)), right(sum, 16)};
 }
 
-// The four 32-bit words of each block, as int64 tensors. The operations are those of base/philox.h.
+// Returns the four 32-bit words of the Philox block with each number in `block`, as int64 tensors. The computation is
+// that of philox() in base/philox.h.
 std::array<at::Tensor, 4> philox_of(const RandomStreamKey& key, const at::Tensor& block) {
   auto k0 = static_cast<uint32_t>(key.seed);
   auto k1 = static_cast<uint32_t>(key.seed >> 32);
@@ -66,20 +67,20 @@ std::array<at::Tensor, 4> philox_of(const RandomStreamKey& key, const at::Tensor
   return c;
 }
 
-// Element by element lanes[lane].
+// Returns a tensor whose element i is lanes[lane[i]][i].
 at::Tensor select_lane(const std::array<at::Tensor, 4>& lanes, const at::Tensor& lane) {
   at::Tensor picked = lanes[0];
   for (int i = 1; i < 4; ++i) picked = at::where(lane == i, lanes[i], picked);
   return picked;
 }
 
-// A fraction in [0, 1) of the upper 53 bits of two words.
+// A float64 in [0, 1) from the upper 53 of the 64 bits of two 32-bit words.
 at::Tensor fraction(const at::Tensor& high, const at::Tensor& low) {
   return at::bitwise_or(left(high, 21), right(low, 11)).to(at::kDouble) * 0x1p-53;
 }
 
-// The values of a distribution from the words of their blocks. A block gives 2 values in double and 4 in float, as in
-// random_fill.cc.
+// Computes uniform and normal values from Philox words. For element i, lanes[0 ... 3][i] are the words of the element's
+// block. A block gives 2 values in double and 4 in float, as in random_fill.cc.
 struct PhiloxValues {
   const std::array<at::Tensor, 4> lanes;
   const at::Tensor index_in_block;  // index of the value in its block
@@ -106,8 +107,9 @@ struct PhiloxValues {
   }
 };
 
-// The remainder of an unsigned 64-bit word, given as two 32-bit halves, although int64 is signed. A power of two needs
-// a mask, a range below 2^31 the remainders of the halves, and a larger range a division bit by bit.
+// The remainder, modulo `range`, of the unsigned 64-bit word with the 32-bit halves `high` and `low`; range 0 means
+// 2^64. int64 tensors are signed, so the word itself cannot be divided. For a power of two the function masks bits, for
+// a range below 2^31 it combines the remainders of the halves, and for a larger range it divides bit by bit.
 at::Tensor unsigned_remainder(const at::Tensor& high, const at::Tensor& low, uint64_t range) {
   if (std::has_single_bit(range) || range == 0) {
     return at::bitwise_and(at::bitwise_or(left(high, 32), low), static_cast<int64_t>(range - 1));

@@ -1,8 +1,8 @@
 // Fills a tensor on the CPU with random numbers, along ranges that are contiguous both in this rank's memory and in the
-// global tensor. Every element is computed by the same scalar code. Vectorised logarithms differ from scalar ones in
-// the last bit, and the sharding would decide which elements are vectorised. Logarithms and angles are computed in
-// float64 and rounded once; other devices, whose functions differ in the last bits of float64, then give the same
-// float32 or a neighbour of it.
+// global tensor. Every element is computed by the same scalar code, because vectorized logarithms differ from scalar
+// ones in the last bit and the sharding would decide which elements are vectorized. Logarithms, sines and cosines are
+// computed in float64 and rounded once. The math functions of other devices differ in the last bits of float64, so
+// after rounding those devices give the same float32 or an adjacent one.
 #include "tessera/dtensor/random/random_fill.h"
 
 #include <ATen/ATen.h>
@@ -19,12 +19,12 @@ namespace tessera {
 
 namespace {
 
-// Divides local memory into ranges of consecutive global elements.
+// Divides the local tensor into ranges of elements that are also consecutive in the global tensor.
 class ContiguousRanges {
  public:
   explicit ContiguousRanges(const ShardRegion& region) : region_(region), ndim_(region.sizes.size()) {
-    // Trailing dims that are whole form one range. The dim before them may have several spans; a "row" is one index of
-    // the dims before.
+    // The trailing dims that are not sharded have inner_ elements, which are consecutive. The dim before them consists
+    // of row_spans_. A "row" is all local elements with the same index in the dims before that one.
     size_t dim = ndim_;
     while (dim > 0 && region.sizes[dim - 1] == region.global[dim - 1]) inner_ *= region.global[--dim];
     outer_dims_ = dim == 0 ? 0 : dim - 1;
@@ -33,7 +33,8 @@ class ContiguousRanges {
     global_row_ = dim == 0 ? inner_ : region.global[dim - 1] * inner_;
   }
 
-  // Calls visit(local, global, count) for local elements begin..end, in order.
+  // Calls visit(local, global, count) for each range of the local elements [begin, end), in ascending order. `local`
+  // and `global` are the linear indices of the range's first element.
   template <class Visit>
   void visit(int64_t begin, int64_t end, Visit visit) const {
     while (begin < end) {
@@ -56,7 +57,8 @@ class ContiguousRanges {
   }
 
  private:
-  // Global index of the first element of a row. The row number counts local indices of the outer dims.
+  // Returns the global linear index of the row's first element, for offset 0 in the dim of row_spans_. `row` is the
+  // linear local index over the outer dims.
   int64_t global_start(int64_t row) const {
     int64_t start = 0;
     int64_t stride = global_row_;
@@ -84,8 +86,8 @@ class ContiguousRanges {
   int64_t global_row_ = 0;
 };
 
-// Computes W values from each Philox block with make(bits, values). The block number is the global index / W, so a
-// value depends on the global index only, also if a range starts inside a block.
+// Fills `out` with values. make(bits, values) computes W values from one Philox block. The element with global index g
+// is value g % W of block g / W. So it depends only on its global index, also if a range starts inside a block.
 template <int W, class T, class Make>
 void fill(T* out, const ShardRegion& region, const RandomStreamKey& key, Make make) {
   const ContiguousRanges ranges(region);
@@ -102,17 +104,18 @@ void fill(T* out, const ShardRegion& region, const RandomStreamKey& key, Make ma
   });
 }
 
-// A fraction in [0, 1) with this number of binary digits.
+// A number in [0, 1) with `digits` binary digits, from the upper bits of a 32-bit word; for double with 53 digits from
+// two words.
 float fraction(uint32_t bits, int digits) { return std::ldexp(static_cast<float>(bits >> (32 - digits)), -digits); }
 double fraction(uint32_t high, uint32_t low) {
   return static_cast<double>((uint64_t{high} << 32 | low) >> 11) * 0x1p-53;
 }
 
-// Number of values in a block: two doubles or four floats.
+// Number of values that one Philox block gives: two doubles or four floats.
 template <class T>
 constexpr int kValuesOfBlock = std::is_same_v<T, double> ? 2 : 4;
 
-// Writes the fractions of a block to u[0] ... u[kValuesOfBlock - 1].
+// Writes kValuesOfBlock<T> uniform numbers in [0, 1) to u, computed from one Philox block.
 template <class T>
 void fractions(const PhiloxBlock& bits, int digits, T* u) {
   for (int i = 0; i < kValuesOfBlock<T>; ++i) {
@@ -124,7 +127,7 @@ void fractions(const PhiloxBlock& bits, int digits, T* u) {
   }
 }
 
-// Two normal values from two fractions (Box-Muller). The first fraction must not be 0.
+// Computes two normal values z[0], z[1] from two uniform numbers (Box-Muller). u1 must not be 0.
 void normal_pair(double u1, double u2, double* z) {
   const double radius = std::sqrt(-2 * std::log(u1));
   const double angle = 2 * std::numbers::pi * u2;
@@ -132,7 +135,7 @@ void normal_pair(double u1, double u2, double* z) {
   z[1] = radius * std::sin(angle);
 }
 
-// Normal values from the bits of one block.
+// Writes kValuesOfBlock<T> normal values to z, computed from one Philox block.
 template <class T>
 void normals(const PhiloxBlock& bits, double* z) {
   if constexpr (std::is_same_v<T, double>) {

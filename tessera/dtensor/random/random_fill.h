@@ -1,4 +1,5 @@
-// Fills this rank's part of a tensor with random numbers. Each number is a function of the element's global index.
+// Fills this rank's local tensor with random numbers. Each number is a function of the seed, the number of the random
+// operation and the element's global index.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -18,14 +19,14 @@ struct RandomStreamKey {
   uint64_t operation = 0;
 };
 
-// The part of a global tensor that this rank holds, as global indices.
+// The elements of a global tensor that this rank holds, as ranges of global indices in each dim.
 struct ShardRegion {
   ShardRegion() = default;
-  // The whole tensor.
+  // The region of all elements.
   explicit ShardRegion(c10::IntArrayRef global_sizes);
-  // The part that this rank holds. The rank must be in the mesh.
+  // The region that this rank holds with these placements. The rank must be in the mesh.
   ShardRegion(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& placements);
-  // The same region with one more dim at the end, which is whole on every rank.
+  // Returns this region with one more dim at the end, of which every rank holds all `size` indices.
   ShardRegion with_last_dim(int64_t size) const;
   int64_t numel() const;
 
@@ -36,9 +37,9 @@ struct ShardRegion {
 
 enum class DistributionKind : uint8_t { kUniform, kNormal, kExponential, kLogNormal, kCauchy, kGeometric, kInteger };
 
-// Parameters of the kinds. kUniform: [a, b). kNormal and kLogNormal: mean a, standard deviation b (of the logarithm).
-// kExponential: rate a. kCauchy: median a, width b. kGeometric: success probability a. kInteger: low ... low + range -
-// 1; range 0 means any 64 bits.
+// A distribution and its parameters. kUniform: [a, b). kNormal and kLogNormal: mean a, standard deviation b (of the
+// logarithm). kExponential: rate a. kCauchy: median a, width b. kGeometric: success probability a. kInteger: integers
+// in [low, low + range); range 0 means 2^64.
 struct Distribution {
   DistributionKind kind = DistributionKind::kUniform;
   double a = 0;
@@ -47,23 +48,27 @@ struct Distribution {
   uint64_t range = 0;
 };
 
-// Overwrites `part`, whose sizes must be region.sizes, with random numbers. bfloat16 and float16 are drawn in float
-// with the number of digits that the type holds; integer tensors accept kGeometric and kInteger. The CPU uses a loop
-// over the elements, other devices use ATen operations (fill_by_operations) with the same bits. Values that go through
-// log or cos may differ in the last bits between kinds of devices.
+// Overwrites `part`, whose sizes must be region.sizes, with random numbers. bfloat16 and float16 values are computed in
+// float, from fractions with fraction_bits() digits. Integer tensors accept kGeometric and kInteger. On the CPU a loop
+// computes the elements; on other devices fill_by_operations() computes them with ATen operations from the same random
+// bits. Values that are computed with log or cos may differ in the last bits between types of devices.
 void fill_random(const at::Tensor& part, const ShardRegion& region, const RandomStreamKey& key,
                  const Distribution& distribution);
 void fill_by_operations(const at::Tensor& part, const ShardRegion& region, const RandomStreamKey& key,
                         const Distribution& distribution);
 // Calls visit(local, global, count) for ranges of elements that are consecutive both in this rank's memory and in the
-// global tensor. The calls come from several threads.
+// global tensor. Several threads call `visit` at once. `local` and `global` are the linear indices of the range's first
+// element.
 void for_each_contiguous_range(const ShardRegion& region, const std::function<void(int64_t, int64_t, int64_t)>& visit);
-// Number of binary digits in the fractions of kUniform: all digits that the type holds.
+// Number of binary digits of the uniform numbers in [0, 1) that are drawn for this dtype: the digits of its significand
+// (at most 24, for double 53).
 int fraction_bits(c10::ScalarType type);
 
-// Takes the stream of the next random operation on this mesh. random.h says when this is COLLECTIVE.
+// Counts a random operation on this mesh and returns the key of its stream. Given a generator, makes the key from the
+// generator's state and does not count. random.h says when this is COLLECTIVE.
 RandomStreamKey next_random_key(const DeviceMesh& mesh, const std::optional<at::Generator>& generator);
-// Counts a random operation on a rank outside the mesh, so that its count stays equal to that of the ranks inside.
+// Counts a random operation on a rank outside the mesh, so that after manual_seed() its count stays equal to that of
+// the ranks in the mesh. Does nothing without manual_seed().
 void skip_random_operation(const DeviceMesh& mesh);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// The random state of each rank: the seed and the number of random operations so far.
+// Keeps the random state of each rank: the seed and the number of random operations that have run.
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <cstring>
@@ -14,15 +14,16 @@ namespace tessera {
 
 namespace {
 
-// manual_seed() sets one state for all meshes. Without it each set of ranks has a state of its own, because only these
-// ranks have agreed on its seed.
+// manual_seed() sets one state for all meshes of a rank. Without manual_seed() there is a separate state for the rank
+// set of each mesh, because the seed was broadcast only among the ranks of the mesh.
 struct RankState {
   std::optional<RandomState> seeded;                 // set by manual_seed()
   std::map<std::vector<int>, RandomState> by_ranks;  // used if `seeded` is empty
 };
 
-// The state of a rank, identified by its World, since ranks may be threads. Only the rank itself uses its state; the
-// mutex protects the map. States of destroyed Worlds are removed.
+// Returns the state of a rank. The rank is identified by its World, because several ranks may be threads of one
+// process. Only the rank itself uses its state; the mutex protects the map of all states. States of destroyed Worlds
+// are removed.
 std::shared_ptr<RankState> state_of(const std::shared_ptr<comm::World>& world) {
   static std::mutex mutex;
   static std::map<std::weak_ptr<comm::World>, std::shared_ptr<RankState>, std::owner_less<>> all;
@@ -38,7 +39,8 @@ uint64_t draw_seed(at::Generator generator) {
   return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
 }
 
-// Returns the first rank's seed on all ranks. COLLECTIVE over the mesh, one broadcast for each mesh dim.
+// Returns on all ranks a seed that the mesh's first rank draws from its default generator. COLLECTIVE over the mesh,
+// with one broadcast for each mesh dim.
 uint64_t broadcast_seed(const DeviceMesh& mesh) {
   std::string bytes(sizeof(uint64_t), '\0');
   const uint64_t own = draw_seed(at::detail::getDefaultCPUGenerator());
@@ -63,8 +65,8 @@ RandomState& state_of_mesh(const DeviceMesh& mesh, RankState& rank) {
 
 }  // namespace
 
-// The offset is incremented before use, so operation numbers start at 1. A user's generator advances its own state
-// instead.
+// The offset is incremented before it is used, so the numbers of operations start at 1. With a `generator` argument the
+// generator's state is advanced and the rank's state is not.
 RandomStreamKey next_random_key(const DeviceMesh& mesh, const std::optional<at::Generator>& generator) {
   if (generator && generator->defined()) {
     at::Generator own = *generator;

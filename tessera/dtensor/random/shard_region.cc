@@ -2,7 +2,7 @@
 
 namespace tessera {
 
-// A dim without elements has no spans.
+// A dim of size 0 has an empty list of spans.
 ShardRegion::ShardRegion(c10::IntArrayRef global_sizes)
     : global(global_sizes.begin(), global_sizes.end()), sizes(global) {
   for (const int64_t size : global) index_spans.push_back(size > 0 ? IndexSpans{{0, size}} : IndexSpans{});

@@ -25,17 +25,20 @@ Placements partial_to_replicated(Placements placements) {
 
 namespace {
 
-// Brings a local tensor to the memory order of these global strides. Empty strides mean contiguous: nothing to do.
+// Returns the local tensor with its dims in the memory order that the global strides have. Empty strides mean
+// contiguous; the local tensor is then returned unchanged.
 at::Tensor in_memory_order(at::Tensor local, const Sizes& strides) {
   if (strides.empty()) return local;
   const auto order = strides_in_order(local.sizes(), strides);
   return with_strides(std::move(local), order);
 }
 
-// The local tensor of an async_op. The first part() waits for the collective; an error is kept and thrown at each call.
+// The local tensor of a redistribution with async_op. The first call of part() waits for the collective. An error of
+// the collective is kept and thrown by each later call, too.
 class PendingRedistribute final : public LazyLocalTensor {
  public:
-  // The mesh is kept because it owns the group that the collective runs on. `strides` as in in_memory_order().
+  // Keeps a reference to the mesh, because the mesh owns the process group of the running collective. `strides` is the
+  // argument of in_memory_order().
   PendingRedistribute(MeshPtr mesh, PendingStep started, Sizes strides)
       : mesh_(std::move(mesh)), started_(std::move(started)), strides_(std::move(strides)) {}
   const at::Tensor& part() override {
@@ -90,7 +93,8 @@ at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, b
 
 namespace {
 
-// Data for the backward of a conversion, besides tensors.
+// What the backward of from_local, to_local or redistribute needs besides tensors. `placements` are those of the
+// gradient.
 struct ConversionState {
   MeshPtr mesh;
   Placements placements;
@@ -120,9 +124,9 @@ at::Tensor redistribute_gradient(const char* verb, const at::Tensor& gradient, c
 
 namespace {
 
-// Converts a plain gradient to a replicated DTensor if its values are the same on all ranks; the autograd engine and
-// derivative formulas make such gradients. Other gradients are returned unchanged. COLLECTIVE over the mesh for a plain
-// gradient.
+// Converts a plain gradient to a replicated DTensor if its values are equal on all ranks. Plain gradients come from the
+// autograd engine and from derivative formulas. Other gradients are returned unchanged. COLLECTIVE over the mesh for a
+// plain gradient.
 at::Tensor replicate_if_equal(const char* verb, const at::Tensor& gradient, const MeshPtr& mesh) {
   const bool whole = !is_dtensor(gradient) && !gradient.requires_grad() && is_equal_on_all_ranks(gradient, *mesh, verb);
   return whole ? make_dtensor(gradient, mesh,
@@ -131,7 +135,8 @@ at::Tensor replicate_if_equal(const char* verb, const at::Tensor& gradient, cons
                : gradient;
 }
 
-// Backward: the gradient is redistributed to the gradient placements and its local tensor is returned.
+// from_local with autograd. Its backward redistributes the gradient to `grad_placements` and returns the local tensor
+// of it.
 struct FromLocal : Function<FromLocal> {
   static Variable forward(AutogradContext* ctx, const Variable& local, const MeshPtr& mesh,
                           const Placements& placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
@@ -153,8 +158,8 @@ struct FromLocal : Function<FromLocal> {
   }
 };
 
-// Backward: the local gradient becomes a DTensor with the gradient placements. If backward is recorded (a second
-// derivative), the conversion must be recorded, too.
+// to_local with autograd. Its backward makes a DTensor with `grad_placements` from the gradient of the local tensor. If
+// autograd records the backward (create_graph), it must also record this conversion.
 struct ToLocal : Function<ToLocal> {
   static Variable forward(AutogradContext* ctx, const Variable& tensor, const Placements& grad_placements) {
     const DTensorImpl& impl = *impl_of(tensor);
@@ -174,8 +179,8 @@ struct ToLocal : Function<ToLocal> {
   }
 };
 
-// Backward: the gradient is redistributed to the placements of the input, with Replicate for Partial, in backward_dtype
-// if set. `cause` is null for the user's own redistribute.
+// redistribute with autograd. Its backward redistributes the gradient to the placements of the input, with Replicate
+// for Partial; in options.backward_dtype if that is set. `cause` is null if the user called redistribute.
 struct RedistributeFunction : Function<RedistributeFunction> {
   static Variable forward(AutogradContext* ctx, const Variable& tensor, const Placements& to,
                           const RedistributeOptions& options, const char* cause) {

@@ -1,5 +1,5 @@
-// The differentiable conversions between plain tensors, DTensors and placements. The callers in conversions.cc check
-// arguments.
+// from_local, to_local and redistribute with autograd. The functions do not check their arguments; the public functions
+// in conversions.cc do.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,22 +10,23 @@
 
 namespace tessera {
 
-// Replaces Partial by Replicate. These are the default placements of a gradient.
+// Returns the placements with Replicate for each Partial, which are the default placements of the tensor's gradient.
 Placements partial_to_replicated(Placements placements);
 // `grad_placements` are the placements of the gradient of the local tensor.
 at::Tensor from_local_with_gradient(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
                                     c10::IntArrayRef sizes, c10::IntArrayRef strides,
                                     const Placements& grad_placements);
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, const Placements& grad_placements);
-// `cause` is the operation that needs the redistribution; null if the user called redistribute.
+// `cause` is the name of the operation that needs the redistribution; null if the user called redistribute.
 at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const Placements& to,
                                       const RedistributeOptions& options, const char* cause = nullptr);
-// Redistributes a gradient to `target`; differentiable if the backward itself is recorded. `verb` is for messages.
+// Redistributes a gradient to `target`. Autograd records the redistribution if the backward runs with create_graph.
+// `verb` names the operation in error messages and logs.
 at::Tensor redistribute_gradient(const char* verb, const at::Tensor& gradient, const Placements& target,
                                  const RedistributeOptions& options = {});
 // Redistributes without recording a gradient. The result may share memory with the tensor only if `may_alias` is set.
-// With async_op a collective may still run for its local tensor. `is_explicit`: the user requested it, not an operation
-// (see ExplicitRedistribution).
+// With async_op the collective may still be running on return; the first use of the local tensor waits for it.
+// `is_explicit`: the user requested the redistribution, not an operation (see ExplicitRedistribution).
 struct RedistributeValuesOptions {
   bool async_op = false;
   bool is_explicit = false;

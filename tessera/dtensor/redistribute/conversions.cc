@@ -1,4 +1,4 @@
-// Conversions between plain tensors and DTensors, and between placements: the functions that tensor/dtensor.h declares.
+// from_local, to_local, redistribute, full_tensor and distribute_tensor, which tensor/dtensor.h declares.
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
@@ -15,8 +15,9 @@ namespace tessera {
 
 namespace {
 
-// Global sizes and strides of evenly sharded tensors: the size of a sharded dim is multiplied by the mesh size, and so
-// are the strides of the dims that are outside of it in memory.
+// Computes the global sizes and strides from a local tensor whose dims are sharded evenly. For each mesh dim that
+// shards a tensor dim, the size of this tensor dim is multiplied by the size of the mesh dim. The strides of the dims
+// with larger strides are multiplied by it, too.
 void infer_global(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements, Sizes& sizes,
                   Sizes& strides) {
   sizes.assign(local.sizes().begin(), local.sizes().end());
@@ -35,8 +36,8 @@ void infer_global(const at::Tensor& local, const DeviceMesh& mesh, const Placeme
   }
 }
 
-// Gathers the texts of all ranks of the mesh, one mesh dim after another. After dim i a rank has the texts of all ranks
-// whose coordinates differ from its own on dims 0 ... i only, so after the last dim it has all of them.
+// Returns the set of the texts of all ranks of the mesh, by one all-gather for each mesh dim. After the all-gather on
+// mesh dim i a rank has the texts of all ranks whose coordinates differ from its own only on mesh dims 0 ... i.
 std::set<std::string> gather_from_mesh(const std::string& own, const DeviceMesh& mesh) {
   std::set<std::string> all = {own};
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
@@ -52,8 +53,9 @@ std::set<std::string> gather_from_mesh(const std::string& own, const DeviceMesh&
   return all;
 }
 
-// Error kShape on all ranks if the metadata differ between ranks or if any rank has a `problem` (empty: none). All
-// ranks take part in the gather, so no rank raises alone while others wait.
+// Raises Error kShape on all ranks if the metadata of `local` differ between ranks, or if any rank passes a `problem`
+// (an error message; empty: none). All ranks gather first and then raise, so no rank waits in a collective for a rank
+// that has raised. COLLECTIVE over the mesh.
 void check_same_everywhere(const at::Tensor& local, const DeviceMesh& mesh, bool compare_shape,
                            const std::string& problem) {
   std::ostringstream text;
@@ -78,8 +80,8 @@ FromLocalOptions FromLocalOptions::contiguous(std::vector<int64_t> shape) {
   return {.shape = std::move(shape), .stride = std::vector<int64_t>(strides.begin(), strides.end())};
 }
 
-// With run_check a wrong local shape is not raised at once but becomes the `problem` of check_same_everywhere(), so
-// that all ranks raise together. The broadcast along Replicate mesh dims writes to the caller's tensor, as in PyTorch.
+// With run_check an error of the local shape is not raised at once but passed as `problem` to check_same_everywhere(),
+// so that all ranks raise. The broadcast along Replicate mesh dims writes to the caller's tensor, as in PyTorch.
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
                       const FromLocalOptions& options) {
   TESSERA_CHECK(local.defined() && !is_dtensor(local), ErrorKind::kShape,
@@ -161,8 +163,8 @@ at::Tensor full_tensor(const at::Tensor& tensor, const std::optional<Placements>
 
 namespace {
 
-// Scatters the root's tensor along one mesh dim. Every chunk is padded to the size of the first, because scatter needs
-// equal shapes; the padding is removed after it.
+// Scatters the shards of the root's tensor along one mesh dim. Every shard is padded to the size of the first, because
+// scatter needs equal shapes. Each rank removes the padding from the shard that it receives.
 at::Tensor scatter_shards(const at::Tensor& tensor, comm::Group& group, const Placement& placement, int root) {
   const int64_t n = tensor.size(placement.dim);
   const int64_t k = group.size();
@@ -190,9 +192,11 @@ at::Tensor scatter_shards(const at::Tensor& tensor, comm::Group& group, const Pl
   return received.narrow(placement.dim, 0, local_shard_size(n, k, group.rank(), placement.split_factor)).contiguous();
 }
 
-// Takes one mesh dim after another. After dim i a rank holds data of the source if its coordinates on the later dims
-// are `src`, so the root of the next dim always holds such data. Without `src` every rank takes its part of its own
-// copy. Partial starts as a broadcast; run_redistribute then makes the Partial of it.
+// Sends the values of the rank whose coordinates are all `src` to the other ranks, one mesh dim after another: by
+// scatter on mesh dims with a shard, else by broadcast. After mesh dim i the ranks whose coordinates on the later mesh
+// dims are `src` have received their values, so they are the roots on mesh dim i + 1. Without `src` every rank slices
+// its shard from its own `tensor`. On Partial mesh dims the values are first replicated; run_redistribute then makes
+// them Partial.
 at::Tensor distribute_values(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements,
                              std::optional<int> src) {
   if (!mesh->coordinate()) return at::empty(Sizes(tensor.dim(), 0), tensor.options());
@@ -221,8 +225,8 @@ at::Tensor distribute_values(const at::Tensor& tensor, const MeshPtr& mesh, cons
 
 }  // namespace
 
-// The result is a leaf with the requires_grad of `tensor`; the distribution itself is not recorded. A DTensor with the
-// same mesh and placements is returned unchanged.
+// The result is a leaf with the requires_grad of `tensor`; autograd does not record the distribution. A DTensor that
+// has this mesh and these placements already is returned unchanged.
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements,
                              std::optional<int> src_data_rank) {
   TESSERA_CHECK(tensor.defined(), ErrorKind::kShape,

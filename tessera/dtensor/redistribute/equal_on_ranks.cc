@@ -9,7 +9,8 @@ namespace tessera {
 
 namespace {
 
-// A hash of the values; not negative, so that it can be negated. Zeros of any dtype hash to 0.
+// A hash of the tensor's values, which is 0 or positive so that it can be negated. A tensor of zeros of any dtype and
+// shape has the hash 0.
 int64_t hash_of(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   if (tensor._is_zerotensor() || !at::any(tensor).item<bool>()) return 0;
@@ -19,8 +20,8 @@ int64_t hash_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-// The minima of hash and -hash give the smallest and the largest hash of all ranks; they are equal exactly if all
-// hashes are. Reducing one mesh dim after another covers the whole mesh.
+// All-reduces the minima of hash and -hash, which are the smallest hash and minus the largest hash. All hashes are
+// equal exactly if these two are. One all-reduce for each mesh dim reduces over all ranks of the mesh.
 bool is_equal_on_all_ranks(const at::TensorBase& tensor, const DeviceMesh& mesh, const std::string& cause) {
   if (tensor.is_meta()) return false;
   const int64_t hash = hash_of(at::Tensor(tensor));

@@ -1,4 +1,4 @@
-// Tests whether all ranks hold the same plain tensor.
+// Tests whether a plain tensor has the same values on all ranks of a mesh.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -9,8 +9,9 @@
 
 namespace tessera {
 
-// Compares a hash of the values over the mesh; all tensors of zeros have one hash. `cause` names the collective for
-// observers. Returns false for a tensor without values (meta). COLLECTIVE over the mesh.
+// Compares a hash of the tensor's values between all ranks of the mesh; all tensors of zeros have the same hash.
+// `cause` is the subject of the all-reduces in error messages. Returns false for a meta tensor. COLLECTIVE over the
+// mesh.
 bool is_equal_on_all_ranks(const at::TensorBase& tensor, const DeviceMesh& mesh, const std::string& cause);
 
 }  // namespace tessera

@@ -1,9 +1,9 @@
 // Changes the placements of a local tensor: a plan of steps, the cost of the plan, and its execution.
 //
-// A step changes the tensor from one list of splits (ShardSplits) to another by at most one collective, over the group
-// of one or of several mesh dims. Planning does not communicate and gives the same steps on all ranks. The plan is the
-// greedy plan of torch.distributed.tensor, which changes one mesh dim at a time, or a cheaper plan that changes several
-// mesh dims at once.
+// A step changes the tensor's list of splits (ShardSplits) to another list by at most one collective, which runs over
+// the group of one or of several mesh dims. Planning does not communicate and gives the same steps on all ranks. The
+// plan is the greedy plan of torch.distributed.tensor, which changes one mesh dim at a time, or a cheaper plan that
+// changes several mesh dims at once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,36 +37,40 @@ struct RedistributeStep {
 };
 using RedistributeSteps = c10::SmallVector<RedistributeStep, 2>;
 
-// The steps from one list of placements to another, in order. Empty on a rank outside the mesh.
+// Returns the steps that change the placements `from` to `to`, in order: the cheaper of plan_greedy() and
+// plan_multi_dim(). Empty on a rank outside the mesh.
 RedistributeSteps plan_redistribute(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
                                     const Placements& to);
-// The greedy plan, each step on one mesh dim. A rank outside the mesh gets the same steps as the others.
+// Returns PyTorch's greedy plan, in which each step changes one mesh dim. A rank outside the mesh gets the same steps
+// as the other ranks.
 RedistributeSteps plan_greedy(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
                               const Placements& to);
-// The plan over several mesh dims at once. nullopt when there is none: for norms and for a new Partial.
+// Returns a plan whose steps may change several mesh dims at once. nullopt if a NormPartial must be reduced or a mesh
+// dim must become Partial.
 std::optional<RedistributeSteps> plan_multi_dim(c10::IntArrayRef global_sizes, const DeviceMesh& mesh,
                                                 const Placements& from, const Placements& to);
-// Computes the TransferPlan of a step on a rank of the mesh; null for a step that moves no elements.
+// Computes the TransferPlan of a step on a rank of the mesh. Null for kAllReduce and kReplicateToPartial, in which
+// every rank keeps its elements.
 std::shared_ptr<const TransferPlan> plan_transfer(const RedistributeStep& step, const DeviceMesh& mesh);
 // Whether a step runs a collective.
 inline bool communicates(const RedistributeStep& step) {
   return step.kind != RedistributeStep::Kind::kSliceLocal && step.kind != RedistributeStep::Kind::kReplicateToPartial;
 }
 
-// Estimated cost of the greedy plan in microseconds, by PyTorch's cost model; infinite for a shard that would become
-// partial. Strategies are compared by this cost, as in PyTorch.
+// Estimated cost of the greedy plan in microseconds, by PyTorch's cost model. Infinite if a shard or another Partial
+// would have to become Partial. choose() compares strategies by this cost, as PyTorch does.
 double redistribute_cost(c10::IntArrayRef global_sizes, int64_t item_bytes, const DeviceMesh& mesh,
                          const Placements& from, const Placements& to);
 double cost_of(const RedistributeSteps& steps, int64_t item_bytes, const DeviceMesh& mesh);
 
-// A step in progress. After wait_and_finish(), `value` is the result: the call waits for `work` and then calls
-// `finish`, if there is one.
+// A step whose collective may still be running. wait_and_finish() waits for `work`, calls `finish` if it is set, and
+// stores the result in `value`.
 struct PendingStep {
   at::Tensor value;
   comm::PendingCollective work;
   std::function<at::Tensor()> finish;
   bool pending = false;
-  // Waits for the collective and returns the result.
+  // Waits for the collective `work` and returns the result of the step.
   at::Tensor wait_and_finish();
 };
 
@@ -74,7 +78,7 @@ struct PendingStep {
 // may share memory with `local` only if `may_alias` is set. Dispatch must be below autograd.
 at::Tensor run_redistribute(const at::Tensor& local, const DeviceMesh& mesh, const RedistributeSteps& steps,
                             bool may_alias);
-// As run_redistribute, but the last collective may still run on return.
+// As run_redistribute, but does not wait for the last collective. The caller must call wait_and_finish() on the result.
 PendingStep start_redistribute(const at::Tensor& local, const DeviceMesh& mesh, const RedistributeSteps& steps,
                                bool may_alias);
 

@@ -1,4 +1,5 @@
-// Cost of redistributions by PyTorch's model: latency, number of hops, and bytes over the slowest link.
+// Cost of redistributions by PyTorch's cost model: a start-up time, a latency for each hop, and the bytes received
+// divided by the bandwidth of the link.
 #include <algorithm>
 #include <limits>
 
@@ -18,8 +19,9 @@ struct LinkCost {
 LinkCost link_cost(const DeviceMesh& mesh, int64_t mesh_dim) {
   int64_t devices = 1;
   for (int64_t i = mesh.ndim() - 1; i >= mesh_dim; --i) devices *= mesh.shape()[i];
-  // A mesh dim counts as inside a host if `devices` ranks fit on the host with the fewest ranks. All ranks know this
-  // number, so all of them choose the same plan; the number of ranks on a rank's own host can differ between ranks.
+  // A mesh dim counts as inside a host if the number of ranks of this and the later mesh dims, `devices`, is at most
+  // the number of ranks on the host with the fewest ranks. All ranks know this smallest number, so all choose the same
+  // plan. The number of ranks on a rank's own host may differ between ranks.
   const bool inside_host = devices <= mesh.world()->info().hosts.least_ranks;
   return inside_host ? LinkCost{0.6, 87.7} : LinkCost{2.7, 87.7 * 0.22};
 }

@@ -1,4 +1,4 @@
-// The planner: finds the steps from one list of placements to another. It tracks the splits reached so far.
+// Plans a redistribution: finds the steps that change one list of placements to another.
 #include <algorithm>
 #include <iterator>
 
@@ -18,8 +18,8 @@ ShardSplits splits_of_dim(const ShardSplits& splits, int64_t dim) {
   return found;
 }
 
-// Mesh dims whose splits of tensor dim `dim` are outside the split of mesh dim m. If m does not split `dim`, these are
-// the mesh dims before m that do.
+// Returns the mesh dims whose splits of tensor dim `dim` come before (outside) the split on mesh dim m. If mesh dim m
+// does not split `dim`, returns the mesh dims before m that split `dim`.
 MeshDims outer_mesh_dims(const ShardSplits& splits, int64_t dim, int64_t m) {
   MeshDims outside;
   MeshDims earlier;
@@ -31,8 +31,8 @@ MeshDims outer_mesh_dims(const ShardSplits& splits, int64_t dim, int64_t m) {
   return earlier;
 }
 
-// Placements in which shards inside later shards are written as ordinary shards; their position is in the list of
-// splits.
+// Returns the placements with each StridedShard for which is_inside_later_shards() is true replaced by a Shard. The
+// order of the shards is then only in the list of splits.
 Placements with_plain_shards(const DeviceMesh& mesh, const Placements& placements) {
   Placements plain = placements;
   for (size_t i = 0; i < placements.size(); ++i) {
@@ -41,9 +41,9 @@ Placements with_plain_shards(const DeviceMesh& mesh, const Placements& placement
   return plain;
 }
 
-// Invariant: `now_` are the placements reached by `steps_`, and `splits_` are the splits of these placements, outermost
-// first. Each call of append_step() appends a step and sets `splits_`. A plan is complete when `now_` equals `to_` and
-// `splits_` equals `goal_`.
+// Builds the list `steps_`. `now_` are the placements after these steps, and `splits_` are the splits of these
+// placements, outermost first. append_step() appends a step and updates `splits_`. A plan is complete when `now_`
+// equals `to_` and `splits_` equals `goal_`.
 class RedistributePlanner {
  public:
   RedistributePlanner(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
@@ -63,8 +63,8 @@ class RedistributePlanner {
         change_placement(m, Replicate());
       }
     }
-    // Goes from the first mesh dim to the last, but makes a shard only after the shards that must be outside of it. If
-    // no mesh dim is ready, shards wait for one another; then one of them is gathered.
+    // Changes the mesh dims from the first to the last, but makes a shard only after the shards that must be outside of
+    // it. If can_be_final() is false for all remaining mesh dims, shards block one another; then one shard is gathered.
     for (bool progress = true; progress;) {
       progress = false;
       for (int64_t m = 0; m < mesh_.ndim(); ++m) {
@@ -90,8 +90,8 @@ class RedistributePlanner {
     return true;
   }
 
-  // Reduces partial values, then changes all splits that differ. With slice_first, mesh dims that are Replicate now and
-  // become shards are sliced before the reductions, which then communicate less.
+  // Plans the reductions of Partial mesh dims, then one step that changes all splits. With slice_first, the mesh dims
+  // that change from Replicate to a shard are sliced before the reductions, which then communicate less.
   RedistributeSteps plan_multi_dim(bool slice_first) {
     if (slice_first) {
       ShardSplits sliced = splits_;
@@ -113,9 +113,10 @@ class RedistributePlanner {
     return std::ranges::all_of(dims, [&](int64_t i) { return is_final(i); });
   }
 
-  // Whether mesh dim m may get its final placement. For a shard, all shards outside of it must be final, and no other
-  // shard may split the dim, since it would be outside, too. For a partial product no other mesh dim may still have to
-  // be reduced, because a sum over that mesh dim would add up the neutral ones of the product.
+  // Whether mesh dim m may get its final placement to_[m] now. If this is a shard, all shards that must be outside of
+  // it must be final. No other shard may split the same tensor dim now, because the new shard would be inside of it. If
+  // to_[m] is Partial(product), no other mesh dim may still need a reduction: Partial(product) fills ranks with ones,
+  // and a later sum over another mesh dim would add these ones.
   bool can_be_final(int64_t m) const {
     if (to_[m].is_partial(ReduceOp::kProduct)) {
       for (int64_t other = 0; other < mesh_.ndim(); ++other) {
@@ -130,7 +131,7 @@ class RedistributePlanner {
            });
   }
 
-  // The splits without those of mesh dims of one rank, which divide nothing.
+  // Returns the splits without those on mesh dims of size 1, which do not divide the tensor.
   ShardSplits without_single_rank_dims(const ShardSplits& splits) const {
     ShardSplits kept;
     std::copy_if(splits.begin(), splits.end(), std::back_inserter(kept),
@@ -138,7 +139,8 @@ class RedistributePlanner {
     return kept;
   }
 
-  // Appends a step, unless it would change nothing. Mesh dims of one rank are left out.
+  // Sets `splits_` to `to` and appends the step that reaches these splits, unless it changes no rank's data. The step
+  // leaves out mesh dims of size 1.
   void append_step(Kind kind, MeshDims dims, const ShardSplits& to, const Placement& partial = Replicate()) {
     dims.erase(std::remove_if(dims.begin(), dims.end(), [&](int64_t dim) { return mesh_.shape()[dim] == 1; }),
                dims.end());
@@ -148,10 +150,10 @@ class RedistributePlanner {
     if (moves) steps_.push_back({kind, std::move(dims), from, without_single_rank_dims(to), sizes_, partial});
   }
 
-  // ---- greedy ----
+  // ---- steps of the greedy plan ----
 
-  // Gathers a strided shard that has to change, and a shard that has other shards outside of it now than in the goal.
-  // Shards inside it are gathered first.
+  // Gathers the shard on mesh dim m if it is a StridedShard that must change, or if the shards outside of it are not
+  // those that must be outside of it in the end. gather_shard() first gathers the shards inside of it.
   void gather_misplaced_shard(int64_t m) {
     if (!now_[m].is_any_shard()) return;
     const int64_t dim = now_[m].dim;
@@ -161,7 +163,8 @@ class RedistributePlanner {
     gather_shard(m);
   }
 
-  // Gathers a shard, and before it the shards inside it.
+  // Gathers the shards of the same tensor dim that are inside the shard on mesh dim m, innermost first, then that
+  // shard.
   void gather_shard(int64_t m) {
     const int64_t dim = now_[m].dim;
     const size_t outside = outer_mesh_dims(splits_, dim, m).size();
@@ -173,8 +176,7 @@ class RedistributePlanner {
   void change_placement(int64_t m, const Placement& target) {
     const Placement source = now_[m];
     if (source == target) return;
-    // Some changes need an intermediate Replicate: from a shard or another Partial to Partial, and from or to a strided
-    // shard.
+    // Some changes go through Replicate: from a shard or another Partial to Partial, and from or to a StridedShard.
     const bool strided = source.is_strided_shard() || target.is_strided_shard();
     if (!source.is_replicate() && !target.is_replicate() && (strided || target.is_partial())) {
       change_placement(m, Replicate());
@@ -197,9 +199,10 @@ class RedistributePlanner {
     }
   }
 
-  // ---- several mesh dims at once ----
+  // ---- steps over several mesh dims ----
 
-  // Appends one step for each kind of reduction.
+  // Appends one step for each reduction, which reduces all mesh dims that are Partial with this reduction. With
+  // `scatter` the mesh dims that become shards are reduce-scattered, else the other mesh dims are all-reduced.
   void reduce_partials(bool scatter) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
       MeshDims dims;
@@ -214,9 +217,9 @@ class RedistributePlanner {
     }
   }
 
-  // Appends one step from the present splits to the goal. For each tensor dim the splits that both lists begin with
-  // stay. If the other splits are only removed, the step is an all-gather; if they are only added, it is local; else it
-  // is an all-to-all.
+  // Appends one step that changes `splits_` to `goal_`. For each tensor dim the splits at the beginning that both lists
+  // have in common stay. If the remaining splits are only removed, the step is an all-gather; if they are only added,
+  // it is a local slice; else it is an all-to-all.
   void append_split_change() {
     MeshDims dims;
     bool undone = false;  // some split is removed
@@ -270,8 +273,8 @@ RedistributeSteps plan_greedy(c10::IntArrayRef global_sizes, const DeviceMesh& m
   return from == to ? RedistributeSteps{} : RedistributePlanner(global_sizes, mesh, from, to).plan_greedy();
 }
 
-// Both variants are planned and the cheaper one is returned. Slicing early reduces the reduced data, but may need
-// another step.
+// Returns the cheaper of two plans, with and without slice_first. Slicing first makes the reductions smaller but may
+// need one more step.
 std::optional<RedistributeSteps> plan_multi_dim(c10::IntArrayRef global_sizes, const DeviceMesh& mesh,
                                                 const Placements& from, const Placements& to) {
   const RedistributePlanner planner(global_sizes, mesh, from, to);

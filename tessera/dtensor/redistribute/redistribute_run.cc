@@ -15,7 +15,7 @@ namespace {
 
 PendingStep finished(at::Tensor value) { return {std::move(value), {}, {}, false}; }
 
-// Appends `then` to the work after the collective of a step.
+// Appends `then` to the function that runs after the collective of a step; it receives that function's result.
 PendingStep then_finish(PendingStep started, std::function<at::Tensor(const at::Tensor&)> then) {
   started.finish = [before = std::move(started.finish), then = std::move(then), value = started.value] {
     return then(before ? before() : value);
@@ -23,8 +23,9 @@ PendingStep then_finish(PendingStep started, std::function<at::Tensor(const at::
   return started;
 }
 
-// How values are encoded for a reduction. A partial norm of order p is reduced as the sum of p-th powers, of which the
-// p-th root is taken; order 0 is a count and is summed; infinite orders are a maximum or minimum.
+// How values are encoded before a reduction and decoded after it. Partial norms of order p are raised to the p-th
+// power, summed, and the p-th root is taken. Norms of order 0 are counts and are summed. Norms of infinite order are
+// reduced by maximum or minimum.
 struct ReductionEncoding {
   explicit ReductionEncoding(const Placement& partial) : op(partial.reduce_op) {
     if (partial.kind == Placement::Kind::kNormPartial) {
@@ -42,7 +43,7 @@ struct ReductionEncoding {
   double order = 0;  // 0: values are sent unchanged
 };
 
-// Booleans are reduced as bytes: "any" (a sum) is the maximum, "all" (a product) is the minimum.
+// Booleans are reduced as bytes. A sum ("any") becomes the maximum, a product ("all") becomes the minimum.
 ReduceOp byte_op(ReduceOp op) {
   return op == ReduceOp::kProduct || op == ReduceOp::kMin ? ReduceOp::kMin : ReduceOp::kMax;
 }
@@ -61,15 +62,16 @@ PendingStep reduce(const at::Tensor& local, comm::Group& group, const Redistribu
   return encoding.decode_after(std::move(started));
 }
 
-// Size of the largest part.
+// Number of elements of the largest part.
 int64_t largest_part_numel(const std::vector<ShardIndices>& parts) {
   int64_t largest = 0;
   for (const ShardIndices& part : parts) largest = std::max(largest, numel_of(part));
   return largest;
 }
 
-// Whether parts, each padded to `padded_numel` elements, are contiguous without gaps: all are full up to the last one
-// with elements.
+// Whether the elements of the parts follow one another without padding between them if each part is padded to
+// `padded_numel` elements: every part before the last one with elements has `padded_numel` elements. `whole` is the
+// number of all elements.
 bool has_no_gaps(const std::vector<ShardIndices>& parts, int64_t padded_numel, int64_t whole) {
   for (size_t i = 0; i < parts.size(); ++i) {
     const int64_t left = whole - static_cast<int64_t>(i) * padded_numel;
@@ -78,9 +80,9 @@ bool has_no_gaps(const std::vector<ShardIndices>& parts, int64_t padded_numel, i
   return true;
 }
 
-// Every rank contributes `padded_numel` elements, so smaller parts are padded. There are three ways to assemble the
-// result: a view, if the gathered rows are the whole tensor in order; a concatenation along one dim; else a copy of
-// each part to its indices.
+// Starts an all-gather. Every rank sends `padded_numel` elements, so smaller parts are padded. After the collective the
+// result is assembled in one of three ways: as a view, if the gathered rows in order are the memory of the whole
+// tensor; as a concatenation along one dim; else by copying each part to its indices.
 PendingStep gather(const at::Tensor& local, comm::Group& group, std::shared_ptr<const TransferPlan> transfer) {
   const std::vector<ShardIndices>& parts = transfer->parts_before;
   const int64_t padded_numel = largest_part_numel(parts);
@@ -110,8 +112,9 @@ PendingStep gather(const at::Tensor& local, comm::Group& group, std::shared_ptr<
   });
 }
 
-// The input of a reduce-scatter: one row for each rank, padded to the size of the largest part. If all parts are equal
-// and in order, the local tensor is viewed instead of copied.
+// Returns the input of a reduce-scatter: row i has the elements of the part of rank i, padded to the size of the
+// largest part. If all parts have the same size and their concatenation is the local tensor's memory, the result is a
+// view of the local tensor.
 at::Tensor pack_reduce_scatter_input(const at::Tensor& local, const TransferPlan& transfer, int64_t padded_numel) {
   const std::vector<ShardIndices>& parts = transfer.parts_after;
   const auto count = static_cast<int64_t>(parts.size());
@@ -155,9 +158,9 @@ PendingStep reduce_scatter(const at::Tensor& local, comm::Group& group, const Re
   return encoding.decode_after(std::move(started));
 }
 
-// A rank sends to each of its partners (exchanges_with) the elements that this rank holds and the partner needs,
-// ordered by global index. The receiver computes the same intersection from the splits, so it knows the size and the
-// place of every element.
+// Starts an all-to-all. For each rank with exchanges_with, this rank sends the elements that it holds and that rank
+// needs, ordered by global index. The receiver computes the same intersection from the splits, so it knows the number
+// and the positions of the elements without metadata.
 PendingStep exchange(const at::Tensor& local, comm::Group& group, std::shared_ptr<const TransferPlan> transfer) {
   std::vector<at::Tensor> sent;
   std::vector<int64_t> sent_counts;
@@ -194,8 +197,9 @@ PendingStep exchange(const at::Tensor& local, comm::Group& group, std::shared_pt
   });
 }
 
-// Values on this rank whose reduction gives the replicated value. PyTorch divides a sum by the number of ranks, which
-// rounds; here the first rank keeps the value and the others have zeros.
+// Returns this rank's values of the Partial placement `to`; their reduction over the mesh dim gives `local`. For a sum
+// PyTorch divides `local` by the number of ranks, which rounds. Here the first rank keeps `local` and the others get
+// zeros.
 at::Tensor replicate_to_partial(const at::Tensor& local, const Placement& to, int64_t k, int64_t coordinate) {
   if (to.kind == Placement::Kind::kNormPartial) {
     if (to.norm_order() == 0) return local / static_cast<double>(k);
@@ -239,7 +243,7 @@ PendingStep start_step(const at::Tensor& tensor, const DeviceMesh& mesh, const R
 
 }  // namespace
 
-// `finish` runs once, after the collective.
+// Runs `finish` only at the first call, after the collective.
 at::Tensor PendingStep::wait_and_finish() {
   work.wait();
   pending = false;
@@ -247,8 +251,9 @@ at::Tensor PendingStep::wait_and_finish() {
   return value;
 }
 
-// Steps before the last collective wait for their result. The last collective is only started; the local steps after it
-// become part of `finish`, which keeps the mesh alive because it owns the group.
+// Each step before the last collective is completed before the next step starts. The last collective is only started.
+// The local steps after it become part of `finish`, which holds a reference to the mesh, because the mesh owns the
+// process group.
 PendingStep start_redistribute(const at::Tensor& local, const DeviceMesh& mesh, const RedistributeSteps& steps,
                                bool may_alias) {
   at::Tensor now = local;

@@ -42,15 +42,15 @@ std::map<std::string, CommCounts> RedistributionLog::by_cause() const {
 ExplicitRedistribution::ExplicitRedistribution(const Options& options)
     : options_(options), in_force_(kExplicit, this) {}
 
-// An observer is attached only if a log, an ExplicitRedistribution or log level debug needs it. The check runs before
-// the redistribution, so a forbidden one communicates nothing. The placements decide, so all ranks of the mesh raise
-// the error.
+// The redistribution is recorded only if there is a RedistributionLog or an ExplicitRedistribution, or if the log level
+// is debug. The check runs before the redistribution, so a forbidden redistribution does not communicate. It depends
+// only on the placements, so all ranks of the mesh raise the error.
 RedistributionScope::RedistributionScope(const Request& request) {
   const auto* rule = static_cast<const ExplicitRedistribution*>(ContextValue::innermost(kExplicit));
   const bool is_watched =
       rule != nullptr || ContextValue::innermost(kLog) != nullptr || log_level() <= LogLevel::kDebug;
   if (!is_watched) return;
-  // A plain tensor counts as replicated and is exempt from the check.
+  // A plain tensor counts as replicated. ExplicitRedistribution does not apply to it.
   const DTensorImpl* impl = is_dtensor_impl(*request.tensor.unsafeGetTensorImpl()) ? impl_of(request.tensor) : nullptr;
   Redistribution record{
       request.cause,

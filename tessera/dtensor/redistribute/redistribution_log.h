@@ -1,4 +1,5 @@
-// A record of every redistribution with its cause, and a guard that forbids implicit redistributions.
+// RedistributionLog records every redistribution with the operation that caused it. ExplicitRedistribution forbids
+// redistributions that the user did not request.
 //
 //   RedistributionLog log;
 //   auto y = at::mm(a, b);                          // a is Shard(1), b Replicate
@@ -6,9 +7,9 @@
 //
 //   ExplicitRedistribution only_mine;               // at::mm(a, b) is now an error that names the argument
 //
-// An object of either class observes its thread, and every backward that this thread runs, as long as it exists.
-// Objects may be nested; the innermost ExplicitRedistribution applies. With log level debug every redistribution is
-// also logged.
+// While an object of either class exists, it applies to the redistributions on its thread and in every backward that
+// this thread runs. Objects may be nested: every RedistributionLog records, but only the innermost
+// ExplicitRedistribution applies. With log level debug every redistribution is also logged.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +52,7 @@ class RedistributionLog {
 };
 
 // While an object of this class exists, an operation that has to redistribute an argument raises Error kShape, or logs
-// a warning. PyTorch's name is ExplicitRedistributionContext.
+// a warning if `warn` is set. This is PyTorch's ExplicitRedistributionContext.
 class ExplicitRedistribution {
  public:
   struct Options {

@@ -1,5 +1,5 @@
-// A scope around one redistribution. It raises an error where ExplicitRedistribution forbids it, and records its
-// collectives.
+// A scope object that exists during one redistribution. The constructor raises an error if an ExplicitRedistribution
+// forbids the redistribution. The destructor adds the redistribution and its collectives to every RedistributionLog.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,7 @@ class RedistributionScope {
     const RedistributeSteps& steps;
     bool is_explicit;
   };
-  // Error kShape for a redistribution that is not allowed.
+  // Raises Error kShape if the innermost ExplicitRedistribution forbids the redistribution.
   explicit RedistributionScope(const Request& request);
   ~RedistributionScope();
   RedistributionScope(const RedistributionScope&) = delete;

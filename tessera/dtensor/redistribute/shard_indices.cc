@@ -8,7 +8,8 @@ namespace tessera {
 
 namespace {
 
-// Coordinates of the ranks in the group over some mesh dims, in group order. Other coordinates are those of this rank.
+// Returns the coordinates of the ranks in this rank's group over the mesh dims `dims`, in group order. On the other
+// mesh dims they have this rank's coordinate.
 std::vector<Coordinate> members(const DeviceMesh& mesh, const MeshDims& dims) {
   int64_t count = 1;
   for (const int64_t dim : dims) count *= mesh.shape()[dim];
@@ -32,8 +33,8 @@ ShardIndices part_of(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, cons
   return part;
 }
 
-// Positions, in the memory of a rank that holds `outer`, of the elements `inner`. All elements of `inner` are in
-// `outer`, and both lists are in ascending order, so one pass over both is enough.
+// Returns where the global indices `inner` are along this dim of the local tensor of a rank that holds the indices
+// `outer`. All indices of `inner` are in `outer`, and both lists are ascending, so one pass over both is enough.
 IndexSpans positions(const IndexSpans& outer, const IndexSpans& inner) {
   IndexSpans found;
   int64_t before = 0;
@@ -53,7 +54,8 @@ IndexSpans positions(const IndexSpans& outer, const IndexSpans& inner) {
   return found;
 }
 
-// Copies dim by dim. Each dim may consist of several ranges, so the recursion handles every combination of ranges.
+// Copies `values` into `tensor`. In each dim the part may consist of several ranges; the function calls itself for each
+// range of dim `dim`, so every combination of ranges is copied.
 void copy_part_into(const at::Tensor& tensor, const ShardIndices& held, const at::Tensor& values,
                     const ShardIndices& values_part, size_t dim) {
   if (dim == held.size()) {
@@ -81,9 +83,9 @@ TransferPlan compute_transfer(const TransferRequest& request, const DeviceMesh& 
   for (const Coordinate& member : members(mesh, mesh_dims)) {
     if (request.needs_parts_before) transfer.parts_before.push_back(part_of(sizes, mesh, from, member));
     if (request.needs_parts_after) transfer.parts_after.push_back(part_of(sizes, mesh, request.to, member));
-    // An element that several ranks hold is sent by one of them only: by the rank with the same coordinates as the
-    // receiver on all mesh dims that do not shard the tensor before the step. If the receiver has the element, this is
-    // the receiver itself.
+    // An element that several ranks hold is sent to a receiver by one of them only: by the rank that has the receiver's
+    // coordinates on all mesh dims that do not shard the tensor before the step. If the receiver itself holds the
+    // element, this rank is the receiver.
     bool linked = true;
     for (const int64_t dim : mesh_dims) {
       const bool is_split = std::ranges::any_of(from, [dim](const ShardSplit& split) { return split.mesh_dim == dim; });
@@ -102,7 +104,7 @@ Sizes sizes_of(const ShardIndices& part) {
 
 int64_t numel_of(const ShardIndices& part) { return c10::multiply_integers(sizes_of(part)); }
 
-// Spans are ascending, so one pass gives the common spans in ascending order.
+// The spans of `a` and `b` are ascending in each dim, so one pass over both finds the common spans in ascending order.
 ShardIndices intersection(const ShardIndices& a, const ShardIndices& b) {
   ShardIndices both;
   for (size_t dim = 0; dim < a.size(); ++dim) {
@@ -144,7 +146,8 @@ void copy_part_into(const at::Tensor& tensor, const ShardIndices& held, const at
   copy_part_into(tensor, held, values, values_part, 0);
 }
 
-// Exactly one dim may be divided, and along it each part must be one range that starts where the previous part ends.
+// Returns a dim only if the parts differ from the whole in this dim alone and each part is one range that starts where
+// the previous part ends.
 std::optional<int64_t> concat_dim(const ShardIndices& whole, const std::vector<ShardIndices>& parts) {
   const auto is_divided = [&](size_t dim) {
     return std::ranges::any_of(parts, [&](const ShardIndices& part) { return part[dim] != whole[dim]; });
@@ -164,7 +167,7 @@ std::optional<int64_t> concat_dim(const ShardIndices& whole, const std::vector<S
   return next == length(whole[divided]) ? std::optional(static_cast<int64_t>(divided)) : std::nullopt;
 }
 
-// The parts must be divided along one dim, and all dims before it must have one element.
+// This is so if concat_dim() finds a dim and all dims before that dim have size 1.
 bool is_contiguous_concat(const ShardIndices& whole, const std::vector<ShardIndices>& parts) {
   if (whole.empty()) return parts.size() == 1;
   if (parts.size() == 1 && parts[0] == whole) return true;

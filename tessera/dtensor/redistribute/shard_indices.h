@@ -1,4 +1,5 @@
-// Parts of a tensor, as global indices, and copies between tensors that hold different parts.
+// ShardIndices describes a part of a global tensor by global indices. The functions compute which parts ranks exchange
+// in a redistribution step, and copy elements between tensors that hold different parts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,18 +15,19 @@ using MeshDims = c10::SmallVector<int64_t, 2>;
 using Coordinate = c10::SmallVector<int64_t, 4>;
 using ShardIndices = c10::SmallVector<IndexSpans, 6>;  // for each tensor dim: the global indices of the part
 
-// The parts that ranks hold before and after a step.
+// The parts of the tensor that this rank and the other ranks of the group hold before and after a step.
 struct TransferPlan {
   ShardIndices held_part;    // part of this rank before the step
   ShardIndices needed_part;  // part of this rank after the step
-  // Parts of the members of the step's group, in group order; empty unless requested.
+  // Parts of all ranks of the step's group, in group order, before and after the step. Empty unless TransferRequest
+  // requests them.
   std::vector<ShardIndices> parts_before;
   std::vector<ShardIndices> parts_after;
   std::vector<bool> exchanges_with;  // for each member: whether this rank exchanges elements with it
 };
 // The arguments of compute_transfer(): a step that changes how a tensor of `global_sizes` is sharded, from the splits
-// `from` to the splits `to` (ShardSplits in layout.h). The step's group is all ranks that have this rank's coordinates
-// on the mesh dims outside of `mesh_dims`.
+// `from` to the splits `to` (ShardSplits in layout.h). The step's group consists of all ranks that have this rank's
+// coordinates on the mesh dims that are not in `mesh_dims`.
 struct TransferRequest {
   c10::IntArrayRef global_sizes;
   const MeshDims& mesh_dims;
@@ -38,17 +40,17 @@ TransferPlan compute_transfer(const TransferRequest& request, const DeviceMesh& 
 
 Sizes sizes_of(const ShardIndices& part);
 int64_t numel_of(const ShardIndices& part);
-// The elements that are in both parts.
+// Returns the indices that are in both parts.
 ShardIndices intersection(const ShardIndices& a, const ShardIndices& b);
-// The elements of part `needed` from a tensor that holds part `held`. The result is a view if the elements are
-// contiguous ranges.
+// Returns the elements of part `needed` from a tensor that holds part `held`, which must contain `needed`. The result
+// is a view if the elements are one range of `tensor` in each dim.
 at::Tensor slice_part(const at::Tensor& tensor, const ShardIndices& held, const ShardIndices& needed);
-// Writes `values`, which hold part `values_part`, to their positions in a tensor that holds part `held`.
+// Writes `values`, which holds part `values_part`, to the positions of that part in `tensor`, which holds part `held`.
 void copy_part_into(const at::Tensor& tensor, const ShardIndices& held, const at::Tensor& values,
                     const ShardIndices& values_part);
-// The dim along which the concatenation of the parts is the whole; nullopt when there is none.
+// Returns the dim along which the concatenation of the parts gives the whole tensor; nullopt when there is none.
 std::optional<int64_t> concat_dim(const ShardIndices& whole, const std::vector<ShardIndices>& parts);
-// Whether the parts, one after the other, are the contiguous memory of the whole.
+// Whether the contiguous local tensors of the parts, one after the other in memory, are the contiguous whole tensor.
 bool is_contiguous_concat(const ShardIndices& whole, const std::vector<ShardIndices>& parts);
 
 }  // namespace tessera
