@@ -5,8 +5,9 @@ namespace tessera::text {
 Document encode_document(const Tokenizer& tokenizer, std::string_view text) {
   Document document{tokenizer.encode(text)};
   auto& ids = document.ids;
-  // Two equal special tokens in front are a duplicate only if one of them comes from the text and the other one from
-  // the post-processor; encoding the text and the special tokens separately shows both.
+  // Two equal special tokens at the beginning are a duplicate only if the text contains one of them and the
+  // post-processor adds the other. The text encoded without special tokens, and the empty text encoded with them, show
+  // both.
   if (ids.size() < 2 || ids[0] != ids[1] || !tokenizer.is_special(ids[0])) return document;
   const auto own = tokenizer.encode(text, {.add_special_tokens = false});
   const auto added = tokenizer.encode("");

@@ -7,8 +7,8 @@ constexpr std::string_view kReplacement =
     "\xEF\xBF\xBD";  // U+FFFD; at the end of the text it may be a character whose last bytes have not come yet
 constexpr size_t kMaxHeldTokens = 64;
 
-// `text` from byte `begin` on. A new token may change the decoded text of earlier tokens (bytes that turn out not to be
-// UTF-8). `begin` may then be inside a character; the rest of this character is skipped.
+// Returns `text` from byte `begin` on. A new token may change the decoded text of earlier tokens, when their bytes turn
+// out not to be UTF-8. `begin` may then be inside a character; the other bytes of this character are skipped.
 std::string from(const std::string& text, size_t begin) {
   while (begin < text.size() && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) ++begin;
   return begin < text.size() ? text.substr(begin) : std::string();
@@ -20,9 +20,9 @@ StreamDecoder::StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens)
     : tokenizer_(std::move(tokenizer)), skip_special_tokens_(skip_special_tokens) {}
 
 std::string StreamDecoder::push(TokenId id) {
-  // Decoders treat the first token of a text differently (they drop its space), so a new token is decoded together with
-  // the tokens of the piece before it. Text that ends in U+FFFD is held back until the next token completes the
-  // character, for at most kMaxHeldTokens tokens.
+  // Some decoders drop the space of the first token of a text, so a new token is decoded together with the tokens of
+  // the text that was returned last. Text that ends in U+FFFD is held back until more tokens complete the character,
+  // for at most kMaxHeldTokens tokens.
   window_.push_back(id);
   std::string text = tokenizer_.decode(window_, skip_special_tokens_);
   if (text.size() <= emitted_bytes_) return {};

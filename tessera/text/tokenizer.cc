@@ -159,9 +159,9 @@ void Tokenizer::TokenizerData::apply_config(const JsonReader& config) {
   warn_of_ignored_keys(config);
 }
 
-// Compares the special tokens around a text as tokenizer.json adds them with those that add_bos_token and add_eos_token
-// ask for. transformers before version 5 built the post-processor of some classes from these keys; version 5 ignores
-// the keys.
+// Logs a warning if tokenizer.json adds other special tokens around a text than the keys add_bos_token and
+// add_eos_token of `config` ask for. transformers before version 5 built the post-processor of some tokenizer classes
+// from these keys; version 5 ignores the keys.
 void Tokenizer::TokenizerData::warn_of_ignored_keys(const JsonReader& config) const {
   if (!config.has("add_bos_token") && !config.has("add_eos_token")) return;
   const bool wants_bos = config.boolean("add_bos_token", false) && bos;
@@ -234,8 +234,8 @@ void Tokenizer::TokenizerData::EncodeCall::part(std::string_view text, const Spa
                      &EncodeCall::normalized_part);
 }
 
-// Splits normalized text into pieces and encodes each of them. Without offsets encode() uses the word cache; with
-// offsets encode_symbols() returns the length of each token.
+// Splits normalized text into pieces and encodes each of them. Without offsets, BpeModel::encode() uses the word cache.
+// For offsets, BpeModel::encode_symbols() gives the length of each token.
 void Tokenizer::TokenizerData::EncodeCall::normalized_part(std::string_view text, const Span* origins, bool at_start) {
   PreTokens& tokens = scratch_.tokens;
   tokens.start(text, origins, at_start);
@@ -315,8 +315,8 @@ void copy_extra_tokens(const Json& map, Json& config) {
   }
 }
 
-// The content of tokenizer_config.json, in which the special tokens of special_tokens_map.json replace different ones
-// (special_tokens_of has the precedence).
+// The content of tokenizer_config.json, with the special tokens that special_tokens_of() selects from this file and
+// special_tokens_map.json.
 Json config_of_tokenizer(const std::filesystem::path& dir, const std::string& where) {
   Json config = read_optional_json_object(dir / "tokenizer_config.json", where, /*max_keys=*/4'000'000);
   const Json map = read_special_tokens_map(dir);

@@ -89,8 +89,8 @@ class Tokenizer {
   bool is_added(TokenId id) const;
   // The half-open byte ranges at which `text` contains the string of a special token. Ranges may overlap.
   std::vector<std::pair<size_t, size_t>> special_tokens_in(std::string_view text) const;
-  // The same for all added tokens, with the longest one at each position. Added tokens that are not special, such as
-  // Qwen's <tool_call>, are included.
+  // The half-open byte ranges at which `text` contains the string of an added token, with the longest one at each
+  // position. Added tokens that are not special, such as Qwen's <tool_call>, are included.
   std::vector<std::pair<size_t, size_t>> added_tokens_in(std::string_view text) const;
 
  private:
@@ -105,7 +105,8 @@ class Tokenizer {
 class StreamDecoder {
  public:
   explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true);
-  // Adds a token and returns the text that is now certain; it may be empty.
+  // Adds a token and returns the text that is complete with this token and has not been returned before; it may be
+  // empty.
   std::string push(TokenId id);
   // Returns the text that push() has held back so far, e.g. an incomplete character as U+FFFD, and resets the decoder.
   std::string finish();

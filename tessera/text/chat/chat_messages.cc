@@ -14,8 +14,9 @@ constexpr const char* kUnread = "qunreadq";  // the value of a key that no templ
 
 Json part(const std::string& text) { return {{"type", "text"}, {"text", text}}; }
 
-// A conversation with one message of `role` that has `content`. The content of the other messages is a string, or a
-// list of one part. A "tool" message comes after an assistant message with a tool call, as templates require.
+// A conversation with one message of `role` that has `content`. The content of the other messages is a list of one text
+// part if `others_in_parts` is true, else a string. A "tool" message comes after an assistant message with a tool call,
+// as templates require.
 Json probe_conversation(const std::string& role, const Json& content, bool others_in_parts) {
   const auto text = [&](const char* words) { return others_in_parts ? Json::array({part(words)}) : Json(words); };
   const Json user = {{"role", "user"}, {"content", text("a")}};
@@ -31,8 +32,9 @@ Json probe_conversation(const std::string& role, const Json& content, bool other
   return Json::array({user, caller, message});
 }
 
-// The text that the template prints for the conversation of probe_conversation(); empty where the template refuses the
-// conversation. Templates that read only one form refuse the other messages in the wrong form, so both forms are tried.
+// The text that the template prints for the conversation of probe_conversation(); empty when the template refuses the
+// conversation. A template that reads only strings, or only lists of parts, may refuse the messages around `content` in
+// the other form. So both values of `others_in_parts` are tried.
 std::string rendered_text(const ChatTemplate& chat, const std::string& role, const Json& content) {
   for (const bool others_in_parts : {false, true}) {
     const auto messages = probe_conversation(role, content, others_in_parts);
@@ -51,8 +53,8 @@ ContentForm find_content_form(const ChatTemplate& chat, const std::string& role)
   Json first = part(kFirst);
   first["unread"] = kUnread;
   const auto parts = rendered_text(chat, role, Json::array({first, part(kSecond)}));
-  // A template that reads only strings prints a list as Python's str() does, with all keys; then kUnread is in the
-  // output. A template that reads parts prints only their texts.
+  // A template that reads only strings prints a list of parts as Python's str() does, with all keys and values of each
+  // part; the value kUnread is then in the output. A template that reads parts prints only their texts.
   form.reads_parts = holds(parts, kFirst) && !holds(parts, kUnread);
   form.reads_all_parts = form.reads_parts && holds(parts, kSecond);
   form.reads_text = prints_text || !form.reads_parts;

@@ -3,8 +3,8 @@
 //   const Json messages = adapt_messages(chat, openai_messages(...));
 //   chat.render(messages, true);
 //
-// In OpenAI's API the content of a message is a string or a list of parts, and the role above the user is "developer".
-// A chat template reads strings, lists of parts, or both. Thread-safe.
+// In OpenAI's API the content of a message is a string or a list of parts, and instructions that have precedence over
+// the user's come in the role "developer". A chat template reads strings, lists of parts, or both. Thread-safe.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

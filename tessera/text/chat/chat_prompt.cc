@@ -79,10 +79,10 @@ class ControlTokenMarker {
 };
 
 // Removes the marks from the text and returns the barriers for the tokenizer (EncodeOptions::barriers), sorted: the
-// position of each mark, and each character boundary between the two marks of a pair. A template may cut a text, so one
-// mark of a pair may be missing. The barriers behind the first character after a begin mark, and in front of the last
-// character before an end mark, make sure that no token of several characters starts at a begin mark or ends at an end
-// mark in this case.
+// position of each mark, and each character boundary between the two marks of a pair. A template may cut a text between
+// two marks, so one mark of a pair may be missing. For this case there is also a barrier after the first character
+// behind each begin mark, and one before the last character in front of each end mark. No token of several characters
+// can then start at a begin mark or end at an end mark.
 std::vector<size_t> remove_marks(std::string& text) {
   std::vector<size_t> places;
   std::string without;

@@ -53,7 +53,8 @@ jinja::ParsedTemplate parse_source(const std::string& source, const std::string&
   }
 }
 
-// A budget without limits, for converting the caller's values: the template does not pay for this work.
+// A budget without limits. It is used to convert the caller's values to template values, which does not count against
+// the limits of the render.
 jinja::Budget unlimited() { return {~size_t{0}, ~size_t{0}, 0}; }
 
 // Converts a given value to a template value. The depth is limited here, before the evaluator sees the value, because
@@ -185,8 +186,8 @@ RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prom
                   "[text.chat_template] {}: message {} is {}, wanted an object.", state_->name, i,
                   messages[i].type_name());
   }
-  // Later definitions replace earlier ones: defaults, then special tokens, then `extra`; "messages" and
-  // "add_generation_prompt" last, so `extra` cannot replace them.
+  // A later definition of a variable replaces an earlier one. The order is: defaults, special tokens, `extra`, then
+  // "messages" and "add_generation_prompt", so `extra` cannot replace these two.
   jinja::Evaluator evaluator({limits.max_steps, limits.max_output_bytes, limits.max_depth}, time_);
   try {
     evaluator.define("tools", Value::none());
@@ -247,7 +248,8 @@ bool ChatTemplate::contains_literal_text(std::string_view text) const {
          (state_->with_tools && state_->with_tools->literals.find(text) != std::string::npos);
 }
 
-// `literals` has each literal between two null characters.
+// `literals` has each literal between two null characters, so the search with null characters finds only whole
+// literals.
 bool ChatTemplate::has_literal(std::string_view text) const {
   return contains_literal_text(fmt::format("{0}{1}{0}", '\0', text));
 }

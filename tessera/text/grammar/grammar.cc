@@ -146,8 +146,8 @@ std::vector<bool> GrammarBuilder::find_productive_parts() const {
 }
 
 // A part that no finite text matches (a schema that requires itself) is replaced by a choice without alternatives,
-// which matches nothing. If its repetition may occur 0 times, only the empty text matches, so the repetition is
-// replaced by an empty sequence. Error kConfig if the root is such a part.
+// which matches nothing. A repetition of such a part that may occur 0 times matches only the empty text, so the
+// repetition is replaced by an empty sequence. Error kConfig if no finite text matches the root.
 Grammar GrammarBuilder::finish(PartId root) && {
   const auto has_text = find_productive_parts();
   TESSERA_CHECK(has_text[static_cast<size_t>(root)], ErrorKind::kConfig,

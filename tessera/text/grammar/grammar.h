@@ -84,11 +84,12 @@ class GrammarBuilder {
   PartId range(int first, int last);      // one byte from `first` to `last`, both included
   PartId literal(std::string_view text);  // "" is the empty text
   PartId one_of(const std::vector<std::string_view>& texts);
-  // A text of UTF-8 characters, then the byte `end`, where the text is none of the excluded `texts`. The grammar
-  // follows the tree of the excluded texts byte by byte. Where a character leaves the tree, `after` follows (after a
-  // character of one byte in `characters`) or `wide` matches (a character of several bytes and all that follows it).
-  // Limitation: at a position where an excluded text continues with a character of several bytes, all other characters
-  // of several bytes are excluded, too.
+  // A text of UTF-8 characters, then the byte `end`; the text must be none of `texts`, the excluded texts. The grammar
+  // follows the trie of the excluded texts byte by byte, until a character comes that is not in the trie at this
+  // position. If it is a character of one byte, it must be in `characters`, and the part `after` matches all that
+  // follows it. If it has several bytes, the part `wide` matches this character and all that follows it. Limitation: at
+  // a position where an excluded text continues with a character of several bytes, all other characters of several
+  // bytes are excluded, too.
   struct NoneOfOptions {
     uint8_t end;
     ByteSet characters;
@@ -100,13 +101,13 @@ class GrammarBuilder {
   PartId optional(PartId part) { return repeat(part, 0, 1); }
   PartId zero_or_more(PartId part) { return repeat(part, 0); }
   PartId repeat(PartId part, int32_t min_count, int32_t max_count = Grammar::kUnbounded);
-  // A part that define() sets later, once, so that a part can contain itself. Between the begin of the part and itself
-  // there must be at least one byte: left recursion is not supported.
+  // A placeholder for a part that define() sets later, once; with it a part can contain itself. Left recursion is not
+  // supported: inside the part, at least one byte must come before the placeholder.
   PartId forward();
   void define(PartId forward, PartId as);
 
-  // Removes the parts that have no finite text, so that every allowed byte can be continued to a whole text. Error
-  // kConfig when the root has no finite text.
+  // Removes the parts that have no finite text, so that a text can be completed after every allowed byte. Error kConfig
+  // when the root has no finite text.
   Grammar finish(PartId root) &&;
 
  private:

@@ -56,7 +56,8 @@ size_t GrammarMasks::bytes() const {
   return account_.grammar_bytes() + used_bytes();
 }
 
-// Drops all states except those of the cursors, and all masks, because states get new numbers.
+// Drops all states that no cursor needs. Also drops all masks: masks_ has them by state number, and the kept states get
+// new numbers.
 void GrammarMasks::drop_unused_states() {
   std::vector<int32_t*> needed;
   for (auto* cursor : cursors_) {
@@ -68,8 +69,9 @@ void GrammarMasks::drop_unused_states() {
   bytes_after_drop_ = used_bytes();
 }
 
-// Moves the cursor's state behind the tokens. Returns false when the budget ends before. Fewer tokens than before mean
-// another text, so the cursor starts again.
+// Reads the tokens that the cursor has not read yet, and updates the cursor's state. Returns false when the step budget
+// is used up before all tokens are read. If the cursor has read more tokens than are given, the text is another one,
+// and the cursor starts at the beginning.
 bool GrammarMasks::advance(GrammarCursor& cursor, std::span<const int64_t> generated_tokens, StepBudget& budget) {
   if (cursor.tokens_ > generated_tokens.size()) {
     cursor.state_ = states_.start();
@@ -93,10 +95,11 @@ bool GrammarMasks::advance(GrammarCursor& cursor, std::span<const int64_t> gener
   return true;
 }
 
-// Visits the tokens in the order of their bytes, like a depth-first walk through a trie. prefix_states[i] is the state
-// after i bytes of the last token that was read. The next token starts from the state after the bytes that it shares
-// with this token, so a common prefix is read once; if this state is dead, the token is skipped without reading a byte.
-// The walk continues in the next call where this budget ends. Finished masks are kept by state.
+// Computes the mask for the cursor's state. Visits the tokens of the vocabulary in the order of their bytes, like a
+// depth-first walk through a trie. prefix_states[i] is the state after i bytes of the last token whose bytes were read.
+// The next token starts from the state after the prefix that it shares with this token, so a shared prefix is read
+// once; if that state is dead, the token is skipped. When the step budget is used up, the result is null, and the next
+// call continues at the same token. Finished masks are stored in masks_ by state.
 std::shared_ptr<const TokenMask> GrammarMasks::mask_of(GrammarCursor& cursor, StepBudget& budget) {
   if (const auto known = masks_.find(cursor.state_); known != masks_.end()) return known->second;
   if (!cursor.mask_) {
@@ -108,8 +111,8 @@ std::shared_ptr<const TokenMask> GrammarMasks::mask_of(GrammarCursor& cursor, St
   auto& prefix_states = cursor.prefix_states_;
   for (; cursor.tokens_done_ < tokens.size(); ++cursor.tokens_done_) {
     const auto& token = tokens[cursor.tokens_done_];
-    // Skipped tokens leave `prefix_states` as it is. It stays valid: all of them share at least the bytes up to its
-    // dead state.
+    // A skipped token adds no states, so `prefix_states` still belongs to the last token whose bytes were read. It is
+    // valid for the skipped tokens, too, because each of them begins with the bytes that lead to the dead state.
     prefix_states.resize(std::min(prefix_states.size(), token.common_prefix_bytes + 1));
     while (prefix_states.size() <= token.bytes.size() && prefix_states.back() != GrammarStates::kDead) {
       if (budget.is_over()) return nullptr;
@@ -129,8 +132,9 @@ std::optional<GrammarMasks::MaskResult> GrammarMasks::advance_and_mask(GrammarCu
                                                                        std::span<const int64_t> generated_tokens,
                                                                        ResultKind result_kind, uint64_t steps) {
   const std::lock_guard lock(mutex_);
-  // States are dropped only above half of the limit (the other half is for the states of this call) and above twice the
-  // size after the last drop, so the cost of dropping is amortized. Above the limit they are always dropped.
+  // To amortize the cost, states are dropped only when used_bytes() is above half of the limit and above twice its
+  // value after the last drop. The other half of the limit is for the states of this call. Above the limit, states are
+  // always dropped.
   const size_t limit = account_.memory().bytes_per_grammar();
   if (used_bytes() > std::min(limit, std::max(limit / 2, 2 * bytes_after_drop_))) drop_unused_states();
   TESSERA_CHECK(

@@ -1,15 +1,15 @@
-// Computes which tokens may come next in a text of a grammar. All sequences that use the grammar share one
-// GrammarMasks.
+// Computes which tokens may come next in a text that must follow a grammar. All sequences that use the grammar share
+// one GrammarMasks.
 //
 //   const auto masks = std::make_shared<GrammarMasks>(grammar, vocabulary);
 //   GrammarMasks::GrammarCursor cursor(*masks);  // one per sequence
 //   while (!masks->advance_and_mask(cursor, generated_tokens, GrammarMasks::ResultKind::kMask, steps)) ...
 //
 // A token is allowed if its bytes continue the text; special tokens have no bytes and are never allowed. The work for
-// an answer is counted in steps (positions of the grammar that are read, about 16 million per second), so callers can
-// do it in slices. A cursor that needs `most_steps` for one answer fails. Memory is limited by GrammarMemory: when the
-// grammar uses more than its share, it drops the states that no cursor needs. Thread-safe. A cursor belongs to one
-// sequence and must be destroyed before the masks.
+// one result is counted in steps (positions of the grammar that are read, about 16 million per second), so a caller can
+// spread it over several calls. A cursor that needs `most_steps` for one result fails with Error kConfig. GrammarMemory
+// limits the memory: when the states and masks come near the share of one grammar (bytes_per_grammar), the states that
+// no cursor needs are dropped. Thread-safe. A cursor belongs to one sequence and must be destroyed before the masks.
 #pragma once
 
 #include <cstdint>
@@ -53,8 +53,8 @@ class GrammarMasks {
     size_t tokens_ = 0;        // number of tokens that have been read
     size_t bytes_ = 0;         // number of bytes of the next token that have been read
     uint64_t steps_used_ = 0;  // steps since the last answer
-    // The unfinished mask of state_. tokens_done_ tokens of the sorted vocabulary are done; prefix_states_[i] is the
-    // state after i bytes of the last token that was read.
+    // The unfinished mask for state_. It is computed for the first tokens_done_ tokens of the sorted vocabulary.
+    // prefix_states_[i] is the state after i bytes of the last token whose bytes were read.
     std::shared_ptr<TokenMask> mask_{};
     size_t tokens_done_ = 0;
     std::vector<int32_t> prefix_states_{};
@@ -66,8 +66,9 @@ class GrammarMasks {
   };
   enum class ResultKind { kPlace, kMask };  // kPlace: a MaskResult without mask
   // Reads the tokens `generated_tokens` of the sequence and, for kMask, computes the mask. Takes at most about `steps`
-  // steps; returns nullopt when these were too few, and the next call continues. Error kConfig for a token that the
-  // grammar does not allow, and when the cursor has used `most_steps` or too much memory.
+  // steps. Returns nullopt when more steps are needed; the next call then continues the work. Error kConfig for a token
+  // that the grammar does not allow, when the cursor has used `most_steps`, and when the states of the grammar need too
+  // much memory.
   std::optional<MaskResult> advance_and_mask(GrammarCursor& cursor, std::span<const int64_t> generated_tokens,
                                              ResultKind result_kind, uint64_t steps);
 

@@ -28,8 +28,8 @@ void HashIdTable::put(const Slot& slot) {
   slots_[at] = slot;
 }
 
-// The table is at most two thirds full and then doubles. Slots keep the hash, so entries move without the caller's
-// objects.
+// The table doubles before it is more than two thirds full. A slot has the hash of its object, so doubling does not
+// need the objects, which the caller owns.
 void HashIdTable::add(uint64_t hash, int32_t id) {
   if (++used_ * 3 > slots_.size() * 2) {
     std::vector<Slot> before(std::max<size_t>(16, slots_.size() * 2));
@@ -75,8 +75,8 @@ GrammarStates::Item GrammarStates::item_at_start(PartId part, Item tail) {
   return item(part, tree ? RadixTree::kRoot : 0, tail);
 }
 
-// Starts a new closure. `seen` of an item equals closure_id_ if this closure contains the item, so no array must be
-// cleared for a new closure.
+// Starts a new closure with a new closure_id_. An item is in the closure if its `seen` equals closure_id_, so no array
+// of flags must be cleared.
 void GrammarStates::begin_closure() {
   if (++closure_id_ == 0) {  // the counter has wrapped around
     for (auto& each : items_) each.seen = 0;
@@ -88,7 +88,8 @@ void GrammarStates::begin_closure() {
   byte_items_.clear();
 }
 
-// Each item is expanded once per closure. This makes the expansion finite, and its cost is limited by kMostReadings.
+// Adds an item to the closure if the closure does not contain it. Each item is thus expanded once per closure, so the
+// expansion is finite; kMostReadings limits the number of items.
 void GrammarStates::push(Item item) {
   ++steps_;
   if (item == kNothing) {
@@ -116,9 +117,10 @@ void GrammarStates::read() {
   }
 }
 
-// Expands one item by one level: an item that expects a byte goes to byte_items_, any other one pushes the items of its
-// children or its tail. When the last child or round begins, the new item gets the tail itself, so stacks stay short.
-// The rounds of an endless repeat are counted only up to the minimum, so the number of items is finite.
+// Expands one item by one level: an item that expects a byte goes to byte_items_; for any other item, the items of its
+// children or its tail are pushed. The item of the last child of a sequence, or of the last round of a repeat, gets the
+// tail of its parent as its tail (like a tail call), so stacks stay short. The rounds of a repeat without maximum are
+// counted only up to its minimum, so the number of items is finite.
 void GrammarStates::expand_item(Item of) {
   using NodeKind = Grammar::NodeKind;
   const auto [part, at, tail, seen] = items_[static_cast<size_t>(of)];
@@ -163,7 +165,7 @@ void GrammarStates::expand_item(Item of) {
   }
 }
 
-// Pushes the item that follows when the item reads `byte`; pushes nothing when it does not accept `byte`.
+// Pushes the item that follows the item `of` after `byte`; pushes nothing when `of` does not accept `byte`.
 void GrammarStates::consume_byte(Item of, uint8_t byte) {
   using NodeKind = Grammar::NodeKind;
   const auto [part, at, tail, seen] = items_[static_cast<size_t>(of)];
@@ -193,8 +195,9 @@ void GrammarStates::consume_byte(Item of, uint8_t byte) {
   }
 }
 
-// Removes from `equal` the bytes that lead this item to another result than `byte` does. The bytes that are left after
-// all items lead to the same state as `byte`, so next() fills its table for all of them at once.
+// Removes from `equal` each byte that leads from the item `of` to other items than `byte` does. After this has been
+// done for all items of a state, the bytes in `equal` lead to the same next state as `byte`, so next() fills its table
+// for all of them at once.
 void GrammarStates::intersect_equivalent_bytes(Item of, uint8_t byte, ByteSet& equal) const {
   using NodeKind = Grammar::NodeKind;
   const auto& data = items_[static_cast<size_t>(of)];
@@ -308,7 +311,7 @@ void GrammarStates::keep(std::span<int32_t* const> states) {
   for (size_t i = 0; i < items.size(); ++i) {
     if (moved[i] != kNothing) moved[i] = item(items[i].part, items[i].at, new_item(items[i].tail));
   }
-  // A closure without expansion: the items of a kept state are already those that expect a byte.
+  // The closure of a kept state needs no expansion: its items are already those that expect a byte.
   for (auto* state : kept) {
     if (*state == kDead) continue;
     const auto& data = before[static_cast<size_t>(*state)];

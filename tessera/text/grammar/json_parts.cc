@@ -44,7 +44,8 @@ JsonParts::JsonParts(GrammarBuilder& build) : build_(build) {
                     from(0xE1, 0xEC, 0x80, 0xBF, 1), from(0xED, 0xED, 0x80, 0x9F, 1), from(0xEE, 0xEF, 0x80, 0xBF, 1),
                     from(0xF0, 0xF0, 0x90, 0xBF, 2), from(0xF1, 0xF3, 0x80, 0xBF, 2), from(0xF4, 0xF4, 0x80, 0x8F, 2)});
   plain_ = build.choice({build.bytes(plain_ascii()), multibyte_});
-  // After \u: a code unit that is not a surrogate, or a high surrogate followed by \u and a low surrogate.
+  // After \u come the hex digits of a code unit that is not a surrogate, or those of a high surrogate, \u and those of
+  // a low surrogate.
   const auto hex = build.bytes(set_of("0123456789abcdefABCDEF"));
   const auto d = build.bytes(set_of("dD"));
   const auto unit = build.choice({build.sequence({build.bytes(set_of("0123456789abcefABCEF")), hex, hex, hex}),
@@ -89,8 +90,9 @@ JsonParts::PartId JsonParts::number() {
 }
 
 // Decimal numbers from `lowest` to `highest`, which have the same number of digits; lowest <= highest. With different
-// first digits there are up to three cases: the first digit of `lowest` with a rest not below its rest, the first digit
-// of `highest` with a rest not above its rest, and a digit between the two with any rest.
+// first digits there are up to three cases: the first digit of `lowest`, then digits that are not below the other
+// digits of `lowest`; the first digit of `highest`, then digits that are not above the other digits of `highest`; and a
+// first digit between these two, then any digits.
 JsonParts::PartId JsonParts::between(std::string_view lowest, std::string_view highest) {
   if (lowest.empty()) return build_.literal("");
   const auto lowest_first = build_.literal(lowest.substr(0, 1)), highest_first = build_.literal(highest.substr(0, 1));
@@ -184,7 +186,8 @@ JsonParts::PartId JsonParts::one_of(const std::vector<std::string>& texts) {
   return build_.one_of({texts.begin(), texts.end()});
 }
 
-// A key without escape sequences cannot equal a name with a character that must be escaped, so such names are left out.
+// The keys of this part have no escape sequences, so they cannot equal a name with a character that must be escaped.
+// Names with such a character are left out.
 JsonParts::PartId JsonParts::key_none_of(const std::vector<std::string>& names) {
   const auto plain = plain_ascii();
   const auto needs_escape = [&](char c) {

@@ -24,7 +24,7 @@ namespace tessera::text {
 class JsonParts {
  public:
   using PartId = Grammar::PartId;
-  // Borrows the builder.
+  // Keeps a reference to `build`, which must outlive this object.
   explicit JsonParts(GrammarBuilder& build);
 
   static constexpr int64_t kMaxInteger = 999'999'999'999'999'999;  // integers are from -kMaxInteger to kMaxInteger
@@ -33,8 +33,8 @@ class JsonParts {
   PartId boolean() const { return boolean_; }
   PartId null() const { return null_; }
   PartId number();
-  // A number without exponent between two integer bounds. An open bound excludes its value. nullopt is the largest
-  // number of 18 digits, or its negative. At least one number must be between the bounds.
+  // A number without exponent between two integer bounds. An open bound excludes its value. A lower bound of nullopt is
+  // -kMaxInteger, an upper bound of nullopt is kMaxInteger. At least one number must be between the bounds.
   struct NumberBound {
     int64_t value;
     bool open = false;
@@ -47,14 +47,14 @@ class JsonParts {
   PartId quoted(PartId characters);  // `characters` in double quotes
   PartId any_value() const { return value_; }
   PartId any_object() const { return object_; }
-  // Exactly this value, in the form of dump_json.
+  // The text of this one value, as dump_json() writes it.
   PartId literal(const Json& value);
   // One of several values, given by their JSON texts.
   PartId one_of(const std::vector<std::string>& texts);
   // A string without escape sequences that is not one of `names`.
   PartId key_none_of(const std::vector<std::string>& names);
 
-  // `between` in braces or brackets, with whitespace on both sides.
+  // `between` in braces or brackets, with optional whitespace before and after `between`.
   PartId braces(PartId between);
   PartId brackets(PartId between);
   PartId comma() const { return comma_; }

@@ -137,8 +137,8 @@ std::vector<std::string> types_of(const JsonReader& schema) {
 JsonSchema::JsonSchema(JsonParts& json, const JsonReader& document)
     : build_(json.builder()), document_(document), json_(json) {}
 
-// The root and the targets of $ref are forward parts, registered before their schema is read, so a schema may refer to
-// itself.
+// The root and the targets of $ref are forward parts (GrammarBuilder::forward). They are created before their schema is
+// read, so a schema may refer to itself.
 JsonSchema::PartId JsonSchema::value() {
   const auto root = build_.forward();
   references_["#"] = root;
@@ -155,7 +155,7 @@ JsonSchema::PartId JsonSchema::part_of(const JsonReader& schema) {
 }
 
 // Converts one schema. Keywords are checked in the order $ref, const, enum, anyOf/oneOf/allOf, types; the first one
-// that is present decides, and each of them allows only the keywords that it can combine with.
+// that is present decides. A keyword that cannot be combined with this one is an error.
 JsonSchema::PartId JsonSchema::read(const JsonReader& schema) {
   if (schema.value().is_boolean()) {
     if (!schema.value().get<bool>()) schema.fail("a schema that allows at least one value");
@@ -219,7 +219,8 @@ JsonSchema::PartId JsonSchema::of_type(const JsonReader& schema, const std::stri
   return type == "array" ? array_of(schema) : object_of(schema);
 }
 
-// The part of a $ref: "#", or "#/a/b", a JSON pointer into the document, in which "~0" is '~' and "~1" is '/'.
+// The grammar part of the schema that a $ref names: "#", or a JSON pointer into the document, such as "#/a/b". In a
+// JSON pointer "~0" is '~' and "~1" is '/'.
 JsonSchema::PartId JsonSchema::resolve_reference(const JsonReader& reference) {
   const auto pointer = reference.as_string();
   if (const auto known = references_.find(pointer); known != references_.end()) return known->second;
@@ -250,8 +251,8 @@ JsonSchema::PartId JsonSchema::resolve_reference(const JsonReader& reference) {
   return part;
 }
 
-// The values of enum or const that have one of the types and satisfy lengths and bounds. A value that does not is left
-// out; it is an error when none remains.
+// The values of enum or const that have one of the types and satisfy lengths and bounds. Other values are left out; it
+// is an error when no value remains.
 JsonSchema::PartId JsonSchema::literals(const JsonReader& schema, const std::vector<Json>& values) {
   const auto types = schema.has("type") ? types_of(schema) : std::vector<std::string>{};
   std::vector<std::string> texts;
@@ -286,7 +287,7 @@ JsonSchema::PartId JsonSchema::format_of(const JsonReader& format) {
     return json_.one_of(texts);
   };
   const auto dash = build_.literal("-"), colon = build_.literal(":");
-  // Days 1 to 28 in every month, 29 and 30 in every month but February, 31 in the months that have it.
+  // MM-DD: days 1 to 28 of every month, days 29 and 30 of all but February, day 31 of the months that have one.
   const auto month_and_day = build_.choice(
       {build_.sequence({number(1, 12), dash, number(1, 28)}),
        build_.sequence({build_.choice({number(1, 1), number(3, 12)}), dash, number(29, 30)}),
@@ -298,7 +299,8 @@ JsonSchema::PartId JsonSchema::format_of(const JsonReader& format) {
     years.push_back(build_.sequence({build_.literal(std::string(static_cast<size_t>(zeros), '0')),
                                      build_.range('1', '9'), build_.repeat(digit, 3 - zeros, 3 - zeros)}));
   }
-  // Leap years: the last two digits are a multiple of 4 but not 00, or the first two are one and the last two are 00.
+  // The year YYYY is a leap year if its last two digits are one of 04, 08, ..., 96, or if its first two digits are one
+  // of these and the last two are 00.
   std::vector<std::string> fours;  // 04, 08, ..., 96
   for (int64_t each = 4; each < 100; each += 4) fours.push_back(fmt::format("{:02}", each));
   const auto four = json_.one_of(fours);
@@ -323,9 +325,9 @@ JsonSchema::PartId JsonSchema::format_of(const JsonReader& format) {
 // Bounds that are 64-bit integers are used exactly, because a double cannot represent all of them.
 JsonSchema::PartId JsonSchema::integer_of(const JsonReader& schema) {
   constexpr int64_t kMaxInteger = JsonParts::kMaxInteger;
-  // Reads the bound `key`, or returns `missing`. A fractional bound is rounded into the range. An integer bound is
-  // moved by `shift`, which turns an exclusive bound into an inclusive one. The result is limited to one beyond
-  // kMaxInteger.
+  // Reads the bound `key`; returns `missing` if the schema has no such key. A fractional bound is rounded to the next
+  // integer inside the range. `shift` is added to an integer bound: it makes an exclusive bound inclusive. The result
+  // is at least -kMaxInteger - 1 and at most kMaxInteger + 1.
   const auto bound = [&](const char* key, int64_t missing, double (*round)(double), int64_t shift) {
     const auto given = schema.find(key);
     if (!given) return missing;
@@ -396,8 +398,9 @@ JsonSchema::PartId JsonSchema::array_of(const JsonReader& schema) {
   return json_.brackets(tail);
 }
 
-// Members of "properties" come in their order. Other keys are allowed when "additionalProperties" allows them, or when
-// the schema names no property; a name in "required" that is not in "properties" is an error.
+// Members of "properties" come in the order in which the schema lists them. Other keys are allowed when
+// "additionalProperties" allows them, or when the schema names no property; a name in "required" that is not in
+// "properties" is an error.
 JsonSchema::PartId JsonSchema::object_of(const JsonReader& schema) {
   std::set<std::string> required;
   if (const auto list = schema.find("required")) {
@@ -424,9 +427,10 @@ JsonSchema::PartId JsonSchema::object_of(const JsonReader& schema) {
   return json_.braces(members_of(members, {build_.sequence({key, json_.colon(), value})}));
 }
 
-// The members in their order, then any number of other members. Built from the last member to the first: `tail` is the
-// part after a member, which begins with a comma; `start` is the same part without this comma, for the case that no
-// earlier member is present. The grammar grows linearly with the number of members.
+// The grammar part inside the braces: `members` in order, then any number of `others`. It is built from the last member
+// to the first. `tail` matches what follows an earlier member, so it begins with a comma unless it is empty; `start`
+// matches the same members without this comma, for the case that no earlier member is present. The grammar grows
+// linearly with the number of members.
 JsonSchema::PartId JsonSchema::members_of(const std::vector<ObjectMember>& members, const std::vector<PartId>& others) {
   auto tail = build_.literal(""), start = tail;
   for (const auto other : others) {

@@ -31,7 +31,8 @@ namespace tessera::text {
 class JsonSchema {
  public:
   using PartId = Grammar::PartId;
-  // Borrows `json`, and the document until value() returns. Several schemas of one grammar may share `json`.
+  // `json` must outlive this object, and `document` must exist until value() returns. Several schemas of one grammar
+  // may share `json`.
   JsonSchema(JsonParts& json, const JsonReader& document);
 
   PartId value();  // the part of all values that the schema allows

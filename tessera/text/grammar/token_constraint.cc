@@ -11,8 +11,9 @@ constexpr uint64_t kSliceSteps = 200'000;  // steps between two checks of the me
 
 }  // namespace
 
-// A prepared answer is used if the next call has the same number of tokens; between the two calls the sequence does not
-// change, so they are the same tokens.
+// The result of an earlier call is used again if `generated_tokens` has the same number of tokens as in that call. The
+// caller does not change the sequence between a prepare_ function and allowed() or complete(), so the tokens are the
+// same, too.
 bool TokenConstraint::prepare(std::span<const int64_t> generated_tokens, GrammarMasks::ResultKind result_kind,
                               uint64_t steps) {
   const bool mask = result_kind == GrammarMasks::ResultKind::kMask;

@@ -7,8 +7,9 @@
 //   const auto allowed = constraint.allowed(generated_tokens);                              // by token id
 //   if (constraint.complete(generated_tokens)) ...                                          // no token may follow
 //
-// Stop tokens are allowed when the text is whole. The time of an answer depends on the grammar; a server prepares it in
-// slices, so other sequences do not wait. Not thread-safe.
+// Stop tokens are allowed when the generated text is a complete text of the grammar. The time that allowed() takes
+// depends on the grammar. A server therefore does the work with several calls of prepare_allowed_tokens() and few steps
+// in each, so that other sequences do not wait. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +35,8 @@ class TokenConstraint {
   bool prepare_complete(std::span<const int64_t> generated_tokens, uint64_t steps);
 
   // `generated_tokens` are the tokens generated since the prompt. allowed() returns the tokens that may come next, by
-  // token id, and raises Error kConfig when there is none. complete() is true when the text is whole and no token may
-  // follow.
+  // token id, and raises Error kConfig when there is none. complete() is true when the generated text is a complete
+  // text of the grammar and no byte may follow.
   TokenMask allowed(std::span<const int64_t> generated_tokens);
   bool complete(std::span<const int64_t> generated_tokens);
 

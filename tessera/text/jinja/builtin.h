@@ -1,5 +1,6 @@
-// The form of filters, methods and global functions in C++: a function of a value and its arguments, in a table that
-// maps the name to the function and its parameter names. The value of a global function is undefined.
+// The filters, methods and global functions of templates. Each is a C++ function of an input value and its arguments; a
+// BuiltinTable maps its name to the function and the names of its parameters. The input of a global function is an
+// undefined value.
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,7 @@
 
 namespace tessera::text::jinja {
 
-// The budget pays for each compared name, so a template with many variables pays for its slow lookups.
+// Names are compared one by one. Each comparison charges the budget, which limits slow lookups among many variables.
 Value* Scope::find(std::string_view name, Budget& budget) {
   size_t compared = 0;
   Value* found = nullptr;
@@ -23,8 +23,8 @@ Value* Scope::find(std::string_view name, Budget& budget) {
   return found;
 }
 
-// Limits the C++ stack. A macro call nests the whole tree of the macro inside the tree of the caller, so the limit of
-// the parser is not enough.
+// Limits the C++ stack. A macro call nests the whole tree of the macro inside the tree of the caller, so the parser's
+// limit on the depth of one tree is not enough.
 int Evaluator::next_depth() const {
   constexpr int kLevelsEach = 8;  // levels of tree recursion per level of nesting that the template may have
   const int limit = budget_.max_depth * kLevelsEach;
@@ -97,7 +97,7 @@ void Evaluator::set_variable(std::string_view name, Value value) {
   scope_->variables.emplace_back(name, std::move(value));
 }
 
-// Every node costs at least one step and one level of depth; charge(0) pays the step. line_ is the line of the last
+// Every node costs at least one step and one level of depth; charge(0) charges the step. line_ is the line of the last
 // node that was entered, which is the line of an error.
 Value Evaluator::evaluate(const Expression& node) {
   const ScopedValue deeper(running_depth_, next_depth());
@@ -269,8 +269,8 @@ Value Evaluator::evaluate_test(const Expression& node) {
 }
 
 // The attribute that the object itself defines: a namespace entry, a member of `loop`, a macro's name or a method.
-// nullopt when there is none; the caller then searches the entries of a dict. A name that the sandbox forbids is an
-// undefined value, so it hides an entry of the same name.
+// nullopt when there is none; the caller then searches the entries of a dict. For a name that the sandbox forbids, the
+// result is an undefined value, so a dict entry with this name is not found either.
 std::optional<Value> Evaluator::own_attribute(const Value& of, const std::string& name) {
   if (of.is(ValueKind::kNamespace)) {
     if (const Value* value = of.get<Namespace>().attributes->find(Value::text(name), budget_)) return *value;

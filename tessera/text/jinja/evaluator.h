@@ -105,12 +105,14 @@ class Evaluator {
   int line() const { return line_; }
 
   Budget& budget() { return budget_; }
-  // These functions create a value and charge the budget for it. RenderError when it exceeds a limit.
+  // These functions create a value and charge the budget for it. RenderError when the value exceeds a limit of the
+  // budget, or the budget is used up.
   Value make_text(std::string text, bool markup = false);
   Value make_list(std::vector<Value> items, ValueKind kind = ValueKind::kList);
   Value make_dict(std::shared_ptr<const Dict> dict);
   Value make_namespace(std::shared_ptr<Dict> attributes);
-  // of.name and of[key], within the sandbox; undefined when there is none.
+  // What a template gets for `of.name` and `of[key]` under the rules of the sandbox; an undefined value when there is
+  // none.
   Value attribute(const Value& of, const std::string& name);
   Value item(const Value& of, const Value& key);
   Value call(const Value& callee, const Arguments& arguments);

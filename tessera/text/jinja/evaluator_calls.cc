@@ -55,8 +55,8 @@ Value Evaluator::call(const Value& callee, const Arguments& arguments) {
       const bool changed = !equal(seen, loop.changed, budget_);
       budget_.check_depth(seen.depth() + 1);
       loop.depth_of_items = std::max(loop.depth_of_items, seen.depth() + 1);
-      // `seen` may contain the loop itself. The end of the loop clears `changed`, so an ended loop must not set it
-      // again.
+      // `seen` may contain the loop itself, which makes a cycle of shared_ptr. execute_for() breaks it by clearing
+      // loop.changed when the loop ends, so loop.changed must not be set after that.
       if (loop.scope) loop.changed = std::move(seen);
       return Value::boolean(changed);
     }
@@ -150,7 +150,7 @@ Value Evaluator::call_loop(const Value& value, const Arguments& arguments) {
 Value Evaluator::loop_attribute(const Value& value, const std::string& name) {
   auto& loop = value.get<LoopState>();
   // An item that the loop's condition rejects does not count, so the length is known only after all items have been
-  // pulled. A loop that has ended does not pull: its scope is gone.
+  // read. After the loop has ended, no items are read: loop.scope is null then.
   const auto length = [&] {
     Value next;
     while (loop.scope && read_next_item(loop, next)) loop.pending.push_back(std::move(next));

@@ -98,9 +98,10 @@ bool Evaluator::has_next_item(LoopState& loop) {
   return true;
 }
 
-// Each iteration has a new scope with `loop` and the target. One item is pulled ahead of the body, so loop.last and
-// loop.nextitem are known. The template may keep `loop` after the end of the loop; End clears what could form a cycle
-// of owners. break and continue of the body end here.
+// Each iteration has a new scope with `loop` and the target. An item is read when it is needed: for the next iteration,
+// or by loop.last and loop.nextitem. A template may keep `loop` after the loop has ended, so End clears the members
+// that could form a cycle of shared_ptr. A break or continue in the body is handled here and not returned to the
+// caller.
 Evaluator::Flow Evaluator::execute_for(const Statement& statement, std::vector<Value> items, int64_t depth0) {
   const auto outside = scope_;
   const ScopedValue restored(scope_, scope_);  // restores scope_, which each iteration replaces
@@ -158,8 +159,8 @@ void Evaluator::execute_with(const Statement& statement) {
   execute(statement.body);
 }
 
-// As in transformers, the span begins at the end of the template's whole output so far, even inside a macro, whose
-// output is captured elsewhere.
+// Runs a {% generation %} block and adds its span. As in transformers, the span begins at the current end of root_out_,
+// the template's output, even inside a macro, whose output is first collected in another string.
 void Evaluator::execute_generation(const Statement& statement) {
   const ScopedValue inside(scope_, inner_scope(scope_));
   const std::string text = render_to_string(statement.body);

@@ -150,8 +150,8 @@ bool parse_integer(std::string_view text, int base, int64_t& value) {
   return true;
 }
 
-// Jinja2's filter `int`: the default for a value that is no number, instead of an error. Underscores and base prefixes
-// are accepted as in Python's int().
+// Jinja2's filter `int`. For a value that is no number, the result is the default instead of an error. Underscores and
+// base prefixes are accepted as in Python's int().
 Value to_integer(Evaluator&, const Value& input, const BoundArguments& bound) {
   const int64_t base = bound[1] && bound[1]->is_integral() ? bound[1]->as_int() : 10;
   if (base < 2 || base > 36) fail("int wants a base of 2 to 36");

@@ -36,8 +36,8 @@ struct KeyedValue {
   Value key, value;
 };
 
-// A stable sort by the keys. `reverse` swaps the operands instead of the result, so equal items keep their order, as in
-// Python.
+// A stable sort by the keys. `reverse` swaps the operands of the comparison instead of reversing the sorted list, so
+// equal items keep their order, as in Python.
 std::vector<Value> sorted(Evaluator& evaluator, std::vector<KeyedValue> items, bool reverse) {
   const auto before = [&](const KeyedValue& a, const KeyedValue& b) {
     return reverse ? less(b.key, a.key, evaluator.budget()) : less(a.key, b.key, evaluator.budget());

@@ -23,8 +23,8 @@ struct FormatSpecification {
 
 bool is_one_of(char c, std::string_view characters) { return characters.find(c) != std::string_view::npos; }
 
-// Reads the digits at `at` and moves `at` behind them; 0 without digits. RenderError above a million, which limits
-// padding.
+// Reads the decimal number at `at` and moves `at` behind it. Returns 0 when there are no digits. RenderError for a
+// number above a million, because it may be the width to which a text is padded.
 size_t number_at(std::string_view text, size_t& at) {
   size_t value = 0;
   for (; at < text.size() && text[at] >= '0' && text[at] <= '9'; ++at) {
@@ -117,8 +117,9 @@ std::string formatted_integer(int64_t value, const FormatSpecification& spec) {
   return padded(sign, std::move(digits), spec, '>');
 }
 
-// Python and the fmt library agree on e, f and g; the other types are built from these. Without a type the shortest
-// digits are used, and the result looks like a float ("1.0").
+// Formats a float. The fmt library prints the types e, E, f, g and G like Python; F and % are printed with f, and n
+// with g. Without type and precision the shortest digits that read back as the same double are printed. Without a type
+// the result always looks like a float ("1.0").
 std::string formatted_real(double value, const FormatSpecification& spec) {
   const int precision = spec.precision.value_or(6);
   if (precision > 1000) fail("a number is printed with more than 1000 digits");

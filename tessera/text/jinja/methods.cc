@@ -147,7 +147,7 @@ Value raise_exception(Evaluator& evaluator, const Value&, const BoundArguments& 
   fail("the template refuses these messages: {}", evaluator.text_of(*bound[0]));
 }
 
-// strftime_now(format). The budget pays for the largest output that the format can have, 64 bytes per byte of the
+// strftime_now(format). The budget is charged for the largest output that the format can have, 64 bytes per byte of the
 // format.
 Value now(Evaluator& evaluator, const Value&, const BoundArguments& bound) {
   const std::string& format = text_argument(*bound[0], "strftime_now");

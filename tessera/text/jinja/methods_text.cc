@@ -138,7 +138,8 @@ Value partition(Evaluator& evaluator, const Value& self, const BoundArguments& b
                    ValueKind::kTuple);
 }
 
-// self[start:end] for the methods with a range; start and end count code points. `first` receives the start.
+// self[start:end], for methods with these two arguments, such as startswith(); `start` and `end` count code points.
+// `first` receives the start, clamped to the string.
 std::string_view ranged(Evaluator& evaluator, const Value& self, const Value* start, const Value* end, size_t& first) {
   first = 0;
   const std::string_view text = self.as_text();

@@ -131,8 +131,8 @@ struct SliceIndices {
   int64_t start, stop, step;
 };
 
-// Limits one bound to the sequence; a negative one counts from the end. Backwards slices may stop before index 0, at
-// -1.
+// The index of one bound of a slice, clamped to the sequence. A negative bound counts from the end. With a negative
+// step (`backwards`) the index may be -1, which is in front of the first element. Returns `missing` for None.
 int64_t bound_of(const Value& value, int64_t length, int64_t missing, bool backwards) {
   if (value.is(ValueKind::kNone)) return missing;
   if (!value.is_integral()) fail("slice indices must be integers or None");
@@ -161,8 +161,8 @@ void for_each_index(const SliceIndices& of, Visit visit) {
 
 }  // namespace
 
-// Python's operator rules: numbers with numbers, strings, lists and tuples with + of their own kind, and * with an
-// integer. '%' of a string is formatting.
+// Python's operator rules: arithmetic operators take two numbers; + also joins two strings, two lists or two tuples; *
+// also repeats a string, list or tuple; % with a string on the left formats the string.
 Value binary(Evaluator& evaluator, Operator op, const Value& left, const Value& right) {
   if (left.is(ValueKind::kUndefined)) fail("{}", left.hint());
   if (left.is_number() && right.is_number()) {

@@ -12,7 +12,8 @@ ParsedTemplate parse_template(std::string_view source, int max_depth) {
   return Parser(tokenize(source), max_depth).run();
 }
 
-// `literals` has each text and string literal between null characters, so has_literal() can search for a whole one.
+// In `literals` each text and each string literal is between null characters, so ChatTemplate::has_literal() finds only
+// whole literals.
 ParsedTemplate Parser::run() {
   ParsedTemplate result;
   for (const Token& token : tokens_) {
@@ -292,7 +293,7 @@ void Parser::print_statement(Body& body) {
   }
 }
 
-// `namespaces`: the target may be name.attribute.
+// Parses one target of an assignment. With `namespaces` it may also be name.attribute.
 AssignmentTarget Parser::one_target(bool namespaces) {
   if (skip_operator("(")) {
     const ScopedValue nested(nesting_, next_nesting());

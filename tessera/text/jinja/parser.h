@@ -45,7 +45,8 @@ class Parser {
     return current().kind == TokenKind::kOperator && current().text == text;
   }
   bool at_name(std::string_view text) const { return current().kind == TokenKind::kName && current().text == text; }
-  // skip_ functions move on and return true when the token is current; expect_ functions fail when it is not.
+  // When the current token is the expected one, skip_ and expect_ functions move to the next token, and skip_ functions
+  // return true. Otherwise skip_ functions return false, and expect_ functions fail.
   bool skip_operator(std::string_view text);
   bool skip_name(std::string_view text);
   void expect_operator(std::string_view text);

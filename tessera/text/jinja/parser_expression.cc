@@ -46,7 +46,8 @@ ExpressionPtr Parser::expression(bool conditional) {
   const int line = current().line;
   const size_t unknown_before = unknown_names_.size();
   auto value = or_expression();
-  // `value` may not run, so its unknown filters are no errors yet.
+  // `value` is a branch of a conditional expression. It may never be evaluated, so its unknown filters are no parse
+  // errors.
   if (at_name("if")) unknown_names_.resize(unknown_before);
   while (skip_name("if")) {
     ScopedValue<bool> branch_scope(in_branch_, true);
@@ -130,7 +131,8 @@ ExpressionPtr Parser::power() {  // left-associative, as in Jinja2 and unlike Py
   return chain(ExpressionKind::kArithmetic, {{"**", Operator::kPower}}, [&] { return unary(true); });
 }
 
-// Filters and tests bind weaker than the sign: -1|abs is (-1)|abs. Only the outermost call parses them.
+// Filters and tests bind weaker than a sign: -1|abs is (-1)|abs. So the call that parses the operand of a sign has
+// `with_filter` false, and only the outermost call parses filters and tests.
 ExpressionPtr Parser::unary(bool with_filter) {
   const ScopedValue nested(nesting_, next_nesting());
   const int line = current().line;

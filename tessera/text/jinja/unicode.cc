@@ -96,8 +96,9 @@ std::string title(std::string_view text) {
 }
 
 namespace {
-// Removes code points for which strips(bytes) holds. The right end steps back over at most three continuation bytes; if
-// the bytes from there do not form one character, only the last byte counts.
+// Removes code points for which strips(bytes) is true from the left and the right end. The last code point begins at
+// most three continuation bytes before the last byte; if these bytes do not form one character, the last byte alone is
+// a code point.
 template <class Strips>
 std::string_view strip_if(std::string_view text, bool left, bool right, Strips strips) {
   while (left && !text.empty()) {

@@ -115,8 +115,8 @@ constexpr size_t kIndexedFrom = 8;  // a dict with fewer entries has no index an
 constexpr size_t kAbsent = ~size_t{0};
 }  // namespace
 
-// Entries with an equal hash are compared with equal(), which charges the budget: a template that makes many keys with
-// one hash pays for each comparison.
+// Entries with an equal hash are compared with equal(), which charges the budget. This limits templates that make many
+// keys with the same hash.
 size_t Dict::position(const Value& key, size_t hash, Budget& budget) const {
   if (entries.size() < kIndexedFrom) {
     for (size_t i = 0; i < entries.size(); ++i) {
@@ -232,7 +232,7 @@ bool less_integers(const Value& left, const Value& right) {
 }  // namespace
 
 // Python's ==. Values of different kinds are never equal, except numbers. The same object is equal to itself without a
-// comparison of its items. The budget pays for each comparison.
+// comparison of its items. Each comparison charges the budget.
 bool equal(const Value& left, const Value& right, Budget& budget) {
   budget.charge(0);
   if (left.is_number() && right.is_number()) return equal_numbers(left, right);

@@ -10,7 +10,8 @@ namespace {
 
 constexpr size_t kMaxContentBytes = 4096;
 
-// Whether a word character ends at text[at], or one begins there: a `single_word` token must have neither.
+// Whether the character before position `at` (word_before) or the one at `at` (word_after) is a word character. A
+// `single_word` token must not be next to a word character.
 bool word_before(std::string_view text, size_t at) {
   return at > 0 && (char_class(decode_utf8(previous_char(text.data() + at)).code) & kWord);
 }
@@ -40,7 +41,8 @@ void AddedMatcher::add(std::string_view pattern, const AddedToken& token) {
   if (!pattern.empty()) tokens_.try_emplace(std::string(pattern), token);
 }
 
-// Searching for each pattern in the finished tree gives the place at which the pattern ends.
+// Builds the radix tree of all patterns, then searches for each pattern in it, which gives the place (RadixTree::Place)
+// at which the pattern ends.
 void AddedMatcher::build() {
   std::vector<std::string_view> patterns;
   for (const auto& [pattern, token] : tokens_) patterns.push_back(pattern);
@@ -86,8 +88,8 @@ std::vector<std::pair<size_t, size_t>> AddedMatcher::find_all(std::string_view t
 }
 
 // Scans from left to right. A rejected match is skipped as a whole, as in the `tokenizers` library, so no shorter or
-// later match inside its bytes is tried. `lstrip` and `rstrip` tokens take the whitespace next to them, but not bytes
-// that an earlier token already has.
+// later match inside its bytes is tried. The range of an `lstrip` token includes the whitespace before it, and that of
+// an `rstrip` token the whitespace after it, but no bytes of an earlier token.
 void AddedMatcher::split(std::string_view text, const AddedTokenFilter& filter, std::vector<TextSegment>& parts) const {
   parts.clear();
   const auto part = [&](size_t begin, size_t end, int32_t id) {

@@ -127,15 +127,15 @@ void BpeModel::build_unit_tables() {
 }
 
 // SentencePiece-style files have no pre-tokenizer, so a whole line is one word, which is too long for the word cache.
-// A split in front of U+2581 does not change the ids if no merge crosses it, because then the two sides are merged
-// independently. A merge that crosses it has a product with a character directly before U+2581; `joined` collects these
-// characters. The argument needs the symbols to be spelled like the text, so files in which a merge contains the
-// unknown token or a byte token are not split.
+// Such a word may be split in front of U+2581 if no merge joins the symbols on both sides: the two sides are then
+// merged independently, and the ids stay the same. A merge that joins the two sides has a product in which a character
+// comes directly before U+2581; `joined` collects these characters. This holds only if symbols are spelled like the
+// text, so words are not split if a merge of the file contains the unknown token or a byte token.
 void BpeModel::find_cut_points(const TokenizerFile& file) {
   const int32_t mark_id = vocab_->find(kSpaceMark);
   if (mark_id == TokenTable::kNone) return;
-  // Without an unknown token and complete byte tokens, the character before the mark may be dropped; the character
-  // before it would then become the neighbour of the mark.
+  // If the file has no unknown token and not all byte tokens, the character before the mark U+2581 may be dropped. The
+  // character before the dropped one would then be next to the mark.
   const bool all_fall_back = std::count(std::begin(fallback_ids_), std::end(fallback_ids_), TokenTable::kNone) == 0;
   if (unk_id_ == TokenTable::kNone && !all_fall_back) return;
   std::unordered_set<int32_t> respelled_tokens = {unk_id_};  // tokens that represent text other than their own spelling
@@ -217,8 +217,9 @@ void BpeModel::encode_symbols(std::string_view word, BpeScratch& scratch) const 
 }
 
 // Splits the word into symbols of one character (byte-level: one byte). A character that is not in the vocabulary
-// becomes byte tokens if the file has byte_fallback and all of them, else the unknown token, else it is dropped and its
-// byte positions go to scratch.dropped_bytes.
+// becomes byte tokens if the file sets byte_fallback and has a byte token for each byte of the character; else it
+// becomes the unknown token. If the file has no unknown token, the character is dropped, and its byte positions go to
+// scratch.dropped_bytes.
 void BpeModel::split_units(std::string_view word, BpeScratch& scratch) const {
   auto& symbols = scratch.symbols;
   BpeSymbol unknown = {TokenTable::kNone, 0};  // pending unknown token; with fuse_unk it grows with unknown neighbours

@@ -80,7 +80,7 @@ class ConfigTokenCollector {
     token.special = true;
     tokens_.push_back(std::move(token));
   }
-  // Adds a token of the list of additional special tokens; a token that a file already lists keeps its flags.
+  // Adds a token of the list of additional special tokens, unless one of the files lists the same text with its flags.
   void add_listed(const ConfigToken& named) {
     if (!known_.contains(named.token.content)) add(named);
   }
@@ -107,8 +107,8 @@ std::vector<AddedToken> read_config_tokens(const JsonReader& config, const JsonR
   for (const std::string key : standard) {
     if (config.has(key)) add(config.at(key));
   }
-  // A token has been found under a key of the model's own ("image_token", ...) or in the object "extra_special_tokens";
-  // transformers then ignores "model_specific_special_tokens".
+  // True when a token has been found under a key of the model's own ("image_token", ...) or in the object
+  // "extra_special_tokens"; as in transformers, "model_specific_special_tokens" is then ignored.
   bool has_own = false;
   for (const auto& [key, node] : config.members()) {
     const bool is_own = key.ends_with("_token") && std::ranges::find(standard, key) == standard.end();

@@ -123,7 +123,8 @@ DecoderStep strip_step(uint32_t character, uint64_t start, uint64_t stop) {
   return {.apply = apply, .trims_ends = true};
 }
 
-// Replaces each mark by a space. In the first token marks are removed instead, unless prepend_scheme is "never".
+// Replaces each `character`, the mark that Metaspace writes for a space, by a space. In the first token the marks are
+// removed instead if `drops_first` is true (prepend_scheme is not "never").
 DecoderStep metaspace_step(uint32_t character, bool drops_first) {
   std::string replacement;
   append_utf8(character, replacement);
@@ -179,8 +180,8 @@ std::string Decoder::decode(std::vector<std::string> tokens) const {
   return text;
 }
 
-// After a step that joins the tokens, the token is somewhere in the middle of one long text, so steps that trim do not
-// reach it.
+// After a step with joins_tokens, the token is in the middle of one long text. A later step with trims_ends changes
+// only the ends of this text, so it is skipped.
 std::string Decoder::bytes_of(std::string token) const {
   bool fused = false;
   for (const auto& step : steps_) {

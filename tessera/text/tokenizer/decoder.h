@@ -17,11 +17,11 @@ namespace tessera::text {
 
 struct DecoderStep {
   std::function<void(std::vector<std::string>& tokens)> apply;
-  // Converts one token in the middle of a text to its bytes, which may be only a part of a character. When it is not
-  // set, Decoder::bytes_of calls apply() with this token alone.
+  // Converts one token in the middle of a text to its bytes, which may be only a part of a character. When this
+  // function is not set, Decoder::bytes_of calls apply() with this token alone.
   std::function<void(std::string& token)> apply_to_inner_token{};
-  // The step joins all tokens into one. A `trims_ends` step after it changes only the ends of the whole text, not of a
-  // token.
+  // True when the step joins all tokens into one text. A later step with `trims_ends` then changes only the ends of
+  // this text, not the ends of each token.
   bool joins_tokens = false;
   bool trims_ends = false;  // the step changes only the ends of each token
 };

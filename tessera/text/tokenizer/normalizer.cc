@@ -10,8 +10,9 @@
 namespace tessera::text {
 namespace {
 
-// NFC, NFD, NFKC and NFKD, by utf8proc. The `tokenizers` library normalizes the whole text; here each cluster is
-// normalized alone, with the same result, because no character joins another cluster.
+// NFC, NFD, NFKC and NFKD, by utf8proc. The `tokenizers` library normalizes the whole text; here each cluster (see
+// operator()) is normalized alone. The result is the same, because no character combines with a character of another
+// cluster.
 class UnicodeForm {
  public:
   UnicodeForm(bool compose, bool compatibility)

@@ -157,15 +157,17 @@ PreTokenizerStep spell_bytes() {
   });
 }
 
-// With origins, "first" asks for input position 0; without origins the piece must begin the text that begins the input.
+// Whether the scheme prepends a space to the piece. "first" prepends it only to the piece at the beginning of the
+// input: with origins, this is a piece whose origin begins at input position 0; without origins, the first piece of a
+// text with at_input_start.
 bool prepends(PrependScheme scheme, const PreTokens& tokens, Span piece) {
   if (scheme != PrependScheme::kFirst) return scheme == PrependScheme::kAlways;
   if (tokens.origins) return tokens.origins[piece.begin].begin == 0;
   return tokens.at_input_start && piece.begin == 0;
 }
 
-// Metaspace without its split: spaces become `replacement`, and one is prepended if the scheme asks for it and the
-// piece does not begin with one.
+// Metaspace without its split: spaces become `replacement`. A `replacement` is prepended if the scheme asks for it and
+// the piece does not begin with a space or with `replacement`.
 PreTokenizerStep replace_spaces(const std::string& replacement, PrependScheme scheme) {
   return rewrite_pieces([replacement, scheme](PreTokens& tokens, Span piece) {
     const std::string_view whole = tokens.piece(piece);

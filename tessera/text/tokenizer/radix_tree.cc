@@ -99,10 +99,12 @@ uint8_t RadixTree::largest_byte(Place place) const {
   return static_cast<uint8_t>(text_[static_cast<size_t>(at)]);
 }
 
-// In UTF-8 all bytes of non-ASCII characters are 0x80 or larger, so the largest next byte decides.
+// In UTF-8 all bytes of non-ASCII characters are 0x80 or larger, so it is enough to test the largest byte that may come
+// next.
 bool RadixTree::continues_with_non_ascii(Place place) const { return largest_byte(place) >= 0x80; }
 
-// Inside a character every next byte is a continuation byte, 10xxxxxx; elsewhere none is.
+// Inside a multi-byte character all bytes that may come next are continuation bytes, 10xxxxxx; elsewhere none of them
+// is.
 bool RadixTree::is_inside_character(Place place) const { return (largest_byte(place) & 0xC0) == 0x80; }
 
 }  // namespace tessera::text

@@ -21,7 +21,7 @@ namespace tessera::text {
 
 class RadixTree {
  public:
-  // A place stands for a prefix of one or more of the texts.
+  // A place identifies a prefix of one or more of the texts.
   using Place = int32_t;
   static constexpr Place kRoot = -1, kNoNode = std::numeric_limits<Place>::min();
 
@@ -30,7 +30,7 @@ class RadixTree {
   bool is_end(Place place) const;               // the prefix is a whole text
   bool has_continuation(Place place) const;     // a text is longer than the prefix
   std::bitset<256> next_bytes(Place place) const;
-  // For texts in UTF-8: a text continues the prefix with a byte of a non-ASCII character.
+  // For texts in UTF-8: whether some text continues the prefix with a byte of a non-ASCII character.
   bool continues_with_non_ascii(Place place) const;
   // Whether the prefix ends inside a multi-byte character. For texts in UTF-8.
   bool is_inside_character(Place place) const;

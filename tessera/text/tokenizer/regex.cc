@@ -19,10 +19,10 @@ constexpr unsigned kMaxStackEntries = 2'000'000;  // about 100 MB
 // The budget of backtracking steps of one find_all(): a constant, plus steps for each byte of the text.
 constexpr uint64_t kStepsOfAnyText = 20'000'000;
 constexpr uint64_t kStepsOfAByte = 100;
-// Oniguruma can limit the steps of a search but does not report how many it used. So each search starts with
-// kFirstSteps, and is repeated with kMoreSteps times the limit as long as it reaches the limit. The budget pays the
-// limit of each repetition, so a search pays at most about kMoreSteps times its real steps. The first kFirstSteps of a
-// search are free.
+// Oniguruma can limit the steps of a search but does not report how many it used. So each search starts with the limit
+// kFirstSteps. As long as the search reaches its limit, it is repeated with kMoreSteps times this limit. The limit of
+// each repetition is charged to the budget, so a search is charged at most about kMoreSteps times the steps that it
+// needs. The first run, with the limit kFirstSteps, is not charged.
 constexpr uint64_t kFirstSteps = 200;
 constexpr uint64_t kMoreSteps = 8;
 
