@@ -29,8 +29,8 @@ constexpr const char *kWeightsFile = "adapter_model.safetensors", *kTorchFile = 
 constexpr const char* kPeftPrefix = "base_model.model.";
 constexpr double kMostAlpha = 1e9;
 
-// DoRA's magnitudes are a module here, but PEFT saves them under the name that they had as a parameter, without
-// ".weight".
+// Returns the name of an adapter's parameter in PEFT's files. PEFT saves DoRA's magnitude as "lora_magnitude_vector",
+// without the ".weight" that the parameter has in this library's LoraMagnitude module.
 std::string peft_name(const std::string& own) {
   const std::string suffix = ".lora_magnitude_vector.weight";
   return kPeftPrefix + (own.ends_with(suffix) ? own.substr(0, own.size() - std::string(".weight").size()) : own);
@@ -41,13 +41,13 @@ bool is_neutral(const Json& value) {
   return value.is_null() || (value.is_boolean() && !value.get<bool>()) || (value.is_structured() && value.empty());
 }
 
-// PEFT accepts any capitalisation.
+// PEFT accepts "all-linear" in upper and lower case.
 bool is_all_linear(std::string text) {
   std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return text == "all-linear";
 }
 
-// Refuses settings that change the result and that this version does not implement.
+// Throws kConfig for settings of adapter_config.json that change the result and that this version does not implement.
 void check_plain_lora(const JsonReader& top) {
   for (const char* key :
        {"fan_in_fan_out", "modules_to_save", "layers_to_transform", "rank_pattern", "alpha_pattern", "exclude_modules",
@@ -71,7 +71,8 @@ void check_plain_lora(const JsonReader& top) {
   }
 }
 
-// In PEFT a text is a regular expression of whole paths, and a list has names.
+// Reads target_modules. In PEFT a string is a regular expression for whole module paths, and a list contains names of
+// modules.
 void read_targets(const JsonReader& top, AdapterConfig& config) {
   const auto found = top.find("target_modules");
   if (!found) raise(ErrorKind::kFormat, "{}: target_modules is missing", top.name());
@@ -143,8 +144,8 @@ std::string to_text(const AdapterSummary& summary) {
       .dump();
 }
 
-// Merges the summaries of all stages, in stage order. The parameters are on the meta device. COLLECTIVE over the
-// pipeline.
+// All-gathers the summaries of all pipeline stages and merges them in stage order. The parameters of the result are on
+// the meta device. COLLECTIVE over the pipeline.
 AdapterSummary summary_of_stages(comm::Group& pipeline, const AdapterSummary& own) {
   AdapterSummary out;
   std::set<std::string> seen;
@@ -164,8 +165,8 @@ AdapterSummary summary_of_stages(comm::Group& pipeline, const AdapterSummary& ow
   return out;
 }
 
-// Returns the shortest list of names that selects exactly the adapted Linears: the last parts of their paths, when no
-// other Linear has one of these as its last part; else the whole paths.
+// Returns a list of target_modules that selects exactly the adapted Linears. The list has the last parts of their paths
+// (such as "q_proj"), unless a Linear without adapter has one of these last parts. Then it has the whole paths.
 std::vector<std::string> target_names(const AdapterSummary& summary) {
   std::set<std::string> names;
   for (const auto& path : summary.adapted) names.insert(last_part(path));
@@ -302,8 +303,8 @@ void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
     if (local.numel() == 0) continue;
     const auto name = peft_name(parameter.names.front());
     file->read(name, box.offset, local);
-    // Only when a converted value is not finite are the stored values read again, to report whether the file or the
-    // conversion is the cause.
+    // If a converted value is not finite, read the stored values again: the error reports whether the file or the
+    // conversion to the parameter's dtype is the cause.
     if (!find_non_finite(local)) continue;
     const auto stored = at::empty(local.sizes(), at::TensorOptions(file->at(name).dtype));
     file->read(name, box.offset, stored);

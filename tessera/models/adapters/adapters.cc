@@ -86,8 +86,8 @@ void collect_linears(nn::Module& module, const std::string& path, std::vector<Li
   }
 }
 
-// Every Linear that some target names is adapted. A target that names none is an error, except in PEFT's lists, which
-// may contain names of other models; such a list must name at least one Linear of this model.
+// Returns every Linear that some entry of target_modules names. An entry that names no Linear is an error. A list from
+// PEFT's file may contain names of other models; it must only name at least one Linear of this model.
 std::vector<LinearSlot> find_target_linears(CausalLM& model, const AdapterConfig& config) {
   std::vector<LinearSlot> all, targeted;
   collect_linears(model, "", all);
@@ -172,8 +172,8 @@ std::vector<std::string> add_adapters(CausalLM& model, const AdapterConfig& conf
   std::shared_ptr<nn::LoraDropout> dropout;
   if (config.dropout > 0) {
     dropout = std::make_shared<nn::LoraDropout>(nn::LoraDropout{.probability = config.dropout});
-    // All adapters share one dropout object. The hook passes it the number of rows at the start of each training
-    // forward.
+    // All adapters share one LoraDropout. At the start of each training forward, this hook tells the LoraDropout the
+    // number of rows of the batch.
     model.register_forward_pre_hook([dropout](nn::Module& of, nn::TensorRefs& inputs) {
       if (of.training() && !inputs.empty() && inputs[0]->defined()) dropout->begin_call(inputs[0]->size(0));
     });
@@ -243,7 +243,8 @@ void init_adapters(CausalLM& model, uint64_t seed) {
                   "[models.adapters] {}: DoRA's magnitudes begin as the norms of its rows, and it has no values yet. "
                   "Load the base first.",
                   path);
-    // Read the slot: under FSDP the module's member has no values between forward passes.
+    // Read the registered parameter, not the member `weight`: under FSDP the member has no values between forward
+    // passes.
     const at::Tensor base = is_packed ? linear->base_weight() : linear->own_parameters().front().parameter;
     const auto norms = full_value(base).to(at::kFloat).square().sum(1).sqrt();
     for (auto& parameter : shared_parameters(*linear->lora_magnitude_vector, ParameterSet::kOfAdapters)) {

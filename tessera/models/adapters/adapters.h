@@ -3,14 +3,14 @@
 //
 //   auto model = make_model(config, {.device = at::kMeta});
 //   add_adapters(*model, {.rank = 8, .target_modules = {"q_proj", "v_proj"}});   // freezes all other parameters
-//   parallelize_model(*model, options); to_empty(*model, device);               // any layout, or none
-//   load_pretrained(*model, dir);                                                // the base
+//   parallelize_model(*model, options); to_empty(*model, device);               // optional
+//   load_pretrained(*model, dir);                                                // the base weights
 //   init_adapters(*model, seed);                                                 // or load_adapters(*model, folder)
 //   ...
 //   save_adapters(*model, "out", {.base = dir});
 //   save_pretrained(*model, "merged", dir, {.merge_adapters = true});            // weights.h
 //
-// A model belongs to one rank.
+// Ranks that run as threads of one process must not share a model.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,8 @@ namespace tessera {
 
 // The syntax of the entries of target_modules.
 enum class TargetSyntax {
-  // Names of Linears: whole paths or their last parts; else regular expressions of the whole path; or all-linear.
+  // An entry of only letters, digits, '_' and '.' is the path of a Linear or the last parts of its path. "all-linear"
+  // selects all Linears. Any other entry is a regular expression for the whole path.
   kRecipe,
   kPeftNames,    // a list in PEFT's file: names only, some of which may belong to other models
   kPeftPattern,  // a text in PEFT's file: one regular expression of the whole path, even when it looks like a name
@@ -44,17 +45,17 @@ struct AdapterConfig {
 };
 
 // Reads adapter_config.json of a folder that PEFT saved. Errors: kFormat for a file that is not valid; kConfig for
-// settings that this version does not support (another kind of adapter, ranks of single layers, modules_to_save,
-// trained biases, initialisations that change the base weights).
+// settings that this version does not support (a peft_type other than LORA, rank_pattern, modules_to_save, trained
+// biases, initialisations that change the base weights).
 AdapterConfig read_adapter_config(const std::filesystem::path& folder);
-// Returns the path of adapter_model.safetensors in such a folder, or of adapter_model.bin when there is no
-// adapter_model.safetensors. Error kIo when the folder has neither.
+// Returns the path of adapter_model.safetensors in a folder that PEFT saved, or of adapter_model.bin when the folder
+// has no adapter_model.safetensors. Error kIo when the folder has neither file.
 std::filesystem::path adapter_weights_file(const std::filesystem::path& folder);
 
-// Replaces every Linear that a target names by a LoraLinear, and freezes all other parameters. The adapters have dtype
-// `dtype`, are on the device of their Linear, and are uninitialised. Returns the paths of the Linears. Call it before
-// parallelize_model. Error kConfig: a target that names no Linear of this model, settings out of range, a model with
-// adapters. No communication.
+// Replaces every Linear that an entry of target_modules names by a LoraLinear, and freezes all other parameters. The
+// adapters have dtype `dtype`, are on the device of their Linear, and are uninitialised. Returns the paths of the
+// replaced Linears. Call it before parallelize_model. Error kConfig: an entry that names no Linear of this model,
+// settings out of range, or a model that has adapters already. No communication.
 std::vector<std::string> add_adapters(CausalLM& model, const AdapterConfig& config,
                                       c10::ScalarType dtype = c10::ScalarType::Float);
 using AdaptedLinears = std::vector<std::pair<std::string, nn::LoraLinear*>>;
@@ -63,7 +64,7 @@ AdaptedLinears adapted_linears(nn::Module& model);
 // Returns a description of the adapters of a whole model, such as "q_proj, v_proj of 28 layers; experts and router stay
 // frozen".
 std::string describe_adapters(CausalLM& model);
-// Returns the dropout that all adapters share; null when nothing is dropped.
+// Returns the LoraDropout that all adapters share; null when the adapters have no dropout.
 std::shared_ptr<nn::LoraDropout> adapter_dropout(CausalLM& model);
 
 // Initialises the adapters as PEFT does. A is uniform in [-1 / sqrt(in), 1 / sqrt(in)]; each element depends only on
@@ -78,8 +79,8 @@ void load_adapters(CausalLM& model, const std::filesystem::path& folder);
 struct SaveAdaptersOptions {
   std::string base = {};      // base_model_name_or_path in adapter_config.json
   std::string revision = {};  // revision of a base on the Hub; empty: main
-  // 1-d mesh over the ranks whose stages form the model; stages without adapters are allowed. Null: this rank has the
-  // whole model. The first rank of the mesh writes.
+  // The pipeline-parallel mesh (1-d): its ranks together have all stages of the model. Stages without adapters are
+  // allowed. Null: this rank has the whole model. The first rank of the mesh writes.
   MeshPtr pipeline = {};
 };
 // Writes the folder, which must not exist or must be empty. The folder appears only when it is complete. COLLECTIVE

@@ -21,7 +21,7 @@ constexpr int64_t kMaxSize = int64_t{1} << 31;      // elements of one dim
 constexpr int64_t kMaxElements = int64_t{1} << 40;  // elements of one weight
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxContext = int64_t{1} << 40;
-// Of several names of a dtype, the first is used for writing.
+// Names of dtypes in config.json. When a dtype has several names, dtype_name() returns the first one.
 constexpr std::pair<std::string_view, c10::ScalarType> kDtypeNames[] = {
     {"float32", c10::ScalarType::Float}, {"float", c10::ScalarType::Float}, {"bfloat16", c10::ScalarType::BFloat16},
     {"float16", c10::ScalarType::Half},  {"half", c10::ScalarType::Half},   {"float64", c10::ScalarType::Double},
@@ -37,8 +37,8 @@ std::optional<std::string> first_architecture(const JsonReader& top) {
   return names.front().get<std::string>();
 }
 
-// transformers selects the model by model_type alone. A file whose `architectures` is another model would therefore be
-// read differently there, so it is refused.
+// transformers selects the model by model_type alone. If `architectures` names another model than model_type does,
+// transformers would load another model than this library, so the file is an error.
 void check_model_type(const JsonReader& top, const ModelFamily& family) {
   const auto type = top.string("model_type", family.model_type);
   TESSERA_CHECK(type == family.model_type || (!family.other_model_type.empty() && type == family.other_model_type),
@@ -47,7 +47,7 @@ void check_model_type(const JsonReader& top, const ModelFamily& family) {
                 top.name(), quote(type, 60), family.architecture, family.model_type);
 }
 
-// The family that the file names, with the key and the name that select it.
+// The family that config.json names, and the key and value in config.json that select the family.
 struct NamedFamily {
   const char* key;
   std::string name;
@@ -109,7 +109,8 @@ nn::Activation parse_activation(const JsonReader& in, const ConfigKeys& keys) {
   return nn::Activation::kGeluTanh;
 }
 
-// Returns the name of the method in a quantization_config, or the key that shows which method it is.
+// Describes the method of a quantization_config for an error: quant_method, or a key that shows the method, such as
+// load_in_4bit.
 std::string quantization_method(const JsonReader& settings) {
   if (!settings.is_object()) return describe(settings.value());
   if (settings.has("quant_method")) return quote(settings.string("quant_method"), 60);
@@ -140,7 +141,7 @@ void warn_and_refuse(const JsonReader& top, const JsonReader& in) {
       TESSERA_CHECK(!reader.has(key), ErrorKind::kConfig, "{}: {} is not supported. Remove it, or use another model.",
                     reader.name(), key);
     }
-    // transformers reads null as false here.
+    // transformers reads a null is_causal as false.
     TESSERA_CHECK(!reader.value().contains("is_causal") || reader.boolean("is_causal", false), ErrorKind::kConfig,
                   "{}: is_causal: this version supports causal models only. Use a causal model.", reader.name());
   }
@@ -188,8 +189,8 @@ bool parse_layer_type(const JsonReader& type, const ModelConfig& config) {
   return kind == "sliding_attention";
 }
 
-// Returns the window of sliding layers in tokens, or 0 for no window. A missing key means the family's default, null
-// means no window.
+// Returns the size of the sliding window in tokens, or 0 for no window. If sliding_window is missing, the family's
+// default applies; null means no window.
 int64_t parse_window(const JsonReader& in, const WindowKeys& keys) {
   const bool off = keys.has_use_window_key && !in.boolean("use_sliding_window", false);
   if (!keys.has_window_key || off) return 0;
@@ -197,7 +198,7 @@ int64_t parse_window(const JsonReader& in, const WindowKeys& keys) {
   return null ? 0 : in.integer("sliding_window", keys.default_window, 1, kMaxContext);
 }
 
-// Returns for each layer whether it slides when layer_types is missing.
+// Returns for each layer whether it has a sliding window, for a config.json without layer_types.
 std::vector<bool> default_sliding_layers(const JsonReader& in, const WindowKeys& keys, const ModelConfig& config) {
   std::vector<bool> slides;
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
@@ -227,8 +228,8 @@ void parse_windows(const JsonReader& in, const WindowKeys& keys, ModelConfig& co
   if (std::ranges::none_of(config.sliding_layers, [](bool slides) { return slides; })) config.sliding_window = 0;
 }
 
-// Reads token ids. They are at the top level of the file; `in` (text_config) may have them too. A key that is present
-// without a value gives no id, and only a missing key gives the family's default.
+// Reads bos_token_id, eos_token_id and pad_token_id. A key at the top level of the file has priority over the key in
+// `in` (text_config). A null value gives no id; a missing key gives the family's default.
 void parse_tokens(const JsonReader& top, const JsonReader& in, const ConfigKeys& keys, ModelConfig& config) {
   const int64_t last = config.vocab_size - 1;
   const auto ids = [&](const char* key, int64_t least, std::optional<int64_t> missing) -> std::vector<int64_t> {
@@ -322,7 +323,7 @@ ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
   if (!in.is_object()) in.fail("an object");
   warn_and_refuse(top, in);
   parse_text_config(in, family.config, config);
-  // transformers reads this key at the top level of the file, not in text_config.
+  // transformers reads tie_word_embeddings at the top level of the file, not in text_config.
   config.tie_word_embeddings = top.boolean("tie_word_embeddings", family.config.tie_word_embeddings);
   if (!family.config.reads_rope) config.rope = parse_rope(in, config.max_position_embeddings);
   if (family.config.read_extra) family.config.read_extra(in, top, config);
@@ -345,8 +346,8 @@ std::optional<std::string> unknown_architecture(const std::filesystem::path& dir
 
 std::string ModelConfig::to_json(c10::ScalarType saved_dtype) const {
   auto saved = *source_;
-  // config.json names the dtype `torch_dtype` or, in newer files, `dtype`. Only a key that the file already has is
-  // changed, because every reader knows both names.
+  // config.json has the dtype under `torch_dtype` or, in newer files, under `dtype`. The key that the file already has
+  // is kept, because every reader of config.json knows both keys.
   const auto set_where_there = [&](Json& object) {
     for (const char* key : {"torch_dtype", "dtype"}) {
       if (object.contains(key)) object[key] = dtype_name(saved_dtype);

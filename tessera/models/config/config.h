@@ -40,8 +40,8 @@ struct RopeConfig {
   bool truncate = true;                       // yarn
 };
 
-// Settings of mixture-of-experts layers: each token is sent to a few of many small MLPs. The settings are read also
-// when no layer has experts.
+// Settings of mixture-of-experts layers: each token is sent to a few of many small MLPs. config.json may have these
+// settings even if no layer has experts.
 struct MoEConfig {
   int64_t num_experts = 0;                // experts per layer; 0: no layer has experts
   int64_t num_experts_per_tok = 0;        // experts per token
@@ -85,7 +85,7 @@ struct ModelConfig {
   std::optional<int64_t> pad_token_id;
   std::vector<int64_t> image_token_ids;  // placeholder tokens of images, which the model does not support
 
-  // Tokens that a token of this layer attends to, itself included; 0: all earlier tokens.
+  // Returns the number of tokens that a token of this layer attends to, itself included; 0: all earlier tokens.
   int64_t sliding_window_of_layer(int64_t layer) const {
     return sliding_layers.empty() || sliding_layers[static_cast<size_t>(layer)] ? sliding_window : 0;
   }

@@ -83,7 +83,7 @@ std::vector<int64_t> end_tokens(const fs::path& dir, const ModelConfig& config) 
   return end_tokens(dir, config, text::Tokenizer::from_folder(dir), find_chat_template(dir));
 }
 
-// The order of the tokens has no meaning, so an equal set in another order is left unchanged.
+// The order of the tokens has no meaning, so the file is not rewritten when it lists the same tokens in another order.
 void write_end_tokens(const fs::path& dir, std::span<const int64_t> ends, const ModelConfig& config) {
   const auto listed = listed_end_tokens(dir, config);
   const std::set<int64_t> before(listed.begin(), listed.end()), wanted(ends.begin(), ends.end());

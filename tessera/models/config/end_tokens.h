@@ -21,12 +21,12 @@ namespace tessera {
 // kFormat for text that is not a JSON object, kConfig for ids outside the vocabulary.
 std::vector<int64_t> listed_end_tokens(const std::filesystem::path& dir, const ModelConfig& config);
 
-// Returns the listed end tokens, then the tokenizer's end-of-text token, then the token that ends a turn of the chat
-// template; each once.
+// Returns listed_end_tokens(), then the tokenizer's end-of-text token, then the token that ends a turn of the chat
+// template. No token is returned twice.
 std::vector<int64_t> end_tokens(const std::filesystem::path& dir, const ModelConfig& config,
                                 const text::Tokenizer& tokenizer, const std::optional<text::ChatTemplate>& chat);
-// Does the same with the folder's own tokenizer and chat template. Without a tokenizer.json it returns only the listed
-// tokens.
+// Calls the end_tokens() above with the folder's own tokenizer and chat template. For a folder without tokenizer.json
+// it returns listed_end_tokens().
 std::vector<int64_t> end_tokens(const std::filesystem::path& dir, const ModelConfig& config);
 
 // Logs one warning with the tokens of `ends` that neither generation_config.json (or config.json) nor

@@ -1,4 +1,5 @@
-// A family of models: one constant row per family, in the file of its model.
+// A family of models: all models with one architecture name. One constant ModelFamily (a "row") describes a family; it
+// is in the source file of the family's model.
 //
 //   const ModelFamily& family = family_of("MistralForCausalLM");     // Error kFormat lists the supported architectures
 //   std::shared_ptr<CausalLM> model = family.make(config, options);
@@ -42,7 +43,7 @@ struct WindowKeys {
   int64_t default_window = 4096;     // value of sliding_window when the key is missing
   bool has_layer_types_key = false;  // the key layer_types lists the sliding layers
   bool is_required = false;          // a null sliding_window is an error when layers slide
-  // Whether a layer slides when layer_types is missing. Null: all layers slide.
+  // For a config.json without layer_types: returns whether a layer has a sliding window. Null: all layers have one.
   bool (*layer_slides)(const JsonReader& config, int64_t layer) = nullptr;
 };
 
@@ -53,7 +54,7 @@ struct ConfigKeys {
   int64_t intermediate_size = 0;
   int64_t num_hidden_layers = 32;
   int64_t num_attention_heads = 32;
-  // Default of num_key_value_heads, but never more than the number of heads; 0: the number of heads.
+  // Default of num_key_value_heads; num_attention_heads if that is smaller. 0: the default is num_attention_heads.
   int64_t max_key_value_heads = 0;
   int64_t head_dim = 0;  // 0: hidden_size / num_attention_heads
   int64_t max_position_embeddings = 0;
@@ -66,9 +67,11 @@ struct ConfigKeys {
   std::optional<int64_t> eos_token_id{};
   std::optional<int64_t> pad_token_id{};
   std::string_view text_config{};  // name of the object with these keys; empty: the top level of the file
-  // Reads keys that only this family has. `text` has the keys above, `top` is the file.
+  // Reads keys that only this family has. `text` is the object with the keys of ConfigKeys, `top` is the top level of
+  // config.json.
   void (*read_extra)(const JsonReader& text, const JsonReader& top, ModelConfig& config) = nullptr;
-  // Whether `read_extra` also reads the rotary settings, in place of the common keys.
+  // Whether `read_extra` also reads the rotary settings. False: they are read from the common keys rope_theta,
+  // rope_scaling and rope_parameters.
   bool reads_rope = false;
 };
 
@@ -93,7 +96,7 @@ struct WeightMap {
   std::vector<Prefix> prefixes{};
   // A stack of expert weights: parameters [experts, rows, columns] whose names end in `parameter`, such as
   // ".experts.gate_up_proj". A file may have, for each expert M, the tensors ".experts.M." + each of `tensors`, which
-  // are equal parts of the expert's rows in this order. Parameters are saved in this form.
+  // are equal parts of the expert's rows in this order. Stacked parameters are saved as these tensors.
   struct ExpertStack {
     std::string_view parameter;
     std::vector<std::string_view> tensors;
@@ -101,13 +104,14 @@ struct WeightMap {
   std::vector<ExpertStack> stacks{};
   // Prefixes of tensors that the model does not own. They are saved unchanged.
   std::vector<std::string_view> unowned_prefixes{};
-  // Returns the names that a parameter may have in a file, most likely name first. It is saved under the first name.
-  // The last name lacks the prefix "model.", as in files of the model without head, which transformers also loads.
+  // Returns the names that a parameter may have in a file, most likely name first. The parameter is saved under the
+  // first name. The last name lacks the prefix "model.", as in files that were saved from the model without head;
+  // transformers also loads such files.
   std::vector<std::string> names_of(const std::string& parameter) const;
   bool is_unowned(std::string_view name) const;
 };
 
-// The family in GGUF files. See gguf/gguf_tensors.h.
+// How GGUF files store a model of the family. See gguf/gguf_tensors.h.
 struct GgufMap {
   // general.architecture. When families share a value, a file becomes a model of the first family. Empty: the family
   // cannot be converted.
@@ -117,16 +121,17 @@ struct GgufMap {
   bool has_post_norms = false;      // the tensors post_attention_norm and post_ffw_norm exist
   bool norms_plus_one = false;      // norm weights are stored with 1 added
   bool experts = false;             // every layer has ffn_gate_inp, ffn_gate_exps, ffn_up_exps and ffn_down_exps
-  bool windows = false;             // set_keys writes which layers slide; otherwise a file cannot express it
-  // Write the family's own metadata to the file, and read them into the config.json that is made from it. Errors
-  // kConfig, kFormat.
+  bool windows = false;             // set_keys writes which layers have a sliding window; false: a file cannot
+  // set_keys writes the metadata that only this family has to a GGUF file. read_keys adds them to the config.json that
+  // is made from a GGUF file. Errors kConfig, kFormat.
   void (*set_keys)(const ModelConfig& config, const std::string& where, GgufWriter& writer) = nullptr;
   void (*read_keys)(const GgufFile& file, nlohmann::ordered_json& config) = nullptr;
 };
 
 struct ModelFamily {
   std::string_view architecture;  // in config.json
-  // Key of config.json that transformers selects the model by; used when architectures is missing.
+  // Value of model_type in config.json, by which transformers selects the model. This library uses it when
+  // architectures is missing.
   std::string_view model_type;
   std::string_view other_model_type{};  // a second model_type with the same model; may be empty
   ConfigKeys config;
@@ -138,8 +143,8 @@ struct ModelFamily {
 
 const std::vector<const ModelFamily*>& model_families();
 
-// Return null for an unknown name. find_family_of_gguf returns the family that a GGUF file of this architecture
-// becomes.
+// These functions return null for an unknown name. find_family_of_gguf returns the family to which a GGUF file with
+// this general.architecture is converted.
 const ModelFamily* find_family(std::string_view architecture);
 const ModelFamily* find_family_of_type(std::string_view model_type);
 const ModelFamily* find_family_of_gguf(std::string_view gguf_architecture);

@@ -19,14 +19,15 @@ at::Tensor exponents(int64_t head_dim) {
 // Returns theta ^ (0/d, 2/d, 4/d, ...), in fp32 as upstream computes it.
 at::Tensor powers(double theta, int64_t head_dim) { return at::pow(theta, exponents(head_dim)); }
 
-// Returns the base of the dynamic kind. `length` is a number, or a float64 scalar tensor (on an accelerator, so that
-// the host does not wait).
+// Returns the base of the rope type "dynamic" for a sequence of `length` tokens. `length` is a number, or a float64
+// scalar tensor on an accelerator, with which the host does not wait for the device.
 template <class Number>
 Number dynamic_theta(const RopeConfig& rope, int64_t head_dim, double max_positions, const Number& length) {
   using std::pow;
   const auto dim = static_cast<double>(head_dim);
   const Number stretch = rope.factor * length / max_positions - (rope.factor - 1);
-  // With one pair of dims the only frequency is 1 for every base; the exponent dim / (dim - 2) would not be finite.
+  // For head_dim 2 the only frequency is base ^ 0 = 1 for every base, and the exponent dim / (dim - 2) would not be
+  // finite.
   return rope.theta * pow(stretch, head_dim > 2 ? dim / (dim - 2) : 0.0);
 }
 
@@ -94,8 +95,8 @@ RopeFrequencies rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64
 
 namespace {
 
-// Returns the frequencies of the dynamic kind for the longest of these positions, on `device`. For positions on an
-// accelerator the computation stays there, so the host does not wait.
+// Returns the frequencies of the rope type "dynamic" for the largest of these positions, on `device`. For positions on
+// an accelerator they are computed on the accelerator, so the host does not wait for it.
 RopeFrequencies dynamic_frequencies(const RopeConfig& rope, int64_t head_dim, int64_t max_position_embeddings,
                                     const at::Tensor& positions, c10::Device device) {
   if (positions.numel() > 0 && !is_dtensor(positions) && at::accelerator::isAccelerator(positions.device().type())) {
@@ -118,7 +119,8 @@ RotaryEmbedding::RotaryEmbedding(const RopeConfig& rope, int64_t head_dim, int64
 nn::RotaryAngles RotaryEmbedding::forward(const at::Tensor& x, const at::Tensor& positions) {
   at::NoGradGuard no_grad;
   const bool dynamic = rope_.kind == RopeKind::kDynamic;
-  // The frequencies of the other kinds do not depend on the positions and are computed once per device.
+  // Only the frequencies of the rope type "dynamic" depend on the positions. All other frequencies are computed once
+  // per device.
   if (!dynamic && (!cached_.inverse.defined() || cached_.inverse.device() != x.device())) {
     cached_ = rope_frequencies(rope_, head_dim_, max_position_embeddings_, 0);
     cached_.inverse = to_device_async(x.device(), cached_.inverse);
@@ -151,8 +153,8 @@ nn::RotaryAngles RotaryEmbedding::forward_by_lengths(const at::Tensor& x, const 
     table.cos.index_copy_(0, short_rows, short_angles.cos[0]);
     table.sin.index_copy_(0, short_rows, short_angles.sin[0]);
   }
-  // One row at a time: the cosine of a vector may round differently at another position in the vector, and a row must
-  // get the same angles as when it is computed alone.
+  // Compute the angles one row at a time, so that a row gets the same angles as when it is computed alone: at::cos may
+  // round the same number differently at different indices of a tensor.
   int64_t known_length = 0;
   at::Tensor inverse;
   for (int64_t row = 0; row < rows; ++row) {

@@ -35,7 +35,7 @@ void read_yarn(const JsonReader& in, RopeConfig& rope) {
   rope.beta_slow = in.number("beta_slow", 1.0, 1e-6, 1e9);
   rope.mscale = in.number("mscale", 0.0, 0, 1e6);
   rope.mscale_all_dim = in.number("mscale_all_dim", 0.0, 0, 1e6);
-  // transformers reads null as false here.
+  // transformers reads a null `truncate` as false.
   rope.truncate = in.boolean("truncate", !in.value().contains("truncate"));
 }
 
@@ -47,8 +47,8 @@ void check_partial_factor(const JsonReader& in, double factor) {
 
 }  // namespace
 
-// Keys in the object have priority over keys outside it, except original_max_position_embeddings when the caller asks
-// for the opposite.
+// Keys in `object` have priority over the same keys in `parent`. With defaults.parent_original_has_priority, `parent`
+// has priority for original_max_position_embeddings.
 RopeConfig read_rope(const JsonReader& parent, const std::optional<JsonReader>& object, const RopeDefaults& defaults) {
   RopeConfig rope;
   const int64_t max_positions = defaults.max_positions;
@@ -71,7 +71,7 @@ RopeConfig read_rope(const JsonReader& parent, const std::optional<JsonReader>& 
     rope.original_max_position_embeddings =
         parent.integer(kOriginal, rope.original_max_position_embeddings, 1, kMostPositions);
   }
-  // For yarn the factor may be missing; it is then the ratio of the two context lengths.
+  // For yarn the factor may be missing; it is then max_position_embeddings / original_max_position_embeddings.
   const bool derived = rope.kind == RopeKind::kYarn && !in.has("factor");
   rope.factor = derived
                     ? static_cast<double>(max_positions) / static_cast<double>(rope.original_max_position_embeddings)

@@ -6,7 +6,7 @@
 //
 // logits() and loss_sum() go through the model's call operator, so hooks on the model (for example FSDP's all-gather of
 // embedding, final norm and head) run around the whole forward. Decoder layers are called through their own call
-// operators. Ownership and threads as nn::Module.
+// operators. The rules of nn::Module for ownership and threads apply.
 #pragma once
 
 #include <memory>
@@ -36,19 +36,21 @@ struct ModelInputs {
   // int64 [B, T]: the token that follows each token, or kIgnoredLabel. Defined: forward returns the summed loss.
   // Undefined: forward returns the logits.
   at::Tensor labels{};
-  // int64 [B, T], in the form of labels. Defined (without labels): forward returns log p of each target, [B, T].
+  // int64 [B, T]: a token id for each position, or kIgnoredLabel. If targets are defined (and labels are not), forward
+  // returns the log-probability of each target, [B, T].
   at::Tensor targets{};
-  // int64 [B, T], for a paged step: the sequence length that dynamic rotary embeddings use for each token, which is the
-  // length of the token's sequence in the call that computes it. Undefined: the length of this call.
+  // int64 [B, T], for a paged step with the rope type "dynamic": for each token, the sequence length from which its
+  // rotary angles are computed. Undefined: the largest position of this call plus 1.
   at::Tensor rotary_lengths{};
   at::Tensor hidden{};  // [B, T, hidden_size]: output of the previous stage, for a stage that is not the first
   // The stage to run; nullopt runs the whole model. A stage that is not the last returns [B, T, hidden_size].
   std::optional<StageRange> stage{};
-  // Tokens [1, N] of several sequences; forward returns the logits of the rows that the step asks for. positions must
-  // be set. Not owned.
+  // Set for a paged step: `tokens` [1, N] then belong to several sequences with a paged KV cache, and forward returns
+  // the logits of the rows that the PagedBatch requests. positions must be set. Not owned.
   nn::PagedBatch* paged = nullptr;
   int64_t logits_to_keep = 0;  // forward returns the logits of this many last tokens of each row; 0: of all tokens
-  // check_no_image_tokens() was called for the tokens; otherwise a model with image tokens checks them.
+  // True: the caller has called check_no_image_tokens() for the tokens. False: the forward of a model with image tokens
+  // calls it.
   bool image_tokens_checked = false;
 
   template <class F>
@@ -59,8 +61,8 @@ struct ModelInputs {
   }
 };
 
-// Error kConfig when `tokens` contains an image placeholder of the model, of which this version has the text tower
-// only. With tokens on an accelerator the host waits for the device.
+// Error kConfig when `tokens` contains an image placeholder token: this version implements only the text tower of
+// models with images. With tokens on an accelerator the host waits for the device.
 void check_no_image_tokens(const ModelConfig& config, const at::Tensor& tokens);
 
 class CausalLM : public nn::Callable<CausalLM> {
@@ -70,14 +72,16 @@ class CausalLM : public nn::Callable<CausalLM> {
   // Returns the logits [B, T, V] in the model's dtype; with labels the summed cross entropy in fp32; with targets their
   // log-probs; for a pipeline stage its output. Call it through operator().
   virtual at::Tensor forward(const ModelInputs& inputs) = 0;
-  // Returns the decoder layers on this rank, in order. parallel/ treats each as a unit.
+  // Returns the decoder layers on this rank, in order. The functions of parallel/ apply FSDP and activation
+  // checkpointing to each of these layers.
   virtual std::vector<std::shared_ptr<nn::Module>> blocks() = 0;
 
   at::Tensor logits(ModelInputs inputs);
-  // Returns the sum over all labels except kIgnoredLabel. The logits are never all in memory.
+  // Returns the cross entropy, summed over all labels except kIgnoredLabel. The logits are computed in chunks and never
+  // all in memory.
   at::Tensor loss_sum(ModelInputs inputs, const at::Tensor& labels);
   // Returns log p(target) of each position, [B, T], in float32 or wider; 0 where the target is kIgnoredLabel. The
-  // logits are never all in memory.
+  // logits are computed in chunks and never all in memory.
   at::Tensor logprobs(ModelInputs inputs, const at::Tensor& targets);
   const ModelConfig& config() const { return config_; }
 

@@ -32,8 +32,9 @@ nn::MoEOptions moe_options(const ModelConfig& config) {
           .capacity_factor = config.experts.capacity_factor};
 }
 
-// A plain causal pattern reads no numbers. Padded documents are described by tensors and the longest length. Documents
-// that are not padded also have lists of lengths that change from batch to batch, so such a call cannot be replayed.
+// With plain causal attention the kernels depend on no numbers. With padded document lists (nn::FixedDocumentSizes)
+// they depend only on the longest document. Without padding they also depend on document lengths, which change from
+// batch to batch, so the call cannot be replayed.
 std::optional<std::vector<int64_t>> LayerContext::read_numbers() const {
   if (paged || pattern.context || nn::ContextParallelGuard::current()) return std::nullopt;
   if (pattern.pieces.empty()) return std::vector<int64_t>{};
@@ -100,7 +101,7 @@ DecoderModel::DecoderModel(const ModelConfig& config, const DecoderParts& parts,
 }
 
 DecoderModel::Sequence DecoderModel::context_parallel_sequence(const ModelInputs& inputs) const {
-  // In a paged step every rank computes whole rows, so tokens are not sharded.
+  // In a paged step every rank computes the tokens of all sequences, so tokens are not sharded over the group.
   if (!context_ || inputs.paged != nullptr) return nullptr;
   TESSERA_CHECK(
       inputs.logits_to_keep == 0, ErrorKind::kConfig,
@@ -114,7 +115,7 @@ DecoderModel::Sequence DecoderModel::context_parallel_sequence(const ModelInputs
 nn::AttentionPattern DecoderModel::pattern(const ModelInputs& inputs, const at::Tensor& x, bool sliding,
                                            const Sequence& sequence) const {
   if (inputs.paged) return {.sliding_window = sliding ? config_.sliding_window : 0};
-  // Kernels that work by document lengths need a head size that they support, and no soft cap.
+  // Flash attention by document lengths supports only some head sizes and no softcap.
   const bool by_lengths = kernels::supports_flash_head_dim(config_.head_dim) && config_.attn_logit_softcapping == 0;
   return nn::attention_pattern({.rows = inputs.tokens.size(0),
                                 .tokens = inputs.tokens.size(1),
@@ -125,8 +126,8 @@ nn::AttentionPattern DecoderModel::pattern(const ModelInputs& inputs, const at::
                                x.options());
 }
 
-// Runs the layers of one stage. Every layer of a kind (full or sliding attention) gets the same angles and the same
-// attention pattern, which are computed once per forward.
+// Runs the layers of one stage. All full-attention layers share one set of rotary angles and one attention pattern, and
+// so do all sliding-window layers. Both sets are computed once per forward.
 at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
   const auto stage = inputs.stage.value_or(StageRange{.end_layer = static_cast<int64_t>(layers->list.size())});
   auto x = stage.is_first ? (*embed_tokens)(inputs.tokens) : inputs.hidden;
@@ -150,7 +151,8 @@ at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
   };
   const auto angles = angles_of(*rotary_emb);
   const auto local_angles = rotary_emb_local ? angles_of(*rotary_emb_local) : angles;
-  // Full and sliding layers each share one context, which is made when the first such layer runs.
+  // All full-attention layers share one context, and all sliding-window layers share another one. A context is made
+  // when its first layer runs.
   std::optional<LayerContext> full, sliding;
   for (int64_t i = stage.first_layer; i < stage.end_layer; ++i) {
     const bool slides = config_.sliding_window_of_layer(i) > 0;
@@ -168,7 +170,7 @@ at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
 
 std::shared_ptr<nn::Head> make_head(const ModelConfig& config, const nn::Embedding& embedding,
                                     const nn::ParameterOptions& options) {
-  // A tied head is made on the meta device, and its slot then gets the embedding's weight.
+  // A tied head is made on the meta device, and set_parameter() then replaces its weight by the embedding's weight.
   const nn::ParameterOptions head_options{options.dtype,
                                           config.tie_word_embeddings ? at::Device(at::kMeta) : options.device};
   auto head =
@@ -179,8 +181,8 @@ std::shared_ptr<nn::Head> make_head(const ModelConfig& config, const nn::Embeddi
 
 namespace {
 
-// A rank of a pipeline has null modules for the parts in other stages, so a missing module is found here and not as a
-// null pointer in forward.
+// On a pipeline rank, the modules of other stages are null. This check reports a missing module before forward would
+// dereference the null pointer.
 void check_stage(const DecoderModel& model, const nn::Head* head, const ModelInputs& inputs) {
   const auto count = static_cast<int64_t>(model.layers->list.size());
   const auto stage = inputs.stage.value_or(StageRange{.end_layer = count});

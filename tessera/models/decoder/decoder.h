@@ -27,24 +27,25 @@ nn::MoEOptions moe_options(const ModelConfig& config);
 struct LayerContext : nn::AttentionContext {
   at::Tensor is_real_token{};  // bool [B, T]: false for padding, which router statistics skip; undefined: no padding
 
-  // Required by nn::ForwardCall.
+  // Passes the tensors that a layer reads from this context to `visit`; nn::collect_read_tensors() calls it.
   template <class F>
   void visit_read_tensors(F&& visit) {
     angles.visit_tensors(visit);
     if (pattern.documents.begins.defined()) visit(pattern.documents.begins);
     if (is_real_token.defined()) visit(is_real_token);
   }
-  // Returns the numbers that a layer reads besides tensors, so that calls with equal numbers and shapes can be
-  // replayed. Returns nullopt for calls that cannot be replayed: with a KV cache, with tokens that are sharded over
-  // ranks, and for documents that are not padded (nn::FixedDocumentSizes).
+  // Returns the numbers, besides tensors, on which a layer's kernels depend. A call with equal numbers and shapes can
+  // be replayed from a CUDA graph. Returns nullopt for calls that cannot be replayed: with a KV cache, with tokens that
+  // are sharded over ranks, and with document lists that are not padded (nn::FixedDocumentSizes).
   std::optional<std::vector<int64_t>> read_numbers() const;
 };
 
-// Attention, then an MLP or experts. Each has a norm before it and a residual connection around it.
+// A decoder layer: attention, then an MLP or experts. Attention and MLP each have a norm before them and a residual
+// connection around both.
 struct DecoderLayer : nn::Callable<DecoderLayer> {
   std::shared_ptr<nn::Attention> self_attn;
   std::shared_ptr<nn::MLP> mlp;
-  // Used in place of mlp, also under the name "mlp", when the config gives this layer experts.
+  // Used in place of `mlp` when the config gives this layer experts; registered under the name "mlp", too.
   std::shared_ptr<nn::MoE> moe;
   std::shared_ptr<nn::RMSNorm> input_layernorm, post_attention_layernorm;
   DecoderLayer(const nn::AttentionOptions& attention, const ModelConfig& config, const nn::ParameterOptions& options,
@@ -71,9 +72,9 @@ struct DecoderParts {
   double embedding_scale = 1;
 };
 
-// The decoder without head. layers, embed_tokens and norm are null where this rank's stages do not have them.
-// rotary_emb gives the angles of the layers with full attention. It also gives those of the sliding layers, unless the
-// config has separate rope settings for them; then rotary_emb_local does.
+// The decoder without head. embed_tokens, norm and entries of layers are null if they are in stages of other ranks.
+// rotary_emb computes the angles of the full-attention layers. If the config has separate rope settings for
+// sliding-window layers, rotary_emb_local computes the angles of these layers, else rotary_emb does.
 struct DecoderModel : nn::Callable<DecoderModel> {
   std::shared_ptr<nn::Embedding> embed_tokens;
   std::shared_ptr<DecoderLayers> layers;
@@ -81,13 +82,14 @@ struct DecoderModel : nn::Callable<DecoderModel> {
   std::shared_ptr<RotaryEmbedding> rotary_emb, rotary_emb_local;
   DecoderModel(const ModelConfig& config, const DecoderParts& parts, const nn::ParameterOptions& options);
   virtual at::Tensor forward(const ModelInputs& inputs);  // [B, T, hidden]
-  // Sets context parallelism for later calls. The inputs are then this rank's tokens of rows that are sharded over the
-  // group as kernels::ContextLayout does. Undefined positions stand for the positions in the whole rows. forward is
-  // COLLECTIVE over the group (apply_context_parallel). In a paged step, however, the inputs are whole rows, equal on
-  // all ranks, and each rank computes all of them. Error kConfig: logits_to_keep outside a paged step.
+  // Sets context parallelism for later calls (apply_context_parallel). The inputs of forward are then this rank's shard
+  // of each row, in the layout of kernels::ContextLayout. If positions are undefined, forward uses the shard's
+  // positions in the unsharded row. forward is COLLECTIVE over the group and throws kConfig for logits_to_keep. A paged
+  // step is not sharded: its inputs are equal on all ranks, and each rank computes all tokens.
   void set_context_parallelism(nn::ContextParallelGroup parallelism) { context_ = std::move(parallelism); }
-  // Pads the document lists of later calls (nn::FixedDocumentSizes) where the device's attention works by document
-  // lengths. The shapes then repeat from batch to batch, so that layers can be captured as graphs (nn::ForwardCall).
+  // Pads the document lists of later calls to fixed sizes (nn::FixedDocumentSizes), if the device's attention kernels
+  // read document lengths. The shapes are then equal in all batches, so that layers can be captured as CUDA graphs
+  // (nn::ForwardCall).
   void pad_document_lists() { room_ = std::make_unique<nn::FixedDocumentSizes>(); }
 
  private:
@@ -100,12 +102,13 @@ struct DecoderModel : nn::Callable<DecoderModel> {
   std::unique_ptr<nn::FixedDocumentSizes> room_;  // null: document lists are not padded
 };
 
-// Makes the head of the config. A tied head allocates nothing: its slot has the embedding's weight.
+// Makes the lm_head for the config. With tie_word_embeddings it allocates nothing: the head's weight is the embedding's
+// weight.
 std::shared_ptr<nn::Head> make_head(const ModelConfig& config, const nn::Embedding& embedding,
                                     const nn::ParameterOptions& options);
-// Implements CausalLM::forward. The head may be null when the last stage is not run. Errors: kShape for tokens that are
-// not int64 [B, T] and for hidden states that are not [B, T, hidden_size]; kConfig for a stage that is not on this
-// rank.
+// Implements CausalLM::forward. The head may be null unless inputs.stage is the last stage. Errors: kShape for tokens
+// that are not int64 [B, T] and for hidden states that are not [B, T, hidden_size]; kConfig for a stage that is not on
+// this rank.
 at::Tensor run_decoder(DecoderModel& model, nn::Head* head, const ModelInputs& inputs);
 
 class DecoderForCausalLM : public CausalLM {

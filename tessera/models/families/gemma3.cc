@@ -68,12 +68,13 @@ std::vector<std::shared_ptr<nn::Module>> Gemma3ForConditionalGeneration::blocks(
 
 namespace {
 
-// A layer slides unless its number (from 1) is a multiple of the pattern, 6 by default.
+// A layer has a sliding window unless its number, counted from 1, is a multiple of sliding_window_pattern (6 by
+// default).
 bool gemma3_layer_slides(const JsonReader& config, int64_t layer) {
   constexpr int64_t kMost = int64_t{1} << 31;
   const int64_t pattern = config.integer("sliding_window_pattern", 6, 1, kMost);
-  // transformers writes this key together with layer_types and never reads it. Without layer_types it could give
-  // another pattern here than there, so the two must agree.
+  // transformers writes _sliding_window_pattern together with layer_types and never reads it. In a file without
+  // layer_types a value other than sliding_window_pattern is an error, because transformers would ignore it.
   const int64_t written = config.integer("_sliding_window_pattern", pattern, 1, kMost);
   TESSERA_CHECK(written == pattern, ErrorKind::kConfig,
                 "{}: _sliding_window_pattern is {} without layer_types, but transformers uses {}. Set layer_types or "
@@ -82,9 +83,9 @@ bool gemma3_layer_slides(const JsonReader& config, int64_t layer) {
   return (layer + 1) % pattern != 0;
 }
 
-// Merges rope_scaling and rope_parameters.full_attention as transformers does: keys of rope_scaling have priority. When
-// full_attention has a rope_type, that key is used and the older `type` of rope_scaling is ignored; a `type` that
-// differs is therefore an error. `merged` holds the result.
+// Merges rope_scaling and rope_parameters.full_attention as transformers does: keys of rope_scaling have priority.
+// transformers then reads rope_type and ignores the older key `type` of rope_scaling, so a `type` that differs from
+// rope_type is an error. `merged` stores the object that the returned reader reads.
 std::optional<JsonReader> full_rope(const JsonReader& text, const std::optional<JsonReader>& full, Json& merged) {
   const auto scaling = text.find("rope_scaling");
   if (!scaling) return full;
@@ -99,7 +100,7 @@ std::optional<JsonReader> full_rope(const JsonReader& text, const std::optional<
   return JsonReader(merged, scaling->name(), ErrorKind::kConfig);
 }
 
-// For yarn transformers reads `truncate` next to the objects of the two kinds of layers, never inside them.
+// For yarn, transformers reads `truncate` next to the objects full_attention and sliding_attention, never inside them.
 void check_truncate(const JsonReader& text, const ModelConfig& config) {
   const auto both = text.find("rope_parameters");
   TESSERA_CHECK(
@@ -110,8 +111,8 @@ void check_truncate(const JsonReader& text, const ModelConfig& config) {
       text.name());
 }
 
-// Reads the rotary settings: one object for each kind of layer, or the older keys rope_theta, rope_scaling and
-// rope_local_base_freq.
+// Reads the rotary settings: the objects full_attention and sliding_attention of rope_parameters, or the older keys
+// rope_theta, rope_scaling and rope_local_base_freq.
 void read_gemma3_rope(const JsonReader& text, ModelConfig& config) {
   constexpr double kMost = 1e18;
   std::optional<JsonReader> full, local;
@@ -162,19 +163,20 @@ void read_gemma3_with_images(const JsonReader& text, const JsonReader& top, Mode
 
 // ---- GGUF: windows, the local rotary base, soft caps ----
 
-// Period of the full-attention layers; llama.cpp's default when the file has no such key.
+// Every kUsualPeriod-th layer has full attention. This is llama.cpp's default when the file has no
+// sliding_window_pattern.
 constexpr int64_t kUsualPeriod = 6;
 constexpr int64_t kLayersOf27B = 62;
 
-// llama.cpp derives the scale of the attention scores from the number of layers: the 27B model, which has 62, scales by
-// hidden / heads, every other model by head_dim.
+// Returns the query_pre_attn_scalar that llama.cpp uses; GGUF has no key for it. llama.cpp recognises the 27B model by
+// its 62 layers and uses hidden / heads for it. For every other model it uses head_dim.
 double default_query_pre_attn_scalar(int64_t layers, int64_t hidden, int64_t heads, int64_t head_dim) {
   return layers == kLayersOf27B ? static_cast<double>(hidden) / static_cast<double>(heads)
                                 : static_cast<double>(head_dim);
 }
 
-// Returns the period of the full-attention layers, or 0 when they have no period. The usual period is tried first,
-// because several periods fit when there are few layers.
+// Returns p if exactly every p-th layer has full attention, or 0 if there is no such p. kUsualPeriod is tried first,
+// because several periods fit a model with few layers.
 int64_t full_attention_period(const std::vector<bool>& sliding) {
   const auto layers = static_cast<int64_t>(sliding.size());
   const auto fits = [&](int64_t period) {
@@ -242,7 +244,7 @@ void read_gemma3_keys(const GgufFile& file, nlohmann::ordered_json& config) {
   }
 }
 
-// ---- the rows ----
+// ---- the ModelFamily rows ----
 
 ConfigKeys gemma3_keys() {
   return {.vocab_size = 262'208,

@@ -1,7 +1,7 @@
-// Gemma3, text only. Sliding layers, with their own rotary angles, alternate with full-attention layers. Attention and
-// MLP have a norm before and after; norms multiply by 1 + weight. Embeddings are scaled, and the MLP uses a gated gelu.
-// Of the model with images (Gemma3ForConditionalGeneration) only the text tower is made; load and save keep the other
-// tensors of its folder unchanged.
+// Gemma3, text only. Sliding-window layers alternate with full-attention layers and have their own rotary angles.
+// Attention and MLP each have a norm before and a norm after them; norms multiply by 1 + weight. Embeddings are scaled,
+// and the MLP uses a gated gelu. Of the model with images (Gemma3ForConditionalGeneration) only the text tower is made.
+// save_pretrained copies the tensors that are not made (vision tower, projector) from the source folder unchanged.
 #pragma once
 
 #include "tessera/models/config/family.h"
@@ -15,7 +15,7 @@ struct Gemma3DecoderLayer : DecoderLayer {
   at::Tensor forward(const at::Tensor& x, const LayerContext& context) override;
 };
 
-// Has the modules under "model", except the vision tower, which is not made.
+// The module "model" of Gemma3ForConditionalGeneration. It has language_model only; the vision tower is not made.
 struct Gemma3Model : nn::Module {
   std::shared_ptr<DecoderModel> language_model;
   Gemma3Model(const ModelConfig& config, const nn::ParameterOptions& options);

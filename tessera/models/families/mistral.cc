@@ -3,8 +3,8 @@
 
 namespace tessera {
 
-// For a config.json with layer_types transformers makes a MinistralForCausalLM, which is this model with some
-// full-attention layers.
+// For a config.json with layer_types, transformers makes a MinistralForCausalLM: a Mistral model in which some layers
+// have full attention.
 const ModelFamily& mistral_family() {
   static const ModelFamily family{
       .architecture = "MistralForCausalLM",

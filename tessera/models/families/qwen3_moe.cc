@@ -28,8 +28,8 @@ std::shared_ptr<CausalLM> make_qwen3_moe(const ModelConfig& config, const nn::Pa
   return std::make_shared<DecoderForCausalLM>(config, DecoderParts{.layer = layer}, options);
 }
 
-// Returns for each layer whether it has experts. Layers in mlp_only_layers have an MLP, and so do the layers between
-// every decoder_sparse_step-th layer.
+// Returns for each layer whether it has experts. Every decoder_sparse_step-th layer has experts, unless mlp_only_layers
+// lists it; all other layers have an MLP.
 std::vector<bool> layers_with_experts(const JsonReader& in, int64_t layers) {
   const int64_t step = in.integer("decoder_sparse_step", 1, 1, kMostExperts);
   const auto dense = in.integers("mlp_only_layers", 0, kMostExperts);
@@ -81,7 +81,8 @@ void read_expert_keys_of_gguf(const GgufFile& file, nlohmann::ordered_json& conf
   TESSERA_CHECK(used > 0, ErrorKind::kFormat, "[gguf] {}: qwen3moe.expert_used_count is 0", file.path().string());
   config["num_experts"] = file.require_uint("qwen3moe.expert_count");
   config["num_experts_per_tok"] = used;
-  // llama.cpp's default when the file has no such key.
+  // When the file has no expert_feed_forward_length, the default is llama.cpp's: feed_forward_length /
+  // expert_used_count.
   config["moe_intermediate_size"] = file.find_uint("qwen3moe.expert_feed_forward_length")
                                         .value_or(config.at("intermediate_size").get<uint64_t>() / used);
   config["norm_topk_prob"] = true;
@@ -105,8 +106,8 @@ const ModelFamily& qwen3_moe_family() {
                  .windows = {.has_window_key = true, .has_use_window_key = true},
                  .read_extra = read_expert_keys},
       .make = make_qwen3_moe,
-      // transformers also shards inside the experts. Here experts are replicated over tensor-parallel ranks, or are
-      // expert-parallel.
+      // In transformers' plan, tensor parallelism also shards the weights of each expert. In this plan, experts are
+      // replicated over tensor-parallel ranks, or they are expert-parallel.
       .plan = {.name = "qwen_moe", .top = {{"lm_head", "colwise_gather_output"}}, .layers = normed_layer_styles()},
       .weights = {.stacks = {{".experts.gate_up_proj", {"gate_proj.weight", "up_proj.weight"}},
                              {".experts.down_proj", {"down_proj.weight"}}}},

@@ -72,7 +72,8 @@ void set_model_keys(const ModelConfig& config, const ModelFamily& family, const 
   }
 }
 
-// The activation is implied by the architecture in a GGUF file, so the config must have the family's default.
+// A GGUF file has no key for the activation; readers derive it from the architecture. The config must therefore have
+// the family's default.
 void check_activation(const ModelConfig& config, const ModelFamily& family, const std::string& where) {
   const auto usual = family.config.activation == "silu" ? nn::Activation::kSilu : nn::Activation::kGeluTanh;
   TESSERA_CHECK(config.activation == usual, ErrorKind::kConfig,
@@ -96,7 +97,7 @@ std::vector<std::string> stored_names(const SafetensorsFolder& folder, const Mod
   return names_of_experts(tensor, tensor.hf_name);
 }
 
-// Returns the value of a tensor of the file. At most one stack of experts is in memory.
+// Reads the value of one tensor of the GGUF file from the folder. For stacked experts that is the stack of one layer.
 at::Tensor folder_value(const SafetensorsFolder& folder, const ModelConfig& config, const GgufTensor& tensor) {
   std::vector<at::Tensor> parts;
   const auto names = stored_names(folder, config, tensor);
@@ -113,8 +114,8 @@ GgmlType stored_type(const GgufTensor& tensor, GgmlType type) {
   return type == GgmlType::kQ8_0 && tensor.shape.back() % 32 != 0 ? GgmlType::kF16 : type;
 }
 
-// Returns the narrowest type that represents every matrix of the folder exactly, where GGUF has one; float64 becomes
-// F32.
+// Returns the narrowest of F16, BF16 and F32 that represents every matrix of the folder exactly; F32 if a matrix is
+// float64.
 GgmlType type_of_folder(const SafetensorsFolder& folder, const ModelConfig& config,
                         const std::vector<GgufTensor>& tensors) {
   auto dtype = folder.entry(stored_names(folder, config, tensors.front()).front()).dtype;  // dtype of the embedding
@@ -140,7 +141,7 @@ void check_storable(const at::Tensor& value, GgmlType type, const std::string& n
                 quote(name), most, kLargest);
 }
 
-// Returns general.name of the file.
+// Returns the value of the GGUF key general.name: _name_or_path of config.json, else the name of the folder.
 std::string general_name(const std::filesystem::path& dir) {
   const auto json = read_json_object(dir / "config.json");
   const auto folder = std::filesystem::absolute(dir / "x").lexically_normal().parent_path().filename().string();
@@ -161,8 +162,8 @@ void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::pat
   writer.set("general.architecture", std::string(family.gguf.architecture));
   writer.set("general.type", std::string("model"));
   writer.set("general.name", general_name(dir));
-  // Set the keys before the tensors are looked up: a setting that GGUF cannot express changes which tensors the folder
-  // has, and its error is the better one.
+  // Set the keys before check_pretrained() looks for tensors. A setting that GGUF cannot express may also change which
+  // tensors the folder has, and the error should name the setting, not a tensor.
   set_model_keys(config, family, where, writer);
 
   check_pretrained(*make_model(config, {.dtype = at::kFloat, .device = at::kMeta}), dir, UnusedTensors::kRefuse);
@@ -173,7 +174,8 @@ void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::pat
   writer.set("general.quantization_version", uint32_t{2});
   set_tokenizer_keys(dir, config, writer);
   const auto divisors = llama3_divisors(config.rope, config.head_dim);
-  // GGUF stores all headers before the data, so every tensor is announced before the first is written.
+  // GGUF stores the headers of all tensors before the data, so announce() is called for every tensor before the first
+  // write().
   if (!divisors.empty()) writer.announce("rope_freqs.weight", GgmlType::kF32, {static_cast<int64_t>(divisors.size())});
   for (const auto& tensor : tensors) writer.announce(tensor.gguf_name, stored_type(tensor, type), tensor.shape);
   if (!divisors.empty()) writer.write("rope_freqs.weight", at::tensor(divisors));

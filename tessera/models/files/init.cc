@@ -30,7 +30,8 @@ void fill_row(float* row, int64_t width, int64_t first, uint64_t seed, uint64_t 
   }
 }
 
-// Fills this rank's box. The random numbers depend only on global indices, so every sharding gives the same values.
+// Returns the values of this rank's shard (`box` of the tensor of shape `whole`). They depend only on global indices,
+// so an element gets the same value under every sharding.
 at::Tensor normal_box(const LocalBox& box, const std::vector<int64_t>& whole, uint64_t seed, uint64_t stream,
                       double deviation) {
   auto values = at::empty(box.shape, at::kFloat);
@@ -67,7 +68,7 @@ void init_weights(CausalLM& model, uint64_t seed, c10::Device device) {
       local.fill_(parameter.slots.front()->initial);
     }
   }
-  // Packed weights are initialised whole and then packed.
+  // For a packed weight, the values of the unsharded weight are computed and then packed.
   for (const auto& [name, packed] : nn::packed_weights(model)) {
     const std::vector<int64_t> whole = {packed->out, packed->in};
     packed->pack(normal_box({whole, {0, 0}}, whole, seed, philox_stream(name), model.config().initializer_range));

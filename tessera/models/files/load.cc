@@ -25,12 +25,13 @@ bool is_weight_dtype(c10::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf || dtype == at::kDouble;
 }
 
-// Tensors that older files have although they are computed from the config.
+// Older files contain rotary_emb.inv_freq, which this library computes from the config and does not load.
 bool is_computed(std::string_view name) { return name.ends_with("rotary_emb.inv_freq"); }
 
 std::string shape_text(c10::IntArrayRef shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-// All problems of a folder, for one error. The error is kShape only when every problem is a wrong shape.
+// Collects all problems of a folder, to report them in one error: kShape when every problem is a wrong shape, else
+// kFormat.
 struct LoadProblems {
   std::vector<std::string> lines;
   bool only_shapes = true;
@@ -49,7 +50,8 @@ struct LoadProblems {
   }
 };
 
-// The tensors of the folder that a parameter is read from: one tensor, or the tensors of a stack.
+// The tensors of the folder from which a parameter is read: one tensor, or for stacked experts the tensors of all
+// experts.
 struct TensorSource {
   std::string name;
   std::vector<StackedTensor> stacked;
@@ -78,8 +80,8 @@ void check_stored(const std::string& name, const StoredTensor& entry, c10::IntAr
   }
 }
 
-// Checks the tensors of a stack up to the first missing one. A config may claim more experts than the folder has, so
-// the list of problems must stay short.
+// Checks the tensors of stacked experts up to the first missing one. The others are not reported: with a config that
+// claims more experts than the folder has, the list of problems would be too long.
 bool has_stacked(const std::vector<StackedTensor>& stacked, int64_t columns, const TensorFiles& folder,
                  LoadProblems& problems) {
   for (const auto& each : stacked) {
@@ -92,8 +94,8 @@ bool has_stacked(const std::vector<StackedTensor>& stacked, int64_t columns, con
   return true;
 }
 
-// Returns the tensors of which a parameter with these names may be stacked: under the name that the folder uses, else
-// under the first name. Empty for a parameter that is not a stack.
+// Returns the per-expert tensors from which `parameter` is read if it is a stack of experts; else an empty list. Their
+// names derive from the first of `names` for which the folder has a per-expert tensor, else from the first of `names`.
 std::vector<StackedTensor> stack_of(const WeightMap& map, const std::vector<std::string>& names,
                                     const SharedParameter& parameter, const TensorFiles& folder) {
   for (const auto& name : names) {
@@ -115,7 +117,8 @@ std::set<std::string, std::less<>> names_in_other_stages(const ModelConfig& conf
   for (const auto& parameter : shared_parameters(*model)) {
     const auto is_held = [&](const std::string& name) { return held.contains(name); };
     if (std::ranges::any_of(parameter.names, is_held)) {
-      // For a tied weight that this model has under one name only: the other name.
+      // A tied weight may have one name in this model and another name in another stage. Insert the names in files of
+      // the latter.
       for (const auto& name : parameter.names) {
         for (const auto& each : is_held(name) ? std::vector<std::string>() : map.names_of(name)) all.insert(each);
       }
@@ -130,8 +133,8 @@ std::set<std::string, std::less<>> names_in_other_stages(const ModelConfig& conf
   return all;
 }
 
-// Whether the name belongs to a stack of experts that the model reads. An expert that the model does not have is an
-// error: transformers stacks all experts of the file and would then find a wrong shape.
+// Whether `name` is the name of an expert's tensor in a layer whose experts the model reads as a stack. If no parameter
+// uses this tensor, it is an error: transformers would stack it with the other experts and find a wrong shape.
 bool is_of_stack(std::string_view name, const std::vector<TensorSource>& sources) {
   constexpr std::string_view kExperts = ".experts.";
   const auto at = name.find(kExperts);
@@ -153,9 +156,9 @@ std::vector<std::string> other_names(const std::vector<std::string>& names, cons
   return others;
 }
 
-// Matches every parameter with tensors of the folder and checks names, shapes and dtypes. Then every tensor of the
-// folder must belong to a parameter, be computed, be unowned, or belong to another stage. All problems are thrown
-// together before any value is read.
+// Finds the tensors of the folder for every parameter and checks names, shapes and dtypes. A tensor of the folder is
+// unused unless it belongs to a parameter of this stage or of another stage, or is_computed() or is_unowned() holds.
+// All problems are thrown in one error before any value is read.
 std::vector<TensorSource> match_tensors(const CausalLM& model, const std::vector<SharedParameter>& parameters,
                                         const TensorFiles& folder, UnusedTensors allowed) {
   const auto& map = family_of(model.config().architecture).weights;
@@ -187,7 +190,7 @@ std::vector<TensorSource> match_tensors(const CausalLM& model, const std::vector
       found.push_back({names.front(), std::move(stacked)});
     }
   }
-  // Names in other pipeline stages; computed at the first use.
+  // names_in_other_stages(), computed when it is needed for the first time.
   std::optional<std::set<std::string, std::less<>>> elsewhere;
   const auto is_in_other_stage = [&](const std::string& name) {
     if (!elsewhere) elsewhere = names_in_other_stages(model.config(), map, parameters, folder);
@@ -202,7 +205,8 @@ std::vector<TensorSource> match_tensors(const CausalLM& model, const std::vector
       unused.push_back(name);
     }
   }
-  // When tensors are missing, list the unused ones too: they may be the missing tensors under other names.
+  // When tensors are missing, the error also lists the unused tensors: these may be the missing tensors under other
+  // names.
   for (const auto& name : problems.lines.empty() ? std::vector<std::string>() : unused) {
     problems.add(fmt::format("{} is unexpected", escape(name)));
   }
@@ -211,8 +215,9 @@ std::vector<TensorSource> match_tensors(const CausalLM& model, const std::vector
   return found;
 }
 
-// Error kFormat for values that are not finite, in the file or after conversion to the model's dtype. `read` was read
-// at `offset` of the tensor. The stored values are read again only when some value is not finite.
+// Error kFormat for values that are not finite, in the file or after conversion to the model's dtype. `read` is the box
+// at `offset` of the stored tensor, converted to the model's dtype. Only if a value in it is not finite, the stored
+// values are read again for the error message.
 void check_read(const TensorFiles& folder, const std::string& name, c10::IntArrayRef offset, const at::Tensor& read) {
   if (!find_non_finite(read)) return;
   const auto stored = at::empty(read.sizes(), at::TensorOptions(folder.at(name).dtype));
@@ -244,9 +249,9 @@ bool are_equal(const TensorFiles& folder, const std::string& left, const std::st
   return true;
 }
 
-// Compares the tensors of a parameter that the folder has under two names, such as a tied head and the embedding.
-// transformers unties a head whose values differ, whatever config.json has. A model here is tied or not before its
-// weights are read, so different values are an error.
+// If the folder has a parameter under two names, such as a tied head and the embedding, checks that the two tensors
+// have equal values. Different values are an error here, because a model is tied before its weights are read.
+// transformers instead unties the head, whatever tie_word_embeddings is.
 void check_tied(const std::vector<SharedParameter>& parameters, const std::vector<TensorSource>& sources,
                 const TensorFiles& folder) {
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -263,7 +268,8 @@ void check_tied(const std::vector<SharedParameter>& parameters, const std::vecto
   }
 }
 
-// Reads the part of `source` in the box of `local`. Returns the number of bytes that it has in the folder.
+// Reads this rank's shard of a parameter (`box`) from the tensors of `source` into `local`. Returns the number of bytes
+// that the read elements have in the folder.
 int64_t read_local_part(const TensorFiles& folder, const TensorSource& source, const LocalBox& box,
                         const at::Tensor& local) {
   const auto read = [&](const std::string& name, c10::IntArrayRef offset, const at::Tensor& into) {
@@ -274,7 +280,7 @@ int64_t read_local_part(const TensorFiles& folder, const TensorSource& source, c
   if (source.stacked.empty()) return read(source.name, box.offset, local);
   int64_t bytes = 0;
   for (const auto& each : source.stacked) {
-    // Intersect the rows of each tensor of the stack with the box: dim 0 is the expert, dim 1 the row.
+    // Intersect the rows of each per-expert tensor with the box, whose dim 0 is the expert and whose dim 1 is the row.
     const int64_t expert = each.expert - box.offset[0];
     const int64_t begin = std::max(each.first_row, box.offset[1]);
     const int64_t end = std::min(each.first_row + each.rows, box.offset[1] + box.shape[1]);
@@ -334,7 +340,7 @@ void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Dev
   }
   auto source = sources.begin() + static_cast<std::ptrdiff_t>(parameters.size());
   for (const auto& [name, packed] : nn::packed_weights(model)) {
-    // Float32 values of one packed weight at a time.
+    // Only one packed weight is in memory as float32 at a time.
     const auto values = at::empty({packed->out, packed->in}, at::kFloat);
     bytes += read_local_part(*folder, *source++, {values.sizes().vec(), {0, 0}}, values);
     packed->pack(values);

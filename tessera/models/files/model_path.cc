@@ -27,8 +27,8 @@ struct HubId {
   std::string revision = "main";
 };
 
-// Letters, digits, '.', '_' and '-', without '.' or '-' at an end, as the Hub requires. This also excludes names that
-// could leave the cache folder, such as "..".
+// Whether `part` is a valid name on the Hub: letters, digits, '.', '_' and '-', without '.' or '-' as first or last
+// character. No valid name leads out of the cache folder, as ".." would.
 bool is_hub_name(std::string_view part) {
   const auto inner = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '.' || c == '-'; };
   const auto outer = [](unsigned char c) { return std::isalnum(c) || c == '_'; };
@@ -63,8 +63,8 @@ fs::path hub_cache() {
   return set("HOME") / ".cache" / "huggingface" / "hub";
 }
 
-// Returns the snapshot folder of a revision. refs/REVISION has the commit of a branch or tag; a commit itself is a
-// revision too. Empty when the snapshot is not there.
+// Returns the snapshot folder of a revision: a branch, a tag or a commit. The file refs/REVISION has the commit of a
+// branch or tag. Returns an empty path when the cache does not have the snapshot.
 fs::path snapshot_of(const fs::path& model, const std::string& revision) {
   std::error_code ignored;
   std::string commit = revision;
@@ -105,8 +105,9 @@ std::string find_model(const std::string& name, const std::string& setting) {
   return snapshot.string();
 }
 
-// Returns the cache folder for the present content of the file: its name has a hash of the file's path, size and time.
-// Several processes may make the folder at the same time; the first one succeeds and the others use its folder.
+// Returns the cache folder for a GGUF file and makes it if it does not exist. Its name has a hash of the file's path,
+// size and modification time, so a changed file gets a new folder. When several processes make the folder at the same
+// time, the first one succeeds and the others use its folder.
 std::string linked_folder(const fs::path& gguf) {
   const auto cache = user_cache();
   TESSERA_CHECK(!cache.empty(), ErrorKind::kIo,

@@ -12,10 +12,12 @@
 
 namespace tessera {
 
-// Returns models--ORG--NAME/snapshots/HASH in that cache for a name that is there. Returns `name` itself when it cannot
-// be a name of the Hub; the function that reads it then reports the error. An existing folder of the name has priority,
-// with a line in the log. Errors kConfig, which begin with `setting`: ORG/NAME that is not in the cache (the message
-// has the command that fetches it), and a snapshot without config.json. Errors of gguf_to_linked_folder().
+// Returns `name` if this path exists, but for a GGUF file the folder that was made for it. For a name in the Hub's
+// cache it returns models--ORG--NAME/snapshots/HASH in the cache. An existing path has priority over the Hub's cache,
+// which is logged. For text that is not a valid Hub name it returns `name`; the function that reads the model then
+// reports the error. Error kConfig with `setting` in the message: a Hub name that is not in the cache (the message has
+// the command that fetches the model), and a snapshot without config.json. For a GGUF file also the errors of
+// gguf_to_linked_folder().
 std::string resolve_model_path(const std::string& name, const std::string& setting);
 
 }  // namespace tessera

@@ -34,7 +34,7 @@ std::optional<SafetensorsFolder> open_unowned_tensors(const WeightMap& map, cons
   return std::nullopt;
 }
 
-// The folder while it is written. Only the writing rank has one.
+// Writes the model folder. Only the rank that writes has such an object; the folder appears at publish().
 class ModelFolderWriter {
  public:
   ModelFolderWriter(const CausalLM& model, const std::vector<SharedParameter>& parameters,
@@ -60,7 +60,8 @@ class ModelFolderWriter {
   }
 
  private:
-  // Returns the name in the source folder, or the first of the parameter's names without a source folder.
+  // Returns the name that the parameter has in the source folder. If the source folder was not opened or lacks the
+  // parameter, returns the first of the parameter's names in files.
   std::string saved_name(const SharedParameter& parameter) const {
     const auto names = file_names(map_, parameter);
     for (const auto& name : names) {
@@ -99,8 +100,8 @@ class ModelFolderWriter {
   SafetensorsFolderWriter weights_;
 };
 
-// Returns a function that gives the whole value of a parameter by any of its names, with its adapter merged when
-// `merge_adapters` is set. COLLECTIVE over the parameter's mesh.
+// Returns a function that returns the unsharded value of a parameter, which it finds by any of the parameter's names.
+// With `merge_adapters` the parameter's adapter is merged. The function is COLLECTIVE over the parameter's mesh.
 std::function<at::Tensor(const SharedParameter&)> make_value_getter(CausalLM& model,
                                                                     const std::vector<SharedParameter>& own,
                                                                     const SaveOptions& options) {
@@ -127,7 +128,7 @@ std::function<at::Tensor(const SharedParameter&)> make_value_getter(CausalLM& mo
       whole = is_dtensor(tensor) ? full_tensor(tensor) : tensor;
     }
     const auto adapter = adapted.find(parameter.names.front());
-    // The sum is computed in float32, so that it is rounded once.
+    // The weight and its adapter are added in float32, so that the sum is rounded only once, to the saved dtype.
     return adapter == adapted.end() ? whole : merged_weight(*adapter->second, whole.to(at::kFloat));
   };
 }
@@ -144,8 +145,8 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
   const auto parameters = whole_model ? shared_parameters(*whole_model) : own;
   const bool writes = stages.is_writer();
   const auto value_of = make_value_getter(model, own, options);
-  // After an error of the writing rank the loop continues on all ranks, because the other ranks wait for it in the next
-  // collective. attempt_on_all then throws the error on every rank.
+  // After an error, the writing rank continues the loop below, because the other ranks wait for it in the collectives
+  // of collect(). attempt_on_all() at the end throws the error on every rank.
   std::optional<Error> error;  // first error of the writing rank
   const auto attempt = [&](const auto& step) {
     if (error) return;
@@ -158,7 +159,7 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
   std::optional<ModelFolderWriter> folder;
   if (writes) attempt([&] { folder.emplace(model, parameters, dir, source_dir, options); });
   for (const auto& parameter : parameters) {
-    // Called also after an error: the other ranks are in the same collective.
+    // COLLECTIVE, so the writing rank calls it also after an error.
     const auto whole = stages.collect(parameter, value_of);
     if (!writes) continue;
     attempt([&] {

@@ -3,12 +3,13 @@
 //   auto model = make_model(config, {.device = at::kMeta});
 //   for (auto& block : model->blocks()) fully_shard(*block, {.mesh = mesh});
 //   fully_shard(*model, {.mesh = mesh});
-// each rank reads its own byte ranges only
+//   load_pretrained(*model, dir);                 // each rank reads only the bytes of its own shards
 //   ...
 //   save_pretrained(*model, "out", dir);          // COLLECTIVE over the parameters' meshes
 //
-// Parameters may be plain tensors, or DTensors that are sharded or replicated, on any device. Parameters on the meta
-// device are allocated here, on `device` or on the device of their mesh. A model belongs to one rank.
+// Parameters may be plain tensors, or DTensors that are sharded or replicated, on any device. load_pretrained and
+// init_weights allocate parameters that are on the meta device: a DTensor on the device of its mesh, a plain tensor on
+// `device`. Ranks that run as threads of one process must not share a model.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +22,11 @@
 
 namespace tessera {
 
-// How to treat a folder with a whole model and an adapter_config.json, which transformers loads with the adapter.
+// How to treat a folder that contains a whole model and an adapter_config.json. transformers applies the adapter when
+// it loads such a folder; this library does not.
 enum class FolderAdapter : uint8_t { kRefuse, kIgnore };
-// Error kConfig for such a folder, because load_pretrained and conversions would give the model without its adapter.
+// Error kConfig for a folder with both config.json and adapter_config.json, because load_pretrained and conversions
+// would give the model without its adapter.
 void refuse_folder_adapter(const std::filesystem::path& dir);
 
 // Fills every parameter from the files that TensorFiles reads: model.safetensors or its shards, a distributed
@@ -39,15 +42,16 @@ void load_pretrained(CausalLM& model, const std::filesystem::path& dir,
                      c10::Device device = c10::Device(c10::DeviceType::CPU),
                      FolderAdapter adapter = FolderAdapter::kRefuse);
 
-// How to treat tensors of a folder that the model does not have: list them in a warning, or throw an error (kFormat)
-// for a conversion that would lose them.
+// How to treat tensors of a folder that the model does not have. kWarn: list them in a warning. kRefuse: throw kFormat,
+// for conversions, which would lose these tensors.
 enum class UnusedTensors : uint8_t { kWarn, kRefuse };
 
 // Makes only the checks of load_pretrained. It reads headers, and the values of a tied head, and changes nothing.
 void check_pretrained(CausalLM& model, const std::filesystem::path& dir, UnusedTensors unused = UnusedTensors::kWarn);
 
-// Does the same for the model that the folder's config.json describes; errors of ModelConfig::from_folder. Returns an
-// empty text, or, when there is no model to compare with, the reason: "it holds no config.json".
+// Calls check_pretrained for the model that the folder's config.json describes and returns an empty string. If there is
+// no such model, returns the reason, such as "it holds no config.json". Errors of ModelConfig::from_folder and
+// check_pretrained.
 std::string check_folder(const std::filesystem::path& dir);
 
 // Initialises matrices with normal(0, initializer_range), norms with ones (zeros for norms that add one) and biases
@@ -60,17 +64,17 @@ struct SaveOptions {
   uint64_t max_shard_bytes = 5'000'000'000;
   // Merges adapters (adapters.h) into the weights that they adapt; otherwise only the base is saved.
   bool merge_adapters = false;
-  // 1-d mesh over the ranks whose stages form the model (keep_stages of parallel/pipeline); null: this rank has the
-  // whole model. The first rank of the mesh writes.
+  // The pipeline-parallel mesh (1-d): its ranks together have all stages of the model (keep_stages of
+  // parallel/pipeline). Null: this rank has the whole model. The first rank of the mesh writes.
   MeshPtr pipeline = {};
 };
 // Writes a folder that transformers loads: config.json with unknown keys kept, model.safetensors (in several files when
 // larger than max_shard_bytes), and the files generation_config.json, tokenizer and chat template of source_dir, if
-// they exist. Tensors of source_dir that the model does not own are copied byte for byte, and parameters get the
-// names that they have there. The folder must not exist or must be empty, and appears only when it is complete.
-// COLLECTIVE over the pipeline and the meshes of DTensor parameters: parameters are gathered one by one, and rank 0 of
-// the mesh writes. An error of the writing rank is thrown on all ranks; kFormat for values that are not finite in the
-// saved dtype.
+// they exist. Tensors of source_dir that the model does not own (a vision tower) are copied byte for byte. For families
+// with such tensors, parameters get the names that they have in source_dir. The folder must not exist or must be empty,
+// and appears only when it is complete. COLLECTIVE over the pipeline and the meshes of DTensor parameters: parameters
+// are gathered one by one, and rank 0 of the mesh writes. An error of the writing rank is thrown on all ranks; kFormat
+// for values that are not finite in the saved dtype.
 void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const std::filesystem::path& source_dir,
                      const SaveOptions& options = {});
 

@@ -24,7 +24,8 @@ std::optional<int64_t> free_device_bytes(c10::Device device) {
   }
 }
 
-// At most a quarter of the memory that the process may use, and a quarter of the free memory stays free.
+// The cache takes at most a quarter of the memory that the process may use, and leaves a quarter of the free memory
+// free.
 int64_t cache_bytes_within(const AvailableMemory& memory) {
   return std::min(memory.total_bytes() / 4, memory.available_bytes() / 4 * 3);
 }

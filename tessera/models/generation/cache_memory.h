@@ -3,8 +3,8 @@
 //   const int64_t tokens = cache_tokens(*model, 8 * model->config().context_tokens);
 //   Engine engine(model, {.pages = Engine::pages_for(tokens)});
 //
-// Call these functions after the weights are loaded. No communication: ranks that share a model take the minimum of
-// their results.
+// Call these functions after the weights are loaded. No communication. When several ranks share a model, the caller
+// must take the minimum of their results.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -16,7 +16,8 @@ namespace tessera {
 // The token that is being chosen for a sequence.
 struct PendingToken {
   NewToken new_token{};
-  // The token is chosen, but the mask of the token after it is not ready, so the end is not known.
+  // True: the token is chosen, but it is not known yet whether the constraint is complete, because the mask for the
+  // following token is not ready.
   bool has_token = false;
   std::vector<float> logits{};  // kept while the choice waits for a mask
 };
@@ -50,8 +51,8 @@ struct Engine::EngineStep {
 
     int64_t first() const { return sequence->computed_tokens; }
     int64_t end() const { return sequence->computed_tokens + rows; }
-    // The positions whose logits are needed: each position before a prompt token that gets a score, and the last
-    // position before the next new token.
+    // Returns the positions whose logits are needed: each position that predicts a prompt token whose log-prob was
+    // requested, and the position that predicts the next new token.
     std::vector<int64_t> logits_positions() const {
       std::vector<int64_t> positions;
       const int64_t scored_end = std::min(end(), sequence->to_score());
@@ -63,7 +64,7 @@ struct Engine::EngineStep {
   std::vector<SequenceRows> parts{};
 };
 
-// The use of the logits at one position: a score of the next prompt token, or the choice of a new token.
+// The logits at one position. They give the log-prob of the next prompt token, or they are used to choose a new token.
 struct Engine::LogitsRow {
   Sequence* sequence;
   size_t position;
@@ -96,7 +97,7 @@ Engine::Engine(ModelConfig config, RowsForward forward, at::Device device, const
 }
 
 Engine::~Engine() {
-  // A destructor must not throw. After a failure the other ranks have left run_engine_follower, so no message is sent.
+  // After a failure the other ranks have already returned from run_engine_follower. A destructor must not throw.
   if (!options_.group || failed_) return;
   try {
     broadcast_end(*options_.group);
@@ -107,8 +108,8 @@ Engine::~Engine() {
 
 void Engine::allocate_pages() {
   const at::NoGradGuard no_grad;
-  // One token in page 0 makes the store allocate all pages of all layers. The page is not published, so no sequence
-  // finds its content.
+  // Computing one token in page 0 makes store_ allocate all pages of all layers. Page 0 is not published, so no
+  // sequence reuses the token's keys and values.
   const int32_t page = 0;
   const StepRows rows{.tokens = {0},
                       .positions = {0},
@@ -163,8 +164,8 @@ void Engine::cancel(int64_t id) {
   running_.erase(found);
 }
 
-// Resets a sequence to the state before its first page; it stays in running_. The last pages are released first, so
-// that pages near the start, which other sequences are most likely to share, stay longest.
+// Releases all pages of a sequence. The last pages are released, and so reused, first, because other sequences most
+// likely share the first pages. The caller removes the sequence from running_.
 void Engine::preempt(Sequence& sequence) {
   for (auto page = sequence.pages.rbegin(); page != sequence.pages.rend(); ++page) pages_.release(*page);
   sequence.pages.clear();
@@ -172,8 +173,8 @@ void Engine::preempt(Sequence& sequence) {
   sequence.prefix = PagePool::kEmptyPrefix;
 }
 
-// Starts waiting sequences. Sequences whose mask is being made do not count, so any number of these leaves room for
-// other sequences.
+// Moves sequences from waiting_ to running_, up to max_sequences. Running sequences that wait for a token mask do not
+// count towards max_sequences.
 void Engine::start_waiting() {
   auto computing = std::ranges::count_if(running_, [](const auto& one) { return !one->pending_token; });
   for (; !waiting_.empty() && computing < options_.max_sequences; ++computing) {
@@ -182,9 +183,9 @@ void Engine::start_waiting() {
   }
 }
 
-// Returns the number of tokens from the start whose keys are equal in every sequence with this prefix. With dynamic
-// rotary embeddings, the keys of sequences longer than max_position_embeddings depend on the length, so only the part
-// up to that length can be shared.
+// Returns the number of tokens, from the start of the sequence, whose keys are equal in every sequence that starts with
+// these tokens. With dynamic rope, the keys of a call with more than max_position_embeddings tokens depend on the
+// number of tokens, so they are not shared.
 int64_t Engine::shareable_tokens(const Sequence& sequence) const {
   const auto tokens = static_cast<int64_t>(sequence.tokens.size());
   if (!config_.has_dynamic_rope()) return tokens;
@@ -192,11 +193,11 @@ int64_t Engine::shareable_tokens(const Sequence& sequence) const {
   return is_long ? 0 : std::min(tokens, config_.max_position_embeddings);
 }
 
-// Takes over whole pages that other sequences have computed. The last token is always computed here, because its logits
-// are needed. Sharing works only while the sequence is page-aligned and all its pages are published, so that its prefix
-// is known.
+// Adds published pages of other sequences to the sequence, in place of computing their tokens. The last token is always
+// computed, because its logits are needed. Pages can be added only while the computed tokens fill whole pages that are
+// all published; only then is the sequence's PrefixId known.
 void Engine::reuse_prefix_pages(Sequence& sequence) {
-  // Logits are not stored in pages, and unscored prompt tokens need them.
+  // Tokens whose log-probs are requested must be computed, because pages do not contain logits.
   if (sequence.scored < sequence.to_score()) return;
   while (sequence.computed_tokens % kernels::kPageTokens == 0 && sequence.pending() > kernels::kPageTokens &&
          sequence.computed_tokens + kernels::kPageTokens <= shareable_tokens(sequence) &&
@@ -258,7 +259,7 @@ Engine::EngineStep Engine::plan_step() {
       if (rows == 0) continue;
       budget -= rows;
     }
-    // False: the sequence was preempted, and it was the last one.
+    // False: no page was free and `sequence` itself was preempted. It was the last of running_, so the loop ends.
     if (!reserve_pages(sequence, sequence.computed_tokens + rows)) break;
     step.parts.push_back({&sequence, rows});
   }
@@ -276,19 +277,19 @@ at::Tensor Engine::run_forward(const EngineStep& step) {
     for (int64_t position = part.first(); position < part.end(); ++position) {
       all.tokens.push_back(part.sequence->tokens[static_cast<size_t>(position)]);
       all.positions.push_back(position);
-      // As in transformers, the whole prompt is one call and each new token is another call.
+      // As in transformers, which computes the whole prompt in one call and each new token in another call.
       if (dynamic) all.rotary_lengths.push_back(std::max(prompt, position + 1));
     }
     for (const int64_t position : part.logits_positions()) {
       all.logits_rows.push_back(first_row + position - part.first());
     }
   }
-  // The other ranks run the same forward in run_engine_follower, so they get its inputs first.
+  // Send the inputs to the other ranks, which run the same forward in run_engine_follower.
   if (options_.group) broadcast_rows(*options_.group, all);
   return forward_(store_, all);
 }
 
-// Publishes every page that is full and shareable.
+// Publishes every full page of the sequence up to shareable_tokens().
 void Engine::publish_full_pages(Sequence& sequence) {
   const int64_t end = std::min(sequence.computed_tokens, shareable_tokens(sequence));
   for (; (sequence.published_pages + 1) * kernels::kPageTokens <= end; ++sequence.published_pages) {
@@ -297,9 +298,9 @@ void Engine::publish_full_pages(Sequence& sequence) {
   }
 }
 
-// Chooses the next token in two phases that may each wait for a mask: the mask of allowed tokens before the choice, and
-// afterwards the check whether the constraint is complete. pending_token.has_token records the first phase, so a later
-// call continues with the second. Errors end this sequence only.
+// Phase 1 computes the mask of allowed tokens and chooses the next token. Phase 2 computes another mask to check
+// whether the constraint is complete. Each phase may have to wait for its mask; pending_token.has_token is true after
+// phase 1, so that a later call continues with phase 2. Errors end this sequence only.
 bool Engine::advance_choice(Sequence& sequence, std::span<const float> logits, int64_t mask_steps) {
   const auto& request = sequence.request;
   auto& pending_token = *sequence.pending_token;
@@ -309,7 +310,7 @@ bool Engine::advance_choice(Sequence& sequence, std::span<const float> logits, i
     const auto since_prompt = [&] { return std::span<const int64_t>(sequence.tokens).subspan(request.prompt.size()); };
     auto* constraint = request.options.constraint.get();
     if (!pending_token.has_token) {
-      // Check the logits before the constraint does any work.
+      // Check the logits first, because computing the mask of the constraint is expensive.
       if (constraint) check_logits(logits, sequence.tokens.size());
       if (constraint && !constraint->prepare_allowed_tokens(since_prompt(), steps)) return false;
       std::vector<float> scores(logits.begin(), logits.end());
@@ -346,9 +347,8 @@ void Engine::emit_token(Sequence& sequence) {
   if (new_token.finish || !goes_on) cancel(sequence.id);
 }
 
-// Continues one choice of a token that waits for a mask of its constraint; the engine calls this once per step. The
-// sequences with such a choice take turns in the order of their ids: next is the smallest id above last_advanced_, or
-// the smallest of all if there is none.
+// Calls advance_choice() for one sequence that waits for a token mask. The waiting sequences take turns by ascending
+// id: the next one has the smallest id above last_advanced_, or the smallest id of all if there is none.
 void Engine::advance_waiting_mask() {
   Sequence* next = nullptr;
   for (const auto& sequence : running_) {
@@ -361,8 +361,8 @@ void Engine::advance_waiting_mask() {
   if (advance_choice(*next, next->pending_token->logits, options_.mask_steps)) emit_token(*next);
 }
 
-// Runs on several threads, one row of logits each. Rows of one sequence write different elements of `scores`, and only
-// one row per sequence chooses a token.
+// Several threads call this at the same time for different rows of logits. There is no data race: rows of one sequence
+// write different elements of `scores`, and only one row per sequence chooses a token.
 void Engine::use_logits_row(LogitsRow& logits_row, std::span<const float> logits, int64_t mask_steps) const {
   auto& sequence = *logits_row.sequence;
   const auto& request = sequence.request;
@@ -398,7 +398,8 @@ void Engine::finish_step(const EngineStep& step, const at::Tensor& logits) {
   const auto vocabulary = static_cast<size_t>(logits.size(1));
   const float* all = logits.const_data_ptr<float>();
   const int64_t share = std::max<int64_t>(1, 16384 / logits.size(1));
-  // Up to four masks may each take all the steps. More masks share four times the steps; a mask that needs more waits.
+  // Up to four masks may each take options_.mask_steps steps in this engine step. More than four masks share 4 *
+  // mask_steps steps. A sequence whose mask needs more steps waits.
   constexpr int64_t kFew = 4;
   const auto masks = std::ranges::count_if(logits_rows, [](const LogitsRow& logits_row) {
     return logits_row.chooses && logits_row.sequence->request.options.constraint;
@@ -410,7 +411,7 @@ void Engine::finish_step(const EngineStep& step, const at::Tensor& logits) {
       use_logits_row(logits_rows[row], {all + row * vocabulary, vocabulary}, mask_steps);
     }
   });
-  // Callbacks run on this thread, in row order. An error ends its sequence, whose other rows are then skipped.
+  // Callbacks run on this thread, in row order. An error ends the row's sequence, whose other rows are then skipped.
   std::set<const Sequence*> ended;  // ended and freed
   for (auto& logits_row : logits_rows) {
     if (ended.contains(logits_row.sequence)) continue;

@@ -13,8 +13,8 @@
 // A sequence with a constraint chooses its token when its token mask is ready. A mask may take
 // EngineOptions::mask_steps steps of work in the step that starts it; when more than four masks start, they share four
 // times this number. A mask that takes longer waits together with its sequence. All waiting masks share mask_steps
-// steps of work per engine step, while the other sequences continue and further sequences take the free places. One
-// thread at a time.
+// steps of work per engine step. Meanwhile the other sequences continue, and new sequences may start in place of the
+// waiting ones. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -39,11 +39,13 @@ enum class Finish { kStop, kLength, kError };
 
 struct NewToken {
   int64_t token = 0;
-  // Set for the last token: kStop for a stop token, and when the callback returns false.
+  // Set for the last token of a sequence. kStop: a stop token, or the constraint is complete. kLength: the maximal
+  // length is reached. kError: see `error`.
   std::optional<Finish> finish{};
   std::optional<TokenLogProbs> log_probs{};
   std::optional<Error> error{};  // set with kError, which has no token
-  // Set with the first token when requested: log-probs of the prompt's tokens from the second on.
+  // Set with the first new token if the request has prompt_log_probs: the log-probs of all tokens of the prompt except
+  // the first.
   std::vector<TokenLogProbs> prompt_log_probs{};
 };
 
@@ -52,17 +54,20 @@ struct GenerationRequest {
   GenerationOptions options{};
   std::optional<int64_t> log_probs{};  // log-probs of the token, and of this many most likely tokens
   bool prompt_log_probs = false;       // also for the prompt's tokens; all their logits are then computed
-  // Called from step() with each new token; returning false ends the sequence. It must not call the engine.
+  // Called from step() with each new token. If it returns false, the sequence ends. It must not call functions of the
+  // engine.
   std::function<bool(const NewToken& new_token)> on_token{};
 };
 
 struct EngineOptions {
   int64_t pages = 0;
-  // Sequences that are computed together, without those that wait for masks; further sequences wait.
+  // Largest number of running sequences, not counting those that wait for token masks. Further sequences wait until one
+  // ends.
   int64_t max_sequences = 64;
   int64_t prompt_block = 256;  // prompt tokens per step
-  // Steps of work on the mask of one sequence when at most four start at once, and on all waiting masks together, in
-  // one engine step; some milliseconds (text/grammar/grammar_masks.h).
+  // Limit of the work on token masks in one engine step, in the steps of text/grammar/grammar_masks.h; the default
+  // takes some milliseconds. It applies to each mask that is started (if at most four are), and to all waiting masks
+  // together.
   int64_t mask_steps = 20'000;
   // The ranks that share the model. This rank is the leader; the other ranks call run_engine_follower
   // (engine_follower.h).
@@ -82,7 +87,7 @@ class Engine {
   // Error kConfig unless a sequence of one page and one token fits. With a group, the constructor, step() and the
   // destructor are COLLECTIVE.
   Engine(const std::shared_ptr<CausalLM>& model, const EngineOptions& options);
-  // For a model without an object on this rank: `forward` computes the rows, on `device`.
+  // For a model of which no CausalLM object is on this rank: `forward` computes the rows. The model is on `device`.
   Engine(ModelConfig config, RowsForward forward, at::Device device, const EngineOptions& options);
   ~Engine();
   Engine(const Engine&) = delete;
@@ -92,8 +97,8 @@ class Engine {
   // allocates it. Call it before the first step. Error kMemory when the allocation fails. With a group it is
   // COLLECTIVE, together with run_engine_follower.
   void allocate_pages();
-  // Adds a sequence and returns its number. Error kConfig: a prompt that generate() refuses, invalid options, or a
-  // sequence that does not fit into all pages together.
+  // Adds a sequence and returns its id. Error kConfig: a prompt that generate() refuses, invalid options, or a sequence
+  // that does not fit into all pages together.
   int64_t add(GenerationRequest request);
   // Ends a sequence without a further call of its callback. Does nothing when the sequence has ended.
   void cancel(int64_t id);
@@ -101,7 +106,8 @@ class Engine {
   // one, and each sequence for which it throws again ends with kError. With a group the error is thrown, and the engine
   // ends for all ranks.
   bool step();
-  // Tells the other ranks to wait. While there is nothing to do, call it more often than the group's time-out.
+  // Broadcasts a message so that the other ranks continue to wait without a time-out. While step() is not called, call
+  // keep_alive() at intervals shorter than the group's time-out. Does nothing without a group.
   void keep_alive();
   EngineCounts counts() const;
   const ModelConfig& config() const { return config_; }
@@ -130,8 +136,8 @@ class Engine {
   void use_logits_row(LogitsRow& logits_row, std::span<const float> logits, int64_t mask_steps) const;
   void finish_step(const EngineStep& step, const at::Tensor& logits);
   // Continues to choose the next token of `sequence`. If the request has a constraint, this needs masks of the tokens
-  // that the constraint allows; the call does at most `mask_steps` steps of work on each mask, and returns false when a
-  // mask needs more. Returns true when the choice has ended, with a token or with an error.
+  // that the constraint allows. The call does at most `mask_steps` steps of work on each mask and returns false when a
+  // mask needs more. It returns true when a token is chosen or an error has occurred.
   static bool advance_choice(Sequence& sequence, std::span<const float> logits, int64_t mask_steps);
   void emit_token(Sequence& sequence);
   void advance_waiting_mask();

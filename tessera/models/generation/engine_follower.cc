@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// The first number of a message.
+// The kinds of messages. The first number of a message is its kind.
 enum StepMessage : int64_t { kEnd, kWait, kBegin, kRows };
 
 void broadcast_message(comm::Group& group, const std::vector<int64_t>& numbers) {
@@ -50,7 +50,8 @@ void broadcast_begin(comm::Group& group, int64_t pages) { broadcast_message(grou
 void broadcast_wait(comm::Group& group) { broadcast_message(group, {kWait}); }
 void broadcast_end(comm::Group& group) { broadcast_message(group, {kEnd}); }
 
-// The layout is: kRows, then four lists (length, numbers), then for each sequence three numbers and its list of pages.
+// The message has kRows, then four lists (each as its length and its numbers), then the number of sequences, then for
+// each sequence three numbers and its list of pages.
 void broadcast_rows(comm::Group& group, const StepRows& rows) {
   std::vector<int64_t> numbers = {kRows};
   const auto add = [&](const auto& list) {
@@ -77,8 +78,8 @@ void run_engine_follower(const ModelConfig& config, const RowsForward& forward, 
   std::optional<nn::PagedKVCache> store;
   std::vector<std::vector<int32_t>> pages;
   while (true) {
-    // The leader broadcasts one message per forward. This rank has no sequences and no own decisions, so it stays in
-    // step with the leader.
+    // The leader broadcasts one message per forward. Only the leader schedules sequences; this rank runs the forward
+    // that the message describes.
     const auto numbers = broadcast_numbers(group, {}, leader);
     switch (numbers.at(0)) {
       case kEnd:

@@ -1,11 +1,11 @@
-// The steps of an engine on ranks that share its model.
+// Runs the forward passes of an engine on the other ranks of its group. These ranks have shards of the engine's model.
 //
 //   Engine engine(model, {.pages = pages, .group = group});   // the leader: adds sequences, chooses tokens
-//   run_engine_follower(*model, *group);                             // the others, until that engine ends
+//   run_engine_follower(*model, *group);                             // all other ranks, until the engine is destroyed
 //
 // The leader broadcasts the inputs of each forward pass, a few numbers for each token, and all ranks run the same
-// forward. The other ranks know no sequences. An engine without work broadcasts that the others shall wait
-// (Engine::keep_alive), so that no collective lasts longer than its time-out.
+// forward. Only the leader schedules sequences. A leader without work broadcasts messages that do nothing
+// (Engine::keep_alive), so that the other ranks' broadcast call does not exceed its time-out.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@
 
 namespace tessera {
 
-// Returns the numbers of rank `root` on all ranks. COLLECTIVE over the group.
+// Broadcasts `numbers` of rank `root` and returns them on all ranks. COLLECTIVE over the group.
 std::vector<int64_t> broadcast_numbers(comm::Group& group, std::span<const int64_t> numbers, int root);
 
-// The messages of an engine. Each function is called by the leader and is COLLECTIVE over the group, together with
-// run_engine_follower on the other ranks.
+// These functions broadcast the messages of an engine. Only the leader calls them; the other ranks receive the messages
+// in run_engine_follower. COLLECTIVE over the group.
 void broadcast_begin(comm::Group& group, int64_t pages);
 void broadcast_rows(comm::Group& group, const StepRows& rows);
 void broadcast_wait(comm::Group& group);

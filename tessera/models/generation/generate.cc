@@ -18,7 +18,7 @@ namespace tessera {
 namespace {
 
 void warn_of_unsupported(const JsonReader& settings) {
-  // Settings that change the result in transformers, each with its neutral value there.
+  // Settings of generation_config.json that change transformers' result, each with the value at which it has no effect.
   static const std::pair<const char*, Json> kUnsupported[] = {{"num_beams", 1},
                                                               {"penalty_alpha", nullptr},
                                                               {"no_repeat_ngram_size", 0},
@@ -33,7 +33,7 @@ void warn_of_unsupported(const JsonReader& settings) {
                                                               {"forced_bos_token_id", nullptr},
                                                               {"forced_eos_token_id", nullptr},
                                                               {"sequence_bias", nullptr}};
-  // A setting at its neutral value has no effect, so only other values are worth a warning.
+  // Warn only of settings that have an effect.
   for (const auto& [key, neutral] : kUnsupported) {
     const auto found = settings.find(key);
     if (found && found->value() != neutral) log_warning("{}: not supported and not applied", found->name());
@@ -108,7 +108,7 @@ int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context,
   return choose_from_scores(scores, {.tokens = context, .prompt_tokens = prompt_tokens}, options);
 }
 
-// The prompt and the new tokens, but never more than the context.
+// Returns the number of tokens of the prompt and of max_new_tokens together, but at most the context length.
 int64_t generation_capacity(const ModelConfig& config, std::span<const int64_t> prompt,
                             const GenerationOptions& options) {
   check_prompt(config, prompt, options.context_tokens);
@@ -117,18 +117,18 @@ int64_t generation_capacity(const ModelConfig& config, std::span<const int64_t> 
   return prompt_length + std::min(options.max_new_tokens, context_of(config, options.context_tokens) - prompt_length);
 }
 
-// One sequence in its own engine. The leader runs the engine and all other ranks call run_engine_follower; afterwards
-// errors are exchanged and the tokens are broadcast, so that all ranks return or throw the same.
+// Runs one sequence in its own engine. The leader runs the engine, and all other ranks call run_engine_follower.
+// Afterwards the ranks exchange errors and the leader broadcasts the tokens, so that all ranks return the same tokens
+// or throw the same error.
 std::vector<int64_t> generate(const ModelConfig& config, const DistributedForward& distributed,
                               std::span<const int64_t> prompt, const GenerationOptions& options,
                               const TokenCallback& on_token) {
-  // All ranks compute this from equal arguments, so its errors are thrown on all ranks.
+  // All ranks call generation_capacity() with equal arguments, so that it throws on all ranks or on none.
   const int64_t capacity = generation_capacity(config, prompt, options);
   auto* const group = distributed.group != nullptr && distributed.group->size() > 1 ? distributed.group : nullptr;
   std::vector<int64_t> new_tokens;
-  // An error in choosing a token, which happens on the leader only. It is thrown on all ranks after the engine has
-  // ended, so that no rank waits in a collective. Only the leader chooses, because logits may round differently on
-  // different ranks.
+  // An error while the leader chose a token. It is thrown on all ranks after the engine has ended, so that no rank
+  // waits in a collective. Only the leader chooses tokens, because logits may round differently on different ranks.
   std::exception_ptr failed;
   if (group != nullptr && group->rank() != distributed.leader) {
     run_engine_follower(config, distributed.forward, *group, distributed.leader);

@@ -1,7 +1,7 @@
-// Loads a model for the engine with the dtype that a user gives.
+// Loads a model for generation with Engine, in the dtype of the setting --dtype.
 //
 //   auto model = load_for_generation(dir, "int8", at::kCPU);
-// or see cache_memory.h
+//   Engine engine(model, {.pages = Engine::pages_for(8192)});         // cache_memory.h computes how many pages fit
 #pragma once
 
 #include <filesystem>
@@ -20,7 +20,7 @@ namespace tessera {
 // kConfig for any other dtype, and for int8 and int4 on other devices.
 std::shared_ptr<CausalLM> load_for_generation(const std::filesystem::path& dir, const std::string& dtype,
                                               c10::Device device);
-// Returns kInt8 or kInt4 when --dtype names one of them.
+// Returns kInt8 for "int8" and kInt4 for "int4"; nullopt for all other values of --dtype.
 std::optional<kernels::WeightFormat> packed_row_dtype(std::string_view dtype);
 
 }  // namespace tessera

@@ -12,8 +12,8 @@ namespace tessera {
 void check_logits(std::span<const float> logits, size_t position) {
   constexpr float kEndless = std::numeric_limits<float>::infinity();
   TESSERA_CHECK(!logits.empty(), ErrorKind::kInternal, "[models.generate] position {}: no logits", position);
-  // One pass without branches, which the compiler turns into vector instructions, decides whether the logits are good.
-  // Only bad logits are searched for the first wrong one.
+  // This loop has no branches, so that the compiler vectorizes it. It only finds out whether the logits are valid. For
+  // invalid logits, the code after the loop searches for the first wrong one.
   int32_t wrong_ones = 0, possible_ones = 0;
   for (const float logit : logits) {
     wrong_ones |= static_cast<int32_t>(!(logit < kEndless));  // true also for NaN

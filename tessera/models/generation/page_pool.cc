@@ -27,8 +27,9 @@ PagePool::PagePool(int64_t count) : pages_(static_cast<size_t>(count)) {
   for (int64_t page = count; page-- > 0;) free_.push_back(static_cast<int32_t>(page));
 }
 
-// A page without key comes first: reusing a published page loses tokens that another sequence might share. A reused
-// page is removed from published_, so find() no longer returns it.
+// Takes an unpublished page if there is one, because reusing a published page discards keys and values that another
+// sequence might share. A published page that is reused is removed from published_, so that find() no longer returns
+// it.
 std::optional<int32_t> PagePool::allocate() {
   int32_t page = 0;
   if (!free_.empty()) {
@@ -50,7 +51,7 @@ std::optional<int32_t> PagePool::find(PrefixId prefix, std::span<const int64_t> 
   const auto found = published_.find(key_of(prefix, tokens));
   if (found == published_.end()) return std::nullopt;
   auto& page = pages_[static_cast<size_t>(found->second)];
-  // A published page without owner gets its first owner again and leaves the list of reusable pages.
+  // A published page that had no owner gets one again, so it is removed from lru_, the list of reusable pages.
   if (page.ref_count++ == 0) {
     lru_.erase(page.lru_position);
     ++pages_in_use_;
@@ -58,8 +59,8 @@ std::optional<int32_t> PagePool::find(PrefixId prefix, std::span<const int64_t> 
   return found->second;
 }
 
-// Numbers of prefixes are never reused. A prefix stands for one list of tokens, so the key (prefix, tokens of a page)
-// identifies all tokens from the start, and comparing one page of tokens is enough.
+// A PrefixId is never reused, so it always identifies the same list of tokens. The key (PrefixId, tokens of one page)
+// therefore identifies all tokens from the start of a sequence, and find() compares the tokens of one page only.
 PagePool::PrefixId PagePool::publish(int32_t index, PrefixId prefix, std::span<const int64_t> tokens) {
   const auto [entry, is_new] = published_.try_emplace(key_of(prefix, tokens), index);
   auto& page = pages_[static_cast<size_t>(entry->second)];

@@ -1,4 +1,5 @@
-// The owners of the pages of a KV cache (nn/attention/paged_cache.h).
+// Counts the owners (sequences) of each page of a KV cache (nn/attention/paged_cache.h), and finds pages by their
+// tokens.
 //
 //   PagePool pages(1024);
 //   auto page = pages.find(PagePool::kEmptyPrefix, first_16_tokens);   // computed before by another sequence: shared
@@ -6,9 +7,9 @@
 //   auto prefix = pages.publish(*page, PagePool::kEmptyPrefix, first_16_tokens);   // after its tokens are computed
 //   pages.find(prefix, next_16_tokens);
 //
-// A page is found by its tokens and all tokens before it, which are compared one by one. A published page without owner
-// is kept until its memory is needed; the least recently used page is reused first. The class stores integers only. One
-// thread at a time.
+// A page is found by its tokens and all tokens before them; the tokens themselves are compared, not only a hash. A
+// published page without owner keeps its content until allocate() needs a page; the least recently used page is reused
+// first. The class stores page numbers and token ids, not keys and values. Not thread-safe.
 #pragma once
 
 #include <array>
@@ -25,12 +26,12 @@ namespace tessera {
 
 class PagePool {
  public:
-  using PrefixId = uint64_t;  // stands for all tokens before a page
+  using PrefixId = uint64_t;  // identifies the list of all tokens before a page
   static constexpr PrefixId kEmptyPrefix = 0;
 
   explicit PagePool(int64_t count);
 
-  // Returns a page with one owner, for tokens that are not known yet; nullopt when every page has an owner.
+  // Returns an unpublished page with one owner; nullopt when every page has an owner.
   std::optional<int32_t> allocate();
   // Returns the published page with these kernels::kPageTokens tokens after `prefix`, and adds an owner to it; nullopt
   // when there is no such page.

@@ -33,9 +33,9 @@ class RowExperts : public nn::MoE {
   at::Tensor forward(const at::Tensor& x, const nn::NonPaddingMask&) override {
     const auto rows = x.reshape({-1, x.size(-1)});
     const int64_t tokens = rows.size(0), width = rows.size(1), top_k = experts_per_token();
-    // Each expert computes its tokens with row products, whose result per row does not depend on the other rows. The
-    // results are then added per token in the order of the choices, so that the sum also rounds the same in every
-    // batch.
+    // Each expert computes its tokens with batch_invariant_linear(), whose result for a row does not depend on the
+    // other rows. Then the weighted results of a token's experts are added in the order of their router weights, so
+    // that the sum also rounds the same in every batch.
     const auto logits = kernels::batch_invariant_linear(rows, router_);
     std::vector<std::vector<int64_t>> choices(experts_.size());  // for each expert: token * top_k + rank of the choice
     std::vector<float> weights(static_cast<size_t>(tokens * top_k));
@@ -64,7 +64,8 @@ class RowExperts : public nn::MoE {
   }
 
  private:
-  // Softmax over all experts, of which the largest are chosen; equal probabilities are chosen by the smaller index.
+  // Computes the softmax over all experts and chooses the experts with the largest probabilities; of equal
+  // probabilities, the expert with the smaller index.
   void choose(const float* logits, int64_t token, std::vector<std::vector<int64_t>>& choices,
               std::vector<float>& weights) const {
     const auto count = experts_.size();

@@ -29,7 +29,7 @@ struct RowLinear : nn::Linear {
 struct RowHead : nn::Head {
   RowHead(const nn::Head& from, const ModelConfig& config, kernels::WeightFormat dtype)
       : Head(from.weight.size(1), from.weight.size(0), kMetaOptions),
-        // With int4 the head stays int8: its rounding changes the logits directly.
+        // With int4 the head is stored as int8, because rounding errors of the head change the logits directly.
         values(kernels::InferenceWeight::of(
             from.weight, dtype == kernels::WeightFormat::kInt4 ? kernels::WeightFormat::kInt8 : dtype)),
         softcap(static_cast<float>(config.final_logit_softcapping)) {}
@@ -63,8 +63,8 @@ struct RowMlp : nn::MLP {
   bool gelu;
 };
 
-// q, k and v read the same input, so one call computes the three products. The norms of queries and keys stay the
-// model's own modules.
+// q, k and v read the same input, so one call computes the three products. q_norm and k_norm are the modules of the
+// converted Attention.
 struct RowAttention : nn::Attention {
   RowAttention(const nn::Attention& from, kernels::WeightFormat dtype)
       : Attention(from.options(), kMetaOptions),
@@ -84,8 +84,9 @@ struct RowAttention : nn::Attention {
   RowLinear q, k, v, o;
 };
 
-// Angles from a table, because the cosine of a vector library may round differently at another position in its vector.
-// The table grows in blocks with fixed limits, so a position always has the same angle.
+// Takes the angles from a table, because at::cos may round the same number differently at different indices of a
+// tensor. The table grows in blocks that always begin and end at the same positions, so a position always has the same
+// angles.
 struct RowAngles : RotaryEmbedding {
   RowAngles(const RopeConfig& rope, const ModelConfig& config)
       : RotaryEmbedding(rope, config.head_dim, config.max_position_embeddings),
@@ -97,7 +98,8 @@ struct RowAngles : RotaryEmbedding {
       return forward_by_lengths(x, positions, at::full_like(positions, needed_positions));
     }
     for (int64_t known = cos.defined() ? cos.size(0) : 0; known < needed_positions; known = cos.size(0)) {
-      // A block ends at max_position_embeddings, because the dynamic kind changes all angles beyond it.
+      // A block ends at max_position_embeddings, because the rope type "dynamic" computes all angles differently for
+      // longer sequences.
       const int64_t end = known < max_positions ? std::min(known + kBlock, max_positions) : known + kBlock;
       const auto block = RotaryEmbedding::forward(x, at::arange(known, end, at::kLong).unsqueeze(0));
       cos = known == 0 ? block.cos[0] : at::cat({cos, block.cos[0]});
@@ -113,15 +115,15 @@ struct RowAngles : RotaryEmbedding {
   at::Tensor cos, sin;  // [positions, head_dim / 2]
 };
 
-// Returns the module only when its type is exactly M: a derived class computes something else.
+// Returns null unless the module's type is exactly M. A class derived from M may compute something else.
 template <class M>
 M* exact_cast(nn::Module* module) {
   auto* typed = dynamic_cast<M*>(module);
   return typed != nullptr && typeid(*module) == typeid(M) ? typed : nullptr;
 }
 
-// Returns the row version of a module, or null when it has none. Attention and MLP are converted only when all their
-// projections are plain Linears.
+// Returns the module that replaces `child` in a row model, or null when `child` is not replaced. Attention and MLP are
+// converted only when all their projections are plain Linears.
 std::shared_ptr<nn::Module> make_row_module(nn::Module* child, const std::string& name, const ModelConfig& config,
                                             kernels::WeightFormat dtype) {
   const auto plain = [](const auto&... linears) { return ((exact_cast<nn::Linear>(linears.get()) != nullptr) && ...); };
@@ -143,7 +145,7 @@ std::shared_ptr<nn::Module> make_row_module(nn::Module* child, const std::string
   return nullptr;
 }
 
-// Replaces the children that have a row version, depth first, and keeps all others.
+// Replaces all modules below `parent` for which make_row_module() returns a module, and keeps all others.
 void replace_children(nn::Module& parent, const std::string& path, const ModelConfig& config,
                       kernels::WeightFormat dtype) {
   const auto children = parent.named_children();
@@ -186,8 +188,8 @@ void make_row_model(CausalLM& model, kernels::WeightFormat dtype) {
   }
   model.set_requires_grad(false);
   replace_children(model, "", model.config(), dtype);
-  // Row products take and give fp32. Norm weights are converted, and the embedding's output is converted by a hook, so
-  // that its table may stay in the stored dtype.
+  // batch_invariant_linear() takes and returns fp32. Norm weights are converted to fp32. The embedding keeps its stored
+  // dtype; a hook converts its output.
   for (const auto& [path, module] : model.named_modules()) {
     if (dynamic_cast<nn::RMSNorm*>(module) != nullptr) {
       for (auto& slot : module->own_parameters()) nn::Module::set_parameter(slot, to_float32(slot.parameter));

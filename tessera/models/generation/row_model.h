@@ -6,8 +6,8 @@
 // Projections, MLPs, experts and head are replaced by modules that compute with
 // kernels/linear/batch_invariant_linear.h. Norms and hidden states are fp32, and rotary angles come from a table.
 // Therefore greedy tokens are the same for a sequence alone, with other sequences, or in prompt blocks of any size.
-// Weights are stored in memory as `dtype`; with kInt4 the head is kInt8, as in most GGUF files. The replaced modules
-// are freed.
+// Their weights are stored in memory as `dtype`; with kInt4 the head is stored as kInt8, as in most GGUF files. The
+// replaced modules are freed.
 #pragma once
 
 #include "tessera/kernels/linear/batch_invariant_linear.h"
@@ -15,9 +15,10 @@
 
 namespace tessera {
 
-// Error kConfig for a model that is not whole, in plain tensors, on the CPU.
+// Error kConfig unless all parameters are plain tensors (not DTensors) with values on the CPU.
 void make_row_model(CausalLM& model, kernels::WeightFormat dtype);
-// Returns the row dtype of the stored parameters: bfloat16 and float16 as they are, other dtypes as float32.
+// Returns the WeightFormat in which make_row_model() keeps the parameters as they are: kBFloat16 or kFloat16; for other
+// dtypes kFloat32.
 kernels::WeightFormat stored_row_dtype(CausalLM& model);
 
 }  // namespace tessera

@@ -23,12 +23,13 @@ struct TokenCandidate {
   double weight;  // first the scaled logit, then its exponential
 };
 
-// Larger weights first, and of equal weights the smaller token, so that the order does not depend on the sort.
+// Sorts by descending weight. Equal weights are sorted by ascending token id, so that the order does not depend on the
+// sort algorithm.
 bool before(const TokenCandidate& a, const TokenCandidate& b) {
   return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
 }
 
-// The generated tokens of the context.
+// Returns the tokens after the prompt.
 std::span<const int64_t> generated_tokens(const SamplingContext& context) {
   return context.tokens.subspan(std::min(context.prompt_tokens, context.tokens.size()));
 }
@@ -70,8 +71,8 @@ double sum_of(std::span<const TokenCandidate> candidates) {
                          [](double sum, const auto& c) { return sum + c.weight; });
 }
 
-// Returns how many of the first candidates reach the share of `total`. Only the first `sorted` candidates are in order.
-// `enough` becomes false when these do not reach the share although there are more candidates.
+// Returns the smallest number of first candidates whose weights sum to at least share * total. Only the first `sorted`
+// candidates are sorted. If their sum is smaller and there are more candidates, `enough` becomes false.
 size_t count_to_reach_share(std::span<const TokenCandidate> candidates, size_t sorted, double share, double total,
                             bool& enough) {
   double sum = 0;
@@ -88,7 +89,7 @@ std::vector<TokenCandidate> filter_candidates(std::span<const float> scores, con
   const double max_score = *std::ranges::max_element(scores);
   for (size_t i = 0; i < scores.size(); ++i) {
     if (scores[i] == kNever) continue;
-    // Relative to the largest score, so that exp() cannot overflow at any temperature.
+    // Subtract the largest score, so that exp() cannot overflow at any temperature.
     all.push_back({static_cast<int64_t>(i), (static_cast<double>(scores[i]) - max_score) / options.temperature});
   }
   const auto sort_first = [&all](size_t count) {
@@ -97,9 +98,9 @@ std::vector<TokenCandidate> filter_candidates(std::span<const float> scores, con
   if (options.top_k > 0 && static_cast<size_t>(options.top_k) < all.size()) {
     sort_first(static_cast<size_t>(options.top_k));
     all.resize(static_cast<size_t>(options.top_k));
-    // The full vocabulary is large and top-p mostly keeps few tokens, so the first 256 are sorted first. When they do
-    // not reach the share, all candidates are sorted.
   } else if (options.top_p < 1) {
+    // The vocabulary is large and top-p mostly keeps few tokens, so sort only the kFirstSorted most likely tokens. If
+    // their probabilities sum to less than top_p, all candidates are sorted below.
     sort_first(std::min(kFirstSorted, all.size()));
   }
   for (auto& candidate : all) candidate.weight = std::exp(candidate.weight);
@@ -120,8 +121,8 @@ std::vector<TokenCandidate> filter_candidates(std::span<const float> scores, con
 }
 
 int64_t sample_from(std::span<const float> scores, size_t position, const GenerationOptions& options) {
-  // Draws a point in the total weight and returns the candidate at which the running sum reaches it. The random number
-  // depends only on the seed and the position.
+  // Draws a random number between 0 and the sum of all weights, and returns the candidate at which the running sum of
+  // the weights reaches it. The random number depends only on the seed and the position.
   const auto candidates = filter_candidates(scores, options);
   const double point = philox_uniform(philox(options.seed, position, kSamplingStream)) * sum_of(candidates);
   double sum = 0;

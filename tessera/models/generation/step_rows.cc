@@ -18,7 +18,7 @@ ModelInputs inputs_of_rows(const StepRows& rows, nn::PagedBatch& step, at::Devic
 
 at::Tensor logits_of_rows(const at::Tensor& model_logits) {
   if (!model_logits.defined()) return model_logits;
-  // A tensor-parallel head has a shard of the vocabulary on each rank.
+  // With a tensor-parallel head, each rank has the logits of a shard of the vocabulary, so all-gather them.
   const auto logits = is_dtensor(model_logits) ? full_tensor(model_logits) : model_logits;
   return logits.to(at::kCPU, at::kFloat).reshape({-1, logits.size(-1)}).contiguous();
 }

@@ -7,8 +7,8 @@
 //   at::Tensor logits = forward(store, {.tokens = {7, 8, 3},                                               // [2, V]
 //                                       .positions = {0, 1, 40}, .sequences = sequences, .logits_rows = {1, 2}});
 //
-// COLLECTIVE over the ranks that share the model; engine_follower.h makes all of them call it. Not differentiable. One
-// thread at a time.
+// COLLECTIVE over the ranks that share the model: the leader's engine calls it, and run_engine_follower
+// (engine_follower.h) calls it on the other ranks. Not differentiable. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -31,12 +31,13 @@ struct StepRows {
 // result may be undefined: a pipeline stage that is not the last has no logits.
 using RowsForward = std::function<at::Tensor(nn::PagedKVCache& store, const StepRows& rows)>;
 
-// Returns the forward of a model of which each rank runs all layers. The model must outlive it.
+// Returns a RowsForward that calls `model`. Each rank must have all layers of the model (no pipeline stages). The model
+// must outlive the returned function.
 RowsForward rows_forward(CausalLM& model);
 
-// The two halves of a RowsForward, for callers that run the model themselves (pipeline stages): the inputs of the
-// model, and the conversion of its logits to the result of RowsForward. `step` must outlive the inputs. Undefined
-// logits stay undefined; logits that are sharded over ranks are all-gathered (COLLECTIVE).
+// For callers that implement a RowsForward themselves (pipeline stages). inputs_of_rows returns the inputs of the
+// model; `step` must outlive them. logits_of_rows converts the model's logits to the result of RowsForward. It returns
+// undefined logits unchanged and all-gathers logits that are sharded over ranks (COLLECTIVE).
 ModelInputs inputs_of_rows(const StepRows& rows, nn::PagedBatch& step, at::Device device);
 at::Tensor logits_of_rows(const at::Tensor& model_logits);
 

@@ -16,8 +16,8 @@ std::string StopStrings::push(std::string_view piece) {
     pending_text_.resize(found);
     return std::exchange(pending_text_, "");
   }
-  // Text at the end that may become a stop string is held back: the longest end of pending_text_ with which some stop
-  // string begins. The loop lets `kept` only grow, so it is the longest over all stop strings.
+  // Hold back text that may become a stop string: the longest suffix of pending_text_ that is a prefix of a stop
+  // string. `kept` only grows in the loop, so at the end it is the maximum over all stop strings.
   size_t kept = 0;  // length of the end of pending_text_ that is held back
   for (const auto& stop : stops_) {
     for (size_t length = std::min(stop.size() - 1, pending_text_.size()); length > kept; --length) {

@@ -7,9 +7,10 @@
 //   }
 //   out += stream.finish();
 //
-// A token that ends the generation adds no text, even when its vocabulary does not mark it as special. Text is returned
-// in whole characters. Text that may be the beginning of a stop string is held back until this is decided. The stop
-// string itself is never returned, however tokens divide it. The earliest stop string in the text ends it.
+// A token that ends the generation adds no text, even when its vocabulary does not mark it as special. push() returns
+// only complete UTF-8 characters. Text that may be the beginning of a stop string is held back until later tokens
+// decide whether it is one. The stop string itself is never returned, even when it spans several tokens. The text ends
+// before the stop string that occurs first.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +27,7 @@ class StopStrings {
  public:
   // Empty stop strings are ignored.
   explicit StopStrings(std::vector<std::string> stops);
-  // Adds a piece of text. Returns all text that is certain and was not returned before.
+  // Adds a piece of text. Returns all text that cannot be part of a stop string and was not returned before.
   std::string push(std::string_view piece);
   // Returns the text that was held back, unless a stop string was found.
   std::string finish();

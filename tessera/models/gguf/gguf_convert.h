@@ -3,9 +3,9 @@
 //   gguf_to_folder("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2");         // transformers and from_pretrained load it
 //   folder_to_gguf("smollm2-tuned", "tuned.gguf", {.type = GgmlType::kQ8_0});   // llama.cpp loads it
 //
-// Weights, configuration, tokenizer and chat template are converted. llama.cpp's order of the rotary rows in q and k,
-// and the 1 that it adds to norms, are undone or applied. The result appears only when it is complete, and only one
-// tensor at a time is in memory.
+// Weights, configuration, tokenizer and chat template are converted. llama.cpp stores the rows of q and k in another
+// order and adds 1 to some norm weights; the conversions undo or apply both changes. The destination appears only when
+// it is complete. Only one tensor at a time is in memory.
 // Errors: kFormat for input that is not valid, kConfig for a valid model that this version does not convert, kIo when
 // the destination exists or a write fails. Thread-safe.
 #pragma once
@@ -37,8 +37,8 @@ struct GgufExportOptions {
 void gguf_to_folder(const std::filesystem::path& gguf, const std::filesystem::path& dir,
                     const GgufImportOptions& options = {});
 
-// Does the same without weights: kLinkedGguf in the folder is a link to the file, from which load_pretrained() reads
-// them.
+// Like gguf_to_folder(), but does not convert the weights: the folder gets a symbolic link kLinkedGguf to the GGUF
+// file, from which load_pretrained() reads the weights.
 inline constexpr const char* kLinkedGguf = "model.gguf";
 void gguf_to_linked_folder(const std::filesystem::path& gguf, const std::filesystem::path& dir);
 

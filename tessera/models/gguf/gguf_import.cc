@@ -24,7 +24,7 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-// The metadata keys under the file's own architecture, such as "llama.block_count".
+// Reads metadata keys that begin with the file's general.architecture, such as "llama.block_count".
 class GgufKeys {
  public:
   explicit GgufKeys(const GgufFile& file)
@@ -158,7 +158,8 @@ json generation_config(const GgufFile& file, const json& config) {
   return result;
 }
 
-// Warns of known end tokens that no key of the file lists.
+// Logs a warning with end tokens that llama.cpp recognises by their text (is_known_end) and that no key of the file
+// lists.
 void warn_of_unnamed_ends(const GgufFile& file, const json& config) {
   const auto* tokens = file.find_strings("tokenizer.ggml.tokens");
   std::vector<std::string> unnamed;
@@ -174,8 +175,8 @@ void warn_of_unnamed_ends(const GgufFile& file, const json& config) {
 }
 
 // Returns the dtype of the folder: float32 when a tensor is quantised or the matrices have several types, otherwise the
-// type of the matrices. Routers are always stored as F32; when their values do not fit into that type exactly, the
-// result is float32.
+// type of the matrices. Routers are always stored as F32. If the matrices' type cannot represent a router's values
+// exactly, the result is float32.
 c10::ScalarType folder_dtype(const GgufFile& file) {
   constexpr std::string_view kRouter = ".ffn_gate_inp.weight";
   std::set<GgmlType> types;
@@ -277,8 +278,7 @@ void gguf_to_folder(const std::filesystem::path& gguf, const std::filesystem::pa
   }
   SafetensorsFolderWriter writer(folder.path(), std::move(specs), {.max_shard_bytes = options.max_shard_bytes});
   for (const auto& tensor : tensors) {
-    // One tensor at a time: decoded, converted to Hugging Face's form and written. A stack is split into one tensor per
-    // expert.
+    // Decode, convert and write one tensor at a time. Stacked experts are split into one tensor per expert.
     const auto stored = file->tensor(tensor.gguf_name);
     const auto value = from_gguf(tensor, stored).to(dtype);
     if (find_non_finite(value)) check_converted(stored, stored.to(dtype), tensor.gguf_name, "[gguf] " + gguf.string());

@@ -17,7 +17,8 @@
 namespace tessera {
 namespace {
 
-// llama.cpp multiplies cos and sin of yarn by this factor without a key for it. attn_factor is applied in addition.
+// The factor by which llama.cpp multiplies cos and sin for yarn; GGUF has no key for it. llama.cpp also multiplies them
+// by the key attn_factor.
 double implicit_attention_factor(double factor) { return 1 + 0.1 * std::log(factor); }
 
 void set_yarn_keys(const RopeConfig& rope, const std::string& scaling, const std::string& where, GgufWriter& writer) {
@@ -35,7 +36,8 @@ void set_yarn_keys(const RopeConfig& rope, const std::string& scaling, const std
   }
 }
 
-// A file stores only the divisors, not the settings of the scaling, so the settings are searched for.
+// Returns the llama3 settings for config.json. The file stores only the divisors of the frequencies, so
+// recover_llama3_scaling() searches for settings that give these divisors.
 nlohmann::ordered_json llama3_scaling(const GgufFile& file, double theta, int64_t head_dim) {
   const auto divisors = file.tensor("rope_freqs.weight").to(at::kFloat).contiguous();
   const float* first = divisors.const_data_ptr<float>();
@@ -78,7 +80,7 @@ void set_rope_keys(const RopeConfig& rope, const std::string& architecture, cons
   }
 }
 
-// The tensor rope_freqs.weight means llama3; all other kinds are in the metadata keys.
+// A file with the tensor rope_freqs.weight has llama3 scaling. All other rope types are read from the metadata keys.
 nlohmann::ordered_json rope_scaling(const GgufFile& file, const std::string& architecture, double theta,
                                     int64_t head_dim) {
   if (file.contains("rope_freqs.weight")) return llama3_scaling(file, theta, head_dim);
@@ -93,7 +95,8 @@ nlohmann::ordered_json rope_scaling(const GgufFile& file, const std::string& arc
   if (const auto context = file.find_uint(key("original_context_length"))) {
     scaling["original_max_position_embeddings"] = *context;
   }
-  // llama.cpp multiplies its own factor by attn_factor; config.json has the product.
+  // attention_factor of config.json is the product of both factors that llama.cpp applies: attn_factor and
+  // implicit_attention_factor().
   if (const auto attention = file.find_float(key("attn_factor"))) {
     scaling["attention_factor"] = shortest_decimal(*attention) * implicit_attention_factor(factor);
   }
@@ -102,8 +105,8 @@ nlohmann::ordered_json rope_scaling(const GgufFile& file, const std::string& arc
   return scaling;
 }
 
-// The same blend of frequencies as llama3() in config/rope.cc, expressed as divisors. `turns` is how often a frequency
-// turns within the original context.
+// Returns the numbers by which llama3 scaling divides the frequencies; llama3() in config/rope.cc computes the scaled
+// frequencies themselves.
 std::vector<float> llama3_divisors(const RopeConfig& rope, int64_t head_dim) {
   std::vector<float> divisors;
   if (rope.kind != RopeKind::kLlama3) return divisors;
@@ -123,8 +126,8 @@ std::vector<float> llama3_divisors(const RopeConfig& rope, int64_t head_dim) {
   return divisors;
 }
 
-// The largest divisor is the factor. Only the context remains to be found; the low and high frequency factors are those
-// of every released model.
+// The largest divisor is `factor`. low_freq_factor and high_freq_factor are assumed to be 1 and 4, as in every released
+// model. original_max_position_embeddings is found by trying values.
 std::optional<RopeConfig> recover_llama3_scaling(const std::vector<float>& divisors, double theta) {
   if (divisors.empty()) return std::nullopt;
   RopeConfig scaling;
@@ -132,7 +135,7 @@ std::optional<RopeConfig> recover_llama3_scaling(const std::vector<float>& divis
   scaling.theta = theta;
   scaling.factor = *std::ranges::max_element(divisors);
   const auto head_dim = static_cast<int64_t>(divisors.size()) * 2;
-  // 8192 is tried first, because every released model has it, and with small heads several contexts can give the same
+  // 8192 is tried first, because every released model has it; for a small head_dim, several values can give the same
   // divisors.
   for (const int64_t context : {8192, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16384, 32768, 65536, 131072}) {
     scaling.original_max_position_embeddings = context;
@@ -144,7 +147,8 @@ std::optional<RopeConfig> recover_llama3_scaling(const std::vector<float>& divis
   return std::nullopt;
 }
 
-// The shortest text of the float32 value is parsed as a double. A value that is not a float32 is returned unchanged.
+// Formats the float32 value with the fewest digits and parses these digits as a double. Returns a value that float32
+// cannot represent unchanged.
 double shortest_decimal(double value) {
   const auto narrow = static_cast<float>(value);
   if (static_cast<double>(narrow) != value) return value;

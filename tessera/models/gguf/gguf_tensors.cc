@@ -10,8 +10,8 @@
 namespace tessera {
 namespace {
 
-// The tensors of one layer by their names in GGUF and Hugging Face folders. Shapes come from the config, so a file is
-// checked against them.
+// Adds the tensors of one layer with their names in GGUF and in Hugging Face folders. Their shapes are computed from
+// the config, so that the shapes in a file can be checked.
 void add_layer_tensors(const GgufMap& map, const ModelConfig& config, int64_t layer, std::vector<GgufTensor>& all) {
   const auto gguf = fmt::format("blk.{}.", layer), hf = fmt::format("model.layers.{}.", layer);
   const auto norm = [&](const char* ours, const char* theirs, int64_t width) {

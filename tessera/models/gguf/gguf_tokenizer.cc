@@ -34,8 +34,8 @@ const std::vector<PreTokenizerKind>& pre_tokenizer_kinds() {
   return kinds;
 }
 
-// The list of llama.cpp (llama-vocab.cpp), without texts that vocabularies also have as HTML tags or that are always
-// the file's eos_token_id: </s>, <eos>.
+// llama.cpp's list (llama-vocab.cpp) without </s> and <eos>: these are always the file's eos_token_id, or ordinary
+// tokens for HTML tags.
 bool is_known_end(std::string_view token) {
   static constexpr std::array<std::string_view, 18> kEnds = {
       "<|im_end|>",      "<|eot_id|>",

@@ -19,7 +19,7 @@ namespace tessera {
 // Token types with GGUF's numbers.
 enum GgufTokenType : int32_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
 
-// How one family of byte-level tokenizers splits text before the merges.
+// How the byte-level tokenizers with these values of tokenizer.ggml.pre split text before BPE merges.
 struct PreTokenizerKind {
   std::vector<std::string_view> gguf_names;     // values of tokenizer.ggml.pre; the first is written
   std::vector<std::string_view> split_regexes;  // applied one after another; each splits the parts of the earlier ones
@@ -31,7 +31,7 @@ struct PreTokenizerKind {
 };
 const std::vector<PreTokenizerKind>& pre_tokenizer_kinds();
 
-// llama.cpp's pre-tokenizer for files without the key.
+// The pre-tokenizer that llama.cpp uses for files without the key tokenizer.ggml.pre.
 inline constexpr std::string_view kDefaultPreTokenizer = "default";
 
 // Whether llama.cpp treats a token with this text as an end of text, whatever the keys of the file are.
@@ -46,8 +46,8 @@ void write_tokenizer_files(const GgufFile& file, const std::filesystem::path& di
 
 // Writes the tokenizer.* keys from a Hugging Face folder, with unused tokens added up to config.vocab_size. The
 // tokenizer's end token is written to eos_token_id, and other end tokens (end_tokens.h) to eot_token_id and
-// eom_token_id. A warning lists end tokens without a free key that llama.cpp does not recognise by their text. When the
-// folder lists no eos_token_id, an end token that is ordinary text to the tokenizer is left out.
+// eom_token_id. A warning lists end tokens for which no key is left and that llama.cpp does not recognise by their
+// text. When the folder lists no eos_token_id, an end token that is ordinary text to the tokenizer is left out.
 void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& config, GgufWriter& writer);
 
 // Formats JSON for a file. Error kFormat when a string is not UTF-8.

@@ -50,8 +50,8 @@ bool flag_or(const json& object, const char* key, bool absent) {
   return value && value->is_boolean() ? value->get<bool>() : absent;
 }
 
-// Puts a token into its row. A row may be set twice only with the same text, as happens for added tokens that are also
-// in the vocabulary.
+// Sets the text and type of row `id`. A row may be set twice only with the same text; this happens for added tokens
+// that are also in the vocabulary.
 void add_token(HfVocabulary& vocabulary, const std::string& text, const json& id, int32_t type) {
   const bool valid = id.is_number_unsigned() && id.get<uint64_t>() < vocabulary.tokens.size();
   TESSERA_CHECK(valid, ErrorKind::kFormat,
@@ -71,8 +71,8 @@ bool is_byte_token(const std::string& text) {
          std::isxdigit(text[4]);
 }
 
-// A merge is the text "left right" in older files and the list [left, right] in newer ones. GGUF stores the text form,
-// so neither side may contain a space.
+// A merge is the string "left right" in older files and the list [left, right] in newer files. GGUF stores strings
+// "left right", so neither `left` nor `right` may contain a space.
 void read_merges(const json& model, HfVocabulary& vocabulary) {
   const auto* merges = find(model, "merges");
   TESSERA_CHECK(merges && merges->is_array(), ErrorKind::kFormat, "[gguf] {}: the model has no merges",
@@ -103,7 +103,8 @@ void add_added_token(HfVocabulary& vocabulary, const json& token, const std::str
                 "[gguf] {}: an added token has no id or content", vocabulary.where);
   const auto& id = token["id"];
   if (id.is_number_unsigned()) vocabulary.listed.insert(id.get<int64_t>());
-  // Such a token cannot be an input of the model. An example is Gemma's image token in a model without images.
+  // A token without embedding row cannot be an input of the model. An example is Gemma's image token in a model without
+  // images.
   if (id.is_number_unsigned() && id.get<uint64_t>() >= vocabulary.tokens.size()) {
     log_warning("[gguf] {}: token {} has the id {} beyond the model's {} rows and is left out", vocabulary.where,
                 quote(text), id.dump(), vocabulary.tokens.size());
@@ -113,7 +114,8 @@ void add_added_token(HfVocabulary& vocabulary, const json& token, const std::str
   const bool special = flag_or(token, "special", false);
   add_token(vocabulary, text, id, unknown ? kUnknown : special ? kControl : kUserDefined);
   if (sentence_piece && !unknown && !special) {
-    // llama.cpp searches for these tokens in the original text, before spaces are replaced by the mark.
+    // llama.cpp searches for user-defined tokens in the original text, before it replaces spaces by kVisibleSpace. So
+    // store their texts with spaces.
     auto& stored = vocabulary.tokens[id.get<size_t>()];
     for (size_t at = 0; (at = stored.find(kVisibleSpace, at)) != std::string::npos; ++at) {
       stored.replace(at, kVisibleSpace.size(), " ");
@@ -124,7 +126,7 @@ void add_added_token(HfVocabulary& vocabulary, const json& token, const std::str
 HfVocabulary read_vocabulary(const json& tokenizer, const std::string& where, int64_t size, bool sentence_piece) {
   HfVocabulary result;
   result.where = where;
-  // Rows without a token stay unused placeholders, since GGUF needs a text for every row.
+  // GGUF needs a text for every embedding row. Rows without a token keep this placeholder text and the type kUnused.
   for (int64_t id = 0; id < size; ++id) result.tokens.push_back(fmt::format("[PAD{}]", id));
   result.types.assign(result.tokens.size(), kUnused);
   const auto& model = tokenizer.at("model");
@@ -144,7 +146,7 @@ HfVocabulary read_vocabulary(const json& tokenizer, const std::string& where, in
   return result;
 }
 
-// Places the tokens that tokenizer_config.json adds to those of tokenizer.json.
+// Adds the tokens that only tokenizer_config.json lists to the vocabulary.
 void add_config_tokens(HfVocabulary& vocabulary, const text::Tokenizer& tokenizer, const std::string& unk,
                        bool sentence_piece) {
   for (size_t id = 0; id < tokenizer.vocab_size(); ++id) {
@@ -242,8 +244,9 @@ void mark_as_control(HfVocabulary& vocabulary, int64_t id) {
   if (type == kNormal || type == kUserDefined) type = kControl;
 }
 
-// Writes one end token into each of the three keys. llama.cpp also recognises known end tokens by their text, so the
-// other end tokens get the keys first. <|eom_id|> belongs into the last key.
+// Writes one end token into each of the three keys eos_token_id, eot_token_id and eom_token_id. llama.cpp recognises
+// some end tokens by their text (is_known_end), so end tokens that it does not recognise get the keys first. <|eom_id|>
+// gets eom_token_id if there is another token for eot_token_id.
 void set_end_keys(const HfVocabulary& vocabulary, std::optional<int64_t> eos, std::span<const int64_t> ends,
                   GgufWriter& writer) {
   std::vector<int64_t> others(ends.begin(), ends.end());
@@ -267,8 +270,8 @@ void set_end_keys(const HfVocabulary& vocabulary, std::optional<int64_t> eos, st
               fmt::join(lost, ", "));
 }
 
-// Whether the folder lists end tokens. When it does not, the ends are the defaults of the model's class, which may be
-// any token of this vocabulary.
+// Whether generation_config.json or config.json lists end tokens. If neither does, the end tokens are the default ids
+// of the model's class, and such an id may be any token in this vocabulary.
 bool lists_ends(const std::filesystem::path& dir) {
   for (const char* name : {"generation_config.json", "config.json"}) {
     if (!std::filesystem::exists(dir / name)) continue;
@@ -278,7 +281,7 @@ bool lists_ends(const std::filesystem::path& dir) {
 }
 
 // Returns SentencePiece scores that give the order of the merges: an earlier merge gets a better score. The score of a
-// piece that no merge makes is never used.
+// token that no merge produces is never used.
 std::vector<float> scores_of(const HfVocabulary& vocabulary) {
   std::vector<float> scores(vocabulary.tokens.size(), -1e9F);
   for (size_t rank = vocabulary.merged.size(); rank-- > 0;) {
@@ -324,7 +327,8 @@ void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& mod
     if (const auto id = id_of_special(vocabulary, config, key)) mark_as_control(vocabulary, *id);
   }
   auto ends = end_tokens(dir, model_config, own, find_chat_template(dir));
-  // Without a list, an end token that is ordinary text would be the default of the class by accident.
+  // If the folder lists no end tokens, an end token of the type kNormal is only the default id of the model's class, so
+  // remove it.
   if (!lists_ends(dir)) {
     std::erase_if(ends, [&](int64_t end) { return vocabulary.types.at(static_cast<size_t>(end)) == kNormal; });
   }

@@ -19,7 +19,7 @@ using json = nlohmann::ordered_json;
 
 constexpr std::string_view kSpaceMark = "\u2581";  // SentencePiece's mark for a space
 
-// The checked tokenizer data of a file.
+// The tokenizer of a GGUF file; its values are checked.
 struct GgufVocabulary {
   std::string where;
   bool byte_level = false;
@@ -51,8 +51,8 @@ const PreTokenizerKind& find_kind(const GgufFile& file) {
         file.path().string(), quote(name), fmt::join(available, ", "));
 }
 
-// Makes the begin token and the end tokens control tokens, even when the file gives them the type of text. Otherwise
-// the <|im_end|> of a chat template would be tokenised as the letters of its name.
+// Gives the begin token and the end tokens the type kControl, even when the file has another type for them. Otherwise
+// <|im_end|> in the output of a chat template would be split into several ordinary tokens.
 void mark_control_tokens(const GgufFile& file, GgufVocabulary& vocabulary) {
   auto control = gguf_end_tokens(file, static_cast<int64_t>(vocabulary.tokens.size()));
   if (vocabulary.bos) control.push_back(*vocabulary.bos);
@@ -81,7 +81,8 @@ void read_merges(const GgufFile& file, GgufVocabulary& vocabulary) {
   const auto* merges = file.find_strings("tokenizer.ggml.merges");
   TESSERA_CHECK(merges, ErrorKind::kFormat, "[gguf] {}: the tokenizer has no tokenizer.ggml.merges", vocabulary.where);
   for (const auto& merge : *merges) {
-    // The separating space is never the first byte, and byte-level tokens contain no space.
+    // A merge is the string "left right". Byte-level tokens contain no space, and `left` is not empty, so the search
+    // starts at byte 1.
     const auto space = merge.find(' ', 1);
     const auto left = merge.substr(0, space);
     const auto right = space == std::string::npos ? std::string() : merge.substr(space + 1);
@@ -93,9 +94,9 @@ void read_merges(const GgufFile& file, GgufVocabulary& vocabulary) {
   }
 }
 
-// SentencePiece stores no merges: a piece may be made from any two pieces whose texts form it, and a better score of
-// the result merges first. Equal scores have the order of transformers' converter: longer left part first, then longer
-// right part.
+// Computes BPE merges for a SentencePiece vocabulary, which has scores but no merges. Every pair of tokens whose texts
+// form a third token is a merge. Merges are sorted by descending score of the third token. For equal scores, a longer
+// left token comes first, as in transformers' converter, then the smaller token id.
 void derive_merges(GgufVocabulary& vocabulary) {
   constexpr size_t kMaxPieceBytes = 512;
   struct Merge {
@@ -133,8 +134,8 @@ void derive_merges(GgufVocabulary& vocabulary) {
   }
 }
 
-// Reads and checks all tokenizer keys. Unused tokens at the end only fill the embedding rows and are dropped; a token
-// text must be unique, because merges refer to texts.
+// Reads and checks all tokenizer keys. Unused tokens at the end of the vocabulary only pad it to the number of
+// embedding rows, so they are dropped. Token texts must be unique, because merges refer to texts.
 GgufVocabulary read_vocabulary(const GgufFile& file, int64_t vocab) {
   GgufVocabulary result;
   result.where = file.path().string();
@@ -222,8 +223,8 @@ json post_processor_json(const GgufVocabulary& vocabulary) {
   return {{"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}, {"special_tokens", special}};
 }
 
-// Returns the number of tokens in the model's own vocabulary. Added tokens get the ids after it, so only control and
-// user-defined tokens at the end can be left out of it.
+// Returns the number of tokens in model.vocab of tokenizer.json. The ids of added_tokens follow these tokens, so only
+// control and user-defined tokens at the end can be left out of model.vocab.
 size_t model_vocabulary_size(const GgufVocabulary& vocabulary) {
   size_t size = vocabulary.tokens.size();
   if (!vocabulary.byte_level) return size;
@@ -231,8 +232,9 @@ size_t model_vocabulary_size(const GgufVocabulary& vocabulary) {
   return size;
 }
 
-// Byte-level tokenizers split with the kind's regular expressions. SentencePiece's mark spaces in the normalizer, and
-// their decoder undoes the mark, the byte fallback and the prefix space.
+// Returns the JSON of tokenizer.json. A byte-level tokenizer splits text with the regular expressions of its
+// PreTokenizerKind. For a SentencePiece tokenizer, the normalizer replaces spaces by kSpaceMark, and the decoder undoes
+// this, the byte fallback and the prefix space.
 json tokenizer_json(const GgufVocabulary& vocabulary) {
   json added = json::array();
   for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
@@ -247,7 +249,8 @@ json tokenizer_json(const GgufVocabulary& vocabulary) {
                      {"special", type != kUserDefined}});
   }
   json pieces = json::object(), merges = json::array();
-  // Appended directly, because a search per entry would take quadratic time.
+  // Append the entries directly: json::operator[] would search all earlier entries for each token, which takes
+  // quadratic time.
   auto& entries = pieces.get_ref<json::object_t&>();
   const size_t size = model_vocabulary_size(vocabulary);
   entries.reserve(size);
@@ -301,7 +304,8 @@ void write_tokenizer_files(const GgufFile& file, const std::filesystem::path& di
   json special = json::object();
   for (const auto& [name, id] : {std::pair("bos_token", vocabulary.bos), std::pair("eos_token", vocabulary.eos),
                                  std::pair("unk_token", vocabulary.unk), std::pair("pad_token", vocabulary.pad)}) {
-    // Some files name an ordinary token for padding. Listing it here would make it special everywhere.
+    // Some files name an ordinary token as the padding token. If special_tokens_map.json listed it, tokenizers would
+    // treat it as special everywhere.
     const bool is_text = id && vocabulary.types[*id] == kNormal;
     if (id && !is_text) special[name] = vocabulary.tokens[*id];
   }

@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-// A GGUF file, and its tensors by the names of the model's parameters.
+// A GGUF file whose tensors are found by the names of the model's parameters.
 class GgufWeights {
  public:
   GgufWeights(const CausalLM& model, const std::filesystem::path& path) : file_(GgufFile::open(path)) {
@@ -59,8 +59,8 @@ class GgufWeights {
     check_converted(stored, stored.to(loaded.scalar_type()), tensor.gguf_name,
                     "[models.load] " + file_->path().string());
   }
-  // Returns the packed blocks of a tensor. Reordering rows does not change blocks, because each row consists of whole
-  // blocks.
+  // Returns the quantized blocks of a tensor, without decoding them. Each row consists of whole blocks, so from_gguf()
+  // can reorder the rows of a quantized tensor.
   kernels::QuantizedWeight blocks(const GgufTensor& tensor) const {
     const auto rows = from_gguf(tensor, file_->packed_rows(tensor.gguf_name)).clone();
     const auto type = file_->tensor_info(tensor.gguf_name).type;
@@ -96,7 +96,7 @@ class GgufWeights {
   std::map<std::string, GgufTensor> tensors_;  // by their names in folders
 };
 
-// Returns the part of a whole value in this rank's box.
+// Returns the view of the unsharded tensor `whole` at `box`, the box of this rank's shard.
 at::Tensor local_part_of(const at::Tensor& whole, const LocalBox& box) {
   at::Tensor part = whole;
   for (size_t dim = 0; dim < box.shape.size(); ++dim) {
@@ -110,7 +110,7 @@ at::Tensor local_part_of(const at::Tensor& whole, const LocalBox& box) {
 std::filesystem::path gguf_of(const std::filesystem::path& path) {
   if (path.extension() == ".gguf") return path;
   const auto linked = path / kLinkedGguf;
-  // A folder with its own weights has priority over a link.
+  // If a folder has both weights and a link to a GGUF file, the weights have priority.
   return std::filesystem::is_symlink(linked) && !TensorFiles::has_tensors(path) ? linked : std::filesystem::path();
 }
 

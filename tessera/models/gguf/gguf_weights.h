@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-// Returns a path that ends in .gguf, or the link in a folder that gguf_to_linked_folder() made; else an empty path.
+// If `path` ends in .gguf, returns `path`. For a folder that gguf_to_linked_folder() made, returns the link in it. Else
+// returns an empty path.
 std::filesystem::path gguf_of(const std::filesystem::path& path);
 
 // Loads every parameter and packed weight of the model from the file; each rank loads its own shard. The file must have

@@ -12,7 +12,7 @@ namespace tessera {
 
 std::vector<SharedParameter> shared_parameters(nn::Module& module, ParameterSet parameter_set) {
   std::vector<SharedParameter> out;
-  // Slots with the same tensor are one parameter.
+  // Parameter slots that hold the same tensor (tied weights) become one entry.
   std::unordered_map<const at::TensorImpl*, size_t> seen;
   for (const auto& named : module.named_parameters(/*all=*/true)) {
     const bool of_adapter = dynamic_cast<nn::AdapterModule*>(named.owner) != nullptr;
@@ -25,8 +25,8 @@ std::vector<SharedParameter> shared_parameters(nn::Module& module, ParameterSet 
   return out;
 }
 
-// A packed weight has no parameter slot, so a meta tensor of its shape stands for it in the matching of names and
-// shapes.
+// A packed weight has no parameter slot. Its entry has a meta tensor of the weight's shape, so that callers can compare
+// names and shapes.
 std::vector<SharedParameter> parameters_and_packed(nn::Module& module) {
   auto all = shared_parameters(module);
   const auto dtype = all.empty() ? at::kFloat : all.front().tensor.scalar_type();
@@ -52,9 +52,9 @@ std::vector<std::string> file_names(const WeightMap& map, const SharedParameter&
   return all;
 }
 
-// Returns the box (shape and offset in the whole tensor) of this rank's shard; a plain tensor is one box at offset 0.
-// Files are read box by box. The StridedShard that FSDP makes of a tensor-parallel parameter is one box. Error kShape
-// for other strided shards, which are several boxes.
+// Returns the box (shape and offset in the unsharded tensor) of this rank's shard; for a plain tensor the whole tensor.
+// Files are read by boxes. The shard of a tensor-parallel parameter under FSDP (StridedShard) is one box. Other strided
+// shards consist of several boxes: Error kShape.
 LocalBox local_shard_box(const at::Tensor& parameter) {
   const auto shape = parameter.sizes().vec();
   if (!is_dtensor(parameter)) return {shape, std::vector<int64_t>(shape.size(), 0)};
@@ -78,7 +78,8 @@ at::Tensor writable_local_shard(SharedParameter& parameter, c10::Device device) 
   if (!local.is_meta()) return local;
   const auto where = distributed ? device_mesh(old)->device() : device;
   const auto fresh = at::empty(local.sizes(), local.options().device(where));
-  // The new DTensor keeps the sharding of the old one. All slots get it, so that tied weights stay tied.
+  // The new DTensor has the mesh and placements of the old one. It is set in all slots of the parameter, so that tied
+  // weights stay tied.
   auto value = fresh;
   if (distributed) {
     value = from_local(fresh, device_mesh(old), placements(old),

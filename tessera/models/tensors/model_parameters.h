@@ -23,8 +23,8 @@ struct SharedParameter {
   std::vector<nn::ParameterSlot*> slots;
 };
 enum class ParameterSet { kOfModel, kOfAdapters };
-// Returns the parameters in the order of named_parameters(). Parameters of adapters (nn::AdapterModule) do not count as
-// the model's.
+// Returns the parameters in the order of named_parameters(). kOfModel: without the parameters of adapters
+// (nn::AdapterModule). kOfAdapters: only these.
 std::vector<SharedParameter> shared_parameters(nn::Module& module, ParameterSet parameter_set = ParameterSet::kOfModel);
 // Returns the model's parameters, then one entry without slot for each packed weight, in the order of
 // nn::packed_weights(). The tensor of such an entry is on the meta device, with the shape and the name of the weight
@@ -35,12 +35,12 @@ MeshPtr mesh_of(const std::vector<SharedParameter>& parameters);
 // Returns the names that a parameter may have in a file, most likely first.
 std::vector<std::string> file_names(const WeightMap& map, const SharedParameter& parameter);
 
-// Returns the shape of the local shard and its offset in the whole. Error kShape for placements whose shard is not one
-// box.
+// Returns the shape of the local shard and its offset in the unsharded tensor. Error kShape for placements whose local
+// shard is not one rectangular region.
 LocalBox local_shard_box(const at::Tensor& parameter);
 
-// Returns the tensor to write the local shard into. A parameter on the meta device is first allocated, on the device of
-// its mesh or on `device`, and set in all its slots.
+// Returns the local tensor of the parameter, for writing. A parameter on the meta device is first allocated, a DTensor
+// on the device of its mesh and a plain tensor on `device`, and set in all its slots.
 at::Tensor writable_local_shard(SharedParameter& parameter, c10::Device device);
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// The tensors that a file may have in place of a stacked parameter. See WeightMap::ExpertStack.
+// The per-expert tensors that a file may have in place of one parameter with stacked experts. See
+// WeightMap::ExpertStack.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -11,13 +12,14 @@
 
 namespace tessera {
 
-// The rows first_row .. first_row + rows of one expert: [rows, columns].
+// A tensor [rows, columns] with the rows [first_row, first_row + rows) of one expert of the stacked parameter.
 struct StackedTensor {
   std::string name;
   int64_t expert, first_row, rows;
 };
 
-// Returns an empty list for a parameter that is not a stack.
+// Returns the per-expert tensors for the stacked parameter with this name and these sizes; an empty list for other
+// parameters.
 std::vector<StackedTensor> stacked_tensors(const WeightMap& map, const std::string& parameter, c10::IntArrayRef sizes);
 
 }  // namespace tessera

@@ -18,7 +18,7 @@ StageParameters::StageParameters(const MeshPtr& pipeline, const std::vector<Shar
   std::vector<std::string> names;
   for (const auto& parameter : own) names.insert(names.end(), parameter.names.begin(), parameter.names.end());
   const auto all = comm::gather_names(*pipeline_, names);
-  // The first rank that has a name is its owner.
+  // The owner of a parameter name is the first pipeline rank that has a parameter of this name.
   for (size_t rank = 0; rank < all.size(); ++rank) {
     for (const auto& name : all[rank]) owners_.try_emplace(name, static_cast<int>(rank));
   }
@@ -36,8 +36,8 @@ at::Tensor StageParameters::collect(const SharedParameter& parameter,
   if (!pipeline_) return value_of(parameter);
   const int from = owner(parameter), rank = pipeline_->rank();
   const at::Tensor value = rank == from ? value_of(parameter) : at::Tensor();
-  // One rank per stage sends to the writing rank: the first rank of the stage's mesh. The owner and rank 0 both compute
-  // `from`, so send and receive match.
+  // The first rank of the owner stage's mesh sends the value to pipeline rank 0. All pipeline ranks compute the same
+  // `from`, so the send on rank `from` and the receive on rank 0 match.
   if (from == 0 || !is_mesh_leader_) return value;
   if (rank == from) comm::send(*pipeline_, value.to(parameter.tensor.scalar_type()).contiguous(), 0).wait();
   if (rank != 0) return value;
@@ -47,7 +47,8 @@ at::Tensor StageParameters::collect(const SharedParameter& parameter,
 }
 
 void StageParameters::attempt_on_all(const std::function<void()>& action) const {
-  // The inner agreement is over the mesh, the outer over the pipeline, so an error reaches all ranks of all stages.
+  // The inner attempt_together() exchanges errors over the mesh and the outer one over the pipeline, so that an error
+  // reaches all ranks of all stages.
   const auto on_mesh = [&] {
     if (!mesh_) return action();
     std::vector<int64_t> dims(static_cast<size_t>(mesh_->ndim()));
