@@ -52,7 +52,8 @@ nlohmann::json DataLoader::state() const {
           {"data", dataset_->fingerprint()}};
 }
 
-// All fields of the state except the position must equal this loader's: then the order of samples is the same.
+// All fields of `state` except next_sample must equal those of this loader's state(). Then both loaders have the same
+// order of samples.
 void DataLoader::load_state(const nlohmann::json& state) {
   nlohmann::json other = state;
   const int64_t next = JsonReader(state, "[data.resume] the saved data position is damaged")

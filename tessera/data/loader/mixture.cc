@@ -10,8 +10,8 @@ Mixture::Mixture(std::vector<double> weights) : shares_(std::move(weights)), dra
   for (double& share : shares_) share /= sum;
 }
 
-// Draws are replayed from the last sample on, so rising samples are cheap. The sample asked last is kept in last_,
-// because its draw is already counted.
+// All draws after the last queried sample are replayed, so queries in ascending order are cheap. last_ is the draw of
+// the last queried sample: it is returned when the same sample is queried again, because drawn_ already counts it.
 Mixture::DrawnSample Mixture::at(int64_t sample) {
   if (sample + 1 < next_) {
     next_ = 0;

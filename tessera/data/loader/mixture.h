@@ -3,10 +3,10 @@
 //   Mixture mixture({3, 1});
 //   Mixture::DrawnSample draw = mixture.at(7);       // the source (0 or 1), and its number of earlier draws
 //
-// Row g of the run comes from the source that is furthest behind its share: the source with the largest
-// weight * (g + 1) - rows drawn so far, the first among equals. Weights are divided by their sum. After any number of
-// rows each source has its share, to within one row per source. The order depends on the weights alone. Not
-// thread-safe.
+// Row g of the run comes from the source that is furthest behind its share: the source with the largest weight * (g +
+// 1) - rows drawn so far, the first among equals. Weights are divided by their sum. At any time, a source is less than
+// one row ahead of its share, and behind it by less than one row for each other source. The order depends on the
+// weights alone. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ class Mixture {
 
   // Weights above 0. Their sum need not be 1.
   explicit Mixture(std::vector<double> weights);
-  // Rising samples cost O(sources) each. A sample before the last one starts again from 0.
+  // Queries in ascending order cost O(sources) for each sample. A query of a sample before the last queried one replays
+  // all draws from sample 0.
   DrawnSample at(int64_t sample);
 
  private:

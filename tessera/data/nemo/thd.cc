@@ -41,7 +41,8 @@ void check_thd_input(const ThdInput& input) {
 }
 
 // Appends the lengths of one row. `unused_value` is the value of unused entries. Every row except the last must be
-// full, because cu_seqlens of the flattened batch assumes that the next row begins where the lengths of this one end.
+// full, because cu_seqlens of the flattened batch assumes that the next row begins where the padded lengths of this row
+// end.
 void add_row_lengths(SequenceLengths& out, const int64_t* real, const int64_t* padded, int64_t packs, int64_t row,
                      int64_t row_tokens, bool last, int64_t unused_value) {
   int64_t sum = 0;
@@ -104,7 +105,8 @@ at::Tensor mask_of_tokens(const at::Tensor& input_ids, int64_t padding) {
                 "lengths.",
                 c10::str(input_ids.sizes()));
   const auto mask = input_ids.eq(padding);
-  // The running maximum of a row is 1 from its first padding on. It must equal the mask: no token follows padding.
+  // The running maximum of a row's mask is 1 from the first padding token on. It must equal the mask itself, because no
+  // other token may come after padding.
   const auto behind = mask.to(at::kInt).cummax(1);
   TESSERA_CHECK(std::get<0>(behind).to(at::kBool).equal(mask), ErrorKind::kShape,
                 "[data.process_input_for_thd] the padding token {} comes before another token, and without seq_lens "
@@ -113,8 +115,9 @@ at::Tensor mask_of_tokens(const at::Tensor& input_ids, int64_t padding) {
   return mask.flatten();
 }
 
-// `grows`: padded lengths were given. If only the last sums differ, the last sequence is extended over the padding at
-// the end, as NeMo does, and no padded sums are needed.
+// `grows`: the caller gave padded lengths. If the prefix sums of real and padded lengths then differ only in the last
+// entry, cu_seqlens ends with `tokens`: the last sequence includes the padding at the end, as in NeMo, and
+// cu_seqlens_padded stays undefined.
 void set_lengths(ThdBatch& batch, const SequenceLengths& lengths, int64_t tokens, bool grows) {
   auto real = sums_before(lengths.real);
   const auto padded = sums_before(lengths.padded);

@@ -51,12 +51,12 @@ ThdBatch process_input_for_thd(const ThdInput& input, const ThdOptions& options 
 // The results of several chunks of rows, stacked.
 struct ThdChunks {
   ThdBatch batch{};         // every tensor has a leading dim of chunks. cu_seqlens is [chunks, longest + 1], filled up
-                            // with seq_lens_padding_value; so is cu_seqlens_padded where a chunk has it
+                            // with seq_lens_padding_value. cu_seqlens_padded has this shape, too, if any chunk has one
   at::Tensor max_seqlen{};  // int64 [chunks]; batch.max_seqlen is the largest
   int64_t chunks = 1;
 };
-// Splits the rows into num_chunks chunks of equal size. num_chunks <= 1 gives the plain result, without a dim of
-// chunks. Errors kShape as above, and when num_chunks does not divide the number of rows.
+// Splits the rows into num_chunks chunks of equal size. num_chunks <= 1 gives the result of process_input_for_thd(),
+// without a dim of chunks. Errors kShape as above, and when num_chunks does not divide the number of rows.
 ThdChunks split_batch_into_thd_chunks(const ThdInput& input, int64_t num_chunks, const ThdOptions& options = {});
 
 // The input of attention_pattern: int64 [1, T], the document of each token and -1 on padding. Without lengths all

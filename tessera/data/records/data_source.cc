@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 constexpr size_t kMostFiles = 100'000;
 constexpr int kDeepest = 6;  // folders inside one another
 
-// The words for splits in file and folder names of the Hub's data sets.
+// The words that name a split in the file and folder names of data sets on the Hugging Face Hub.
 struct SplitWords {
   const char* split;
   std::array<const char*, 5> words;
@@ -118,8 +118,9 @@ const char* split_where(Holds holds) {
   return nullptr;
 }
 
-// The split of a file: "train" etc., or the stem of a shard with another name, or "" without a split. The file's name
-// decides before the names of its folders, the inner folder before the outer.
+// The split of a file: "train", "validation" or "test", or the name of its shards if this is another one, or "" without
+// a split. The name of the file is tested first, then the names of its folders from the innermost to the outermost; the
+// first name with a split decides.
 std::string split_of(const fs::path& path, const fs::path& root) {
   const auto shard = shard_of(stem_of(path));
   std::vector<std::string> names = {shard ? shard->stem : stem_of(path)};
@@ -151,8 +152,8 @@ void list_data_files(const fs::path& folder, int depth, std::vector<fs::path>& f
   TESSERA_CHECK(!error, ErrorKind::kIo, "[data.files] {}: cannot be listed: {}", folder.string(), error.message());
 }
 
-// Chooses the files of one split. A folder may hold one data set only: the chosen files must be in one folder, where
-// folders named after the split count as their parent folder.
+// Chooses the files of one split. source.path may hold one data set only: all chosen files must be in the same folder.
+// For a file in a folder that is named after the split, the parent of this folder counts.
 std::vector<fs::path> files_of_folder(const DataSource& source, const std::string& purpose) {
   const fs::path root = source.path;
   std::vector<fs::path> all;

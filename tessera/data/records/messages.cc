@@ -91,7 +91,7 @@ Json from_sharegpt(const Json& turn, const std::string& name, const std::string&
   } else {
     message["content"] = turn["value"];
   }
-  // excluded_messages() reads these keys.
+  // Copies the keys that excluded_messages() reads.
   for (const char* key : {"weight", "train"}) {
     if (turn.contains(key)) message[key] = turn[key];
   }

@@ -52,8 +52,8 @@ class RecordReader {
   // `columns`: Tessera's column name -> the file's column name.
   RecordReader(std::string format, std::map<std::string, std::string> columns);
 
-  // Error kFormat names the place and the value found: columns of no kind, or of another kind than the records before,
-  // values of another type, unknown roles.
+  // Error kFormat when the columns fit no kind or another kind than the records before, and for values of a wrong type
+  // and unknown roles. The message names the place and the value found.
   TrainingRecord read(RecordRow& row);
   // The kind of the records so far; nullopt before the first record.
   std::optional<RecordKind> kind() const { return kind_; }

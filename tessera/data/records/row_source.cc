@@ -23,8 +23,8 @@ DataContainer container_of(const std::filesystem::path& path) {
   const size_t mark = front.starts_with("\xef\xbb\xbf") ? 3 : 0;
   const size_t first = front.find_first_not_of(" \t\r\n", mark);
   if (extension == ".json") {
-    // JSON lines have a whole object in each line, so a line with only "{" begins an object that is printed over
-    // several.
+    // In JSON lines each line has a whole object, so a line with only "{" means that one object is printed over several
+    // lines.
     const auto line = std::string_view(front).substr(std::min(first, front.size()));
     TESSERA_CHECK(!line.starts_with("{\n") && !line.starts_with("{\r\n"), ErrorKind::kFormat,
                   "[data.read] {}: is one object over several lines, wanted an array of records, or a record a line.",

@@ -4,8 +4,8 @@
 //   RecordRow row;
 //   while (source->next(row)) use(row.value, row.where);
 //
-// Memory does not depend on the size of the file: one record of at most 256 MiB is in memory, of Parquet a batch of
-// rows. One source belongs to one thread.
+// Memory does not depend on the size of the file: one record of at most 256 MiB is in memory at a time, or one batch of
+// rows of a Parquet file. One source belongs to one thread.
 #pragma once
 
 #include <filesystem>
@@ -18,7 +18,7 @@
 namespace tessera::data {
 
 inline constexpr size_t kRecordLimitBytes = size_t{256} << 20;
-// A record may be long but not deeply nested. Numbers in tools and tool calls keep their digits.
+// The limits for the JSON of one record. With exact_numbers, numbers in tools and tool calls keep all their digits.
 inline constexpr JsonLimits kRecordLimits{
     .max_bytes = kRecordLimitBytes, .max_depth = 100, .max_keys = 10'000'000, .exact_numbers = true};
 

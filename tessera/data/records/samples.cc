@@ -163,8 +163,8 @@ bool SampleMaker::ends_turn(int32_t token) const {
   return token == tokenizer_.eos_id() || std::ranges::find(ends, token) != ends.end();
 }
 
-// Marks the tokens of one turn as trained on, including the token that ends the turn. Bytes of the turn are mapped to
-// the tokens that begin at or after them. Returns false if no token ends the turn.
+// Marks the tokens of one turn as trained on, including the token that ends the turn. A byte position of the turn is
+// mapped to the first token that begins at or after it. Returns false if no token ends the turn.
 bool SampleMaker::mark_turn(const AssistantTurn& turn, const std::string& text, const text::Encoding& encoding,
                             TokenizedSample& sample) const {
   const auto& offsets = encoding.offsets;
@@ -195,9 +195,9 @@ bool SampleMaker::mark_turn(const AssistantTurn& turn, const std::string& text, 
   return found;
 }
 
-// Ends a last turn that has no end token. `text_behind` is the text that the template prints after the last turn when
-// another turn follows. Appends its tokens up to and including the token that ends the last turn, and marks them as
-// trained on. Without such a token only sets lacks_turn_end_.
+// Adds the end token to a last turn that has none. `text_behind` is the text that the template prints after the last
+// turn when another turn follows. If the first token of `text_behind` that is not white space ends a turn, the tokens
+// up to this one are appended to the sample and marked as trained on. Otherwise only lacks_turn_end_ is set.
 void SampleMaker::append_end(const std::string& text_behind, TokenizedSample& sample) const {
   const auto encoding = tokenizer_.encode_with_offsets(text_behind, {.add_special_tokens = false});
   size_t end = 0;
@@ -289,7 +289,7 @@ TokenizedSample SampleMaker::from_chat(const TrainingRecord& record) const {
                 "excluded from training, but {} marks {} of them with "
                 "{{% generation %}}.",
                 record.where, is_trained.size(), chat_template_->name(), rendered.generation_spans.size());
-  // The spans are in bytes and rising; a token belongs to the span in which it begins.
+  // The spans are byte ranges in ascending order; a token belongs to the span in which it begins.
   size_t token = 0;
   for (size_t turn = 0; turn < rendered.generation_spans.size(); ++turn) {
     const auto& [first, last] = rendered.generation_spans[turn];

@@ -52,7 +52,8 @@ class SampleMaker {
   // the template rejects the messages, or when the assistant's turns cannot be found in the rendered text.
   TokenizedSample make(const TrainingRecord& record) const;
 
-  // Properties of the samples so far that affect what a model learns, one sentence each.
+  // Warnings about the samples made so far, one sentence each: properties that affect what a model learns, such as a
+  // missing EOS.
   std::vector<std::string> warnings() const;
 
  private:

@@ -11,9 +11,9 @@ constexpr size_t kPartBytes = size_t{16} << 20;
 
 bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == std::string_view::npos; }
 
-// The end of a part of a stream: after a line whose next line does not begin with white space, because tokenizers may
-// join white space across lines. If there is no such line in the second half, the part ends between two UTF-8
-// characters.
+// The position at which a part of a text stream ends: after the last newline within kPartBytes that no white space
+// follows, because tokenizers may join white space across lines. If the second half of the part has no such newline,
+// the part ends between two UTF-8 characters.
 size_t end_of_part(std::string_view text) {
   for (size_t at = kPartBytes; at > kPartBytes / 2; --at) {
     if (text[at - 1] == '\n' && !is_blank(text.substr(at, 1))) return at;
@@ -23,7 +23,8 @@ size_t end_of_part(std::string_view text) {
   return at;
 }
 
-// Reads one byte more than a part before a part is cut off, so the last part is recognised when it is visited.
+// Reads more than kPartBytes before it cuts off a part, so it knows whether a part is the last one when it passes the
+// part to `visit`.
 std::optional<RecordKind> read_stream(const DataFile& file, const std::function<void(TrainingRecord)>& visit) {
   TextFileReader stream(file.path);
   TrainingRecord part{.kind = RecordKind::kStream, .last = false, .where = file.path.string()};

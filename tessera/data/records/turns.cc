@@ -90,8 +90,9 @@ bool mark_call(Json& message, const char* key, const std::string& mark) {
 
 bool is_blank(Json message) { return !mark_content(message, "-"); }
 
-// Where a message can have its mark, in the order of preference: the name of the first call, its id, the content, the
-// reasoning. A later place is used when the template does not print the earlier places.
+// The places of a message at which its mark can be inserted, in the order of preference: the name of the first tool
+// call, the id of this call, the content, the reasoning. A later place is used when the template does not print the
+// earlier places.
 enum class MarkPlace { kName, kId, kContent, kReasoning, kNone };
 
 bool mark_reasoning(Json& message, const std::string& mark) {
@@ -128,9 +129,9 @@ TurnFinder::TurnFinder(const text::ChatTemplate& chat, const Json& messages, con
   choose_marks();
 }
 
-// Gives each message a mark at the first place that the template prints. Renders until all marks are printed or no
-// place is left. whole_ is kept only if the marks did not change the rendered text; otherwise marks are used one at a
-// time.
+// Inserts a mark into each message at the first MarkPlace that the template prints. Renders the conversation again
+// until each mark is printed or its message has no further place. whole_, the render with all marks, is kept only if it
+// equals text_ apart from the marks. Otherwise each later render has the mark of one message only.
 void TurnFinder::choose_marks() {
   marked_ = messages_;
   marks_.assign(messages_.size(), "");
@@ -171,15 +172,16 @@ std::optional<std::string> TurnFinder::behind_mark(const std::string& rendered, 
   return without_marks(std::string_view(rendered).substr(at));
 }
 
-// Renders the first `count` messages: with all marks, or (`one` is set) with the mark of that message only.
+// Renders the first `count` messages, with all marks or, if `one` is set, with only the mark of message `one`. `prompt`
+// adds the generation prompt.
 std::optional<std::string> TurnFinder::render_marked(size_t count, bool prompt, std::optional<size_t> one) const {
   Json messages = Json::array();
   for (size_t i = 0; i < count; ++i) messages.push_back(!one || *one == i ? marked_[i] : messages_[i]);
   return chat_.try_render(messages, prompt, extra_);
 }
 
-// The text after a message's mark, in the whole conversation. It must be a suffix of the text without marks; then its
-// length gives the position of the mark.
+// The text after a message's mark in the render of all messages; nullopt if it is not a suffix of text_, the render
+// without marks. For a suffix of text_, its length gives the position of the mark in text_.
 std::optional<std::string> TurnFinder::behind_in_whole(size_t message) const {
   const auto whole = whole_ ? whole_ : render_marked(messages_.size(), false, message);
   const auto tail = whole ? behind_mark(*whole, message) : std::nullopt;
@@ -187,8 +189,9 @@ std::optional<std::string> TurnFinder::behind_in_whole(size_t message) const {
   return tail;
 }
 
-// Renders the first `count` messages and finds where this render and the whole conversation diverge. They are compared
-// after the last mark that both have, since text before it may differ; without a mark from the beginning.
+// Renders the first `count` messages and finds the position in text_ (the render of all messages) from which the two
+// renders differ. They are compared after the last mark that both have, because the text before this mark may differ.
+// If they have no mark in common, they are compared from the beginning.
 std::optional<TurnFinder::CommonPrefix> TurnFinder::common_end(size_t count, bool prompt) const {
   auto part = whole_ ? render_marked(count, prompt, std::nullopt) : std::nullopt;
   if (whole_ && !part) return std::nullopt;
@@ -208,9 +211,10 @@ std::optional<TurnFinder::CommonPrefix> TurnFinder::common_end(size_t count, boo
   return CommonPrefix{same, same == plain.size()};
 }
 
-// Two positions around the text of a message, found by replacing the message with a bare mark (no calls, no reasoning):
-// the end of the header before it, and the start of the text that ends the turn after it. npos where the text printed
-// there is not that of the whole conversation.
+// Two positions in text_ around the content of message `index`: the end of the header before the content, and the start
+// of the text that ends the turn after it. To find them, the conversation is rendered with a message whose content is
+// only a mark (no tool calls, no reasoning). The first position is npos if text_ does not begin with the text before
+// this mark, the second is npos if text_ does not end with the text after it.
 std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t index) const {
   const std::string mark = mark_of(messages_.size());
   Json bare = messages_;
@@ -222,7 +226,7 @@ std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t ind
   if (at == std::string::npos || other->find(mark, at + 1) != std::string::npos) return std::nullopt;
   const std::string_view before = std::string_view(*other).substr(0, at),
                          after = std::string_view(*other).substr(at + mark.size());
-  // The text before the first message depends on no other message, so the common part is taken as its header.
+  // No message comes before message 0, so the end of the common prefix is taken as the end of its header in any case.
   const size_t same = common_prefix(before, text_);
   return std::pair{same == before.size() || index == 0 ? same : std::string::npos,
                    text_.ends_with(after) ? text_.size() - after.size() : std::string::npos};
@@ -232,17 +236,18 @@ std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t ind
 // rendered with a generation prompt) is part of the whole conversation, and the turn begins at the prompt's end.
 std::optional<size_t> TurnFinder::first_of(size_t index) const {
   const auto prompt = common_end(index, true);
-  // For no messages a template may print nothing, but a system prompt before the first message; so place 0 is not used.
+  // For an empty list of messages a template may print nothing, although it prints a default system prompt before the
+  // first message. So place 0 is not used for message 0.
   if (prompt && prompt->all && (index > 0 || prompt->place > 0)) return prompt->place;
   // The remaining cases: the prompt for this message ends with text that the whole conversation does not have (such as
-  // an open <think>), it cannot be rendered or compared, or it is empty before the first message. Then
-  // around_bare_text() is asked for the position.
+  // an open <think>), the prompt cannot be rendered or compared, or it is empty for message 0. around_bare_text() then
+  // gives the position.
   const auto bare = around_bare_text(index);
   if (!bare || bare->first == std::string::npos) return prompt ? std::optional(prompt->place) : std::nullopt;
   const auto asked = chat_.try_render(messages_, true, extra_);
   if (!asked || asked->size() <= text_.size() || !asked->starts_with(text_)) return bare->first;
-  // The generation prompt is what is added at the end of the conversation. Its last occurrence before the text, but
-  // after the turn before, is the header of this turn.
+  // `header` is the generation prompt: the text that add_generation_prompt adds at the end of the conversation. Its
+  // last occurrence before this message's content, but after the end of the previous turn, is the header of this turn.
   const std::string header = asked->substr(text_.size());
   const size_t min_position = index > 0 ? common_end(index, false).value_or(CommonPrefix{0, false}).place : 0;
   const size_t found = text_.rfind(header, bare->first);
@@ -256,9 +261,10 @@ size_t TurnFinder::behind_next_character(size_t place) const {
   return next == std::string::npos ? text_.size() : next + 1;
 }
 
-// Cases: a printed text (its mark gives the end of the text); no calls and a text that is not printed (not found);
-// calls, whose end is taken from the same message with a text instead of the calls, or is the last special token before
-// the next message.
+// There are three cases. If the content has the mark, the mark gives the end of the text. If the content is not printed
+// and no tool calls are printed either, the turn is not found. For printed tool calls (or an empty content), the end of
+// the turn is found by a render in which a bare content replaces the message (around_bare_text), or it is the last
+// special token before the next message.
 std::vector<AssistantTurn> TurnFinder::find(size_t index) const {
   const auto first = first_of(index);
   if (!first) return {};
@@ -275,8 +281,8 @@ std::vector<AssistantTurn> TurnFinder::find(size_t index) const {
     return {{.first = *first, .text_end = text_end, .limit = limit_behind(text_end)}};
   }
   if (!calls && !is_blank(messages_[index])) return {};  // the template does not print the text
-  // If the template does not print these calls at the end of a conversation, or prints them differently there, a text
-  // takes their place: the same end of the turn follows it.
+  // A bare content replaces the tool calls if the template does not print them at the end of a conversation, or prints
+  // them differently there. The text that ends the turn is the same after a bare content as after tool calls.
   const auto bare = calls && end && end->all ? std::nullopt : around_bare_text(index);
   size_t next_mark = text_.size();  // position of the next message that has a printed mark
   for (size_t next = index + 1; next < messages_.size() && next_mark == text_.size(); ++next) {
@@ -292,8 +298,8 @@ std::vector<AssistantTurn> TurnFinder::find(size_t index) const {
   return turns;
 }
 
-// The text of a message with calls, if the template prints it apart from the calls (Gemma 4 prints it after the
-// results).
+// The content of a message with tool calls, if the template prints it apart from the calls (Gemma 4 prints it after the
+// tool results).
 std::optional<AssistantTurn> TurnFinder::text_elsewhere(size_t index, const AssistantTurn& calls) const {
   const std::string mark = mark_of(messages_.size());
   const auto place = [&](bool (*set_mark)(Json&, const std::string&)) {

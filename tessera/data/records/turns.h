@@ -4,11 +4,12 @@
 //   for (const AssistantTurn& turn : turns.find(1)) text.substr(turn.first, turn.limit - turn.first) ...
 //
 // A template may print a message differently when more messages follow (Qwen3 drops its reasoning), so the render of
-// the first messages need not be a prefix of the whole render. All positions are therefore found in the whole render.
-// Each message carries a mark at the end of a text (text/jinja/marks.h), which templates do not see, and the texts
-// after the mark of a message in two renders are compared. The prompt for message i, rendered from the messages before
-// it, ends with the end of the turn before and the header of this turn; the assistant's turn begins where the same text
-// after the same mark ends in the whole render. The messages are rendered about twice for each turn.
+// the first messages need not be a prefix of the whole render. All positions are therefore found in the whole render,
+// the render of all messages. For this, a mark (text/jinja/marks.h), which does not affect the template, is inserted at
+// the end of a text of each message. Two renders are compared by the text after the mark of the same message. The
+// prompt for message i is the render of the messages before it with the generation prompt: after its last mark come the
+// end of the previous turn and the header of this turn. Where this same text ends in the whole render, the assistant's
+// turn begins. The messages are rendered about twice for each turn.
 //
 // The arguments must outlive the TurnFinder; not thread-safe.
 #pragma once
@@ -52,8 +53,8 @@ class TurnFinder {
   std::optional<std::string> behind_mark(const std::string& rendered, size_t message) const;
   std::optional<std::string> render_marked(size_t count, bool prompt, std::optional<size_t> one) const;
   std::optional<std::string> behind_in_whole(size_t message) const;
-  // Where the render of the first messages and the whole render diverge, after the last mark that both have. `all`: the
-  // whole of the former is part of the latter.
+  // Where the render of the first messages and the whole render begin to differ after the last mark that both have.
+  // `all`: they do not differ before the end of the render of the first messages.
   struct CommonPrefix {
     size_t place;
     bool all;

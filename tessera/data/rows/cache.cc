@@ -57,7 +57,7 @@ std::string hash_content(const fs::path& path) {
 // system it continues without the lock, with a warning.
 class KeyLock {
  public:
-  // Error kInternal when `*stop` becomes true while it waits. `entry_name` names the entry in messages.
+  // Error kInternal when `*stop` becomes true while the constructor waits. `entry_name` names the entry in messages.
   KeyLock(const fs::path& path, const std::string& entry_name, const std::atomic<bool>* stop)
       : file_(open_to_lock(path, O_CREAT)) {
     constexpr std::chrono::milliseconds kRetryInterval{200};
@@ -116,8 +116,9 @@ fs::file_time_type::duration untouched_for(const fs::path& folder) {
   return fs::file_time_type::clock::now() - touched;
 }
 
-// Whether a staged entry will never be finished. `locked`: this process holds the entry's lock, so no process of this
-// host works on it. A process of another host may, if locks are not shared; then only the age of its files decides.
+// Whether a staged entry will never be finished. `locked`: this process holds the lock of the entry's key, so no
+// process of this host writes the entry. A process of another host may write it if that host does not see the lock, so
+// for an entry of another host only the age of its files decides.
 bool is_abandoned(const fs::path& staged, bool locked) {
   constexpr auto kAbandonedAfter = std::chrono::hours(24);
   return (locked && maker_of(staged) == host_name()) || untouched_for(staged) > kAbandonedAfter;
@@ -180,8 +181,9 @@ std::optional<CacheEntry> read_cache_entry(const fs::path& folder) {
   return entry;
 }
 
-// Whether no process has an entry open. If so, the entry stays locked while `set` lives. False also when this cannot be
-// determined. Readers hold a shared lock on set.json, so an exclusive lock proves that no reader exists.
+// Whether no process has an entry open. Readers hold a shared lock on set.json, so an exclusive lock proves that no
+// reader exists; `set` receives this lock and holds it until it is closed. True also when set.json does not exist;
+// false when it cannot be opened or locked for another reason.
 bool is_unused(const fs::path& folder, UniqueFd& set) {
   set = open_to_lock(folder / "set.json", O_NOFOLLOW);
   return set.open() ? try_lock(set) == LockState::kHeld : errno == ENOENT;
@@ -202,8 +204,9 @@ bool remove_unused(const fs::path& folder) {
   return is_unused(folder, set) && !move_aside(folder, /*removes=*/true);
 }
 
-// Makes the name free for a new entry. Processes that have the old entry open keep using its files; it is deleted only
-// when no process of any host has it open, otherwise prune() deletes it later.
+// Renames an old entry, so that a new entry can get its name. Processes that have the old entry open keep using its
+// files. The old entry is deleted at once only if no process of any host has it open; otherwise prune() deletes it
+// later.
 void replace_entry(const fs::path& folder) {
   UniqueFd set;
   const auto error = move_aside(folder, is_unused(folder, set) && locks_reach_all_hosts(folder));
@@ -318,8 +321,8 @@ std::string DataCache::content_hash(const fs::path& file) const {
 
 // The entry is looked up without a lock, then again with the key's lock, because another process may have made it in
 // between. It is written into a staged folder and renamed, so a reader sees a complete entry or no entry. Without locks
-// (or on several hosts) two processes may write at the same time; the rename of the second fails and it uses the
-// first's.
+// (or on several hosts) two processes may write at the same time; the rename of the second process then fails, and it
+// uses the entry of the first one.
 std::shared_ptr<const PackedRows> DataCache::open_or_make(const std::string& key,
                                                           const std::function<void(const fs::path&)>& make,
                                                           const std::atomic<bool>* stop) const {
@@ -363,8 +366,8 @@ std::shared_ptr<const PackedRows> DataCache::open_or_make(const std::string& key
   return rows;
 }
 
-// Removes the entries used least recently first. Without locks that reach all hosts, another host may have an entry
-// open unnoticed; then only old entries that this host has made are removed.
+// Removes the entries used least recently first. If locks do not reach all hosts, a process cannot see that another
+// host has an entry open. Then only entries that this host has made and that were not used for limits_.age are removed.
 void DataCache::prune() const {
   const bool locks_count = limits_.locks_reach_all_hosts.value_or(locks_reach_all_hosts(folder_));
   std::vector<CacheEntry> entries;

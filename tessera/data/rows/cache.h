@@ -11,12 +11,13 @@
 // settings, and the version of the code that makes rows.
 //
 // Making: an entry appears whole or not at all. One process makes it; other processes wait. Hosts that share the folder
-// but not its locks may make the same entry at the same time; the first one counts. An entry that is incomplete, or of
-// another version or key, is made again.
+// but not its locks may make the same entry at the same time; the entry that is finished first is used by all. An entry
+// that is incomplete, or of another version or key, is made again.
 //
-// Removing: after an entry was made, entries unused for long, the least recently used entries beyond a total size, and
-// the remains of killed processes are removed; never an entry that a process has open. Where hosts may not see the
-// locks of other hosts (cache_lock.h), a host removes only entries that it made itself and that were not used for long.
+// Removing: after a new entry was made, entries that were not used for CacheLimits::age, the least recently used
+// entries beyond CacheLimits::bytes, and unfinished entries of killed processes are removed. An entry that a process
+// has open is never removed. Where hosts may not see the locks of other hosts (cache_lock.h), a host removes only
+// entries that it made itself and that were not used for CacheLimits::age.
 //
 // The hash of a file's contents is remembered with its path, size and times, so a second start reads no data.
 // Thread-safe.
@@ -45,13 +46,14 @@ struct FileStamp {
 // Error kIo, e.g. for a missing file.
 FileStamp read_file_stamp(const std::filesystem::path& path);
 
-// Remembers the stamps of files and detects later changes.
+// Stores the FileStamp of each file and detects later changes of the files.
 class UnchangedFiles {
  public:
   explicit UnchangedFiles(std::vector<std::filesystem::path> files);
-  // Error kConfig names the first file that has changed since.
+  // Error kConfig if a file has changed since the constructor; the message names the first such file.
   void check() const;
-  // The first file that was written to or deleted since; another owner, mode or link is no change.
+  // The first file that was written to or deleted since the constructor. A new owner, mode or hard link of a file does
+  // not count.
   std::optional<std::filesystem::path> changed() const;
 
  private:
@@ -67,11 +69,12 @@ struct CacheLimits {
 
 class DataCache {
  public:
-  // With an empty folder no entry is kept: entries are made in a temporary folder, which is deleted with them.
+  // If `folder` is empty, no entry is kept: open_or_make() makes the entry in a temporary folder, opens it and deletes
+  // the folder.
   explicit DataCache(std::filesystem::path folder, CacheLimits limits = {})
       : folder_(std::move(folder)), limits_(limits) {}
-  // "auto": tessera/data in $XDG_CACHE_HOME, else in ~/.cache. "off": empty. Any other setting is the folder. If the
-  // folder of "auto" cannot be written, the result is empty, with a warning.
+  // "auto": tessera/data in $XDG_CACHE_HOME, else in ~/.cache. "off": an empty path. Any other setting is the folder
+  // itself. If the folder of "auto" cannot be written, the result is empty, with a warning.
   static std::filesystem::path folder_of(const std::string& setting);
 
   // Opens the entry of this key. If the entry does not exist, `make` is called with an empty folder first. Errors:
@@ -80,14 +83,14 @@ class DataCache {
   std::shared_ptr<const PackedRows> open_or_make(const std::string& key,
                                                  const std::function<void(const std::filesystem::path&)>& make,
                                                  const std::atomic<bool>* stop = nullptr) const;
-  // Hash of a file's contents, in hexadecimal. Errors: kIo; kConfig when the file changes meanwhile.
+  // Hash of a file's contents, in hexadecimal. Errors: kIo; kConfig when the file changes while it is read.
   std::string content_hash(const std::filesystem::path& file) const;
-  // Removes entries beyond the limits that no process has open, and the remains of killed processes. Other folders are
-  // not touched. Failures are ignored.
+  // Removes entries beyond the limits that no process has open, and unfinished entries of killed processes. Other
+  // folders are not touched. Failures are ignored.
   void prune() const;
 
  private:
-  // Removes a staged or replaced entry whose process has ended.
+  // Removes a staged entry that will never be finished, or a replaced entry that is not in use.
   void prune_leftover(const std::filesystem::path& path, bool locks_count) const;
 
   std::filesystem::path folder_;

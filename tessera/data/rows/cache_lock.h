@@ -20,13 +20,13 @@ enum class LockState {
   kNoLocks,  // the file system does not support locks
 };
 
-// Opens for writing, because NFS gives an exclusive lock only to a file open for writing; for reading if writing is
-// refused (a file of another user). `flags` are added to the flags of open(). On failure the result is not open and
-// errno is set.
+// Opens the file for writing, because NFS gives an exclusive lock only on a file that is open for writing. If writing
+// is refused (a file of another user), opens it for reading. `flags` are added to the flags of open(). On failure the
+// result is not open and errno is set.
 UniqueFd open_to_lock(const std::filesystem::path& path, int flags);
 LockState try_lock(const UniqueFd& file);
 
-// False if a lock may be seen by one host only: network and user-space file systems.
+// False if a lock may be visible to one host only, as on network and user-space file systems.
 bool locks_reach_all_hosts(const std::filesystem::path& folder);
 bool locks_reach_all_hosts_on(int64_t file_system);  // f_type of statfs()
 

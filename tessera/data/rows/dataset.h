@@ -71,7 +71,7 @@ class Dataset {
   // Errors: kInternal for an index out of range, kFormat for rows that were damaged on disk.
   Batch rows(std::span<const int64_t> indices) const;
   const DataStats& stats() const { return stats_; }
-  // Hash of all contents of the rows, in hexadecimal. A resumed run compares it.
+  // Hash of all contents of the rows, in hexadecimal. A resumed run compares it with the hash in the checkpoint.
   const std::string& fingerprint() const { return fingerprint_; }
   // A source file that was changed or deleted since it was read, if any. The rows made from it stay unchanged.
   std::optional<std::filesystem::path> changed_file() const;

@@ -38,8 +38,8 @@ uint32_t hash_of_sample(std::span<const PackedToken> tokens) {
   return static_cast<uint32_t>(XXH3_64bits(tokens.data(), tokens.size_bytes()));
 }
 
-// The hash of Dataset::fingerprint. Checkpoints store it, so its definition stays: the first array is hashed, then each
-// further array with the hash so far as its seed.
+// Computes the hash for Dataset::fingerprint(). Checkpoints store this hash, so its definition must not change: the
+// first array is hashed, then each further array with the hash so far as its seed.
 class Fingerprint {
  public:
   Fingerprint() { XXH3_64bits_reset(state_.get()); }
@@ -51,7 +51,8 @@ class Fingerprint {
   std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state_{XXH3_createState(), &XXH3_freeState};
 };
 
-// Adds each value of a file's array after a conversion, in pieces, so memory does not grow with the file.
+// Reads the array in the file `path`, converts each value from From to To, and adds it to `hash`. The file is read
+// block by block, so memory does not grow with its size.
 template <class To, class From, class Convert>
 void add_converted(Fingerprint& hash, const std::filesystem::path& path, Convert convert) {
   std::ifstream file(path, std::ios::binary);
@@ -218,8 +219,8 @@ void PackedRowsWriter::finish(const std::string& key, const DataStats& stats, in
   publish_file(folder_ / kSetName, set.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
-// An entry is in use while set.json is locked for reading. "Not complete" is a reason to return null; "cannot be read
-// now" is an error, because making the entry again would not help.
+// While an entry is in use, PackedRows holds a shared lock on its set.json. The result is null for an entry that is not
+// complete. If the entry cannot be read now, this is an error, because making the entry again would not help.
 std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& folder, const std::string& key,
                                                    std::string* failure_reason) {
   std::string ignored;
@@ -233,7 +234,8 @@ std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& 
   set->folder_ = folder;
   set->set_file_.reset(::open((folder / kSetName).c_str(), O_RDONLY | O_CLOEXEC));
   if (!set->set_file_.open()) check_missing(folder / kSetName);
-  // Without locks this check does nothing, and prune() removes no entry that could be in use.
+  // If the file system has no locks, flock() fails with another errno, and prune() removes no entry that could be in
+  // use.
   if (set->set_file_.open() && ::flock(set->set_file_.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     reason = fmt::format("[data.cache] {}: is being removed.", folder.string());
     return nullptr;
@@ -281,8 +283,8 @@ std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& 
       !open_array(set->order_file_, kOrderName, samples * sizeof(uint64_t))) {
     return nullptr;
   }
-  // Sets the time of the last use. This may fail for another user's entry; an entry of an earlier version has no such
-  // file.
+  // Sets the modification time of the file kMakerName, which is the time of the entry's last use. A failure is ignored:
+  // the entry may be another user's, or of an earlier version that has no such file.
   static_cast<void>(::utimensat(AT_FDCWD, (folder / kMakerName).c_str(), nullptr, 0));
   return set;
 }

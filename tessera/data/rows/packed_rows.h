@@ -52,7 +52,7 @@ struct PackingOptions {
   uint64_t seed = 42;
 };
 
-// Writes one array of a set, piece by piece.
+// Writes the file of one array of an entry, piece by piece.
 class ArrayFile {
  public:
   explicit ArrayFile(std::filesystem::path path);
@@ -99,8 +99,9 @@ inline constexpr const char* kMakerName = "maker";
 
 class PackedRows {
  public:
-  // Null, with the reason, for a folder without a complete set of this version and key. Error kIo when the files exist
-  // and cannot be opened or read: too many open files, another user's files, a broken disk.
+  // Null for a folder without a complete entry of this version and key; `failure_reason` then receives the reason.
+  // Error kIo when the files exist and cannot be opened or read: too many open files, another user's files, a broken
+  // disk.
   static std::shared_ptr<const PackedRows> open(const std::filesystem::path& folder, const std::string& key,
                                                 std::string* failure_reason = nullptr);
 
@@ -112,8 +113,8 @@ class PackedRows {
   const std::string& fingerprint() const { return fingerprint_; }
   const std::vector<std::string>& description() const { return description_; }
 
-  // Visits the samples of a row in order. Error kFormat for a set that was damaged or cut off after open(), which the
-  // hash of each sample shows.
+  // Visits the samples of a row in order. Error kFormat if the files were damaged or cut off after open(); the hash of
+  // each sample shows damage.
   void read(int64_t row, const std::function<void(std::span<const PackedToken>)>& visit) const;
 
  private:

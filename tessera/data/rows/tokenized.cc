@@ -27,7 +27,7 @@ struct SourceFiles {
   std::vector<DataFile> files;
 };
 
-// Cuts samples to rows, counts them, and passes them to the writer.
+// Cuts samples to the length of a row, counts them in DataStats, and passes them to the PackedRowsWriter.
 class RowBuilder {
  public:
   RowBuilder(const DataOptions& options, PackedRowsWriter& writer) : options_(options), writer_(writer) {}
@@ -59,8 +59,9 @@ class RowBuilder {
   const DataStats& stats() const { return stats_; }
 
  private:
-  // Cuts whole rows off the stream, and at its end (`ends`) the rest. A rest of one token has no label and is dropped,
-  // which does not count as a loss.
+  // Passes the stream to add_piece() in pieces of sequence_length tokens and, at the end of the stream (`ends`), the
+  // shorter rest. A rest of one token after at least one piece has no label; it is dropped and not counted in
+  // DataStats.
   void cut_stream(bool ends) {
     const auto limit = static_cast<size_t>(options_.sequence_length);
     const std::span<const int32_t> tokens = stream_.tokens;
@@ -106,8 +107,8 @@ class RowBuilder {
   DataStats stats_;
 };
 
-// The token of padding. Its value does not matter except that the embedding must have it: the tokenizer's padding token
-// if it is in the vocabulary, else its EOS, else 0.
+// The token id for padding. Its value does not matter, but the embedding must have a row for it: the tokenizer's
+// padding token if this is below vocab_size, else its EOS token if this is below vocab_size, else 0.
 int64_t padding_token(const text::Tokenizer& tokenizer, int64_t vocab_size) {
   int64_t padding = 0;
   for (const auto token : {tokenizer.eos_id(), tokenizer.pad_id()}) {
@@ -251,7 +252,7 @@ LoadedRows load_packed_rows(const DataOptions& options, std::span<const DataSour
   TESSERA_CHECK(rows->sequence_length() == options.sequence_length, ErrorKind::kFormat,
                 "[data.cache] {}: found rows of {} tokens, wanted {}. Remove the folder.",
                 (options.cache_folder / key).string(), rows->sequence_length(), options.sequence_length);
-  // With `quiet`, an entry that was made and is kept for other processes is still logged.
+  // With `quiet`, the last line below is still logged if this call made the rows and they are kept in the cache.
   if (options.quiet && (!made || options.cache_folder.empty())) return {rows, std::move(files)};
   if (!options.quiet && chat_template && chat_template->reads_clock()) {
     log_info("[data.load] {} prints the date: in training data it is always 26 July 2024", chat_template->name());
