@@ -40,8 +40,8 @@ bool is_legal_text(const std::string& name) {
   return std::ranges::any_of(kBeginnings, [&](std::string_view beginning) { return lower.starts_with(beginning); });
 }
 
-// Names of wanted files directly in `folder`, sorted. The folder comes from an untrusted source, so number and size are
-// limited: at most 100 files of up to 1 MiB each; other files are skipped.
+// Returns the sorted names of the files directly in `folder` for which `is_wanted` is true. The folder comes from an
+// untrusted source, so number and size are limited: at most 100 files of up to 1 MiB each; other files are skipped.
 template <class Wanted>
 std::vector<fs::path> small_files(const fs::path& folder, const Wanted& is_wanted) {
   constexpr size_t kMostFiles = 100;

@@ -24,7 +24,8 @@ bool is_path_inside_folder(std::string_view path) {
 }
 
 // canonical() resolves every link of both paths, so a lexical comparison of the results decides where the file is. A
-// snapshot of the Hub's cache is a folder of links into ../../blobs; that folder is trusted like the snapshot itself.
+// snapshot of the Hub's cache is a folder of links into ../../blobs; the folder blobs is trusted like the snapshot
+// itself.
 ResolvedLink resolve_links(const std::filesystem::path& dir, const std::filesystem::path& name) {
   std::error_code error;
   const auto folder = std::filesystem::canonical(dir, error);

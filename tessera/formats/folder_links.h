@@ -1,5 +1,5 @@
 // Checks of symbolic links in folders from untrusted sources. A link may lead to any file of this machine, and a
-// program that copies linked files would publish that file.
+// program that copies or uploads the folder would then reveal the contents of that file.
 //
 //   const auto place = resolve_links(dir, "merges.txt");
 //   if (!place.is_inside) ...                              // place.real is the file that the link leads to

@@ -6,13 +6,13 @@
 
 namespace tessera::detail {
 
-// Whether two boxes of one tensor share an element. Boxes without dimensions do.
+// Whether two boxes of one tensor share an element. Two boxes of a 0-d tensor always share its element.
 bool boxes_overlap(c10::IntArrayRef a_offset, c10::IntArrayRef a_shape, c10::IntArrayRef b_offset,
                    c10::IntArrayRef b_shape);
 // Whether the box is inside a tensor of shape `whole`. False when the numbers of dimensions differ.
 bool is_box_inside(c10::IntArrayRef offset, c10::IntArrayRef shape, c10::IntArrayRef whole);
-// Copies the intersection of two boxes of one whole tensor: `from` is the box at `at`, `into` the box at `offset`.
-// Without an intersection nothing is copied.
+// Copies the common elements of two boxes of one tensor. `from` holds the box that begins at index `at` of the tensor;
+// `into` holds the box that begins at index `offset`. Without common elements nothing is copied.
 void copy_intersection(const at::Tensor& from, c10::IntArrayRef at, const at::Tensor& into, c10::IntArrayRef offset);
 
 }  // namespace tessera::detail

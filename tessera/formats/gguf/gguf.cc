@@ -192,7 +192,8 @@ std::optional<double> GgufFile::find_float(std::string_view key) const {
       *value);
 }
 
-// The functions below need the exact type, except that find_ints() converts between integer types.
+// The find functions below do not convert the value: its type must be exactly T. Only find_ints() accepts all integer
+// types.
 template <class T>
 const T* GgufFile::find_value_of_type(std::string_view key, const char* expected_type) const {
   const auto* value = find(key);

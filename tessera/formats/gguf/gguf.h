@@ -35,7 +35,8 @@ namespace tessera {
 
 class MappedFile;
 
-// The index of each alternative in the two variants below is the type number in the file.
+// Values of the metadata. In GgufArray::items and in GgufValue, the index of each variant alternative is the type's
+// number in the file.
 struct GgufArray {
   std::variant<std::vector<uint8_t>, std::vector<int8_t>, std::vector<uint16_t>, std::vector<int16_t>,
                std::vector<uint32_t>, std::vector<int32_t>, std::vector<float>, std::vector<bool>,
@@ -66,8 +67,8 @@ class GgufFile {
   const std::map<std::string, GgufValue, std::less<>>& metadata() const { return metadata_; }
   const std::map<std::string, GgufTensorInfo, std::less<>>& tensors() const { return tensors_; }
 
-  // Metadata by type. The result is nullopt (or null) when the key is absent; Error kFormat when the value has another
-  // type. The integer functions accept an integer type of any width and sign if the value fits.
+  // Return the metadata value of a key. The result is nullopt (or null) when the key is absent; Error kFormat when the
+  // value has another type. The integer functions accept an integer type of any width and sign if the value fits.
   std::optional<uint64_t> find_uint(std::string_view key) const;
   std::optional<double> find_float(std::string_view key) const;
   std::optional<bool> find_bool(std::string_view key) const;
@@ -88,7 +89,8 @@ class GgufFile {
  private:
   GgufFile() = default;
   const GgufValue* find(std::string_view key) const;
-  // Null when the key is absent. Error kFormat for a value of another type; the message names the expected type.
+  // Returns the metadata value of a key; null when the key is absent. Error kFormat for a value of another type; the
+  // message names the expected type.
   template <class T>
   const T* find_value_of_type(std::string_view key, const char* expected_type) const;
   template <class T>

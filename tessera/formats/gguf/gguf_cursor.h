@@ -1,5 +1,5 @@
-// Reads the bytes of a GGUF header in order. Every read is compared with the number of bytes left. `value_name` stands
-// for the value in messages. Error kFormat.
+// Reads the bytes of a GGUF header in order. Error kFormat for a read that needs more bytes than are left. `value_name`
+// is the name of the read value in the message.
 #pragma once
 
 #include <cstring>

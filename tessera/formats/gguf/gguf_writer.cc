@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 32;
 
-// Numbers, and truth values as one byte.
+// Appends a number in its own size, or a bool as one byte.
 template <class T>
 void put(std::string& out, T value) {
   out.append(reinterpret_cast<const char*>(&value), sizeof value);
@@ -25,7 +25,8 @@ void put(std::string& out, const std::string& text) {
   out += text;
 }
 
-// The index of an alternative is its type number in the file (see GgufValue).
+// Appends the element type, the count and the items. The index of a variant alternative is its type number in the file
+// (see GgufValue).
 void put(std::string& out, const GgufArray& array) {
   put(out, static_cast<uint32_t>(array.items.index()));
   std::visit(
@@ -54,7 +55,7 @@ at::Tensor quantized_q8_0(const at::Tensor& tensor) {
   return out;
 }
 
-// The tensor in the file's type: converted, or quantised through float32.
+// Returns the tensor's values in the type that the file stores: converted, or quantised from float32.
 at::Tensor encoded(const at::Tensor& tensor, GgmlType type) {
   const auto plain = tensor.detach().cpu();
   const auto dtype = plain_dtype(type);

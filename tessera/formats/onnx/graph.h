@@ -33,7 +33,7 @@ class Tensor;
 
 namespace tessera::onnx {
 
-// A size: unknown, a number, or a name (equal names, equal sizes).
+// A size of a tensor: unknown, a number, or a name. Sizes with the same name are equal.
 using Dim = std::variant<std::monostate, int64_t, std::string>;
 
 struct ValueType {
@@ -51,7 +51,7 @@ int32_t data_type(at::ScalarType dtype);
 
 class Graph;
 
-// A value of one graph. A default-constructed Value stands for an optional input that is left out.
+// A value of one graph. A default-constructed Value means that an optional input of a node is absent.
 class Value {
  public:
   Value() = default;
@@ -107,7 +107,7 @@ class Graph {
   // Error kConfig for a value of another graph.
   const ValueType& type(Value value) const { return at(value).type; }
   const std::string& name(Value value) const { return at(value).name; }
-  // The operator of the node that makes the value, "Param" for an input, "Constant" for an initializer.
+  // Returns the op_type of the node that makes the value; "Param" for an input, "Constant" for an initializer.
   std::string producer_type(Value value) const;
   // The tensor of an initializer; null for other values.
   const at::TensorBase* tensor(Value value) const;

@@ -201,7 +201,7 @@ void remove_file(const std::filesystem::path& path) {
 }  // namespace
 
 // Both files are staged and complete before anything is replaced. Then the order is: remove the old model, publish the
-// data, publish the new model. So a model that exists always has its own data.
+// data, publish the new model. So a model file that exists never refers to the data file of another model.
 void write_model(const std::filesystem::path& path, const Graph& graph, const WriteOptions& options) {
   TESSERA_CHECK(options.external_from_bytes >= 1, ErrorKind::kConfig,
                 "[onnx.write] external_from_bytes: found {}, wanted at least 1", options.external_from_bytes);
@@ -220,7 +220,7 @@ void write_model(const std::filesystem::path& path, const Graph& graph, const Wr
   const std::string bytes = model_proto(graph, external ? &*external : nullptr, options.external_from_bytes);
   model.write_at(0, std::as_bytes(std::span(bytes)));
   if (external) {
-    // An old model may refer to the data file that is replaced next.
+    // An old model at `path` may refer to the data file, which external->publish() replaces.
     remove_file(path);
     external->publish();
   }

@@ -19,7 +19,7 @@ constexpr int64_t kLargestPad = int64_t{1} << 48;  // sums with sizes stay withi
 
 enum class PadMode { kConstant, kReflect, kReplicate, kCircular };
 
-// The arguments of one call of pad() that all steps need.
+// The arguments of one call of pad(), which the functions below share.
 struct PadCall {
   Graph& graph;
   Value input;
@@ -92,7 +92,7 @@ PadCall checked_call(Graph& graph, Value input, std::string_view mode) {
   return call;
 }
 
-// Pads in the order of the input's dims.
+// The pads of each dim, in the order of the input's dims.
 struct PadsByDim {
   std::vector<int64_t> begin, end;  // one for each dim of the input
 };
@@ -126,7 +126,7 @@ std::string pad_error(PadMode mode, int64_t size, int64_t begin, int64_t end) {
   return "";
 }
 
-// The size plus `by`. A size that is not a number becomes unknown unless `by` is 0.
+// Returns the size plus `by`. A size that is not a number becomes unknown unless `by` is 0.
 Dim add_to_size(const Dim& size, int64_t by) {
   if (const auto* number = std::get_if<int64_t>(&size)) return *number + by;
   return by == 0 ? size : Dim{};
@@ -359,7 +359,8 @@ Value pad(Graph& graph, Value input, Value pads, std::string_view mode, std::opt
   ValueType out{call.type().dtype, std::vector<Dim>(call.type().shape.size())};
   if (const auto* count = std::get_if<int64_t>(&type.shape[0])) {
     check_count(call, *count);
-    // Only the last count / 2 dims are padded, so the sizes of the dims before them are known.
+    // Only the last *count / 2 dims are padded. The dims before them keep their sizes; the sizes of the padded dims are
+    // unknown.
     const auto kept = static_cast<ptrdiff_t>(call.rank() - *count / 2);
     std::copy(call.type().shape.begin(), call.type().shape.begin() + kept, out.shape.begin());
   }

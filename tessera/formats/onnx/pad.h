@@ -34,9 +34,9 @@ namespace tessera::onnx {
 Value pad(Graph& graph, Value input, const std::vector<int64_t>& pads, std::string_view mode = "constant",
           std::optional<c10::Scalar> value = {});
 
-// Pads that the model computes or receives: int64 or int32, 1-d. An initializer is treated as known pads. The number of
-// pads may be unknown, too; an odd number, or more than twice the rank, is an error when the model runs. Error kConfig
-// for circular, because its nodes depend on the pads.
+// Pads that the model computes or receives: int64 or int32, 1-d. If `pads` is an initializer, its values are used as
+// known pads. The number of pads may be unknown, too; an odd number, or more than twice the rank, is an error when the
+// model runs. Error kConfig for circular, because its nodes depend on the pads.
 Value pad(Graph& graph, Value input, Value pads, std::string_view mode = "constant",
           std::optional<c10::Scalar> value = {});
 

@@ -151,7 +151,8 @@ at::Tensor SafetensorsFile::read_slice(std::string_view name, std::span<const In
   const auto item_bytes = static_cast<int64_t>(c10::elementSize(found.dtype));
   const bool is_bool = found.dtype == c10::ScalarType::Bool;
   const bool aligned = reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(item_bytes) == 0;
-  // Bytes that cannot be viewed as the dtype are narrowed as bytes [..., item_bytes], copied, and then viewed.
+  // Data that cannot be viewed in the dtype (BOOL, or an unaligned address) is viewed as uint8 [..., item_bytes],
+  // narrowed and copied. The copy is then viewed in the dtype.
   const bool as_bytes = is_bool || !aligned;
   auto sizes = found.shape;
   if (as_bytes) sizes.push_back(item_bytes);

@@ -59,8 +59,8 @@ class SafetensorsFile {
   at::Tensor tensor(std::string_view name) const;
   // Rows [begin, end) of dimension 0. Error kShape when they are out of range.
   at::Tensor read_rows(std::string_view name, int64_t begin, int64_t end) const;
-  // One range for each dimension. The result is contiguous: a view where the bytes are contiguous, else a copy of only
-  // these bytes.
+  // Returns a box of the tensor, given as one range for each dimension. The result is contiguous: a view where the
+  // bytes are contiguous, else a copy of only these bytes.
   at::Tensor read_slice(std::string_view name, std::span<const IndexRange> ranges) const;
 
  private:
@@ -70,9 +70,10 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// "F32", "BF16", ... Error kFormat for a dtype that safetensors does not have.
+// Returns the safetensors name of a dtype, such as "F32" or "BF16". Error kFormat for a dtype that safetensors does not
+// have.
 std::string_view safetensors_dtype_name(c10::ScalarType dtype);
-// nullopt for a name without a dtype of libtorch.
+// Returns the dtype of a safetensors dtype name; nullopt for a name that has no dtype in libtorch.
 std::optional<c10::ScalarType> find_safetensors_dtype(std::string_view name);
 
 }  // namespace tessera

@@ -53,8 +53,8 @@ bool names_only_file(const fs::path& index_path, const std::string& name) {
   }
 }
 
-// Warns about a folder with model.safetensors and an index of other files, as a second save leaves it. The single file
-// is read, as in transformers.
+// Warns when a folder has model.safetensors and also an index of other files, for example because two saves wrote into
+// it. model.safetensors is read, as in transformers.
 void warn_of_unused_index(const fs::path& single, const fs::path& index_path) {
   if (!fs::is_regular_file(index_path)) return;
   if (names_only_file(index_path, single.filename().string())) return;

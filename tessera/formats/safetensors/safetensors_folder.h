@@ -23,13 +23,15 @@ namespace tessera {
 
 class SafetensorsFolder {
  public:
-  // Errors: kIo when neither file exists or a shard is missing, kFormat for an invalid index or shard.
+  // Errors: kIo when neither model.safetensors nor the index exists or a shard is missing, kFormat for an invalid index
+  // or shard.
   static SafetensorsFolder open(const std::filesystem::path& dir);
 
   // Every tensor name with the file that holds it.
   const std::map<std::string, std::shared_ptr<const SafetensorsFile>, std::less<>>& files() const { return files_; }
   bool contains(std::string_view name) const { return files_.find(name) != files_.end(); }
-  // The same functions and errors as in SafetensorsFile.
+  // These functions call the functions of the same name of the SafetensorsFile that holds the tensor. Errors are those
+  // of SafetensorsFile.
   const SafetensorsEntry& entry(std::string_view name) const { return file_of(name).entry(name); }
   at::Tensor tensor(std::string_view name) const;
   at::Tensor read_rows(std::string_view name, int64_t begin, int64_t end) const;

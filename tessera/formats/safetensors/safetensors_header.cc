@@ -29,7 +29,8 @@ class HeaderHandler {
     ++level_;
     return true;
   }
-  // A key at level 1 begins a new tensor. All fields are reset, so a tensor cannot take over fields of the one before.
+  // A key at level 1 begins a new tensor. All fields are reset, so that a tensor cannot get fields of the tensor before
+  // it.
   bool key(std::string& text) {
     if (level_ == 1) {
       in_metadata_ = text == "__metadata__";
@@ -118,7 +119,8 @@ class HeaderHandler {
     bool empty = false;
     for (const int64_t size : entry_.shape) {
       empty = empty || size == 0;
-      // An empty tensor's other sizes count too: libtorch computes strides from them.
+      // Sizes of 0 count as 1 here. So the other sizes of an empty tensor are checked for overflow too, because
+      // libtorch computes strides from them.
       const auto factor = static_cast<uint64_t>(std::max<int64_t>(size, 1));
       if (__builtin_mul_overflow(bytes, factor, &bytes) || bytes >> 63) fail("a shape beyond 2^63 bytes");
     }

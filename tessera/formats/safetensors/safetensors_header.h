@@ -14,7 +14,7 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-// Checks everything but the size of the data section. `file_name` is named in messages.
+// Checks everything but the size of the data section. Messages name `file_name`.
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file_name);
 
 }  // namespace tessera

@@ -117,7 +117,7 @@ SafetensorsWriter& SafetensorsFolderWriter::writer_of(Shard& shard) const {
   return *shard.writer;
 }
 
-// The index appears after all shards, so a folder with an index has all its shards.
+// The index is written after all shards are published, so a folder with an index has all its shards.
 void SafetensorsFolderWriter::finish() {
   nlohmann::ordered_json index = {{"metadata", {{"total_size", total_bytes_}}},
                                   {"weight_map", nlohmann::ordered_json::object()}};

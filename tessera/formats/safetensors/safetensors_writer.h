@@ -36,12 +36,14 @@ struct SafetensorsSpec {
 
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
-// Writes one file. The tensors are stored by falling alignment, then by name, in the order of the reference writer.
+// Writes one file. The tensors are stored by descending alignment of their dtype, then by name. The writer of the
+// safetensors package uses this order too.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsSpec> specs,
                     const SafetensorsMetadata& metadata = {{"format", "pt"}});
-  // Copies the tensor to the CPU when needed. Dtype and shape must be as announced.
+  // Writes the tensor, which is copied to the CPU when needed. Its dtype and shape must be those of its
+  // SafetensorsSpec.
   void write(std::string_view name, const at::Tensor& tensor);
   // Publishes the file. Every announced tensor must have been written.
   void finish();
@@ -60,7 +62,8 @@ struct SafetensorsFolderOptions {
   SafetensorsMetadata metadata = {{"format", "pt"}};
 };
 
-// Writes model.safetensors, or shards of at most max_shard_bytes and their index. A larger tensor gets its own shard.
+// Writes model.safetensors, or shards of at most max_shard_bytes and their index. A tensor larger than max_shard_bytes
+// gets a shard of its own.
 class SafetensorsFolderWriter {
  public:
   SafetensorsFolderWriter(std::filesystem::path dir, std::vector<SafetensorsSpec> specs,

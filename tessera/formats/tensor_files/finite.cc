@@ -110,7 +110,8 @@ void check_finite(const at::TensorBase& tensor, std::string_view name, const std
   }
 }
 
-// The stored tensor is checked first, so an infinity that was there before the conversion is reported as such.
+// `stored` is checked first, so an infinity that it had before the conversion is not reported as an overflow of the
+// conversion.
 void check_converted(const at::TensorBase& stored, const at::TensorBase& converted, std::string_view name,
                      const std::string& where, c10::IntArrayRef offset) {
   const auto found = find_non_finite(converted);
@@ -130,7 +131,7 @@ bool has_finite_values(GgmlType type, std::span<const std::byte> blocks) {
   TESSERA_CHECK(info && info->decodes, ErrorKind::kFormat, "[gguf] tensor type {} cannot be decoded",
                 info ? info->name : std::string_view("unknown"));
   // A quantised value is a scale times a small integer plus a minimum, so it is finite unless a scale is NaN or
-  // infinite. Only the scales are read; of a plain type the value itself is read.
+  // infinite. For quantised types only the scales are read; for plain types (F32, F16, BF16) the values are read.
   size_t first = 0, second = 0;  // byte positions of the block's scale and of its minimum
   uint16_t exponent = kHalfExponent;
   switch (type) {

@@ -71,7 +71,8 @@ std::vector<int64_t> saved_offsets(const SafetensorsFile& file, const std::optio
 
 class ShardedSafetensors : public TensorFiles {
  public:
-  // Opens all shards and derives each tensor's shape from the largest end of its shards, because no file has it.
+  // Opens all shards and derives the shape of each whole tensor from the ends of its shards: a size is the largest end
+  // in that dim. No file stores the whole shape.
   explicit ShardedSafetensors(const fs::path& folder) : TensorFiles(Format::kSafetensorsShards, folder) {
     std::set<fs::path> names;
     for (const auto& entry : fs::directory_iterator(folder)) {
@@ -128,7 +129,8 @@ class ShardedSafetensors : public TensorFiles {
     }
   }
 
-  // The whole shape was taken from the largest end of all shards. The shards must cover it without gap or overlap.
+  // Checks that the shards of a tensor cover its shape, which add() derived from the ends of the shards, without gap or
+  // overlap.
   void check(const std::string& name, const std::vector<TensorShard>& parts) {
     auto& stored = tensors_[name];
     std::set<std::string> files;
@@ -159,7 +161,7 @@ class DcpTensors : public TensorFiles {
       : TensorFiles(Format::kDcp, folder), folder_(DcpFolder::open(folder)) {
     const auto& metadata = folder_->metadata();
     const DcpLookup lookup(metadata);
-    // Strips "model." from names of the dict "model"; empty for other names.
+    // Returns the name of a tensor in the dict "model" without the prefix "model."; an empty string for other names.
     const auto weight_name = [&](const std::string& name) -> std::string {
       constexpr std::string_view kModel = "model.";
       const auto* path = lookup.find_path(name);

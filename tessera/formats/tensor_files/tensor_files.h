@@ -35,8 +35,9 @@ struct StoredTensor {
 };
 
 struct TensorFilesOptions {
-  // Read only the model's tensors of a training checkpoint, under the names that the model gives them: the tensors in
-  // the dict "model" (DCP, torch.save), "state_dict" or "model_state_dict" (torch.save), where such a dict exists.
+  // If true, only the tensors of the model are read from a training checkpoint, under their names in the model. These
+  // are the tensors in the dict "model" (DCP, torch.save), "state_dict" or "model_state_dict" (torch.save), where such
+  // a dict exists.
   bool weights_only = false;
 };
 

@@ -88,7 +88,8 @@ class CornerSum {
   std::vector<int8_t> signs_;
 };
 
-// The dimension with the most different begins of boxes, in which a sweep compares the fewest pairs.
+// Returns the dimension in which the boxes have the most distinct begins. A sweep along this dimension compares the
+// fewest pairs of boxes.
 size_t sweep_dim(std::span<const DcpChunk> boxes) {
   size_t best = 0, most_distinct = 0;
   for (size_t dim = 0; dim < boxes[0].offsets.size(); ++dim) {
@@ -113,8 +114,8 @@ bool is_chunk_inside(const DcpChunk& box, std::span<const int64_t> size) {
   return detail::is_box_inside(box.offsets, box.sizes, {size.data(), size.size()});
 }
 
-// Sweeps along one dimension in the order of begins. `open` holds the boxes whose range in that dimension contains the
-// current begin; a new box can overlap only with these.
+// Sorts the boxes by their begins in one dimension and visits them in this order. `open` holds the visited boxes whose
+// range in that dimension contains the begin of the current box; the current box can overlap only with boxes in `open`.
 std::optional<std::pair<size_t, size_t>> find_overlap(std::span<const DcpChunk> boxes, const std::string& where) {
   std::vector<size_t> order;
   for (size_t i = 0; i < boxes.size(); ++i) {

@@ -1,8 +1,9 @@
-// Checks that boxes cover a tensor exactly: each element is in one box. `where` is named in messages.
+// Checks that boxes cover a tensor exactly: each element is in exactly one box. Error messages begin with `where`.
 //
 //   if (const auto defect = find_cover_defect(size, chunks, where)) report(defect->element, defect->covered_by);
 //
-// Takes n log n time for n boxes that are cut along few dimensions, which is the case in checkpoints. Pure.
+// The check takes n log n time for n boxes if the tensor is divided along few dimensions only, as in checkpoints. The
+// functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,8 @@ struct CoverDefect {
   int64_t covered_by = 0;        // number of boxes that hold the element
 };
 
-// Returns nullopt for an exact cover. Boxes must be inside a tensor of `size`. Error kFormat when many boxes are cut
-// along more than 5 dimensions, or few boxes along more than about 14.
+// Returns nullopt for an exact cover. Boxes must be inside a tensor of `size`. Error kFormat when many boxes divide the
+// tensor along more than 5 dimensions, or few boxes along more than about 14.
 std::optional<CoverDefect> find_cover_defect(std::span<const int64_t> size, std::span<const DcpChunk> boxes,
                                              const std::string& where);
 

@@ -22,9 +22,10 @@ constexpr size_t kMetadataBytes = size_t{1} << 30;
 
 fs::path rank_metadata(const fs::path& folder, int rank) { return folder / fmt::format("__{}.metadata", rank); }
 
-// Merges the metadata of another rank into `all`. Ranks are merged by rising number, and a chunk or object that is
-// known already is dropped with its record, so it is read from the lowest rank. `known` holds the names and offsets so
-// far; a tensor's name gets a "/" there, because a chunk of a 0-d tensor has no offset, like an object.
+// Merges the metadata of another rank into `all`. Ranks are merged in ascending order, and a chunk or object that an
+// earlier rank has too is dropped with its record, so it is read from the lowest rank. `known` holds the names and
+// offsets of all merged chunks and objects. In `known` a tensor's name ends with "/", because a chunk of a 0-d tensor
+// has an empty offset, as an object has.
 void merge_metadata(DcpMetadata& all, DcpMetadata more, std::set<std::pair<std::string, std::vector<int64_t>>>& known) {
   const auto is_new = [&](const std::string& name, const std::vector<int64_t>& at) {
     return known.insert({name, at}).second;
@@ -170,7 +171,8 @@ at::Tensor DcpFolder::chunk(const std::string& name, const DcpTensor& tensor, co
   return record_tensor(found.bytes, chunk_info(found, name, tensor, chunk), found.file);
 }
 
-// Returns whether the chunk's values have a checksum.
+// Parses the chunk's record, and with Check::kValues compares the checksum of its values. Returns whether the values
+// have a checksum.
 bool DcpFolder::check_chunk(const std::string& name, const DcpTensor& tensor, const DcpChunk& chunk,
                             Check check_kind) const {
   const auto found = record(lookup_.storage(name, chunk.offsets));
@@ -182,7 +184,7 @@ bool DcpFolder::check_chunk(const std::string& name, const DcpTensor& tensor, co
 }
 
 // The chunks cover the tensor exactly once, which open() has checked. So the intersections of the box with all chunks
-// fill the whole box. Only chunks that meet the box are opened.
+// fill the whole box. Only the records of chunks that share elements with the box are opened.
 void DcpFolder::read(std::string_view name, c10::IntArrayRef offset, const at::Tensor& into) const {
   const auto& entry = lookup_.at(name);
   TESSERA_CHECK(entry.tensor, ErrorKind::kShape, "[dcp.read] {}: {} is no tensor", path_.string(), quote(name));

@@ -25,7 +25,8 @@ template <class... Args>
 
 std::string format_list(const std::vector<int64_t>& values) { return fmt::format("[{}]", fmt::join(values, ", ")); }
 
-// An empty tensor may have any other sizes, as in torch.
+// The size in bytes must not overflow. Only for an empty tensor (with a size of 0) may the product of its other sizes
+// overflow, as in torch.
 void check_whole_size(const DcpTensor& tensor, const std::string& where) {
   if (tensor.size.size() > kMaxDcpDims) raise_dcp_error(where, "a tensor of {} dimensions", tensor.size.size());
   torch_dtype_name(tensor.dtype);
@@ -81,8 +82,8 @@ void check_storage_info(const DcpStorageInfo& info, const std::string& where) {
 
 }  // namespace
 
-// Names must be unique before look-ups mean anything, so duplicates are rejected first. Then every object and every
-// chunk must have its record.
+// Duplicate names, paths and records are rejected first, because DcpLookup keeps only one of them. Then the record of
+// every object and every chunk is looked up.
 void DcpMetadata::check(const std::string& where, const DcpParseOptions& options) const {
   std::unordered_set<std::string_view> names;
   for (const auto& entry : entries) {
@@ -128,8 +129,8 @@ size_t DcpLookup::ChunkKeyHash::operator()(const ChunkKey& key) const {
   return hash * 31 + std::hash<std::string_view>{}(bytes);
 }
 
-// Keys and values point into the metadata. emplace() keeps the first of equal keys; check() finds duplicates by the
-// sizes.
+// Keys and values point into the metadata. emplace() keeps the first of equal keys; check() finds duplicate records by
+// comparing storage_size() with the number of records.
 DcpLookup::DcpLookup(const DcpMetadata& metadata) {
   for (const auto& entry : metadata.entries) entries_.emplace(entry.name, &entry);
   for (const auto& [index, info] : metadata.storage_data) {

@@ -81,7 +81,8 @@ struct DcpStorageMeta {
 };
 
 struct DcpParseOptions {
-  // Allow gaps, for the `__RANK.metadata` of saves without collectives, which hold only one rank's chunks.
+  // If true, the chunks need not cover their tensors: the `__RANK.metadata` files of saves without collectives list
+  // only the chunks of one rank.
   bool allow_gaps = false;
 };
 
@@ -95,9 +96,9 @@ struct DcpMetadata {
   bool operator==(const DcpMetadata&) const = default;
 
   static DcpMetadata parse(std::string_view bytes, const std::string& where, const DcpParseOptions& options = {});
-  // Error kFormat for metadata that parse() would reject.
+  // Returns the bytes of a `.metadata` file. Error kFormat for metadata that parse() would reject.
   std::string dump(const DcpParseOptions& options = {}) const;
-  // The checks of parse(), for metadata that is created here. Error kFormat.
+  // Runs the checks that parse() runs, for metadata that was not parsed from a file. Error kFormat.
   void check(const std::string& where, const DcpParseOptions& options = {}) const;
 };
 
@@ -105,12 +106,12 @@ struct DcpMetadata {
 class DcpLookup {
  public:
   explicit DcpLookup(const DcpMetadata& metadata);
-  // Null when the name or chunk does not exist.
+  // These functions return null when the name or chunk does not exist.
   const DcpEntry* find(std::string_view name) const;
   const DcpPath* find_path(std::string_view name) const;
   const DcpStorageInfo* find_storage(std::string_view name, const std::vector<int64_t>& offset) const;
   const DcpStorageInfo* find_storage(std::string_view name) const;  // of an object
-  // Error kFormat when the name or chunk does not exist.
+  // These functions throw Error kFormat when the name or chunk does not exist.
   const DcpEntry& at(std::string_view name) const;
   const DcpStorageInfo& storage(std::string_view name, const std::vector<int64_t>& offset) const;
   const DcpStorageInfo& storage(std::string_view name) const;

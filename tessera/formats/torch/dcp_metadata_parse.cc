@@ -11,8 +11,8 @@ namespace {
 
 constexpr const char* kDcpClasses = "torch.distributed.checkpoint.metadata.";
 
-// Reads DcpMetadata from the pickled tree. Every message begins with the place of the value. `at` is the name or field
-// that a message names. Members that newer or older versions of torch lack are optional.
+// Reads DcpMetadata from the pickled tree. Every error message contains `where` and names the value by `at`, its name
+// or field. Members that some versions of torch do not write are optional.
 //
 // torch pickles Metadata and its parts as instances with a dict of their fields as state. The three main fields are
 // dicts: state_dict_metadata (name to TensorStorageMetadata or BytesStorageMetadata), planner_data (name to path) and

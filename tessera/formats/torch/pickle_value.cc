@@ -81,7 +81,8 @@ PickleValue PickleValue::persistent(PickleValue id) {
   return PickleValue(make_parts(PickleKind::kPersistent, {std::move(id)}));
 }
 
-// Alternative 4 of value_ is the node. Only None, bools and numbers are stored without a node.
+// Alternative 4 of the variant value_ is the pointer to the node. None, bools and numbers are the alternatives 0 to 3
+// and have no node.
 PickleKind PickleValue::kind() const {
   constexpr PickleKind kWithoutNode[] = {PickleKind::kNone, PickleKind::kBool, PickleKind::kInt, PickleKind::kFloat};
   const auto* node = std::get_if<4>(&value_);

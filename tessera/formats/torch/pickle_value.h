@@ -61,7 +61,7 @@ class PickleValue {
   static PickleValue list(Items items);
   static PickleValue tuple(Items items);
   static PickleValue set(Items items);
-  // Keys are not compared. The caller makes sure that no two are equal.
+  // The functions do not compare the keys. The caller ensures that no two keys are equal.
   static PickleValue dict(std::vector<Pair> pairs);
   static PickleValue ordered_dict(std::vector<Pair> pairs);
   // A class or function, e.g. ("torch", "float32").
@@ -74,11 +74,12 @@ class PickleValue {
 
   PickleKind kind() const;
   bool is_none() const { return kind() == PickleKind::kNone; }
-  // Whether the value is this global, or an object that this global makes: "torch.float32", "collections.OrderedDict".
+  // Whether the value is the class or function with this name, or an object that this class or function makes. Names
+  // are such as "torch.float32" or "torch.Size".
   bool is_global(std::string_view qualified_name) const;
   bool is_object(std::string_view qualified_name) const;
 
-  // The value itself. Error kFormat when the value has another kind.
+  // Return the value as a C++ value. Error kFormat when the value has another kind.
   bool as_bool() const;
   int64_t as_int() const;
   double as_float() const;

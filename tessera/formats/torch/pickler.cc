@@ -19,8 +19,8 @@ using detail::PickleOp;
 
 constexpr int kMaxPickledDepth = 90;  // readers also count a global and the arguments of a call as levels
 
-// Writes a pickle in one pass over the tree. Texts and globals are memoized; lists, dicts and tuples are not, so a
-// shared one is written at every place.
+// Writes a pickle in one pass over the tree. Texts and globals are memoized; lists, dicts and tuples are not, so one
+// that is shared is written out once per reference.
 class Pickler {
  public:
   explicit Pickler(int protocol) : protocol_(protocol) {

@@ -3,9 +3,9 @@
 //   const std::string data_pkl = pickle(root, {.protocol = 2});     // what torch.load(weights_only=True) accepts
 //   const std::string metadata = pickle(root, {.protocol = 4});
 //
-// The same tree gives the same bytes. Repeated texts and names are memo references; other shared values are written out
-// at each place. Error kFormat for a name outside the list of pickle_names.h and for values nested more than 90 deep.
-// Pure, thread-safe.
+// The same tree gives the same bytes. Repeated texts and names are memo references; any other shared value is written
+// out once per reference. Error kFormat for a name outside the list of pickle_names.h and for values nested more than
+// 90 deep. Pure, thread-safe.
 #pragma once
 
 #include <string>

@@ -205,7 +205,8 @@ class TorchRecordReader {
     }
   }
 
-  // Checks argument 5, the backward hooks, which torch never saves, and the last argument, the dict of lazy bits.
+  // Rejects tensors with backward hooks (argument 5), which torch never saves, and tensors whose conjugate or negative
+  // bit is set in the metadata dict (the last argument).
   void check_hooks_and_bits(std::span<const PickleValue> args, size_t metadata_at) const {
     const auto& hooks = args[5];
     if (!hooks.is_none() && (hooks.kind() != PickleKind::kDict || hooks.dict_size() != 0)) {
@@ -274,7 +275,8 @@ at::Tensor record_tensor(std::span<const std::byte> record, const TorchTensorInf
     return at::from_blob(
         data, info.sizes, info.strides, [keep](void*) {}, at::TensorOptions().dtype(info.dtype));
   }
-  // Copies all bytes from the first to the last element once, even if strides use an element several times.
+  // Copies the bytes from the first to the last element once, even if the strides visit an element several times (an
+  // expanded tensor).
   int64_t extent = 1;
   for (size_t dim = 0; dim < info.sizes.size(); ++dim) extent += (info.sizes[dim] - 1) * info.strides[dim];
   auto copy = at::empty({extent}, info.dtype);

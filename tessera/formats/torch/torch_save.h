@@ -58,12 +58,13 @@ struct TorchTensorInfo {
 
 class TorchRecord {
  public:
-  // `bytes` is exactly one record. It is used only during the call. `where` is the place named in messages.
+  // `bytes` is exactly one record. It is used only during the call. Error messages contain `where`.
   static TorchRecord parse(std::span<const std::byte> bytes, const std::string& where);
 
-  // The object. A tensor in the tree is an object of torch._utils; find_tensor() returns its dtype, shape and position.
+  // The saved object. A tensor in its tree is an object of torch._utils; find_tensor() returns its dtype, shape and
+  // position.
   const PickleValue& root() const { return root_; }
-  // Null when the value is not a tensor of this record.
+  // Returns null when `value` is not a tensor of this record.
   const TorchTensorInfo* find_tensor(const PickleValue& value) const;
   size_t tensor_count() const { return tensors_.size(); }
 
@@ -88,10 +89,11 @@ class TorchSaveFile {
 
   const PickleValue& root() const { return record_.root(); }
   const TorchTensorInfo* find_tensor(const PickleValue& value) const { return record_.find_tensor(value); }
-  // record_tensor() on the map. The tensor keeps the map alive and is READ ONLY (a write into it ends the process).
-  // Tensors that share a storage in the file share memory here.
+  // Returns the tensor as record_tensor() does, as a view of the memory-mapped file where possible. The tensor keeps
+  // the map alive and is READ ONLY (a write into it ends the process). Tensors that share a storage in the file share
+  // memory here.
   at::Tensor tensor(const TorchTensorInfo& info) const;
-  // check_storage_crc() of the tensor's storage.
+  // Compares the checksum of the tensor's storage, as check_storage_crc() does.
   void check_crc(const TorchTensorInfo& info) const;
 
  private:

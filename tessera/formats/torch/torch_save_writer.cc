@@ -61,8 +61,8 @@ PickleValue tensor_pickle(c10::ScalarType dtype, std::span<const int64_t> sizes,
 std::string entry_name(std::string_view name) { return kTorchFolder + std::string(name); }
 std::string data_name(size_t index) { return entry_name("data/" + std::to_string(index)); }
 
-// Lengths depend on names and sizes alone, so this needs no tensor values. The entries and their order are those of
-// write().
+// Returns the length of the archive that TorchSaveWriter::write() writes, with the same entries in the same order. The
+// length depends only on names and sizes, so the tensor values are not needed.
 uint64_t archive_bytes(const PickleValue& root, std::span<const uint64_t> storage_bytes) {
   std::vector<ZipEntrySize> entries{{entry_name("data.pkl"), pickle(root, {.protocol = 2}).size()}};
   for (const auto& [name, content] : kBeforeData) entries.push_back({entry_name(name), content.size()});
@@ -83,8 +83,9 @@ PickleValue TorchSaveWriter::add(const at::Tensor& tensor, const TensorRecordOpt
                 tensor.toString(), fmt::join(tensor.sizes(), ", "));
   const auto dtype = tensor.scalar_type();
   torch_dtype_name(dtype);  // throws for a dtype that cannot be saved
-  // A tensor that is exactly one whole storage is written once for all such tensors on this storage. Any other view
-  // gets a compact storage of its own, and so does a second dtype, because a storage in the file has one dtype.
+  // Contiguous tensors that each cover the same whole storage are written as one storage of the file. Any other view is
+  // written as a compact storage of its own. A tensor of another dtype on the same storage gets its own storage too,
+  // because a storage in the file has one dtype.
   const auto* storage = tensor.storage().unsafeGetStorageImpl();
   const bool whole = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() &&
                      tensor.storage().nbytes() == tensor.nbytes() && tensor.numel() > 0;

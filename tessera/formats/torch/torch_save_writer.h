@@ -38,16 +38,16 @@ struct TensorRecordOptions {
   bool requires_grad = false;
 };
 
-// One record that holds the tensor. Returns its length in bytes.
+// Writes one record that holds the tensor to `sink`. Returns the length of the record in bytes.
 uint64_t write_tensor_record(const at::Tensor& tensor, const ByteSink& sink, const TensorRecordOptions& options = {});
-// One record that holds an object without tensors. Returns its length in bytes.
+// Writes one record that holds an object without tensors to `sink`. Returns the length of the record in bytes.
 uint64_t write_object_record(const PickleValue& object, const ByteSink& sink);
-// The lengths in bytes that the two functions above would return.
+// Return the lengths in bytes that write_tensor_record() and write_object_record() would return.
 uint64_t tensor_record_bytes(c10::ScalarType dtype, std::span<const int64_t> sizes,
                              const TensorRecordOptions& options = {});
 uint64_t object_record_bytes(const PickleValue& object);
 
-// An object with any number of tensors in it. One writer belongs to one thread and writes once.
+// Writes one object with any number of tensors in it. A writer is used by one thread and for one call of write().
 class TorchSaveWriter {
  public:
   // Returns the placeholder of the tensor for use in the tree, any number of times. The writer holds the tensor until
@@ -62,7 +62,7 @@ class TorchSaveWriter {
   std::unordered_map<const void*, size_t> index_by_storage_;  // storages written unchanged: address to index
 };
 
-// Calls write() on a file that appears whole or not at all. Error kIo.
+// Calls write() for a file that appears under `path` only when it is complete. Error kIo.
 void write_torch_save(const std::filesystem::path& path, TorchSaveWriter& writer, const PickleValue& root);
 
 }  // namespace tessera

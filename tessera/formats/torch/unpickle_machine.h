@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// One run over one pickle.
+// Runs one pickle.
 class Unpickler {
  public:
   Unpickler(std::span<const std::byte> bytes, const std::string& where, const PickleLimits& limits)
@@ -38,7 +38,7 @@ class Unpickler {
           fmt::format(format, std::forward<Args>(args)...));
   }
 
-  // Input.
+  // Functions that read the input.
   std::string_view read_bytes(uint64_t count);
   template <class T>
   T number() {
@@ -54,13 +54,13 @@ class Unpickler {
   int64_t long_integer();
   double big_endian_float();
 
-  // Stack.
+  // Functions that use stack_.
   void push(PickleValue value) { stack_.push_back(std::move(value)); }
   PickleValue pop();
   PickleValue& top();
   std::vector<PickleValue> pop_to_mark();
 
-  // Nodes.
+  // Functions that create, limit and check nodes (values of the tree).
   void count_created_bytes(uint64_t bytes);
   void add_cost(detail::PickleNode& node, uint64_t cost) const;
   void push_text(PickleKind kind, std::string_view text);
@@ -73,7 +73,7 @@ class Unpickler {
   detail::PickleContainerNode& open_container(PickleKind kind, const char* op);
   void append(PickleKind kind, std::vector<PickleValue> items, const char* op);
 
-  // Opcodes.
+  // Functions that execute opcodes.
   void opcode(detail::PickleOp op);
   void memoize(uint64_t index);
   void push_memo(uint64_t index);

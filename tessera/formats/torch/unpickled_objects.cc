@@ -1,4 +1,5 @@
-// Classes and functions that a pickle names and calls. Only known names are accepted, and a call becomes data.
+// Classes and functions that a pickle names and calls. Only names in the list of pickle_names.h are accepted. A call
+// becomes an object in the tree and is not executed.
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/base/text/utf8.h"
@@ -100,8 +101,9 @@ void Unpickler::new_object() {
   std::get<4>(top().value_)->instance = true;
 }
 
-// BUILD sets the state of an instance, once. An OrderedDict keeps its state as the last, odd part of its node.
-// attach_child() seals the state; if that sealed the target itself, the state contains the target, which is an error.
+// The opcode BUILD sets the state of an instance, at most once. An OrderedDict keeps its state as the last part of its
+// node, after the keys and values. attach_child() seals the state. If the target is sealed afterwards, the state is the
+// target itself, which is an error.
 void Unpickler::build() {
   auto state = pop();
   const auto target = top();

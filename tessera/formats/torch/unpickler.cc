@@ -61,7 +61,7 @@ PickleValue Unpickler::pop() {
   return value;
 }
 
-// Values below the last mark are not the operand of an opcode: they come before a container that is not finished.
+// Values below the last mark cannot be operands: they were pushed before the container whose items are above the mark.
 PickleValue& Unpickler::top() {
   if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) fail("nothing is left on the stack");
   return stack_.back();
@@ -76,8 +76,8 @@ std::vector<PickleValue> Unpickler::pop_to_mark() {
   return items;
 }
 
-// Limits the memory of all values that the run creates. add_cost() cannot do that: a pickle can create many large
-// values that no tree holds at the same time.
+// Limits the total memory of all values that the pickle creates. The limit of add_cost() is not enough, because a
+// pickle can create many large values without putting them into one tree.
 void Unpickler::count_created_bytes(uint64_t bytes) {
   created_bytes_ += bytes;
   if (created_bytes_ > max_cost_) {
@@ -85,8 +85,8 @@ void Unpickler::count_created_bytes(uint64_t bytes) {
   }
 }
 
-// Limits the size of the tree with every reference written out, the work of a reader that walks it. A parent adds the
-// whole cost of each child, so sharing does not hide the cost.
+// Limits the size of a tree in which every shared value counts once per reference; a reader that walks the tree does
+// this much work. Therefore a parent adds the whole cost of each child, even of a shared child.
 void Unpickler::add_cost(PickleNode& node, uint64_t cost) const {
   node.cost += cost;
   if (node.cost > max_cost_) {
@@ -130,7 +130,8 @@ void Unpickler::attach_child(PickleNode& parent, const PickleValue& child) {
   if (parent.depth > limits_.max_depth) fail("values are nested more than {} deep", limits_.max_depth);
 }
 
-// Dict and set keys are checked here, when the container is complete.
+// Marks a value as unchangeable. The keys of a dict or set are checked at this point, because the container is
+// complete.
 void Unpickler::seal(const PickleValue& value) {
   const auto* held = std::get_if<4>(&value.value_);
   if (!held || (*held)->sealed) return;
@@ -178,8 +179,8 @@ void Unpickler::append(PickleKind kind, std::vector<PickleValue> items, const ch
 }
 
 void Unpickler::memoize(uint64_t index) {
-  // Writers number entries from 0 and each entry takes at least one byte, so a larger index is damage. This bounds
-  // memo_.
+  // Writers number memo entries from 0, and each entry takes at least one byte of the pickle, so a larger index means a
+  // damaged pickle. The check limits the size of memo_.
   if (index >= bytes_.size()) fail("memo entry {} in a pickle of {} bytes", index, bytes_.size());
   if (index >= memo_.size()) memo_.resize(index + 1);
   memo_[index] = top();
@@ -192,7 +193,7 @@ void Unpickler::push_memo(uint64_t index) {
 
 void Unpickler::opcode(PickleOp op) {
   switch (op) {
-    // None, truth values and numbers.
+    // Opcodes for None, truth values and numbers.
     case PickleOp::kNone:
       return push(PickleValue());
     case PickleOp::kNewTrue:
@@ -211,7 +212,7 @@ void Unpickler::opcode(PickleOp op) {
       fail("an integer of {} bytes; only 64-bit integers are read", number<uint32_t>());
     case PickleOp::kBinFloat:
       return push(PickleValue(big_endian_float()));
-    // Text and bytes.
+    // Opcodes for text and bytes.
     case PickleOp::kShortBinUnicode:
     case PickleOp::kShortBinString:  // a Python 2 str
       return push_text(PickleKind::kText, sized<uint8_t>());
@@ -226,7 +227,7 @@ void Unpickler::opcode(PickleOp op) {
       return push_text(PickleKind::kBytes, sized<uint32_t>());
     case PickleOp::kBinBytes8:
       return push_text(PickleKind::kBytes, sized<uint64_t>());
-    // Containers.
+    // Opcodes for containers.
     case PickleOp::kEmptyList:
       return push_parts(PickleKind::kList, {});
     case PickleOp::kEmptyTuple:
@@ -258,7 +259,7 @@ void Unpickler::opcode(PickleOp op) {
       return append(PickleKind::kDict, pop_to_mark(), "SETITEMS");
     case PickleOp::kAddItems:
       return append(PickleKind::kSet, pop_to_mark(), "ADDITEMS");
-    // The memo.
+    // Opcodes for the memo.
     case PickleOp::kMemoize:
       return memoize(memo_.size());
     case PickleOp::kBinPut:
@@ -269,7 +270,7 @@ void Unpickler::opcode(PickleOp op) {
       return push_memo(number<uint8_t>());
     case PickleOp::kLongBinGet:
       return push_memo(number<uint32_t>());
-    // The stack, frames and calls.
+    // Opcodes for the stack, frames and calls.
     case PickleOp::kFrame:
       if (const auto length = number<uint64_t>(); length > bytes_.size() - position_) {
         fail("a frame of {} bytes, {} are left. The pickle is cut off or damaged.", length, bytes_.size() - position_);
@@ -307,7 +308,7 @@ void Unpickler::opcode(PickleOp op) {
   }
 }
 
-// The pickle must be complete: one value is left, and no byte follows STOP.
+// The pickle must be complete: exactly one value is on the stack, and no byte follows the opcode STOP.
 PickleValue Unpickler::run() {
   if (static_cast<PickleOp>(number<uint8_t>()) != PickleOp::kProto) fail("no pickle of protocol 2 or higher");
   const auto protocol = number<uint8_t>();

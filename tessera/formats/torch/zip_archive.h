@@ -35,7 +35,7 @@ class ZipArchive {
   // `bytes` is exactly one archive.
   static ZipArchive parse(std::span<const std::byte> bytes, const std::string& where);
 
-  // In the order of the directory.
+  // The entries, in the order of the central directory.
   const std::vector<ZipEntry>& entries() const { return entries_; }
   // Null when no entry has this name.
   const ZipEntry* find(const std::string& name) const;

@@ -132,7 +132,8 @@ void ZipWriter::put(const std::string& bytes) {
   position_ += bytes.size();
 }
 
-// The checksum is computed piece by piece while the data passes, each piece being small enough to stay in the cache.
+// Passes the data to the sink in pieces and computes the checksum of each piece, which is small enough to stay in the
+// CPU's cache.
 void ZipWriter::add(const std::string& name, uint64_t size_bytes, const std::function<void(const ByteSink&)>& produce) {
   TESSERA_CHECK(name.size() < 1024, ErrorKind::kInternal, "[zip] a name of {} bytes: {}", name.size(), quote(name));
   WrittenEntry entry{name, position_, size_bytes, 0};
@@ -165,7 +166,7 @@ uint64_t ZipWriter::finish() {
   return position_;
 }
 
-// FNV-1a over the names, and a polynomial hash over the checksums of the data.
+// The id consists of an FNV-1a hash of the names and a polynomial hash of the checksums of the data.
 std::string ZipWriter::content_id() const {
   uint64_t names = 0xcbf29ce484222325;  // FNV-1a
   uint64_t data = 0;
@@ -176,7 +177,8 @@ std::string ZipWriter::content_id() const {
   return fmt::format("{:020}{:020}", names, data);
 }
 
-// Runs the same functions as add() and finish() on empty data, so both lengths agree by construction.
+// Calls the functions that add() and finish() use for headers and directory, so the result always equals the length of
+// the written archive.
 uint64_t zip_archive_bytes(std::span<const ZipEntrySize> entries) {
   std::vector<ZipWriter::WrittenEntry> written;
   uint64_t position = 0;

@@ -1,4 +1,4 @@
-// Numbers of the zip format that the reader and the writer share. All fields are little-endian.
+// Constants of the zip format, used by ZipArchive and ZipWriter. All fields are little-endian.
 #pragma once
 
 #include <cstdint>
