@@ -6,8 +6,8 @@ Document encode_document(const Tokenizer& tokenizer, std::string_view text) {
   Document document{tokenizer.encode(text)};
   auto& ids = document.ids;
   // Two equal special tokens at the beginning are a duplicate only if the text contains one of them and the
-  // post-processor adds the other. The text encoded without special tokens, and the empty text encoded with them, show
-  // both.
+  // post-processor adds the other. The text encoded without special tokens shows the first, the empty text encoded with
+  // them shows the second.
   if (ids.size() < 2 || ids[0] != ids[1] || !tokenizer.is_special(ids[0])) return document;
   const auto own = tokenizer.encode(text, {.add_special_tokens = false});
   const auto added = tokenizer.encode("");

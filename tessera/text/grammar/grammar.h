@@ -7,9 +7,9 @@
 //   const Grammar grammar = std::move(build).finish(list);
 //   GrammarStates states(grammar);                            // grammar_states.h
 //
-// A grammar may be ambiguous; GrammarStates follows all readings of a text. A grammar uses at most kMostBytes of
-// memory. The limit is checked before each part is added, because the schema may come from an untrusted client. A
-// Grammar is immutable and cheap to copy: copies share the data.
+// A grammar may be ambiguous; GrammarStates follows all parses of a text. A grammar uses at most kMostBytes of memory.
+// The limit is checked before each part is added, because the schema may come from an untrusted client. A Grammar is
+// immutable and cheap to copy: copies share the data.
 #pragma once
 
 #include <bitset>

@@ -99,9 +99,9 @@ bool Evaluator::has_next_item(LoopState& loop) {
 }
 
 // Each iteration has a new scope with `loop` and the target. An item is read when it is needed: for the next iteration,
-// or by loop.last and loop.nextitem. A template may keep `loop` after the loop has ended, so End clears the members
-// that could form a cycle of shared_ptr. A break or continue in the body is handled here and not returned to the
-// caller.
+// or by loop.last and loop.nextitem. A template may keep `loop` after the loop has ended, so the local struct End
+// clears the members that could form a cycle of shared_ptr. A break or continue in the body is handled here and not
+// returned to the caller.
 Evaluator::Flow Evaluator::execute_for(const Statement& statement, std::vector<Value> items, int64_t depth0) {
   const auto outside = scope_;
   const ScopedValue restored(scope_, scope_);  // restores scope_, which each iteration replaces

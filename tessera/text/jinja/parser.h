@@ -1,5 +1,6 @@
 // Parses a template to a syntax tree, with Jinja2's grammar. Like Jinja2's compiler, the parser reports an unknown
-// filter or test, unless it is in a branch that may never run; there it fails only when it runs.
+// filter or test, unless it is in a branch that may never run. In such a branch, the filter or test fails only when it
+// is evaluated.
 #pragma once
 
 #include <initializer_list>

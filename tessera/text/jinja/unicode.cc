@@ -96,9 +96,9 @@ std::string title(std::string_view text) {
 }
 
 namespace {
-// Removes code points for which strips(bytes) is true from the left and the right end. The last code point begins at
-// most three continuation bytes before the last byte; if these bytes do not form one character, the last byte alone is
-// a code point.
+// Removes code points for which strips(bytes) is true, at the left end if `left` is set and at the right end if `right`
+// is set. To find the last code point, the function goes back over at most three continuation bytes; if the bytes from
+// there on do not form one character, the last byte alone counts as a code point.
 template <class Strips>
 std::string_view strip_if(std::string_view text, bool left, bool right, Strips strips) {
   while (left && !text.empty()) {

@@ -27,8 +27,8 @@ std::string repr_of_double(double value) {
 
 namespace {
 
-// Writes one value by a recursive traversal. Each value charges the bytes written since the last one, so the output
-// cannot become larger than the budget allows.
+// Writes one value by a recursive traversal. Each value charges the budget for the bytes written since the last charge,
+// so the output cannot become larger than the budget allows.
 class ValueWriter {
  public:
   ValueWriter(Budget& budget, const JsonStyle* style) : budget_(budget), style_(style) {}

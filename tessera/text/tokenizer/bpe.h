@@ -5,8 +5,9 @@
 //   BpeScratch scratch;
 //   model.encode(word, readable, scratch, ids);
 //
-// A byte-level model takes raw bytes: its tables contain the pre-tokenizer's last step, which spells each byte as a
-// printable character. A BpeModel is immutable and thread-safe; a BpeScratch belongs to one thread at a time.
+// A byte-level model takes raw bytes. Its tables already contain the last step of the pre-tokenizer (ByteLevel), which
+// spells each byte as a printable character. A BpeModel is immutable and thread-safe; a BpeScratch belongs to one
+// thread at a time.
 #pragma once
 
 #include <array>

@@ -157,9 +157,9 @@ PreTokenizerStep spell_bytes() {
   });
 }
 
-// Whether the scheme prepends a space to the piece. "first" prepends it only to the piece at the beginning of the
-// input: with origins, this is a piece whose origin begins at input position 0; without origins, the first piece of a
-// text with at_input_start.
+// Whether Metaspace prepends its replacement character to the piece. "first" prepends it only to the piece at the
+// beginning of the input: with origins, this is a piece whose origin begins at input position 0; without origins, the
+// first piece of a text with at_input_start.
 bool prepends(PrependScheme scheme, const PreTokens& tokens, Span piece) {
   if (scheme != PrependScheme::kFirst) return scheme == PrependScheme::kAlways;
   if (tokens.origins) return tokens.origins[piece.begin].begin == 0;
