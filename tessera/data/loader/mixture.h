@@ -3,10 +3,10 @@
 //   Mixture mixture({3, 1});
 //   Mixture::DrawnSample draw = mixture.at(7);       // the source (0 or 1), and its number of earlier draws
 //
-// Row g of the run comes from the source that is furthest behind its share: the source with the largest weight * (g +
-// 1) - rows drawn so far, the first among equals. Weights are divided by their sum. At any time, a source is less than
-// one row ahead of its share, and behind it by less than one row for each other source. The order depends on the
-// weights alone. Not thread-safe.
+// Row g of the run comes from the source that is furthest behind its share: the source with the largest value of
+// weight * (g + 1) - (number of rows drawn from the source so far); of several such sources, the first one. Weights are
+// divided by their sum. At any time, a source is less than one row ahead of its share, and behind it by less than one
+// row for each other source. The order depends on the weights alone. Not thread-safe.
 #pragma once
 
 #include <cstdint>

@@ -118,9 +118,9 @@ const char* split_where(Holds holds) {
   return nullptr;
 }
 
-// The split of a file: "train", "validation" or "test", or the name of its shards if this is another one, or "" without
-// a split. The name of the file is tested first, then the names of its folders from the innermost to the outermost; the
-// first name with a split decides.
+// The split of a file: "train", "validation" or "test", or the NAME of its shards NAME-00000-of-00010 if this is
+// another word, or "" without a split. The name of the file is tested first, then the names of its folders from the
+// innermost to the outermost; the first name with a split decides.
 std::string split_of(const fs::path& path, const fs::path& root) {
   const auto shard = shard_of(stem_of(path));
   std::vector<std::string> names = {shard ? shard->stem : stem_of(path)};

@@ -79,7 +79,7 @@ MegatronIndex MegatronIndex::open(const std::filesystem::path& path) {
 }
 
 // Sequences must be stored one after another without gaps and fill the .bin, and documents must divide the sequences in
-// order. Then document() needs no checks of its own, and reads a document in one piece.
+// order. Then document() needs no checks of its own, and can read all ids of a document with one read.
 void MegatronIndex::check(uint64_t bin_bytes) const {
   const auto name = idx_path_.string();
   uint64_t expected = 0;

@@ -145,7 +145,8 @@ void read_completion(const Json& row, TrainingRecord& record) {
     record.completion = text_of(row, "completion", record.where);
     return;
   }
-  // Lists of messages form one conversation, in which only the completion's messages are trained on.
+  // A prompt and a completion that are lists of messages form one conversation, in which only the messages of the
+  // completion are trained on.
   record.kind = RecordKind::kChat;
   Json messages = openai_messages(prompt, "prompt", record.where);
   const size_t first = messages.size();
