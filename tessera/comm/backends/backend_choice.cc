@@ -39,9 +39,9 @@ shm::HandshakeResult shake_hands(const StorePtr& store, const BackendRequest& re
                                    .timeout = request.timeout});
 }
 
-// Makes a mixed back-end. Each host publishes whether it has shared memory, and every rank reads the answers of all
-// hosts, so all ranks decide the same. Returns null on all ranks when some host has none; the first rank of that host
-// logs a warning.
+// Makes a mixed back-end (HierarchicalBackend). The first rank of each host writes to the store whether the ranks of
+// its host share memory. Every rank reads the entries of all hosts, so all ranks decide the same. Returns null on all
+// ranks when the ranks of some host cannot share memory; the first rank of that host logs a warning.
 BackendPtr make_hierarchical(const StorePtr& store, const BackendRequest& request, const HostMap& hosts) {
   const int host = hosts.host_of(request.rank), place = hosts.place_of(request.rank);
   std::vector<int> ranks;

@@ -37,7 +37,8 @@ struct BackendRequest {
 
 bool is_backend(std::string_view name);  // "auto", "shm", "gloo", "nccl"
 
-// COLLECTIVE over the ranks that share `store`, which no other group may use. Errors: kConfig as above, and libtorch's.
+// COLLECTIVE over the ranks that share `store`, which no other group may use. Throws Error kConfig for "shm" when the
+// ranks cannot share memory, and libtorch's exceptions.
 c10::intrusive_ptr<c10d::Backend> choose_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                  const BackendRequest& request);
 

@@ -33,17 +33,19 @@ struct DeviceBackendRequest {
   c10::intrusive_ptr<c10d::Backend> host;  // back-end of the group's CPU tensors, for transfers through the host
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   bool high_priority_streams = false;  // from DeviceBackendSettings
-  // Back-end from which the new communicator is split (ncclCommSplit). All its ranks must make a group at this moment;
-  // ranks of one new group have the same `split_color`. Null: the communicator is not split.
+  // Back-end whose communicator is split (ncclCommSplit) to make the new one. All ranks of `split_from` must call the
+  // maker, and the ranks that pass the same `split_color` form one new communicator. Null: the new communicator is made
+  // without a split.
   c10::intrusive_ptr<c10d::Backend> split_from = {};
   int split_color = 0;
 };
 
-// Settings of the groups that this process makes from now on. They must be equal on all ranks.
+// Settings of the groups that this process makes after set_device_backend_settings(). They must be equal on all ranks.
 struct DeviceBackendSettings {
   bool high_priority_streams = false;  // run collectives before other kernels that are ready
-  // Split communicators instead of making new ones: further groups of the same ranks from the first such group, and the
-  // groups along the dims of a mesh from the world's group. A split needs no rendezvous of its own.
+  // Make communicators by ncclCommSplit where possible, which needs no rendezvous. Later groups of the same ranks are
+  // split from the first group of these ranks. The groups along the dims of a mesh are split from the group of all
+  // ranks.
   bool split_groups = true;
 };
 void set_device_backend_settings(const DeviceBackendSettings& settings);

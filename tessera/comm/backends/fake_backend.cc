@@ -20,15 +20,15 @@ class CompletedWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds) override { return true; }
 };
 
-// Bytes of the tensor whose size the signature contains.
+// Size in bytes of the tensor that the signature describes (Signature::dtype and elements).
 double own_bytes(const Signature& call) {
   if (call.dtype < 0) return 0;
   return static_cast<double>(call.elements) *
          static_cast<double>(c10::elementSize(static_cast<c10::ScalarType>(call.dtype)));
 }
 
-// Announced signatures describe the calls whose cost is counted. Collectives of several tensors or lists are not
-// implemented, because comm::collectives does not use them.
+// The cost of a call is computed from the signature that announce() has set before the call. Collectives that take
+// several tensors or lists of tensors are not implemented, because comm::collectives does not use them.
 class FakeBackend final : public c10d::Backend, public ComparesSignatures, public HasCapabilities {
  public:
   FakeBackend(int rank, int size, bool one_host, std::shared_ptr<FakeCostAccount> account)
@@ -64,8 +64,8 @@ class FakeBackend final : public c10d::Backend, public ComparesSignatures, publi
     }
     return count();
   }
-  // Fills the part of the output that would come from each peer with the part of the input that this rank sends to
-  // itself: as many rows as fit. Further rows are zeros.
+  // For each peer, fills the rows of the output that would come from the peer with the rows of the input that this rank
+  // sends to itself. If the latter are fewer, the remaining rows of the output are zeros.
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions&) override {
     const int64_t size = getSize(), rank = getRank();
@@ -96,7 +96,7 @@ class FakeBackend final : public c10d::Backend, public ComparesSignatures, publi
   WorkPtr barrier(const c10d::BarrierOptions&) override { return count(); }
 
  private:
-  // Applies the reduction as if every rank had this tensor; minimum, maximum and average leave it as it is.
+  // Applies the reduction as if every rank had this tensor; minimum, maximum and average do not change the tensor.
   void reduce_equal_inputs(at::Tensor& tensor, const c10d::ReduceOp& op) const {
     const at::NoGradGuard guard;
     if (op == c10d::ReduceOp::SUM) tensor.mul_(getSize());
@@ -138,8 +138,8 @@ FakeCost FakeCostAccount::total() const {
   return sum;
 }
 
-// As PyTorch's cost model: base + steps * latency + bytes / bandwidth, with the steps of a ring algorithm (a tree for
-// broadcast and reduce). The link between hosts is used when any two ranks are on different hosts.
+// The formula of PyTorch's cost model: base + steps * latency + bytes / bandwidth, with the steps of a ring algorithm
+// (a tree for broadcast and reduce). The link between hosts is used when any two ranks are on different hosts.
 FakeCost modelled_cost(const LinkModel& model, const Signature& call, int rank, int size, bool one_host) {
   constexpr double kBytesPerGigabyte = 1024.0 * 1024.0 * 1024.0;
   const double own = own_bytes(call), hops = size - 1;

@@ -63,8 +63,8 @@ bool listens(int descriptor) {
   return ::getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) == 0 && listens != 0;
 }
 
-// Address of the own or the other end of a socket (::getsockname, ::getpeername), such as "127.0.0.1 4711"; "" when
-// there is none.
+// Returns the local or the remote address of a socket, such as "127.0.0.1 4711"; "" when the socket has none.
+// `name_of`: ::getsockname or ::getpeername.
 template <class NameOf>
 std::string end_of(int descriptor, const NameOf& name_of) {
   sockaddr_storage address{};
@@ -78,8 +78,8 @@ std::string end_of(int descriptor, const NameOf& name_of) {
   return std::string(host) + " " + port;
 }
 
-// The addresses of listening sockets that may be Gloo's, by "socket:[INODE]". Gloo's event loop waits for its sockets;
-// this excludes sockets that other threads open meanwhile.
+// Returns the addresses of the listening sockets that may be Gloo's, by "socket:[INODE]". Gloo waits for its sockets
+// with epoll, so sockets in no epoll instance, which other threads may open at the same time, are left out.
 std::map<std::string, std::string> polled_listeners() {
   const auto watched = epoll_targets();
   std::map<std::string, std::string> ends;
@@ -91,8 +91,9 @@ std::map<std::string, std::string> polled_listeners() {
   return ends;
 }
 
-// Makes a Gloo device and finds the address at which it listens, which Gloo does not reveal: the listening socket that
-// was not there before. A lock keeps out other ranks of this process meanwhile.
+// Makes a Gloo device and finds the address at which the device listens. Gloo does not reveal this address; it is that
+// of the listening socket that did not exist before. A lock keeps the other ranks of this process from making devices
+// at the same time.
 template <class Make>
 auto make_device(const Make& make, std::string& listens_at) {
   static std::mutex one_by_one;  // shared by all ranks of this process
@@ -127,11 +128,11 @@ SipKey shared_secret(c10d::Store& store, int rank) {
   return {std::stoull(digits.substr(0, 2 * kWord), nullptr, 16), std::stoull(digits.substr(2 * kWord), nullptr, 16)};
 }
 
-// Gloo has no abort: after it closes a connection by itself, local waits last until their timeout. An end of file on
-// the socket does end the waits, on both sides. So abort() calls shutdown(2) on the group's connections: those accepted
-// at this rank's listener and those made to the peers' listeners. With ranks as threads of one process this includes
-// the other rank's half of a connection, which is aborted together with this one. Sockets are remembered by inode, not
-// by descriptor, since a closed descriptor number may be reused.
+// Gloo has no abort: if a rank closes a connection through Gloo, its own waits on the connection last until their
+// timeout. An end of file on the socket ends the waits on both sides. So abort() calls shutdown(2) on the group's
+// connections: those accepted at this rank's listener and those made to the peers' listeners. If the ranks are threads
+// of one process, this also shuts down connections of other ranks to these listeners; the group is aborted on those
+// ranks too. Sockets are remembered by inode, not by descriptor, since a closed descriptor number may be reused.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   GlooBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, c10::intrusive_ptr<Options> options,

@@ -6,7 +6,8 @@
 // message, but such a group cannot be destroyed safely: its event loop is stopped before its connections are closed,
 // and then spins endlessly on a connection whose peer leaves in between (after 1 of 400 killed ranks, a survivor never
 // ended). Unless all ranks are on one host, each connection is then authenticated in both directions, by a word that is
-// derived from a secret in the store. One rank uses the result; abort() may be called from any thread.
+// derived from a secret in the store. The returned back-end belongs to one rank; its abort() may be called from any
+// thread.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>

@@ -25,7 +25,8 @@ class StagedWork final : public c10d::Work {
  public:
   StagedWork(int rank, c10d::OpType type, uint64_t sequence, Tensors results, std::function<void()> stages)
       : Work(rank, type), sequence_(sequence), results_(std::move(results)), stages_(std::move(stages)) {}
-  // Runs the stages and completes the work, with the error if there is one. Returns whether there was none.
+  // Runs the stages and completes the work, with the exception of a stage if one has thrown. Returns true when no stage
+  // has thrown.
   bool run() noexcept {
     const auto stages = std::move(stages_);
     try {
@@ -73,8 +74,8 @@ bool HostMap::is_even() const {
 
 // ---- the stage thread ----
 
-// Runs the stages of one call after the other, in the order of start(). All ranks start their collectives in the same
-// order, so the stages of different calls cannot wait for one another.
+// Runs the started calls one after the other, in the order of start(): all stages of a call before the next call. All
+// ranks start their collectives in the same order, so the stages of different calls cannot wait for one another.
 class HierarchicalBackend::StageThread {
  public:
   explicit StageThread(std::function<void()> on_failure) : on_failure_(std::move(on_failure)) {}
@@ -160,8 +161,8 @@ at::Tensor HierarchicalBackend::scratch(int which, int64_t count, const at::Tens
   return kept.narrow(0, 0, bytes).view(like.scalar_type());
 }
 
-// Stages: all-reduce inside the host; all-reduce of segment i over the hosts by rail i; broadcast of each segment
-// inside the host, from the rank of its rail.
+// The stages of an all-reduce: an all-reduce inside the host; an all-reduce of segment i between the hosts by rail i
+// (the i-th ranks of all hosts); a broadcast of segment i inside each host from the host's i-th rank.
 HierarchicalBackend::WorkPtr HierarchicalBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   TESSERA_CHECK(tensors.size() == 1 && tensors[0].is_contiguous(), ErrorKind::kShape,
                 "[comm.mixed] all_reduce: wanted one contiguous tensor");
@@ -188,7 +189,8 @@ HierarchicalBackend::WorkPtr HierarchicalBackend::allreduce(Tensors& tensors, co
   });
 }
 
-// Stages: broadcast over the hosts along the root's rail; broadcast inside each host from the rank of that rail.
+// The stages of a broadcast: a broadcast between the hosts along the root's rail; a broadcast inside each host from its
+// rank on that rail.
 HierarchicalBackend::WorkPtr HierarchicalBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   return start(c10d::OpType::BROADCAST, tensors, [this, tensors, options]() mutable {
     const int root = static_cast<int>(options.rootRank), place = hosts_.place_of(root);
@@ -202,7 +204,8 @@ HierarchicalBackend::WorkPtr HierarchicalBackend::broadcast(Tensors& tensors, co
   });
 }
 
-// Stages: all-gather over the hosts along each rail; then, for each host of origin, an all-gather inside the host.
+// The stages of an all-gather: an all-gather between the hosts along each rail; then, for each host, an all-gather
+// inside this rank's host of the inputs that came from that host.
 HierarchicalBackend::WorkPtr HierarchicalBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                                   const c10d::AllgatherOptions& options) {
   auto out = output.view({size_, -1}), in = input.view({-1});
@@ -221,8 +224,8 @@ HierarchicalBackend::WorkPtr HierarchicalBackend::_allgather_base(at::Tensor& ou
   });
 }
 
-// Stages: for each target host, a reduce-scatter inside this host; an all-to-all of the sums along each rail; then this
-// rank adds the received sums in the order of the hosts.
+// The stages of a reduce-scatter: for each target host, a reduce-scatter inside this rank's host; an all-to-all of the
+// results along each rail; then this rank reduces the received results in the order of the hosts.
 HierarchicalBackend::WorkPtr HierarchicalBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                                        const c10d::ReduceScatterOptions& options) {
   const auto op = reduce_op_of(options.reduceOp);
@@ -230,7 +233,8 @@ HierarchicalBackend::WorkPtr HierarchicalBackend::_reduce_scatter_base(at::Tenso
   return start(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, [this, out, in, options, op]() mutable {
     const int hosts = hosts_.hosts();
     const int64_t count = out.numel();
-    // sums[host]: the sum over this host's ranks for the rank on `host` that has this rank's place.
+    // sums[host]: the reduction over this host's ranks of the input for the rank of `host` at this rank's position in
+    // its host.
     auto sums = scratch(0, count * hosts, out);
     std::vector<WorkPtr> works;
     for (int host = 0; host < hosts; ++host) {

@@ -3,16 +3,17 @@
 //   auto backend = c10::make_intrusive<HierarchicalBackend>(rank, hosts, HierarchicalGroups{inner, rail, whole});
 //
 // Every host has the same number of ranks, L. The ranks with the same position on their hosts form a rail, which is a
-// Gloo group. An all-reduce first reduces inside each host; then rail i reduces part i of L over the hosts; then the
-// parts are broadcast inside the hosts. Reduce-scatter, all-gather and broadcast work in the same way. So each byte
-// crosses the network once per host instead of once per rank. Sums are over the ranks of a host in order, then over the
-// hosts: a fixed order, but not that of a group on one host. All other operations (scatter, all-to-all, send, recv,
-// barrier, ...) use `whole`, a Gloo group of all ranks.
+// Gloo group. An all-reduce first runs inside each host. Then the result is divided into L parts, and rail i
+// all-reduces part i between the hosts. Then each part is broadcast inside each host. Reduce-scatter, all-gather and
+// broadcast work in the same way. So each byte crosses the network once per host instead of once per rank. Values are
+// summed first over the ranks of each host, in rank order, then over the hosts. This order is fixed, but differs from
+// that of a group on one host. All other operations (scatter, all-to-all, send, recv, barrier, ...) use `whole`, a Gloo
+// group of all ranks.
 //
 // Collectives are COLLECTIVE over the ranks of the group. As with Gloo, averages are not supported and half precision
 // is rounded after every sum, so callers pass float32. One thread runs the four collectives above in the order of their
-// start. The first failure aborts all parts, and later calls fail. abort() may be called from any thread, the other
-// functions from one thread at a time.
+// start. The first failure aborts the groups `inner`, `rail` and `whole`, and later calls fail. abort() may be called
+// from any thread, the other functions from one thread at a time.
 #pragma once
 
 #include <memory>
@@ -76,7 +77,7 @@ class HierarchicalBackend final : public c10d::Backend, public HasCapabilities {
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) override;
 
-  // Operations over `whole`.
+  // These operations run on `whole`.
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
     return parts_.whole->reduce(tensors, options);
   }

@@ -25,7 +25,7 @@ const char* interface_variable() {
 
 }  // namespace
 
-// The same rules as NCCL's for NCCL_SOCKET_IFNAME. "^" and "=" may be combined ("^=eth0"), and apply to the whole list.
+// Follows NCCL's rules for NCCL_SOCKET_IFNAME. "^" and "=" may be combined ("^=eth0"), and apply to the whole list.
 bool interface_matches(std::string_view setting, std::string_view name) {
   const bool excludes = setting.starts_with('^');
   if (excludes) setting.remove_prefix(1);
@@ -52,7 +52,8 @@ std::string choose_address(const std::vector<InterfaceAddress>& interfaces, std:
     return found == fitting.end() ? "" : found->address;
   };
   std::string found = taken([&](const InterfaceAddress& one) { return one.address == kernel_address; });
-  // First non-loopback, then loopback; in each case first the family of `kernel_address` (IPv4 if there is none).
+  // Tries addresses that are not loopback first, then loopback. Among each of these, tries addresses of the same family
+  // as `kernel_address` first (IPv4 if `kernel_address` is empty).
   const bool ipv6 = is_ipv6(kernel_address);
   for (const bool loopback : {false, true}) {
     for (const bool other_family : {false, true}) {

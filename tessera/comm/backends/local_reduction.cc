@@ -46,12 +46,12 @@ bool reduces_as_real(const at::Tensor& tensor, ReduceOp op) {
 
 c10d::ReduceOp::RedOpType to_c10d_op(ReduceOp op) {
   using RedOpType = c10d::ReduceOp::RedOpType;
-  // In the order of ReduceOp's enumerators.
+  // The array is in the order of ReduceOp's enumerators.
   constexpr std::array kCarried = {RedOpType::SUM, RedOpType::AVG, RedOpType::MIN, RedOpType::MAX, RedOpType::PRODUCT};
   return kCarried.at(static_cast<size_t>(op));
 }
 
-// Works in pieces of 128 Ki elements, so that the accumulator stays in the cache while all parts are added.
+// Computes 128 Ki elements at a time, so that the accumulator stays in the cache while all parts are added.
 void reduce_parts(const at::Tensor& output, const at::Tensor& parts, ReduceOp op) {
   constexpr int64_t kPiece = 1 << 17;
   const int64_t count = parts.size(0), length = parts.size(1);

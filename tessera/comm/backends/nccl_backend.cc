@@ -16,8 +16,8 @@ namespace tessera::comm {
 namespace {
 
 // Disables c10d's watchdog, which would end the process without naming the rank that is the cause. Tessera's watchdog
-// collects the records of all ranks, reports the cause to them and aborts the group. The environment variables are not
-// changed when the user has set them; the timeout kNever keeps c10d from finding a call late.
+// collects the flight records of all ranks, reports the cause to them and aborts the group. An environment variable
+// that the user has set is not changed. The timeout kNever keeps c10d from reporting a call as timed out.
 constexpr std::chrono::hours kNever{24 * 365};
 void disable_c10d_watchdog() {
   ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);

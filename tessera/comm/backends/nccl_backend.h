@@ -1,10 +1,10 @@
 // c10d's NCCL back-end, for groups of CUDA meshes. Builds whose libtorch has no NCCL compile no_nccl_backend.cc
-// instead, whose functions report that.
+// instead, whose functions report that NCCL is missing.
 //
 //   if (const auto reason = why_no_nccl(ranks_on_host); !reason.empty()) ...     // "this machine has no NVIDIA driver"
 //   auto backend = make_nccl_backend(request);
 //
-// One rank uses the result; abort() may be called from any thread.
+// The returned back-end belongs to one rank; its abort() may be called from any thread.
 #pragma once
 
 #include <string>
@@ -15,7 +15,8 @@ namespace tessera::comm {
 
 // Returns what is missing on this host for NCCL (NCCL in libtorch, a driver, GPUs); "" when nothing is missing.
 std::string why_no_nccl(int ranks_on_host);
-// COLLECTIVE over the ranks that share the request's store. Error kConfig with why_no_nccl() and the remedy.
+// COLLECTIVE over the ranks that share the request's store. Throws Error kConfig with the text of why_no_nccl() and a
+// remedy when NCCL cannot be used.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const DeviceBackendRequest& request);
 
 }  // namespace tessera::comm

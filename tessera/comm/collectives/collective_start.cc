@@ -48,7 +48,7 @@ bool is_timeout(const std::exception& error) {
 // - The arguments do not fit the back-end (any kind but kComm): the error itself, and the call is no longer recorded as
 //   under way.
 // - The monitor receives one common failure reason for all ranks (up to 4 s, Monitor::fail): that reason.
-// - Otherwise this rank's own view: TimedOut, or PeerFailed when a connection broke.
+// - Otherwise the error that this rank has observed: TimedOut, or PeerFailed for a broken connection.
 [[noreturn]] void throw_failed(const CollectiveState& state, const std::exception& error) {
   const auto* own = dynamic_cast<const Error*>(&error);
   const std::string reason = own ? own->what() : plain_reason(error);
@@ -119,8 +119,8 @@ at::Tensor CollectiveStart::keep_output(const at::Tensor& tensor) {
   return keep(tensor);
 }
 
-// Collectives are numbered per group, messages per (sender, receiver, tag). Both ends count on their own, so equal
-// numbers name the same call as long as all ranks make the same calls in the same order.
+// Collectives are numbered per group, messages per (sender, receiver, tag). Each rank counts its own calls without
+// communication, so equal numbers denote the same call as long as all ranks make the same calls in the same order.
 void CollectiveStart::sign(SignatureFields call) {
   if (group_.size() == 1) return;
   call.group = group_.name();
@@ -273,8 +273,8 @@ void abandon(std::unique_ptr<CollectiveState> state) noexcept {
 
 }  // namespace
 
-// More uncaught exceptions than at the start of the call mean that an exception destroys this PendingCollective. A
-// count is compared, not a flag: a collective may itself run inside a destructor during unwinding.
+// If there are more uncaught exceptions than when the call started, stack unwinding destroys this PendingCollective.
+// The counts are compared, because a collective may itself run in a destructor during an earlier unwinding.
 PendingCollective::~PendingCollective() {
   if (!state_ || state_->failure) return;
   if (std::uncaught_exceptions() > state_->unwinding) {
@@ -288,9 +288,9 @@ PendingCollective::~PendingCollective() {
   }
 }
 
-// Keeps the first failure and rethrows it in later calls; state_ is not reset then, so that the buffers live on. When
-// the group was aborted (Monitor::end_messages), end_broken_message() is called before the wait for a message of CPU
-// tensors, because Gloo may not wake this wait (end_broken_message.h).
+// Stores the first failure and rethrows it in later calls of wait(). After a failure `state_` is not reset, so that the
+// buffers stay alive. When the group was aborted (Monitor::end_messages), end_broken_message() is called before the
+// wait for a message of CPU tensors, because Gloo may not wake this wait (end_broken_message.h).
 void PendingCollective::wait() {
   if (!state_) return;
   const CommunicationTimer timer;

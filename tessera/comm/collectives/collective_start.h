@@ -3,7 +3,7 @@
 //
 //   CollectiveStart call(group, Op::kBroadcast, subject);
 //   call.require_plain(tensor, "tensor");
-//   call.sign({.dtype = dtype, .sizes = tensor.sizes(), .root = root});      // from here on the call counts
+//   call.sign({.dtype = dtype, .sizes = tensor.sizes(), .root = root});      // numbers and records the call
 //   std::vector<at::Tensor> tensors = {call.keep_output(tensor)};
 //   return call.start([&](c10d::Backend& backend) { return backend.broadcast(tensors, options); });
 //
@@ -69,8 +69,8 @@ class CollectiveStart {
   // `finish` runs on the thread that waits, once the work has ended without error.
   void on_finish(std::function<void()> finish) { state_->finish = std::move(finish); }
 
-  // Signs the call and gives it its number in the group; to be called after all checks have passed. `call` holds the
-  // fields that must agree on all ranks. Group, number, operation, rank and subject are filled in here.
+  // Makes the call's Signature, with the next number in the group; to be called after all checks have passed. `call`
+  // holds the fields that must agree on all ranks. Group, number, operation, rank and subject are filled in here.
   void sign(SignatureFields call);
 
   // `begin(backend)` starts the operation and returns its work, or an empty pointer when there is no data to move. A

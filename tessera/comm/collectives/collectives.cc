@@ -30,13 +30,13 @@ void require_reducible(const CollectiveStart& call, at::ScalarType type, ReduceO
                                                  to_string(op), reducible_types(op)));
 }
 
-// For back-ends that have no average: they sum, and divide_and_round() divides afterwards.
+// Replaces an average by a sum, for back-ends that cannot average; divide_and_round() divides afterwards.
 c10d::ReduceOp::RedOpType sum_for_average(ReduceOp op) {
   return to_c10d_op(op == ReduceOp::kAvg ? ReduceOp::kSum : op);
 }
 
-// After the work: divides the back-end's result `carried` for averages and copies it to `target`. For half precision
-// `carried` is a float32 tensor, so the result is rounded once; otherwise it is `target` itself.
+// Once the work has ended: divides the back-end's result `carried` for averages and copies it to `target`. For half
+// precision `carried` is a float32 tensor, so the result is rounded once; otherwise `carried` is `target` itself.
 void divide_and_round(CollectiveStart& call, const at::Tensor& target, const at::Tensor& carried, ReduceOp op,
                       int size) {
   call.on_finish([target, carried, op, size]() mutable {
@@ -100,13 +100,13 @@ PendingCollective all_gather_into(Group& group, const at::Tensor& output, const 
   return call.start([&](c10d::Backend& backend) { return backend._allgather_base(out, in); });
 }
 
-// Three ways, by the back-end's capabilities:
-// - The back-end reduces as Tessera promises (shared memory): one call.
-// - The back-end has reduce-scatter of sums (NCCL, HierarchicalBackend): half precision is converted to float32 first,
-//   and averages are divided after the sum.
+// The back-end's Capabilities choose one of three algorithms:
+// - `reduces` (shared memory): one reduce-scatter of the back-end.
+// - `scatters_sums` (NCCL, HierarchicalBackend): half precision is converted to float32 before the back-end's
+//   reduce-scatter, and averages are divided after the sum.
 // - Otherwise (Gloo): an all-to-all sends each rank its part, and the receiver adds the parts in rank order. This has
-//   half the traffic of Gloo's all-reduce and a fixed order of additions; half precision is sent as it is and summed in
-//   float32.
+//   half the traffic of Gloo's all-reduce and a fixed order of additions; half precision is sent unconverted and summed
+//   in float32.
 PendingCollective reduce_scatter_into(Group& group, const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                                       std::string_view subject) {
   if (reduces_as_real(input, op) && output.is_complex()) {

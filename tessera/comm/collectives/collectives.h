@@ -10,7 +10,8 @@
 // and appears in error messages. In a group of one rank a collective is a local copy. Errors: kShape when sizes do not
 // fit; wait() throws kComm for a failed peer, different calls, or a timeout. Semantics follow torch.distributed's
 // collectives of the same names, with two differences: float16 and bfloat16 are summed in float32 and rounded once, and
-// reduce_scatter_into adds in rank order. Results are the same in every run. The version counter of an output tensor
+// reduce_scatter_into of CPU tensors adds in a fixed order: rank order, or in a mixed group first inside each host
+// (hierarchical_backend.h). Results of CPU tensors are the same in every run. The version counter of an output tensor
 // goes up once, when the collective starts. Thread-safety: that of the group.
 #pragma once
 
@@ -80,8 +81,8 @@ PendingCollective send(Group& group, const at::Tensor& tensor, int destination, 
 PendingCollective recv(Group& group, const at::Tensor& tensor, int source, int tag = 0);
 // Returns once all ranks have called barrier().
 void barrier(Group& group);
-// A barrier over the back-end of an accelerator. It runs after all work queued on the device's current stream, and the
-// host waits for it.
+// A barrier over the back-end of an accelerator. It runs on the device after all work that is queued on the current
+// stream, and the calling thread waits until the barrier has ended.
 void barrier(Group& group, c10::Device device);
 // Returns the byte strings of all ranks in rank order. The lengths may differ. Blocks.
 std::vector<std::string> all_gather_bytes(Group& group, std::string_view bytes);

@@ -14,7 +14,8 @@ namespace tessera::comm {
 // Seconds that the calling thread has spent in collectives since the thread began.
 double communication_seconds();
 
-// Adds its lifetime to the time of the calling thread. Nested timers count once.
+// Adds the time from its construction to its destruction to communication_seconds() of the calling thread. Of nested
+// timers only the outermost counts.
 class CommunicationTimer {
  public:
   CommunicationTimer();

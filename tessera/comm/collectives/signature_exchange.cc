@@ -58,8 +58,8 @@ SignatureMessage announce_message(Group& group, const Signature& mine) {
   return {bytes, group.backend().send(tensors, mine.root, announcement_tag(mine.tag))};
 }
 
-// Both ranks number their messages by themselves and match them by order. So the n-th announcement belongs to the n-th
-// message with this tag, and a differing hash means that the two ranks disagree on what that message is.
+// Messages of one tag are matched by order. So the n-th announcement belongs to the n-th message with this tag, and a
+// differing hash means that sender and receiver disagree on what this message is.
 void await_announced_message(c10d::Backend& backend, int rank, const Signature& mine) {
   std::vector<at::Tensor> tensors = {at::empty({static_cast<int64_t>(sizeof mine)}, at::kByte)};
   const auto work = backend.recv(tensors, mine.root, announcement_tag(mine.tag));

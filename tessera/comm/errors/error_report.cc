@@ -35,8 +35,8 @@ bool report_error(const std::exception& error) noexcept {
   } catch (...) {  // the caller prints the message to stderr
     return false;
   }
-  // Tessera's launcher started this process, and no torchrun did in between: the same test as
-  // started_by_tessera_launcher() in comm/rendezvous.
+  // Tests whether Tessera's launcher started this process, with no torchrun in between, as
+  // started_by_tessera_launcher() in comm/rendezvous does.
   const char *run = std::getenv("TORCHELASTIC_RUN_ID"), *ours = std::getenv("TESSERA_LAUNCH_ID");
   return std::getenv("TESSERA_RENDEZVOUS") && (!run || (ours && std::string_view(run) == ours));
 }

@@ -25,7 +25,7 @@ struct ErrorReport {
   std::string message;
   bool consequence = false;  // the rank failed because another rank failed (PeerFailed)
 };
-// Returns nullopt when there is no such file, or when it is not a report.
+// Reads the report in the file `path`. Returns nullopt when there is no file, or when it holds no report.
 std::optional<ErrorReport> read_error_report(const std::filesystem::path& path);
 
 }  // namespace tessera::comm

@@ -52,9 +52,9 @@ ContextValue::ContextValue(const ContextKey& kind, void* value) : frame_(std::ma
   frame_->own = ThreadLocalDebugInfo::current().get();
 }
 
-// Removes the frames on top whose scopes have ended. A frame that is not on top only loses its value, and is removed
-// when all frames above it are. libtorch's state is restored only where our entry is its top entry: other code may have
-// pushed an entry of its own since.
+// Removes the frames at the top of the list whose scopes have ended. A frame below a living scope only loses its value
+// here, and is removed once all frames above it have been removed. libtorch's earlier state is restored only while our
+// entry is libtorch's top entry: other code may have pushed an entry after ours.
 ContextValue::~ContextValue() {
   frame_->value = nullptr;
   for (;;) {

@@ -57,7 +57,7 @@ class Group {
   c10d::Backend& backend() const;                           // Error kInternal when the group has one rank
   c10d::Backend& backend(c10::DeviceType device) const;     // the back-end for tensors of this device
   // Allocator of memory that other ranks of the host can read in place, so that collectives send from it without a
-  // copy. Null where any memory of the device is as fast. The allocator is never destroyed.
+  // copy. Null for an accelerator, and when the back-end has no such allocator. The allocator is never destroyed.
   c10::Allocator* allocator(c10::DeviceType device) const;
   const GroupContext& context() const { return context_; }
   // Whether collectives of this group accept tensors of this device. A group of one rank accepts all devices, because
@@ -75,8 +75,8 @@ class Group {
   // Aborts the collectives that are under way. These and all later ones end with Error kComm, on this rank and on its
   // peers. May be called from any thread.
   void abort() noexcept;
-  // Scratch memory that collectives reuse from call to call; undefined while a call uses it. It is shared, since a call
-  // may outlive the group.
+  // Scratch tensor that collectives reuse from call to call; an undefined tensor while a call uses the memory. It is
+  // held by a shared_ptr, since a call may outlive the group.
   const std::shared_ptr<at::TensorBase>& scratch() { return scratch_; }
 
  private:

@@ -28,7 +28,7 @@ enum class Op : uint8_t {
 };
 inline constexpr int kOpCount = static_cast<int>(Op::kGather) + 1;
 
-// "all_reduce", ...; error messages use it as "[comm.all_reduce]".
+// Returns a name such as "all_reduce"; error messages begin with it, as in "[comm.all_reduce]".
 inline const char* to_string(Op op) noexcept {
   return enum_name(op, {"no call", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "scatter", "all_to_all",
                         "send", "recv", "barrier", "reduce", "gather"});

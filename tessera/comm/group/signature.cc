@@ -87,7 +87,7 @@ std::string to_string(const Signature& signature) {
   return text;
 }
 
-// Compares with the first call only: one pair of different calls explains the error.
+// Compares every call with the first one only: one pair of different calls explains the error.
 std::string disagreement(const std::vector<RankSignature>& calls) {
   const auto other = std::ranges::find_if(
       calls, [&](const RankSignature& call) { return call.second.hash != calls.front().second.hash; });

@@ -121,8 +121,9 @@ class Supervisor {
     if (own_group && guard_) guard_->watch(ranks_.back().pid);
   }
 
-  // torchrun's variables, and where the ranks meet: on one host at a file store in the attempt's folder (mode 0700), on
-  // several hosts at --master. A user's OMP_NUM_THREADS and TESSERA_RUN_ID are kept.
+  // Returns the environment variables of a rank: torchrun's variables, and the place of the rendezvous: on one host a
+  // file store in the attempt's folder (mode 0700), on several hosts --master. A user's OMP_NUM_THREADS is kept; a
+  // user's TESSERA_RUN_ID is kept unless --run-id is given.
   std::map<std::string, std::string> environment_of(int rank, int local) const {
     std::map<std::string, std::string> set = {{"RANK", std::to_string(rank)},
                                               {"WORLD_SIZE", std::to_string(plan_.world_size)},
@@ -158,7 +159,8 @@ class Supervisor {
     return set;
   }
 
-  // Starts the guard process, also again after a guard was killed: the new guard then watches the living ranks.
+  // Starts the guard process (OrphanGuard). When a guard was killed, this starts another one, which watches the ranks
+  // that still run.
   void begin_guard() {
     guard_.emplace(folder_.path());
     for (const auto& rank : ranks_) {
@@ -229,10 +231,9 @@ class Supervisor {
     return true;
   }
 
-  // Passes a signal on to the ranks. The first SIGINT, SIGTERM or SIGHUP lets them save and end by themselves; the
-  // second one starts the SIGTERM / SIGKILL sequence.
-  // After SIGUSR1 there is no restart if `stops_on_usr1` is set (the started program ends on this signal), or if a rank
-  // has failed already.
+  // Passes a signal on to the ranks. The first SIGINT, SIGTERM or SIGHUP lets the ranks save and end by themselves; the
+  // second one starts the SIGTERM / SIGKILL sequence. After SIGUSR1 there is no restart if `stops_on_usr1` is set (the
+  // started program ends on this signal), or if a rank has failed already.
   void forward_signal(const signalfd_siginfo& info) {
     const int signal = static_cast<int>(info.ssi_signo);
     const bool ends = signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
@@ -248,8 +249,9 @@ class Supervisor {
     }
   }
 
-  // Chooses the failure to report: the first failed rank, or the first whose error is not a consequence of another
-  // rank's. That rank's error also ends the wait for the cause.
+  // Chooses the failure to report: that of the first failed rank whose error is not a consequence of another rank's
+  // failure, otherwise that of the first failed rank. An error that is no consequence ends the attempt at once, a
+  // consequence kCauseDelay later.
   void record_rank_end(const Rank& rank) {
     if (!rank.failed()) {
       if (asked_to_stop_ && !kill_at_) kill_at_ = Clock::now() + options_.stop_grace;
@@ -301,8 +303,8 @@ class Supervisor {
     return WIFSIGNALED(*rank.status) ? 128 + WTERMSIG(*rank.status) : WEXITSTATUS(*rank.status);
   }
 
-  // Describes the end of a failed rank: its error report if there is one, else its signal or exit code. SIGKILL
-  // together with a new kill of the kernel's out-of-memory killer counts as a lack of memory.
+  // Describes the end of a failed rank: its error report if there is one, else its signal or exit code. A SIGKILL is
+  // reported as lack of memory when the kernel's out-of-memory killer has killed a process since the attempt began.
   RankFailure failure_of(const Rank& rank) const {
     const int status = *rank.status;
     RankFailure failure{.exit_code = exit_code(rank)};

@@ -60,8 +60,8 @@ std::vector<int> allowed_cores() {
   return cores;
 }
 
-// Returns the smallest CPU limit of this process's cgroup and its parents (version 2), or the limit of version 1 at the
-// path that containers see. In cores; 0: no limit.
+// Returns the smallest CPU limit of this process's cgroup and its parents, in cores; 0: no limit. Reads cgroups of
+// version 2, and of version 1 at the path that containers see.
 double cpu_quota(const fs::path& root) {
   double least = 0;
   const auto consider = [&](double quota, double period) {
@@ -112,7 +112,7 @@ std::vector<int> nodes_of_gpus(const fs::path& root) {
   return nodes;
 }
 
-// Returns the memory node of each local rank's GPU; empty when the node of some rank's GPU is not known.
+// Returns the NUMA node of each local rank's GPU; empty when the node of some rank's GPU is not known.
 std::vector<int> gpu_nodes_of_ranks(const HostCores& host, int ranks, const Environment& environment) {
   std::vector<int> nodes;
   if (const auto visible = environment("CUDA_VISIBLE_DEVICES")) {
@@ -131,8 +131,8 @@ std::vector<int> gpu_nodes_of_ranks(const HostCores& host, int ranks, const Envi
   return std::ranges::find(nodes, -1) == nodes.end() ? nodes : std::vector<int>();
 }
 
-// Reorders the shares so that each rank has one on its GPU's memory node. Returns false and changes nothing when there
-// is no such order. The first fitting share may be taken for each rank, since shares of one node are interchangeable.
+// Reorders the shares so that each rank has one on its GPU's NUMA node. Returns false and changes nothing when there is
+// no such order. The first fitting share may be taken for each rank, since shares of one node are interchangeable.
 bool match_shares_to_gpus(std::vector<CoreShare>& shares, const std::vector<int>& gpu_nodes) {
   std::vector<CoreShare> left = shares, moved;
   for (const int node : gpu_nodes) {
@@ -182,7 +182,7 @@ HostCores read_cores(const fs::path& root, const std::vector<int>& allowed) {
 }
 
 CoreShares share_cores(const HostCores& host, int ranks, PinMode mode, const Environment& environment) {
-  // Only whole physical cores are shared out, each with its hyperthreads. The map orders them by memory node, so
+  // A physical core goes to one rank, with all its hyperthreads. The map sorts the physical cores by NUMA node, so
   // consecutive cores are on the same node where possible.
   std::map<std::pair<int, int>, std::vector<int>> by_place;
   std::set<int> nodes;
@@ -211,9 +211,10 @@ CoreShares share_cores(const HostCores& host, int ranks, PinMode mode, const Env
   TESSERA_CHECK(mode != PinMode::kOn || result.unbound_reason.empty(), ErrorKind::kConfig,
                 "[launch] --pin on: ranks cannot be bound to cores: {}", result.unbound_reason);
   if (!result.unbound_reason.empty()) return result;
-  std::vector<std::pair<int, std::vector<int>>> places;  // memory node and hyperthreads of each physical core
+  std::vector<std::pair<int, std::vector<int>>> places;  // NUMA node and hyperthreads of each physical core
   for (const auto& [place, threads] : by_place) places.emplace_back(place.first, threads);
-  // Rank r gets cores r * whole / ranks to (r + 1) * whole / ranks, so the shares differ by one core at most.
+  // Rank r gets the physical cores from r * whole / ranks up to, but not including, (r + 1) * whole / ranks; `whole` is
+  // the number of physical cores. So the shares differ by one core at most.
   for (int rank = 0; rank < ranks; ++rank) {
     CoreShare share;
     for (int i = rank * whole / ranks; i < (rank + 1) * whole / ranks; ++i) {

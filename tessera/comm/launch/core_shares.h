@@ -19,13 +19,13 @@ namespace tessera::comm {
 struct LogicalCore {
   int number = 0;
   int physical = 0;  // lowest number among the hyperthreads of its physical core, allowed to this process or not
-  int node = 0;      // memory (NUMA) node
+  int node = 0;      // NUMA node
 };
 
 struct HostCores {
   std::vector<LogicalCore> allowed;  // cores in the affinity mask of this process (taskset, cpuset, Slurm)
   double quota = 0;                  // CPU time that the cgroup allows, in cores; 0: no limit
-  std::vector<int> gpu_nodes{};      // memory node of each GPU, in PCI bus order; -1: not known
+  std::vector<int> gpu_nodes{};      // NUMA node of each GPU, in PCI bus order; -1: not known
 };
 
 // Reads the cores from /proc and /sys. `root` replaces "/" in tests; `allowed` are the cores that this process may run
@@ -38,7 +38,7 @@ PinMode parse_pin_mode(std::string_view name);  // "auto", "on", "off"; Error kC
 
 struct CoreShare {
   std::vector<int> cores;
-  int node = -1;  // memory node of all these cores; -1: they are on several nodes, or the host has one node
+  int node = -1;  // NUMA node of all these cores; -1: they are on several nodes, or the host has one node
 };
 
 struct CoreShares {
@@ -48,7 +48,7 @@ struct CoreShares {
 };
 
 // Divides the cores into equal shares. Where local rank i uses GPU i (of CUDA_VISIBLE_DEVICES), rank i gets a share on
-// that GPU's memory node; if there is no such share for every rank, kAuto binds no rank. Throws Error kConfig for kOn
+// that GPU's NUMA node; if there is no such share for every rank, kAuto binds no rank. Throws Error kConfig for kOn
 // when ranks cannot be bound.
 CoreShares share_cores(const HostCores& cores, int ranks, PinMode mode, const Environment& environment);
 

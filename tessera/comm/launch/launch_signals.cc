@@ -13,7 +13,8 @@ bool is_ignored(int signal) {
 }
 
 // The signals are blocked and then read from a signalfd, so that the launcher handles them in its loop and not in a
-// handler. An ignored SIGHUP (nohup) stays out of the set: a signalfd would report it even so.
+// handler. A SIGHUP that is ignored (nohup) is not among the blocked signals: a signalfd would report it although it is
+// ignored.
 SignalQueue::SignalQueue() {
   ::sigemptyset(&set_);
   for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) ::sigaddset(&set_, signal);

@@ -45,9 +45,9 @@ void check_program(const std::string& name) {
   raise(ErrorKind::kConfig, "[launch] {}: no such program, or it is not executable", name);
 }
 
-// Names the run from its command line, so that all hosts find the same name, and hosts that run another command at the
-// same port have another one. Processes outside the run may read the name, and the arguments may hold secrets: the name
-// therefore shows the program only, and a hash of the arguments.
+// Makes a name of the run from its command line. All hosts of a run make the same name, and a run of another command at
+// the same port has another name. Processes outside the run may read the name, and the arguments may hold secrets: the
+// name therefore consists of the program's name and a hash of the arguments.
 std::string name_of(const std::vector<std::string>& arguments) {
   std::string program = fs::path(arguments[0]).filename().string(), all = program;
   for (size_t i = 1; i < arguments.size(); ++i) all += '\0' + arguments[i];
@@ -85,8 +85,9 @@ void print_end(const AttemptResult& end, const std::string& why_no_restart) {
   if (!why_no_restart.empty()) std::fprintf(stderr, "tessera: error: [launch] %s\n", why_no_restart.c_str());
 }
 
-// Pauses between two attempts: not for the first restart without progress, then 400 ms, doubled each time up to 10 s.
-// Returns false when a signal asks the run to end.
+// Pauses between two attempts. Before the first restart since the last progress there is no pause, before the second
+// one a pause of 400 ms; each further pause is twice as long, up to 10 s. Returns false when a signal asks the run to
+// end.
 bool pause_before_restart(int tries, const SignalQueue& signals) {
   constexpr milliseconds kLongest{10'000};
   const milliseconds rest = tries < 2 ? milliseconds(0) : std::min(milliseconds(100 << std::min(tries, 10)), kLongest);

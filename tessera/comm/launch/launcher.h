@@ -40,11 +40,12 @@ struct LauncherOptions {
   std::string run_id = "";
   std::string token_file = "";  // file with a secret that ranks must know; empty: TESSERA_TOKEN, TESSERA_TOKEN_FILE
   std::chrono::milliseconds grace = std::chrono::seconds(3);  // from SIGTERM to SIGKILL once a rank has failed
-  // From the end of the first rank to SIGKILL of the others, after a passed-on signal.
+  // After a signal that was passed on to the ranks: time from the end of the first rank to SIGKILL of the other ranks.
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);
   int max_restarts = 0;  // restarts without progress in between; equal on all hosts, which restart together
-  // Called between attempts; returns a name of the last checkpoint, which must change with every save ("" when there is
-  // none, nullopt when it cannot be read now). Null: progress is a step that was not reached before (reported_steps.h).
+  // Called between attempts. Returns a name of the last checkpoint, which must change with every save; "" when there is
+  // no checkpoint, nullopt when the name cannot be read now. Null: a step that no earlier attempt has finished counts
+  // as progress (reported_steps.h).
   std::function<std::optional<std::string>()> last_checkpoint_name = nullptr;
   bool reports_steps = false;  // the program reports every finished step, so no report means no finished step
   bool stops_on_usr1 = false;  // SIGUSR1 asks the program to end, so there is no restart after it

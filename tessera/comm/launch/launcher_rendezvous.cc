@@ -45,8 +45,8 @@ Json json_of(const AttemptResult& end) {
   return json;
 }
 
-// Returns the failure to decide about: the first, by host, that is not a consequence of another rank's failure; if all
-// are consequences, the first one.
+// Returns the failure by which a restart is decided: the first one, in the order of hosts, that is not a consequence of
+// another rank's failure; if all are consequences, the first one.
 std::optional<RankFailure> cause_of(const std::vector<Json>& ends) {
   const Json* cause = nullptr;
   for (const auto& end : ends) {
@@ -147,8 +147,8 @@ JointRestartDecision LauncherRendezvous::decide_as_host_zero(int attempt, const 
   return common;
 }
 
-// Other hosts: the counterpart of decide_as_host_zero(). Connecting is tried again until the deadline, because host 0's
-// launcher may still wait for its ranks to end.
+// On hosts other than 0: the counterpart of decide_as_host_zero(). Connecting is tried again until the deadline,
+// because host 0's launcher may still wait for its ranks to end.
 JointRestartDecision LauncherRendezvous::receive_decision(int attempt, const AttemptResult& own,
                                                           const SignalQueue& signals) const {
   const auto deadline = Clock::now() + kPatience;

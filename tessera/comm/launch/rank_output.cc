@@ -146,7 +146,8 @@ void RankOutputs::show_new_output(RankStream& stream, int64_t max_bytes) const {
   }
 }
 
-// The size of the file is read once: a process that a rank left behind may still write, and must not keep us here.
+// The size of the file is read once, and the file is shown up to this size: a process that a rank left behind may still
+// write to the file, and finish() must not wait for the end of that process.
 void RankOutputs::finish() {
   for (RankStream& stream : streams_) {
     struct stat status {};

@@ -41,8 +41,8 @@ class RankOutputs {
   RankOutputs& operator=(const RankOutputs&) = delete;
 
   const std::filesystem::path& folder() const { return folder_; }  // empty without log_dir
-  // Starts a new attempt. Without log_dir, files that are needed anyway are made in `scratch`, which must exist until
-  // the next attempt or the end.
+  // Starts a new attempt. Without log_dir, the output files that `tee` and `shown` need are made in the folder
+  // `scratch`, which must exist until the last call for this attempt.
   void begin_attempt(int attempt, const std::filesystem::path& scratch);
   // Opens the streams of a rank that is about to start. Error kIo.
   Streams open(int rank, int local_rank);
@@ -54,7 +54,7 @@ class RankOutputs {
   void show_new_output();
   // Time after which show_new_output() must be called although descriptor() is not readable; nullopt: no limit.
   std::optional<std::chrono::milliseconds> poll_interval() const;
-  // Shows the output that is left, including a last line without a line break.
+  // Shows the output that has not been shown yet, including a last line without a line break.
   void finish();
   // The last lines of stderr (at most 20 lines and 4 KiB) of a rank whose output was not shown; "" when it was shown.
   std::string last_stderr_lines(int rank) const;

@@ -24,7 +24,7 @@ extern char** environ;
 namespace tessera::comm {
 namespace {
 
-// Sent to the guard, in place of a process group, by a launcher that ends normally.
+// A launcher that ends normally sends this number to the guard instead of a process group number.
 constexpr pid_t kDismissed = 0;
 
 // Returns whether a process that shows no environment may still get one: during execve() the kernel shows an empty
@@ -165,7 +165,7 @@ bool OrphanGuard::has_ended() {
 }
 
 void OrphanGuard::watch(pid_t group) {
-  // A socket, not a pipe: after the guard was killed, a write to a pipe would raise SIGPIPE in the launcher.
+  // This is a socket, not a pipe: after the guard was killed, a write to a pipe would raise SIGPIPE in the launcher.
   [[maybe_unused]] const auto ignored = ::send(line_.get(), &group, sizeof group, MSG_NOSIGNAL);
 }
 
@@ -190,7 +190,8 @@ pid_t start_rank(const RankCommand& command) {
   if (!is_ignored(SIGHUP)) ::signal(SIGHUP, SIG_DFL);
   if (command.out >= 0) ::dup2(command.out, STDOUT_FILENO);
   if (command.err >= 0) ::dup2(command.err, STDERR_FILENO);
-  // The result is ignored: the cpuset may have shrunk since, and the rank can run without the binding.
+  // The result is ignored: the cpuset may have shrunk since the launcher read it, and the rank can run without the
+  // binding.
   if (!command.cores.empty()) ::sched_setaffinity(0, core_bytes, cores.get());
   prefer_memory_of(command.memory_node);
   sigset_t none;

@@ -5,7 +5,7 @@
 //   if (const auto reason = comm::restart_reason()) ...    // in a rank of the second attempt
 //
 // report_step() writes the step as a decimal number to the file that TESSERA_PROGRESS_FILE names. Any program may write
-// this file; the launcher reads it when a rank has failed. Not thread-safe.
+// this file; the launcher reads it at the end of each attempt. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace tessera::comm {
 
-// Reports a finished step to the launcher: one write of 20 bytes to a file in memory or the page cache, and nothing
+// Reports a finished step to the launcher: one write of 20 bytes to a file in memory or the page cache. Does nothing
 // without a launcher. Failures are ignored, because the step is only a hint.
 void report_step(int64_t step) noexcept;
 // Returns the step that report_step() last wrote to `file`; nullopt when there is no file or it holds no step.

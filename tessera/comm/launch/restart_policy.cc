@@ -25,7 +25,8 @@ std::string step_words(std::optional<int64_t> step) {
 
 }  // namespace
 
-// An unreadable mark (nullopt) is not progress and leaves the kept mark as it is.
+// AttemptProgress::mark is nullopt when the name of the last checkpoint could not be read. This is no progress, and
+// mark_ is not changed.
 bool RestartPolicy::has_progressed(const AttemptProgress& progress) {
   const bool further = progress.step.value_or(-1) > furthest_;
   furthest_ = std::max(furthest_, progress.step.value_or(-1));
@@ -33,8 +34,9 @@ bool RestartPolicy::has_progressed(const AttemptProgress& progress) {
   return progress.mark && std::exchange(mark_, *progress.mark) != *progress.mark;
 }
 
-// Order of the rules: no restarts are wanted; the same failure twice at one step; too many restarts without progress;
-// otherwise a restart. The step must be known for the second rule: without it, two failures may be at different steps.
+// There is no restart, in this order of checks, when max_restarts is 0, when the same failure has occurred twice at one
+// step, or after max_restarts restarts without progress. The second check needs a known step: otherwise the two
+// failures may be at different steps.
 RestartDecision RestartPolicy::decide(const RankFailure& failure, const AttemptProgress& progress) {
   if (options_.max_restarts == 0) return {};
   const bool knows_step = progress.step || options_.reports_steps;

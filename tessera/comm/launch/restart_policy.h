@@ -4,9 +4,10 @@
 //   const auto decision = policy.decide(failure, {.step = 37, .mark = "step-00000030"});
 //   if (decision.restarts) log_warning("{}", decision.text); else std::fputs(decision.text ...);
 //
-// At most N restarts are allowed without progress in between. Progress is a changed mark of the last checkpoint, or,
-// where there are no marks, a step that no earlier attempt has finished. The same failure twice at one step is a defect
-// of the program: a third attempt would end the same way. Deaths by an outside signal never count as the same failure.
+// At most max_restarts restarts are allowed without progress in between. Progress is a new name of the last checkpoint
+// (AttemptProgress::mark), or, for a program without such names, a step that no earlier attempt has finished. The same
+// failure twice at one step is a defect of the program: a third attempt would end the same way. Deaths by a signal from
+// outside the run never count as the same failure.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +42,7 @@ class RestartPolicy {
     bool has_marks = false;      // progress is measured by marks, not by steps
     bool reports_steps = false;  // the program reports every step, so no report means no finished step
   };
-  // `before`: the mark of the last checkpoint before this run.
+  // `before`: the name of the last checkpoint before this run; "" when there is none.
   RestartPolicy(Options options, std::string before) : options_(options), mark_(std::move(before)) {}
 
   RestartDecision decide(const RankFailure& failure, const AttemptProgress& progress);

@@ -78,11 +78,12 @@ std::string first_reason(World& world, const std::string& own) {
 
 }  // namespace
 
-// Every rank takes part in the exchange of reasons before it can throw, so all ranks choose or fail together.
+// All ranks exchange their reasons before any of them may throw, so either all ranks choose a device or all throw.
 c10::Device choose_device(World& world, const DeviceRequest& request) {
   const RequestedDevice requested = parse_requested_device(request);
   const int local_size = world.info().local_size;
-  // The libtorch of one host may lack the accelerator of another, so with "auto" every rank joins the exchange.
+  // With "auto", a rank whose libtorch has no accelerator joins the exchange too, because the libtorch of another host
+  // may have one.
   const bool none_here = requested.is_auto && requested.type == c10::DeviceType::CPU;
   std::string reason = none_here ? "no accelerator" : why_not_here(requested, request, local_size);
   if (requested.is_auto || requested.type != c10::DeviceType::CPU) reason = first_reason(world, reason);

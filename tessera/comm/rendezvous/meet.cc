@@ -165,7 +165,7 @@ struct RunName {
   std::string run, who;
 };
 
-// Returns an empty name when another program or an earlier version has left the text.
+// Returns an empty name when the text was written by another program or by an earlier version of Tessera.
 RunName parse_run_name(const std::string& text) {
   try {
     const Json json = parse_json_object(text, "name", {.max_bytes = size_t{1} << 16, .max_depth = 1, .max_keys = 16});
@@ -176,9 +176,10 @@ RunName parse_run_name(const std::string& text) {
   }
 }
 
-// Checks run and token in a store without authentication (file store, torchrun's store), before this rank writes
-// anything. Rank 0 publishes its run under "name" and sets "known" under a prefix that contains the token. Another rank
-// compares the run and finds "known" only if it has the same token. The returned store has that prefix.
+// Checks the run's name and the token in a store without authentication (file store, torchrun's store), before this
+// rank writes anything. Rank 0 publishes the run's name under "name" and sets "known" under a prefix that contains the
+// token. Another rank compares the run's name and finds "known" only if it has the same token. The returned store has
+// that prefix.
 c10::intrusive_ptr<c10d::Store> check_run_and_token(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const RendezvousPoint& point, const RankRecord& self,
                                                     Clock::time_point deadline, milliseconds timeout) {

@@ -116,9 +116,9 @@ std::string sizes_differ(const RankRecord& one, const RankRecord& other) {
 }
 
 // Ranks are grouped by host identity. The cores of a host are the union of its ranks' affinity masks, so ranks that are
-// bound to one core each do not look oversubscribed. The number of hosts is the sum of 1 / local_size over all ranks,
-// with the launcher's local_size where it is known: two simulated hosts on one machine count as two, and `loopback` is
-// set.
+// bound to one core each do not look oversubscribed. The number of hosts is the sum of 1 / local_size over all ranks.
+// Where a launcher has given a local_size, it is used rather than the number of ranks with the same host identity: two
+// simulated hosts on one machine count as two hosts, and `loopback` is set.
 RendezvousResult agree(const std::vector<RankRecord>& records) {
   const int size = static_cast<int>(records.size());
   std::map<std::string, SharedHost> shared;
@@ -127,7 +127,8 @@ RendezvousResult agree(const std::vector<RankRecord>& records) {
     host.ranks.push_back(one.rank);
     host.cores = union_of_core_masks(host.cores, one.cores);
   }
-  // A rank that was started as if all ranks shared its host uses loopback, so no rank may be elsewhere.
+  // A rank that was started as if all ranks shared its host uses loopback, so all ranks must be on its host and must
+  // have been started with the same local_size.
   const auto alone = std::ranges::find_if(records, [&](const RankRecord& a) { return a.local_size == size; });
   if (alone != records.end()) {
     for (const RankRecord& one : records) {

@@ -28,7 +28,7 @@ struct RankRecord {
   std::string who() const;                           // "rank 3 (process 77 on node4)"
 };
 
-// The answer of rank 0 to one rank: its position on its host.
+// Rank 0's answer to one rank: the position of this rank on its host.
 struct RankPosition {
   int local_rank = 0, local_size = 1;
   int cores_per_rank = 1;

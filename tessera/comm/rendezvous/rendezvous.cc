@@ -78,7 +78,7 @@ RendezvousPoint launcher_rendezvous(const Environment& environment) {
   return point;
 }
 
-// One process per host, each started by hand with --nnodes, --node-rank and --master.
+// The rendezvous of processes that were started by hand, one per host, with --nnodes, --node-rank and --master.
 RendezvousPoint flags_rendezvous(const RendezvousFlags& flags) {
   TESSERA_CHECK(flags.node_rank >= 0 && flags.node_rank < flags.nnodes, ErrorKind::kConfig,
                 "[comm.rendezvous] --node-rank {} with --nnodes {}: wanted 0 to {}", flags.node_rank, flags.nnodes,

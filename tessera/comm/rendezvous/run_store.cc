@@ -52,8 +52,8 @@ RunStore::RunStore(RunStoreAddress address, RunIdentity identity, milliseconds t
   }
 }
 
-// A refusal is thrown, since another attempt cannot succeed. Any other failure returns false: the server may not be up
-// yet, or the server of a previous run may be ending.
+// Throws RunStoreRefusal when the server refuses this client, since another attempt cannot succeed. Any other failure
+// returns false: the server may not be up yet, or the server of a previous run may be ending.
 bool RunStore::try_connect(Clock::time_point deadline, std::string& reason) {
   const std::lock_guard lock(mutex_);
   PeerSocket connected = connect_to(address_.host, address_.port, deadline, reason);
@@ -134,7 +134,8 @@ std::optional<std::string> RunStore::receive(Clock::time_point deadline) {
   }
 }
 
-// After a missed answer the socket is closed: a late answer would be taken for the answer to the next request.
+// If the answer does not come in time, the socket is closed: a late answer would be taken for the answer to the next
+// request.
 std::string RunStore::ask(std::string frame) {
   const std::lock_guard lock(mutex_);
   const auto deadline = Clock::now() + std::max(kAnswer, getTimeout());

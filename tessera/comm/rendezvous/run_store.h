@@ -47,7 +47,7 @@ class RunStore final : public c10d::Store {
   RunStore(RunStoreAddress address, RunIdentity identity, std::chrono::milliseconds timeout,
            std::shared_ptr<RunStoreServer> server = nullptr);
 
-  // The functions throw the same errors as c10d's stores: DistNetworkError when the connection has ended,
+  // These functions throw the same errors as c10d's stores: DistNetworkError when the connection has ended,
   // DistStoreError after the timeout.
   c10::intrusive_ptr<Store> clone() override;
   void set(const std::string& key, const std::vector<uint8_t>& value) override;

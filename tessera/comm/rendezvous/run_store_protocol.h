@@ -3,8 +3,8 @@
 //   std::string frame = FrameWriter(RunStoreRequest::kSet).put("key").put("value").finish();
 //   FrameReader reader(body);  const auto key = reader.take();
 //
-// A frame is a 32-bit length of the rest, one byte (RunStoreRequest or RunStoreAnswer), and strings, each with a 32-bit
-// length.
+// A frame is the 32-bit length of the rest of the frame, one byte (RunStoreRequest or RunStoreAnswer), and strings,
+// each with a 32-bit length.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +66,7 @@ class FrameWriter {
   std::string bytes_;
 };
 
-// Reads the parts of a frame, whose length has been removed. Error kComm when the frame ends before a part does.
+// Reads the kind and the strings of a frame without its length field. Error kComm when the frame ends inside a string.
 class FrameReader {
  public:
   explicit FrameReader(std::string_view frame) : unread_(frame) {

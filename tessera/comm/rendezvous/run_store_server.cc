@@ -33,8 +33,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kHelloPatience{10'000};  // time limit for a connection to send its hello
 constexpr milliseconds kSweep{1000};            // interval between checks of that limit
 constexpr size_t kMaxUnauthenticated = 16'384;  // connections without an accepted hello
-// Limit in bytes, over all connections without an accepted hello: the buffered parts of hellos that are not complete. A
-// complete hello is answered at once and not counted.
+// Limit in bytes of the incomplete hellos that are buffered for all connections together. A complete hello is answered
+// at once and not counted.
 constexpr size_t kMaxUnauthenticatedBytes = size_t{16} << 20;
 constexpr size_t kAtOnce = size_t{1} << 20;  // bytes read from a connection before its frames are parsed
 constexpr size_t kMaxWarnings = 20;
@@ -56,8 +56,8 @@ bool same_secret(std::string_view one, std::string_view other) {
 //
 // A kGet or kWait that cannot be answered leaves its keys in `client.awaits`, and the client's descriptor in
 // `waiting_[key]` for each of them. Invariant: a descriptor is in `waiting_[key]` only if the client still exists and
-// `key` is one of its awaited keys; drop() and stop_waiting() remove it. So store() finds all clients that a new key
-// may serve without a search over connections.
+// `key` is one of its awaited keys; drop() and stop_waiting() remove it. So store() finds the clients that wait for a
+// new key without a search over all connections.
 class RunStoreServer::ServerLoop {
  public:
   ServerLoop(UniqueFd listener, RunIdentity identity)
@@ -133,8 +133,8 @@ class RunStoreServer::ServerLoop {
       if (!socket.open()) {
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
           close_silent_connections(/*all=*/true);
-          // The connections in the backlog would keep the listener readable and epoll_wait() would return without end,
-          // so the listener is removed from epoll until the next sweep.
+          // No descriptor is left for a connection. The connections in the backlog keep the listener readable, so every
+          // epoll_wait() would return at once. Therefore the listener is removed from epoll until the next sweep.
           listens_ = ::epoll_ctl(poll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr) != 0;
         }
         return;
@@ -261,7 +261,8 @@ class RunStoreServer::ServerLoop {
         return reply(client, FrameWriter(RunStoreAnswer::kOk));
       }
       case RunStoreRequest::kCompareSet: {
-        // As c10d: a missing key is set if `expected` is empty. Answers the value afterwards.
+        // Behaves as c10d's compareSet(): a missing key is set only if `expected` is empty. The answer is the key's
+        // value after the request, or `expected` if the key is still missing.
         const std::string key(frame.take());
         const std::string_view expected = frame.take(), desired = frame.take();
         const auto found = values_.find(key);
@@ -337,7 +338,8 @@ class RunStoreServer::ServerLoop {
   }
 
   // Sets a key and answers the clients that waited for it. An error or a broken connection of a waiting client must not
-  // reach the client that set the key: that connection is shut down here and dropped when its end is read.
+  // reach the client that set the key: the connection of the waiting client is shut down here, and serve() drops this
+  // connection when it reads the end of its stream.
   void store(const std::string& key, std::string value) {
     values_[key] = std::move(value);
     const auto found = waiting_.find(key);
@@ -356,8 +358,8 @@ class RunStoreServer::ServerLoop {
     }
   }
 
-  // Sends what the socket accepts now. Returns false when the connection has ended, or when it leaves and everything
-  // was sent.
+  // Sends the bytes of `client.out` that the socket accepts now. Returns false when the connection has ended, or when
+  // all bytes are sent and `client.leaves` is set.
   bool flush(ClientConnection& client) const {
     size_t sent = 0;
     bool open = true;

@@ -4,10 +4,10 @@
 //   auto server = std::make_shared<RunStoreServer>(listen_at(host, port, reach).socket, identity);
 //
 // A client with the wrong token is refused and receives nothing about the run. A client of another run is refused and
-// receives the name of this run. In both cases the connection ends and rank 0 logs a warning. The memory for clients
-// that have not sent the token is bounded in all. When descriptors run out, the server accepts no connection for one
-// second and continues. One thread serves all connections with epoll, so a request costs the same among 8,000
-// connections as among 8. Thread-safe.
+// receives the name of this run. In both cases the connection ends and rank 0 logs a warning. The memory that all
+// clients without the token use together is bounded. When descriptors run out, the server closes the connections that
+// have not sent the token, accepts no connection for up to one second, and continues. One thread serves all connections
+// with epoll, so a request costs the same among 8,000 connections as among 8. Thread-safe.
 #pragma once
 
 #include <cstdint>

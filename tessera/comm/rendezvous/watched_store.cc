@@ -24,8 +24,8 @@ std::vector<std::vector<uint8_t>> WatchedStore::multiGet(const std::vector<std::
 
 void WatchedStore::wait(const std::vector<std::string>& keys) { wait(keys, getTimeout()); }
 
-// Waits in slices and looks for a failed rank after each. An error that comes before its slice is over is no time-out
-// but a failure of the store itself.
+// Waits in slices and looks for a failed rank after each. An error that the wrapped store throws before the end of the
+// slice is not a time-out, but a failure of the store itself.
 void WatchedStore::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + timeout;

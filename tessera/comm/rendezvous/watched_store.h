@@ -22,8 +22,8 @@ class WatchedStore final : public c10d::PrefixStore {
   WatchedStore(std::string prefix, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Monitor> monitor)
       : PrefixStore(std::move(prefix), std::move(store)), monitor_(std::move(monitor)) {}
 
-  // These throw the errors of the wrapped store, the error of the failed rank (FailureReport in failure_reporter.h)
-  // once it is known, and Error kComm after the timeout.
+  // These functions throw the errors of the wrapped store, the error of the failed rank (FailureReport in
+  // failure_reporter.h) once it is known, and Error kComm after the timeout.
   std::vector<uint8_t> get(const std::string& key) override;
   std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override;
   void wait(const std::vector<std::string>& keys) override;

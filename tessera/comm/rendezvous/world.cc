@@ -61,8 +61,8 @@ struct World::Impl {
   std::vector<c10::intrusive_ptr<c10d::Backend>> aborted_backends;  // back-ends that abort() has aborted
   bool serves_store = false;                                        // this rank's process runs the store of all ranks
   int fake_local_size = 1;
-  // The first back-end of an accelerator for a list of ranks. Later back-ends of these ranks are split from it. It
-  // lives as long as the world, so that all ranks agree on whether there is one to split from.
+  // The first back-end of an accelerator for each list of ranks. The communicators of later back-ends of these ranks
+  // are split from its communicator. It is kept as long as the world, so that all ranks agree on whether it exists.
   std::map<std::pair<c10::DeviceType, std::vector<int>>, c10::intrusive_ptr<c10d::Backend>> split_parents;
   bool reports_leaving = false;  // ranks report to the store when they leave (leave_store)
 
@@ -86,7 +86,8 @@ struct World::Impl {
     }
   }
 
-  // Destroys the groups and aborted back-ends while the watchdog still runs: it ends the process if this hangs.
+  // Destroys the groups and aborted back-ends while the watchdog still runs: the watchdog ends the process if a
+  // destructor hangs.
   void destroy_groups() {
     const auto closes = monitor->close();
     world_groups.clear();
@@ -108,8 +109,8 @@ World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions
                                                             .ends_process = options_.ends_process});
 }
 
-// Order: peers that still make groups need the store, so leave_store() comes first; after a failure the groups are
-// destroyed under the watch; the watch ends last.
+// Order: leave_store() comes first, because peers that still make groups need the store. After a failure, the groups
+// are destroyed while the watchdog still runs. The watchdog ends last.
 World::~World() {
   const bool failed = std::uncaught_exceptions() > 0;
   if (failed) impl_->monitor->report_own_failure();
@@ -118,7 +119,8 @@ World::~World() {
   impl_->monitor->leave(failed);
 }
 
-// Every rank counts itself out in the store. The rank whose process runs the store waits for all others, 10 s at most.
+// Every rank increments the counter "left" in the store. The rank whose process runs the store waits until all ranks
+// have done this, 10 s at most.
 void World::leave_store(bool failed) noexcept {
   if (failed || !impl_->reports_leaving || impl_->is_aborted()) return;
   try {
@@ -132,7 +134,7 @@ void World::leave_store(bool failed) noexcept {
 namespace {
 
 // The address for the watchdog. Rank 0 listens on the interface that the user has chosen (GLOO_SOCKET_IFNAME), if any;
-// the other ranks read its addresses from the store, and try the master's address first.
+// the other ranks read rank 0's addresses from the store, and try the master's address first.
 std::string watch_address_of(const RendezvousPoint& point) {
   if (point.info.rank > 0 || requested_interfaces().empty()) return point.host;
   return own_address(point.other_host);
@@ -140,7 +142,7 @@ std::string watch_address_of(const RendezvousPoint& point) {
 
 }  // namespace
 
-// On ranks other than 0 info messages are off, so that each is logged once per run.
+// On ranks other than 0 info messages are off, so that each message is logged once per run.
 std::shared_ptr<World> World::connect(const RendezvousFlags& flags) {
   RendezvousPoint point = find_rendezvous(flags, process_environment());
   if (point.info.size > 1) {
@@ -236,8 +238,9 @@ std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::St
   return world;
 }
 
-// Connects the monitor to the other ranks: directly for ranks that are threads, otherwise by a watchdog. On several
-// hosts without an address for it (a world that create() made) there is no watchdog.
+// Connects the monitor to the other ranks: by a ThreadFailureReporter if the ranks are threads, otherwise by a
+// watchdog. There is no watchdog if the ranks are on several hosts and WorldOptions::watch_address is empty, as in a
+// world that create() made.
 void World::start_watch() {
   Monitor& monitor = *impl_->monitor;
   monitor.set_abort_groups([this] { abort(); });
@@ -327,8 +330,8 @@ int World::open_groups() const {
 
 namespace {
 
-// Throws the error of a group that could not be made. Store and back-end only see that a connection broke; the watchdog
-// finds the rank that ended, so its report is awaited for up to 2 s.
+// Throws the error of a group that could not be made. Store and back-end only see that a connection broke. The watchdog
+// finds the rank that ended, so this waits up to 2 s for the watchdog's report.
 [[noreturn]] void throw_group_error(const std::string& which, const std::exception& error, Monitor& monitor) {
   constexpr std::chrono::milliseconds kReportTimeout{2000};
   if (const auto report = monitor.wait_for_failure_report(kReportTimeout)) throw_failure_report(*report, which + ": ");
@@ -339,7 +342,7 @@ namespace {
 }
 
 // Makes the communicator of a new group with a first collective. NCCL forbids a split while the parent communicator is
-// in use, so the device is synchronized before.
+// in use, so the device is synchronized before the collective.
 void make_communicator(Group& group, c10::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
   barrier(group, device);

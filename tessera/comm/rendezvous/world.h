@@ -77,7 +77,7 @@ class World {
   // collectives end at once and are counted in `account` (fake_backend.h).
   static std::shared_ptr<World> create_fake(int rank, int size, std::shared_ptr<FakeCostAccount> account,
                                             int local_size = 8);
-  // One rank, no communication.
+  // Makes a world of one rank, without communication.
   static std::shared_ptr<World> single();
   ~World();
 

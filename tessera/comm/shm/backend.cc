@@ -13,7 +13,7 @@ namespace {
 
 using Tensors = ShmBackend::Tensors;
 
-// A work that has ended when all works of a coalesced call have.
+// The work of a coalesced call. It has ended when the works of all collectives of the call have ended.
 class AllWork final : public c10d::Work {
  public:
   AllWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works)
@@ -133,7 +133,7 @@ at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
                                    c10::typeMetaToScalarType(options.dtype()), std::nullopt);
 }
 
-// All started collectives are completed first: peers may still need this rank's data.
+// All started collectives are completed before this rank leaves the group: peers may still need its data.
 void ShmBackend::shutdown() {
   engine_->shut_down();
   channel_->leave();  // needed although the destructor leaves too: living works may keep the channel
@@ -169,9 +169,9 @@ ShmBackend::WorkPtr ShmBackend::start(std::unique_ptr<Operation> operation, Work
   return keep(work);
 }
 
-// When one of the calls throws (wrong arguments), peers may have started more of them than this rank, and their rounds
-// could never complete: the group is aborted, and the started works are waited for, since they use the caller's
-// tensors.
+// When a collective of start_all() throws (wrong arguments), peers may have started more of its collectives than this
+// rank, and the rounds of these collectives could never complete. So the group is aborted, and the works that this rank
+// has started are waited for, since they use the caller's tensors.
 template <class Start>
 ShmBackend::WorkPtr ShmBackend::together(const Start& start_all) {
   startCoalescing();

@@ -102,8 +102,8 @@ void Channel::unmap_freed_buffers() {
   std::erase_if(views_, [](const auto& view) { return view.second.is_freed(); });
 }
 
-// A killed process closes its files, so its buffers cannot be opened, a moment before it counts as ended. For up to 2 s
-// this waits for that, so that the error names the dead rank.
+// The kernel closes the files of a killed process, whose buffers can then no longer be opened, a moment before the
+// process counts as ended. So this waits up to 2 s for the end of the process, and the error then names the dead rank.
 void Channel::fail_to_look(int rank, const Error& error) {
   for (const auto limit = Clock::now() + kEndOfAProcess; Clock::now() < limit;
        std::this_thread::sleep_for(kLookAgain)) {
@@ -114,9 +114,10 @@ void Channel::fail_to_look(int rank, const Error& error) {
   fail(fmt::format("{} cannot read the memory of {}: {}", name_of(this->rank()), name_of(rank), error.what()));
 }
 
-// The round's counter is incremented before the rank's own word. If the rank dies in between, it is counted in the
-// round but looks missing in error texts. The other order would be wrong: a rank could look arrived without being
-// counted, and left_rank_name() would not notice that the round can never complete.
+// Counts this rank as arrived in the round before it sets the rank's word `arrived`. If the rank dies in between, the
+// round can complete, and only error texts say that the rank has not arrived. The opposite order would be wrong:
+// `arrived` could be set although the rank was not counted, and left_rank_name() would not notice that the round can
+// never complete.
 void Channel::arrive() {
   rounds_.arrive();
   words(rank()).arrived.store(rounds_.round());

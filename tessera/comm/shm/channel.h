@@ -5,8 +5,9 @@
 //   if (channel.ready()) ...              // all ranks have arrived; throws when the group was aborted
 //   channel.slot(2).data;                 // the data that rank 2 wrote
 //
-// No function waits but await_readers(), and look() after an error. One thread at a time may use a Channel;
-// abort_group(), is_aborted() and the bells may be used by any thread.
+// Only these functions wait: await_readers(), look() after an error (up to 2 s), and abort_group() while another rank
+// writes its reason (up to 100 ms). One thread at a time may use a Channel; abort_group(), is_aborted() and the bells
+// may be used by any thread.
 #pragma once
 
 #include <memory>
@@ -52,15 +53,15 @@ class Channel {
   bool oversubscribed() const { return options_.oversubscribed; }
   std::string name_of(int rank) const;  // "rank 3"
 
-  // Returns the place at which peers can read these bytes in this rank's memory; nullopt when they cannot. This rank
-  // must not change the bytes until all peers have read them.
+  // Returns the place at which peers can read these bytes in this rank's memory; nullopt when peers cannot read them
+  // there. This rank must not change the bytes until all peers have read them.
   std::optional<MessagePlace> show(const void* data, size_t bytes) const;
-  // Returns the bytes that `rank` has shown, mapped into this process. Valid during the present call. Aborts the group
-  // when the bytes cannot be mapped.
+  // Returns the bytes for which show() on `rank` has returned `place`, mapped into this process. The pointer is valid
+  // during the present collective. Aborts the group when the bytes cannot be mapped.
   const std::byte* look(int rank, const MessagePlace& place, size_t bytes);
 
-  // unmap_freed_buffers() unmaps buffers that their owners have freed; called between two calls. unmap_all_buffers()
-  // unmaps all buffers; called after the last call or a failure.
+  // unmap_freed_buffers() unmaps buffers that their owners have freed; it is called between two collectives.
+  // unmap_all_buffers() unmaps all buffers; it is called after the last collective or a failure.
   void unmap_freed_buffers();
   void unmap_all_buffers() { views_.clear(); }
   // Whether other processes read shared buffers in place.
@@ -89,9 +90,9 @@ class Channel {
   bool is_aborted() const { return head().rounds.broken.load() != 0; }
   [[noreturn]] void throw_abort_reason() const;
   bool has_left(int rank) const { return words(rank).left.load() != 0; }
-  // Text such as "rank 3 (process 4711) has ended", for a rank whose process has ended and that has not left before; ""
-  // when there is none. The rank may have completed its part before it ended, so the caller must make one more step
-  // before it fails.
+  // Text such as "rank 3 (process 4711) has ended", for a rank whose process has ended without leave(); "" when there
+  // is none. The rank may have completed its side of a collective before it ended, so the caller must try one more
+  // Operation::step() before it fails the collective.
   std::string dead_rank_text() const;
   // After an abort: waits until no thread of this process reads this rank's memory in place any more. Other processes
   // are not waited for: they have mappings of their own, and InPlaceRead::end() throws there.

@@ -13,12 +13,12 @@ using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
 // Spin time before the futex wait. A sleep and a wake-up cost at least 5 us on each side, and a piece of a large
-// message takes about 50 us, so the caller spins longer than that. The worker spins less, to leave the core to
-// computation.
+// message takes about 50 us, so a thread that waits for a work spins longer than that. The worker spins less, to leave
+// the core to computation.
 constexpr microseconds kCallerSpin{100}, kWorkerSpin{10};
 // With more ranks than cores, the peer needs this core to make progress, so the driver yields instead of spinning. A
-// yield that takes longer than kLongYield means that other processes want the core, too: then a sleeper gets it back
-// sooner than a thread that yields.
+// yield that takes longer than kLongYield means that other processes want the core, too: then a thread that sleeps gets
+// the core back sooner than a thread that yields.
 constexpr int kYields = 20;
 constexpr microseconds kLongYield{50};
 // The futex is not woken by a peer's death or a deadline, so every sleep is bounded.
@@ -115,8 +115,8 @@ void Engine::wait(EngineWork& work, Clock::time_point deadline) {
     }
   }
   if (driven_ || worker_registered_ || !needs_driver()) return;
-  // The last driver saw this thread waiting and did not register the worker for the remaining works. This thread does
-  // not drive, since its own work has ended, so it must register the worker.
+  // The thread that drove the engine last saw this thread waiting, so it did not register the worker at its bell for
+  // the remaining works. This thread does not drive, since its own work has ended, so it must register the worker.
   begin_driving();
   end_driving(lock);
 }
@@ -165,14 +165,15 @@ void Engine::begin_driving() {
   worker_registered_ = false;
 }
 
-// Whether peers may come to wait for this rank, so that some thread of this rank must look at the bell.
+// Whether peers may come to wait for this rank, so that some thread of this rank must watch a bell of this rank.
 bool Engine::needs_driver() const {
   return !queue_.empty() || !posted_.empty() || !messages_.is_idle() ||
          (front_ && (!front_is_posted_ || front_->operation_->may_delay_peers()));
 }
 
-// Moves newly started works to the driver's members and computes the deadline of the collectives. `has_new_work_` is
-// cleared first: a work that is started later sets it again.
+// Moves newly started works to the members that the driving thread uses without the lock (messages_, front_), and
+// computes the earliest deadline of the collectives. `has_new_work_` is cleared before that: a work that is started
+// later sets it again.
 void Engine::take_started_works() {
   has_new_work_ = false;
   for (auto& message : posted_) messages_.add(std::move(message));
@@ -263,7 +264,7 @@ bool Engine::drive(Lock& lock, bool sleeps, const Until& until) {
   return moved;
 }
 
-// Drives for one call of `look`, which must not wait.
+// Drives the engine for one call of `look`, which must not wait and is called without the lock.
 template <class Look>
 void Engine::drive_once(Lock& lock, const Look& look) {
   begin_driving();
@@ -277,9 +278,9 @@ void Engine::drive_once(Lock& lock, const Look& look) {
 
 // Gives up driving without losing a wake-up. If no thread waits but peers may need this rank, the worker is registered
 // at its bell first, and then one more step is made: a peer that acts before the registration is seen by this step, and
-// one that acts after it rings the bell. The worker is rung here when there is work already, or when it would miss its
-// periodic checks because it sleeps without a bound. `woke_while_driven_`: the worker was rung in between, saw
-// `driven_`, and slept again.
+// one that acts after it rings the bell. The worker's bell is rung here when there is work already, or when it would
+// miss its periodic checks because it sleeps without a bound. It is also rung when `woke_while_driven_` is set: the
+// worker's bell was rung in between, and the worker saw `driven_` and slept again.
 void Engine::end_driving(Lock& lock) {
   take_started_works();
   if (front_ && !front_is_posted_) {  // peers wait for the first slot
@@ -387,8 +388,8 @@ bool Engine::step_messages() {
 }
 
 // Checks for events that ring no bell: dead ranks, ranks that have left, and deadlines. A rank may have completed its
-// part before it ended or left. Therefore deaths are read first and a step is made after that: if nothing moves then,
-// nothing ever will, and the works fail. Returns whether something moved or ended.
+// side of a collective before it ended or left. Therefore deaths are read first, and one step is made afterwards: if
+// this step moves nothing, no later step will, and the works fail. Returns whether something moved or ended.
 bool Engine::check(bool look_for_deaths) {
   if (is_idle()) return false;
   const std::string dead = look_for_deaths ? channel_->dead_rank_text() : "";

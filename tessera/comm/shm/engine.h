@@ -68,7 +68,7 @@ class Engine {
   using Lock = std::unique_lock<std::mutex>;
   struct DriverWait;
 
-  // Called with the lock held. `driven_` is set from begin_driving() to end_driving().
+  // These functions are called with the lock held. `driven_` is set from begin_driving() to end_driving().
   void begin_driving();
   void advance_started_work(Lock& lock);
   template <class Until>
@@ -82,7 +82,7 @@ class Engine {
   bool needs_driver() const;
   void work();
 
-  // Called by the driving thread without the lock.
+  // These functions are called by the driving thread without the lock.
   bool step();
   bool step_collective();
   bool step_messages();
@@ -101,7 +101,8 @@ class Engine {
   std::deque<c10::intrusive_ptr<CollectiveWork>> queue_;  // started collectives behind the front one
   std::vector<c10::intrusive_ptr<MessageWork>> posted_;   // started messages that the driver has not taken yet
   int waiting_ = 0;                                       // threads that wait at changed_
-  // A thread drives; the worker is registered as a sleeper at its bell; the worker must end.
+  // `driven_`: a thread drives. `worker_registered_`: the worker is registered as a sleeper at its bell. `stop_`: the
+  // worker must end.
   bool driven_ = false, worker_registered_ = false, stop_ = false;
   bool sleeps_unbounded_ = false;   // the worker sleeps without the periodic checks, and must be woken to resume them
   bool woke_while_driven_ = false;  // the worker woke and slept again while another thread was still driving
@@ -109,7 +110,8 @@ class Engine {
 
   std::atomic<bool> has_new_work_{false};  // tells the driver that a work was started or a deadline has changed
 
-  // Used by the driving thread without the lock; while no thread drives, guarded by the lock.
+  // These members are used by the driving thread without the lock; while no thread drives, they are guarded by the
+  // lock.
   c10::intrusive_ptr<CollectiveWork> front_;  // the collective under way
   bool front_is_posted_ = false;              // its first slot has been written
   Messages messages_;

@@ -10,11 +10,11 @@ namespace {
 
 constexpr size_t kBlock = 512 * 1024;  // bytes read in place per step
 
-// A message between each pair of ranks, possibly empty. Three ways:
-// - All messages fit their region of a slot: one round; the slots are read.
-// - Some are longer and every rank can show its long messages in place: they are read from the sender's memory in
-//   blocks, and one more round says that all have read.
-// - Otherwise: piece by piece through the slots, one round per piece.
+// Sends a message, possibly empty, from each rank to each rank, in one of three ways:
+// - All messages fit their region of a slot: there is one round, and every rank reads the slots.
+// - Some messages are longer, and every rank can show its long messages in place (Channel::show): the receivers read
+//   them from the sender's memory in blocks, and one more round tells the senders that all have read.
+// - Otherwise: the messages go piece by piece through the slots, with one round per piece.
 class ExchangeOperation final : public Operation {
  public:
   ExchangeOperation(const CallDescriptor& call, std::vector<SendBuffer> out, std::vector<ReceiveBuffer> in,
@@ -25,8 +25,8 @@ class ExchangeOperation final : public Operation {
   }
 
  private:
-  // An all-to-all never ends in the first round: its ranks may have different sizes and cannot know those of the
-  // others.
+  // An all-to-all never ends in the first round: its ranks may have messages of different sizes, and no rank knows the
+  // sizes of the others.
   bool ends_in_first_round(const Channel& channel) const override {
     if (call_.kind == Op::kAllToAll) return false;
     const size_t element = call_.dtype >= 0 ? c10::elementSize(static_cast<c10::ScalarType>(call_.dtype)) : 1;
@@ -103,8 +103,8 @@ class ExchangeOperation final : public Operation {
     }
   }
 
-  // `write_first`: some ranks have shown their messages instead of writing the first piece, but others could not. All
-  // ranks then write the first piece in an additional round.
+  // `write_first`: some ranks have shown their messages instead of writing the first piece, but other ranks could not
+  // show theirs. All ranks then write the first piece in an additional round.
   StepCoroutine read_pieces(Channel& channel, size_t longest, bool write_first) {
     const size_t region_bytes = region(channel);
     const int rank = channel.rank();
@@ -137,7 +137,8 @@ class ExchangeOperation final : public Operation {
                       : slot.head->direct ? channel.look(from, slot.table[rank].place, in_[from].bytes)
                                           : slot.data + (uniform_ ? 0 : rank * region(channel));
     }
-    // In blocks, so that a block which one rank has read is in a cache when the others read it.
+    // The messages are read in blocks, so that a block that one rank has read is in a cache when the other ranks read
+    // it.
     for (size_t begin = 0; begin < longest; begin += kBlock) {
       if (begin > 0) co_await pause();
       InPlaceRead reading(channel);

@@ -92,8 +92,8 @@ std::vector<int> hosts_of(const std::vector<RankIdentity>& ranks) {
   return hosts;
 }
 
-// Beginnings of the answers. kViews instead of kYes: this rank (in shm/took) or every rank (in shm/verdict) may also
-// open the shared buffers of the others.
+// Beginnings of the texts in shm/offer, shm/took and shm/verdict. kViews instead of kYes: this rank (in shm/took) or
+// every rank (in shm/verdict) may also open the shared buffers of the others.
 constexpr const char* kYes = "yes\n";
 constexpr const char* kViews = "yes\nviews";
 constexpr const char* kElsewhere = "elsewhere\n";

@@ -1,9 +1,9 @@
 // Layout of the shared memory of a group. All processes must be of one build; `version` detects other builds.
 //
-//   head | words of each rank | rings | chunks of send and recv | slots: rank 0 even, rank 0 odd, rank 1 even,
-//   ...
+//   head | words of each rank | rings | chunks of send and recv | slots: rank 0 even, rank 0 odd, rank 1 even, ...
 //
-// The slots belong to the round protocol (rounds.h): only rank r writes the slots of rank r, between two rounds.
+// A rank has one slot for even and one for odd rounds (rounds.h). Only rank r writes the slots of rank r, between two
+// rounds.
 #pragma once
 
 #include <cstddef>
@@ -51,7 +51,7 @@ struct MessageEntry {
   MessagePlace place;       // of the message to rank d; only when SlotHead::direct is 1
 };
 
-// The words of one rank.
+// The words in shared memory that describe one rank's state.
 struct RankWords {
   alignas(64) Native::Word64 arrived{};  // number of the rank's present round, for error texts and left_rank_name()
   Native::Word32 left{};                 // 1: the rank has left the group

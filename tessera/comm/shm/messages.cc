@@ -88,8 +88,8 @@ bool Messages::move(std::vector<EndedWork>& ended) {
   return moved;
 }
 
-// Advances the first send to a rank. A message in chunks has ended when its last chunk is in the ring; a message that
-// is read in place has ended only when the receiver has taken its chunk, because the caller may then reuse the memory.
+// Advances the first send to a rank. A send ends when the caller may reuse the memory of its message: for a message in
+// chunks when the last chunk is in the ring, for a message that is read in place when the receiver has taken its chunk.
 bool Messages::advance_send(int to, std::vector<EndedWork>& ended) {
   if (sends_[to].empty()) return false;
   MessageWork& message = *sends_[to].front();
@@ -103,8 +103,8 @@ bool Messages::advance_send(int to, std::vector<EndedWork>& ended) {
   return true;
 }
 
-// Puts the next chunk into the ring; returns false when the ring is full. A message longer than a chunk to a thread of
-// this process is one chunk that only holds the address.
+// Puts the next chunk into the ring; returns false when the ring is full. A message that is longer than a chunk and
+// goes to a thread of this process is sent as one chunk, which only holds the address of the message.
 bool Messages::put_chunk(int to, MessageWork& message) {
   Ring<Native>& ring = channel_.ring(channel_.rank(), to);
   if (!ring.has_room()) return false;
@@ -145,9 +145,9 @@ void Messages::require_fit(int from, size_t bytes, const MessageWork& message) c
                                  message.tag_, channel_.name_of(channel_.rank()), message.bytes_));
 }
 
-// Finds the receive for a new message. Without a match the message is set aside if another receive from this rank
-// waits: it may be for a message behind this one in the ring. Otherwise returns false and the message stays in the
-// ring, which stops the sender when the ring is full.
+// Finds the receive for a new message. Without a match the message is set aside if another receive from the same sender
+// waits: that receive may match a message behind this one in the ring. Otherwise returns false and the message stays in
+// the ring, which stops the sender when the ring is full.
 bool Messages::begin_message(int from, const ChunkHead& head, std::vector<EndedWork>& ended) {
   deliver_unmatched(ended);  // first: a message must not overtake an earlier one of the same tag
   const auto from_here = [&](const Message& message) { return message->peer_ == from || message->peer_ < 0; };

@@ -40,7 +40,8 @@ void Operation::post(Channel& channel) {
   channel.arrive();
 }
 
-// Computed from the heads of all slots, which every rank reads in the same round, so all ranks take the same way.
+// The mode is computed from the heads of all slots, which every rank reads in the same round, so it is the same on all
+// ranks.
 Operation::InPlaceMode Operation::in_place(Channel& channel, size_t fits) const {
   bool some = false, all = true;
   for (int rank = 0; rank < size_; ++rank) {

@@ -1,4 +1,4 @@
-// A collective over a Channel, as a post() and steps that never block.
+// A collective over a Channel. post() starts it, and each step() advances it; neither blocks.
 //
 //   auto operation = make_all_reduce(call, size, data, count);
 //   operation->post(channel);                                   // the previous operation of the group must have ended
@@ -34,29 +34,31 @@ class Operation {
   void post(Channel& channel);
   // Makes a step if the present round is complete; otherwise returns kNone.
   Progress step(Channel& channel);
-  // Whether a thread should advance this posted operation even while the caller computes: peers may come to wait for
-  // this rank, or much data is left to copy. When false, only the caller needs the rest, and does it in its wait().
+  // Whether a thread should advance this posted operation even while the caller computes, because peers may come to
+  // wait for this rank or much data is left to copy. When false, the remaining steps can be left to the caller's
+  // wait().
   bool may_delay_peers() const { return owes_; }
   void set_signature(const Signature& signature) { signature_ = signature; }
 
  protected:
   static constexpr size_t kLittleWorkBytes = 256 * 1024;  // bytes: less work than this is not worth another thread
 
-  // Whether there is no second round and at most kLittleWorkBytes bytes are left to copy after the first. The first
-  // part depends only on values that are equal on all ranks, so it is the same on all of them.
+  // Whether the operation has no second round, and at most kLittleWorkBytes bytes are left to copy after the first
+  // round. Whether there is a second round depends only on values that are equal on all ranks.
   virtual bool ends_in_first_round(const Channel& channel) const = 0;
-  // Fills the slot of the first round, except for call and signature.
+  // Fills the slot of the first round, except for SlotHead::call and signature, which post() fills.
   virtual void write_first(Channel& channel, const SlotView& slot) = 0;
-  // The steps after the first round, when all ranks have made the same call. Suspended at meet() and pause().
+  // The steps after the first round, when all ranks have made the same call. The coroutine is suspended at meet() and
+  // pause().
   virtual StepCoroutine run(Channel& channel) = 0;
-  // Whether messages of more than `fits` bytes are read in place. Known after the first round, and equal on every rank.
-  // kSome: some ranks have shown their message in place and so have not written the first piece, but other ranks
-  // cannot.
+  // Returns whether messages of more than `fits` bytes are read in place. May be called after the first round; the
+  // result is equal on every rank. kSome: some ranks have shown their message in place and so have not written the
+  // first piece, but other ranks cannot.
   enum class InPlaceMode { kNone, kSome, kAll };
   InPlaceMode in_place(Channel& channel, size_t fits) const;
 
-  // To be awaited: arrives in the next round; the next step is made when all ranks have arrived. `last`: the peers need
-  // nothing more of this rank.
+  // To be awaited: arrives in the next round; the next step is made when all ranks have arrived. `last`: after this
+  // round the peers need nothing more from this rank.
   std::suspend_always meet(Channel& channel, bool last = false) {
     owes_ = !last;
     channel.arrive();
@@ -75,7 +77,7 @@ class Operation {
   StepCoroutine steps_;
 };
 
-// The bytes to one rank, and from one rank.
+// SendBuffer: the message to one rank. ReceiveBuffer: the memory for the message from one rank.
 struct SendBuffer {
   const std::byte* data = nullptr;
   size_t bytes = 0;

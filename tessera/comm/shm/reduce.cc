@@ -11,8 +11,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/files/copy_bytes.h"
 
-// These loops must be vectorized. GCC's -O2 does not vectorize loops of unknown length, nor comparisons that could
-// trap.
+// The loops in this file must be vectorized. GCC does not vectorize loops of unknown length with -O2, and does not
+// vectorize comparisons that could trap.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3", "no-trapping-math")
 #endif
@@ -131,8 +131,8 @@ struct ReduceArguments {
   bool average;
 };
 
-// The last operation: out[i] = a[i] op b[i], divided for averages, converted to T. `out` may be a source: element i is
-// read before it is written, and no other element is used, so the loop may be vectorized.
+// The last step of a reduction: out[i] = a[i] op b[i], divided for averages, converted to T. `out` may be a source:
+// element i is read before it is written, and no other element is used, so the loop may be vectorized.
 template <class T, class Op, bool average, class First>
 TESSERA_INLINE void combine(T* out, const First* a, const T* b, size_t count,
                             typename ElementTraits<T>::Accumulator divisor) {
@@ -192,7 +192,7 @@ bool has_avx2() {
 }
 #endif
 
-// The processor is asked once (has_avx2). Both versions compute the same values: the order of operations is the same,
+// has_avx2() queries the processor once. Both versions compute the same values: the order of operations is the same,
 // and no multiplication and addition are fused.
 template <class T, class Op>
 void run_best(const ReduceArguments& arguments) {

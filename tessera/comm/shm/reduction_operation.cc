@@ -38,12 +38,13 @@ class Reduction : public Operation {
     slot.head->direct = bytes_ > fits && show(channel, slot);
     if (!slot.head->direct) write_piece(channel, slot, 0);
   }
-  // Writes to the slot's table the place that each rank reads; returns false when the data cannot be read in place.
+  // Writes to the slot's table the places of this rank's data that the other ranks read in place (Channel::show).
+  // Returns false when the data cannot be read in place.
   virtual bool show(const Channel& channel, const SlotView& slot) const = 0;
   // Writes to the slot the data that other ranks need of the piece that begins with element `begin`.
   virtual void write_piece(const Channel& channel, const SlotView& slot, size_t begin) const = 0;
 
-  // Returns the data that each rank has shown to this one, by rank; this rank's own data are at `own`.
+  // Returns, by rank, the address of the data that each rank has shown to this rank; for this rank itself, `own`.
   std::vector<const std::byte*> shown_to(Channel& channel, const std::byte* own) const {
     std::vector<const std::byte*> places;
     for (int rank = 0; rank < size_; ++rank) {
@@ -52,7 +53,8 @@ class Reduction : public Operation {
     }
     return places;
   }
-  // Reduces all elements, block by block, from the places that the ranks have shown; this rank's own data are at `own`.
+  // Reduces all elements, block by block, from the addresses that shown_to() returns. `own`: address of this rank's own
+  // data.
   StepCoroutine reduce_in_place(Channel& channel, std::byte* out, const std::byte* own) {
     const auto places = shown_to(channel, own);
     for (size_t begin = 0; begin < count_; begin += kPartInCache / element_) {
@@ -109,8 +111,9 @@ class AllReduce final : public Reduction {
     return keeps_result_ ? reduce_in_place(channel, data_, data_) : only_meet(channel);
   }
 
-  // Per piece one round if every rank reduces everything, two if the work is shared: in the first round each rank reads
-  // and reduces its part of the piece, in the second the ranks fetch the reduced parts of the others.
+  // Each piece takes one round if every rank reduces the whole piece, and two rounds if the work is shared: after the
+  // first round each rank reduces its part of the piece, and after the second it copies the reduced parts of the other
+  // ranks.
   StepCoroutine by_pieces(Channel& channel, bool write_first) {
     const auto is_last = [&](size_t begin) { return begin + piece(channel) >= count_; };
     if (write_first) {
@@ -136,7 +139,8 @@ class AllReduce final : public Reduction {
   // Whether each rank reduces only its part of a piece and fetches the other parts.
   bool shared() const { return !to_root_ && bytes_ * size_ > kReduceAllBytes; }
 
-  // When the work is shared, this rank's own part is left out: only this rank reads it, in its own memory.
+  // When the work is shared, this rank's own part of the piece is not written: only this rank reads it, from its own
+  // tensor.
   void write_piece(const Channel& channel, const SlotView& slot, size_t begin) const override {
     if (to_root_ && keeps_result_) return;
     const size_t count = std::min(piece(channel), count_ - begin);
@@ -149,7 +153,8 @@ class AllReduce final : public Reduction {
     write(behind, count);
   }
 
-  // The data of each rank at `offset` elements into the piece at `begin`; this rank's own data in its own memory.
+  // Returns, by rank, the address of element `offset` of the piece that begins with element `begin`: in the slots of
+  // the other ranks, and in this rank's own tensor.
   std::vector<const void*> contributions(Channel& channel, size_t begin, size_t offset) const {
     std::vector<const void*> sources;
     for (int rank = 0; rank < size_; ++rank) {
@@ -213,14 +218,15 @@ class AllReduce final : public Reduction {
     reading.end();
   }
 
-  // For ranks other than the root: waits until the root has read the shown data.
+  // The steps of ranks other than the root: they only wait until the root has read their data.
   StepCoroutine only_meet(Channel& channel) { co_await meet(channel, true); }
 
   std::byte* data_;
   bool keeps_result_, to_root_;
 };
 
-// A slot is divided into one region for each other rank; each rank reduces the pieces that the others wrote for it.
+// Reduce-scatter. Each rank's slot has one region for each other rank. A rank reduces the pieces that the other ranks
+// wrote to their regions for it.
 class ReduceScatter final : public Reduction {
  public:
   ReduceScatter(const CallDescriptor& call, void* output, std::vector<const void*> parts, size_t count)

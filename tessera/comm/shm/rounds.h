@@ -85,8 +85,8 @@ struct RankEventCounts {
   }
 };
 
-// The shared words of all ranks. At the start all are zero; when the first rounds are skipped (`first` of Rounds),
-// `done` holds their number.
+// The words of the round protocol that all ranks share. At the start all are zero; when the first rounds are skipped
+// (`first` of Rounds), `done` holds their number.
 template <class Platform>
 struct RoundWords {
   alignas(64) typename Platform::Word64 arrivals{};  // number of arrivals in all rounds

@@ -47,7 +47,7 @@ class Buffer {
     new (memory_->data()) BufferId(fresh_id());
   }
   // Returns the pages to the system although peers may still map them: a late reader reads zeros and gets no SIGBUS. A
-  // forked child must not do so, since its parent still uses the pages.
+  // forked child must not return the pages, since its parent still uses them.
   ~Buffer() {
     if (::getpid() != owner_) return;
     ::fallocate(memory_->descriptor(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
@@ -144,7 +144,7 @@ std::optional<SharedBufferPlace> find_shared(const void* data, size_t bytes) {
 
 size_t viewed_bytes() { return viewed; }
 
-// The kernel requires the same permission to read /proc/PID/exe as to open /proc/PID/fd/N.
+// Tries to read the link /proc/PID/exe, for which the kernel requires the same permission as to open /proc/PID/fd/N.
 bool can_open_buffers(pid_t process) {
   char program[8];
   return ::readlink(fmt::format("/proc/{}/exe", process).c_str(), program, sizeof program) >= 0;

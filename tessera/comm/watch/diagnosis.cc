@@ -41,7 +41,7 @@ const FlightCall* open_call(const FlightRecord& record) {
 // 2. follow(): "rank A waits for rank B" is an edge of a graph, because A's open call needs B and B has not made it. A
 //    rank that is waited for and waits for no rank is the cause. If there is none, every path leads into a cycle: a
 //    deadlock.
-// 3. No rank waits for another one: all are in the call.
+// 3. Otherwise no rank waits for another one: all ranks have made the call.
 class HangDiagnoser {
  public:
   HangDiagnoser(const std::vector<FlightRecord>& records, const std::set<int>& left) : left_(left) {
@@ -72,8 +72,8 @@ class HangDiagnoser {
   }
 
  private:
-  // Compares the calls that ranks made under each sequence number of each group. Returns the difference whose call
-  // started first.
+  // Compares the calls that ranks made under each sequence number of each group. Of several calls on which ranks
+  // differ, the one that started first is returned.
   std::optional<Diagnosis> disagreement_of_any_group() const {
     std::map<std::pair<uint32_t, uint64_t>, std::vector<std::pair<int, const FlightCall*>>> made;
     for (const auto& [rank, record] : records_) {

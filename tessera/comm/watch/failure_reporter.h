@@ -22,7 +22,7 @@ struct FailureReport {
   bool is_consequence = false;  // a rank has ended, so the first error of the run is that rank's
 };
 
-// A rank's report of a collective that does not end, or that failed for no reason of this rank.
+// A rank's report of a collective that does not end, or that failed for a reason outside this rank.
 struct CallFailure {
   uint32_t group = 0;      // Signature::members
   uint64_t sequence = 0;   // number of the call in the group
@@ -52,12 +52,13 @@ class FailureListener {
 class FailureReporter {
  public:
   virtual ~FailureReporter() = default;
-  // Reports a failed collective. Returns at once; the failure report follows within 3 s. The first report that is made
-  // is the only one. Returns false when none will follow.
+  // Reports a failed collective. Returns at once: true when a failure report follows within 3 s (or has been made
+  // already), false when none will follow. A world has at most one failure report, however many failures its ranks
+  // report.
   virtual bool report_call_failure(const CallFailure& failure) = 0;
   // Reports that this rank ends with an error. Returns at once.
   virtual void report_rank_failure(const std::string& text) = 0;
-  // Whether a failure report comes without a call of report_call_failure() when a rank has ended.
+  // Whether a failure report is made when a rank has ended, even if no rank calls report_call_failure().
   virtual bool detects_dead_ranks() const = 0;
   // Disconnects this rank: its listener is not called any more. With `failed`, the other ranks see this as a failure,
   // otherwise as a regular end.

@@ -90,7 +90,7 @@ void Monitor::set_reporter(std::unique_ptr<FailureReporter> reporter) {
 }
 
 // FailureReporter::leave() waits for the watchdog's thread, which may be in on_failure_report() and need `mutex_`. So
-// the reporter is taken out under the lock and left without it.
+// the reporter is moved out of `reporter_` under the lock, and its leave() is called without the lock.
 void Monitor::leave(bool failed) noexcept {
   std::unique_ptr<FailureReporter> reporter;
   {
@@ -143,8 +143,8 @@ void Monitor::finish(uint64_t ticket) {
   recorder_.mark(ticket, CallState::kFinished);
 }
 
-// A call that is found ended is finished at once. Any other call stays in `in_flight_` as kStarted, although the rank
-// has waited for it, until record_if_ended() sees its end.
+// A call that has ended already is marked as finished. Any other call stays in `in_flight_` in state kStarted, although
+// the rank has waited for it, until record_if_ended() sees its end.
 void Monitor::detach_to_device(uint64_t ticket) {
   {
     const std::lock_guard lock(in_flight_mutex_);
@@ -159,7 +159,7 @@ void Monitor::detach_to_device(uint64_t ticket) {
   finish(ticket);
 }
 
-// Records the end of a call that was left to the device. Returns true when the call has ended.
+// Records the end of a call that detach_to_device() has kept in `in_flight_`. Returns true when the call has ended.
 bool Monitor::record_if_ended(const TrackedCall& one) {
   if (!one.detached) return false;
   const WorkEnd end = end_state_of(*one.work);
@@ -192,9 +192,9 @@ CallFailure Monitor::failed_on_device(const TrackedCall& one, const std::excepti
                               signature ? signature->group : "", reason)};
 }
 
-// `mutex_` must not be held during report_call_failure(): thread peers deliver the report inside that call, by
-// on_failure_report() on this monitor. `reporter_` stays valid meanwhile, because only this rank's thread ends it
-// (leave()).
+// `mutex_` must not be held during report_call_failure(): if the ranks are threads, the report is delivered inside that
+// call, by on_failure_report() of this monitor. `reporter_` stays valid meanwhile, because only this rank's thread ends
+// it (leave()).
 std::optional<FailureReport> Monitor::fail(uint64_t ticket, const CallFailure& failure) {
   release(ticket);
   std::unique_lock lock(mutex_);
@@ -247,7 +247,8 @@ std::shared_ptr<void> Monitor::close() {
   return increment_while_held(closes_, mutex_);
 }
 
-// Only a rank that has not thrown a common error yet reports: otherwise the other ranks know the cause already.
+// Does nothing when this rank has failed before (fail(), fail_with(), wait_for_failure_report()): the other ranks then
+// know the cause already.
 void Monitor::report_own_failure() {
   const std::lock_guard lock(mutex_);
   if (rank_has_failed_) return;
@@ -396,7 +397,7 @@ void Monitor::end_process_when_due() {
   end_process(*report, why);
 }
 
-// _Exit() runs no destructors: those of the back-ends may be what hangs.
+// _Exit() runs no destructors: the destructor of a back-end may hang.
 void Monitor::end_process(const FailureReport& report, const std::string& why) {
   const std::string text = fmt::format("[comm.watchdog] {}. {}", report.text, why);
   const std::unique_ptr<Error> error = report.is_consequence

@@ -19,7 +19,7 @@
 // - A rank that is in no collective throws the error at its next collective.
 // The process is ended with exit code 4, if MonitorOptions::ends_process is set, in three cases: the rank starts no
 // collective within kGrace; the destruction of an aborted group takes longer than kLongestClose; or the wait for an
-// aborted collective does. While hold() is in force the limit is kLongestHold instead.
+// aborted collective takes longer than kLongestClose. While hold() is in force the limit is kLongestHold instead.
 // Thread-safe.
 #pragma once
 
@@ -96,9 +96,9 @@ class Monitor final : public FailureListener {
   void untrack(uint64_t ticket);
   void wait(uint64_t ticket) { recorder_.mark(ticket, CallState::kWaiting); }
   void finish(uint64_t ticket);
-  // A device's call has been ordered on the stream and counts as under way until its end is observed: by tick(), when a
-  // record is made, or, after every 64 or more calls, by before_device_start(). Rethrows the error when the call has
-  // failed already.
+  // To be called once the current stream waits for a device's call. The call counts as under way until its end is
+  // observed: by tick(), when a flight record is made, or by before_device_start() when 64 or more calls are under way.
+  // Rethrows the error when the call has failed already.
   void detach_to_device(uint64_t ticket);
   // Reports a failed call to the peers and waits up to 4 s for the common failure report; nullopt when none comes.
   // Writes the flight record.
@@ -115,7 +115,7 @@ class Monitor final : public FailureListener {
   // While the returned handle lives, the calling thread counts as waiting for the destruction of a back-end. After a
   // rank died, Gloo occasionally never returns from it; the process is ended kLongestClose after the failure report.
   std::shared_ptr<void> close();
-  // This rank has failed by itself and is about to abort its collectives. Reports that to the other ranks.
+  // Reports to the other ranks that this rank has failed by itself and is about to abort its collectives.
   void report_own_failure();
   // Time until which a rank that has given up waits for its works: kPatience after the first call of this function, so
   // that many works together do not take longer than one.
@@ -127,7 +127,7 @@ class Monitor final : public FailureListener {
   // Starts to write the present flight record into the trace folder. Errors are logged.
   void write_record(const std::string& reason) noexcept;
 
-  // FailureListener.
+  // The functions of FailureListener.
   FlightRecord recent_calls(uint32_t group, uint64_t sequence) override;
   void on_failure_report(const FailureReport& report) override;
   void tick() override;

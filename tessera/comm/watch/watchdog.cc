@@ -33,7 +33,7 @@ constexpr const char* kUnreachable = "unreachable";  // key: message of the rank
 constexpr milliseconds kAttempt{3000};      // limit to connect to one address of rank 0 and receive its answer
 constexpr milliseconds kReach{20000};       // limit for all attempts, and at most half of the timeout
 constexpr milliseconds kPollInterval{250};  // interval between checks of kDecision
-// Added to a rank's deadline, since rank 0 may have started its own later.
+// Added to the deadline of ranks other than 0, since rank 0's deadline may have started later.
 constexpr milliseconds kDeadlineMargin{2000};
 
 std::string get_text(c10d::Store& store, const char* key) {
@@ -98,8 +98,8 @@ bool await_ranks(c10d::Store& store, ConnectionAcceptor& reception, const Watchd
   return store.add(kDecision, kAllThere) == kAllThere;
 }
 
-// Rank 0. Order: listen; publish the invitation; collect all connections; decide; confirm to all ranks. The listener is
-// closed on return.
+// Starts the watchdog of rank 0. Order: listen; publish the WatchdogEndpoint in the store; collect all connections;
+// decide; confirm to all ranks. The listener is closed on return.
 std::unique_ptr<WatchdogLoop> start_hub(c10d::Store& store, const WatchdogOptions& options, FailureListener& listener,
                                         PeerDeadline deadline) {
   auto hub = std::make_unique<WatchdogHub>(options.silence, options.compare, listener);
@@ -163,14 +163,14 @@ PeerSocket reach_hub(c10d::Store& store, const WatchdogEndpoint& endpoint, const
   const std::string why =
       fmt::format("rank {} cannot reach rank 0 at port {} ({})", options.rank, endpoint.port, tried);
   store.set(kUnreachable, why);
-  // If rank 0 was first, it did receive this rank's hello, but its answer came too late here. The watch has begun and
-  // would take this rank for dead, so this rank must fail.
+  // If rank 0 has decided first, it has received this rank's hello, but its answer came too late for this rank. The hub
+  // then watches this rank and would report it as dead, so this rank must fail.
   TESSERA_CHECK(store.add(kDecision, 1) != kAllThere + 1, ErrorKind::kComm, "[comm.watchdog] {}", why);
   return PeerSocket();
 }
 
-// Any other rank. After its connection it waits for the hub's second frame: a hello (all ranks are connected), a bye
-// (there will be no watch), or the error of the start.
+// Starts the watchdog of a rank other than 0. It connects, then waits for the hub's second frame: a hello (all ranks
+// are connected), a bye (there will be no watch), or a failure report with the error of rank 0.
 std::unique_ptr<WatchdogLoop> start_spoke(c10d::Store& store, const WatchdogOptions& options, FailureListener& listener,
                                           PeerDeadline deadline) {
   const std::string endpoint_text = get_text(store, kKey);

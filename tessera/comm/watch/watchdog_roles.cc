@@ -9,7 +9,7 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr milliseconds kRecordsTimeout{2000};  // time limit for all ranks' flight records
-// After a broken connection: time for the failing rank's own report or end.
+// When a collective has failed by a broken connection: time for the failing rank to report its own error or to end.
 constexpr milliseconds kRankEndTimeout{1000};
 
 FailureReport report_for_lost_rank(int rank, bool silent, milliseconds silence) {
@@ -73,8 +73,9 @@ void WatchdogHub::receive(int from, const WatchdogFrame& frame) {
 
 void WatchdogHub::on_lost_peer(int rank, bool silent) { publish_report(report_for_lost_rank(rank, silent, silence_)); }
 
-// Starts a search for the first reported failure and asks all ranks for their records. Later reports join it: a failed
-// collective is usually reported by all its ranks. One time-out among them is enough to treat it as a time-out.
+// Starts a search for the cause of the first reported failure and asks all ranks for their flight records. Later
+// reports join this search: a failed collective is usually reported by all its ranks. If one of the reports is a
+// time-out, the failure is treated as a time-out.
 void WatchdogHub::start_cause_search(int rank, CallFailure failure) {
   if (report_) return;
   if (search_) {
