@@ -30,8 +30,8 @@ int64_t dim_ranks(const DeviceMesh& mesh, const std::string& dim) {
   return mesh.has_dim(dim) ? mesh.size(mesh.dim_of(dim)) : 0;
 }
 
-// Context-parallel ranks hold the same parameters, so FSDP shards one copy over them, too. Turns (dp_replicate,
-// dp_shard, cp, tp) into (dp_replicate, dp_shard_cp, tp), over the existing process groups.
+// Context-parallel ranks use the same parameters, so FSDP shards the parameters over these ranks, too. Turns
+// (dp_replicate, dp_shard, cp, tp) into (dp_replicate, dp_shard_cp, tp), and reuses the existing process groups.
 MeshPtr merge_shard_and_cp_dims(const MeshPtr& mesh, const std::string& shard) {
   std::vector<std::string> names, kept;
   for (const auto& name : {std::string("dp_replicate"), shard, std::string("cp"), std::string("tp")}) {
@@ -89,7 +89,8 @@ ExpertParallelOptions expert_options(const ModelMesh& mesh, const ParallelizeMod
           .sequence_parallel = options.sequence_parallel && mesh.tensor_ranks > 1};
 }
 
-// Experts need a mesh of their own with ep or tp above 1. With both 1 they are ordinary parameters of their layer.
+// If ep or tp is above 1, returns a separate mesh for experts (make_expert_mesh). Otherwise returns null, and experts
+// are sharded like the other parameters of their layer.
 MeshPtr expert_mesh(const CausalLM& model, const ModelMesh& mesh, int64_t ep) {
   const bool has_experts = model.config().experts.num_experts > 0;
   TESSERA_CHECK(has_experts || ep == 1, ErrorKind::kConfig,
@@ -101,8 +102,8 @@ MeshPtr expert_mesh(const CausalLM& model, const ModelMesh& mesh, int64_t ep) {
   return make_expert_mesh(mesh.all->slice(names), ep);
 }
 
-// Gives the column-wise key and value projections of the plan the style ReplicatedKeyValue. A custom style of the plan
-// is kept.
+// Gives the column-wise key and value projections of the plan the style ReplicatedKeyValue. Key and value projections
+// that have another style keep it.
 void replicate_key_values(ParallelPlan& plan, int64_t kv_heads) {
   const auto style = std::make_shared<ReplicatedKeyValue>(kv_heads);
   const auto entries = plan.entries();
@@ -131,8 +132,9 @@ void apply_plan(CausalLM& model, const ModelMesh& mesh, const ParallelizeModelOp
   parallelize_module(model, mesh.tensor_parallel, plan, {.warn_unmatched = custom && is_logging_rank});
 }
 
-// The embedding and the head as FSDP units of their own, with true for the head, which stays gathered after forward
-// because its backward comes first. Empty if they share a weight: a tied parameter must be in one unit, the root's.
+// The embedding and the head, on each of which fully_shard is called. The flag is true for the head: it stays gathered
+// after forward, because its backward comes first. The list is empty if they share a weight, because a tied parameter
+// must be in one parameter group, that of the root.
 std::vector<std::pair<nn::Module*, bool>> vocabulary_units(nn::Module& model) {
   std::vector<std::pair<nn::Module*, bool>> out;  // module, and whether it stays gathered after forward
   std::vector<at::Tensor> weights;
@@ -150,7 +152,7 @@ std::vector<std::pair<nn::Module*, bool>> vocabulary_units(nn::Module& model) {
 }
 
 // The root's mixed-precision policy. In a pipeline the hidden states that a stage sends must keep their dtype, so the
-// root must not cast its outputs: a hook on the head casts the head's outputs instead.
+// root must not cast its outputs to output_dtype. A hook on the head casts the head's outputs instead.
 MixedPrecisionPolicy root_mp_policy(CausalLM& model, const ParallelizeModelOptions& options) {
   auto policy = options.mp_policy;
   const bool is_cut = static_cast<int64_t>(model.blocks().size()) < model.config().num_hidden_layers;

@@ -24,9 +24,9 @@ struct ParallelizeModelOptions {
   MeshPtr mesh = {};
   MixedPrecisionPolicy mp_policy = {};
   // Expert-parallel size: the number of ranks that share the experts of a layer. It must divide the number of experts,
-  // and the product of the sizes of the four dims above.
+  // and the product of the sizes of dp_replicate, dp_shard, cp and tp.
   int64_t ep = 1;
-  // How context parallelism exchanges keys and values: "allgather", or "alltoall" for the ring
+  // How context parallelism exchanges keys and values: "allgather", or "alltoall" for ring attention
   // (apply_context_parallel).
   std::string cp_rotate_method = "allgather";
   // The residual stream between tensor-parallel blocks is sharded along the sequence. With tp 1 a warning is logged and
@@ -38,8 +38,8 @@ struct ParallelizeModelOptions {
   // refuses.
   bool layer_graphs = false;
   // Keeps shards, gradients and optimizer state in host memory (FullyShardOptions::cpu_offload). On a CPU mesh a line
-  // is logged and nothing changes. Error kConfig on an accelerator when the mesh has replicas alone (DDP: dp_shard 1
-  // and tp 1).
+  // is logged and nothing changes. Error kConfig on an accelerator with DDP, that is, if dp_replicate is above 1 and
+  // dp_shard, cp and tp are 1.
   bool cpu_offload = false;
   PlanChoice plan = AutoPlan{};
   // For models with fewer key-value heads than tp ranks, where tp is a multiple of the heads: every rank keeps the
@@ -49,18 +49,18 @@ struct ParallelizeModelOptions {
   // overlap the matrix products. Needs sequence_parallel, the model family's own plan, at least one key-value head per
   // tp rank, and layers without experts.
   bool async_tensor_parallel = false;
-  ReplicateOptions replicate = {};  // used where the mesh means DDP: dp_replicate above 1, dp_shard x cp of 1, and tp 1
+  ReplicateOptions replicate = {};  // used for DDP: dp_replicate above 1; dp_shard, cp and tp 1
 };
 
 // Applies, in this order: the tensor-parallel plan (head counts are checked first, key-value heads before query heads),
 // expert parallelism, context parallelism of attention, activation checkpoints, graphs of layers, and data parallelism.
 // Data parallelism calls fully_shard over dp_shard x cp, with replicas over dp_replicate, on each layer, then on the
-// embedding and the head if their weights are not tied, then on the model for the remaining parameters. A mesh of
-// replicas alone uses replicate() instead.
+// embedding and the head if their weights are not tied, then on the model for the remaining parameters. If dp_replicate
+// is above 1 and dp_shard, cp and tp are 1, it calls replicate() on the model instead.
 //
 // With cp above 1 each rank passes its own tokens of every row (kernels::ContextLayout). With tp above 1 all parameters
 // become DTensors over the data-parallel dims and tp; a parameter outside the plan is replicated over tp. With ep or tp
-// above 1 the experts are sharded over a mesh of their own, (ep_shard, ep), and are FSDP units of their own
+// above 1 the experts are sharded over a separate mesh (ep_shard, ep), by separate fully_shard calls
 // (parallel/experts/expert_parallel.h).
 //
 // COLLECTIVE over the mesh. Errors kConfig: head counts that tp does not divide, experts or ranks that ep does not

@@ -21,8 +21,9 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// The position of a forward's rows in all rows of the run. The dropout of adapters depends on it, and other forwards
-// may change it before this forward is recomputed.
+// The value of LoraDropout::first_row at the forward. It is the index of the forward's first row among all rows of the
+// run, and the random mask of adapter dropout depends on it. Other forwards may change it before this forward is
+// recomputed.
 struct DropoutRows {
   std::shared_ptr<nn::LoraDropout> dropout;  // null: no dropout
   int64_t first_row = 0;
@@ -37,10 +38,10 @@ DropoutRows dropout_rows(nn::Module& module) {
   return {};
 }
 
-// The autograd node of a checkpointed module. Its inputs are the module's inputs and then its parameters, as far as
-// they require gradients. In backward it runs forward again on leaves of a new graph, differentiates that graph, and
-// returns the gradients, which then flow through the outer graph. So hooks of the outer graph (FSDP, DDP) see one
-// gradient per parameter.
+// The autograd node of a checkpointed module. It returns the gradients of the module's inputs and then of its
+// parameters, for those that require gradients. In backward it runs forward again on leaves of a new graph and
+// differentiates that graph. The gradients that it returns flow on through the outer graph. So hooks of the outer graph
+// (FSDP, DDP) see one gradient per parameter.
 struct RecomputeNode : torch::autograd::Node {
   nn::ForwardFunction rerun;
   std::vector<at::Tensor> inputs;
@@ -52,8 +53,8 @@ struct RecomputeNode : torch::autograd::Node {
   variable_list apply(variable_list&& gradients) override {
     TESSERA_CHECK(rerun, ErrorKind::kShape,
                   "[parallel.checkpoint] backward ran through a checkpointed module a second time. Run forward again.");
-    // A replay frees each kept result where it is used. If the graph is kept for another backward, the replay works on
-    // a copy of the list.
+    // The recomputation removes each kept result from the cache when it uses the result. With retain_graph it works on
+    // a copy of the cache, because another backward may recompute again.
     const bool again = kept && torch::autograd::get_current_graph_task_keep_graph();
     const auto taken = again ? std::make_shared<kernels::ActivationCheckpointCache>(*kept) : kept;
     // Disables an outer WeightGradStore, which would compute weight gradients at a later flush. The recomputed forward
@@ -112,8 +113,8 @@ void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRe
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i]->defined() || !outputs[i]->is_floating_point()) continue;
     node->differentiable_outputs.push_back(i);
-    // A module may return one of its inputs unchanged. Its handle must not become the node's output, so a detached one
-    // does.
+    // A module may return one of its inputs unchanged. set_history() below must not change the graph of that input, so
+    // each output is detached first.
     *outputs[i] = outputs[i]->detach();
     results.push_back(*outputs[i]);
   }
@@ -121,8 +122,8 @@ void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRe
   torch::autograd::set_history(results, pointer);
 }
 
-// The forward wrapper. It records kept results during the first forward, if `selective`, and then makes the outputs
-// results of a RecomputeNode.
+// The forward wrapper of a checkpointed module. With `selective` it keeps results of operations during the first
+// forward. After the forward it makes the module's outputs the outputs of a RecomputeNode.
 struct CheckpointWrapper {
   bool selective;
   nn::WrapOutputs operator()(nn::Module& of) const {

@@ -2,9 +2,10 @@
 //
 //   checkpoint_activations(*layer);              // keeps the layer's inputs, and runs the layer again in backward
 //
-// Results do not change, because forward is deterministic. The recomputation runs inside the module's own hooks, so
-// FSDP gathers and frees parameters as without it. Hooks of modules below run twice. Gradients of parameters flow
-// through the graph of the first forward, so a parameter gets one gradient, summed with its other uses.
+// Results do not change, because forward is deterministic. The forward hooks of the checkpointed module itself do not
+// run again in the recomputation. FSDP's hooks on this module gather its parameters before the recomputation and free
+// them after backward, as without checkpointing. Hooks of modules below it run again. The gradients of parameters flow
+// through the graph of the first forward, so a parameter gets one gradient, the sum over all its uses.
 //
 // The recomputed forward is COLLECTIVE like the first forward. A module belongs to one rank.
 #pragma once

@@ -64,7 +64,8 @@ ForwardParameters forward_parameters(nn::Module& module) {
   return out;
 }
 
-// Members are replaced, not registered slots, so parameters() and optimizers still see the parameters.
+// Replaces only the modules' tensor members. The registered ParameterSlots keep the parameters, so parameters() still
+// returns them.
 LeafParametersScope::LeafParametersScope(const ForwardParameters& parameters, const std::vector<at::Tensor>& leaves) {
   for (size_t i = 0; i < leaves.size(); ++i) {
     for (at::Tensor* member : parameters.members[i]) {

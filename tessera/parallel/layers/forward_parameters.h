@@ -1,5 +1,5 @@
 // The tensors that a module's forward reads as parameters, and their replacement by leaves of another graph. Activation
-// checkpoints and CUDA graphs use this to compute gradients in a graph of their own.
+// checkpoints and CUDA graphs of layers use this to compute gradients in a separate autograd graph.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,10 +22,11 @@ struct ForwardParameters {
   std::vector<std::vector<at::Tensor*>> members;
   void add_own(nn::Module& module);  // adds the parameters of this module, without those of its children
 };
-// The parameters that the members hold now: unsharded ones inside the hooks of sharding, else shards.
+// Returns the parameters that the members of `module` and of the modules below it hold now. Between the forward hooks
+// of FSDP these are the unsharded parameters, otherwise the shards.
 ForwardParameters forward_parameters(nn::Module& module);
 
-// While this object lives, the members hold `leaves`, one for each parameter.
+// While this object lives, the modules' members hold `leaves` in place of the parameters: one leaf for each parameter.
 class LeafParametersScope {
  public:
   LeafParametersScope(const ForwardParameters& parameters, const std::vector<at::Tensor>& leaves);
@@ -41,8 +42,8 @@ class LeafParametersScope {
 std::vector<at::Tensor> tensors_requiring_grad(const std::vector<at::Tensor>& first,
                                                const std::vector<at::Tensor>& second);
 
-// The same values as leaves of a new graph, which require a gradient where the given tensors do. Undefined tensors stay
-// undefined.
+// Detaches the tensors, so that they are leaves of a new autograd graph. A leaf requires a gradient if the given tensor
+// does. Undefined tensors stay undefined.
 std::vector<at::Tensor> as_leaves(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera

@@ -33,8 +33,8 @@ namespace {
 using torch::autograd::variable_list;
 using Tensors = std::vector<at::Tensor>;
 
-// Number of eager backwards before a layer is captured. Libraries initialise themselves in these, which a graph must
-// not contain.
+// Number of eager backwards before a layer is captured. Libraries such as cuBLAS initialise themselves in the eager
+// runs; initialisation must not happen during a capture.
 constexpr int64_t kWarmUps = 2;
 // Number of recording keys (batch shapes) per layer; calls with further keys run eagerly, because each key holds
 // memory. A key that was not used for kDropAfterCalls calls is dropped.
@@ -51,7 +51,7 @@ struct SharedGraphState {
   bool has_logged_eager = false;  // the message about eager calls has been logged
 };
 
-// One launch per dtype.
+// Copies each tensor of `from` to the tensor of `to`, with one foreach operation per dtype.
 void copy_all(const Tensors& to, const Tensors& from) {
   std::map<c10::ScalarType, std::pair<Tensors, Tensors>> by_type;
   for (size_t i = 0; i < to.size(); ++i) {
@@ -108,10 +108,10 @@ std::vector<uint32_t> versions_of(const Tensors& tensors) {
 
 // One forward of a layer and its backward, captured as two graphs.
 //
-// The forward graph leaves the activations for backward in memory of its own recording, so other recordings may be
-// replayed between the two in any order. The backward graph, and the forward graph of a fully checkpointed layer (which
-// leaves no activations), use the shared transient_memory: their results are copied out right after each replay,
-// before another graph can overwrite them.
+// The forward graph stores the activations that backward needs in memory of this recording alone, so other recordings
+// may be replayed between its forward and its backward. The backward graph, and the forward graph of a fully
+// checkpointed layer (which stores no activations), use the shared transient_memory: their results are copied out right
+// after each replay, before another graph can overwrite them.
 class Recording {
  public:
   Recording(std::shared_ptr<SharedGraphState> shared, const nn::Module& module, const nn::ForwardCall& call)
@@ -125,8 +125,8 @@ class Recording {
     }
   }
 
-  // Replays forward and returns a copy of the result. Call it without autograd. The first call captures with its
-  // parameters; later calls must have parameters at the same addresses.
+  // Replays forward and returns a copy of the result. Call it with gradients disabled. The first call captures the
+  // forward; later calls must pass parameters at the addresses of the first.
   at::Tensor forward(const nn::ForwardCall& call, const ForwardParameters& parameters) {
     copy_all(inputs_, input_tensors(call));
     if (!forward_) capture_forward(call, parameters);
@@ -138,8 +138,9 @@ class Recording {
 
   bool captured() const { return forward_ != nullptr; }
 
-  // Replays backward and returns the gradients of the inputs and parameters that require one, in this order; undefined
-  // for an unused one. `written`: indices of parameters that were written to since forward.
+  // Replays backward and returns the gradients of the inputs and parameters that require one, in this order. The
+  // gradient of an unused input or parameter is undefined. `written`: indices of the parameters that were written to
+  // since forward.
   variable_list backward(const at::Tensor& gradient, const std::vector<size_t>& written) {
     if (!output_gradient_.defined()) output_gradient_ = empty_as(output_);
     if (!written.empty()) check_writes(written);
@@ -154,9 +155,9 @@ class Recording {
 
  private:
   // Error kShape if backward needs a parameter that was written to since forward. The leaves have their own version
-  // counters, so autograd did not see the write. Here the counters of the written leaves are bumped, and a backward is
-  // captured into a graph that is thrown away: autograd raises its own error exactly if it saved one of these leaves.
-  // The counters are restored afterwards.
+  // counters, so autograd did not see the write. Here the version counters of the written leaves are incremented, and a
+  // backward is captured into a graph that is thrown away. Autograd raises its own error if and only if it saved one of
+  // these leaves for backward. The counters are restored afterwards.
   void check_writes(const std::vector<size_t>& written) const {
     std::vector<c10::VariableVersion> counters;
     for (const size_t i : written) {
@@ -201,8 +202,8 @@ class Recording {
     Tensors gradients;
     capture_as("backward", *graph, shared_->stream, [&] { gradients = differentiate(); });
     backward_ = std::move(graph);
-    // The gradients are copied out right after each replay, and only a replay writes to transient_memory. So their
-    // addresses are enough, and the memory need not be kept per recording.
+    // gradients_ must not keep the memory allocated, so that all backward graphs can share transient_memory. Tensors
+    // over the addresses are enough, because the gradients are copied out right after each replay.
     for (const auto& each : gradients) gradients_.push_back(alias_of(each));
   }
 
@@ -232,7 +233,8 @@ struct RecordingPool {
   std::vector<std::unique_ptr<Recording>> idle;
 };
 
-// Ends the lease of a recording after its backward: a captured recording becomes idle again.
+// Ends the lease of a recording. A captured recording becomes idle again; a recording that was never captured is
+// destroyed.
 struct ReturnToIdle {
   std::shared_ptr<RecordingPool> recordings;
   void operator()(Recording* recording) const {
@@ -293,7 +295,8 @@ class LayerGraphs {
     const auto& parameters = layer.parameters;
     const auto depends_on = tensors_requiring_grad(input_tensors(call), parameters.tensors);
     if (depends_on.empty()) return std::nullopt;
-    // A forward inside a selective checkpoint does not repeat either: the checkpoint keeps some of its results.
+    // A forward inside a selective checkpoint runs eagerly, too, because the checkpoint keeps results of single
+    // operations.
     const bool repeats =
         call.numbers && !layer.hooked && !layer.sharded && !kernels::ActivationCheckpointCache::current();
     const auto recordings = repeats ? recordings_of(recording_key(module, call, layer)) : nullptr;

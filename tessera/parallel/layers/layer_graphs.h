@@ -4,14 +4,14 @@
 //   graph_layers(layers, mesh->device());      // after activation checkpoints, before fully_shard
 //
 // Results do not change. A layer first runs eagerly until two backwards of a batch shape have run. Then it is captured,
-// and later calls replay it. A graph has memory of its own: inputs are copied into it, and results and gradients are
-// copied out. That memory, which includes the activations between forward and backward, stays allocated for each batch
-// shape in use and each forward whose backward has not run.
+// and later calls replay it. A graph has its own memory: inputs are copied into this memory, and results and gradients
+// are copied out. The memory, which includes the activations between forward and backward, stays allocated for each
+// batch shape in use and each forward whose backward has not run.
 //
-// A call runs eagerly if it does not repeat: with a KV cache, with more than four batch shapes, with hooks or sharding
-// on modules inside the layer, in a forward without autograd, and for rows of several documents. Such rows repeat if
-// attention reads the document lengths on the device (DecoderModel::pad_document_lists; 16-bit dtypes, no softcap,
-// head sizes that its kernels support).
+// These calls run eagerly: calls with a KV cache, calls with a fifth batch shape while four others are in use, calls of
+// layers inside which some module has hooks or is sharded, calls with gradients disabled, and calls for rows of several
+// documents. Rows of several documents can be replayed if attention reads the document lengths on the device
+// (DecoderModel::pad_document_lists; 16-bit dtypes, no softcap, head sizes that its kernels support).
 //
 // The graph runs inside the module's hooks, so sharding gathers and frees parameters as without it. The parameters must
 // have the same addresses in every call (fixed_addresses of FullyShardOptions and ReplicateOptions). Replays run on the

@@ -51,8 +51,8 @@ LayerSnapshot inspect_layer(nn::Module& layer) {
     out.sharded |= module.sharding() != nullptr;
   });
   const auto& parameters = out.parameters.tensors;
-  // Sharded modules below the layer hold their shards, which are DTensors, outside their own hooks; this is no tensor
-  // parallelism.
+  // If FSDP shards modules inside the layer, their parameters are DTensors here, because their hooks gather them later.
+  // This does not mean tensor parallelism.
   refuse_tensor_parallel_if(!out.sharded && std::ranges::any_of(parameters, is_dtensor));
   return out;
 }

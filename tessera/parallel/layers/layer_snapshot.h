@@ -16,15 +16,16 @@ struct LayerSnapshot {
   ForwardParameters parameters;
   std::vector<at::Tensor> buffers;
   std::vector<uint64_t> packed;  // PackedWeight::serial of each packed weight
-  // Some module below the layer has hooks (checkpoints do not count); some module below it is sharded.
+  // hooked: some module below the layer has hooks (activation checkpoints do not count). sharded: some module below the
+  // layer is sharded.
   bool hooked = false, sharded = false;
 };
 // Inspects all modules of a layer. Errors kConfig: a layer that cannot be a graph, with the reasons listed in
 // layer_graphs.h.
 LayerSnapshot inspect_layer(nn::Module& layer);
 
-// The key of a recording. A recording serves all calls with the same input shapes, dtypes, numbers and requires_grad
-// flags, and with parameters and buffers at the same addresses.
+// The key of a recording. A recording can be replayed for all calls with equal input shapes, dtypes, requires_grad
+// flags and ForwardCall::numbers, and with parameters and buffers at the same addresses.
 struct RecordingKey {
   std::vector<int64_t> shapes;  // shapes, dtypes, requires_grad, strides and ForwardCall::numbers in one list
   std::vector<uint64_t> packed;

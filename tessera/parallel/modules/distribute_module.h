@@ -11,7 +11,7 @@
 //         *outputs[0] = full_tensor(*outputs[0]);
 //       }});
 //
-// COLLECTIVE over the mesh. It may be called once on a module: a second call is an Error kShape.
+// COLLECTIVE over the mesh. distribute_module may be called only once on a module: a second call raises Error kShape.
 #pragma once
 
 #include <functional>
@@ -26,7 +26,8 @@ struct DistributeModuleOptions {
   // Called for the module (name "") and each module below it; may replace parameters and buffers. Parameters and
   // buffers that are plain afterwards are replicated with the values of the mesh's first rank.
   std::function<void(const std::string& name, nn::Module& module, const MeshPtr& mesh)> partition_fn = {};
-  // Called before and after the module's own forward; may replace the tensors among its inputs and outputs.
+  // input_fn is called before the forward of the module itself, and output_fn after it. They may replace the tensors
+  // among the inputs and outputs.
   std::function<void(nn::Module& module, nn::TensorRefs& inputs, const MeshPtr& mesh)> input_fn = {};
   std::function<void(nn::Module& module, nn::TensorRefs& outputs, const MeshPtr& mesh)> output_fn = {};
 };

@@ -10,8 +10,9 @@ namespace tessera {
 namespace {
 
 // Backward through a module begins when the gradient of one of its outputs is known and ends when the gradient of one
-// of its inputs is known, so tensor hooks on both mark the span. A module whose inputs need no gradient gets no end
-// hook: the engine callback at the end of backward closes its span.
+// of its inputs is known, so tensor hooks on outputs and inputs mark the begin and end of its span. If no input of a
+// module requires a gradient, no hook ends its span; a callback of the autograd engine ends the span at the end of
+// backward.
 void watch_outputs(const nn::TensorRefs& outputs, const std::string& name) {
   for (at::Tensor* output : outputs) {
     if (output->defined() && output->requires_grad()) {

@@ -38,7 +38,7 @@ struct Action {
   int micro_batch = -1;         // -1 for kUnshard, kReshard, kReduceGrad and kOverlap
   std::vector<Action> parts{};  // the actions of an overlap
 
-  // Parses an action. nullopt for blank text (a bubble). Error kFormat with torch's words for invalid text.
+  // Parses an action. nullopt for blank text (a bubble). Error kFormat, with torch's message, for invalid text.
   static std::optional<Action> parse(std::string_view text);
   std::string text() const;
   bool computes() const;  // F, B, I, W or an overlap

@@ -73,7 +73,7 @@ TimedRun run_table(const ScheduleTable& table, int stages, const ActionCosts& co
   return out;
 }
 
-// A table with more cells is not printed in messages.
+// A table with more cells than this is not printed in error messages.
 constexpr size_t kMaxPrintedCells = 4096;
 
 template <class... Args>
@@ -86,8 +86,9 @@ template <class... Args>
         shown ? " Full pipeline schedule:\n" : "", shown ? table.to_text(column) : "");
 }
 
-// Checks one rank's actions: they are computations within the extent, their stage is on this rank alone, each occurs
-// once, and after the actions of its own rank that it needs. Records the stages' ranks and the actions seen.
+// Checks the actions of one rank. Each must be a computation, its stage and micro-batch must be within `extent`, and
+// its stage must be on this rank alone. It must occur once, after the actions of the same stage and micro-batch that it
+// needs. Records the rank of each stage in `rank_of` and each action in `seen`.
 void check_rank(const ScheduleTable& table, size_t rank, const ScheduleExtent& extent, std::vector<int>& rank_of,
                 std::set<Action::Key>& seen) {
   for (const auto& [step, column] : steps_of(table.ranks[rank])) {
@@ -197,8 +198,8 @@ Simulation simulate(const Schedule& schedule, const ActionCosts& costs) {
   const auto timed_run = run_table(schedule.table, schedule.stages(), costs);
   Simulation out{
       .time = timed_run.time, .bubble_share = 1 - timed_run.busy / (timed_run.time * schedule.ranks()), .max_held = {}};
-  // A rank holds a micro-batch of a stage from F to B or W. The order within the row is enough to count them; time does
-  // not matter.
+  // A rank holds the activations of a (stage, micro-batch) from its F to its B or W. The order of the actions within
+  // the row is enough to count the held pairs.
   for (const auto& row : timed_run.rows) {
     int held = 0, max_held = 0;
     for (const auto& step : row) {
@@ -270,8 +271,8 @@ void check_lowered(const ScheduleTable& lowered, const std::vector<int>& rank_of
                 "send",
                 count[ActionKind::kSendForward], count[ActionKind::kReceiveForward], count[ActionKind::kSendBackward],
                 count[ActionKind::kReceiveBackward]);
-  // A send never blocks here and a receive needs its send, as in the executor. If every row runs to its end, the real
-  // ranks cannot deadlock.
+  // As in detail/execution.h, a send never blocks, and a receive can run only after its send. If every row runs to its
+  // end in this simulation, the ranks cannot deadlock.
   std::set<Action::Key> done;
   const auto ran = detail::run_in_rounds(rows, [&](size_t rank, const TableStep& step) {
     if (!lowered_can_run(step.action, done, rank_of)) return false;

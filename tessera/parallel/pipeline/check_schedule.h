@@ -2,7 +2,7 @@
 //
 //   auto rank_of = check_schedule(table, {.ranks = 4, .stages = 8, .micro_batches = 16});
 //   Simulation simulation = simulate(schedule, {.forward = 1, .backward = 2});
-//   simulation.bubble_share;            // 0.27: share of the time of all ranks
+//   simulation.bubble_share;            // 0.27: idle share of the time of all ranks
 //
 // Pure functions; no communication.
 #pragma once
@@ -21,9 +21,9 @@ struct ScheduleExtent {
 // the step, and shows the table.
 std::vector<int> check_schedule(const ScheduleTable& table, const ScheduleExtent& extent);
 
-// Checks a lowered table (lowering.h), whose actions run in order on every rank: each send has one receive, a receive
-// finds its send, and each computation has its inputs on its rank. Error kConfig lists the action that each rank waits
-// at.
+// Checks a lowered table (lowering.h), whose actions run in order on every rank: each send must have one receive, each
+// receive a send that runs before it, and the inputs of each computation must be on its rank. Error kConfig lists the
+// action that each rank waits at.
 void check_lowered(const ScheduleTable& lowered, const std::vector<int>& rank_of, int micro_batches);
 
 struct ActionCosts {

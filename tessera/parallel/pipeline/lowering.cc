@@ -23,7 +23,7 @@ std::vector<int> next_stages(const ActionRow& row, size_t first, int count) {
   return out;
 }
 
-// The stage on another rank that needs the result of the action; nullopt: there is none.
+// The stage that needs the result of the action and is on another rank; nullopt if there is none.
 std::optional<int> receiver_of(const Action& action, const std::vector<int>& rank_of) {
   const bool forward = action.kind == ActionKind::kForward;
   const bool backward = action.kind == ActionKind::kBackward || action.kind == ActionKind::kInputBackward;
@@ -34,7 +34,8 @@ std::optional<int> receiver_of(const Action& action, const std::vector<int>& ran
   return to;
 }
 
-// Whether the action's inputs from other stages are on this rank, or their receive is in its row already.
+// Whether each input of the action from another stage was computed on this rank, or its RECV is in this rank's row
+// already.
 bool has_inputs(const Action& action, const std::set<Action::Key>& done, int stages) {
   const int stage = action.stage, mb = action.micro_batch;
   const auto has = [&](int of, ActionKind kind) { return done.contains({of, kind, mb}); };
@@ -110,9 +111,9 @@ Actions merge_bw(const ActionRow& row) {
   return out;
 }
 
-// When an action is placed, its SEND follows in the same row and its RECV is appended to the receiver's row at once.
-// Both rows thus list the messages between two ranks in the same order, which NCCL needs: it matches messages by order,
-// not by tag.
+// When an action is added to a row, its SEND is added after it, and the RECV is appended to the receiver's row at once.
+// Both rows thus list the messages between two ranks in the same order. NCCL needs this, because it matches messages by
+// their order, not by a tag.
 std::vector<Actions> add_send_recv(const std::vector<Actions>& rows, const std::vector<int>& rank_of) {
   std::vector<Actions> out(rows.size());
   std::vector<std::set<Action::Key>> done(rows.size());
@@ -150,7 +151,7 @@ std::vector<Actions> add_send_recv(const std::vector<Actions>& rows, const std::
   return out;
 }
 
-// Sends and receives are added last: they are placed by simulating all rows, which must have their final order.
+// Sends and receives are added last, because add_send_recv() simulates all rows, which must have their final order.
 ScheduleTable lower(const Schedule& schedule) {
   std::vector<Actions> rows;
   for (const auto& row : schedule.table.ranks) {

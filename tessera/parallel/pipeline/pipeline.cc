@@ -65,8 +65,8 @@ StagePlan plan_pipeline(const ModelConfig& config, const PipelineOptions& option
                   options.table->ranks(), ranks);
     return plan_stages(config.num_hidden_layers, options.table->rank_of, options.layers_of_stages);
   }
-  // The ranks of stages do not depend on the number of micro-batches. Every schedule accepts two micro-batches per
-  // rank.
+  // The rank of each stage does not depend on the number of micro-batches. The number used here, two per rank, is one
+  // that every schedule accepts.
   const auto schedule = make_schedule(
       options.schedule, {.ranks = ranks, .stages_per_rank = options.stages_per_rank, .micro_batches = 2 * ranks});
   return plan_stages(config.num_hidden_layers, schedule.rank_of, options.layers_of_stages);
@@ -95,7 +95,7 @@ class Pipeline::DataParallelSwitches : public detail::DataParallelHooks {
     for (const int stage : gathered_) free_after_each(stage, true);
   }
 
-  // Only keeps the layers from being freed; the first forward gathers them.
+  // Does not gather the layers, but keeps them from being freed. The first forward gathers them.
   void unshard(int stage) override {
     if (!keeps_gathered_) return;
     gathered_.insert(stage);
@@ -111,12 +111,12 @@ class Pipeline::DataParallelSwitches : public detail::DataParallelHooks {
     const bool backward = action.kind == ActionKind::kBackward;
     if (backward && completes.all && step_options_.before_last_backward) step_options_.before_last_backward();
     if (!has_states_) return;
-    // A single stage: replicate() reads the switch in forward, too.
+    // With a single stage the switch is set before forwards, too, because replicate() reads it in forward.
     const bool whole = action.kind == ActionKind::kForward && plan_.stages() == 1;
     switch_on(action, backward || whole ? completes : Completes{}, (backward || whole) && reduce_each_);
   }
-  // A W sends its deferred gradients into the graph in several backwards, one per node. Reductions stay off meanwhile,
-  // and the accumulated gradients are reduced after it.
+  // Action W adds its deferred gradients by several backwards, one for each autograd node. Gradient reduction is off in
+  // these backwards, and the accumulated gradients are reduced here, after the action.
   void after(const Action& action, const Completes& completes) override {
     if (!has_states_ || action.kind != ActionKind::kWeightBackward) return;
     if (!reduce_each_ && !completes.all && !completes.stage) return;
@@ -194,8 +194,8 @@ const Schedule& Pipeline::schedule(int micro_batches) {
 }
 
 const detail::RankProgram& Pipeline::program(int micro_batches, bool with_gradients) {
-  // Lowered and checked once for each number of micro-batches. All ranks lower the same table, so an invalid schedule
-  // is an error on every rank before anything is sent.
+  // The table is lowered and checked once for each number of micro-batches. All ranks lower the same table, so an
+  // invalid schedule is an error on every rank before anything is sent.
   auto& program = programs_[{micro_batches, with_gradients}];
   if (program) return *program;
   if (with_gradients) {
@@ -229,8 +229,8 @@ at::Tensor Pipeline::step(const std::vector<ModelInputs>& micro_batches, const P
   check_micro_batches(micro_batches);
   const auto& actions = program(static_cast<int>(micro_batches.size()), true);
   auto* const tied = tied_slot();
-  // The gradients of a tied embedding are summed over two ranks after the step. A gradient from earlier steps has been
-  // summed already, so it is set aside here and added afterwards.
+  // The gradients of a tied embedding are summed over two ranks after the step. grad() from earlier steps has been
+  // summed over them already, so it is removed here and added after the sum.
   const at::Tensor before = tied != nullptr ? std::exchange(tied->parameter.mutable_grad(), {}) : at::Tensor();
   detail::Execution execution(model_, plan_, channel_.get(), micro_batches, step_options.loss_divisor);
   DataParallelSwitches switches(model_, plan_, step_options);
@@ -269,7 +269,7 @@ std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const G
   DistributedForward source{.device = is_dtensor(parameter) ? device_mesh(parameter)->device() : parameter.device(),
                             .group = group};
   if (group != nullptr && group->size() > 1) {
-    // The leader samples, so it must have logits: the first rank of the group with the last stage.
+    // The leader samples, so it must have the logits. It is the first rank of the group that has the last stage.
     const auto has_logits = comm::all_gather_bytes(*group, has_last_stage() ? "1" : "");
     source.leader = static_cast<int>(std::ranges::find_if(has_logits, [](const auto& each) { return !each.empty(); }) -
                                      has_logits.begin());

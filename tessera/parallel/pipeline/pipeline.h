@@ -1,5 +1,5 @@
-// Runs a model whose layers are split into pipeline stages over ranks, by the table of a schedule. The same executor
-// runs a whole model: one stage on one rank.
+// Runs a model whose layers are split into pipeline stages over ranks, in the order of a schedule's table. It also runs
+// a model that is not split, as one stage on one rank.
 //
 //   auto mesh = init_device_mesh(world, "cpu", {4, 2}, {"pp", "dp_shard"});
 //   PipelineOptions options{.mesh = mesh, .schedule = "1F1B"};
@@ -8,10 +8,11 @@
 //   Pipeline pipeline(*model, options);
 //   at::Tensor loss = pipeline.step(micro_batches, {.loss_divisor = label_tokens});    // COLLECTIVE
 //
-// One module holds all stages of a rank, so one optimizer, one state dict and one parallelize_model serve it. All ranks
-// of a pipeline pass the same micro-batches: tokens and labels are small, and only hidden states and their gradients
-// are sent. Gradients accumulate over micro-batches as in plain gradient accumulation. If the embedding is tied to a
-// head on another rank, both ranks sum the two gradients, and the two weights stay bitwise equal. Belongs to one rank.
+// One module holds all stages of a rank, so a rank needs only one optimizer, one state dict and one call of
+// parallelize_model. All ranks of a pipeline pass the same micro-batches: tokens and labels are small, and only hidden
+// states and their gradients are sent. Gradients accumulate over micro-batches as in plain gradient accumulation. If
+// the embedding is tied to a head on another rank, both ranks sum the two gradients, and the two weights stay bitwise
+// equal. Belongs to one rank.
 #pragma once
 
 #include <functional>
@@ -47,11 +48,11 @@ struct PipelineOptions {
 // The number of ranks of the pipeline, and this rank's index in it.
 int pipeline_ranks(const PipelineOptions& options);
 int pipeline_rank(const PipelineOptions& options);
-// The layers and the rank of each stage. Errors kConfig as make_schedule and plan_stages, and for a table of another
-// number of ranks.
+// Returns the layers and the rank of each stage. Errors kConfig as make_schedule and plan_stages, and for a table of
+// another number of ranks.
 StagePlan plan_pipeline(const ModelConfig& config, const PipelineOptions& options);
-// Removes the layers of other ranks' stages from the model, by plan_pipeline. A model on one rank stays whole. Errors
-// as plan_pipeline and keep_stages (stages.h).
+// Removes the layers of other ranks' stages from the model, as planned by plan_pipeline(). With one pipeline rank
+// nothing is removed. Errors as plan_pipeline and keep_stages (stages.h).
 void keep_stages(CausalLM& model, const PipelineOptions& options);
 
 struct PipelineStepOptions {
@@ -76,9 +77,10 @@ class Pipeline {
 
   // Runs forward and backward of all micro-batches (tokens and labels; the same number on every rank). The gradients
   // are complete afterwards. Returns the sum of the losses on the rank of the last stage, and 0 on other ranks: a
-  // float64 scalar on the device of the last stage; the host has not waited for it. COLLECTIVE over the pipeline, and
-  // as the model. Before anything is sent: Error kConfig for a number of micro-batches that the schedule cannot run,
-  // and when gradients are disabled; Error kShape for labels of another shape than the tokens.
+  // float64 scalar on the device of the last stage; the host has not waited for it. COLLECTIVE over the ranks of the
+  // pipeline, and over the groups in which the model communicates. Before anything is sent: Error kConfig for a number
+  // of micro-batches that the schedule cannot run, and when gradients are disabled; Error kShape for labels of another
+  // shape than the tokens.
   at::Tensor step(const std::vector<ModelInputs>& micro_batches, const PipelineStepOptions& step_options = {});
   // The sum of the losses as in step(), without gradients. COLLECTIVE as step.
   at::Tensor evaluate(const std::vector<ModelInputs>& micro_batches);
@@ -87,20 +89,20 @@ class Pipeline {
   at::Tensor logprobs(ModelInputs inputs, const at::Tensor& targets);
   // generate() through the stages, token by token. Each stage keeps the KV cache of its own layers, and one rank of the
   // last stage samples. Returns the same tokens on all ranks of `group`, which must hold all ranks of the model; null:
-  // the ranks of the pipeline. COLLECTIVE over the group and the pipeline. Context-parallel ranks all compute whole
-  // rows.
+  // the ranks of the pipeline. COLLECTIVE over the group and the pipeline. With context parallelism every rank computes
+  // with all tokens.
   std::vector<int64_t> generate(std::span<const int64_t> prompt, const GenerationOptions& options,
                                 comm::Group* group = nullptr);
-  // The parameters of this rank that the gradient norm counts here, for optim::get_grad_norm: all of them, except the
-  // tied embedding on the rank of the last stage, which the rank of the first stage counts.
+  // The parameters for which this rank calls optim::get_grad_norm: all parameters of this rank, except a tied embedding
+  // on the rank of the last stage, which the rank of the first stage counts.
   std::vector<at::Tensor> norm_parameters();
-  // The gradient norm over all stages, from the norm of this rank's counted parameters. Both have the form of
-  // optim::grad_norm_tensor. A NaN on any rank gives NaN. COLLECTIVE over the pipeline.
+  // Returns the gradient norm over all stages. own_norm is the norm of norm_parameters() of this rank. Both are tensors
+  // as optim::grad_norm_tensor returns them. A NaN on any rank gives NaN. COLLECTIVE over the pipeline.
   at::Tensor norm_over_stages(const at::Tensor& own_norm) const;
 
   bool has_last_stage() const { return plan_.last_rank() == rank_; }
   const StagePlan& plan() const { return plan_; }
-  // The schedule for this number of micro-batches. Error kConfig for a number that it cannot run.
+  // The schedule for this number of micro-batches. Error kConfig if the schedule cannot run this number.
   const Schedule& schedule(int micro_batches);
   // The largest number of (stage, micro-batch) pairs on this rank whose forward has run and whose backward has not, in
   // the last step.

@@ -63,7 +63,7 @@ std::string ScheduleTable::to_csv() const {
   return out;
 }
 
-// The format of torch's _format_pipeline_order.
+// The text has the format of torch's _format_pipeline_order.
 std::string ScheduleTable::to_text(std::optional<size_t> error_step) const {
   size_t steps = 0;
   for (const auto& row : ranks) steps = std::max(steps, row.size());

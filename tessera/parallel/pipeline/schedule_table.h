@@ -32,7 +32,7 @@ struct ScheduleTable {
   // names the line and the cell.
   static ScheduleTable from_csv(std::string_view csv, const std::string& name);
   std::string to_csv() const;
-  // One line per time step and one column per rank. The line of error_step is marked.
+  // Prints the table with one line per time step and one column per rank. The line of error_step is marked.
   std::string to_text(std::optional<size_t> error_step = std::nullopt) const;
   bool operator==(const ScheduleTable&) const = default;
 };

@@ -16,7 +16,8 @@
 
 namespace tessera::pipeline {
 
-// kLoop: stage s is on rank s mod ranks. kV: the direction changes after every `ranks` stages.
+// kLoop: stage s is on rank s mod ranks. kV: the direction changes after every `ranks` stages, for example ranks 0, 1,
+// 1, 0 for four stages.
 enum class StageStyle { kLoop, kV };
 // The rank of each stage. Error kConfig: `ranks` does not divide `stages`.
 std::vector<int> stage_to_rank(int ranks, int stages, StageStyle style);
@@ -50,8 +51,8 @@ struct ScheduleSize {
   int micro_batches = 1;
 };
 // Makes the table of a schedule. Errors kConfig, as torch: fewer micro-batches than stages (1F1B, DualPipeV);
-// micro-batches that are not a multiple of the number of rounds (the interleaved schedules); a number of stages per
-// rank other than two (the V schedules) or one (GPipe, 1F1B).
+// micro-batches that are not a multiple of the number of rounds, max(1, micro_batches / ranks) (the interleaved
+// schedules); a number of stages per rank other than two (ZBVZeroBubble, DualPipeV) or one (GPipe, 1F1B).
 Schedule make_schedule(std::string_view name, const ScheduleSize& size);
 // Makes a schedule from a table that was read from a file. Errors as check_schedule.
 Schedule schedule_of_table(ScheduleTable table, const std::string& name);

@@ -4,9 +4,9 @@
 //   auto model = make_model(config, {.device = at::kMeta});
 //   keep_stages(*model, plan, pp_rank);              // before parallelize_model, loading and the optimizer
 //
-// The remaining layers keep their FQNs (model.layers.7.mlp.up_proj.weight), so files, seeds and checkpoints mean the
-// same on every layout. In a model with tied embeddings, the rank of the last stage keeps the embedding, too, because
-// its weight is the head's weight. No communication.
+// The remaining layers keep their FQNs (model.layers.7.mlp.up_proj.weight), so the same files, seeds and checkpoints
+// can be used with every parallel layout. In a model with tied embeddings, the rank of the last stage keeps the
+// embedding, too, because its weight is the head's weight. No communication.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +37,9 @@ StagePlan plan_stages(int64_t layers, const std::vector<int>& rank_of,
 
 // The number of stages per rank. With layers_per_stage 0 it is 1 for a schedule with one stage per rank, else 2.
 // Otherwise there are ceil(layers / layers_per_stage) stages in total; `round` ("up", "down") rounds them to a multiple
-// of `ranks`. Error kConfig: stages that `ranks` do not divide without a `round`, another word for `round`, several
-// stages per rank for a schedule with one, or one stage per rank for a schedule with several.
+// of `ranks`. Error kConfig: a number of stages that `ranks` does not divide and an empty `round`; another word for
+// `round`; more than one stage per rank for a schedule that has one; one stage per rank for a schedule that has
+// several.
 int stages_per_rank(const ScheduleTraits& schedule, int64_t layers, int ranks, int64_t layers_per_stage = 0,
                     const std::string& round = "");
 

@@ -12,8 +12,8 @@ void QKNormParallel::apply(nn::Module& module, const StyleContext& context) cons
   constexpr int64_t kHeads = 2;
   mark_distributed_once(module, context.path);
   context.replicate_plain(module);
-  // Whether the current call has a DTensor input: the output hook must return the same kind. One flag is enough,
-  // because a module belongs to one rank and does not call itself.
+  // Whether the input of the current call is a DTensor. If not, the output hook returns a plain tensor. One flag is
+  // enough, because a module belongs to one rank and does not call itself.
   const auto distributed = std::make_shared<bool>(false);
   module.register_forward_pre_hook(
       [mesh = context.mesh, path = context.path, distributed](nn::Module&, nn::TensorRefs& inputs) {

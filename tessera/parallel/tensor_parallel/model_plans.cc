@@ -56,7 +56,7 @@ struct PlanShape {
 
 // Turns base_plan into sequence parallelism: the row-wise projections reduce-scatter to Shard(1) instead of
 // all-reducing, norms run on sequence shards, and the norms before projections all-gather. The input styles of
-// attention and MLP go, because their input is already a replicated DTensor.
+// attention and MLP are removed, because their inputs are already replicated DTensors.
 void add_sequence_parallelism(ParallelPlan& plan, const std::string& inner, const PlanShape& shape) {
   const std::string layer = inner + ".layers.*.";
   const auto scattered_rows =
@@ -189,7 +189,7 @@ StylePtr translate_parallel_style(std::string_view style) {
 }
 
 // transformers' patterns are relative to the decoder, the plan's patterns to the model. Where transformers gathers the
-// logits, they stay sharded here over the vocabulary, as the loss reads them.
+// logits, they stay sharded here over the vocabulary, because the loss reads sharded logits.
 ParallelPlan get_hf_tp_plan(const CausalLM& model) {
   const auto& config = model.config();
   const auto& keys = family_of(config.architecture).plan;

@@ -5,8 +5,9 @@
 //   ParallelPlan own = resolve_plan(*model, PlanFile{"plan.yaml"}, /*sequence_parallel=*/false).plan;
 //
 // The plans of the families shard the vocabulary, the attention heads and the intermediate size of the MLP. The
-// residual stream is replicated, or with sequence parallelism sharded along the sequence as DTensors that know their
-// uneven sizes. docs/design/tensor_parallel.md lists the differences from NeMo's plans. No communication. Thread-safe.
+// residual stream is replicated, or with sequence parallelism sharded along the sequence, as DTensors, so that shards
+// of uneven size are allowed. docs/design/tensor_parallel.md lists the differences from NeMo's plans. No communication.
+// Thread-safe.
 #pragma once
 
 #include <filesystem>
@@ -38,8 +39,8 @@ ParallelPlan with_overlap(const CausalLM& model, const ParallelPlan& plan);
 // style".
 StylePtr translate_parallel_style(std::string_view style);
 
-// The plan of transformers: base_model_tp_plan in config.json if it exists, else the plan of the model class. The
-// embedding is sharded by rows in addition, and the logits of the head stay sharded. Styles for experts (ep_router,
+// The plan of transformers: base_model_tp_plan in config.json if it exists, else the plan of the model class. In
+// addition the embedding is sharded by rows, and the logits of the head stay sharded. Styles for experts (ep_router,
 // grouped_gemm, packed_colwise and similar) are left out, because experts are sharded over a mesh of their own. Error
 // kConfig if transformers has no plan for the model.
 ParallelPlan get_hf_tp_plan(const CausalLM& model);
@@ -57,11 +58,11 @@ using PlanChoice = std::variant<AutoPlan, HfPlan, ParallelPlan, PlanFile, std::f
 
 struct ResolvedPlan {
   ParallelPlan plan;
-  bool custom = false;  // a plan of the user, whose unmatched patterns deserve a warning
+  bool custom = false;  // a plan of the user; a pattern that matches no module is logged as a warning
 };
-// The plan for a choice. sequence_parallel is ignored for a custom plan. Errors kConfig: a custom plan that is empty,
-// cannot be read, or comes from a function that fails (the message names the three forms of a custom plan); sequence
-// parallelism with transformers' plan; a family without any plan.
+// Returns the plan for `choice`. sequence_parallel is ignored for a custom plan. Errors kConfig: a custom plan that is
+// empty, cannot be read, or comes from a function that fails (the message names the three forms of a custom plan);
+// sequence parallelism with transformers' plan; a family without any plan.
 ResolvedPlan resolve_plan(const CausalLM& model, const PlanChoice& choice, bool sequence_parallel);
 // The choice that a recipe states: "auto", "hf" or the path of a plan file.
 PlanChoice parse_plan_choice(const std::string& text);

@@ -37,7 +37,7 @@ struct ChunkedTokens {
   int64_t begin(int64_t chunk) const { return max_tokens * chunk / chunks; }
   int64_t length(int64_t chunk) const { return begin(chunk + 1) - begin(chunk); }
 
-  // [B, own, d] to [max_tokens, B, d], with zeros after the own tokens.
+  // Turns [B, own tokens, d] into [max_tokens, B, d], with zeros after this rank's tokens.
   at::Tensor own_rows(const at::Tensor& x) const {
     const auto rows = x.transpose(0, 1);
     if (own() == max_tokens) return rows.contiguous();
@@ -45,7 +45,7 @@ struct ChunkedTokens {
     padded.narrow(0, 0, own()).copy_(rows);
     return padded;
   }
-  // [B, tokens, d] to [ranks, max_tokens, B, d], with zeros after the last token.
+  // Turns [B, tokens, d] into [ranks, max_tokens, B, d], with zeros after the last token.
   at::Tensor all_rows(const at::Tensor& x) const {
     auto rows = x.transpose(0, 1);
     if (ranks * max_tokens != options.tokens) {
@@ -132,7 +132,7 @@ void add_outer(at::Tensor& sum, const at::Tensor& left, const at::Tensor& right)
 
 // Forward all-gathers chunk c + 1 while chunk c is multiplied with all weights. The gathered chunks are saved, so
 // backward does not gather again. Backward computes the gradient of a chunk of x, starts its reduce-scatter, and
-// computes the weights' gradients of that chunk while it runs.
+// computes the weights' gradients of that chunk while the reduce-scatter runs.
 struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, at::TensorList weights,
                                const OverlapOptions& options) {

@@ -5,8 +5,8 @@
 //   at::Tensor part = scattered_product(y, w, along);           // from all tokens: the product for this rank's tokens
 //
 // Tokens are sharded as by Shard(1); the number of ranks need not divide their number. All functions and their
-// backwards are COLLECTIVE over `along`, and all ranks must pass the same number of chunks. Differentiable once. Plain
-// tensors. Errors kShape.
+// backwards are COLLECTIVE over `along`, and all ranks must pass the same number of chunks. The functions take plain
+// tensors, are differentiable once, and raise Error kShape for wrong shapes.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -43,7 +43,7 @@ bool parse_boolean(const YAML::Node& node, const std::string& where) {
   return text == "true";
 }
 
-// A style written as {style, input, output, local}.
+// Parses a style that is written as a map {style, input, output, local}.
 StylePtr style_with_layouts(const YAML::Node& node, const std::string& where) {
   std::string name;
   LayoutOptions options;

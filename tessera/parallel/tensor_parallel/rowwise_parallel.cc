@@ -24,7 +24,7 @@ void RowwiseParallel::apply(nn::Module& module, const StyleContext& context) con
                 "[parallel.style] {}: RowwiseParallel of an embedding needs input_layout Replicate, found {}.",
                 context.path, to_string(declared));
   mark_distributed_once(module, context.path);
-  // The weight knows the global size of the input's last dim. It is read before the weight is sharded.
+  // The global size of the input's last dim is that of the weight's dim 1. It is read before the weight is sharded.
   const int64_t in_features = embedding ? -1 : weight_sizes(*linear).second;
   for (auto& slot : module.own_parameters()) {
     const bool columns = !embedding && slot.parameter.dim() == 2;

@@ -23,13 +23,13 @@
 
 namespace tessera {
 
-// For every parameter of a module, all slots that share the same tensor. A style that shards one of several tied
-// parameters thus shards all of them.
+// Finds, for a parameter slot, all slots below `root` that hold the same tensor. With it a style that shards one of
+// several tied parameters shards all of them.
 class TiedParameters {
  public:
   explicit TiedParameters(nn::Module& root);
-  // All slots tied to `slot`, including `slot` itself. Correct while the slots hold the tensors that they held when
-  // this object was made.
+  // All slots tied to `slot`, including `slot` itself. The result is correct only while the slots hold the tensors that
+  // they held when this object was made.
   std::vector<nn::ParameterSlot*> of(nn::ParameterSlot& slot) const;
 
  private:
@@ -45,9 +45,9 @@ struct StyleContext {
   const TiedParameters* tied = nullptr;
   std::set<nn::Module*>* styled = nullptr;  // modules that have a style; a style that creates modules adds them
 
-  // Makes a parameter, and all parameters tied to it, DTensors with this placement. On the meta device nothing is
-  // communicated. Error kConfig where a tied parameter is a DTensor with another placement already. COLLECTIVE over the
-  // mesh with src_data_rank.
+  // Makes the parameter in `slot`, and all parameters tied to it, DTensors with `placement`. On the meta device nothing
+  // is communicated. Error kConfig where a tied parameter is a DTensor with another placement already. COLLECTIVE over
+  // the mesh with src_data_rank.
   void distribute(nn::ParameterSlot& slot, const Placement& placement) const;
   // Makes all plain parameters and buffers of the module replicated DTensors with this rank's values. No communication.
   void replicate_plain(nn::Module& module) const;
@@ -64,7 +64,7 @@ class ParallelStyle {
   // mesh with src_data_rank, unless the parameters are on the meta device. Error kConfig for a module that the style
   // does not support.
   virtual void apply(nn::Module& module, const StyleContext& context) const = 0;
-  // The style as text: "ColwiseParallel(R -> S(-1), local)".
+  // Describes the style as text, for example "ColwiseParallel(R -> S(-1), local)".
   virtual std::string describe() const = 0;
 };
 using StylePtr = std::shared_ptr<const ParallelStyle>;

@@ -76,8 +76,8 @@ class SequenceParallelAllGatherActivation : public SequenceParallel {
 };
 
 // A rotary embedding that is called with (hidden states, positions). The hidden states are sharded along the sequence,
-// the positions are replicated. Plain hidden states must have the same local shape on all ranks, and a check for that
-// is COLLECTIVE; Error kShape where shapes differ. Semantics of NeMo RL.
+// the positions are replicated. Plain hidden states must have the same local shape on all ranks: a COLLECTIVE check
+// raises Error kShape if shapes differ. Semantics of NeMo RL.
 class RotaryEmbedParallel : public SequenceParallel {
  public:
   using SequenceParallel::SequenceParallel;
@@ -87,8 +87,8 @@ class RotaryEmbedParallel : public SequenceParallel {
 
 // A norm over the elements of each head, between a column-wise projection and attention. Its input is [B, T, heads,
 // head_dim], sharded over the heads. The weight is replicated, and its gradient is summed over the ranks. A plain input
-// gives a plain output; a DTensor input must be Shard(2), else Error kShape. NeMo's Qwen3QKNorm, and transformers'
-// replicated_with_grad_allreduce.
+// gives a plain output; a DTensor input must be Shard(2), else Error kShape. Semantics of NeMo's Qwen3QKNorm and of
+// transformers' replicated_with_grad_allreduce.
 class QKNormParallel : public ParallelStyle {
  public:
   void apply(nn::Module& module, const StyleContext& context) const override;
@@ -97,7 +97,7 @@ class QKNormParallel : public ParallelStyle {
 
 // The key or value projection of attention with fewer key-value heads than ranks, where the number of ranks is a
 // multiple of the heads. The weight is replicated. Each rank returns the one head that its query heads read. Error
-// kConfig for a module that is no such Linear.
+// kConfig for a module that is not a Linear, and if kv_heads does not divide the weight's rows or the number of ranks.
 class ReplicatedKeyValue : public ParallelStyle {
  public:
   explicit ReplicatedKeyValue(int64_t kv_heads) : kv_heads_(kv_heads) {}
@@ -129,7 +129,8 @@ class PrepareModuleInput : public ParallelStyle {
   PrepareModuleInputOptions options_;
 };
 
-// The same for the tensors among a module's outputs.
+// Placements of the tensors among a module's outputs, and the placements that they are redistributed to. Semantics and
+// errors as PrepareModuleInputOptions.
 struct PrepareModuleOutputOptions {
   Layouts output_layouts = {};
   Layouts desired_output_layouts = {};
@@ -145,7 +146,7 @@ class PrepareModuleOutput : public ParallelStyle {
   PrepareModuleOutputOptions options_;
 };
 
-// PrepareModuleInput and PrepareModuleOutput on one module.
+// Applies PrepareModuleInput and PrepareModuleOutput to one module.
 class PrepareModuleInputOutput : public ParallelStyle {
  public:
   PrepareModuleInputOutput(PrepareModuleInputOptions input, PrepareModuleOutputOptions output);

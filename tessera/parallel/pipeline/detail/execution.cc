@@ -29,7 +29,7 @@ RankProgram::RankProgram(const ActionRow& row, bool splits_backward) {
       actions.push_back(std::move(step));
     }
   }
-  // One pass over the actions. `forward` is the last computation if it was a forward.
+  // `forward` is the computation before actions[i] if it is a forward, else null.
   const Action* forward = nullptr;
   for (size_t i = 0; i < actions.size(); ++i) {
     const auto& action = actions[i];
@@ -54,8 +54,8 @@ Execution::Execution(CausalLM& model, const StagePlan& plan, StageChannel* chann
       loss_divisor_(loss_divisor),
       runner_(model, micro_batches) {}
 
-// The forward that belongs to the completing backward counts, too, because data parallelism reads its switches in
-// forward.
+// Completes::all is also true for the forward of the backward that completes all gradients, because replicate() reads
+// in forward whether to synchronise.
 DataParallelHooks::Completes Execution::completes(const RankProgram& program, size_t position) const {
   const auto &action = program.actions[position], &last = program.actions[program.last];
   const bool forward_of_last =
@@ -66,8 +66,9 @@ DataParallelHooks::Completes Execution::completes(const RankProgram& program, si
 }
 
 void Execution::run(const RankProgram& program, DataParallelHooks* hooks) {
-  // Aborts the group from a destructor, while the error unwinds the stack: messages that are dropped during unwinding
-  // are abandoned. In a catch block their destructors would wait for peers that may never answer.
+  // If an error leaves run(), aborts the process group. This is done in a destructor during stack unwinding, because
+  // then the destructors of pending messages abandon them. In a catch block these destructors would wait for peers that
+  // may never answer.
   struct AbortOnError {
     StageChannel* channel;
     int unwinding = std::uncaught_exceptions();
@@ -131,7 +132,8 @@ void Execution::forward(const Action& action, const RankProgram& program) {
     if (stage_output.defined()) results_[action.micro_batch] = stage_output;
     return;
   }
-  // Stored under the next stage, whether it is on this rank or its tensor is sent by the next SEND_F.
+  // The output is stored under the key of the next stage. If that stage is on another rank, SEND_F takes the output
+  // from there and sends it.
   hidden_[{action.stage + 1, action.micro_batch}] = stage_output;
 }
 
@@ -152,8 +154,8 @@ void Execution::backward(const Action& action) {
 
 void Execution::exchange(const Action& action) {
   const StageMicroBatch key{action.stage, action.micro_batch};
-  // A stage's output is stored under the next stage and its input's gradient under the stage before, so a SEND finds
-  // them there.
+  // forward() stores the output of a stage under the key of the next stage, and backward() stores the gradient of the
+  // stage's input under the key of the stage before. SEND_F and SEND_B take the tensors from there.
   const StageMicroBatch next{action.stage + 1, action.micro_batch}, previous{action.stage - 1, action.micro_batch};
   const auto tokens = inputs(action.micro_batch).tokens.sizes();
   switch (action.kind) {

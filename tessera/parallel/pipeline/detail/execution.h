@@ -12,9 +12,9 @@
 
 namespace tessera::pipeline::detail {
 
-// A rank's actions, and facts about them that the executor needs in advance.
+// The actions of a rank in order, and data about later actions that Execution needs.
 struct RankProgram {
-  // splits_backward false: I becomes B, and W is removed.
+  // If splits_backward is false, each I is replaced by a B, and each W is removed.
   RankProgram(const ActionRow& row, bool splits_backward);
 
   std::vector<Action> actions;                  // overlaps are split into their parts
@@ -28,8 +28,8 @@ struct RankProgram {
 // and RESHARD.
 class DataParallelHooks {
  public:
-  // Which gradients of the rank are complete after the action. `all` is also true for the forward that belongs to the
-  // completing backward.
+  // Which gradients of this rank are complete after the action. `all`: the gradients of all parameters. It is also true
+  // for the forward of the backward that completes them.
   struct Completes {
     bool all = false;
     bool stage = false;  // the gradients of the action's stage
@@ -45,13 +45,13 @@ class Execution {
  public:
   Execution(CausalLM& model, const StagePlan& plan, StageChannel* channel,
             const std::vector<ModelInputs>& micro_batches, double loss_divisor);
-  // Runs the program. hooks: null without gradients. An error on one rank ends the step with an error on all ranks of
-  // the pipeline.
+  // Runs the actions of the program. hooks: null if gradients are disabled. An error on one rank ends the step with an
+  // error on all ranks of the pipeline.
   void run(const RankProgram& program, DataParallelHooks* hooks);
   const at::Tensor& loss() const { return runner_.loss(); }
   int max_held() const { return runner_.max_held(); }
-  // The model's output for a micro-batch without labels: log-probs of its targets, or logits. On the rank of the last
-  // stage; undefined on other ranks.
+  // The model's output for a micro-batch without labels: log-probs of its targets, or logits. It is undefined on ranks
+  // without the last stage.
   at::Tensor result(int micro_batch) const {
     const auto found = results_.find(micro_batch);
     return found == results_.end() ? at::Tensor() : found->second;
@@ -73,8 +73,8 @@ class Execution {
   const std::vector<ModelInputs>& micro_batches_;
   double loss_divisor_;
   StageRunner runner_;
-  // Tensors by the (stage, micro-batch) that will use them: results of this rank's stages, for this rank or to be sent,
-  // and messages that arrive.
+  // Tensors under the (stage, micro-batch) that will use them. hidden_ and gradients_: results of this rank's stages,
+  // which a stage of this rank uses or a SEND sends. hidden_in_ and gradients_in_: tensors that are being received.
   std::map<StageMicroBatch, at::Tensor> hidden_, gradients_;
   std::map<StageMicroBatch, PendingHiddenState> hidden_in_, gradients_in_;
   std::map<int, at::Tensor> results_;  // by micro-batch

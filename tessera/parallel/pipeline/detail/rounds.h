@@ -1,4 +1,4 @@
-// Runs rows of steps that depend on one another, as far as possible.
+// Runs rows of steps that depend on one another, until no step can run.
 #pragma once
 
 #include <cstddef>

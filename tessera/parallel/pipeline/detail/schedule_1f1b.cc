@@ -44,8 +44,9 @@ ScheduleRows with_bubbles(const ScheduleRows& rows, bool one_stage_per_rank) {
   return out;
 }
 
-// The order in which torch's Schedule1F1B runs. (torch's own table of that order begins with micro-batch 1 on the last
-// rank.) Rank r runs ranks - 1 - r warm-up forwards, then one forward and one backward in turn.
+// The order in which torch's Schedule1F1B runs its actions. (It differs from torch's table for Schedule1F1B, whose last
+// rank begins with micro-batch 1.) Rank r runs ranks - 1 - r warm-up forwards, then one forward and one backward in
+// turn.
 ScheduleRows one_forward_one_backward_rows(const ScheduleSize& size) {
   const int n = size.micro_batches, ranks = size.ranks;
   TESSERA_CHECK(n >= ranks, ErrorKind::kConfig,
@@ -66,8 +67,9 @@ ScheduleRows one_forward_one_backward_rows(const ScheduleSize& size) {
   return with_bubbles(rows, /*one_stage_per_rank=*/true);
 }
 
-// All forwards, then all backwards. The first forward of rank r waits for r hops, and its first backward for the way to
-// the last rank and back.
+// Each row has all forwards and then all backwards. Rank r starts with r bubbles, while the first hidden state passes
+// the ranks before it. Before its first backward it has 2 * (ranks - 1 - r) bubbles, for the forwards and backwards of
+// the ranks after it.
 ScheduleRows forwards_then_backwards_rows(const ScheduleSize& size, bool last_first) {
   ScheduleRows rows;
   for (int rank = 0; rank < size.ranks; ++rank) {

@@ -7,11 +7,12 @@ namespace tessera::pipeline::detail {
 
 using ScheduleRows = std::vector<ActionRow>;
 
-// Inserts bubbles before each action whose input is not ready, if every action takes one time step. With one stage per
-// rank this delays forwards and backwards, otherwise forwards alone (torch's _add_bubbles_to_actions).
+// Inserts bubbles before each action whose input is not ready, assuming that every action takes one time step. With one
+// stage per rank forwards and backwards are delayed, otherwise only forwards. Semantics of torch's
+// _add_bubbles_to_actions.
 ScheduleRows with_bubbles(const ScheduleRows& rows, bool one_stage_per_rank);
 
-// GPipe and LoopedBFS. last_first: backwards start with the last micro-batch.
+// The rows of GPipe and LoopedBFS. last_first: backwards start with the last micro-batch.
 ScheduleRows forwards_then_backwards_rows(const ScheduleSize& size, bool last_first);
 ScheduleRows one_forward_one_backward_rows(const ScheduleSize& size);
 ScheduleRows interleaved_rows(const ScheduleSize& size, bool zero_bubble);

@@ -8,9 +8,9 @@
 namespace tessera::pipeline::detail {
 namespace {
 
-// Builds the row of one rank of a V schedule. The rank has two stages: way 0 is the stage on the way down the ranks,
-// way 1 the stage on the way up. For each way and kind of action it counts the next micro-batch. A whole backward (B)
-// counts as I and W.
+// Builds the row of one rank of a V schedule. The rank has two stages. Way 0 is its stage on the way from the first to
+// the last rank, and way 1 its stage on the way back. done_ counts the actions of each way and kind, so the count is
+// the next micro-batch. A whole backward (B) is counted as an I and a W.
 class VRow {
  public:
   VRow(int ranks, int rank) : stages_{rank, 2 * ranks - 1 - rank} {}
@@ -106,8 +106,8 @@ ActionRow zbv_row(const ScheduleSize& size, int rank) {
   return actions;
 }
 
-// The eight steps of torch's ScheduleDualPipeV. From the middle of the last backwards on, backward is split, and the W
-// actions fill the bubbles at the end.
+// The eight steps of torch's ScheduleDualPipeV. From the middle of step 6 on, backwards are split into I and W, and the
+// W actions fill the bubbles at the end.
 ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
   const int ranks = size.ranks, behind = ranks - rank - 1;
   VRow row(ranks, rank);
@@ -148,7 +148,7 @@ ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
     split = split || (half && rank % 2 == 0);
     backward(0);
   }
-  // Steps 7 and 8: the W actions that wait, with the last backwards of way 0 between them.
+  // Steps 7 and 8: the remaining W actions, with the last backwards of way 0 between them.
   for (int i = 0; i < behind; ++i) {
     row.oldest_weight();
     backward(0);

@@ -107,8 +107,8 @@ at::Tensor StageChannel::local_tensor_for_send(const at::Tensor& tensor, const H
 
 void StageChannel::send_forward(const Address& to, const at::Tensor& hidden, c10::IntArrayRef tokens) {
   const c10::NoGradGuard no_grad;
-  // The first hidden state of a token shape is preceded by its header. The receiver keeps the same table under the same
-  // key, so both sides agree on whether a header is sent.
+  // The first hidden state of a token shape is preceded by its header. The sender's sent_forms_ and the receiver's
+  // received_forms_ have the same keys, so both ranks know whether a header is sent.
   const auto [known, fresh] = sent_forms_.try_emplace({to.stage, tokens.vec()});
   if (fresh) {
     known->second = form_of(hidden);
@@ -126,7 +126,7 @@ PendingHiddenState StageChannel::receive_forward(const Address& from, c10::IntAr
   }
   const auto& form = known->second;
   auto part = at::empty(form.local, at::TensorOptions(form.dtype).device(device_));
-  // Only the header is waited for. The hidden state arrives while the rank computes;
+  // This function waits for the header alone. The hidden state arrives while the rank computes;
   // PendingHiddenState::wait_for_tensor() waits for it.
   auto pending = comm::recv(*group_, part, from.rank, tag_of(from, kForwardMessage));
   return {std::move(part), std::move(pending), form, tensor_parallel_};
@@ -134,13 +134,14 @@ PendingHiddenState StageChannel::receive_forward(const Address& from, c10::IntAr
 
 void StageChannel::send_backward(const Address& to, const at::Tensor& gradient, c10::IntArrayRef tokens) {
   const c10::NoGradGuard no_grad;
-  // This rank received the hidden state as stage to.stage + 1; the gradient goes back in the same form.
+  // This rank received the hidden state as the input of stage to.stage + 1. The gradient is sent back in the same
+  // HiddenStateForm.
   const auto& form = received_forms_.at({to.stage + 1, tokens.vec()});
   send(local_tensor_for_send(gradient, form), to.rank, tag_of(to, kBackwardMessage));
 }
 
 PendingHiddenState StageChannel::receive_backward(const Address& from, c10::IntArrayRef tokens) {
-  // This rank sent the hidden state to stage from.stage + 1; the gradient comes back in the same form.
+  // This rank sent the hidden state to stage from.stage + 1. The gradient has the same HiddenStateForm.
   const auto& form = sent_forms_.at({from.stage + 1, tokens.vec()});
   auto part = at::empty(form.local, at::TensorOptions(form.dtype).device(device_));
   auto pending = comm::recv(*group_, part, from.rank, tag_of(from, kBackwardMessage));

@@ -2,8 +2,8 @@
 //
 // A stage's output may be a DTensor of tensor parallelism. Then its local tensor is sent, to the rank with the same
 // tensor-parallel index in the other stage. A header message before the first hidden state of each token shape
-// announces the dtype, sizes and placement; gradients have the same form. Each direction, stage and micro-batch has its
-// own message tag. Belongs to one rank.
+// announces the dtype, sizes and placement, which the gradient of the hidden state must have, too. Each direction,
+// stage and micro-batch has its own message tag. Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -46,8 +46,8 @@ class StageChannel {
     int rank = 0;                    // of the peer, in the group
     int stage = 0, micro_batch = 0;  // the stage that receives, and the micro-batch
   };
-  // Send and receive hidden states. send_forward() sends `hidden` without a copy where it is contiguous, and keeps it
-  // alive until it has been read. tokens: the sizes of the micro-batch's tokens.
+  // Send and receive hidden states. send_forward() sends `hidden` without a copy if it is contiguous, and keeps it
+  // alive until the receiver has read it. tokens: the sizes of the micro-batch's tokens.
   void send_forward(const Address& to, const at::Tensor& hidden, c10::IntArrayRef tokens);
   PendingHiddenState receive_forward(const Address& from, c10::IntArrayRef tokens);
   // Send and receive the gradient of a hidden state, in the opposite direction. The hidden state must have been
@@ -71,7 +71,7 @@ class StageChannel {
   std::shared_ptr<comm::Group> group_;
   MeshPtr tensor_parallel_;
   c10::Device device_;
-  // By receiving stage and sizes of the tokens.
+  // The key is the receiving stage and the sizes of the micro-batch's tokens.
   std::map<std::pair<int, std::vector<int64_t>>, HiddenStateForm> sent_forms_, received_forms_;
   std::list<comm::PendingCollective> sends_;
 };

@@ -35,9 +35,9 @@ StageRunner::~StageRunner() {
   if (dropout_) dropout_->end_step();
 }
 
-// Runs the model inside a scope of deferred gradients in two cases. If the backward is split, its action I defers the
-// gradients of linear weights to its action W. If the head's gradient goes to its parameter at once, the fused loss
-// defers it during forward, scaled like the loss that backward would start from.
+// Runs the model inside a WeightGradStore::Scope in two cases. With splits_backward, the store keeps what action W
+// needs to compute the gradients of linear weights. With accumulates_head_gradient, the fused loss puts the gradient of
+// the head's weight into the store during forward, divided by loss_divisor like the loss.
 at::Tensor StageRunner::run_model(PendingBackward& pending, ModelInputs&& inputs, const ForwardOptions& options) {
   pending.weights = std::make_unique<WeightGradStore>();
   pending.weights->stores_weight_gradients = options.splits_backward;
@@ -71,8 +71,8 @@ at::Tensor StageRunner::forward(int stage, int micro_batch, ModelInputs inputs, 
   const bool gives_result = is_last && !inputs.labels.defined();
   const auto output = run_model(pending, std::move(inputs), options);
   if (gives_result) return output.detach();
-  // The graph is kept through the loss, or through the edge of the output. The output tensor itself is not kept: it is
-  // freed when the next stage or the send has read it.
+  // pending.loss, or pending.output (an edge of the graph), keeps the autograd graph alive. The output tensor itself is
+  // not kept: it is freed when the next stage or the send has read it.
   at::Tensor output_value;
   if (is_last) {
     pending.loss = output / options.loss_divisor;
@@ -90,8 +90,9 @@ at::Tensor StageRunner::forward(int stage, int micro_batch, ModelInputs inputs, 
   return output_value;
 }
 
-// Starts from the kept loss on the last stage, else from the edge of the output with the received gradient. With
-// keep_weights the entry stays until weight_backward, because it holds the deferred gradients.
+// On the last stage, backward starts from the kept loss; on other stages, from the edge of the output with the received
+// gradient. With keep_weights the entry of pending_ stays until weight_backward(), because it holds the deferred weight
+// gradients.
 at::Tensor StageRunner::backward(int stage, int micro_batch, const at::Tensor& gradient, bool keep_weights) {
   const auto found = pending_.find({stage, micro_batch});
   TESSERA_CHECK(found != pending_.end(), ErrorKind::kInternal,

@@ -1,8 +1,8 @@
 // Runs forward and backward of micro-batches through one rank's stages, and holds the state between them.
 //
-// A stage's output is freed once the next stage has it: backward starts from the output's edge in the graph. Between
-// forward and backward a micro-batch holds its input (a leaf), its graph, and on the last stage its loss. Belongs to
-// one rank.
+// A stage's output is freed when the next stage has read it, because backward starts from the output's edge in the
+// autograd graph. Between forward and backward of a micro-batch this object holds its input (a leaf), its graph, and on
+// the last stage its loss. Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,14 +23,16 @@ namespace tessera::pipeline::detail {
 struct ForwardOptions {
   double loss_divisor = 1;
   bool splits_backward = false;  // the actions I and W will follow
-  // The head's weight gradient, which the fused loss computes in forward, is added to the parameter at once. Set when
-  // the backward does not follow directly, so it is not held for each micro-batch in flight.
+  // The gradient of the head's weight, which the fused loss computes in forward, is added to grad() of the parameter at
+  // once. This is set if other actions come between the forward and its backward, so that the gradient is not held for
+  // each micro-batch in flight.
   bool accumulates_head_gradient = false;
 };
 
 class StageRunner {
  public:
-  // The micro-batches of the step, whose row counts adapter dropout needs. The model must outlive this object.
+  // micro_batches: all micro-batches of the step; adapter dropout needs their numbers of rows. The model must outlive
+  // this object.
   StageRunner(CausalLM& model, const std::vector<ModelInputs>& micro_batches);
   ~StageRunner();
   StageRunner(const StageRunner&) = delete;
@@ -38,13 +40,13 @@ class StageRunner {
 
   // Runs the forward of a stage. hidden: the stage's input, undefined on the first stage. Returns the stage's output
   // without a graph. The last stage with labels returns an undefined tensor and keeps the loss; without labels it
-  // returns the model's output (log-probs of targets, or logits). inputs.stage: none where one stage is the whole
-  // model. COLLECTIVE as the model.
+  // returns the model's output (log-probs of targets, or logits). inputs.stage: none if one stage is the whole model.
+  // COLLECTIVE over the groups in which the model's forward communicates.
   at::Tensor forward(int stage, int micro_batch, ModelInputs inputs, const at::Tensor& hidden,
                      const ForwardOptions& options);
   // Runs the backward of a stage. gradient: the gradient of the stage's output, undefined on the last stage. Returns
   // the gradient of the stage's input, undefined on the first stage. keep_weights: the gradients of linear weights are
-  // deferred to weight_backward. COLLECTIVE as the model.
+  // deferred to weight_backward(). COLLECTIVE over the groups in which the model's backward communicates.
   at::Tensor backward(int stage, int micro_batch, const at::Tensor& gradient, bool keep_weights);
   void weight_backward(int stage, int micro_batch);
 

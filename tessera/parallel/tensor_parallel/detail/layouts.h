@@ -19,11 +19,11 @@ Placement resolve_negative_dim(const Placement& placement, int64_t ndim);
 at::Tensor as_dtensor(const at::Tensor& tensor, const MeshPtr& mesh, const Placement& layout,
                       int64_t global_extent = -1);
 // Redistributes a DTensor to `target`. Returns the same tensor if it has that placement already, else COLLECTIVE over
-// its mesh.
+// the DTensor's mesh.
 at::Tensor redistribute_to(const at::Tensor& dtensor, const Placement& target);
 // Registers a pre-hook that redistributes the first tensor of each call to `target`. A plain tensor is assumed to have
 // the placement `plain_layout`. last_extent: the global size of the last dim, needed where `plain_layout` shards that
-// dim unevenly. A call of the module is COLLECTIVE if the placements differ.
+// dim unevenly. A call of the module is COLLECTIVE over the mesh if the tensor's placement is not `target`.
 void redistribute_first_input(nn::Module& module, const StyleContext& context, const Placement& plain_layout,
                               const Placement& target, int64_t last_extent = -1);
 // Replaces every DTensor by its local tensor.
@@ -31,7 +31,8 @@ void make_local(const nn::TensorRefs& tensors);
 // The first tensor of a call's arguments or results. `list_name` names them in the message. Error kShape if it is
 // missing.
 at::Tensor& first_tensor(const nn::TensorRefs& tensors, const std::string& path, const char* list_name);
-// A style as text, as "ColwiseParallel(R -> S(-1), local)". `input` and `output` are the style's default layouts.
+// Describes a style as text, for example "ColwiseParallel(R -> S(-1), local)". `input` and `output` are the style's
+// default layouts.
 std::string describe_layouts(const std::string& style, const LayoutOptions& options, const Placement& input,
                              const Placement& output);
 // Marks the module as distributed. Error kConfig if a style that shards parameters was applied to it before.
