@@ -37,7 +37,7 @@ double norm_over_ranks(comm::Group& group, double own, double p) {
   return norm_of_norms({values, values + group.size()}, p);
 }
 
-// Gradients that are sharded over the same ranks.
+// The gradients that are sharded over the ranks of one group.
 struct ShardedGradients {
   std::shared_ptr<comm::Group> group;  // null: every rank has these gradients whole
   std::vector<at::Tensor> gradients;

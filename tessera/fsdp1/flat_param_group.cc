@@ -273,8 +273,8 @@ void FlatParamGroup::free_unsharded() {
 
 void FlatParamGroup::reshard() {
   if (state_ == State::kSharded) return;
-  // An all-gather in flight is waited for, because its memory is freed below. Its error is thrown only after the unit
-  // is sharded again, so that the unit stays usable.
+  // Waits for an all-gather in flight, because its memory is freed below. An error of the all-gather is thrown only
+  // after the unit is sharded again, so that the unit stays usable.
   const auto failure = wait_for_failure(pending_);
   if (state_ == State::kGathering) cast_done_.block_current_stream();
   cast_shard_.reset();

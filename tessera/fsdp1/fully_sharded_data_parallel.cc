@@ -65,7 +65,7 @@ struct FlatUnit {
 };
 
 // Makes the layout of one unit without changing the module, except that param_init_fn materialises its meta tensors.
-// The parameters of nested units are left to these units.
+// Parameters that belong to nested units are not part of the layout.
 FlatUnit make_flat_unit(nn::Module& module, const Fsdp1Options& options) {
   TESSERA_CHECK(
       !module.sharding(), ErrorKind::kShape,
@@ -179,7 +179,7 @@ void wrap_fsdp1(nn::Module& module, const Fsdp1Options& options) {
   TESSERA_CHECK(options.group != nullptr, ErrorKind::kShape,
                 "[fsdp1.wrap] options.group is not set. Pass the group of the world, or a group of a DeviceMesh.");
   auto unit = make_unit_on_all_ranks(module, options);
-  // A group of one rank has nothing to shard.
+  // In a group of one rank the strategy is kNoShard, because there is nothing to shard.
   const auto strategy = options.group->size() == 1 ? ShardingStrategy::kNoShard : options.sharding_strategy;
   std::shared_ptr<FlatParamGroup> group;
   if (unit.layout) {

@@ -38,7 +38,8 @@ struct MixedPrecision {
   // Buffers are cast to this dtype in the root's first forward and stay in it. State dicts have them in the dtype
   // before the cast.
   std::optional<c10::ScalarType> buffer_dtype = {};
-  // grad() stays in param_dtype (without sharding: in reduce_dtype), for custom optimizers that take such gradients.
+  // grad() stays in param_dtype (without sharding: in reduce_dtype), for custom optimizers that take gradients in low
+  // precision.
   bool keep_low_precision_grads = false;
   bool cast_forward_inputs = false;      // cast floating-point inputs of this unit's forward to param_dtype
   bool cast_root_forward_inputs = true;  // the same for the root's forward
@@ -115,10 +116,10 @@ struct SummonOptions {
 };
 // FullyShardedDataParallel.summon_full_params: runs `body` while the modules below `module` have their whole original
 // parameters, in their own dtype and under their own names. When the body throws, its changes up to then are written
-// back as well. Forward is refused while the body runs, and optimizers do not know these parameters. COLLECTIVE over
-// the groups. Errors: kConfig, as upstream, for writeback with rank0_only, offload_to_cpu without sharding, with_grads
-// with offload_to_cpu, with_grads without use_orig_params; kShape inside a forward, and for a parameter that the body
-// replaced by one of another shape.
+// back as well. A forward of the modules throws while the body runs. The whole parameters are other tensors than those
+// that an optimizer has. COLLECTIVE over the groups. Errors: kConfig, as upstream, for writeback with rank0_only,
+// offload_to_cpu without sharding, with_grads with offload_to_cpu, with_grads without use_orig_params; kShape inside a
+// forward, and for a parameter that the body replaced by one of another shape.
 void summon_full_params(nn::Module& module, const SummonOptions& options, const std::function<void()>& body);
 
 // Returns the dtype of a buffer in state dicts: the buffer's dtype before any cast to MixedPrecision::buffer_dtype.

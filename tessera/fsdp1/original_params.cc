@@ -19,7 +19,8 @@ namespace {
 // param_init_fn these slots must share one real tensor again. Nested units are skipped.
 struct MetaTensorCollector {
   std::vector<std::pair<std::string, nn::Module*>> modules;
-  // Slots by the meta tensor in them. `alive` keeps these tensors, so that no address is reused.
+  // The parameter slots that hold each meta tensor. `alive` keeps the meta tensors alive, so that no address in the map
+  // is reused.
   std::map<c10::TensorImpl*, std::vector<std::pair<std::string, SlotRef>>> slots;
   std::vector<at::Tensor> alive;
   std::unordered_set<nn::Module*> visited;

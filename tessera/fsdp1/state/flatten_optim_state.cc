@@ -99,8 +99,8 @@ StateValue fetch_local_value(const StateValue& value, const std::string&) { retu
 
 const StateDict kNoStates;
 
-// The states of a dict, sorted by unit and member, with all checks. The checks need only shapes and scalars, so they
-// run on every rank before tensors are sent.
+// Sorts the states of a dict by unit and member, and checks them. The checks need only shapes and scalars, so they run
+// on every rank before tensors are sent.
 class CheckedUnitStates {
  public:
   CheckedUnitStates(const Fsdp1Units& model, const StateDict& states, bool partial_units)
@@ -199,8 +199,8 @@ StateDict shard_orig_param_state(const Fsdp1Unit& unit, size_t member, const Sta
 FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const StateDict& optim_state_dict,
                                              const FlattenOptions& options) {
   comm::Group& group = options.group ? *options.group : *model.group();
-  // Every step before the exchange is checked on all ranks together. After check_equal_on_ranks all ranks have equal
-  // plans, so the exchange below makes the same collectives in the same order on each rank.
+  // An error in the checks before the exchange is thrown on all ranks. After check_equal_on_ranks all ranks have dicts
+  // with equal metadata, so the exchange below calls the same collectives in the same order on each rank.
   comm::attempt_together(group, [&] {
     if (!options.rank0_only || group.rank() == 0) states_of(optim_state_dict, "[fsdp1.load]");
   });

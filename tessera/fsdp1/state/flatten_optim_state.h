@@ -48,25 +48,25 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
 
 // The state of each member of a unit that has state, by index of the member.
 using UnitStates = std::map<size_t, StateDict>;
-// Checks the requirements of flatten_optim_state and shard_orig_param_state. `partial`: FlattenOptions::partial_units.
-// No communication.
+// Throws the errors of flatten_optim_state and shard_orig_param_state for these states. `partial`:
+// FlattenOptions::partial_units. No communication.
 void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states, bool partial = false);
 
 // Returns the state of one flat parameter, on the CPU. A tensor with dims becomes this rank's shard ([sharded_numel],
 // or the whole without sharding), with zeros for members without this state. Other values must be equal in all members.
-// Empty when `states` is empty. COLLECTIVE over the unit's group for sharded values.
+// Returns {} when `states` is empty. COLLECTIVE over the unit's group for sharded values.
 StateDict flatten_optim_state(const Fsdp1Unit& unit, const UnitStates& states);
-// Returns the state of one original parameter: a tensor with dims becomes this rank's 1-d range, other values stay.
-// Empty when this rank has no elements of the parameter. COLLECTIVE over the unit's group for sharded values, also on
-// ranks with an empty result.
+// Returns the state of one original parameter: a tensor with dims becomes this rank's 1-d range, other values stay
+// unchanged. Returns {} when this rank has no elements of the parameter. COLLECTIVE over the unit's group for sharded
+// values, also on ranks with an empty result.
 StateDict shard_orig_param_state(const Fsdp1Unit& unit, size_t member, const StateDict& state);
 
 // The names of the parameters of each group of an optimizer, in the order of their ids.
 using ParameterGroupNames = std::vector<std::vector<std::string>>;
 ParameterGroupNames parameter_group_names(const optim::Optimizer& optimizer);
 
-// Returns the dict in the form of an optimizer with these groups: by id, or by name. It has the optimizer's groups, in
-// order, with the hyper-parameters of the saved groups of their parameters, or without any when the parameters were in
+// Returns the optimizer dict, by id or by name, for an optimizer with the parameter groups `optimizer_groups`. Each
+// group has the hyper-parameters of the saved groups that its parameters were in, or none when its parameters were in
 // no saved group. States of parameters that the optimizer does not have are left out with a warning. Errors kShape: a
 // parameter group names an unknown parameter; parameters of one group were saved in groups with different
 // hyper-parameters; a group without parameters matches several saved ones.

@@ -1,4 +1,5 @@
-// The weights of a model under FSDP1 as a state dict, in the form of its state_dict_type, and the load of such a dict.
+// Makes the state dict of the weights of a model under FSDP1, in the form of its state_dict_type, and loads such a
+// dict.
 //
 //   const auto scope = state_dict_type(*model, {.type = StateDictType::kFull, .state_dict_config = FullStateDictConfig{
 //                                                  .offload_to_cpu = true, .rank0_only = true}});

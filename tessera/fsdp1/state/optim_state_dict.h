@@ -1,4 +1,5 @@
-// The optimizer state of a model under FSDP1 by the names of its original parameters, and the load of such a dict.
+// Makes the state dict of an optimizer of a model under FSDP1, by the names of the original parameters, and loads such
+// a dict.
 //
 //   const auto scope = state_dict_type(*model, {.type = StateDictType::kSharded});
 //   StateDict saved = optim_state_dict(*model, *optimizer);

@@ -1,5 +1,6 @@
 // The optimizer state of all ranks. Before tensors are sent, the ranks all-gather the names, shapes, dtypes and scalars
-// of their states. All ranks derive the same decisions and the same errors from them. Internal to fsdp1/state.
+// of their states. All ranks have the same metadata afterwards, so they call the same collectives and throw the same
+// errors. Internal to fsdp1/state.
 #pragma once
 
 #include <map>

@@ -126,7 +126,7 @@ std::optional<std::vector<FlatRange>> mesh_ranges(at::IntArrayRef shape, const D
   for (const int rank : group.ranks()) {
     const auto found = std::find(mesh.ranks().begin(), mesh.ranks().end(), rank);
     if (found == mesh.ranks().end()) return std::nullopt;
-    // A plain Shard(0) gives each rank one run of rows, or none.
+    // Under Shard(0) a rank has one contiguous range of rows, or none.
     const IndexSpans rows =
         local_index_spans(shape[0], 0, mesh, splits, coordinate_at(mesh, found - mesh.ranks().begin()));
     const bool has_any = !rows.empty() && row > 0;
