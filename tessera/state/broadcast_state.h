@@ -5,7 +5,7 @@
 //   StateDict tree = broadcast_processed_state(group, rank == 0 ? saved : StateDict{});
 //   for (auto& [name, value] : tree.at("state").dict().at("a.weight").dict()) value = broadcast_state(group, value);
 //
-// This is what torch.distributed.fsdp does for rank0_only.
+// PyTorch's FSDP loads a state dict in this way with rank0_only.
 #pragma once
 
 #include <ATen/core/Tensor.h>

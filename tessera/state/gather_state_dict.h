@@ -5,8 +5,8 @@
 //   StateDict kept = create_cpu_state_dict(state);           // once
 //   copy_state_dict(state, kept);                            // each time
 //
-// Semantics of torch.distributed._state_dict_utils. No function here records gradients. Tensors that a function does
-// not need to change are returned as they are, so a result may share memory with the input.
+// Semantics of torch.distributed._state_dict_utils. The functions record no autograd graph. Tensors that a function
+// does not need to change are returned as they are, so a result may share memory with the input.
 #pragma once
 
 #include <functional>

@@ -21,8 +21,8 @@
 namespace tessera {
 namespace {
 
-// The shards of all ranks, from one exchange of metadata. Every rank has the same data and finds the same faults, so
-// all ranks throw or none does.
+// The metadata of the shards of all ranks, from one exchange. Every rank has the same metadata and finds the same
+// faults, so all ranks throw or none does.
 struct GatheredShardMetadata {
   std::vector<DcpChunk> boxes;    // of all ranks, rank after rank
   std::vector<size_t> holders;    // rank in the group of each box

@@ -1,6 +1,6 @@
 // State dicts of a model and its optimizers that do not depend on how the model is parallelised. The names are those of
-// the plain model, and the values can be loaded into a model with any other layout. For fully_shard (FSDP2, HSDP),
-// tensor parallelism, replicate (DDP), FSDP1 and plain models.
+// the plain model, and the values can be loaded into a model with any other layout. The functions work for fully_shard
+// (FSDP2, HSDP), tensor parallelism, replicate (DDP), FSDP1 and plain models.
 //
 //   auto [weights, states] = get_state_dict(*model, {optimizer.get()});                  // DTensors, nothing gathered
 //   StateDict whole = get_model_state_dict(*model, {.full_state_dict = true, .cpu_offload = true});   // COLLECTIVE
@@ -8,8 +8,8 @@
 //
 // Semantics of torch.distributed.checkpoint.state_dict; docs/design/state.md lists the differences. Values that the
 // get_ functions return may share memory with the model and the optimizer, because tensors are copied only where
-// necessary. A checkpoint can therefore be loaded into these values in place. A model and its optimizers belong to one
-// rank.
+// necessary. A checkpoint can therefore be loaded into these values in place. A model and its optimizers are used by
+// one rank only.
 #pragma once
 
 #include <functional>
@@ -26,8 +26,8 @@
 namespace tessera {
 
 struct StateDictOptions {
-  // get: whole tensors instead of shards. set: the values are whole tensors, on every rank, or on rank 0 only with
-  // broadcast_from_rank0.
+  // get: returns whole tensors instead of shards. set: the values are whole tensors, on every rank, or on rank 0 only
+  // with broadcast_from_rank0.
   bool full_state_dict = false;
   // get: moves the values to the CPU. With full_state_dict only rank 0 gets values, and the other ranks get {}.
   bool cpu_offload = false;
@@ -42,8 +42,8 @@ struct StateDictOptions {
   // Maps the name of a parameter or buffer in the model to its name in dicts (upstream's dsd_fqn_modifiers). Empty: the
   // names are equal. Two tensors must not get one name.
   std::function<std::string(const std::string& fqn)> fqn_modifier = {};
-  // get: only the tensors of these modules of the model. Deprecated upstream. With keep_submodule_prefixes = false
-  // there must be exactly one module.
+  // get: returns only the tensors of these modules of the model. Deprecated in PyTorch. With keep_submodule_prefixes =
+  // false there must be exactly one module.
   std::vector<nn::Module*> submodules = {};
   // The group whose rank 0 cpu_offload and broadcast_from_rank0 mean. Default: all ranks in the world of the model's
   // first DTensor. A model without DTensors needs a group for broadcast_from_rank0; with cpu_offload and without a

@@ -1,4 +1,4 @@
-// Splits the keys of flat optimizer dicts into a parameter and the rest of the key.
+// Splits a key of a flat optimizer dict into the index of a parameter and the rest of the key.
 //
 //   FlatKeyReader reader(parameter_names);
 //   const auto key = reader.read("state.layers.0.weight.exp_avg");   // parameter 0, rest_of_key "exp_avg"

@@ -23,8 +23,8 @@ bool is_by_id(const StateDict& saved) {
   return false;
 }
 
-// Unflattens a dict whose shared parameters may be saved under any of their names: all names of a group's parameters
-// are passed, and names without keys are left out.
+// Unflattens a flat dict. A shared parameter may be saved under any of its names, so unflatten_optimizer_dict() gets
+// all names of each parameter. It leaves out names without keys.
 StateDict unflattened(const StateDict& flat, const std::vector<OptimizerNames>& optimizers) {
   std::vector<std::vector<std::string>> names;
   for (const auto& optimizer : optimizers) {
