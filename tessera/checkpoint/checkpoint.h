@@ -7,11 +7,11 @@
 //   if (checkpoint) checkpoint->load({{"model.norm.weight", norm}, ...});
 //
 // A checkpoint is a folder step-XXXXXXXX. It is a PyTorch distributed checkpoint, which torch.distributed.checkpoint
-// can load, plus a manifest.json with an XXH3 hash of each file and all state that is not a tensor
-// (docs/format/checkpoint.md). The folder is written under a temporary name, synced and renamed; LATEST is replaced
-// last. So a published checkpoint is always complete and never overwritten, and an older checkpoint is deleted only
-// after a newer checkpoint is published. load() works with any world size, with any placements of Shard, StridedShard
-// and Replicate, and with folders that PyTorch wrote.
+// can load. It also has a manifest.json with an XXH3 hash of each file and all state that is not a tensor
+// (docs/format/checkpoint.md). The folder is written under a temporary name, synced and renamed; then the file LATEST,
+// which names the newest checkpoint, is replaced. So a published checkpoint is always complete and never overwritten,
+// and an older checkpoint is deleted only after a newer checkpoint is published. load() works with any world size, with
+// any placements of Shard, StridedShard and Replicate, and with folders that PyTorch wrote.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -17,7 +17,8 @@ std::vector<int> sorted(std::vector<int> ranks) {
   return ranks;
 }
 
-// Whether the tensor's mesh consists of exactly the holders. `holders` is in ascending order.
+// Whether the tensor's mesh consists of exactly the holders, the ranks with the same tensor names. `holders` is in
+// ascending order.
 bool covers_all_holders(const at::TensorBase& tensor, const std::vector<int>& holders) {
   const auto& ranks = device_mesh(tensor)->ranks();
   return ranks.size() == holders.size() &&
