@@ -68,7 +68,8 @@ Graph::Graph(const GraphOptions& options) : options_(options) {
                 "[onnx.graph] opset: found {}, wanted {} to {}", options.opset, kFirstOpset, kLastOpset);
 }
 
-// Every use of a value goes through this check: the index of another graph's value would be valid here, but wrong.
+// All functions look up a value with at(), which rejects values of another graph: their index could exist in this
+// graph, but would belong to another value.
 const Graph::ValueRecord& Graph::at(Value value) const {
   TESSERA_CHECK(value.graph_ == this, ErrorKind::kConfig,
                 "[onnx.graph] {}: found a value of {}, wanted one of this graph", quote(options_.name),

@@ -10,8 +10,8 @@
 //
 //   constant    Pad(x, pads, value)                 any rank
 //   reflect     Pad, mode reflect                   the last 1 to 3 dims of rank 2 to 5, as at::pad
-//   replicate   Pad, mode edge                      the same
-//   circular    Slice and Concat, dim after dim     the same
+//   replicate   Pad, mode edge                      as reflect
+//   circular    Slice and Concat, dim after dim     as reflect
 //
 // A negative reflect or replicate pad becomes a Slice after the Pad, because runtimes differ in whether they pad or
 // crop first. No communication.

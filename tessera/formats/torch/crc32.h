@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// Extends `crc`, the CRC-32 of earlier bytes, by `bytes`. A `crc` of 0 stands for no earlier bytes.
+// Extends `crc`, the CRC-32 of earlier bytes, by `bytes`. Pass 0 as `crc` when there are no earlier bytes.
 uint32_t crc32(uint32_t crc, std::span<const std::byte> bytes);
 
 }  // namespace tessera

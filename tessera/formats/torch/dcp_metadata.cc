@@ -1,4 +1,4 @@
-// Checks of all metadata, parsed or created here, and look-ups in it.
+// The checks of DcpMetadata, whether it was parsed or created by this library, and DcpLookup.
 #include "tessera/formats/torch/dcp_metadata.h"
 
 #include <fmt/ranges.h>

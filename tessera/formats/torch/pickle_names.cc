@@ -44,7 +44,7 @@ PickleName canonical_pickle_name(std::string_view module, std::string_view name)
   if (module == "__builtin__") return {"builtins", std::string(name)};
   if (module == "pathlib._local") return {"pathlib", std::string(name)};
   if (module == "torch" && name == "UntypedStorage") return {"torch.storage", std::string(name)};
-  // Until torch 2.3 these two names were in the module of sharded tensors.
+  // Until torch 2.3 TensorProperties and MEM_FORMAT_ENCODING were in the module of sharded tensors.
   if (module == "torch.distributed._shard.sharded_tensor.metadata") {
     if (name == "TensorProperties") return {std::string(kDcpModule), std::string(name)};
     if (name == "MEM_FORMAT_ENCODING") return {std::string(kDcpModule), "_MEM_FORMAT_ENCODING"};

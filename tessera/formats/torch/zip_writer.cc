@@ -27,8 +27,9 @@ uint16_t zip_flags(uint64_t size) {
 
 }  // namespace
 
-// Sizes and checksum are written behind the data (descriptor), so data needs no second pass. Only the ZIP64 field has
-// the sizes here. The padding field moves the data to a multiple of 64 bytes.
+// Sizes and checksum are 0 in the local header and are written after the data (data descriptor), so the data is passed
+// only once. Only the ZIP64 extra field of the local header has the sizes. The padding extra field moves the data to a
+// multiple of 64 bytes.
 std::string ZipWriter::local_header(const std::string& name, uint64_t size, uint64_t position) {
   const bool zip64 = size >= detail::kZip32Max;
   std::string out;

@@ -58,7 +58,7 @@ class ZipWriter {
   uint64_t position_ = 0;
 };
 
-// The length in bytes of an archive with these entries.
+// Returns the length in bytes of an archive with these entries.
 uint64_t zip_archive_bytes(std::span<const ZipEntrySize> entries);
 
 }  // namespace tessera
