@@ -30,7 +30,7 @@ class GradAccumulatorNode {
   // Sends the gradient of `tensor`, which has no autograd graph, to input `index` of this node. The input has the shape
   // and dtype of like[index] of the constructor.
   void connect(const at::Tensor& tensor, size_t index) const;
-  const void* identity() const { return node_.get(); }  // as in reachable_nodes()
+  const void* identity() const { return node_.get(); }  // the node's address, as in reachable_nodes()
 
  private:
   NodePtr node_;

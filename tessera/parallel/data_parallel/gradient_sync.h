@@ -19,16 +19,17 @@ namespace tessera {
 class DataParallelState;
 
 // Sets whether backward reduces gradients, for one module and, with recurse, all data-parallel modules below it. While
-// it is false, gradients accumulate on this rank; after it is set to true again, the next backward reduces them. Error
-// kShape when no module here is sharded or replicated.
+// reduction is off, gradients accumulate on this rank; the first backward after it is switched on reduces them. Error
+// kShape if no module at or below `module` is sharded or replicated.
 void set_requires_gradient_sync(nn::Module& module, bool on, bool recurse = true);
 // Divides gradients by `factor` instead of the data-parallel world size (1: gradients are summed), for all
-// data-parallel modules at or below `module`. Error kShape for a factor that is not positive, and when no module here
-// is sharded or replicated.
+// data-parallel modules at or below `module`. Error kShape for a factor that is not positive, and if no module at or
+// below `module` is sharded or replicated.
 void set_gradient_divide_factor(nn::Module& module, double factor);
 
 // While this object lives, no data-parallel module at or below `module` reduces gradients; its end restores the former
-// settings. The module must outlive it. Error kShape when no module here is sharded or replicated.
+// settings. The module must outlive this object. Error kShape if no module at or below `module` is sharded or
+// replicated.
 class NoSync {
  public:
   explicit NoSync(nn::Module& module);

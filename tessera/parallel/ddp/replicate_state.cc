@@ -246,8 +246,7 @@ at::Tensor ReplicateState::forward_param(size_t param, bool keeps) {
   auto& known = casts_[param];
   const CastParameter now{{}, local.const_data_ptr(), local._version()};
   if (known.value.defined() && known.data == now.data && known.version == now.version) return known.value.detach();
-  // With fixed_addresses the new cast is written to the address of the old one, unless some forward still uses the old
-  // one.
+  // With fixed_addresses a new cast overwrites the old one in place, unless some forward still uses the old one.
   const bool again =
       keeps && options_.fixed_addresses && known.value.defined() && known.value.storage().use_count() == 1;
   const auto cast = again ? known.value.copy_(parameter.detach()) : parameter.detach().to(dtype);
@@ -257,8 +256,7 @@ at::Tensor ReplicateState::forward_param(size_t param, bool keeps) {
 
 void ReplicateState::before_forward(nn::TensorRefs& inputs) {
   if (recomputing()) return use_forward_params();
-  // If in_backward_ is set although this forward runs outside the autograd engine, the last backward ended with an
-  // exception.
+  // in_backward_ is still set outside the autograd engine only if the last backward ended with an exception.
   if (in_backward_) reset();
   lazy_init();
   const bool with_gradients = c10::GradMode::is_enabled();
@@ -288,8 +286,7 @@ void ReplicateState::after_forward(nn::TensorRefs& outputs) {
   if (roots.empty()) forward_params_.clear();
   if (!recomputing()) {
     const auto reachable = options_.find_unused_parameters && !roots.empty() ? find_reachable_nodes(roots) : nullptr;
-    // Every output gets this hook. The first hook that a backward calls has the effect; enter_backward() ignores the
-    // others.
+    // Every output gets this hook; only the first one that a backward calls has an effect in enter_backward().
     for (const auto& root : roots) {
       if (!root.grad_fn()) continue;
       on_gradient_of(root, [self = shared_from_this(), reachable] {
@@ -385,8 +382,7 @@ void ReplicateState::pack_gradients(const std::vector<size_t>& params, std::vect
   packed_gradients_ = std::move(gradients);
 }
 
-// Frees gradients that have been packed into buckets. They were allocated on the compute stream, so this stream first
-// waits for the packing.
+// Frees gradients that were packed into buckets. The compute stream, which owns them, first waits for the packing.
 void ReplicateState::free_packed_gradients() {
   if (packed_gradients_.empty()) return;
   packed_.block_current_stream();

@@ -93,7 +93,7 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   bool synchronize_ = true;
   double divide_;
   bool initialized_ = false;
-  bool will_rebuild_buckets_ = false;  // the next synchronised backward decides the buckets
+  bool will_rebuild_buckets_ = false;  // the next synchronised backward rebuilds the buckets
 
   std::vector<ReplicatedParam> params_;     // in order of registration
   std::vector<size_t> trainable_;           // indices of the parameters that require gradients

@@ -22,7 +22,7 @@ namespace tessera {
 // The record of one forward of one sharded module, for its backward hooks.
 struct ForwardRecord {
   size_t position = 0;         // in the post-forward order
-  uint64_t epoch = 0;          // of the post-forward order, which a new epoch clears
+  uint64_t epoch = 0;          // epoch_ at this forward; position is valid only in this epoch
   uint64_t seen_backward = 0;  // number of the last backward that has reached this forward
   bool recomputed = false;     // a forward that runs inside a backward (activation checkpointing)
 };

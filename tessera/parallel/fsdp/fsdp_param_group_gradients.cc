@@ -17,7 +17,7 @@ namespace tessera {
 
 void FsdpParamGroup::accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) {
   const c10::NoGradGuard no_grad;
-  while (advance_reduction(/*at_end=*/true)) {  // the group occurs twice in one graph: its earlier reduction ends
+  while (advance_reduction(/*at_end=*/true)) {  // if the group ran twice in forward: ends its earlier reduction
   }
   std::optional<c10::ScalarType> dtype;
   for (const auto& gradient : gradients) {

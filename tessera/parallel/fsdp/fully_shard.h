@@ -41,10 +41,12 @@ struct FullyShardOptions {
   MeshPtr replicated_over = {};
   // Keeps shards and their gradients in host memory (pinned, if the accelerator supports pinned memory), so optimizers
   // keep their state and run there. Each all-gather first copies the shards to the mesh's device, and each reduction
-  // ends with a copy of the gradients to the host. FSDP2's CPUOffloadPolicy. On a CPU mesh nothing changes.
+  // ends with a copy of the gradients to the host. Semantics of FSDP2's CPUOffloadPolicy. On a CPU mesh nothing
+  // changes.
   bool cpu_offload = false;
   // Gathers the unsharded parameters to the same addresses each time, as CUDA graphs of the module's kernels need
-  // (layer_graphs.h). Memory: the unsharded parameters of two groups, permanently. On a CPU mesh nothing changes.
+  // (layer_graphs.h). The memory of the unsharded parameters of two groups then stays allocated. On a CPU mesh nothing
+  // changes.
   bool fixed_addresses = false;
 };
 
@@ -83,11 +85,11 @@ void set_reshard_after_backward(nn::Module& module, bool on, bool recurse = true
 // them. Read gradients and step optimizers only after that last backward. Applies to all modules below the root of
 // `module`.
 void set_is_last_backward(nn::Module& module, bool on);
-// Called when a backward has written the gradients of one parameter group at or below `module`: the sums over all ranks
-// are then added to grad(). The argument is the group's DTensor parameters. The hook runs on the thread of that
-// backward, once for each group, before backward has ended, and in the same order on all ranks. It may read, change and
-// free gradients, and update these parameters; it must not communicate. Use: optimizers that step in backward. An empty
-// function removes the hook. Error kShape when no module here is sharded.
+// Sets a hook that is called when a backward has written the gradients of one parameter group at or below `module`: the
+// sums over all ranks are then added to grad(). The argument is the group's DTensor parameters. The hook runs on the
+// thread of that backward, once for each group, before backward has ended, and in the same order on all ranks. It may
+// read, change and free gradients, and update these parameters; it must not communicate. It is meant for optimizers
+// that step in backward. An empty function removes the hook. Error kShape if no module at or below `module` is sharded.
 using GradientsHook = std::function<void(const std::vector<at::Tensor>& parameters)>;
 void set_gradients_hook(nn::Module& module, const GradientsHook& hook);
 // Gathers (unshard) or frees (reshard) the parameters of one sharded module by hand. unshard is COLLECTIVE over the

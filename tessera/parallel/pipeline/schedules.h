@@ -3,7 +3,7 @@
 //   Schedule schedule = make_schedule("1F1B", {.ranks = 4, .micro_batches = 8});
 //   Schedule v = make_schedule("ZBVZeroBubble", {.ranks = 4, .stages_per_rank = 2, .micro_batches = 8});
 //
-// Names are those of torch, in any case: GPipe and 1F1B (one stage per rank); LoopedBFS, Interleaved1F1B and
+// Names are those of torch, in upper or lower case: GPipe and 1F1B (one stage per rank); LoopedBFS, Interleaved1F1B and
 // InterleavedZeroBubble (stage s is on rank s mod ranks); ZBVZeroBubble and DualPipeV (two stages per rank; rank r has
 // the stages r and 2 * ranks - 1 - r). Pure functions; no communication.
 #pragma once

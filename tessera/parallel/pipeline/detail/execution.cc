@@ -106,7 +106,7 @@ void Execution::perform(const Action& action, const RankProgram& program, DataPa
       if (hooks != nullptr) hooks->reshard(action.stage);
       return;
     case ActionKind::kReduceGrad:
-      return;  // the backward before it reduced, as the hooks switched it
+      return;  // the hooks let the last backward of the stage reduce its gradients
     default:
       return exchange(action);
   }

@@ -58,7 +58,7 @@ class StageRunner {
  private:
   struct PendingBackward {
     at::Tensor input{};              // a leaf
-    torch::autograd::Edge output{};  // start of backward; without function: nothing here needs gradients
+    torch::autograd::Edge output{};  // backward starts at this edge; invalid if no gradient is needed
     at::Tensor loss{};
     std::unique_ptr<kernels::WeightGradStore> weights{};
   };
