@@ -96,7 +96,8 @@ std::map<int, int> nodes_of_cores(const fs::path& root) {
   return nodes;
 }
 
-// NVIDIA's driver lists GPUs by PCI bus address. CUDA numbers GPUs of one model in the same order.
+// Returns the NUMA node of each GPU. NVIDIA's driver lists GPUs by PCI bus address, and CUDA numbers GPUs of one model
+// in the order of these addresses.
 std::vector<int> nodes_of_gpus(const fs::path& root) {
   std::set<std::string> places;
   std::error_code failed;

@@ -43,8 +43,8 @@ ListeningSocket listen_for_ranks(const RendezvousPoint& point) {
   try {
     ListeningSocket here =
         listen_at(point.host, point.port, one_host ? ListenScope::kThisHost : ListenScope::kOtherHosts);
-    // GLOO_SOCKET_IFNAME does not restrict this socket: other hosts resolve the name themselves, and the address they
-    // find is not known here.
+    // GLOO_SOCKET_IFNAME does not restrict this socket: other hosts resolve the name of rank 0's host themselves, and
+    // the address that they find is not known here.
     if (here.on_all_interfaces) {
       log_info("[comm.rendezvous] {} is loopback or no address here: the store listens on every interface, port {}",
                point.host, point.port);

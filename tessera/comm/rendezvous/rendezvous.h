@@ -73,7 +73,7 @@ c10::intrusive_ptr<c10d::Store> meet(RendezvousPoint& point, std::chrono::millis
 // Expands Slurm's node list: "node[01-03,7],gpu5" -> node01 node02 node03 node7 gpu5. Error kConfig for malformed lists
 // and for more than 65536 nodes.
 std::vector<std::string> expand_node_list(std::string_view list);
-// Expands Slurm's tasks per node: "4(x2),3" -> 4 4 3. Error kConfig as above.
+// Expands Slurm's tasks per node: "4(x2),3" -> 4 4 3. Error kConfig for malformed lists and for more than 65536 nodes.
 std::vector<int> expand_tasks_per_node(std::string_view list);
 
 }  // namespace tessera::comm

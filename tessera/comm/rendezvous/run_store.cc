@@ -87,7 +87,7 @@ bool RunStore::try_connect(Clock::time_point deadline, std::string& reason) {
   }
 }
 
-// A clone has a connection of its own, so that its waits do not block the users of this one.
+// A clone has a connection of its own, so that waits in the clone do not block users of the original.
 c10::intrusive_ptr<c10d::Store> RunStore::clone() {
   return c10::make_intrusive<RunStore>(address_, identity_, getTimeout(), server_);
 }

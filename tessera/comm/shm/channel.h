@@ -85,7 +85,7 @@ class Channel {
   // with PeerFailed. The first reason is kept.
   void abort_group(const std::string& reason, AbortReason kind = AbortReason::kPeerFailed) noexcept;
   void abort_group(const std::exception& error) noexcept;
-  // Aborts the group and throws the first reason.
+  // Aborts the group and throws an exception with the first reason, which may be another rank's.
   [[noreturn]] void fail(const std::string& reason, AbortReason kind = AbortReason::kPeerFailed);
   bool is_aborted() const { return head().rounds.broken.load() != 0; }
   [[noreturn]] void throw_abort_reason() const;
@@ -150,7 +150,7 @@ class InPlaceRead {
   bool reads_ = true;
 };
 
-// Constructs head, words and rings in new shared memory.
+// Constructs the Head, RankWords and Rings (layout.h) in new shared memory.
 void initialize(SharedMemory& memory, int size);
 
 }  // namespace tessera::comm::shm

@@ -27,7 +27,7 @@ class MappingRegistry {
     static MappingRegistry registry;
     return registry;
   }
-  // Returns the memory of an earlier call if it still exists, otherwise calls make().
+  // Returns the memory that an earlier call with this address has made, if it still exists; otherwise calls make().
   template <class Make>
   std::shared_ptr<SharedMemory> get(const std::string& address, const Make& make) {
     const auto entry = entry_of(address);

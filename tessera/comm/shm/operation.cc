@@ -17,7 +17,8 @@ std::string describe(const CallDescriptor& call) {
   return text;
 }
 
-// Throws Disagreement for rank 0 and the first rank whose call differs; the two are the same on every rank.
+// Throws Disagreement if calls differ. The message names rank 0 and the first rank whose call differs from rank 0's, so
+// it is the same on every rank.
 void compare_calls(Channel& channel, int size) {
   const SlotView first = channel.slot(0);
   for (int rank = 1; rank < size; ++rank) {

@@ -180,7 +180,7 @@ TESSERA_INLINE void run(const ReduceArguments& arguments) {
   arguments.average ? run<T, Op, true>(arguments) : run<T, Op, false>(arguments);
 }
 
-// The same loops compiled for AVX2, which run_best() chooses at run time.
+// run() compiled for AVX2. run_best() chooses between the two versions at run time.
 #if defined(__x86_64__)
 template <class T, class Op>
 __attribute__((target("avx2"))) void run_avx2(const ReduceArguments& arguments) {

@@ -3,8 +3,8 @@
 //   check_reducible(at::kFloat, c10d::ReduceOp::AVG);
 //   reduce(out, {a, b, c}, 1000, at::kFloat, c10d::ReduceOp::AVG);
 //
-// float16 and bfloat16 are accumulated in float32 and rounded once. A NaN is the result of min and max, as in
-// at::minimum. Integers wrap around. For bool, sum and max mean "or", product and min mean "and". Thread-safe.
+// float16 and bfloat16 are accumulated in float32 and rounded once. min and max return NaN if one of the values is NaN,
+// as at::minimum does. Integers wrap around. For bool, sum and max mean "or", product and min mean "and". Thread-safe.
 #pragma once
 
 #include <c10/core/ScalarType.h>

@@ -31,8 +31,8 @@ class Reduction : public Operation {
     const size_t begin = std::min(count, each * part);
     return {begin, part == size_ - 1 ? count - begin : std::min(count, begin + each) - begin};
   }
-  // Fills the first slot: shows the data in place if they are more than `fits` bytes and can be shown, otherwise writes
-  // the first piece.
+  // Fills the slot of the first round. If this rank's data are more than `fits` bytes and can be shown in place
+  // (show()), they are shown; otherwise the first piece is written.
   void start(Channel& channel, const SlotView& slot, size_t fits) {
     slot.head->longest = slot.head->outgoing = bytes_;
     slot.head->direct = bytes_ > fits && show(channel, slot);

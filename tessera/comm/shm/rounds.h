@@ -96,7 +96,7 @@ struct RoundWords {
 
 enum class RoundState { kOpen, kComplete, kBroken };
 
-// One rank's side of the rounds. One thread at a time may use it; abort_group() may be called from any thread.
+// Runs the round protocol for one rank. One thread at a time may use it; abort_group() may be called from any thread.
 template <class Platform, class RankBells = RankEventCounts<Platform>>
 class Rounds {
  public:

@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 [[noreturn]] void fail(const char* operation) { raise(ErrorKind::kIo, "{}: {}", operation, std::strerror(errno)); }
 
 // Blocks SIGXFSZ in a scope, so that a file size limit (RLIMIT_FSIZE) is an error of the call and not the end of the
-// process. A signal that is pending at the end is removed.
+// process. A SIGXFSZ that is pending at the end of the scope is discarded.
 class WithoutFileSizeSignal {
  public:
   WithoutFileSizeSignal() {

@@ -104,8 +104,8 @@ FlightRecord FlightRecorder::record(const std::string& reason) const {
   return select(reason, [](const RecordedCall&, uint64_t) { return true; });
 }
 
-// Selects the calls that diagnose() can need, then drops the oldest dispensable ones beyond 16. Never dropped are the
-// call that was asked for and the group's last call, since a diagnosis compares these two.
+// Selects the calls that diagnose() can need. If they are more than 16, the oldest ones are dropped, but never call
+// `sequence` and the group's last call, since a diagnosis compares these two.
 FlightRecord FlightRecorder::summary(uint32_t group, uint64_t sequence) const {
   uint64_t last = 0;
   FlightRecord result = select("asked", [&](const RecordedCall& entry, uint64_t ticket) {

@@ -53,12 +53,12 @@ class PeerSocket {
   // until the deadline. close() alone would discard sent data that the peer has not read, if unread data of the peer is
   // in the receive buffer (TCP reset).
   void finish(PeerDeadline deadline) noexcept;
-  // Sends a frame without waiting. Data that the socket does not accept now is kept for flush(), whole frames in order.
-  // Returns false when the connection has ended, or when the peer has left more than 8 MiB unread: then the connection
-  // is ended.
+  // Sends a frame without waiting. Data that the socket does not accept now is kept for flush(). Frames are sent whole
+  // and in order. Returns false when the connection has ended, or when the peer has left more than 8 MiB unread: then
+  // the connection is ended.
   bool send(const WatchdogFrame& frame) noexcept;
   bool flush() noexcept;
-  // Whether data is kept for flush(), to be called when descriptor() is writable.
+  // Whether send() has kept data for flush(), which is to be called when descriptor() is writable.
   bool has_unsent() const { return open() && sent_ < outgoing_.size(); }
   // Waits for the next frames. Returns none when the deadline passes or the connection ends first.
   std::vector<WatchdogFrame> await(PeerDeadline deadline);
@@ -73,7 +73,7 @@ class PeerSocket {
 };
 
 // Accepts connections and waits for their first frame. A connection that sends nothing does not delay the others. It is
-// closed after 5 s, or earlier when file descriptors or places (1,024) run out.
+// closed after 5 s, or earlier when file descriptors or the 1,024 places for such connections run out.
 class ConnectionAcceptor {
  public:
   explicit ConnectionAcceptor(UniqueFd listener);

@@ -12,7 +12,8 @@ namespace {
 
 constexpr size_t kShownRanks = 64;
 
-// Lists each distinct reason with the ranks that have it. Most ranks have the same one, the common failure report.
+// Lists each distinct FlightRecord::reason with the ranks whose records have it. In most records the reason is the
+// common failure report.
 std::string reasons(const std::vector<FlightRecord>& records) {
   std::map<std::string, std::vector<int>> said;
   for (const FlightRecord& record : records) said[record.reason].push_back(record.rank);

@@ -186,7 +186,7 @@ void WatchdogLoop::ping_all() {
 }
 
 // A gap between two turns of this loop is a pause of this process (SIGSTOP, a debugger, a frozen machine). The gap is
-// added to the peers' last times, so that it does not count as their silence.
+// added to the times at which the peers were last heard, so that it does not count as silence of the peers.
 void WatchdogLoop::check_silence() {
   const auto now = Clock::now();
   if (now - last_tick_ > 3 * kTick) {
