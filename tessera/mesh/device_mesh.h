@@ -76,10 +76,11 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
 
   // For example "DeviceMesh((dp=2, tp=4), 'cpu')".
   std::string to_string() const;
-  // Equal meshes have the same world, ranks, shape, names and device type, and the same hash().
+  // Two meshes are equal if they have the same world, ranks, shape, dim names and device type. Equal meshes have the
+  // same hash().
   bool operator==(const DeviceMesh& other) const;
   size_t hash() const { return hash_; }
-  // A key for caches that must not keep meshes alive. Two meshes of a process have the same id only if they are
+  // A key for caches that must not hold references to meshes. Two meshes of a process have the same id only if they are
   // submeshes of one root with the same shape and ranks.
   uint64_t id() const { return id_; }
 

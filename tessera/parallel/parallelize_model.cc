@@ -68,7 +68,7 @@ ModelMesh model_mesh(const MeshPtr& mesh) {
                 "[parallel.parallelize_model] mesh {}: found none of the dims dp_replicate, dp_shard, cp and tp. Pass "
                 "these dim names to init_device_mesh.",
                 mesh->to_string());
-  // The code below needs a shard dim: a mesh without one gets a dim of one rank.
+  // The code below needs a shard dim, so a shard dim of size 1 is added if the mesh has none.
   if (!sharded) {
     const std::string last = replicated ? "dp_replicate" : "tp";
     const int64_t size = dim_ranks(*out.all, last);
@@ -224,9 +224,9 @@ void check_heads(const ModelConfig& config, int64_t tp, bool replicate_kv) {
 }
 
 void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) {
-  // The order matters. The plan and the experts replace parameters by DTensors. Activation checkpoints and graphs wrap
-  // the forward of each layer, inside its hooks. Data parallelism comes last: it shards the parameters that the steps
-  // before have made, and its hooks gather them around the wrapped forward.
+  // The order matters. The tensor-parallel plan and expert parallelism replace parameters by DTensors. Activation
+  // checkpoints and CUDA graphs wrap the forward of each layer, but not the layer's hooks. Data parallelism comes last:
+  // it shards the parameters that the steps before have made, and its hooks gather them around the wrapped forward.
   auto mesh = model_mesh(options.mesh);
   const bool on_cpu = mesh.all->device_type() == c10::DeviceType::CPU;
   const bool is_logging_rank = mesh.all->rank() == mesh.all->ranks().front();

@@ -19,8 +19,8 @@
 namespace tessera {
 
 struct ParallelizeModelOptions {
-  // The dims dp_replicate, dp_shard (or dp), cp and tp are used; other dims are ignored. A missing dim counts as one
-  // rank. At least one of the four must exist.
+  // The dims dp_replicate, dp_shard (or dp), cp and tp are used; other dims are ignored. A missing dim counts as a dim
+  // of size 1. At least one of the four dims must exist.
   MeshPtr mesh = {};
   MixedPrecisionPolicy mp_policy = {};
   // Expert-parallel size: the number of ranks that share the experts of a layer. It must divide the number of experts,

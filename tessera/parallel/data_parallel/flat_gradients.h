@@ -58,8 +58,8 @@ class FlatGradients {
   using ValuesCallback = std::function<void(size_t index, const at::Tensor& values)>;
   void unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype, const ValuesCallback& callback);
   // unpack() in three steps. allocate_values() returns the tensor for the values (`sum` itself if it has the dtype).
-  // write_values() divides the sum and copies it there; this step may run on another stream. deliver_values() calls
-  // `callback`.
+  // write_values() divides the sum and copies it to that tensor; this step may run on another stream. deliver_values()
+  // calls `callback`.
   at::Tensor allocate_values(const at::Tensor& sum, c10::ScalarType dtype);
   void write_values(const at::Tensor& sum, const at::Tensor& values) const;
   void deliver_values(const at::Tensor& sum, const at::Tensor& values, int64_t rank,

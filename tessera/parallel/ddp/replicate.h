@@ -46,9 +46,9 @@ struct ReplicateOptions {
 };
 
 // Makes `module` a replica. Parameters may be on the meta device until the first forward. No communication. Errors
-// kShape: a mesh that is missing or not 1-d, a bucket size that is not positive, fully_shard or replicate on this
-// module or on a module below it. In the first forward: parameters whose name, shape, dtype or requires_grad differs
-// between ranks.
+// kShape: a mesh that is missing or not 1-d, a bucket size that is not positive, fully_shard or replicate was called on
+// this module or on a module below it. The first forward raises Error kShape for parameters whose name, shape, dtype or
+// requires_grad differs between ranks.
 void replicate(nn::Module& module, const ReplicateOptions& options);
 
 struct ReplicateStats {

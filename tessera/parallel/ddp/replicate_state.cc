@@ -202,8 +202,8 @@ void ReplicateState::make_buckets(const std::vector<size_t>& order, bool one_nod
 }
 
 // Rebuilds the buckets in the order in which gradients arrived on the mesh's first rank. That order is broadcast,
-// because all ranks must reduce equal buckets in equal order. Parameters without a gradient come last. COLLECTIVE over
-// the mesh.
+// because all ranks must have equal buckets and reduce them in the same order. Parameters without a gradient come last.
+// COLLECTIVE over the mesh.
 void ReplicateState::rebuild_buckets() {
   will_rebuild_buckets_ = false;
   std::vector<bool> came(params_.size(), false);

@@ -2,10 +2,10 @@
 // fill them, and the hooks around forward.
 //
 // During forward, and during recomputation in backward, the modules' members hold forward parameters: tensors over the
-// parameters' memory (or casts of it) whose graph ends in the nodes of this object. There is one node per bucket, or
-// one node per parameter while the order of gradients is learned. Buckets are reduced in the same order on every rank,
-// independent of the order in which gradients arrive. On an accelerator the gradients of a node are kept alive until
-// the gradients of the next node are packed, or backward ends.
+// parameters' memory (or casts of the parameters), whose autograd graph ends in the nodes of this object. There is one
+// node per bucket, or one per parameter until the buckets have been rebuilt. Buckets are reduced in the same order on
+// every rank, independent of the order in which gradients arrive. On an accelerator the gradients of a node are kept
+// alive until the gradients of the next node are packed, or backward ends.
 #pragma once
 
 #include <memory>

@@ -23,7 +23,8 @@ class AllToAllExchange : public nn::TokenDispatcher {
   at::Tensor run_experts(nn::MoE& block, const at::Tensor& sorted, const at::Tensor& counts) const;
   // The block's output for x [B, T, width], a DTensor Shard(1) over `replicas`; the output has the same placement.
   at::Tensor forward_sequence_shard(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const;
-  // The block's output for a plain x that is equal along `replicas`: each rank computes a share of the rows.
+  // The block's output for a plain tensor x that is equal on all ranks of `replicas`. Each rank computes a share of the
+  // rows.
   at::Tensor forward_replicated(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const;
 
   MeshPtr experts_, replicas_;

@@ -35,7 +35,7 @@ class FsdpCommSchedule : public std::enable_shared_from_this<FsdpCommSchedule> {
   void add(const std::shared_ptr<ShardedParamGroup>& group);
 
   // Call before the root's forward. Reshards groups that stayed gathered although their shards have changed. COLLECTIVE
-  // over the shard dim of the groups that stayed gathered, which are the same on all ranks.
+  // over the shard dim of each group that stayed gathered. All ranks have the same gathered groups.
   void begin_forward();
   void end_forward();  // call after the root's forward; frees prefetched groups that were not used
   void before_forward(ShardedParamGroup& group);

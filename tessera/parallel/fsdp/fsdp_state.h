@@ -14,7 +14,7 @@ namespace tessera {
 
 class FsdpState : public ShardingState {
  public:
-  // The group is null when nested calls manage all parameters.
+  // `group` is null if nested fully_shard calls manage all parameters of the module.
   FsdpState(nn::Module& module, const FullyShardOptions& options, std::shared_ptr<FsdpParamGroup> group);
 
   FsdpParamGroup* group() const { return group_; }

@@ -35,9 +35,9 @@ struct FullyShardOptions {
   MeshPtr mesh = {};                               // 1-d (shard), or 2-d (replicate, shard) with names
   std::optional<bool> reshard_after_forward = {};  // default: true; false for the root before a backward
   MixedPrecisionPolicy mp_policy = {};
-  // The tensor-parallel mesh over which plain parameters hold equal values. A plain parameter then becomes a DTensor
-  // (Shard, Replicate) over both meshes, and forward still reads a plain tensor. Null: plain parameters become DTensors
-  // over `mesh` alone.
+  // The tensor-parallel mesh on whose ranks plain parameters have equal values. If it is set, fully_shard turns a plain
+  // parameter into a DTensor (Shard, Replicate) over `mesh` and this mesh, and forward still reads a plain tensor.
+  // Null: plain parameters become DTensors over `mesh` alone.
   MeshPtr replicated_over = {};
   // Keeps shards and their gradients in host memory (pinned, if the accelerator supports pinned memory), so optimizers
   // keep their state and run there. Each all-gather first copies the shards to the mesh's device, and each reduction

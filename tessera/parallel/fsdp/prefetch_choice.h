@@ -29,8 +29,8 @@ struct PrefetchVote {
 // two ranks with different values.
 bool decide_prefetch(const std::vector<PrefetchVote>& votes);
 
-// decide_prefetch on the votes of all ranks of `meshes`. COLLECTIVE over each mesh, in order. Every rank gets the same
-// result or the same Error.
+// Exchanges the votes of all ranks of `meshes` and returns decide_prefetch() of them. COLLECTIVE over each mesh, in
+// order. Every rank gets the same result or the same Error.
 bool agree_on_prefetch(const comm::World& world, const std::vector<MeshPtr>& meshes, std::optional<bool> requested);
 
 }  // namespace tessera

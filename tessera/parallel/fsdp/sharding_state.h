@@ -17,7 +17,7 @@ namespace tessera {
 
 class ShardingState : public DataParallelState, public std::enable_shared_from_this<ShardingState> {
  public:
-  // The group is null when nested calls manage all parameters.
+  // `group` is null if nested fully_shard or wrap_fsdp1 calls manage all parameters of the module.
   ShardingState(nn::Module& module, MixedPrecisionPolicy policy, std::shared_ptr<ShardedParamGroup> group);
   void install_hooks();
 
@@ -34,8 +34,8 @@ class ShardingState : public DataParallelState, public std::enable_shared_from_t
 
  protected:
   using NamedState = std::pair<std::string, ShardingState*>;
-  // Called on the root before its first forward. Checks all states at and below it, given with their paths. Returns
-  // whether to prefetch, with the same result on all ranks.
+  // lazy_init() calls it on the root before the root's first forward. Checks the states of the root and of all modules
+  // below it, which `states` lists with their paths. Returns whether to prefetch; the result is the same on all ranks.
   virtual bool init_root(const std::vector<NamedState>& states) = 0;
   virtual bool reshards_after_forward(bool is_root, bool backward_follows) const = 0;
 

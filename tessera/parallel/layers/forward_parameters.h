@@ -11,12 +11,13 @@
 
 namespace tessera {
 
-// Registers a tensor member that a module's forward reads and that is no registered parameter: a view of a flat
-// parameter (FSDP1 without use_orig_params). There is one list per process. Thread-safe.
+// Adds to or removes from a list a tensor member that a module's forward reads like a parameter, but that is not a
+// registered parameter: a view of a flat parameter (FSDP1 without use_orig_params). There is one list per process.
+// Thread-safe.
 void add_unregistered_member(const nn::Module& module, at::Tensor* member);
 void remove_unregistered_member(const nn::Module& module, at::Tensor* member);
 
-// The distinct parameters, and for each of them all module members that hold it.
+// tensors: the distinct parameters. members[i]: all module members that hold tensors[i].
 struct ForwardParameters {
   std::vector<at::Tensor> tensors;
   std::vector<std::vector<at::Tensor*>> members;

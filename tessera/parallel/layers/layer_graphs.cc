@@ -319,7 +319,7 @@ class LayerGraphs {
   }
 
  private:
-  // The recordings for a key; null if there are kMaxRecordingKeys other keys.
+  // Finds or makes the RecordingPool of a key. Null if there are kMaxRecordingKeys pools with other keys.
   std::shared_ptr<RecordingPool> recordings_of(RecordingKey key) {
     ++calls_;
     std::erase_if(pools_, [&](const auto& each) { return each->last_call + kDropAfterCalls < calls_; });

@@ -13,11 +13,11 @@
 // documents. Rows of several documents can be replayed if attention reads the document lengths on the device
 // (DecoderModel::pad_document_lists; 16-bit dtypes, no softcap, head sizes that its kernels support).
 //
-// The graph runs inside the module's hooks, so sharding gathers and frees parameters as without it. The parameters must
-// have the same addresses in every call (fixed_addresses of FullyShardOptions and ReplicateOptions). Replays run on the
-// current stream, which must be the same for all layers of a call. Errors kShape in backward: a second backward through
-// the same call, a backward with create_graph, parameters at other addresses than in forward, and a write to a
-// parameter between forward and backward that autograd would refuse.
+// The graphs are replayed between the module's hooks, so FSDP gathers and frees parameters as it does without graphs.
+// The parameters must have the same addresses in every call (fixed_addresses of FullyShardOptions and
+// ReplicateOptions). Replays run on the current stream, which must be the same for all layers of a call. Errors kShape
+// in backward: a second backward through the same call, a backward with create_graph, parameters at other addresses
+// than in forward, and a write to a parameter between forward and backward that autograd would refuse.
 //
 // A module belongs to one rank; no communication.
 #pragma once

@@ -17,7 +17,7 @@ using Actions = std::vector<Action>;
 Actions add_unshard_reshard(const ActionRow& row, int max_active = 3);
 // Adds REDUCE_GRAD after the last B or W of each stage.
 Actions add_reduce_grad(const Actions& row, int micro_batches);
-// Merges an I and the W of the same stage and micro-batch right after it into one B.
+// Merges each I, if the next action is the W of the same stage and micro-batch, with this W into one B.
 Actions merge_bw(const ActionRow& row);
 // Adds a SEND after each computation whose result another rank needs, and the RECV to that rank's row. The messages
 // between two ranks have the same order in both rows. Error kConfig: a table in which a rank waits for ever.

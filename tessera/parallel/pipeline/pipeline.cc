@@ -274,7 +274,7 @@ std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const G
     source.leader = static_cast<int>(std::ranges::find_if(has_logits, [](const auto& each) { return !each.empty(); }) -
                                      has_logits.begin());
   }
-  // The stages of a rank share one page store, in which each stage has the pages of its own layers.
+  // The stages of a rank share one PagedKVCache, which holds the KV pages of the layers of all these stages.
   source.forward = [&](nn::PagedKVCache& store, const StepRows& rows) {
     nn::PagedBatch step(store, rows.sequences, rows.logits_rows);
     const std::vector<ModelInputs> one = {inputs_of_rows(rows, step, source.device)};
@@ -333,7 +333,7 @@ at::Tensor Pipeline::norm_over_stages(const at::Tensor& own_norm) const {
   comm::all_gather_into(*options_.mesh->group("pp"), all, own, "gradient norm").wait();
   auto norm = all[0];
   for (int rank = 1; rank < ranks_; ++rank) norm = at::hypot(norm, all[rank]);  // does not overflow where squares would
-  // hypot(inf, NaN) is infinite, so a NaN is restored here.
+  // hypot(inf, NaN) is infinite, so the result is set to NaN if any rank's norm is NaN.
   return at::where(all.isnan().any(), std::numeric_limits<double>::quiet_NaN(), norm);
 }
 

@@ -125,7 +125,8 @@ const std::map<std::string, StylePtr, std::less<>>& known_styles() {
   return styles;
 }
 
-// Whether a style of transformers' plans is for experts, which have a mesh of their own here (parallel/experts).
+// Whether a style name of transformers' plans is a style for experts, which parallel/experts shards over a separate
+// mesh.
 bool is_expert_style(std::string_view style) {
   static const std::set<std::string_view> known = {
       "grouped_gemm", "moe_tp_experts", "moe_identity_expert", "packed_colwise", "packed_rowwise", "local", "gather"};

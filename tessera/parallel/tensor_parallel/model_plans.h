@@ -34,9 +34,9 @@ inline const PlanFunctions& parallelize_functions() { return PARALLIZE_FUNCTIONS
 // parallelism.
 ParallelPlan with_overlap(const CausalLM& model, const ParallelPlan& plan);
 
-// The style for a style name of transformers' plans: colwise, rowwise, colwise_rep, rowwise_rep, colwise_gather_output,
-// sequence_parallel, replicated_with_grad_allreduce. Returns the same object each time. Error kConfig "Unknown parallel
-// style".
+// Returns the style that has this name in transformers' plans: colwise, rowwise, colwise_rep, rowwise_rep,
+// colwise_gather_output, sequence_parallel, replicated_with_grad_allreduce. Returns the same object each time. Error
+// kConfig "Unknown parallel style".
 StylePtr translate_parallel_style(std::string_view style);
 
 // The plan of transformers: base_model_tp_plan in config.json if it exists, else the plan of the model class. In

@@ -14,8 +14,9 @@ namespace tessera {
 namespace {
 
 // The column-wise projections that read one input. The first projection that is called with an input computes the
-// products of all projections, so the input is all-gathered once; the others take their finished product. The input is
-// compared by identity, and each product is taken once, so a second call with the same input computes again.
+// products of all projections, so the input is all-gathered once; the other projections then take their product from
+// `ready`. Inputs are compared by identity. Each product is removed when it is taken, so a second call with the same
+// input computes the products again.
 struct SharedProducts {
   MeshPtr mesh;
   std::string path;

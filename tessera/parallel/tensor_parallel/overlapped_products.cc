@@ -17,9 +17,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// How the tokens of all ranks are split into chunks. Every rank is padded to `max_tokens` tokens, so collectives have
-// equal sizes: rank r holds the rows from r * max_tokens of a list of ranks * max_tokens tokens. Chunk c contains the
-// rows begin(c) to begin(c + 1) of every rank. Tokens are the first dim here, so a chunk is contiguous.
+// Splits the tokens of all ranks into chunks. The tokens of every rank are padded to `max_tokens` rows, so that
+// collectives have equal sizes. Chunk c contains the rows begin(c) to begin(c + 1) of every rank. The token dim comes
+// before the batch dim in these tensors, so that the rows of a chunk on one rank are contiguous.
 struct ChunkedTokens {
   OverlapOptions options;
   int64_t ranks, max_tokens, chunks;

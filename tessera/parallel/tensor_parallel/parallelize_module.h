@@ -20,9 +20,9 @@ struct ParallelizeOptions {
   bool warn_unmatched = true;  // logs one line for each pattern that matches no module
 };
 
-// Applies the plan and returns the patterns that matched no module. Where several patterns match a module, all their
-// styles are applied in order. Tied parameters stay tied: the styles of their modules must shard them with the same
-// placement.
+// Applies the plan and returns the patterns that matched no module. If several patterns match a module, their styles
+// are all applied, in the order of the plan. Tied parameters stay tied: the styles of their modules must shard them
+// with the same placement.
 //
 // Errors: kShape for a mesh that is not 1-d; kConfig for a plan of which no pattern matches, for a module that its
 // style does not support, and for a module without a style that shares a sharded parameter. If no pattern matches,

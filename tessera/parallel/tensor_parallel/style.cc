@@ -29,7 +29,8 @@ void StyleContext::replace_tied(nn::ParameterSlot& slot, at::Tensor made) const 
 }
 
 void StyleContext::distribute(nn::ParameterSlot& slot, const Placement& placement) const {
-  // A tied parameter may have been made a DTensor through another slot. The placement must then be the same.
+  // If the parameter is tied, an earlier call for another slot may have made it a DTensor already. Its placement must
+  // then be equal to `placement`.
   const at::Tensor old = slot.parameter;
   if (is_dtensor(old)) {
     TESSERA_CHECK(*device_mesh(old) == *mesh && placements(old) == Placements{placement}, ErrorKind::kConfig,

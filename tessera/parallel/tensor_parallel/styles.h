@@ -8,8 +8,8 @@
 //
 // A plain input is assumed to have the placement input_layout; this is not checked. A DTensor input is redistributed to
 // the placement that the style computes on. Every call of a module is COLLECTIVE over the mesh if its style
-// communicates. Uneven sizes are correct when the global size is known: a row-wise Linear takes it from its weight, and
-// a sequence with uneven shards must arrive as a DTensor.
+// communicates. Shards of uneven size are supported if the global size is known: a row-wise Linear takes the size from
+// its weight, and hidden states with uneven sequence shards must be passed as a DTensor.
 #pragma once
 
 #include "tessera/parallel/tensor_parallel/style.h"

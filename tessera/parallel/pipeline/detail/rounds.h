@@ -6,8 +6,9 @@
 
 namespace tessera::pipeline::detail {
 
-// Calls run(rank, step) for the next step of each row in turn, until no row can continue. run returns whether it ran
-// the step; a step that did not run is tried again. Returns the number of steps that ran in each row.
+// Calls run(rank, step) for the next step of each row in turn, until no row can continue. run() returns whether the
+// step could run; a step that could not is tried again in the next round. Returns the number of steps that ran in each
+// row.
 template <class Step, class Run>
 std::vector<size_t> run_in_rounds(const std::vector<std::vector<Step>>& rows, const Run& run) {
   std::vector<size_t> ran(rows.size(), 0);

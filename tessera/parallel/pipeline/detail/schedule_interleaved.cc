@@ -7,9 +7,9 @@
 namespace tessera::pipeline::detail {
 namespace {
 
-// One rank of an interleaved schedule, after torch's _get_1f1b_rank_ops: warm-up forwards, then forwards and backwards
-// in turn, then the remaining backwards. The index of a forward or backward determines its stage: the stages of the
-// rank take turns, per_round_ micro-batches each; backwards start with the last stage. The zero-bubble form splits
+// Builds the row of one rank of an interleaved schedule as torch's _get_1f1b_rank_ops does: warm-up forwards, then
+// forwards and backwards in turn, then the remaining backwards. The rank runs per_round_ micro-batches of one of its
+// stages, then as many of the next stage, and so on; backwards start with the last stage. The zero-bubble form splits
 // backward into I and W, and delays the first W by `rank` backwards.
 class InterleavedRank {
  public:

@@ -61,7 +61,8 @@ at::Tensor StageRunner::forward(int stage, int micro_batch, ModelInputs inputs, 
   const bool is_last = !inputs.stage || inputs.stage->is_last;
   PendingBackward pending;
   if (hidden.defined()) {
-    // The input is a leaf, so backward of this stage ends here and its gradient can be sent.
+    // The stage's input is made a leaf, so that backward of this stage ends at it and its grad() can be sent to the
+    // stage before.
     pending.input = hidden.detach();
     if (c10::GradMode::is_enabled()) pending.input.set_requires_grad(true);
     inputs.hidden = pending.input;

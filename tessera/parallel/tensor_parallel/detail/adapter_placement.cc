@@ -10,9 +10,9 @@ std::pair<int64_t, int64_t> weight_sizes(nn::Linear& linear) {
   return {linear.weight.size(0), linear.weight.size(1)};
 }
 
-// The adapter computes B (A x) in parallel to the weight's product. With a row shard of the weight, B needs the same
-// rows, and A is replicated. With a column shard, the input is sharded, so A needs the same columns; its product is a
-// partial sum like the weight's.
+// The adapter computes B (A x), which is added to the product with the weight. With a row shard of the weight, B needs
+// the same rows, and A is replicated. With a column shard, the input is sharded, so A needs the same columns; A x is
+// then a partial sum, like the product with the weight.
 void distribute_adapter(nn::Module& module, const Placement& weight, const StyleContext& context) {
   if (auto* const packed = nn::packed_weight_of(module)) {
     packed->mesh = context.mesh;
