@@ -4,8 +4,8 @@
 //     Experts() { ep_local_experts = true; ... }
 //   };
 //
-// A module derives from GradientMarks; the marks hold for all parameters at or below the module. They correspond to
-// NeMo AutoModel's attributes of modules and parameters, whose names are given at each member.
+// A module derives from GradientMarks. The marks apply to all parameters at or below the module. Each corresponds to an
+// attribute of modules or parameters in NeMo AutoModel, whose name is given at the member.
 #pragma once
 
 #include <map>
@@ -24,19 +24,21 @@ enum class ReplicaReduction {
 
 struct GradientMarks {
   virtual ~GradientMarks() = default;
-  // The parameters are this rank's own experts and differ from those of the other ranks of the expert-parallel dim
-  // (_nemo_ep_local_expert_params). Not needed for a DTensor whose mesh has that dim.
+  // The parameters are experts that only this rank of the expert-parallel mesh dim has (_nemo_ep_local_expert_params).
+  // Not needed for a DTensor whose mesh has that dim.
   bool ep_local_experts = false;
-  // The experts process tokens that all ranks of tensor parallelism hold (_nemo_moe_tp_requires_replica_sync).
+  // All tensor-parallel ranks send the same tokens to the experts, so optim::get_expert_tp_replication_factor() returns
+  // the tensor-parallel size (_nemo_moe_tp_requires_replica_sync).
   bool moe_tp_replica_sync = false;
-  // How gradients of tensor-parallel replicas are combined. Unset: the mark of the enclosing module, finally kMean.
+  // How gradients of parameters that are replicated over tensor-parallel ranks are reduced. Unset: as the nearest
+  // enclosing module with this mark says; kMean if no enclosing module has it.
   std::optional<ReplicaReduction> tp_replicas = std::nullopt;
-  // Divisors of the gradients of own parameters, by name; they replace the ratio of experts
-  // (_nemo_model_owned_grad_divisor).
+  // Divisors for the gradients of the module's own parameters, by parameter name. They replace the divisor that
+  // optim::scale_grads_and_clip_grad_norm() computes for experts (_nemo_model_owned_grad_divisor).
   std::map<std::string, double> grad_divisors = {};
 };
 
-// The marks of a module; null where it has none.
+// Returns the marks of a module; null if the module has none.
 inline const GradientMarks* gradient_marks(const Module& module) { return dynamic_cast<const GradientMarks*>(&module); }
 
 }  // namespace tessera::nn

@@ -16,8 +16,8 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, const ParameterOptions& 
   if (with_bias) register_parameter("bias", bias, at::empty({out}, options.tensor_options()), /*decay=*/false);
 }
 
-// Copies the slots of the former layer and points them to this layer's members. The parameters stay the same tensors,
-// so optimizers and names remain valid.
+// Copies the parameter slots of `former` and lets them point to this layer's members. The tensors are shared, not
+// copied, so optimizers that hold them, and their names, remain valid.
 Linear::Linear(Linear& former, bool with_weight) {
   for (ParameterSlot slot : former.own_parameters()) {
     const bool is_weight = slot.slot == &former.weight;
@@ -37,8 +37,8 @@ void replace_linears(Module& root, const std::function<std::shared_ptr<Linear>(L
     auto* const linear = dynamic_cast<Linear*>(child.get());
     if (linear == nullptr) {
       replace_linears(*child, make);
-      // Only layers that are exactly a Linear: a derived class has a forward of its own, which the replacement would
-      // lose.
+      // Replace only layers whose type is exactly Linear. A derived class has its own forward, which the replacement
+      // would lose.
     } else if (typeid(*linear) == typeid(Linear)) {
       root.replace_child(name, make(*linear));
     }
@@ -72,7 +72,7 @@ Embedding::Embedding(int64_t rows, int64_t width, const ParameterOptions& option
 at::Tensor Embedding::forward(const at::Tensor& ids) {
   const auto rows = at::embedding(weight, ids, embedding_.padding_id);
   if (embedding_.scale == 1) return rows;
-  // Rounds the scale to the weight's dtype.
+  // scalar_tensor() rounds the scale to the weight's dtype.
   return rows * at::scalar_tensor(embedding_.scale, weight.scalar_type()).item();
 }
 

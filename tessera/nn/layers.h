@@ -3,8 +3,8 @@
 //   auto mlp = std::make_shared<nn::MLP>(576, 1536, nn::MLPOptions{}, nn::ParameterOptions{});
 //   at::Tensor y = (*mlp)(x);                     // x [..., 576]
 //
-// A derived layer may replace its base (Module::replace_child), because forward is virtual. Parameters are
-// uninitialised (options.h). Ownership and thread rules are those of nn::Module.
+// A layer of a derived class may replace a layer of its base class (Module::replace_child), because forward is virtual.
+// Parameters are uninitialised (options.h). Ownership and thread rules are those of nn::Module.
 #pragma once
 
 #include <functional>
@@ -23,14 +23,16 @@ struct Linear : Callable<Linear> {
   virtual at::Tensor forward(const at::Tensor& x);
 
  protected:
-  // Takes over the parameters of `former` (without the weight where with_weight is false), to replace it in its parent.
+  // For layers that replace `former` in its parent: takes over the parameters of `former`, without the weight if
+  // with_weight is false.
   Linear(Linear& former, bool with_weight);
 };
 
-// Replaces each Linear below `root` by make(linear). Layers of classes derived from Linear stay unchanged.
+// Replaces each Linear below `root` by the layer that make(former) returns. Layers of classes derived from Linear are
+// kept.
 void replace_linears(Module& root, const std::function<std::shared_ptr<Linear>(Linear& former)>& make);
 
-// The tokens whose log-probs are requested: int64, one per position, or kIgnoredLabel.
+// The tokens whose log-probs are requested: int64, for each position a token id or kIgnoredLabel.
 struct TokenTargets {
   at::Tensor ids;
   template <class F>
@@ -42,13 +44,14 @@ struct TokenTargets {
 // The last layer of a language model: weight [classes, width].
 struct Head : Callable<Head> {
   at::Tensor weight;
-  // softcap > 0: logits become softcap * tanh(logits / softcap).
+  // With softcap > 0 the logits are softcap * tanh(logits / softcap).
   Head(int64_t width, int64_t classes, const ParameterOptions& options, double softcap = 0);
   virtual at::Tensor forward(const at::Tensor& x);  // logits
-  // The cross entropy of the logits, summed over all labels that are not kIgnoredLabel. The full logits never exist.
+  // Returns the cross entropy of the logits, summed over all labels that are not kIgnoredLabel. The logits are computed
+  // in chunks and are never all in memory.
   virtual at::Tensor forward(const at::Tensor& x, const at::Tensor& labels);
-  // log p(target) of each position, a plain tensor in float32 or wider; 0 for kIgnoredLabel. With DTensors x and weight
-  // it covers all positions. The full logits never exist (kernels/logprobs/linear_logprobs.h).
+  // Returns log p(target) of each position, a plain tensor in float32 or wider; 0 for kIgnoredLabel. If x and weight
+  // are DTensors, the result is all-gathered. The logits are computed in chunks (kernels/logprobs/linear_logprobs.h).
   virtual at::Tensor forward(const at::Tensor& x, const TokenTargets& targets);
 
  private:
@@ -56,7 +59,8 @@ struct Head : Callable<Head> {
 };
 
 struct EmbeddingOptions {
-  // Lookups of padding_id give its row no gradient, as in torch.nn.Embedding(padding_idx). -1: no such row.
+  // The row padding_id of the weight gets no gradient, as with padding_idx of torch.nn.Embedding. -1: all rows get
+  // gradients.
   int64_t padding_id = -1;
   double scale = 1;  // factor of the embeddings, rounded to the weight's dtype first
 };

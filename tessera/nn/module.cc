@@ -80,8 +80,8 @@ int Module::register_forward_pre_hook(ForwardPreHook hook) {
   return next_hook_id_++;
 }
 
-// children_ and child_slots_ have the same order. The function in child_slots_ sets the parent's member; it returns
-// false for a module that is not of the member's type, and then nothing has changed.
+// children_[i] belongs to child_slots_[i], a function that sets the parent's member. If the replacement is not of the
+// member's type, this function changes nothing and returns false.
 void Module::replace_child(const std::string& name, const std::shared_ptr<Module>& replacement) {
   for (size_t i = 0; i < children_.size(); ++i) {
     if (children_[i].first != name) continue;
@@ -121,7 +121,7 @@ at::Tensor Module::register_parameter(std::string name, at::Tensor& slot, at::Te
     TESSERA_CHECK(own.name != name, ErrorKind::kInternal, "[nn.module] parameter '{}' is registered twice", name);
   }
   value.set_requires_grad(true);
-  // Weight decay is for matrices: parameters of fewer than two dims have none by default.
+  // By default, only parameters with at least two dims (matrices) have weight decay.
   parameters_.push_back({std::move(name), &slot, value, decay && value.dim() >= 2, initial});
   slot = value;
   return value;

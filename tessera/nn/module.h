@@ -7,10 +7,10 @@
 //   };
 //   auto y = linear(x);                      // pre-hooks, forward, post-hooks
 //
-// A parameter is a plain at::Tensor member that is registered by address. Its slot holds the tensor that forward reads.
-// Under FSDP the slot gets the unsharded tensor during forward, while parameters() still returns the sharded DTensor,
-// so optimizers keep their parameters. Modules are neither copied nor moved; parents hold children by shared_ptr. A
-// module belongs to one rank.
+// A parameter is a plain at::Tensor member that is registered by address. This member is the parameter's slot: forward
+// reads the tensor in it. Under FSDP the slot holds the unsharded tensor during forward, while parameters() still
+// returns the sharded DTensor, so optimizers keep their parameters. Modules cannot be copied or moved; parents hold
+// children by shared_ptr. Ranks that run as threads of one process must not share a module.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -55,24 +55,25 @@ using ForwardPreHook = std::function<void(Module&, TensorRefs& inputs)>;
 using ForwardHook = std::function<void(Module&, TensorRefs& outputs)>;
 using ForwardHookWithInputs = std::function<void(Module&, const TensorRefs& inputs, TensorRefs& outputs)>;
 
-// Runs forward again with other input tensors and returns the outputs.
+// Runs a module's forward with other input tensors and returns the outputs.
 using ForwardFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
-// Wraps forward where autograd records (activation checkpointing); hooks run outside of the wrapper. The wrapper is
-// called before forward, which then runs without recording. The returned WrapOutputs is called with the inputs and
-// outputs afterwards, and makes the outputs results of its own graph node.
+// A wrapper of forward, for activation checkpointing. It is used only in grad mode; hooks run outside of it. The
+// ForwardWrapper is called before forward. Then forward runs in no-grad mode. Then the WrapOutputs that the
+// ForwardWrapper returned is called with the inputs and outputs; it makes the outputs results of an autograd node of
+// its own, whose backward may call `rerun`.
 using WrapOutputs = std::function<void(const TensorRefs& inputs, TensorRefs& outputs, ForwardFunction rerun)>;
 using ForwardWrapper = std::function<WrapOutputs(Module&)>;
 
 // One call of a forward that returns one tensor, for code that may replay the call instead of running it (CUDA graphs).
 struct ForwardCall {
   TensorRefs tensors;  // the tensors that hooks see, then the other tensors that forward reads from the arguments
-  // The values, besides tensors and shapes, on which the launched kernels depend: equal numbers mean equal kernels.
-  // Nullopt: the call depends on more than numbers and cannot be replayed.
+  // The values, besides tensors and shapes, on which the launched kernels depend. Calls with equal numbers and equal
+  // shapes launch the same kernels. Nullopt: the call cannot be replayed.
   std::optional<std::vector<int64_t>> numbers;
   ForwardFunction run;  // runs forward with its wrapper on other tensors in place of `tensors`
 };
-// Wraps forward and its wrapper where autograd records (CUDA graphs of a layer); hooks run outside of it. Returns the
-// result, or nullopt to run forward.
+// Runs in place of forward and its wrapper, for CUDA graphs of a layer. It is used only in grad mode; hooks run outside
+// of it. It returns the result of the call, or nullopt; after nullopt, forward runs as usual.
 using ForwardReplay = std::function<std::optional<at::Tensor>(Module&, const ForwardCall&)>;
 
 class Module {
@@ -82,18 +83,19 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  // Each parameter once, in registration order: a module's own parameters, then those of its children. A parameter that
-  // two modules share (tied weights: both slots hold the same tensor) is listed for the first module only, unless `all`
-  // is true.
+  // Returns each parameter once, in registration order: a module's own parameters, then those of its children. A
+  // parameter that two modules share (tied weights: both slots hold the same tensor) is listed for the first module
+  // only, unless `all` is true.
   std::vector<NamedParameter> named_parameters(bool all = false);
   std::vector<at::Tensor> parameters();
-  // This module as "" first, then its children depth-first. A shared child is listed once.
+  // Returns this module with the path "", then all modules below it, depth-first. A module that several parents share
+  // is listed once.
   std::vector<std::pair<std::string, Module*>> named_modules();
   void for_each_module(const std::function<void(Module&)>& visit);  // same modules, same order
   const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& named_children() const { return children_; }
   // Replaces a child: the parent's member then holds `replacement`, which must be of the member's type or derive from
-  // it (a module that wraps the former child overrides forward). Null removes the child; the parent's forward must
-  // support that. Error kConfig: no such child, another type, or a child that was registered without a member.
+  // it (such as a wrapper that overrides forward). Null removes the child; the parent's forward must then support a
+  // null member. Error kConfig: no such child, another type, or a child that was registered without a member.
   void replace_child(const std::string& name, const std::shared_ptr<Module>& replacement);
   std::vector<ParameterSlot>& own_parameters() { return parameters_; }
   std::vector<BufferSlot>& own_buffers() { return buffers_; }
@@ -106,19 +108,19 @@ class Module {
   void zero_grad();  // sets all gradients to undefined
   void set_requires_grad(bool on);
 
-  // Hooks run in registration order, before or after forward. remove_hook() takes the id that the registration
-  // returned.
+  // Pre-hooks run before forward and other hooks after it, both in registration order. remove_hook() takes the id that
+  // the registration returned.
   int register_forward_pre_hook(ForwardPreHook hook);
   int register_forward_hook(ForwardHook hook);
   int register_forward_hook(ForwardHookWithInputs hook);  // gets the inputs as forward got them
   void remove_hook(int id);
   bool has_registered_hooks() const { return !pre_hooks_.empty() || !post_hooks_.empty(); }
   bool has_hooks() const { return has_registered_hooks() || wrapper_ || replay_; }
-  // A module has at most one wrapper; an empty function removes it.
+  // A module has at most one wrapper. An empty function removes the wrapper.
   void set_forward_wrapper(ForwardWrapper wrapper) { wrapper_ = std::move(wrapper); }
   const ForwardWrapper& forward_wrapper() const { return wrapper_; }
-  // A module has at most one replay; an empty function removes it. Only for modules whose forward returns one tensor;
-  // other modules ignore it.
+  // A module has at most one ForwardReplay; an empty function removes it. It has no effect on modules whose forward
+  // does not return exactly one tensor.
   void set_forward_replay(ForwardReplay replay) { replay_ = std::move(replay); }
   const ForwardReplay& forward_replay() const { return replay_; }
 
@@ -182,8 +184,9 @@ void collect_tensors(T& value, TensorRefs& out) {
   }
 }
 
-// For ForwardCall: collects what forward reads from an argument whose tensors hooks do not see. The argument is a
-// struct with `void visit_read_tensors(F)` and `std::optional<std::vector<int64_t>> read_numbers() const`.
+// These two functions collect ForwardCall's tensors and numbers from an argument whose tensors are not passed to hooks.
+// The argument is a struct with `void visit_read_tensors(F)` and `std::optional<std::vector<int64_t>> read_numbers()
+// const`; other arguments add nothing.
 template <class T>
 void collect_read_tensors(T& value, TensorRefs& out) {
   if constexpr (requires { value.visit_read_tensors([](at::Tensor&) {}); }) {
@@ -199,8 +202,9 @@ void collect_read_numbers(const T& value, std::optional<std::vector<int64_t>>& o
   }
 }
 
-// Gives a module its call operator: hooks around Self::forward. With hooks, the arguments are copied first (handles,
-// not data), so hooks never replace the caller's tensors. Without hooks the call is a direct call of forward.
+// Gives a module its call operator, which runs hooks around Self::forward. If there are hooks, the arguments are copied
+// first (at::Tensor handles, not data), so that hooks never replace the caller's tensors. Without hooks, forward is
+// called directly.
 template <class Self>
 class Callable : public Module {
  public:
@@ -228,7 +232,8 @@ class Callable : public Module {
     return refs;
   }
 
-  // Returns a function that runs `call` on a copy of the arguments with other tensors in it.
+  // Returns a function that gets tensors, puts them into a copy of `arguments` in place of the tensors there, runs
+  // `call` on this copy and returns the output tensors.
   template <class Arguments, class Call>
   static ForwardFunction rerun_of(const Arguments& arguments, Call call) {
     return [call, kept = arguments](const std::vector<at::Tensor>& tensors) {

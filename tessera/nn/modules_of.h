@@ -2,7 +2,7 @@
 //
 //   for (const auto& [path, block] : nn::modules_of<nn::MoE>(*model)) ...
 //
-// The root keeps the modules. They belong to one rank.
+// The returned pointers are valid while `root` exists and its modules are not replaced.
 #pragma once
 
 #include <string>
@@ -13,7 +13,8 @@
 
 namespace tessera::nn {
 
-// The modules at and below `root` that are an M or derive from M, in the order and with the paths of named_modules().
+// Returns the modules at and below `root` whose class is M or derives from M, in the order and with the paths of
+// named_modules().
 template <class M>
 std::vector<std::pair<std::string, M*>> modules_of(Module& root) {
   std::vector<std::pair<std::string, M*>> out;

@@ -23,7 +23,7 @@ at::Tensor Attention::forward(const at::Tensor& x, const AttentionContext& conte
 at::Tensor Attention::attend_heads(const at::Tensor& of_q, const at::Tensor& of_k, const at::Tensor& of_v,
                                    const AttentionContext& context) {
   const auto& [cos, sin] = context.angles;
-  // -1: the heads of this rank, which are fewer than attention_.heads under tensor parallelism.
+  // -1: view() infers the number of this rank's heads, which is smaller than attention_.heads under tensor parallelism.
   const auto heads = [this](const at::Tensor& projected) {
     return projected.view({projected.size(0), projected.size(1), -1, attention_.head_dim});
   };

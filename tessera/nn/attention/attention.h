@@ -4,7 +4,7 @@
 //   context.pattern = attention_pattern({.rows = B, .tokens = T, .document_ids = ids}, x.options());
 //   at::Tensor y = attention(x, context);                                               // x [B, T, width]
 //
-// The context is made once per forward; all layers with the same visibility share it.
+// The context is made once per forward. All layers with the same sliding window share it.
 #pragma once
 
 #include <cstdint>
@@ -57,8 +57,8 @@ struct Attention : Callable<Attention> {
   const AttentionOptions& options() const { return attention_; }
 
  protected:
-  // Norms, rotary embedding and attention, from the projected q, k and v [B, T, heads * head_dim] to the input of
-  // o_proj of the same shape.
+  // Applies q_norm and k_norm, rotary embedding and attention to the projected q, k and v [B, T, heads * head_dim].
+  // Returns the input of o_proj, in the shape of q.
   at::Tensor attend_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionContext& context);
 

@@ -20,8 +20,8 @@
 namespace tessera::nn {
 namespace {
 
-// The length of pieces is the window, within these bounds: shorter pieces cost more calls, longer ones compute more
-// scores outside the window.
+// A document that is longer than the sliding window is split into pieces of the window's length, clamped to these
+// bounds. Shorter pieces cost more kernel calls, longer pieces compute more scores outside the window.
 constexpr int64_t kMinPiece = 128, kMaxPiece = 1024;
 
 using Kind = AttentionPattern::Kind;
@@ -51,14 +51,15 @@ std::vector<std::vector<DocumentRun>> runs_of_rows(const AttentionPatternOptions
   return rows;
 }
 
-// One document at the start of the row, only padding behind it, and no token further back than the window.
+// Whether a row is one document, or one document and then padding, and the document is not longer than the window.
 bool is_plain_causal(const std::vector<DocumentRun>& row, int64_t window) {
   const bool one = row.empty() || (row[0].id >= 0 && (row.size() == 1 || (row.size() == 2 && row[1].id < 0)));
   return one && (row.empty() || window == 0 || row[0].tokens <= window);
 }
 
-// Without a window that matters the document is one causal piece. Otherwise it is split into pieces of window_piece
-// tokens; a piece also sees the `reach` pieces before it, which cover window - 1 tokens.
+// Adds the pieces of one document. A document that is not longer than the window is one causal piece. A longer one is
+// split into pieces of window_piece tokens. The queries of a piece also see keys of the `reach` pieces before it, which
+// together have at least window - 1 tokens.
 void add_document(Pieces& pieces, int64_t tokens, const AttentionPattern& pattern) {
   if (pattern.sliding_window == 0 || tokens <= pattern.sliding_window) {
     pieces.push_back({.tokens = tokens});
@@ -70,7 +71,8 @@ void add_document(Pieces& pieces, int64_t tokens, const AttentionPattern& patter
   }
 }
 
-// The first key of each token; t + 1 for padding, which therefore sees no key.
+// Returns the position of the first key that each token sees. For padding at position t it is t + 1, so padding sees no
+// key.
 at::Tensor first_keys(const std::vector<std::vector<DocumentRun>>& rows,
                       const AttentionPatternOptions& pattern_options) {
   auto first_key = at::empty({pattern_options.rows, pattern_options.tokens}, at::kLong);
@@ -88,12 +90,13 @@ at::Tensor first_keys(const std::vector<std::vector<DocumentRun>>& rows,
   return first_key;
 }
 
-// In float32 the kernels keep one log-sum per document and position of the longest document. Beyond this many per token
-// the documents run in pieces instead.
+// In float32 the kernels store documents * longest log-sums of the softmax, each document padded to the longest one. If
+// these are more than kMaxSums per token, attend() computes piece by piece instead.
 constexpr int64_t kMaxSums = 8;
 
-// The document lengths for flash attention; empty where the kernels would keep too many log-sums. With `fixed_sizes`,
-// padding is a document, too, so its results are not zeros, and unused places are documents without tokens.
+// Returns the document lengths for flash attention; empty if the kernels would store too many log-sums (kMaxSums). With
+// `fixed_sizes`, padding is a document too, so its results are not zeros, and the list is filled up with documents
+// without tokens.
 AttentionPattern::Documents lengths_of_documents(const std::vector<std::vector<DocumentRun>>& rows,
                                                  const at::TensorOptions& options, FixedDocumentSizes* fixed_sizes) {
   AttentionPattern::Documents out{.runs = {0}, .has_fixed_sizes = fixed_sizes != nullptr};
@@ -123,7 +126,8 @@ AttentionPattern::Documents lengths_of_documents(const std::vector<std::vector<D
   return out;
 }
 
-// Fused kernels have no softcap. Blocks of kMaxPiece queries limit the memory of the scores.
+// Attention with softcap, which fused kernels do not support. Blocks of kMaxPiece queries limit the memory for the
+// scores.
 at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                             const std::optional<at::Tensor>& mask, const AttentionScoreOptions& scores) {
   const auto keys = kernels::repeat_heads(k, /*dim=*/1, q.size(1)).transpose(2, 3),
@@ -158,7 +162,8 @@ at::Tensor scaled_dot_product(const at::Tensor& q, const at::Tensor& k, const at
                                           /*enable_gqa=*/q.size(1) != k.size(1));
 }
 
-// Concatenates the rows and splits them into the pattern's pieces. The backward of such a split is one concatenation.
+// Concatenates the rows and splits them into the pattern's pieces. The backward of split_with_sizes is one
+// concatenation.
 std::vector<at::Tensor> split_into_pieces(const at::Tensor& tensor, const Pieces& pieces) {
   auto flat = tensor;
   if (tensor.size(0) != 1) {
@@ -175,8 +180,8 @@ at::Tensor concatenated_pieces(const std::vector<at::Tensor>& parts, size_t last
   return at::cat(std::vector<at::Tensor>(end - earlier - 1, end), 2);
 }
 
-// Runs one attention per piece. A window piece takes its part of the common mask: as many rows as it has tokens, and
-// the columns of its earlier pieces and its own keys.
+// Runs one attention per piece. A kWindow piece takes a slice of window_mask: as many rows as the piece has tokens, and
+// the columns of its own keys and of the keys of its `earlier` pieces.
 at::Tensor attend_pieces(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern,
                          const AttentionScoreOptions& scores) {
   const auto queries = split_into_pieces(q, pattern.pieces), keys = split_into_pieces(k, pattern.pieces),
@@ -202,7 +207,8 @@ at::Tensor attend_pieces(const at::Tensor& q, const at::Tensor& k, const at::Ten
   return at::cat(results, 1).view({q.size(0), q.size(2), q.size(1), v.size(3)}).transpose(1, 2);
 }
 
-// The tokens of all rows without padding, [N, heads, d]. `runs` alternates between documents and padding.
+// Returns the tokens of all rows without padding, [N, heads, d]. `runs` has the lengths of runs of document tokens and
+// of padding, alternating.
 at::Tensor tokens_of_documents(const at::Tensor& heads, const std::vector<int64_t>& runs) {
   const auto tokens = heads.transpose(1, 2).reshape({-1, heads.size(1), heads.size(3)});
   if (runs.size() == 1) return tokens;
@@ -234,7 +240,8 @@ at::Tensor attend_documents(const at::Tensor& q, const at::Tensor& k, const at::
   return with_padding(y, runs).view({q.size(0), q.size(2), q.size(1), v.size(3)}).transpose(1, 2);
 }
 
-// Queries that follow cached keys, in blocks of kMaxPiece queries. Each block reads only the keys in its windows.
+// Attention of queries that follow cached keys, in blocks of kMaxPiece queries. Each block reads only the keys that are
+// in the window of one of its queries.
 at::Tensor attend_cached(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
                          const AttentionScoreOptions& scores) {
   const int64_t tokens = q.size(2), cached = k.size(2) - tokens;
@@ -277,17 +284,18 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& pattern_option
   }
   const auto rows = runs_of_rows(pattern_options);
   const auto plain = [&](const auto& row) { return is_plain_causal(row, pattern_options.sliding_window); };
-  // attend() computes plain causal rows, and queries that follow cached keys, without pieces, first keys and document
+  // For plain causal rows, and for queries that follow cached keys, attend() needs no pieces, first_key or document
   // lengths.
   if (pattern_options.cached > 0 || std::ranges::all_of(rows, plain)) return pattern;
   if (options.device().is_cpu()) pattern.first_key = first_keys(rows, pattern_options);
   if (kernels::has_flash_attention(options.device(), c10::typeMetaToScalarType(options.dtype()))) {
-    // In float32 the unused places of fixed sizes would cost memory, so each batch has its own sizes.
+    // In float32 the kernel's memory grows with documents * longest, so fixed sizes are not used and each batch has its
+    // own.
     pattern.documents =
         lengths_of_documents(rows, options, options.dtype() != at::kFloat ? pattern_options.fixed_sizes : nullptr);
   }
-  // The kernels that read `first_key` and `documents` do not support every device and call. For the others, attend()
-  // computes piece by piece: `pieces`, and one mask that all pieces of kind kWindow share.
+  // The kernels that read `first_key` or `documents` do not support every device and every call. For all other calls,
+  // attend() computes piece by piece, with `pieces` and one mask for all pieces of kind kWindow.
   pattern.window_piece = std::clamp(pattern_options.sliding_window, kMinPiece, kMaxPiece);
   int64_t max_earlier = -1;
   for (const auto& row : rows) {
@@ -328,7 +336,7 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   if (pattern.pieces.empty()) return scaled_dot_product(q, k, v, /*causal=*/true, std::nullopt, scores);
   if (scores.softcap == 0 && pattern.documents.begins.defined() && kernels::supports_flash_attention(q, k, v)) {
     if (!is_dtensor(q)) return attend_documents(q, k, v, pattern, scores);
-    // The document lengths cover all rows, so the rows must not be sharded.
+    // The document lengths describe all rows of the batch, so dim 0 (rows) must not be sharded.
     if (has_local_heads(q, k, v) && local_tensor_of(q).size(0) == q.size(0)) {
       return run_on_local_heads(q, k, v,
                                 [&](const at::Tensor& own_q, const at::Tensor& own_k, const at::Tensor& own_v) {

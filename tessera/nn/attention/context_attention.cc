@@ -24,7 +24,8 @@ using PieceKind = ContextPiece::Kind;
 
 // ---- the sequence ----
 
-// The state of a rank's document ids, which all ranks receive so that wrong ids are an error on all of them.
+// The state of a rank's document ids. All ranks exchange these states, so that wrong ids on one rank are an error on
+// all ranks.
 constexpr int64_t kNoIds = 0, kGoodIds = 1, kWrongIds = 2;
 
 void check_rank_infos(const ContextParallelGroup& context_parallel, const kernels::ContextLayout& layout,
@@ -66,13 +67,13 @@ RowDocuments documents_of_row(int64_t row, const int64_t* ids, int64_t tokens) {
     if (run.id >= 0) out.documents.push_back({begin, begin + run.tokens});
     begin += run.tokens;
   }
-  // Padding behind a single document is treated as part of it: its results are not used, and rows of different lengths
-  // then have equal documents and are computed together.
+  // If a row is one document and then padding, treat the padding as part of the document; the results of padding are
+  // not used. Rows of different lengths then have equal documents and are computed together.
   if (out.documents.size() == 1 && out.documents[0].begin == 0) out.documents[0].end = tokens;
   return out;
 }
 
-// Neighbouring rows with equal documents are merged into one entry.
+// Returns the documents of all rows. Neighbouring rows with equal documents are merged into one entry.
 std::vector<RowDocuments> documents_of(const at::Tensor& ids) {
   std::vector<RowDocuments> rows;
   for (int64_t row = 0; row < ids.size(0); ++row) {
@@ -88,7 +89,8 @@ std::vector<RowDocuments> documents_of(const at::Tensor& ids) {
 
 // ---- ContextPattern: what a rank computes, receives and sends ----
 
-// The chunks as they arrive: only the seen parts, one after another in the received tensor.
+// Returns where the received keys are: for each chunk of the sending rank only the tokens `seen` are sent, and they are
+// concatenated in the received tensor.
 std::vector<kernels::ContextChunk> packed_chunks(const std::vector<kernels::ContextChunk>& chunks,
                                                  const std::vector<TokenRange>& seen) {
   std::vector<kernels::ContextChunk> out;
@@ -101,7 +103,7 @@ std::vector<kernels::ContextChunk> packed_chunks(const std::vector<kernels::Cont
   return out;
 }
 
-// For each chunk of the rank `holder`, the tokens that the queries of the rank `reader` see.
+// Returns, for each chunk of rank `holder`, the tokens that the queries of rank `reader` see.
 std::vector<TokenRange> seen_of_chunks(const ContextSequence& sequence, int64_t reader, int64_t holder,
                                        const ContextPieceOptions& options) {
   std::vector<TokenRange> seen;
@@ -112,8 +114,9 @@ std::vector<TokenRange> seen_of_chunks(const ContextSequence& sequence, int64_t 
   return seen;
 }
 
-// Step `step` of kAllToAll: the pieces of this rank's queries with the keys of the rank `step` before, and the keys
-// that the rank `step` after needs. Both ranks of a transfer compute the same ranges from the same sequence.
+// Returns step `step` of kAllToAll: the pieces of this rank's queries with the keys of rank - step, and the ranges of
+// this rank's keys that are sent to rank + step (modulo the number of ranks). Sender and receiver compute the same
+// ranges from the same ContextSequence.
 ContextPattern::RotationStep rotated_step(const ContextSequence& sequence, int64_t step,
                                           const ContextPieceOptions& options) {
   const int64_t ranks = sequence.layout.ranks(), rank = sequence.context_parallel.group->rank();
@@ -179,12 +182,13 @@ at::Tensor keys_of(const at::Tensor& tensor, const ContextPiece& piece) {
   return tensor.narrow(0, piece.row, piece.rows).narrow(2, piece.key, piece.keys);
 }
 
-// A sum of parts at different places. A first part that covers the whole sum becomes the sum without a copy.
+// Adds gradients of slices of a tensor to the gradient of the whole tensor. If the first slice is the whole tensor, its
+// gradient becomes the sum without a copy.
 class GradientSum {
  public:
   GradientSum(at::IntArrayRef sizes, const at::TensorOptions& options) : sizes_(sizes.vec()), options_(options) {}
 
-  // `where` returns the view of the sum at the part's place.
+  // `where` returns the view of the sum to which `part` is added.
   void add(const at::Tensor& part, const std::function<at::Tensor(const at::Tensor&)>& where) {
     if (!sum_.defined() && part.sizes() == at::IntArrayRef(sizes_)) {
       sum_ = part.to(options_.dtype());
@@ -203,7 +207,8 @@ class GradientSum {
   at::Tensor sum_;
 };
 
-// Computes the pieces of each step as soon as its keys have arrived and adds them to the running result.
+// Computes the pieces of each step as soon as the step's keys are received, and merges them into the result by their
+// log-sums.
 kernels::PartialAttention context_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                           const ContextPattern& pattern, const AttentionScoreOptions& scores) {
   const auto exchange = make_exchange(pattern, at::stack({k, v}));
@@ -220,8 +225,8 @@ kernels::PartialAttention context_forward(const at::Tensor& q, const at::Tensor&
   return {joined.out.to(q.scalar_type()), joined.log_sums};
 }
 
-// Computes each piece's gradients from the combined result. Keys of a step arrive as in the forward; their gradients
-// leave with return_gradient() after the step.
+// Computes each piece's gradients from the result of the whole forward (`whole`). The keys of each step are received
+// again, as in the forward, and after the step return_gradient() sends the gradients of these keys to their owner.
 kernels::PartialAttentionGradients context_backward(const at::Tensor& gradient, const at::Tensor& q,
                                                     const at::Tensor& k, const at::Tensor& v,
                                                     const kernels::PartialAttention& whole,
@@ -255,7 +260,7 @@ kernels::PartialAttentionGradients context_backward(const at::Tensor& gradient, 
 
 using PatternPtr = std::shared_ptr<const ContextPattern>;
 
-// Autograd function of attention whose result and log sums are already computed.
+// The autograd function of attention. Its forward gets the result and the log-sums, which are computed before.
 struct ContextAttentionFunction : torch::autograd::Function<ContextAttentionFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& output, const at::Tensor& log_sums,
@@ -296,7 +301,8 @@ void check_attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
 at::Tensor attend_locally(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const std::shared_ptr<const ContextPattern>& pattern, const AttentionScoreOptions& scores) {
   check_attended(q, k, v, *pattern->sequence);
-  // The forward runs without autograd: ContextAttentionFunction has the derivative and gets the keys again in backward.
+  // The forward runs without autograd. ContextAttentionFunction computes the gradients; its backward receives the other
+  // ranks' keys again, so they are not saved.
   const auto known = kernels::ActivationCheckpointCache::cached_or_computed([&] {
     const c10::NoGradGuard no_grad;
     const auto computed = context_forward(q, k, v, *pattern, scores);
@@ -316,8 +322,8 @@ RotateMethod rotate_method_of(std::string_view name) {
         quote(name));
 }
 
-// The all-gather runs before any check, so that a rank with wrong arguments does not leave the others waiting: every
-// rank gets the same numbers and raises the same error.
+// The all-gather of the rank infos runs before any check. A rank with wrong arguments therefore does not leave other
+// ranks waiting: every rank checks the same numbers and throws the same error.
 std::shared_ptr<const ContextSequence> context_sequence(const ContextParallelGroup& context_parallel,
                                                         const ContextSequenceOptions& sequence_options) {
   const auto& ids_tensor = sequence_options.document_ids;

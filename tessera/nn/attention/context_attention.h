@@ -7,15 +7,17 @@
 //   at::Tensor y = attend(q, k, v, pattern);                          // of this rank's tokens: [B, H, own, d]
 //
 // Each rank keeps its queries and gets keys and values from the ranks that hold them. kAllGather gets all keys with one
-// all-gather per call. kAllToAll ("ring") works in steps: at step i a rank gets keys from the rank i before it, only
-// the keys that its queries see, while the previous step is computed. The backward pass gets the keys again instead of
-// keeping them, and sends their gradients back, with one reduce-scatter or step by step.
+// all-gather per call. kAllToAll ("ring") works in steps: at step i, rank r receives keys of rank r - i (modulo the
+// number of ranks), only those that its queries see, while it computes step i - 1. The backward pass receives the keys
+// again instead of saving them, and sends their gradients back to the owners, with one reduce-scatter (kAllGather) or
+// step by step (kAllToAll).
 //
-// Pairs of tokens without visibility (later tokens, another document, outside the window) are not computed. A mask has
-// at most masked_queries() rows. Sums are in float32 (float64 for float64), in an order that depends only on the
-// layout. docs/design/context_parallel.md.
+// Scores of keys that a query does not see (later tokens, other documents, outside the window) are mostly not computed;
+// where the window's border crosses a piece, a mask of at most masked_queries() rows excludes them. Sums are in float32
+// (float64 for float64), in an order that depends only on the layout. See docs/design/context_parallel.md.
 //
-// The objects are made once per forward, shared by all layers with the same visibility, and belong to one rank.
+// The objects are made once per forward and shared by all layers with the same sliding window. Ranks that run as
+// threads of one process must not share them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,7 +35,7 @@ namespace tessera::nn {
 struct AttentionScoreOptions;
 
 enum class RotateMethod : uint8_t { kAllGather, kAllToAll };
-// "allgather" or "alltoall"; Error kConfig for another name.
+// `name` is "allgather" or "alltoall". Error kConfig for another name.
 RotateMethod rotate_method_of(std::string_view name);
 
 struct ContextParallelGroup {
@@ -59,10 +61,10 @@ struct ContextSequenceOptions {
   at::Tensor document_ids{};  // int64 [rows, tokens] of this rank's tokens, as in attention_pattern
 };
 
-// Collects the numbers of tokens of all ranks, which must be those of a kernels::ContextLayout, and the documents of
-// the whole rows. COLLECTIVE over context_parallel.group: one all-gather of a few numbers, and with document ids an
+// Collects the number of tokens of every rank, which must fit a kernels::ContextLayout, and the documents of the
+// unsharded rows. COLLECTIVE over context_parallel.group: one all-gather of a few numbers, and with document ids an
 // all-gather of the ids. Error kShape on all ranks: different numbers of rows, tokens that do not fit the layout, ids
-// on some ranks only, or a document in two pieces.
+// on some ranks only, or an id that occurs in two separate runs.
 std::shared_ptr<const ContextSequence> context_sequence(const ContextParallelGroup& context_parallel,
                                                         const ContextSequenceOptions& sequence_options);
 
@@ -75,21 +77,21 @@ struct ContextPattern {
     int64_t sent_keys() const;
   };
   std::shared_ptr<const ContextSequence> sequence;
-  // kAllGather: one step, with all keys in the order of the sequence. kAllToAll: step i receives the keys of the rank i
-  // before and sends to the rank i after.
+  // kAllGather: one step, with all keys in the order of the sequence. kAllToAll: at step i, rank r receives keys of
+  // rank r - i and sends keys to rank r + i (modulo the number of ranks).
   std::vector<RotationStep> steps;
   at::Tensor mask;          // of masked pieces, [masked_queries(), distances]
   int64_t mask_origin = 0;  // the column of the key at the first query's own position
 };
 
-// `options`: dtype and device of the queries. No communication.
+// `options` has the dtype and device of the queries. No communication.
 std::shared_ptr<const ContextPattern> context_pattern(std::shared_ptr<const ContextSequence> sequence,
                                                       const ContextPieceOptions& pieces,
                                                       const at::TensorOptions& options);
 
 // q [B, H, T, d], k and v [B, G, T, d] of this rank's T tokens: plain tensors, or DTensors that shard only rows and
-// heads. COLLECTIVE over the group, and so is the backward pass, which has no second derivative. Error kShape: other
-// sizes than those of the pattern.
+// heads. The forward and the backward pass are COLLECTIVE over the group. There is no second derivative. Error kShape:
+// sizes that differ from those of the pattern.
 at::Tensor attend_context(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const std::shared_ptr<const ContextPattern>& pattern, const AttentionScoreOptions& scores);
 

@@ -38,10 +38,10 @@ class AllGatherExchange final : public KeyValueExchange {
   at::Tensor kv_, gradient_;
 };
 
-// kAllToAll: at step i this rank receives from the rank i before it and sends to the rank i after it. Both sides
-// compute the sizes from the pattern, and skip empty messages. The transfer of step i + 1 runs while step i is
-// computed. Of two ranks that exchange messages with each other, the lower one sends first and the other one receives
-// first, so neither waits for a message that the other has not started.
+// kAllToAll: at step i, rank r receives keys of rank r - i and sends keys to rank r + i (modulo the number of ranks).
+// Sender and receiver compute the sizes from the pattern, and skip empty messages. The transfer of step i + 1 runs
+// while step i is computed. Of two ranks that exchange messages with each other, the lower one sends first and the
+// other one receives first, so neither waits for a message that the other has not started.
 class RingExchange final : public KeyValueExchange {
  public:
   RingExchange(const ContextPattern& pattern, const at::Tensor& kv)
@@ -52,7 +52,8 @@ class RingExchange final : public KeyValueExchange {
       start(1);
       return kv_;
     }
-    // The transfer of the next step starts before the wait for this one, so that it runs during this step's attention.
+    // Start the transfer of step + 1 before waiting for the transfer of `step`, so that it runs while `step` is
+    // computed.
     Transfer current = std::move(next_transfer_);
     start(step + 1);
     current.receive.wait();

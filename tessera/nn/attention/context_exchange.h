@@ -1,4 +1,4 @@
-// Moves keys and values to the ranks whose queries see them, and their gradients back. Internal to nn.
+// Sends keys and values to the ranks whose queries see them, and their gradients back to the owners. Internal to nn.
 //
 //   const auto exchange = make_exchange(pattern, kv);                     // kv [2, B, G, T, d] of this rank's tokens
 //   for (size_t step = 0; step < pattern.steps.size(); ++step) {
@@ -21,8 +21,9 @@ class KeyValueExchange {
   virtual ~KeyValueExchange() = default;
   // Returns the keys and values of a step and starts the transfer of the next step. Undefined: the step has no keys.
   virtual at::Tensor receive_step(size_t step) = 0;
-  // Sends the gradient of a step's keys and values to their owner. Undefined where receive_step() returned an undefined
-  // tensor; never for step 0 of kAllToAll, which are this rank's own keys.
+  // Sends the gradient of a step's keys and values to the rank that owns them. `gradient` is undefined if
+  // receive_step() returned an undefined tensor. At step 0 of kAllToAll, the keys are this rank's own keys and
+  // `gradient` is always defined.
   virtual void return_gradient(size_t step, const at::Tensor& gradient) = 0;
   // Waits for all gradients and returns the gradient of kv.
   virtual at::Tensor finish() = 0;

@@ -1,11 +1,12 @@
-// A guard: while it lives, all attention calls run over the ranks of a context-parallel group. It holds on the scope's
-// thread and on the threads that run its backward. context_parallel (parallel/context_parallel/) uses it for plain
-// attention.
+// While a ContextParallelGuard exists, all attention calls run over the ranks of a context-parallel group. It applies
+// on the thread that made it and on the threads that run the backward of operations under it. context_parallel
+// (parallel/context_parallel/) makes the guard.
 //
 //   const ContextParallelGuard guard(context_parallel, kernels::ContextLayout::of_pytorch(T, ranks));
 //   at::Tensor y = attend(q, k, v, pattern);        // q, k, v of this rank's tokens
 //
-// A scope ends on the thread that made it. The innermost scope is in force. A scope belongs to one rank.
+// A guard must be destroyed on the thread that made it. Of nested guards, the innermost one applies. Ranks that run as
+// threads of one process must not share a guard.
 #pragma once
 
 #include "tessera/comm/group/context_value.h"
@@ -20,23 +21,24 @@ class ContextParallelGuard {
   ContextParallelGuard(const ContextParallelGuard&) = delete;
   ContextParallelGuard& operator=(const ContextParallelGuard&) = delete;
 
-  // The scope in force on this thread; null: none.
+  // Returns the innermost guard on this thread; null if there is none.
   static const ContextParallelGuard* current();
 
   const kernels::ContextLayout& layout() const { return layout_; }
   at::Tensor positions() const {
     return layout_.positions(context_parallel_.group->rank());
   }  // of this rank's tokens, int64
-  // The pattern that attention_pattern returns in the scope. It stays valid after the scope, for example when backward
-  // recomputes a layer.
+  // Returns the pattern that attention_pattern() returns while the guard exists. The pattern stays valid when the guard
+  // is destroyed, for example when backward recomputes a layer.
   std::shared_ptr<const ContextPattern> pattern(int64_t rows, const ContextPieceOptions& pieces,
                                                 const at::TensorOptions& options) const;
-  // nn::attend for one document per row. COLLECTIVE over the group. Error kShape: a pattern made outside of the scope,
-  // with documents or pieces of its own; a number of tokens that is not this rank's shard in the layout.
+  // Implements nn::attend while the guard exists, for one document per row. COLLECTIVE over the group. Error kShape: a
+  // pattern with pieces (several documents), which was made outside of the guard's scope, or a number of tokens other
+  // than layout.tokens_of(rank).
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern,
                     const AttentionScoreOptions& scores) const;
-  // at::scaled_dot_product_attention over the whole sequence, without a mask. Error kConfig: non-causal attention with
-  // a balanced layout.
+  // Computes at::scaled_dot_product_attention without a mask; each query of this rank sees the keys of all ranks.
+  // COLLECTIVE over the group. Error kConfig: non-causal attention with a balanced layout.
   at::Tensor scaled_dot_product_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                                           const AttentionScoreOptions& scores) const;
 

@@ -6,15 +6,15 @@
 namespace tessera::nn {
 namespace {
 
-// Queries [first, last) and keys [from, to) of one document, trimmed so that each query sees a key and each key is
-// seen.
+// Queries [first, last) and keys [from, to) of one document, trimmed so that each query sees a key and each key is seen
+// by a query.
 struct SeenBlock {
   int64_t first, last, from, to;
   bool empty() const { return first >= last || from >= to; }
 };
 
-// Trims in order: keys after the last query; keys before the first query's window; queries before the first key;
-// queries whose window is past the last key. Each cut leaves the earlier ones valid.
+// Removes, in this order: keys after the last query; keys before the first query's window; queries before the first
+// key; queries whose window begins after the last key. No later step makes an earlier step necessary again.
 SeenBlock seen_block(const TokenRange& document, const TokenRange& queries, const TokenRange& keys,
                      const ContextPieceOptions& options) {
   SeenBlock block{std::max(queries.begin, document.begin), std::min(queries.end, document.end),
@@ -46,8 +46,9 @@ struct PieceWriter {
                       .distance = kind == ContextPiece::Kind::kMasked ? block.first - block.from : 0});
   }
 
-  // For a block without a window border: the keys before the queries (full), the square on the diagonal (causal), and
-  // the queries after the last key (full).
+  // Adds the pieces of a block in which no query's window excludes a key: all queries with the keys before the first
+  // query (full), the queries and keys at the same positions (causal), and the queries after the last key with the
+  // latter keys (full).
   void add_causal(const SeenBlock& block) {
     add(ContextPiece::Kind::kFull, {block.first, block.last, block.from, std::min(block.first, block.to)});
     if (block.to <= block.first) return;
@@ -61,7 +62,8 @@ struct PieceWriter {
     };
     if (!options.causal) return add(ContextPiece::Kind::kFull, block);
     if (no_window_ends(block)) return add_causal(block);
-    // A window border crosses the block: it is cut into rows of `step` queries, each trimmed to the keys that they see.
+    // Some query's window begins inside the block. Split the block into blocks of `step` queries and trim each to the
+    // keys that its queries see.
     const int64_t step = masked_queries(options.sliding_window);
     for (int64_t begin = block.first; begin < block.last; begin += step) {
       const auto part =
@@ -76,11 +78,11 @@ struct PieceWriter {
   }
 };
 
-// ---- larger pieces ----
+// ---- merging pieces ----
 
 using Pieces = std::vector<ContextPiece>;
 
-// Merges two ranges that touch; returns false where they do not.
+// If the two ranges are adjacent, extends [begin, begin + count) by [other, other + others); else returns false.
 bool extend(int64_t& begin, int64_t& count, int64_t other, int64_t others) {
   if (begin + count != other && other + others != begin) return false;
   begin = std::min(begin, other);
@@ -138,7 +140,8 @@ void join_triangles(Pieces& pieces) {
 
 }  // namespace
 
-// Smaller pieces cost more calls, larger ones compute more scores outside the window.
+// With fewer queries per piece there are more kernel calls; with more queries, more scores outside the window are
+// computed.
 int64_t masked_queries(int64_t sliding_window) { return std::clamp<int64_t>(sliding_window, 128, 1024); }
 
 std::vector<ContextPiece> context_pieces(const std::vector<RowDocuments>& rows,

@@ -1,12 +1,13 @@
-// Splits the attention between some queries and some keys of a sequence into pieces; pairs outside of all pieces are
-// not computed.
+// Splits the attention between some queries and some keys of a sequence into pieces. Scores of a query and a key that
+// are in no common piece are not computed.
 //
 //   const auto pieces = context_pieces({{.documents = {{0, 6}, {6, 10}}}}, queries, keys, {.sliding_window = 4});
 //
-// Chunks give the positions of queries and keys in the sequence and in their tensors. Without a window every piece is
-// either full (all queries see all keys) or causal (as many keys as queries). Where a window begins inside a piece, the
-// piece is masked; its mask entries depend only on the distance of query and key. In every piece each query sees at
-// least one key. Pieces of neighbouring chunks are merged where the result is again full or causal.
+// A kernels::ContextChunk gives the positions of consecutive tokens in the sequence and in the local tensor. Without a
+// sliding window every piece is either full (all queries see all keys) or causal (as many keys as queries). A piece in
+// which the window excludes some keys is masked; its mask entries depend only on the distance between query and key. In
+// every piece each query sees at least one key. Pieces of neighbouring chunks are merged if the result is again full or
+// causal.
 //
 // Pure functions of values; thread-safe.
 #pragma once
@@ -50,7 +51,7 @@ std::vector<ContextPiece> context_pieces(const std::vector<RowDocuments>& rows,
                                          const std::vector<kernels::ContextChunk>& keys,
                                          const ContextPieceOptions& options);
 
-// The range of the key chunk that the queries see: from the first token that any query sees to the last one.
+// Returns the range of tokens of the chunk `keys` from the first to the last token that any of the queries sees.
 TokenRange tokens_seen(const std::vector<RowDocuments>& rows, const std::vector<kernels::ContextChunk>& queries,
                        const kernels::ContextChunk& keys, const ContextPieceOptions& options);
 

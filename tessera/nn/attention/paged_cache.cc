@@ -11,7 +11,7 @@ namespace tessera::nn {
 namespace {
 
 // Copies rows `rows_in` [1, N, heads, d] into `into` [pages, heads, slots, d], at the page and slot of each row. Both
-// are fp32 on the CPU. It replaces index_put_, whose overhead exceeded the attention of a small model.
+// tensors are fp32 on the CPU. at::index_put_ does the same, but took longer than the attention of a small model.
 void write_rows(const at::Tensor& into, const at::Tensor& rows_in, const at::Tensor& row_pages,
                 const at::Tensor& row_slots) {
   const auto from = rows_in.contiguous();
@@ -28,7 +28,7 @@ void write_rows(const at::Tensor& into, const at::Tensor& rows_in, const at::Ten
 
 }  // namespace
 
-// Computes the page and the slot of every row once; all layers use the same ones.
+// Computes the page and the slot of every row once, for all layers.
 PagedBatch::PagedBatch(PagedKVCache& store, std::vector<kernels::PagedSequence> sequences,
                        std::vector<int64_t> logit_rows)
     : store_(&store), sequences_(std::move(sequences)), logit_rows_(at::tensor(logit_rows, at::kLong)) {
@@ -78,7 +78,7 @@ at::Tensor PagedBatch::attend(int64_t layer, const at::Tensor& queries, const at
                 "with {} heads of {} elements",
                 c10::str(keys.sizes()), pages_.size(0), stored.size(2), stored.size(4));
   const auto stored_keys = stored.select(1, 0), stored_values = stored.select(1, 1);  // [pages, heads, slots, d]
-  // Both paths write keys and values first, so that a token also sees itself.
+  // Write the keys and values into the pages before the attention is computed, because a token also attends to itself.
   if (!keys.is_cpu() || keys.scalar_type() != at::kFloat) {
     copy_indices_to(keys.device());
     const auto put = [&](const at::Tensor& into, const at::Tensor& from) {
@@ -111,8 +111,8 @@ void PagedBatch::copy_indices_to(at::Device device) {
   }
 }
 
-// For devices and dtypes without a paged kernel: gathers a sequence's pages into contiguous keys and values and runs
-// cached attention for each sequence.
+// For devices and dtypes without a paged attention kernel. Gathers the pages of each sequence into contiguous keys and
+// values and calls nn::attend with them as cached keys.
 at::Tensor PagedBatch::attend_gathered(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                                        int64_t window, const AttentionScoreOptions& scores) const {
   std::vector<at::Tensor> results;

@@ -7,9 +7,10 @@
 //                    /*logit_rows=*/{4, 5});
 //   model.logits({.tokens = tokens, .positions = positions, .paged = &batch});    // tokens [1, 6]: logits [1, 2, V]
 //
-// The user of the class (models/generation) assigns pages to sequences. For fp32 on the CPU, the result of a token
-// depends only on the tokens before it in its sequence, bit for bit (kernels/attention/paged_attention.h). Other
-// devices and dtypes gather the pages of each sequence first. Not differentiable. One thread at a time.
+// The caller (models/generation) assigns pages to sequences. For fp32 on the CPU, the result of a token depends bit for
+// bit only on its sequence, not on other sequences of the call (kernels/attention/paged_attention.h). On other devices
+// and for other dtypes, the pages of each sequence are gathered into contiguous tensors first. Not differentiable. Not
+// thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,17 +39,17 @@ class PagedKVCache {
 
 class PagedBatch {
  public:
-  // The rows follow one another in the order of the sequences. The pages of a sequence must reach its last token.
-  // logit_rows: the rows whose logits are requested.
+  // The rows (tokens) must be in the order of `sequences`. A sequence must have pages for all its tokens. logit_rows
+  // are the rows whose logits are requested.
   PagedBatch(PagedKVCache& store, std::vector<kernels::PagedSequence> sequences, std::vector<int64_t> logit_rows);
 
   // Writes keys and values [1, N, kv_heads, head_dim] into their pages. Returns the attention of the queries
-  // [1, N, heads, head_dim] over all tokens that they see, in the queries' shape. With DTensors each rank has its own
-  // heads, and its pages hold only these. Error kShape: keys of another shape or dtype than the layer's pages, or
-  // DTensors that shard another dim than the heads.
+  // [1, N, heads, head_dim] over all tokens that they see, in the queries' shape. If they are DTensors, heads are
+  // sharded, and each rank's pages hold only the rank's heads. Error kShape: keys of another shape or dtype than the
+  // layer's pages, or DTensors that shard another dim than the heads.
   at::Tensor attend(int64_t layer, const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                     int64_t window, const AttentionScoreOptions& scores);
-  // Selects the requested rows of hidden [1, N, width].
+  // Returns the rows logit_rows of hidden [1, N, width].
   at::Tensor select_logit_rows(const at::Tensor& hidden) const;
 
  private:

@@ -14,8 +14,8 @@
 namespace tessera::nn {
 namespace {
 
-// The router's local weight. Where ranks hold the same weight and other tokens, its gradient is Partial over the mesh,
-// so that backward sums it.
+// Returns the router's local weight. `mesh` has the ranks that hold the same weight but different tokens. The weight's
+// gradient is Partial over it, so that backward all-reduces the gradient.
 at::Tensor shared_weight(const at::Tensor& weight, const MeshPtr& mesh) {
   if (mesh == nullptr) return local_tensor_of(weight);
   const auto everywhere = is_dtensor(weight) ? weight : from_local(weight, mesh, {Replicate()});
@@ -56,10 +56,10 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& counts) {
 
 namespace {
 
-// The chosen experts, with `experts` in place of choices beyond an expert's capacity in a sequence. The choices are
-// sorted by (sequence, expert), within a group by descending weight. A choice's index minus the index of its group's
-// first choice is its rank in the group; ranks from `capacity` on are dropped. Padding has weight -1 and therefore
-// comes last.
+// Returns routing.experts, with the value `experts` in place of choices that exceed an expert's capacity in a sequence.
+// The choices are sorted into groups by (sequence, expert), within a group by descending weight. A choice's position in
+// its group is its index minus the index of the group's first choice. Choices at positions >= capacity are dropped.
+// Choices of padding tokens get weight -1 and are therefore last in their group.
 at::Tensor drop_beyond_capacity(const RouterOutput& routing, int64_t length, int64_t experts, int64_t capacity,
                                 const at::Tensor& real) {
   const at::NoGradGuard no_grad;
@@ -84,7 +84,7 @@ ExpertPermutation permutation_by_expert(const at::Tensor& expert_ids, int64_t ex
   const at::NoGradGuard no_grad;
   const auto flat = expert_ids.reshape({-1});
   const auto order = std::get<1>(at::sort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false));
-  // bincount() would make the host wait for the largest value. Dropped choices are counted behind the experts.
+  // at::bincount() would make the host wait for the largest id. The last element counts the dropped choices.
   const auto counts = at::zeros({experts + 1}, flat.options()).scatter_add_(0, flat, at::ones_like(flat));
   return {order, kernels::inverse_permutation(order), counts.narrow(0, 0, experts).to(at::kCPU)};
 }
@@ -95,14 +95,15 @@ at::Tensor permute_to_experts(const at::Tensor& rows, const ExpertPermutation& o
   return kept == sorted.size(0) ? sorted : sorted.narrow(0, 0, kept);
 }
 
-// Dropped choices have no result: zeros stand at their places, the last ones of the sorted order.
+// `results` has no rows for dropped choices. These are last in the sorted order, so rows of zeros are appended for
+// them.
 at::Tensor unpermute_and_combine(const at::Tensor& results, const ExpertPermutation& order, const at::Tensor& weights) {
   const int64_t tokens = weights.size(0), experts_per_token = weights.size(1);
   const int64_t dropped = tokens * experts_per_token - results.size(0);
   const auto all = dropped > 0 ? at::cat({results, results.new_zeros({dropped, results.size(1)})}) : results;
   const auto back =
       kernels::permute_rows(all, order.inverse, order.order).view({tokens, experts_per_token, results.size(1)});
-  // Per token the product of [1, experts_per_token] weights and [experts_per_token, width] results.
+  // For each token, multiplies the weights [1, experts_per_token] with the results [experts_per_token, width].
   return at::bmm(weights.to(back.scalar_type()).unsqueeze(1), back).squeeze(1);
 }
 

@@ -7,7 +7,7 @@
 // Parameter names are those of transformers 5: gate.weight, and the stacked experts: experts.gate_up_proj,
 // experts.down_proj. Tokens are sorted by expert, and each expert computes all its rows at once. An expert without
 // tokens computes nothing and gets a zero gradient. Without a capacity no token is dropped. Ownership and thread rules
-// are those of nn::Module. No communication, unless a token exchange is set (parallel/experts).
+// are those of nn::Module. No communication, unless a TokenDispatcher is set (parallel/experts).
 #pragma once
 
 #include "tessera/nn/activation.h"
@@ -36,8 +36,8 @@ struct MoEOptions {
   double capacity_factor = 0;
 };
 
-// The tokens that are not padding: bool, of the tokens' shape; undefined: all tokens. Router statistics skip padding,
-// and under a capacity padding only gets the places that are left.
+// True for tokens that are not padding: bool, in the shape of the tokens. Undefined: no token is padding. Router
+// statistics skip padding. With an expert capacity, padding tokens are dropped before other tokens.
 struct NonPaddingMask {
   at::Tensor mask{};
   template <class F>
@@ -56,12 +56,13 @@ struct RouterOutput {
   }
 };
 
-// weight [experts, width]. Softmax over all experts in float32, then the `experts_per_token` largest.
+// weight [experts, width]. Computes the softmax over all experts in float32 and chooses the `experts_per_token` experts
+// with the largest probabilities.
 struct Router : Callable<Router> {
   at::Tensor weight;
   std::shared_ptr<RouterStatistics> statistics;  // null: nothing is counted
-  // A mesh whose ranks hold the same weight and other tokens: the weight's gradient is summed over it in backward.
-  // Null: none.
+  // A mesh whose ranks hold the same weight but different tokens: backward all-reduces the weight's gradient over it.
+  // Null: the gradient is not reduced here.
   std::shared_ptr<const DeviceMesh> tokens_over;
   Router(const MoEOptions& moe, const ParameterOptions& options);
   // rows [N, width]; mask [N].
@@ -72,8 +73,8 @@ struct Router : Callable<Router> {
   bool normalise_top_k_;
 };
 
-// gate_up_proj [experts, 2 inner, width], gate before up; down_proj [experts, width, inner]. DTensors sharded on dim 0
-// hold this rank's experts.
+// gate_up_proj [experts, 2 inner, width], gate before up; down_proj [experts, width, inner]. With expert parallelism
+// these are DTensors that are sharded on dim 0, and each rank has some of the experts.
 struct Experts : Callable<Experts> {
   at::Tensor gate_up_proj, down_proj;
   Experts(const MoEOptions& moe, const ParameterOptions& options);
@@ -86,7 +87,8 @@ struct Experts : Callable<Experts> {
   Activation activation_;
 };
 
-// The choices of N tokens, sorted by expert. The sort is stable; dropped choices come last.
+// The permutation that sorts the choices (token, expert) of N tokens by expert. The sort is stable; dropped choices
+// come last.
 struct ExpertPermutation {
   at::Tensor order, inverse;  // int64 [N * experts_per_token]: order of the flattened choices, and its inverse
   at::Tensor counts;          // int64 [experts] on the CPU
@@ -99,11 +101,11 @@ at::Tensor permute_to_experts(const at::Tensor& rows, const ExpertPermutation& o
 at::Tensor unpermute_and_combine(const at::Tensor& results, const ExpertPermutation& order, const at::Tensor& weights);
 
 struct MoE;
-// Sends a block's tokens to experts on other ranks (expert parallelism).
+// Sends the tokens of an MoE module to experts on other ranks (expert parallelism).
 class TokenDispatcher {
  public:
   virtual ~TokenDispatcher() = default;
-  // Replaces the body of MoE::forward.
+  // MoE::forward calls run() and returns its result.
   virtual at::Tensor run(MoE& block, const at::Tensor& x, const NonPaddingMask& real) = 0;
 };
 
@@ -111,7 +113,7 @@ struct MoE : Callable<MoE> {
   std::shared_ptr<Router> gate;
   std::shared_ptr<Experts> experts;
   MoE(const MoEOptions& moe, const ParameterOptions& options);
-  // Error kShape for a DTensor without a token exchange.
+  // Error kShape for a DTensor x unless a TokenDispatcher is set.
   virtual at::Tensor forward(const at::Tensor& x, const NonPaddingMask& real);
   void set_exchange(std::shared_ptr<TokenDispatcher> exchange) { exchange_ = std::move(exchange); }
   int64_t expert_count() const { return expert_count_; }

@@ -13,7 +13,8 @@ namespace {
 
 using StatisticsPtr = std::shared_ptr<const RouterStatistics>;
 
-// The identity with a backward that adds the same vector, the gradient of the loss, to every row that counts.
+// Returns `probabilities` in forward. The backward adds the gradient of the load-balance loss, which is the same vector
+// for every row, to the gradient of every row that the mask selects.
 struct LoadBalanceGradient : torch::autograd::Function<LoadBalanceGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& probabilities,
                             const std::optional<at::Tensor>& mask, const StatisticsPtr& statistics) {
@@ -55,7 +56,7 @@ void RouterStatistics::finish(const at::Tensor& sums) {
   mode_ = Mode::kFinished;
 }
 
-// The number of counted rows, at least 1: without rows all sums are 0, and 0 / 1 is the wanted result.
+// Returns the number of counted rows, but at least 1: without rows all sums are 0, and the means must be 0 too.
 at::Tensor RouterStatistics::rows() const {
   TESSERA_CHECK(
       totals_.defined(), ErrorKind::kInternal,
@@ -71,7 +72,7 @@ at::Tensor RouterStatistics::loss() const {
   return shares.dot(means) * (coefficient_ * static_cast<double>(experts_));
 }
 
-// The choices are constants of the loss and only the mean probabilities have a gradient: for one row
+// In the loss, the choices per expert are constants. The gradient with respect to one row's probabilities is
 // coefficient * experts * choices / rows^2.
 at::Tensor RouterStatistics::gradient() const {
   const auto count = rows();
@@ -79,7 +80,8 @@ at::Tensor RouterStatistics::gradient() const {
   return (totals_.narrow(0, 0, experts_) * scale).to(at::kFloat);
 }
 
-// A running graph task means that backward recomputes this forward, which has been counted before.
+// If autograd runs a backward on this thread, it recomputes this forward (activation checkpointing), which was counted
+// before.
 void RouterStatistics::count(const at::Tensor& probabilities, const at::Tensor& chosen, const at::Tensor& mask) {
   if (mode_ != Mode::kCounting || torch::autograd::get_current_graph_task_id() != -1) return;
   const at::NoGradGuard no_grad;

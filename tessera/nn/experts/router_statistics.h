@@ -3,8 +3,9 @@
 // mean probability), over all tokens and layers together.
 //
 // The loss of a step is known only after all its tokens were routed, on all ranks and in all micro-batches; its
-// gradient is the same for every token. Therefore it is no tensor of the graph: routers count while they run, the
-// totals are summed over the ranks, and each router's backward adds the loss's gradient to that of its probabilities.
+// gradient is the same for every token. Therefore the loss is not in the autograd graph. Routers count their choices in
+// forward, the counts are all-reduced over the ranks, and each router's backward adds the gradient of the loss to the
+// gradient of its probabilities.
 //
 //   statistics->begin();                                               // forwards are counted from here on
 //   auto loss = model->loss_sum(inputs, labels) / labels_of_all_ranks;
@@ -12,11 +13,12 @@
 //   loss.backward();                                                   // gradients of loss + balance
 //   statistics->end();                                                 // forwards are not counted (validation)
 //
-// A step of several micro-batches runs all of them once without gradients, then settles the totals, and then runs each
-// micro-batch forward and backward.
+// With several micro-batches, first run the forward of all of them without gradients, then call
+// reduce_router_statistics(), and then run each micro-batch forward and backward.
 //
-// The numbers stay on the routers' device and no host waits for them. A forward that backward runs again (activation
-// checkpointing) is not counted. One object serves all routers of a model and belongs to one rank.
+// The counts stay on the routers' device, and the host does not wait for them. A forward that backward recomputes
+// (activation checkpointing) is not counted. All routers of a model share one object. Ranks that run as threads of one
+// process must not share it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,26 +32,28 @@ class Module;
 
 class RouterStatistics {
  public:
-  // coefficient: factor of the loss (router_aux_loss_coef).
+  // `coefficient` is the factor of the loss (router_aux_loss_coef).
   RouterStatistics(int64_t experts, double coefficient);
 
   void begin();
-  // The numbers that ranks sum: float64 [2 experts + 1] on `device`: choices per expert, sums of probabilities per
-  // expert, number of rows.
+  // Returns this rank's sums, which must be all-reduced over the ranks: float64 [2 experts + 1] on `device`, with the
+  // choices per expert, the sums of probabilities per expert, and the number of rows (tokens).
   at::Tensor sums(c10::Device device = c10::kCPU) const;
-  // Sets the sums over all ranks and stops counting. Error kShape for other sizes.
+  // Stores the sums over all ranks and stops counting. Error kShape unless `sums` is [2 experts + 1].
   void finish(const at::Tensor& sums);
   void end() { mode_ = Mode::kOff; }
-  // The loss times the coefficient: float64 [], on the device of the sums given to finish(). 0 where no row was
+  // Returns the loss times the coefficient: float64 [], on the device of the sums given to finish(); 0 if no row was
   // counted. Error kInternal before finish().
   at::Tensor loss() const;
   int64_t experts() const { return experts_; }
 
-  // For routers: whether a step is under way.
+  // Called by routers: returns true after begin() until end().
   bool is_active() const { return mode_ != Mode::kOff; }
-  // probabilities [N, experts]; chosen int64 [N, k]; mask: bool [N], the rows that count; undefined: all rows.
+  // Called by routers: adds the rows of a forward to the sums. `probabilities` is [N, experts], `chosen` is int64 [N,
+  // k]. `mask`, bool [N], selects the rows that are counted; undefined: all rows.
   void count(const at::Tensor& probabilities, const at::Tensor& chosen, const at::Tensor& mask);
-  // d loss / d probabilities of a counted row: float32 [experts]. Error kInternal before finish().
+  // Returns the gradient of the loss with respect to the probabilities of one counted row: float32 [experts]. Error
+  // kInternal before finish().
   at::Tensor gradient() const;
 
  private:
@@ -63,11 +67,12 @@ class RouterStatistics {
   at::Tensor totals_;  // on the device of the sums given to finish()
 };
 
-// Returns `probabilities`; their backward adds the loss's gradient to the rows of the mask.
+// Returns a copy of `probabilities` whose backward adds the gradient of the loss to the gradients of the rows in the
+// mask.
 at::Tensor add_load_balance_gradient(const at::Tensor& probabilities, const at::Tensor& mask,
                                      const std::shared_ptr<const RouterStatistics>& statistics);
 
-// The statistics that the routers below `root` share; null where there is no router.
+// Returns the statistics that the routers below `root` share; null if there is no router.
 std::shared_ptr<RouterStatistics> router_statistics(Module& root);
 
 }  // namespace tessera::nn

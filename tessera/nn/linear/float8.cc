@@ -17,8 +17,8 @@ using kernels::to_float8;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// x [..., in] times the transpose of weight [out, in], whose float8 form is weight8 and weight_scale. All three
-// products (forward, grad_x, grad_weight) run in float8; x is saved in float8.
+// The autograd function of x [..., in] times the transpose of weight [out, in]. weight8 and weight_scale are the weight
+// in float8. All three products (forward, grad_x, grad_weight) run in float8; x is saved in float8.
 struct Float8Product : torch::autograd::Function<Float8Product> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& weight8, const at::Tensor& weight_scale) {
@@ -54,8 +54,8 @@ Float8Linear::Float8Linear(Linear& former, std::shared_ptr<Float8StepCounter> st
                 former.weight.size(0), former.weight.size(1));
 }
 
-// The step number decides whether the kept weight is current: begin_float8_step() raises it when parameters have
-// changed.
+// Returns the weight in float8. The cached one is valid if it was converted in the current step: callers of
+// begin_float8_step() increment the step number when parameters have changed.
 const Float8Tensor& Float8Linear::converted_weight() {
   const bool keeps = training() && steps_->number > 0;
   if (keeps && cached_in_step_ == steps_->number) return cached_weight_;
@@ -70,7 +70,8 @@ at::Tensor Float8Linear::forward(const at::Tensor& x) {
                 "[nn.float8] found a weight or input that is a DTensor, wanted plain tensors: float8 with tensor "
                 "parallelism is not supported in this version. Set tp to 1, or leave the module unconverted.");
   const Float8Tensor weight8 = converted_weight();
-  // Outside of steps the converted weight is not kept; `weight8` holds it for this product.
+  // Before the first step and outside training the float8 weight is not cached; only `weight8` holds it, for this
+  // product.
   if (cached_in_step_ == 0) cached_weight_ = {};
   const at::Tensor y = Float8Product::apply(x, weight, weight8.data, weight8.scale);
   return bias.defined() ? y + bias.to(y.scalar_type()) : y;

@@ -1,4 +1,4 @@
-// Linear layers that multiply in float8 with one scale per tensor, as torchao's dynamic float8 training: inputs and
+// Linear layers that multiply in float8 with one scale per tensor, as in torchao's dynamic float8 training: inputs and
 // weights in float8_e4m3fn, gradients of outputs in float8_e5m2, sums in float32. Parameters, inputs and outputs keep
 // their dtypes.
 //
@@ -7,11 +7,12 @@
 //     if (now.first_microbatch() == true && !now.optim_step()) steps->begin_float8_step();
 //   });
 //
-// In training a weight is converted once per step, at its first use after begin_float8_step(), and kept for the other
-// micro-batches and for recomputed forwards. Without begin_float8_step(), and outside training, it is converted at each
-// use. Code that changes a parameter must call begin_float8_step(). A kept weight takes one byte per element of the
-// whole weight, also under fully_shard. Products run natively where the device has float8 (kernels/linear/float8.h),
-// elsewhere on the same values in float32. An object belongs to one rank.
+// In training a weight is converted to float8 once per step, at its first use after begin_float8_step(), and cached for
+// the other micro-batches and for recomputed forwards. Without begin_float8_step(), and outside training, it is
+// converted at each use. Code that changes a parameter must call begin_float8_step(). A cached weight takes one byte
+// per element of the unsharded weight, also under fully_shard. Products use float8 kernels if the device has them
+// (kernels/linear/float8.h); on other devices the float8 values are multiplied in float32. Ranks that run as threads of
+// one process must not share these layers.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@ namespace tessera::nn {
 
 // The step counter that all float8 layers of a model share.
 struct Float8StepCounter {
-  int64_t number = 0;              // number of the current step; 0: before the first step, nothing is kept
+  int64_t number = 0;              // number of the current step; 0: before the first step; nothing is cached
   int64_t weight_conversions = 0;  // conversions so far, over all weights
   void begin_float8_step() { ++number; }
 };

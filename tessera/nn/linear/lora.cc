@@ -18,8 +18,8 @@
 namespace tessera::nn {
 namespace {
 
-// Context parallelism: `own` are index ranges among this rank's tokens of a sequence. Returns the same tokens as ranges
-// of positions in the whole sequence. `chunks` says where this rank's chunks are.
+// For context parallelism. `own` are ranges of indices into this rank's shard of a sequence, and `chunks` are this
+// rank's chunks of the sequence. Returns the positions of these tokens in the unsharded sequence.
 tessera::IndexSpans in_whole_row(const tessera::IndexSpans& own, const std::vector<kernels::ContextChunk>& chunks) {
   tessera::IndexSpans whole;
   for (const auto& run : own) {
@@ -32,8 +32,8 @@ tessera::IndexSpans in_whole_row(const tessera::IndexSpans& own, const std::vect
   return whole;
 }
 
-// The region of x [rows, tokens, ...] in a virtual tensor of all rows of the run (2^40). Random numbers are drawn by
-// position in that tensor, which makes a mask independent of the layout.
+// Returns the region of x [rows, tokens, ...] in a virtual tensor of all rows of the run (2^40 rows). A random number
+// depends on its index in the virtual tensor, so a dropout mask does not depend on how rows and tokens are sharded.
 tessera::ShardRegion region_in_run(const at::Tensor& x, const LoraDropout& dropout, const std::string& path) {
   constexpr int64_t kRows = int64_t{1} << 40;
   auto region =
@@ -53,7 +53,7 @@ tessera::ShardRegion region_in_run(const at::Tensor& x, const LoraDropout& dropo
   return region;
 }
 
-// The norm of each row of weight [out, in]: [out], in float32 or wider.
+// Returns the norm of each row of weight [out, in]: [out], in float32 or wider.
 at::Tensor row_norms(const at::Tensor& weight) {
   const auto wide = weight.itemsize() < 4 ? weight.to(at::kFloat) : weight;
   return wide.square().sum(1).sqrt();
@@ -132,7 +132,7 @@ at::Tensor LoraLinear::apply_dropout(const at::Tensor& x) const {
     tessera::fill_random(drawn, region_in_run(x, *dropout, settings_.path),
                          {.seed = dropout->seed ^ stream_, .operation = 0},
                          {.kind = tessera::DistributionKind::kUniform, .a = 0, .b = 1});
-    // Kept inputs are scaled by 1 / (1 - p), which keeps their mean.
+    // Inputs that are not dropped are scaled by 1 / (1 - p), as in torch.nn.Dropout.
     mask = drawn.ge(p).to(part.scalar_type()).mul_(1 / (1 - p));
     if (is_dtensor(x)) {
       mask = from_local(mask, device_mesh(x), placements(x), {.shape = x.sizes().vec(), .stride = x.strides().vec()});
@@ -141,8 +141,8 @@ at::Tensor LoraLinear::apply_dropout(const at::Tensor& x) const {
   return x * mask;
 }
 
-// The factor of each output in DoRA: magnitude / norm. The norm counts as a constant in the gradient (section 4.3 of
-// the paper).
+// Returns DoRA's factor of each output: magnitude / norm of the row of the adapted weight. The gradient treats the norm
+// as a constant (section 4.3 of the paper).
 at::Tensor LoraLinear::row_scale() const {
   at::Tensor norms;
   {
@@ -158,12 +158,12 @@ at::Tensor LoraLinear::forward(const at::Tensor& x) {
   const at::Tensor y = product(x, bias);
   const at::Tensor in = apply_dropout(x);
   const auto dtype = lora_A->weight.scalar_type();
-  // The scaling is applied to the output of lora_A, which is the smaller tensor.
+  // The scaling is applied to the output of lora_A, because it is smaller than the output of lora_B.
   const at::Tensor narrow = (*lora_A)(in.scalar_type() == dtype ? in : in.to(dtype)).mul(scaling_);
   const at::Tensor low = (*lora_B)(narrow);
   if (!lora_magnitude_vector) return y + low.to(y.scalar_type());
-  // DoRA: scale (W x + low) plus the bias, written as y plus a difference. y has the undropped x, the difference the
-  // dropped one.
+  // DoRA without dropout returns scale * (W x + low) + bias, which is y + (scale - 1) * W x + scale * low. As in PEFT,
+  // y is computed from x without dropout, and the other terms from x with dropout.
   const at::Tensor scale = row_scale();
   const at::Tensor unbiased = in.is_same(x) && !bias.defined() ? y : product(in, {});
   return y + ((scale - 1) * unbiased + scale * low).to(y.scalar_type());

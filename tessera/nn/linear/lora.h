@@ -27,30 +27,31 @@ struct AdapterModule {
   virtual ~AdapterModule() = default;
 };
 
-// The dropout of adapter inputs. A mask is a function of the seed, the layer, and the position of the token among all
-// rows of the run. So masks do not depend on the layout or on micro-batches, and a recomputed forward has the same
-// masks. All adapters of a model share the object.
+// The dropout of adapter inputs. A mask is a function of the seed, the layer, and the token's row (counted over the
+// whole run) and position. So masks do not depend on the parallel layout or the micro-batch size, and a recomputed
+// forward has the same masks. All adapters of a model share one object.
 struct LoraDropout {
   double probability = 0;
   uint64_t seed = 0;
   int64_t calls = 0;  // number of training calls of the model so far; pipeline stages count one per micro-batch
-  // The index, among all rows of the run, of the first row of call number `call` (from 0). Null: the rows of the calls
-  // on this rank follow one another.
+  // Returns the index, among all rows of the run, of the first row of forward call number `call` (counted from 0).
+  // Null: the rows of a call follow the rows of this rank's previous call.
   std::function<int64_t(int64_t call)> row_of_call = {};
-  // How the tokens of a row are sharded over context-parallel ranks, and this rank's index. Nullopt: rows are whole.
+  // How the tokens of a row are sharded over context-parallel ranks, and this rank's index. Nullopt: rows are not
+  // sharded.
   std::optional<kernels::ContextLayout> context = {};
   int64_t context_rank = 0;
   int64_t first_row = 0, next_row = 0;     // the current call's first row, and the first row after the call
   std::vector<int64_t> first_row_of = {};  // per micro-batch of the current step; empty: no step is under way
 
-  // Begins a call of the model with `rows` rows. Within a step it does nothing, because select_micro_batch() sets the
-  // rows.
+  // Must be called before each training forward of the model, with the number of rows of its batch. Between
+  // begin_step() and end_step() it does nothing, because select_micro_batch() sets first_row.
   void begin_call(int64_t rows);
-  // Begins a step whose micro-batches have these numbers of rows and run forward and backward in any order, stage by
-  // stage. end_step() ends it.
+  // For pipeline stages: begins a step in which several micro-batches run forward and backward in any order. `rows` has
+  // the number of rows of each micro-batch. end_step() ends the step.
   void begin_step(const std::vector<int64_t>& rows);
   void end_step() { first_row_of.clear(); }
-  // Selects the micro-batch of the step that runs next.
+  // Must be called before the forward or backward of a micro-batch of the step runs.
   void select_micro_batch(int64_t micro_batch) { first_row = first_row_of.at(static_cast<size_t>(micro_batch)); }
 };
 
@@ -77,9 +78,9 @@ struct LoraMagnitude : Module, AdapterModule {
   LoraMagnitude(int64_t out, const ParameterOptions& options);
 };
 
-// Takes over weight and bias of the Linear that it replaces, frozen. From a QuantizedLinear it takes the packed weight,
-// and `weight` is undefined. The adapter's values are uninitialised. Error kConfig: rank below 1, or a Linear that
-// already has hooks.
+// A Linear with an adapter. It takes over the weight and bias of the Linear that it replaces (`former`) and freezes
+// them. From a QuantizedLinear it takes over the packed weight, and `weight` is undefined. The adapter's values are
+// uninitialised. Error kConfig: rank below 1, or a Linear that has hooks or a DTensor weight.
 struct LoraLinear : Linear {
   std::shared_ptr<LoraMatrix> lora_A, lora_B;            // [rank, in], [out, rank]
   std::shared_ptr<LoraMagnitude> lora_magnitude_vector;  // null without DoRA
@@ -88,11 +89,12 @@ struct LoraLinear : Linear {
   at::Tensor forward(const at::Tensor& x) override;
 
   double scaling() const { return scaling_; }
-  // The base weight [out, in]; a packed weight is decoded to float32. Under tensor parallelism a DTensor, else whole.
+  // Returns the base weight [out, in]; a packed weight is decoded to float32. Under tensor parallelism it is a DTensor,
+  // else a plain tensor.
   at::Tensor base_weight() const;
   const LoraSettings& settings() const { return settings_; }
-  // weight + scaling B A, for whole plain tensors, in the dtype of `weight`. With a defined `magnitude` (DoRA) each row
-  // is scaled to its magnitude.
+  // Returns weight + scaling * B A, in the dtype of `weight`. The arguments are unsharded plain tensors. With a defined
+  // `magnitude` (DoRA) each row is then scaled so that its norm is its magnitude.
   static at::Tensor merged(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b,
                            const at::Tensor& magnitude, double scaling);
 

@@ -21,15 +21,16 @@ void PackedWeight::pack(const at::Tensor& values) {
   set_weight(kernels::QuantizedWeight::nf4(values, {.double_quant = quantize_options.double_quant}));
 }
 
-// The serial number changes with every weight, so that a recorded graph of a layer (parallel/layers/layer_snapshot.h)
-// notices a new weight.
+// Each set_weight() call gives a new serial number, by which the CUDA graph of a layer
+// (parallel/layers/layer_snapshot.h) notices a new weight.
 void PackedWeight::set_weight(const kernels::QuantizedWeight& packed) {
   static std::atomic<uint64_t> taken{0};
   weight = packed.to(device);
   serial = ++taken;
 }
 
-// Every rank holds the whole packed weight; tensor parallelism only selects the rows or columns to multiply with.
+// Returns the rows or columns of the weight with which this rank multiplies. With tensor parallelism, too, every rank
+// holds the whole packed weight.
 kernels::QuantizedWeight PackedWeight::local_weight() const {
   if (!mesh || !weight_placement.is_shard()) return weight;
   const int64_t dim = weight_placement.dim;
@@ -45,7 +46,8 @@ at::Tensor PackedWeight::product(const at::Tensor& x, const at::Tensor& bias) co
                 "[nn.quantize] a weight [{}, {}] with placement {}: found x as {}, wanted {}", out, in,
                 to_string(weight_placement), is_dtensor(x) ? to_string(placements(x)) : "a plain tensor",
                 to_string(Placements{x_placement}));
-  // With sharded rows (outputs) each rank's gradient of x covers only its own rows, so it is Partial.
+  // With Shard(0) of the weight (output features), each rank's gradient of x has only the contribution of its own
+  // outputs, so the gradient is Partial.
   const auto own = to_local(x, Placements{rows ? Placement(Partial()) : x_placement});
   const auto y = kernels::quantized_linear(own, local_weight());
   const Placement result_placement = rows      ? Placement(Shard(x.dim() - 1))

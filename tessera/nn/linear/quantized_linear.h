@@ -5,9 +5,10 @@
 //   add_adapters(*model, config);                                          // LoraLinears take over the packed weights
 //   load_pretrained(*model, folder);                                       // packs them one by one
 //
-// The weight is no parameter: named_parameters(), optimizers, FSDP and checkpoints do not include it. Each rank with
-// the layer holds the whole weight in every layout; with tensor parallelism a rank multiplies with its rows or columns.
-// to_empty() sets the device. Ownership and thread rules are those of nn::Module.
+// The weight is no parameter: named_parameters(), optimizers, FSDP and checkpoints do not include it. Each rank that
+// has the layer holds the whole packed weight, also under FSDP and tensor parallelism; with tensor parallelism a rank
+// multiplies only with its rows or columns. to_empty() sets the device of the weight. Ownership and thread rules are
+// those of nn::Module.
 #pragma once
 
 #include <memory>
@@ -31,36 +32,39 @@ struct QuantizeOptions {
   bool double_quant = false;  // NF4 only: store the scales in 8 bits
 };
 
-// A packed weight, undefined until pack() or set_weight(). A Linear and the layer that replaces it share the object.
+// A packed weight; `weight` is undefined until pack() or set_weight(). A QuantizedLinear and the LoraLinear that
+// replaces it share the object.
 struct PackedWeight {
   int64_t out = 0, in = 0;
   QuantizeOptions quantize_options{};
   kernels::QuantizedWeight weight{};            // undefined: no values yet
   uint64_t serial = 0;                          // number of the taken weight, unique in the process
   c10::Device device = c10::Device(c10::kCPU);  // the device of the packed weight
-  // Tensor parallelism: the mesh, or null. `weight_placement` is the weight's placement: Shard(0), Shard(1) or
-  // Replicate.
+  // For tensor parallelism: `mesh` is its mesh, else null. `weight_placement` is the weight's placement on `mesh`:
+  // Shard(0), Shard(1) or Replicate.
   MeshPtr mesh{};
   Placement weight_placement = Replicate();
-  // Packs values, a floating-point tensor [out, in] on the CPU. Error kConfig for kGguf, whose blocks come from
-  // set_weight().
+  // Quantizes `values`, a floating-point tensor [out, in] on the CPU, and sets `weight`. Error kConfig for the format
+  // kGguf, whose blocks must be set with set_weight().
   void pack(const at::Tensor& values);
   // Sets the weight and copies it to `device`.
   void set_weight(const kernels::QuantizedWeight& packed);
-  // linear(x, weight, bias) for plain tensors. With a mesh x is a DTensor: replicated, or for Shard(1) sharded in its
-  // last dim. The result [..., out] is then Shard(-1) for Shard(0), Partial for Shard(1), and Replicate for Replicate.
+  // Returns linear(x, weight, bias) [..., out]. Without a mesh, x is a plain tensor. With a mesh, x is a DTensor:
+  // Shard(-1) for weight_placement Shard(1), else Replicate. The result is Shard(-1) for weight_placement Shard(0),
+  // Partial for Shard(1), and Replicate for Replicate.
   at::Tensor product(const at::Tensor& x, const at::Tensor& bias) const;
-  // The decoded weight, float32 [out, in]; with a mesh a DTensor with the placement `weight_placement`.
+  // Returns the decoded weight, float32 [out, in]; with a mesh it is a DTensor with the placement `weight_placement`.
   at::Tensor values() const;
 
  private:
   kernels::QuantizedWeight local_weight() const;
 };
 
-// bias [out] where the former Linear had one; `weight` is undefined.
+// A Linear with a PackedWeight: `weight` is undefined. It has `bias` [out] if the Linear that it replaces has one.
 struct QuantizedLinear : Linear {
   std::shared_ptr<PackedWeight> packed;
-  // Replaces a Linear; its values are not read. Error kConfig for a Linear with hooks.
+  // Makes the layer that replaces `former`. The values of former.weight are not read. Error kConfig for a Linear with
+  // hooks.
   QuantizedLinear(Linear& former, const QuantizeOptions& options);
   at::Tensor forward(const at::Tensor& x) override;
 };
@@ -68,9 +72,10 @@ struct QuantizedLinear : Linear {
 // Replaces each Linear below `root` by a QuantizedLinear; classes derived from Linear, heads, embeddings, routers and
 // stacked experts stay unchanged. Error kConfig for modules with hooks.
 void quantize_linears(Module& root, const QuantizeOptions& options);
-// The packed weight of a QuantizedLinear or LoraLinear; null for other modules or where there is none.
+// Returns the packed weight of a QuantizedLinear or LoraLinear; null for other modules and for a LoraLinear without
+// one.
 PackedWeight* packed_weight_of(Module& module);
-// All packed weights below `root`, each with the FQN that its parameter would have.
+// Returns all packed weights below `root`, each with the FQN of the weight parameter that it replaces.
 std::vector<std::pair<std::string, PackedWeight*>> packed_weights(Module& root);
 
 }  // namespace tessera::nn
