@@ -1,4 +1,4 @@
-// Operations that create values from nothing and write them to an existing DTensor (out=).
+// Sharding rules of operations without tensor inputs that write new values to an existing DTensor (out=).
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
@@ -9,18 +9,20 @@ namespace tessera {
 
 namespace {
 
-// Fills the part of an identity matrix that starts at this row and column of the whole.
+// Writes to this rank's `out` its part of a global identity matrix. The part starts at row `row` and column `column` of
+// the global matrix.
 LocalFunction ones_on_diagonal(int64_t row, int64_t column) {
   return [row, column](const LocalCall& local) {
     const at::Tensor out = local.arg(local.op.args.size() - 1).toTensor();
     out.zero_();
-    const int64_t offset = row - column;  // element (i, j) is (i + row, j + column) of the whole
+    const int64_t offset = row - column;  // local element (i, j) is the global element (i + row, j + column)
     if (offset < out.size(1) && -offset < out.size(0)) out.diagonal(offset).fill_(1);
     local.finish({out});
   };
 }
 
-// eye(n, out), eye(n, m, out): each rank writes its part of `out`, for any shards of `out`.
+// eye(n, out), eye(n, m, out): each rank writes its local tensor of `out`. `out` may have any Shard and Replicate
+// placements.
 void propose_eye(const OpCall& call, Proposal& proposal) {
   const TensorInput& out = call.outs.at(0);
   const int64_t n = call.int_at(0);

@@ -1,5 +1,5 @@
-// The table of all handlers, and the handlers of operations that need no rule: item(), equal(), in-place views,
-// operations composed of others, refused operations.
+// The table of all handlers (Handler in dispatch/plan.h), and the handlers of operations that have no sharding rule:
+// item(), equal(), in-place views, operations that are decomposed, operations that raise an error.
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
@@ -14,7 +14,7 @@ namespace tessera {
 
 namespace {
 
-// The whole value of a DTensor as a plain tensor. COLLECTIVE over the mesh.
+// Returns all elements of a DTensor as a plain tensor on every rank. COLLECTIVE over the mesh.
 at::Tensor full_local_tensor(const at::Tensor& tensor) {
   if (!is_dtensor(tensor)) return tensor;
   const DTensorImpl& impl = *impl_of(tensor);
@@ -28,7 +28,8 @@ void handle_item(const OpInfo&, c10::DispatchKeySet, Stack* stack) {
   stack->emplace_back(local.numel() == 0 ? at::Scalar(0) : local.item());
 }
 
-// The tensor redistributed to `to`. A plain tensor, and one with these placements, is returned unchanged.
+// Returns the tensor redistributed to `to`. A plain tensor and a tensor that has these placements already are returned
+// unchanged.
 at::Tensor redistributed_to(const at::Tensor& tensor, const Placements& to) {
   return !is_dtensor(tensor) || impl_of(tensor)->placements() == to ? tensor : redistribute_values(tensor, to, true);
 }
@@ -39,8 +40,8 @@ int64_t shard_count(const Placements& placements) {
   return std::ranges::count_if(placements, [](const Placement& p) { return p.is_any_shard(); });
 }
 
-// Each rank compares its local tensors, with the placements of the tensor that has more shards; an all-reduce combines
-// the results.
+// Redistributes both tensors to the placements of the one that is sharded on more mesh dims. Each rank then compares
+// its local tensors, and an all-reduce combines the results of the ranks. COLLECTIVE over the mesh.
 bool equal_by_parts(const at::Tensor& a, const at::Tensor& b) {
   const Placements of_a = reduced(a);
   const Placements of_b = reduced(b);
@@ -72,7 +73,8 @@ void handle_is_same_size(const OpInfo&, c10::DispatchKeySet, Stack* stack) {
   stack->emplace_back(a.sizes() == b.sizes());
 }
 
-// Runs the operation on the local tensor, for operations whose result is the same for local and global tensor.
+// Runs the operation on the local tensor. For operations whose result does not depend on which elements a tensor has
+// (is_pinned, record_stream).
 void handle_locally(const OpInfo& op, c10::DispatchKeySet, Stack* stack) {
   for (const int arg : op.tensor_args) {
     c10::IValue& slot = arguments_of(op, *stack)[arg];
@@ -81,7 +83,7 @@ void handle_locally(const OpInfo& op, c10::DispatchKeySet, Stack* stack) {
   op.handle.callBoxed(*stack);
 }
 
-// Runs the operation on whole tensors on every rank, for operations whose output shape depends on values.
+// Runs the operation on every rank with all tensors replicated. For operations whose output shape depends on values.
 void handle_replicated(const OpInfo& op, c10::DispatchKeySet, Stack* stack) {
   const size_t base = stack->size() - op.args.size();
   MeshPtr mesh;
@@ -99,8 +101,8 @@ void handle_replicated(const OpInfo& op, c10::DispatchKeySet, Stack* stack) {
   }
 }
 
-// bincount(self, weights, minlength): the size of the result depends on values. All ranks first agree on the largest
-// value and count into as many bins, so a sharded dim gives a Partial sum.
+// bincount(self, weights, minlength): the size of the result depends on values. All ranks first compute the global
+// maximum and count their local elements into the same number of bins. If self is sharded the result is Partial(sum).
 void handle_bincount(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
   const c10::IValue* args = arguments_of(op, *stack);
   const at::Tensor self = args[0].toTensor();
@@ -125,7 +127,8 @@ void handle_bincount(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
       least, weighted ? fmt::format("[{}]", fmt::join(weights->sizes(), ", ")) : "none", minlength);
   std::optional<at::Tensor> own_weights;
   if (weighted) own_weights = impl_of(redistributed_to(*weights, common))->local();
-  // For a part without elements bincount returns int64 whatever the dtype of the weights.
+  // For a local tensor without elements bincount returns int64, whatever the dtype of the weights is. So the counts are
+  // converted.
   const auto dtype = !weighted ? at::kLong : weights->scalar_type() == at::kFloat ? at::kFloat : at::kDouble;
   const at::Tensor counted =
       at::bincount(impl_of(values)->local(), own_weights, std::max(most + 1, minlength)).to(dtype);
@@ -134,7 +137,8 @@ void handle_bincount(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
   finish_call(op, *stack, {from_local(counted, device_mesh(self), result)});
 }
 
-// index(self, indices): the shape of a selection by masks depends on their values.
+// index(self, indices): with boolean masks the output shape depends on values, so all tensors are replicated. Other
+// calls use the rule.
 void handle_index(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto indices = arguments_of(op, *stack)[1].toListRef();
   const bool masks = std::ranges::any_of(indices, [](const c10::IValue& index) {
@@ -164,7 +168,8 @@ void handle_in_place_view(const OpInfo& op, c10::DispatchKeySet, Stack* stack) {
   stack->emplace_back(self);
 }
 
-// as_strided(self, size, stride, storage_offset): allowed only for the layout that self has already.
+// as_strided(self, size, stride, storage_offset): allowed only with the sizes, strides and offset that self has
+// already.
 void handle_as_strided(const OpInfo& op, c10::DispatchKeySet, Stack* stack) {
   const c10::IValue* args = arguments_of(op, *stack);
   const at::Tensor self = args[0].toTensor();
@@ -172,8 +177,9 @@ void handle_as_strided(const OpInfo& op, c10::DispatchKeySet, Stack* stack) {
   finish_call(op, *stack, {op.name.find("strided_") == std::string::npos ? at::alias(self) : self});
 }
 
-// _amp_foreach_non_finite_check_and_unscale_(self[], found_inf, inv_scale): found_inf may be a plain tensor on each
-// rank. An all-reduce over the mesh dims that shard gradients makes it the same on all ranks.
+// _amp_foreach_non_finite_check_and_unscale_(self[], found_inf, inv_scale): found_inf may be a plain tensor. Each rank
+// checks its local gradients; an all-reduce over each mesh dim that shards a gradient then makes found_inf the same on
+// all ranks of this mesh dim.
 void handle_unscale(const OpInfo& op, c10::DispatchKeySet, Stack* stack) {
   const at::Tensor inv_scale = full_local_tensor(torch::jit::pop(*stack).toTensor());
   const at::Tensor found_inf = torch::jit::pop(*stack).toTensor();
@@ -200,8 +206,8 @@ void handle_unscale(const OpInfo& op, c10::DispatchKeySet, Stack* stack) {
   for (comm::Group* group : groups) comm::all_reduce(*group, local_found, ReduceOp::kMax, "found_inf").wait();
 }
 
-// _fused_adam(self[], grads[], exp_avgs[], ...): it works on copies, so all lists are redistributed to the parameters'
-// placements.
+// _fused_adam(self[], grads[], exp_avgs[], ...): the functional form writes to copies of its arguments, so all lists
+// can be redistributed to the parameters' placements before it is decomposed.
 void handle_fused_functional(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
   c10::IValue* args = arguments_of(op, *stack);
   const auto parameters = args[0].toTensorVector();
@@ -216,8 +222,8 @@ void handle_fused_functional(const OpInfo& op, c10::DispatchKeySet keys, Stack* 
   decompose(op, keys, stack);
 }
 
-// _native_batch_norm_legit_functional(input, weight, bias, running_mean, running_var, ...): both statistics get the
-// same placements.
+// _native_batch_norm_legit_functional(input, weight, bias, running_mean, running_var, ...): redistributes running_mean
+// and running_var to the same placements, then decomposes the operation.
 void handle_batch_norm_functional(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
   c10::IValue& mean = arguments_of(op, *stack)[3];
   c10::IValue& variance = arguments_of(op, *stack)[4];
@@ -269,7 +275,8 @@ Handler find_handler(const std::string& name) {
       {"aten::set_.source_Storage_storage_offset", refuse_storage_change},
       {"aten::resize_", refuse_storage_change},
       {"aten::resize_as_", refuse_storage_change},
-      // Functional forms: each copies the tensors that its in-place form writes, then calls that form on the copies.
+      // Functional forms of in-place operations. Each is decomposed: it copies the tensors that the in-place form
+      // writes and calls the in-place form on the copies.
       {"aten::_fused_adam", handle_fused_functional},
       {"aten::_fused_adam.tensor_lr", handle_fused_functional},
       {"aten::_fused_adamw", handle_fused_functional},

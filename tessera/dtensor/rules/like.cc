@@ -1,11 +1,13 @@
-// Operations that create tensors with the properties of other tensors.
+// Sharding rules of zeros_like, new_zeros and similar operations, which create tensors with the properties of other
+// tensors.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
 
 namespace {
 
-// The values are not read, so a Partial input counts as Replicate at no cost.
+// zeros_like(self) and similar do not read the values of self. So the result for a Partial self is Replicate, and self
+// need not be reduced.
 void propose_like(const OpCall& call, Proposal& proposal) {
   const auto& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
@@ -13,7 +15,8 @@ void propose_like(const OpCall& call, Proposal& proposal) {
   proposal.output(self.sizes);
 }
 
-// new_zeros(self, size): keeps the shards of self if the shape is the same, else the result is whole on every rank.
+// new_zeros(self, size): the result has the shards of self if it has the shape of self, else it is replicated. With
+// keep_partial the result may also be Partial, as self is.
 void propose_new(const OpCall& call, Proposal& proposal, bool keep_partial) {
   const auto& self = call.inputs[0];
   const std::vector<int64_t> sizes = call.ints_at(call.arg_named("size"));

@@ -5,7 +5,8 @@
 
 namespace tessera {
 
-// The acceptable placements refer to all arguments of the schema; strategies refer to the tensors of the call only.
+// AcceptableSharding::inputs has one entry for each argument of the schema, but Strategy::inputs has one for each
+// tensor of the call, so the placements are converted.
 void register_sharding(const std::string& name,
                        std::function<std::vector<AcceptableSharding>(const OpCall&)> acceptable) {
   replace_rule(name, [acceptable = std::move(acceptable)](const OpCall& call, Proposal& proposal) {

@@ -69,9 +69,9 @@ struct Rules {
     return rule != nullptr ? rule : find_in(built_in, full_name);
   }
 
-  // Tries the full name with overload, the name without overload, and the out-of-place name of an in-place operation. A
-  // _foreach_ operation gets the rule of the single operation, zipped over the lists; this rule is added to the table
-  // for the next call.
+  // Looks up the full name with overload, then the name without overload, then the out-of-place name of an in-place
+  // operation. A _foreach_ operation gets zip_rule() of the rule for single tensors, which is added to the table for
+  // later look-ups.
   static const Rule* find_in(RuleTable& table, const std::string& full_name) {
     if (const Rule* rule = table.find(full_name)) return rule;
     std::string name = full_name.substr(0, full_name.find('.'));
@@ -106,8 +106,9 @@ const Rule* find_rule(const OpInfo& op) {
 
 namespace {
 
-// Applies a rule to each position of the lists. Returns nullopt if two positions need different placements of a tensor
-// that is not in a list. With `whole_singles` such tensors are replicated first.
+// Applies a rule for single tensors to each position of the tensor lists. Returns nullopt if two positions need
+// different placements of a tensor argument that is not a list. With `whole_singles` the rule is given these tensors as
+// replicated and must keep them so.
 std::optional<PlacementChoice> zip_positions(const Rule& rule, const OpCall& call, bool whole_singles,
                                              std::vector<OutputShape>& shapes) {
   size_t length = 0;
@@ -151,8 +152,8 @@ std::optional<PlacementChoice> zip_positions(const Rule& rule, const OpCall& cal
 
 }  // namespace
 
-// The second attempt replicates the tensors that are not in a list. These may not move then, so no two positions can
-// need different placements of them.
+// First calls zip_positions() without `whole_singles`. If two positions need different placements of a tensor that is
+// not in a list, the second call has this tensor replicated for all positions.
 Rule zip_rule(Rule rule) {
   return [rule = std::move(rule)](const OpCall& call, Proposal& proposal) {
     proposal.choice = zip_positions(rule, call, /*whole_singles=*/false, proposal.outputs);
@@ -193,15 +194,15 @@ Sizes broadcast_sizes(const OpCall& call) {
 }
 
 namespace {
-// Whether a reduction of the narrow type gives another number than a reduction after a conversion to a wider type. This
-// is so for sums of booleans ("any") and for sums and products of small integers, which wrap around.
+// Whether reducing a Partial tensor and then converting it to a wider type gives another number than converting first.
+// True for sums of booleans (which are "any") and for sums and products of small integers, which wrap around.
 bool is_changed_by_widening(at::ScalarType type, const Placement& placement) {
   return (type == at::kBool && is_additive(placement)) ||
          (is_small_integer(type) && (is_additive(placement) || placement.is_partial(ReduceOp::kProduct)));
 }
 }  // namespace
 
-// A Partial is left out if is_changed_by_widening() is true for any input with this placement.
+// A Partial placement is left out if is_changed_by_widening() is true for the dtype of any input that has it.
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call) {
   c10::SmallVector<Placement, 2> found, lost;
   for (const auto& input : call.inputs) {
@@ -293,7 +294,8 @@ decltype(Proposal::rewrite) with_local_sizes(int arg) {
 
 namespace {
 
-// Error kShape for a rule that would never be used: an unknown operation, one with a handler, or a composite operation.
+// Raises Error kShape if the rule would never be used: no operation has the name, a handler runs the operation without
+// using a rule, or the operation is composite.
 void check_rule_is_used(const std::string& name, const std::vector<c10::OperatorHandle>& operations) {
   TESSERA_CHECK(!operations.empty(), ErrorKind::kShape,
                 "[dtensor.register_rule] {}: found no operation of that name, wanted \"ns::op\" or \"ns::op.overload\" "
@@ -321,8 +323,8 @@ void check_rule_is_used(const std::string& name, const std::vector<c10::Operator
                 name);
 }
 
-// The rule is stored before kernels are registered for the operations: a kernel may be called at once from another
-// thread.
+// The rule is stored before kernels are registered for the operations, because another thread may call a kernel as soon
+// as it is registered.
 void add_registered(const std::string& name, Rule rule, bool may_replace) {
   const auto operations = operations_named(name);
   check_rule_is_used(name, operations);

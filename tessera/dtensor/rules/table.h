@@ -1,5 +1,5 @@
-// The tables of sharding rules, with one function for each operation family. find_rule() fills the tables at its first
-// call.
+// The table of sharding rules, the add_ functions that fill it (one for each family of operations), and helpers for
+// writing rules. The first call of find_rule() fills the table.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@ namespace tessera {
 
 class RuleTable {
  public:
-  // "aten::add" is a rule for every overload, add_, add.out and _foreach_add; "aten::max.dim" is a rule for one
-  // overload.
+  // Adds a rule. The name "aten::add" stands for every overload of add, add_ and _foreach_add, including out= forms;
+  // "aten::max.dim" stands for one overload.
   void add(const std::string& name, Rule rule);
   void add(std::initializer_list<const char*> names, const Rule& rule);
   void replace(const std::string& name, Rule rule) { rules_.insert_or_assign(name, std::move(rule)); }
@@ -52,19 +52,20 @@ void add_fused_attention_rules(RuleTable& table);
 void add_reinterpreting_view_rules(RuleTable& table);
 void add_factory_rules(RuleTable& table);
 
-// As register_rule, but `name` may have a rule. The new rule has priority over all built-in rules, also over those of
-// overloads.
+// As register_rule, but replaces a rule that `name` has already. The new rule has priority over all built-in rules,
+// also over rules for single overloads.
 void replace_rule(const std::string& name, Rule rule);
 
-// Makes a rule for lists of tensors from a rule for single tensors. The rule is applied to each position of the lists.
-// Tensor arguments that are not lists must be whole.
+// Makes a rule for lists of tensors from a rule for single tensors. The rule is applied to the tensors at each position
+// of the lists. A tensor argument that is not a list gets one placement for all positions; if it has one number for
+// each position, it is replicated.
 Rule zip_rule(Rule rule);
 
-// Whether the handler passes some calls on to the operation's rule.
+// Whether the handler calls dispatch_by_rule() for some calls, so that a rule for the operation is used.
 bool dispatches_by_rule(Handler handler);
 // Defined in view_write.cc.
 void handle_new_empty_strided(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
-// Defined in loss_parallel.cc. They dispatch by rule unless a LossParallel is in force.
+// Defined in loss_parallel.cc. While no LossParallel object exists they call dispatch_by_rule().
 void handle_log_softmax(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
 void handle_log_softmax_backward(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
 void handle_nll_loss(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
@@ -73,68 +74,73 @@ void handle_nll_loss_backward(const OpInfo& op, c10::DispatchKeySet keys, Stack*
 // Raises Error kShape because a written argument would have to be redistributed to `target`.
 [[noreturn]] void refuse_in_place(const OpCall& call, const TensorInput& input, const Placements& target);
 
-// The shape that the operands broadcast to.
+// Returns the shape to which all inputs of the call broadcast.
 Sizes broadcast_sizes(const OpCall& call);
-// The Partial placements of the inputs, each once, that a rule may pass on. Sums of booleans are left out: their
-// reduction is "any", and a consumer would count instead. Sums and products of small integers are left out, too: they
-// wrap around, and a consumer of a wider type would not.
+// Returns the distinct Partial placements of the inputs that a rule may give to its outputs. Partial(sum) of booleans
+// is left out: its reduction is "any", but a result of another dtype would be counted. Sums and products of small
+// integers are left out, too: they wrap around, but in a wider result dtype they would not.
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call);
 // Whether the input is sharded along `dim` on any mesh dim.
 bool is_sharded_on(const TensorInput& input, int64_t dim);
-// Whether the type is a small integer. Its sums wrap around: they do not keep the order of numbers, and they differ
-// from sums in a wider type.
+// Whether the type is an integer type of less than 32 bits. Its sums wrap around, so x <= y does not imply x + z <= y +
+// z, and they differ from sums in a wider type.
 inline bool is_small_integer(at::ScalarType type) {
   return at::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) < 4;
 }
-// Sums and averages pass through linear operations.
+// Whether p is Partial(sum) or Partial(avg). These reductions commute with linear operations.
 inline bool is_additive(const Placement& p) { return p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg); }
 inline bool is_extreme(const Placement& p) { return p.is_partial(ReduceOp::kMax) || p.is_partial(ReduceOp::kMin); }
-// Every input and every output has placement p.
+// Returns the strategy in which every input and every output has placement p.
 inline Strategy same_placement(const OpCall& call, const Placement& p) {
   return {{p}, c10::SmallVector<Placement, 4>(call.inputs.size(), p)};
 }
-// Whether a value that all ranks write equally reduces to itself.
+// Whether p is Partial(avg, max or min). If all ranks have the same value, these reductions give this value.
 inline bool is_idempotent(const Placement& p) { return p.is_partial(ReduceOp::kAvg) || is_extreme(p); }
 inline bool passes_all(const Placement&) { return true; }
-// The output and input number `input` of `count` have placement p; the other inputs are whole.
+// Returns the strategy in which the output and input `input` have placement p. The other inputs, of `count` in all, are
+// replicated.
 Strategy pass_through(const Placement& p, size_t input, size_t count);
-// Adds this strategy for each Partial of the inputs for which `passes` is true.
+// Adds pass_through(p, input, ...) for each p in partials_among(call) for which passes(p) is true.
 void add_pass_through(const OpCall& call, Proposal& proposal, size_t input, bool (*passes)(const Placement&));
-// For a result that is linear in one input while the others are whole: sums and averages of that input pass.
+// For a result that is linear in input `input`: if this input is Partial(sum) or Partial(avg) and the others are
+// replicated, the result has the same placement.
 inline void add_linear(const OpCall& call, Proposal& proposal, size_t input) {
   add_pass_through(call, proposal, input, is_additive);
 }
-// Completes a strategy: inputs without a placement are whole. Extra placements, for arguments that the call leaves out,
-// are dropped.
+// Completes strategy.inputs to one placement for each input of the call: missing ones become Replicate. Surplus
+// placements, for optional arguments that the call leaves out, are dropped.
 Strategy replicate_rest(const OpCall& call, Strategy strategy);
-// Shards dim `dim` of the broadcast shape. Operands that lack the dim or have size 1 there are whole.
+// Returns the strategy that shards dim `dim` of the broadcast shape. Operands that lack the dim or broadcast in it are
+// replicated.
 Strategy shard_broadcast_dim(const OpCall& call, c10::IntArrayRef broadcast, int64_t dim);
-// The dim of an operand that corresponds to dim `dim` of the broadcast shape; -1 if it is missing or broadcast.
+// Returns the dim of an operand that corresponds to dim `dim` of the broadcast shape; -1 if the operand lacks the dim
+// or broadcasts in it.
 int64_t operand_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t dim);
 // Whether a tensor of sizes `from` with these placements can be viewed with sizes `to` without communication.
 bool can_view(const DeviceMesh& mesh, c10::IntArrayRef from, const Placements& placements, c10::IntArrayRef to);
-// Error kShape for an index outside [0, n), or outside [-n, n) with from_end. It is for operations in which a rank
-// reads only the indices of its own shard. The check runs on the CPU only, since it would have to wait for another
-// device.
+// Raises Error kShape if an index is outside [0, n), or outside [-n, n) with from_end. Rules call it where ATen's own
+// check does not see all indices, because a rank uses only the indices into its own shard. Indices on other devices
+// than the CPU are not checked, because reading them would synchronize with the device.
 void check_indices(const std::string& op, const at::Tensor& index, int64_t n, bool from_end = false);
-// Indices along a sharded dim, relative to this rank's shard; 0 for indices of other ranks' shards.
+// Global indices along a sharded dim, converted to local indices of this rank's shard. `index` is 0 where the index is
+// in another rank's shard.
 struct LocalIndices {
   at::Tensor index;
   at::Tensor is_remote;  // true for indices of other ranks' shards
 };
 LocalIndices to_local_indices(const at::Tensor& index, int64_t offset, int64_t size);
-// Offset of this rank's part of the first input along `dim`. nullopt unless a Shard divides the dim, and outside the
-// mesh.
+// Returns the global index at which this rank's shard of the first input starts along `dim`. nullopt if `dim` has no
+// Shard placement, or on a rank outside the mesh.
 std::optional<int64_t> local_offset(const OpCall& call, const PlacementChoice& choice, int64_t dim);
-// `dim` made non-negative; Error kShape if it is out of range.
+// Returns `dim` as a dim in [0, ndim); Error kShape if it is not in [-ndim, ndim).
 int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim);
-// `dim` made non-negative, without a check.
+// Returns dim + ndim for a negative `dim`, else `dim`. Does not check the range.
 inline int64_t wrap_dim(int64_t dim, int64_t ndim) { return dim < 0 ? dim + std::max<int64_t>(ndim, 1) : dim; }
-// The local sizes of an output with these placements, as an argument value.
+// Returns the local sizes of a tensor of global sizes `sizes` as an int list argument, for Rewrites.
 c10::IValue local_sizes_value(const OpCall& call, c10::IntArrayRef sizes, const Placements& placements);
-// A Proposal::rewrite that replaces argument `arg` by the local sizes of the first output.
+// Returns a function for Proposal::rewrite that replaces argument `arg` by the local sizes of the first output.
 decltype(Proposal::rewrite) with_local_sizes(int arg);
-// list[i], or the only element of a list of one.
+// Returns list[i], or list[0] if the list has one element.
 inline int64_t at_or_single(const std::vector<int64_t>& list, size_t i) {
   return list.size() == 1 ? list[0] : list.at(i);
 }

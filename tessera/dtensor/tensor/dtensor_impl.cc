@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-// Packs a placement into one word that is equal exactly for equal placements. Dims fit into 16 bits.
+// Packs a placement into one 64-bit word, so that equal words mean equal placements. The dim gets 16 bits.
 uint64_t pack_placement(const Placement& p) {
   return static_cast<uint64_t>(p.kind) | static_cast<uint64_t>(p.reduce_op) << 8 |
          static_cast<uint64_t>(static_cast<uint16_t>(p.dim)) << 16 |
@@ -21,9 +21,9 @@ PlacementsPtr make_shared_placements(const Placements& placements) {
 
 namespace {
 c10::DispatchKeySet keys_for(const at::Tensor& local) {
-  // Autocast decides by device, so the DTensor has the autocast key of the local tensor. A local tensor with a pending
-  // conjugation or negation gives the DTensor the lazy key, because the dispatcher looks at the keys of the DTensor
-  // first.
+  // Autocast is enabled for each device type, so the DTensor has the autocast key of the local tensor's device. If the
+  // local tensor has the Conjugate or Negative key (a pending conjugation or negation), the DTensor has the key, too,
+  // so that the dispatcher handles it before it calls the DTensor kernel.
   constexpr c10::DispatchKeySet kLazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
   return c10::DispatchKeySet({kDTensorKey, c10::DispatchKey::AutogradPrivateUse3, c10::DispatchKey::ADInplaceOrView}) |
          (local.key_set() & kLazy) | c10::getAutocastRelatedKeySetFromBackend(local.key_set().highestBackendKey());
@@ -53,8 +53,9 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   return impl;
 }
 
-// A source that throws is kept, so that each later use throws again. A source that waits for a collective is dropped
-// after the wait; the source of a gathered view is kept, because it has to check for writes at each use.
+// If part() throws, source_ is kept, so that each later use throws again. A source that waits for a collective is
+// dropped after the wait. The source of a gathered view is kept, because at each use it must check whether the viewed
+// tensor was written.
 void DTensorImpl::wait_for_local() const {
   const auto source = source_;  // source_ is unchanged if part() throws
   local_ = source->part();

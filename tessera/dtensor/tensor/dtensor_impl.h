@@ -15,7 +15,7 @@ namespace tessera {
 
 inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::PrivateUse3;
 
-// Immutable placements that tensors and cached plans share.
+// Immutable placements, shared by DTensors and cached plans.
 struct SharedPlacements final : c10::intrusive_ptr_target {
   explicit SharedPlacements(Placements p);
   Placements values;
@@ -25,28 +25,29 @@ using PlacementsPtr = c10::intrusive_ptr<SharedPlacements>;
 PlacementsPtr make_shared_placements(const Placements& placements);
 uint64_t pack_placement(const Placement& placement);
 
-// Provides a local tensor that is not available yet. DTensors may share it.
+// Provides the local tensor of a DTensor when it is used: the result of a running collective, or a view of a gathered
+// copy that may be outdated. Copies of a DTensor share the object.
 class LazyLocalTensor {
  public:
   virtual ~LazyLocalTensor() = default;
-  // Returns the local tensor. It waits for the collective that makes it, or makes it again, which is COLLECTIVE over
-  // the mesh.
+  // Returns the local tensor. The call waits for the collective that computes it. For an outdated gathered view it runs
+  // the view operation again, which is COLLECTIVE over the mesh.
   virtual const at::Tensor& part() = 0;
-  // false: a collective is making the tensor, once. true: the tensor is a view of a gathered copy, because a dim had to
-  // be gathered. It is made again when the viewed tensor was written. Writes to the view itself would not reach the
-  // viewed tensor.
+  // false: the local tensor is the result of one collective. true: the DTensor is a view whose viewed tensor had to be
+  // gathered, and the local tensor is a view of the gathered copy. If the viewed tensor was written since, part()
+  // gathers again. The dispatch refuses writes to the view, because they would not reach the viewed tensor.
   virtual bool is_gathered_view() const = 0;
 };
 
 class DTensorImpl final : public c10::TensorImpl {
  public:
   // Sizes and strides are global and the same on all ranks; empty strides mean contiguous. The dims of the local tensor
-  // have the same order in memory as the global dims, so that a view of the global tensor is also a view of the local
-  // tensor.
+  // must have the memory order that the global strides describe, so that a view operation that is possible for the
+  // global strides is possible on the local tensor.
   DTensorImpl(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,
               c10::IntArrayRef strides);
 
-  // Waits for a local tensor that is still being made.
+  // Returns the local tensor. If there is a source, calls its part(), which may wait for a collective.
   const at::Tensor& local() const {
     if (source_) [[unlikely]] {
       wait_for_local();
@@ -55,7 +56,7 @@ class DTensorImpl final : public c10::TensorImpl {
   }
   bool is_pending() const { return source_ != nullptr && !source_->is_gathered_view(); }
   bool is_gathered_view() const { return source_ != nullptr && source_->is_gathered_view(); }
-  // While there is a source, `local_` only gives dtype and device.
+  // While source_ is set, only the dtype and device of `local_` are used; local() gets the tensor from the source.
   void set_source(std::shared_ptr<LazyLocalTensor> source) { source_ = std::move(source); }
   const std::shared_ptr<LazyLocalTensor>& source() const { return source_; }
   const MeshPtr& mesh() const { return mesh_; }
@@ -90,13 +91,15 @@ inline bool is_dtensor_impl(const c10::TensorImpl& impl) {
 inline DTensorImpl* impl_of(const at::TensorBase& tensor) {
   return static_cast<DTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
-// The impl of a DTensor. Error kShape for a plain tensor.
+// Returns the impl of a DTensor. Error kShape for a plain or undefined tensor. `verb` is the caller's name for the
+// message.
 DTensorImpl& checked_impl(const char* verb, const at::TensorBase& tensor);
 
-// `tensor` itself if it has these strides, else a copy with these strides.
+// Returns `tensor` itself if it has these strides, else a copy with these strides.
 at::Tensor with_strides(at::Tensor tensor, c10::IntArrayRef strides);
-// Makes a DTensor over `local`, which must have the local shape and must not require a gradient. Empty strides mean
-// contiguous; `local` is then made contiguous. The call registers the kernels if necessary.
+// Makes a DTensor with the local tensor `local`, which must have the local shape for the global `sizes` and must not
+// require a gradient. Empty strides mean contiguous; `local` is then made contiguous. The first call registers the
+// DTensor kernels.
 at::Tensor make_dtensor(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,
                         c10::IntArrayRef strides = {});
 

@@ -1,4 +1,4 @@
-// Computes which part of a tensor a rank holds.
+// Computes which elements of a global tensor a rank holds, and their strides in the local tensor.
 #include "tessera/dtensor/tensor/layout.h"
 
 #include <c10/util/strides.h>
@@ -17,8 +17,8 @@ LocalRange local_range(int64_t n, int64_t k, int64_t coordinate) {
   return {std::min(n, chunk * (coordinate + 1)) - offset, offset};
 }
 
-// The dim consists of n / piece full pieces and a smaller last one. This rank's extent is the sum of its chunks of all
-// pieces.
+// The dim consists of n / piece full pieces and a smaller last piece. The rank holds one chunk of each piece; the
+// result is the sum of the sizes of these chunks.
 int64_t local_shard_size(int64_t n, int64_t k, int64_t coordinate, int64_t pieces) {
   const int64_t piece = (n + pieces - 1) / pieces;  // pieces are divided as by torch.chunk, too
   if (piece == 0) return 0;
@@ -39,8 +39,9 @@ bool is_inside_later_shards(const DeviceMesh& mesh, const Placements& placements
   return any && later == placements[i].split_factor;
 }
 
-// A shard inside later shards divides what the shards of later mesh dims leave, so it becomes an ordinary split behind
-// them. Of several such shards that of the first mesh dim is innermost; hence the insertion at the front.
+// A shard inside later shards (is_inside_later_shards) divides the chunks that the shards of the later mesh dims give
+// each rank, so it becomes an ordinary split after theirs. Of several such shards the one on the first mesh dim is
+// innermost, so each new one is inserted at the front of `last`.
 ShardSplits shard_splits_of(const DeviceMesh& mesh, const Placements& placements) {
   ShardSplits splits;
   ShardSplits last;
@@ -73,7 +74,7 @@ int64_t length(const IndexSpans& spans) {
 
 namespace {
 
-// Appends the elements at positions offset ... offset + size - 1 of `from`, joining adjacent spans.
+// Appends to `to` the indices at the positions [offset, offset + size) of the list `from`. Adjacent spans are merged.
 void append_part(const IndexSpans& from, int64_t offset, int64_t size, IndexSpans& to) {
   for (const IndexSpan& span : from) {
     const int64_t skipped = std::min(offset, span.size);
@@ -104,8 +105,8 @@ IndexSpans shard_index_spans(const IndexSpans& whole, int64_t k, int64_t i, int3
   return part;
 }
 
-// Splits apply from the outermost to the innermost: each one divides the elements that the splits before it left to
-// this rank.
+// Applies the splits from the outermost to the innermost. Each split divides the indices that the rank holds after the
+// splits before.
 IndexSpans local_index_spans(int64_t n, int64_t dim, const DeviceMesh& mesh, const ShardSplits& splits,
                              c10::IntArrayRef coordinate) {
   IndexSpans spans;
@@ -133,8 +134,8 @@ Sizes dense_strides(c10::IntArrayRef sizes) {
   return Sizes(strides.begin(), strides.end());
 }
 
-// Sorts the dims by the strides of `like`, largest first, and gives them dense strides in this order. Equal strides
-// keep the order of the dims.
+// Sorts the dims by the strides `like`, largest first, and gives them dense strides in this order. Dims with equal
+// strides keep their order.
 Sizes strides_in_order(c10::IntArrayRef sizes, c10::IntArrayRef like) {
   c10::SmallVector<size_t, 6> order(sizes.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -155,7 +156,7 @@ Sizes gathered_copy_strides(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   return strides_in_order(sizes, strides);
 }
 
-// A tensor without elements has every layout.
+// For a tensor without elements all strides describe the same layout.
 bool has_same_layout(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::IntArrayRef other_strides) {
   bool same = true;
   for (size_t i = 0; i < sizes.size(); ++i) {

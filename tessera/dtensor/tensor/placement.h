@@ -19,8 +19,8 @@ namespace tessera {
 using comm::ReduceOp;
 
 struct Placement {
-  // kNormPartial: the rank holds a partial vector norm of order p. The norm of the whole is (sum of x^p)^(1/p) over the
-  // ranks' values x. Only norm operations make it.
+  // kNormPartial: each rank holds the vector norm, of order p, of its local elements. The global norm is (sum of
+  // x^p)^(1/p) over the ranks' values x. Only norm operations make this placement.
   enum class Kind : uint8_t { kReplicate, kShard, kStridedShard, kPartial, kNormPartial };
   Kind kind = Kind::kReplicate;
   ReduceOp reduce_op = ReduceOp::kSum;  // kPartial only
@@ -31,9 +31,10 @@ struct Placement {
   bool is_shard() const { return kind == Kind::kShard; }
   bool is_shard(int64_t d) const { return kind == Kind::kShard && dim == d; }
   bool is_strided_shard() const { return kind == Kind::kStridedShard; }
-  // Sharded along a dim, with one piece a rank (Shard) or several (StridedShard).
+  // Whether the tensor is sharded along a dim: each rank holds one piece of it (Shard) or several pieces
+  // (StridedShard).
   bool is_any_shard() const { return kind == Kind::kShard || kind == Kind::kStridedShard; }
-  // Whether the ranks' values still have to be reduced.
+  // Whether the local tensors of the ranks must be reduced to get the values of the tensor.
   bool is_partial() const { return kind == Kind::kPartial || kind == Kind::kNormPartial; }
   bool is_partial(ReduceOp op) const { return kind == Kind::kPartial && reduce_op == op; }
   float norm_order() const { return std::bit_cast<float>(split_factor); }
@@ -53,7 +54,7 @@ inline Placement Partial(ReduceOp op = ReduceOp::kSum) { return {Placement::Kind
 
 using Placements = c10::SmallVector<Placement, 4>;  // one per mesh dim
 
-// "R", "S(0)", "_S(0, 4)", "P(sum)"; a list is written as "(S(0), R)".
+// Returns "R", "S(0)", "_S(0, 4)" or "P(sum)"; for a list "(S(0), R)".
 std::string to_string(const Placement& placement);
 std::string to_string(const Placements& placements);
 

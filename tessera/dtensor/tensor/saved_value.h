@@ -1,4 +1,4 @@
-// C++ values in the saved_data of an autograd context, for the backward pass.
+// Stores C++ values of any type in AutogradContext::saved_data, for the backward of an autograd Function.
 //
 //   ctx->saved_data["part"] = make_saved_value(part);
 //   const auto& part = saved_value<VocabShard>(ctx->saved_data["part"]);
@@ -21,7 +21,8 @@ c10::IValue make_saved_value(T value) {
   return c10::IValue::make_capsule(c10::make_intrusive<SavedValue<T>>(std::move(value)));
 }
 
-// Returns the value that make_saved_value() stored; T must be the same type. The reference is valid as long as `saved`.
+// Returns the value that make_saved_value() stored; T must be the same type. The reference is valid as long as `saved`
+// exists.
 template <class T>
 const T& saved_value(const c10::IValue& saved) {
   return static_cast<const SavedValue<T>&>(*saved.toCapsule()).value;

@@ -1,4 +1,4 @@
-// The table of visualize_sharding().
+// Implements visualize_sharding().
 #include <ATen/core/Tensor.h>
 #include <fmt/ranges.h>
 
@@ -12,7 +12,8 @@ namespace tessera {
 
 namespace {
 
-// Divides [0, n) at all ends of all ranks' spans. Each rank then holds a range completely or not at all.
+// Divides [0, n) at the start and the end of every span of every rank. Each rank then holds each of the ranges
+// completely or not at all.
 std::vector<IndexSpan> ranges_of(int64_t n, const std::vector<IndexSpans>& by_rank) {
   std::set<int64_t> edges = {0, n};
   for (const IndexSpans& spans : by_rank) {
@@ -54,8 +55,8 @@ std::string render(const std::vector<std::vector<std::string>>& cells) {
 
 }  // namespace
 
-// The splits give the spans of every rank of the mesh, so no communication is needed. A cell lists the ranks that hold
-// the whole block of a row range and a column range.
+// Each rank computes the index spans of all ranks from the splits, so no communication is needed. A cell of the table
+// lists the ranks that hold all elements in its row range and column range.
 std::string visualize_sharding(const at::Tensor& tensor) {
   const DTensorImpl& impl = checked_impl("visualize_sharding", tensor);
   TESSERA_CHECK(tensor.dim() == 1 || tensor.dim() == 2, ErrorKind::kShape,

@@ -1,4 +1,4 @@
-// Losses that are a sum or mean over elements. Each element of input and target gives one term.
+// Sharding rules of losses that are a sum or mean over elements: each element of input and target gives one summand.
 #include <ATen/ATen.h>
 #include <ATen/core/Reduction.h>
 
@@ -12,8 +12,8 @@ int reduction_arg(const OpCall& call) { return call.arg_named("reduction"); }
 
 double elements(const OpCall& call) { return static_cast<double>(c10::multiply_integers(broadcast_sizes(call))); }
 
-// mse_loss(self, target, reduction). For a mean each rank divides the sum of its terms by the number of all terms, so
-// the result is a Partial sum and is correct for uneven shards, too.
+// mse_loss(self, target, reduction). For a mean each rank divides the sum over its local elements by the global number
+// of elements. The result is Partial(sum) and is correct for uneven shards, too.
 void propose_loss(const OpCall& call, Proposal& proposal) {
   propose_pointwise(call, proposal, PartialRule::kNone);
   const int64_t reduction = call.int_at(reduction_arg(call));
@@ -34,8 +34,8 @@ void propose_loss(const OpCall& call, Proposal& proposal) {
   }
 }
 
-// mse_loss_backward(grad, self, target, ..., reduction, ...). The gradient of a mean is divided by the number of all
-// terms, not by the number of this rank's terms.
+// mse_loss_backward(grad, self, target, ..., reduction, ...). For a mean the gradient is divided by the global number
+// of elements, not by the number of local elements.
 void propose_loss_backward(const OpCall& call, Proposal& proposal) {
   const int64_t reduction = call.int_at(reduction_arg(call));
   std::vector<TensorInput> operands(call.inputs.begin() + 1, call.inputs.end());

@@ -1,12 +1,13 @@
-// Fused optimizer steps on lists of parameters, gradients and optimizer states. Each position of the lists is
-// pointwise.
+// Sharding rules of fused optimizer steps on lists of parameters, gradients and optimizer states. The update of each
+// parameter is pointwise.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
 
 namespace {
 
-// Every tensor of a position gets the placements of the parameter. Step counts and scalars are whole.
+// The gradient and the optimizer states at one position of the lists get the placements of the parameter at this
+// position. Step counts and scalar tensors are replicated.
 void propose_fused_step(const OpCall& call, Proposal& proposal) {
   const bool scales = call.has(call.arg_named("grad_scale"));
   PlacementChoice choice;

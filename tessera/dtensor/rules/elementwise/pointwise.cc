@@ -1,4 +1,4 @@
-// How pointwise operations work on local tensors. pointwise_table.cc lists the operations.
+// The sharding rule of pointwise operations. pointwise_table.cc lists the operations.
 #include "tessera/dtensor/rules/elementwise/pointwise.h"
 
 #include <ATen/native/TypeProperties.h>
@@ -13,7 +13,7 @@ namespace {
 
 bool is_fraction(at::ScalarType type) { return at::isFloatingType(type) || at::isComplexType(type); }
 
-// Number of bits of the integers that a type represents without gaps.
+// Returns an n for which the type represents all integers below 2^n exactly.
 int exact_bits(at::ScalarType type) {
   if (at::isIntegralType(type, /*includeBool=*/false)) {
     return 8 * static_cast<int>(c10::elementSize(type)) - (at::isSignedType(type) ? 1 : 0);
@@ -25,7 +25,8 @@ Placement swapped(const Placement& p) {
   return p.reduce_op == ReduceOp::kMax ? Partial(ReduceOp::kMin) : Partial(ReduceOp::kMax);
 }
 
-// The placement of the result if the only operand has placement p. nullopt: the operand must be whole.
+// Returns the placement of the result if the only operand has the Partial placement p. nullopt: the operand must be
+// reduced first.
 std::optional<Placement> unary_result(const Placement& p, PartialRule partial_rule) {
   const std::optional<Placement> same = p, none = std::nullopt;
   switch (partial_rule) {
@@ -49,7 +50,8 @@ std::optional<Placement> unary_result(const Placement& p, PartialRule partial_ru
   }
 }
 
-// Adds the strategies in which one operand, or both, and the result have placement p. The other operand is whole.
+// Adds the strategies in which the result and one or both operands have the Partial placement p. An operand without p
+// is replicated.
 void add_binary_strategies(const Placement& p, PartialRule partial_rule, std::vector<Strategy>& strategies) {
   const bool sum = partial_rule == PartialRule::kAdditive;
   const bool product = partial_rule == PartialRule::kMultiplicative;
@@ -71,15 +73,15 @@ bool gives_complex(const OpCall& call) {
   return std::ranges::any_of(call.inputs, is_complex) || std::ranges::any_of(call.args, is_complex_number);
 }
 
-// Whether the operation may change the order of numbers, because small integers wrap around. Then the result of a
-// maximum is not the maximum of the results.
+// Whether x <= y does not imply f(x) <= f(y) for the operation f, because its sums of small integers wrap around. Then
+// f of a maximum is not the maximum of the ranks' f(x), so the operand must not stay Partial(max).
 bool loses_order(const OpCall& call, PartialRule partial_rule) {
   const auto wraps = [](const auto& input) { return is_small_integer(input.tensor->scalar_type()); };
   return (partial_rule == PartialRule::kAdditive || partial_rule == PartialRule::kNegation) &&
          std::ranges::any_of(call.inputs, wraps);
 }
 
-// dtype of the result on plain tensors.
+// Returns the dtype that the result would have if the operands were plain tensors.
 at::ScalarType result_type(const OpCall& call) {
   if (!call.outs.empty()) return call.outs[0].tensor->scalar_type();
   at::native::ResultTypeState state = {};
@@ -90,7 +92,8 @@ at::ScalarType result_type(const OpCall& call) {
   return at::native::result_type(state);
 }
 
-// Whether the operation rounds the summands of a Partial, where on plain tensors it rounds the sum.
+// Whether with this strategy the operation would round each rank's summand of a Partial(sum) or Partial(avg) operand.
+// On plain tensors the operation rounds the sum, which gives another result.
 bool rounds_summands(const OpCall& call, const Strategy& strategy) {
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     const auto& input = call.inputs[i];
@@ -112,8 +115,8 @@ bool rounds_partials(at::ScalarType from, at::ScalarType to) {
   return part != wanted && !holds;
 }
 
-// Proposes a shard of each dim of the broadcast shape that some input or out argument shards already, and the Partial
-// placements that `commutes` allows. Strategies that would round summands are removed.
+// Proposes a shard of each dim of the broadcast shape on which some input or out= argument is sharded already, and the
+// Partial placements that `partial_rule` allows. Removes strategies for which rounds_summands() is true.
 void propose_pointwise(const OpCall& call, Proposal& proposal, PartialRule partial_rule) {
   const Sizes sizes = broadcast_sizes(call);
   proposal.has_pointwise_strides = true;

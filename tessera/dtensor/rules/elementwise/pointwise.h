@@ -6,7 +6,8 @@
 
 namespace tessera {
 
-// How an operation commutes with reductions. It decides which Partial operands give a Partial result.
+// With which reductions an operation f commutes: reducing f(x) over the ranks equals f of the reduced x. Operands that
+// are Partial with such a reduction give a Partial result and need not be reduced.
 enum class PartialRule {
   kNone,
   kNegation,         // f(a + b) = f(a) + f(b); max becomes min and min becomes max
@@ -23,8 +24,9 @@ enum class PartialRule {
   kMinimum,
 };
 
-// Whether a conversion rounds the summands of a Partial differently from the reduced value. Integer types that wrap
-// around do not, since their sums wrap around, too.
+// Whether converting each rank's summand of a Partial(sum) and then reducing gives another value than converting the
+// sum, because the conversion rounds. False between integer types, whose conversions and sums wrap around in the same
+// way.
 bool rounds_partials(at::ScalarType from, at::ScalarType to);
 
 void propose_pointwise(const OpCall& call, Proposal& proposal, PartialRule partial_rule);
@@ -33,7 +35,7 @@ inline Rule pointwise(PartialRule partial_rule) {
   return [partial_rule](const OpCall& call, Proposal& proposal) { propose_pointwise(call, proposal, partial_rule); };
 }
 
-// Registers the names in special_functions.cc; the other names are in pointwise_table.cc.
+// Adds the rules of special_functions.cc; pointwise_table.cc adds those of the other pointwise operations.
 void add_special_function_rules(RuleTable& table);
 
 }  // namespace tessera

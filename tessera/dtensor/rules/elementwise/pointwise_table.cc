@@ -1,27 +1,29 @@
-// The list of pointwise operations, with the results of Partial operands.
+// The list of pointwise operations, with the PartialRule of each: which Partial operands give a Partial result.
 #include "tessera/dtensor/rules/elementwise/pointwise.h"
 
 namespace tessera {
 
 namespace {
 
-// Whether x <= y implies converted x <= converted y for every value of `from`. Only then may a Partial max or min be
-// converted before it is reduced. False from floating point to integers: a rank's value may be infinite, and no integer
-// stands for that.
+// Whether x <= y implies that converted x <= converted y for all values of type `from`. Only then may a Partial(max) or
+// Partial(min) tensor be converted before it is reduced. False from floating point to integers, because a rank's value
+// may be infinite and has no integer.
 bool keeps_order(at::ScalarType from, at::ScalarType to) {
   if (at::isFloatingType(to)) return true;
   const bool integers = at::isIntegralType(from, /*includeBool=*/true) && at::isIntegralType(to, /*includeBool=*/false);
   return from == to || (integers && (from == at::kBool || c10::elementSize(to) > c10::elementSize(from)));
 }
 
-// A conversion passes a maximum or minimum if it keeps the order. It passes a sum if it does not round the summands.
+// A Partial(max) or Partial(min) operand gives a result with this placement if the conversion keeps the order of
+// values. A Partial(sum) or Partial(avg) operand does so if the conversion does not round the summands.
 void propose_conversion(const OpCall& call, Proposal& proposal) {
   const int arg = call.arg_named("dtype");
   const auto from = call.inputs[0].tensor->scalar_type();
   const auto to = call.has(arg) ? static_cast<at::ScalarType>(call.int_at(arg)) : from;
   propose_pointwise(call, proposal, PartialRule::kNone);
   for (const Placement& p : partials_among(call)) {
-    // Complex numbers have no order, and collectives do not multiply them.
+    // Complex numbers cannot be reduced by max, min or product: they have no order, and collectives do not multiply
+    // them.
     const bool ordered = !at::isComplexType(to);
     const bool passes =
         is_extreme(p) ? keeps_order(from, to) : !rounds_partials(from, to) && (ordered || is_additive(p));
@@ -29,7 +31,7 @@ void propose_conversion(const OpCall& call, Proposal& proposal) {
   }
 }
 
-// complex(real, imag): two sums give a sum.
+// complex(real, imag): if real and imag are both Partial(sum) or both Partial(avg), so is the result.
 void propose_complex(const OpCall& call, Proposal& proposal) {
   propose_pointwise(call, proposal, PartialRule::kNone);
   for (const Placement& p : partials_among(call)) {
@@ -37,13 +39,14 @@ void propose_complex(const OpCall& call, Proposal& proposal) {
   }
 }
 
-// threshold(x, t, v) is increasing if v <= t.
+// threshold(x, t, v) is x if x > t, else v. It is monotonically increasing in x if v <= t.
 void propose_threshold(const OpCall& call, Proposal& proposal) {
   const bool increasing = call.args[2].toScalar().toDouble() <= call.args[1].toScalar().toDouble();
   propose_pointwise(call, proposal, increasing ? PartialRule::kIncreasing : PartialRule::kNone);
 }
 
-// log_sigmoid_forward returns a buffer for backward. The buffer is empty on devices other than the CPU.
+// log_sigmoid_forward(self) -> (output, buffer). The buffer is for the backward; on devices other than the CPU it is
+// empty.
 void propose_log_sigmoid(const OpCall& call, Proposal& proposal) {
   propose_pointwise(call, proposal, PartialRule::kNone);
   if (!call.inputs[0].tensor->is_cpu()) {
@@ -71,7 +74,8 @@ void add_linear_names(RuleTable& table) {
 }
 
 void add_monotone_names(RuleTable& table) {
-  // Only functions that are defined everywhere: a rank's value of a maximum may be outside the domain of sqrt or log.
+  // Increasing functions whose domain is all numbers. sqrt and log are not among them: the maximum may be in their
+  // domain while another rank's value is not.
   table.add({"aten::asinh", "aten::atan", "aten::ceil", "aten::erf", "aten::exp", "aten::exp2", "aten::expm1",
              "aten::floor", "aten::relu", "aten::round", "aten::sgn", "aten::sigmoid", "aten::sign", "aten::sinh",
              "aten::tanh", "aten::trunc", "aten::hardshrink", "aten::clamp_max", "aten::clamp_min"},
@@ -122,17 +126,18 @@ void add_other_names(RuleTable& table) {
   table.add({"aten::digamma", "aten::erfinv", "aten::i0", "aten::igamma", "aten::igammac", "aten::lgamma",
              "aten::mvlgamma", "aten::polygamma"},
             no_partials);
-  // Other operations. nan_to_num may replace infinity by a smaller finite number, so it does not commute with a
-  // maximum.
+  // Other operations. nan_to_num may replace infinity by a finite number that is smaller than other values, so it does
+  // not commute with a maximum.
   table.add({"aten::addcdiv", "aten::addcmul", "aten::clamp", "aten::clone", "aten::contiguous", "aten::lerp",
              "aten::nan_to_num", "aten::rsub"},
             no_partials);
-  // All ranks fill in the same value, so it passes reductions of which the result is the value itself.
+  // All ranks fill in the same value. So the result may be Partial with the reductions for which is_idempotent() is
+  // true: the average, maximum or minimum of equal values is the value.
   table.add("aten::fill", [](const OpCall& call, Proposal& proposal) {
     propose_pointwise(call, proposal, PartialRule::kNone);
     add_pass_through(call, proposal, 0, is_idempotent);
   });
-  // With value 0 masked_fill is linear in self.
+  // With value 0 masked_fill is linear in self, so a Partial(sum) self gives a Partial(sum) result.
   table.add("aten::masked_fill", [](const OpCall& call, Proposal& proposal) {
     propose_pointwise(call, proposal, PartialRule::kNone);
     const auto& value = call.args[2];

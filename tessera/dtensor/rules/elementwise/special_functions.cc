@@ -1,4 +1,4 @@
-// The pointwise functions of torch.special.
+// Rules of the pointwise functions of torch.special.
 #include "tessera/dtensor/rules/elementwise/pointwise.h"
 
 namespace tessera {
@@ -9,7 +9,7 @@ void add_special_function_rules(RuleTable& table) {
   table.add({"aten::special_modified_bessel_k0", "aten::special_modified_bessel_k1",
              "aten::special_scaled_modified_bessel_k0", "aten::special_scaled_modified_bessel_k1"},
             pointwise(PartialRule::kDecreasingAbove));
-  // x log1p(y) is linear in x.
+  // special_xlog1py(x, y) = x log1p(y) is linear in x.
   table.add("aten::special_xlog1py", pointwise(PartialRule::kDivision));
   table.add({"aten::special_xlog1py.self_scalar", "aten::special_xlog1py.self_scalar_out"},
             pointwise(PartialRule::kNone));

@@ -1,10 +1,11 @@
-// Scaled dot product attention on the CPU. Batch samples and heads are independent, and so are the queries.
+// Sharding rules of scaled dot product attention on the CPU. Batch samples, heads and query positions are independent.
 #include "tessera/dtensor/rules/products/attention.h"
 
 namespace tessera {
 
-// With equal numbers of heads every mesh dim may shard them. With fewer key heads (GQA) a mesh dim may do so only if it
-// shards heads already and both numbers are divisible by all ranks that shard heads, this mesh dim included.
+// If query and key have equal numbers of heads, every mesh dim may shard the heads. With fewer key heads (GQA) a mesh
+// dim may shard heads only if it shards the heads of some input already and if both numbers of heads are divisible by
+// the product of the sizes of this and the earlier mesh dims that shard heads.
 std::vector<bool> can_shard_heads(const OpCall& call) {
   const TensorInput& query = call.inputs[call.input_at(call.arg_named("query"))];
   const TensorInput& key = call.inputs[call.input_at(call.arg_named("key"))];
@@ -53,10 +54,10 @@ AttentionArgs attention_args(const OpCall& call) {
 
 using Outputs = decltype(Strategy::outputs);
 
-// Proposes shards of the batch and of the heads for all operands, and shards of the queries with whole keys and values.
-// Queries are not sharded for causal attention, because the mask depends on their position in the whole.
-// outputs_of(dim, keys_too) gives the placements of the results; keys_too tells whether keys and values are sharded,
-// too.
+// Proposes shards of the batch dim and of the head dim for all operands, and shards of the query length with replicated
+// keys and values. The query length is not sharded for causal attention, because the mask depends on the global
+// position of a query. outputs_of(dim, keys_too) gives the placements of the results; keys_too is true if keys and
+// values are sharded, too.
 template <class OutputsOf>
 void propose_attention_shards(const OpCall& call, Proposal& proposal, const AttentionArgs& args,
                               const OutputsOf& outputs_of) {
@@ -75,7 +76,8 @@ void propose_attention_shards(const OpCall& call, Proposal& proposal, const Atte
   });
 }
 
-// Shape [B, H, S, ...] with the memory order [B, S, H, ...], as the kernel returns it.
+// An output of shape [B, H, S, ...] with the strides that the kernel gives it: those of a contiguous [B, S, H, ...]
+// tensor with the dims H and S transposed.
 OutputShape heads_after_sequence(std::vector<int64_t> sizes) {
   std::vector<int64_t> lie = sizes;
   std::swap(lie[1], lie[2]);

@@ -1,12 +1,13 @@
-// Convolutions. Samples, output channels, input channels (with a Partial result) and groups may be sharded. Spatial
-// dims must be whole, because a window may reach over the edge of a shard.
+// Sharding rules of convolutions. Batch samples, output channels, input channels (with a Partial result) and groups may
+// be sharded. Spatial dims must not be sharded, because a kernel window may cross the border between two shards.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
 
 namespace {
 
-// Positions of input and output channels in the weight: [out, in / groups, ...]; transposed: [in, out / groups, ...].
+// Dims of the weight that hold the input and the output channels. The weight has the shape [out, in / groups, ...]; for
+// a transposed convolution [in, out / groups, ...].
 struct Channels {
   int64_t in;
   int64_t out;
@@ -26,8 +27,8 @@ int64_t parts_of(const OpCall& call, const Placements& placements, int64_t dim) 
   return parts;
 }
 
-// Whether groups may be sharded. Each rank needs a whole number of groups on every combination of mesh dims, so the
-// number must be divisible by the size of the mesh.
+// Whether groups may be sharded. Several mesh dims may shard them, and no group may be divided between ranks, so the
+// number of groups must be divisible by the number of ranks of the mesh.
 bool groups_divide(const OpCall& call, int64_t groups) { return groups > 1 && groups % call.mesh->size() == 0; }
 
 int64_t local_groups(const OpCall& call, const Placements& input) {

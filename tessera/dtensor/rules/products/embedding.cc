@@ -1,4 +1,4 @@
-// Embedding look-ups.
+// Sharding rules of embedding and its backward.
 #include <ATen/ATen.h>
 
 #include "tessera/dtensor/rules/table.h"
@@ -7,8 +7,8 @@ namespace tessera {
 
 namespace {
 
-// Looks up the rows of this rank's shard, which starts at `offset`. Rows of other shards give zeros, so the ranks'
-// results sum up to the embedding (Partial).
+// Looks up the rows of the weight that this rank's shard holds; the shard starts at row `offset` of the `rows_in_all`
+// global rows. Indices of other rows give zeros, so the result is Partial(sum).
 LocalFunction look_up_own_rows(int64_t offset, int64_t rows_in_all) {
   return [offset, rows_in_all](const LocalCall& local) {
     const at::Tensor weight = local.arg(0).toTensor();

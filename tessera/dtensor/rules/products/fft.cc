@@ -1,4 +1,4 @@
-// Fourier transforms. They are linear, and dims that are not transformed are independent.
+// Sharding rules of Fourier transforms. They are linear, and the dims that are not transformed may be sharded.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {

@@ -1,6 +1,7 @@
 // linear and matmul with operands of more than two dims. The leading dims are flattened, so that the operand is one
 // matrix or one batch of matrices. An unevenly sharded dim can be flattened without communication only if it is the
-// innermost of the flattened dims. Therefore it is moved there first, and moved back in the result.
+// innermost of the flattened dims. Therefore this dim is first permuted to the innermost position, and the result is
+// permuted back.
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/linear_native.h>
@@ -47,8 +48,8 @@ bool can_flatten(const at::Tensor& tensor, int64_t count, const Order& order) {
   return can_view(*impl_of(tensor)->mesh(), from, placements, to);
 }
 
-// Finds an order of the dims in which the first `count` dims can be flattened without communication. Only the first
-// `count` dims are permuted. Returns the present order if there is none.
+// Returns an order of the dims in which the first `count` dims can be flattened without communication; the other dims
+// stay in place. Returns the present order if there is no such order.
 Order flattenable_order(const at::Tensor& tensor, int64_t count) {
   const Order present = identity_order(tensor.dim());
   if (count < 2 || !is_dtensor(tensor) || can_flatten(tensor, count, present)) return present;
@@ -63,7 +64,8 @@ Order flattenable_order(const at::Tensor& tensor, int64_t count) {
   return present;
 }
 
-// Applies `product` to the tensor as a matrix [rows, columns]. `product` must return a tensor with the same rows first.
+// Flattens all dims of the tensor but the last, calls `product` with this matrix [rows, columns], and restores the dims
+// in the result. `product` must return a tensor whose first dim has the same rows.
 template <class Product>
 at::Tensor apply_to_rows(const at::Tensor& tensor, Product product) {
   const int64_t count = tensor.dim() - 1;
@@ -81,8 +83,8 @@ at::Tensor apply_to_rows(const at::Tensor& tensor, Product product) {
   return moves ? unfolded.permute(inverse(back)).contiguous() : unfolded;
 }
 
-// PyTorch adds the bias in place, which keeps the dtype of the product. In place is not possible here, because the
-// product may have other placements than the sum.
+// Returns product + bias with the dtype of the product. PyTorch adds the bias in place. Here the sum is a new tensor,
+// because it may have other placements than the product, and is converted to the product's dtype.
 at::Tensor plus_bias(const at::Tensor& product, const at::Tensor& bias) {
   const at::Tensor sum = product.add(bias);
   if (sum.scalar_type() == product.scalar_type()) return sum;
@@ -108,7 +110,8 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::
   return clone_gathered_view(linear_by_rows(input, weight, bias));
 }
 
-// The product of two batches of matrices. Both operands have at least three dims; the last two are the matrices.
+// Returns the product of two batches of matrices. Both operands have more than three dims; the last two are the matrix
+// dims.
 at::Tensor product_of_batches(const at::Tensor& self, const at::Tensor& other) {
   const auto batch_of = [](const at::Tensor& t) { return t.sizes().slice(0, static_cast<size_t>(t.dim() - 2)); };
   const std::vector<int64_t> batch = at::infer_size(batch_of(self), batch_of(other));

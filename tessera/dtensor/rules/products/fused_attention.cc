@@ -1,4 +1,5 @@
-// The attention kernels of accelerators. Batch samples and heads are independent.
+// Sharding rules of the attention kernels of accelerators (flash, memory-efficient, cuDNN). Batch samples and heads are
+// independent.
 #include "tessera/dtensor/rules/products/attention.h"
 
 namespace tessera {
@@ -11,8 +12,8 @@ bool is_one_of(const std::string& name, std::initializer_list<const char*> names
   return std::ranges::any_of(names, [&](const char* each) { return name == each; });
 }
 
-// Placement of an operand if dim `dim` of [B, H, ...] is sharded. Seeds, offsets and sequence lengths are whole; a bias
-// broadcasts.
+// Returns the placement of an operand if dim `dim` of the [B, H, ...] operands is sharded. Random seeds, offsets and
+// sequence lengths are replicated. attn_bias is replicated in dims in which it broadcasts.
 Placement operand_placement(const OpCall& call, const TensorInput& input, int64_t dim) {
   const std::string& name = call.op.args[input.arg].name;
   if (is_one_of(name,
@@ -41,8 +42,8 @@ std::vector<int64_t> output_sizes(const OpCall& call) {
   return {query[0], query[1], query[2], call.inputs[2].sizes[3]};
 }
 
-// Tensors among the results: output, logsumexp [B, H, L], cum_seq_q, cum_seq_k, rng_state, unused, debug_attn_mask. The
-// results max_q and max_k are numbers.
+// The operation returns the tensors output, logsumexp [B, H, L], cum_seq_q, cum_seq_k, rng_state, unused and
+// debug_attn_mask. It also returns the numbers max_q and max_k, which have no placement.
 void propose_flash(const OpCall& call, Proposal& proposal) {
   add_shards(call, proposal, 2, 7);
   const auto& query = call.inputs[0].sizes;

@@ -1,4 +1,5 @@
-// Products of scaled matrices (_scaled_mm), and of groups of matrices that are stored one after another (_grouped_mm).
+// Sharding rules of the product of two scaled matrices (_scaled_mm) and of one product for each group of rows or
+// matrices (_grouped_mm).
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
@@ -8,9 +9,9 @@ namespace tessera {
 
 namespace {
 
-// Placement of a scale if its matrix has placement `data`. A scale has one value, one for each row ([m, 1]) or column
-// ([1, n]), or one for each block in a flat list. nullopt: not possible, because the list would have to be divided
-// along the summed dim.
+// Returns the placement of a scale tensor if its matrix has placement `data`. A scale has one value, one value for each
+// row ([m, 1]) or column ([1, n]), or one for each block, as a 1-d list. nullopt: the matrix must not have this
+// placement, because a 1-d list cannot be divided along the summed dim.
 std::optional<Placement> scale_placement(const TensorInput& scale, const Placement& data, int64_t summed_dim) {
   if (c10::multiply_integers(scale.sizes) == 1 || !data.is_any_shard()) return Replicate();
   if (scale.dim() == 1) return data.dim == summed_dim ? std::nullopt : std::optional<Placement>(Shard(0));
@@ -38,7 +39,8 @@ void propose_scaled(const OpCall& call, Proposal& proposal) {
     }
   }
   proposal.supports_empty_shards = false;
-  // Devices require the second operand in column-major memory; a local tensor that was redistributed is row-major.
+  // The kernels of devices require mat2 in column-major memory, but a local tensor that was redistributed is row-major.
+  // So mat2 is copied to column-major memory.
   proposal.local = [](const OpCall&, const PlacementChoice&) -> LocalFunction {
     return [](const LocalCall& part) {
       c10::IValue& other = part.arg(1);
@@ -49,8 +51,8 @@ void propose_scaled(const OpCall& call, Proposal& proposal) {
   proposal.output({call.inputs[0].sizes[0], call.inputs[1].sizes[1]});
 }
 
-// Whether a shard keeps rows (or columns) of whole 16-byte pieces, which the kernel reads. Only the contiguous dim
-// matters.
+// Whether each rank's shard is a multiple of 16 bytes long in the contiguous dim, which the kernel requires. True if
+// another dim is sharded.
 bool keeps_alignment(const OpCall& call, const TensorInput& input, const Placement& placement) {
   if (!placement.is_any_shard() || input.tensor->strides()[placement.dim] != 1) return true;
   const int64_t ranks = call.mesh->size();
@@ -58,8 +60,8 @@ bool keeps_alignment(const OpCall& call, const TensorInput& input, const Placeme
   return n % ranks == 0 && n / ranks * static_cast<int64_t>(input.tensor->element_size()) % 16 == 0;
 }
 
-// A local tensor that the kernel can read: one of the last two dims is contiguous and the stride of the other is a
-// multiple of 16 bytes. A tensor with other strides is copied to rows that are padded in memory.
+// Returns the local tensor in a layout that the kernel accepts: one of the last two dims has stride 1 and the stride of
+// the other is a multiple of 16 bytes. A tensor with other strides is copied to rows that are padded in memory.
 at::Tensor aligned(const at::Tensor& part) {
   const int64_t piece = 16 / static_cast<int64_t>(part.element_size());
   const int64_t columns = part.size(-1);
@@ -79,8 +81,8 @@ LocalFunction with_aligned_parts(const OpCall&, const PlacementChoice&) {
   };
 }
 
-// _grouped_mm(self, mat2, offs?, bias?). A 2-d operand holds the groups one after another, up to the ends in `offs`. A
-// 3-d operand has a dim for the groups.
+// _grouped_mm(self, mat2, offs?, bias?). A 2-d operand holds the groups one after another; offs[i] is the end of group
+// i. In a 3-d operand dim 0 is the group.
 void propose_grouped(const OpCall& call, Proposal& proposal) {
   const TensorInput& a = call.inputs[0];
   const TensorInput& b = call.inputs[1];

@@ -1,4 +1,5 @@
-// Decompositions and solvers. The matrices of a batch are independent, and each matrix must be whole.
+// Sharding rules of matrix decompositions and linear solvers. Batch dims may be sharded; the dims of the matrices must
+// not be.
 #include <ATen/ATen.h>
 
 #include <exception>
@@ -30,7 +31,8 @@ c10::IntArrayRef batch_of(const TensorInput& input, int core) {
   return input.sizes.slice(0, std::max<int64_t>(input.dim() - core, 0));
 }
 
-// cores[i] for each input of the call, since optional arguments may be left out.
+// Returns signature.cores for the inputs of this call. Optional tensor arguments that the call leaves out have no
+// entry.
 std::vector<int> cores_of(const OpCall& call, const LinalgSignature& signature) {
   std::vector<int> cores;
   for (const auto& input : call.inputs) {
@@ -58,9 +60,9 @@ Placement over_batch(c10::IntArrayRef own, c10::IntArrayRef batch, size_t dim) {
   return dim < missing || (own[dim - missing] == 1 && batch[dim] != 1) ? Replicate() : Shard(dim - missing);
 }
 
-// Runs a kernel that may raise an error because of the values, so that either all ranks raise or no rank does. A rank
-// that raised alone would leave the others waiting in the next collective. COLLECTIVE over the mesh dims that shard
-// operands.
+// Returns a function that runs a kernel which may raise an error because of the values. If the kernel raises on one
+// rank, the function raises on all ranks. Otherwise the other ranks would wait for that rank in the next collective.
+// COLLECTIVE over the mesh dims that shard operands.
 LocalFunction with_shared_failure(const OpCall& call, const PlacementChoice& choice) {
   std::vector<int64_t> mesh_dims;
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
@@ -90,7 +92,7 @@ LocalFunction with_shared_failure(const OpCall& call, const PlacementChoice& cho
   };
 }
 
-// Proposes a shard of each batch dim for all operands and results that have it.
+// Proposes for each batch dim a strategy that shards this dim in all operands and results that have the dim.
 void propose(const OpCall& call, Proposal& proposal, const LinalgSignature& signature) {
   const auto cores = cores_of(call, signature);
   const Sizes batch = broadcast_batch(call, cores);
@@ -139,7 +141,7 @@ std::vector<int64_t> joined(c10::IntArrayRef batch, std::initializer_list<int64_
 
 std::vector<OutputShape> like_first(const OpCall& call) { return {{call.inputs[0].sizes.vec(), {}}}; }
 
-// A result with the matrix shape of operand i and the broadcast batch dims of all operands.
+// Returns the shape of a result that has the matrix shape of operand i and the broadcast batch dims of all operands.
 template <int i>
 std::vector<OutputShape> like_operand(const OpCall& call) {
   std::vector<int> cores;
@@ -175,7 +177,7 @@ void propose_solve(const OpCall& call, Proposal& proposal) {
   propose(call, proposal, {{2, core}, {{core}, {2, 0}, {1, 0}, {0, 0}}, 1});
 }
 
-// linalg_cross(self, other, dim): all dims but `dim` are independent.
+// linalg_cross(self, other, dim): all dims but `dim` may be sharded.
 void propose_cross(const OpCall& call, Proposal& proposal) {
   const Sizes sizes = broadcast_sizes(call);
   const auto ndim = static_cast<int64_t>(sizes.size());
@@ -200,9 +202,9 @@ void add_solver_rules(RuleTable& table) {
   table.add("aten::_linalg_solve_ex", propose_solve);
 }
 
-// _linalg_check_errors(info, ...): without a strategy `info` becomes whole, so every rank sees the status of all
-// matrices and all ranks raise the same error. A rank that raised alone would leave the others waiting in the next
-// collective.
+// _linalg_check_errors(info, ...): the rule proposes no strategy, so `info` is replicated. Every rank then reads the
+// status of all matrices, and all ranks raise the same error. If one rank raised alone, the others would wait for it in
+// the next collective.
 void propose_check_errors(const OpCall&, Proposal&) {}
 
 }  // namespace

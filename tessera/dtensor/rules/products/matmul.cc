@@ -1,4 +1,4 @@
-// Matrix products, described in einsum notation.
+// Sharding rules of matrix products, derived from einsum equations.
 #include <string_view>
 
 #include "tessera/dtensor/rules/table.h"
@@ -17,14 +17,16 @@ std::vector<std::string_view> operands_of(std::string_view equation) {
   return operands;
 }
 
-// The placement of an operand if `label` is sharded: a shard of the dim with that label, or whole without the label.
+// Returns the placement of an operand if the dims with the einsum label `label` are sharded: a shard of the operand's
+// dim with this label, or Replicate if the operand lacks the label.
 Placement at_label(std::string_view operand, char label) {
   const size_t at = operand.find(label);
   return at == std::string_view::npos ? Replicate() : Shard(static_cast<int64_t>(at));
 }
 
-// Proposes one strategy for each label. A label of the output is sharded in the output; any other label is summed, so
-// the output is Partial. In addition the product is linear in each operand, so a Partial operand gives a Partial
+// Returns the strategies of an einsum equation: one for each label, in which the dims with this label are sharded. If
+// the output has the label, the output is sharded, too; otherwise the label is summed over and the output is Partial.
+// Because the product is linear in each operand, there is also a strategy in which one operand is Partial and so is the
 // output.
 std::vector<Strategy> einsum_strategies(const OpCall& call, std::string_view equation) {
   const size_t arrow = equation.find("->");
@@ -51,7 +53,8 @@ std::vector<Strategy> einsum_strategies(const OpCall& call, std::string_view equ
   return strategies;
 }
 
-// Sizes of the output: each label has the size of the dim with that label. `first` is the input of the first operand.
+// Returns the sizes of the output. The size of each label is read from an operand with this label. The equation's
+// operand i is call.inputs[first + i].
 std::vector<int64_t> result_sizes(const OpCall& call, std::string_view equation, size_t first) {
   const size_t arrow = equation.find("->");
   const auto operands = operands_of(equation.substr(0, arrow));
@@ -75,8 +78,8 @@ Rule einsum(const char* equation) {
   };
 }
 
-// addmm(self, a, b): self has the placements of the output, but is whole on broadcast dims. If the output is Partial,
-// self is Partial, too.
+// addmm(self, a, b) and similar: self has the placement of the output, also if the output is Partial. If the output is
+// sharded along a dim in which self broadcasts, self is replicated.
 Rule einsum_plus(const char* equation) {
   return [equation](const OpCall& call, Proposal& proposal) {
     const auto sizes = result_sizes(call, equation, 1);

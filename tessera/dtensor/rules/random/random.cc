@@ -1,5 +1,6 @@
-// Random operations. The value of an element depends on its index in the global tensor (random/random_fill.h), so every
-// placement works. The operation itself never runs; a local function draws the numbers.
+// Sharding rules of random operations. The value of an element depends on its index in the global tensor
+// (random/random_fill.h), so every dim may be sharded. ATen's kernel never runs; a LocalFunction draws the numbers
+// instead.
 #include <ATen/ATen.h>
 
 #include <limits>
@@ -17,7 +18,7 @@ void check_parameter(const RandomCall& draw, const char* name, double p, bool le
 }
 
 // Fills the result of an operation that has an argument self, such as uniform_ or randint_like, with values of
-// `distribution`. The result has the shape of self, and is self for an in-place operation.
+// `distribution`. For an in-place operation the result is self, otherwise a tensor with the shape of self.
 void fill_target(RandomCall& draw, const Distribution& distribution) {
   const at::Tensor to = draw.result_tensor(draw.tensor("self"));
   draw.fill(to, distribution);
@@ -51,7 +52,7 @@ void geometric(RandomCall& draw) {
   fill_target(draw, {DistributionKind::kGeometric, p, 0});
 }
 
-// normal_(mean, std), and normal(mean, std) with a tensor for one or both arguments.
+// normal_(self, mean, std) with numbers, and normal(mean, std) in which one or both arguments are tensors.
 void normal(RandomCall& draw) {
   if (!draw.is_tensor("mean") && !draw.is_tensor("std")) {
     const double deviation = draw.number("std", 1);
@@ -61,7 +62,8 @@ void normal(RandomCall& draw) {
   const at::Tensor like = draw.tensor(draw.is_tensor("mean") ? "mean" : "std");
   at::Tensor z = at::empty(draw.region().sizes, like.options());
   draw.fill(z, {DistributionKind::kNormal, 0, 1});
-  // A separate product and sum: a fused multiply-add rounds differently at the ends of vectors.
+  // The product and the sum are separate operations. A fused multiply-add could be used for some elements only and
+  // would round them differently, depending on the sharding.
   z = draw.is_tensor("std") ? z * draw.tensor("std") : z * draw.number("std", 1);
   z = draw.is_tensor("mean") ? z + draw.tensor("mean") : z + draw.number("mean", 0);
   const at::Tensor to = draw.has("out") ? draw.tensor("out").copy_(z) : z;
@@ -86,7 +88,8 @@ void randint_like(RandomCall& draw) {
   fill_target(draw, integers(draw, draw.has("low") ? integer(draw, "low") : 0, integer(draw, "high")));
 }
 
-// All integers from 0 that the type holds exactly.
+// The uniform distribution over the integers from 0 up to the largest for which the type represents all integers
+// exactly.
 Distribution all_integers(c10::ScalarType type) {
   uint64_t range = 2;
   if (at::isFloatingType(type)) {
@@ -102,7 +105,7 @@ void random(RandomCall& draw) {
   const at::Tensor to = draw.result_tensor(draw.tensor("self"));
   if (draw.has("to")) {
     draw.fill(to, integers(draw, draw.has("from") ? integer(draw, "from") : 0, integer(draw, "to")));
-  } else if (draw.has("from")) {  // from `from` to the largest value of the type
+  } else if (draw.has("from")) {  // integers from `from` to the largest of all_integers()
     Distribution integers_from = all_integers(to.scalar_type());
     integers_from.low = integer(draw, "from");
     integers_from.range -= static_cast<uint64_t>(integers_from.low);
@@ -151,7 +154,8 @@ void native_dropout(RandomCall& draw) {
   draw.call().finish({output, mask});
 }
 
-// Leaky ReLU whose slope is random in training; `noise` then receives the slopes.
+// rrelu_with_noise(self, noise, lower, upper, training): leaky ReLU with a random slope for each negative element in
+// training. The slopes are then written to `noise`.
 void rrelu_with_noise(RandomCall& draw) {
   const at::Tensor self = draw.tensor("self");
   const double lower = draw.number("lower", 0.125);
@@ -176,8 +180,9 @@ void rrelu_with_noise(RandomCall& draw) {
   draw.finish(writes ? draw.result_tensor(self).copy_(values) : values);
 }
 
-// Without replacement this is an exponential race: category i gets a clock with rate odds[i], and the first k clocks
-// that ring are the sample. With replacement it inverts the cumulative sum of the odds at k uniform fractions.
+// Without replacement each category i draws an exponential time with rate odds[i]; the sample is the num_samples
+// categories with the smallest times. With replacement each sample draws a uniform number and finds its category by a
+// binary search in the cumulative sums of the odds.
 void multinomial(RandomCall& draw) {
   const at::Tensor odds = draw.tensor("self");
   const int64_t count = draw.value("num_samples").toInt();
@@ -200,14 +205,16 @@ void multinomial(RandomCall& draw) {
   } else {
     const at::Tensor clocks = at::empty(odds.sizes(), odds.options());
     draw.fill(clocks, {DistributionKind::kExponential, 1, 0});
-    // All ranks compute the quotient in the same way. A category with odds 0 has speed 0, so its clock never rings.
+    // `clocks` are exponential times with rate 1, so speed[i] = odds[i] / clocks[i] is 1 / time with rate odds[i], and
+    // topk finds the smallest times. A category with odds 0 has speed 0, so it is sampled last.
     const at::Tensor speed = odds / clocks.clamp_min(std::numeric_limits<float>::min());
     picked = std::get<1>(speed.topk(count, -1));
   }
   draw.finish(draw.has("out") ? draw.tensor("out").copy_(picked) : picked);
 }
 
-// Operations that use the shape of the operand but no value, so a Partial operand costs nothing.
+// Rule of rand_like and similar operations, which read the shape of the operand but not its values. So a Partial
+// operand need not be reduced.
 Rule like(RandomKernel kernel) {
   return [kernel](const OpCall& call, Proposal& proposal) {
     propose_elementwise(call, proposal, kernel);
@@ -217,8 +224,8 @@ Rule like(RandomKernel kernel) {
   };
 }
 
-// Whether the call takes a stream of random numbers. Ranks outside the mesh count the same calls as ranks inside. A
-// call with a generator does not count, because the generator has its own state.
+// Whether the call uses one stream of random numbers and is counted as a random operation, also on ranks outside the
+// mesh. A call with a `generator` argument is not counted, because the generator has its own state.
 bool takes_random_stream(const OpCall& call) {
   if (call.has(call.arg_named("generator"))) return false;
   if (const int training = call.arg_named("training"); training >= 0) {  // rrelu_with_noise
@@ -228,7 +235,8 @@ bool takes_random_stream(const OpCall& call) {
   return train < 0 || ((!call.has(train) || call.bool_at(train)) && call.args[call.arg_named("p")].toDouble() != 1);
 }
 
-// The local function that runs `kernel` on this rank's part of a tensor of sizes `whole`; empty outside the mesh.
+// Returns the LocalFunction that runs `kernel` for this rank's region of a tensor of global sizes `whole`. Empty on a
+// rank outside the mesh.
 LocalFunction random_local_function(RandomKernel kernel, c10::IntArrayRef whole, const DeviceMesh& mesh,
                                     const Placements& placements) {
   if (!mesh.coordinate()) return {};
@@ -238,7 +246,8 @@ LocalFunction random_local_function(RandomKernel kernel, c10::IntArrayRef whole,
   };
 }
 
-// multinomial(self, num_samples, replacement): rows of probabilities are independent, and each row must be whole.
+// multinomial(self, num_samples, replacement): the rows of a 2-d self may be sharded; the categories (last dim) must
+// not be.
 void propose_multinomial(const OpCall& call, Proposal& proposal) {
   const auto& odds = call.inputs[0];
   std::vector<int64_t> drawn = odds.sizes.vec();

@@ -1,4 +1,4 @@
-// Shared by the rules of random operations.
+// Types and functions that the rules of random operations share.
 #pragma once
 
 #include "tessera/base/error.h"
@@ -7,7 +7,8 @@
 
 namespace tessera {
 
-// Arguments, by name, of a random operation on local tensors, and the call's stream of random numbers.
+// One call of a random operation on local tensors. Gives access to the arguments by name and draws from the call's
+// stream of random numbers.
 class RandomCall {
  public:
   RandomCall(const LocalCall& call, const ShardRegion& region) : call_(call), region_(region) {}
@@ -28,7 +29,8 @@ class RandomCall {
   bool is_tensor(const char* name) const { return has(name) && value(name).isTensor(); }
   const ShardRegion& region() const { return region_; }
 
-  // Fills a tensor of the region's shape. A tensor without values (meta) takes no stream.
+  // Fills `part`, a tensor with the shape region().sizes, with random numbers. A meta tensor is not filled and uses no
+  // stream.
   void fill(const at::Tensor& part, const Distribution& distribution) {
     if (!part.is_meta()) fill_random(part, region_, key(), distribution);
   }
@@ -38,14 +40,16 @@ class RandomCall {
     fill(u, {DistributionKind::kUniform, 0, 1});
     return u;
   }
-  // A bool tensor, true with probability p. `p` is a number or a tensor that broadcasts.
+  // Returns a bool tensor whose elements are true with probability p. `p` is a number or a tensor that broadcasts to
+  // region().sizes.
   at::Tensor bernoulli_mask(const at::Tensor& like, const c10::IValue& p) {
     if (!p.isTensor()) return at::lt(uniform(like), p.toScalar());
     const at::Tensor& odds = p.toTensor();
     return at::lt(uniform(odds.is_floating_point() ? odds : like), odds);
   }
 
-  // The tensor for the result: the out argument, self for an in-place form, or a new tensor like `like`.
+  // Returns the tensor that receives the result: the out= argument, self for an in-place form, or a new tensor like
+  // `like`.
   at::Tensor result_tensor(const at::Tensor& like) const {
     if (has("out")) return tensor("out");
     if (call_.op.return_alias[0] >= 0) return call_.arg(call_.op.return_alias[0]).toTensor();
@@ -56,7 +60,8 @@ class RandomCall {
   }
   void finish(const at::Tensor& result) const { call_.finish({result}); }
   const LocalCall& call() const { return call_; }
-  // The key of the call's stream. The first call takes the stream.
+  // Returns the key of this operation call's stream. The first use of key() counts the random operation
+  // (next_random_key).
   const RandomStreamKey& key() {
     if (!key_) {
       key_ =
@@ -74,13 +79,13 @@ class RandomCall {
 // Computes the result of a random operation on this rank.
 using RandomKernel = void (*)(RandomCall&);
 
-// Proposes every elementwise placement of the operands, broadcast together.
+// Proposes a shard of each dim of the shape that the operands broadcast to, and runs `kernel` on the local tensors.
 void propose_elementwise(const OpCall& call, Proposal& proposal, RandomKernel kernel);
 inline Rule elementwise(RandomKernel kernel) {
   return [kernel](const OpCall& call, Proposal& proposal) { propose_elementwise(call, proposal, kernel); };
 }
 
-// Registers the names in random_variates.cc.
+// Adds the rules of random_variates.cc to `table`.
 void add_random_variate_rules(RuleTable& table);
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
-// Random operations with rejection sampling: an element draws numbers until one is accepted (Poisson, binomial, gamma,
-// Dirichlet). Each element has its own stream, keyed by its index in the global tensor, and is computed by scalar code
-// in double, so every placement gives the same bits as one rank. Other devices than the CPU copy their operands to it.
+// Random operations with rejection sampling (Poisson, binomial, gamma, Dirichlet): for each element numbers are drawn
+// until one is accepted. Each element has its own stream of random numbers, keyed by the element's index in the global
+// tensor, and is computed by scalar code in double. So the values are bitwise the same for every placement. On devices
+// other than the CPU the operands are copied to the CPU.
 //
 // G. Marsaglia and W. Tsang, "A simple method for generating gamma variables", 2000. W. Hörmann, "The transformed
 // rejection method for generating Poisson random variables" and "The generation of binomial random variates", 1993.
@@ -19,14 +20,14 @@ namespace tessera {
 
 namespace {
 
-// std::lgamma writes the sign to a global variable, which is not thread-safe.
+// log|Gamma(x)|. std::lgamma is not used because it writes the sign to a global variable, which is not thread-safe.
 double log_gamma(double x) {
   int sign = 0;
   return ::lgamma_r(x, &sign);
 }
 
-// The random numbers of one element. They differ from the numbers that other distributions draw for the same operation
-// number.
+// The stream of random numbers of one element. The Philox counters differ from those of random_fill.cc for the same
+// operation number, because the round is at least 1.
 class ElementRandomStream {
  public:
   ElementRandomStream(const RandomStreamKey& key, int64_t index) : key_(key), index_(static_cast<uint64_t>(index)) {}
@@ -133,13 +134,14 @@ double draw_binomial(ElementRandomStream& stream, double count, double p) {
   }
 }
 
-// Returns a parameter of the distribution (such as a rate) with one value for each element of the part of the result
-// that this rank draws, draw.region(); in double on the CPU.
+// Expands a parameter of the distribution, such as a rate, to one value for each element that this rank draws: a
+// contiguous float64 CPU tensor of sizes draw.region().sizes.
 at::Tensor expand_parameter(const RandomCall& draw, const at::Tensor& parameter) {
   return parameter.to(at::TensorOptions(at::kCPU).dtype(at::kDouble)).expand(draw.region().sizes).contiguous();
 }
 
-// Writes each(stream, element) to `values`, a tensor of the region's sizes.
+// Writes each(stream, i) to element i of `values`, a float64 tensor of sizes draw.region().sizes. `stream` is the
+// element's random stream.
 template <class Each>
 void fill_each(RandomCall& draw, const at::Tensor& values, Each each) {
   const RandomStreamKey key = draw.key();
@@ -154,8 +156,8 @@ void fill_each(RandomCall& draw, const at::Tensor& values, Each each) {
 
 at::Tensor empty_values(const RandomCall& draw) { return at::empty(draw.region().sizes, at::kDouble); }
 
-// Finishes the call with the values of make(), converted to the dtype and device of `like`. A tensor without values
-// (meta) takes no stream.
+// Returns make()'s values as the result of the operation, with the dtype and device of the result tensor. If `like` is
+// a meta tensor, make() is not called, so no stream is used.
 template <class Make>
 void finish_as(RandomCall& draw, const at::Tensor& like, Make make) {
   const at::Tensor to = draw.result_tensor(like);
@@ -188,7 +190,8 @@ void binomial(RandomCall& draw) {
   });
 }
 
-// Gamma variates, at least the smallest normal number of the type, as in ATen.
+// Draws gamma variates with the shapes `self`. As in ATen, values below the smallest normal number of the dtype are
+// raised to that number.
 at::Tensor gammas(RandomCall& draw, const at::Tensor& self) {
   const at::Tensor shapes = expand_parameter(draw, self);
   const at::Tensor values = empty_values(draw);
@@ -206,7 +209,7 @@ void standard_gamma(RandomCall& draw) {
   finish_as(draw, self, [&] { return gammas(draw, self); });
 }
 
-// Gamma variates divided by their sum along the last dim, which must be whole.
+// Draws gamma variates and divides them by their sum along the last dim, which must not be sharded.
 void dirichlet(RandomCall& draw) {
   const at::Tensor self = draw.tensor("self");
   finish_as(draw, self, [&] {

@@ -1,5 +1,6 @@
-// argmax and argmin. Each rank finds the extreme of its part, then the ranks gather and compare these. One value and
-// one index for each line are communicated instead of the whole tensor.
+// Sharding rules of argmax and argmin. Each rank finds the extreme value of its shard and its index; the ranks then
+// all-gather and compare these. So one value and one index for each reduced line are communicated instead of the
+// tensor.
 #include <ATen/ATen.h>
 
 #include "tessera/comm/collectives/collectives.h"
@@ -28,7 +29,8 @@ struct ArgExtremeSearch {
   LocalBox box;
 };
 
-// Converts indices into the flattened part to indices into the flattened whole.
+// Converts local indices along the searched dim to global indices. For kFlattened these are indices into the flattened
+// local and the flattened global tensor.
 at::Tensor global_places(const ArgExtremeSearch& search, const at::Tensor& places) {
   if (search.dim != kFlattened) return places + search.box.offset[search.dim];
   at::Tensor rest = places;
@@ -43,8 +45,8 @@ at::Tensor global_places(const ArgExtremeSearch& search, const at::Tensor& place
   return global;
 }
 
-// The extreme of this rank's part, with the searched dim kept as size 1, and its index in the whole. An empty part
-// gives index -1.
+// Returns the extreme values of this rank's shard along the searched dim, which stays with size 1, and their global
+// indices. A shard without elements gives the index -1.
 std::pair<at::Tensor, at::Tensor> search_part(const ArgExtremeSearch& search, const at::Tensor& part) {
   const at::Tensor line = search.dim == kFlattened ? part.reshape({-1}) : part;
   const int64_t dim = search.dim == kFlattened ? 0 : search.dim;
@@ -57,8 +59,8 @@ std::pair<at::Tensor, at::Tensor> search_part(const ArgExtremeSearch& search, co
   return {at::gather(line, dim, places), global_places(search, places)};
 }
 
-// The best of the ranks' values and its index. As on one device, the first index of equal values wins, and NaN wins
-// over every number.
+// Reduces the gathered values (dim 0: the ranks) to the extreme value and its index. As on one device, the smallest
+// index of equal values is returned, and NaN is more extreme than every number.
 std::pair<at::Tensor, at::Tensor> best_of(bool maximum, const at::Tensor& values, const at::Tensor& places) {
   at::Tensor best = values.select(0, 0);
   at::Tensor place = places.select(0, 0);
@@ -88,8 +90,8 @@ LocalFunction search_over(ArgExtremeSearch search, Sizes local_result) {
   };
 }
 
-// The rule accepts a shard of the searched dim, because the local function combines the ranks' results.
-// argmax(self, dim, keepdim)
+// argmax(self, dim, keepdim). The searched dim may be sharded, because the LocalFunction combines the results of the
+// ranks.
 void propose_arg_extreme(const OpCall& call, Proposal& proposal, bool maximum) {
   const TensorInput& self = call.inputs[0];
   const bool flattened = !call.has(1) || self.dim() == 0;
@@ -115,7 +117,7 @@ void propose_arg_extreme(const OpCall& call, Proposal& proposal, bool maximum) {
     }
     const bool nothing =
         searched == kFlattened ? c10::multiply_integers(search.sizes) == 0 : search.sizes[searched] == 0;
-    // For an empty input the operation itself raises its error.
+    // If the searched dim is empty, the operation itself runs and raises its error.
     if (search.mesh_dims.empty() || !of.mesh->coordinate() || nothing) return nullptr;
     search.box = local_box(search.sizes, *of.mesh, choice.inputs[0]);
     return search_over(std::move(search), local_sizes(sizes, *of.mesh, choice.outputs[0]));

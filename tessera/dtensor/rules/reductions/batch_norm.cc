@@ -1,6 +1,7 @@
-// Batch norm: channels are independent. Samples are not, because training needs the mean over all samples; a sharded
-// batch is gathered unless the statistics are given. Running statistics keep their placements: the operation works on
-// copies that are sharded as the channels, and these are written back afterwards. Group norm: samples are independent.
+// Sharding rules of batch norm and group norm. Batch norm: channels are independent. In training a sharded batch dim is
+// gathered, because the mean over all samples is needed; in evaluation it may stay sharded. Running statistics keep
+// their placements: the operation updates copies that are sharded like the channels, and the new values are
+// redistributed back. Group norm: samples are independent.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
@@ -16,8 +17,8 @@ bool is_training(const OpCall& call) {
 
 bool has_channels(const TensorInput& input) { return input.dim() != 1; }
 
-// Placement of a tensor with one element for each channel if channels are sharded. An empty one (eval mode) stays
-// unchanged.
+// Returns the placement of a tensor with one element for each channel (weight, bias, statistics) if channels are
+// sharded. A statistic without elements, as in evaluation, is not sharded.
 Placement of_channels(const TensorInput& input) {
   return input.sizes[0] == 0 && !is_sharded_on(input, 0) ? Replicate() : Shard(0);
 }
@@ -30,8 +31,8 @@ Strategy over_channels(const OpCall& call, size_t images, size_t statistics) {
   return strategy;
 }
 
-// Adds strategies for given statistics: then the elements are independent, and every dim but the channels may be
-// sharded.
+// Adds the strategies for evaluation, when the statistics are inputs: all elements are then independent, so every dim
+// but the channels may be sharded, too.
 void add_over_elements(const OpCall& call, Proposal& proposal, const Placement& of_statistics, size_t outputs) {
   for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
     if (dim != 1) {
@@ -43,7 +44,8 @@ void add_over_elements(const OpCall& call, Proposal& proposal, const Placement& 
   }
 }
 
-// Makes written statistics keep their placement on each mesh dim in every strategy.
+// Changes every strategy so that running statistics that the operation writes keep their present placement on each mesh
+// dim.
 void keep_written(const OpCall& call, Proposal& proposal) {
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
     std::vector<Strategy> strategies = proposal.strategies;
@@ -65,8 +67,8 @@ struct MovedStatistic {
   RedistributeSteps back;
 };
 
-// Runs the operation on statistics that are redistributed to the shards of the channels, then redistributes the new
-// values back.
+// Returns a function that redistributes the running statistics to be sharded like the channels, runs the operation, and
+// redistributes the new statistics back. Null if no statistic has to be redistributed.
 LocalFunction with_moved_statistics(const OpCall& call, const PlacementChoice& choice) {
   Placements wanted = choice.inputs[0];
   for (auto& placement : wanted) {
@@ -131,8 +133,8 @@ void propose_batch_norm_backward(const OpCall& call, Proposal& proposal) {
   proposal.output({sizes[1]});
 }
 
-// The workspace of a fused kernel is a byte tensor; each rank has its own, so it counts as Replicate and is never
-// moved.
+// reserveSpace is the workspace that the fused forward kernel saved, a byte tensor. Each rank uses the workspace of its
+// own forward, so it counts as Replicate and is never redistributed.
 void propose_cudnn_backward(const OpCall& call, Proposal& proposal) {
   propose_batch_norm_backward(call, proposal);
   const int reserve = call.input_at(call.arg_named("reserveSpace"));

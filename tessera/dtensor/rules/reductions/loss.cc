@@ -1,4 +1,5 @@
-// Negative log likelihood with a sharded batch. loss_parallel.cc has the loss for sharded classes.
+// Sharding rules of the negative log-likelihood loss with a sharded batch dim. loss_parallel.cc has the loss for a
+// sharded class dim.
 #include <ATen/ATen.h>
 #include <ATen/core/Reduction.h>
 
@@ -9,8 +10,8 @@ namespace tessera {
 
 namespace {
 
-// Divides by the weight of the whole batch, so ignored and weighted targets count as on one device. An average of the
-// ranks' means, as in PyTorch, does not give this.
+// Returns a function that divides the local sum of losses by the total weight of the global batch, so that ignored and
+// weighted targets give the same mean as on one device. PyTorch averages the ranks' means, which gives another value.
 LocalFunction mean_over(c10::SmallVector<int64_t, 4> mesh_dims) {
   return [mesh_dims = std::move(mesh_dims)](const LocalCall& local) {
     local.arg(3) = static_cast<int64_t>(at::Reduction::Sum);

@@ -1,4 +1,4 @@
-// log_softmax and nll_loss with sharded classes. loss_parallel.h describes the user's side.
+// log_softmax and nll_loss with a sharded class dim. loss_parallel.h describes their use.
 #include "tessera/dtensor/rules/reductions/loss_parallel.h"
 
 #include <ATen/ATen.h>
@@ -24,13 +24,14 @@ bool loss_parallel_enabled() noexcept { return comm::ContextValue::innermost(kLo
 
 namespace {
 
-// How the classes of the logits are sharded, and the range of classes of this rank.
+// The mesh and placements of the logits, the mesh dim that shards the classes, and the range `own` of this rank's
+// classes.
 struct ClassShards {
   MeshPtr mesh;
   Placements placements;
   int64_t class_dim;
   int64_t mesh_dim;
-  int64_t classes;  // of the whole
+  int64_t classes;  // global number
   LocalRange own;
 
   comm::Group& group() const { return *mesh->group(mesh_dim); }
@@ -82,7 +83,7 @@ at::Tensor wrap(const at::Tensor& local, const ClassShards& shards, const Placem
   return make_dtensor(local.contiguous(), shards.mesh, make_shared_placements(placements), sizes, dense_strides(sizes));
 }
 
-// Placements of tensors without a class dim (targets, losses of rows).
+// Returns the placements of tensors that lack the class dim, such as targets and the loss of each row.
 Placements row_placements(const ClassShards& shards) {
   Placements rows = shards.placements;
   for (auto& placement : rows) {
@@ -95,7 +96,7 @@ Placements row_placements(const ClassShards& shards) {
   return rows;
 }
 
-// The local tensor of `tensor` with placements `target_placements`; redistributes if needed. A plain tensor counts as
+// Returns the local tensor of `tensor` after redistribution to `target_placements`. A plain tensor counts as
 // replicated.
 at::Tensor to_local_with_placements(const at::Tensor& tensor, const ClassShards& shards,
                                     const Placements& target_placements, const char* tensor_name) {
@@ -115,10 +116,10 @@ at::Tensor to_local_with_placements(const at::Tensor& tensor, const ClassShards&
 
 // ---- sums of gradients over the classes ----
 
-// The gradient that nll_loss_backward returns has one entry in each row, so each rank knows the sum of the row over all
-// classes. The backward of log_softmax needs exactly this sum, so it is kept here and one all-reduce is saved. The
-// entry is found by the storage of the gradient and is dropped with it. A gradient that was modified is not recognised,
-// because its version counter or storage differs.
+// The gradient that nll_loss_backward returns has one nonzero element in each row, so each rank knows the sum of the
+// row over all classes. The backward of log_softmax needs this sum. nll_loss_backward caches it in cached_row_sums,
+// which saves one all-reduce. find_row_sum() finds the cached sum by the storage of the gradient; it is removed after
+// the storage is freed. If the gradient was modified, its version counter or storage differs and the sum is not found.
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 struct CachedRowSum {
   WeakStorage storage;
@@ -134,7 +135,7 @@ void cache_row_sum(const at::Tensor& gradient, const at::Tensor& sum) {
       {WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)), gradient.numel(), sum});
 }
 
-// Returns an undefined tensor if the sum is not known.
+// Returns an undefined tensor if no sum is cached for this gradient.
 at::Tensor find_row_sum(const at::Tensor& gradient, const at::Tensor& local, int64_t class_dim) {
   if (gradient.unsafeGetTensorImpl()->version_counter().current_version() != 0 || !local.is_contiguous()) return {};
   for (const auto& cached : cached_row_sums) {
@@ -169,8 +170,8 @@ at::Tensor log_softmax(const at::Tensor& self, int64_t dim, bool half_to_float) 
   return wrap(shifted.sub_(total.log()).to(type), shards, shards.placements, self.sizes());
 }
 
-// _log_softmax_backward_data(grad_output, output, dim, input_dtype). The gradient is g - softmax * sum(g) over all
-// classes.
+// _log_softmax_backward_data(grad_output, output, dim, input_dtype). Returns g - softmax * s, where g is the gradient
+// of the output and s is the sum of g over all classes.
 at::Tensor log_softmax_backward(const ClassShards& shards, const at::Tensor& gradient, const at::Tensor& output,
                                 at::ScalarType type) {
   const at::Tensor local = to_local_with_placements(gradient, shards, shards.placements, "gradient of log_softmax");
@@ -184,7 +185,7 @@ at::Tensor log_softmax_backward(const ClassShards& shards, const at::Tensor& gra
 
 // ---- nll_loss ----
 
-// The targets of this rank's rows. All tensors have the shape of the local targets.
+// The targets of the rows that this rank holds. All tensors have the shape of the local targets.
 struct LocalTargets {
   at::Tensor is_counted;           // true: not ignored
   at::Tensor is_local;             // true: not ignored, and the class is in this rank's shard
@@ -223,14 +224,14 @@ LocalTargets read_targets(const ClassShards& shards, const at::Tensor& target, c
   return t;
 }
 
-// Placements of a sum over rows: Partial on mesh dims that shard rows.
+// Returns the placements of a local sum over rows: Partial(sum) on mesh dims that shard rows, else Replicate.
 Placements sum_placements(const ClassShards& shards) {
   Placements sums = row_placements(shards);
   for (auto& placement : sums) placement = placement.is_any_shard() ? Partial() : placement;
   return sums;
 }
 
-// The sum of the weights of all rows, over the ranks that hold other rows.
+// All-reduces `own`, the sum of the weights of this rank's rows, over the mesh dims that shard rows.
 at::Tensor total_weight(const ClassShards& shards, at::Tensor own) {
   const Placements sums = sum_placements(shards);
   for (size_t i = 0; i < sums.size(); ++i) {
@@ -246,8 +247,8 @@ struct NllLoss {
   at::Tensor loss, total_weight;
 };
 
-// nll_loss_forward(self, target, weight?, reduction, ignore_index). Each row's log-probability is on the rank with the
-// target's class; the other ranks have 0, so one all-reduce gives it to all.
+// nll_loss_forward(self, target, weight?, reduction, ignore_index). The log-probability of a row's target is on the
+// rank that holds the target's class. The other ranks contribute 0, so one all-reduce gives the value to all ranks.
 NllLoss nll_loss(const at::Tensor& self, const at::Tensor& target, const at::Tensor& weight, int64_t reduction,
                  int64_t ignored) {
   const auto shards = checked_class_shards(self, self.dim() > 1 ? 1 : 0);
@@ -281,7 +282,7 @@ NllLoss nll_loss(const at::Tensor& self, const at::Tensor& target, const at::Ten
 }
 
 // nll_loss_backward(grad_output, self, target, weight?, reduction, ignore_index, total_weight). Each rank writes the
-// entries of its own classes, so no reduction is needed.
+// gradient of the classes that it holds, so no collective is needed.
 at::Tensor nll_loss_backward(const ClassShards& shards, const at::Tensor& gradient, const at::Tensor& self,
                              const at::Tensor& target, const at::Tensor& weight, int64_t reduction, int64_t ignored,
                              const at::Tensor& total) {

@@ -1,4 +1,4 @@
-// Layer norm and RMS norm. The normalised dims must be whole; the dims before them are independent.
+// Sharding rules of layer norm and RMS norm. The normalized dims must not be sharded; the dims before them may be.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
@@ -15,7 +15,8 @@ std::vector<int64_t> statistics_sizes(const TensorInput& input, int64_t outer) {
   return sizes;
 }
 
-// native_layer_norm(input, normalized_shape, weight?, bias?, eps) -> (output, mean, rstd). RMS norm has no mean.
+// native_layer_norm(input, normalized_shape, weight?, bias?, eps) -> (output, mean, rstd). _fused_rms_norm has no bias
+// and returns no mean.
 Rule forward(size_t statistics) {
   return [statistics](const OpCall& call, Proposal& proposal) {
     const TensorInput& input = call.inputs[0];

@@ -1,4 +1,4 @@
-// Sums, means, extremes and norms.
+// Sharding rules of reductions over tensor dims: sums, means, maxima, minima and norms.
 #include <cmath>
 #include <limits>
 
@@ -36,8 +36,8 @@ ReductionDims read_reduction(const OpCall& call) {
   return result;
 }
 
-// What the parts of a reduced dim must satisfy: nothing, at least one element each, or an equal number of elements
-// each.
+// What the rule requires of the shards of a reduced dim: nothing, at least one element on each rank, or the same number
+// of elements on each rank.
 enum class ShardRequirement { kNothing, kNonEmpty, kEqual };
 
 struct ReductionKind {
@@ -51,8 +51,8 @@ struct ExtentBounds {
   int64_t largest;
 };
 
-// The smallest and the largest part of a dim of n elements, over all ranks. Splits apply one after another, hence the
-// recursion.
+// Returns the smallest and the largest size that a shard of tensor dim `dim`, which has n elements, has on any rank.
+// Each split divides the shards of the splits before it, so the function recurses over the splits.
 ExtentBounds part_extents(int64_t n, int64_t dim, const DeviceMesh& mesh, c10::ArrayRef<ShardSplit> splits) {
   while (!splits.empty() && splits[0].dim != dim) splits = splits.slice(1);
   if (splits.empty()) return {n, n};
@@ -65,7 +65,7 @@ ExtentBounds part_extents(int64_t n, int64_t dim, const DeviceMesh& mesh, c10::A
   return all;
 }
 
-// Whether the parts of the reduced dims satisfy `needs`.
+// Whether the shards of all reduced dims satisfy `needs`.
 bool meets_requirement(const OpCall& call, const Placements& placements, const std::vector<bool>& reduced,
                        ShardRequirement needs) {
   const ShardSplits splits = shard_splits_of(*call.mesh, placements);
@@ -109,14 +109,16 @@ bool is_average(const Placement& p) { return p.is_partial(ReduceOp::kAvg); }
 bool is_max(const Placement& p) { return p.is_partial(ReduceOp::kMax); }
 bool is_min(const Placement& p) { return p.is_partial(ReduceOp::kMin); }
 
-// Collectives do not multiply complex numbers.
+// prod(self, dim). Collectives do not multiply complex numbers, so a reduced dim of a complex tensor must not be
+// sharded.
 void propose_product(const OpCall& call, Proposal& proposal) {
   ReductionKind kind{Partial(ReduceOp::kProduct), ShardRequirement::kNothing, nullptr};
   if (call.inputs[0].tensor->is_complex()) kind.over_shards.reset();
   propose(call, proposal, kind);
 }
 
-// any(self, dim): the result is the maximum of the ranks' results. The maximum of the input passes for booleans.
+// any(self, dim): if a reduced dim is sharded, the result is Partial(max). For booleans a Partial(max) self also gives
+// a Partial(max) result.
 void propose_any(const OpCall& call, Proposal& proposal) {
   const bool truth = call.inputs[0].tensor->scalar_type() == at::kBool;
   propose(call, proposal, {Partial(ReduceOp::kMax), ShardRequirement::kNothing, truth ? is_max : nullptr});
@@ -135,7 +137,8 @@ void propose_count(const OpCall& call, Proposal& proposal) {
   proposal.outputs[0].dtype = at::kLong;
 }
 
-// trace(self): the diagonal of the whole is a diagonal of the part, shifted by the offset of the part.
+// trace(self): the elements of the global diagonal that a rank holds are the diagonal of its local matrix that is
+// shifted by the shard's row offset minus its column offset.
 void propose_trace(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   TESSERA_CHECK(self.dim() == 2, ErrorKind::kShape, "[dtensor.dispatch] {}: found {} dims, wanted a matrix.",
@@ -156,7 +159,8 @@ void propose_trace(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// norm(self, p, dim): partial norms combine as (sum of x^p)^(1/p).
+// norm(self, p, dim): if a reduced dim is sharded, the result is NormPartial(p). The norms x of the ranks reduce to
+// (sum of x^p)^(1/p).
 void propose_norm(const OpCall& call, Proposal& proposal) {
   int order_arg = call.arg_named("ord");
   order_arg = order_arg < 0 ? call.arg_named("p") : order_arg;
@@ -172,7 +176,7 @@ void propose_norm(const OpCall& call, Proposal& proposal) {
     kind = {NormPartial(static_cast<float>(order)), ShardRequirement::kNothing, nullptr};
   }
   propose(call, proposal, kind);
-  // A norm of partial norms of the same order is a partial norm again.
+  // If self is NormPartial of the same order p, the norm of each rank's values is again NormPartial.
   for (const Placement& p : partials_among(call)) {
     if (kind.over_shards && p == *kind.over_shards && p.kind == Placement::Kind::kNormPartial) {
       proposal.strategies.push_back({{p}, {p}});
@@ -180,7 +184,8 @@ void propose_norm(const OpCall& call, Proposal& proposal) {
   }
 }
 
-// histc(self, bins, min, max): the ranks' counts add up, if the bounds are given and not taken from the data.
+// histc(self, bins, min, max): a sharded self gives a Partial(sum) result, the counts of each rank. Only if min != max;
+// otherwise the bounds of the bins are the extremes of the global values.
 void propose_histogram(const OpCall& call, Proposal& proposal) {
   if (call.args[2].toScalar().toDouble() != call.args[3].toScalar().toDouble()) {
     for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) proposal.strategies.push_back({{Partial()}, {Shard(dim)}});
@@ -193,7 +198,8 @@ void propose_histogram(const OpCall& call, Proposal& proposal) {
 
 void add_reduction_rules(RuleTable& table) {
   table.add("aten::sum", reduction({Partial(ReduceOp::kSum), ShardRequirement::kNothing, is_additive}));
-  // No Partial passes nansum, because one rank's summand may be NaN.
+  // nansum of a Partial(sum) tensor must reduce the tensor first: each rank would leave out only its own NaN summand,
+  // but nansum must leave out the reduced element, which is NaN.
   table.add("aten::nansum", reduction({Partial(ReduceOp::kSum), ShardRequirement::kNothing, nullptr}));
   table.add({"aten::mean"}, reduction({Partial(ReduceOp::kAvg), ShardRequirement::kEqual, is_average}));
   table.add({"aten::prod"}, propose_product);
@@ -201,14 +207,15 @@ void add_reduction_rules(RuleTable& table) {
   table.add({"aten::any"}, propose_any);
   table.add({"aten::amax", "aten::max"}, reduction({Partial(ReduceOp::kMax), ShardRequirement::kNonEmpty, is_max}));
   table.add({"aten::amin", "aten::min"}, reduction({Partial(ReduceOp::kMin), ShardRequirement::kNonEmpty, is_min}));
-  // These need positions, or several passes over the whole dim, so a reduced dim must be whole.
+  // These operations return indices or need all elements of a reduced dim at once, so a reduced dim must not be
+  // sharded.
   table.add({"aten::max.dim", "aten::max.dim_max", "aten::min.dim", "aten::min.dim_min", "aten::var", "aten::std",
              "aten::var_mean", "aten::std_mean", "aten::logsumexp", "aten::median", "aten::mode", "aten::kthvalue",
              "aten::nanmedian"},
             reduction({}));
   table.add({"aten::linalg_vector_norm", "aten::norm"}, propose_norm);
   table.add("aten::_foreach_norm", zip_rule(propose_norm));
-  // The sum of powers, before a norm takes the root.
+  // The sum of the p-th powers of the elements, from which a norm is computed by the p-th root.
   const Rule powers = reduction({Partial(ReduceOp::kSum), ShardRequirement::kNothing, nullptr});
   table.add("aten::linalg__powsum", powers);
   table.add("aten::_foreach_powsum", zip_rule(powers));

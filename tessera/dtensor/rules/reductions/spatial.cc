@@ -1,4 +1,5 @@
-// Pooling, resampling and rearranging of images. Samples and channels are independent; the spatial dims must be whole.
+// Sharding rules of pooling, resampling and rearranging of images. Batch and channel dims may be sharded; spatial dims
+// must not be.
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 
@@ -6,10 +7,12 @@ namespace tessera {
 
 namespace {
 
-// The number of dims before the `rank` spatial dims of the first input: samples and channels, or channels only.
+// Returns the number of dims before the `rank` spatial dims of the first input: 2 with a batch dim (batch, channels),
+// else 1.
 int64_t outer_dims(const OpCall& call, int64_t rank) { return call.inputs[0].dim() - rank; }
 
-// Proposes the same shard of an outer dim for all tensors. A rule without a meta kernel sets proposal.outputs itself.
+// Proposes for each batch or channel dim a shard of this dim in all inputs and outputs. For an operation without a meta
+// kernel the caller must set proposal.outputs.
 void propose_alike(const OpCall& call, Proposal& proposal, int64_t rank) {
   for (int64_t dim = 0; dim < outer_dims(call, rank); ++dim) {
     proposal.strategies.push_back(same_placement(call, Shard(dim)));
@@ -32,7 +35,7 @@ std::vector<int64_t> with_space(const OpCall& call, int64_t rank, const std::vec
   return sizes;
 }
 
-// An average is linear.
+// Average pooling is linear, so a Partial(sum) input gives a Partial(sum) result.
 Rule average_pool(int64_t rank) {
   return [rank](const OpCall& call, Proposal& proposal) {
     propose_pool(call, proposal, rank);
@@ -48,7 +51,7 @@ Rule adaptive_average_pool(int64_t rank) {
   };
 }
 
-// Extent of a pooled dim; semantics of ATen's pooling_output_shape.
+// Returns the output size of a pooled dim, as ATen's pooling_output_shape does.
 int64_t pooled(int64_t n, int64_t kernel, int64_t stride, int64_t pad, int64_t dilation, bool ceil) {
   const int64_t span = n + 2 * pad - dilation * (kernel - 1) - 1 + (ceil ? stride - 1 : 0);
   int64_t size = (span >= 0 ? span / stride : -1) + 1;
@@ -93,7 +96,7 @@ Rule max_unpool(int64_t rank) {
   };
 }
 
-// (grad, self, ..., indices): linear in the gradient; the result has the shape of self.
+// Backward of pooling, (grad, self, ..., indices): linear in the gradient; the result has the shape of self.
 Rule pool_backward(int64_t rank) {
   return [rank](const OpCall& call, Proposal& proposal) {
     propose_alike(call, proposal, rank);
@@ -111,7 +114,8 @@ void propose_upsample(const OpCall& call, Proposal& proposal) {
   proposal.output(with_space(call, rank, space));
 }
 
-// upsample_bilinear2d_backward(grad, output_size, input_size, ...): input_size is global and becomes local.
+// upsample_bilinear2d_backward(grad, output_size, input_size, ...): The argument input_size is the global size and is
+// replaced by the local size.
 void propose_upsample_backward(const OpCall& call, Proposal& proposal) {
   propose_alike(call, proposal, static_cast<int64_t>(call.ints_at(1).size()));
   add_linear(call, proposal, 0);
@@ -119,7 +123,8 @@ void propose_upsample_backward(const OpCall& call, Proposal& proposal) {
   proposal.rewrite = with_local_sizes(2);
 }
 
-// grid_sampler_2d(input [N, C, ...], grid [N, ..., 2]): linear in the input; the grid has no channels.
+// grid_sampler_2d(input [N, C, ...], grid [N, ..., 2]): linear in the input. The grid has no channel dim, so it is
+// replicated if channels are sharded.
 Rule grid_sampler(int64_t rank) {
   return [rank](const OpCall& call, Proposal& proposal) {
     proposal.strategies = {{{Shard(0)}, {Shard(0), Shard(0)}}, {{Shard(1)}, {Shard(1), Replicate()}}};
@@ -133,7 +138,7 @@ Rule grid_sampler(int64_t rank) {
   };
 }
 
-// (grad, input, grid, ...) -> gradients of input and grid
+// Backward of grid_sampler: (grad, input, grid, ...) -> gradients of input and grid
 void propose_grid_sampler_backward(const OpCall& call, Proposal& proposal) {
   proposal.strategies = {{{Shard(0), Shard(0)}, {Shard(0), Shard(0), Shard(0)}},
                          {{Shard(1), Partial()}, {Shard(1), Shard(1), Replicate()}}};
@@ -142,8 +147,8 @@ void propose_grid_sampler_backward(const OpCall& call, Proposal& proposal) {
   proposal.output(call.inputs[2].sizes);
 }
 
-// pixel_shuffle(self [..., C r^2, H, W], r) moves values, so every Partial passes. `apart` is false for
-// pixel_unshuffle.
+// pixel_shuffle(self [..., C r^2, H, W], r) only moves values, so an input with any Partial placement gives a result
+// with this placement. `apart`: true for pixel_shuffle, false for pixel_unshuffle.
 Rule pixel_shuffle(bool apart) {
   return [apart](const OpCall& call, Proposal& proposal) {
     propose_alike(call, proposal, 3);
@@ -160,7 +165,8 @@ Rule pixel_shuffle(bool apart) {
   };
 }
 
-// channel_shuffle(self [N, C, ...], groups) moves values between channels.
+// channel_shuffle(self [N, C, ...], groups) moves values between channels, so every dim but the channels may be
+// sharded.
 void propose_channel_shuffle(const OpCall& call, Proposal& proposal) {
   for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
     if (dim != 1) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
@@ -170,7 +176,8 @@ void propose_channel_shuffle(const OpCall& call, Proposal& proposal) {
   proposal.output(call.inputs[0].sizes);
 }
 
-// im2col and col2im: samples are independent if there is a batch dim. `batched_dims` is the number of dims with it.
+// im2col and col2im: the batch dim, if there is one, may be sharded. `batched_dims` is the number of dims of an input
+// with a batch dim.
 Rule columns(int64_t batched_dims) {
   return [batched_dims](const OpCall& call, Proposal& proposal) {
     if (call.inputs[0].dim() == batched_dims) proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});

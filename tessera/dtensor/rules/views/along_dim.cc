@@ -1,11 +1,13 @@
-// Operations that need one dim whole and treat the other dims independently: softmax, scans, sorts.
+// Sharding rules of operations along one dim: softmax, cumulative sums, sorts. This dim must not be sharded; the others
+// may be.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
 
 namespace {
 
-// All inputs and outputs have one shape and the same shard, along any dim but `dim`.
+// Proposes for each dim except the operation's argument `dim` a shard of this dim in all inputs and outputs, which have
+// the same shape.
 Rule along_dim(size_t outputs) {
   return [outputs](const OpCall& call, Proposal& proposal) {
     const auto& sizes = call.inputs[0].sizes;

@@ -1,4 +1,4 @@
-// Concatenation and stacking.
+// Sharding rules of cat and stack.
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/layout.h"
@@ -9,13 +9,13 @@ namespace {
 
 bool is_legacy_empty(const TensorInput& input) { return input.dim() == 1 && input.sizes[0] == 0; }
 
-// Whether operands may stay Partial. The result is reduced in the promoted dtype, so promotion must not change the
-// reduced value.
+// Whether operands with the placement `partial` need not be reduced before they are concatenated. The result is later
+// reduced in the promoted dtype of all operands, so promotion must not change the reduced value.
 bool keeps_value_when_promoted(const OpCall& call, const Placement& partial) {
   const auto first = call.inputs[0].tensor->scalar_type();
   const auto any = [&](auto&& predicate) { return std::ranges::any_of(call.inputs, predicate); };
   if (!any([&](const TensorInput& input) { return input.tensor->scalar_type() != first; })) return true;
-  // Sums of narrow integers wrap around; sums in the promoted dtype would not.
+  // Sums of integers narrower than the promoted dtype `together` wrap around, but sums in `together` would not.
   auto together = first;
   for (const auto& input : call.inputs) together = c10::promoteTypes(together, input.tensor->scalar_type());
   const bool wraps = is_additive(partial) && any([&](const TensorInput& input) {
@@ -28,8 +28,8 @@ bool keeps_value_when_promoted(const OpCall& call, const Placement& partial) {
          (is_additive(partial) || !any([](const TensorInput& input) { return input.tensor->is_complex(); }));
 }
 
-// All operands get the placement of one of them, in which the concatenated dim is whole. Each operand gives one
-// candidate, in order.
+// For each operand, in order, proposes that all operands and the result get the present placement of this operand.
+// Placements that shard the concatenated dim are not proposed.
 void propose_cat(const OpCall& call, Proposal& proposal) {
   TESSERA_CHECK(!call.inputs.empty(), ErrorKind::kShape, "[dtensor.dispatch] {}: found no tensors.", call.describe());
   const auto other_than_empty = std::ranges::find_if_not(call.inputs, is_legacy_empty);
@@ -65,7 +65,8 @@ void propose_cat(const OpCall& call, Proposal& proposal) {
   proposal.output(sizes);
 }
 
-// stack: operands with different shards become whole, as in PyTorch. A shard wins over Replicate and Partial.
+// stack(tensors, dim): on each mesh dim all operands get one common placement. If some operands are sharded along the
+// same dim, this is their Shard; if the Shards differ, all operands are replicated, as in PyTorch.
 void propose_stack(const OpCall& call, Proposal& proposal) {
   TESSERA_CHECK(!call.inputs.empty(), ErrorKind::kShape, "[dtensor.dispatch] {}: found no tensors.", call.describe());
   const int64_t ndim = call.inputs[0].dim();

@@ -1,4 +1,5 @@
-// Operations that move, remove, add or divide dims. Each dim of the input is at most one dim of the result.
+// Sharding rules of operations that permute, remove, add, slice or repeat dims. Each dim of the input becomes at most
+// one dim of the result.
 #include <ATen/ATen.h>
 
 #include "tessera/dtensor/rules/table.h"
@@ -8,11 +9,13 @@ namespace tessera {
 
 namespace {
 
-// For each dim of the first input: the dim of every result that it becomes, or -1 if it must be whole.
+// For each dim of the first input: the dim of the results that it becomes, or -1 if the input's dim must not be
+// sharded.
 using DimMap = c10::SmallVector<int64_t, 6>;
 
-// Proposes the shards of a DimMap. `passes` selects the Partial placements: all if values are only moved or zeros are
-// inserted, sums if values are added.
+// Proposes for each dim with map[dim] >= 0 a shard of this dim in the input and of dim map[dim] in the results. For
+// each Partial placement p with passes(p) it proposes p for input and results: all p if the operation only moves values
+// or inserts zeros, is_additive if it adds values.
 void propose_mapped(const OpCall& call, Proposal& proposal, const DimMap& map,
                     bool (*passes)(const Placement&) = passes_all) {
   const TensorInput& self = call.inputs[0];
@@ -60,7 +63,8 @@ DimMap with_added(const OpCall& call, int dim_arg) {
 }
 DimMap unsqueezed(const OpCall& call) { return with_added(call, 1); }
 
-// A map in which dim `gone` is removed (select, unbind) or must be whole (slice, split, flip).
+// Returns the DimMap in which dim `gone` must not be sharded. With `removed` the results lack this dim (select,
+// unbind); otherwise they have it (slice, split).
 DimMap without(const OpCall& call, int64_t gone, bool removed) {
   DimMap map = identity(call.inputs[0].dim());
   map[gone] = -1;
@@ -77,14 +81,14 @@ DimMap along(const OpCall& call, int dim_arg) {
   return without(call, checked_dim(call, call.int_at(dim_arg), call.inputs[0].dim()), false);
 }
 
-// The two dims of the diagonal.
+// Returns the arguments dim1 and dim2 of diagonal and similar operations as non-negative dims.
 std::pair<int64_t, int64_t> plane(const OpCall& call, int64_t ndim) {
   return {checked_dim(call, call.int_at(call.arg_named("dim1")), ndim),
           checked_dim(call, call.int_at(call.arg_named("dim2")), ndim)};
 }
 
-// For each dim of a tensor of ndim dims: its position in the diagonal. The two dims of the plane are removed, and the
-// diagonal is the last dim.
+// Returns for each dim of a tensor of ndim dims the dim that it becomes in the result of diagonal(); -1 for the two
+// dims in `plane`. The last dim of the result is the diagonal itself.
 DimMap dims_outside_plane(const std::pair<int64_t, int64_t>& plane, int64_t ndim) {
   DimMap map(ndim, -1);
   int64_t next = 0;
@@ -99,7 +103,8 @@ DimMap diagonal(const OpCall& call) {
   return dims_outside_plane(plane(call, ndim), ndim);
 }
 
-// The inverse of diagonal(): for each dim of the diagonal its dim in the whole.
+// The inverse of diagonal(), for diag_embed and diagonal_backward: for each dim of the diagonal the dim of the full
+// tensor that it becomes; -1 for the last dim.
 DimMap embedded(const OpCall& call) {
   const int64_t ndim = call.inputs[0].dim() + 1;
   const DimMap there = dims_outside_plane(plane(call, ndim), ndim);
@@ -130,7 +135,7 @@ DimMap whole_along_dims(const OpCall& call) {
   return map;
 }
 
-// flip and roll: the result has the shape of the input.
+// flip and roll: the dims that the operation flips or rolls must not be sharded. The result has the shape of the input.
 void propose_along_whole_dims(const OpCall& call, Proposal& proposal) {
   propose_mapped(call, proposal, whole_along_dims(call));
   proposal.output(call.inputs[0].sizes);
@@ -140,7 +145,8 @@ DimMap unbound(const OpCall& call) {
   return without(call, checked_dim(call, call.args.size() > 1 ? call.int_at(1) : 0, call.inputs[0].dim()), true);
 }
 
-// squeeze removes dims of global size 1. A local size of 1 does not count.
+// squeeze removes only dims of global size 1; a sharded dim of local size 1 stays. So the LocalFunction passes the dims
+// explicitly.
 void propose_squeeze(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   std::vector<int64_t> candidates = call.ints_at(call.args.size() > 1 ? 1 : -1);
@@ -164,7 +170,8 @@ void propose_squeeze(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// expand(self, size): the size argument is replaced by the local sizes.
+// expand(self, size): a dim that is repeated must not be sharded. The argument size is replaced by the local sizes of
+// the result.
 void propose_expand(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const auto sizes = call.ints_at(1);
@@ -178,8 +185,8 @@ void propose_expand(const OpCall& call, Proposal& proposal) {
   proposal.rewrite = with_local_sizes(1);
 }
 
-// unfold(self, dim, size, step): the windows become a new last dim. A single window as long as `dim` is the dim itself,
-// so it may stay sharded.
+// unfold(self, dim, size, step): the windows become a new last dim. `dim` must not be sharded, unless there is a single
+// window as long as `dim`: the window is then the dim itself and may be sharded.
 void propose_unfold(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   if (self.dim() == 0) return;
@@ -195,9 +202,10 @@ void propose_unfold(const OpCall& call, Proposal& proposal) {
   }
 }
 
-// select_backward(grad, input_sizes, dim, ...) and similar: a tensor of input_sizes that is zero outside the selection.
-// `added` is the number of dims that the gradient has in addition to input_sizes; it may be negative. A gradient with
-// another number of dims must be replicated, because ATen broadcasts or refuses it.
+// Rule of select_backward(grad, input_sizes, dim, ...) and similar, whose result has the shape input_sizes and zeros
+// outside the selection. `map` is the DimMap from the gradient to the result. `added` is the number of dims that the
+// gradient has more than input_sizes; it may be negative. A gradient with another number of dims must not be sharded,
+// because ATen broadcasts it or raises an error.
 Rule mapped_back(DimMap (*map)(const OpCall&), int64_t added, bool (*passes)(const Placement&) = passes_all) {
   return [map, added, passes](const OpCall& call, Proposal& proposal) {
     const int64_t ndim = call.inputs[0].dim();
@@ -211,7 +219,7 @@ Rule mapped_back(DimMap (*map)(const OpCall&), int64_t added, bool (*passes)(con
 DimMap before_select(const OpCall& call) { return with_added(call, 2); }
 DimMap before_slice(const OpCall& call) { return along(call, 2); }
 
-// The last dim of the gradient holds the windows.
+// DimMap of unfold_backward. The last dim of the gradient holds the windows.
 DimMap before_unfold(const OpCall& call) {
   const int64_t ndim = call.inputs[0].dim() - 1;
   DimMap map = identity(ndim + 1);
@@ -221,7 +229,8 @@ DimMap before_unfold(const OpCall& call) {
   return map;
 }
 
-// select_scatter(self, src, ...) and similar: src has the placements that a view of self would have.
+// select_scatter(self, src, ...) and similar: src must have the placements that the view of self that it overwrites
+// would have. `map` is the DimMap from self to src.
 void propose_scattered(const OpCall& call, Proposal& proposal, const DimMap& map) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
@@ -239,7 +248,8 @@ DimMap repeated(const OpCall& call) {
   return map;
 }
 
-// tril(self, diagonal): the diagonal of the whole is a diagonal of the part, shifted by the offset of the part.
+// tril(self, diagonal): the global diagonal is a diagonal of the local matrix. So the argument diagonal is increased by
+// the shard's row offset and decreased by its column offset.
 void propose_triangle(const OpCall& call, Proposal& proposal) {
   propose_mapped(call, proposal, identity(call.inputs[0].dim()));
   proposal.output(call.inputs[0].sizes);

@@ -1,4 +1,4 @@
-// Reading at index tensors.
+// Sharding rules of operations that read at index tensors: gather, index_select, index, take, bucketize.
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
@@ -9,8 +9,8 @@ namespace tessera {
 
 namespace {
 
-// Gathers the elements of this rank's shard, which starts at `offset` along dim. Other elements are zero, so the ranks'
-// results sum up to the result (Partial).
+// Gathers the elements that are in this rank's shard, which starts at `offset` along `dim` of the `in_all` global
+// indices. Elements of other shards are set to 0, so the result is Partial(sum).
 LocalFunction gather_own(int64_t dim, int64_t offset, int64_t in_all) {
   return [dim, offset, in_all](const LocalCall& local) {
     const at::Tensor self = local.arg(0).toTensor();
@@ -25,7 +25,7 @@ LocalFunction gather_own(int64_t dim, int64_t offset, int64_t in_all) {
   };
 }
 
-// gather(self, dim, index): dims other than `dim` are independent if self and index have the same size there.
+// gather(self, dim, index): a dim other than `dim` may be sharded in self and index if both have the same size in it.
 void propose_gather(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const TensorInput& index = call.inputs[1];
@@ -39,7 +39,8 @@ void propose_gather(const OpCall& call, Proposal& proposal) {
   add_pass_through(call, proposal, 0, passes_all);
   proposal.allows_new_shards = true;
   proposal.output(index.sizes);
-  // With one index in each line, the rank with the element returns it and the other ranks return zero.
+  // If index has size 1 along `dim`, `dim` of self may be sharded: the rank that holds the element returns it and the
+  // other ranks return 0.
   if (index.dim() > 0 && index.dim() == self.dim() && index.sizes[gathered] == 1 && is_sharded_on(self, gathered)) {
     proposal.strategies.push_back({{Partial()}, {Shard(gathered), Replicate()}});
     proposal.supports_strided = false;
@@ -68,7 +69,8 @@ void propose_index_select(const OpCall& call, Proposal& proposal) {
   proposal.output(sizes);
 }
 
-// index(self, indices?): dims of self without an index keep their shards; indexed dims must be whole.
+// index(self, indices?): dims of self without an index tensor may be sharded; indexed dims must not be. Dims of the
+// index tensors may be sharded if self is replicated.
 void propose_index(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const IndexSelection selection = read_selection(call, 1);
@@ -102,7 +104,8 @@ void propose_index(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// take(self, index): indices into the flattened tensor, which must be whole.
+// take(self, index) reads at indices into the flattened self, so self must not be sharded. Dims of index may be
+// sharded.
 void propose_take(const OpCall& call, Proposal& proposal) {
   const TensorInput& index = call.inputs[1];
   for (int64_t dim = 0; dim < index.dim(); ++dim) {
@@ -112,8 +115,9 @@ void propose_take(const OpCall& call, Proposal& proposal) {
   proposal.output(index.sizes);
 }
 
-// bucketize(self, boundaries) counts the boundaries below a value. The counts of the ranks' boundaries add up. The
-// count increases with the value, so maxima and minima of self pass.
+// bucketize(self, boundaries) counts the boundaries below each value. If boundaries is sharded, each rank counts its
+// own boundaries and the result is Partial(sum). The count increases with the value, so a Partial(max) or Partial(min)
+// self gives a result with the same placement.
 void propose_bucketize(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {

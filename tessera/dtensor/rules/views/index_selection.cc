@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-// Indexed dims are adjacent if no dim without an index is between them. Then the dims of the index tensors replace them
-// in place, else they come first, as in PyTorch.
+// If no dim without an index is between the indexed dims, the dims of the index tensors replace the indexed dims in
+// place. Otherwise the dims of the index tensors come first in the result, as in PyTorch.
 IndexSelection read_selection(const OpCall& call, int indices_arg) {
   IndexSelection selection;
   selection.indexed.assign(call.inputs[0].dim(), false);
@@ -24,8 +24,8 @@ IndexSelection read_selection(const OpCall& call, int indices_arg) {
   return selection;
 }
 
-// If all ranks hold the index tensor, all raise the error for an index out of range: ranks with elements raise it in
-// the kernel, the others here.
+// If all ranks hold the same index tensor, all ranks raise an error for an index out of range: ranks whose local tensor
+// has elements raise it in ATen's kernel, the others in the function that is returned here.
 LocalFunction check_indices_if_empty(const OpCall& call, const PlacementChoice& choice,
                                      std::vector<CheckedIndex> places) {
   const Sizes part = local_sizes(call.inputs[0].sizes, *call.mesh, choice.inputs[0]);

@@ -1,4 +1,5 @@
-// Shared by reading and writing at index tensors: the positions of dims in the selection, and checks of indices.
+// Functions that the rules of index.cc and index_write.cc share: the positions of dims in the result of indexing, and
+// range checks of index tensors.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 
 namespace tessera {
 
-// The dims of self in the result of indexing self with index tensors.
+// Where the dims of self are in the result of indexing self with a list of index tensors.
 struct IndexSelection {
   std::vector<bool> indexed;
   int64_t broadcast_dims = 0;
@@ -16,14 +17,14 @@ struct IndexSelection {
   bool masks = false;
 
   int64_t dims() const { return broadcast_dims + std::ranges::count(indexed, false); }
-  // Position in the result of dim `dim` of self, which must not be indexed.
+  // Returns the dim of the result that dim `dim` of self becomes. `dim` must have no index tensor.
   int64_t position(int64_t dim) const {
     const int64_t seen = std::count(indexed.begin(), indexed.begin() + dim, false);
     return seen < front ? seen : seen + broadcast_dims;
   }
 };
-// Reads the list of index tensors at a schema position; self is the first input. The dims of the index tensors take the
-// place of the first indexed dim, or come first when the indexed dims are not adjacent.
+// Reads the list of index tensors at schema position `indices_arg`; self is the first input. The dims of the index
+// tensors take the place of the first indexed dim, or come first when the indexed dims are not adjacent.
 IndexSelection read_selection(const OpCall& call, int indices_arg);
 
 // An index tensor among the arguments, and the size of the dim that it indexes.
@@ -34,9 +35,10 @@ struct CheckedIndex {
   bool from_end;  // negative indices count from the end
 };
 
-// Kernels do not read the index on a rank whose part has no elements, so an index out of range would raise an error on
-// the other ranks only. For Proposal::local: returns null if this rank's part of the first input has elements, else a
-// function that checks the indices (Error kShape) and then runs the operation.
+// On a rank whose local tensor has no elements ATen's kernels do not read the index tensors, so an index out of range
+// would raise an error on the other ranks only. This function gives the result of Proposal::local: null if this rank's
+// shard of the first input has elements, else a function that checks the indices (Error kShape) and then runs the
+// operation.
 LocalFunction check_indices_if_empty(const OpCall& call, const PlacementChoice& choice,
                                      std::vector<CheckedIndex> places);
 

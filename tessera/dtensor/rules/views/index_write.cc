@@ -1,4 +1,4 @@
-// Writing at index tensors.
+// Sharding rules of operations that write at index tensors: scatter, index_put, index_add, put.
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/rules/views/index_selection.h"
 
@@ -6,8 +6,8 @@ namespace tessera {
 
 namespace {
 
-// scatter(self, dim, index, src or value), scatter_add: dims other than `dim` are independent if all tensors have the
-// same size there.
+// scatter(self, dim, index, src or value), scatter_add: a dim other than `dim` may be sharded in all tensors if all
+// have the same size in it.
 void propose_scatter(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const int64_t dim_written = wrap_dim(call.int_at(1), self.dim());
@@ -21,8 +21,8 @@ void propose_scatter(const OpCall& call, Proposal& proposal) {
   proposal.output(self.sizes);
 }
 
-// index_put(self, indices, values, accumulate): dims without an index are independent. Replacing and adding are linear,
-// so sums pass if self and values are both Partial.
+// index_put(self, indices, values, accumulate): dims of self without an index tensor may be sharded. Replacing and
+// adding are linear in self and values, so if both are Partial(sum), the result is Partial(sum).
 void propose_index_put(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const IndexSelection selection = read_selection(call, 1);
@@ -55,7 +55,8 @@ void propose_index_put(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// index_add(self, dim, index, source) and similar: dims other than `dim` are independent.
+// index_add(self, dim, index, source) and similar: dims other than `dim` may be sharded. For Partial placements p with
+// passes(p) self, source and the result may all be p.
 void propose_along_index(const OpCall& call, Proposal& proposal, bool (*passes)(const Placement&)) {
   const TensorInput& self = call.inputs[0];
   const int64_t written = wrap_dim(call.int_at(1), self.dim());
@@ -90,7 +91,8 @@ Rule along_index(bool (*passes)(const Placement&)) {
 
 bool none(const Placement&) { return false; }
 
-// Operations on the flattened tensor run on whole tensors only, so that every write happens exactly once.
+// put and masked_scatter write to positions of the flattened tensor. The rule proposes no strategy, so all tensors are
+// replicated.
 void propose_whole(const OpCall& call, Proposal& proposal) { proposal.output(call.inputs[0].sizes); }
 
 }  // namespace

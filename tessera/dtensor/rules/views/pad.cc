@@ -1,4 +1,4 @@
-// Padding. Padded dims must be whole; the other dims are independent.
+// Sharding rules of padding. Padded dims must not be sharded; the other dims may be.
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 
@@ -6,7 +6,8 @@ namespace tessera {
 
 namespace {
 
-// Which dims the pad list changes. The list has pairs, from the last dim on.
+// Returns for each dim whether the pad list changes its size. The list has a pair (before, after) for each dim, from
+// the last dim backwards.
 std::vector<bool> padded_dims(const OpCall& call, int pad_arg, int64_t ndim) {
   const auto pad = call.ints_at(pad_arg);
   TESSERA_CHECK(static_cast<int64_t>(pad.size()) <= 2 * ndim, ErrorKind::kShape,
@@ -26,7 +27,8 @@ std::vector<int64_t> padded_sizes(const OpCall& call, int pad_arg) {
   return sizes;
 }
 
-// constant_pad_nd(self, pad, value): all ranks fill in the same value, so it must reduce to itself.
+// constant_pad_nd(self, pad, value): all ranks fill in the same value. So self and the result may be Partial only if
+// the reduction of equal values gives the value: avg, max and min, or sum if value is 0.
 void propose_constant(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const auto padded = padded_dims(call, 1, self.dim());
@@ -43,7 +45,8 @@ void propose_constant(const OpCall& call, Proposal& proposal) {
   proposal.output(padded_sizes(call, 1));
 }
 
-// reflection_pad2d(self, padding) and similar copy values, so any Partial passes.
+// reflection_pad2d(self, padding) and similar only copy values, so a self with any Partial placement gives a result
+// with this placement.
 void propose_copying(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const int64_t outer = self.dim() - static_cast<int64_t>(call.ints_at(1).size() / 2);

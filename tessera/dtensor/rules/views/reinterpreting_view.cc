@@ -1,4 +1,4 @@
-// Views of the same bytes with another dtype.
+// Sharding rules of views of the same bytes with another dtype.
 #include <ATen/ATen.h>
 
 #include "tessera/dtensor/rules/table.h"
@@ -7,7 +7,8 @@ namespace tessera {
 
 namespace {
 
-// view_as_real(self [...]) -> [..., 2]: real and imaginary part of a sum are sums.
+// view_as_real(self [...]) -> [..., 2]. Reductions of complex numbers reduce real and imaginary parts separately, so a
+// Partial self gives a result with this placement.
 void propose_as_real(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
@@ -19,8 +20,8 @@ void propose_as_complex(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim + 1 < self.dim(); ++dim) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   add_linear(call, proposal, 0);
-  // The kernel checks the strides of dims of size 0 or 1, too, although they mean nothing. They are replaced by valid
-  // ones.
+  // ATen's kernel also checks the strides of dims of size 0 or 1, which have no meaning in a local tensor. They are
+  // replaced by strides that the kernel accepts.
   proposal.local = [](const OpCall& of, const PlacementChoice&) -> LocalFunction {
     if (of.name() != "aten::view_as_complex") return nullptr;
     return [](const LocalCall& local) {
@@ -34,8 +35,9 @@ void propose_as_complex(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// view(self, dtype): the last dim grows or shrinks with the element size. A shard of it must be even and must consist
-// of whole elements of both types. A Partial must be reduced before its bytes are reinterpreted.
+// view(self, dtype): the size of the last dim changes with the element size. The last dim may be sharded only if all
+// shards are equal and each consists of complete elements of both dtypes. A Partial self must be reduced before its
+// bytes are reinterpreted.
 void propose_view_dtype(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const auto from = static_cast<int64_t>(self.tensor->element_size());

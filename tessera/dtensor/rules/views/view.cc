@@ -1,5 +1,5 @@
-// Views with another shape: which dims of the result are sharded if dims of the input are. As in PyTorch's rules, dims
-// are matched in groups of equal product.
+// Sharding rules of view, reshape and similar operations, which change the shape. As in PyTorch's rules, input dims and
+// output dims are matched in groups of consecutive dims whose sizes have the same product.
 #include <ATen/ATen.h>
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
@@ -13,14 +13,16 @@ namespace tessera {
 
 namespace {
 
-// Consecutive input dims that become consecutive output dims. Groups with several dims leave out dims of size 1.
+// A group: consecutive input dims `from` that become consecutive output dims `to`. A group with several dims leaves out
+// dims of size 1.
 struct DimGroup {
   c10::SmallVector<int64_t, 4> from;
   c10::SmallVector<int64_t, 4> to;
 };
 
-// The groups of a view. Equal dims at both ends are groups of their own; between them a group grows on the side with
-// the smaller product until both products are equal.
+// Divides the dims of a view into groups. At both ends of the shapes, each pair of an input dim and an output dim of
+// equal size is a group. Between them a group takes dims on the side with the smaller product of sizes until both
+// products are equal.
 class ViewMap {
  public:
   ViewMap(c10::IntArrayRef from, c10::IntArrayRef to) : from_(from), to_(to) {
@@ -84,7 +86,7 @@ class ViewPlacements {
   ViewPlacements(const OpCall& call, c10::IntArrayRef to, const Placements& now)
       : ViewPlacements(*call.mesh, call.inputs[0].sizes, to, now, [&call] { return call.describe(); }) {}
 
-  // Placements of the result. Error kShape if the input has to be redistributed.
+  // Returns the placements of the result. Error kShape if the view is not possible without redistributing the input.
   Placements result() const {
     Placements placements;
     for (size_t m = 0; m < now_.size(); ++m) {
@@ -94,7 +96,7 @@ class ViewPlacements {
   }
 
  private:
-  // Number of parts into which the mesh dims before `until` divide the given dims.
+  // Returns the product of the sizes of the mesh dims before `until` that shard one of the input dims `dims`.
   int64_t parts_of(c10::ArrayRef<int64_t> dims, int64_t until) const {
     int64_t parts = 1;
     for (int64_t m = 0; m < until; ++m) {
@@ -104,9 +106,10 @@ class ViewPlacements {
     return parts;
   }
 
-  // The placement of the result on mesh dim m. A dim that is alone in its group keeps its placement. For an ordinary
-  // shard in a larger group there are two cases. The first dim of a group must be divided evenly; the first output dim
-  // of the group then has the shard. An inner dim of a flattened group becomes a StridedShard.
+  // Returns the placement of the result on mesh dim m, which shards an input dim. If this dim is alone in its group,
+  // the placement is kept. In a larger group a Shard has two cases. If it shards the first input dim of the group,
+  // evenly, the result has a Shard of the first output dim. If it shards a later input dim and the group has one output
+  // dim, the result has a StridedShard.
   Placement moved(int64_t m) const {
     const Placement& placement = now_[m];
     const int64_t dim = placement.dim;
@@ -131,7 +134,7 @@ class ViewPlacements {
       return Shard(group->to[0]);
     }
     if (!flattens) fail_unflatten(m, group->to[0]);
-    // An inner dim gives one piece for each index of the dims before it in the group.
+    // In the flattened dim a rank holds one piece for each combination of indices of the group's dims before `dim`.
     if (dim != group->from.back() && from_[dim] % all_parts != 0) fail_flatten(m);
     c10::SmallVector<int64_t, 4> outer;
     int64_t pieces = 1;
@@ -142,7 +145,7 @@ class ViewPlacements {
     }
     const int64_t outer_parts = parts_of(outer, m);
     if (pieces % outer_parts != 0) fail_flatten(m);
-    // `pieces` is 0 for a tensor without elements.
+    // For a tensor without elements `pieces` may be 0, but a split factor must be at least 1.
     return StridedShard(group->to[0], std::max<int64_t>(pieces / outer_parts, 1));
   }
 
@@ -152,8 +155,8 @@ class ViewPlacements {
     return StridedShard(group.to[0], factor);
   }
 
-  // A StridedShard of the flattened dim turns back into a shard of the output dim before which the output dims multiply
-  // to its number of pieces.
+  // Returns the placement of a StridedShard after its dim is unflattened: a Shard of the output dim for which the
+  // product of the sizes of the output dims before it equals the number of pieces of the StridedShard.
   Placement unflattened_strided(int64_t m, const DimGroup& group) const {
     const int64_t factor = now_[m].split_factor;
     if (group.from.size() == 1) {
@@ -172,7 +175,8 @@ class ViewPlacements {
     fail_unflatten(m, group.to[0]);
   }
 
-  // Number of parts into which the mesh dims before `until` divide the first `count` output dims of the group.
+  // Returns the product of the sizes of the mesh dims before `until` that shard one of the group's first `count` output
+  // dims.
   int64_t parts_before(int64_t until, const DimGroup& group, size_t count) const {
     int64_t parts = 1;
     for (int64_t m = 0; m < until; ++m) {
@@ -208,7 +212,8 @@ class ViewPlacements {
   Describe describe_;
 };
 
-// Gathers shards, from the last mesh dim to the first, until the view is possible.
+// Returns placements for which the view is possible: replaces shards of the input by Replicate, from the last mesh dim
+// to the first, until ViewPlacements raises no error.
 PlacementChoice gathered_view(const OpCall& call, c10::IntArrayRef sizes) {
   Placements now = call.inputs[0].placements;
   for (;;) {
@@ -222,7 +227,8 @@ PlacementChoice gathered_view(const OpCall& call, c10::IntArrayRef sizes) {
   }
 }
 
-// With `may_gather` the result is a view of a gathered copy if the input cannot be viewed with its placements.
+// view(self, size). If the view is not possible with the placements of self, `may_gather` decides: true: self is
+// gathered and the result is a view of the copy; false: Error kShape.
 void propose_view(const OpCall& call, Proposal& proposal, bool may_gather) {
   const TensorInput& self = call.inputs[0];
   const auto sizes = at::infer_size(call.ints_at(1), c10::multiply_integers(self.sizes));
@@ -242,15 +248,15 @@ void propose_view(const OpCall& call, Proposal& proposal, bool may_gather) {
   proposal.rewrite = with_local_sizes(1);
 }
 
-// view(self, size) must alias. There are two exceptions: a backward, whose formulas may flatten unevenly sharded dims,
-// and composite operations that return new tensors. There the result may be a view of a gathered copy, which refuses
-// writes.
+// view(self, size): the result must share the memory of self, so self is not gathered. There are two exceptions: a
+// backward, because derivative formulas may flatten unevenly sharded dims, and composite operations that return new
+// tensors. There the result may be a view of a gathered copy; writing to it raises an error.
 void propose_strict_view(const OpCall& call, Proposal& proposal) {
   propose_view(call, proposal, in_backward() || AllowGatheringViews::in_force());
   proposal.cacheable = proposal.choice->inputs[0] == call.inputs[0].placements;
 }
 
-// view_copy(self, size): shards that the view does not support are gathered.
+// view_copy(self, size): the result is a new tensor, so dims of self whose shards prevent the view are gathered.
 void propose_view_copy(const OpCall& call, Proposal& proposal) {
   const auto sizes = at::infer_size(call.ints_at(1), c10::multiply_integers(call.inputs[0].sizes));
   proposal.choice = gathered_view(call, sizes);
@@ -272,8 +278,8 @@ void propose_unsafe_view(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// _reshape_alias(self, size, stride): a view with global strides that the caller has computed; reshape and flatten call
-// it.
+// _reshape_alias(self, size, stride): a view that reshape and flatten call. `stride` has the global strides that they
+// have computed.
 void propose_reshape_alias(const OpCall& call, Proposal& proposal) {
   propose_view(call, proposal, /*may_gather=*/true);
   proposal.local = [](const OpCall&, const PlacementChoice&) {
@@ -281,7 +287,8 @@ void propose_reshape_alias(const OpCall& call, Proposal& proposal) {
       const at::Tensor part = local.arg(0).toTensor();
       const auto sizes = local.arg(1).toIntVector();
       const auto strides = at::detail::computeStride(part.sizes(), part.strides(), sizes);
-      // The user's local tensor (from_local) may have other strides than the global strides suggest.
+      // A local tensor that the user passed to from_local may have a memory order that does not allow this view
+      // although the global strides do. It is then copied.
       local.finish({strides ? at::_reshape_alias(part, sizes, *strides) : part.reshape(sizes)});
     };
   };

@@ -1,5 +1,6 @@
-// The gradient of a base that was written through a view. Autograd's CopySlices allocates a tensor like the base,
-// copies the incoming gradient into it, takes the view of it and writes there.
+// Backward of an in-place write to a view. Autograd's CopySlices node allocates a tensor like the base with
+// new_empty_strided, copies the base's gradient into it, takes the same view of it and writes to this view. The handler
+// here chooses the placements of the allocated tensor.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/tensor.h>
@@ -12,19 +13,20 @@ namespace tessera {
 
 namespace {
 
-// Whether the view may come from unfold, which cannot view a sharded dim. An unsqueezed last dim looks the same and
-// counts, too.
+// Whether the view may be the result of unfold, which cannot be taken of a sharded dim. The result of unsqueeze(-1) has
+// the same geometry, so the function is true for it, too.
 bool has_windows_of_one(const at::TensorGeometry& view, const at::TensorGeometry& base) {
   return view.dim() == base.dim() + 1 && view.size(view.dim() - 1) == 1;
 }
 
-// Whether the view may have another dtype (view_as_real, view_as_complex); its strides then count other elements.
+// Whether the view may have another dtype than the base (view_as_real, view_as_complex). The strides of view and base
+// then have different units and cannot be compared.
 bool may_be_of_another_type(const at::TensorGeometry& view, const at::TensorGeometry& base, bool complex) {
   return complex || (base.dim() > 0 && base.size(base.dim() - 1) == 2 && view.dim() < base.dim());
 }
 
-// Whether the view contains the base's dim unchanged. Then it is a view also if the dim is sharded. The strides of an
-// empty view mean nothing, so the answer is false.
+// Whether the view contains dim `dim` of the base unchanged, so that the view can be taken also if this dim is sharded.
+// False for a view without elements, because its strides have no meaning.
 bool keeps_dim(const at::TensorGeometry& view, const at::TensorGeometry& base, int64_t dim, bool complex) {
   if (view.numel() == 0 || has_windows_of_one(view, base) || may_be_of_another_type(view, base, complex)) return false;
   for (int64_t i = 0; i < view.dim(); ++i) {
@@ -35,8 +37,8 @@ bool keeps_dim(const at::TensorGeometry& view, const at::TensorGeometry& base, i
 
 }  // namespace
 
-// new_empty_strided(self, size, stride, ...): dims that the view changes are whole, so that the view and the write are
-// local.
+// new_empty_strided(self, size, stride, ...). Called by CopySlices, it returns a tensor that is not sharded along the
+// dims that the view changes, so that the view and the write need no communication. Other calls use the rule.
 void handle_new_empty_strided(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto node = torch::autograd::get_current_node();
   const auto* write = dynamic_cast<const torch::autograd::CopySlices*>(node.get());
