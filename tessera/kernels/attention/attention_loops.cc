@@ -26,13 +26,13 @@ constexpr int64_t kBlock = 64;  // queries and keys of a block of scores
 
 int64_t padded(int64_t tokens) { return (tokens + kBlock - 1) / kBlock * kBlock; }
 
-// Consecutive tokens of a row that see only keys of the same span: a document, or a run of padding.
+// Consecutive tokens of a row that see only keys of these tokens: a document, or a run of padding.
 struct TokenSpan {
   int64_t row, begin, tokens;
 };
 
-// Goes from the last token to the first. `least` is the smallest key that any token of the current span sees; a span
-// begins at t where no later token sees a key before t. Neighbouring padding tokens form one span.
+// Splits each row into spans, from the last token to the first. `least` is the first key that any token of the current
+// span sees. Token t begins a span if `least` is not before t. Neighbouring padding tokens form one span.
 std::vector<TokenSpan> spans_of(const at::Tensor& first_key, int64_t rows, int64_t tokens) {
   std::vector<TokenSpan> spans;
   for (int64_t row = 0; row < rows; ++row) {
@@ -53,7 +53,8 @@ struct FreeFloats {
   void operator()(float* data) const { ::operator delete[](data, std::align_val_t(64)); }
 };
 
-// Scratch memory of one unit of work. allocate() returns the next `floats` floats.
+// Scratch memory of one unit of work (one span and one group of heads). allocate(floats) returns the next `floats`
+// floats of it.
 class Scratch {
  public:
   explicit Scratch(int64_t floats)
@@ -66,7 +67,7 @@ class Scratch {
   float* next_;
 };
 
-// The parameters that all units of one call share.
+// The parameters of one call, which all its units of work share. A unit is one span and one group of heads.
 struct LoopPlan {
   std::vector<TokenSpan> spans;
   int64_t tokens, heads, groups, width;
@@ -83,7 +84,7 @@ struct LoopPlan {
     }
     return true;
   }
-  // The first block of keys that some query of [begin, begin + count) sees.
+  // Returns the index of the first block of keys that some query of [begin, begin + count) sees.
   int64_t first_block(const TokenSpan& span, int64_t begin, int64_t count) const {
     int64_t first = begin;
     for (int64_t t = begin; t < begin + count; ++t) first = std::min(first, first_of(span, t));
@@ -147,19 +148,22 @@ LoopPlan plan_of(const CausalAttentionCall& call) {
           .scale = static_cast<float>(call.scale)};
 }
 
-// A tensor whose heads are contiguous in the last dim. Other strides may be anything.
+// Returns the tensor, copied if its last dim (the elements of a head) is not contiguous. Other dims may have any
+// strides.
 at::Tensor with_dense_heads(const at::Tensor& tensor) { return tensor.stride(3) == 1 ? tensor : tensor.contiguous(); }
 
-// A tensor [B, H, T, d] whose memory is [B, T, H, d], the layout of the projection after it.
+// Returns an empty tensor [B, H, T, d] with the memory layout [B, T, H, d], which the output projection reads without a
+// copy.
 at::Tensor like_result(const at::Tensor& tensor) {
   return at::empty({tensor.size(0), tensor.size(2), tensor.size(1), tensor.size(3)}, tensor.options()).transpose(1, 2);
 }
 
-// Runs one unit per span and group of heads. A unit has all queries of its heads, so no two threads add to the same
-// gradient and sums have one order, whatever the number of threads.
+// Runs one unit per span and group of heads. A unit computes all queries of its heads, so no two threads add to the
+// same gradient, and sums have the same order for any number of threads.
 template <class Unit>
 void for_each_unit(const LoopPlan& plan, const Unit& unit) {
-  // Units are independent: spans do not see each other, and a group has its own keys and gradients.
+  // Units are independent: a token sees no key of another span, and each group of heads has keys, values and gradients
+  // of its own.
   const auto count = static_cast<int64_t>(plan.spans.size()) * plan.groups;
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) unit(plan.spans[static_cast<size_t>(i / plan.groups)], i % plan.groups);

@@ -12,7 +12,7 @@
 
 namespace tessera::kernels {
 
-// Returns whether this processor has AVX-512 or AVX2, for which the loops are written.
+// Returns whether the loops can run: they need a build with GCC and a vector_level() of AVX2 or AVX-512.
 bool has_attention_loops();
 
 struct CausalAttentionCall {
@@ -22,10 +22,9 @@ struct CausalAttentionCall {
   double scale = 1;
 };
 
-// Returns the result [B, H, T, d] with the memory layout [B, T, H, d], and the fp32 log-sum-exp of the scores [B, H,
-// T].
+// Returns the result [B, H, T, d] (memory layout [B, T, H, d]) and the log-sum-exp of the scores, fp32 [B, H, T].
 std::tuple<at::Tensor, at::Tensor> attention_forward_loops(const CausalAttentionCall& call);
-// Returns the gradients of q, k and v, each with the tokens before the heads in memory.
+// Returns the gradients of q, k and v, each [B, heads, T, d] with the memory layout [B, T, heads, d].
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward_loops(const CausalAttentionCall& call,
                                                                         const at::Tensor& grad,
                                                                         const at::Tensor& log_sums);

@@ -16,8 +16,8 @@ auto with_visible_keys(const VisibleKeys& visible, const Work& work) {
   return visible.all() ? work(AllVisibleKeys{}) : work(visible);
 }
 
-// One step of the online softmax for a query's row of a block: replaces the scores by exp(score - maximum). When the
-// maximum over all blocks so far grows, `sum` and `result` are rescaled to the new maximum.
+// One step of the online softmax, for one query and one block of keys: replaces the scores by exp(score - maximum).
+// When the maximum over all blocks so far grows, `sum` and `result` are rescaled to the new maximum.
 template <class Seen>
 void update_online_softmax(float* scores, const Seen& visible, float scale, float& running_max, float& sum,
                            float* result, int64_t width) {
@@ -56,7 +56,7 @@ void zero_tokens(const HeadStrides<T>& heads, const TokenSpan& span, int64_t hea
 
 // The forward of one span and one group of heads. For each block of queries the loop goes over the visible blocks of
 // keys and accumulates exp(score) V (`sums`), the maxima (`running_max`) and the sums of exponentials (`total`). The
-// division by `total` at the end gives the softmax, so scores of one [kBlock, kBlock] block exist at a time.
+// division by `total` at the end gives the softmax, so only one [kBlock, kBlock] block of scores exists at a time.
 template <class T>
 void forward_unit(const LoopPlan& plan, const TokenSpan& span, int64_t group, const HeadStrides<const T>& q,
                   const HeadStrides<const T>& k, const HeadStrides<const T>& v, const HeadStrides<T>& result,
@@ -112,9 +112,9 @@ void forward_unit(const LoopPlan& plan, const TokenSpan& span, int64_t group, co
   }
 }
 
-// Turns a block's row of scores into softmax weights (`probs`), from the saved log-sum-exp. Returns the sum over the
-// keys of each weight times its gradient. The gradients of the weights (`grad_probs`) are products of the result's
-// gradient and the values.
+// For one query and one block of keys: replaces `scores` by the softmax weights, computed from the saved log-sum-exp.
+// Returns the sum over the keys of weight * gradient of the weight. `grad_probs` holds the gradients of the weights,
+// the products of the result's gradient and the values.
 template <class Seen>
 float softmax_row(float* scores, const float* grad_probs, const Seen& visible, float scale, float log_sum) {
   Lanes sum = fill(0);
@@ -128,7 +128,8 @@ float softmax_row(float* scores, const float* grad_probs, const Seen& visible, f
   return sum_of(sum);
 }
 
-// Turns a block's row of `grad_probs` into the gradient of the scores: prob (grad_prob - mean) scale.
+// For one query and one block of keys: replaces `grad_probs` by the gradient of the scores, prob (grad_prob - mean)
+// scale.
 template <class Seen>
 void differentiate_row(const float* probs, float* grad_probs, const Seen& visible, float scale, float mean) {
   for (int64_t at = 0; at < kBlock; at += kLanes) {
@@ -154,7 +155,7 @@ void backward_unit(const LoopPlan& plan, const TokenSpan& span, int64_t group, c
   float* const keys_t = scratch.allocate(padded(n) * d);
   float* const values_t = scratch.allocate(padded(n) * d);
   float* const scores =
-      scratch.allocate(kBlock * padded(n));  // of one block of queries, one block of keys after another
+      scratch.allocate(kBlock * padded(n));  // of one block of queries with all blocks of keys, one after another
   float* const grad_probs = scratch.allocate(kBlock * padded(n));
   float* const keys = scratch.allocate(n * d);
   float* const queries = scratch.allocate(n * d);
@@ -175,8 +176,8 @@ void backward_unit(const LoopPlan& plan, const TokenSpan& span, int64_t group, c
     for (int64_t begin = 0; begin < n; begin += kBlock) {
       const int64_t count = std::min(kBlock, n - begin), first = plan.first_block(span, begin, count);
       const LeftMatrix own_queries{queries + begin * d, d, 1}, own_grads{grads + begin * d, d, 1};
-      // The mean is summed from the recomputed weights. rowsum(dO O) from a result in 16 bits would add the rounding
-      // error of O times what the keys have in common.
+      // The mean sum(P dP) is computed from the recomputed weights. rowsum(dO O) is mathematically equal, but a result
+      // O in 16 bits has a rounding error, which would enter dQ multiplied by the mean of the keys.
       float means[kBlock] = {};
       for (int64_t block = first; block * kBlock <= begin; ++block) {
         const int64_t at = block * kBlock;

@@ -33,9 +33,9 @@ at::Tensor dense_first_key(const FirstKey& first_key) {
   return first_key && first_key->defined() ? first_key->clamp_min(0).contiguous() : at::Tensor();
 }
 
-// ---- the formula ----
+// ---- fallback by tensor operations ----
 
-// [B or 1, 1, T, T]: true where a query sees a key.
+// Returns bool [B or 1, 1, T, T]: true where a query sees a key.
 at::Tensor seen_keys(const at::Tensor& q, const at::Tensor& first_key) {
   const auto position = at::arange(q.size(2), q.options().dtype(at::kLong));
   const auto causal = position.unsqueeze(0).le(position.unsqueeze(1)).view({1, 1, q.size(2), q.size(2)});
@@ -43,7 +43,7 @@ at::Tensor seen_keys(const at::Tensor& q, const at::Tensor& first_key) {
                              : causal;
 }
 
-// In memory [B, T, H, d].
+// Converts [B, H, T, d] to `type`, with the memory layout [B, T, H, d].
 at::Tensor with_tokens_outside(const at::Tensor& heads, at::ScalarType type) {
   return heads.to(type).transpose(1, 2).contiguous().transpose(1, 2);
 }
@@ -51,7 +51,7 @@ at::Tensor with_tokens_outside(const at::Tensor& heads, at::ScalarType type) {
 AttentionResult attention_by_formula(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                      const at::Tensor& first_key, double scale) {
   const auto wide = wide_type(q.scalar_type());
-  // The fallback on other devices and processors: plain tensor operations with all scores [B, H, T, T] in memory.
+  // The fallback where the blocked loops do not run: plain tensor operations with all scores [B, H, T, T] in memory.
   const auto keys = repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
              values = repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
   const auto seen = seen_keys(q, first_key);
@@ -59,7 +59,7 @@ AttentionResult attention_by_formula(const at::Tensor& q, const at::Tensor& k, c
                           .matmul(keys.transpose(2, 3))
                           .mul(scale)
                           .masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
-  // A query that sees no key has log sums of -infinity; 0 in their place makes its weights and its result 0.
+  // A query that sees no key has a log-sum-exp of -infinity. Replacing it by 0 makes the query's weights and result 0.
   const auto any = seen.any(-1);
   const auto log_sums = at::where(any, scores.logsumexp(-1), 0.0);
   const auto probs = (scores - log_sums.unsqueeze(3)).exp();
@@ -108,7 +108,7 @@ AttentionGradients causal_attention_backward_of(const at::Tensor& grad, const at
 constexpr Operation<&causal_attention_of> call_causal_attention{"tessera::causal_attention"};
 constexpr Operation<&causal_attention_backward_of> call_causal_attention_backward{"tessera::causal_attention_backward"};
 
-// known: result and log sums, where they have been computed before.
+// The autograd node of causal attention. known_result and known_log_sums: the outputs, if they are already computed.
 struct CausalAttentionNode : torch::autograd::Function<CausalAttentionNode> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q,
                                                 const at::Tensor& k, const at::Tensor& v, const FirstKey& first_key,
@@ -143,14 +143,14 @@ AttentionResult differentiable_causal_attention(const at::Tensor& q, const at::T
 
 // ---- sharding ----
 
-// Sizes [B, H, T, ...] with the memory layout [B, T, H, ...].
+// Returns the shape of an output [B, H, T, d] with the memory layout [B, T, H, d].
 OutputShape tokens_outside(const std::vector<int64_t>& sizes) {
   const int64_t d = sizes.back();
   return {sizes, {sizes[1] * sizes[2] * d, d, sizes[1] * d, 1}};
 }
 
-// The batch dim, and heads together with their keys and values, may be sharded. first_key [B, T] has no heads and is
-// replicated for the latter.
+// The batch dim may be sharded. The dim of heads may be sharded, together with the groups of k and v; first_key [B, T]
+// has no such dim and is then replicated.
 void propose_attention_cuts(const OpCall& call, Proposal& proposal, size_t outputs) {
   const int first_key = call.input_at(call.arg_named("first_key"));
   const int64_t dims[] = {0, 1};
@@ -217,8 +217,8 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
     first_key = replicate_like(first_keys, q);
   }
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
-  // Under selective checkpointing the result is computed, or taken from the first forward, outside of autograd; a node
-  // for known results then adds the derivative.
+  // Under selective activation checkpointing the result is computed outside of autograd, or is the result that the
+  // first forward kept. CausalAttentionNode then adds the derivative.
   const bool keeps = ActivationCheckpointCache::current() != nullptr && !is_dtensor(q);
   if (!keeps) return std::get<0>(call_causal_attention(q, k, v, first_key, scale));
   const auto known = ActivationCheckpointCache::cached_or_computed([&] {

@@ -1,18 +1,17 @@
-// Causal attention with a first visible key per token, for packed documents and sliding windows. Keys that a token
-// does not see cost no computation.
+// Causal attention with a first visible key per token, for packed documents and sliding windows.
 //
 //   if (kernels::supports_causal_attention_loops(q, k, v)) {
 //     y = kernels::causal_attention(q, k, v, {.first_key = first});
 //   }
 //
 // A token at position t of a row sees the keys [first_key[t], t] of that row. A token with first_key[t] > t sees no key
-// and gets zeros. Forward and backward skip each block of keys that no query of a block sees. Memory is linear in the
-// number of tokens. The result does not depend on the number of threads. Inside selective activation checkpointing the
-// result is kept (kernels/autograd/activation_checkpoint_cache.h).
+// and gets zeros. Forward and backward skip each block of keys that no query of a block of queries sees. Memory is
+// linear in the number of tokens. The result does not depend on the number of threads. Inside selective activation
+// checkpointing the result is kept (kernels/autograd/activation_checkpoint_cache.h).
 //
 // The function is an operation of the dispatcher (tessera::causal_attention) with a first derivative, without a second
 // derivative. DTensors: the batch dim may be sharded; the head dim may be sharded where the mesh dim's size divides
-// both H and G. Thread-safe.
+// both H (query heads) and G (key and value heads). Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -18,10 +18,10 @@ struct CheckpointedAttentionOptions {
   std::optional<double> scale = std::nullopt;
 };
 
-// Returns whether this thread keeps results now and q is a plain tensor on the CPU.
+// Returns whether an ActivationCheckpointCache::Scope is active on this thread and q is a plain tensor on the CPU.
 bool caches_attention(const at::Tensor& q);
-// q [B, H, T, d]; k and v [B, G, S, d], H a multiple of G. In the forward the result is computed and kept; in the
-// recomputation the kept result is returned.
+// q [B, H, T, d]; k and v [B, G, S, d], H a multiple of G. The first forward computes the result and keeps it; the
+// recomputation in backward returns the kept result.
 at::Tensor checkpointed_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const CheckpointedAttentionOptions& options);
 

@@ -15,12 +15,13 @@ constexpr std::string_view kUnshardName = "context";
 
 using GroupPtr = std::shared_ptr<comm::Group>;
 
-// Bool tensors are sent as bytes.
+// Returns the tensor to send: bool tensors are sent as bytes, others unchanged.
 at::Tensor wire_form(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBool ? tensor.to(at::kByte) : tensor;
 }
 
-// An empty tensor [ranks, ...]: one shard like `one` per rank, `tokens` long in dim `dim`.
+// Returns an empty tensor [ranks, ...] with one shard per rank. A shard has the sizes of `one`, but `tokens` in dim
+// `dim`.
 at::Tensor parts_of_ranks(const at::Tensor& one, int64_t dim, int64_t ranks, int64_t tokens) {
   auto sizes = one.sizes().vec();
   sizes[static_cast<size_t>(dim)] = tokens;
@@ -68,8 +69,8 @@ ContextChunk ContextLayout::chunk(int64_t index) const {
   return {.begin = index * base_tokens + std::min(index, longer), .tokens = base_tokens + (index < longer ? 1 : 0)};
 }
 
-// kBalanced pairs an early chunk with a late one: under causal attention a late chunk sees more keys, and the two
-// together cost the same on every rank.
+// kBalanced gives a rank an early chunk and a late one: under causal attention a late chunk sees more keys, and the two
+// chunks together cost the same on every rank.
 std::vector<ContextChunk> ContextLayout::chunks_of(int64_t rank) const {
   TESSERA_CHECK(0 <= rank && rank < ranks_, ErrorKind::kShape,
                 "[context.layout] found rank {}, wanted one of the {} ranks that shard the sequence.", rank, ranks_);
@@ -124,7 +125,7 @@ at::Tensor ContextLayout::all_gather(comm::Group& group, const at::Tensor& local
 }
 
 // The adjoint of all_gather(): the chunks of each rank are packed into one padded row per rank, so that one
-// reduce-scatter sums every rank's row and leaves this rank its own.
+// reduce-scatter sums these rows over the ranks and gives each rank the sum of its row.
 at::Tensor ContextLayout::reduce_scatter(comm::Group& group, const at::Tensor& whole, int64_t dim,
                                          std::string_view name) const {
   const auto by_rank = parts_of_ranks(whole, dim, ranks_, longest_shard_tokens()).zero_();

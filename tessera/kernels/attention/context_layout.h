@@ -50,16 +50,16 @@ class ContextLayout {
   // not `tokens` long.
   at::Tensor shard(const at::Tensor& whole, int64_t dim, int64_t rank) const;
   // All-gathers the shards of all ranks and returns the whole sequence, the same on every rank. Differentiable: the
-  // gradient of a shard is the sum of all ranks' gradients of the whole. Where all ranks compute the same loss, the
-  // gradient is therefore `ranks` times as large (as in NeMo's allgather_cp_sharded_tensor). COLLECTIVE over the group;
-  // the backward pass is COLLECTIVE, too, and owns the group until it ran. Error kShape for a group or a shard of
-  // another size.
+  // gradient of a shard is the sum of all ranks' gradients of the whole sequence. Where all ranks compute the same
+  // loss, the gradient is therefore `ranks` times as large (as in NeMo's allgather_cp_sharded_tensor). COLLECTIVE over
+  // the group; the backward pass is COLLECTIVE, too, and keeps the group alive until it has run. Error kShape for a
+  // group or a shard of the wrong size.
   at::Tensor unshard(const std::shared_ptr<comm::Group>& group, const at::Tensor& local_shard, int64_t dim) const;
 
   // The forward and the backward of unshard, for autograd functions that call them directly. all_gather() all-gathers
   // the shards and returns them in the order of the sequence. reduce_scatter() sums `whole` over the ranks and returns
   // this rank's shard of the sum (a reduce-scatter). `dim` is at least 0; results are contiguous. COLLECTIVE over the
-  // group; the records of the group show `name`.
+  // group; error messages of the collectives contain `name`.
   at::Tensor all_gather(comm::Group& group, const at::Tensor& local_shard, int64_t dim, std::string_view name) const;
   at::Tensor reduce_scatter(comm::Group& group, const at::Tensor& whole, int64_t dim, std::string_view name) const;
 

@@ -19,7 +19,7 @@ constexpr int64_t kHeadVector = 8, kLargestHead = 256;
 
 at::Tensor rows_without_gaps(const at::Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
 
-// The options in the form of the kernels' arguments.
+// FlashOptions, converted to the arguments of ATen's kernels.
 struct KernelCall {
   std::optional<at::Tensor> begins;
   std::optional<int64_t> longest;      // set with `begins`
@@ -45,7 +45,7 @@ KernelCall call_of(const FlashOptions& options) {
 
 // ---- memory-efficient attention ----
 
-// The backward kernel reads log sums up to a multiple of this many queries.
+// The backward kernel reads the log-sum-exps of a number of queries that is rounded up to a multiple of kSumsTogether.
 constexpr int64_t kSumsTogether = 32;
 enum EfficientMask : int64_t { kNoMask = 0, kCausalFromTopLeft = 1 };
 
@@ -53,7 +53,8 @@ bool in_16_bits(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at
 
 int64_t mask_of(const FlashOptions& options) { return options.causal ? kCausalFromTopLeft : kNoMask; }
 
-// The kernel takes packed documents as one row [1, N, H, d]. It has no grouped heads, so keys and values are repeated.
+// The kernel takes packed documents as one row [1, N, H, d]. It does not support grouped-query attention, so keys and
+// values are repeated for each query head.
 at::Tensor as_rows(const at::Tensor& tensor) { return tensor.dim() == 3 ? tensor.unsqueeze(0) : tensor; }
 at::Tensor as_input_rows(const at::Tensor& rows, const at::Tensor& like) {
   return like.dim() == 3 ? rows.squeeze(0) : rows;
@@ -126,7 +127,7 @@ struct FlashAttentionFunction : torch::autograd::Function<FlashAttentionFunction
 
 bool has_flash_attention(c10::Device device, at::ScalarType dtype) {
   if (dtype == at::kFloat) {
-    // The trial runs a window and the backward, which not every kernel supports.
+    // The trial call includes a window and the backward, which some devices' kernels do not support.
     static DeviceKernels efficient{"aten::_efficient_attention_forward", "aten::_efficient_attention_backward"};
     return efficient.work_on(device, dtype, [&] {
       const auto two = at::zeros({1, 2, 1, kHeadVector}, at::TensorOptions(dtype).device(device));

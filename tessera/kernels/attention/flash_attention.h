@@ -27,8 +27,8 @@ struct FlashOptions {
   double scale = 0;     // 0: 1 / sqrt(d)
 };
 
-// Returns whether the device has the kernels for this dtype. The first call per device and dtype runs the kernels once,
-// without a wait on the host.
+// Returns whether the device has the kernels for this dtype. The first call per device and dtype runs the kernels once
+// to find out; the host does not wait for them.
 bool has_flash_attention(c10::Device device, at::ScalarType dtype);
 // Returns whether the kernels support heads of this size: a multiple of 8, at most 256.
 bool supports_flash_head_dim(int64_t head_dim);
@@ -37,14 +37,14 @@ bool supports_flash_head_dim(int64_t head_dim);
 bool supports_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FlashOptions& options);
 
-// Forward and backward without autograd. log_sums: float32 [B, H, T]. With `begins` log_sums has the layout of the
-// device's kernel; memory-efficient attention has room for the longest document in each: [documents, H, at least
-// longest].
+// Forward and backward without autograd. log_sums: float32 [B, H, T]. With `begins` the device's kernel defines the
+// shape of log_sums; memory-efficient attention returns [documents, H, at least longest].
 struct FlashResult {
   at::Tensor out, log_sums;
 };
 FlashResult flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FlashOptions& options);
-// The gradients of q, k and v. `result` may be the joined result over several parts of the keys.
+// Returns the gradients of q, k and v. `result` may be the combined result of several calls with different parts of the
+// keys (kernels/attention/partial_attention.h).
 std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(const at::Tensor& gradient, const at::Tensor& q,
                                                               const at::Tensor& k, const at::Tensor& v,
                                                               const FlashResult& result, const FlashOptions& options);

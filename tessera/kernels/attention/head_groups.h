@@ -15,7 +15,7 @@ namespace tessera::kernels {
 
 // Repeats the groups in dim `dim` (negative: from the end) to `heads` heads, a multiple of the groups.
 at::Tensor repeat_heads(const at::Tensor& tensor, int64_t dim, int64_t heads);
-// Sums the heads of each group, in float32 (float64 for float64). For gradients.
+// Sums the gradients of the heads of each group, in float32 (float64 for float64).
 at::Tensor sum_heads(const at::Tensor& tensor, int64_t dim, int64_t groups);
 
 }  // namespace tessera::kernels

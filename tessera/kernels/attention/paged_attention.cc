@@ -14,8 +14,9 @@ namespace {
 constexpr int64_t kMaxQueries = 24;          // queries of one block: they read each page together
 constexpr int64_t kMinThreadWork = 1 << 15;  // multiply-adds below which a thread is not worth its start
 
-// A unit of work: some tokens of one sequence, for all query heads of one KV head. A page is loaded once for all of
-// them. How the tokens are split into blocks does not change a result, because attend() computes each query on its own.
+// A unit of work: some tokens of one sequence, for all query heads of one KV head. A page is loaded once for all these
+// queries. How the tokens are split into blocks does not change a result, because attend() computes each query
+// independently of the others.
 struct QueryBlock {
   const PagedSequence* sequence;
   int64_t first, tokens, kv_head;
@@ -59,7 +60,7 @@ at::Tensor paged_attention(const PagedAttentionCall& call) {
   const int64_t page_stride = call.keys.stride(0), head_stride = call.keys.stride(1);
   const double scale = call.scale > 0 ? call.scale : 1 / std::sqrt(static_cast<double>(d));
   const auto count = static_cast<int64_t>(query_blocks.size());
-  // The grain size gives a thread at least kMinThreadWork multiply-adds.
+  // The grain size of parallel_for() gives each thread at least kMinThreadWork multiply-adds.
   at::parallel_for(
       0, count, std::max<int64_t>(1, count * kMinThreadWork / std::max<int64_t>(1, work)),
       [&](int64_t begin, int64_t end) {

@@ -20,7 +20,7 @@ struct PagedSequence {
   int64_t first_row = 0;             // row of the first token in `queries`
   int64_t rows = 0;                  // number of tokens
   int64_t first_position = 0;        // position of the first token in the sequence
-  std::span<const int32_t> pages{};  // page numbers of the sequence, in order, these tokens included
+  std::span<const int32_t> pages{};  // numbers of the sequence's pages up to these tokens, in order
 };
 
 struct PagedAttentionCall {
@@ -33,7 +33,7 @@ struct PagedAttentionCall {
   double softcap = 0;  // scores become softcap * tanh(score / softcap); 0: no cap
 };
 // Returns [N, heads, head_dim]. The caller has already written the keys and values of these tokens into the pages.
-// Error kShape.
+// Error kShape for tensors of other shapes.
 at::Tensor paged_attention(const PagedAttentionCall& call);
 
 }  // namespace tessera::kernels

@@ -39,7 +39,7 @@ at::Tensor rows_in_memory(const at::Tensor& tensor) {
   return tensor.stride(-1) == 1 || tensor.size(-1) <= 1 ? tensor : tensor.contiguous();
 }
 
-// Scores of the queries [begin, begin + count) of a part, by matrix products.
+// Scores of the queries [begin, begin + count) with the keys of one part, computed by matrix products.
 struct ScoreBlock {
   at::Tensor scores;  // [B, H, count, S]
   at::Tensor capped;  // tanh(score / softcap); undefined without a cap
@@ -65,7 +65,8 @@ ScoreBlock score_block(const at::Tensor& q, const at::Tensor& keys, int64_t begi
   return block;
 }
 
-// Blocks of queries limit the memory of the scores to [B, H, kQueriesAtOnce, S].
+// Attention by matrix products. It processes kQueriesAtOnce queries at a time, so that the scores in memory are only
+// [B, H, kQueriesAtOnce, S].
 PartialAttention product_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const PartialAttentionOptions& options) {
   const auto wide = wide_type(q.scalar_type());
@@ -82,7 +83,8 @@ PartialAttention product_part(const at::Tensor& q, const at::Tensor& k, const at
 }
 
 // With the weights P = exp(scores - log sums of all parts): dS = P (dO V^T - rowsum(dO O)), where O is the combined
-// result; the cap multiplies dS by 1 - tanh^2. Only `whole` couples the parts.
+// result; the cap multiplies dS by 1 - tanh^2. The other parts enter only through `whole`, the combined result and log
+// sums.
 PartialAttentionGradients product_backward(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
                                            const at::Tensor& v, const PartialAttention& whole,
                                            const PartialAttentionOptions& options) {
@@ -156,8 +158,9 @@ void PartialAttentionMerger::begin() {
   log_sums_ = at::full({sizes[0], sizes[1], sizes[2]}, kMinusInfinity, options);
 }
 
-// A region that no earlier part overlaps is copied. Otherwise both results are weighted by their sums of exponentials;
-// a query without an earlier part has log sums of minus infinity, so the new part gets weight 1.
+// If no earlier part overlaps the region of the new part, the new part is copied. Otherwise the earlier result and the
+// new part are weighted by their sums of exponentials. A query that no earlier part has added has log sums of minus
+// infinity, so its new part gets weight 1.
 void PartialAttentionMerger::add(const PartialAttention& part, int64_t row, int64_t query) {
   const auto wide = wide_type(queries_.scalar_type());
   const MergedRegion region{row, part.out.size(0), query, part.out.size(2)};

@@ -37,14 +37,15 @@ struct PartialAttention {
   at::Tensor log_sums;  // [B, H, T], float32 or float64
 };
 
-// q [B, H, T, d]; k and v [B, G, S, d], H a multiple of G, T and S at least 1.
+// Computes the attention of q to one part of the keys. q [B, H, T, d]; k and v [B, G, S, d], H a multiple of G, T and S
+// at least 1.
 PartialAttention partial_attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                            const PartialAttentionOptions& options);
 
 struct PartialAttentionGradients {
   at::Tensor q, k, v;  // in the dtype of q, k and v or wider; k and v [B, G, S, d]
 };
-// The part's contribution to the gradients. `whole` is the combined result over all parts.
+// Returns the contribution of this part of the keys to the gradients. `whole` is the combined result over all parts.
 PartialAttentionGradients partial_attention_backward(const at::Tensor& gradient, const at::Tensor& q,
                                                      const at::Tensor& k, const at::Tensor& v,
                                                      const PartialAttention& whole,
@@ -54,11 +55,10 @@ PartialAttentionGradients partial_attention_backward(const at::Tensor& gradient,
 class PartialAttentionMerger {
  public:
   explicit PartialAttentionMerger(const at::Tensor& queries) : queries_(queries) {}
-  // Adds a part whose first batch row is `row` and whose first query is `query`. A first part that covers all queries
-  // may become the result without a copy.
+  // Adds a partial result that begins at batch row `row` and at query `query`. A first part that covers all queries may
+  // become the result without a copy.
   void add(const PartialAttention& part, int64_t row, int64_t query);
-  // Returns out [B, H, T, d] with the tokens before the heads in memory, in the dtype of the sums, and log sums
-  // [B, H, T].
+  // Returns out [B, H, T, d] (memory layout [B, T, H, d]) and log sums [B, H, T], in float32 (float64 for float64).
   PartialAttention merged();
 
  private:

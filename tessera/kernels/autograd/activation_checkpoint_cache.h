@@ -1,13 +1,13 @@
-// Results that selective activation checkpointing keeps: those of attention and of every second matrix product. The
-// first forward records them; the recomputation in backward replays them.
+// The results that selective activation checkpointing keeps: results of attention and of every second matrix product.
+// The first forward records them; the recomputation in backward replays them.
 //
 //   using Cache = ActivationCheckpointCache;
 //   auto cache = std::make_shared<Cache>();
 //   { Cache::Scope record(cache, Cache::Mode::kRecord); forward(); }     // without autograd
 //   { Cache::Scope replay(cache, Cache::Mode::kReplay); forward(); }     // with autograd; reuses the results
 //
-// A scope holds on the thread that made it, until its end. Kernels read current(). Both forwards must call the kernels
-// in the same order. An object belongs to one rank and one forward.
+// A Scope applies to the thread that made it, until its end. Kernels read current(). Both forwards must call the
+// kernels in the same order. An object belongs to one rank and one forward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +23,7 @@ class ActivationCheckpointCache {
   enum class Mode { kRecord, kReplay };
   class Scope {
    public:
-    // Null: nothing is kept in this scope, even inside an outer scope.
+    // If `results` is null, no results are kept in this scope, even inside an outer scope.
     Scope(std::shared_ptr<ActivationCheckpointCache> results, Mode mode);
     ~Scope() { end(); }
     void end();
@@ -35,11 +35,11 @@ class ActivationCheckpointCache {
     ActivationCheckpointCache* before_;
     bool ended_ = false;
   };
-  // The results in force on this thread; null: none.
+  // The cache of the innermost Scope on this thread; null: results are not kept.
   static ActivationCheckpointCache* current();
 
   Mode mode() const { return mode_; }
-  // Returns whether the result of the next product is kept: true for every second call.
+  // Returns whether the result of the next matrix product is kept: true for every second call.
   bool caches_next_product() { return products_++ % 2 == 1; }
   void keep(std::vector<at::Tensor> results) { results_.push_back(std::move(results)); }
   // Returns the next kept result. Error kInternal when no result is left.

@@ -23,9 +23,9 @@ at::Tensor RecomputedActivation::recompute() {
 
 namespace {
 
-// Returns whether `parameter` is in memory while the product with `weight` runs backward. Storage without an allocator,
-// or of a fixed size, is unsharded memory that fully_shard frees and fills again; it is safe only in the weight's own
-// storage, which is there for the product.
+// Returns whether `parameter` still has its values while the product with `weight` runs its backward. A storage without
+// an allocator, or of a fixed size, is unsharded memory that fully_shard frees and refills. Then `parameter` must share
+// the weight's storage, which the product's backward needs, too.
 bool is_there_with(const at::Tensor& parameter, const at::Tensor& weight) {
   const auto& own = local_tensor_of(parameter).storage();
   const auto* const others = local_tensor_of(weight).storage().unsafeGetStorageImpl();

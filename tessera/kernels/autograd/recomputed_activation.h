@@ -1,10 +1,11 @@
-// Results that backward recomputes instead of saving. The kernels concerned read and write each element once, and save
-// their inputs for their own derivative anyway. A product whose input is such a result saves the input's graph node
-// instead. Only on a CPU, where memory matters more than a launch. The recomputed result has the same bits.
+// Activations that backward recomputes instead of saving: results of RMS norm and of gated activations. Their kernels
+// read and write each element once, and save their inputs for their own derivative anyway. A matrix product whose input
+// is such a result saves the autograd node of the result instead of the result. This is done only on a CPU, where the
+// saved memory matters more than the time of another kernel. The recomputed result has the same bits.
 //
 //   const auto recomputed = recomputed_activation(x, weight);       // in forward; null: save x itself
 //   ...
-//   recomputed->recompute()                                  // in backward, which runs before that of x's own kernel
+//   recomputed->recompute()                // in the product's backward, which runs before the backward of x's kernel
 //
 // An object belongs to one graph and to the thread that runs its backward.
 #pragma once
@@ -22,7 +23,7 @@ namespace tessera::kernels {
 class RecomputedActivation : public torch::CustomClassHolder {
  public:
   using NodePointer = std::decay_t<decltype(std::declval<at::Tensor>().grad_fn())>;
-  // Shared by all products of one result: the first recompute() computes the value, the last one frees it.
+  // All products with the same input share it: the first recompute() computes the value, the last one frees it.
   struct SharedResult : torch::CustomClassHolder {
     at::Tensor value;
     int users = 0;
@@ -32,7 +33,8 @@ class RecomputedActivation : public torch::CustomClassHolder {
     c10::intrusive_ptr<SharedResult> result;
     at::Tensor parameter = {};  // the parameter that make() reads, if any
   };
-  // Makes the source of a node. `make` reads the saved tensors of the node's context.
+  // Returns the source of the node that has this context. `make` computes the result from the tensors that the context
+  // has saved.
   static RecomputeSource source(torch::autograd::AutogradContext& context, std::function<at::Tensor()> make);
 
   RecomputedActivation(NodePointer node, RecomputeSource source) : node_(std::move(node)), source_(std::move(source)) {
@@ -45,12 +47,13 @@ class RecomputedActivation : public torch::CustomClassHolder {
   RecomputeSource source_;
 };
 
-// The source of `result` for a product of `result` with `weight`. Null where another kernel made the result, where the
-// result is not on the CPU, or where it depends on a parameter of another fully_shard group than the weight: that
-// parameter may be freed while the product's backward runs.
+// Returns the object that recomputes `result` in the backward of its product with `weight`. Returns null where another
+// kernel made `result`, where it is not on the CPU, or where it depends on a parameter of another fully_shard group
+// than the weight: that parameter may be freed while the product's backward runs.
 c10::intrusive_ptr<RecomputedActivation> recomputed_activation(const at::Tensor& result, const at::Tensor& weight);
 
-// One function per kernel: the source of that kernel's nodes, or an empty source for other nodes.
+// There is one function per kernel. It returns the source for a node of this kernel, and an empty source for other
+// nodes.
 RecomputedActivation::RecomputeSource recompute_source_of_gated(torch::autograd::Node* node);
 RecomputedActivation::RecomputeSource recompute_source_of_rms_norm(torch::autograd::Node* node);
 

@@ -35,8 +35,8 @@ void WeightGradStore::add(const at::Tensor& weight, std::function<at::Tensor()> 
   found->gradients.push_back(std::move(gradient));
 }
 
-// One execute() per graph node, with all gradients of the node: an FSDP group then reduces them together. Each function
-// is released as soon as it has run, so that its saved tensors are freed early.
+// Calls execute() once per autograd node with all gradients of the node, so that an FSDP group reduces them together.
+// Each function is released as soon as it has run, so that the tensors that it holds are freed early.
 void WeightGradStore::flush() {
   auto nodes = std::exchange(nodes_, {});
   for (auto& node : nodes) {

@@ -1,5 +1,5 @@
-// Weight gradients that are computed at another time than in backward: later, in the idle time of a pipeline (the W
-// step of zero-bubble schedules), or earlier, so that a loss does not keep the gradient of its head.
+// Stores weight gradients that are not computed in backward but later, in the idle time of a pipeline (the W step of
+// zero-bubble schedules), or earlier, in the forward of a loss, which then need not keep the gradient of its head.
 //
 //   WeightGradStore store;
 //   {
@@ -10,8 +10,9 @@
 //   store.flush();            // of the weights of linear() and grouped_linear()
 //
 // The gradients have the values of an ordinary backward and go through the graph behind each weight, so that sharded
-// and replicated parameters get them as usual. Other products, and modules that are recomputed in backward, defer
-// nothing. An object belongs to one rank. A flush is COLLECTIVE in the same way as the backward would be.
+// and replicated parameters get them as usual. Gradients of other products, and of modules that are recomputed in
+// backward, are computed in backward as usual. An object belongs to one rank. flush() is COLLECTIVE in the same way as
+// an ordinary backward would be.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,8 +32,8 @@ class WeightGradStore {
   WeightGradStore(const WeightGradStore&) = delete;
   WeightGradStore& operator=(const WeightGradStore&) = delete;
 
-  // While a Scope exists, its store receives the weight gradients of forwards on this thread and of every backward that
-  // runs in that time. Scope(nullptr) disables an outer Scope.
+  // While a Scope exists, its store receives the weight gradients of losses whose forward runs on this thread, and of
+  // every backward that this thread starts. Scope(nullptr) disables an outer Scope.
   class Scope {
    public:
     explicit Scope(WeightGradStore* gradients);
@@ -40,28 +41,31 @@ class WeightGradStore {
     Scope& operator=(const Scope&) = delete;
 
    private:
-    WeightGradStore* gradients_;  // behind a pointer, because a null value would mean the outer scope
+    WeightGradStore* gradients_;  // in_force_ holds its address, because a null value would mean the outer scope
     comm::ContextValue in_force_;
   };
   static WeightGradStore* current();  // null: no scope is in force
 
   // The factor that the loss will be multiplied by before its backward. If set, a loss in the scope computes the
-  // gradient of its head in forward, multiplies it by this factor and adds it here. Nullopt: backward computes it.
+  // gradient of its head in forward, multiplies it by this factor and adds it to this store. Nullopt: backward computes
+  // it.
   std::optional<double> loss_factor{};
-  // Whether the backward of a product in the scope adds the weight's gradient here.
+  // Whether the backward of linear() and grouped_linear() in the scope adds the weight's gradient to this store.
   bool stores_weight_gradients = true;
   // current(), if its stores_weight_gradients is true; else null.
   static WeightGradStore* current_for_weights();
 
-  // weight: the tensor that forward read, with its graph. gradient: called once, at the flush.
+  // Adds a gradient. weight: the tensor that forward read, with its autograd graph. flush() calls gradient() once to
+  // compute the gradient.
   void add(const at::Tensor& weight, std::function<at::Tensor()> gradient);
   bool empty() const { return nodes_.empty(); }
-  // Computes all gradients, one graph node at a time, and passes them to the graph. The object is empty afterwards.
+  // Computes all gradients, one autograd node at a time, and runs the autograd graphs behind the weights with them. The
+  // store is empty afterwards.
   void flush();
 
  private:
-  // Gradients whose weights come from the same graph node. A node gets all its gradients in one call, because weights
-  // that are sharded together (a parameter group) need their gradients together.
+  // Gradients whose weights come from the same autograd node. A node gets all its gradients in one call, because
+  // weights that are sharded together (a parameter group) need their gradients together.
   struct NodeGradients {
     torch::autograd::edge_list edges;
     std::vector<std::function<at::Tensor()>> gradients;

@@ -41,7 +41,7 @@ __device__ void gated_backward(T grad, T gate, T up, T& grad_gate, T& grad_up) {
   grad_up = narrow<T>(g * activation.value);
 }
 
-// The elements in packs, then the last ones that do not fill a pack one by one.
+// Computes the elements in packs, then one by one the last elements, which do not fill a pack.
 template <class Activation, int kPack, class T>
 __global__ void gate_kernel(const T* gate, const T* up, T* y, int64_t count) {
   const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, step = int64_t{gridDim.x} * blockDim.x;
@@ -73,13 +73,13 @@ __global__ void gate_backward_kernel(const T* grad, const T* gate, const T* up, 
   }
 }
 
-// Blocks for one pack per thread; the kernels loop when the grid is limited.
+// Returns the number of thread blocks that gives each thread one pack. Where blocks_for() limits it, the kernels loop.
 unsigned grid_of(int64_t count, int pack) { return blocks_for((count / pack + kThreads) / kThreads); }
 
 template <class Activation, class T>
 void run_gate(const T* gate, const T* up, T* y, int64_t count, cudaStream_t stream) {
   constexpr int kPack = kWidest<T>;
-  // Packs need aligned addresses; views of other tensors may not have them.
+  // Packs need aligned addresses, which views of other tensors may not have.
   if (is_packable(gate, kPack) && is_packable(up, kPack) && is_packable(y, kPack)) {
     launch(gate_kernel<Activation, kPack, T>, grid_of(count, kPack), kThreads, stream, gate, up, y, count);
   } else {

@@ -1,7 +1,7 @@
-// Launchers of Tessera's CUDA kernels, on raw pointers because nvcc does not see tensors
-// (rows/cuda_elementwise_kernels.h has the functions on tensors). A launch returns before its kernel has run, with the
-// error of the launch; memory must stay allocated until `stream` has passed the kernel. Sizes are 64-bit and at
-// least 1. Sums are fp32 in a fixed order, without atomics.
+// Launchers of Tessera's CUDA kernels. They take raw pointers, because nvcc does not compile libtorch's headers
+// (rows/cuda_elementwise_kernels.h has the functions on tensors). A launcher returns the error of the launch before its
+// kernel has run; memory must stay allocated until the kernel has run on `stream`. Sizes are 64-bit and at least 1.
+// Sums are fp32 in a fixed order, without atomics.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,8 +22,8 @@ cudaError_t launch_gate_backward(ElementType element, bool gelu, const void* gra
 // dtype before the product with factors.
 cudaError_t launch_rms_norm(ElementType element, const void* x, const float* factors, float eps, bool rounds_first,
                             void* y, float* inverse_rms, int64_t rows, int64_t width, cudaStream_t stream);
-// Each block writes one row of `partial`, fp32 [rms_norm_blocks(rows), width]. The sum of the rows is the gradient of
-// the factors.
+// Each thread block of launch_rms_norm_backward writes one row of `partial`, fp32 [rms_norm_blocks(rows), width]. The
+// sum of these rows is the gradient of the factors.
 int64_t rms_norm_blocks(int64_t rows);
 cudaError_t launch_rms_norm_backward(ElementType element, const void* grad, const void* x, const float* factors,
                                      const float* inverse_rms, void* grad_x, float* partial, int64_t rows,

@@ -35,8 +35,8 @@ __global__ void norm_kernel(const T* x, const float* factors, float eps, bool ro
   }
 }
 
-// With n = x * inverse: grad_x = inverse * (g f - n mean(g f n)). g n is added to the block's own row of `partial`;
-// each element of that row belongs to one thread, so no atomics are needed.
+// With g = grad, f = factors and n = x * inverse_rms: grad_x = inverse_rms * (g f - n mean(g f n)). Each thread block
+// adds g n to its row of `partial`. One thread adds to an element of that row, so no atomics are needed.
 template <int kPack, class T>
 __global__ void norm_backward_kernel(const T* grad, const T* x, const float* factors, const float* inverse_rms,
                                      T* grad_x, float* partial, int64_t rows, int64_t width) {
@@ -58,7 +58,7 @@ __global__ void norm_backward_kernel(const T* grad, const T* x, const float* fac
       for (int i = 0; i < kPack; ++i) {
         const float gradient = wide(g.at[i]), value = wide(from.at[i]);
         result.at[i] = narrow<T>(inverse * (gradient * factors[at + i] - value * mean_gradient));
-        // The first row of a block writes its sums, so the memory needs no initialisation.
+        // For its first row a block writes the sums instead of adding, so `partial` needs no initialisation.
         sums[at + i] = (first ? 0.0F : sums[at + i]) + gradient * value * inverse;
       }
       store_pack<kPack>(grad_x + row * width + at, result);

@@ -1,4 +1,4 @@
-// Whether libtorch has certain kernels for a device.
+// Tells whether libtorch has certain kernels for a device.
 //
 //   static DeviceKernels fused{"aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"};
 //   if (fused.are_registered_for(x.device())) ...
@@ -24,8 +24,9 @@ class DeviceKernels {
   DeviceKernels(std::initializer_list<const char*> operations);
   // Returns whether all operations have a kernel for this device type (never for CPU and meta).
   bool are_registered_for(c10::Device device) const;
-  // are_registered_for(), and the chip supports the kernels, which only a call can find out: `attempt` calls them and
-  // does not throw. Tried once per device and dtype; an exception is logged.
+  // Returns whether are_registered_for() is true and the chip supports the kernels. Only a call can find that out:
+  // `attempt` must call them, and if it throws c10::Error, the result is false and the error is logged. `attempt` runs
+  // once per device and dtype.
   bool work_on(c10::Device device, at::ScalarType dtype, const std::function<void()>& attempt);
 
  private:

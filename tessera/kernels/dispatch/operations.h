@@ -1,5 +1,5 @@
-// The kernels as operations of the dispatcher, in the namespace `tessera`: each has one implementation for plain
-// tensors, a derivative, and a sharding rule for DTensors.
+// Registers the kernels as operations of PyTorch's dispatcher, in the namespace `tessera`. Each operation has one
+// implementation for plain tensors, a derivative, and a sharding rule for DTensors.
 //
 //   constexpr Operation<&rotary_of> call_rotary{"tessera::rotary"};
 //   at::Tensor y = call_rotary(x, cos, sin, /*back=*/false);
@@ -26,7 +26,8 @@ c10::TypedOperatorHandle<Signature> operation(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-// The operation whose kernel for plain tensors is `kernel`, called through the dispatcher.
+// Calls an operation by its name through the dispatcher. `kernel`, the operation's kernel for plain tensors, gives the
+// types of the arguments and the result.
 template <auto kernel>
 struct Operation;
 template <class Result, class... Arguments, Result (*kernel)(Arguments...)>
@@ -51,7 +52,8 @@ void define_operation(torch::Library& library, const char* schema, Kernel&& kern
   register_rule("tessera::" + name, std::move(rule));
 }
 
-// The derivative of an operation without one (a backward operation): a double backward is an error.
+// Returns the derivative for an operation that has none (a backward operation): it raises an error in a double
+// backward.
 torch::CppFunction no_derivative();
 
 // Each function defines the operations of one source file.
@@ -63,7 +65,7 @@ void define_linear_cross_entropy(torch::Library& library);
 void define_causal_attention(torch::Library& library);
 
 // For an operation that is linear in `inputs` together: adds strategies in which these inputs and the output are
-// Partial and all other inputs are whole.
+// Partial and all other inputs are Replicate.
 void add_partial_strategies(const OpCall& call, Proposal& proposal, std::initializer_list<int> inputs);
 
 }  // namespace tessera::kernels

@@ -16,7 +16,7 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr int64_t kThreadWork = 1 << 16;  // multiply-adds of a thread's share of the columns
+constexpr int64_t kThreadWork = 1 << 16;  // least work of a thread, in multiply-adds
 
 // Multiplies m rows of x with rows [first, first + count) of the weight, with the loop of the weight's format.
 void multiply(const float* x, int64_t m, const InferenceWeight& weight, int64_t first, int64_t count, float* y) {
@@ -43,8 +43,8 @@ c10::ScalarType element_type(WeightFormat dtype) {
   return dtype == WeightFormat::kFloat32 ? at::kFloat : dtype == WeightFormat::kFloat16 ? at::kHalf : at::kBFloat16;
 }
 
-// Encodes whole blocks as GGUF's Q4_1, which formats/gguf/gguf_quants.h decodes. The scale is a block's range in 15
-// steps, rounded to fp16; a weight that was decoded from Q4_1 therefore gets the same values again. Returns false where
+// Encodes whole blocks as GGUF's Q4_1, which formats/gguf/gguf_quants.h decodes. The scale is a block's range divided
+// by 15, rounded to fp16; a weight that was decoded from Q4_1 therefore gets the same values again. Returns false where
 // a block has a value that is not finite or whose scale or minimum exceeds fp16 (65504).
 bool to_q4_blocks(std::span<const float> values, std::span<Q4Block> blocks) {
   constexpr size_t kElements = Q4Block::kElements, kHalf = kElements / 2;
@@ -114,7 +114,8 @@ InferenceWeight InferenceWeight::of(const at::Tensor& weight, WeightFormat dtype
     made.values_ = weight.detach().to(element_type(dtype)).contiguous();
     return made;
   }
-  // int8: symmetric codes from -127 to 127, with a row's largest absolute value at 127. A row of zeros has scale 0.
+  // int8: codes from -127 to 127 with one scale per row, the row's largest absolute value divided by 127. A row of
+  // zeros has scale 0.
   made.values_ = at::empty(weight.sizes(), at::kChar);
   made.scales_ = at::empty({weight.size(0)}, at::kFloat);
   constexpr int64_t kBlock = 4096;  // rows that are converted to fp32 at once
@@ -140,8 +141,9 @@ at::Tensor InferenceWeight::dequantized() const {
   return values;
 }
 
-// The columns of all weights form one range that the threads share, so that small weights do not leave threads idle. A
-// result depends only on its row of x and its row of the weight, so the split into shares does not change it.
+// The output columns of all weights form one range, which is divided over the threads, so that small weights do not
+// leave threads idle. A result depends only on its row of x and its row of the weight, so this division does not change
+// it.
 std::vector<at::Tensor> batch_invariant_linears(const at::Tensor& rows_in,
                                                 std::span<const InferenceWeight* const> weights,
                                                 std::span<const at::Tensor> biases) {
@@ -164,7 +166,8 @@ std::vector<at::Tensor> batch_invariant_linears(const at::Tensor& rows_in,
   const float* rows = x.const_data_ptr<float>();
   const int64_t grain = std::max<int64_t>(16, kThreadWork / std::max<int64_t>(1, m * k));
   at::parallel_for(0, columns, grain, [&](int64_t begin, int64_t end) {
-    // begin and end count from the first column of weight i; subtracting its columns moves on to the next weight.
+    // `begin` and `end` count output columns from the first column of weight i. Subtracting the number of its columns
+    // makes them count from the first column of weight i + 1.
     for (size_t i = 0; i < weights.size() && begin < end; ++i) {
       const int64_t n = weights[i]->out();
       if (begin < n) multiply(rows, m, *weights[i], begin, std::min(end, n) - begin, results[i].data_ptr<float>());

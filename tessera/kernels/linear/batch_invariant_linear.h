@@ -6,7 +6,7 @@
 //   const auto qkv = batch_invariant_linears(x, {&q, &k, &v});
 //
 // A GEMM of a library may round differently for another number of rows. Here a result is one sum over `in` in a fixed
-// order, in float32. With few rows of x the products are as fast as the memory that holds the weight. The loops use the
+// order, in float32. With few rows of x a product takes as long as reading the weight from memory. The loops use the
 // vector instructions of the processor (kernels/simd/gemv_kernels.h), so another processor may round differently. Plain
 // tensors on a CPU, without a derivative. Thread-safe.
 #pragma once
@@ -20,17 +20,17 @@
 namespace tessera::kernels {
 
 // Storage format of a weight. kBFloat16 and kFloat16 take two bytes per element, and the loops convert them to float32
-// as they read. kInt8 stores each row in 255 steps of the row's largest absolute value. kInt4 stores 32 elements of a
-// row in 16 steps between the smallest and the largest of them: the GGUF block format Q4_1, 5 bits per element. A
-// weight that was read from Q4_1 blocks keeps its values exactly.
+// as they read. kInt8 stores a row as codes from -127 to 127 and one scale. kInt4 stores each block of 32 elements of a
+// row as codes of 4 bits, which stand for 16 evenly spaced values from the smallest to the largest element: the GGUF
+// block format Q4_1, 5 bits per element. A weight that was read from Q4_1 blocks keeps its values exactly.
 enum class WeightFormat { kFloat32, kBFloat16, kFloat16, kInt8, kInt4 };
 
 class InferenceWeight {
  public:
   InferenceWeight() = default;
   // Converts a weight [out, in] of any floating-point dtype. The result shares the weight's memory where dtype and
-  // layout already fit. kInt4 with rows that are not whole blocks of 32 becomes kInt8. Error kFormat for kInt4 and a
-  // weight with a value that is not finite or exceeds the range of fp16.
+  // layout already fit. kInt4 becomes kInt8 if the length of a row is not a multiple of 32. Error kFormat for kInt4 and
+  // a weight with a value that is not finite or exceeds the range of fp16.
   static InferenceWeight of(const at::Tensor& weight, WeightFormat dtype);
   bool defined() const { return values_.defined(); }
   WeightFormat dtype() const { return dtype_; }
@@ -46,14 +46,15 @@ class InferenceWeight {
   at::Tensor values_, scales_;
 };
 
-// x [..., in] fp32; bias [out] fp32 or undefined. Error kShape for other tensors.
+// Returns x weight^T + bias, fp32 [..., out]. x [..., in] fp32; bias [out] fp32 or undefined. Error kShape for other
+// tensors.
 at::Tensor batch_invariant_linear(const at::Tensor& x, const InferenceWeight& weight, const at::Tensor& bias = {});
 // Products of the same x with several weights. biases: empty, or one per weight.
 std::vector<at::Tensor> batch_invariant_linears(const at::Tensor& x, std::span<const InferenceWeight* const> weights,
                                                 std::span<const at::Tensor> biases = {});
 
-// activation(gate) * up, row by row. The activation is silu, or gelu (tanh form) where `gelu` is true. Two fp32 tensors
-// of the same shape.
+// Returns activation(gate) * up. The activation is silu, or gelu (tanh form) where `gelu` is true. gate and up:
+// contiguous fp32 tensors of the same shape on the CPU, else Error kShape.
 at::Tensor batch_invariant_gate(const at::Tensor& gate, const at::Tensor& up, bool gelu);
 
 // The vector instructions that the loops use: "avx512", "avx2" or "plain".

@@ -9,8 +9,8 @@
 
 namespace tessera::kernels {
 
-// Seven decades, from 1e-6 to 1, each with twice as many values as the decade before. Computed with torchao's
-// operations in torchao's order, so that all roundings agree.
+// The map has values in seven decades, from 1e-7 to 1, and each decade has twice as many values as the one before. The
+// values are computed with torchao's operations in torchao's order, so that they are rounded as torchao's are.
 at::Tensor dynamic_map(bool is_signed) {
   constexpr int kExponents = 7;
   std::vector<double> values = {0, 1};

@@ -15,7 +15,7 @@ namespace tessera::kernels {
 
 // 256 ascending values, float32, in [-1, 1] where is_signed is true, else in [0, 1].
 at::Tensor dynamic_map(bool is_signed);
-// The index of the value of the map that is nearest to `value`; of two equally near ones the larger index.
+// Returns the index of the value in the map that is nearest to `value`; of two equally near values, the larger index.
 uint8_t nearest_in_map(const float* map, float value);
 
 }  // namespace tessera::kernels

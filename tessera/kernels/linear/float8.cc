@@ -28,8 +28,8 @@ at::Tensor in_tiles(const at::Tensor& data, bool rows_too) {
   return at::constant_pad_nd(whole.view(at::kByte), {0, columns, 0, rows}).view(data.scalar_type());
 }
 
-// _scaled_mm takes a row-major a, a column-major b, and the inverse scales. Padded columns add 0 to the sums; padded
-// rows of b are columns of the result, which are cut off.
+// _scaled_mm takes a row-major a, a column-major b, and the inverse scales. The padded columns of a and b add 0 to the
+// sums. The padded rows of b give additional columns of the result, which are cut off.
 at::Tensor native_product(const Float8Tensor& a, const Float8Tensor& b, c10::ScalarType dtype) {
   const auto y = at::_scaled_mm(in_tiles(a.data, false), in_tiles(b.data, true).t(), a.scale.reciprocal(),
                                 b.scale.reciprocal(), /*bias=*/std::nullopt, /*scale_result=*/std::nullopt, dtype,

@@ -23,7 +23,7 @@ struct Float8Tensor {
 Float8Tensor to_float8(const at::Tensor& tensor, c10::ScalarType dtype);
 
 // Returns whether the device multiplies float8 natively (_scaled_mm: CUDA from compute capability 8.9). The first call
-// tries it.
+// per device runs such a product to find out.
 bool has_float8_products(c10::Device device);
 // The product of a [M, K] and the transpose of b [N, K], as [M, N] in `dtype`, with float32 sums. At most one of a and
 // b may be float8_e5m2.

@@ -18,7 +18,7 @@ struct RowGroup {
   int64_t index, begin, rows;
 };
 
-// The groups that have rows.
+// Returns the groups that have at least one row.
 std::vector<RowGroup> row_groups(const at::Tensor& counts) {
   const auto* rows = counts.const_data_ptr<int64_t>();
   std::vector<RowGroup> groups;
@@ -28,11 +28,12 @@ std::vector<RowGroup> row_groups(const at::Tensor& counts) {
   return groups;
 }
 
-// Rows from which a group's product runs through product_nt. Group sizes change in every call, and oneDNN takes about a
-// millisecond to prepare each new size; for smaller groups that costs more than the faster product saves.
+// A group of at least kLargeGroup rows computes its product by product_nt(). Group sizes change in every call, and
+// oneDNN takes about a millisecond to prepare each new size; for smaller groups that costs more than the faster product
+// saves.
 constexpr int64_t kLargeGroup = 2048;
 
-// into = a times the transpose of b. rows: the group's number of rows.
+// Writes a times the transpose of b into `into`. rows: the number of rows of the group.
 void write_product(at::Tensor into, const at::Tensor& a, const at::Tensor& b, int64_t rows) {
   if (rows < kLargeGroup && runs_in_fp32(a)) {
     into.copy_(a.to(at::kFloat).mm(b.t().to(at::kFloat)));
@@ -68,7 +69,8 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
     at::Tensor grad_x, grad_weight;
     if (ctx->needs_input_grad(0)) grad_x = grouped_linear(grads[0], weight.transpose(1, 2), counts);
     if (ctx->needs_input_grad(1)) {
-      // Zero-bubble pipelines compute weight gradients later; a double backward cannot defer them.
+      // In zero-bubble pipelines the WeightGradStore computes weight gradients later. A double backward needs them now,
+      // because it differentiates them.
       auto* const grad_store = kernels::WeightGradStore::current_for_weights();
       if (grad_store != nullptr && !c10::GradMode::is_enabled()) {
         grad_store->add(weight, [grad = grads[0], x, counts] { return grouped_weight_gradient(grad, x, counts); });
@@ -80,8 +82,8 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   }
 };
 
-// The gradient of the weights, [E, out, in], from grad [M, out] and x [M, in]. An operation of its own with a
-// derivative, so that grouped_linear has a second one.
+// The gradient of the weights, [E, out, in], from grad [M, out] and x [M, in]. It is an autograd function of its own,
+// so that grouped_linear has a second derivative.
 struct GroupedWeightGradient : torch::autograd::Function<GroupedWeightGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& x,
                             const at::Tensor& counts) {

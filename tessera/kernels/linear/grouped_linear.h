@@ -1,4 +1,4 @@
-// One matrix product for each group of rows (a grouped GEMM): the experts of a mixture apply their weights to the
+// One matrix product for each group of rows (a grouped GEMM): the experts of an MoE layer apply their weights to the
 // tokens that the router sent to them.
 //
 //   at::Tensor y = grouped_linear(x, weight, counts);     // x [M, in], weight [E, out, in]: [M, out]

@@ -27,7 +27,8 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// With fewer rows a product is bound by reading the weight, and the set-up of oneDNN costs more than it saves.
+// A product with fewer rows than kMinRows takes as long as reading the weight, and the set-up of oneDNN costs more than
+// oneDNN saves.
 constexpr int64_t kMinRows = 16;
 
 bool is_plain_cpu_float(const at::Tensor& tensor) {
@@ -47,7 +48,7 @@ bool product_in_fp32(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
          !is_dtensor(a) && !is_dtensor(b) && runs_in_fp32(a) && runs_in_fp32(b);
 }
 
-// Flattens [..., n] to [rows, n]. x may have no elements.
+// Flattens [..., n] to [rows, n], also if the tensor has no elements.
 at::Tensor as_rows(const at::Tensor& tensor) {
   const auto leading = tensor.sizes().slice(0, static_cast<size_t>(tensor.dim()) - 1);
   return tensor.reshape({c10::multiply_integers(leading), tensor.size(-1)});
@@ -66,7 +67,7 @@ at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight, const Option
   TESSERA_CHECK(x.scalar_type() == weight.scalar_type(), ErrorKind::kShape,
                 "[kernels.linear] found x of {} and a weight of {}, wanted the same dtype",
                 c10::toString(x.scalar_type()), c10::toString(weight.scalar_type()));
-  // at::linear accepts or refuses a bias of another dtype depending on the strides of x. This path always accepts it.
+  // at::linear accepts a bias of another dtype only for some strides of x. at::matmul and add_ accept it always.
   if (bias && bias->scalar_type() != x.scalar_type()) return at::matmul(x, weight.t()).add_(*bias);
   if (product_in_fp32(x, weight, x.numel() / std::max<int64_t>(x.size(-1), 1))) {
     const auto wide = [](const at::Tensor& tensor) { return tensor.to(at::kFloat); };
@@ -85,7 +86,7 @@ constexpr Operation<&linear_of> call_linear{"tessera::linear"};
 
 // y = x weight^T + bias as an autograd node. Like libtorch's node, it saves from x and weight only the tensors that the
 // requested gradients need. It does not save an x that backward can recompute
-// (kernels/autograd/recomputed_activation.h). Its backward is made of differentiable products. known: y where it is
+// (kernels/autograd/recomputed_activation.h). Its backward is made of differentiable products. known: y, if it is
 // already computed.
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
@@ -146,7 +147,8 @@ struct WeightGradient : torch::autograd::Function<WeightGradient> {
   }
 };
 
-// One autograd node for plain tensors and DTensors. libtorch's node saves x or a copy of x, depending on its strides.
+// Plain tensors and DTensors use the same autograd node, LinearFunction. libtorch's own node saves x or a copy of x,
+// depending on the strides of x.
 at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
   if (torch::autograd::compute_requires_grad(x, weight, bias)) {
     return LinearFunction::apply(x, weight, bias, std::nullopt);
@@ -159,8 +161,9 @@ at::Tensor differentiable_weight_gradient(const at::Tensor& grad, const at::Tens
   return WeightGradient::apply(grad, x);
 }
 
-// x [..., k], weight [n, k], bias [n]. Rows are independent; n shards the weight; k gives partial sums. With partial
-// sums every rank adds its bias, so the bias must be Partial, too.
+// Sharding strategies of x [..., k], weight [n, k], bias [n]. The leading dims of x may be sharded. If n is sharded,
+// weight and bias are sharded in dim 0. If k is sharded, the output is Partial; every rank then adds its bias, so the
+// bias must be Partial, too.
 void propose_linear(const OpCall& call, Proposal& proposal) {
   const auto &x = call.inputs[0], &weight = call.inputs[1];
   check_shapes(x.sizes, weight.sizes,
@@ -178,7 +181,7 @@ void propose_linear(const OpCall& call, Proposal& proposal) {
   proposal.output(with_last(x.sizes, weight.sizes[0]));
 }
 
-// grad [..., n], x [..., k]: [n, k]. Sharded rows give a Partial result.
+// Sharding strategies of grad [..., n], x [..., k] -> [n, k]. If the leading dims are sharded, the result is Partial.
 void propose_weight_gradient(const OpCall& call, Proposal& proposal) {
   const auto &grad = call.inputs[0], &x = call.inputs[1];
   const int64_t last = x.dim() - 1;
@@ -209,7 +212,7 @@ std::string describe_cpu_kernels() {
 }
 
 // Each rank sends five characters: whether it has oneDNN, whether oneDNN is faster, its vector level, and the choices
-// for bf16 and fp16. The first rank's choices hold; the vector level is the smallest of all ranks.
+// for bf16 and fp16. All ranks take the first rank's choices and the smallest vector level of all ranks.
 void synchronize_kernel_choices(comm::Group& group) {
   if (group.size() == 1) return;
   const auto level = static_cast<char>('0' + static_cast<int>(vector_level()));
@@ -228,7 +231,8 @@ void synchronize_kernel_choices(comm::Group& group) {
 
 namespace {
 
-// oneDNN copies a transposed first operand slowly. The transposition loop is faster where it runs.
+// oneDNN is slow at copying a first operand that is a transposed view. transpose_matrix() copies it faster, where its
+// loops run.
 at::Tensor dense_left(const at::Tensor& a) {
   const bool is_transposed = a.stride(0) == 1 && a.stride(1) >= a.size(0);
   if (!is_transposed || a.size(0) % 16 != 0 || a.size(1) % 16 != 0 || !supports_elementwise_kernels(a)) return a;

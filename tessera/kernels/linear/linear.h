@@ -10,8 +10,8 @@
 // ~/.cache/tessera), so that later runs and other ranks on the machine round in the same way. The environment variables
 // TESSERA_LINEAR=onednn|aten and TESSERA_LINEAR_16=native|fp32 set the kernel without a measurement.
 //
-// DTensors: every dim may be sharded. The product uses the shards where they are if the placements of one of the two
-// operands allow it (operations tessera::linear, tessera::linear_weight_gradient). Thread-safe.
+// DTensors: every dim may be sharded. If the placements of x and weight do not fit one of the sharding strategies, an
+// operand is redistributed first (operations tessera::linear, tessera::linear_weight_gradient). Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,8 +38,8 @@ std::string_view linear_kernel_name(at::ScalarType type);
 // COLLECTIVE over the group.
 void synchronize_kernel_choices(comm::Group& group);
 
-// Everything that decides the last bit of CPU results, as text: "fp32 products onednn, bf16 products native, fp16
-// products fp32, loops avx512" (or loops avx2, plain).
+// Returns a text with all choices that can change the last bits of CPU results: "fp32 products onednn, bf16 products
+// native, fp16 products fp32, loops avx512" (or loops avx2, plain).
 std::string describe_cpu_kernels();
 
 // The product of a [m, k] and the transpose of b [n, k]: [m, n]. Plain tensors, not differentiable. a and b may be

@@ -62,7 +62,8 @@ KernelTimes best_of(const char* description, First&& first, Second&& second) {
   return best;
 }
 
-// The factor by which the first kernel must be faster. Near ties then always choose the second one, in every run.
+// The first kernel is chosen only if it is faster by this factor. Two kernels of nearly equal speed then give the
+// second one in every run.
 constexpr double kMinSpeedup = 1.1;
 
 bool measure_onednn() {
@@ -73,7 +74,8 @@ bool measure_onednn() {
   return times.first * kMinSpeedup < times.second;
 }
 
-// Times the product with a square weight and the product of its gradient, whose first operand is transposed.
+// Times two products together: that of x with a square weight, and that of the weight gradient, whose first operand is
+// transposed.
 KernelTimes in_fp32_and_native(at::ScalarType type, int64_t rows, int64_t columns) {
   const auto x = at::ones({rows, columns}, type), weight = at::ones({columns, columns}, type);
   const auto both = [](const at::Tensor& a, const at::Tensor& b) { return at::linear(a, b).t().mm(a); };
@@ -116,9 +118,9 @@ std::optional<bool> read_choice(const std::filesystem::path& file, const KernelC
   return std::nullopt;
 }
 
-// A choice that is made once per process: by set_linear_choice() and set_fp32_choice() (ranks agreed), else by the
-// environment variable, else from the file of this machine, else by a measurement. call_once serialises the threads; an
-// agreed value may come at any time and then wins.
+// A choice that is made once per process. The first of these decides: set(), called with the choice that ranks agreed
+// on; the environment variable; the file of this machine; a measurement. call_once serialises the threads. set() may be
+// called at any time and overrides the other sources.
 class KernelChoice {
  public:
   KernelChoice(const char* variable, std::string_view kind, const KernelChoiceNames& names,

@@ -18,7 +18,7 @@ at::Tensor onednn_product(const at::Tensor& x, const at::Tensor& weight, const a
 // choice that ranks agreed on; TESSERA_LINEAR; the choice stored for this machine; a measurement, which is then stored.
 bool onednn_is_faster();
 bool has_onednn();
-// Sets the choice of this process from now on.
+// Sets whether fp32 products of this process run through oneDNN from now on.
 void set_linear_choice(bool onednn);
 
 // Returns whether products in kBFloat16 or kHalf run in fp32, with one rounding at the end. The first of these decides:
@@ -27,11 +27,12 @@ void set_linear_choice(bool onednn);
 bool fp32_is_faster_for(at::ScalarType type);
 // Returns whether `operand` is a 16-bit CPU tensor whose products run in fp32.
 bool runs_in_fp32(const at::Tensor& operand);
-// Sets the choice of this process from now on.
+// Sets whether products of this process in `type` run in fp32 from now on.
 void set_fp32_choice(at::ScalarType type, bool fp32);
 
-// While the object lives, fp32 products of this thread run through oneDNN (or do not), whichever is faster. Error
-// kConfig where libtorch has no oneDNN. Objects may be nested.
+// While the object lives, fp32 products of this thread run through oneDNN if `onednn` is true and through ATen if it is
+// false, regardless of which is faster. Error kConfig if `onednn` is true and libtorch has no oneDNN. Objects may be
+// nested.
 class LinearKernelGuard {
  public:
   explicit LinearKernelGuard(bool onednn);
@@ -43,7 +44,7 @@ class LinearKernelGuard {
   std::optional<bool> before_;
 };
 
-// The names of the two choices, in files and environment variables.
+// The names of the two kernels of a choice, in files and environment variables.
 struct KernelChoiceNames {
   std::string_view yes, no;
 };

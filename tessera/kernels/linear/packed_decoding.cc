@@ -7,7 +7,7 @@
 namespace tessera::kernels {
 namespace {
 
-// Reads `count` numbers of one or two bytes from each block, starting at byte `at`, as float32.
+// Reads `count` bytes of each block, starting at byte `at`, as numbers of dtype `type`, and converts these to float32.
 at::Tensor numbers(const at::Tensor& bytes, int64_t at, int64_t count, at::ScalarType type) {
   return bytes.narrow(1, at, count).contiguous().view(type).to(at::kFloat);
 }
@@ -15,12 +15,12 @@ at::Tensor numbers(const at::Tensor& bytes, int64_t at, int64_t count, at::Scala
 at::Tensor low_half(const at::Tensor& bytes) { return bytes.bitwise_and(15); }
 at::Tensor high_half(const at::Tensor& bytes) { return bytes.bitwise_right_shift(4); }
 
-// The shift counts 0, step, 2 step, ... on the device of `beside`.
+// Returns `count` shift counts 0, step, 2 step, ... with the dtype and device of `beside`.
 at::Tensor shifts(int64_t count, int64_t step, const at::Tensor& beside) {
   return at::arange(0, count * step, step, beside.options());
 }
 
-// Blocks of 4- and 5-bit codes: float32 [blocks, 32] from bytes [blocks, 18 to 24]. The formats are described at
+// Decodes blocks of 4- and 5-bit codes: bytes [blocks, 18 to 24] to float32 [blocks, 32]. The formats are described at
 // decode_nibbles and its neighbours in formats/gguf/gguf_quants.cc.
 at::Tensor decode_q4_or_q5(at::Tensor bytes, bool minimum, bool fifth_bit) {
   const auto scale = numbers(bytes, 0, 2, at::kHalf);
@@ -43,7 +43,8 @@ at::Tensor decode_q8_0(const at::Tensor& bytes) {
   return numbers(bytes, 2, 32, at::kChar).mul_(numbers(bytes, 0, 2, at::kHalf));
 }
 
-// Blocks of Q4_K and Q5_K: float32 [blocks, 256], eight groups of 32 with 6-bit scales and minimums.
+// Decodes blocks of Q4_K and Q5_K to float32 [blocks, 256]. A block has eight groups of 32 elements, each with a 6-bit
+// scale and minimum.
 at::Tensor decode_q4_k_or_q5_k(const at::Tensor& bytes, bool fifth_bit) {
   // Groups 0-3: the lower six bits of bytes 4-7 are the scales, those of bytes 8-11 the minimums. Groups 4-7: bytes
   // 12-15 have the lower four bits of scale and minimum, and the top two bits of bytes 4-11 are their upper bits.
@@ -62,7 +63,8 @@ at::Tensor decode_q4_k_or_q5_k(const at::Tensor& bytes, bool fifth_bit) {
   return scale.unsqueeze(2).mul(codes.to(at::kFloat)).sub_(least.unsqueeze(2));
 }
 
-// Blocks of Q6_K: float32 [blocks, 256], two halves of four quarters of 32, with a signed scale per 16 elements.
+// Decodes blocks of Q6_K to float32 [blocks, 256]. A block has two halves of four groups of 32 elements, and a signed
+// scale for each 16 elements.
 at::Tensor decode_q6_k(const at::Tensor& bytes) {
   const auto low = bytes.narrow(1, 0, 128).reshape({-1, 2, 1, 2, 32});
   const auto lower = low.bitwise_right_shift(shifts(2, 4, bytes).view({2, 1, 1})).bitwise_and(15);

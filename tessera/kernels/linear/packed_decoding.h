@@ -12,7 +12,8 @@ namespace tessera::kernels {
 // block may be shorter. table: float32 [16]. Returns table[code] * scale for the first `count` codes, float32 [count].
 at::Tensor decode_codes(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& table, int64_t block,
                         int64_t count);
-// bytes: uint8 [rows, bytes of a row], a row being whole blocks. Returns float32 [rows, in].
+// Decodes `bytes`, uint8 [rows, bytes of a row], to float32 [rows, in]. A row is a whole number of blocks of the
+// format.
 at::Tensor decode_gguf_rows(GgmlType type, const at::Tensor& bytes, int64_t in);
 
 }  // namespace tessera::kernels

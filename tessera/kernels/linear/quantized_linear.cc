@@ -16,19 +16,19 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Elements that are decoded at once, as float32: 4 MiB on the CPU, to stay in the cache; 16 MiB on other devices, where
-// each piece costs several kernel launches.
+// Returns how many elements of the weight are decoded at once. As float32 these are 4 MiB on the CPU, which stay in the
+// cache, and 16 MiB on other devices, where decoding costs several kernel launches.
 int64_t decoded_elements(const QuantizedWeight& weight) {
   return weight.device().is_cpu() ? int64_t{1} << 20 : int64_t{1} << 22;
 }
 
-// x weight^T; with `transposed`, x weight for x [..., out]. The weight is decoded some rows at a time.
+// Returns x weight^T; with `transposed`, x weight for x [..., out]. The weight is decoded some rows at a time.
 at::Tensor product_with(const at::Tensor& x, const QuantizedWeight& weight, bool transposed) {
   const c10::NoGradGuard no_grad;
   const int64_t width = x.size(-1);
   const int64_t step = std::max<int64_t>(1, decoded_elements(weight) / std::max<int64_t>(weight.in(), 1));
   const auto flat = x.detach().reshape({width == 0 ? 0 : x.numel() / width, width});
-  // The transposed product sums over pieces, in float32 like the sums inside a product.
+  // With `transposed` the products with all groups of decoded rows are summed, in float32 as the sums inside a product.
   auto y = transposed ? at::zeros({flat.size(0), weight.in()},
                                   x.options().dtype(at::promote_types(x.scalar_type(), at::kFloat)))
                       : at::empty({flat.size(0), weight.out()}, x.options());

@@ -45,7 +45,7 @@ const at::Tensor& scale_map() {
 
 int64_t blocks_of(int64_t elements, int64_t block) { return (elements + block - 1) / block; }
 
-// The nearest value's index; exactly between two values the lower index wins.
+// Returns the index of the nearest NF4 value; of two equally near values, the lower index.
 uint8_t nearest_nf4(float value) {
   const auto above = std::ranges::upper_bound(kNf4, value);
   if (above == kNf4.begin()) return 0;
@@ -70,7 +70,7 @@ std::pair<at::Tensor, at::Tensor> to_8_bits(const at::Tensor& values) {
   auto codes = at::empty({count}, at::kByte), largest = at::empty({blocks}, at::kFloat);
   const auto *from = values.const_data_ptr<float>(), *steps = map.const_data_ptr<float>();
   auto* const to = codes.mutable_data_ptr<uint8_t>();
-  // A block of zeros has scale 0; its codes are those of 0.
+  // A block of zeros has scale 0 and the codes of the value 0.
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t begin = block * kNestedBlock, end = std::min(begin + kNestedBlock, count);
     float most = 0;
@@ -118,7 +118,8 @@ QuantizedWeight QuantizedWeight::nf4(const at::Tensor& values, const Nf4Options&
                 "[kernels.nf4] found a weight {} with values that are not finite, wanted finite values",
                 c10::str(values.sizes()));
   if (!options.double_quant || blocks == 0) return out;
-  // The scales are positive. Minus their mean they use both signs of the map.
+  // The scales are not negative. After their mean is subtracted they have both signs and use all values of the signed
+  // map.
   out.mean_ = out.absmax_.mean().item<float>();
   std::tie(out.absmax_, out.nested_absmax_) = to_8_bits(out.absmax_ - out.mean_);
   out.map_ = scale_map();
@@ -161,7 +162,8 @@ QuantizedWeight QuantizedWeight::to(c10::Device device) const {
   return out;
 }
 
-// Only the window changes; the part shares the packed bytes. rows() decodes whole rows and then cuts the columns.
+// Changes only the range of rows or columns; the result shares the packed bytes. rows() decodes whole packed rows and
+// then cuts out the columns.
 QuantizedWeight QuantizedWeight::part(int64_t dim, int64_t begin, int64_t size) const {
   auto out = *this;
   auto& extent = dim == 0 ? out.out_ : out.in_;
@@ -173,7 +175,8 @@ QuantizedWeight QuantizedWeight::part(int64_t dim, int64_t begin, int64_t size) 
   return out;
 }
 
-// The scales of NF4 blocks [first_block, first_block + blocks), float32; decoded first where they are 8-bit codes.
+// Returns the scales of NF4 blocks [first_block, first_block + blocks), float32. Scales that are 8-bit codes are
+// decoded.
 at::Tensor QuantizedWeight::absmax_of(int64_t first_block, int64_t blocks) const {
   const auto own = absmax_.narrow(0, first_block, blocks);
   if (!nested_absmax_.defined()) return own;
@@ -188,8 +191,8 @@ at::Tensor QuantizedWeight::absmax_of(int64_t first_block, int64_t blocks) const
 
 at::Tensor QuantizedWeight::absmax() const { return absmax_of(0, absmax_.numel()); }
 
-// Rows [first, first + count) of the packed weight with all columns. A row need not begin at a block, so the scales are
-// read from the block in which its first element is.
+// Decodes rows [first, first + count) of the packed weight with all columns. A row need not begin at the start of a
+// block, so the scales are read from the block in which its first element is.
 at::Tensor QuantizedWeight::nf4_rows(int64_t first, int64_t count) const {
   const int64_t begin = first * row_elements_, elements = count * row_elements_, end = begin + elements;
   if (elements == 0) return at::empty({count, row_elements_}, packed_.options().dtype(at::kFloat));

@@ -4,9 +4,9 @@
 //   at::Tensor all = allgather_cp_sharded_tensor(logprobs, cp);                 // [B, T / size] -> [B, T]
 //
 // The functions have the semantics of nemo_rl.distributed.model_utils and the same names, without the leading
-// underscore. "Balanced" is the order of ContextLayout (context_layout.h). Lengths that 2 * size does not divide are
-// supported, too. A function with a group is COLLECTIVE over the group, and so is its backward pass. With a null group
-// or a group of one rank the function returns its input. No second derivatives. Thread-safe.
+// underscore. "Balanced" means ContextLayout::Order::kBalanced (kernels/attention/context_layout.h). Lengths that 2 *
+// size does not divide are supported, too. A function with a group is COLLECTIVE over the group, and so is its backward
+// pass. With a null group or a group of one rank the function returns its input. No second derivatives. Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,8 +22,8 @@ namespace tessera::kernels {
 at::Tensor get_tokens_on_this_cp_rank(const at::Tensor& input, int64_t cp_rank, int64_t cp_size, int64_t seq_dim = 1);
 
 // All-gathers the shards into the whole tensor, in the order of the sequence. The gradient of a shard is the sum of all
-// ranks' gradients of the whole: where all ranks compute the same loss, it is `size` times the loss's gradient. Error
-// kShape where the shard sizes are not those of a balanced sequence.
+// ranks' gradients of the whole tensor: where all ranks compute the same loss, it is `size` times the loss's gradient.
+// Error kShape where the shard sizes are not those of a balanced sequence.
 at::Tensor allgather_cp_sharded_tensor(const at::Tensor& tensor, const std::shared_ptr<comm::Group>& group,
                                        int64_t seq_dim = 1);
 

@@ -1,4 +1,5 @@
-// Functions of the whole softmax over a sharded vocabulary: entropy, cross entropy, softmax and log-softmax.
+// Functions of the softmax over a whole vocabulary that is sharded over ranks: entropy, cross entropy, softmax and
+// log-softmax.
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <functional>
@@ -58,8 +59,8 @@ struct RowEntropies {
 };
 
 // Each rank sends three numbers per row: the maximum m, s = sum e^(x - m) and w = sum (x - m) e^(x - m). With the
-// maximum M over all ranks, sum (x - M) e^(x - M) is the sum over ranks of (w + (m - M) s) e^(m - M). Divided by the
-// sum of all e^(x - M), minus its logarithm, that is sum p log p. COLLECTIVE over the part's group.
+// maximum M over all ranks, sum (x - M) e^(x - M) is the sum over ranks of (w + (m - M) s) e^(m - M). With S the sum of
+// all e^(x - M), sum p log p is this sum divided by S, minus log S. COLLECTIVE over the part's group.
 RowEntropies entropy_of_rows(const at::Tensor& logits, const VocabShard& part, int64_t max_rows) {
   const LogitRows rows(logits);
   const auto options = rows.options.dtype(at::kDouble);
@@ -81,7 +82,7 @@ RowEntropies entropy_of_rows(const at::Tensor& logits, const VocabShard& part, i
   const auto maximum = all.select(2, 0), sum = all.select(2, 1), weighted = all.select(2, 2);
   const auto merged = detail::merge_softmax_sums(maximum, sum);
   const auto shift = detail::finite_max(maximum).sub(detail::finite_max(merged.all.maximum));
-  // A part without finite logits has s = w = 0, so its shift does not count.
+  // A rank without finite logits has s = w = 0, so its value of `shift` does not matter.
   const auto total = weighted.add(shift.mul(sum)).mul(merged.factors).sum(0);
   return {total.div(merged.all.sum).sub(merged.all.sum.log()), merged.all};
 }
@@ -121,8 +122,8 @@ struct RowCrossEntropies {
   SoftmaxSums student, target;
 };
 
-// Like entropy_of_rows, with the target's weights e^(target - m_p) on the student's x - m_q. The loss is
-// log sum e^(x - M_q) - sum p (x - M_q). COLLECTIVE over the part's group.
+// As entropy_of_rows, but the student's x - m_q is weighted by the target's e^(target - m_p). With p the softmax of the
+// target, the loss is log sum e^(x - M_q) - sum p (x - M_q). COLLECTIVE over the part's group.
 RowCrossEntropies cross_entropy_of_rows(const at::Tensor& student, const at::Tensor& target, const VocabShard& part) {
   const LogitRows q(student), p(target);
   const auto options = q.options.dtype(at::kDouble);
@@ -158,7 +159,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
     return found.loss.to(wide_type(student.scalar_type())).view(leading_sizes(student));
   }
 
-  // grad = (q - p) g
+  // grad = (q - p) g, with q and p the softmax of student and target.
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     detail::refuse_second_derivative("distributed_cross_entropy");
     const auto saved = ctx->get_saved_variables();
@@ -180,7 +181,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
 
 // ---- softmax ----
 
-// softmax, or log-softmax where `logarithm` is true. COLLECTIVE over the part's group.
+// Returns the softmax, or the log-softmax where `logarithm` is true. COLLECTIVE over the part's group.
 at::Tensor softmax_of_parts(const at::Tensor& logits, const VocabShard& part, bool logarithm) {
   const LogitRows rows(logits);
   auto sums = detail::softmax_sums(rows);

@@ -16,7 +16,8 @@ namespace {
 using detail::LogitRows;
 using detail::RowTile;
 
-// bool [rows]: all ids of the row are ignored. Only on the CPU; undefined where no row is ignored.
+// Returns bool [rows]: true where all ids of the row are kIgnoredLabel. Undefined on an accelerator, and where no row
+// is ignored.
 at::Tensor ignored_rows(const at::Tensor& ignored) {
   if (!ignored.device().is_cpu()) return {};
   const auto rows = ignored.all(1);
@@ -28,8 +29,8 @@ struct GatheredLogprobs {
   detail::SoftmaxSums sums;
 };
 
-// One all-gather of 2 + 2 K numbers per row: maximum and sum of this rank's columns, the logit at each id (0 where the
-// rank does not have the column) and a 1 where it has the column. Sums over ranks then give the target's logit and the
+// All-gathers 2 + 2 K numbers per row: maximum and sum of this rank's columns, the logit at each id (0 where the rank
+// does not have the column) and a 1 where it has the column. Sums over ranks then give the target's logit and the
 // number of ranks with the id, which must be 1. COLLECTIVE over `part.group`.
 GatheredLogprobs gather_logprobs(const at::Tensor& logits, const at::Tensor& ids, const VocabShard& part,
                                  int64_t max_rows) {
@@ -55,9 +56,9 @@ GatheredLogprobs gather_logprobs(const at::Tensor& logits, const at::Tensor& ids
   return {logprobs, sums};
 }
 
-// The gradient of the logits, (onehot - softmax) g, summed over the K ids of a row. No communication: the saved maximum
-// and sum are those of the whole vocabulary. Rows whose ids are all ignored get zeros, also where their logits are
-// infinite or NaN.
+// Returns the gradient of the logits, (onehot - softmax) g, summed over the K ids of a row. No communication: the saved
+// maximum and sum are those of the whole vocabulary. Rows whose ids are all ignored get zeros, also where their logits
+// are infinite or NaN.
 at::Tensor gather_logprobs_backward(const at::Tensor& grad, const at::Tensor& logits, const at::Tensor& ids,
                                     const detail::SoftmaxSums& sums, const VocabShard& part, int64_t max_rows) {
   const LogitRows rows(logits);

@@ -24,7 +24,7 @@ using torch::autograd::variable_list;
 
 constexpr const char* kLinearVerb = "linear_logprobs";
 
-// The rows of one call whose target is not ignored, and the head's rows of this rank's part.
+// The rows of one call whose target is not kIgnoredLabel, and the head's weight for this rank's part of the vocabulary.
 struct HeadRows {
   LabelledRows labelled;
   at::Tensor weight, hidden;
@@ -61,7 +61,7 @@ struct LinearForward {
   detail::SoftmaxSums sums;  // of the rows that are not ignored
 };
 
-// One all-gather of four numbers per row: maximum, sum, target logit, and 1 where this rank has the target's column.
+// All-gathers four numbers per row: maximum, sum, target logit, and 1 where this rank has the target's column.
 // COLLECTIVE over the part's group.
 LinearForward linear_forward(const HeadRows& head, const VocabShard& part) {
   const detail::LocalColumns local_columns(head.ids, part);
@@ -89,9 +89,9 @@ struct LinearGradients {
   at::Tensor hidden, weight;
 };
 
-// The gradients of the rows that are not ignored. Each chunk's logits are computed again, become
-// (onehot - softmax) g in place, and are multiplied into both gradients. hidden's gradient is all-reduced over the
-// part's group: COLLECTIVE over the group where wants_hidden is true.
+// Returns the gradients of the rows that are not ignored. Each chunk's logits are computed again and overwritten by
+// (onehot - softmax) g, which is multiplied into both gradients. hidden's gradient is all-reduced over the part's
+// group: COLLECTIVE over the group where wants_hidden is true.
 LinearGradients linear_backward(const HeadRows& head, const at::Tensor& weight, const at::Tensor& grad,
                                 const detail::SoftmaxSums& sums, const VocabShard& part, bool wants_hidden,
                                 bool wants_weight) {
@@ -162,8 +162,8 @@ struct HeadLayout {
   int64_t class_dim = -1;  // mesh dim
 };
 
-// Decides per mesh dim what it shards: the classes (the first mesh dim that shards weight's rows), the rows of hidden,
-// or nothing. Where rows are sharded, each rank's gradient of the weight covers only its rows and is Partial.
+// Decides for each mesh dim what it shards: the classes (the first mesh dim that shards weight's rows), the rows of
+// hidden, or nothing. Where rows are sharded, each rank's gradient of the weight covers only its rows and is Partial.
 HeadLayout layout_of_head(const at::Tensor& hidden, const at::Tensor& weight) {
   HeadLayout layout;
   const int64_t leading = hidden.dim() - 1;

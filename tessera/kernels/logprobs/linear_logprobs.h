@@ -29,8 +29,8 @@ struct LinearLogprobOptions {
 
 at::Tensor linear_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target,
                            const LinearLogprobOptions& options = {});
-// For plain tensors. weight holds the head's rows of `part`, this rank's share of the vocabulary. COLLECTIVE over
-// part.group; all its ranks pass the same hidden states.
+// linear_logprobs() for plain tensors with a vocabulary that the caller has sharded: `weight` has the head's rows for
+// `part`, this rank's columns of the logits. COLLECTIVE over part.group; all its ranks pass the same hidden states.
 at::Tensor linear_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target,
                            const VocabShard& part, const LinearLogprobOptions& options = {});
 

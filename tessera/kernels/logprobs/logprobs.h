@@ -10,7 +10,7 @@
 // Each function reads the logits once, a few rows at a time, in the compute dtype (float32; float64 for float64
 // logits), and all-gathers a few numbers per row over the part's group. For the backward pass it keeps two numbers per
 // row and reads the logits again. No tensor of [tokens, V] exists except the logits and their gradient, which is in the
-// logits' dtype. The chunked_ functions limit how many positions of the dim before the vocabulary are in work at a
+// logits' dtype. The chunked_ functions limit how many positions of the dim before the vocabulary are processed at a
 // time; the limit does not change a bit of the results.
 //
 // COLLECTIVE over part.group: all its ranks call with the same targets and the same shapes, except for their columns.

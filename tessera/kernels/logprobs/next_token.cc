@@ -44,7 +44,8 @@ struct LogitLayout {
   int64_t vocab_dim = -1;
 };
 
-// Keeps shards of rows and tokens, and the first shard of the vocabulary; all other placements become Replicate.
+// Keeps the Shard placements of the dims B and S, and the first Shard of the vocabulary dim; all other placements
+// become Replicate.
 LogitLayout layout_of(const at::Tensor& logits) {
   LogitLayout layout{.logits = placements(logits), .rows = {}};
   for (size_t m = 0; m < layout.logits.size(); ++m) {
@@ -69,7 +70,8 @@ void check_ids_of_mesh(const at::Tensor& ids, int64_t vocabulary) {
         row, column + 1, ids[row][column].item<int64_t>(), vocabulary, kIgnoredLabel);
 }
 
-// The position in the sequence of each token of the logits, on the CPU; undefined: the tokens are in sequence order.
+// Returns the position in the sequence of each token of the logits, on the CPU; undefined if the tokens are in the
+// order of the sequence.
 at::Tensor order_of(const at::Tensor& logits, const LogprobOptions& options) {
   if (!options.seq_index.defined()) return {};
   const auto& names = device_mesh(logits)->dim_names();
@@ -114,8 +116,9 @@ at::Tensor logprobs_of_dtensor(const at::Tensor& sharded_logits, const at::Tenso
 
 // ---- context parallelism over a group ----
 
-// The layout of a sequence whose ranks hold the logits of `own` tokens each; `tokens` is the number of targets. The
-// sequence may be longer than the targets where 2 * ranks divides it: its last tokens are padding. COLLECTIVE.
+// Returns the layout of a sequence of which this rank holds the logits of `own` tokens; `tokens` is the number of
+// targets. The sequence may be longer than the targets if its length is a multiple of 2 * ranks: its last tokens are
+// then padding. COLLECTIVE over the group.
 ContextLayout layout_of_logits(comm::Group& group, int64_t own, int64_t tokens, const at::Device& device) {
   const auto lengths = detail::tokens_of_ranks(group, own, device);
   const auto layout = detail::balanced_layout("from_parallel_logits_to_logprobs", lengths);
@@ -170,7 +173,8 @@ struct PackedSequences {
   at::Tensor missing;  // bool [n, width]: the sequence is too short, the result is 0
 };
 
-// Result [i, j] is the log-prob at token bounds[i] + j, for all tokens of sequence i but its last, cut to `width`.
+// Result [i, j] of the caller is the log-prob at token bounds[i] + j. Sequence i has results for all its tokens but the
+// last, at most `width` of them.
 PackedSequences packed_sequences(const at::Tensor& cu_seqlens_padded, int64_t unpacked_seqlen, int64_t tokens) {
   const auto cu_seqlens = cu_seqlens_padded.to(at::kCPU, at::kLong).contiguous();
   const int64_t sequences = cu_seqlens.numel() - 1, width = unpacked_seqlen - 1;
@@ -198,7 +202,8 @@ PackedSequences packed_sequences(const at::Tensor& cu_seqlens_padded, int64_t un
   return out;
 }
 
-// The positions in the whole row of a rank's tokens; each sequence is sharded on its own. int64 [T / ranks].
+// Returns the positions in the whole row of the tokens that `rank` holds, int64 [T / ranks]. Each sequence is sharded
+// separately.
 at::Tensor packed_positions(const PackedSequences& packed, int64_t ranks, int64_t rank) {
   const auto& bounds = packed.bounds;
   TESSERA_CHECK(
@@ -272,7 +277,8 @@ at::Tensor from_parallel_logits_to_logprobs_packed_sequences(const at::Tensor& v
                               options.inference_only);
   const auto device = logprobs.device();
   if (ranks > 1) {
-    // Ranks are gathered one after another; the inverse permutation brings the tokens to the order of the row.
+    // unshard() returns the tokens of rank 0, then those of rank 1, and so on. The inverse of `order` brings them to
+    // the order of the row.
     const ContextLayout by_rank(packed.tokens, ranks, ContextLayout::Order::kContiguous);
     logprobs = by_rank.unshard(options.cp_group, logprobs, 1).index_select(1, at::cat(order).argsort().to(device));
   }

@@ -20,7 +20,7 @@
 namespace tessera::kernels {
 
 struct LogprobOptions {
-  std::optional<int64_t> chunk_size = std::nullopt;  // positions of each row in work at a time; does not change results
+  std::optional<int64_t> chunk_size = std::nullopt;  // positions of each row processed at a time; does not change results
   std::optional<TrainingSamplingParams> sampling_params = std::nullopt;
   // For DTensor logits only: the position in the sequence of each token of the logits, int64 [S], a permutation; a
   // plain tensor or a DTensor. Undefined: the logits are in the order of the sequence.
@@ -42,12 +42,13 @@ struct LogprobOptions {
 at::Tensor get_logprobs_from_vocab_parallel_logits(const at::Tensor& vocab_parallel_logits, const at::Tensor& input_ids,
                                                    const LogprobOptions& options = {});
 
-// The same for this rank's columns of plain logits, [B, S, V of the part]. COLLECTIVE over part.group.
+// Does the same as get_logprobs_from_vocab_parallel_logits, for this rank's columns of plain logits, [B, S, V of the
+// part]. COLLECTIVE over part.group.
 //
 // With cp_group the logits belong to this rank's tokens. ContextLayout shards the S tokens of `target`, which is whole
 // and the same on all ranks; or it shards a longer sequence that 2 * ranks divides, whose tokens after S are padding.
 // The call and its backward pass are then COLLECTIVE over cp_group, too. The backward adds the gradients of all ranks'
-// results: where all ranks compute the same loss, the gradient is `ranks` times as large.
+// results: where all ranks compute the same loss, the gradient is `ranks` times as large as on a single rank.
 at::Tensor from_parallel_logits_to_logprobs(const at::Tensor& vocab_parallel_logits, const at::Tensor& target,
                                             const VocabShard& part, const LogprobOptions& options = {},
                                             bool inference_only = false);
@@ -57,13 +58,14 @@ struct PackedLogprobOptions {
   std::optional<TrainingSamplingParams> sampling_params = std::nullopt;
   bool inference_only = false;
   bool target_is_pre_rolled = false;  // target[t] is already the token after t
-  // The group over which each sequence is sharded, balanced on its own: of sequence i a rank holds the tokens
-  // [bound[i] / ranks, bound[i + 1] / ranks) of its T / ranks tokens. 2 * ranks divides every difference of two bounds.
-  // `target` is whole; with target_is_pre_rolled it is this rank's [1, T / ranks].
+  // The group over which each sequence is sharded separately, in ContextLayout's balanced order. With bound =
+  // cu_seqlens_padded, sequence i is at [bound[i] / ranks, bound[i + 1] / ranks) of a rank's T / ranks tokens. The
+  // length of every sequence must be a multiple of 2 * ranks. `target` is whole; with target_is_pre_rolled it is this
+  // rank's [1, T / ranks].
   std::shared_ptr<comm::Group> cp_group = nullptr;
 };
 // For packed sequences: logits [1, T, V of the part] and target [1, T] hold n sequences one after another. Sequence i
-// is at [cu_seqlens_padded[i], cu_seqlens_padded[i + 1]) (integers [n + 1], positions in the whole T).
+// is at [cu_seqlens_padded[i], cu_seqlens_padded[i + 1]) (integers [n + 1], positions in the row of all T tokens).
 //
 // Returns [n, unpacked_seqlen - 1]: row i holds the log-probs of sequence i without its last position, cut or filled
 // with 0 to that length. No log-prob uses a token of the next sequence. Padding inside a sequence is scored as any

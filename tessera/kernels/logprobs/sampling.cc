@@ -33,8 +33,9 @@ void check_sampling(const TrainingSamplingParams& sampling, int64_t vocabulary) 
                 "[kernels.sampling] top_p: found {}, wanted 0 to 1", sampling.top_p);
 }
 
-// bool [rows, V]: the tokens that the filter keeps. Sorted in ascending order, the cumulated probability of a token is
-// that of all tokens up to it, so top_p keeps the tokens above 1 - top_p. The last one, the largest, always stays.
+// Returns bool [rows, V]: true for the tokens that the filter keeps. The tokens of a row are sorted by ascending logit,
+// and the cumulated probability of a token is the sum over all tokens up to it. top_p keeps the tokens whose cumulated
+// probability is above 1 - top_p, and always the last token, which has the largest logit.
 at::Tensor kept_tokens(const at::Tensor& rows, const TrainingSamplingParams& sampling) {
   if (sampling.top_p == 1) {
     const auto least = std::get<0>(rows.topk(*sampling.top_k, 1)).narrow(1, *sampling.top_k - 1, 1);
@@ -121,8 +122,8 @@ class RowExchange {
   }
 
  private:
-  // For a chunk of `count` rows, the elements that this rank exchanges with each rank: the other rank's rows of this
-  // rank's columns, and this rank's rows of the other rank's columns.
+  // For a chunk of `count` rows, returns two numbers of elements for each rank: its rows of this rank's columns, and
+  // this rank's rows of its columns.
   std::pair<std::vector<int64_t>, std::vector<int64_t>> exchanged_elements(int64_t count) const {
     std::vector<int64_t> by_rows, by_columns;
     const int64_t mine = own_rows(count).size;
@@ -176,8 +177,8 @@ void for_chunks(const RowExchange& exchange, int64_t rows, Visit visit) {
   }
 }
 
-// float64 [rows] on every rank: each rank computes its rows of a chunk, and a sum over ranks distributes them.
-// COLLECTIVE over the part's group.
+// Returns float64 [rows], the same on every rank: each rank computes its rows of a chunk, and a sum over ranks
+// distributes them. COLLECTIVE over the part's group.
 at::Tensor sampled_logprobs(const at::Tensor& matrix, const at::Tensor& target, const VocabShard& part,
                             const TrainingSamplingParams& sampling, int64_t max_rows) {
   const RowExchange exchange(matrix, part, max_rows);
@@ -196,8 +197,8 @@ at::Tensor sampled_logprobs(const at::Tensor& matrix, const at::Tensor& target, 
   return result;
 }
 
-// The gradient of the logits, (onehot - softmax) g at kept tokens. The rows are exchanged and filtered again, which
-// saves the memory of whole rows between forward and backward. COLLECTIVE over the part's group.
+// Returns the gradient of the logits, (onehot - softmax) g at kept tokens. The rows are exchanged and filtered again,
+// so that whole rows need not stay in memory from forward to backward. COLLECTIVE over the part's group.
 at::Tensor sampled_logprobs_backward(const at::Tensor& grad, const at::Tensor& matrix, const at::Tensor& target,
                                      const VocabShard& part, const TrainingSamplingParams& sampling, int64_t max_rows) {
   const RowExchange exchange(matrix, part, max_rows);

@@ -34,8 +34,8 @@ bool need_top_k_or_top_p_filtering(const TrainingSamplingParams& sampling);
 // Returns the logits [..., V] with -infinity at excluded tokens, and the mask of the kept tokens (bool; undefined when
 // no token is excluded). top_k keeps the logits that are at least the k-th largest, so ties may keep more than k. top_p
 // sorts a row in ascending order (ties by id) and keeps the tokens whose cumulated probability, in the logits' dtype,
-// is above 1 - top_p; it always keeps the largest. With both, top_p filters after top_k. chunk_size rows are in work at
-// a time. Excluded tokens have no gradient. No communication.
+// is above 1 - top_p; it always keeps the largest. With both, top_p filters after top_k. chunk_size rows are filtered
+// at a time. Excluded tokens have no gradient. No communication.
 std::pair<at::Tensor, at::Tensor> apply_top_k_top_p(const at::Tensor& logits, const TrainingSamplingParams& sampling,
                                                     int64_t chunk_size = 256);
 

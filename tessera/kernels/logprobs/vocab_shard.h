@@ -21,8 +21,8 @@ struct VocabShard {
   int size() const { return group ? group->size() : 1; }
 };
 
-// This rank's part of a vocabulary of `vocabulary` columns that mesh dim `mesh_dim` shards evenly, as Shard does. -1:
-// the whole vocabulary.
+// Returns this rank's part of a vocabulary of `vocabulary` columns that mesh dim `mesh_dim` shards as the placement
+// Shard does; for mesh_dim -1, the whole vocabulary.
 VocabShard vocab_shard_of(const DeviceMesh& mesh, int64_t mesh_dim, int64_t vocabulary);
 
 }  // namespace tessera::kernels

@@ -48,8 +48,8 @@ void top_of_row(const T* row, int64_t columns, int64_t start, int64_t k, std::ve
   std::sort_heap(best.begin(), best.end());
 }
 
-// Writes values and ids [rows, k or fewer] of this rank's columns. A part with fewer columns leaves the fill values of
-// the rest: -infinity and the largest id, which sort behind all real candidates.
+// Writes values and ids [rows, k or fewer] of this rank's columns. If the part has fewer than k columns, the remaining
+// elements keep their fill values, -infinity and the largest id, which sort behind all real candidates.
 void top_of_part(const at::Tensor& logits, int64_t k, int64_t start, const at::Tensor& values, const at::Tensor& ids,
                  int64_t max_rows) {
   const detail::LogitRows rows(logits);
@@ -90,8 +90,8 @@ std::pair<at::Tensor, at::Tensor> top_of_all(const at::Tensor& values, const at:
   return {sorted.narrow(1, 0, k), all_ids.gather(1, by_id).gather(1, order.narrow(1, 0, k))};
 }
 
-// One all-gather of two numbers per id: the logit (0 where the rank does not have the id) and a 1 where it has it.
-// Their sums over ranks are the logit and the number of ranks with the id, which must be 1.
+// All-gathers two numbers per id: the logit (0 where the rank does not have the id) and a 1 where it has it. Their sums
+// over ranks are the logit and the number of ranks with the id, which must be 1.
 struct GatherLogits : torch::autograd::Function<GatherLogits> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& ids,
                             const VocabShard& part) {

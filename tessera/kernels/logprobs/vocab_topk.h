@@ -4,7 +4,7 @@
 //
 // The functions have the semantics of nemo_rl's functions of the same names. COLLECTIVE over part.group: all its ranks
 // pass the same arguments, except for their columns. Error kShape for sizes that do not fit. chunk_size limits how many
-// positions of the dim before the vocabulary are in work at a time and does not change results. Thread-safe.
+// positions of the dim before the vocabulary are processed at a time and does not change results. Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>

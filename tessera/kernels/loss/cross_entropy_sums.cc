@@ -36,7 +36,8 @@ class CrossEntropyAccumulator {
         softcap_(request.softcap),
         by_rows_(part.shard_groups.empty() && softcap_ <= 0 && wide_ == at::kFloat && weight.size(0) > 0 &&
                  labels.device() == hidden.device() && has_elementwise_kernels(hidden.device(), wide_)) {
-    // On an accelerator the host must not read labels, so ignored rows stay in; on the CPU the caller has removed them.
+    // On an accelerator the host must not read labels, so ignored rows are computed like all others; on the CPU the
+    // caller has removed them.
     if (!labels.is_cpu()) read_on_device();
     loss_ = at::zeros({}, hidden.options().dtype(at::kDouble));
     if (request.hidden_gradient) grad_hidden_ = at::empty_like(hidden);
@@ -45,7 +46,8 @@ class CrossEntropyAccumulator {
 
   CrossEntropySums run(int64_t chunk_bytes) {
     const int64_t count = labels_.size(0);
-    // Logits and the cap's derivative, or logits and log-probs.
+    // The number of tensors of a chunk in memory at once: the logits, and with a softcap its derivative, or with
+    // factor_ the log-probs.
     const int64_t tensors = softcap_ > 0 || factor_.defined() ? 2 : 1;
     const int64_t row_bytes =
         std::max<int64_t>(1, part_.max_classes) * static_cast<int64_t>(c10::elementSize(wide_)) * tensors;
@@ -55,7 +57,8 @@ class CrossEntropyAccumulator {
   }
 
  private:
-  // Computes on the device what labels decide: ignored rows, the clamped class, and the factor NaN for a wrong label.
+  // Computes on the device the tensors that depend on labels: ignored rows, the clamped class, and the factor, which is
+  // NaN for a wrong label.
   void read_on_device() {
     ignored_ = labels_.eq(kIgnoredLabel).unsqueeze(1);
     if (by_rows_ || !part_.shard_groups.empty() || softcap_ > 0 || weight_.size(0) == 0) return;
@@ -66,14 +69,14 @@ class CrossEntropyAccumulator {
     minus_ = factor_.neg();
   }
 
-  // All classes on an accelerator without Tessera's loops, by ATen's fused kernels.
+  // Adds a chunk by ATen's fused kernels: all classes, on an accelerator without Tessera's loops.
   void add_whole_rows(int64_t begin, const at::Tensor& h, at::Tensor logits) {
     const auto of_rows = [&](const at::Tensor& all) { return all.narrow(0, begin, h.size(0)); };
     const auto logprobs = at::_log_softmax(logits, 1, /*half_to_float=*/false);
     logits.reset();
     loss_.sub_(logprobs.gather(1, of_rows(target_)).mul_(of_rows(factor_)).sum(at::kDouble));
     if (!wants_gradient()) return;
-    // softmax - onehot, written over the log-probs
+    // g is (softmax - onehot) * factor, written over the log-probs.
     const auto g = logprobs.exp_().scatter_add_(1, of_rows(target_), of_rows(minus_)).mul_(of_rows(factor_));
     add_gradients(begin, h.size(0), h, g);
   }
@@ -93,7 +96,7 @@ class CrossEntropyAccumulator {
 
   bool wants_gradient() const { return grad_hidden_.defined() || grad_weight_.defined(); }
 
-  // Adds the gradients of `rows` rows. h and g may have padding rows behind them, which are zero.
+  // Adds the gradients of `rows` rows. h and g may end with padding rows, which are zero.
   void add_gradients(int64_t begin, int64_t rows, const at::Tensor& h, const at::Tensor& g) const {
     if (grad_hidden_.defined()) {
       const auto grad = product_nt(g.to(weight_.scalar_type()), weight_.t());
@@ -123,13 +126,13 @@ class CrossEntropyAccumulator {
     }
     const auto slope = cap_logits(logits, softcap_, wants_gradient());
     subtract_row_max(logits);
-    // The label's column in this part of the classes, and whether the part has it.
+    // `target` is the label's column in this part of the classes. `own` is 1 where the part has the label, else 0.
     const int64_t classes = weight_.size(0);
     const auto place = (labels_.narrow(0, begin, rows) - part_.first).unsqueeze(1);
     const auto own = place.ge(0).logical_and_(place.lt(classes)).to(wide_);
     const auto target = place.clamp_(0, std::max<int64_t>(0, classes - 1));
-    // Per row: the sum of exponentials; the label's logit; on an accelerator also the number of ranks with the label's
-    // class, which is 0 for a wrong label and makes the loss NaN.
+    // `sums` has per row: the sum of exponentials; the label's logit; on an accelerator also the number of ranks with
+    // the label's class. This number is 0 for a wrong label, and the loss is then NaN.
     auto sums = at::zeros({ignored.defined() ? 3 : 2, rows, 1}, logits.options());
     if (ignored.defined()) sums[2].copy_(own);
     if (classes > 0) {
@@ -152,8 +155,8 @@ class CrossEntropyAccumulator {
 
   at::Tensor hidden_, weight_, labels_;
   // For labels on an accelerator, [rows, 1] each: target_ is the label's class (clamped); factor_ is 1, or 0 for an
-  // ignored row, or NaN for a label that is no class; minus_ is -factor_. All but ignored_ only where it has all
-  // classes.
+  // ignored row, or NaN for a label that is no class; minus_ is -factor_. target_, factor_ and minus_ are defined only
+  // where ATen's fused log_softmax runs.
   at::Tensor ignored_, target_, factor_, minus_;
   const ClassShard& part_;
   at::ScalarType wide_;

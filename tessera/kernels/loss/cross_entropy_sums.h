@@ -10,7 +10,7 @@
 
 namespace tessera::kernels {
 
-// The classes of the weight's rows, and the groups whose ranks hold the other classes.
+// The classes whose rows of the head's weight this rank has, and the groups whose ranks hold the other classes.
 struct ClassShard {
   int64_t first = 0;                         // the first class of the weight's rows
   int64_t max_classes = 0;                   // number of classes of the largest part; all ranks use it for equal chunks
@@ -31,9 +31,9 @@ struct CrossEntropySums {
 };
 
 // hidden [N, d], weight [classes of the part, d], labels int64 [N]. A label is kIgnoredLabel or a class of any part.
-// The caller has checked the labels on a CPU; on an accelerator a wrong label makes the loss NaN, because the host does
-// not wait, and ignored rows cost as much as others. COLLECTIVE over part.shard_groups, whose ranks must have the same
-// labels.
+// The caller must have checked labels that are on a CPU. On an accelerator a wrong label makes the loss NaN, because
+// the host does not wait for the labels, and ignored rows cost as much as others. COLLECTIVE over part.shard_groups,
+// whose ranks must have the same labels.
 CrossEntropySums cross_entropy_sums(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                                     const ClassShard& part, const CrossEntropyRequest& request);
 

@@ -37,7 +37,7 @@ std::vector<RowChunk> row_chunks(int64_t rows, int64_t row_bytes, int64_t chunk_
   const int64_t count = (rows + chunk_rows - 1) / chunk_rows;
   std::vector<RowChunk> chunks;
   for (int64_t chunk = 0; chunk < count; ++chunk) {
-    // Spreads the remainder, so that chunk sizes differ by at most one row.
+    // The remainder is spread over the chunks, so that their sizes differ by at most one row.
     const int64_t begin = rows * chunk / count, end = rows * (chunk + 1) / count;
     chunks.push_back({begin, end - begin});
   }

@@ -88,7 +88,7 @@ std::vector<comm::Group*> groups_of(const DeviceMesh& mesh, const std::vector<in
   return groups;
 }
 
-// This rank's range of a dim that several mesh dims shard.
+// Returns this rank's range of a dim that several mesh dims shard.
 LocalRange own_range(int64_t size, const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
   LocalRange range{.size = size, .offset = 0};
   for (const int64_t dim : dims) {  // outermost first
@@ -98,14 +98,15 @@ LocalRange own_range(int64_t size, const DeviceMesh& mesh, const std::vector<int
   return range;
 }
 
-// The size of the largest part. Shard gives the first rank of a mesh dim the largest chunk.
+// Returns the size of the largest shard of a dim that several mesh dims shard. Shard gives the first rank of a mesh dim
+// the largest chunk.
 int64_t largest_part(int64_t size, const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
   for (const int64_t dim : dims) size = local_range(size, mesh.size(dim), 0).size;
   return size;
 }
 
-// The local function for sharded inputs: some mesh dims shard hidden and labels, others the classes. Null where nothing
-// is sharded.
+// Returns the function that runs on the local shards: some mesh dims shard hidden and labels, others the classes.
+// Returns null where no input is sharded.
 LocalFunction on_shards(const OpCall& call, const PlacementChoice& choice) {
   const auto class_dims = mesh_dims_that_cut(choice.inputs[1]), row_dims = mesh_dims_that_cut(choice.inputs[2]);
   if (class_dims.empty() && row_dims.empty()) return {};
@@ -139,7 +140,7 @@ void propose(const OpCall& call, Proposal& proposal) {
 
 constexpr Operation<&with_gradients> call_with_gradients{"tessera::linear_cross_entropy_with_gradients"};
 
-// `gradient` times `factor`, in place unless the graph is kept for another backward.
+// Returns `gradient` times `factor`, computed in place unless the graph is kept for another backward.
 at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& factor, bool keep) {
   if (!gradient.defined()) return {};
   const auto converted = factor.to(gradient.scalar_type());
@@ -153,8 +154,8 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto [loss, grad_hidden, grad_weight] =
         call_with_gradients(hidden, weight, labels, wants_hidden, wants_weight, chunk_bytes, softcap);
-    // saved_data, not save_for_backward: backward may then overwrite the gradients. FSDP does not free them, since they
-    // are results of this function.
+    // The gradients are in saved_data and not in save_for_backward(), so that backward may overwrite them. FSDP does
+    // not free their storage, because they are results of this function.
     ctx->saved_data["grad_hidden"] = grad_hidden;
     auto* const grad_store = kernels::WeightGradStore::current();
     const bool stores_gradient = grad_store != nullptr && grad_store->loss_factor && grad_weight.defined();

@@ -1,4 +1,4 @@
-// ElementwiseKernels on CUDA. Compiled in builds with nvcc and a libtorch with CUDA.
+// ElementwiseKernels for CUDA tensors. This file is compiled only in builds with nvcc and a libtorch with CUDA.
 #include "tessera/kernels/rows/cuda_elementwise_kernels.h"
 
 #include <ATen/ops/empty.h>

@@ -6,7 +6,7 @@
 
 namespace tessera::kernels::cuda {
 
-// Null where this build has no CUDA kernels.
+// Returns null if this build has no CUDA kernels.
 const ElementwiseKernels* cuda_elementwise_kernels();
 
 }  // namespace tessera::kernels::cuda

@@ -41,7 +41,7 @@ void gate_backward_lanes(const T* grad, const T* gate, const T* up, T* grad_gate
   store_lanes(grad_up, mul(g, lane.value));
 }
 
-// Elements [begin, end). The last elements that do not fill a vector are copied to a buffer of one vector.
+// Computes elements [begin, end). The last elements, which do not fill a vector, are copied to a buffer of one vector.
 template <class Lane, class T>
 void gate_elements(const T* gate, const T* up, T* to, int64_t begin, int64_t end) {
   int64_t i = begin;
@@ -99,7 +99,8 @@ void norm_row(const T* from, const float* factors, int64_t width, float eps, boo
   }
 }
 
-// With n = x * inverse: grad_x = inverse * (g f - n mean(g f n)). Adds g n to `sums`.
+// With g = grad, f = factors and n = x * inverse: writes grad_x = inverse * (g f - n mean(g f n)) to `to` and adds g n
+// to `sums`.
 template <class T>
 void norm_row_backward(const T* grad, const T* x, const float* factors, int64_t width, float inverse, T* to,
                        float* sums) {

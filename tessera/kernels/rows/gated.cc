@@ -20,7 +20,7 @@ struct SiluGate {
   static constexpr auto kGate = Gate::kSilu;
   static at::Tensor of(const at::Tensor& x) { return at::silu(x); }
   static at::Tensor derivative(const at::Tensor& grad, const at::Tensor& x) { return at::silu_backward(grad, x); }
-  // The same derivative from operations that have derivatives themselves.
+  // Returns the same as derivative(), computed by operations that are differentiable themselves.
   static at::Tensor differentiable_derivative(const at::Tensor& grad, const at::Tensor& x) {
     const auto s = at::sigmoid(x);
     return grad * s * (1 + x * (1 - s));
@@ -91,7 +91,7 @@ at::Tensor differentiable_gated(const at::Tensor& gate, const at::Tensor& up) {
   return Gated<Activation>::apply(gate, up);
 }
 
-// For a double backward the gradients are made of operations that have derivatives.
+// If a double backward needs it, computes the gradients by differentiable operations; otherwise runs the kernel.
 template <class Activation>
 GatePair differentiable_gated_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
   if (torch::autograd::compute_requires_grad(grad, gate, up)) {
@@ -122,7 +122,8 @@ void define_gate(torch::Library& library, const char* schema, const char* backwa
                    TORCH_FN(differentiable_gated_backward<Activation>), gate_rule(/*linear_in=*/0, 2));
 }
 
-// Recomputes a result from the gate and up that its node has saved. Empty for a node of another operation.
+// Returns the source that recomputes the result of a Gated node from its saved gate and up. The source is empty for a
+// node of another operation.
 template <class Activation>
 RecomputedActivation::RecomputeSource source_of(torch::autograd::Node* node) {
   auto* const own = dynamic_cast<torch::autograd::CppNode<Gated<Activation>>*>(node);

@@ -52,9 +52,9 @@ Pair forward_loop(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return {y, inverse_rms};
 }
 
-// With n = x * inverse_rms: grad_x = inverse_rms * (g w - n mean(g w n)); grad_weight = sum over rows of g n. Each
-// block of rows has its own partial sum. Blocks have a fixed size, so the result does not depend on the number of
-// threads.
+// With g = grad, w = weight and n = x * inverse_rms: grad_x = inverse_rms * (g w - n mean(g w n)); grad_weight = sum
+// over rows of g n. Each block of rows has its own partial sum. Blocks have a fixed size, so the result does not depend
+// on the number of threads.
 Pair backward_loop(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                    const at::Tensor& inverse_rms) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
@@ -95,8 +95,8 @@ at::Tensor wide_factors(const at::Tensor& weight, bool one_plus) {
   return factors_of(weight.to(at::kFloat), one_plus).contiguous();
 }
 
-// Returns whether libtorch's own kernels run (CUDA, XPU). They take a weight of the input's dtype; in 16 bits 1 +
-// weight would be rounded to that dtype, so they do not run for it.
+// Returns whether libtorch's own kernels run (CUDA, XPU). They need a weight of the dtype of x. With one_plus they do
+// not run in 16 bits, because 1 + weight would be rounded to 16 bits.
 bool runs_fused(const at::Tensor& x, const at::Tensor& weight, bool one_plus) {
   if (x.is_cpu() || x.is_meta() || x.numel() == 0 || weight.scalar_type() != x.scalar_type()) return false;
   if (one_plus && x.element_size() < 4) return false;
@@ -104,8 +104,8 @@ bool runs_fused(const at::Tensor& x, const at::Tensor& weight, bool one_plus) {
   return fused.are_registered_for(x.device());
 }
 
-// Tries in this order: libtorch's fused kernel; Tessera's loops of this device; the OpenMP loop for fp32 on a CPU;
-// plain operations. (y, inverse_rms [..., 1])
+// Returns y and inverse_rms [..., 1]. Tries in this order: libtorch's fused kernel; Tessera's loops of this device; the
+// OpenMP loop for fp32 on a CPU; plain operations.
 Pair rms_norm_of(const at::Tensor& input, const at::Tensor& weight, double eps, bool one_plus) {
   const auto x = input.contiguous();
   if (runs_fused(x, weight, one_plus)) return at::_fused_rms_norm(x, weight.sizes(), factors_of(weight, one_plus), eps);
@@ -120,7 +120,7 @@ Pair rms_norm_of(const at::Tensor& input, const at::Tensor& weight, double eps, 
   return {normed.mul(weight.to(wide.scalar_type()) + 1).to(x.scalar_type()), inverse_rms};
 }
 
-// (grad_x, grad_weight) by operations that have derivatives.
+// Returns grad_x and grad_weight, computed by differentiable operations.
 Pair gradients_by_operations(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight,
                              const at::Tensor& inverse_rms, bool one_plus) {
   const auto wide = wide_type(x.scalar_type());
@@ -133,7 +133,7 @@ Pair gradients_by_operations(const at::Tensor& grad_y, const at::Tensor& x, cons
   return {grad_x.to(x.scalar_type()), grad_weight.to(weight.scalar_type())};
 }
 
-// (grad_x, grad_weight)
+// Returns grad_x and grad_weight.
 Pair rms_norm_backward_of(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight,
                           const at::Tensor& inverse_rms, bool one_plus) {
   if (runs_fused(x, weight, one_plus) && grad_y.scalar_type() == x.scalar_type()) {
@@ -178,7 +178,8 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   }
 };
 
-// The backward for a double backward: recomputes inverse_rms from x by differentiable operations.
+// If a double backward needs it, recomputes inverse_rms from x and computes the gradients by differentiable operations;
+// otherwise runs the kernel.
 Pair differentiable_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                                       const at::Tensor& inverse_rms, bool one_plus) {
   if (!torch::autograd::compute_requires_grad(grad, x, weight)) {

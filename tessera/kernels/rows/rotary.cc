@@ -23,7 +23,7 @@ at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tens
   return y.flatten(3).to(x.scalar_type());
 }
 
-// Rotates by the angles; sign -1 rotates by the opposite angles.
+// Rotates by the angles of cos and sin; with sign -1, by the opposite angles.
 at::Tensor rotate(const at::Tensor& input, const at::Tensor& cos, const at::Tensor& sin, float sign) {
   if (supports_elementwise_kernels(input, /*lanes=*/32) && cos.device() == input.device() &&
       sin.device() == input.device()) {
@@ -36,7 +36,8 @@ at::Tensor rotate(const at::Tensor& input, const at::Tensor& cos, const at::Tens
   const int64_t batch_step = cos.size(0) == 1 ? 0 : length * half;
   const float *in = x.const_data_ptr<float>(), *c = cos.const_data_ptr<float>(), *s = sin.const_data_ptr<float>();
   float* out = y.mutable_data_ptr<float>();
-  // The loop for fp32 where the vectorised loops do not run. batch_step is 0 where all rows share the angles.
+  // This loop is for fp32 on a CPU where the vectorised loops do not run. batch_step is 0 where all batch rows share
+  // the angles.
   at::parallel_for(0, x.size(0) * length, 16, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
       const int64_t angle = token / length * batch_step + token % length * half;

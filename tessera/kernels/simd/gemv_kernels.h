@@ -14,7 +14,7 @@ template <class Weight>
 using GemvFunction = void (*)(const float* x, int64_t m, int64_t x_stride, const Weight* weight, const float* scales,
                               int64_t n, int64_t k, float* y, int64_t y_stride);
 
-// An fp16 weight. A type of its own, because uint16_t is the type of bfloat16 weights.
+// An fp16 weight. It has a type of its own, because uint16_t is the type of bfloat16 weights.
 struct Float16 {
   uint16_t bits;
 };
@@ -62,13 +62,13 @@ struct GemvKernels {
   void (*gate)(const float* gate, const float* up, int64_t count, bool gelu, float* out);
 };
 
-// A buffer of this thread with at least `floats` floats. The thread keeps it for later calls.
+// Returns a buffer of this thread with at least `floats` floats. The thread keeps the buffer for later calls.
 float* thread_buffer(int64_t floats);
 
 const GemvKernels& plain_gemv_kernels();
 const GemvKernels& avx2_gemv_kernels();
 const GemvKernels& avx512_gemv_kernels();
-// The kernels of vector_level().
+// Returns the kernels for the vector instructions of vector_level().
 const GemvKernels& gemv_kernels();
 
 }  // namespace tessera::kernels

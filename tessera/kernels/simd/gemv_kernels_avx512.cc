@@ -42,14 +42,15 @@ ROW_TARGET inline Q4Scale scale_of(const Q4Block& block) {
 }
 ROW_TARGET inline Lanes values_of(const Q4Block& block, Q4Scale values, int part) {
   const __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block.codes)));
-  // The permutation uses only the lowest four bits of an index.
+  // _mm512_permutexvar_ps() uses only the lowest four bits of an index, so the other bits of `codes` need no mask.
   return _mm512_permutexvar_ps(part == 0 ? codes : _mm512_srli_epi32(codes, 4), values);
 }
 ROW_TARGET inline void store(float* to, Lanes lanes) { _mm512_storeu_ps(to, lanes); }
 ROW_TARGET inline Lanes times(Lanes a, Lanes b) { return _mm512_mul_ps(a, b); }
 ROW_TARGET inline Lanes fma(Lanes a, Lanes b, Lanes c) { return _mm512_fmadd_ps(a, b, c); }
 ROW_TARGET inline float sum(Lanes lanes) {
-  // GCC 12 reports the results of its intrinsics for extracting halves as uninitialised.
+  // The halves are extracted by std::bit_cast, because GCC 12 warns that the results of its extract intrinsics are
+  // uninitialised.
   const auto halves = std::bit_cast<Halves>(lanes);
   const __m256 eight = _mm256_add_ps(halves.low, halves.high);
   __m128 half = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));

@@ -1,11 +1,11 @@
 // Included by gemv_kernels_*.cc in a namespace of its own, without an include guard. The including file defines before
-// it: ROW_TARGET, Lanes, kLanes, load(), zero(), fill(), store(), fma(), sum(), scale_of() and values_of() for a
-// Q4Block, kTileRows, kTileColumns, kByteColumns, kWideColumns, kTallRows (0: none), kFewRows, kQ4Rows, kQ4Columns,
+// the include: ROW_TARGET, Lanes, kLanes, load(), zero(), fill(), store(), fma(), sum(), scale_of() and values_of() for
+// a Q4Block, kTileRows, kTileColumns, kByteColumns, kWideColumns, kTallRows (0: none), kFewRows, kQ4Rows, kQ4Columns,
 // kQ4Wide. Loops of constant length are unrolled so that their sums stay in registers.
 //
-// Invariant: a result depends only on its row of x and its row of the weight. It is one accumulator of kLanes lanes
-// over the multiples of kLanes, their sum in a fixed order, then the remaining elements one by one. The tiling of rows
-// and columns does not change it.
+// Invariant: an element of y depends only on its row of x and its row of the weight. It is computed with kLanes partial
+// sums, one per vector lane, over the first k / kLanes * kLanes products. These sums are added in a fixed order, then
+// the remaining products one by one. The tiling of rows and columns does not change the element.
 
 #define ROW_UNROLL _Pragma("GCC unroll 8")
 
@@ -19,7 +19,8 @@ inline void prefetch_tile(uintptr_t& at) {
 }
 constexpr int64_t kTilesAhead = 2;
 
-// kAhead: prefetch, because the weight is read from memory and not from the cache.
+// Computes kRows by kColumns elements of y. kAhead: prefetch, because the weight is read from memory and not from the
+// cache.
 template <class Weight, int kRows, int kColumns, bool kAhead>
 ROW_TARGET inline void tile(const float* x, int64_t x_stride, const Weight* weight, const float* scales, int64_t k,
                             float* y, int64_t y_stride) {
@@ -33,7 +34,7 @@ ROW_TARGET inline void tile(const float* x, int64_t x_stride, const Weight* weig
   auto ahead = reinterpret_cast<uintptr_t>(weight) + kTilesAhead * kColumns * k * sizeof(Weight);
   for (int64_t at = 0; at < whole; at += kLanes) {
     if constexpr (kAhead) prefetch_tile<kColumns * kLanes * sizeof(Weight)>(ahead);
-    if constexpr (kRows == 1) {  // a register for the row alone
+    if constexpr (kRows == 1) {  // the row of x is in one register
       const Lanes row = load(x + at);
       ROW_UNROLL
       for (int j = 0; j < kColumns; ++j) sums[0][j] = fma(row, load(weight + j * k + at), sums[0][j]);
@@ -60,7 +61,7 @@ ROW_TARGET inline void tile(const float* x, int64_t x_stride, const Weight* weig
   }
 }
 
-// The same sums in the same order as tile(), over decoded blocks.
+// Computes the same sums in the same order as tile(), for a weight of Q4 blocks, which it decodes.
 template <int kRows, int kColumns, bool kAhead>
 ROW_TARGET inline void q4_tile(const float* x, int64_t x_stride, const Q4Block* weight, int64_t k, float* y,
                                int64_t y_stride) {
@@ -121,12 +122,12 @@ ROW_TARGET inline void columns_of(const float* x, int64_t x_stride, const Weight
   }
 }
 
-// Columns of a tile. 8-bit weights need registers for their conversion, so their tiles are narrower.
+// The number of columns of a tile. 8-bit weights need registers for their conversion, so their tiles are narrower.
 template <class Weight>
 constexpr int kColumnsOf = sizeof(Weight) == 1 ? kByteColumns : kTileColumns;
 
-// The number of weight rows in a block that stays in the cache while all rows of x pass. For few rows of x (kTileRows
-// to kFewRows) the block is one tile wide and stays in the first-level cache.
+// Returns the number of weight rows in a block that stays in the cache while it is multiplied with all rows of x. For
+// few rows of x (kTileRows to kFewRows) the block is one tile wide and stays in the first-level cache.
 template <class Weight>
 int64_t cached_rows(int64_t m, int64_t k) {
   constexpr int64_t kFloats = int64_t{1} << 16, kColumns = kColumnsOf<Weight>;
@@ -134,7 +135,8 @@ int64_t cached_rows(int64_t m, int64_t k) {
   return std::max<int64_t>(1, kFloats / std::max<int64_t>(1, k) / kColumns) * kColumns;
 }
 
-// The products of all rows of x with such a block. Only the first pass reads the block from memory and prefetches.
+// Computes the products of all rows of x with one block of weight rows (see cached_rows). Only the first pass reads the
+// block from memory, so only this pass prefetches.
 template <class Weight, bool kFromMemory>
 ROW_TARGET inline void block_products(const float* x, int64_t m, int64_t x_stride, const Weight* block,
                                       const float* scales, int64_t count, int64_t k, float* y, int64_t y_stride) {
@@ -205,7 +207,8 @@ ROW_TARGET void products(const float* x, int64_t m, int64_t x_stride, const Weig
                          int64_t n, int64_t k, float* y, int64_t y_stride) {
   constexpr bool kIsWide = std::is_same_v<Weight, float>;
   if (m == 1) return columns_of<Weight, 1, kWideColumns, true>(x, x_stride, weight, scales, n, k, y, y_stride);
-  // fp32 is limited by memory: one pass over the weight with all rows in one tall tile.
+  // The time of an fp32 product is the time to read the weight, so all kTallRows rows of x are in one tile, and the
+  // weight is read in one pass.
   if (kIsWide && kTallRows > 0 && m == kTallRows) {
     return columns_of<Weight, std::max(kTallRows, 1), 2, true>(x, x_stride, weight, scales, n, k, y, y_stride);
   }
@@ -346,7 +349,8 @@ ROW_TARGET void attend_head(const PagedHeadCall& head) {
         weights += score[j];
       }
       total[row] = total[row] * factor + weights;
-      // Only visible keys enter: weight 0 times a NaN or infinity in an unused slot would be NaN.
+      // Only the values of visible keys are read. An unused slot of the page may hold NaN or infinity, and weight 0
+      // times it would be NaN.
       const int64_t last = std::min(high, filled);
       add_values(score + low, head.values[index] + low * d, last - low, d, factor, sums + row * d);
     }

@@ -58,7 +58,7 @@ inline Lanes fma(const Lanes& a, const Lanes& b, const Lanes& c) {
 }
 inline float sum(const Lanes& lanes) {
   const float* a = lanes.of;
-  // The order in which the AVX2 code adds its lanes.
+  // The lanes are added in the order in which the AVX2 code adds them.
   return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
 }
 

@@ -66,7 +66,8 @@ inline void multiply(int64_t rows, int64_t width, int64_t count, const LeftMatri
   columns_of(std::integral_constant<int, 1>());
 }
 
-// Copies the tokens of one head to fp32 [tokens, width]; `step` is the distance of tokens in `from`.
+// Copies the tokens of one head to fp32 [tokens, width]; `step` is the distance in elements from one token to the next
+// in `from`.
 template <class T>
 void gather(const T* from, int64_t step, int64_t tokens, int64_t width, float* to) {
   for (int64_t t = 0; t < tokens; ++t) {
@@ -81,7 +82,7 @@ void scatter(const float* from, int64_t step, int64_t tokens, int64_t width, T* 
   }
 }
 
-// Rearranges [tokens, width] into blocks [width, kBlock], with zeros behind the last token.
+// Transposes [tokens, width] into blocks [width, kBlock] of kBlock tokens each. The last block is filled with zeros.
 inline void transpose_blocks(const float* from, int64_t tokens, int64_t width, float* to) {
   for (int64_t begin = 0; begin < tokens; begin += kBlock, to += width * kBlock) {
     const int64_t count = std::min(kBlock, tokens - begin);

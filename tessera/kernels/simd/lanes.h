@@ -38,7 +38,8 @@
 
 namespace tessera::kernels {
 
-// Stands in place of a mask with all lanes set: on some processors a masked store takes ten times as long.
+// The type of a mask with all lanes set. Functions with this mask do not use masked instructions, because on some
+// processors a masked store takes ten times as long.
 struct AllLanes {};
 
 inline bool has_lanes() {
@@ -49,7 +50,7 @@ inline bool has_lanes() {
 #endif
 }
 
-// Selects the loop for the vector level in use. Only where has_lanes() is true.
+// Returns the loop for the vector level in use. has_lanes() must be true.
 template <class Loop>
 Loop* for_lanes(Loop* avx512, Loop* avx2) {
   return vector_level() == VectorLevel::kAvx512 ? avx512 : avx2;

@@ -72,7 +72,7 @@ inline Lanes between(Lanes x, float low, float high) {
   return _mm512_max_ps(_mm512_set1_ps(low), _mm512_min_ps(_mm512_set1_ps(high), x));
 }
 
-// Reduces the two halves with each other, then as in AVX2.
+// Combines the lower and the upper eight lanes, then reduces these eight lanes by the AVX2 function.
 inline float sum_of(Lanes values) {
   return lanes_avx2::sum_of(_mm256_add_ps(_mm512_castps512_ps256(values), _mm512_extractf32x8_ps(values, 1)));
 }

@@ -1,4 +1,5 @@
-// Functions that both halves of lanes.h define by their own operations. Included in each half.
+// Functions whose code is the same for AVX2 and AVX-512, because it uses only operations that lanes_avx2.h and
+// lanes_avx512.h both define. Both headers include this file.
 
 inline Lanes select(AllLanes, Lanes yes, Lanes) { return yes; }
 inline Lanes load_lanes(AllLanes, const float* from, Lanes) { return load_lanes(from); }

@@ -7,14 +7,14 @@
 
 namespace tessera::kernels::detail {
 
-// Local columns of ids [rows, K] in a part of the vocabulary.
+// Tells which of the ids [rows, K] a part of the vocabulary has, and in which columns of the part.
 struct LocalColumns {
   LocalColumns(const at::Tensor& ids, const VocabShard& part);
   at::Tensor is_local;  // bool [rows, K]: the part has the id
   at::Tensor column;    // int64 [rows, K]: the local column; 0 where the part does not have the id
 };
 
-// For each id the next id along the last dim; kIgnoredLabel for the last one.
+// Returns for each id the next id along the last dim, and kIgnoredLabel for the last one.
 at::Tensor next_token_ids(const at::Tensor& ids);
 
 // Error kShape unless ids are int64 of the logits' leading shape, or [leading shape, K] where `many` is true.

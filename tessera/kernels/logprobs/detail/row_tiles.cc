@@ -22,7 +22,8 @@ struct TileSpan {
   int64_t rows;
 };
 
-// Tiles do not cross blocks. A tile has about kCacheElements (or kDeviceElements) elements, and at least one row.
+// Divides the rows into tiles, which do not cross the blocks of LogitRows. A tile has about kCacheElements (or
+// kDeviceElements) elements, and at least one row.
 std::vector<TileSpan> tile_spans(const LogitRows& rows, int64_t max_rows) {
   const int64_t elements = rows.options.device().is_cpu() ? kCacheElements : kDeviceElements;
   const int64_t tile_rows =
@@ -39,8 +40,8 @@ std::vector<TileSpan> tile_spans(const LogitRows& rows, int64_t max_rows) {
 
 }  // namespace
 
-// A view of [rows, V] exists where the leading dims merge into one stride. Otherwise (a slice of the sequence, for
-// example) each index of the first dim becomes a block of its own; logits of fewer than three dims are copied.
+// Logits whose strides allow a view [rows, V] become one block. Otherwise (for a slice of the sequence, for example)
+// each index of the first dim becomes a block; logits of fewer than three dims are copied.
 LogitRows::LogitRows(const at::Tensor& input) : options(input.options().requires_grad(false)) {
   const at::Tensor logits = input.detach();  // threads of the pool have grad mode on and would record a graph
   columns = logits.size(-1);
@@ -78,7 +79,7 @@ void for_row_tiles(const LogitRows& rows, const at::Tensor& skip, const std::fun
   int64_t largest = 0;
   for (const auto& span : spans) largest = std::max(largest, span.rows);
   const auto run = [&](int64_t begin, int64_t end) {
-    // Set per thread: the pool's threads do not inherit the caller's mode.
+    // Each thread sets the guard, because the pool's threads do not inherit the caller's dispatch state.
     const at::AutoDispatchBelowADInplaceOrView guard;
     at::Tensor scratch;
     for (int64_t i = begin; i < end; ++i) {

@@ -1,4 +1,4 @@
-// Passes over the rows of logits in tiles of a few rows, so that the intermediate values stay in a core's cache.
+// Processes the rows of logits in tiles of a few rows, so that the intermediate values stay in a core's cache.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,7 +34,7 @@ struct RowTile {
   at::Tensor logits;   // [rows, V], in the logits' dtype
   at::Tensor scratch;  // [rows, V], in the compute dtype, for the visitor to write
 
-  // The tile's rows of a tensor with one row per row of the logits.
+  // Returns this tile's rows of `values`, which has one row per row of the logits.
   at::Tensor of(const at::Tensor& values) const { return values.narrow(0, first, rows); }
 };
 

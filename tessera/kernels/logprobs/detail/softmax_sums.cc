@@ -23,7 +23,7 @@ constexpr double kNoLogit = -std::numeric_limits<double>::infinity();
 
 at::Tensor finite_max(const at::Tensor& maximum) { return maximum.masked_fill(maximum.eq(kNoLogit), 0); }
 
-// A row with -infinity only subtracts 0 instead, so its exponentials are 0 and not NaN.
+// In a row that has only -infinity, 0 is subtracted instead of the maximum, so that its exponentials are 0 and not NaN.
 at::Tensor softmax_sums_of_tile(const RowTile& tile, const SoftmaxSums& sums) {
   const auto maximum = tile.logits.amax(1, true).to(tile.scratch.scalar_type());
   const auto taken = finite_max(maximum);
@@ -44,7 +44,8 @@ SoftmaxSums softmax_sums(const LogitRows& rows, const at::Tensor& skip, int64_t 
   return sums;
 }
 
-// Every rank sums the gathered numbers in rank order, so all ranks get the same bits.
+// The numbers are all-gathered and not all-reduced: every rank then sums them in rank order, so all ranks get the same
+// bits.
 at::Tensor all_gather_shards(const VocabShard& part, const at::Tensor& own) {
   if (part.size() == 1) return own.unsqueeze(0);
   std::vector<int64_t> shape = {part.size()};
@@ -54,8 +55,8 @@ at::Tensor all_gather_shards(const VocabShard& part, const at::Tensor& own) {
   return all;
 }
 
-// The log-sum-exp of parts: with M the maximum of all ranks' `maximum`, a rank's sum counts exp(maximum - M) times,
-// because sum exp(x - M) = exp(maximum - M) sum exp(x - maximum). A part without finite logits has the factor 0.
+// With M the largest `maximum` of all ranks, a rank's sum is multiplied by the factor exp(maximum - M), because sum
+// exp(x - M) = exp(maximum - M) sum exp(x - maximum). A rank without finite logits has the factor 0.
 MergedSoftmaxSums merge_softmax_sums(const at::Tensor& maximum, const at::Tensor& sum) {
   MergedSoftmaxSums merged;
   merged.all.maximum = maximum.amax(0);
@@ -64,7 +65,8 @@ MergedSoftmaxSums merge_softmax_sums(const at::Tensor& maximum, const at::Tensor
   return merged;
 }
 
-// A chunk covers all other leading dims, so chunk_size counts positions and not rows. The bound avoids an overflow.
+// A chunk contains chunk_size positions of the dim before the vocabulary, for all indices of the dims before that one.
+// The limit of 2^32 positions avoids an overflow.
 int64_t rows_of_chunk(const char* verb, const at::Tensor& logits, int64_t chunk_size) {
   TESSERA_CHECK(chunk_size > 0, ErrorKind::kShape, "[kernels.{}] chunk_size: found {}, wanted at least 1", verb,
                 chunk_size);

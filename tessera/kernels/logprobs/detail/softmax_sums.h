@@ -1,4 +1,4 @@
-// Softmax statistics per row of a sharded vocabulary. All communication of the log-prob functions about logits is here.
+// Softmax statistics per row of a sharded vocabulary, and their all-gather over the ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,10 +14,11 @@ struct SoftmaxSums {
   at::Tensor maximum;
   at::Tensor sum;
 };
-// The statistics of this rank's columns. Rows where `skip` holds for a whole tile keep -infinity and 0.
+// Returns the statistics of this rank's columns. The rows of a tile keep -infinity and 0 if `skip` is true for all of
+// them.
 SoftmaxSums softmax_sums(const LogitRows& rows, const at::Tensor& skip = {},
                          int64_t max_rows = std::numeric_limits<int64_t>::max());
-// Writes `maximum` and `sum` of one tile and leaves exp(logit - maximum) in its scratch. Returns the subtracted maxima
+// Writes `maximum` and `sum` of one tile and leaves exp(logit - maximum) in tile.scratch. Returns the subtracted maxima
 // in the compute dtype, [rows, 1]: 0 where the maximum is -infinity.
 at::Tensor softmax_sums_of_tile(const RowTile& tile, const SoftmaxSums& sums);
 
