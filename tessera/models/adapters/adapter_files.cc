@@ -36,7 +36,7 @@ std::string peft_name(const std::string& own) {
   return kPeftPrefix + (own.ends_with(suffix) ? own.substr(0, own.size() - std::string(".weight").size()) : own);
 }
 
-// Whether a value stands for "not set": null, false, or an empty list or object.
+// Whether a value of adapter_config.json means that the setting is not used: null, false, or an empty list or object.
 bool is_neutral(const Json& value) {
   return value.is_null() || (value.is_boolean() && !value.get<bool>()) || (value.is_structured() && value.empty());
 }

@@ -83,9 +83,9 @@ struct SaveAdaptersOptions {
   // allowed. Null: this rank has the whole model. The first rank of the mesh writes.
   MeshPtr pipeline = {};
 };
-// Writes the folder, which must not exist or must be empty. The folder appears only when it is complete. COLLECTIVE
-// over the pipeline and the meshes of the model's parameters: adapters are gathered, and rank 0 of the mesh writes. An
-// error of the writing rank is thrown on all ranks.
+// Writes the adapters to `folder`, which must not exist or must be empty. The folder appears only when it is complete.
+// COLLECTIVE over the pipeline and the meshes of the model's parameters: adapters are gathered, and rank 0 of the mesh
+// writes. An error of the writing rank is thrown on all ranks.
 void save_adapters(CausalLM& model, const std::filesystem::path& folder, const SaveAdaptersOptions& options = {});
 
 // Returns the weight of an adapted Linear with its adapter merged. `whole` is the gathered base weight. COLLECTIVE over

@@ -100,7 +100,7 @@ struct ModelConfig {
   }
 
   static ModelConfig from_folder(const std::filesystem::path& dir);
-  // `name` is the name of the text in errors.
+  // Parses the text of a config.json. Error messages call the text `name`.
   static ModelConfig parse(std::string_view text, const std::string& name);
 
   // Returns the JSON text that was read, with dtype set to `saved_dtype`.

@@ -102,7 +102,8 @@ struct WeightMap {
     std::vector<std::string_view> tensors;
   };
   std::vector<ExpertStack> stacks{};
-  // Prefixes of tensors that the model does not own. They are saved unchanged.
+  // Prefixes of tensors that are in files but not in the model, such as a vision tower. Saving copies these tensors
+  // unchanged from the source folder.
   std::vector<std::string_view> unowned_prefixes{};
   // Returns the names that a parameter may have in a file, most likely name first. The parameter is saved under the
   // first name. The last name lacks the prefix "model.", as in files that were saved from the model without head;

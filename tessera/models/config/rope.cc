@@ -16,11 +16,11 @@ at::Tensor exponents(int64_t head_dim) {
   return at::arange(0, head_dim, 2, at::kFloat).div_(static_cast<double>(head_dim));
 }
 
-// Returns theta ^ (0/d, 2/d, 4/d, ...), in fp32 as upstream computes it.
+// Returns theta ^ (0/d, 2/d, 4/d, ...), computed in fp32 as in transformers.
 at::Tensor powers(double theta, int64_t head_dim) { return at::pow(theta, exponents(head_dim)); }
 
 // Returns the base of the rope type "dynamic" for a sequence of `length` tokens. `length` is a number, or a float64
-// scalar tensor on an accelerator, with which the host does not wait for the device.
+// scalar tensor on an accelerator; then the result is computed there and the host does not wait for it.
 template <class Number>
 Number dynamic_theta(const RopeConfig& rope, int64_t head_dim, double max_positions, const Number& length) {
   using std::pow;

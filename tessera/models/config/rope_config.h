@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// Values that are not in rope_parameters or rope_scaling.
+// Values that read_rope() needs and that are not in rope_parameters or rope_scaling.
 struct RopeDefaults {
   double theta = 10000.0;     // default of rope_theta
   int64_t max_positions = 0;  // max_position_embeddings

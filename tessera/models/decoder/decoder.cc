@@ -32,9 +32,9 @@ nn::MoEOptions moe_options(const ModelConfig& config) {
           .capacity_factor = config.experts.capacity_factor};
 }
 
-// With plain causal attention the kernels depend on no numbers. With padded document lists (nn::FixedDocumentSizes)
-// they depend only on the longest document. Without padding they also depend on document lengths, which change from
-// batch to batch, so the call cannot be replayed.
+// With plain causal attention the kernels depend on no numbers besides tensor shapes. With padded document lists
+// (nn::FixedDocumentSizes) they depend only on the longest document. Without padding they also depend on document
+// lengths, which change from batch to batch, so the call cannot be replayed.
 std::optional<std::vector<int64_t>> LayerContext::read_numbers() const {
   if (paged || pattern.context || nn::ContextParallelGuard::current()) return std::nullopt;
   if (pattern.pieces.empty()) return std::vector<int64_t>{};

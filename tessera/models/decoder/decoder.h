@@ -40,8 +40,8 @@ struct LayerContext : nn::AttentionContext {
   std::optional<std::vector<int64_t>> read_numbers() const;
 };
 
-// A decoder layer: attention, then an MLP or experts. Attention and MLP each have a norm before them and a residual
-// connection around both.
+// A decoder layer: attention, then an MLP or experts. Before each of the two is a norm, and around each (with its norm)
+// is a residual connection.
 struct DecoderLayer : nn::Callable<DecoderLayer> {
   std::shared_ptr<nn::Attention> self_attn;
   std::shared_ptr<nn::MLP> mlp;

@@ -74,7 +74,7 @@ bool gemma3_layer_slides(const JsonReader& config, int64_t layer) {
   constexpr int64_t kMost = int64_t{1} << 31;
   const int64_t pattern = config.integer("sliding_window_pattern", 6, 1, kMost);
   // transformers writes _sliding_window_pattern together with layer_types and never reads it. In a file without
-  // layer_types a value other than sliding_window_pattern is an error, because transformers would ignore it.
+  // layer_types, a value that differs from sliding_window_pattern is an error, because transformers would ignore it.
   const int64_t written = config.integer("_sliding_window_pattern", pattern, 1, kMost);
   TESSERA_CHECK(written == pattern, ErrorKind::kConfig,
                 "{}: _sliding_window_pattern is {} without layer_types, but transformers uses {}. Set layer_types or "
@@ -154,7 +154,7 @@ void read_gemma3_with_images(const JsonReader& text, const JsonReader& top, Mode
                      text.name());
   }
   constexpr int64_t kMostTokens = int64_t{1} << 31;
-  // When a file has both names of a key, transformers uses the second.
+  // Each of these keys has two names. When a file has both, transformers uses the second one.
   for (const auto& [key, alias, missing] :
        {std::tuple("image_token_index", "image_token_id", 262'144), {"boi_token_index", "boi_token_id", 255'999}}) {
     config.image_token_ids.push_back(top.integer(top.has(alias) ? alias : key, missing, 0, kMostTokens));

@@ -40,7 +40,7 @@ std::vector<bool> layers_with_experts(const JsonReader& in, int64_t layers) {
 
 void read_expert_keys(const JsonReader& in, const JsonReader& /*top*/, ModelConfig& config) {
   auto& experts = config.experts;
-  // When a file has both names of the key, transformers uses num_local_experts.
+  // When a file has both num_experts and num_local_experts, transformers uses num_local_experts.
   const char* key = in.has("num_local_experts") ? "num_local_experts" : "num_experts";
   experts.num_experts = in.integer(key, 128, 0, kMostExperts);
   experts.intermediate_size = in.integer("moe_intermediate_size", 768, 1, int64_t{1} << 31);

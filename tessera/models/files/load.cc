@@ -225,8 +225,8 @@ void check_read(const TensorFiles& folder, const std::string& name, c10::IntArra
   check_converted(stored, read, name, "[models.load] " + folder.path().string(), offset);
 }
 
-// Whether two tensors of the folder have equal values in this box, in `dtype`. Reads some rows at a time to bound the
-// memory.
+// Whether two tensors of the folder have equal values in this box after conversion to `dtype`. Reads a limited number
+// of rows at a time to bound the memory.
 bool are_equal(const TensorFiles& folder, const std::string& left, const std::string& right, const LocalBox& box,
                c10::ScalarType dtype) {
   constexpr int64_t kElements = int64_t{1} << 22;

@@ -277,7 +277,7 @@ at::Tensor Engine::run_forward(const EngineStep& step) {
     for (int64_t position = part.first(); position < part.end(); ++position) {
       all.tokens.push_back(part.sequence->tokens[static_cast<size_t>(position)]);
       all.positions.push_back(position);
-      // As in transformers, which computes the whole prompt in one call and each new token in another call.
+      // Use the lengths of transformers' calls: one call for the whole prompt, then one call for each new token.
       if (dynamic) all.rotary_lengths.push_back(std::max(prompt, position + 1));
     }
     for (const int64_t position : part.logits_positions()) {
@@ -398,8 +398,8 @@ void Engine::finish_step(const EngineStep& step, const at::Tensor& logits) {
   const auto vocabulary = static_cast<size_t>(logits.size(1));
   const float* all = logits.const_data_ptr<float>();
   const int64_t share = std::max<int64_t>(1, 16384 / logits.size(1));
-  // Up to four masks may each take options_.mask_steps steps in this engine step. More than four masks share 4 *
-  // mask_steps steps. A sequence whose mask needs more steps waits.
+  // Up to four masks may each take options_.mask_steps steps in this engine step. More than four masks share four times
+  // mask_steps. A sequence whose mask needs more steps waits.
   constexpr int64_t kFew = 4;
   const auto masks = std::ranges::count_if(logits_rows, [](const LogitsRow& logits_row) {
     return logits_row.chooses && logits_row.sequence->request.options.constraint;

@@ -84,8 +84,8 @@ struct EngineCounts {
 
 class Engine {
  public:
-  // Error kConfig unless a sequence of one page and one token fits. With a group, the constructor, step() and the
-  // destructor are COLLECTIVE.
+  // Error kConfig unless all numbers in `options` are at least 1. With a group, the constructor, step() and the
+  // destructor are COLLECTIVE, together with run_engine_follower on the other ranks.
   Engine(const std::shared_ptr<CausalLM>& model, const EngineOptions& options);
   // For a model of which no CausalLM object is on this rank: `forward` computes the rows. The model is on `device`.
   Engine(ModelConfig config, RowsForward forward, at::Device device, const EngineOptions& options);

@@ -1,4 +1,4 @@
-// Checks logits from which no token can be chosen.
+// Throws for logits from which no token can be chosen.
 //
 //   check_logits(logits, context.size());          // before anything is computed from them
 //

@@ -210,8 +210,8 @@ void check_file_tensors(const GgufFile& file, const std::vector<GgufTensor>& exp
   }
 }
 
-// If `tensor` stacks the experts of a layer: the names of each expert's tensors in the model folder. Otherwise an empty
-// list.
+// If `tensor` has the stacked experts of a layer, returns the names that the experts' tensors have in the model folder.
+// Otherwise returns an empty list.
 std::vector<std::string> names_in_folder(const GgufTensor& tensor) {
   return tensor.stacks == nullptr ? std::vector<std::string>() : names_of_experts(tensor, tensor.hf_name);
 }

@@ -18,7 +18,7 @@ namespace tessera {
 namespace {
 
 // The factor by which llama.cpp multiplies cos and sin for yarn; GGUF has no key for it. llama.cpp also multiplies them
-// by the key attn_factor.
+// by the value of the key attn_factor.
 double implicit_attention_factor(double factor) { return 1 + 0.1 * std::log(factor); }
 
 void set_yarn_keys(const RopeConfig& rope, const std::string& scaling, const std::string& where, GgufWriter& writer) {
