@@ -14,7 +14,7 @@ struct SeenBlock {
 };
 
 // Removes, in this order: keys after the last query; keys before the first query's window; queries before the first
-// key; queries whose window begins after the last key. No later step makes an earlier step necessary again.
+// key; queries whose window begins after the last key. After a step, the conditions of the earlier steps still hold.
 SeenBlock seen_block(const TokenRange& document, const TokenRange& queries, const TokenRange& keys,
                      const ContextPieceOptions& options) {
   SeenBlock block{std::max(queries.begin, document.begin), std::min(queries.end, document.end),

@@ -49,8 +49,8 @@ class RouterStatistics {
 
   // Called by routers: returns true after begin() until end().
   bool is_active() const { return mode_ != Mode::kOff; }
-  // Called by routers: adds the rows of a forward to the sums. `probabilities` is [N, experts], `chosen` is int64 [N,
-  // k]. `mask`, bool [N], selects the rows that are counted; undefined: all rows.
+  // Called by routers: adds the rows of a forward to the sums. Shapes: probabilities [N, experts], chosen int64 [N, k],
+  // mask bool [N]. The mask selects the rows that are counted; undefined: all rows.
   void count(const at::Tensor& probabilities, const at::Tensor& chosen, const at::Tensor& mask);
   // Returns the gradient of the loss with respect to the probabilities of one counted row: float32 [experts]. Error
   // kInternal before finish().

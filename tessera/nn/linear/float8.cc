@@ -54,8 +54,8 @@ Float8Linear::Float8Linear(Linear& former, std::shared_ptr<Float8StepCounter> st
                 former.weight.size(0), former.weight.size(1));
 }
 
-// Returns the weight in float8. The cached one is valid if it was converted in the current step: callers of
-// begin_float8_step() increment the step number when parameters have changed.
+// Returns the weight in float8. The cached weight is valid if it was converted in the current step; whoever changes
+// parameters must call begin_float8_step(), which increments the step number.
 const Float8Tensor& Float8Linear::converted_weight() {
   const bool keeps = training() && steps_->number > 0;
   if (keeps && cached_in_step_ == steps_->number) return cached_weight_;
