@@ -99,7 +99,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> efficient_backward(const at::Tens
 
 // ---- flash attention ----
 
-// Autograd function for a result that is already computed: forward returns it, backward computes the gradients.
+// Autograd function of attention with a result that is already computed: forward returns it, backward computes the
+// gradients.
 struct FlashAttentionFunction : torch::autograd::Function<FlashAttentionFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& out, const at::Tensor& log_sums,

@@ -51,7 +51,7 @@ PartialAttentionGradients partial_attention_backward(const at::Tensor& gradient,
                                                      const PartialAttention& whole,
                                                      const PartialAttentionOptions& options);
 
-// Combines partial results. A query without any part gets 0, with log sums of minus infinity.
+// Combines partial results. A query that no part contains gets the result 0 and log sums of minus infinity.
 class PartialAttentionMerger {
  public:
   explicit PartialAttentionMerger(const at::Tensor& queries) : queries_(queries) {}

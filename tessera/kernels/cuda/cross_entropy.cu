@@ -31,7 +31,7 @@ struct OnlineSoftmax {
       sum += expf(x - maximum);
     }
   }
-  // Combines the values of all threads of the block.
+  // Combines `maximum` and `sum` of all threads of the thread block.
   __device__ void reduce_block(float* shared) {
     const float largest = block_max(maximum, shared);
     sum = block_sum(sum * expf(maximum - largest), shared);
@@ -40,7 +40,8 @@ struct OnlineSoftmax {
   }
 };
 
-// One block per row. The row is read once for maximum and sum, and once more to write softmax - onehot.
+// Each thread block computes one row at a time. The row is read once for maximum and sum, and once more to write
+// softmax - onehot.
 template <int kPack>
 __global__ void cross_entropy_kernel(float* logits, const int64_t* labels, int64_t ignored_label, bool wants_gradient,
                                      float* losses, int64_t rows, int64_t classes) {

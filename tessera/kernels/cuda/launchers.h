@@ -12,7 +12,7 @@ namespace tessera::kernels::cuda {
 
 enum class ElementType { kFloat, kBFloat16 };
 
-// activation(gate) * up. The activation (silu, or gelu in its tanh form) is rounded before the product.
+// Computes y = activation(gate) * up. The activation (silu, or gelu in its tanh form) is rounded before the product.
 cudaError_t launch_gate(ElementType element, bool gelu, const void* gate, const void* up, void* y, int64_t count,
                         cudaStream_t stream);
 cudaError_t launch_gate_backward(ElementType element, bool gelu, const void* grad, const void* gate, const void* up,

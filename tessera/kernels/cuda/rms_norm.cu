@@ -8,7 +8,7 @@ constexpr int kMaxThreads = 512;
 // The number of blocks of the backward kernel is the same on every GPU, so that sums have one order on all of them.
 constexpr int64_t kBackwardBlocks = 256;
 
-// One block per row.
+// Each thread block normalises one row at a time.
 template <int kPack, class T>
 __global__ void norm_kernel(const T* x, const float* factors, float eps, bool rounds_first, T* y, float* inverse_rms,
                             int64_t rows, int64_t width) {
@@ -20,7 +20,7 @@ __global__ void norm_kernel(const T* x, const float* factors, float eps, bool ro
       const auto pack = pack_at<kPack>(from + at);
       for (int i = 0; i < kPack; ++i) squares += wide(pack.at[i]) * wide(pack.at[i]);
     }
-    // The row is read a second time below; it usually comes from the cache.
+    // The loop below reads the row a second time, usually from the cache.
     const float inverse = 1.0F / sqrtf(block_sum(squares, shared) / static_cast<float>(width) + eps);
     if (threadIdx.x == 0) inverse_rms[row] = inverse;
     for (int64_t at = int64_t{threadIdx.x} * kPack; at < width; at += int64_t{blockDim.x} * kPack) {

@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kMaxThreads = 256;
 
-// One block per token: its threads share the pairs (i, i + half) of all heads.
+// Each thread block rotates one token at a time. Its threads divide the pairs (i, i + half) of all heads among them.
 template <class T>
 __global__ void rotary_kernel(const T* x, const float* cos, const float* sin, float sign, T* y, int64_t all_tokens,
                               int64_t tokens, int heads, int half, int64_t angle_row) {

@@ -7,8 +7,8 @@
 namespace tessera::kernels {
 
 void ensure_operations() {
-  // Never destroyed, because the dispatcher keeps calling the kernels. Volatile keeps the pointer in memory, where the
-  // leak checker finds it.
+  // The library is never destroyed, because the dispatcher keeps calling its kernels. `volatile` keeps the pointer in
+  // memory, where the leak checker finds it.
   static auto* volatile library = [] {
     auto* made = new torch::Library(torch::Library::FRAGMENT, "tessera", std::nullopt, __FILE__, __LINE__);
     define_linear(*made);

@@ -24,7 +24,7 @@ using LinearPointwise = at::Tensor(const at::Tensor&, const at::Tensor&, const s
                                    std::string_view, c10::List<std::optional<at::Scalar>>,
                                    std::optional<std::string_view>);
 
-// oneDNN's linear operation; nullopt where libtorch was built without oneDNN.
+// Returns oneDNN's linear operation; nullopt where libtorch was built without oneDNN.
 const std::optional<c10::TypedOperatorHandle<LinearPointwise>>& linear_pointwise() {
   static const auto handle = []() -> std::optional<c10::TypedOperatorHandle<LinearPointwise>> {
     const auto found = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
@@ -93,8 +93,9 @@ bool measure_fp32(at::ScalarType type) {
   return large.first * kMinSpeedup < large.second;
 }
 
-// One file per processor model and libtorch version. The number of threads is not in the name, although it changes the
-// measurement a little: all ranks on a machine must round in the same way, however many share its cores.
+// Returns the path of the file with the choice. There is one file per processor model and libtorch version. The number
+// of threads is not in the name, although it changes the measurement a little: all ranks on a machine must round in the
+// same way, however many share its cores.
 std::filesystem::path choice_file(std::string_view kind) {
   const auto folder = user_cache();
   if (folder.empty()) return {};

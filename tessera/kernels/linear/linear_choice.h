@@ -11,7 +11,8 @@
 
 namespace tessera::kernels {
 
-// x [m, k] times the transpose of weight [n, k], plus bias [n] where defined. Plain fp32 CPU tensors with any strides.
+// Returns x [m, k] times the transpose of weight [n, k], plus bias [n] where defined, computed by oneDNN. Plain fp32
+// CPU tensors with any strides.
 at::Tensor onednn_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
 // Returns whether fp32 products run through oneDNN. The first of these decides: a LinearKernelGuard of this thread; the

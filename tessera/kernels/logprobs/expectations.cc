@@ -96,7 +96,7 @@ struct EntropyFunction : torch::autograd::Function<EntropyFunction> {
     return found.entropy.to(wide_type(logits.scalar_type())).view(leading_sizes(logits));
   }
 
-  // grad = p (log p - sum p log p) g
+  // The gradient of the logits is p (log p - sum p log p) g, with p the softmax.
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     detail::refuse_second_derivative("chunked_distributed_entropy");
     const auto saved = ctx->get_saved_variables();
@@ -159,7 +159,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
     return found.loss.to(wide_type(student.scalar_type())).view(leading_sizes(student));
   }
 
-  // grad = (q - p) g, with q and p the softmax of student and target.
+  // The gradient of the student's logits is (q - p) g, with q and p the softmax of student and target.
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     detail::refuse_second_derivative("distributed_cross_entropy");
     const auto saved = ctx->get_saved_variables();
@@ -208,7 +208,7 @@ struct LogSoftmaxFunction : torch::autograd::Function<LogSoftmaxFunction> {
     return result;
   }
 
-  // grad = g - softmax sum(g), where the sum is over all columns of all ranks
+  // The gradient of the logits is g - softmax sum(g), where the sum is over all columns of all ranks.
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     detail::refuse_second_derivative("compute_distributed_log_softmax");
     const auto result = ctx->get_saved_variables()[0];

@@ -38,8 +38,8 @@ at::Tensor chunked_distributed_logprob(const at::Tensor& logits, const at::Tenso
 at::Tensor chunked_distributed_gather_logprob(const at::Tensor& logits, const at::Tensor& global_indices,
                                               const VocabShard& part, int64_t chunk_size, bool inference_only = false);
 
-// sum p log p, [...]: MINUS the entropy, as the upstream function of this name returns it. Tokens of probability 0 add
-// 0 (upstream: NaN).
+// sum p log p, [...]: MINUS the entropy, as nemo_rl's function of this name returns it. Tokens of probability 0 add 0
+// (in nemo_rl: NaN).
 at::Tensor chunked_distributed_entropy(const at::Tensor& logits, const VocabShard& part, int64_t chunk_size,
                                        bool inference_only = false);
 

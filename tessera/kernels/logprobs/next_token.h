@@ -20,7 +20,7 @@
 namespace tessera::kernels {
 
 struct LogprobOptions {
-  std::optional<int64_t> chunk_size = std::nullopt;  // positions of each row processed at a time; does not change results
+  std::optional<int64_t> chunk_size = std::nullopt;  // positions of each row processed at once; does not change results
   std::optional<TrainingSamplingParams> sampling_params = std::nullopt;
   // For DTensor logits only: the position in the sequence of each token of the logits, int64 [S], a permutation; a
   // plain tensor or a DTensor. Undefined: the logits are in the order of the sequence.

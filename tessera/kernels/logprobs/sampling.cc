@@ -75,7 +75,7 @@ class RowExchange {
 
   int64_t vocabulary() const { return vocabulary_; }
   int64_t max_rows() const { return max_rows_; }
-  // The rows of a chunk of `count` rows that this rank filters.
+  // Returns the range of rows that this rank filters in a chunk of `count` rows.
   LocalRange own_rows(int64_t count) const {
     const auto range = local_range(count, part_.size(), rank());
     return {range.size, std::min(range.offset, count)};

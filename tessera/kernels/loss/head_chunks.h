@@ -28,15 +28,15 @@ struct RowChunk {
   int64_t begin, rows;
 };
 // Splits rows into chunks of nearly equal size, each at most chunk_bytes at row_bytes per row, and at least one row.
-// Equal sizes avoid a small last product.
+// Nearly equal sizes avoid a small matrix product for the last chunk.
 std::vector<RowChunk> row_chunks(int64_t rows, int64_t row_bytes, int64_t chunk_bytes);
 
 // Replaces logits by softcap * tanh(logits / softcap) in place; softcap 0: unchanged. Returns the derivative of the cap
 // where wants_slope is true and softcap is positive, else an undefined tensor.
 at::Tensor cap_logits(at::Tensor& logits, double softcap, bool wants_slope);
 
-// grad_weight [V, d] += gradient [rows, V]^T hidden [rows, d]. On the CPU in blocks of the head's rows, so that no
-// second tensor of the head's size is needed.
+// Computes grad_weight [V, d] += gradient [rows, V]^T hidden [rows, d]. On the CPU this is done in blocks of the head's
+// rows, so that no second tensor of the head's size is needed.
 void add_head_gradient(const at::Tensor& grad_weight, const at::Tensor& gradient, const at::Tensor& hidden);
 
 }  // namespace tessera::kernels

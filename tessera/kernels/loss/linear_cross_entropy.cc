@@ -29,7 +29,7 @@ void check_shapes(c10::IntArrayRef hidden, c10::IntArrayRef weight, const at::Te
       hidden.size(), weight.size(), labels.numel(), c10::toString(labels.scalar_type()));
 }
 
-// This rank's first row among all rows, and the groups that shard the rows.
+// This rank's first row among all rows, and the groups over whose ranks the rows are sharded.
 struct RowShard {
   int64_t first = 0;
   std::vector<comm::Group*> shard_groups{};

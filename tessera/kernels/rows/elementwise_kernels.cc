@@ -95,8 +95,8 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_loop(const at::Tensor& x, const at::
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward_loop(const at::Tensor& grad, const at::Tensor& x,
                                                           const at::Tensor& factors, const at::Tensor& inverse_rms) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
-  // Blocks of a fixed size (at most 64), each with its own partial sum of grad_weight: the order of the sums does not
-  // depend on the number of threads.
+  // The rows are divided into at most 64 blocks, each with its own partial sum of grad_weight. The division does not
+  // depend on the number of threads, so the order of the sums does not, either.
   const int64_t block = std::max(rows_at_once(width), (rows + 63) / 64), blocks = (rows + block - 1) / block;
   auto grad_x = at::empty_like(x);
   auto partial = at::zeros({blocks, width}, x.options().dtype(at::kFloat));

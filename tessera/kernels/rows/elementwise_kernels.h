@@ -12,9 +12,9 @@ namespace tessera::kernels {
 
 enum class Gate { kSilu, kGeluTanh };
 
-// The loops of one device type.
+// The loops of one device type, as function pointers.
 struct ElementwiseKernels {
-  // activation(gate) * up. Both contiguous, of the same dtype.
+  // Returns activation(gate) * up. gate and up: contiguous, of the same shape and dtype.
   at::Tensor (*gate)(Gate kind, const at::Tensor& gate, const at::Tensor& up);
   // Returns the gradients of gate and up.
   std::tuple<at::Tensor, at::Tensor> (*gate_backward)(Gate kind, const at::Tensor& grad, const at::Tensor& gate,
@@ -28,7 +28,8 @@ struct ElementwiseKernels {
   std::tuple<at::Tensor, at::Tensor> (*rms_norm_backward)(const at::Tensor& grad, const at::Tensor& x,
                                                           const at::Tensor& factors, const at::Tensor& inverse_rms);
 
-  // x: [B, T, H, d], contiguous, d a multiple of 32. cos and sin: fp32 [B or 1, T, d / 2], contiguous.
+  // Returns x rotated as in rows/rotary.h; sign -1 rotates by the opposite angles. x: [B, T, H, d], contiguous, d a
+  // multiple of 32. cos and sin: fp32 [B or 1, T, d / 2], contiguous.
   at::Tensor (*rotary)(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, float sign);
 
   // Replaces each row of logits (fp32 [rows, classes], contiguous) by its softmax, minus 1 at the row's label: the
@@ -44,10 +45,11 @@ bool has_elementwise_kernels(c10::Device device, at::ScalarType type);
 // Returns whether the loops run on this tensor: has_elementwise_kernels(), not empty, and on a CPU the last dim is a
 // multiple of `lanes`.
 bool supports_elementwise_kernels(const at::Tensor& tensor, int64_t lanes = 1);
-// The loops of a device, for the dtypes of has_elementwise_kernels(). Error kInternal for a device without loops.
+// Returns the loops of a device, for the dtypes of has_elementwise_kernels(). Error kInternal for a device without
+// loops.
 const ElementwiseKernels& elementwise_kernels(c10::Device device);
 
-// The transpose of x [rows, columns], contiguous. x: fp32 with contiguous rows; both sizes multiples of 16.
+// Returns the transpose of x [rows, columns], contiguous. x: fp32 with contiguous rows; both sizes multiples of 16.
 at::Tensor transpose_matrix(const at::Tensor& x);
 
 }  // namespace tessera::kernels

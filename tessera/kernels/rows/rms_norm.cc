@@ -29,7 +29,7 @@ bool runs_as_loop(const at::Tensor& x, const at::Tensor& weight) {
          x.numel() > 0;
 }
 
-// y = x * inverse_rms * weight, row by row.
+// Returns y = x * inverse_rms * weight and inverse_rms, by a loop over the rows.
 Pair forward_loop(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
   auto y = at::empty_like(x);
@@ -82,7 +82,7 @@ Pair backward_loop(const at::Tensor& grad, const at::Tensor& x, const at::Tensor
   return {grad_x, partial.sum(0)};
 }
 
-// The factors of the normed rows: weight, or 1 + weight.
+// Returns the factors by which the normed rows are multiplied: weight, or 1 + weight.
 at::Tensor factors_of(const at::Tensor& weight, bool one_plus) { return one_plus ? weight + 1 : weight.contiguous(); }
 
 bool has_vector_loops(const at::Tensor& x, const at::Tensor& weight) {
@@ -90,7 +90,7 @@ bool has_vector_loops(const at::Tensor& x, const at::Tensor& weight) {
          weight.scalar_type() == x.scalar_type();
 }
 
-// The factors in fp32, contiguous.
+// Returns factors_of() in fp32, contiguous.
 at::Tensor wide_factors(const at::Tensor& weight, bool one_plus) {
   return factors_of(weight.to(at::kFloat), one_plus).contiguous();
 }

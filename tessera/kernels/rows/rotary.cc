@@ -11,8 +11,8 @@
 namespace tessera::kernels {
 namespace {
 
-// The rotation by libtorch's operations, on any device: multiplies both halves by cos, then adds the other half times
-// sin, with opposite signs.
+// Rotates by libtorch's operations, on any device: multiplies both halves of a head by cos, then adds to each half the
+// other half times sin, with opposite signs.
 at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, double sign) {
   const auto halves = x.unflatten(-1, {2, x.size(-1) / 2});
   const auto s = sin.unsqueeze(2);

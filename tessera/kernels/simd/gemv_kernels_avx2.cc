@@ -36,7 +36,7 @@ ROW_TARGET inline Q4Scale scale_of(const Q4Block& block) {
   return {_mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(block.d))),
           _mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(block.m)))};
 }
-// A block's 32 elements are four vectors. Parts 0 and 1 are the lower four bits of codes 0-7 and 8-15, parts 2 and 3
+// Decodes eight of a block's 32 elements. Parts 0 and 1 are the lower four bits of codes 0-7 and 8-15, parts 2 and 3
 // the upper four bits of the same codes.
 ROW_TARGET inline Lanes values_of(const Q4Block& block, Q4Scale scale, int part) {
   const __m256i codes =

@@ -163,8 +163,8 @@ ROW_TARGET inline void block_products(const float* x, int64_t m, int64_t x_strid
   }
 }
 
-// From this number of rows of x on, a block of the weight is converted to fp32 once instead of in each tile. The values
-// are the same.
+// With at least this number of rows of x, a block of the weight is converted to fp32 once instead of in each tile. The
+// values are the same.
 constexpr int64_t kWidenRows = 32;
 
 template <class Weight>
@@ -183,7 +183,7 @@ ROW_TARGET inline void convert_block(const Q4Block* from, int64_t count, float* 
   }
 }
 
-// Weights per element of the storage type.
+// The number of weights in one element of the storage type.
 template <class Weight>
 constexpr int64_t kNumbersOf = 1;
 template <>
@@ -222,8 +222,8 @@ ROW_TARGET void products(const float* x, int64_t m, int64_t x_stride, const Weig
   }
 }
 
-// Each tile decodes its blocks, which takes more time than reading them. The tile sizes are the fastest ones that fit
-// into registers.
+// Each tile decodes the Q4 blocks of its columns, which takes more time than reading them. The tile sizes are the
+// fastest ones that fit into registers.
 ROW_TARGET void q4_products(const float* x, int64_t m, int64_t x_stride, const Q4Block* weight, const float* scales,
                             int64_t n, int64_t k, float* y, int64_t y_stride) {
   if (m >= kWidenRows) return widened_products(x, m, x_stride, weight, scales, n, k, y, y_stride);
@@ -271,7 +271,7 @@ ROW_TARGET void gate_row(const float* gate, const float* up, int64_t count, bool
   for (int64_t i = 0; i < count; ++i) out[i] = gate[i] / (1.0F + exponential(-gate[i])) * up[i];
 }
 
-// out = out * factor + weights [count] * values [count, width] (a matrix product).
+// Computes out = out * factor + weights [count] * values [count, width] (a matrix product).
 ROW_TARGET inline void add_values(const float* weights, const float* values, int64_t count, int64_t width, float factor,
                                   float* out) {
   int64_t at = 0;

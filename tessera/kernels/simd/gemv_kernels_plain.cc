@@ -35,7 +35,7 @@ struct Q4Scale {
 inline Q4Scale scale_of(const Q4Block& block) {
   return {c10::detail::fp16_ieee_to_fp32_value(block.d), c10::detail::fp16_ieee_to_fp32_value(block.m)};
 }
-// A block's 32 elements are four vectors. Parts 0 and 1 are the lower four bits of codes 0-7 and 8-15, parts 2 and 3
+// Decodes eight of a block's 32 elements. Parts 0 and 1 are the lower four bits of codes 0-7 and 8-15, parts 2 and 3
 // the upper four bits of the same codes.
 inline Lanes values_of(const Q4Block& block, Q4Scale scale, int part) {
   Lanes lanes;

@@ -1,8 +1,8 @@
 // Small fp32 matrix products in registers, and the copies of rows that they need, for attention on blocks of queries
 // and keys. Included by attention_loops_body.h.
 
-// C [R, kLanes N] = A B, or += with `add`. A [R, count] with strides, B [count, kLanes N]. The loops over registers
-// must be unrolled, else the compiler keeps `sums` in memory.
+// Computes C = A B, or C += A B with `add`. A [R, count] has strides in both dims, B [count, kLanes N], C [R, kLanes
+// N]. The loops over registers must be unrolled, else the compiler keeps `sums` in memory.
 template <int R, int N>
 inline void tile(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row, float* c, int64_t c_row,
                  int64_t count, bool add) {
@@ -52,8 +52,8 @@ void tiles(int64_t rows, int64_t count, const LeftMatrix& a, const RightMatrix& 
   rows_of(std::integral_constant<int, 1>());
 }
 
-// C [rows, width] = A [rows, count] B [count, width], or += with `add`; width is a multiple of kLanes. The widest tiles
-// come first; narrower ones cover the remaining columns.
+// Computes C [rows, width] = A [rows, count] B [count, width], or C += A B with `add`; width is a multiple of kLanes.
+// The widest tiles come first; narrower ones cover the remaining columns.
 inline void multiply(int64_t rows, int64_t width, int64_t count, const LeftMatrix& a, const RightMatrix& b, float* c,
                      int64_t c_row, bool add) {
   int64_t w = 0;

@@ -28,7 +28,7 @@ inline Lanes max(Lanes a, Lanes b) { return _mm256_max_ps(a, b); }
 
 inline Mask not_numbers(Lanes values) { return _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q)); }
 inline bool any(const Mask& mask) { return _mm256_testz_si256(mask, mask) == 0; }
-// Reads eight values from a table of eight set lanes followed by eight cleared lanes.
+// Returns a mask of the first `count` lanes: eight lanes of a table that has eight set lanes, then eight cleared lanes.
 inline Mask first_lanes(int64_t count) {
   alignas(64) static constexpr int32_t kBits[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
   const int64_t bounded = count < 0 ? 0 : count > kLanes ? kLanes : count;
@@ -66,14 +66,15 @@ Lanes rounded_to(Lanes values) {
 inline void store_lanes(float* to, Lanes values) { _mm256_storeu_ps(to, values); }
 inline void store_lanes(c10::BFloat16* to, Lanes values) {
   const __m256i bits = bf16_bits(values);
-  // _mm256_packus_epi32 packs each 128-bit half by itself, so the eight results are in the 64-bit parts 0 and 2. The
+  // _mm256_packus_epi32 packs each 128-bit half separately, so the eight results are in the 64-bit parts 0 and 2. The
   // permutation puts these next to each other.
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0x08);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(packed));
 }
 inline void store_lanes(const Mask& mask, float* to, Lanes values) { _mm256_maskstore_ps(to, mask, values); }
 
-// rounded: the nearest integer. times_power_of_two: x * 2^power, where power is an integer in [-151, 129].
+// rounded() returns the nearest integer. times_power_of_two() returns x * 2^power, where power is an integer in [-151,
+// 129].
 inline Lanes rounded(Lanes x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline Lanes power_of_two(__m256i exponent) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(exponent, _mm256_set1_epi32(127)), 23));
@@ -98,7 +99,7 @@ inline float largest_of(Lanes values) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
-// Transposes a square: rows[i] becomes column i.
+// Transposes a square of kLanes by kLanes numbers: rows[i] becomes column i.
 inline void transpose(Lanes (&rows)[kLanes]) {
   Lanes other[kLanes];
 #pragma GCC unroll 4

@@ -65,7 +65,8 @@ inline void store_lanes(c10::BFloat16* to, Lanes values) {
 }
 inline void store_lanes(Mask mask, float* to, Lanes values) { _mm512_mask_storeu_ps(to, mask, values); }
 
-// rounded: the nearest integer. times_power_of_two: x * 2^power, where power is an integer in [-151, 129].
+// rounded() returns the nearest integer. times_power_of_two() returns x * 2^power, where power is an integer in [-151,
+// 129].
 inline Lanes rounded(Lanes x) { return _mm512_roundscale_ps(x, 0); }
 inline Lanes times_power_of_two(Lanes x, Lanes power) { return _mm512_scalef_ps(x, power); }
 inline Lanes between(Lanes x, float low, float high) {
@@ -80,7 +81,7 @@ inline float largest_of(Lanes values) {
   return lanes_avx2::largest_of(_mm256_max_ps(_mm512_castps512_ps256(values), _mm512_extractf32x8_ps(values, 1)));
 }
 
-// Transposes a square: rows[i] becomes column i.
+// Transposes a square of kLanes by kLanes numbers: rows[i] becomes column i.
 inline void transpose(Lanes (&rows)[kLanes]) {
   Lanes other[kLanes];
 #pragma GCC unroll 8

@@ -17,7 +17,8 @@ namespace {
 std::atomic<int> common_level{-1};                     // -1: ranks have not agreed
 thread_local std::optional<VectorLevel> thread_level;  // by VectorLevelGuard
 
-// The level of this process before ranks agree on one: TESSERA_ROW_KERNELS, else the processor's. Computed once.
+// Returns the level of this process before ranks agree on one: that of the environment variable TESSERA_ROW_KERNELS,
+// else the highest level of the processor. It is computed once.
 VectorLevel process_level() {
   static const VectorLevel level = [] {
     const char* variable = std::getenv("TESSERA_ROW_KERNELS");
@@ -50,7 +51,8 @@ VectorLevel max_vector_level() {
 #endif
 }
 
-// Precedence: VectorLevelGuard of this thread, then the ranks' agreement, then the level of this process.
+// The first of these decides: a VectorLevelGuard of this thread; the level that ranks agreed on; the level of this
+// process.
 VectorLevel vector_level() {
   if (thread_level) return *thread_level;
   const int common = common_level.load(std::memory_order_relaxed);

@@ -10,8 +10,8 @@
 
 namespace tessera::kernels::detail {
 
-// Logits [..., V] as matrices of rows, without a copy: one matrix where the strides allow it, else one matrix for each
-// index of the first dim.
+// Logits [..., V] as matrices of rows: one matrix where the strides allow a view, else one matrix for each index of the
+// first dim. Logits are copied only where their strides allow neither.
 struct LogitRows {
   explicit LogitRows(const at::Tensor& logits);  // [..., V], of at least one dim
   struct Block {
@@ -24,7 +24,8 @@ struct LogitRows {
   at::ScalarType wide = at::kFloat;  // compute dtype: float32; float64 for float64 logits
   at::TensorOptions options;         // of the logits
 
-  // The logits at `at_columns` [rows, K] (all in range) of each row: [rows, K] in the logits' dtype.
+  // Returns the logits of each row at the columns `at_columns` [rows, K], which must be in range: [rows, K] in the
+  // logits' dtype.
   at::Tensor gather(const at::Tensor& at_columns) const;
 };
 

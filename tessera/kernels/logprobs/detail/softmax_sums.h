@@ -32,10 +32,11 @@ struct MergedSoftmaxSums {
   at::Tensor factors;  // exp(maximum of the rank - maximum of all ranks)
 };
 MergedSoftmaxSums merge_softmax_sums(const at::Tensor& maximum, const at::Tensor& sum);
-// `maximum` with 0 in place of -infinity, so that subtracting it from -infinity gives no NaN.
+// Returns `maximum` with 0 in place of -infinity, so that subtracting it from -infinity gives no NaN.
 at::Tensor finite_max(const at::Tensor& maximum);
 
-// The number of rows in a chunk of chunk_size positions of the dim before the vocabulary. Error kShape below 1.
+// Returns the number of rows in a chunk of chunk_size positions of the dim before the vocabulary. Error kShape for a
+// chunk_size below 1.
 int64_t rows_of_chunk(const char* verb, const at::Tensor& logits, int64_t chunk_size);
 // Error kShape for DTensors, for logits without a dim or with another number of columns than the part, and for integer
 // dtypes.
