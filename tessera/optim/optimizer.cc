@@ -23,7 +23,7 @@ constexpr const char* kMaster = "master";
 
 bool is_narrow(const at::Tensor& tensor) { return tensor.is_floating_point() && tensor.itemsize() < 4; }
 
-// The version counter of a tensor, which grows with every in-place write that autograd counts.
+// Returns the version counter of a tensor, which grows with every in-place write that autograd counts.
 uint64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
 uint64_t version_of(const at::Tensor& parameter, const at::Tensor& local) {
   return parameter.is_inference() || local.is_inference() ? 0 : version_of(parameter) + version_of(local);

@@ -62,10 +62,10 @@ struct AdamWOptions {
   uint64_t seed = 0;                        // of the stochastic rounding
 };
 
-// 8-bit AdamW: both moments of a parameter are stored in 8 bits, with one scale per block of 256 elements.
+// Options of 8-bit AdamW: both moments of a parameter are stored in 8 bits, with one scale per block of 256 elements.
 struct AdamW8bitOptions : AdamWOptions {};
 
-// Muon for the matrices of hidden layers, AdamW for all other parameters.
+// Options of Muon for the matrices of hidden layers and AdamW for all other parameters.
 struct MuonOptions {
   double lr = 1e-3;
   double weight_decay = 0.1;
@@ -253,7 +253,7 @@ std::unique_ptr<Optimizer> make_adamw8bit(nn::Module& module, const AdamW8bitOpt
 // embedding or head, and AdamW for the others. Each matrix is all-gathered; one rank of its mesh computes its update
 // and broadcasts it to the others. The results do not depend on the layout.
 std::unique_ptr<Optimizer> make_muon(nn::Module& module, const MuonOptions& options);
-// SGD with the updates of torch.optim.SGD. State momentum_buffer where momentum is above 0.
+// SGD with the updates of torch.optim.SGD. Parameters have the state momentum_buffer where momentum is above 0.
 std::unique_ptr<Optimizer> make_sgd(nn::Module& module, const SgdOptions& options);
 
 }  // namespace tessera::optim

@@ -44,14 +44,14 @@ void add_block_maxima(const at::Tensor& values, const tessera::ShardRegion& regi
 void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Tensor& map,
               const tessera::ShardRegion& region, const at::Tensor& codes, const at::Tensor& scale);
 
-// Zeros for the state `name` of a parameter whose local part is `local`: uint8 for *_codes, one float32 per block for
-// *_scale, and a tensor like `local` with `options` for other names.
+// Returns zeros for the state `name` of a parameter whose local part is `local`: uint8 for *_codes, one float32 per
+// block for *_scale, and a tensor like `local` with `options` for other names.
 at::Tensor new_state(std::string_view name, const at::Tensor& parameter, const at::Tensor& local,
                      const at::TensorOptions& options);
 // Returns whether every rank holds the whole state (*_scale), not a shard.
 bool is_replicated_state(std::string_view name);
-// A tensor with the shape and placements of a state that does not exist yet: the parameter itself, or for *_scale a
-// meta tensor.
+// Returns a tensor with the shape and placements of a state that does not exist yet: the parameter itself, or for
+// *_scale a meta tensor.
 at::Tensor state_template(std::string_view name, const at::Tensor& parameter);
 
 }  // namespace tessera::optim

@@ -27,8 +27,8 @@ struct ScheduleOptions {
   int64_t warmup_steps = 0;
   int64_t total_steps = 0;
   double min_lr_ratio = 0;  // floor of the decay, as a fraction of lr
-  // wsd only: the length and the shape of the decay. The length is decay_steps, else decay_ratio of all steps
-  // (rounded).
+  // wsd only: the length and the shape of the decay. The length is decay_steps if set, else decay_ratio * total_steps,
+  // rounded.
   std::optional<int64_t> decay_steps = std::nullopt;
   double decay_ratio = 0.1;
   std::string decay_type = "cosine";  // linear, cosine, 1-sqrt

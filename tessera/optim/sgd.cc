@@ -45,7 +45,8 @@ class Sgd : public Optimizer {
     at::_foreach_add_(values, directions, -group.lr);
   }
 
-  // Adds the directions to the momentum buffers and returns the buffers.
+  // Multiplies the momentum buffers by momentum, adds the directions (gradients plus weight decay) and returns the
+  // buffers.
   static std::vector<at::Tensor> with_momentum(const std::vector<ParameterUpdate>& updates,
                                                const std::vector<at::Tensor>& directions, double momentum,
                                                double dampening) {

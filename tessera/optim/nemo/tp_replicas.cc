@@ -135,7 +135,7 @@ void check_equal_on_ranks(comm::Group& group, const std::vector<Replica>& replic
   }
 }
 
-// Gradients that one all-reduce sums.
+// Gradients that one all-reduce reduces together.
 struct Bucket {
   ReplicaReduction reduction;
   at::ScalarType dtype;
