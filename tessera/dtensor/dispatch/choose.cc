@@ -120,9 +120,9 @@ class StrategyChooser {
     });
   }
 
-  // Whether the placements placement(i, m) of inputs i on the mesh dims m in [first, last) must be rejected because an
-  // input would be redistributed to more shards of a tensor dim than the dim has elements. They are not rejected if the
-  // operation writes an argument, or if another input has too many shards already and keeps its placements.
+  // Whether an input would be redistributed so that some tensor dim has more shards than elements. Input i would get
+  // placement(i, m) on each mesh dim m in [first, last). False if the operation writes an argument, or if another input
+  // has a dim with too many shards already and keeps its placements.
   template <class PlacementOf>
   bool makes_too_many_shards(int64_t first, int64_t last, PlacementOf placement) const {
     bool moves_to_crowded = false;

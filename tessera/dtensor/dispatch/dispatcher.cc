@@ -32,9 +32,10 @@ bool has_rule(const OpInfo& op) {
   return true;  // make_plan raises the error for a missing rule
 }
 
-// Redistributes arguments that the operation writes to Replicate, in place. This is for derivative formulas that write
-// to a tensor that they have made: the user cannot redistribute this tensor before the write. Views and parameters are
-// left unchanged. Returns false if no argument was redistributed. COLLECTIVE over the mesh.
+// Changes the arguments that the operation writes to Replicate DTensors: redistributes each and stores the result in
+// the same tensor object. This is for derivative formulas that write to a tensor that they have made: the user cannot
+// redistribute this tensor before the write. Views and parameters are left unchanged. Returns false if no argument was
+// redistributed. COLLECTIVE over the mesh.
 bool replicate_written_args(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   bool moved = false;
   for (const int arg : op.tensor_args) {
@@ -65,7 +66,7 @@ std::shared_ptr<const Plan> make_plan_or_replicate(const OpInfo& op, c10::ArrayR
 }  // namespace
 
 // The cache key of the call is written to a thread-local buffer. A lookup first compares the key with that of one
-// recent plan. Only if they differ is the hash of the key computed.
+// recent plan. The hash of the key is computed only if they differ.
 void dispatch_by_rule(const OpInfo& op, c10::DispatchKeySet keys, Stack& stack) {
   const c10::ArrayRef<c10::IValue> args(stack.data() + stack.size() - op.args.size(), op.args.size());
   static thread_local CallKey key;

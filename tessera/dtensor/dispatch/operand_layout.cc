@@ -53,7 +53,7 @@ struct LayOutOperands final : c10::OperatorKernel {
     const size_t base = stack->size() - op.schema().arguments().size();
     const bool recorded = at::GradMode::is_enabled() &&
                           std::any_of(stack->begin() + static_cast<int64_t>(base), stack->end(), needs_gradient);
-    for (size_t i = 0; recorded && i < layout->whole_dims.size(); ++i) {  // the tensors come first
+    for (size_t i = 0; recorded && i < layout->whole_dims.size(); ++i) {  // tensors are the first arguments
       c10::IValue& value = (*stack)[base + i];
       if (is_dtensor(value.toTensor())) value = with_whole_dims(value.toTensor(), layout->whole_dims[i], layout->name);
     }

@@ -65,7 +65,7 @@ struct TensorSpec {
 struct OutputPlan {
   enum class Kind : uint8_t { kTensor, kList, kArgument, kOther };
   Kind kind = Kind::kOther;
-  int argument = -1;  // kArgument
+  int argument = -1;  // kArgument: position of the argument
   std::vector<TensorSpec> tensors;
 };
 
@@ -82,7 +82,7 @@ struct Plan {
   LocalFunction local;
   bool cacheable = true;
   bool takes_random_stream = false;
-  bool gathers_view = false;  // the results are views by their schema, here of a gathered copy
+  bool gathers_view = false;  // the operation is a view, but its input is gathered first
 };
 
 // Calls visit(tensor, arg, element) for each defined tensor among the arguments. `arg` is the position in the schema.

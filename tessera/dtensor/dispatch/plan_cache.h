@@ -43,7 +43,7 @@ class PlanCache {
   void insert(uint64_t hash, c10::ArrayRef<uint64_t> words, std::shared_ptr<const Plan> plan);
   size_t size() const { return young_.size() + old_.size(); }
   uint64_t hits = 0;
-  uint64_t misses = 0;  // plans that were made for the cache; calls with uncacheable plans count in neither number
+  uint64_t misses = 0;  // look-ups without a hit; calls with uncacheable arguments are not counted
 
  private:
   struct CachedPlan {

@@ -67,7 +67,7 @@ class OpCall {
 // A legal combination of placements on ONE mesh dim: if the inputs have the placements `inputs`, running the operation
 // on the local tensors gives outputs with the placements `outputs`.
 struct Strategy {
-  c10::SmallVector<Placement, 4> outputs;  // one for each returned tensor; each element of a list counts
+  c10::SmallVector<Placement, 4> outputs;  // one for each returned tensor or element of a returned list
   c10::SmallVector<Placement, 4> inputs;   // one for each entry of OpCall::inputs
 };
 

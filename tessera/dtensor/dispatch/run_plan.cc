@@ -56,7 +56,7 @@ bool holds_dtensor(const c10::IValue& value) { return value.isTensor() && is_dte
 
 struct FirstDTensor {
   int arg;
-  const MeshPtr& mesh;  // valid as long as the argument
+  const MeshPtr& mesh;  // valid as long as the argument exists
 };
 
 FirstDTensor first_dtensor(c10::ArrayRef<c10::IValue> args, const OpInfo& op) {
@@ -170,15 +170,16 @@ void for_each_result(const Plan& plan, const Stack& stack, Visit visit) {
 }
 
 // The local tensor of a view that could not share the viewed tensor's memory and is a view of a gathered copy. The
-// object keeps the view operation's call. At each use part() compares the version counter of the viewed tensor. If an
-// operation has written the viewed tensor since the last use, part() runs the call again. Version counters are equal on
-// all ranks, so all ranks run the call, and its collectives, at the same use.
+// object keeps the view operation's call. Each use of the local tensor calls part(), which reads the version counter of
+// the viewed tensor. If the counter has changed since the last use, an operation has written the viewed tensor, and
+// part() runs the view operation again. Version counters are equal on all ranks, so all ranks run the view operation
+// and its collectives at the same use.
 class GatheredView final : public LazyLocalTensor {
  public:
   struct ViewCall {
     const OpInfo& op;
     std::shared_ptr<const Plan> plan;
-    Stack args;  // with the viewed tensor
+    Stack args;  // all arguments, also the viewed tensor
   };
   GatheredView(std::shared_ptr<const ViewCall> view_call, at::Tensor local, size_t output, size_t element)
       : view_call_(std::move(view_call)),

@@ -119,7 +119,7 @@ class ViewOfRecordedBase final : public torch::autograd::ViewFunc {
       const uint64_t shard_mesh_dims = mesh_dims_of_shard(placements_->values, i);
       if (one && shard_mesh_dims == 0) continue;
       for (int64_t dim = 0; dim < base.dim() && !found[i]; ++dim) {
-        const bool same_stride = base.numel() == 0 || base.stride(dim) == strides_[i];  // without elements: any
+        const bool same_stride = base.numel() == 0 || base.stride(dim) == strides_[i];  // without elements any stride
         const bool same =
             one ? mesh_dims_of_shard(placements, static_cast<size_t>(dim)) == shard_mesh_dims : same_stride;
         if (!is_taken(dim) && base.size(dim) == sizes_[i] && same) {

@@ -171,7 +171,7 @@ void fill_by_operations(const at::Tensor& part, const ShardRegion& region, const
           (philox_values.double_fractions(fraction_bits(type)).neg().log1p() / std::log1p(-d.a)).ceil().clamp_min(1);
       break;
   }
-  if (values.scalar_type() == at::kDouble && !doubles) values = values.to(at::kFloat);  // one rounding, as on CPU
+  if (values.scalar_type() == at::kDouble && !doubles) values = values.to(at::kFloat);  // rounded once, as on the CPU
   part.copy_(values.view(part.sizes()));
 }
 

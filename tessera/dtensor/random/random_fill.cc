@@ -87,7 +87,7 @@ class ContiguousRanges {
 };
 
 // Fills `out` with values. make(bits, values) computes W values from one Philox block. The element with global index g
-// is value g % W of block g / W. So it depends only on its global index, also if a range starts inside a block.
+// is value g % W of block g / W. So a value depends only on its global index, also if a range starts inside a block.
 template <int W, class T, class Make>
 void fill(T* out, const ShardRegion& region, const RandomStreamKey& key, Make make) {
   const ContiguousRanges ranges(region);
@@ -141,7 +141,7 @@ void normals(const PhiloxBlock& bits, double* z) {
   if constexpr (std::is_same_v<T, double>) {
     normal_pair(fraction(bits[0], bits[1]) + 0x1p-54, fraction(bits[2], bits[3]), z);
   } else {
-    for (int i = 0; i < 4; i += 2) {  // the radius uses all 32 bits, for the tails
+    for (int i = 0; i < 4; i += 2) {  // u1 uses all 32 bits, so that large values occur
       normal_pair(static_cast<float>(bits[i]) * 0x1p-32f + 0x1p-33f, fraction(bits[i + 1], 24), z + i);
     }
   }
@@ -210,7 +210,7 @@ void fill_random(const at::Tensor& part, const ShardRegion& region, const Random
                 "from_local from tensors of other sizes?");
   const auto type = part.scalar_type();
   if (part.numel() == 0) return;
-  if (at::isComplexType(type)) {  // real and imaginary part are independent; together they have the deviation
+  if (at::isComplexType(type)) {  // real and imaginary part are independent, each with variance b^2 / 2
     TESSERA_CHECK(distribution.kind == DistributionKind::kNormal, ErrorKind::kShape,
                   "[dtensor.random] found dtype {}, wanted a real one for this distribution.", c10::toString(type));
     Distribution half = distribution;

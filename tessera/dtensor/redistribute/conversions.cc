@@ -16,8 +16,8 @@ namespace tessera {
 namespace {
 
 // Computes the global sizes and strides from a local tensor whose dims are sharded evenly. For each mesh dim that
-// shards a tensor dim, the size of this tensor dim is multiplied by the size of the mesh dim. The strides of the dims
-// with larger strides are multiplied by it, too.
+// shards a tensor dim, the size of this tensor dim is multiplied by the size of the mesh dim. The strides of all dims
+// that are outside of this dim in memory (larger strides) are multiplied by the same factor.
 void infer_global(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements, Sizes& sizes,
                   Sizes& strides) {
   sizes.assign(local.sizes().begin(), local.sizes().end());

@@ -20,8 +20,8 @@ int64_t hash_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-// All-reduces the minima of hash and -hash, which are the smallest hash and minus the largest hash. All hashes are
-// equal exactly if these two are. One all-reduce for each mesh dim reduces over all ranks of the mesh.
+// All-reduces the minimum of hash and of -hash, which gives the smallest hash and minus the largest hash. The tensors
+// are equal if the smallest hash is the largest. One all-reduce for each mesh dim reduces over all ranks of the mesh.
 bool is_equal_on_all_ranks(const at::TensorBase& tensor, const DeviceMesh& mesh, const std::string& cause) {
   if (tensor.is_meta()) return false;
   const int64_t hash = hash_of(at::Tensor(tensor));

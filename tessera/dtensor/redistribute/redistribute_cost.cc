@@ -14,8 +14,8 @@ struct LinkCost {
   double bandwidth;
 };
 
-// Latency (us) and bandwidth (GB/s) of PyTorch's model: an NVLink-like link inside a host, 0.22 of its bandwidth across
-// hosts.
+// Returns the latency (us) and bandwidth (GB/s) of the links along a mesh dim, with the constants of PyTorch's model:
+// an NVLink-like link inside a host, 0.22 of its bandwidth between hosts.
 LinkCost link_cost(const DeviceMesh& mesh, int64_t mesh_dim) {
   int64_t devices = 1;
   for (int64_t i = mesh.ndim() - 1; i >= mesh_dim; --i) devices *= mesh.shape()[i];
@@ -52,7 +52,7 @@ double step_cost(const RedistributeStep& step, double tensor_gigabytes, const De
     case RedistributeStep::Kind::kAllGather:
       received = tensor_gigabytes / parts_of(step.to, mesh) * (k - 1) / k;
       break;
-    default: {  // all_to_all: of this rank's new part it holds 1/divisor already
+    default: {  // all_to_all: this rank already holds 1/divisor of the part that it needs
       double divisor = 1;
       for (const ShardSplit& c : step.from) {
         const bool moves = std::ranges::find(step.mesh_dims, c.mesh_dim) != step.mesh_dims.end();

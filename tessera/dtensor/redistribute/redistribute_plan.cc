@@ -55,7 +55,7 @@ class RedistributePlanner {
         splits_(shard_splits_of(mesh, from)),
         goal_(shard_splits_of(mesh, to)) {}
 
-  // Changes one mesh dim after another, as PyTorch does.
+  // Returns the greedy plan, which changes one mesh dim after another, as PyTorch does.
   RedistributeSteps plan_greedy() {
     for (int64_t m = mesh_.ndim(); m-- > 0;) gather_misplaced_shard(m);
     for (int64_t m = 0; m < mesh_.ndim(); ++m) {
@@ -247,7 +247,7 @@ class RedistributePlanner {
 
   Sizes sizes_;
   const DeviceMesh& mesh_;
-  Placements now_;  // with shards inside later shards written as plain shards
+  Placements now_;  // as with_plain_shards() returns them
   Placements to_;
   ShardSplits splits_;
   ShardSplits goal_;

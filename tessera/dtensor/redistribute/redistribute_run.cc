@@ -206,7 +206,7 @@ at::Tensor replicate_to_partial(const at::Tensor& local, const Placement& to, in
     return local / std::pow(static_cast<double>(k), 1.0 / to.norm_order());
   }
   switch (to.reduce_op) {
-    case ReduceOp::kSum:  // no rounding
+    case ReduceOp::kSum:  // no division, so no rounding
       return coordinate == 0 ? local : at::zeros_like(local);
     case ReduceOp::kProduct:
       return coordinate == 0 ? local : at::ones_like(local);

@@ -40,7 +40,7 @@ class RedistributionLog {
   RedistributionLog();
 
   const std::vector<Redistribution>& records() const { return records_; }
-  std::string to_string() const;  // one line a record
+  std::string to_string() const;  // one line for each record
   // Collectives and bytes of the redistributions, summed by operation. CommCounts::table() prints them.
   std::map<std::string, CommCounts> by_cause() const;
   void add(const Redistribution& record);

@@ -16,7 +16,7 @@ class RedistributionScope {
   struct Request {
     const char* cause;
     const char* argument;
-    int element;               // position in a list; -1
+    int element;               // position in a tensor list; -1 for an argument that is not a list
     const at::Tensor& tensor;  // the tensor before the redistribution
     const Placements& to;
     const RedistributeSteps& steps;

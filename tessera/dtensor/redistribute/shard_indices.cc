@@ -85,7 +85,7 @@ TransferPlan compute_transfer(const TransferRequest& request, const DeviceMesh& 
     if (request.needs_parts_after) transfer.parts_after.push_back(part_of(sizes, mesh, request.to, member));
     // An element that several ranks hold is sent to a receiver by one of them only: by the rank that has the receiver's
     // coordinates on all mesh dims that do not shard the tensor before the step. If the receiver itself holds the
-    // element, this rank is the receiver.
+    // element, it takes the element from its own tensor.
     bool linked = true;
     for (const int64_t dim : mesh_dims) {
       const bool is_split = std::ranges::any_of(from, [dim](const ShardSplit& split) { return split.mesh_dim == dim; });

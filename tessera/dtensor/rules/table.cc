@@ -132,7 +132,7 @@ std::optional<PlacementChoice> zip_positions(const Rule& rule, const OpCall& cal
       indices.push_back(i);
       if (input.element < 0 && whole_singles) {
         inputs.back().placements = replicated;
-        inputs.back().is_written = true;  // keeps its placement
+        inputs.back().is_written = true;  // so that choose() keeps its placement
       }
     }
     const OpCall one(call.op, call.args, call.mesh, std::move(inputs));

@@ -75,7 +75,8 @@ struct RedistributeOptions {
 // cheaper (docs/design/dtensor.md).
 at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements,
                         const RedistributeOptions& options = {});
-// Whether no operation has waited yet for the collective that async_op started. The function never blocks.
+// Whether `tensor` is the result of redistribute with async_op and its local tensor has not been used yet, so that the
+// first use may wait for the collective. The function never blocks.
 bool is_pending(const at::TensorBase& tensor);
 // Returns all elements of the tensor on every rank, as a plain tensor. COLLECTIVE over the mesh. Differentiable;
 // `grad_placements` are those of to_local.

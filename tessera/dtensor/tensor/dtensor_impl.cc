@@ -36,7 +36,7 @@ DTensorImpl::DTensorImpl(at::Tensor local, MeshPtr mesh, PlacementsPtr placement
       mesh_(std::move(mesh)),
       placements_(std::move(placements)),
       local_(std::move(local)) {
-  set_storage_access_should_throw();  // storage() would be null: is_alias_of and serialization must not see it
+  set_storage_access_should_throw();  // a DTensor has no storage: is_alias_of and others must raise
   if (strides.empty()) {
     set_sizes_contiguous(sizes);
   } else {

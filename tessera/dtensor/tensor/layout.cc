@@ -20,7 +20,7 @@ LocalRange local_range(int64_t n, int64_t k, int64_t coordinate) {
 // The dim consists of n / piece full pieces and a smaller last piece. The rank holds one chunk of each piece; the
 // result is the sum of the sizes of these chunks.
 int64_t local_shard_size(int64_t n, int64_t k, int64_t coordinate, int64_t pieces) {
-  const int64_t piece = (n + pieces - 1) / pieces;  // pieces are divided as by torch.chunk, too
+  const int64_t piece = (n + pieces - 1) / pieces;  // the dim is divided into pieces as by torch.chunk
   if (piece == 0) return 0;
   return n / piece * local_range(piece, k, coordinate).size + local_range(n % piece, k, coordinate).size;
 }

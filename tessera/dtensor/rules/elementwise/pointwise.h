@@ -16,9 +16,9 @@ enum class PartialRule {
   kMultiplicative,   // linear in each of two tensors
   kDivision,         // linear in the first of two tensors
   kCopy,             // values are unchanged: commutes with any reduction
-  kIncreasing,       // commutes with max and min
-  kDecreasing,       // max becomes min and min becomes max
-  kDecreasingAbove,  // decreasing on its domain x > a, which has all ranks' values if it has their minimum
+  kIncreasing,       // monotonically increasing: commutes with max and min
+  kDecreasing,       // monotonically decreasing: max becomes min and min becomes max
+  kDecreasingAbove,  // decreasing on its domain x > a, which contains all ranks' values if it contains their minimum
   kMonotone,         // increasing in each of two tensors
   kMaximum,
   kMinimum,

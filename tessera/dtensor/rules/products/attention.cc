@@ -87,7 +87,7 @@ OutputShape heads_after_sequence(std::vector<int64_t> sizes) {
   return {std::move(sizes), std::move(strides)};
 }
 
-// (query, key, value, ...) -> (output [B, H, S, E], logsumexp [B, H, S])
+// _scaled_dot_product_flash_attention_for_cpu(query, key, value, ...) -> (output [B, H, S, E], logsumexp [B, H, S])
 void propose_forward(const OpCall& call, Proposal& proposal) {
   const AttentionArgs args = attention_args(call);
   propose_attention_shards(call, proposal, args, [](int64_t dim, bool) { return Outputs{Shard(dim)}; });
@@ -96,7 +96,7 @@ void propose_forward(const OpCall& call, Proposal& proposal) {
   proposal.outputs.push_back(heads_after_sequence({q[0], q[1], q[2]}));
 }
 
-// (grad_out, query, key, value, out, logsumexp, ...) -> gradients of query, key, value
+// The backward: (grad_out, query, key, value, out, logsumexp, ...) -> gradients of query, key and value.
 void propose_flash_backward(const OpCall& call, Proposal& proposal) {
   const AttentionArgs args = attention_args(call);
   propose_attention_shards(call, proposal, args, [](int64_t dim, bool keys_too) {

@@ -33,7 +33,7 @@ void propose_embedding(const OpCall& call, Proposal& proposal) {
     proposal.strategies.push_back({{Shard(dim)}, {Replicate(), Shard(dim)}});
   }
   proposal.strategies.push_back({{Shard(indices.dim())}, {Shard(1), Replicate()}});
-  add_linear(call, proposal, 0);  // looking up is linear in the table
+  add_linear(call, proposal, 0);  // the result is linear in the weight
   if (is_sharded_on(weight, 0)) proposal.strategies.push_back({{Partial()}, {Shard(0), Replicate()}});
   proposal.supports_strided = false;
   proposal.allows_new_shards = true;

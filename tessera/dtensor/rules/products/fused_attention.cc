@@ -42,7 +42,7 @@ std::vector<int64_t> output_sizes(const OpCall& call) {
   return {query[0], query[1], query[2], call.inputs[2].sizes[3]};
 }
 
-// The operation returns the tensors output, logsumexp [B, H, L], cum_seq_q, cum_seq_k, rng_state, unused and
+// The flash kernel returns the tensors output, logsumexp [B, H, L], cum_seq_q, cum_seq_k, rng_state, unused and
 // debug_attn_mask. It also returns the numbers max_q and max_k, which have no placement.
 void propose_flash(const OpCall& call, Proposal& proposal) {
   add_shards(call, proposal, 2, 7);
@@ -54,7 +54,7 @@ void propose_flash(const OpCall& call, Proposal& proposal) {
   proposal.outputs.resize(7, OutputShape{{}, {}});
 }
 
-// Results: output, logsumexp, philox_seed, philox_offset.
+// The memory-efficient kernel returns output, logsumexp, philox_seed and philox_offset.
 void propose_efficient(const OpCall& call, Proposal& proposal) {
   const bool keeps = call.bool_at(call.arg_named("compute_log_sumexp"));
   add_shards(call, proposal, 2, 4);
@@ -64,8 +64,8 @@ void propose_efficient(const OpCall& call, Proposal& proposal) {
   proposal.outputs.resize(4, OutputShape{});
 }
 
-// Results: output, logsumexp [B, H, L, 1], cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset,
-// debug_attn_mask.
+// The cuDNN kernel returns output, logsumexp [B, H, L, 1], cum_seq_q, cum_seq_k, max_q, max_k, philox_seed,
+// philox_offset and debug_attn_mask.
 void propose_cudnn(const OpCall& call, Proposal& proposal) {
   add_shards(call, proposal, 2, 7);
   const auto& query = call.inputs[0].sizes;
@@ -74,7 +74,8 @@ void propose_cudnn(const OpCall& call, Proposal& proposal) {
   proposal.outputs.resize(7, OutputShape{});
 }
 
-// Results: gradients of query, key and value, and of the bias if the kernel has one.
+// Rule of the backward kernels. They return the gradients of query, key and value; with `of_bias` also that of
+// attn_bias.
 Rule backward(bool of_bias) {
   return [of_bias](const OpCall& call, Proposal& proposal) {
     add_shards(call, proposal, 3, 3);

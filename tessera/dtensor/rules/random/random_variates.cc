@@ -48,7 +48,7 @@ class ElementRandomStream {
   }
 
  private:
-  static constexpr int kRoundShift = 40;  // the number of the operation is below 2^40, the round is above
+  static constexpr int kRoundShift = 40;  // the number of the operation is below 2^40; the round uses the bits above
   const RandomStreamKey& key_;
   uint64_t index_;
   uint64_t round_ = 0;

@@ -1,6 +1,6 @@
-// Sharding rules of argmax and argmin. Each rank finds the extreme value of its shard and its index; the ranks then
-// all-gather and compare these. So one value and one index for each reduced line are communicated instead of the
-// tensor.
+// Sharding rules of argmax and argmin. Each rank finds the extreme value of its shard and the index of this value; the
+// ranks then all-gather and compare values and indices. So one value and one index for each reduced line are
+// communicated instead of the tensor.
 #include <ATen/ATen.h>
 
 #include "tessera/comm/collectives/collectives.h"

@@ -41,9 +41,9 @@ ReductionDims read_reduction(const OpCall& call) {
 enum class ShardRequirement { kNothing, kNonEmpty, kEqual };
 
 struct ReductionKind {
-  std::optional<Placement> over_shards;  // result placement if a reduced dim is sharded; nullopt: it must be whole
+  std::optional<Placement> over_shards;  // result placement if a reduced dim is sharded; nullopt: it must not be
   ShardRequirement needs = ShardRequirement::kNothing;
-  bool (*keeps)(const Placement&) = nullptr;  // which Partial placements of the input pass
+  bool (*keeps)(const Placement&) = nullptr;  // Partial placements of self that the result may have
 };
 
 struct ExtentBounds {
@@ -159,8 +159,9 @@ void propose_trace(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// norm(self, p, dim): if a reduced dim is sharded, the result is NormPartial(p). The norms x of the ranks reduce to
-// (sum of x^p)^(1/p).
+// norm(self, p, dim): if a reduced dim is sharded, the result is NormPartial(p) for finite p > 0: the norms x of the
+// ranks reduce to (sum of x^p)^(1/p). It is Partial(sum) for p = 0 and Partial(max) or Partial(min) for infinite p. For
+// negative finite p a reduced dim must not be sharded.
 void propose_norm(const OpCall& call, Proposal& proposal) {
   int order_arg = call.arg_named("ord");
   order_arg = order_arg < 0 ? call.arg_named("p") : order_arg;

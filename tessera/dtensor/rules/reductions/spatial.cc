@@ -114,7 +114,7 @@ void propose_upsample(const OpCall& call, Proposal& proposal) {
   proposal.output(with_space(call, rank, space));
 }
 
-// upsample_bilinear2d_backward(grad, output_size, input_size, ...): The argument input_size is the global size and is
+// upsample_bilinear2d_backward(grad, output_size, input_size, ...). The argument input_size is the global size and is
 // replaced by the local size.
 void propose_upsample_backward(const OpCall& call, Proposal& proposal) {
   propose_alike(call, proposal, static_cast<int64_t>(call.ints_at(1).size()));

@@ -61,12 +61,13 @@ void propose_cat(const OpCall& call, Proposal& proposal) {
       sizes[joined] += input.sizes[joined];
     }
   }
-  proposal.supports_strided = false;  // strided placements are candidates as they are
+  proposal.supports_strided = false;  // the strategies have the operands' StridedShards already
   proposal.output(sizes);
 }
 
-// stack(tensors, dim): on each mesh dim all operands get one common placement. If some operands are sharded along the
-// same dim, this is their Shard; if the Shards differ, all operands are replicated, as in PyTorch.
+// stack(tensors, dim): on each mesh dim all operands get one common placement. A Shard of some operands takes
+// precedence over Replicate and Partial, a Partial over Replicate. Two different Shards or Partials give Replicate, as
+// in PyTorch.
 void propose_stack(const OpCall& call, Proposal& proposal) {
   TESSERA_CHECK(!call.inputs.empty(), ErrorKind::kShape, "[dtensor.dispatch] {}: found no tensors.", call.describe());
   const int64_t ndim = call.inputs[0].dim();
