@@ -35,7 +35,7 @@ std::vector<std::string> WarningLog::take_warnings() {
   return std::exchange(warnings_, {});
 }
 
-// The list is locked while its logs are notified, so no log is destroyed during the call.
+// The list of all WarningLogs is locked while the logs receive the message, so no log is destroyed during the call.
 void WarningLog::notify(std::string_view message) {
   auto& logs = warning_logs();
   const std::lock_guard lock(logs.mutex);

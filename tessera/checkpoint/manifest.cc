@@ -66,7 +66,8 @@ Manifest manifest_of(const JsonReader& top) {
 
 }  // namespace
 
-// The version is compared before the other keys are read, because a manifest of another version is not damaged.
+// The version is compared before the other keys are read. A manifest of another version may have other keys, so the
+// error names the version and does not say that the checkpoint is damaged.
 Manifest Manifest::parse(const std::string& text, const std::filesystem::path& path) {
   int64_t version = kVersion;
   try {

@@ -75,13 +75,15 @@ void copy_snapshot(RankSnapshot& snapshot, SnapshotPool& pool, DeviceCopies& cop
                    SnapshotCopyMode mode = SnapshotCopyMode::kAll);
 // Returns the memory of the copies to the pool.
 void recycle_memory(const RankSnapshot& snapshot, SnapshotPool& pool);
-// Writes the rank's file into `staged` and syncs it. Tensors that are still views must not change during the call.
-// Returns the report for rank 0. Errors kIo or kFormat.
+// Writes this rank's file to the path `staged` and syncs it. If `snapshot` holds views of tensors in place of copies,
+// these tensors must not change before the function returns. Returns the report for rank 0. Errors kIo or kFormat.
 std::string write_snapshot(const RankSnapshot& snapshot, const std::filesystem::path& staged, int rank);
 // The report of a rank whose copy or file failed.
 std::string failure_report(int rank, const std::exception& error);
-// Adds a rank's report to the contents. Errors: kIo for a failure report, kFormat for an invalid report, kShape for a
-// tensor whose dtype or shape differs between ranks.
+// Adds one rank's report, the text that write_snapshot() or failure_report() has returned on that rank, to `contents`.
+// Errors: kIo for a report of failure_report(), kFormat for an invalid report, kShape for a tensor whose dtype or shape
+// differs between ranks, a name that is a tensor on one rank and an object on another, and an object that two ranks
+// have saved.
 void add_report(CheckpointContents& contents, const std::string& report);
 
 }  // namespace tessera

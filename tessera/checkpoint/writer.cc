@@ -129,8 +129,8 @@ std::string CheckpointWriter::Impl::await_all(std::future<std::string> own) {
   return own.get();
 }
 
-// Makes this rank's copies and writes its file. Returns the report as JSON, {"error": ...} when the copies or the file
-// failed, or a tensor changed too early.
+// Makes this rank's copies of the tensors and writes this rank's file. Returns the report as JSON. The report is
+// {"error": ...} when a copy or the file failed, or when a tensor was changed before its copy was complete.
 std::string CheckpointWriter::Impl::write(const std::filesystem::path& staged) {
   std::string report;
   try {

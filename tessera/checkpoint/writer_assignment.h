@@ -23,11 +23,13 @@
 
 namespace tessera {
 
-// Returns a binary message that lists the DTensors on this rank whose mesh does not consist of all holders, each with
-// the lowest rank of its mesh.
+// Returns a binary message for choose_meshes(). `holders` are the ranks that hold the same tensors as this rank. The
+// message lists the DTensors of this rank whose mesh does not consist of exactly these ranks, each with the lowest rank
+// of its mesh.
 std::string partial_mesh_claims(const NamedTensors& tensors, const std::vector<int>& holders);
-// Chooses the mesh that writes each DTensor in the messages `claims` of all ranks of the world. ChosenMeshes maps the
-// DTensor's position among the tensors to the lowest rank of the chosen mesh.
+// Chooses a mesh for each DTensor that a holder lists in `claims`; ranks of this mesh write the DTensor. `claims` has
+// the results of partial_mesh_claims() on all ranks of the world. ChosenMeshes maps the DTensor's position in the
+// `tensors` of partial_mesh_claims() to the lowest rank of the chosen mesh.
 using ChosenMeshes = std::map<size_t, int>;
 ChosenMeshes choose_meshes(const std::vector<std::string>& claims, const std::vector<int>& holders);
 

@@ -113,7 +113,8 @@ std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
   return std::nullopt;
 }
 
-// Reads the token without trailing white space. Warns if other users can read the file.
+// Reads the server's access token from the file and removes trailing white space. Returns an empty text without a path.
+// Warns if other users can read the file.
 std::string read_token(const std::string& path) {
   if (path.empty()) return "";
   auto token = read_file(path, 8192);

@@ -25,8 +25,8 @@ std::shared_ptr<CausalLM> load_sharded_model(const std::string& dir, const std::
 // The size of the KV cache in tokens: `requested_tokens`, or less if the memory of a rank is not enough for them
 // (cache_tokens() of cache_memory.h). COLLECTIVE over the world.
 int64_t shared_cache_tokens(CausalLM& model, int64_t requested_tokens, comm::World& world);
-// Call before a KV cache of `tokens` tokens is created: for a model in CPU memory, check_cache_fits() of
-// cache_memory.h.
+// Must be called before a KV cache of `tokens` tokens is created. For a model in CPU memory it calls check_cache_fits()
+// of cache_memory.h; for other models it does nothing.
 void check_shared_cache(CausalLM& model, int64_t tokens, comm::World& world);
 // The group for EngineOptions: the group of the world, null for one rank.
 std::shared_ptr<comm::Group> engine_group(comm::World& world);

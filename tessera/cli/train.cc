@@ -66,7 +66,8 @@ int run_train(VerbArguments args) {
                                            .timeout = std::chrono::seconds(recipe.comm.timeout_seconds),
                                            .check = recipe.comm.check,
                                            .trace_folder = recipe.checkpoint.dir + "/trace"});
-  // The port is bound before data and model are loaded, so that a port in use ends all ranks at once.
+  // The port of the live page (train.page) is bound before data and model are loaded, so that all ranks end at once if
+  // the port is in use.
   std::unique_ptr<report::LivePage> page;
   comm::attempt_together(*world->group(), [&] {
     if (world->rank() != 0 || recipe.train.page == 0) return;

@@ -25,8 +25,10 @@ std::optional<int> neutral_of(const char* verb, const DeviceMesh& mesh, const Pl
   return neutral;
 }
 
-// `fill(local, placements, counts)` writes the values. `counts` is false if the values are not used: the rank holds the
-// neutral value or is outside the mesh. Random factories then only count the random operation.
+// `fill(local, placements, counts)` writes this rank's values. `counts` is false if the tensor does not use these
+// values, because the rank is outside the mesh or because make() overwrites them with the neutral value of a Partial. A
+// random factory then draws no values, but still increases the count of random operations, so that the count stays
+// equal on all ranks.
 template <class Fill>
 at::Tensor make(const char* verb, const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
                 const FactoryOptions& options, c10::ScalarType default_type, Fill fill) {
@@ -67,7 +69,8 @@ at::Tensor make_random(const char* verb, const std::vector<int64_t>& size, const
                   skip_random_operation(*mesh);
                   return;
                 }
-                // All ranks count the random operation, also those that hold the neutral value.
+                // All ranks of the mesh count the random operation, also those whose random values are not used
+                // (`counts` is false).
                 const RandomStreamKey key = next_random_key(*mesh, std::nullopt);
                 if (counts) fill_random(local, ShardRegion(size, *mesh, checked), key, distribution);
               });

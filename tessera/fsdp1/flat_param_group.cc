@@ -257,7 +257,8 @@ at::Tensor FlatParamGroup::all_gather_input(const at::Tensor& gathered) {
 
 void FlatParamGroup::finish_unshard() {
   if (state_ != State::kGathering) return;
-  // The current stream, not the host, waits for the cast or copy.
+  // cast_done_ makes the current stream, not the host, wait for the cast of the shard (without sharding: for its copy
+  // to the gathered storage).
   pending_.wait();
   cast_done_.block_current_stream();
   cast_shard_.reset();
@@ -343,8 +344,8 @@ void FlatParamGroup::accumulate(const std::vector<size_t>& trainable, std::vecto
   // gradients runs. That reduction is finished before the second gradients are added.
   while (advance_reduction(/*at_end=*/true)) {
   }
-  // The buffer is allocated even if this rank has no gradient: other ranks may have gradients, and all ranks must call
-  // the reduction.
+  // The gradient buffer is allocated even if this rank has no gradient: other ranks may have gradients, and all ranks
+  // must take part in the reduction.
   reducer_.allocate_buffer();
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;

@@ -23,8 +23,8 @@ constexpr int kPaddingValue = 42;
 // Number of elements from `numel` to the next multiple of `unit`.
 int64_t padding_to_multiple(int64_t numel, int64_t unit) { return (unit - numel % unit) % unit; }
 
-// Whether the elements fill their memory without gaps or overlaps, in any order of the dims. Sorted by stride, each dim
-// must start where the product of the smaller dims ends.
+// Whether the elements fill their memory without gaps or overlaps; the dims may be in any order. This is so if the
+// stride of each dim is the product of the sizes of all dims with smaller strides. Dims of size 1 are ignored.
 bool is_dense(const FlatMember& member) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
   for (size_t i = 0; i < member.shape.size(); ++i) {
@@ -125,8 +125,8 @@ std::vector<ShardParamInfo> FlatParameterLayout::param_infos(int64_t begin, int6
   for (size_t i = 0; i < members_.size(); ++i) {
     const int64_t first_of = offsets_[i], last_of = offsets_[i] + members_[i].numel - 1;
     ShardParamInfo info;
-    // This is PyTorch's test with inclusive ends. An empty member passes it only if its offset is after the shard's
-    // first element.
+    // PyTorch tests with inclusive ends whether a member overlaps the shard, and so does this condition. An empty
+    // member fulfils the condition only if its offset is after the shard's first element.
     if (begin <= last_of && last >= first_of) {
       info.in_shard = true;
       info.offset_in_shard = std::max<int64_t>(first_of - begin, 0);

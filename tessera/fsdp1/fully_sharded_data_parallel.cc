@@ -199,7 +199,8 @@ void wrap_fsdp1(nn::Module& module, const Fsdp1Options& options) {
   state->install_hooks();
 }
 
-// The unit that cast the buffer stored the dtype before the cast. At most one unit casts a buffer (init_root).
+// The unit that cast the buffer to MixedPrecision::buffer_dtype has stored the buffer's earlier dtype in
+// buffer_dtypes(). At most one unit casts a buffer (Fsdp1State::init_root).
 c10::ScalarType saved_buffer_dtype(nn::Module& root, const at::Tensor& buffer) {
   for (const auto& [path, state] : fsdp1_states(root)) {
     const auto found = state->buffer_dtypes().find(&buffer);

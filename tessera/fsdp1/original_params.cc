@@ -42,8 +42,9 @@ struct MetaTensorCollector {
   }
 };
 
-// The test that PyTorch's FSDP uses. is_contiguous() ignores the stride of a last dim of size 1, but views made with
-// as_strided depend on it.
+// Returns whether the tensor is contiguous and its last dim has stride 1: the test that PyTorch's FSDP uses.
+// is_contiguous() ignores the stride of a last dim of size 1, but a view that as_strided makes from the recorded
+// strides depends on this stride.
 bool is_truly_contiguous(const at::Tensor& tensor) {
   return tensor.is_contiguous() && (tensor.dim() == 0 || tensor.stride(-1) == 1);
 }

@@ -40,8 +40,8 @@ struct DeviceMesh::RootMeshState {
   };
   std::vector<MeshLayout> layouts;  // the root's layout and those that unflatten() added
 
-  // Returns the slot for `ranks`. Calls with equal ranks get the same slot, also if they name different dims. The
-  // caller must hold `mutex`.
+  // Returns the GroupSlot for `ranks`, and makes it in the first call. Calls with equal ranks get the same GroupSlot,
+  // even if they name different dims. The caller must hold `mutex`.
   std::shared_ptr<GroupSlot> slot_of(const std::vector<int>& ranks, const std::string& name) {
     auto& slot = by_ranks[ranks];
     if (!slot) {
@@ -70,7 +70,8 @@ struct DeviceMeshBuilder {
   static std::vector<int> ranks_over(const DeviceMesh& mesh, const std::vector<int64_t>& dims);
   // Adds a GroupSlot for each dim, with the ranks along the dim that have this rank's other coordinates.
   static void add_slots(DeviceMesh& mesh);
-  // Splits the groups from the world's communicator if the mesh has accelerators and contains all ranks of the world.
+  // Makes the groups of the mesh dims by splitting the world's communicator (ncclCommSplit). Does so only if the mesh
+  // has accelerators and contains all ranks of the world, and device_backend_settings().split_groups is true.
   // COLLECTIVE over the world.
   static void split_groups(const DeviceMesh& mesh);
   // Makes `mesh` a submesh of the root. If an earlier submesh has the same shape and ranks, `mesh` gets the id of that

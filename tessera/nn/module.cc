@@ -80,8 +80,8 @@ int Module::register_forward_pre_hook(ForwardPreHook hook) {
   return next_hook_id_++;
 }
 
-// children_[i] belongs to child_slots_[i], a function that sets the parent's member. If the replacement is not of the
-// member's type, this function changes nothing and returns false.
+// child_slots_[i] is a function that puts a replacement for children_[i] into the parent's member. If the replacement
+// is not of the member's type, child_slots_[i] changes nothing and returns false.
 void Module::replace_child(const std::string& name, const std::shared_ptr<Module>& replacement) {
   for (size_t i = 0; i < children_.size(); ++i) {
     if (children_[i].first != name) continue;

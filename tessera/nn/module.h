@@ -60,15 +60,15 @@ using ForwardFunction = std::function<std::vector<at::Tensor>(const std::vector<
 // A wrapper of forward, for activation checkpointing. It is used only in grad mode; hooks run outside of it. The
 // ForwardWrapper is called before forward. Then forward runs in no-grad mode. Then the WrapOutputs that the
 // ForwardWrapper returned is called with the inputs and outputs; it makes the outputs results of an autograd node of
-// its own, whose backward may call `rerun`.
+// its own. The backward of this node may call `rerun` to run forward again on other input tensors.
 using WrapOutputs = std::function<void(const TensorRefs& inputs, TensorRefs& outputs, ForwardFunction rerun)>;
 using ForwardWrapper = std::function<WrapOutputs(Module&)>;
 
 // One call of a forward that returns one tensor, for code that may replay the call instead of running it (CUDA graphs).
 struct ForwardCall {
   TensorRefs tensors;  // the tensors that hooks see, then the other tensors that forward reads from the arguments
-  // The values, besides tensors and shapes, on which the launched kernels depend. Calls with equal numbers and equal
-  // shapes launch the same kernels. Nullopt: the call cannot be replayed.
+  // The numbers, besides tensors and their shapes, that determine which kernels forward launches. Two calls with equal
+  // numbers and equal shapes launch the same kernels. Nullopt: the call cannot be replayed.
   std::optional<std::vector<int64_t>> numbers;
   ForwardFunction run;  // runs forward with its wrapper on other tensors in place of `tensors`
 };

@@ -143,8 +143,8 @@ auto local_sums(const Gradients& gradients, const Power& power) {
 }
 
 // Returns the sum of |x|^p, or the largest |x|, over all ranks. The sum of plain gradients is reduced over dp_cp and
-// tp, then the sum of each mesh over its dims, and finally the sum of local experts over ep. All ranks run the
-// collectives in this order.
+// tp. Then, for each mesh, the sum of the DTensor gradients on this mesh is reduced over the dims of the mesh. Finally
+// the sum of local experts is reduced over ep. All ranks run the collectives in this order.
 template <class Number, class Power>
 Number sum_over_ranks(SumsByMesh<Number> sums, const ShardGroups& groups, const Power& power) {
   Number total = std::move(sums.plain), experts = std::move(sums.plain_experts);
@@ -166,8 +166,9 @@ auto sum_of_all(const Gradients& gradients, const ShardGroups& groups, const Pow
   return sum_over_ranks(local_sums(gradients, power), groups, power);
 }
 
-// Returns the accelerator that holds all trainable parameters; nullopt where one is on the CPU, on another device or
-// has 64 bits per element. Parameters without a gradient count, too, so that all ranks decide the same.
+// Returns the accelerator that holds all trainable parameters. Returns nullopt if a parameter is on the CPU, is on
+// another device than the others, or has 64 bits per element. Parameters without a gradient are examined, too, so that
+// all ranks decide the same.
 std::optional<c10::Device> accelerator_of(const std::vector<at::Tensor>& parameters) {
   std::optional<c10::Device> found;
   for (const auto& parameter : parameters) {
@@ -193,13 +194,14 @@ void check_sum_dtype(at::ScalarType dtype) {
 double norm_of(const std::vector<at::Tensor>& parameters, const ShardGroups& groups, double norm_type,
                const std::vector<at::Tensor>& local_experts = {}) {
   c10::NoGradGuard no_grad;
-  // group_by_mesh() all-reduces Partial gradients once; norm_of_sums() may sum the gradients up to three times.
+  // norm_of_sums() may call sum_of_all() up to three times. group_by_mesh() is called before, so that Partial gradients
+  // are all-reduced only once.
   const Gradients gradients = group_by_mesh(parameters, local_experts);
   return norm_of_sums(norm_type, [&](const PowerSum& power) { return sum_of_all(gradients, groups, power); });
 }
 
 // Returns whether the ranks of `group` that are in the mesh are exactly the ranks along some dims of the mesh; true if
-// there are none. Sets `whole` to whether all ranks of the group are in the mesh.
+// no rank of `group` is in the mesh. Sets `whole` to whether all ranks of the group are in the mesh.
 bool spans_mesh_dims(const comm::Group& group, const DeviceMesh& mesh, bool& whole) {
   const auto shared = std::ranges::count_if(
       group.ranks(), [&](int rank) { return std::ranges::find(mesh.ranks(), rank) != mesh.ranks().end(); });

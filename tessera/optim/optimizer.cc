@@ -127,7 +127,7 @@ void Optimizer::make_groups(const std::vector<Hyperparameters>& kinds, const std
       groups_[by_kind[kind]].entries.push_back(entry);
     }
   }
-  // The remaining parameters form one group for each kind and default weight decay.
+  // The parameters that no group of the options names form one group for each pair of kind and default weight decay.
   std::map<std::pair<size_t, double>, size_t> by_decay;
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (grouped[i]) continue;
@@ -282,8 +282,8 @@ void Optimizer::step_early(const std::vector<at::Tensor>& parameters) {
       !communicates(), ErrorKind::kConfig,
       "[optim.step_early] found an optimizer whose updates communicate, wanted one whose ranks can update alone. Use "
       "AdamW or SGD, or call step() only.");
-  // update() sets ParameterEntry::updated. If such a parameter has another gradient at the next step(), step() raises
-  // an error; otherwise step() clears the mark.
+  // update() sets ParameterEntry::updated for the parameters that are updated here. If one of them has a further
+  // gradient at the next step(), step() raises an error; otherwise step() clears ParameterEntry::updated.
   std::unordered_set<const c10::TensorImpl*> asked;
   for (const auto& parameter : parameters) asked.insert(parameter.unsafeGetTensorImpl());
   std::vector<ParameterEntry*> ready;
@@ -340,7 +340,8 @@ void Optimizer::update(const std::vector<ParameterEntry*>& entries) {
     std::vector<ParameterUpdate> updates;
     for (auto* entry : batch) updates.push_back({entry, entry->local, local_tensor_of(entry->parameter.grad())});
     apply(updates, groups_[std::get<2>(key)]);
-    // Fused kernels do not increment the version counter, but code that caches copies of parameters compares it.
+    // Fused kernels do not increment the version counters of parameters. The counters are incremented here, because
+    // code that caches copies of parameters compares the version counters.
     for (const auto* entry : batch) {
       if (!entry->local.is_inference()) entry->local.unsafeGetTensorImpl()->bump_version();
     }

@@ -206,8 +206,8 @@ class Optimizer {
   // Calls check() for each group and makes the state that its settings need. Constructors of derived classes end with
   // it.
   void set_up_groups(const char* verb);
-  // Changes the values in `updates`, which have one dtype, device and group. The `step` of each entry already counts
-  // this update.
+  // Updates `value` of each element of `updates`. All these tensors have one dtype, device and group. The `step` of
+  // each entry already counts this update.
   virtual void apply(const std::vector<ParameterUpdate>& updates, const SettingsGroup& group) = 0;
   // Error kConfig for settings that apply() does not support; `verb` names the caller in the message.
   virtual void check(const Hyperparameters& settings, const char* verb) const = 0;

@@ -39,8 +39,8 @@ at::Tensor dequantized(const at::Tensor& codes, const at::Tensor& scale, const a
                        const tessera::ShardRegion& region);
 // Raises each element of `largest`, one per block, to the largest |value| of the block if that is larger.
 void add_block_maxima(const at::Tensor& values, const tessera::ShardRegion& region, const at::Tensor& largest);
-// Sets `scale` to max(largest, 1e-12), and each code to the index of the value in the map that is nearest to value /
-// scale of the block.
+// Sets `scale` to max(largest, 1e-12). Sets each code to the index of the entry of `map` that is nearest to value /
+// scale, with the scale of the value's block.
 void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Tensor& map,
               const tessera::ShardRegion& region, const at::Tensor& codes, const at::Tensor& scale);
 

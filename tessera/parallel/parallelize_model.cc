@@ -132,9 +132,10 @@ void apply_plan(CausalLM& model, const ModelMesh& mesh, const ParallelizeModelOp
   parallelize_module(model, mesh.tensor_parallel, plan, {.warn_unmatched = custom && is_logging_rank});
 }
 
-// The embedding and the head, on each of which fully_shard is called. The flag is true for the head: it stays gathered
-// after forward, because its backward comes first. The list is empty if they share a weight, because a tied parameter
-// must be in one parameter group, that of the root.
+// Returns the embedding and the head, on each of which fully_shard is called. The flag of a module says whether the
+// module stays gathered after forward. It is true for the head, because the backward of the head comes first. The list
+// is empty if embedding and head share a weight, because a tied parameter must be in one parameter group, that of the
+// root.
 std::vector<std::pair<nn::Module*, bool>> vocabulary_units(nn::Module& model) {
   std::vector<std::pair<nn::Module*, bool>> out;  // module, and whether it stays gathered after forward
   std::vector<at::Tensor> weights;

@@ -112,8 +112,8 @@ struct LivePage::Server {
       data = std::make_shared<const std::string>(page_data({last}, kMostPoints));
       data_file_states.clear();
     }
-    // The pause is computed from the CPU time of this thread. Wall time would make it longer on a busy machine,
-    // although the refresh used no more CPU time.
+    // The pause before the next refresh is a multiple of the CPU time that this thread needed for the last refresh.
+    // With wall time the pause would be longer on a busy machine, although the refresh used no more CPU time.
     const std::chrono::duration<double> pause((cpu_seconds() - begun) * kShareOfCore);
     next = Clock::now() + std::chrono::duration_cast<Clock::duration>(pause);
     return data;

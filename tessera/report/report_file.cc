@@ -146,7 +146,8 @@ std::string picture_of(std::string_view page, int width, int height) {
                                       "--virtual-time-budget=5000",
                                       fmt::format("--window-size={},{}", width, height),
                                       "--screenshot=" + png.string()};
-  // Chromium refuses to run as root with its sandbox. The page is made by this program and loads nothing else.
+  // Chromium refuses to run as root with its sandbox, so the sandbox is switched off for root. This is safe, because
+  // this program makes the page and the page loads nothing else.
   if (::geteuid() == 0) command.emplace_back("--no-sandbox");
   command.push_back("file://" + html.string() + "#picture");
   const auto code = run_command(command, log, std::chrono::seconds(60));

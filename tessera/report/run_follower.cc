@@ -42,7 +42,8 @@ void flatten(const train::YamlNode& node, const std::string& path,
 }
 
 std::vector<std::pair<std::string, std::string>> read_recipe(const fs::path& folder) {
-  // A run writes recipe.resolved.yaml only if the user has changed recipe.yaml; it then holds the settings of the run.
+  // A run writes its settings to recipe.yaml or, if the user has changed that file, to recipe.resolved.yaml. So
+  // recipe.resolved.yaml is read if it exists.
   for (const char* name : {"recipe.resolved.yaml", "recipe.yaml"}) {
     const auto path = folder / name;
     if (!fs::is_regular_file(path)) continue;

@@ -58,7 +58,8 @@ std::vector<size_t> thinned_rows(const MetricSeries& steps, size_t max_rows) {
     const double value = found == steps.columns.end() ? kMissing : found->second[row];
     return std::isfinite(value) ? value : std::numeric_limits<double>::infinity();
   };
-  // Each range gives at most two rows, and first and last row come on top: together at most `max_rows`.
+  // The rows are divided into `stretches` ranges. Each range adds at most two rows, and the first and the last of all
+  // rows are added. Together these are at most `max_rows` rows if max_rows >= 4.
   const size_t stretches = std::max<size_t>(max_rows / 2, 2) - 1;
   std::set<size_t> rows = {0, count - 1};
   for (size_t stretch = 0; stretch < stretches; ++stretch) {

@@ -37,8 +37,8 @@ void AnswerQueue::stop(size_t choice) {
   ended_[choice] = true;
 }
 
-// The connection's thread calls cut_off(). It sets ended_ under the lock, so take() on the engine's thread adds no
-// piece after the last one.
+// The connection's thread calls cut_off(), and the engine's thread calls take(). cut_off() sets ended_ while it holds
+// mutex_, so take() adds no piece after the last piece of a choice, which cut_off() adds.
 bool AnswerQueue::cut_off() {
   const std::lock_guard lock(mutex_);
   cancelled_ = true;

@@ -91,8 +91,9 @@ struct PendingReply {
   Deadline deadline;
   bool is_cut_off = false;  // the deadline has passed and the answer was cut off
 
-  // Waits at most kClientCheckInterval for a piece and adds it to the response; `chunk` receives the chunk of a stream.
-  // False when no piece came. Past the deadline the answer is cut off; ApiError 504 when it has no token. ApiError 500
+  // Waits at most kClientCheckInterval for a piece of the answer (AnswerPiece) and adds it to the response. `chunk`
+  // receives the JSON chunk that a streamed response sends for the piece. Returns false when no piece came. After the
+  // deadline the answer is cut off; ApiError 504 when it cannot be cut off because it has no token yet. ApiError 500
   // when the engine fails.
   bool wait_for_piece(std::optional<Json>& chunk) {
     const auto piece = answer->next(kClientCheckInterval);
@@ -117,7 +118,8 @@ struct EventStream {
   bool done = false;
 
   void event(const Json& json) { held += "data: " + dump_json(json) + "\n\n"; }
-  // Waits for a piece and adds its event to `held`. False when the client has gone.
+  // Waits for the next piece of the answer (PendingReply::wait_for_piece) and adds its event to `held`. Returns false
+  // when no piece came and the client has gone.
   bool wait() {
     try {
       std::optional<Json> chunk;
@@ -302,8 +304,8 @@ MHD_Result Server::ServerState::complete(MHD_Connection* connection, Endpoint en
   while (!reply.response.done()) {
     std::optional<Json> chunk;
     reply.wait_for_piece(chunk);
-    // The client is checked every kClientCheckInterval. Checking only when no piece came is not enough, because pieces
-    // may come without a pause.
+    // Every kClientCheckInterval the server checks whether the client has closed its connection. A check only after a
+    // wait_for_piece() that returned no piece is not enough, because pieces of the answer may come without a pause.
     if (const auto now = steady_clock::now(); now - looked >= kClientCheckInterval) {
       looked = now;
       if (client.is_gone(probe)) {
@@ -335,8 +337,8 @@ MHD_Result Server::ServerState::handle(MHD_Connection* connection, const char* p
   }
   if (*size > 0) {
     if (!incoming->refused) {
-      // The size of the body is checked again while it arrives, because Content-Length may be wrong, and that of a GET
-      // was not checked.
+      // The size of the body is checked again while the body arrives, because Content-Length may be wrong, and
+      // check_request_header() checks Content-Length only for a POST.
       if (incoming->body.size() + *size > static_cast<size_t>(served.limits.body_bytes)) return MHD_NO;
       const bool was_small = incoming->body.size() <= kSmallBody;
       incoming->body.append(data, *size);

@@ -103,9 +103,10 @@ void ContentEntries::add(int64_t token, TokenLogProbs log_probs, const text::Tok
   waiting_.push_back({.matched_bytes = "", .left = bytes_of(tokenizer, token), .log_probs = std::move(log_probs)});
 }
 
-// The content of a choice has the bytes of the waiting tokens in their order, except for bytes of tool calls and
-// trimmed whitespace. So `content`, its next piece, is looked up in the joined waiting bytes. Its first match is used,
-// and waiting bytes before the match are dropped, because no later piece can contain them.
+// waiting_ has the tokens of the answer whose entries were not returned yet. The content consists of the bytes of these
+// tokens in their order, without the bytes of tool calls and trimmed whitespace. So `content`, the next piece of the
+// content, is looked up in the joined bytes that these tokens have left. The first match is used, and the bytes before
+// the match are dropped, because no later piece can contain them.
 Json ContentEntries::take(std::string_view content, const text::Tokenizer& tokenizer) {
   Json entries = Json::array();
   if (content.empty()) return entries;

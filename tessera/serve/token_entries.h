@@ -57,8 +57,8 @@ class ContentEntries {
   void add(int64_t token, TokenLogProbs log_probs, const text::Tokenizer& tokenizer);
   // `content`: the next piece of the answer's text. Returns one entry for each token whose last byte is in this piece.
   Json take(std::string_view content, const text::Tokenizer& tokenizer);
-  // Must be called at the end of the content. Returns the entry of the last token if the content has only its first
-  // bytes.
+  // Must be called after the last take(). If the content ends inside the bytes of a token, returns the entry of this
+  // token with the bytes that are in the content; otherwise returns an empty array.
   Json finish(const text::Tokenizer& tokenizer);
 
  private:

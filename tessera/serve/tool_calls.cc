@@ -97,7 +97,8 @@ ToolCallReader::ToolCallOutput ToolCallReader::push(std::string_view text) {
   return output;
 }
 
-// Reads the held message as one call or a list of calls. False when it is not JSON, or calls an unknown function.
+// Reads held_, the whole message of the model, as the JSON of one call or of a list of calls. Returns false when it is
+// not such JSON, when the list is empty, or when it calls a function that is not in names_.
 bool ToolCallReader::read_message(ToolCallOutput& output) const {
   const auto json = json_of(held_);
   if (!json) return false;

@@ -67,9 +67,9 @@ void broadcast_state_dict(const StateDict& full, StateDict& local, const Broadca
   TESSERA_CHECK(options.group, ErrorKind::kConfig,
                 "[state.broadcast] found no group, wanted the ranks that take part in options.group");
   const c10::NoGradGuard no_grad;
-  // plan_load runs this check on all ranks before any tensor is sent, and throws an error of one rank on all ranks.
-  // Values other than tensors with dims are in the message and are stored at once. Each announced tensor is identified
-  // by its TensorImpl, so keys[] leads from a received tensor to its key.
+  // plan_load calls `check` on all ranks before any tensor is sent, and throws an error of one rank on all ranks.
+  // Values other than tensors with dims are part of incoming->message() and are stored at once. Each announced tensor
+  // is identified by its TensorImpl, so `keys` maps a received tensor to its key.
   const auto check = [&](const StateDict& message, const detail::IncomingTensors*) {
     for (const auto& [key, value] : message) check_entry(key, value, local);
   };

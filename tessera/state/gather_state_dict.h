@@ -47,8 +47,8 @@ StateDict iterate_state_dict(const StateDict& state_dict, const LeafFunctions& f
                              const IterateOptions& options = {});
 
 // Replaces DTensors and ShardedTensors by plain tensors with the whole values. COLLECTIVE over the mesh of each DTensor
-// and the group of each ShardedTensor, in order, also on ranks that get no result. Error kShape for a DTensor on the
-// meta device.
+// and the group of each ShardedTensor, one after another in the order of the dict; ranks that get no result must call
+// it, too. Error kShape for a DTensor on the meta device.
 StateDict gather_state_dict(const StateDict& state_dict, const IterateOptions& options = {});
 
 // Moves the local tensors to the CPU. Nothing is gathered. No communication.

@@ -32,7 +32,7 @@ class ModelTensorNames {
   // Error kConfig when two tensors get one name, for example from options.fqn_modifier.
   ModelTensorNames(nn::Module& model, const StateDictOptions& options);
 
-  // Each parameter and each persistent buffer once.
+  // One entry for each parameter and each persistent buffer; a tensor with several names has one entry.
   const std::vector<NamedTensor>& entries() const { return entries_; }
   // Every name with the index of its tensor in entries(), in the order of the modules.
   const std::vector<std::pair<std::string, size_t>>& names() const { return names_; }
@@ -54,7 +54,7 @@ std::shared_ptr<comm::Group> group_of(const ModelTensorNames& model, const State
 // message begins with `where`.
 std::shared_ptr<comm::Group> broadcasting_group(const ModelTensorNames& model, const StateDictOptions& options,
                                                 const char* where);
-// Returns the device of the model's local tensors. Ranks send each other the tensors that they load into the model on
+// Returns the device of the model's local tensors. Tensors that are loaded into the model are sent between the ranks on
 // this device. Error kShape when the local tensors are on several devices; its message begins with `complaint`.
 c10::Device device_of(const ModelTensorNames& model, const comm::Group* group, std::string_view complaint);
 // Errors kConfig: broadcast_from_rank0 without full_state_dict, and keep_submodule_prefixes = false without exactly one

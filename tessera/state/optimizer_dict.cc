@@ -208,8 +208,8 @@ void OptimizerLoad::clone_aliased_sources() {
   }
 }
 
-// Sets the step of each parameter, which begin() may have reset. The optimizer's own step count becomes the largest
-// step of its parameters.
+// Sets the step of each parameter to the loaded value, because begin() may have reset the step. The optimizer's own
+// step count becomes the largest step of its parameters.
 void OptimizerLoad::finish() {
   const c10::NoGradGuard no_grad;
   double max_step = 0;

@@ -3,12 +3,15 @@
 //
 //   by id    {"state": {0: {...}}, "param_groups": [{"lr": ..., "params": [0, 1]}]}        torch.optim
 //   by name  {"state": {"a.weight": {...}}, "param_groups": [{"lr": ..., "params": ["a.weight", "a.bias"]}]}
-//   flat     {"state.a.weight.step": ..., "param_groups.a.weight.lr": ...}                 any split of the model
+//   flat     {"state.a.weight.step": ..., "param_groups.a.weight.lr": ...}                 checkpoints
 //
 //   StateDict named = optimizer_dict_to_names(optimizer_state_dict(*optimizer), optimizer_parameter_names(*optimizer));
 //   StateDict flat = flatten_optimizer_dict(named);
 //   named = unflatten_optimizer_dict(flat, {{"a.weight", "a.bias"}});
 //   StateDict by_id = optimizer_dict_to_ids(named);
+//
+// Each key of the flat form belongs to one parameter, so this form does not depend on how the parameters are
+// divided into parameter groups and pipeline stages.
 //
 // The time of each function is linear in the number of parameters, states and groups. All errors are kShape.
 #pragma once

@@ -81,7 +81,8 @@ struct FromPickle {
         return StateTuple{items(value)};
       case PickleKind::kDict:
         return dict(value);
-      // Persistent values are tensors. Without a `tensor` function they are an error.
+      // A persistent value stands for a tensor, which the function `tensor` makes. If no function `tensor` is given, a
+      // persistent value is an error.
       case PickleKind::kPersistent:
         if (tensor) return tensor(value.persistent_id());
         [[fallthrough]];

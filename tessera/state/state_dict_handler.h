@@ -26,7 +26,8 @@ class StateDictHandler {
                                         const StateDict& values, const StateDictOptions& options) const = 0;
 };
 
-// Returns the handler of the outermost wrapped module with parameters, or null for a model without such a wrapper.
+// Returns the handler of the outermost module that has an attached handler with has_parameters(); null when no module
+// of the model has one.
 const StateDictHandler* state_dict_handler(nn::Module& model);
 
 }  // namespace tessera

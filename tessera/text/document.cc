@@ -5,9 +5,9 @@ namespace tessera::text {
 Document encode_document(const Tokenizer& tokenizer, std::string_view text) {
   Document document{tokenizer.encode(text)};
   auto& ids = document.ids;
-  // Two equal special tokens at the beginning are a duplicate only if the text contains one of them and the
-  // post-processor adds the other. The text encoded without special tokens shows the first, the empty text encoded with
-  // them shows the second.
+  // Of two equal special tokens at the beginning, one is removed only if the text itself begins with the token and the
+  // post-processor adds the token again. `own`, the text encoded without special tokens, shows the former. `added`, the
+  // empty text encoded with special tokens, shows the latter.
   if (ids.size() < 2 || ids[0] != ids[1] || !tokenizer.is_special(ids[0])) return document;
   const auto own = tokenizer.encode(text, {.add_special_tokens = false});
   const auto added = tokenizer.encode("");

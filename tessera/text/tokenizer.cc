@@ -188,8 +188,10 @@ void Tokenizer::TokenizerData::warn_of_ignored_keys(const JsonReader& config) co
       config.name(), spelled(found), spelled(wanted));
 }
 
-// Origins are computed only when something reads them: the caller's offsets, barriers, or a pre-tokenizer that needs
-// the input position of its pieces. Valid text without origins is used without a copy.
+// The origin of a byte of the text is the range of input bytes from which it was made. Origins are computed only if
+// something reads them: the offsets that the caller asked for, EncodeOptions::barriers, or a pre-tokenizer that needs
+// the input position of its pieces behind a normalizer. If they are not needed and the text is valid UTF-8, the text is
+// used without a copy.
 void Tokenizer::TokenizerData::EncodeCall::encode_text(std::string_view text) {
   AlignedText& input = scratch_.input;
   const bool track = offsets_ || state_.track_always || !options_.barriers.empty();
@@ -218,8 +220,9 @@ void Tokenizer::TokenizerData::EncodeCall::split_added_tokens(const AddedMatcher
   }
 }
 
-// Normalizes a part of the text between raw added tokens. Normalization may change the length of the text, so from here
-// on `origins` is the normalized text's own array.
+// Normalizes a part of the text between raw added tokens. `origins` has the input range of each byte of `text`.
+// Normalization may change the length of the text, so afterwards `text` and `origins` refer to the normalized text and
+// to its own array of input ranges.
 void Tokenizer::TokenizerData::EncodeCall::part(std::string_view text, const Span* origins, bool at_start) {
   if (!state_.normalizer.empty()) {
     AlignedText& normalized = scratch_.normalized;

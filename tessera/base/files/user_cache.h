@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-// The absolute path of this folder, which may not exist yet. Empty when neither $XDG_CACHE_HOME nor $HOME is an
-// absolute path.
+// Returns the absolute path of the user's cache folder, which may not exist yet. Empty when neither $XDG_CACHE_HOME nor
+// $HOME is an absolute path.
 std::filesystem::path user_cache();
 
 }  // namespace tessera

@@ -77,8 +77,8 @@ std::string processor_model() {
   return details.empty() ? name : fmt::format("{} ({})", name, details);
 }
 
-// The mask has one hexadecimal digit for 4 cores. sched_getaffinity() fails if the set is smaller than the kernel's, so
-// larger sets are tried one after the other.
+// A mask has one hexadecimal digit for 4 cores. sched_getaffinity() fails if the cpu_set_t is smaller than the kernel's
+// set of cores, so larger cpu_set_t are tried one after the other.
 std::string core_mask() {
   for (int cores = 1024; cores <= 1 << 20; cores *= 2) {  // the kernel rejects a set that is too small
     const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(cores), [](cpu_set_t* one) { CPU_FREE(one); });

@@ -46,7 +46,8 @@ struct JsonSyntaxError {
   size_t byte = 0;  // counted from 1: the last byte that was read
   std::string reason;
 };
-// nullopt for valid JSON of any depth and size. Builds no values.
+// Returns the first syntax error in `text`; nullopt for valid JSON. Depth and size of the JSON are not limited. Builds
+// no values.
 std::optional<JsonSyntaxError> find_json_syntax_error(std::string_view text);
 
 // A value's text for a message: "null", "an array of 3 values", "7", "\"text\"" (escaped, and cut when long).

@@ -45,8 +45,8 @@ DeviceBackendSettings device_backend_settings() {
   return device_backends().settings;
 }
 
-// The registered maker is copied, and the copy is called without the lock: a maker communicates with the other ranks,
-// and ranks that are threads of this process must be able to make their back-ends at the same time.
+// The registered maker is copied, and the copy is called without the lock on `mutex`: a maker communicates with the
+// other ranks, and ranks that are threads of this process must be able to make their back-ends at the same time.
 c10::intrusive_ptr<c10d::Backend> make_device_backend(DeviceBackendRequest request) {
   DeviceBackendMaker maker;
   {

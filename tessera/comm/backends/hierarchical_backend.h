@@ -77,7 +77,7 @@ class HierarchicalBackend final : public c10d::Backend, public HasCapabilities {
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) override;
 
-  // These operations run on `whole`.
+  // The operations below run on HierarchicalGroups::whole, the Gloo group of all ranks.
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
     return parts_.whole->reduce(tensors, options);
   }

@@ -215,8 +215,8 @@ PendingCollective& PendingCollective::operator=(PendingCollective&& other) noexc
 
 namespace {
 
-// Compares the sender's announced signature and then starts the receive. The monitor has marked the call as waiting; a
-// device's call is marked as waiting again after its start, because after_device_start() clears the mark.
+// Compares the sender's announced signature and then starts the receive. The monitor has marked the call as waiting.
+// For a receive on a device, after_device_start() clears this mark, so wait() sets it again.
 void begin_receive(CollectiveState& state) {
   if (!on_device(state)) {
     state.work = state.begin();

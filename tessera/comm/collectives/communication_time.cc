@@ -3,7 +3,8 @@
 namespace tessera::comm {
 namespace {
 
-// Nested timers count once: only the outermost timer of a thread, found by this counter, adds its time.
+// Number of CommunicationTimers that exist on this thread. When timers are nested, only the outermost timer adds its
+// time, so that no time is counted twice.
 thread_local int timers_in_force = 0;
 thread_local std::chrono::steady_clock::duration spent_communicating{};
 

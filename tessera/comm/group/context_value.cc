@@ -30,8 +30,8 @@ const c10::DebugInfoKind& slot() {
 
 }  // namespace
 
-// One scope in the linked list of scopes. libtorch copies the pointer to the top frame to other threads, so a frame is
-// shared and may outlive its scope.
+// An entry (frame) of the linked list of scopes; each entry stands for one scope. libtorch copies the pointer to the
+// innermost frame to other threads, so several threads may share a frame, and a frame may outlive its scope.
 struct ContextValue::ScopeFrame final : c10::DebugInfoBase, std::enable_shared_from_this<ContextValue::ScopeFrame> {
   const ContextKey* kind = nullptr;
   std::atomic<void*> value{nullptr};  // null once the scope has ended: other threads may still hold the frame

@@ -168,7 +168,8 @@ class Supervisor {
     }
   }
 
-  // Replaces a guard that was killed, and reaps processes that a rank left behind and that became our children.
+  // Starts a new guard process (OrphanGuard) if the last one was killed. Also reaps ended processes that a rank had
+  // started and that became children of this process when the rank ended.
   void restart_guard_and_reap() {
     if (guard_ && guard_->has_ended()) {
       guard_.reset();

@@ -27,8 +27,8 @@ namespace {
 // A launcher that ends normally sends this number to the guard instead of a process group number.
 constexpr pid_t kDismissed = 0;
 
-// Returns whether a process that shows no environment may still get one: during execve() the kernel shows an empty
-// environment. Kernel threads and zombies have no executable.
+// Returns whether a process that shows an empty environment may be in execve(), during which the kernel shows no
+// environment. Returns false for kernel threads and zombies: they have no executable and never get an environment.
 bool may_be_in_execve(const std::filesystem::path& process) {
   char target[1];
   return ::readlink((process / "exe").c_str(), target, sizeof target) >= 0;
@@ -190,8 +190,8 @@ pid_t start_rank(const RankCommand& command) {
   if (!is_ignored(SIGHUP)) ::signal(SIGHUP, SIG_DFL);
   if (command.out >= 0) ::dup2(command.out, STDOUT_FILENO);
   if (command.err >= 0) ::dup2(command.err, STDERR_FILENO);
-  // The result is ignored: the cpuset may have shrunk since the launcher read it, and the rank can run without the
-  // binding.
+  // An error of sched_setaffinity() is ignored: the cpuset may have shrunk since the launcher read it, and the rank can
+  // run without being bound to cores.
   if (!command.cores.empty()) ::sched_setaffinity(0, core_bytes, cores.get());
   prefer_memory_of(command.memory_node);
   sigset_t none;

@@ -8,7 +8,8 @@
 namespace tessera::comm {
 namespace {
 
-// Removes the digits: process ids, ports, byte counts and ranks differ between failures of one kind.
+// Removes the digits from the text of a failure, because process ids, ports, byte counts and ranks differ between
+// failures of one kind.
 std::string without_numbers(std::string text) {
   std::erase_if(text, [](unsigned char c) { return c >= '0' && c <= '9'; });
   return text;

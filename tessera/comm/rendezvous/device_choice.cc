@@ -78,7 +78,8 @@ std::string first_reason(World& world, const std::string& own) {
 
 }  // namespace
 
-// All ranks exchange their reasons before any of them may throw, so either all ranks choose a device or all throw.
+// Each rank has a reason why it cannot use the accelerator, or none. All ranks exchange these reasons before any of
+// them may throw, so either all ranks choose a device or all throw.
 c10::Device choose_device(World& world, const DeviceRequest& request) {
   const RequestedDevice requested = parse_requested_device(request);
   const int local_size = world.info().local_size;

@@ -43,8 +43,8 @@ ListeningSocket listen_for_ranks(const RendezvousPoint& point) {
   try {
     ListeningSocket here =
         listen_at(point.host, point.port, one_host ? ListenScope::kThisHost : ListenScope::kOtherHosts);
-    // GLOO_SOCKET_IFNAME does not restrict this socket: other hosts resolve the name of rank 0's host themselves, and
-    // the address that they find is not known here.
+    // The listening socket of the store is not bound to the interface of GLOO_SOCKET_IFNAME: other hosts resolve the
+    // name of rank 0's host themselves, and rank 0 does not know which of its addresses they find.
     if (here.on_all_interfaces) {
       log_info("[comm.rendezvous] {} is loopback or no address here: the store listens on every interface, port {}",
                point.host, point.port);
@@ -165,7 +165,8 @@ struct RunName {
   std::string run, who;
 };
 
-// Returns an empty name when the text was written by another program or by an earlier version of Tessera.
+// Parses the value of the store's key "name". Returns an empty RunName if `text` was written by another program or by
+// an earlier version of Tessera.
 RunName parse_run_name(const std::string& text) {
   try {
     const Json json = parse_json_object(text, "name", {.max_bytes = size_t{1} << 16, .max_depth = 1, .max_keys = 16});
@@ -240,7 +241,8 @@ void claim_rank(c10d::Store& store, const RendezvousPoint& point, const RankReco
         self.rank, self.size, point.place(), other, self.who());
 }
 
-// Waits for the record of a rank; returns false at the deadline. Error kConfig when "dissent" is set meanwhile.
+// Waits until the store has the record of `rank`; returns false at the deadline. If the store's key "dissent" is set
+// before the record arrives, throws Error kConfig with the value of the key as its message.
 bool wait_for_rank_record(c10d::Store& store, int rank, Clock::time_point deadline) {
   for (;;) {
     if (wait_for(store, record_key(rank), std::min(deadline, Clock::now() + kDissentPollInterval))) return true;

@@ -77,8 +77,9 @@ std::optional<MessagePlace> Channel::show(const void* data, size_t bytes) const 
   return place;
 }
 
-// Mappings of other processes' buffers are cached by the buffer's random id, which is never used twice. The offsets
-// come from another process and are checked against the size of the mapping.
+// Returns the address of memory of another rank. Mappings of other processes' buffers are cached by the buffer's random
+// id, which is never used twice. The offset in `place` comes from another process, so it is checked against the size of
+// the mapping.
 const std::byte* Channel::look(int rank, const MessagePlace& place, size_t bytes) {
   if (same_process(rank)) return reinterpret_cast<const std::byte*>(place.address);
   auto found = views_.find(place.shared.buffer);

@@ -70,7 +70,8 @@ class Channel {
   SlotView own_slot() { return slot_at(rank(), rounds_.next()); }
   SlotView slot(int rank) { return slot_at(rank, rounds_.round()); }
   void arrive();
-  // Whether all ranks have arrived in this rank's present round. Throws when the group was aborted before.
+  // Returns whether all ranks have arrived in this rank's present round. Throws when the group was aborted before all
+  // ranks arrived.
   bool ready() const;
 
   RankWords& words(int rank) const { return *at<RankWords>(layout_.words(rank)); }

@@ -115,8 +115,9 @@ void Engine::wait(EngineWork& work, Clock::time_point deadline) {
     }
   }
   if (driven_ || worker_registered_ || !needs_driver()) return;
-  // The thread that drove the engine last saw this thread waiting, so it did not register the worker at its bell for
-  // the remaining works. This thread does not drive, since its own work has ended, so it must register the worker.
+  // The thread that drove the engine last saw this thread waiting, so this thread could drive next. Therefore the other
+  // thread did not register the worker as a sleeper at the worker's bell for the remaining works. This thread's own
+  // work has ended, so this thread does not drive; it must register the worker (end_driving).
   begin_driving();
   end_driving(lock);
 }
@@ -235,8 +236,9 @@ struct Engine::DriverWait {
   }
 };
 
-// Drives until `until` returns true, or, for the worker, until nothing has moved for its spin time. Returns whether
-// something moved. The lock is released while works are stepped; `driven_` keeps other threads out meanwhile.
+// Drives the engine until `until` returns true. Without `sleeps` (the worker thread), drive() also returns when nothing
+// has moved for the worker's spin time. Returns whether any step moved something. `lock` is released while works are
+// stepped; meanwhile `driven_` keeps other threads from driving the engine.
 template <class Until>
 bool Engine::drive(Lock& lock, bool sleeps, const Until& until) {
   begin_driving();
@@ -264,7 +266,7 @@ bool Engine::drive(Lock& lock, bool sleeps, const Until& until) {
   return moved;
 }
 
-// Drives the engine for one call of `look`, which must not wait and is called without the lock.
+// Drives the engine for one call of `look`. `look` must not wait. The engine's lock is released during the call.
 template <class Look>
 void Engine::drive_once(Lock& lock, const Look& look) {
   begin_driving();
@@ -320,9 +322,11 @@ void Engine::make_worker() {
   }
 }
 
-// The worker thread. It reads the bell's count before it looks at the state, and sleeps only while the count is
-// unchanged, so a ring after the look ends the sleep at once. While registered it wakes every kSlice to check for
-// deaths and deadlines; after kIdleSlices without being registered it sleeps until it is rung.
+// The loop of the worker thread. The worker sleeps at its bell, an EventCount: it reads the bell's count, looks at the
+// state, and then sleeps only while the count is unchanged, so a ring after the look ends the sleep at once. While the
+// worker is registered as a sleeper at the bell (worker_registered_), it wakes at least every kSlice and checks for
+// dead ranks and deadlines. After more than kIdleSlices slices in which it was not registered, it sleeps until the bell
+// is rung.
 void Engine::work() {
   ::pthread_setname_np(::pthread_self(), "tessera shm");
   EventCount<Native>& bell = channel_->bells().worker;
@@ -421,8 +425,8 @@ bool Engine::check(bool look_for_deaths) {
   return !ended_.empty();
 }
 
-// Checks the deadlines of messages that have not begun, at most every kSlice, while other works keep moving: a busy
-// engine never sleeps and so never calls check().
+// Checks the deadlines of messages that have not begun, at most every kSlice. drive() calls this function while other
+// works move data: a busy engine never sleeps, so Engine::check() is not called then.
 void Engine::check_late_messages() {
   const auto now = Clock::now();
   if (messages_.is_idle() || now - last_check_ < kSlice) return;
@@ -434,7 +438,8 @@ void Engine::check_late_messages() {
   }
 }
 
-// Aborts the group, then waits for readers in this process. Only after that may the tensors of failed works be freed.
+// Aborts the group with the text of `failure`, then waits until no thread of this process reads this rank's memory in
+// place any more (Channel::await_readers). Only after that may the tensors of failed works be freed.
 void Engine::abort_group_for(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
@@ -446,7 +451,8 @@ void Engine::abort_group_for(const std::exception_ptr& failure) {
   channel_->await_readers();
 }
 
-// The operation is destroyed first, because its suspended coroutine may hold an InPlaceRead of other ranks' memory.
+// operation_ is destroyed before abort_group_for(): its suspended coroutine may hold an InPlaceRead, and
+// abort_group_for() waits until no thread of this process holds an InPlaceRead.
 void Engine::fail_collective(std::exception_ptr failure) {
   front_->operation_.reset();
   abort_group_for(failure);

@@ -68,7 +68,7 @@ class Engine {
   using Lock = std::unique_lock<std::mutex>;
   struct DriverWait;
 
-  // These functions are called with the lock held. `driven_` is set from begin_driving() to end_driving().
+  // The caller of these functions must hold `mutex_`. `driven_` is true from begin_driving() to end_driving().
   void begin_driving();
   void advance_started_work(Lock& lock);
   template <class Until>
@@ -82,7 +82,8 @@ class Engine {
   bool needs_driver() const;
   void work();
 
-  // These functions are called by the driving thread without the lock.
+  // Only the thread that drives the engine calls these functions. They do not need `mutex_`. step() is called without
+  // it, so that the mutex is not held while data is copied.
   bool step();
   bool step_collective();
   bool step_messages();
@@ -101,8 +102,8 @@ class Engine {
   std::deque<c10::intrusive_ptr<CollectiveWork>> queue_;  // started collectives behind the front one
   std::vector<c10::intrusive_ptr<MessageWork>> posted_;   // started messages that the driver has not taken yet
   int waiting_ = 0;                                       // threads that wait at changed_
-  // `driven_`: a thread drives. `worker_registered_`: the worker is registered as a sleeper at its bell. `stop_`: the
-  // worker must end.
+  // `driven_`: a thread drives the engine (see the top of this file). `worker_registered_`: the worker thread is
+  // registered as a sleeper of its bell. `stop_`: the worker thread must end.
   bool driven_ = false, worker_registered_ = false, stop_ = false;
   bool sleeps_unbounded_ = false;   // the worker sleeps without the periodic checks, and must be woken to resume them
   bool woke_while_driven_ = false;  // the worker woke and slept again while another thread was still driving

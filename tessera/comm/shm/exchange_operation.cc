@@ -103,8 +103,9 @@ class ExchangeOperation final : public Operation {
     }
   }
 
-  // `write_first`: some ranks have shown their messages instead of writing the first piece, but other ranks could not
-  // show theirs. All ranks then write the first piece in an additional round.
+  // Sends the messages piece by piece through the slots. `write_first`: some ranks have not written the first piece,
+  // because they offered their messages for reading in place (Channel::show()), which other ranks could not do. All
+  // ranks then write the first piece in an additional round.
   StepCoroutine read_pieces(Channel& channel, size_t longest, bool write_first) {
     const size_t region_bytes = region(channel);
     const int rank = channel.rank();

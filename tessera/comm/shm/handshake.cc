@@ -19,8 +19,8 @@
 namespace tessera::comm::shm {
 namespace {
 
-// The memory that ranks of this process have mapped, by the address of the memory's server. Ranks that are threads of
-// this process share one mapping.
+// The shared memory that ranks of this process have mapped. The key is the address of the MemoryServer that hands out
+// the memory. Ranks that are threads of this process share one mapping.
 class MappingRegistry {
  public:
   static MappingRegistry& instance() {
@@ -46,7 +46,8 @@ class MappingRegistry {
     const std::lock_guard lock(mutex_);
     std::erase_if(entries_, [](const auto& item) {
       if (item.second.use_count() != 1) return false;
-      // No other thread holds the entry. The lock only makes the last user's write to `memory` visible here.
+      // Only entries_ refers to this entry, so no other thread uses it. Its mutex is locked only so that the last
+      // user's write to `memory` is visible here.
       const std::lock_guard nobody_waits(item.second->mutex);
       return item.second->memory.expired();
     });
@@ -155,7 +156,8 @@ class Handshake {
     return offer;
   }
 
-  // Rank 0: compares the introductions, makes the memory, and publishes the offer.
+  // Rank 0: compares the identities of all ranks, creates the shared memory, and sets the store's key "shm/offer" to a
+  // MemoryOffer, or to the reason why the ranks cannot share memory.
   void host() {
     std::vector<RankIdentity> ranks;
     for (int rank = 0; rank < options_.size; ++rank) ranks.push_back(parse(store_.get_to_str(key_of("is", rank))));

@@ -44,7 +44,8 @@ struct MessagePlace {
   SharedBufferPlace shared;  // for other processes
 };
 
-// Entry d of the table behind the head of rank r's slot: the messages from rank r to rank d and back.
+// The slot of rank r contains a table after its SlotHead. Entry d of the table describes two messages: the one from
+// rank r to rank d and the one from rank d to rank r.
 struct MessageEntry {
   uint64_t bytes;           // that rank r sends to rank d
   uint64_t expected_bytes;  // that rank r expects from rank d

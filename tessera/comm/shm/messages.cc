@@ -195,7 +195,8 @@ void Messages::end_message(int from, std::vector<EndedWork>& ended) {
   arriving = {};
 }
 
-// Gives set-aside messages that are complete to matching receives, in the order of their arrival.
+// Copies complete messages of `unmatched_` to the receives that match them, in the order in which the messages arrived.
+// Returns whether a message was copied.
 bool Messages::deliver_unmatched(std::vector<EndedWork>& ended) {
   bool moved = false;
   for (auto entry = unmatched_.begin(); entry != unmatched_.end();) {

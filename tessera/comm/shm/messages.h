@@ -48,8 +48,9 @@ class Messages {
   // Moves at most one chunk to and from each rank, and appends messages that have ended to `ended`. Returns whether
   // something moved. Throws Disagreement when a message does not have the size that its receiver expects.
   bool move(std::vector<EndedWork>& ended);
-  // Throws when a message is past its deadline (TimedOut) or its peer has left (PeerFailed). `moving`: other works
-  // move, so messages that have begun are not checked.
+  // Throws when a message is past its deadline (TimedOut) or its peer has left (PeerFailed). `moving`: the engine still
+  // moves data. Messages that have begun to move, and sends that wait behind such a send to the same peer, are then not
+  // checked.
   void check(Clock::time_point now, const std::vector<bool>& left, bool moving) const;
   Clock::time_point deadline() const;  // earliest deadline of all messages
   void fail_all(const std::exception_ptr& reason, std::vector<EndedWork>& ended);
@@ -63,7 +64,8 @@ class Messages {
     std::vector<std::byte> data;
     bool whole = false;  // all chunks have arrived
   };
-  // The message whose chunks arrive next from a rank: a matched receive, or a message that is set aside.
+  // The message whose chunks arrive next from one rank. `message` is the matching receive. If no receive matches,
+  // `aside` is set instead, and the chunks are copied into its buffer.
   struct IncomingMessage {
     Message message;
     std::shared_ptr<UnmatchedMessage> aside;

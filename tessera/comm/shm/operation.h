@@ -51,20 +51,22 @@ class Operation {
   // The steps after the first round, when all ranks have made the same call. The coroutine is suspended at meet() and
   // pause().
   virtual StepCoroutine run(Channel& channel) = 0;
-  // Returns whether messages of more than `fits` bytes are read in place. May be called after the first round; the
-  // result is equal on every rank. kSome: some ranks have shown their message in place and so have not written the
-  // first piece, but other ranks cannot.
+  // Returns whether messages of more than `fits` bytes are read in place (kAll) or in pieces (kNone, kSome). May be
+  // called after the first round; the result is equal on every rank. kSome: some ranks have set SlotHead::direct and so
+  // have not written their first piece to the slot, but another rank has such a message and could not set
+  // SlotHead::direct.
   enum class InPlaceMode { kNone, kSome, kAll };
   InPlaceMode in_place(Channel& channel, size_t fits) const;
 
-  // To be awaited: arrives in the next round; the next step is made when all ranks have arrived. `last`: after this
-  // round the peers need nothing more from this rank.
+  // For `co_await meet(channel)`: this rank arrives in the next round, and the coroutine continues in a step() after
+  // all ranks have arrived. `last`: after this round the peers need nothing more from this rank.
   std::suspend_always meet(Channel& channel, bool last = false) {
     owes_ = !last;
     channel.arrive();
     return {};
   }
-  // To be awaited: ends the step, so that messages and deadlines are handled between two blocks.
+  // To be awaited in run() between two blocks of data: ends the current step(), so that messages and deadlines are
+  // handled before the next block.
   static std::suspend_always pause() { return {}; }
 
   CallDescriptor call_;
@@ -92,7 +94,7 @@ struct ReceiveBuffer {
 // `uniform`: each rank sends one message to all.
 std::unique_ptr<Operation> make_exchange(const CallDescriptor& call, std::vector<SendBuffer> out,
                                          std::vector<ReceiveBuffer> in, bool uniform);
-// Reduces `count` elements in place.
+// Reduces the `count` elements at `data` over all ranks. On every rank the result overwrites `data`.
 std::unique_ptr<Operation> make_all_reduce(const CallDescriptor& call, int size, void* data, size_t count);
 // Reduces to the root, in place; `data` of the other ranks is unchanged.
 std::unique_ptr<Operation> make_reduce(const CallDescriptor& call, int size, int rank, void* data, size_t count);

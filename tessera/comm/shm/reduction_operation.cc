@@ -139,8 +139,9 @@ class AllReduce final : public Reduction {
   // Whether each rank reduces only its part of a piece and fetches the other parts.
   bool shared() const { return !to_root_ && bytes_ * size_ > kReduceAllBytes; }
 
-  // When the work is shared, this rank's own part of the piece is not written: only this rank reads it, from its own
-  // tensor.
+  // Writes this rank's elements of a piece to its slot. If shared() is true, the part of the piece that this rank
+  // itself reduces is not written to the slot: only this rank reads that part, directly from its own tensor. The root
+  // of a reduce writes nothing, for the same reason.
   void write_piece(const Channel& channel, const SlotView& slot, size_t begin) const override {
     if (to_root_ && keeps_result_) return;
     const size_t count = std::min(piece(channel), count_ - begin);
@@ -238,7 +239,7 @@ class ReduceScatter final : public Reduction {
   bool ends_in_first_round(const Channel& channel) const override {
     return count_ <= region(channel) && bytes_ * size_ <= kLittleWorkBytes;
   }
-  // Number of elements in the region for one rank.
+  // Returns the number of elements that a slot's region for one rank can hold.
   size_t region(const Channel& channel) const {
     return channel.layout().slot_data() / std::max(1, size_ - 1) / 64 * 64 / element_;
   }

@@ -40,8 +40,8 @@ struct EventCount {
     count.fetch_add(1);
     Platform::wake_all(count);
   }
-  // Registers a sleeper; another thread may do so for it. A sleeper reads `count`, then looks at the state, then sleeps
-  // while `count` is unchanged.
+  // Registers a sleeper; another thread may make this call for the sleeper. After that the sleeper reads `count`, then
+  // looks at the shared state that it waits for, then sleeps while `count` still has the value that it has read.
   void register_sleeper() { sleepers.fetch_add(1); }
   void unregister_sleeper() { sleepers.fetch_add(static_cast<uint32_t>(-1)); }
 
@@ -149,14 +149,15 @@ template <class Platform>
 struct InPlaceReaderCount {
   typename Platform::Word32 count{};
 
-  // Returns false when the group was aborted: the memory must not be read.
+  // Must be called before this rank reads another rank's memory. Returns false when the group was aborted; then that
+  // memory must not be read.
   bool enter(const typename Platform::Word32& broken) {
     count.fetch_add(1);
     if (broken.load() == 0) return true;
     count.fetch_add(static_cast<uint32_t>(-1));
     return false;
   }
-  // Returns false when the group was aborted meanwhile: the data that were read may be invalid.
+  // Returns false when the group has been aborted: the data that were read since enter() may be invalid.
   bool leave(const typename Platform::Word32& broken) {
     count.fetch_add(static_cast<uint32_t>(-1));
     return broken.load() == 0;

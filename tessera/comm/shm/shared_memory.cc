@@ -89,7 +89,7 @@ bool same_user(int socket) {
   return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == ::geteuid();
 }
 
-// Whether `socket` is readable; waits 100 ms at most. Error kIo after the deadline.
+// Returns whether `socket` is readable, after waiting for at most 100 ms. Error kIo when `deadline` has passed.
 bool ready(int socket, Clock::time_point deadline, const char* operation) {
   const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
   TESSERA_CHECK(left.count() > 0, ErrorKind::kIo, "{}: timed out", operation);

@@ -13,7 +13,8 @@ constexpr JsonLimits kFrameTextLimits{.max_bytes = size_t{1} << 20, .max_depth =
 
 }  // namespace
 
-// The texts come from another process over the network: their size and depth are limited, and errors name the sender.
+// parse_call_failure() and parse_failure_report() read JSON that another process sent over the network: its size and
+// depth are limited, and errors name the sender.
 CallFailure parse_call_failure(const std::string& text, int from) {
   const std::string where = fmt::format("[comm.watchdog] the trouble of rank {}", from);
   const Json json = parse_json_object(text, where, kFrameTextLimits);
@@ -50,9 +51,9 @@ void throw_failure_report(const FailureReport& report, const std::string& before
   throw Error(ErrorKind::kComm, message);
 }
 
-// A diagnosis that names the cause (disagreement, dead rank) is the report. An absent rank or a deadlock counts only
-// after a time-out: when a connection broke, ranks are absent because they failed. In all other cases the observation
-// of the reporting rank is the report.
+// Chooses the text of the failure report. If the diagnosis finds a disagreement or a dead rank, the diagnosis is the
+// report. If it finds an absent rank or a deadlock, it is the report only after a time-out: when a connection broke,
+// ranks are absent because they failed. In all other cases the report is what rank `rank` observed (`failure`).
 FailureReport make_failure_report(const std::vector<FlightRecord>& records, const std::set<int>& left,
                                   const CallFailure& failure, int rank) {
   const Diagnosis found = diagnose(records, left);

@@ -32,7 +32,8 @@ std::filesystem::path record_path(const MonitorOptions& options) {
   return options.trace_folder.empty() ? options.trace_folder : options.trace_folder / flight_record_name(options.rank);
 }
 
-// Increments `count` until the returned handle is destroyed. The caller holds the mutex.
+// Increments `count`. The destruction of the returned handle locks `mutex` and decrements `count`. The caller of this
+// function holds `mutex`.
 std::shared_ptr<void> increment_while_held(int& count, std::mutex& mutex) {
   ++count;
   return {&count, [&count, &mutex](void*) {

@@ -87,38 +87,43 @@ class Monitor final : public FailureListener {
   uint64_t start(const Signature& signature) { return recorder_.start(signature); }
   // Registers the work of a started call as under way.
   void track_work(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work);
-  // Called before and after the start of a device's call; in between, the call counts as waiting. before_device_start()
-  // throws Error kComm when an earlier call is known to have failed on the device. An empty `work` means that there is
-  // nothing to wait for.
+  // To be called before and after the start of a device's call. Between the two calls the state of the device's call is
+  // CallState::kWaiting, because the start may block this rank. before_device_start() throws Error kComm when an
+  // earlier call is known to have failed on the device. An empty `work` means that there is nothing to wait for.
   void before_device_start(uint64_t ticket, const Signature& signature);
   void after_device_start(uint64_t ticket, c10::intrusive_ptr<c10d::Work> work);
-  // The back-end has refused the call: it is no longer under way.
+  // Called when the back-end has refused a call: the call then no longer counts as under way.
   void untrack(uint64_t ticket);
   void wait(uint64_t ticket) { recorder_.mark(ticket, CallState::kWaiting); }
   void finish(uint64_t ticket);
-  // To be called once the current stream waits for a device's call. The call counts as under way until its end is
-  // observed: by tick(), when a flight record is made, or by before_device_start() when 64 or more calls are under way.
-  // Rethrows the error when the call has failed already.
+  // To be called for a collective on a device when Work::wait() has ordered the current stream after it. The call
+  // counts as under way until its end is observed: by tick(), when a flight record is made, or by before_device_start()
+  // when search_at_size_ or more calls are under way. Rethrows the error when the call has failed already.
   void detach_to_device(uint64_t ticket);
   // Reports a failed call to the peers and waits up to 4 s for the common failure report; nullopt when none comes.
   // Writes the flight record.
   std::optional<FailureReport> fail(uint64_t ticket, const CallFailure& failure);
-  // Waits up to `limit` for a failure report; for failures outside a collective that the death of a rank may explain.
+  // Returns the failure report, or nullopt when there is none. Waits for it up to `limit` if the FailureReporter
+  // detects dead ranks. Call it after an error outside a collective, because the cause of the error may be a rank that
+  // has ended.
   std::optional<FailureReport> wait_for_failure_report(std::chrono::milliseconds limit);
-  // The failure report, if it has arrived. A rank that only calls this does not count as having thrown (see kGrace).
+  // Returns the failure report, if it has arrived. This call does not count as throwing the error: a rank that makes no
+  // other call is still ended after kGrace (if MonitorOptions::ends_process is set).
   std::optional<FailureReport> failure_report();
   // As fail(), when this rank knows the reason: sends `message` to the other ranks.
   void fail_with(uint64_t ticket, const std::string& message);
   // While the returned handle lives, the limits after which the process is ended are kLongestHold: for work that must
   // not be cut off and needs no peer, such as publishing a checkpoint.
   std::shared_ptr<void> hold();
-  // While the returned handle lives, the calling thread counts as waiting for the destruction of a back-end. After a
-  // rank died, Gloo occasionally never returns from it; the process is ended kLongestClose after the failure report.
+  // While the returned handle lives, a thread of this rank is destroying a back-end. After a rank has died, Gloo
+  // occasionally never returns from this destruction. The monitor therefore ends the process kLongestClose after the
+  // failure report, or after the handle was returned if that was later.
   std::shared_ptr<void> close();
   // Reports to the other ranks that this rank has failed by itself and is about to abort its collectives.
   void report_own_failure();
-  // Time until which a rank that has given up waits for its works: kPatience after the first call of this function, so
-  // that many works together do not take longer than one.
+  // Returns the time until which a rank that abandons its calls because of an exception waits for the works of these
+  // calls: kPatience after the first call of this function. All works share this limit, so waiting for many works does
+  // not take longer than waiting for one.
   std::chrono::steady_clock::time_point abandon_deadline();
   // To be called after the groups of this rank were aborted: ends the messages of CPU tensors that are under way
   // (end_broken_message.h); later ones end when they are waited for. May be called from any thread.

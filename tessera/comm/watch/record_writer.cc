@@ -42,8 +42,8 @@ RecordWriter::~RecordWriter() {
   }
 }
 
-// At most one thread runs. It ends only under the lock with nothing left to write, so a text that is set under the lock
-// is either taken by the running thread or starts a new one.
+// At most one thread writes. WriterState::mutex is held when this thread finds no next text and ends, and when write()
+// sets the next text. So either the running thread takes the text, or write() starts a new thread.
 void RecordWriter::write(std::string text) {
   if (state_->path.empty()) return;
   const std::lock_guard lock(state_->mutex);

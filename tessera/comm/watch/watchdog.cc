@@ -163,14 +163,15 @@ PeerSocket reach_hub(c10d::Store& store, const WatchdogEndpoint& endpoint, const
   const std::string why =
       fmt::format("rank {} cannot reach rank 0 at port {} ({})", options.rank, endpoint.port, tried);
   store.set(kUnreachable, why);
-  // If rank 0 has decided first, it has received this rank's hello, but its answer came too late for this rank. The hub
-  // then watches this rank and would report it as dead, so this rank must fail.
+  // A sum of kAllThere + 1 means that rank 0 was first and decided that there is a watch. Rank 0 has then received this
+  // rank's hello, but the answer of rank 0 came too late for this rank. The hub watches this rank and would report it
+  // as dead, so this rank must fail.
   TESSERA_CHECK(store.add(kDecision, 1) != kAllThere + 1, ErrorKind::kComm, "[comm.watchdog] {}", why);
   return PeerSocket();
 }
 
-// Starts the watchdog of a rank other than 0. It connects, then waits for the hub's second frame: a hello (all ranks
-// are connected), a bye (there will be no watch), or a failure report with the error of rank 0.
+// Starts the watchdog of a rank other than 0: connects to rank 0, then waits for the hub's second frame. This frame is
+// a hello (all ranks are connected), a kBye (there will be no watch), or a failure report with the error of rank 0.
 std::unique_ptr<WatchdogLoop> start_spoke(c10d::Store& store, const WatchdogOptions& options, FailureListener& listener,
                                           PeerDeadline deadline) {
   const std::string endpoint_text = get_text(store, kKey);
@@ -179,7 +180,8 @@ std::unique_ptr<WatchdogLoop> start_spoke(c10d::Store& store, const WatchdogOpti
   std::vector<WatchdogFrame> frames;
   PeerSocket hub = reach_hub(store, WatchdogEndpoint::parse(endpoint_text), options, frames);
   if (!hub.open()) return nullptr;
-  // The hub sends its second hello once all ranks are connected, and pings only after that.
+  // Once all ranks are connected, the hub sends a second hello, which is awaited here. The hub sends pings only after
+  // this hello.
   if (frames.empty()) frames = hub.await(deadline + kDeadlineMargin);
   TESSERA_CHECK(!frames.empty(), ErrorKind::kComm,
                 "[comm.watchdog] rank 0 did not confirm in time that all ranks are connected");

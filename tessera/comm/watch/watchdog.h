@@ -3,11 +3,12 @@
 //
 //   auto watchdog = start_watchdog(store, {.rank = 0, .size = 4, .address = "127.0.0.1"}, listener);   // COLLECTIVE
 //
-// Rank 0 is the hub. Every other rank has a TCP connection to the hub, over which both send a ping once a second. A
-// rank counts as dead when its connection ends without a bye, or when no frame arrives for `silence`; the hub then
-// reports its death to all ranks. When a rank reports a failed collective, the hub collects the flight records of all
-// ranks, finds the cause, and sends the failure report to all (docs/design/watchdog.md). A thread of its own serves the
-// connection, so that pings are sent while the rank computes. Thread-safe.
+// Rank 0 is the hub. Every other rank has a TCP connection to the hub, over which both send a ping once a second.
+// A rank that leaves in an orderly way sends a last frame (kBye). A rank counts as dead when its connection ends
+// without this frame, or when no frame arrives for `silence`; the hub then reports its death to all ranks. When a
+// rank reports a failed collective, the hub collects the flight records of all ranks, finds the cause, and sends
+// the failure report to all (docs/design/watchdog.md). A thread of its own serves the connection, so that pings
+// are sent while the rank computes. Thread-safe.
 #pragma once
 
 #include <chrono>

@@ -77,8 +77,9 @@ void WatchdogLoop::report_rank_failure(const std::string& text) {
   post(WatchdogFrameKind::kFailed, text.substr(0, 4000));
 }
 
-// The bye is put into the outbox together with `stop_`, under the lock, so the loop sends it in its last turn. The
-// sockets are closed only after the thread has ended; finish() lets the peers read the bye.
+// Posts a kBye frame unless this rank has failed, and ends the loop. The frame and `stop_` are set under one lock of
+// `mutex_`, so the loop sends the frame before it ends. The sockets are closed only after the loop's thread has ended;
+// PeerSocket::finish() waits until a peer has read the frame, for at most kByeTimeout for all peers together.
 void WatchdogLoop::leave(bool failed) noexcept {
   if (!thread_.joinable()) return;
   guarded([&] {
@@ -118,8 +119,9 @@ void WatchdogLoop::wake() const {
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
 }
 
-// `peers_` is used by this thread alone between begin() and the join in leave(), so it needs no lock. Frames of other
-// threads come through `outbox_`; a stop is obeyed only after the outbox was sent, so the bye is the last frame.
+// Between begin() and the join in leave() only this thread uses `peers_`, so `peers_` needs no lock. Other threads put
+// their frames into `outbox_`. The loop sends the frames of `outbox_` before it obeys `stop_`, so the kBye frame of
+// leave() is the last one.
 void WatchdogLoop::run() {
   for (const auto& heard : std::exchange(early_, {})) guarded([&] { receive(heard.first, heard.second); });
   auto next_ping = Clock::now();
@@ -160,8 +162,9 @@ void WatchdogLoop::serve() {
   }
 }
 
-// Handles all frames before the end of a connection: a bye may be the last frame. The handler of a frame may drop the
-// peer, so on_lost_peer() is called only if the peer is still there.
+// Handles all received frames before the end of the connection, because the last frame may be a kBye, by which a peer
+// says that it leaves without an error. receive() may drop the peer, so on_lost_peer() is called only if the peer is
+// still there.
 void WatchdogLoop::serve_peer(int rank, uint32_t events) {
   const auto found = peers_.find(rank);
   if (found == peers_.end()) return;  // dropped by an earlier event of this round

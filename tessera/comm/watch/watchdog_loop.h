@@ -36,8 +36,9 @@ class WatchdogLoop : public FailureReporter {
   bool report_call_failure(const CallFailure& failure) override;
   void report_rank_failure(const std::string& text) override;
   bool detects_dead_ranks() const override { return true; }
-  // Sends a bye unless `failed`, and ends the thread. The loop serves no connection after the bye: peers close their
-  // end when they read it, and this rank would take that for their death.
+  // Sends the frame kBye to the peers unless `failed`, and ends the thread. After kBye the loop serves no connection: a
+  // peer closes its connection when it reads kBye, and this rank would take the closed connection for the death of the
+  // peer.
   void leave(bool failed) noexcept override;
 
  protected:

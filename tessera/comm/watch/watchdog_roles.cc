@@ -88,8 +88,8 @@ void WatchdogHub::start_cause_search(int rank, CallFailure failure) {
   send_to_all({WatchdogFrameKind::kRecordRequest, 0, to_text(search_->failure)});
 }
 
-// Ends the search when all records have arrived or the time limit has passed. peers() + 1: all connected ranks and rank
-// 0.
+// Ends the search for the cause of a failure when the flight records of all ranks have arrived or kRecordsTimeout has
+// passed. The records are those of the peers() connected ranks and of rank 0.
 void WatchdogHub::on_tick() {
   if (!search_ || report_) return;
   const auto waited = Clock::now() - search_->begun;

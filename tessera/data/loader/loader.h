@@ -47,8 +47,8 @@ class DataLoader {
   int64_t row_of(int64_t sample) const;  // the row of a global sample; cheap in rising order
 
   nlohmann::json state() const;
-  // The state may come from a run with another `end`. Errors: kConfig for the state of other data, another seed or
-  // another order; kFormat for JSON that is not a loader's state.
+  // Continues at the next sample of `state`. The loader that made `state` may have had another `end`. Errors: kConfig
+  // for the state of other data, another seed or another order; kFormat for JSON that is not a loader's state.
   void load_state(const nlohmann::json& state);
 
  private:

@@ -36,8 +36,9 @@ void ParallelSampleMaker::add(TrainingRecord record) {
   if (records_.size() >= kRecords || text_bytes_ >= kTextBytes) finish();
 }
 
-// Threads take the next record by an atomic counter and write only to its own slots, so no lock is needed. Results and
-// errors are used after the threads have ended, in the order of the records.
+// Each thread takes the index of the next record from an atomic counter and writes only the sample and the error of
+// this index, so no lock is needed. After the threads have ended, samples and errors are used in the order of the
+// records.
 void ParallelSampleMaker::finish() {
   constexpr int kMostThreads = 16;
   std::vector<TokenizedSample> samples(records_.size());

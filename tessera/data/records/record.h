@@ -39,9 +39,10 @@ struct TrainingRecord {
   std::string completion = {};  // kCompletion and kInstruction
   bool first = true, last = true;    // kStream: whether this is the first or last part of the file
   std::vector<int32_t> tokens = {};  // kTokens
-  // kChat: {"messages": [{"role", "content", ...}], "tools": ...} in the form of chat templates: arguments of tool
-  // calls are objects. kInstruction: the messages before the instruction, if any. kPreference: {"prompt", "chosen",
-  // "rejected"}, each a text or messages; "prompt" may be absent.
+  // The JSON of the record. kChat: {"messages": [{"role", "content", ...}], "tools": ...} in the form of chat
+  // templates: arguments of tool calls are objects. kInstruction: the messages that come before the instruction, null
+  // if there are none. kPreference: {"prompt", "chosen", "rejected"}, each a text or messages; "prompt" may be absent.
+  // Null for other kinds.
   std::shared_ptr<const nlohmann::ordered_json> json = {};
   std::vector<uint8_t> is_excluded = {};  // kChat: 1 for an assistant message that is excluded from training
   std::string where = {};                 // "FILE line N", for messages

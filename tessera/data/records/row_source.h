@@ -44,9 +44,10 @@ enum class DataContainer {
 };
 const char* to_string(DataContainer container);
 
-// Recognised by the name (.jsonl, .ndjson, .json, .txt, .parquet, .bin, .idx, each also with .gz appended). A .json
-// file that begins with '[' is an array, else JSON lines. A file with another name is recognised by its first bytes:
-// PAR1 is Parquet, '{' JSON lines, anything else text. Error kIo when the file cannot be read.
+// Returns the container of a file. A file is recognised by its name (.jsonl, .ndjson, .json, .txt, .parquet, .bin,
+// .idx, each also with .gz appended). A .json file that begins with '[' is an array, else JSON lines. A file with
+// another name is recognised by its first bytes: PAR1 is Parquet, '{' JSON lines, anything else text. Error kIo when
+// the file cannot be read.
 DataContainer container_of(const std::filesystem::path& path);
 
 // Opens any container except kText and kMegatron. Errors: kIo, kFormat; kConfig for Parquet in a build without

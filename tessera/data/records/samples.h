@@ -65,7 +65,8 @@ class SampleMaker {
   void mark_turns(const TrainingRecord& record, const nlohmann::ordered_json& messages,
                   const nlohmann::ordered_json& extra, const std::string& text, const text::Encoding& encoding,
                   TokenizedSample& sample) const;
-  // Returns true when a token that ends the turn was found.
+  // Marks the tokens of `turn`, including the token that ends the turn, as trained on in `sample`. Returns false if no
+  // token of `encoding` ends the turn.
   bool mark_turn(const AssistantTurn& turn, const std::string& text, const text::Encoding& encoding,
                  TokenizedSample& sample) const;
   void append_end(const std::string& text_behind, TokenizedSample& sample) const;

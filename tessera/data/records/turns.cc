@@ -10,7 +10,9 @@ namespace {
 
 constexpr uint32_t kMarkBegin = 0xFDD2, kFirstDigit = 0xFDE0;  // Unicode noncharacters; 16 digits
 
-// A mark: one begin character and 8 digits. Marks of different messages differ and never overlap.
+// Returns the mark of a message: one begin character and 8 digits. A mark is put into a message before the template
+// renders it, so that the position of the message in the rendered text can be found. Marks of different messages differ
+// and never overlap.
 std::string mark_of(size_t message) {
   std::string mark;
   append_utf8(kMarkBegin, mark);
@@ -42,8 +44,8 @@ bool has_calls(const Json& message) {
   return message.contains("tool_calls") && message["tool_calls"].is_array() && !message["tool_calls"].empty();
 }
 
-// Inserts the mark after the last character that is not white space, because templates trim texts. False for a text
-// that is only white space.
+// Inserts `mark` into the text `value`, after the last character that is not white space, because templates trim texts.
+// Returns false, without a change, if `value` is not a text or has only white space.
 bool mark_text(Json& value, const std::string& mark) {
   if (!value.is_string()) return false;
   auto& text = value.get_ref<std::string&>();
@@ -165,15 +167,16 @@ void TurnFinder::choose_marks() {
   if (whole_ && without_marks(*whole_) != text_) whole_.reset();
 }
 
-// The rendered text after the mark of a message.
+// Returns the part of `rendered` after the mark (mark_of) of message `message`, without any marks. Returns nullopt if
+// the message has no mark or `rendered` does not contain it.
 std::optional<std::string> TurnFinder::behind_mark(const std::string& rendered, size_t message) const {
   const size_t at = marks_[message].empty() ? std::string::npos : rendered.find(marks_[message]);
   if (at == std::string::npos) return std::nullopt;
   return without_marks(std::string_view(rendered).substr(at));
 }
 
-// Renders the first `count` messages, with all marks or, if `one` is set, with only the mark of message `one`. `prompt`
-// adds the generation prompt.
+// Renders the first `count` messages with the marks of choose_marks(): with the marks of all messages or, if `one` is
+// set, with only the mark of message `one`. If `prompt` is true, the render ends with the generation prompt.
 std::optional<std::string> TurnFinder::render_marked(size_t count, bool prompt, std::optional<size_t> one) const {
   Json messages = Json::array();
   for (size_t i = 0; i < count; ++i) messages.push_back(!one || *one == i ? marked_[i] : messages_[i]);
@@ -226,7 +229,8 @@ std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t ind
   if (at == std::string::npos || other->find(mark, at + 1) != std::string::npos) return std::nullopt;
   const std::string_view before = std::string_view(*other).substr(0, at),
                          after = std::string_view(*other).substr(at + mark.size());
-  // No message comes before message 0, so the end of the common prefix is taken as the end of its header in any case.
+  // For message 0 the end of the common prefix of `before` and text_ is taken as the end of the header, even if it
+  // comes before the end of `before`: no earlier message can be the reason why the two renders differ.
   const size_t same = common_prefix(before, text_);
   return std::pair{same == before.size() || index == 0 ? same : std::string::npos,
                    text_.ends_with(after) ? text_.size() - after.size() : std::string::npos};
@@ -237,11 +241,12 @@ std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t ind
 std::optional<size_t> TurnFinder::first_of(size_t index) const {
   const auto prompt = common_end(index, true);
   // For an empty list of messages a template may print nothing, although it prints a default system prompt before the
-  // first message. So place 0 is not used for message 0.
+  // first message. So for message 0 a prompt that ends at position 0 of the conversation is not used.
   if (prompt && prompt->all && (index > 0 || prompt->place > 0)) return prompt->place;
   // The remaining cases: the prompt for this message ends with text that the whole conversation does not have (such as
-  // an open <think>), the prompt cannot be rendered or compared, or it is empty for message 0. around_bare_text() then
-  // gives the position.
+  // an open <think>), the prompt cannot be rendered or compared, or the prompt is empty for message 0. Then
+  // around_bare_text() gives the end of the header before this message's content, and the turn begins there, or earlier
+  // behind the generation prompt that is found below.
   const auto bare = around_bare_text(index);
   if (!bare || bare->first == std::string::npos) return prompt ? std::optional(prompt->place) : std::nullopt;
   const auto asked = chat_.try_render(messages_, true, extra_);
@@ -255,16 +260,17 @@ std::optional<size_t> TurnFinder::first_of(size_t index) const {
   return fits ? found + header.size() : bare->first;
 }
 
-// Limit of a turn whose end is unknown: up to and including the next character that is not a space or newline.
+// Returns the limit (AssistantTurn::limit) of a turn whose end is unknown: the position after the first byte at or
+// after `place` that is not a space or newline.
 size_t TurnFinder::behind_next_character(size_t place) const {
   const size_t next = text_.find_first_not_of(" \n", place);
   return next == std::string::npos ? text_.size() : next + 1;
 }
 
-// There are three cases. If the content has the mark, the mark gives the end of the text. If the content is not printed
-// and no tool calls are printed either, the turn is not found. For printed tool calls (or an empty content), the end of
-// the turn is found by a render in which a bare content replaces the message (around_bare_text), or it is the last
-// special token before the next message.
+// There are three cases. If the content of the message has a mark (choose_marks()) and the template prints the mark,
+// the mark gives the end of the text. If the template prints neither the content nor tool calls of the message, the
+// turn is not found. For printed tool calls (or an empty content), the end of the turn is found by a render in which a
+// bare content replaces the message (around_bare_text), or it is the last special token before the next message.
 std::vector<AssistantTurn> TurnFinder::find(size_t index) const {
   const auto first = first_of(index);
   if (!first) return {};
@@ -281,8 +287,10 @@ std::vector<AssistantTurn> TurnFinder::find(size_t index) const {
     return {{.first = *first, .text_end = text_end, .limit = limit_behind(text_end)}};
   }
   if (!calls && !is_blank(messages_[index])) return {};  // the template does not print the text
-  // A bare content replaces the tool calls if the template does not print them at the end of a conversation, or prints
-  // them differently there. The text that ends the turn is the same after a bare content as after tool calls.
+  // around_bare_text() finds the end of the turn in a render in which this message has a text and no tool calls. It is
+  // not called if the message has tool calls and the template prints the conversation up to this message in the same
+  // way whether or not more messages follow: `end` is then the end of what the template prints for this message. The
+  // template is assumed to end a turn with the same text after a plain text as after tool calls.
   const auto bare = calls && end && end->all ? std::nullopt : around_bare_text(index);
   size_t next_mark = text_.size();  // position of the next message that has a printed mark
   for (size_t next = index + 1; next < messages_.size() && next_mark == text_.size(); ++next) {

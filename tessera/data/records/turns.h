@@ -49,12 +49,14 @@ class TurnFinder {
   bool drops_calls(size_t index) const { return drops_calls_[index]; }
 
  private:
-  // The text after the message's mark, without marks. nullopt when the mark is not printed.
+  // Returns the text of `rendered` after the mark of `message`, with all marks removed; nullopt when `rendered` does
+  // not have this mark.
   std::optional<std::string> behind_mark(const std::string& rendered, size_t message) const;
   std::optional<std::string> render_marked(size_t count, bool prompt, std::optional<size_t> one) const;
   std::optional<std::string> behind_in_whole(size_t message) const;
-  // Where the render of the first messages and the whole render begin to differ after the last mark that both have.
-  // `all`: they do not differ before the end of the render of the first messages.
+  // The result of common_end(), which compares the render of the first messages with the render of all messages, after
+  // the last message mark that both have (without a common mark, from the beginning). `place` is the position in text_
+  // where they begin to differ. `all`: they do not differ before the end of the render of the first messages.
   struct CommonPrefix {
     size_t place;
     bool all;

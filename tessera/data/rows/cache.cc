@@ -57,7 +57,8 @@ std::string hash_content(const fs::path& path) {
 // system it continues without the lock, with a warning.
 class KeyLock {
  public:
-  // Error kInternal when `*stop` becomes true while the constructor waits. `entry_name` names the entry in messages.
+  // Error kInternal when `*stop` becomes true while the constructor waits for the lock. `entry_name` is the name of the
+  // cache entry in messages.
   KeyLock(const fs::path& path, const std::string& entry_name, const std::atomic<bool>* stop)
       : file_(open_to_lock(path, O_CREAT)) {
     constexpr std::chrono::milliseconds kRetryInterval{200};
@@ -189,8 +190,8 @@ bool is_unused(const fs::path& folder, UniqueFd& set) {
   return set.open() ? try_lock(set) == LockState::kHeld : errno == ENOENT;
 }
 
-// Renames an entry to ".KEY.RANDOM.old" in one step, so an incomplete entry never has the entry's name. Then deletes
-// it, if `removes` is set.
+// Renames an entry to ".KEY.RANDOM.old", then deletes it if `removes` is set. The rename is atomic and comes before the
+// deletion, so a partly deleted entry never has the name of the entry.
 std::error_code move_aside(const fs::path& folder, bool removes) {
   const auto aside = folder.parent_path() / fmt::format(".{}.{}.old", folder.filename().string(), random_hex(8));
   std::error_code error, ignored;

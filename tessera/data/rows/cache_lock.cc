@@ -21,7 +21,8 @@ UniqueFd open_to_lock(const std::filesystem::path& path, int flags) {
 LockState try_lock(const UniqueFd& file) {
   while (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) return LockState::kBusy;
-    // NFS reports EBADF for a file that is open for reading only.
+    // On NFS, flock(LOCK_EX) fails with EBADF for a file that is open for reading only. Every error other than
+    // EWOULDBLOCK and EINTR therefore means kNoLocks.
     if (errno != EINTR) return LockState::kNoLocks;
   }
   return LockState::kHeld;
@@ -36,7 +37,7 @@ bool locks_reach_all_hosts_on(int64_t file_system) {
   constexpr int64_t kNfs = 0x6969, kLustre = 0x0BD00BD0, kSmb = 0x517B, kCifs = 0xFF534D42, kSmb2 = 0xFE534D42,
                     kFuse = 0x65735546, kGpfs = 0x47504653, kBeeGfs = 0x19830326, kPlan9 = 0x01021997,
                     kAfs = 0x5346414F;
-  // f_type is signed and has 32 bits on some machines.
+  // statfs::f_type is signed and has 32 bits on some machines, so only its low 32 bits are compared.
   const auto found = file_system & 0xFFFFFFFF;
   constexpr int64_t kApart[] = {kNfs, kLustre, kSmb, kCifs, kSmb2, kFuse, kGpfs, kBeeGfs, kPlan9, kAfs};
   return std::find(std::begin(kApart), std::end(kApart), found) == std::end(kApart);

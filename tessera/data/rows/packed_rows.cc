@@ -219,8 +219,9 @@ void PackedRowsWriter::finish(const std::string& key, const DataStats& stats, in
   publish_file(folder_ / kSetName, set.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
-// While an entry is in use, PackedRows holds a shared lock on its set.json. The result is null for an entry that is not
-// complete. If the entry cannot be read now, this is an error, because making the entry again would not help.
+// A PackedRows holds a shared lock on the set.json of its entry, so that the entry is not removed while it is in use.
+// Returns null for an entry that is missing, incomplete, being removed, or of another version or key. An entry whose
+// files exist but cannot be opened or read is an error, because making the entry again would not help.
 std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& folder, const std::string& key,
                                                    std::string* failure_reason) {
   std::string ignored;
@@ -234,8 +235,9 @@ std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& 
   set->folder_ = folder;
   set->set_file_.reset(::open((folder / kSetName).c_str(), O_RDONLY | O_CLOEXEC));
   if (!set->set_file_.open()) check_missing(folder / kSetName);
-  // If the file system has no locks, flock() fails with another errno, and prune() removes no entry that could be in
-  // use.
+  // EWOULDBLOCK means that another process holds the exclusive lock, to remove or replace the entry. On a file system
+  // without locks flock() fails with another errno, and the entry is opened without a lock: prune() then cannot lock
+  // the entry either, and does not remove it.
   if (set->set_file_.open() && ::flock(set->set_file_.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     reason = fmt::format("[data.cache] {}: is being removed.", folder.string());
     return nullptr;

@@ -232,8 +232,9 @@ LoadedRows load_packed_rows(const DataOptions& options, std::span<const DataSour
   }
   const auto start = Clock::now();
   const DataCache cache(options.cache_folder);
-  // The state of the files is taken before they are hashed and compared after the rows are written. So the hash in the
-  // key and the rows belong to the same contents.
+  // UnchangedFiles reads the FileStamp (size, times, inode) of each data file before key_of() hashes the files, and
+  // compares it after the rows are written. So the hash in the cache entry's key and the rows belong to the same file
+  // contents.
   UnchangedFiles files(paths_of(sources));
   const int64_t padding = padding_token(tokenizer, options.vocab_size);
   const std::string key = options.cache_folder.empty() ? "none" : key_of(options, sources, cache, padding);

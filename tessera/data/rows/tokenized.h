@@ -19,7 +19,7 @@ struct LoadedRows {
   UnchangedFiles files;  // the source files, in their state before they were read
 };
 
-// All files of the sources as one set. Errors as in Dataset::load().
+// Loads all files of `data_sources` as one set of packed rows. Errors as in Dataset::load().
 LoadedRows load_packed_rows(const DataOptions& options, std::span<const DataSource> data_sources,
                             const text::Tokenizer& tokenizer, const std::optional<text::ChatTemplate>& chat_template);
 

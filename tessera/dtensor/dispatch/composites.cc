@@ -30,6 +30,7 @@ namespace tessera {
 namespace {
 
 // PyTorch's value_selecting_reduction_backward writes into at::zeros(sizes, options), which would be a plain tensor.
+// This function makes the zeros with new_zeros() of the gradient, so they are a DTensor like the gradient.
 at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, int64_t dim, const at::Tensor& indices,
                                               c10::SymIntArrayRef sizes, bool keepdim) {
   const bool add_dim = !keepdim && !sizes.empty();
@@ -64,7 +65,8 @@ at::Tensor cumprod_backward(const at::Tensor& gradient, const at::Tensor& input,
 }
 
 // PyTorch's gather_backward adds in place to gradient.new_zeros(). If these zeros have the shape of the gradient they
-// also have its placements, and an in-place operation cannot redistribute the tensor that it writes.
+// also have its placements, and an in-place operation cannot redistribute the tensor that it writes. So scatter_add is
+// used here, which returns a new tensor.
 at::Tensor gather_backward(const at::Tensor& gradient, const at::Tensor& self, int64_t dim, const at::Tensor& index,
                            bool) {
   return gradient.new_zeros(self.sizes()).scatter_add(dim, index, gradient);
@@ -371,8 +373,8 @@ at::Tensor one_hot(const at::Tensor& indices, int64_t num_classes) {
       .to(at::kLong);
 }
 
-// PyTorch's _scaled_dot_product_attention_math makes the causal mask with at::ones(options), which would be a plain
-// tensor.
+// PyTorch's _scaled_dot_product_attention_math makes the causal mask with at::ones(options). For DTensors this mask
+// would be a plain tensor, so the mask is made here as a replicated DTensor and passed to PyTorch's function.
 std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const at::Tensor& key,
                                                   const at::Tensor& value, const std::optional<at::Tensor>& mask,
                                                   double dropout, bool causal,

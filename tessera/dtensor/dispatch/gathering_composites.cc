@@ -39,8 +39,8 @@ Bases bases_of(c10::ArrayRef<c10::IValue> args) {
   return bases;
 }
 
-// Clones a result that is a view of a gathered copy, so that it may be written. A view of an argument's base is not
-// cloned; a write to it raises an error.
+// Clones a result that is a view of a gathered copy, because the dispatch refuses writes to such a view. A view whose
+// base is one of `bases`, the base tensors of the arguments, is not cloned, so a write to it raises an error.
 void clone_temporary_view(c10::IValue& result, const Bases& bases) {
   if (!result.isTensor() || !is_gathered_view(result.toTensor()) || !result.toTensor().is_view()) return;
   const at::TensorBase& base = result.toTensor()._base();

@@ -13,7 +13,9 @@ namespace tessera {
 
 namespace {
 
-// Raises Error kShape unless the plain tensor may count as replicated, which needs equal values on all ranks.
+// Checks a plain tensor among DTensors, which is used as if it were Replicate. Error kShape except in two cases. The
+// operation only reads the tensor, and the tensor has one element or an ImplicitReplication object exists. Or the
+// tensor may have been made by PyTorch itself (see below), and its values are equal on all ranks.
 void check_plain(const OpInfo& op, const DeviceMesh& mesh, const at::Tensor& tensor, int arg, int element) {
   const bool read = !op.args[arg].is_written;
   const auto* operation = AllowInternalPlainTensors::operation();

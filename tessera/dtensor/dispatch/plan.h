@@ -141,8 +141,8 @@ inline c10::DispatchKeySet keys_of_all_backends(c10::DispatchKeySet keys) {
 
 // Calls the operation on local tensors. `keys` are the dispatch keys of these tensors.
 inline void call_local(const OpInfo& op, c10::DispatchKeySet keys, Stack& stack) {
-  // Most operations have no kernel for the keys in kLazy. redispatchBoxed does not skip a key without a kernel;
-  // callBoxed does.
+  // Most operations have no kernel for the keys in kLazy. redispatchBoxed() does not skip a key without a kernel.
+  // callBoxed() does, so it is used if `keys` has one of these keys.
   constexpr c10::DispatchKeySet kLazy(
       {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
   if (keys.has_any(kLazy)) [[unlikely]] {

@@ -135,8 +135,8 @@ struct Proposal {
   // itself.
   std::function<LocalFunction(const OpCall&, const PlacementChoice&)> local;
 
-  // true: each call uses one stream of random numbers (random/random_fill.h). Ranks outside the mesh count the call,
-  // too.
+  // true: each call of the operation uses one stream of random numbers (random/random_fill.h). Ranks outside the mesh
+  // increment their count of random operations, too, so that the count stays equal on all ranks.
   bool takes_random_stream = false;
 
   void output(c10::IntArrayRef sizes) { outputs.push_back({sizes.vec(), {}}); }

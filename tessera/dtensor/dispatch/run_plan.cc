@@ -204,8 +204,8 @@ class GatheredView final : public LazyLocalTensor {
   bool is_gathered_view() const override { return true; }
 
  private:
-  // The version counter of the viewed tensor. If the viewed tensor is itself a view of a gathered copy, its
-  // GatheredView has the counter of the tensor that was gathered.
+  // Returns the version counter of the viewed tensor. If the viewed tensor is itself a view of a gathered copy, returns
+  // the version_ of its GatheredView: the counter of the tensor that was gathered.
   static c10::VariableVersion version_of(const DTensorImpl& viewed) {
     return viewed.is_gathered_view() ? static_cast<const GatheredView&>(*viewed.source()).version_
                                      : viewed.version_counter();

@@ -62,7 +62,7 @@ PendingStep reduce(const at::Tensor& local, comm::Group& group, const Redistribu
   return encoding.decode_after(std::move(started));
 }
 
-// Number of elements of the largest part.
+// Returns the number of elements of the largest part. A part is the set of indices that one rank holds.
 int64_t largest_part_numel(const std::vector<ShardIndices>& parts) {
   int64_t largest = 0;
   for (const ShardIndices& part : parts) largest = std::max(largest, numel_of(part));
@@ -158,9 +158,9 @@ PendingStep reduce_scatter(const at::Tensor& local, comm::Group& group, const Re
   return encoding.decode_after(std::move(started));
 }
 
-// Starts an all-to-all. For each rank with exchanges_with, this rank sends the elements that it holds and that rank
-// needs, ordered by global index. The receiver computes the same intersection from the splits, so it knows the number
-// and the positions of the elements without metadata.
+// Starts an all-to-all. This rank sends to each rank for which TransferPlan::exchanges_with is true the elements that
+// this rank holds and the other rank needs, ordered by global index. The receiver computes the same intersection from
+// the splits, so it knows the number and the positions of the elements without metadata.
 PendingStep exchange(const at::Tensor& local, comm::Group& group, std::shared_ptr<const TransferPlan> transfer) {
   std::vector<at::Tensor> sent;
   std::vector<int64_t> sent_counts;
@@ -243,7 +243,8 @@ PendingStep start_step(const at::Tensor& tensor, const DeviceMesh& mesh, const R
 
 }  // namespace
 
-// Runs `finish` only at the first call, after the collective.
+// Waits for the collective `work`. The first call of wait_and_finish() then runs `finish` if it is set; later calls
+// return the stored `value`.
 at::Tensor PendingStep::wait_and_finish() {
   work.wait();
   pending = false;

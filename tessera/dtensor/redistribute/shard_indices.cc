@@ -167,7 +167,7 @@ std::optional<int64_t> concat_dim(const ShardIndices& whole, const std::vector<S
   return next == length(whole[divided]) ? std::optional(static_cast<int64_t>(divided)) : std::nullopt;
 }
 
-// This is so if concat_dim() finds a dim and all dims before that dim have size 1.
+// With several parts, the result is true only if concat_dim() finds a dim and all dims before that dim have size 1.
 bool is_contiguous_concat(const ShardIndices& whole, const std::vector<ShardIndices>& parts) {
   if (whole.empty()) return parts.size() == 1;
   if (parts.size() == 1 && parts[0] == whole) return true;

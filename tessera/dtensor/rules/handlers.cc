@@ -127,8 +127,8 @@ void handle_bincount(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
       least, weighted ? fmt::format("[{}]", fmt::join(weights->sizes(), ", ")) : "none", minlength);
   std::optional<at::Tensor> own_weights;
   if (weighted) own_weights = impl_of(redistributed_to(*weights, common))->local();
-  // For a local tensor without elements bincount returns int64, whatever the dtype of the weights is. So the counts are
-  // converted.
+  // `dtype` is the dtype of the result. The local counts are converted to it, because for a local tensor without
+  // elements bincount returns int64, whatever the dtype of the weights is.
   const auto dtype = !weighted ? at::kLong : weights->scalar_type() == at::kFloat ? at::kFloat : at::kDouble;
   const at::Tensor counted =
       at::bincount(impl_of(values)->local(), own_weights, std::max(most + 1, minlength)).to(dtype);

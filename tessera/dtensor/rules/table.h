@@ -65,7 +65,8 @@ Rule zip_rule(Rule rule);
 bool dispatches_by_rule(Handler handler);
 // Defined in view_write.cc.
 void handle_new_empty_strided(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
-// Defined in loss_parallel.cc. While no LossParallel object exists they call dispatch_by_rule().
+// These four handlers are defined in loss_parallel.cc. While no LossParallel object exists, they call
+// dispatch_by_rule().
 void handle_log_softmax(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
 void handle_log_softmax_backward(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
 void handle_nll_loss(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
@@ -77,8 +78,9 @@ void handle_nll_loss_backward(const OpInfo& op, c10::DispatchKeySet keys, Stack*
 // Returns the shape to which all inputs of the call broadcast.
 Sizes broadcast_sizes(const OpCall& call);
 // Returns the distinct Partial placements of the inputs that a rule may give to its outputs. Partial(sum) of booleans
-// is left out: its reduction is "any", but a result of another dtype would be counted. Sums and products of small
-// integers are left out, too: they wrap around, but in a wider result dtype they would not.
+// is left out: it is reduced as "any", but as an output of another dtype it would be reduced by adding. Sums and
+// products of small integers are left out, too: they wrap around in their own dtype, but would not wrap around in an
+// output of a wider dtype.
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call);
 // Whether the input is sharded along `dim` on any mesh dim.
 bool is_sharded_on(const TensorInput& input, int64_t dim);
@@ -100,7 +102,8 @@ inline bool passes_all(const Placement&) { return true; }
 // Returns the strategy in which the output and input `input` have placement p. The other inputs, of `count` in all, are
 // replicated.
 Strategy pass_through(const Placement& p, size_t input, size_t count);
-// Adds pass_through(p, input, ...) for each p in partials_among(call) for which passes(p) is true.
+// Adds to `proposal` the strategy pass_through(p, input, ...) for each p in partials_among(call) for which passes(p) is
+// true.
 void add_pass_through(const OpCall& call, Proposal& proposal, size_t input, bool (*passes)(const Placement&));
 // For a result that is linear in input `input`: if this input is Partial(sum) or Partial(avg) and the others are
 // replicated, the result has the same placement.

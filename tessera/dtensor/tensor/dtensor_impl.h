@@ -47,7 +47,8 @@ class DTensorImpl final : public c10::TensorImpl {
   DTensorImpl(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,
               c10::IntArrayRef strides);
 
-  // Returns the local tensor. If there is a source, calls its part(), which may wait for a collective.
+  // Returns the local tensor. If `source_` is set, gets the local tensor from LazyLocalTensor::part(), which may wait
+  // for a collective.
   const at::Tensor& local() const {
     if (source_) [[unlikely]] {
       wait_for_local();

@@ -50,8 +50,9 @@ IndexSpans shard_index_spans(const IndexSpans& whole, int64_t k, int64_t i, int3
 IndexSpans local_index_spans(int64_t n, int64_t dim, const DeviceMesh& mesh, const ShardSplits& splits,
                              c10::IntArrayRef coordinate);
 
-// Returns how many of the n elements of a sharded dim the rank with this coordinate, of k ranks, holds: the sum of the
-// sizes of its chunks of all pieces.
+// Returns how many elements of a sharded dim one rank holds. The dim has n elements and is divided over k ranks;
+// `coordinate` is the position of the rank among them. The dim is first divided into `pieces` pieces (ShardSplit); the
+// rank holds one chunk of each piece, and the result is the sum of the sizes of these chunks.
 int64_t local_shard_size(int64_t n, int64_t k, int64_t coordinate, int64_t pieces);
 // Returns the shape of this rank's local tensor. On a rank outside the mesh all sizes are 0.
 Sizes local_sizes(c10::IntArrayRef global, const DeviceMesh& mesh, const Placements& placements);

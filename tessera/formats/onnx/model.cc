@@ -220,7 +220,8 @@ void write_model(const std::filesystem::path& path, const Graph& graph, const Wr
   const std::string bytes = model_proto(graph, external ? &*external : nullptr, options.external_from_bytes);
   model.write_at(0, std::as_bytes(std::span(bytes)));
   if (external) {
-    // An old model at `path` may refer to the data file, which external->publish() replaces.
+    // An old model at `path` may refer to the data file. external->publish() replaces the data file, so the old model
+    // is removed first: no reader can load the old model with the new data.
     remove_file(path);
     external->publish();
   }

@@ -62,7 +62,7 @@ void check_count(const PadCall& call, int64_t count) {
                 call.subject(), count, rank, call.mode_name);
 }
 
-// The value as a 0-d tensor of the input's dtype; undefined for the modes without a value.
+// Returns the padding value as a 0-d tensor of the input's dtype; undefined for the modes without a padding value.
 at::Tensor fill_value(const PadCall& call, const std::optional<c10::Scalar>& value) {
   if (call.mode != PadMode::kConstant) {
     TESSERA_CHECK(!value || value->equal(0), ErrorKind::kConfig,

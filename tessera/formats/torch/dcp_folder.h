@@ -39,7 +39,7 @@ class DcpFolder {
 
   const std::filesystem::path& path() const { return path_; }
   const DcpMetadata& metadata() const { return metadata_; }
-  // Null when the name does not exist or belongs to an object.
+  // Null when no entry has this name, or when the entry is not a tensor but a pickled object.
   const DcpTensor* find_tensor(std::string_view name) const;
   bool contains(std::string_view name) const { return lookup_.find(name) != nullptr; }
 

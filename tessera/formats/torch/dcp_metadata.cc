@@ -129,8 +129,8 @@ size_t DcpLookup::ChunkKeyHash::operator()(const ChunkKey& key) const {
   return hash * 31 + std::hash<std::string_view>{}(bytes);
 }
 
-// Keys and values point into the metadata. emplace() keeps the first of equal keys; check() finds duplicate records by
-// comparing storage_size() with the number of records.
+// The keys and values of entries_, storage_ and paths_ point into `metadata`. emplace() keeps the first of equal keys;
+// check() finds duplicate records by comparing storage_size() with the number of records.
 DcpLookup::DcpLookup(const DcpMetadata& metadata) {
   for (const auto& entry : metadata.entries) entries_.emplace(entry.name, &entry);
   for (const auto& [index, info] : metadata.storage_data) {

@@ -205,8 +205,9 @@ class TorchRecordReader {
     }
   }
 
-  // Rejects tensors with backward hooks (argument 5), which torch never saves, and tensors whose conjugate or negative
-  // bit is set in the metadata dict (the last argument).
+  // Checks the arguments `args` of torch's _rebuild_tensor function. Rejects tensors with backward hooks (args[5]),
+  // which torch never saves, and tensors whose conjugate or negative bit is set in the metadata dict
+  // (args[metadata_at], the last argument, which may be absent).
   void check_hooks_and_bits(std::span<const PickleValue> args, size_t metadata_at) const {
     const auto& hooks = args[5];
     if (!hooks.is_none() && (hooks.kind() != PickleKind::kDict || hooks.dict_size() != 0)) {

@@ -23,7 +23,7 @@ class ZipByteReader {
   [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
     raise(ErrorKind::kFormat, "[zip] {}: {}", where_, fmt::format(format, std::forward<Args>(args)...));
   }
-  // Messages call the bytes `part_name`.
+  // Error kFormat unless the archive has `count` bytes at `offset`. The message calls these bytes `part_name`.
   void check_range(uint64_t offset, uint64_t count, const char* part_name) const {
     if (offset > size() || count > size() - offset) {
       fail("{} would be at bytes {} to {} + {}, but the archive has {}. The archive is cut off or damaged.", part_name,

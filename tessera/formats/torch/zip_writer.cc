@@ -167,7 +167,8 @@ uint64_t ZipWriter::finish() {
   return position_;
 }
 
-// The id consists of an FNV-1a hash of the names and a polynomial hash of the checksums of the data.
+// Returns an id of the archive's content: an FNV-1a hash of the entries' names, followed by a polynomial hash of the
+// checksums of the entries' data.
 std::string ZipWriter::content_id() const {
   uint64_t names = 0xcbf29ce484222325;  // FNV-1a
   uint64_t data = 0;

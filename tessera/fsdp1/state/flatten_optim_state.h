@@ -46,7 +46,8 @@ struct FlattenOptions {
 FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const StateDict& optim_state_dict,
                                              const FlattenOptions& options);
 
-// The state of each member of a unit that has state, by index of the member.
+// The optimizer states of the members (original parameters) of one unit, by index of the member. A member without a
+// state has no entry.
 using UnitStates = std::map<size_t, StateDict>;
 // Throws the errors of flatten_optim_state and shard_orig_param_state for these states. `partial`:
 // FlattenOptions::partial_units. No communication.

@@ -267,8 +267,8 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
                   "dict of a model that shares it.",
                   differing);
   });
-  // This loop exchanges the values of shared parameters a second time. Keeping the results of the comparison above
-  // would need memory for all shared parameters.
+  // This loop calls piece_of() for the first value of a shared parameter again, although the loop that compared the
+  // values has called it before. Keeping that result would need memory for all shared parameters.
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (matched.values[i].empty()) continue;
     const auto& [layout, names, own, managed, frozen, saved_dtype] = tensors[i];

@@ -44,8 +44,9 @@ void check_one_name_each(nn::Module& model) {
 
 }  // namespace
 
-// Each key of the state and of the groups is mapped by position in `optimizer_parameters`. A parameter with several
-// names is refused, because a name would not determine the id.
+// Replaces each key of the state and of the groups: an id by a name, or a name by an id. The id of a parameter is the
+// position of its name in `optimizer_parameters`. A model that has a parameter with several names is refused, because
+// each position of `optimizer_parameters` holds only one name.
 StateDict rekey_optim_state_dict(const StateDict& optim_state_dict, OptimStateKeyType type, nn::Module& model,
                                  const std::vector<std::string>& optimizer_parameters) {
   const auto& states = states_of(optim_state_dict, "[fsdp1.rekey]");

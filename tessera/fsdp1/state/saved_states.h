@@ -40,7 +40,9 @@ struct MergedOptimState {
   StateDict others;                                // tensors without dims, then other values, each sorted by name
 };
 struct MergedOptimStates {
-  // The parameters with state on any rank, in the order of the result.
+  // The parameters with state, in the order in which a state dict lists them. With use_orig_params: those with state on
+  // any rank, sorted by name. Without it: those of rank 0 in rank 0's order, then parameters in no FSDP unit that have
+  // state on this rank but not on rank 0.
   std::vector<const Fsdp1Units::Parameter*> parameters;
   std::map<const Fsdp1Units::Parameter*, MergedOptimState> states;  // for parameters in FSDP units
 };

@@ -60,7 +60,8 @@ StateDictForm state_dict_form(const StateDictSettings& settings, const Config& c
   form.values.form = form.rank0_only ? ValueForm::kWholeOnFirstRank : ValueForm::kWhole;
   return form;
 }
-// Error kConfig on all ranks when the forms of the ranks differ. COLLECTIVE over the group.
+// Error kConfig on all ranks when `form` differs between ranks in type, rank0_only, offload_to_cpu or device mesh.
+// COLLECTIVE over the group.
 void check_same_form(comm::Group& group, const StateDictForm& form);
 
 // Returns the value of a tensor in the form of `options`, or None on ranks that get no value. `piece` is this rank's

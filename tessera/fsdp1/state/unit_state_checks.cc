@@ -128,8 +128,9 @@ class UnitStateCheck {
 
 }  // namespace
 
-// The members are compared with the first member that has state. Every check uses metadata and scalars only, so all
-// ranks with equal dicts throw or none does.
+// The members of a unit are its original parameters. The state of each member is compared with that of the first member
+// that has state. Every check uses metadata and scalars only, so if all ranks have equal dicts, either all of them
+// throw or none does.
 void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states, bool partial) {
   if (states.empty()) return;
   const auto names = state_names(states.begin()->second, unit.fqns[states.begin()->first]);

@@ -182,7 +182,7 @@ const Fsdp1Units::Parameter* Fsdp1Units::find_fqn(const std::string& fqn) const 
 // once per name.
 std::vector<UnmanagedTensor> unmanaged_tensors(nn::Module& root, const Fsdp1Units& model) {
   std::vector<UnmanagedTensor> tensors;
-  // For each tensor: its index in the result; nullopt for a tensor in a unit.
+  // Maps each parameter tensor to its index in `tensors`, or to nullopt if an FSDP1 unit holds the parameter.
   std::unordered_map<const void*, std::optional<size_t>> found;
   for (const auto& parameter : root.named_parameters(/*all=*/true)) {
     const at::Tensor& tensor = parameter.slot->parameter;

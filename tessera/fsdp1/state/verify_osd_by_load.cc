@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-// Calls the function. With a group, an error on one rank is thrown on all ranks of the group.
+// Calls `action`. If options.group is set, an error of `action` on one rank is thrown on all ranks of the group.
 void attempt_on_group(const VerifyOsdOptions& options, const std::function<void()>& action) {
   if (options.group) return comm::attempt_together(*options.group, action);
   action();

@@ -162,8 +162,8 @@ at::Tensor like_result(const at::Tensor& tensor) {
 // same gradient, and sums have the same order for any number of threads.
 template <class Unit>
 void for_each_unit(const LoopPlan& plan, const Unit& unit) {
-  // Units are independent: a token sees no key of another span, and each group of heads has keys, values and gradients
-  // of its own.
+  // The units do not depend on each other: no token of a span sees a key of another span, and each group of heads has
+  // its own keys, values and gradients.
   const auto count = static_cast<int64_t>(plan.spans.size()) * plan.groups;
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) unit(plan.spans[static_cast<size_t>(i / plan.groups)], i % plan.groups);

@@ -128,8 +128,8 @@ float softmax_row(float* scores, const float* grad_probs, const Seen& visible, f
   return sum_of(sum);
 }
 
-// For one query and one block of keys: replaces `grad_probs` by the gradient of the scores, prob (grad_prob - mean)
-// scale.
+// For one query and one block of keys: replaces `grad_probs` by the gradient of the scores, probs * (grad_probs - mean)
+// * scale. `mean` is the sum of probs * grad_probs over all keys of the query.
 template <class Seen>
 void differentiate_row(const float* probs, float* grad_probs, const Seen& visible, float scale, float mean) {
   for (int64_t at = 0; at < kBlock; at += kLanes) {

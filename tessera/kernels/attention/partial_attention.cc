@@ -39,7 +39,8 @@ at::Tensor rows_in_memory(const at::Tensor& tensor) {
   return tensor.stride(-1) == 1 || tensor.size(-1) <= 1 ? tensor : tensor.contiguous();
 }
 
-// Scores of the queries [begin, begin + count) with the keys of one part, computed by matrix products.
+// The scores of the queries [begin, begin + count) with the keys of this call, which are one part of all keys. The
+// scores are computed by matrix products.
 struct ScoreBlock {
   at::Tensor scores;  // [B, H, count, S]
   at::Tensor capped;  // tanh(score / softcap); undefined without a cap

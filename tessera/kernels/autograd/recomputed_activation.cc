@@ -23,9 +23,10 @@ at::Tensor RecomputedActivation::recompute() {
 
 namespace {
 
-// Returns whether `parameter` still has its values while the product with `weight` runs its backward. A storage without
-// an allocator, or of a fixed size, is unsharded memory that fully_shard frees and refills. Then `parameter` must share
-// the weight's storage, which the product's backward needs, too.
+// Returns whether `parameter` still has its values while the product with `weight` runs its backward. A storage that
+// has no allocator or cannot be resized is the unsharded memory of a fully_shard group, which is freed and refilled. If
+// `parameter` is in such a storage, `weight` must be in the same storage: the backward of the product reads `weight`,
+// so the storage is filled at that time.
 bool is_there_with(const at::Tensor& parameter, const at::Tensor& weight) {
   const auto& own = local_tensor_of(parameter).storage();
   const auto* const others = local_tensor_of(weight).storage().unsafeGetStorageImpl();

@@ -33,8 +33,8 @@ class RecomputedActivation : public torch::CustomClassHolder {
     c10::intrusive_ptr<SharedResult> result;
     at::Tensor parameter = {};  // the parameter that make() reads, if any
   };
-  // Returns the source of the node that has this context. `make` computes the result from the tensors that the context
-  // has saved.
+  // Returns the RecomputeSource for the autograd node with this context. `make` computes the result of the node's
+  // forward again, from the tensors that the context has saved.
   static RecomputeSource source(torch::autograd::AutogradContext& context, std::function<at::Tensor()> make);
 
   RecomputedActivation(NodePointer node, RecomputeSource source) : node_(std::move(node)), source_(std::move(source)) {
@@ -52,8 +52,8 @@ class RecomputedActivation : public torch::CustomClassHolder {
 // than the weight: that parameter may be freed while the product's backward runs.
 c10::intrusive_ptr<RecomputedActivation> recomputed_activation(const at::Tensor& result, const at::Tensor& weight);
 
-// There is one function per kernel. It returns the source for a node of this kernel, and an empty source for other
-// nodes.
+// There is one function per kernel. Each function returns the RecomputeSource of `node` if this kernel made the node,
+// and an empty RecomputeSource otherwise.
 RecomputedActivation::RecomputeSource recompute_source_of_gated(torch::autograd::Node* node);
 RecomputedActivation::RecomputeSource recompute_source_of_rms_norm(torch::autograd::Node* node);
 

@@ -231,8 +231,8 @@ void synchronize_kernel_choices(comm::Group& group) {
 
 namespace {
 
-// oneDNN is slow at copying a first operand that is a transposed view. transpose_matrix() copies it faster, where its
-// loops run.
+// oneDNN copies a first operand that is a transposed view, and this copy is slow. So transpose_matrix() copies the
+// operand here, where its loops support the shape, the dtype and the processor.
 at::Tensor dense_left(const at::Tensor& a) {
   const bool is_transposed = a.stride(0) == 1 && a.stride(1) >= a.size(0);
   if (!is_transposed || a.size(0) % 16 != 0 || a.size(1) % 16 != 0 || !supports_elementwise_kernels(a)) return a;

@@ -27,8 +27,8 @@ namespace tessera::kernels {
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
-// Returns the kernel of fp32 products on the CPU: "onednn" or "aten". The first call measures unless a choice is set
-// or stored.
+// Returns the kernel that computes fp32 products on the CPU: "onednn" or "aten". The first call measures which kernel
+// is faster, unless the choice is already set or stored (see onednn_is_faster()).
 std::string_view linear_kernel_name();
 // The compute dtype of products in kBFloat16 or kHalf on the CPU: "native" or "fp32".
 std::string_view linear_kernel_name(at::ScalarType type);

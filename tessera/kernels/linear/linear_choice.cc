@@ -42,7 +42,8 @@ struct KernelTimes {
   double first, second;
 };
 
-// Times both calls in turn, so that a change of the machine's load affects both, and returns the shortest time of each.
+// Times `first` and `second` in turn, so that a change of the machine's load affects both, and returns the shortest
+// time of each.
 template <class First, class Second>
 KernelTimes best_of(const char* description, First&& first, Second&& second) {
   at::NoGradGuard no_grad;
@@ -93,9 +94,10 @@ bool measure_fp32(at::ScalarType type) {
   return large.first * kMinSpeedup < large.second;
 }
 
-// Returns the path of the file with the choice. There is one file per processor model and libtorch version. The number
-// of threads is not in the name, although it changes the measurement a little: all ranks on a machine must round in the
-// same way, however many share its cores.
+// Returns the path of the file that stores which kernels were measured to be faster; empty without a cache folder.
+// There is one file per `kind` of choice, processor model and libtorch version. The number of threads is not in the
+// name, although it changes the measured times a little: all ranks on a machine must use the same kernels, so that they
+// round in the same way, however many ranks share the machine's cores.
 std::filesystem::path choice_file(std::string_view kind) {
   const auto folder = user_cache();
   if (folder.empty()) return {};

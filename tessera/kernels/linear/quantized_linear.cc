@@ -28,7 +28,8 @@ at::Tensor product_with(const at::Tensor& x, const QuantizedWeight& weight, bool
   const int64_t width = x.size(-1);
   const int64_t step = std::max<int64_t>(1, decoded_elements(weight) / std::max<int64_t>(weight.in(), 1));
   const auto flat = x.detach().reshape({width == 0 ? 0 : x.numel() / width, width});
-  // With `transposed` the products with all groups of decoded rows are summed, in float32 as the sums inside a product.
+  // With `transposed`, y is the sum of one product for each group of decoded rows. The sum is computed in float32
+  // (float64 for a float64 x), because a single product also sums in float32.
   auto y = transposed ? at::zeros({flat.size(0), weight.in()},
                                   x.options().dtype(at::promote_types(x.scalar_type(), at::kFloat)))
                       : at::empty({flat.size(0), weight.out()}, x.options());
@@ -44,7 +45,8 @@ at::Tensor product_with(const at::Tensor& x, const QuantizedWeight& weight, bool
   return y.to(x.scalar_type()).view(with_last(x.sizes(), transposed ? weight.in() : weight.out()));
 }
 
-// The product is linear in x, so the derivative of each of the two products is the other one.
+// product_with() is linear in x, so the gradient of x is another call of product_with(), with the opposite value of
+// `transposed`.
 struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const QuantizedWeight& weight, bool transposed) {
     ctx->saved_data["transposed"] = transposed;

@@ -118,8 +118,8 @@ QuantizedWeight QuantizedWeight::nf4(const at::Tensor& values, const Nf4Options&
                 "[kernels.nf4] found a weight {} with values that are not finite, wanted finite values",
                 c10::str(values.sizes()));
   if (!options.double_quant || blocks == 0) return out;
-  // The scales are not negative. After their mean is subtracted they have both signs and use all values of the signed
-  // map.
+  // The scales are not negative. After their mean is subtracted they have both signs and use all values of scale_map(),
+  // which is signed.
   out.mean_ = out.absmax_.mean().item<float>();
   std::tie(out.absmax_, out.nested_absmax_) = to_8_bits(out.absmax_ - out.mean_);
   out.map_ = scale_map();
@@ -162,8 +162,8 @@ QuantizedWeight QuantizedWeight::to(c10::Device device) const {
   return out;
 }
 
-// Changes only the range of rows or columns; the result shares the packed bytes. rows() decodes whole packed rows and
-// then cuts out the columns.
+// part() changes only the range of rows or columns that the weight covers; the result shares the packed bytes with this
+// weight. rows() decodes whole packed rows and then cuts out the columns of the range.
 QuantizedWeight QuantizedWeight::part(int64_t dim, int64_t begin, int64_t size) const {
   auto out = *this;
   auto& extent = dim == 0 ? out.out_ : out.in_;

@@ -82,7 +82,8 @@ RowEntropies entropy_of_rows(const at::Tensor& logits, const VocabShard& part, i
   const auto maximum = all.select(2, 0), sum = all.select(2, 1), weighted = all.select(2, 2);
   const auto merged = detail::merge_softmax_sums(maximum, sum);
   const auto shift = detail::finite_max(maximum).sub(detail::finite_max(merged.all.maximum));
-  // A rank without finite logits has s = w = 0, so its value of `shift` does not matter.
+  // On a rank that has no finite logits of a row, the sums s and w of the row are 0. `shift` is multiplied by s, so
+  // this rank's value of `shift` does not matter.
   const auto total = weighted.add(shift.mul(sum)).mul(merged.factors).sum(0);
   return {total.div(merged.all.sum).sub(merged.all.sum.log()), merged.all};
 }
@@ -122,8 +123,10 @@ struct RowCrossEntropies {
   SoftmaxSums student, target;
 };
 
-// As entropy_of_rows, but the student's x - m_q is weighted by the target's e^(target - m_p). With p the softmax of the
-// target, the loss is log sum e^(x - M_q) - sum p (x - M_q). COLLECTIVE over the part's group.
+// The loss is the cross entropy - sum p log q, with q the softmax of the student's logits x and p the softmax of the
+// target's logits t. With M_q the maximum of x over all ranks, it is log sum e^(x - M_q) - sum p (x - M_q). Each rank
+// sends five numbers per row: the maximum m_q of x and s_q = sum e^(x - m_q); the maximum m_p of t and s_p = sum e^(t -
+// m_p); and sum e^(t - m_p) (x - m_q). They are merged as in entropy_of_rows. COLLECTIVE over the part's group.
 RowCrossEntropies cross_entropy_of_rows(const at::Tensor& student, const at::Tensor& target, const VocabShard& part) {
   const LogitRows q(student), p(target);
   const auto options = q.options.dtype(at::kDouble);

@@ -107,7 +107,8 @@ LinearGradients linear_backward(const HeadRows& head, const at::Tensor& weight, 
     head.for_chunks(true, [&](int64_t begin, at::Tensor& logits, const at::Tensor& slope) {
       const int64_t rows = logits.size(0);
       const auto part_of = [&](const at::Tensor& each) { return each.narrow(0, begin, rows); };
-      // The gradient of the logits, (onehot - softmax) g, is exp(x - M) (-g / S), plus g at the target.
+      // With x the logits, M the maximum of a row and S its sum of exp(x - M), both over all ranks: the gradient of the
+      // logits, (onehot - softmax) g, is exp(x - M) (-g / S), plus g at the target.
       logits.sub_(part_of(maximum)).exp_().mul_(part_of(factor));
       logits.scatter_add_(1, part_of(local_columns.column), part_of(own_g));
       if (slope.defined()) logits.mul_(slope);

@@ -122,8 +122,9 @@ class RowExchange {
   }
 
  private:
-  // For a chunk of `count` rows, returns two numbers of elements for each rank: its rows of this rank's columns, and
-  // this rank's rows of its columns.
+  // Returns two lists of element counts for a chunk of `count` rows, with one entry for each rank r of the group. First
+  // list: the rows that rank r filters times the columns of this rank. Second list: the rows that this rank filters
+  // times the columns of rank r.
   std::pair<std::vector<int64_t>, std::vector<int64_t>> exchanged_elements(int64_t count) const {
     std::vector<int64_t> by_rows, by_columns;
     const int64_t mine = own_rows(count).size;
@@ -177,8 +178,8 @@ void for_chunks(const RowExchange& exchange, int64_t rows, Visit visit) {
   }
 }
 
-// Returns float64 [rows], the same on every rank: each rank computes its rows of a chunk, and a sum over ranks
-// distributes them. COLLECTIVE over the part's group.
+// Returns the log-probs of `target` after the filter of `sampling`, float64 [rows], the same on every rank. Each rank
+// computes some rows of every chunk; a sum over the ranks then gives every rank all rows. COLLECTIVE over part.group.
 at::Tensor sampled_logprobs(const at::Tensor& matrix, const at::Tensor& target, const VocabShard& part,
                             const TrainingSamplingParams& sampling, int64_t max_rows) {
   const RowExchange exchange(matrix, part, max_rows);

@@ -69,14 +69,15 @@ class CrossEntropyAccumulator {
     minus_ = factor_.neg();
   }
 
-  // Adds a chunk by ATen's fused kernels: all classes, on an accelerator without Tessera's loops.
+  // Adds a chunk by ATen's fused log_softmax. It is used when factor_ is defined: this rank has all classes, there is
+  // no softcap, and the labels are on an accelerator without Tessera's loops.
   void add_whole_rows(int64_t begin, const at::Tensor& h, at::Tensor logits) {
     const auto of_rows = [&](const at::Tensor& all) { return all.narrow(0, begin, h.size(0)); };
     const auto logprobs = at::_log_softmax(logits, 1, /*half_to_float=*/false);
     logits.reset();
     loss_.sub_(logprobs.gather(1, of_rows(target_)).mul_(of_rows(factor_)).sum(at::kDouble));
     if (!wants_gradient()) return;
-    // g is (softmax - onehot) * factor, written over the log-probs.
+    // `g` is the gradient of the chunk's logits, (softmax - onehot) * factor_. It overwrites the log-probs.
     const auto g = logprobs.exp_().scatter_add_(1, of_rows(target_), of_rows(minus_)).mul_(of_rows(factor_));
     add_gradients(begin, h.size(0), h, g);
   }

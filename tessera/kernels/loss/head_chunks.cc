@@ -53,8 +53,8 @@ at::Tensor cap_logits(at::Tensor& logits, double softcap, bool wants_slope) {
   return slope;
 }
 
-// The blocks run through product_nt, which selects the faster kernel on a CPU; each needs a temporary of kHeadBlockRows
-// rows only.
+// The gradient of the head is computed in blocks of kHeadBlockRows rows of the head by product_nt, which selects the
+// faster kernel on a CPU. So the temporary result has the size of one block only.
 void add_head_gradient(const at::Tensor& grad_weight, const at::Tensor& gradient, const at::Tensor& hidden) {
   if (!grad_weight.is_cpu() && grad_weight.scalar_type() == gradient.scalar_type()) {
     grad_weight.addmm_(gradient.t(), hidden);  // adds in place

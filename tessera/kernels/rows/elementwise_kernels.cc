@@ -137,7 +137,8 @@ at::Tensor rotary_loop(const at::Tensor& x, const at::Tensor& cos, const at::Ten
   return y;
 }
 
-// Rows are independent, so their division over threads does not change a result; the caller sums the losses.
+// Returns the loss of each row; the caller adds these losses. Each row is computed on its own, so the division of the
+// rows among threads does not change any loss.
 at::Tensor cross_entropy_loop(const at::Tensor& logits, const at::Tensor& labels, bool wants_gradient) {
   const int64_t rows = logits.size(0), classes = logits.size(1);
   auto losses = at::empty({rows}, logits.options());

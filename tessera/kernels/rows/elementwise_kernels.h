@@ -42,8 +42,8 @@ struct ElementwiseKernels {
 // Returns whether there are loops for this dtype on this device: fp32 or bf16, on a CPU with AVX-512 or AVX2, or on
 // CUDA in a build with nvcc.
 bool has_elementwise_kernels(c10::Device device, at::ScalarType type);
-// Returns whether the loops run on this tensor: has_elementwise_kernels(), not empty, and on a CPU the last dim is a
-// multiple of `lanes`.
+// Returns whether the loops of elementwise_kernels() can run on this tensor: has_elementwise_kernels() is true for its
+// device and dtype, it is not empty, and on a CPU its last dim is a multiple of `lanes`.
 bool supports_elementwise_kernels(const at::Tensor& tensor, int64_t lanes = 1);
 // Returns the loops of a device, for the dtypes of has_elementwise_kernels(). Error kInternal for a device without
 // loops.

@@ -122,8 +122,8 @@ void define_gate(torch::Library& library, const char* schema, const char* backwa
                    TORCH_FN(differentiable_gated_backward<Activation>), gate_rule(/*linear_in=*/0, 2));
 }
 
-// Returns the source that recomputes the result of a Gated node from its saved gate and up. The source is empty for a
-// node of another operation.
+// Returns the RecomputeSource that recomputes the result of a Gated node from the node's saved gate and up. It is empty
+// for a node of another operation.
 template <class Activation>
 RecomputedActivation::RecomputeSource source_of(torch::autograd::Node* node) {
   auto* const own = dynamic_cast<torch::autograd::CppNode<Gated<Activation>>*>(node);

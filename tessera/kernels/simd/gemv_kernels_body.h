@@ -19,8 +19,8 @@ inline void prefetch_tile(uintptr_t& at) {
 }
 constexpr int64_t kTilesAhead = 2;
 
-// Computes kRows by kColumns elements of y. kAhead: prefetch, because the weight is read from memory and not from the
-// cache.
+// Computes kRows by kColumns elements of y. With kAhead the weight is prefetched; this is for a weight that is read
+// from memory and not from the cache.
 template <class Weight, int kRows, int kColumns, bool kAhead>
 ROW_TARGET inline void tile(const float* x, int64_t x_stride, const Weight* weight, const float* scales, int64_t k,
                             float* y, int64_t y_stride) {

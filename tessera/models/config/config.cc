@@ -353,7 +353,7 @@ std::string ModelConfig::to_json(c10::ScalarType saved_dtype) const {
       if (object.contains(key)) object[key] = dtype_name(saved_dtype);
     }
   };
-  // A file with neither key gets `dtype`.
+  // A config.json with neither `torch_dtype` nor `dtype` gets the key `dtype`.
   if (!saved.contains("torch_dtype") && !saved.contains("dtype")) saved["dtype"] = "";
   set_where_there(saved);
   if (saved.contains("text_config") && saved["text_config"].is_object()) set_where_there(saved["text_config"]);

@@ -114,8 +114,8 @@ struct WeightMap {
 
 // How GGUF files store a model of the family. See gguf/gguf_tensors.h.
 struct GgufMap {
-  // general.architecture. When families share a value, a file becomes a model of the first family. Empty: the family
-  // cannot be converted.
+  // The value of the key general.architecture in GGUF files. When families share a value, a GGUF file with this value
+  // becomes a model of the first of these families. Empty: the family cannot be converted from or to GGUF.
   std::string_view architecture{};
   bool interleaved_rotary = false;  // llama.cpp stores the rows of q and k in another order
   bool qk_norm = false;             // the tensors attn_q_norm and attn_k_norm exist
@@ -123,8 +123,8 @@ struct GgufMap {
   bool norms_plus_one = false;      // norm weights are stored with 1 added
   bool experts = false;             // every layer has ffn_gate_inp, ffn_gate_exps, ffn_up_exps and ffn_down_exps
   bool windows = false;             // set_keys writes which layers have a sliding window; false: a file cannot
-  // set_keys writes the metadata that only this family has to a GGUF file. read_keys adds them to the config.json that
-  // is made from a GGUF file. Errors kConfig, kFormat.
+  // set_keys writes to a GGUF file the metadata that only this family has. read_keys reads this metadata and adds it to
+  // the config.json that is made from the GGUF file. Errors kConfig, kFormat.
   void (*set_keys)(const ModelConfig& config, const std::string& where, GgufWriter& writer) = nullptr;
   void (*read_keys)(const GgufFile& file, nlohmann::ordered_json& config) = nullptr;
 };

@@ -151,8 +151,8 @@ at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
   };
   const auto angles = angles_of(*rotary_emb);
   const auto local_angles = rotary_emb_local ? angles_of(*rotary_emb_local) : angles;
-  // All full-attention layers share one context, and all sliding-window layers share another one. A context is made
-  // when its first layer runs.
+  // All full-attention layers share one LayerContext, and all sliding-window layers share another one. Each
+  // LayerContext is made just before the first layer that needs it.
   std::optional<LayerContext> full, sliding;
   for (int64_t i = stage.first_layer; i < stage.end_layer; ++i) {
     const bool slides = config_.sliding_window_of_layer(i) > 0;

@@ -162,8 +162,9 @@ void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::pat
   writer.set("general.architecture", std::string(family.gguf.architecture));
   writer.set("general.type", std::string("model"));
   writer.set("general.name", general_name(dir));
-  // Set the keys before check_pretrained() looks for tensors. A setting that GGUF cannot express may also change which
-  // tensors the folder has, and the error should name the setting, not a tensor.
+  // set_model_keys() raises an error for a setting that GGUF cannot express. Such a setting may also change which
+  // tensors the folder has, and the error should name the setting, not a tensor. Therefore set_model_keys() is called
+  // before check_pretrained(), which looks for tensors.
   set_model_keys(config, family, where, writer);
 
   check_pretrained(*make_model(config, {.dtype = at::kFloat, .device = at::kMeta}), dir, UnusedTensors::kRefuse);

@@ -117,8 +117,8 @@ std::set<std::string, std::less<>> names_in_other_stages(const ModelConfig& conf
   for (const auto& parameter : shared_parameters(*model)) {
     const auto is_held = [&](const std::string& name) { return held.contains(name); };
     if (std::ranges::any_of(parameter.names, is_held)) {
-      // A tied weight may have one name in this model and another name in another stage. Insert the names in files of
-      // the latter.
+      // A tied weight may have one name in this model and another name in another stage. For each name that this model
+      // does not have, the weight's names in files are added to `all`.
       for (const auto& name : parameter.names) {
         for (const auto& each : is_held(name) ? std::vector<std::string>() : map.names_of(name)) all.insert(each);
       }

@@ -159,7 +159,7 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
   std::optional<ModelFolderWriter> folder;
   if (writes) attempt([&] { folder.emplace(model, parameters, dir, source_dir, options); });
   for (const auto& parameter : parameters) {
-    // COLLECTIVE, so the writing rank calls it also after an error.
+    // collect() is COLLECTIVE, so the writing rank calls it also after an error.
     const auto whole = stages.collect(parameter, value_of);
     if (!writes) continue;
     attempt([&] {

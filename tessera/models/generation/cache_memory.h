@@ -22,10 +22,11 @@ struct AvailableMemory;
 // CPU, and for an allocator that does not report its memory.
 std::optional<int64_t> free_device_bytes(c10::Device device);
 
-// Returns the size of a KV cache in tokens: `requested_tokens`, but at least one whole context. The cache then takes at
-// most three quarters of the free memory of the model's accelerator, in the model's dtype. On the CPU, and when the
-// free memory is unknown, it takes at most cache_bytes_within, in float32. The result is at least one page. `ranks` is
-// the number of ranks over which the model's heads are sharded.
+// Returns the size of a KV cache in tokens: the larger of `requested_tokens` and one whole context, but at most what
+// fits into the memory for the cache. At least one page counts as fitting. On an accelerator this memory is three
+// quarters of the free memory, and pages have the model's dtype; their size is divided by `ranks`, the number of ranks
+// over which the model's heads are sharded. On the CPU, and when the free memory is unknown, this memory is
+// cache_bytes_within(), and pages are float32 and not divided.
 int64_t cache_tokens(CausalLM& model, int64_t requested_tokens, int64_t ranks = 1);
 
 // Returns the bytes for a cache in the CPU's memory: a quarter of the memory that the process may use, but at most

@@ -97,7 +97,8 @@ Engine::Engine(ModelConfig config, RowsForward forward, at::Device device, const
 }
 
 Engine::~Engine() {
-  // After a failure the other ranks have already returned from run_engine_follower. A destructor must not throw.
+  // After a failure broadcast_end() is not called, because the other ranks have already returned from
+  // run_engine_follower. An error of broadcast_end() is only logged, because a destructor must not throw.
   if (!options_.group || failed_) return;
   try {
     broadcast_end(*options_.group);

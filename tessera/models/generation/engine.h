@@ -65,9 +65,9 @@ struct EngineOptions {
   // ends.
   int64_t max_sequences = 64;
   int64_t prompt_block = 256;  // prompt tokens per step
-  // Limit of the work on token masks in one engine step, in the steps of text/grammar/grammar_masks.h; the default
-  // takes some milliseconds. It applies to each mask that is started (if at most four are), and to all waiting masks
-  // together.
+  // Limit of the work on token masks in one engine step. It counts the steps of text/grammar/grammar_masks.h; the
+  // default takes some milliseconds. If at most four masks start in an engine step, each may take mask_steps; more
+  // masks share four times this number. In addition one of the waiting masks may take mask_steps.
   int64_t mask_steps = 20'000;
   // The ranks that share the model. This rank is the leader; the other ranks call run_engine_follower
   // (engine_follower.h).

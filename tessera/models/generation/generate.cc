@@ -33,7 +33,7 @@ void warn_of_unsupported(const JsonReader& settings) {
                                                               {"forced_bos_token_id", nullptr},
                                                               {"forced_eos_token_id", nullptr},
                                                               {"sequence_bias", nullptr}};
-  // Warn only of settings that have an effect.
+  // A setting with its neutral value has no effect, so there is no warning for it.
   for (const auto& [key, neutral] : kUnsupported) {
     const auto found = settings.find(key);
     if (found && found->value() != neutral) log_warning("{}: not supported and not applied", found->name());

@@ -98,8 +98,8 @@ struct RowAngles : RotaryEmbedding {
       return forward_by_lengths(x, positions, at::full_like(positions, needed_positions));
     }
     for (int64_t known = cos.defined() ? cos.size(0) : 0; known < needed_positions; known = cos.size(0)) {
-      // A block ends at max_position_embeddings, because the rope type "dynamic" computes all angles differently for
-      // longer sequences.
+      // One block of the table ends at max_position_embeddings. If a block went beyond this position, the rope type
+      // "dynamic" would compute all angles of the block differently, as for a longer sequence.
       const int64_t end = known < max_positions ? std::min(known + kBlock, max_positions) : known + kBlock;
       const auto block = RotaryEmbedding::forward(x, at::arange(known, end, at::kLong).unsqueeze(0));
       cos = known == 0 ? block.cos[0] : at::cat({cos, block.cos[0]});

@@ -5,9 +5,9 @@
 //
 // Projections, MLPs, experts and head are replaced by modules that compute with
 // kernels/linear/batch_invariant_linear.h. Norms and hidden states are fp32, and rotary angles come from a table.
-// Therefore greedy tokens are the same for a sequence alone, with other sequences, or in prompt blocks of any size.
-// Their weights are stored in memory as `dtype`; with kInt4 the head is stored as kInt8, as in most GGUF files. The
-// replaced modules are freed.
+// Therefore greedy tokens are the same for a sequence alone, with other sequences, or in prompt blocks of any
+// size. The new modules store their weights in memory as `dtype`, the argument of make_row_model(); with kInt4 the
+// head is stored as kInt8, as in most GGUF files. The replaced modules are freed.
 #pragma once
 
 #include "tessera/kernels/linear/batch_invariant_linear.h"

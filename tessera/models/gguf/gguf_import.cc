@@ -39,7 +39,7 @@ class GgufKeys {
     TESSERA_CHECK(value <= (uint64_t{1} << 32), ErrorKind::kFormat, "[gguf] {}: {} is {}", where(), key(name), value);
     return static_cast<int64_t>(value);
   }
-  // Returns a value that must be between 1 and `max_value`.
+  // Returns the value of the metadata key key(name). Error kFormat unless the value is between 1 and `max_value`.
   int64_t positive_integer(const char* name, int64_t max_value) const {
     const int64_t value = integer(name);
     TESSERA_CHECK(value >= 1 && value <= max_value, ErrorKind::kFormat, "[gguf] {}: {} is {}, wanted 1 to {}", where(),

@@ -135,8 +135,8 @@ std::optional<RopeConfig> recover_llama3_scaling(const std::vector<float>& divis
   scaling.theta = theta;
   scaling.factor = *std::ranges::max_element(divisors);
   const auto head_dim = static_cast<int64_t>(divisors.size()) * 2;
-  // 8192 is tried first, because every released model has it; for a small head_dim, several values can give the same
-  // divisors.
+  // The context length 8192 is tried first, because it is the value of every released model. For a small head_dim
+  // several context lengths can give the same divisors.
   for (const int64_t context : {8192, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16384, 32768, 65536, 131072}) {
     scaling.original_max_position_embeddings = context;
     const auto tried = llama3_divisors(scaling, head_dim);
@@ -147,8 +147,8 @@ std::optional<RopeConfig> recover_llama3_scaling(const std::vector<float>& divis
   return std::nullopt;
 }
 
-// Formats the float32 value with the fewest digits and parses these digits as a double. Returns a value that float32
-// cannot represent unchanged.
+// Formats the value as a float32 with the fewest digits and parses these digits as a double. If float32 cannot
+// represent the value exactly, returns the value unchanged.
 double shortest_decimal(double value) {
   const auto narrow = static_cast<float>(value);
   if (static_cast<double>(narrow) != value) return value;

@@ -34,8 +34,8 @@ const std::vector<PreTokenizerKind>& pre_tokenizer_kinds() {
   return kinds;
 }
 
-// llama.cpp's list (llama-vocab.cpp) without </s> and <eos>: these are always the file's eos_token_id, or ordinary
-// tokens for HTML tags.
+// kEnds is llama.cpp's list of tokens that end a text (llama-vocab.cpp), without </s> and <eos>. In a file these two
+// tokens are always either the eos_token_id, or ordinary tokens for HTML tags.
 bool is_known_end(std::string_view token) {
   static constexpr std::array<std::string_view, 18> kEnds = {
       "<|im_end|>",      "<|eot_id|>",

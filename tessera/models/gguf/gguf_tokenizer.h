@@ -19,7 +19,8 @@ namespace tessera {
 // Token types with GGUF's numbers.
 enum GgufTokenType : int32_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
 
-// How the byte-level tokenizers with these values of tokenizer.ggml.pre split text before BPE merges.
+// How one kind of byte-level tokenizer splits text before BPE merges. GGUF files name the kind in the key
+// tokenizer.ggml.pre.
 struct PreTokenizerKind {
   std::vector<std::string_view> gguf_names;     // values of tokenizer.ggml.pre; the first is written
   std::vector<std::string_view> split_regexes;  // applied one after another; each splits the parts of the earlier ones

@@ -168,8 +168,9 @@ std::vector<json> steps_of(const json& tokenizer, const char* key, const char* l
   return steps && steps->is_array() ? steps->get<std::vector<json>>() : std::vector<json>{};
 }
 
-// Returns the kind that splits text exactly as this tokenizer.json does. A step without a counterpart in GGUF is an
-// error, because an approximate kind would give other tokens without notice.
+// Returns the PreTokenizerKind that splits text exactly as the pre_tokenizer of this tokenizer.json does. Error kConfig
+// for a pre-tokenizer without such a kind, because a kind that splits only nearly the same would give other tokens
+// without notice.
 const PreTokenizerKind& match_kind(const json& tokenizer, const std::string& where) {
   PreTokenizerKind seen;
   std::vector<std::string> regexes;

@@ -162,8 +162,8 @@ at::Tensor scaled_dot_product(const at::Tensor& q, const at::Tensor& k, const at
                                           /*enable_gqa=*/q.size(1) != k.size(1));
 }
 
-// Concatenates the rows and splits them into the pattern's pieces. The backward of split_with_sizes is one
-// concatenation.
+// Concatenates all rows of the batch into one row and splits this row into the pattern's pieces. split_with_sizes is
+// used because its backward is one concatenation.
 std::vector<at::Tensor> split_into_pieces(const at::Tensor& tensor, const Pieces& pieces) {
   auto flat = tensor;
   if (tensor.size(0) != 1) {
@@ -289,8 +289,9 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& pattern_option
   if (pattern_options.cached > 0 || std::ranges::all_of(rows, plain)) return pattern;
   if (options.device().is_cpu()) pattern.first_key = first_keys(rows, pattern_options);
   if (kernels::has_flash_attention(options.device(), c10::typeMetaToScalarType(options.dtype()))) {
-    // In float32 the kernel's memory grows with documents * longest, so fixed sizes are not used and each batch has its
-    // own.
+    // In float32 the memory of the flash attention kernels grows with documents * longest (see kMaxSums). Fixed sizes
+    // would increase both factors, so fixed sizes are not used in float32: the document list of each batch has the
+    // sizes of that batch.
     pattern.documents =
         lengths_of_documents(rows, options, options.dtype() != at::kFloat ? pattern_options.fixed_sizes : nullptr);
   }

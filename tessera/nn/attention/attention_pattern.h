@@ -94,9 +94,9 @@ struct AttentionScoreOptions {
 };
 
 // Scaled dot product attention. With more keys than queries, the first keys are cached keys of earlier tokens. The
-// number of query heads may be a multiple of the number of key heads (GQA). Results of padding tokens are zeros if the
-// pattern has pieces and no fixed sizes, else unspecified. Under context parallelism (pattern.context or a
-// ContextParallelGuard) the call is COLLECTIVE over the group.
+// number of query heads may be a multiple of the number of key heads (GQA). Results of padding tokens are zeros if
+// pattern.pieces is not empty and pattern.documents.has_fixed_sizes is false, else unspecified. Under context
+// parallelism (pattern.context or a ContextParallelGuard) the call is COLLECTIVE over the group.
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern,
                   const AttentionScoreOptions& scores = {});
 

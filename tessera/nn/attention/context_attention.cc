@@ -89,8 +89,8 @@ std::vector<RowDocuments> documents_of(const at::Tensor& ids) {
 
 // ---- ContextPattern: what a rank computes, receives and sends ----
 
-// Returns where the received keys are: for each chunk of the sending rank only the tokens `seen` are sent, and they are
-// concatenated in the received tensor.
+// Returns the chunks of a received tensor of keys. Of each chunk of the sending rank only the token range in `seen` is
+// sent; the received tensor has these ranges one after the other. A chunk with an empty range is left out.
 std::vector<kernels::ContextChunk> packed_chunks(const std::vector<kernels::ContextChunk>& chunks,
                                                  const std::vector<TokenRange>& seen) {
   std::vector<kernels::ContextChunk> out;
@@ -188,7 +188,8 @@ class GradientSum {
  public:
   GradientSum(at::IntArrayRef sizes, const at::TensorOptions& options) : sizes_(sizes.vec()), options_(options) {}
 
-  // `where` returns the view of the sum to which `part` is added.
+  // Adds `part`, the gradient of a slice of the tensor, to the sum. `where` gets the sum for the whole tensor and
+  // returns the view of this slice.
   void add(const at::Tensor& part, const std::function<at::Tensor(const at::Tensor&)>& where) {
     if (!sum_.defined() && part.sizes() == at::IntArrayRef(sizes_)) {
       sum_ = part.to(options_.dtype());
@@ -260,7 +261,8 @@ kernels::PartialAttentionGradients context_backward(const at::Tensor& gradient, 
 
 using PatternPtr = std::shared_ptr<const ContextPattern>;
 
-// The autograd function of attention. Its forward gets the result and the log-sums, which are computed before.
+// The autograd function of attention over ranks. forward() does not compute attention: the caller has computed `output`
+// and `log_sums` and passes them, and forward() saves them for backward.
 struct ContextAttentionFunction : torch::autograd::Function<ContextAttentionFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& output, const at::Tensor& log_sums,

@@ -46,9 +46,9 @@ struct PieceWriter {
                       .distance = kind == ContextPiece::Kind::kMasked ? block.first - block.from : 0});
   }
 
-  // Adds the pieces of a block in which no query's window excludes a key: all queries with the keys before the first
-  // query (full), the queries and keys at the same positions (causal), and the queries after the last key with the
-  // latter keys (full).
+  // Adds the pieces of a block in which no query's window excludes a key. There are up to three: all queries with the
+  // keys before the first query (full); the queries and keys at the same positions (causal); and the queries after the
+  // last key with the keys of the causal piece (full).
   void add_causal(const SeenBlock& block) {
     add(ContextPiece::Kind::kFull, {block.first, block.last, block.from, std::min(block.first, block.to)});
     if (block.to <= block.first) return;

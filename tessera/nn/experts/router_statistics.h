@@ -67,8 +67,8 @@ class RouterStatistics {
   at::Tensor totals_;  // on the device of the sums given to finish()
 };
 
-// Returns a copy of `probabilities` whose backward adds the gradient of the loss to the gradients of the rows in the
-// mask.
+// Returns a copy of `probabilities`. The backward adds the gradient of the load-balance loss
+// (RouterStatistics::gradient) to the gradient of each row that `mask` selects. Undefined mask: all rows.
 at::Tensor add_load_balance_gradient(const at::Tensor& probabilities, const at::Tensor& mask,
                                      const std::shared_ptr<const RouterStatistics>& statistics);
 

@@ -162,8 +162,9 @@ at::Tensor LoraLinear::forward(const at::Tensor& x) {
   const at::Tensor narrow = (*lora_A)(in.scalar_type() == dtype ? in : in.to(dtype)).mul(scaling_);
   const at::Tensor low = (*lora_B)(narrow);
   if (!lora_magnitude_vector) return y + low.to(y.scalar_type());
-  // DoRA without dropout returns scale * (W x + low) + bias, which is y + (scale - 1) * W x + scale * low. As in PEFT,
-  // y is computed from x without dropout, and the other terms from x with dropout.
+  // `low` is the output of the adapter, and y = W x + bias. DoRA without dropout returns scale * (W x + low) + bias,
+  // which is y + (scale - 1) * W x + scale * low. As in PEFT, y is computed from x without dropout, and the other terms
+  // from x with dropout.
   const at::Tensor scale = row_scale();
   const at::Tensor unbiased = in.is_same(x) && !bias.defined() ? y : product(in, {});
   return y + ((scale - 1) * unbiased + scale * low).to(y.scalar_type());

@@ -51,7 +51,8 @@ struct LoraDropout {
   // the number of rows of each micro-batch. end_step() ends the step.
   void begin_step(const std::vector<int64_t>& rows);
   void end_step() { first_row_of.clear(); }
-  // Must be called before the forward or backward of a micro-batch of the step runs.
+  // Sets first_row to the first row of this micro-batch. Must be called between begin_step() and end_step(), before
+  // each forward and each backward of a micro-batch.
   void select_micro_batch(int64_t micro_batch) { first_row = first_row_of.at(static_cast<size_t>(micro_batch)); }
 };
 

@@ -44,7 +44,8 @@ class ContextParallel {
   // of buffers and dims, sequences of different lengths, a buffer listed twice, an entry of no_restore_buffers that is
   // not in `buffers`, a buffer that is a DTensor or needs a gradient.
   ContextParallel(const MeshPtr& mesh, const ContextParallelOptions& options);
-  // Restores the buffers. Must run on the thread that made the object.
+  // Gives the tensors in `buffers` their whole data again, except those in `no_restore_buffers`. Must run on the thread
+  // that constructed the object.
   ~ContextParallel();
   ContextParallel(const ContextParallel&) = delete;
   ContextParallel& operator=(const ContextParallel&) = delete;

@@ -33,7 +33,8 @@ class FlatGradients {
   void open(FlatLayout layout, c10::ScalarType dtype, c10::Device device, c10::Allocator* memory);
   bool is_open() const { return buffer_.defined(); }
   int64_t bytes() const { return is_open() ? static_cast<int64_t>(buffer_.nbytes()) : 0; }
-  // Adds the gradient of a whole parameter, of any floating dtype.
+  // Adds the gradient of an entry to the buffer. `gradient` is the gradient of the whole parameter, of any floating
+  // dtype.
   void add(size_t index, const at::Tensor& gradient);
   // Adds the gradients of all entries; an undefined tensor means no gradient. Frees each gradient when it has been
   // copied.
@@ -46,20 +47,20 @@ class FlatGradients {
   bool has(size_t index) const { return filled_[index]; }
   // The accumulated gradient of an entry, 1-d; only for layouts with one part.
   at::Tensor accumulated(size_t index) const { return values_of(buffer_, index, 0); }
-  // Whether `tensor` is a view of the open buffer.
+  // Whether `tensor` is a view of the buffer; false if the buffer is not open.
   bool holds(const at::Tensor& tensor) const { return is_open() && tensor.is_alias_of(buffer_); }
 
-  // Completes the buffer and returns it: [parts * part] elements, to be summed over ranks. After this call the buffer
-  // is not open. float16 gradients are divided by fp16_pre_divisor here, so that the sum stays in range; unpack()
-  // applies the rest of `divide`.
+  // Completes the buffer and returns it: [parts * part] elements, to be summed over ranks. After this call is_open() is
+  // false. close() divides float16 gradients by fp16_pre_divisor(divide), so that their sum stays in range. unpack()
+  // divides the sum by the rest of `divide`: divide / fp16_pre_divisor(divide) for float16, `divide` for other dtypes.
   at::Tensor close(double divide);
   // Unpacks part `rank` of the sum over ranks. Calls `callback` for each entry for which some rank had a gradient, with
   // the divided values of its rows in that part, 1-d and of `dtype`. All values share one buffer.
   using ValuesCallback = std::function<void(size_t index, const at::Tensor& values)>;
   void unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype, const ValuesCallback& callback);
-  // unpack() in three steps. allocate_values() returns the tensor for the values (`sum` itself if it has the dtype).
-  // write_values() divides the sum and copies it to that tensor; this step may run on another stream. deliver_values()
-  // calls `callback`.
+  // unpack() in three steps. allocate_values() returns the tensor for the divided values: `sum` itself if its dtype is
+  // `dtype`, else a new tensor. write_values() divides the sum and copies it to that tensor; this step may run on
+  // another stream. deliver_values() calls `callback`.
   at::Tensor allocate_values(const at::Tensor& sum, c10::ScalarType dtype);
   void write_values(const at::Tensor& sum, const at::Tensor& values) const;
   void deliver_values(const at::Tensor& sum, const at::Tensor& values, int64_t rank,

@@ -16,8 +16,9 @@ bool communicates(const std::shared_ptr<comm::Group>& group, const at::Tensor& t
 
 }  // namespace
 
-// A reduce-scatter writes to a separate buffer, which the replicas' group allocates if an all-reduce over replicas
-// follows. Otherwise the sum is computed in place.
+// A reduce-scatter writes to a separate buffer. If an all-reduce over replicas follows, the buffer comes from the
+// allocator of the replicas' group, if the group has one. Without a reduce-scatter the sum is computed in place, in
+// `parts`.
 void ReductionStages::start(ReductionRoute route, at::Tensor parts, BufferPool& pool, const std::string& subject) {
   route_ = std::move(route);
   stage_ = Stage::kGroup;

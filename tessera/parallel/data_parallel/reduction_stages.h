@@ -34,7 +34,7 @@ class ReductionStages {
   void set_streams(std::shared_ptr<CommStreams> streams) { streams_ = std::move(streams); }
 
   // Starts the first stage on `parts`. The stage waits for everything launched so far on this thread's current stream
-  // and on the stream `reduce`. `subject` names the gradients in errors. COLLECTIVE over the route's group.
+  // and on the stream `reduce`. `subject` names the gradients in errors. COLLECTIVE over route.group.
   void start(ReductionRoute route, at::Tensor parts, BufferPool& pool, const std::string& subject);
   // Waits for the running stage and starts the next one. Returns false when no stage is left. The host waits for a copy
   // to host memory only with `at_end`. Without `at_end` the compute stream waits for this copy, and the copied device

@@ -39,7 +39,8 @@ at::Tensor GradBucket::view_as_parameter(const at::Tensor& values, size_t positi
                     {.shape = parameter.sizes().vec(), .stride = parameter.strides().vec()});
 }
 
-// Discards each accumulated gradient of which grad() was a view but is no longer one, for example after zero_grad().
+// Discards the accumulated gradient of each parameter whose grad() was a view of the bucket and is no longer one, for
+// example after zero_grad().
 void GradBucket::discard_zeroed_gradients() {
   for (size_t i = 0; i < params_.size(); ++i) {
     if (!exposed_[i]) continue;
@@ -103,7 +104,8 @@ void GradBucket::write_values() {
   }
   sum_ = stages_.take_result(streams_->replicas);
   values_ = flat_.allocate_values(sum_, params_[0]->parameter.scalar_type());
-  // values_ was allocated just now on the compute stream, where earlier work may still use its memory.
+  // Unless values_ is sum_, it was allocated just now on the compute stream, where earlier work may still use its
+  // memory. The stream `replicas`, which writes values_, therefore waits for the compute stream.
   if (!values_.is_same(sum_)) streams_->replicas.wait_current_stream();
   const auto beside = streams_->replicas.make_current();
   flat_.write_values(sum_, values_);

@@ -84,9 +84,9 @@ void FsdpParamGroup::start_unshard() {
   const int64_t numel = shards_.ranks() * plan_.layout.part_bytes / static_cast<int64_t>(c10::elementSize(dtype));
   const bool in_place = plan_.gathers_into_whole();
   if (in_place) allocate_unsharded();
-  // The gather stream waits for the compute stream only if the shards have been written since it last did, or if the
-  // gather is in place: then its output was allocated on the compute stream. Otherwise the gather overlaps all
-  // computation.
+  // The gather stream waits for the compute stream only in two cases: the shards have been written since the gather
+  // stream was last ordered after the compute stream (ordered_version_), or the gather is in place, so that its output
+  // was allocated on the compute stream. Otherwise the gather overlaps all computation.
   if (written || in_place) streams_->gather.wait_current_stream();
   ordered_version_ = gathered_version_;
   const auto beside = streams_->gather.make_current();
@@ -111,8 +111,9 @@ void FsdpParamGroup::finish_unshard() {
   const c10::NoGradGuard no_grad;
   pending_.wait();
   filled_.block_current_stream();
-  // The current stream has now been made to wait for the all-gather, so it may read the gathered buffer. Buffers of the
-  // gather stream are retired, not freed, because the copies launched here still read them.
+  // The two calls above made the current stream wait for the all-gather, so copies on this stream may read `gathered_`.
+  // The copies below still read `gathered_` when this function returns. So buffers that were allocated on the gather
+  // stream are not freed here, but given to CommStreams::retire(), which frees them later.
   if (!streams_->gather.exists()) input_.reset();
   if (!plan_.gathers_into_whole()) allocate_unsharded();
   copy_to_unsharded(plan_, gathered_, whole_, *pool_);

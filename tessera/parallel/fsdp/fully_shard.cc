@@ -169,7 +169,8 @@ void reshard(nn::Module& module) {
 
 FsdpStats fsdp_stats(nn::Module& root) {
   FsdpStats sum;
-  // All states below one root share one schedule. It holds the statistics, so each schedule is added only once.
+  // All states below one root share one FsdpCommSchedule, which holds the root's statistics. So the statistics of each
+  // schedule are added to `sum` only once.
   std::set<FsdpCommSchedule*> seen;
   for (auto* state : sharding_states_of(root)) {
     if (state->param_group() != nullptr) sum.accumulated_bytes += state->param_group()->accumulated_bytes();
@@ -207,8 +208,8 @@ void to_empty(nn::Module& module, c10::Device device) {
   const c10::NoGradGuard no_grad;
   std::unordered_map<const c10::TensorImpl*, at::Tensor> replaced;
   for (const auto& named : module.named_parameters(true)) {
-    // Parameters that are still on the meta device belong to no group; some are DTensors of tensor parallelism. A tied
-    // parameter is allocated once.
+    // The shards of the FSDP parameter groups have been allocated above. Parameters that are still on the meta device
+    // belong to no group; some of them are DTensors of tensor parallelism. A tied parameter is allocated once.
     const at::Tensor old = named.slot->parameter;
     const at::Tensor part = local_tensor_of(old.detach());
     if (!part.is_meta()) continue;

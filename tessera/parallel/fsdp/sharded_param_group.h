@@ -98,7 +98,7 @@ class ShardedParamGroup {
       return std::current_exception();
     }
   }
-  // Updates the statistics: `groups` more (or, if negative, fewer) groups of `bytes` each are unsharded.
+  // Updates stats_ when `groups` more groups (or, if negative, fewer) of `bytes` bytes each are unsharded.
   void count(int64_t groups, int64_t bytes) {
     if (stats_ == nullptr) return;
     stats_->unsharded_groups += groups;

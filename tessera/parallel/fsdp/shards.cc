@@ -113,8 +113,8 @@ bool FlatShards::replaced() const {
   return false;
 }
 
-// The version counter of a tensor only grows, so the sum changes if any shard is written. A tensor that replaces a
-// shard may have a smaller counter; replaced() detects replacements.
+// Returns the sum of the version counters of all shards. A tensor's counter only grows, so the sum changes if any shard
+// is written. A tensor that replaces a shard may have a smaller counter; replaced() detects replacements.
 uint64_t FlatShards::version() const {
   uint64_t sum = 0;
   const auto add = [&](const at::Tensor& tensor) {

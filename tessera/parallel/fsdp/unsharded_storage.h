@@ -27,7 +27,8 @@ at::Tensor tensor_over(const c10::Storage& storage, int64_t offset_bytes, c10::I
 class UnshardedStorage {
  public:
   explicit UnshardedStorage(c10::Device device) : device_(device) {}
-  // Gives the storage `bytes` bytes of uninitialised memory: memory of the pool, or `memory`.
+  // Gives the storage `bytes` bytes of uninitialised memory. The first form takes the memory from the pool, the second
+  // form uses `memory`.
   void fill(BufferPool& pool, int64_t bytes);
   void fill(c10::DataPtr memory, int64_t bytes);
   // Takes the memory out of the storage and returns it; the caller frees it when no stream uses it any more. Reading

@@ -9,8 +9,8 @@
 namespace tessera {
 namespace {
 
-// Members that forward reads but that are no registered parameters (see add_unregistered_member). The mutex guards the
-// map, because ranks may be threads of one process.
+// Members that forward reads but that are not registered parameters (see add_unregistered_member). `mutex` guards
+// `of_module`, because ranks may be threads of one process.
 struct UnregisteredMembers {
   std::mutex mutex;
   std::map<const nn::Module*, std::set<at::Tensor*>> of_module;
@@ -37,7 +37,8 @@ void remove_unregistered_member(const nn::Module& module, at::Tensor* member) {
   if (found->second.empty()) members.of_module.erase(found);
 }
 
-// Tied parameters are one tensor with several members, so gradients of all their uses arrive together.
+// A tied parameter is one entry of `tensors` with several members. LeafParametersScope puts one leaf into all these
+// members, so this leaf gets the gradients of all uses of the parameter.
 void ForwardParameters::add_own(nn::Module& module) {
   const auto add = [this](at::Tensor* member) {
     const auto found = std::ranges::find_if(tensors, [&](const at::Tensor& each) { return each.is_same(*member); });

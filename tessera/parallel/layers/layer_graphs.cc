@@ -73,7 +73,7 @@ at::Tensor empty_as(const at::Tensor& tensor) {
   return tensor.defined() ? at::empty(tensor.sizes(), tensor.options()) : tensor;
 }
 
-// A tensor over the same memory, which it does not keep alive.
+// Returns a tensor over the memory of `tensor`. The result does not keep this memory alive.
 at::Tensor alias_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false));
@@ -154,10 +154,11 @@ class Recording {
   }
 
  private:
-  // Error kShape if backward needs a parameter that was written to since forward. The leaves have their own version
-  // counters, so autograd did not see the write. Here the version counters of the written leaves are incremented, and a
-  // backward is captured into a graph that is thrown away. Autograd raises its own error if and only if it saved one of
-  // these leaves for backward. The counters are restored afterwards.
+  // Error kShape if backward needs a parameter that was written to since forward. `written` has the indices of the
+  // written parameters. Autograd did not see the write, because forward used parameter_leaves_, aliases of the
+  // parameters with version counters of their own. So the version counters of the written leaves are incremented here,
+  // and a backward is captured into a graph that is thrown away. Autograd raises its own error if and only if it saved
+  // one of the written leaves for backward. The counters are restored afterwards.
   void check_writes(const std::vector<size_t>& written) const {
     std::vector<c10::VariableVersion> counters;
     for (const size_t i : written) {
@@ -244,8 +245,9 @@ struct ReturnToIdle {
 };
 using Lease = std::unique_ptr<Recording, ReturnToIdle>;
 
-// The autograd node of a replayed layer. Its inputs are the layer's inputs and parameters that require gradients. It
-// leases a recording from forward until its backward has run, or until its graph is freed.
+// The autograd node of a replayed layer. Its inputs are the layer's inputs and parameters that require gradients. The
+// node leases a recording from forward until the node's backward has run, or until autograd frees the node or its saved
+// variables.
 struct ReplayedLayer : torch::autograd::Node {
   Lease lease;
   Tensors parameters;

@@ -32,7 +32,7 @@ struct RecordingKey {
   std::vector<const void*> parameters, buffers;
   bool operator==(const RecordingKey&) const = default;
 };
-// The key of a call. ForwardCall::numbers must be set.
+// Returns the key of the recording that can be replayed for `call`. call.numbers must be set.
 RecordingKey recording_key(const nn::Module& module, const nn::ForwardCall& call, const LayerSnapshot& layer);
 
 // Data pointers; null for an undefined tensor.

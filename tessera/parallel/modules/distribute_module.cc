@@ -17,8 +17,8 @@ void distribute_module(nn::Module& module, const MeshPtr& mesh, const Distribute
   if (options.partition_fn) {
     for (const auto& [name, each] : modules) options.partition_fn(name, *each, mesh);
   }
-  // A tied tensor is replicated once, so it stays tied. The map keeps the original tensors alive, so no address in it
-  // is reused.
+  // A tied tensor is replicated once, so it stays tied. The keys of `known` are addresses of the original tensors.
+  // `known` keeps these tensors alive, so that no new tensor gets one of these addresses.
   std::unordered_map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> known;
   const auto is_plain = [](const at::Tensor& tensor) { return tensor.defined() && !is_dtensor(tensor); };
   const auto replicated = [&](const at::Tensor& plain) {

@@ -27,7 +27,7 @@ std::vector<int> check_schedule(const ScheduleTable& table, const ScheduleExtent
 void check_lowered(const ScheduleTable& lowered, const std::vector<int>& rank_of, int micro_batches);
 
 struct ActionCosts {
-  // Time units. An overlap costs the sum of its parts.
+  // The time that each action takes, in any unit. An OVERLAP_F_B action takes the sum of the times of its parts.
   double forward = 1, backward = 2, input_backward = 1, weight_backward = 1;
 };
 // The result of running a schedule with messages that take no time.

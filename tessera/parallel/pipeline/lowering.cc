@@ -11,7 +11,8 @@
 namespace tessera::pipeline {
 namespace {
 
-// The next `count` different stages that a row computes on, in order; an overlap may add one more.
+// Returns the next `count` different stages on which the actions of `row` compute, in order, beginning with the action
+// at `first`. The result may have count + 1 stages, because an overlap (kOverlap) may add two stages at once.
 std::vector<int> next_stages(const ActionRow& row, size_t first, int count) {
   std::vector<int> out;
   for (size_t i = first; i < row.size() && static_cast<int>(out.size()) < count; ++i) {
@@ -34,8 +35,9 @@ std::optional<int> receiver_of(const Action& action, const std::vector<int>& ran
   return to;
 }
 
-// Whether each input of the action from another stage was computed on this rank, or its RECV is in this rank's row
-// already.
+// Whether the input that `action` needs from the stage before or after its own is available on this rank: the action
+// that computes this input, or the RECV that receives it, is already in this rank's row. `done` has the keys of the
+// actions in the row so far. True for an action that needs no such input.
 bool has_inputs(const Action& action, const std::set<Action::Key>& done, int stages) {
   const int stage = action.stage, mb = action.micro_batch;
   const auto has = [&](int of, ActionKind kind) { return done.contains({of, kind, mb}); };
@@ -151,7 +153,8 @@ std::vector<Actions> add_send_recv(const std::vector<Actions>& rows, const std::
   return out;
 }
 
-// Sends and receives are added last, because add_send_recv() simulates all rows, which must have their final order.
+// Sends and receives are added last: add_send_recv() simulates the rows of all ranks, so all other actions must already
+// be in these rows, in their final order.
 ScheduleTable lower(const Schedule& schedule) {
   std::vector<Actions> rows;
   for (const auto& row : schedule.table.ranks) {

@@ -95,7 +95,8 @@ class Pipeline::DataParallelSwitches : public detail::DataParallelHooks {
     for (const int stage : gathered_) free_after_each(stage, true);
   }
 
-  // Does not gather the layers, but keeps them from being freed. The first forward gathers them.
+  // Does not gather the layers of the stage. It only switches off that they are freed after each forward and backward.
+  // The first forward gathers them.
   void unshard(int stage) override {
     if (!keeps_gathered_) return;
     gathered_.insert(stage);
@@ -140,7 +141,9 @@ class Pipeline::DataParallelSwitches : public detail::DataParallelHooks {
     }
     return out;
   }
-  // Not recursive: experts, which are FSDP units inside a layer, are still freed after each use.
+  // Sets whether the parameters of the stage's decoder layers are freed after each forward and backward. The setting is
+  // not recursive: the parameters of the experts, which are FSDP units inside a layer, are freed after each use even
+  // where `on` is false.
   void free_after_each(int stage, bool on) const {
     for (auto* const layer : sharded_layers(stage)) {
       set_reshard_after_forward(*layer, on, /*recurse=*/false);
@@ -194,8 +197,9 @@ const Schedule& Pipeline::schedule(int micro_batches) {
 }
 
 const detail::RankProgram& Pipeline::program(int micro_batches, bool with_gradients) {
-  // The table is lowered and checked once for each number of micro-batches. All ranks lower the same table, so an
-  // invalid schedule is an error on every rank before anything is sent.
+  // The table of the schedule is lowered and checked once for each number of micro-batches, separately with and without
+  // gradients. All ranks lower the same table, so an invalid schedule is an error on every rank before any rank sends
+  // something.
   auto& program = programs_[{micro_batches, with_gradients}];
   if (program) return *program;
   if (with_gradients) {

@@ -131,9 +131,10 @@ std::unique_ptr<IncomingTensors> plan_load(const StateDict& state_dict, comm::Gr
   return incoming;
 }
 
-// Sources that are not announced tensors have their values on this rank and are loaded first. Then the announced
-// tensors are received in the order of message(). Each is loaded into all its targets before the next one is received,
-// so that at most one received whole tensor is in memory.
+// Sources that are not announced tensors (IncomingTensors) have their values on this rank; they are loaded first. Then
+// the values of the announced tensors are received from other ranks, in the order of message(). The values of one
+// tensor are loaded into all its targets before the next ones are received, so that at most one received whole tensor
+// is in memory.
 void load_copies(const std::vector<TensorCopy>& copies, const IncomingTensors* incoming, c10::Device device) {
   std::unordered_map<const c10::TensorImpl*, std::vector<at::Tensor>> awaited;
   for (const auto& copy : copies) {

@@ -33,7 +33,7 @@ class IncomingTensors {
   // The group whose ranks load the dict together.
   comm::Group& group() const { return *group_; }
   const StateDict& message() const { return message_; }
-  // Returns whether `tensor` is an announced tensor of the message.
+  // Returns whether `tensor` is one of the meta tensors in message() whose values come from other ranks.
   bool is_announced(const at::Tensor& tensor) const { return position_.contains(tensor.unsafeGetTensorImpl()); }
   // Returns whether this rank's shards of two announced tensors differ. This is known before the values are received;
   // false for tensors from rank 0, which have no shards.

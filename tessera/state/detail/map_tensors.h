@@ -19,7 +19,8 @@ StateValue map_local_parts(const StateValue& value, const std::function<at::Tens
 // COLLECTIVE over the mesh of the DTensor. Error kShape for a DTensor on the meta device; its message begins with
 // `where`.
 at::Tensor gather_full_tensor(const at::Tensor& dtensor, const char* where);
-// Waits for the copies from or to this device; does nothing for nullopt.
+// Waits until all work on the device has ended, including asynchronous copies from and to its memory. Does nothing for
+// nullopt.
 void wait_for_copies(const std::optional<c10::Device>& device);
 
 }  // namespace tessera::detail

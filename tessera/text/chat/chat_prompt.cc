@@ -24,7 +24,7 @@ class ControlTokenMarker {
  public:
   ControlTokenMarker(const ChatTemplate& chat, const Tokenizer& tokenizer) : chat_(chat), tokenizer_(tokenizer) {}
 
-  // Marks every string in the value, including the keys of objects.
+  // Puts marks around the control tokens in every string of the value, including the keys of objects.
   void mark(Json& value) {
     if (value.is_string()) {
       value = marked(value.get_ref<const std::string&>());

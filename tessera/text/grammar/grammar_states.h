@@ -22,7 +22,7 @@ namespace tessera::text {
 // A hash table from objects to ids that stores only hashes and ids; the caller owns the objects and compares them.
 class HashIdTable {
  public:
-  // The id with this hash for which is_wanted(id) holds, or -1.
+  // Returns the id that was added with this hash and for which is_wanted(id) is true; -1 if there is none.
   template <class IsWanted>
   int32_t find(uint64_t hash, IsWanted is_wanted) const {
     if (slots_.empty()) return -1;
@@ -68,8 +68,8 @@ class GrammarStates {
 
  private:
   using PartId = Grammar::PartId;
-  // A position in the grammar: the rest of a part, and the item that follows it. An item is thus a stack of parts;
-  // equal stacks have one number, so items share their tails.
+  // The number of a position in the grammar. A position is a place in one part and the Item that follows this part, so
+  // it is a stack of parts. Equal stacks have the same number, so Items whose stacks end alike share that end.
   using Item = int32_t;
   static constexpr Item kNothing = -1;     // the empty stack: the end of the text
   static constexpr int32_t kUnknown = -2;  // AutomatonState::next: not computed yet

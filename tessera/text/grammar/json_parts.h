@@ -47,7 +47,7 @@ class JsonParts {
   PartId quoted(PartId characters);  // `characters` in double quotes
   PartId any_value() const { return value_; }
   PartId any_object() const { return object_; }
-  // The text of this one value, as dump_json() writes it.
+  // Exactly the text that dump_json(value) returns.
   PartId literal(const Json& value);
   // One of several values, given by their JSON texts.
   PartId one_of(const std::vector<std::string>& texts);

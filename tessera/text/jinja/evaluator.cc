@@ -173,8 +173,9 @@ Value Evaluator::evaluate_collection(const Expression& node) {
   return make_list(std::move(items), node.kind == ExpressionKind::kTuple ? ValueKind::kTuple : ValueKind::kList);
 }
 
-// A chain is evaluated from left to right. The signs are computed as 0 - x and 0 + x, so they accept the same types and
-// overflow in the same way as the operators; a float is negated directly, to keep -0.0.
+// Evaluates a sign, or a chain of operators of one precedence, such as a + b - c, from left to right. -x is computed as
+// 0 - x, and +x as 0 + x, so the signs accept the same types and overflow in the same way as the operators. For a
+// float, -x is computed directly, to keep -0.0.
 Value Evaluator::evaluate_operator(const Expression& node) {
   Value value = evaluate(*node.operands[0]);
   if (node.kind == ExpressionKind::kNegative && value.is(ValueKind::kFloat)) return Value::real(-value.as_double());

@@ -61,9 +61,10 @@ class Lexer {
     return at - from;
   }
 
-  // Adds the text before a tag after whitespace control. `sign` is the character after the opening of the tag, or 0.
-  // '-' removes all whitespace before the tag. Otherwise, when `strips_line` (lstrip_blocks; not for "{{"), whitespace
-  // from the line's begin to the tag is removed if the line has no other text; '+' prevents this.
+  // Applies whitespace control to the text before a tag, and adds the remaining text, if any, as a token. `sign` is the
+  // character after the opening of the tag, or 0. '-' removes all whitespace before the tag. Otherwise, when
+  // `strips_line` (lstrip_blocks; not for "{{"), whitespace from the line's begin to the tag is removed if the line has
+  // no other text before the tag; '+' prevents this.
   void emit_text(std::string_view text, char sign, bool strips_line) {
     std::string_view kept = text;
     if (sign == '-') {

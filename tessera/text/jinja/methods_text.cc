@@ -29,8 +29,8 @@ Value map_text(Evaluator& evaluator, const Value& self, const BoundArguments&) {
   return like(evaluator, self, Map(self.as_text()));
 }
 
-// The result of strip() for a text with marks. `plain` is `marked` without its marks, and `stripped` is the part of
-// `plain` that strip() keeps. Marks in the removed parts are kept, at the ends of the result.
+// Returns the result of strip() for `marked`, a text with marks (marks.h). `plain` is `marked` without its marks, and
+// `stripped` is the part of `plain` that strip() keeps. Marks in the removed parts are kept, at the ends of the result.
 std::string with_marks_kept(std::string_view marked, std::string_view plain, std::string_view stripped) {
   const auto first = static_cast<size_t>(stripped.data() - plain.data()), last = first + stripped.size();
   std::string out;

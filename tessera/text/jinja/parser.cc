@@ -32,7 +32,8 @@ int Parser::next_nesting() const {
   return nesting_ + 1;
 }
 
-// The last token, kEnd, is never passed, so current() is always valid.
+// Returns the current token and moves to the next one. The parser never moves past the last token, kEnd, so current()
+// is always valid.
 Token Parser::next() {
   Token token = tokens_[at_];
   if (at_ + 1 < tokens_.size()) ++at_;

@@ -61,7 +61,8 @@ const char* unhashable_part(const Value& value) {
 }
 }  // namespace
 
-// Depth and hash are computed from those of the items, so no function has to recurse over a value for them.
+// Computes the depth of the list, and for a tuple also its hash, from the depths and hashes of the items. So no
+// function has to recurse over a value to find its depth or hash.
 Value Value::list(std::vector<Value> items, ValueKind kind) {
   auto list = std::make_shared<List>();
   list->items = std::move(items);

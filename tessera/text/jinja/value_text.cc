@@ -117,8 +117,9 @@ class ValueWriter {
     }
   }
 
-  // A quoted string as in Python's repr: single quotes, or double quotes if the text has a single quote and no double
-  // quote. Marks are not escaped, so they stay findable in the output.
+  // Writes the text as a quoted string, as Python's repr does: in single quotes, or in double quotes if the text has a
+  // single quote and no double quote. The marks that the caller put into the text (marks.h) are not escaped, so the
+  // caller can find them in the output.
   void quote(const Value& value) {
     const std::string& text = value.as_text();
     const char mark = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
@@ -184,8 +185,8 @@ class ValueWriter {
     return repr_of_double(value);
   }
 
-  // A JSON string as json.dumps writes it. With ensure_ascii, characters beyond U+FFFF become a pair of surrogates;
-  // marks are never escaped.
+  // Writes a JSON string as json.dumps does. With ensure_ascii, characters beyond U+FFFF become a pair of surrogates.
+  // Code points for which is_mark() is true (marks.h) are never escaped.
   void json_string(const std::string& text) {
     out_ += '"';
     for_each_code_point(text, [&](std::string_view one, int32_t c) {

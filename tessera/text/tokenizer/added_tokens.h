@@ -83,7 +83,7 @@ class AddedTokens {
   const AddedMatcher& normalized() const { return normalized_; }  // tokens to find after normalization
   // The patterns are the contents of all special tokens, without normalization.
   const AddedMatcher& special_token_matcher() const { return special_token_matcher_; }
-  // The patterns are the contents of all added tokens, without normalization.
+  // The patterns of the returned matcher are the contents of all added tokens, without normalization.
   const AddedMatcher& all_token_matcher() const { return all_token_matcher_; }
   const std::unordered_map<std::string, int32_t>& ids() const { return ids_; }
   // The text that an id decodes to: the token's content, normalized for a token that is `normalized`.

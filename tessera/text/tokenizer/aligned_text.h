@@ -44,7 +44,7 @@ struct AlignedText {
     text.append(bytes);
     if (tracked) origins.insert(origins.end(), bytes.size(), origin);
   }
-  // Appends `bytes` with one origin per byte. `byte_origins` is not read when this text is not tracked.
+  // Appends `bytes` with one origin per byte. `byte_origins` is read only if `tracked` is true.
   void append(std::string_view bytes, const Span* byte_origins) {
     check_text_size(text.size() + bytes.size());
     text.append(bytes);

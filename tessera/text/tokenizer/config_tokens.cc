@@ -88,7 +88,7 @@ class ConfigTokenCollector {
 
  private:
   std::unordered_map<std::string, AddedToken> known_;  // tokens with known flags, by text
-  // Texts of tokenizer.json's tokens; empty without added_tokens_decoder.
+  // The texts of the added tokens of tokenizer.json, if the configuration has an added_tokens_decoder; otherwise empty.
   std::unordered_set<std::string> tokenizer_json_texts_;
   std::unordered_map<std::string, std::vector<ConfigToken>> named_;  // arguments of add() so far, by text
   std::vector<AddedToken> tokens_;

@@ -57,7 +57,8 @@ class PreTokenizer {
   // True when the last step is ByteLevel. apply() then does not spell the bytes in the byte-level alphabet; the BPE
   // model reads raw bytes.
   bool byte_level() const { return byte_level_; }
-  // True when a step uses the input position of a piece (Metaspace with "first"): ids then depend on origins.
+  // True when a step needs to know whether a piece begins at position 0 of the input (Metaspace with "first"). The
+  // token ids can then depend on whether PreTokens::origins is set.
   bool needs_origins() const { return needs_origins_; }
 
  private:

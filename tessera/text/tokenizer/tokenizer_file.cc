@@ -65,7 +65,7 @@ class TokenizerJsonHandler {
       file_.merges.clear();
       return enter(Mode::kMerges);
     }
-    // A Unigram model has an array here. It is skipped; checked_bpe() refuses the model type later.
+    // In a Unigram model "vocab" is an array. The array is skipped; checked_bpe() rejects the type of the model later.
     if (at_member("vocab")) return enter(Mode::kSkip);
     return open(false);
   }

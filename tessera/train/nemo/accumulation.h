@@ -40,7 +40,8 @@ class MicrobatchFlags {
   std::vector<std::function<void(const MicrobatchFlags&)>> listeners_;
 };
 
-// A model part that handles accumulation itself derives from this struct.
+// A model part that prepares itself for gradient accumulation derives from this struct. The functions below are then
+// called in place of changing the settings of fully_shard.
 struct AccumulationHooks {
   virtual ~AccumulationHooks() = default;
   virtual void prepare_for_grad_accumulation(bool pp_enabled) = 0;

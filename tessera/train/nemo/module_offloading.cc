@@ -99,8 +99,8 @@ ScopedModuleOffloading::ScopedModuleOffloading(nn::Module& model, bool enabled, 
     locations_.device = c10::Device(*accelerator);
   }
   try {
-    // An earlier ScopedModuleOffloading may have left the storages in its file. If the device is the CPU, moving them
-    // to memory is all that has to be done, and move_to_device() moves nothing.
+    // An earlier ScopedModuleOffloading may have left the model's storages in a mapped file, so they are moved to
+    // memory first. If locations_.device is the CPU, nothing else has to be done, and move_to_device() moves nothing.
     storages_to_memory(cpu_storages_of(model_));
     move_to_device(model_, *locations_.device);
   } catch (...) {

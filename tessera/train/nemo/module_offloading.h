@@ -42,7 +42,8 @@ class ScopedModuleOffloading {
   ~ScopedModuleOffloading();
   ScopedModuleOffloading(const ScopedModuleOffloading&) = delete;
   ScopedModuleOffloading& operator=(const ScopedModuleOffloading&) = delete;
-  // Moves the model back now. Error kIo for a file that cannot be written.
+  // Moves the model now to the place where it is stored while it is not in use (OffloadLocations::idle_folder), as the
+  // destructor would do later. Error kIo for a file that cannot be written.
   void close();
 
  private:

@@ -18,8 +18,8 @@ namespace {
 
 constexpr size_t kStorageAlignment = 64;  // the alignment of libtorch's CPU allocator, in bytes
 
-// A mapping of the whole file. Every storage in it holds a shared pointer in its deleter context, so that the last
-// storage that leaves the file unmaps it.
+// A mapping of the whole file. The deleter context of every storage in the file is a std::shared_ptr to this object, so
+// that the last storage that leaves the file unmaps the file.
 struct MappedRegion {
   void* data = nullptr;
   size_t bytes = 0;

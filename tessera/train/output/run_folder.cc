@@ -157,9 +157,9 @@ fs::path RunFolder::archive_later_checkpoints(const fs::path& checkpoint) {
 }
 
 // Replaces a file only if a run wrote its present content; otherwise the file is the user's, and the result is false.
-// The fingerprint of the new content is added to the mark before the rename, and the old fingerprint is dropped after
-// it. So whenever the process is killed, the mark has the fingerprint of the file that is there, and the next run knows
-// it as a file of a run.
+// The run's mark (.tessera/run.json, RunMark) gets the fingerprint of the new content before the rename, and loses the
+// old fingerprint after the rename. So whenever the process is killed, the mark has the fingerprint of the file that is
+// there, and the next run knows that a run wrote this file.
 bool RunFolder::replace_own_file(const std::string& name, std::string_view content) {
   if (fs::exists(fs::symlink_status(path_ / name)) && !mark_.owns(name)) return false;
   const auto staged = staging() / name;

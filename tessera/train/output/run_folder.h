@@ -43,9 +43,9 @@ class RunFolder {
   // folder; empty if there was nothing to move. Error kIo.
   std::filesystem::path archive_history();
 
-  // For a run that resumes from a checkpoint of this folder that is not the last one: makes LATEST name it, and moves
-  // the checkpoints of later steps to previous/NNN/checkpoints. Returns this folder; empty if there are no later ones.
-  // Error kIo.
+  // Call when a run resumes from `checkpoint`, a checkpoint of this folder that may be older than the last one. Makes
+  // LATEST name `checkpoint`, and moves the checkpoints of later steps to previous/NNN/checkpoints. Returns the path of
+  // previous/NNN/checkpoints; empty if there are no later checkpoints. Error kIo.
   std::filesystem::path archive_later_checkpoints(const std::filesystem::path& checkpoint);
 
   // Writes recipe.yaml; or recipe.resolved.yaml if the user changed recipe.yaml after a run wrote it. If both were

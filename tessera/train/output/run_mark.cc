@@ -49,7 +49,8 @@ std::string line_of(const fs::path& path, const std::string& name) {
   if (bytes.size() <= kMostHashed) {
     hash = XXH3_64bits(bytes.data(), bytes.size());
   } else {
-    // 66 blocks at equal distances from the beginning, and once more the last block, which ends exactly at the end.
+    // Hashes 66 blocks of the file at equal distances from its beginning, and then one more block, which ends exactly
+    // at the end of the file.
     constexpr size_t kBlock = 4096, kBlocks = 66;
     for (size_t block = 0; block < kBlocks; ++block) {
       const size_t begin = (bytes.size() - kBlock) / (kBlocks - 1) * block;
@@ -87,7 +88,8 @@ std::string fingerprint_of(const fs::path& path) {
 RunMark::RunMark(fs::path dir) : dir_(std::move(dir)) {
   const auto path = mark_path(dir_);
   if (!fs::exists(fs::symlink_status(path))) return;
-  // The file is untrusted: size, depth and number of keys are limited, and every value is checked for its type.
+  // The mark file is untrusted: its size, its depth and the number of its keys are limited, and every value is checked
+  // for its type.
   const std::string where = "[train.run_folder] " + path.string();
   const std::string text = read_file(path, kMarkLimits.max_bytes);
   try {
@@ -121,8 +123,8 @@ void RunMark::check_names_unused() const {
   const auto status = fs::symlink_status(inside);
   if (!fs::exists(status)) return;
   check(inside, !fs::is_directory(status));
-  // A run that was killed before it wrote its mark may have left files with these private names or *.tmp; any other
-  // file belongs to a user.
+  // A run that was killed before it wrote its mark may have left files in the private folder that have a name in
+  // kPrivateNames or end in .tmp. Any other file in this folder belongs to a user.
   for (const auto& entry : fs::directory_iterator(inside)) {
     const auto name = entry.path().filename();
     check(entry.path(),

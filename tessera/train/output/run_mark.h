@@ -24,15 +24,17 @@ class RunMark {
   explicit RunMark(std::filesystem::path dir);
 
   bool is_set() const { return set_; }
-  // For a folder without a mark. Error kConfig if a name that a run writes is in use, other than by an empty folder;
-  // the message gives the first such path.
+  // To be called only if the folder has no mark. Error kConfig if a name that a run writes is in use; the message gives
+  // the first such path. Allowed are empty folders, and files in .tessera that a run left when it was killed before it
+  // wrote its mark.
   void check_names_unused() const;
   // Writes the mark if there is none. Error kIo.
   void set();
 
   // Whether `name` exists and its content is what a run wrote.
   bool owns(const std::string& name) const;
-  // Stores a further fingerprint with which `name` is owned by the run. Error kIo.
+  // Stores one more fingerprint for `name`: if the content of `name` has this fingerprint, owns() returns true. Error
+  // kIo.
   void add_fingerprint(const std::string& name, const std::string& fingerprint);
   // Drops all fingerprints of `name` except that of its present content; drops all if `name` does not exist. Error kIo.
   void keep_current_fingerprint(const std::string& name);

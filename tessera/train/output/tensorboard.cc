@@ -89,7 +89,8 @@ TensorBoardWriter::~TensorBoardWriter() {
 }
 
 void TensorBoardWriter::start_session(int64_t step) {
-  // On this event TensorBoard drops all earlier events whose step is not below the step of this event.
+  // When TensorBoard reads the start of a session, it drops all earlier events whose step is not below the step of the
+  // start event.
   constexpr uint64_t kStart = 1;  // SessionLog.SessionStatus
   add_event(step + 1, bytes_field(7, varint_field(1, kStart)));
 }

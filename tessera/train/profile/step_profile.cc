@@ -70,9 +70,9 @@ double union_seconds(std::vector<std::pair<int64_t, int64_t>> intervals_us) {
 
 }  // namespace
 
-// Records the bytes of each collective, as its observer reports them, under group, sequence number and operation: the
-// flight recorder has the same key. Point-to-point messages have other sequence numbers; their bytes are computed from
-// the tensor in read_collectives().
+// Records the bytes of each collective, as comm::CollectiveObserver reports them. The key of a collective is its group,
+// sequence number and operation, as in the flight recorder. Point-to-point messages have other sequence numbers, so
+// they are not recorded here; read_collectives() computes their bytes from the tensor.
 struct StepProfile::CollectiveBytes final : comm::CollectiveObserver {
   using Key = std::tuple<uint32_t, uint64_t, comm::Op>;
   void on_collective(comm::Op op, int64_t bytes, const comm::Group& group) override {
@@ -122,7 +122,7 @@ void StepProfile::unhook_modules() {
 void StepProfile::begin(int64_t step) {
   if (step < options_.steps.first || step > options_.steps.last) return;
   if (step == options_.steps.first) {
-    // All traces count time from the clock of rank 0 at this moment.
+    // Time 0 of the traces of all ranks is the time of rank 0's clock at the beginning of the first profiled step.
     const auto gathered = comm::all_gather_bytes(*group_, std::to_string(epoch_us()));
     metadata_.base_us = std::stoll(gathered.front());
     remove_old_traces(gathered.size());

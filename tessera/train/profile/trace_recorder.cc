@@ -78,8 +78,9 @@ struct TraceRecorder::RecordFunctionCallbacks {
         const auto found = modules.find(sequence_key(call.forwardThreadId(), call.seqNr()));
         if (found != modules.end()) event.module = found->second;
       } else if (event.module >= 0) {
-        // Nested operations see the same number until one of them creates the autograd node. The last operation with a
-        // number therefore overwrites earlier ones and is the one that created the node.
+        // Nested operations have the same sequence number until one of them creates the autograd node. So each
+        // operation overwrites the entry of an earlier operation with the same number: the last one is the operation
+        // that created the node.
         modules[sequence_key(call.threadId(), call.seqNr())] = event.module;
       }
     }
@@ -136,8 +137,9 @@ uint32_t TraceRecorder::id_of(std::string_view name) {
   return found->second;
 }
 
-// Adds a finished event to the totals, and to the events if it is `shown`. Totals come first: they count events that
-// are dropped.
+// Adds a finished event, unless it is a span, to the totals of its module. If the event is `shown`, also adds it to the
+// totals of its operation and to events_. The totals are updated first, so that they include events that are dropped
+// because events_ is full.
 void TraceRecorder::end(const OpenEvent& event, std::string_view name, int64_t now_ns, double communicated,
                         bool shown) {
   const int64_t duration = now_ns - event.begin_ns;

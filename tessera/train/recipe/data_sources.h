@@ -18,8 +18,9 @@
 
 namespace tessera::train {
 
-// A mapping as one line of text. Error messages begin with `where`. Error kConfig: a mapping without path, an unknown
-// key, a value of the wrong type, a weight that is not above 0, an unknown format.
+// Checks the YAML mapping of a data source and returns it as one line of text, which parse_source() reads. Error
+// messages begin with `where`. Error kConfig: a mapping without path, an unknown key, a value of the wrong type, a
+// weight that is not above 0, an unknown format.
 std::string source_text(const YamlNode& mapping, const std::string& where);
 // Whether an item is the text of a mapping and not a path.
 bool is_source_mapping(const std::string& item);
@@ -27,7 +28,7 @@ bool is_source_mapping(const std::string& item);
 // The data source of an item. Error kConfig as source_text(), for the text of a mapping that source_text() did not
 // make.
 data::DataSource parse_source(const std::string& item);
-// The item with another path.
+// Returns `item` with its path replaced by `path`; the options of the item are kept.
 std::string with_path(const std::string& item, const std::string& path);
 
 // The items "OURS=THEIRS" of data.columns as a map from our name to the name in the files. Error kConfig for an item of

@@ -15,7 +15,7 @@ std::string default_of(const RecipeKey& key) {
   return format_value(key, kDefaults);
 }
 
-// "pretrained or random", "integer >= 1, steps".
+// Returns the accepted values of a key and its unit, such as "pretrained or random" or "integer >= 1, steps".
 std::string accepted_in_words(const RecipeKey& key) {
   return accepted_values(key) + (*key.unit ? fmt::format(", {}", key.unit) : "");
 }

@@ -59,8 +59,8 @@ class TreeBuilder : public YAML::EventHandler {
     const auto found = anchors_.find(anchor);
     TESSERA_CHECK(found != anchors_.end(), ErrorKind::kConfig, "[train.recipe] {}:{}: an alias inside its own anchor",
                   source_, line_of(mark));
-    // Weight and depth of the copy are known, so both limits are checked before it is made. Errors about values in the
-    // copy name the line of the alias.
+    // The size of the copy in nodes (`weight`) and its depth are known, so both limits are checked before the copy is
+    // made. The copied node gets the line of the alias; nodes inside it keep the lines of the anchored node.
     add_weight(found->second.weight, line_of(mark));
     check_depth(found->second.depth, line_of(mark));
     YamlNode copy = found->second.node;

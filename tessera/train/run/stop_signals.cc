@@ -16,9 +16,10 @@ enum Sender : unsigned { kParent = 1, kOther = 2 };
 std::atomic<int64_t> first_signal_ms{0};  // CLOCK_MONOTONIC at the first signal; 0: no signal yet
 std::atomic<unsigned> senders{0};         // bits of Sender: who has sent a signal so far
 
-// Calls only async-signal-safe functions and lock-free atomics. The first signal, and one from the other sender within
-// kSameRequestMs of it, only set the request. Any further signal is raised again with the default action, which ends
-// the process.
+// Calls only async-signal-safe functions and lock-free atomics. There are two senders: the parent process, and everyone
+// else. The first signal only sets the request. So does the first signal of the other sender if it arrives within
+// kSameRequestMs of the first signal. Any further signal is raised again with the default action, which ends the
+// process.
 void on_signal(int signal, siginfo_t* info, void*) {
   struct timespec now {};
   ::clock_gettime(CLOCK_MONOTONIC, &now);

@@ -20,7 +20,7 @@ class StopSignals {
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  // Whether a signal has arrived since the last object was made. Thread-safe.
+  // Whether a signal has arrived since the latest StopSignals object was constructed. Thread-safe.
   static bool requested();
 
  private:

@@ -174,8 +174,8 @@ RunSummary Trainer::Impl::run() {
     if (is_rank_zero()) comm::report_step(step);
     bool last = step == steps;
     const bool saves = due(recipe.checkpoint.every) || ((last || stop_requested) && recipe.checkpoint.every > 0);
-    // With keep_best a validation before each save ranks the checkpoint. A run that was asked to stop skips it, to end
-    // soon.
+    // With keep_best the model is validated before each save, because the validation loss decides which checkpoints are
+    // kept. A run that was asked to stop skips this validation, to end soon.
     const bool ranks = saves && !stop_requested && recipe.checkpoint.keep_best > 0;
     if (validates && (due(recipe.train.validate_every) || last || ranks)) validate(step);
     if (due(recipe.train.sample_every)) sample(step);

@@ -42,8 +42,8 @@ Trainer::Impl::Impl(const Recipe& run_recipe, std::shared_ptr<comm::World> run_w
   // resume(), which loads into them; then dropout, which depends on the first step.
   prepare();
   manual_seed(static_cast<uint64_t>(recipe.train.seed), run_mesh.mesh());
-  // Opening a checkpoint compares its files with the hashes in its manifest. resume() opens the checkpoint that it
-  // loads; here a checkpoint is opened that is only the source of the initial weights.
+  // Checks a checkpoint that is only the source of the initial weights: Checkpoint::open() compares its files with the
+  // hashes in its manifest. A checkpoint that the run resumes from is checked when resume() opens it.
   const auto weights = weights_path(recipe);
   if (recipe.model.init == "pretrained" && DcpFolder::is_dcp_folder(weights)) {
     Checkpoint::open(weights, run_mesh.world_group());
@@ -110,8 +110,8 @@ void Trainer::Impl::prepare() {
     layout = resolve_layout(recipe, world->size());
     check_layout(recipe, layout, config);
     const int64_t stage_ranks = layout.ranks_of_stage(), stage = world->rank() / stage_ranks;
-    // check_parallel_model() runs as the last rank of this rank's stage, because it prints warnings only as the first
-    // rank of a stage.
+    // check_parallel_model() simulates one rank of this rank's stage, and prints warnings only for the first rank of a
+    // stage. The last rank is simulated here, so that no warnings are printed.
     check_parallel_model(recipe, layout, config, (stage + 1) * stage_ranks - 1);
     check_parameter_groups(recipe, config);
     adapters_identity = adapter_identity(recipe);

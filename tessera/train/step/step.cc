@@ -115,7 +115,8 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
 // micro-batches before the first backward. COLLECTIVE over the group.
 at::Tensor TrainStep::compute_balance_loss(const std::vector<ModelInputs>& micro_batches) {
   if (!routers_) return {};
-  // The counter of dropout calls is reset afterwards, so that the forwards of the step itself draw the same masks.
+  // The counter of dropout calls is reset after the additional forward, so that the forwards of the step itself draw
+  // the same masks.
   const auto dropout = adapter_dropout(model_);
   const auto before = dropout ? *dropout : nn::LoraDropout{};
   routers_->begin();
@@ -208,9 +209,10 @@ void TrainStep::gather_result(LaunchedStep& step) {
   if (runs_ahead_) optimizer_.set_step(optimizer_.steps() - 1);  // launch() counted the skipped step
 }
 
-// All ranks must make the calls of a step in this order: counts, routes, forward and backward, norm, result, update.
-// Where launch() runs ahead, read_step_result() gathers the result instead, one step later; launch() then only launches
-// work on the device after the counts, and the host reads no tensor of the device.
+// The collectives of a step must have the same order on all ranks: counts, routes, forward and backward, norm, result,
+// update. If launch() runs ahead, it does not gather the result; read_step_result() gathers it, which the trainer calls
+// one step later. After the exchange of the counts such a launch() only launches work on the device, and the host reads
+// no tensor of the device.
 StepSignals TrainStep::launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
   LaunchedStep step;
   collective_seconds_at_call_start_ = comm::communication_seconds();

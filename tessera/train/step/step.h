@@ -96,9 +96,10 @@ class TrainStep {
   // exclude one another.
   TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_ptr<comm::Group> group, StepOptions options);
   // Starts a step. `micro_batches`: the rows of this rank, the same number of micro-batches on every rank, and the same
-  // rows on all ranks of a pipeline. Returns the flags of all ranks; if `failed` is set, no step was started. Error
-  // kFormat on all ranks, before any computation, for a label that is no class of the model. Where launch() does not
-  // run ahead, also the errors of read_step_result(). COLLECTIVE over the group.
+  // rows on all ranks of a pipeline. Returns the flags of all ranks: each flag is set if any rank has set it in
+  // `signals`. If StepSignals::failed is set, no step was started. Error kFormat on all ranks, before any computation,
+  // for a label that is no class of the model. If runs_ahead() is false, launch(), and not read_step_result(), throws
+  // the error for a loss or norm that is not finite. COLLECTIVE over the group.
   StepSignals launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals = {});
   // Returns the result of the oldest launched step whose result was not returned yet. Error kInternal if there is no
   // such step, and for a loss or norm that is not finite unless such steps are skipped. After this error the model is

@@ -113,7 +113,7 @@ void add_other_names(RuleTable& table) {
   table.add({"aten::float_power", "aten::ldexp", "aten::log", "aten::log10", "aten::log1p", "aten::log2", "aten::logit",
              "aten::pow", "aten::reciprocal", "aten::rsqrt", "aten::sqrt", "aten::square", "aten::xlogy"},
             no_partials);
-  // Division, and parts of numbers.
+  // Divisions, remainders and divisors, and operations on the sign, fraction or exponent of a number.
   table.add({"aten::abs", "aten::ceil_divide", "aten::copysign", "aten::floor_divide", "aten::fmod", "aten::frac",
              "aten::frexp", "aten::gcd", "aten::heaviside", "aten::lcm", "aten::nextafter", "aten::remainder"},
             no_partials);

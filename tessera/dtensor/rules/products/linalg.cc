@@ -31,8 +31,8 @@ c10::IntArrayRef batch_of(const TensorInput& input, int core) {
   return input.sizes.slice(0, std::max<int64_t>(input.dim() - core, 0));
 }
 
-// Returns signature.cores for the inputs of this call. Optional tensor arguments that the call leaves out have no
-// entry.
+// Returns the entry of signature.cores (the number of dims after the batch dims) for each input of this call. Optional
+// tensor arguments that the call leaves out have no entry in the result.
 std::vector<int> cores_of(const OpCall& call, const LinalgSignature& signature) {
   std::vector<int> cores;
   for (const auto& input : call.inputs) {

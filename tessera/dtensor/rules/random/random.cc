@@ -62,8 +62,8 @@ void normal(RandomCall& draw) {
   const at::Tensor like = draw.tensor(draw.is_tensor("mean") ? "mean" : "std");
   at::Tensor z = at::empty(draw.region().sizes, like.options());
   draw.fill(z, {DistributionKind::kNormal, 0, 1});
-  // The product and the sum are separate operations. A fused multiply-add could be used for some elements only and
-  // would round them differently, depending on the sharding.
+  // The product with std and the sum with mean are separate operations. A fused multiply-add could be used for some
+  // elements only and would round them differently, depending on the sharding.
   z = draw.is_tensor("std") ? z * draw.tensor("std") : z * draw.number("std", 1);
   z = draw.is_tensor("mean") ? z + draw.tensor("mean") : z + draw.number("mean", 0);
   const at::Tensor to = draw.has("out") ? draw.tensor("out").copy_(z) : z;

@@ -29,8 +29,8 @@ class RandomCall {
   bool is_tensor(const char* name) const { return has(name) && value(name).isTensor(); }
   const ShardRegion& region() const { return region_; }
 
-  // Fills `part`, a tensor with the shape region().sizes, with random numbers. A meta tensor is not filled and uses no
-  // stream.
+  // Fills `part`, a tensor with the shape region().sizes, with random numbers. A meta tensor is not filled; then fill()
+  // does not call key(), so the call is not counted as a random operation.
   void fill(const at::Tensor& part, const Distribution& distribution) {
     if (!part.is_meta()) fill_random(part, region_, key(), distribution);
   }

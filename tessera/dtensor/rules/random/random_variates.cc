@@ -26,8 +26,8 @@ double log_gamma(double x) {
   return ::lgamma_r(x, &sign);
 }
 
-// The stream of random numbers of one element. The Philox counters differ from those of random_fill.cc for the same
-// operation number, because the round is at least 1.
+// The stream of random numbers of one element. The Philox counter contains the number of the block (`round_`), which is
+// at least 1. It therefore differs from all counters that random_fill.cc uses for the same operation number.
 class ElementRandomStream {
  public:
   ElementRandomStream(const RandomStreamKey& key, int64_t index) : key_(key), index_(static_cast<uint64_t>(index)) {}

@@ -106,10 +106,11 @@ class ViewPlacements {
     return parts;
   }
 
-  // Returns the placement of the result on mesh dim m, which shards an input dim. If this dim is alone in its group,
-  // the placement is kept. In a larger group a Shard has two cases. If it shards the first input dim of the group,
-  // evenly, the result has a Shard of the first output dim. If it shards a later input dim and the group has one output
-  // dim, the result has a StridedShard.
+  // Returns the placement of the result on mesh dim m. The input's placement on m is a shard of an input dim. If the
+  // DimGroup of this input dim has only one input dim and one output dim, the output dim is sharded in the same way. In
+  // a larger DimGroup a Shard has two cases. If it shards the first input dim of the group, evenly, the result has a
+  // Shard of the group's first output dim. If it shards a later input dim and the group has one output dim, the result
+  // has a StridedShard.
   Placement moved(int64_t m) const {
     const Placement& placement = now_[m];
     const int64_t dim = placement.dim;

@@ -79,7 +79,8 @@ void for_row_tiles(const LogitRows& rows, const at::Tensor& skip, const std::fun
   int64_t largest = 0;
   for (const auto& span : spans) largest = std::max(largest, span.rows);
   const auto run = [&](int64_t begin, int64_t end) {
-    // Each thread sets the guard, because the pool's threads do not inherit the caller's dispatch state.
+    // The AutoDispatchBelowADInplaceOrView guard is set on each thread, because the threads of the pool do not inherit
+    // the dispatch state of the calling thread.
     const at::AutoDispatchBelowADInplaceOrView guard;
     at::Tensor scratch;
     for (int64_t i = begin; i < end; ++i) {

@@ -14,8 +14,8 @@ struct SoftmaxSums {
   at::Tensor maximum;
   at::Tensor sum;
 };
-// Returns the statistics of this rank's columns. The rows of a tile keep -infinity and 0 if `skip` is true for all of
-// them.
+// Returns the statistics of this rank's columns. `skip`: bool [rows], used on the CPU only. If `skip` is true for all
+// rows of a tile, the tile is not computed: its rows have maximum -infinity and sum 0.
 SoftmaxSums softmax_sums(const LogitRows& rows, const at::Tensor& skip = {},
                          int64_t max_rows = std::numeric_limits<int64_t>::max());
 // Writes `maximum` and `sum` of one tile and leaves exp(logit - maximum) in tile.scratch. Returns the subtracted maxima

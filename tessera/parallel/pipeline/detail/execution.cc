@@ -29,7 +29,7 @@ RankProgram::RankProgram(const ActionRow& row, bool splits_backward) {
       actions.push_back(std::move(step));
     }
   }
-  // `forward` is the computation before actions[i] if it is a forward, else null.
+  // In the loop, `forward` is the last computation before actions[i] if that computation is a forward, else null.
   const Action* forward = nullptr;
   for (size_t i = 0; i < actions.size(); ++i) {
     const auto& action = actions[i];

@@ -28,8 +28,8 @@ struct RankProgram {
 // and RESHARD.
 class DataParallelHooks {
  public:
-  // Which gradients of this rank are complete after the action. `all`: the gradients of all parameters. It is also true
-  // for the forward of the backward that completes them.
+  // Says which gradients of this rank are complete after an action. `all`: the gradients of all parameters. `all` is
+  // also true for one forward: that of the stage and micro-batch whose backward completes all gradients.
   struct Completes {
     bool all = false;
     bool stage = false;  // the gradients of the action's stage
@@ -73,8 +73,9 @@ class Execution {
   const std::vector<ModelInputs>& micro_batches_;
   double loss_divisor_;
   StageRunner runner_;
-  // Tensors under the (stage, micro-batch) that will use them. hidden_ and gradients_: results of this rank's stages,
-  // which a stage of this rank uses or a SEND sends. hidden_in_ and gradients_in_: tensors that are being received.
+  // The key of these maps is the stage and the micro-batch that will use the tensor. hidden_ and gradients_ hold
+  // results of this rank's stages; another stage of this rank uses them, or a SEND action sends them. hidden_in_ and
+  // gradients_in_ hold tensors that are being received.
   std::map<StageMicroBatch, at::Tensor> hidden_, gradients_;
   std::map<StageMicroBatch, PendingHiddenState> hidden_in_, gradients_in_;
   std::map<int, at::Tensor> results_;  // by micro-batch

@@ -1,4 +1,5 @@
-// Runs rows of steps that depend on one another, until no step can run.
+// Runs a table that has one row of steps for each rank. A step may depend on steps of other rows. Ends when no row can
+// continue.
 #pragma once
 
 #include <cstddef>

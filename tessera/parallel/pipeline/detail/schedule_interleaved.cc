@@ -17,8 +17,8 @@ class InterleavedRank {
       : ranks_(size.ranks), local_(size.stages_per_rank), rank_(rank), zero_bubble_(zero_bubble) {
     const int rounds = std::max(1, size.micro_batches / ranks_);
     per_round_ = size.micro_batches / rounds;
-    // A rank needs warm-up forwards for all its stages but the last, and for the ranks after it; 1F1B needs twice as
-    // many as zero bubble.
+    // The warm-up forwards of a rank are: per_round_ forwards for each of its stages but the last, and for each rank
+    // after this one two forwards in 1F1B and one in zero bubble.
     const int warmups_needed = (local_ - 1) * per_round_ + (zero_bubble ? 1 : 2) * (ranks_ - 1 - rank);
     warmup_ = std::min(warmups_needed, size.micro_batches * local_);
     total_ = size.micro_batches * local_;

@@ -70,19 +70,21 @@ ActionRow zbv_row(const ScheduleSize& size, int rank) {
   const int ranks = size.ranks, micro_batches = std::max(2 * ranks - 1, size.micro_batches);
   VRow row(ranks, rank);
   const auto done = [&](int way, ActionKind kind) { return row.done(way, kind); };
-  // Warm-up: forwards of way 0 until the first micro-batch returns on way 1, then both ways in turn.
+  // Warm-up: forwards of this rank's stage on way 0 until the first micro-batch comes back to its stage on way 1. Then
+  // forwards of both stages alternate.
   row.add_bubbles(rank);
   for (int i = 0; i < 2 * (ranks - rank) - 1; ++i) row.forward(0);
   for (int i = 0; i < rank; ++i) {
     row.forward(1);
     row.forward(0);
   }
-  // Backwards of way 1 begin.
+  // The backwards of way 1 (this rank's stage on the way back) begin: an I and a W of way 1 follow each forward of way
+  // 1.
   for (int i = 0; i < ranks - rank; ++i) {
     row.forward(1);
     input_and_weight(row, 1);
   }
-  // Steady state: F, I and W of way 0, then of way 1.
+  // Steady state: F, I and W of the stage on way 0, then of the stage on way 1.
   while (done(1, ActionKind::kForward) < done(0, ActionKind::kForward) ||
          done(0, ActionKind::kForward) < micro_batches) {
     if (done(0, ActionKind::kForward) < micro_batches) row.forward(0);
@@ -111,7 +113,8 @@ ActionRow zbv_row(const ScheduleSize& size, int rank) {
 ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
   const int ranks = size.ranks, behind = ranks - rank - 1;
   VRow row(ranks, rank);
-  // Steps 1 and 2: warm-up forwards of way 0, then of both ways.
+  // Steps 1 and 2, the warm-up: first only forwards of way 0 (this rank's stage on the way to the last rank), then
+  // forwards of way 0 and way 1 in turn.
   for (int i = 0; i < 2 * behind; ++i) row.forward(0);
   for (int i = 0; i <= rank; ++i) {
     row.forward(0);
@@ -123,7 +126,7 @@ ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
     row.oldest_weight();
     row.forward(1);
   }
-  // Step 4, the steady state: a forward of one way overlaps a backward of the other.
+  // Step 4, the steady state: a forward of the stage on one way overlaps a backward of the stage on the other way.
   for (int i = 0; i < size.micro_batches - 2 * ranks + rank + 1; ++i) {
     if (i == 0 && behind == 0) {  // an overlap would make the bubble larger here
       row.forward(0);
@@ -138,7 +141,8 @@ ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
     row.whole_backward(1);
     row.overlap(1, 0);
   }
-  // Step 6: backwards of both ways, split into I and W from the middle on.
+  // Step 6: backwards of both ways in turn. In the first half they are whole backwards (B). In the second half they are
+  // I actions, whose W actions follow in steps 7 and 8.
   bool split = false;
   const auto backward = [&](int way) { split ? row.input(way) : row.whole_backward(way); };
   for (int i = 0; i <= rank; ++i) {
@@ -148,7 +152,7 @@ ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
     split = split || (half && rank % 2 == 0);
     backward(0);
   }
-  // Steps 7 and 8: the remaining W actions, with the last backwards of way 0 between them.
+  // Steps 7 and 8: the W actions that remain. In step 7 each W is followed by one of the last I actions of way 0.
   for (int i = 0; i < behind; ++i) {
     row.oldest_weight();
     backward(0);

@@ -71,7 +71,8 @@ class StageChannel {
   std::shared_ptr<comm::Group> group_;
   MeshPtr tensor_parallel_;
   c10::Device device_;
-  // The key is the receiving stage and the sizes of the micro-batch's tokens.
+  // The forms of the hidden states that this rank sends and receives. The key of both maps is the receiving stage and
+  // the sizes of the micro-batch's tokens.
   std::map<std::pair<int, std::vector<int64_t>>, HiddenStateForm> sent_forms_, received_forms_;
   std::list<comm::PendingCollective> sends_;
 };

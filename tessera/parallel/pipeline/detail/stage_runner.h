@@ -23,9 +23,9 @@ namespace tessera::pipeline::detail {
 struct ForwardOptions {
   double loss_divisor = 1;
   bool splits_backward = false;  // the actions I and W will follow
-  // The gradient of the head's weight, which the fused loss computes in forward, is added to grad() of the parameter at
-  // once. This is set if other actions come between the forward and its backward, so that the gradient is not held for
-  // each micro-batch in flight.
+  // true: the gradient of the head's weight, which the fused loss computes in forward, is added to grad() of the
+  // parameter directly after this forward. The option is set if other actions come between the forward and its
+  // backward; otherwise each micro-batch in flight would hold such a gradient until its backward.
   bool accumulates_head_gradient = false;
 };
 
