@@ -102,7 +102,8 @@ int run_program(VerbArguments args) noexcept {
     TESSERA_CHECK(std::fflush(stdout) == 0 && !std::ferror(stdout), ErrorKind::kIo,
                   "[tessera] standard output: cannot be written. Is the disk full?");
   } catch (const std::bad_alloc& error) {
-    // The bad_alloc is reported as an Error, so that the launcher shows this message and exit code, too.
+    // The bad_alloc becomes an Error kMemory with the text of message_of(). report_failure() passes the Error on to the
+    // launcher, if there is one, which then shows this text and this exit code, too.
     code = report_failure(Error(ErrorKind::kMemory, message_of(error)));
   } catch (const std::exception& error) {
     code = report_failure(error);

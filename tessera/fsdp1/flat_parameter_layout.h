@@ -37,8 +37,8 @@ struct SharedFlatMember {
 
 struct FlatParameterOptions {
   bool use_orig_params = false;
-  // Dtype of forward and backward (MixedPrecision.param_dtype); Undefined: the dtype of the members. It sets the
-  // alignment.
+  // Dtype of forward and backward (MixedPrecision.param_dtype); Undefined: the dtype of the members. With
+  // use_orig_params each member starts at a multiple of 16 bytes in this dtype.
   c10::ScalarType compute_dtype = c10::ScalarType::Undefined;
 };
 
@@ -53,9 +53,9 @@ struct ShardParamInfo {
 
 class FlatParameterLayout {
  public:
-  // Errors kShape, with upstream's texts where upstream has the check: no members; members of different dtypes or
-  // devices; integer dtypes; mixed requires_grad without use_orig_params; strides that leave gaps or overlap (upstream
-  // flattens these wrongly).
+  // Errors kShape, with PyTorch's messages where PyTorch has the check: no members; members of different dtypes or
+  // devices; dtypes that are not floating point; mixed requires_grad without use_orig_params; strides that leave gaps
+  // or overlap (PyTorch flattens such members wrongly).
   static FlatParameterLayout make(std::vector<FlatMember> members, std::vector<SharedFlatMember> shared,
                                   const FlatParameterOptions& options, int64_t world_size);
 

@@ -66,9 +66,9 @@ struct Fsdp1Options {
   std::function<void(nn::Module&)> param_init_fn = {};
 };
 
-// Flattens and shards the parameters of `module` that no nested wrap_fsdp1 call has. Every rank passes equal options.
-// Apply bottom-up, before an optimizer is made. Modules that share a parameter must be wrapped by one call. COLLECTIVE
-// over the group, and over replicate_group. Errors kShape, on all ranks:
+// Flattens and shards the parameters of `module` that no nested wrap_fsdp1 call has. Every rank passes equal
+// options. Apply bottom-up, before an optimizer is made. Modules that share a parameter must be wrapped by one
+// call. COLLECTIVE over the group, and over replicate_group. Errors kShape, on all ranks:
 // - the errors of FlatParameterLayout::make;
 // - DTensors, and parameters on the meta device that param_init_fn did not materialise or did not keep shared;
 // - a module that is wrapped or sharded already, and a parameter that is shared with a nested unit;
@@ -77,10 +77,11 @@ struct Fsdp1Options {
 // - dtypes that are not floating point, and offloading from an accelerator.
 //
 // The backward pass averages gradients over the group. NoSync, set_requires_gradient_sync and
-// set_gradient_divide_factor (gradient_sync.h) and fsdp_stats work as with fully_shard. When no rank had a gradient for
-// a parameter, its grad() stays as it was with use_orig_params, as on one rank; in a flat parameter its gradient is
-// zeros. Between forward passes the modules' at::Tensor fields are the 1-d pieces; without use_orig_params they are
-// views of freed memory, and using them throws.
+// set_gradient_divide_factor (gradient_sync.h) and fsdp_stats work as with fully_shard. If no rank had a
+// gradient for a parameter: with use_orig_params the parameter's grad() does not change, as on one rank;
+// without it the parameter's part of the flat parameter's gradient is zeros. Between forward passes the
+// modules' at::Tensor fields are, with use_orig_params, the 1-d ranges of the parameters in this rank's shard.
+// Without use_orig_params these fields are views of freed memory, and using them throws.
 void wrap_fsdp1(nn::Module& module, const Fsdp1Options& options);
 
 // One wrapped unit below a root, with the information that state-dict functions need.

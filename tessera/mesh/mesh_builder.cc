@@ -166,8 +166,9 @@ std::vector<DeviceMesh::RootMeshState::MeshLayout> DeviceMeshBuilder::layouts_of
   return mesh.root_state_->layouts;
 }
 
-// Looks for a layout of the root in which all requested dims occur, and takes the ranks over these dims from it.
-// The dims must be in ascending order and disjoint.
+// Looks for a layout of the root mesh (its shape, or one that unflatten() added) that has all dims of which the
+// requested `dims` consist. The ranks of the submesh are taken from this layout. The requested dims must have the order
+// of the layout, and no dim of the layout may occur in two of them.
 MeshPtr DeviceMeshBuilder::slice_flattened(const DeviceMesh& from, const std::vector<NamedDim>& dims) {
   if (dims.size() == 1) return make_submesh(from, dims, dims[0].slot->ranks);
   std::vector<std::string> names;

@@ -67,7 +67,8 @@ class GradNormAccumulator {
   ~GradNormAccumulator();
   GradNormAccumulator(const GradNormAccumulator&) = delete;
   GradNormAccumulator& operator=(const GradNormAccumulator&) = delete;
-  // Adds the gradients of these parameters. Error kShape for a gradient whose placements differ from its parameter's.
+  // Adds the squares of these parameters' gradients to the sum. Error kShape for a gradient whose placements differ
+  // from its parameter's.
   void add(const std::vector<at::Tensor>& parameters);
   // Returns the norm of the gradients added since the last norm() and of the gradients that the parameters have now.
   // COLLECTIVE as get_grad_norm(parameters).

@@ -198,10 +198,12 @@ class Optimizer {
     std::function<size_t(const nn::NamedParameter&)> kind_of;  // null: all parameters are of kind 0
     std::string setting;                                       // the setting whose value shows a group's kind
   };
-  // kinds: for each kind, the default settings of a group besides lr, in PyTorch's order.
+  // `kinds` has one entry for each kind of UpdateKinds: the default settings, besides lr, of a group of this kind, in
+  // PyTorch's order.
   Optimizer(nn::Module& module, double lr, const std::vector<Hyperparameters>& kinds,
             const std::vector<ParameterGroup>& groups, const Precision& precision, const UpdateKinds& choice);
-  // The value of `step`. The host waits for it only if other code wrote into the tensor.
+  // Returns the value of the tensor `entry.step`, from a copy on the host. The host waits for the device only if the
+  // copy is out of date, because other code wrote into the tensor.
   static int64_t steps_of(ParameterEntry& entry);
   // Calls check() for each group and makes the state that its settings need. Constructors of derived classes end with
   // it.

@@ -83,8 +83,8 @@ struct LivePage::Server {
     return states;
   }
 
-  // Reads the history of the run. Before metrics.jsonl exists, the result is the last history with the state
-  // "starting".
+  // Reads the history of the run. While metrics.jsonl does not exist, returns the last history that could be read, with
+  // the state "starting".
   RunHistory read() {
     std::error_code unknown;
     if (!fs::exists(folder / "metrics.jsonl", unknown) && !unknown) {

@@ -32,7 +32,8 @@ void MetricRows::thin_out() {
     if (columns_.contains("grad_norm")) row->second.grad_norm_z = grad_norms_.add(value(row->second, "grad_norm"));
     last_scored_step_ = row->first;
   }
-  // The value of a column; a value that is not finite counts as the largest, so that its row is kept.
+  // Returns the row's value in a column. A value that is not finite is returned as infinity, so that the row counts as
+  // the largest of its range and is not dropped.
   const auto value_or_infinity = [&](const Row& row, const char* column) {
     const double found = value(row, column);
     return std::isfinite(found) ? found : std::numeric_limits<double>::infinity();

@@ -76,7 +76,8 @@ RunHistory read_run(const std::filesystem::path& folder);
 std::vector<std::string> differing_settings(const std::vector<RunHistory>& runs);
 
 // Row indices, ascending, of at most `max_rows` rows to draw: the first, the last, and from each of equal ranges of
-// rows those with the smallest and the largest loss, so that a spike is never dropped.
+// rows those with the smallest and the largest loss, so that a spike is never dropped. A `max_rows` below 4
+// counts as 4.
 std::vector<size_t> thinned_rows(const MetricSeries& steps, size_t max_rows);
 
 }  // namespace tessera::report

@@ -96,8 +96,8 @@ bool same_hyperparameters(const StateDict& a, const StateDict& b) {
   return names == 0;
 }
 
-// With no changed hyper-parameters, check_hyperparameters returns the names of the states that each parameter group
-// has, except `master` and `step`.
+// check_hyperparameters() is called with empty lists, which change no hyper-parameter. It returns for each parameter
+// group the names of the states besides `master` and `step`. Without such names the optimizer keeps no state.
 bool keeps_no_state(const optim::Optimizer& optimizer) {
   const std::vector<optim::Hyperparameters> unchanged(optimizer.param_groups().size());
   return std::ranges::all_of(optimizer.check_hyperparameters(unchanged),

@@ -206,8 +206,9 @@ IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& model_
   std::optional<ModelLoad> load;
   const auto plan = [&](const StateDict& values, const detail::IncomingTensors* incoming) {
     if (!group) verify_model_state_dict(model_state_dict, options);
-    // Rank 0 plans a load of its own dict once, because only this dict has the values, which must be equal under all
-    // names of a tensor. `values`, which all ranks received, has meta tensors.
+    // With broadcast_from_rank0, `values` has meta tensors instead of rank 0's tensors. So a ModelLoad of `values`
+    // cannot check that a tensor with several names has equal values under all of them. Rank 0 therefore first makes a
+    // ModelLoad of its own dict, only for this check.
     if (group && group->rank() == 0) ModelLoad(names, model_state_dict, options, nullptr);
     load.emplace(names, values, options, incoming);
   };

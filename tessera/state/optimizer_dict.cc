@@ -176,8 +176,8 @@ void OptimizerLoad::begin() {
   optimizer_->set_hyperparameters(groups_);
   for (auto& parameter : parameters_) {
     const auto copies = std::span(copies_).subspan(parameter.first_copy, parameter.copies);
-    // States that get a value are not reset: the value in the dict may be the same memory, because
-    // optimizer_state_dict() does not copy.
+    // A state that gets a value from the dict is not reset: optimizer_state_dict() does not copy, so the value may be
+    // the same memory as the state, and a reset would overwrite it.
     std::set<std::string> states_with_values;
     for (const auto& copy : copies) states_with_values.insert(copy.state);
     optimizer_->reset_state(parameter.name, /*even_frozen=*/!states_with_values.empty(), states_with_values);

@@ -34,7 +34,7 @@ struct StateDictOptions {
   // get: leaves out parameters that need no gradient. set: the dict may lack these parameters.
   bool ignore_frozen_params = false;
   bool keep_submodule_prefixes = true;  // get: names keep the prefix of their module in `submodules`
-  // set: missing and unexpected names, and parameters without a saved optimizer state, are errors.
+  // For set: missing and unexpected names, and parameters without a saved optimizer state, are errors.
   bool strict = true;
   // set: uses the dict of rank 0 and ignores the dicts of the other ranks. Requires full_state_dict.
   bool broadcast_from_rank0 = false;

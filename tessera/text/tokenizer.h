@@ -36,8 +36,8 @@ using TokenId = int32_t;
 struct EncodeOptions {
   bool add_special_tokens = true;  // add the tokens of the post-processor, e.g. BOS
   bool parse_special = true;       // "<|im_end|>" in the text becomes the special token; if false, it is plain text
-  // Byte positions in the text, in ascending order. An added token that would contain a barrier between two of its
-  // bytes stays plain text.
+  // Barriers: byte positions in the text, in ascending order. No added token may span a barrier: text that would be an
+  // added token with a barrier between two of its bytes stays plain text.
   std::span<const size_t> barriers{};
 };
 

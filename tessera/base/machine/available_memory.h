@@ -18,7 +18,8 @@ struct AvailableMemory {
   int64_t machine_available_bytes = 0;  // free, or used by the file cache
   // The lowest limit of the control groups of this process; nullopt if no group has a limit.
   std::optional<int64_t> limit_bytes{};
-  // The lowest number of bytes left below any of these limits; file cache that no process maps counts as left.
+  // The bytes that are left below a limit of these control groups: the lowest number over all their limits. File cache
+  // that no process maps counts as left.
   std::optional<int64_t> limit_available_bytes{};
 
   int64_t total_bytes() const;      // the machine's memory, or the limit if that is lower

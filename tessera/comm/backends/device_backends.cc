@@ -76,7 +76,8 @@ std::string device_type_names() {
   return fmt::format("cpu, cuda or {}", lower_name(c10::DeviceType::PrivateUse1));
 }
 
-// Asks the device guard that libtorch registers for an accelerator; there is none when libtorch lacks the accelerator.
+// Returns the number of visible devices of a type, as the device guard that libtorch registers for the type reports it.
+// Returns 0 when libtorch has no guard, because it was built without this accelerator.
 int visible_devices(c10::DeviceType type) {
   if (type == c10::DeviceType::CPU) return 1;
   const auto* const devices = c10::impl::device_guard_impl_registry.at(static_cast<size_t>(type)).load();

@@ -233,8 +233,8 @@ HierarchicalBackend::WorkPtr HierarchicalBackend::_reduce_scatter_base(at::Tenso
   return start(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, [this, out, in, options, op]() mutable {
     const int hosts = hosts_.hosts();
     const int64_t count = out.numel();
-    // sums[host]: the reduction over this host's ranks of the input for the rank of `host` at this rank's position in
-    // its host.
+    // sums[host] is for the rank of `host` that is on this rank's rail (the same position in its host). It is the
+    // reduction, over the ranks of this rank's host, of their inputs for that rank.
     auto sums = scratch(0, count * hosts, out);
     std::vector<WorkPtr> works;
     for (int host = 0; host < hosts; ++host) {

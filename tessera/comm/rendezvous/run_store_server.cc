@@ -104,7 +104,8 @@ class RunStoreServer::ServerLoop {
     return ::epoll_ctl(poll_.get(), operation, descriptor, &event) == 0;
   }
 
-  // The loop. The lock is held while the events of one epoll_wait() are handled; no handler blocks.
+  // The loop of the server's thread. It holds `mutex_` while it handles the events of one epoll_wait(); no handler
+  // blocks.
   void run() {
     auto next_look = Clock::now() + kSweep;
     for (;;) {

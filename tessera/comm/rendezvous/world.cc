@@ -109,8 +109,10 @@ World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions
                                                             .ends_process = options_.ends_process});
 }
 
-// Order: leave_store() comes first, because peers that still make groups need the store. After a failure, the groups
-// are destroyed while the watchdog still runs. The watchdog ends last.
+// Without a failure, the rank whose process runs the store waits in leave_store() for the other ranks, because they
+// need the store while they still make groups. After a failure or an abort, leave_store() returns at once, and
+// destroy_groups() destroys the groups while the watchdog still runs. monitor->leave() comes last, because it ends the
+// watchdog.
 World::~World() {
   const bool failed = std::uncaught_exceptions() > 0;
   if (failed) impl_->monitor->report_own_failure();

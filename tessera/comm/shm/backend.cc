@@ -389,8 +389,8 @@ ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
 // The error of a barrier names all missing ranks anyway, so c10d's flag wait_all_ranks has no effect.
 void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) { barrier(options)->wait(); }
 
-// A message is not compared by signature: its receiver compares the sizes. An announced signature is dropped, so that
-// it cannot be taken for that of the next collective.
+// The ranks do not compare the signatures of a send and its recv; the receiver compares the sizes. A signature that
+// announce() has stored for this message is dropped, so that the next collective does not use it as its own.
 ShmBackend::WorkPtr ShmBackend::start_message(c10d::OpType type, Tensors& tensors, int peer, int tag) {
   const char* verb = type == c10d::OpType::SEND ? "send" : "recv";
   const at::Tensor& tensor = only(verb, tensors);

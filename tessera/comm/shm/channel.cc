@@ -103,8 +103,9 @@ void Channel::unmap_freed_buffers() {
   std::erase_if(views_, [](const auto& view) { return view.second.is_freed(); });
 }
 
-// The kernel closes the files of a killed process, whose buffers can then no longer be opened, a moment before the
-// process counts as ended. So this waits up to 2 s for the end of the process, and the error then names the dead rank.
+// Called when memory of `rank` cannot be opened. If the process of a rank is killed, the kernel closes the process's
+// files a moment before the process counts as ended, and from then on its buffers cannot be opened. So fail_to_look()
+// waits up to 2 s for the end of the process, and the error then names the dead rank.
 void Channel::fail_to_look(int rank, const Error& error) {
   for (const auto limit = Clock::now() + kEndOfAProcess; Clock::now() < limit;
        std::this_thread::sleep_for(kLookAgain)) {

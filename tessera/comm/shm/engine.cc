@@ -21,7 +21,8 @@ constexpr microseconds kCallerSpin{100}, kWorkerSpin{10};
 // the core back sooner than a thread that yields.
 constexpr int kYields = 20;
 constexpr microseconds kLongYield{50};
-// The futex is not woken by a peer's death or a deadline, so every sleep is bounded.
+// A peer's death or a deadline does not wake the futex. So a thread that drives the engine, and the worker while it is
+// registered at its bell, sleep for at most kSlice at a time and then check for both.
 constexpr nanoseconds kSlice = milliseconds(100);
 constexpr int kIdleSlices = 10;  // number of idle slices after which the worker sleeps without a bound
 
@@ -278,11 +279,12 @@ void Engine::drive_once(Lock& lock, const Look& look) {
   end_driving(lock);
 }
 
-// Gives up driving without losing a wake-up. If no thread waits but peers may need this rank, the worker is registered
-// at its bell first, and then one more step is made: a peer that acts before the registration is seen by this step, and
-// one that acts after it rings the bell. The worker's bell is rung here when there is work already, or when it would
-// miss its periodic checks because it sleeps without a bound. It is also rung when `woke_while_driven_` is set: the
-// worker's bell was rung in between, and the worker saw `driven_` and slept again.
+// The driving thread stops driving, without losing a wake-up. If no other thread waits for a work but peers may need
+// this rank, end_driving() registers the worker thread at the worker's bell and then makes one more step. The step sees
+// what a peer did before the registration; a peer that acts after the registration rings the bell. end_driving() itself
+// rings the worker's bell in these cases: there is work already; the worker sleeps without a bound
+// (`sleeps_unbounded_`) and would miss its periodic checks; the worker was woken in between, saw `driven_` and slept
+// again (`woke_while_driven_`).
 void Engine::end_driving(Lock& lock) {
   take_started_works();
   if (front_ && !front_is_posted_) {  // peers wait for the first slot

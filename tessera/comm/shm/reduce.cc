@@ -192,8 +192,8 @@ bool has_avx2() {
 }
 #endif
 
-// has_avx2() queries the processor once. Both versions compute the same values: the order of operations is the same,
-// and no multiplication and addition are fused.
+// Calls run_avx2() if the processor has AVX2, else run(). Both compute the same values: the order of operations is the
+// same, and no multiplication and addition are fused. has_avx2() queries the processor once.
 template <class T, class Op>
 void run_best(const ReduceArguments& arguments) {
 #if defined(__x86_64__)

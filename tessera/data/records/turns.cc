@@ -67,7 +67,8 @@ bool mark_content(Json& message, const std::string& mark) {
   return false;
 }
 
-// Inserts the mark before the first character of the content that is not white space.
+// Inserts the text `mark` before the first character of the message's content that is not white space. Returns false if
+// there is no such character.
 bool mark_content_begin(Json& message, const std::string& mark) {
   Json* text = message.contains("content") ? &message["content"] : nullptr;
   if (text && text->is_array()) {

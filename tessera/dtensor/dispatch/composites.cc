@@ -92,7 +92,8 @@ at::Tensor log_multigamma(const at::Tensor& partial, int64_t p) {
 
 at::Tensor& mvlgamma_(at::Tensor& self, int64_t p) { return self.copy_(log_multigamma(self.clone(), p)); }
 
-// PyTorch's _fused_rms_norm adds eps in place to the mean of squares, which is Partial if a normalized dim is sharded.
+// PyTorch's _fused_rms_norm adds eps in place to the mean of squares. The mean is Partial if a normalized dim is
+// sharded, and an in-place operation cannot redistribute it. Here eps is added out of place.
 std::tuple<at::Tensor, at::Tensor> fused_rms_norm(const at::Tensor& input, c10::IntArrayRef normalized_shape,
                                                   const std::optional<at::Tensor>& weight, std::optional<double> eps) {
   const auto type = input.scalar_type();
@@ -221,7 +222,8 @@ struct Trace : torch::autograd::Function<Trace> {
 
 at::Tensor trace(const at::Tensor& self) { return Trace::apply(self); }
 
-// For real numbers PyTorch's derivative of sgn is a plain tensor of zeros, so sign is called instead.
+// For real numbers sign is called instead of sgn, because PyTorch's derivative of sgn would be a plain tensor of zeros
+// and not a DTensor.
 at::Tensor sgn(c10::DispatchKeySet keys, const at::Tensor& self) {
   if (!self.is_complex()) return self.sign();
   return at::_ops::sgn::redispatch(keys_of_all_backends(keys), self);

@@ -201,8 +201,9 @@ class RedistributePlanner {
 
   // ---- steps over several mesh dims ----
 
-  // Appends one step for each reduction, which reduces all mesh dims that are Partial with this reduction. With
-  // `scatter` the mesh dims that become shards are reduce-scattered, else the other mesh dims are all-reduced.
+  // For each reduction (sum, average, ...), appends one step for all mesh dims that are Partial with this reduction and
+  // are treated by this call. With `scatter` these are the mesh dims that become shards, and the step is a
+  // reduce-scatter. Without `scatter` they are all other mesh dims, and the step is an all-reduce.
   void reduce_partials(bool scatter) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
       MeshDims dims;

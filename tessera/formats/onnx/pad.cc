@@ -170,8 +170,8 @@ Value pad_node(const PadCall& call, Value pads, const at::Tensor& fill, ValueTyp
   return call.graph.node(std::move(node), std::move(type));
 }
 
-// Known pads of a reflect or replicate with a negative pad: Pad with the positive pads, then Slice off the negative
-// pads.
+// For a reflect or replicate whose pads are constants and include a negative pad. Adds a Pad node with the positive
+// pads, then a Slice node that cuts off the negative pads.
 Value pad_and_crop(const PadCall& call, const PadsByDim& sides, ValueType type) {
   PadsByDim grown = sides;
   std::vector<int64_t> starts, ends, axes;

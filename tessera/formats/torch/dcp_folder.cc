@@ -133,8 +133,8 @@ const DcpTensor* DcpFolder::find_tensor(std::string_view name) const {
   return entry && entry->tensor ? &*entry->tensor : nullptr;
 }
 
-// Maps the file on first use and parses the record. Maps are kept and shared by threads, so the table is locked; the
-// mapped bytes are read without the lock.
+// Returns the record at `place`. Its file is mapped at the first use. The mappings stay in files_ and are shared by
+// threads, so files_ is accessed under `mutex_`; the mapped bytes are read without the lock.
 DcpFolder::MappedRecord DcpFolder::record(const DcpStorageInfo& place) const {
   MappedRecord record;
   record.where = fmt::format("{} at byte {}", (path_ / place.relative_path).string(), place.offset);

@@ -42,8 +42,9 @@ struct MemberCopy {
   at::Tensor target;
 };
 
-// Finds the target of every member and, in `plain`, of every tensor outside units. Every tensor of the FSDP1 model must
-// have a target of its shape, and every target must be used.
+// Finds the FSDP2 tensor (target) of every FSDP1 member, and of every FSDP1 tensor outside units. For tensors outside
+// units, the pairs (tensor, target) are appended to `plain`. Every tensor of the FSDP1 model must have a target of its
+// shape, and every target must be used.
 std::vector<MemberCopy> plan_member_copies(nn::Module& fsdp1, const Fsdp1Units& model, const StateDict& targets,
                                            std::vector<std::pair<at::Tensor, at::Tensor>>& plain) {
   std::vector<MemberCopy> found;

@@ -120,7 +120,8 @@ at::Tensor all_to_all_ranges(comm::Group& group, const at::Tensor& piece, const 
   const at::Tensor input = sent.empty() ? piece.new_empty({0}) : at::cat(sent).contiguous();
   const at::Tensor received = piece.new_empty({wanted.numel()});
   comm::all_to_all_single(group, as_bytes(received), as_bytes(input), received_bytes, sent_bytes, subject).wait();
-  // Parts arrive in the order of the ranks. When the ranges are in another order, they are copied to their places.
+  // `received` has the parts of the wanted range in the order of the ranks that sent them. When the ranges in `have`
+  // are not in the order of the ranks, the parts are copied to their places in `ordered`.
   if (in_order_of_ranks(have)) return received;
   const at::Tensor ordered = piece.new_empty({wanted.numel()});
   int64_t at = 0;

@@ -34,15 +34,16 @@ struct FlattenedOptimState {
 
 struct FlattenOptions {
   bool rank0_only = false;  // only the dict of the group's rank 0 is read
-  // Set for an optimizer whose dict has names as keys. It needs a state also for parameters without elements on this
-  // rank; that state is copied from this optimizer.
+  // Set when the state is loaded into an optimizer whose dict has names as keys. Such a dict needs a state also for
+  // parameters without elements on this rank; their state is copied from `named_optimizer`.
   const optim::Optimizer* named_optimizer = nullptr;
   // With use_orig_params: a trained parameter may lack state although others of its unit have state.
   bool partial_units = false;
   std::shared_ptr<comm::Group> group = {};  // default: the FSDP group
 };
 
-// Converts the dict as described above. COLLECTIVE over the group. Errors kShape with PyTorch's texts.
+// Converts the state dict of original parameters to the state of this rank's FSDP1 optimizer (see the top of this
+// file). COLLECTIVE over the group. Errors kShape with PyTorch's error messages.
 FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const StateDict& optim_state_dict,
                                              const FlattenOptions& options);
 

@@ -31,8 +31,9 @@ struct Fsdp1LoadOptions {
   bool ignore_frozen_params = false;
 };
 
-// Values may be whole tensors, ShardedTensors or DTensors of any layout, whatever the type is; only local values
-// require the local type. Names may have the prefixes of PyTorch's wrappers (state_dict.h). With rank0_only, only the
+// The model's state_dict_type decides the keys: with StateDictType::kLocal and sharded units one "_flat_param" per
+// unit, otherwise the names of the parameters. With every type, a value may be a whole tensor, a ShardedTensor or a
+// DTensor of any layout. Names may have the prefixes of PyTorch's wrappers (state_dict.h). With rank0_only, only the
 // dict of rank 0 is read. Shapes and shared parameters are checked before anything is changed. Errors kShape: missing
 // or unexpected keys with `strict`, other shapes, local shards that differ from their metadata, two keys for one name,
 // dicts that differ between ranks, and values under two names of a shared parameter that are not bitwise equal.

@@ -253,8 +253,9 @@ LocalOptimStates find_local_optim_states(const Fsdp1Units& model, const std::vec
 MergedOptimStates merge_states_of_ranks(const Fsdp1Units& model, const LocalOptimStates& local, comm::Group& group) {
   const auto all = all_gather_state_metadata(local, group);
   MergedOptimStates merged;
-  // With use_orig_params a rank has state only for parameters with elements on it. The union of all ranks, sorted by
-  // name, gives one order. Flat parameters are on all ranks, so rank 0's order is used.
+  // The parameters in the result must have the same order on all ranks. With use_orig_params a rank has state only for
+  // parameters with elements on it, so the parameters of all ranks are united and sorted by name. Flat parameters have
+  // state on all ranks, so rank 0's order is used.
   if (model.use_orig_params()) {
     std::map<std::string, const SavedParameter*> sorted;
     for (const auto& summary : all) {

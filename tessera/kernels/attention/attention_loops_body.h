@@ -176,8 +176,9 @@ void backward_unit(const LoopPlan& plan, const TokenSpan& span, int64_t group, c
     for (int64_t begin = 0; begin < n; begin += kBlock) {
       const int64_t count = std::min(kBlock, n - begin), first = plan.first_block(span, begin, count);
       const LeftMatrix own_queries{queries + begin * d, d, 1}, own_grads{grads + begin * d, d, 1};
-      // The mean sum(P dP) is computed from the recomputed weights. rowsum(dO O) is mathematically equal, but a result
-      // O in 16 bits has a rounding error, which would enter dQ multiplied by the mean of the keys.
+      // The backward of softmax needs for each query sum(P dP), the mean of dP under the weights P. It is computed from
+      // the recomputed weights. rowsum(dO O) is mathematically equal, but a result O in 16 bits has a rounding error,
+      // which would enter dQ multiplied by the mean of the keys.
       float means[kBlock] = {};
       for (int64_t block = first; block * kBlock <= begin; ++block) {
         const int64_t at = block * kBlock;

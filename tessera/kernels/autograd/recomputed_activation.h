@@ -23,7 +23,8 @@ namespace tessera::kernels {
 class RecomputedActivation : public torch::CustomClassHolder {
  public:
   using NodePointer = std::decay_t<decltype(std::declval<at::Tensor>().grad_fn())>;
-  // All products with the same input share it: the first recompute() computes the value, the last one frees it.
+  // The result that all products with the same input share. The first recompute() computes `value`, and the last one
+  // frees it. `users` counts the products that have not called recompute() yet.
   struct SharedResult : torch::CustomClassHolder {
     at::Tensor value;
     int users = 0;

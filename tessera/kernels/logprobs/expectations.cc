@@ -23,7 +23,8 @@ using torch::autograd::variable_list;
 
 at::Tensor as_rows(const at::Tensor& values) { return values.unsqueeze(1); }
 
-// The terms of a row's softmax and log-softmax, in the compute dtype, [rows, 1].
+// What is needed to compute softmax and log-softmax of each row: the row's maximum, the sum of exp(logit - maximum),
+// and the logarithm of this sum, each [rows, 1] in the compute dtype.
 struct SoftmaxTerms {
   at::Tensor maximum, sum, log_sum;
   SoftmaxTerms(const SoftmaxSums& sums, at::ScalarType wide)

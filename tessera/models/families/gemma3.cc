@@ -154,7 +154,8 @@ void read_gemma3_with_images(const JsonReader& text, const JsonReader& top, Mode
                      text.name());
   }
   constexpr int64_t kMostTokens = int64_t{1} << 31;
-  // Each of these keys has two names. When a file has both, transformers uses the second one.
+  // image_token_index and boi_token_index each have a second name (`alias`). When a file has both names, transformers
+  // uses the second one.
   for (const auto& [key, alias, missing] :
        {std::tuple("image_token_index", "image_token_id", 262'144), {"boi_token_index", "boi_token_id", 255'999}}) {
     config.image_token_ids.push_back(top.integer(top.has(alias) ? alias : key, missing, 0, kMostTokens));

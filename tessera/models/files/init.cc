@@ -19,8 +19,8 @@ std::array<double, 2> normal_pair(uint64_t seed, uint64_t stream, uint64_t block
   return {radius * std::cos(angle), radius * std::sin(angle)};
 }
 
-// Fills one row of the last dim. `first` is the global index of its first element. An odd `first` starts with the
-// second number of a pair.
+// Fills one row of the last dim. `first` is the global index of the row's first element. normal_pair() makes the
+// numbers of elements 2 i and 2 i + 1 together, so an odd `first` starts with the second number of a pair.
 void fill_row(float* row, int64_t width, int64_t first, uint64_t seed, uint64_t stream, double deviation) {
   for (int64_t i = 0; i < width;) {
     const int64_t index = first + i;

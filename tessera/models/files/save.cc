@@ -25,7 +25,8 @@ bool holds_weights(const std::filesystem::path& dir) {
          std::filesystem::exists(dir / "model.safetensors.index.json");
 }
 
-// Opens the folder from which the model was loaded, when its family has tensors that the model does not own.
+// Opens the folder from which the model was loaded, if the model's family has tensors there that the model object does
+// not own (WeightMap::unowned_prefixes). These tensors are then copied from that folder.
 std::optional<SafetensorsFolder> open_unowned_tensors(const WeightMap& map, const std::filesystem::path& source_dir) {
   if (map.unowned_prefixes.empty()) return std::nullopt;
   if (!source_dir.empty() && holds_weights(source_dir)) return SafetensorsFolder::open(source_dir);

@@ -278,7 +278,8 @@ at::Tensor Engine::run_forward(const EngineStep& step) {
     for (int64_t position = part.first(); position < part.end(); ++position) {
       all.tokens.push_back(part.sequence->tokens[static_cast<size_t>(position)]);
       all.positions.push_back(position);
-      // Use the lengths of transformers' calls: one call for the whole prompt, then one call for each new token.
+      // The sequence length from which the row's rotary angles are computed. It is the length that transformers would
+      // use: its first call has the whole prompt, and each later call has one new token.
       if (dynamic) all.rotary_lengths.push_back(std::max(prompt, position + 1));
     }
     for (const int64_t position : part.logits_positions()) {

@@ -75,8 +75,8 @@ struct AttentionPatternOptions {
   // Set under context parallelism: describes the rows that are sharded over ranks; this rank has `tokens` tokens of
   // each row. It includes the document ids, so document_ids is not read (context_attention.h).
   std::shared_ptr<const ContextSequence> context{};
-  // Null: the document lengths are not padded. If set, kernels/attention/flash_attention.h must support the head size,
-  // and softcap must be 0. Not owned. Ignored in float32.
+  // Sizes to which the lists of document lengths are padded; null: no padding. If set, the head size must be one that
+  // kernels/attention/flash_attention.h supports, and softcap must be 0. Not owned. Ignored in float32.
   FixedDocumentSizes* fixed_sizes = nullptr;
 };
 

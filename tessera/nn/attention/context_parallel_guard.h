@@ -28,8 +28,8 @@ class ContextParallelGuard {
   at::Tensor positions() const {
     return layout_.positions(context_parallel_.group->rank());
   }  // of this rank's tokens, int64
-  // Returns the pattern that attention_pattern() returns while the guard exists. The pattern stays valid when the guard
-  // is destroyed, for example when backward recomputes a layer.
+  // Returns the pattern that attention_pattern() returns while the guard exists. The pattern can still be used after
+  // the guard was destroyed, as is needed when backward recomputes a layer.
   std::shared_ptr<const ContextPattern> pattern(int64_t rows, const ContextPieceOptions& pieces,
                                                 const at::TensorOptions& options) const;
   // Implements nn::attend while the guard exists, for one document per row. COLLECTIVE over the group. Error kShape: a

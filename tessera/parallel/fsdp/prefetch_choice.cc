@@ -28,9 +28,9 @@ bool decide_prefetch(const std::vector<PrefetchVote>& votes) {
 bool agree_on_prefetch(const comm::World& world, const std::vector<MeshPtr>& meshes, std::optional<bool> requested) {
   const bool on_device = std::ranges::any_of(meshes, [](const MeshPtr& mesh) { return !mesh->device().is_cpu(); });
   const bool core_for_each = on_device || world.info().hosts.least_cores_per_rank >= 1;
-  // The ranks along each dim of each mesh, last dim first, exchange all votes that they know so far. After the last
-  // exchange every rank knows the votes of all ranks that the meshes connect. The set holds one vote per rank, ordered
-  // by rank.
+  // For each dim of each mesh, last dim first, the ranks along this dim exchange all PrefetchVotes that they know so
+  // far. After the last exchange every rank knows the votes of all ranks that the meshes connect. `votes` holds one
+  // vote per rank, ordered by rank.
   std::set<PrefetchVote> votes = {{.rank = world.rank(), .requested = requested, .core_for_each = core_for_each}};
   for (const auto& mesh : meshes) {
     for (int64_t dim = mesh->ndim(); dim-- > 0;) {

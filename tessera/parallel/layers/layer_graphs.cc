@@ -203,8 +203,9 @@ class Recording {
     Tensors gradients;
     capture_as("backward", *graph, shared_->stream, [&] { gradients = differentiate(); });
     backward_ = std::move(graph);
-    // gradients_ must not keep the memory allocated, so that all backward graphs can share transient_memory. Tensors
-    // over the addresses are enough, because the gradients are copied out right after each replay.
+    // gradients_ holds tensors over the addresses that the backward graph writes, but does not keep this memory
+    // allocated, so that all backward graphs can share transient_memory. This is safe, because the gradients are copied
+    // out right after each replay.
     for (const auto& each : gradients) gradients_.push_back(alias_of(each));
   }
 
@@ -334,7 +335,8 @@ class LayerGraphs {
     return *found;
   }
 
-  // Runs forward eagerly, and counts the call when its backward starts.
+  // Runs forward eagerly. When the backward of this call starts, the call counts as one of the kWarmUps eager calls
+  // that precede graph capture.
   static at::Tensor warm_up(const std::shared_ptr<RecordingPool>& recordings, const nn::ForwardCall& call) {
     at::Tensor result = call.run(input_tensors(call)).at(0);
     on_gradient_of(result, [recordings] { ++recordings->warm_ups; });

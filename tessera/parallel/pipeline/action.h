@@ -44,7 +44,7 @@ struct Action {
   bool computes() const;  // F, B, I, W or an overlap
   using Key = std::tuple<int, ActionKind, int>;
   Key key() const { return {stage, kind, micro_batch}; }
-  // The action itself, or the parts of an overlap.
+  // Returns the parts of an overlap; for any other kind, this action alone.
   std::vector<Action> steps() const { return kind == ActionKind::kOverlap ? parts : std::vector<Action>{*this}; }
   bool operator==(const Action&) const = default;
 };

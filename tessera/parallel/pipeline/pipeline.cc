@@ -112,7 +112,8 @@ class Pipeline::DataParallelSwitches : public detail::DataParallelHooks {
     const bool backward = action.kind == ActionKind::kBackward;
     if (backward && completes.all && step_options_.before_last_backward) step_options_.before_last_backward();
     if (!has_states_) return;
-    // With a single stage the switch is set before forwards, too, because replicate() reads it in forward.
+    // With a single stage, the gradient synchronisation is set before each forward, too, because replicate() reads this
+    // setting in forward.
     const bool whole = action.kind == ActionKind::kForward && plan_.stages() == 1;
     switch_on(action, backward || whole ? completes : Completes{}, (backward || whole) && reduce_each_);
   }

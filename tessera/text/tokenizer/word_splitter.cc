@@ -12,8 +12,8 @@ class Scanner {
   Scanner(const char* end) : end_(end), table_(char_table()) {}
 
   const char* end() const { return end_; }
-  // Returns the class of the character at p, which must be before end(): kLetter, kNumber, kSpace, or 0 for a sign.
-  // `after` receives the position after the character.
+  // Returns the class of the character at p, which must be before end(): kLetter, kNumber or kSpace, or 0 for every
+  // other character. `after` receives the position after the character.
   uint8_t kind(const char* p, const char*& after) const {
     const auto byte = static_cast<unsigned char>(*p);
     if (byte < 0x80) {

@@ -56,8 +56,10 @@ void prepare_for_grad_accumulation(MicrobatchFlags& flags, const std::vector<nn:
                                    bool pp_enabled = false);
 // Call after the first micro-batch. Sets first_microbatch to false: values derived from the parameters may be reused.
 void prepare_after_first_microbatch(MicrobatchFlags& flags);
-// Call before the last backward. Sets optim_step to true, then prepares the parts like prepare_for_grad_accumulation()
-// but sets the three settings to true, so that gradients are reduced.
+// Call before the last backward. Sets optim_step to true. Then, unless pp_enabled, prepares each model part like
+// prepare_for_grad_accumulation(), but calls the part's hook prepare_for_final_backward(), or for a fully sharded part
+// calls set_is_last_backward, set_reshard_after_backward and set_requires_gradient_sync with true, so that the last
+// backward reduces the gradients.
 void prepare_for_final_backward(MicrobatchFlags& flags, const std::vector<nn::Module*>& model_parts,
                                 bool pp_enabled = false);
 

@@ -64,8 +64,9 @@ void storages_to_file(const std::vector<c10::Storage>& storages, const std::file
     end = (end + storage.nbytes() + kStorageAlignment - 1) / kStorageAlignment * kStorageAlignment;
   }
   if (end == 0) return;
-  // All bytes are written before the first storage changes, so an error leaves them all in memory. The bytes are
-  // written with write(2) and not through a mapping, because a full disk is then an error and not SIGBUS.
+  // The bytes of all storages are written to the file before the first storage is moved to the file's mapping, so an
+  // error leaves all storages in memory. The bytes are written with pwrite(2) and not through the mapping, because a
+  // full disk is then an error and not SIGBUS.
   const UniqueFd fd = file_without_name(folder);
   for (size_t i = 0; i < storages.size(); ++i) {
     write_all(fd.get(), offsets[i], static_cast<const std::byte*>(storages[i].data()), storages[i].nbytes(), folder);

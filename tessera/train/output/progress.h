@@ -37,7 +37,7 @@ class Progress {
   void step(const StepMetrics& metrics);
   void validation(int64_t step, double loss);
   void sample(int64_t step, std::string_view prompt, std::string_view text);  // texts without line breaks
-  // Removes the bar and prints the last line.
+  // Removes the progress bar and prints `last_line`.
   void finish(std::string_view last_line);
 
  private:

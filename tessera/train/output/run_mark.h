@@ -31,7 +31,8 @@ class RunMark {
   // Writes the mark if there is none. Error kIo.
   void set();
 
-  // Whether `name` exists and its content is what a run wrote.
+  // Whether the file or folder `name` in the run's folder exists and its present content is what a run wrote, by a
+  // stored fingerprint.
   bool owns(const std::string& name) const;
   // Stores one more fingerprint for `name`: if the content of `name` has this fingerprint, owns() returns true. Error
   // kIo.

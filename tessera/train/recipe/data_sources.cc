@@ -104,8 +104,9 @@ std::map<std::string, std::string> parse_columns(const std::vector<std::string>&
   std::map<std::string, std::string> columns;
   for (const auto& item : items) {
     const size_t equals = item.find('=');
-    // An item is "OURS=THEIRS", either written so by the user or made from an entry of a mapping. emplace() fails for a
-    // name of ours that has occurred before.
+    // An item is "OURS=THEIRS", either written so by the user or made from an entry of a mapping. OURS is the column
+    // name that this library expects, THEIRS the column's name in the data. emplace() fails if an earlier item has the
+    // same OURS.
     const bool good = equals != item.npos && equals > 0 && equals + 1 < item.size() &&
                       columns.emplace(item.substr(0, equals), item.substr(equals + 1)).second;
     TESSERA_CHECK(good, ErrorKind::kConfig,

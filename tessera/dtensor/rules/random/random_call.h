@@ -60,8 +60,8 @@ class RandomCall {
   }
   void finish(const at::Tensor& result) const { call_.finish({result}); }
   const LocalCall& call() const { return call_; }
-  // Returns the key of this operation call's stream. The first use of key() counts the random operation
-  // (next_random_key).
+  // Returns the key of the random stream of this operation call. The first use of key() calls next_random_key(), which
+  // adds 1 to the count of random operations, unless the call has a generator.
   const RandomStreamKey& key() {
     if (!key_) {
       key_ =

@@ -54,8 +54,8 @@ Execution::Execution(CausalLM& model, const StagePlan& plan, StageChannel* chann
       loss_divisor_(loss_divisor),
       runner_(model, micro_batches) {}
 
-// Completes::all is also true for the forward of the backward that completes all gradients, because replicate() reads
-// in forward whether to synchronise.
+// Completes::all is true for the backward that completes all gradients, and also for the forward of the same stage and
+// micro-batch, because replicate() reads in forward whether to synchronise.
 DataParallelHooks::Completes Execution::completes(const RankProgram& program, size_t position) const {
   const auto &action = program.actions[position], &last = program.actions[program.last];
   const bool forward_of_last =
@@ -117,7 +117,8 @@ void Execution::forward(const Action& action, const RankProgram& program) {
   auto batch = inputs(action.micro_batch);
   const auto range = plan_.range(action.stage);
   if (plan_.stages() > 1) batch.stage = range;
-  // The input was stored by a stage of this rank, or is being received from another rank.
+  // A stage that is not the first reads its input, the output of the stage before. If that stage is on this rank, its
+  // forward has stored the output in hidden_; otherwise the receive of the output is in hidden_in_.
   at::Tensor hidden;
   if (!range.is_first) {
     hidden = is_here(action.stage - 1) ? extract(hidden_, key, "its input")

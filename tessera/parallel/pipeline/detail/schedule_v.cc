@@ -92,7 +92,8 @@ ActionRow zbv_row(const ScheduleSize& size, int rank) {
     row.forward(1);
     input_and_weight(row, 1);
   }
-  // The remaining I of both ways, then I and W of way 0, then the remaining W.
+  // The end of the row: the remaining I actions of way 0 and way 1 in turn, then I and W of way 0 for each remaining
+  // micro-batch, then the W actions that are still missing.
   for (int i = 0; i < rank; ++i) {
     row.input(0);
     row.input(1);

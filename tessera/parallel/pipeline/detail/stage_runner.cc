@@ -49,7 +49,7 @@ at::Tensor StageRunner::run_model(PendingBackward& pending, ModelInputs&& inputs
   return model_(std::move(inputs));
 }
 
-// Adds a loss on the device; the host does not wait.
+// Adds the loss of a micro-batch to loss_. The sum stays on the device, and the host does not wait.
 void StageRunner::add_loss(const at::Tensor& loss) {
   const c10::NoGradGuard no_grad;
   const auto own = (is_dtensor(loss) ? full_tensor(loss) : loss).detach().to(at::kDouble);
