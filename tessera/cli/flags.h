@@ -41,7 +41,8 @@ void add_row_dtype_flag(CLI::App& app, std::string& dtype);
 // --max-model-len of the verbs that generate text, as in vLLM, or -c and --ctx-size as in llama.cpp. 0: the context of
 // the model.
 void add_context_flag(CLI::App& app, int64_t& context_tokens);
-// Sets the context of `config` and `options` unless it is 0; warns if it is longer than the model's own context.
+// Sets the context length of `config` and `options` to context_tokens, unless context_tokens is 0. Logs a warning if
+// context_tokens is above the context length that `config` has before the call (the model's own).
 void set_context(int64_t context_tokens, ModelConfig& config, GenerationOptions& options);
 
 // Reads standard input to its end. Error messages begin with `where`: kConfig for more than `max_bytes` bytes, kIo if

@@ -195,8 +195,8 @@ int run_serve(VerbArguments args) {
   set_context(flags.context_tokens, served.config, served.defaults);
   served.defaults.stop_tokens = end_tokens(flags.model, served.config, served.tokenizer, served.chat);
   if (const auto code = launch_ranks("serve", args, flags.nproc)) return *code;
-  // ShutdownSignals blocks the signals in this thread. It is created before join_world() and the model start threads,
-  // because these must inherit the blocked signals.
+  // ShutdownSignals blocks the signals in this thread, and a new thread inherits the blocked signals. join_world() and
+  // the model start threads, so ShutdownSignals is created before both.
   ShutdownSignals signals;
   const auto world = join_world({.nproc = static_cast<int>(flags.nproc)});
   const bool first = world->rank() == 0, shared = world->size() > 1;
@@ -209,7 +209,8 @@ int run_serve(VerbArguments args) {
   const auto model = load_sharded_model(flags.model, flags.dtype, served.config, device, world);
   served.cache_tokens = flags.cache_tokens > 0 ? flags.cache_tokens
                                                : shared_cache_tokens(*model, 8 * served.config.context_tokens, *world);
-  // A sequence cannot be longer than the cache, so a smaller cache limits the context.
+  // A sequence cannot be longer than the KV cache, so a cache with fewer tokens than the model's context limits the
+  // context.
   if (served.cache_tokens < served.config.context_tokens && first) {
     log_warning("[serve] the KV cache holds {} tokens, which limits the context of {} tokens", served.cache_tokens,
                 served.config.context_tokens);

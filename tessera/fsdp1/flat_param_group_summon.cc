@@ -147,8 +147,9 @@ void FlatParamGroup::restore_sharded_params(bool writeback) {
       continue;
     }
     const auto& member = layout_.members()[i];
-    // `to` is the gradient of the member's piece of the shard: a range of the member's elements in storage order. So
-    // `from` is first copied into a tensor with the member's strides.
+    // `to` is the gradient of the member's piece of the shard: a range of the member's elements in storage order.
+    // `from` is the gradient of the whole member and may have other strides than the member. So `from` is first copied
+    // into a tensor with the member's strides.
     at::Tensor strided = at::empty_strided(member.shape, member.strides, from.options());
     strided.copy_(from);
     to.copy_(strided.as_strided({member.numel}, {1}).narrow(0, infos[i].intra_param_start, infos[i].numel_in_shard));

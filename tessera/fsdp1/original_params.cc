@@ -49,9 +49,9 @@ bool is_truly_contiguous(const at::Tensor& tensor) {
   return tensor.is_contiguous() && (tensor.dim() == 0 || tensor.stride(-1) == 1);
 }
 
-// Walks the modules in pre-order and collects each parameter once, in the order in which upstream flattens. A parameter
-// that is found again adds its name as a further name of a shared parameter. Each slot is recorded once, although a
-// module may be found several times.
+// Walks the modules in pre-order and collects each parameter once, in the order in which PyTorch's FSDP1 flattens
+// parameters. If a parameter is found again, the new name is recorded as a further name of a shared parameter. Each
+// slot is recorded once, although a module may be found several times.
 struct OriginalParamCollector {
   OriginalParams found;
   std::unordered_set<const c10::TensorImpl*> managed, originals;  // of nested units

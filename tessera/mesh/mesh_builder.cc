@@ -141,8 +141,9 @@ MeshPtr DeviceMeshBuilder::make_submesh(const DeviceMesh& from, const std::vecto
 
 namespace {
 
-// The dims of mesh `all` that `dims` consist of, in the order of `dims`. nullopt if `all` lacks a name, or if a dim
-// covers other ranks in `all`.
+// Returns the dims of mesh `all` that `dims` consist of, in the order of `dims`. Returns nullopt if `all` lacks one of
+// their names, or if an entry of `dims` has other ranks than the dims of `all` with these names. On a rank outside the
+// mesh only the number of ranks is compared.
 std::optional<std::vector<int64_t>> find_dims(const DeviceMesh& all,
                                               const std::vector<DeviceMeshBuilder::NamedDim>& dims) {
   std::vector<int64_t> within;

@@ -93,7 +93,8 @@ struct DeviceMeshBuilder {
   // is none.
   static MeshPtr concatenate(const DeviceMesh& first, const DeviceMesh& second);
   static void set_group(const DeviceMesh& mesh, int64_t dim, const std::shared_ptr<comm::Group>& group);
-  // The group of a slot, created at the first call. Error kShape on a rank that is not part of the mesh.
+  // Returns the process group of `slot`, a GroupSlot of the mesh. The first call creates the group. Error kShape on a
+  // rank that is not part of the mesh.
   static const std::shared_ptr<comm::Group>& group_of(const DeviceMesh& mesh,
                                                       const std::shared_ptr<DeviceMesh::GroupSlot>& slot);
 };

@@ -16,8 +16,9 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, const ParameterOptions& 
   if (with_bias) register_parameter("bias", bias, at::empty({out}, options.tensor_options()), /*decay=*/false);
 }
 
-// Copies the parameter slots of `former` and lets them point to this layer's members. The tensors are shared, not
-// copied, so optimizers that hold them, and their names, remain valid.
+// Copies the parameter slots of `former` and makes the copies point to this layer's members. The tensors are shared,
+// not copied, so an optimizer that holds these tensors continues to update them. The names of the parameters stay the
+// same.
 Linear::Linear(Linear& former, bool with_weight) {
   for (ParameterSlot slot : former.own_parameters()) {
     const bool is_weight = slot.slot == &former.weight;

@@ -211,8 +211,9 @@ bool spans_mesh_dims(const comm::Group& group, const DeviceMesh& mesh, bool& who
   return shared == 0 || along == shared;
 }
 
-// Raises kShape if the group's ranks cross the dims of one of `meshes`, or if no mesh contains all of them. A group of
-// one rank always passes, and every group passes without meshes.
+// Raises kShape in two cases: the ranks that the group shares with one of `meshes` are not exactly the ranks along some
+// dims of this mesh, or no mesh contains all ranks of the group. Meshes without this rank are not checked; if there are
+// no others, every group passes. A group of one rank always passes.
 void check_group(const comm::Group& group, const std::vector<MeshPtr>& meshes, const char* name) {
   bool found = group.size() == 1;
   std::string seen;

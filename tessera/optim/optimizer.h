@@ -154,8 +154,8 @@ class Optimizer {
   // new settings do not need are dropped. Error kConfig, before anything changes: another number of groups, values out
   // of range or of another type, maximize, amsgrad, another use_muon or optim_bits.
   void set_hyperparameters(const std::vector<Hyperparameters>& groups);
-  // Raises the errors of set_hyperparameters() and changes nothing. Returns per group the names of the states that its
-  // parameters would have, without master and step.
+  // Throws the errors that set_hyperparameters(groups) would throw, and changes nothing. Returns for each group the
+  // names of the states that its parameters would have after set_hyperparameters(groups), without master and step.
   std::vector<std::vector<std::string>> check_hyperparameters(const std::vector<Hyperparameters>& groups) const;
 
  protected:
@@ -205,8 +205,8 @@ class Optimizer {
   // Returns the value of the tensor `entry.step`, from a copy on the host. The host waits for the device only if the
   // copy is out of date, because other code wrote into the tensor.
   static int64_t steps_of(ParameterEntry& entry);
-  // Calls check() for each group and makes the state that its settings need. Constructors of derived classes end with
-  // it.
+  // Calls check() for each group and makes the optimizer state that the settings of the group need. The constructor of
+  // a derived class must call set_up_groups() last.
   void set_up_groups(const char* verb);
   // Updates `value` of each element of `updates`. All these tensors have one dtype, device and group. The `step` of
   // each entry already counts this update.

@@ -39,8 +39,8 @@ at::Tensor dequantized(const at::Tensor& codes, const at::Tensor& scale, const a
                        const tessera::ShardRegion& region);
 // Raises each element of `largest`, one per block, to the largest |value| of the block if that is larger.
 void add_block_maxima(const at::Tensor& values, const tessera::ShardRegion& region, const at::Tensor& largest);
-// Sets `scale` to max(largest, 1e-12). Sets each code to the index of the entry of `map` that is nearest to value /
-// scale, with the scale of the value's block.
+// Sets the scale of each block to the block's element of `largest`, but at least to 1e-12. Sets each code to the index
+// of the entry of `map` that is nearest to value / scale, with the scale of the value's block.
 void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Tensor& map,
               const tessera::ShardRegion& region, const at::Tensor& codes, const at::Tensor& scale);
 
@@ -48,7 +48,8 @@ void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Ten
 // block for *_scale, and a tensor like `local` with `options` for other names.
 at::Tensor new_state(std::string_view name, const at::Tensor& parameter, const at::Tensor& local,
                      const at::TensorOptions& options);
-// Returns whether every rank holds the whole state (*_scale), not a shard.
+// Returns whether every rank holds all elements of the state `name` of a DTensor parameter. This is true for *_scale;
+// other states are sharded like the parameter.
 bool is_replicated_state(std::string_view name);
 // Returns a tensor with the shape and placements of a state that does not exist yet: the parameter itself, or for
 // *_scale a meta tensor.

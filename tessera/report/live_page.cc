@@ -120,7 +120,7 @@ struct LivePage::Server {
   }
 
   MHD_Result send(MHD_Connection* connection, unsigned code, const char* type, const std::string& text) const {
-    // The library copies the text, so that it may be replaced while the response is still being sent.
+    // libmicrohttpd copies `text`, so the caller may free or replace `text` while the response is still being sent.
     MHD_Response* response =
         MHD_create_response_from_buffer(text.size(), const_cast<char*>(text.data()), MHD_RESPMEM_MUST_COPY);
     if (!response) return MHD_NO;

@@ -123,7 +123,9 @@ std::chrono::duration<double> Connections::time_for(ConnectionStage stage) const
   return std::chrono::duration<double>(seconds);
 }
 
-// The loop of the internal thread. A late connection is only shut down; its own thread sees this and closes it.
+// The loop of the internal thread. It shuts down each connection that has exceeded the time limit of its stage, but
+// does not close it. libmicrohttpd has one thread for each connection; this thread notices the shutdown and closes the
+// connection.
 void Connections::watch() {
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, std::chrono::milliseconds(500), [this] { return ending_; })) {

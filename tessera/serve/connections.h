@@ -40,9 +40,9 @@ class Connections {
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
 
-  // Whether to accept a connection from `address` (limited_address). When there are too many connections, of this
-  // address or in all, a silent one is shut down first. False when this address has too many and none of them is
-  // silent. An empty address has no limit of its own.
+  // Whether to accept a connection from `address` (limited_address). If the open connections, of this address or in
+  // all, have reached their limit, first shuts down one of them that is not in kAnswer. Returns false when this address
+  // has reached its limit and all its connections are in kAnswer. An empty address has no limit of its own.
   bool admit(const std::string& address);
   // `key` identifies the connection in the calls below.
   void opened(const void* key, int socket, const std::string& address);  // the connection begins in kHeader
@@ -59,7 +59,8 @@ class Connections {
     Clock::time_point since{};  // begin of the stage
     bool is_shut = false;       // shut down, but not closed yet
   };
-  // `address` null: all addresses.
+  // Both functions consider only the connections from the client address `address`, or all connections if `address` is
+  // null.
   int64_t count_open(const std::string* address) const;
   bool shut_down_silent_connection(const std::string* address);
   std::chrono::duration<double> time_for(ConnectionStage stage) const;

@@ -6,8 +6,9 @@
 namespace tessera::serve {
 
 struct Limits {
-  // The number of connections that may be open at once. When a new connection would exceed this number, a silent
-  // connection is shut down; when none is silent, up to twice as many may be open.
+  // When this many connections are open, each new connection takes the place of another one: a connection that does not
+  // wait for an answer of the model is shut down. If all of them wait for an answer, the new connection is accepted in
+  // addition. A connection is refused only when connections + max(connections, 64) are open.
   int64_t connections = 256;
   int64_t address_connections = 192;  // connections from one address that is not loopback; more are refused
   int64_t sequences = 64;             // sequences that one step of the engine computes

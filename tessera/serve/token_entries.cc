@@ -122,8 +122,8 @@ Json ContentEntries::take(std::string_view content, const text::Tokenizer& token
   std::string bytes;
   for (const auto& token : waiting_) bytes += token.left;
   const auto place = bytes.find(content);
-  // The content has U+FFFD for bytes that are not UTF-8, so it may not be found in the waiting bytes; then all waiting
-  // bytes are taken as part of this piece.
+  // The content has U+FFFD in place of bytes that are not UTF-8, so `content` may not occur in `bytes`, the bytes that
+  // the tokens in waiting_ have left. Then all of these bytes are taken as the bytes of `content`.
   size_t skipped = place == bytes.npos ? 0 : place, needed = place == bytes.npos ? bytes.size() : content.size();
   size_t released = 0;
   for (auto& token : waiting_) {

@@ -45,9 +45,10 @@ size_t partial_match_length(std::string_view text, std::string_view word) {
 
 }  // namespace
 
-// Moves from one state to the next, and returns false when it needs more output. A message that begins with '{' or '['
-// is held until its end, because only the whole JSON shows whether it is a call. Between tags the output is held until
-// the closing tag. Other text is added to `output`, except a suffix that may be the beginning of a tag.
+// Reads held_, the text of the model that is not yet in `output`, until the state changes. Returns false when it needs
+// more text of the model. A message that begins with '{' or '[' stays in held_ until its end, because only the whole
+// JSON shows whether it is a call. After an opening tag the text stays in held_ until the closing tag comes. Other text
+// is added to `output`, except a suffix that may be the beginning of a tag.
 bool ToolCallReader::advance(ToolCallOutput& output) {
   if (state_ == ReadState::kStart) {
     const auto first = held_.find_first_not_of(kSpaces);

@@ -26,7 +26,8 @@ class ToolCallReader {
     std::string text{};
     std::vector<ToolCall> calls{};
   };
-  // `names` are the functions that a message of bare JSON may call. Between tags any function may be called.
+  // `names` are the functions that a message of bare JSON may call. A call between <tool_call> and </tool_call> may
+  // name any function.
   explicit ToolCallReader(std::set<std::string> names) : names_(std::move(names)) {}
 
   ToolCallOutput push(std::string_view text);

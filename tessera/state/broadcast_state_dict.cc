@@ -67,9 +67,10 @@ void broadcast_state_dict(const StateDict& full, StateDict& local, const Broadca
   TESSERA_CHECK(options.group, ErrorKind::kConfig,
                 "[state.broadcast] found no group, wanted the ranks that take part in options.group");
   const c10::NoGradGuard no_grad;
-  // plan_load calls `check` on all ranks before any tensor is sent, and throws an error of one rank on all ranks.
-  // Values other than tensors with dims are part of incoming->message() and are stored at once. Each announced tensor
-  // is identified by its TensorImpl, so `keys` maps a received tensor to its key.
+  // plan_load() calls `check` on all ranks before any tensor is sent. If `check` throws on one rank, plan_load() throws
+  // on all ranks. For each tensor with dims, incoming->message() has a meta tensor, and receive_each() passes this meta
+  // tensor together with the values. So `keys` finds the key of received values by the TensorImpl of the meta tensor.
+  // All other values are in incoming->message() themselves, and the loop below stores them at once.
   const auto check = [&](const StateDict& message, const detail::IncomingTensors*) {
     for (const auto& [key, value] : message) check_entry(key, value, local);
   };

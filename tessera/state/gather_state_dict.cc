@@ -176,8 +176,9 @@ class StateDictWalk {
     to.copy_(from.detach(), options_.non_blocking);
   }
 
-  // Copies local tensors into the companion and returns the companion's value. DTensors are compared by shape first,
-  // because local tensors of equal size can belong to different shapes.
+  // Copies the local tensors of `from` into those of `to`, the value of the companion dict (IterateOptions::companion)
+  // at `path`, and returns `to`. The global shapes of two DTensors are compared first, because their local tensors can
+  // have the same size although the global shapes differ.
   StateValue copied(const StateValue& from, const StateValue& to, const std::string& path) {
     if (from.is_sharded() && to.is_sharded() && to.sharded()) {
       const auto &source = from.sharded()->local_shards, &target = to.sharded()->local_shards;

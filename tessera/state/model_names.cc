@@ -88,8 +88,8 @@ const ModelTensorNames::NamedTensor* ModelTensorNames::find(const at::Tensor& pa
   return found == by_tensor_.end() ? nullptr : &entries_[found->second];
 }
 
-// The first DTensor's world is used, not its mesh: with several meshes (pipeline stages, experts) only the world has
-// all ranks.
+// Without options.group, returns the group of all ranks of the World in which the model's first DTensor lives. The mesh
+// of this DTensor is not used: in a model with several meshes (pipeline stages, experts) no mesh has all ranks.
 std::shared_ptr<comm::Group> group_of(const ModelTensorNames& model, const StateDictOptions& options) {
   if (options.group) return options.group;
   for (const auto& entry : model.entries()) {

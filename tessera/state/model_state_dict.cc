@@ -161,7 +161,8 @@ std::vector<std::string> submodule_prefixes(nn::Module& model, const StateDictOp
 }  // namespace
 
 const StateDictHandler* state_dict_handler(nn::Module& model) {
-  // for_each_module visits a parent before its children, so the first match is the outermost wrapped module.
+  // for_each_module visits a parent before its children, so the first StateDictHandler with parameters is that of the
+  // outermost wrapped module.
   const StateDictHandler* found = nullptr;
   model.for_each_module([&](nn::Module& module) {
     const auto* handler = dynamic_cast<const StateDictHandler*>(module.sharding().get());

@@ -137,8 +137,8 @@ void OptimizerLoad::plan_state(ParameterPlan& parameter, size_t position, const 
       TESSERA_CHECK(state == "momentum_buffer" || state == kMasterState, ErrorKind::kShape,
                     "[state.load_optimizer] {}: found {} without step. Save both, or neither.", quote(parameter.name),
                     state);
-      // torch.optim.SGD saves no step count. With any step count other than 0 the optimizer continues with the saved
-      // momentum_buffer.
+      // torch.optim.SGD saves no step count. At step 0 the optimizer would start a new buffer, so the step is set to 1.
+      // With any step count other than 0 the optimizer continues with the saved momentum_buffer.
       if (state == "momentum_buffer") parameter.step = 1;
     }
   }
@@ -169,8 +169,8 @@ OptimizerLoad plan_optimizer_load(optim::Optimizer& optimizer, const StateDict& 
   return load;
 }
 
-// Prepares the optimizer for the copies: sets the hyper-parameters, resets every state that gets no value, and looks up
-// the tensors to write.
+// Prepares the optimizer for copying the values of the dict into its states: sets the hyper-parameters, resets every
+// state that gets no value, and looks up the tensor that each value of copies_ will be written to.
 void OptimizerLoad::begin() {
   clone_aliased_sources();
   optimizer_->set_hyperparameters(groups_);

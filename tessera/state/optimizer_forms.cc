@@ -43,7 +43,8 @@ std::optional<FlatKey> FlatKeyReader::read(std::string_view key) {
 
 namespace {
 
-// Returns the groups with the result of `rename` for each id or name in `params`. `rename` is called in order.
+// Returns the parameter groups of `optimizer_dict`, with each id or name in "params" replaced by the result of `rename`
+// for it. `rename` is called for the ids or names in the order of the groups and of their "params".
 template <class Rename>
 StateList renamed_groups(const StateDict& optimizer_dict, const Rename& rename) {
   StateList groups;

@@ -34,7 +34,7 @@ struct StateDictOptions {
   // get: leaves out parameters that need no gradient. set: the dict may lack these parameters.
   bool ignore_frozen_params = false;
   bool keep_submodule_prefixes = true;  // get: names keep the prefix of their module in `submodules`
-  // For set: missing and unexpected names, and parameters without a saved optimizer state, are errors.
+  // set: a missing or unexpected name in the dict, or a parameter without a saved optimizer state, is an error.
   bool strict = true;
   // set: uses the dict of rank 0 and ignores the dicts of the other ranks. Requires full_state_dict.
   bool broadcast_from_rank0 = false;
@@ -45,8 +45,9 @@ struct StateDictOptions {
   // get: returns only the tensors of these modules of the model. Deprecated in PyTorch. With keep_submodule_prefixes =
   // false there must be exactly one module.
   std::vector<nn::Module*> submodules = {};
-  // The group whose rank 0 cpu_offload and broadcast_from_rank0 mean. Default: all ranks in the world of the model's
-  // first DTensor. A model without DTensors needs a group for broadcast_from_rank0; with cpu_offload and without a
+  // The group of two options: with cpu_offload and full_state_dict only its rank 0 gets the values; with
+  // broadcast_from_rank0 its rank 0 has the values. Default: all ranks in the world of the model's first DTensor. For a
+  // model without DTensors there is no default: broadcast_from_rank0 needs a group, and with cpu_offload and without a
   // group every rank gets the values.
   std::shared_ptr<comm::Group> group = {};
 };

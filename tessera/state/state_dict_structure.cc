@@ -84,8 +84,8 @@ bool similar_tensors(const at::Tensor& a, const at::Tensor& b) {
          (!is_dtensor(a) || to_local(a).sizes() == to_local(b).sizes());
 }
 
-// Whether both have equal size and dtype, and local shards with equal offsets and sizes in the same order. The shards
-// of other ranks are not compared.
+// Whether `a` and `b` are both null, or both have equal size and dtype, and on this rank the same number of shards,
+// which in order have equal offsets and are similar_tensors(). The shards of other ranks are not compared.
 bool similar_sharded(const ShardedTensor* a, const ShardedTensor* b) {
   if (!a || !b) return a == b;
   if (a->size != b->size || a->dtype != b->dtype || a->local_shards.size() != b->local_shards.size()) return false;

@@ -53,7 +53,8 @@ class StateDict {
   // Inserts at the end, or overwrites the value of an existing key. Returns the stored value; a later insertion
   // invalidates the reference.
   StateValue& set(StateKey key, StateValue value);
-  // The time is linear in the size of the dict.
+  // Removes `key` and its value; does nothing if the dict does not have the key. The call takes time linear in the size
+  // of the dict.
   void erase(const StateKey& key);
 
   auto begin() const { return items_.begin(); }

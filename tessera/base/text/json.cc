@@ -239,8 +239,8 @@ JsonReader JsonReader::child(std::string_view key, const Json& value) const {
   return {value, *this, ParentLink{.parent = link_, .key = key, .index = 0, .is_index = false}};
 }
 
-// The path is built only for messages. A reader does not store it as text, but a ParentLink that points to the link of
-// its parent.
+// Only messages need the path, so it is built here and not stored. A reader stores a ParentLink, which points to the
+// ParentLink of the parent reader.
 std::string JsonReader::path() const {
   std::vector<const ParentLink*> links;
   for (const auto* link = link_.get(); link; link = link->parent.get()) links.push_back(link);

@@ -129,8 +129,8 @@ class JsonBuilder {
   void key(std::string& key);
   void open(Json container);  // an empty object or array
   void close();
-  // enter() and leave() count a nesting level, and count_key() counts a key, of a part that the parser stores itself,
-  // so that the limits also apply to this part.
+  // For a part of the document that the parser stores without the JsonBuilder: enter() and leave() count a nesting
+  // level of this part, and count_key() counts a key, so that the limits also apply to this part.
   void enter();
   void leave() { --depth_; }
   void count_key();

@@ -104,7 +104,8 @@ FiniteNumbers without_overflowing_numbers(std::string_view text) {
       continue;
     }
     const auto digits = text.substr(at, length);
-    // The shortest number that overflows, 1e309, has 5 characters.
+    // Numbers of fewer than 5 characters cannot overflow, so they are not converted: 1e309 is one of the shortest
+    // numbers that overflow.
     if (length >= 5 && std::isinf(nearest_double(digits))) {
       found.replaced_digits.emplace(numbers, digits);
       found.text.replace(at, length, "0." + std::string(length - 2, '0'));

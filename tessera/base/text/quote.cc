@@ -12,7 +12,8 @@
 namespace tessera {
 namespace {
 
-// Control characters, line separators, direction marks, joiners, tags, private use, and codes that are no characters.
+// Whether escape() writes the code point as an escape sequence. This is so for control characters, line separators,
+// direction marks, joiners, variation selectors, tags, private use, and codes that are no characters.
 bool is_hidden(uint32_t code) {
   static constexpr std::pair<uint32_t, uint32_t> kHidden[] = {
       {0x00, 0x1F},     {0x7F, 0x9F},       {0xAD, 0xAD},       {0x61C, 0x61C},     {0x180E, 0x180E}, {0x200B, 0x200F},

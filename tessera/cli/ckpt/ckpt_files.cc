@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string dtype_name(c10::ScalarType dtype) {
-  // safetensors has no names for complex dtypes.
+  // safetensors has no names for complex dtypes, so libtorch's names are used for these.
   return c10::isComplexType(dtype) ? c10::toString(dtype) : std::string(safetensors_dtype_name(dtype));
 }
 

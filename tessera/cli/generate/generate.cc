@@ -238,8 +238,9 @@ int run_generate(VerbArguments args) {
                         : prompts.encode_text(text, kPrompt);
     cache = generation_capacity(config, prompt, options);
   };
-  // A single rank reads the prompt first, to make the KV cache no larger than needed. With several ranks only rank 0
-  // reads the prompt (it may be standard input), after the model is loaded: all ranks must choose the same cache size.
+  // A single rank reads the prompt before the model is loaded, so that the KV cache is no larger than this prompt and
+  // its answer need. With several ranks the size of the KV cache does not depend on the prompt: all ranks must choose
+  // the same size, but only rank 0 reads the prompt (it may be standard input), after the model is loaded.
   if (flags.prompt && world->size() == 1) read_prompt();
   Generator generator(flags, config, cache, world);
   if (!first) {

@@ -153,7 +153,8 @@ struct SequenceSums {
   double mean = 0;
 };
 
-// The JSON of one sequence; sets `sums`. dump_json() writes numbers that are not finite as null.
+// Returns the JSON of one sequence, and sets `sums` to the sum and the mean of the sequence's log-probs. dump_json()
+// writes numbers that are not finite as null.
 ordered_json sequence_result(const ScoreSequence& sequence, const std::vector<double>& logprobs, SequenceSums& sums) {
   for (const double each : logprobs) sums.sum += each;
   sums.mean = logprobs.empty() ? 0 : sums.sum / static_cast<double>(logprobs.size());
@@ -220,7 +221,8 @@ ordered_json record_result(const ScoreRecord& record, std::span<const std::vecto
 // over the world.
 ScoreTotals score_all(const std::vector<ScoreRecord>& records, ScoreRun& run, ScoreWriter* writer) {
   ScoreTotals totals;
-  // All sequences of a record are in one group, so that the result of the record is complete when the group is written.
+  // All sequences of a record are scored by the same call of run.score(), so the result of the record is complete when
+  // its line is written.
   for (size_t begin = 0; begin < records.size();) {
     std::vector<const ScoreSequence*> sequences;
     size_t end = begin;

@@ -28,7 +28,8 @@ BackendPtr make_gloo(const StorePtr& store, const BackendRequest& request, int r
                                    .timeout = request.timeout});
 }
 
-// The shared-memory handshake of `ranks` (global ranks); `rank` is this rank's position in `ranks`.
+// Runs shm::shake_hands() with the settings of `request` among `ranks` (global ranks), and returns its result. `rank`
+// is this rank's position in `ranks`.
 shm::HandshakeResult shake_hands(const StorePtr& store, const BackendRequest& request, int rank,
                                  const std::vector<int>& ranks) {
   return shm::shake_hands(*store, {.rank = rank,

@@ -33,9 +33,9 @@ struct DeviceBackendRequest {
   c10::intrusive_ptr<c10d::Backend> host;  // back-end of the group's CPU tensors, for transfers through the host
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   bool high_priority_streams = false;  // from DeviceBackendSettings
-  // Back-end whose communicator is split (ncclCommSplit) to make the new one. All ranks of `split_from` must call the
-  // maker, and the ranks that pass the same `split_color` form one new communicator. Null: the new communicator is made
-  // without a split.
+  // Back-end whose communicator is split (ncclCommSplit) to make the communicator of the new back-end. All ranks of
+  // `split_from` must call the DeviceBackendMaker, and the ranks that pass the same `split_color` form one new
+  // communicator. Null: the new communicator is made without a split.
   c10::intrusive_ptr<c10d::Backend> split_from = {};
   int split_color = 0;
 };

@@ -89,7 +89,9 @@ class CollectiveStart {
     }
     return started();
   }
-  // Ends the call at once: there is no data to move. Signatures are still compared under comm.check: always.
+  // Ends the call at once, for calls in which this rank exchanges no data with other ranks: a group of one rank, or an
+  // empty tensor. Under comm.check: always the signatures are compared nevertheless, except for a receive and in a
+  // group that has a comparing_backend().
   PendingCollective finished();
 
  private:

@@ -58,8 +58,9 @@ SignatureMessage announce_message(Group& group, const Signature& mine) {
   return {bytes, group.backend().send(tensors, mine.root, announcement_tag(mine.tag))};
 }
 
-// Messages of one tag are matched by order. So the n-th announcement belongs to the n-th message with this tag, and a
-// differing hash means that sender and receiver disagree on what this message is.
+// Receives the sender's signature of a message (announce_message()) and compares it with `mine`. Messages of one tag
+// are matched by order, and so are their announcements. So the n-th announcement of a tag belongs to the n-th message
+// of this tag, and signatures with different hashes mean that sender and receiver disagree on what this message is.
 void await_announced_message(c10d::Backend& backend, int rank, const Signature& mine) {
   std::vector<at::Tensor> tensors = {at::empty({static_cast<int64_t>(sizeof mine)}, at::kByte)};
   const auto work = backend.recv(tensors, mine.root, announcement_tag(mine.tag));

@@ -50,7 +50,8 @@ class SignalQueue {
 // Reads the queued signals; returns true when SIGINT, SIGTERM, SIGHUP or SIGUSR1 is among them.
 bool asked_to_stop(const SignalQueue& signals);
 
-// Makes this process the subreaper (prctl(2)) while it lives: orphaned descendants of the ranks become its children.
+// Makes this process a child subreaper (prctl(2)) while the Subreaper object exists: orphaned descendants of the ranks
+// become children of this process.
 class Subreaper {
  public:
   Subreaper() {

@@ -68,8 +68,8 @@ RankRange range_of_host(const LauncherOptions& options) {
           std::accumulate(begin, options.nproc_of_hosts.end(), 0)};
 }
 
-// The id of this launch: --run-id; else on one host a random name, and on several hosts TESSERA_RUN_ID or name_of(),
-// which are equal on all hosts.
+// Returns the id of this launch: --run-id if it is given; else on one host a random name. On several hosts it is
+// TESSERA_RUN_ID, or without this variable the result of name_of(), because the id must be equal on all hosts.
 std::string id_of(const std::vector<std::string>& arguments, const LauncherOptions& options) {
   if (!options.run_id.empty()) return options.run_id;
   if (options.nnodes == 1) return "run-" + random_hex(8);

@@ -69,8 +69,8 @@ void RankOutputs::begin_attempt(int attempt, const fs::path& scratch) {
   notices_.reset(reads ? ::inotify_init1(IN_CLOEXEC | IN_NONBLOCK) : -1);
 }
 
-// A shown rank inherits the launcher's streams if no files are kept and --tee is not given. Any other rank writes to
-// files; `tails`: the launcher reads these files and shows their lines.
+// A rank whose output is shown (OutputOptions::shown) inherits the launcher's streams if no files are kept and --tee is
+// not given. Every other rank writes to files. `tails`: the launcher reads these files and shows their lines.
 RankOutputs::Streams RankOutputs::open(int rank, int local_rank) {
   const auto& shown = options_.shown;
   const bool is_shown = shown.empty() || std::ranges::find(shown, local_rank) != shown.end();

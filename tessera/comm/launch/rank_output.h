@@ -46,7 +46,7 @@ class RankOutputs {
   void begin_attempt(int attempt, const std::filesystem::path& scratch);
   // Opens the streams of a rank that is about to start. Error kIo.
   Streams open(int rank, int local_rank);
-  // Closes the launcher's copies of the streams, once all ranks have started.
+  // Closes the launcher's descriptors of the streams that open() returned. To be called once all ranks have started.
   void close_own();
   int descriptor() const { return notices_.get(); }  // readable when a shown file has grown
   // Shows new output, at most 1 MiB per stream and call, so that one rank with endless output does not delay the

@@ -137,9 +137,10 @@ void Channel::abort_group(const std::exception& error) noexcept {
                                                                       : AbortReason::kPeerFailed);
 }
 
-// `breaking` is a lock for the reason: only the first caller writes it, and sets `broken` afterwards, so a rank that
-// sees `broken` reads a complete reason. A later caller waits up to 100 ms for that, and then sets `broken` itself: the
-// first caller's process may have died in between, and the reason may then be incomplete.
+// `breaking` counts the callers of abort_group(). Only the first caller writes the reason of the abort, and sets
+// `broken` afterwards, so a rank that sees `broken` reads a complete reason. A later caller waits up to 100 ms until
+// `broken` is set. Then it sets `broken` itself, because the process of the first caller may have died before it did
+// so; the reason may then be incomplete.
 void Channel::abort_group(const std::string& reason, AbortReason kind) noexcept {
   if (head().breaking.fetch_add(1) == 0) {
     std::strncpy(head().reason, reason.c_str(), kReasonBytes - 1);

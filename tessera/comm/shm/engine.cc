@@ -16,9 +16,10 @@ using std::chrono::nanoseconds;
 // message takes about 50 us, so a thread that waits for a work spins longer than that. The worker spins less, to leave
 // the core to computation.
 constexpr microseconds kCallerSpin{100}, kWorkerSpin{10};
-// With more ranks than cores, the peer needs this core to make progress, so the driver yields instead of spinning. A
-// yield that takes longer than kLongYield means that other processes want the core, too: then a thread that sleeps gets
-// the core back sooner than a thread that yields.
+// With more ranks than cores, another rank may need this core to make progress, so a thread that drives the engine
+// yields instead of spinning. It stops yielding after kYields yields and then sleeps (the worker stops driving
+// instead). A yield that takes longer than kLongYield means that other processes want the core, too. The thread then
+// stops yielding at once, because a thread that sleeps gets the core back sooner than a thread that yields.
 constexpr int kYields = 20;
 constexpr microseconds kLongYield{50};
 // A peer's death or a deadline does not wake the futex. So a thread that drives the engine, and the worker while it is
@@ -167,7 +168,8 @@ void Engine::begin_driving() {
   worker_registered_ = false;
 }
 
-// Whether peers may come to wait for this rank, so that some thread of this rank must watch a bell of this rank.
+// Whether a thread of this rank must watch a bell of this rank and advance the works that were started. False if there
+// are no such works, or only a posted collective for which Operation::may_delay_peers() is false.
 bool Engine::needs_driver() const {
   return !queue_.empty() || !posted_.empty() || !messages_.is_idle() ||
          (front_ && (!front_is_posted_ || front_->operation_->may_delay_peers()));
@@ -267,7 +269,8 @@ bool Engine::drive(Lock& lock, bool sleeps, const Until& until) {
   return moved;
 }
 
-// Drives the engine for one call of `look`. `look` must not wait. The engine's lock is released during the call.
+// Begins to drive the engine, calls look() once, and ends driving. look() must not wait. `lock` holds `mutex_` of the
+// engine; it is released while look() runs.
 template <class Look>
 void Engine::drive_once(Lock& lock, const Look& look) {
   begin_driving();
@@ -357,7 +360,8 @@ void Engine::work() {
 
 // ---- steps ----
 
-// Makes one step of the front collective and of the messages; returns whether something moved.
+// Makes one step of the started collective that comes first (front_) and of the messages. Returns whether one of the
+// two made progress or failed.
 bool Engine::step() {
   const bool collective = front_ && step_collective();
   const bool message = !messages_.is_idle() && step_messages();

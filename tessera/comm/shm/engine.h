@@ -56,7 +56,8 @@ class Engine {
   // Waits until `work` has ended, with or without an error. The work fails at `deadline`, or at its own deadline if
   // that is earlier.
   void wait(EngineWork& work, Clock::time_point deadline);
-  // Makes one step unless another thread drives; returns whether `work` has ended. Never waits.
+  // Makes one step of the engine, unless another thread drives the engine (see the top of this file). Returns whether
+  // `work` has ended. Never waits.
   bool poll(EngineWork& work);
   void abort_group(const std::string& reason) noexcept { channel_->abort_group(reason); }
   Channel& channel() { return *channel_; }

@@ -36,7 +36,7 @@ class EngineWork : public c10d::Work {
   bool ended_ = false;  // guarded by the engine's lock, unlike Work::completed_
 };
 
-// A work that has ended, with its error, or null when it succeeded.
+// A work that has ended. `failure` is its error, or null when the work succeeded.
 struct EndedWork {
   c10::intrusive_ptr<EngineWork> work;
   std::exception_ptr failure;

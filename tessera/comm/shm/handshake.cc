@@ -27,7 +27,8 @@ class MappingRegistry {
     static MappingRegistry registry;
     return registry;
   }
-  // Returns the memory that an earlier call with this address has made, if it still exists; otherwise calls make().
+  // Returns the memory that an earlier get() with the same `address` returned, if this memory still exists; otherwise
+  // calls make() and returns its result.
   template <class Make>
   std::shared_ptr<SharedMemory> get(const std::string& address, const Make& make) {
     const auto entry = entry_of(address);
@@ -133,7 +134,9 @@ class Handshake {
   }
 
  private:
-  // Parses a refusal: "no\nREASON", or "elsewhere\nREASON\n0 0 1 1" with the host index of each rank.
+  // Parses the text of shm/offer or shm/verdict when the ranks cannot share memory: "no\nREASON", or
+  // "elsewhere\nREASON\n0 0 1 1" when the ranks are on different hosts, in different containers or of different users.
+  // The numbers are the host index of each rank.
   static HandshakeResult refused(const std::string& answer) {
     std::istringstream lines(answer.substr(answer.find('\n') + 1));
     HandshakeResult met;
@@ -195,7 +198,8 @@ class Handshake {
     store_.set("shm/offer", offer);
   }
 
-  // Other ranks: map the memory and publish the outcome.
+  // Ranks other than 0: maps the shared memory of rank 0 and sets shm/took/R to the outcome: kYes, kViews, or kNo with
+  // the reason.
   void fetch(const MemoryOffer& offer) {
     std::string outcome = may_view_all(offer.processes) ? kViews : kYes;
     try {
@@ -210,7 +214,9 @@ class Handshake {
     store_.set(key_of("took", options_.rank), outcome);
   }
 
-  // Rank 0: sends the memory's descriptor to the other processes, collects the outcomes, and returns the verdict.
+  // Rank 0: sends the descriptor of the shared memory to the other processes and reads the outcomes of all other ranks
+  // (shm/took/R). Returns the text for shm/verdict: kYes or kViews if every rank has mapped the memory, otherwise the
+  // reason of a failure.
   std::string decide_for_all() {
     std::string trouble;
     try {

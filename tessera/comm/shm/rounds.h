@@ -100,7 +100,8 @@ enum class RoundState { kOpen, kComplete, kBroken };
 template <class Platform, class RankBells = RankEventCounts<Platform>>
 class Rounds {
  public:
-  // bells: one per rank. first: number of rounds that are skipped, i.e. count as done; for tests of large numbers.
+  // bells: one per rank. first: the number of rounds that are skipped, so that the first round of this object has the
+  // number first + 1. Tests use `first` to begin with large round numbers.
   Rounds(RoundWords<Platform>& words, std::vector<RankBells*> bells, int rank, uint64_t first = 0)
       : words_(words), bells_(std::move(bells)), rank_(static_cast<size_t>(rank)), first_(first), round_(first) {}
 

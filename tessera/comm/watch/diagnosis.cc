@@ -106,8 +106,9 @@ class HangDiagnoser {
     return found == last_.end() ? nullptr : found->second;
   }
 
-  // Whether `rank` has made its side of the call. Calls are made in order, so for a collective the number of the rank's
-  // last one in the group is enough. For a message, the matching call has an equal hash and is the other operation.
+  // Whether `rank` has made the call with this signature. A rank makes its calls in order. So `rank` has made a
+  // collective if the number of its last collective in the group is not smaller. For a message, the matching call of
+  // `rank` has the same hash and the opposite operation: a receive for a send, a send for a receive.
   bool has_made(int rank, const Signature& signature) const {
     if (!is_message(signature.op)) {
       const FlightCall* last = last_collective(rank, signature.members);

@@ -170,8 +170,9 @@ bool Monitor::record_if_ended(const TrackedCall& one) {
   return true;
 }
 
-// Removes the calls that have ended. The next search by before_device_start() comes when the list has doubled, so the
-// cost per call is constant however many calls are under way.
+// Removes the calls that have ended from in_flight_. before_device_start() calls this function again only when
+// in_flight_ has twice the size that is left now (at least kSearchAtSize), so the average cost per call is constant
+// however many calls are under way.
 void Monitor::record_ended_calls() {
   std::erase_if(in_flight_, [this](const TrackedCall& one) { return record_if_ended(one); });
   search_at_size_ = std::max(kSearchAtSize, 2 * in_flight_.size());
@@ -314,8 +315,9 @@ void Monitor::on_failure_report(const FailureReport& report) {
     const std::lock_guard lock(in_flight_mutex_);
     starting = std::ranges::any_of(in_flight_, [](const TrackedCall& one) { return !one.work; });
   }
-  // While a device's call is in its start, abort() of the back-end may block until the start returns. A thread of its
-  // own calls it, so that the watchdog's thread continues and can end the process.
+  // A call in `in_flight_` without a work is a device's call whose start has not returned yet. In this case the
+  // back-end's abort() may block until the start returns. So a separate thread runs `abort_groups_`, and the watchdog's
+  // thread continues and can end the process.
   if (starting) {
     abort_thread_ = std::thread(abort_groups_);
   } else {

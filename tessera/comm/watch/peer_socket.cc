@@ -81,8 +81,8 @@ bool PeerSocket::send(const WatchdogFrame& frame) noexcept {
   return flush();
 }
 
-// Sent bytes are removed from the buffer only when it is empty or 8 MiB were sent, so that the cost of moving the rest
-// is small.
+// flush() removes sent bytes from outgoing_ only when all bytes are sent or more than 8 MiB are sent. A removal moves
+// the unsent bytes to the front of outgoing_, which would be expensive after every call of send(2).
 bool PeerSocket::flush() noexcept {
   while (has_unsent()) {
     const ssize_t count =

@@ -30,7 +30,7 @@ class RecordWriter {
 
   // Starts to write `text` and returns at once. While a write is under way, only the latest further text is kept.
   void write(std::string text);
-  // Waits until everything is written. Returns false after the limit.
+  // Waits until no text is left to write. Returns false if this takes longer than `limit`.
   bool await(std::chrono::milliseconds limit);
 
  private:

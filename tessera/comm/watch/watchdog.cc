@@ -71,8 +71,9 @@ void warn_of_no_watch(const std::string& why) {
       why);
 }
 
-// Collects the connections of all other ranks. Connections without the token are ignored. Returns false when a rank has
-// decided that there is no watch because it cannot reach rank 0.
+// Waits until the watchdogs of all other ranks have connected, and passes the connections to `hub`. A connection whose
+// hello does not have the secret endpoint.token is ignored. Returns false when a rank has decided that no watchdog is
+// used, because it cannot reach rank 0.
 bool await_ranks(c10d::Store& store, ConnectionAcceptor& reception, const WatchdogEndpoint& endpoint,
                  const WatchdogOptions& options, PeerDeadline deadline, WatchdogHub& hub) {
   std::set<int> missing;
@@ -163,9 +164,9 @@ PeerSocket reach_hub(c10d::Store& store, const WatchdogEndpoint& endpoint, const
   const std::string why =
       fmt::format("rank {} cannot reach rank 0 at port {} ({})", options.rank, endpoint.port, tried);
   store.set(kUnreachable, why);
-  // A sum of kAllThere + 1 means that rank 0 was first and decided that there is a watch. Rank 0 has then received this
-  // rank's hello, but the answer of rank 0 came too late for this rank. The hub watches this rank and would report it
-  // as dead, so this rank must fail.
+  // Adds 1 to the counter kDecision. If add() returns kAllThere + 1, rank 0 had added kAllThere first and so decided
+  // that there is a watch. Rank 0 has then received this rank's hello, but the answer of rank 0 came too late for this
+  // rank. The hub watches this rank and would report it as dead, so this rank must fail.
   TESSERA_CHECK(store.add(kDecision, 1) != kAllThere + 1, ErrorKind::kComm, "[comm.watchdog] {}", why);
   return PeerSocket();
 }

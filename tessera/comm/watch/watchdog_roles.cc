@@ -88,8 +88,9 @@ void WatchdogHub::start_cause_search(int rank, CallFailure failure) {
   send_to_all({WatchdogFrameKind::kRecordRequest, 0, to_text(search_->failure)});
 }
 
-// Ends the search for the cause of a failure when the flight records of all ranks have arrived or kRecordsTimeout has
-// passed. The records are those of the peers() connected ranks and of rank 0.
+// Ends the search for the cause of a failure and publishes the failure report. With `compare_` the search lasts until
+// rank 0 and all connected ranks have given their flight records, or kRecordsTimeout has passed. If the failure is not
+// a time-out, the search lasts at least kRankEndTimeout.
 void WatchdogHub::on_tick() {
   if (!search_ || report_) return;
   const auto waited = Clock::now() - search_->begun;

@@ -38,7 +38,7 @@ class DataLoader {
   // Returns rows [first_row, first_row + row_count) of the next global batch and advances by global_batch samples, at
   // most to `end`. Error kConfig for a slice outside of the batch.
   Batch next_global_slice(int64_t global_batch, int64_t first_row, int64_t row_count);
-  // Advances without reading rows.
+  // Advances by global_batch samples, at most to `end`, without reading rows.
   void advance(int64_t global_batch);
 
   int64_t next_sample() const { return next_sample_; }  // global index, over all epochs

@@ -40,9 +40,10 @@ void check_thd_input(const ThdInput& input) {
   }
 }
 
-// Appends the lengths of one row. `unused_value` is the value of unused entries. Every row except the last must be
-// full, because cu_seqlens of the flattened batch assumes that each row begins where the padded lengths of the row
-// before it end.
+// Appends the lengths of the sequences of one row to `out`. Entries of `real` and `padded` that equal `unused_value`
+// stand for no sequence and are skipped. The padded lengths of every row except the last must fill the row, because
+// cu_seqlens of the flattened batch assumes that each row begins where the last padded sequence of the previous row
+// ends.
 void add_row_lengths(SequenceLengths& out, const int64_t* real, const int64_t* padded, int64_t packs, int64_t row,
                      int64_t row_tokens, bool last, int64_t unused_value) {
   int64_t sum = 0;

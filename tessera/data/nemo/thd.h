@@ -48,10 +48,11 @@ struct ThdBatch {
 // without lengths, a padding token before another token.
 ThdBatch process_input_for_thd(const ThdInput& input, const ThdOptions& options = {});
 
-// The results of several chunks of rows, stacked.
+// The rows of a ThdInput, split into chunks: the results of process_input_for_thd() for all chunks, stacked.
 struct ThdChunks {
   ThdBatch batch{};         // every tensor has a leading dim of chunks. cu_seqlens is [chunks, longest + 1], filled up
-                            // with seq_lens_padding_value. cu_seqlens_padded has this shape, too, if any chunk has one
+                            // with seq_lens_padding_value. If any chunk has a cu_seqlens_padded,
+                            // batch.cu_seqlens_padded is defined, with the same shape
   at::Tensor max_seqlen{};  // int64 [chunks]; batch.max_seqlen is the largest
   int64_t chunks = 1;
 };

@@ -107,7 +107,8 @@ bool is_word_of(const std::string& text, std::string_view word) {
   return false;
 }
 
-// The first split with a word for which `holds` is true; null without such a word.
+// Returns the name of the first split in kSplits that has a word for which `holds` returns true; null when no split has
+// such a word.
 template <class Holds>
 const char* split_where(Holds holds) {
   for (const auto& [split, words] : kSplits) {
@@ -153,7 +154,8 @@ void list_data_files(const fs::path& folder, int depth, std::vector<fs::path>& f
 }
 
 // Chooses the files of one split. source.path may hold one data set only: all chosen files must be in the same folder.
-// For a file in a folder that is named after the split, the parent of this folder counts.
+// If a file is in a folder below source.path that is named after the split, this check uses the parent of that folder
+// instead.
 std::vector<fs::path> files_of_folder(const DataSource& source, const std::string& purpose) {
   const fs::path root = source.path;
   std::vector<fs::path> all;

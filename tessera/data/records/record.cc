@@ -82,7 +82,8 @@ std::string text_of(const Json& row, const char* key, const std::string& where) 
   return value.get<std::string>();
 }
 
-// Removes members that are null, except a message's content. The Parquet reader limits the depth.
+// Removes members that are null, except a message's content. The recursion has no limit of its own, because the
+// function is called only for rows of Parquet files, and the Parquet reader limits the depth of a row.
 Json without_nulls(const Json& value) {
   if (value.is_array()) {
     Json list = Json::array();

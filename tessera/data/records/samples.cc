@@ -206,7 +206,8 @@ void SampleMaker::append_end(const std::string& text_behind, TokenizedSample& sa
     lacks_turn_end_ = true;
     return;
   }
-  // Tokens between the text and the end of the turn are trained on, too.
+  // The sample may have tokens, such as white space, behind the last token that is trained on. They belong to the last
+  // turn, before its end token, so they are trained on, too.
   for (size_t token = sample.loss_mask.size(); token-- > 0 && sample.loss_mask[token] == 0;) {
     sample.loss_mask[token] = 1;
   }

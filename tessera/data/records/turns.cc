@@ -132,9 +132,11 @@ TurnFinder::TurnFinder(const text::ChatTemplate& chat, const Json& messages, con
   choose_marks();
 }
 
-// Inserts a mark into each message at the first MarkPlace that the template prints. Renders the conversation again
-// until each mark is printed or its message has no further place. whole_, the render with all marks, is kept only if it
-// equals text_ apart from the marks. Otherwise each later render has the mark of one message only.
+// Inserts a mark into each message, at the first MarkPlace at which the template prints the mark. Each pass of the loop
+// renders the conversation with all marks; a mark that the render does not contain moves to the next place of its
+// message. The loop ends when no mark moved or a render failed. A message of which the template prints no place gets no
+// mark. whole_, the last render, is kept only if it equals text_ apart from the marks. If whole_ is not kept, later
+// renders contain the mark of one message only.
 void TurnFinder::choose_marks() {
   marked_ = messages_;
   marks_.assign(messages_.size(), "");
@@ -184,8 +186,9 @@ std::optional<std::string> TurnFinder::render_marked(size_t count, bool prompt, 
   return chat_.try_render(messages, prompt, extra_);
 }
 
-// The text after a message's mark in the render of all messages; nullopt if it is not a suffix of text_, the render
-// without marks. For a suffix of text_, its length gives the position of the mark in text_.
+// Renders all messages with marks (mark_of) and returns the text after the mark of message `message`, without marks.
+// Returns nullopt if the message has no mark in this render, or if the returned text would not be a suffix of text_,
+// which is the render without marks. The position of the mark in text_ is text_.size() minus the length of this suffix.
 std::optional<std::string> TurnFinder::behind_in_whole(size_t message) const {
   const auto whole = whole_ ? whole_ : render_marked(messages_.size(), false, message);
   const auto tail = whole ? behind_mark(*whole, message) : std::nullopt;
@@ -230,8 +233,9 @@ std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t ind
   if (at == std::string::npos || other->find(mark, at + 1) != std::string::npos) return std::nullopt;
   const std::string_view before = std::string_view(*other).substr(0, at),
                          after = std::string_view(*other).substr(at + mark.size());
-  // For message 0 the end of the common prefix of `before` and text_ is taken as the end of the header, even if it
-  // comes before the end of `before`: no earlier message can be the reason why the two renders differ.
+  // `before` is the text before the mark. For message 0 the end of the common prefix of `before` and text_ is taken as
+  // the end of the header, even if this prefix is shorter than `before`: there is no earlier message that could be the
+  // reason why the two renders differ.
   const size_t same = common_prefix(before, text_);
   return std::pair{same == before.size() || index == 0 ? same : std::string::npos,
                    text_.ends_with(after) ? text_.size() - after.size() : std::string::npos};
@@ -241,13 +245,15 @@ std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t ind
 // rendered with a generation prompt) is part of the whole conversation, and the turn begins at the prompt's end.
 std::optional<size_t> TurnFinder::first_of(size_t index) const {
   const auto prompt = common_end(index, true);
-  // For an empty list of messages a template may print nothing, although it prints a default system prompt before the
-  // first message. So for message 0 a prompt that ends at position 0 of the conversation is not used.
+  // The prompt for message 0 is the render of an empty list of messages. For an empty list some templates print
+  // nothing, although they print a default system prompt before the first message. An empty prompt does not show where
+  // the turn of message 0 begins, so it is not used.
   if (prompt && prompt->all && (index > 0 || prompt->place > 0)) return prompt->place;
   // The remaining cases: the prompt for this message ends with text that the whole conversation does not have (such as
   // an open <think>), the prompt cannot be rendered or compared, or the prompt is empty for message 0. Then
-  // around_bare_text() gives the end of the header before this message's content, and the turn begins there, or earlier
-  // behind the generation prompt that is found below.
+  // around_bare_text() gives the end of the header before this message's content. If the generation prompt (`header`)
+  // occurs between the end of the previous turn and this place, the turn begins after its last occurrence there,
+  // otherwise at this place.
   const auto bare = around_bare_text(index);
   if (!bare || bare->first == std::string::npos) return prompt ? std::optional(prompt->place) : std::nullopt;
   const auto asked = chat_.try_render(messages_, true, extra_);

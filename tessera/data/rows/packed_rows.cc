@@ -67,7 +67,9 @@ void add_converted(Fingerprint& hash, const std::filesystem::path& path, Convert
   TESSERA_CHECK(file.eof(), ErrorKind::kIo, "[data.cache] {}: cannot be read.", path.string());
 }
 
-// Called after a failed open(). Only a missing file may lead to making the entry again; any other failure is Error kIo.
+// Called after open() of the file `path` of a cache entry has failed. Returns if the file is missing (or its path is a
+// loop of links); PackedRows::open() then returns null, so that the rows are made again. Any other failure of open() is
+// Error kIo.
 void check_missing(const std::filesystem::path& path) {
   TESSERA_CHECK(errno == ENOENT || errno == ENOTDIR || errno == ELOOP, ErrorKind::kIo,
                 "[data.cache] {}: cannot be opened: {}. If that stays so, set data.cache to another folder.",
@@ -215,7 +217,8 @@ void PackedRowsWriter::finish(const std::string& key, const DataStats& stats, in
               {"cut_away", stats.cut_away},
               {"fingerprint", fingerprint()},
               {"description", description}};
-  // File names in `description` may hold bytes that are not UTF-8.
+  // The file names in `description` may hold bytes that are not UTF-8. error_handler_t::replace replaces these bytes;
+  // without it dump() would throw.
   publish_file(folder_ / kSetName, set.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 

@@ -253,7 +253,8 @@ LoadedRows load_packed_rows(const DataOptions& options, std::span<const DataSour
   TESSERA_CHECK(rows->sequence_length() == options.sequence_length, ErrorKind::kFormat,
                 "[data.cache] {}: found rows of {} tokens, wanted {}. Remove the folder.",
                 (options.cache_folder / key).string(), rows->sequence_length(), options.sequence_length);
-  // With `quiet`, the last log line below is still written if this call made the rows and they are kept in the cache.
+  // With `quiet`, only the log line with the number of rows and the time is written, and only if this call made the
+  // rows and they are kept in the cache.
   if (options.quiet && (!made || options.cache_folder.empty())) return {rows, std::move(files)};
   if (!options.quiet && chat_template && chat_template->reads_clock()) {
     log_info("[data.load] {} prints the date: in training data it is always 26 July 2024", chat_template->name());

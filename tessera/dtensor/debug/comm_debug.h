@@ -58,8 +58,8 @@ class CommDebugMode final : private comm::CollectiveObserver {
 
   // Adds `name` to this thread's list of running modules. ModuleTrace calls this function from module hooks.
   static void enter_module(const std::string& name);
-  // Removes the last entry `name` from this thread's list. The entry need not be the last of the list, because the
-  // backwards of two modules may overlap. Does nothing if the list does not contain `name`.
+  // Removes the last entry `name` from this thread's list of running modules. This entry need not be at the end of the
+  // list, because the backwards of two modules may overlap. Does nothing if the list does not contain `name`.
   static void leave_module(const std::string& name);
 
  private:

@@ -39,7 +39,8 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, int64_
   return values.new_zeros(C10_AS_INTARRAYREF_SLOW(sizes)).scatter(dim, where, values);
 }
 
-// PyTorch's cummaxmin_backward writes into at::zeros(sizes, options), which would be a plain tensor.
+// PyTorch's cummaxmin_backward writes into at::zeros(sizes, options), which would be a plain tensor. This function
+// makes the zeros with new_zeros() of the input, so they are a DTensor like the input.
 at::Tensor cummaxmin_backward(const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& indices,
                               int64_t dim) {
   return input.numel() == 0 ? input.clone() : input.new_zeros(input.sizes()).scatter_add(dim, indices, gradient);
@@ -145,7 +146,8 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
                  : at::_unsafe_view(self.clone(at::MemoryFormat::Contiguous), sizes);
 }
 
-// PyTorch's flatten calls at::native::reshape without the dispatcher, so it would not call the reshape above.
+// PyTorch's flatten calls at::native::reshape without the dispatcher, so it would not use reshape() above. This flatten
+// calls reshape through the dispatcher.
 at::Tensor flatten(const at::Tensor& self, int64_t first, int64_t last) {
   const int64_t begin = at::maybe_wrap_dim(first, self.dim());
   const int64_t end = at::maybe_wrap_dim(last, self.dim());
@@ -203,7 +205,8 @@ struct MatrixExp : torch::autograd::Function<MatrixExp> {
 
 at::Tensor matrix_exp(const at::Tensor& self) { return MatrixExp::apply(self); }
 
-// PyTorch's derivative of trace fills the diagonal of a plain tensor of zeros.
+// PyTorch's derivative of trace fills the diagonal of a plain tensor of zeros. Trace::backward() calls
+// at::diagonal_backward() instead, which has a sharding rule, so the gradient is a DTensor.
 struct Trace : torch::autograd::Function<Trace> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
     ctx->saved_data["sizes"] = self.sizes().vec();

@@ -104,8 +104,8 @@ struct Kernel final : c10::OperatorKernel {
   const OpInfo* entry;
 };
 
-// Runs for an operation for which no kernel is registered here: an operation of another library that is not composite
-// and has no rule. It raises the error for the missing rule.
+// Runs for an operation that has no kernel under kDTensorKey: an operation of another library that is not composite and
+// has no rule. make_plan() raises the error that says that the rule is missing.
 struct FallbackKernel final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
     const OpInfo entry(handle);  // the entry has no rule, so make_plan raises an error

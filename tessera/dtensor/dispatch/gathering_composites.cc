@@ -1,7 +1,8 @@
 // Composite operations that return new tensors: einsum, tensordot, bilinear, ... Their composite kernels make views
 // that no other code sees. If such a view cannot share memory with the local tensor because a dim is sharded unevenly,
-// the dim is gathered and the view is taken of the gathered copy. It is no error, because on plain tensors these
-// operations work for every shape. Plain tensors that the composite kernels make count as replicated.
+// the dim is gathered and the view is taken of the gathered copy. The view raises no error in this case, because on
+// plain tensors these operations work for every shape. Plain tensors that the composite kernels make count as
+// replicated.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 

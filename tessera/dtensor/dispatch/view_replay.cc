@@ -95,8 +95,9 @@ class ViewOfRecordedBase final : public torch::autograd::ViewFunc {
     return shard_mesh_dims;
   }
 
-  // Whether some dim of size 1 is not sharded over the recorded mesh dims. Strides cannot identify a dim of size 1, so
-  // its mesh dims are compared.
+  // Returns whether a dim of size 1 that is sharded in the recorded placements (`placements_`) is not sharded over the
+  // same mesh dims in `base`. The stride of a dim of size 1 does not identify the dim, so the mesh dims that shard the
+  // dim are compared.
   bool has_other_shards(const at::Tensor& base) const {
     const auto& now = impl_of(base)->placements();
     for (size_t i = 0; i < sizes_.size(); ++i) {
@@ -106,9 +107,10 @@ class ViewOfRecordedBase final : public torch::autograd::ViewFunc {
     return false;
   }
 
-  // Returns the base with its recorded shape, which in-place operations have changed. A recorded dim of size 2 or more
-  // is identified by its size and stride, a sharded dim of size 1 by its mesh dims. Other dims of size 1 cannot be
-  // identified, so they are removed and those of the recorded shape are added.
+  // In-place operations have changed the shape of `base` since ViewOfRecordedBase recorded it. Returns a view of `base`
+  // with the recorded shape. A recorded dim of size 2 or more is found in `base` by its size and stride, a sharded dim
+  // of size 1 by the mesh dims that shard it. Other dims of size 1 cannot be found, so those of `base` are removed and
+  // those of the recorded shape are added.
   at::Tensor restored(const at::Tensor& base) const {
     const auto& placements = impl_of(base)->placements();
     std::vector<int64_t> order;

@@ -65,8 +65,9 @@ RandomState& state_of_mesh(const DeviceMesh& mesh, RankState& rank) {
 
 }  // namespace
 
-// The offset is incremented before it is used, so the numbers of operations start at 1. With a `generator` argument the
-// generator's state is advanced and the rank's state is not.
+// RandomState::offset counts the random operations of this rank. It is incremented before the operation uses it, so the
+// first operation has number 1. With a `generator` argument the generator's state is advanced instead, and the rank's
+// RandomState stays as it is.
 RandomStreamKey next_random_key(const DeviceMesh& mesh, const std::optional<at::Generator>& generator) {
   if (generator && generator->defined()) {
     at::Generator own = *generator;

@@ -179,8 +179,9 @@ struct ToLocal : Function<ToLocal> {
   }
 };
 
-// redistribute with autograd. Its backward redistributes the gradient to the placements of the input, with Replicate
-// for Partial; in options.backward_dtype if that is set. `cause` is null if the user called redistribute.
+// redistribute with autograd. Backward redistributes the gradient to the placements of the input, with Replicate in
+// place of Partial. If options.backward_dtype is set, the gradient is redistributed in that dtype. `cause` is the name
+// of the operation that needs the redistribution; null if the user called redistribute.
 struct RedistributeFunction : Function<RedistributeFunction> {
   static Variable forward(AutogradContext* ctx, const Variable& tensor, const Placements& to,
                           const RedistributeOptions& options, const char* cause) {

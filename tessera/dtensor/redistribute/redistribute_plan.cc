@@ -152,8 +152,9 @@ class RedistributePlanner {
 
   // ---- steps of the greedy plan ----
 
-  // Gathers the shard on mesh dim m if it is a StridedShard that must change, or if the shards outside of it are not
-  // those that must be outside of it in the end. gather_shard() first gathers the shards inside of it.
+  // Gathers the shard on mesh dim m in two cases: it is a StridedShard that must change, or the shards outside of it
+  // (outer_mesh_dims()) are not yet the ones that the target placements `to_` have outside of it. gather_shard() first
+  // gathers the shards that are inside of this shard.
   void gather_misplaced_shard(int64_t m) {
     if (!now_[m].is_any_shard()) return;
     const int64_t dim = now_[m].dim;

@@ -15,7 +15,8 @@ namespace {
 
 PendingStep finished(at::Tensor value) { return {std::move(value), {}, {}, false}; }
 
-// Appends `then` to the function that runs after the collective of a step; it receives that function's result.
+// Appends `then` to started.finish, the function that runs after the collective of a step. `then` receives the result
+// of started.finish, or started.value if started.finish is not set.
 PendingStep then_finish(PendingStep started, std::function<at::Tensor(const at::Tensor&)> then) {
   started.finish = [before = std::move(started.finish), then = std::move(then), value = started.value] {
     return then(before ? before() : value);

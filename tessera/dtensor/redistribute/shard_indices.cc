@@ -146,8 +146,9 @@ void copy_part_into(const at::Tensor& tensor, const ShardIndices& held, const at
   copy_part_into(tensor, held, values, values_part, 0);
 }
 
-// Returns a dim only if the parts differ from the whole in this dim alone and each part is one range that starts where
-// the previous part ends.
+// Returns the dim along which the concatenation of `parts` gives `whole`, or nullopt if there is none. The parts must
+// equal `whole` in all other dims. In this dim each part must be one range, or empty, and must start where the previous
+// part ends.
 std::optional<int64_t> concat_dim(const ShardIndices& whole, const std::vector<ShardIndices>& parts) {
   const auto is_divided = [&](size_t dim) {
     return std::ranges::any_of(parts, [&](const ShardIndices& part) { return part[dim] != whole[dim]; });
@@ -167,7 +168,9 @@ std::optional<int64_t> concat_dim(const ShardIndices& whole, const std::vector<S
   return next == length(whole[divided]) ? std::optional(static_cast<int64_t>(divided)) : std::nullopt;
 }
 
-// With several parts, the result is true only if concat_dim() finds a dim and all dims before that dim have size 1.
+// If there are several parts, returns true only if concat_dim() finds the dim along which they are concatenated, and
+// `whole` has size 1 in all dims before this dim. With a larger size there, the elements of the parts would alternate
+// in memory.
 bool is_contiguous_concat(const ShardIndices& whole, const std::vector<ShardIndices>& parts) {
   if (whole.empty()) return parts.size() == 1;
   if (parts.size() == 1 && parts[0] == whole) return true;

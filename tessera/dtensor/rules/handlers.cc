@@ -137,8 +137,8 @@ void handle_bincount(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
   finish_call(op, *stack, {from_local(counted, device_mesh(self), result)});
 }
 
-// index(self, indices): with boolean masks the output shape depends on values, so all tensors are replicated. Other
-// calls use the rule.
+// index(self, indices): with boolean masks the output shape depends on values, so all tensors are replicated. A call
+// without masks uses the sharding rule of index.
 void handle_index(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto indices = arguments_of(op, *stack)[1].toListRef();
   const bool masks = std::ranges::any_of(indices, [](const c10::IValue& index) {

@@ -152,8 +152,9 @@ std::optional<PlacementChoice> zip_positions(const Rule& rule, const OpCall& cal
 
 }  // namespace
 
-// First calls zip_positions() without `whole_singles`. If two positions need different placements of a tensor that is
-// not in a list, the second call has this tensor replicated for all positions.
+// Each position of the lists first chooses its placements independently (zip_positions() with `whole_singles` false).
+// If two positions need different placements of a tensor that is not in a list, zip_positions() is called again with
+// `whole_singles` true, and all tensors that are not in a list are replicated.
 Rule zip_rule(Rule rule) {
   return [rule = std::move(rule)](const OpCall& call, Proposal& proposal) {
     proposal.choice = zip_positions(rule, call, /*whole_singles=*/false, proposal.outputs);

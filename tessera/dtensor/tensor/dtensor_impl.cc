@@ -53,9 +53,9 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   return impl;
 }
 
-// If part() throws, source_ is kept, so that each later use throws again. A source that waits for a collective is
-// dropped after the wait. The source of a gathered view is kept, because at each use it must check whether the viewed
-// tensor was written.
+// Gets the local tensor from `source_` (a LazyLocalTensor). If LazyLocalTensor::part() throws, source_ is kept, so each
+// later use of the local tensor throws again. A source that waits for a collective is dropped after the wait. The
+// source of a gathered view is kept, because at each use it must check whether the viewed tensor was written.
 void DTensorImpl::wait_for_local() const {
   const auto source = source_;  // source_ is unchanged if part() throws
   local_ = source->part();

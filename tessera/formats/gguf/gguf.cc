@@ -49,7 +49,7 @@ std::pair<std::string, GgufTensorInfo> read_tensor_info(GgufCursor& cursor, uint
     const bool fits = size > 0 && !__builtin_mul_overflow(elements, size, &elements) && elements <= (uint64_t{1} << 56);
     TESSERA_CHECK(fits, ErrorKind::kFormat, "[gguf] {}: tensor {}: size {} of dimension {} is zero or too large", file,
                   quote(name), size, i);
-    // The file has the fastest dimension first.
+    // The file stores the size of the fastest dimension first; info.shape has the slowest dimension first.
     info.shape.insert(info.shape.begin(), static_cast<int64_t>(size));
   }
   const auto type = cursor.number<uint32_t>("a tensor's type");

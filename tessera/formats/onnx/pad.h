@@ -28,9 +28,9 @@
 
 namespace tessera::onnx {
 
-// Pads that are known now: they become constants. `value` is for mode constant and is converted to the input's dtype;
-// default 0. A circular pad along a dim of unknown size is checked when the model runs: too large a pad is an error
-// then.
+// Pads whose values are known when the graph is built: they become constants. `value` is for mode constant and is
+// converted to the input's dtype; default 0. For a circular pad along a dim of unknown size, the exported model checks
+// the pad when it runs: a pad that is too large is an error of that run.
 Value pad(Graph& graph, Value input, const std::vector<int64_t>& pads, std::string_view mode = "constant",
           std::optional<c10::Scalar> value = {});
 

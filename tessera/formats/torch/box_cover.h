@@ -22,8 +22,9 @@ struct CoverDefect {
   int64_t covered_by = 0;        // number of boxes that hold the element
 };
 
-// Returns nullopt for an exact cover. Boxes must be inside a tensor of `size`. Error kFormat when many boxes divide the
-// tensor along more than 5 dimensions, or few boxes along more than about 14.
+// Returns the first element that is not in exactly one box; nullopt if the boxes cover the tensor exactly. Boxes must
+// be inside a tensor of `size`. Error kFormat when many boxes divide the tensor along more than 5 dimensions, or few
+// boxes along more than about 14.
 std::optional<CoverDefect> find_cover_defect(std::span<const int64_t> size, std::span<const DcpChunk> boxes,
                                              const std::string& where);
 

@@ -88,7 +88,7 @@ struct DcpParseOptions {
 
 struct DcpMetadata {
   std::vector<DcpEntry> entries;
-  // The path of each name; nullopt when the state dict was saved flat.
+  // The path of each name in the nested state dict; nullopt when the state dict was saved flat.
   std::optional<std::vector<std::pair<std::string, DcpPath>>> planner_data;
   std::vector<std::pair<DcpIndex, DcpStorageInfo>> storage_data;
   std::optional<DcpStorageMeta> storage_meta;

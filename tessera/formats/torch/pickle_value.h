@@ -61,7 +61,7 @@ class PickleValue {
   static PickleValue list(Items items);
   static PickleValue tuple(Items items);
   static PickleValue set(Items items);
-  // The functions do not compare the keys. The caller ensures that no two keys are equal.
+  // dict() and ordered_dict() do not compare the keys. The caller ensures that no two keys are equal.
   static PickleValue dict(std::vector<Pair> pairs);
   static PickleValue ordered_dict(std::vector<Pair> pairs);
   // A class or function, e.g. ("torch", "float32").

@@ -136,7 +136,9 @@ class TorchRecordReader {
     return info;
   }
 
-  // Sets the storage fields of `info`. `untyped`: the storage holds bytes, and the dtype is an argument of the call.
+  // Sets the storage fields of `info`. `untyped`: the tensor's storage is an UntypedStorage, whose elements are bytes.
+  // Its dtype is then an argument of _rebuild_tensor_v3, and info.dtype is already set; otherwise info.dtype is set
+  // from the storage class.
   void resolve_storage(const PickleValue& storage, bool untyped, TorchTensorInfo& info) const {
     if (storage.kind() != PickleKind::kPersistent) fail("a tensor whose storage is {}", storage.describe());
     const auto& id = storage.persistent_id();

@@ -76,8 +76,10 @@ class TorchRecord {
 // Reads the whole storage of a tensor and compares its checksum, if the storage has one. Error kFormat.
 void check_storage_crc(std::span<const std::byte> record, const TorchTensorInfo& info, const std::string& where);
 
-// The tensor at its position in `record`; `keep` keeps these bytes alive. The result is a READ-ONLY view where dtype
-// and address allow a view, otherwise a copy (bool, unaligned). Strides are kept.
+// Returns the tensor that `info` describes in the bytes of `record`. The result is a READ-ONLY view of `record` where
+// dtype and address allow a view; the view holds `keep`, which must keep the bytes of `record` alive. Otherwise (bool,
+// unaligned) the result is a copy. View and copy have the saved strides. A tensor without elements is a new contiguous
+// tensor.
 at::Tensor record_tensor(std::span<const std::byte> record, const TorchTensorInfo& info,
                          std::shared_ptr<const void> keep);
 

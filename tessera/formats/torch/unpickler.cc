@@ -18,9 +18,9 @@ using detail::PickleTextNode;
 
 // A pickle is a program for a stack machine. Opcodes push values, MARK records the height of the stack, and container
 // opcodes take the values above the last mark. The memo holds values that later opcodes push again. Three rules make a
-// hostile pickle harmless: names come from a fixed list (global()), a value that is part of another value does not
-// change any more (attach_child(), seal()), and the sizes of all created and of the expanded values are limited
-// (count_created_bytes(), add_cost()).
+// hostile pickle harmless: names come from a fixed list (global()); a value that is part of another value does not
+// change any more (attach_child(), seal()); and there are limits on the memory of all created values
+// (count_created_bytes()) and on the size of a value in which every reference is written out (add_cost()).
 
 std::string_view Unpickler::read_bytes(uint64_t count) {
   if (count > bytes_.size() - position_) {
@@ -119,7 +119,9 @@ void Unpickler::push_tuple(size_t count) {
   push_parts(PickleKind::kTuple, std::move(items));
 }
 
-// Makes `child` a part of `parent`. A part is sealed and does not change any more, so no value can contain itself.
+// Adds the cost and depth of `child` to `parent`, its new parent, and seals `child`: `child` is marked as part of
+// another value and must not change any more. So no value can contain itself through other values. A value that is put
+// into itself directly is sealed by this call, and the caller reports this as an error.
 void Unpickler::attach_child(PickleNode& parent, const PickleValue& child) {
   parent.cost += 8;
   const auto* held = std::get_if<4>(&child.value_);
@@ -157,7 +159,8 @@ void Unpickler::check_keys(const PickleContainerNode& node, size_t stride) const
   if (integer != integers.end()) fail("the key {} is twice in one dict", *integer);
 }
 
-// The container on top of the stack, for an opcode that adds to it. Error kFormat when it is sealed.
+// Returns the container on top of the stack, for an opcode that adds to it. Error kFormat when the container is sealed,
+// that is, already part of another value.
 PickleContainerNode& Unpickler::open_container(PickleKind kind, const char* op) {
   const auto& value = top();
   if (value.kind() != kind) fail("{} on {}", op, value.describe());

@@ -190,7 +190,8 @@ void copy_fsdp2_to_fsdp1(const optim::Optimizer& from, nn::Module& fsdp1, optim:
                     to_string(key));
     }
   });
-  // The flattened state is loaded with the optimizer's own groups: hyper-parameters other than the learning rate stay.
+  // The flattened state is loaded together with the param_groups that `to` has already, so the hyper-parameters of `to`
+  // stay. Only its learning rate is set to that of `from`, by set_lr() below.
   const auto flat = flatten_optim_state_dict(model, StateDict{{"state", std::move(states)}}, {});
   comm::attempt_together(group, [&] {
     auto loaded = rekey_flattened(flat, model, parameter_group_names(to), /*by_name=*/false);

@@ -19,8 +19,9 @@ namespace tessera {
 void copy_fsdp1_to_fsdp2(nn::Module& fsdp1, nn::Module& fsdp2);
 void copy_fsdp2_to_fsdp1(nn::Module& fsdp2, nn::Module& fsdp1);
 
-// Copy the states, the steps and the learning rate; other hyper-parameters stay. An FSDP1 optimizer of flat parameters
-// has one step per unit, so the parameters of a unit must have equal steps.
+// Copy the states, step counts and learning rate of `from` to the optimizer `to`; other hyper-parameters of `to` stay.
+// An FSDP1 optimizer of flat parameters has one step count per FSDP1 unit, so in the copy to FSDP1 all parameters of a
+// unit must have the same step count.
 void copy_fsdp1_to_fsdp2(nn::Module& fsdp1, const optim::Optimizer& from, optim::Optimizer& to);
 void copy_fsdp2_to_fsdp1(const optim::Optimizer& from, nn::Module& fsdp1, optim::Optimizer& to);
 

@@ -40,7 +40,8 @@ std::vector<FlatRange> chunk_ranges(at::IntArrayRef shape, int64_t ranks);
 // Returns a box as a range of the flattened tensor, or nullopt when its elements are not contiguous there. An empty box
 // is {0, 0}.
 std::optional<FlatRange> range_of_box(at::IntArrayRef shape, at::IntArrayRef offsets, at::IntArrayRef sizes);
-// Empties each range that an earlier rank has too, so that equal ranges are sent once, by the first rank.
+// `ranges` has one range per rank. Empties the range of each rank for which an earlier rank has an equal range, so that
+// equal ranges are sent once, by the first rank that has them.
 std::vector<FlatRange> keep_first_holders(std::vector<FlatRange> ranges);
 // Returns whether the ranges cover each element of [0, numel) exactly once.
 bool covers_once(std::vector<FlatRange> ranges, int64_t numel);

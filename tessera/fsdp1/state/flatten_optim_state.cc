@@ -178,8 +178,8 @@ class CheckedUnitStates {
   bool partial_units_;
 };
 
-// Returns a copy of the state that `optimizer` (FlattenOptions::named_optimizer) has for `parameter`. It is used when
-// this rank has no elements of the parameter: the dict that is loaded then gives no state for it.
+// Returns a copy of the state that `optimizer` (FlattenOptions::named_optimizer) has for `parameter`. The copy is used
+// when this rank has no elements of the parameter, because shard_member() then returns an empty state.
 StateDict own_state(const optim::Optimizer& optimizer, const std::string& parameter) {
   StateDict state;
   for (const auto& [key, tensor] : optimizer.state(parameter)) state.set(key, tensor.detach().clone());

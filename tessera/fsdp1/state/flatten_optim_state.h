@@ -54,13 +54,14 @@ using UnitStates = std::map<size_t, StateDict>;
 // FlattenOptions::partial_units. No communication.
 void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states, bool partial = false);
 
-// Returns the state of one flat parameter, on the CPU. A tensor with dims becomes this rank's shard ([sharded_numel],
-// or the whole without sharding), with zeros for members without this state. Other values must be equal in all members.
-// Returns {} when `states` is empty. COLLECTIVE over the unit's group for sharded values.
+// Returns the state of one flat parameter, on the CPU, from the states of its original parameters (`states`). For each
+// state name whose values are tensors with dims, the result is this rank's shard ([sharded_numel]; without sharding all
+// elements), with zeros for an original parameter that lacks this state. The values of any other state must be equal in
+// all original parameters. Returns {} when `states` is empty. COLLECTIVE over the unit's group for sharded values.
 StateDict flatten_optim_state(const Fsdp1Unit& unit, const UnitStates& states);
-// Returns the state of one original parameter: a tensor with dims becomes this rank's 1-d range, other values stay
-// unchanged. Returns {} when this rank has no elements of the parameter. COLLECTIVE over the unit's group for sharded
-// values, also on ranks with an empty result.
+// Returns the state of one original parameter: a tensor with dims becomes this rank's 1-d range of its elements
+// (without sharding it keeps its shape), other values stay unchanged. Returns {} when this rank has no elements of the
+// parameter. COLLECTIVE over the unit's group for sharded values, also on ranks with an empty result.
 StateDict shard_orig_param_state(const Fsdp1Unit& unit, size_t member, const StateDict& state);
 
 // The names of the parameters of each group of an optimizer, in the order of their ids.

@@ -96,7 +96,8 @@ StateDictSettings get_state_dict_type(nn::Module& root) {
 StateDictTypeScope::StateDictTypeScope(nn::Module& root, const StateDictSettings& settings)
     : root_(root), previous_(set_state_dict_type(root, settings)) {}
 
-// A destructor must not throw: when the model can no longer be searched, the failure is logged.
+// Restores the earlier settings. If the FSDP1 units of the model cannot be found or set any more, the error is logged,
+// because a destructor must not throw.
 StateDictTypeScope::~StateDictTypeScope() {
   try {
     store_settings(wrapped_units(root_, "state_dict_type"), previous_);

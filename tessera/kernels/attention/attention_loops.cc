@@ -158,12 +158,13 @@ at::Tensor like_result(const at::Tensor& tensor) {
   return at::empty({tensor.size(0), tensor.size(2), tensor.size(1), tensor.size(3)}, tensor.options()).transpose(1, 2);
 }
 
-// Runs one unit per span and group of heads. A unit computes all queries of its heads, so no two threads add to the
-// same gradient, and sums have the same order for any number of threads.
+// Calls `unit` once for each pair of a TokenSpan and a group of heads: the query heads that share one key-value head.
+// One unit computes all queries of its span for the heads of its group. So no two threads add to the same gradient, and
+// sums have the same order for any number of threads.
 template <class Unit>
 void for_each_unit(const LoopPlan& plan, const Unit& unit) {
-  // The units do not depend on each other: no token of a span sees a key of another span, and each group of heads has
-  // its own keys, values and gradients.
+  // Calls of `unit` do not depend on each other: no token of a span sees a key of another span, and each group of heads
+  // has its own keys, values and gradients.
   const auto count = static_cast<int64_t>(plan.spans.size()) * plan.groups;
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) unit(plan.spans[static_cast<size_t>(i / plan.groups)], i % plan.groups);

@@ -34,7 +34,8 @@ FlashOptions flash_options(const PartialAttentionOptions& options) {
 // Transposes [B, H, T, d] to [B, T, H, d], or back.
 at::Tensor transpose_heads(const at::Tensor& heads) { return heads.transpose(1, 2); }
 
-// The fused operation assumes that the last dim is contiguous, and does not check it.
+// Returns a tensor whose last dim is contiguous: `tensor` itself or a copy. ATen's fused operation
+// (_scaled_dot_product_flash_attention_for_cpu) assumes that the last dim is contiguous, and does not check this.
 at::Tensor rows_in_memory(const at::Tensor& tensor) {
   return tensor.stride(-1) == 1 || tensor.size(-1) <= 1 ? tensor : tensor.contiguous();
 }
@@ -84,8 +85,8 @@ PartialAttention product_part(const at::Tensor& q, const at::Tensor& k, const at
 }
 
 // With the weights P = exp(scores - log sums of all parts): dS = P (dO V^T - rowsum(dO O)), where O is the combined
-// result; the cap multiplies dS by 1 - tanh^2. The other parts enter only through `whole`, the combined result and log
-// sums.
+// result of all parts. With a softcap, dS is multiplied by 1 - tanh(score / softcap)^2. The other parts enter only
+// through `whole`, which holds the combined result and log sums.
 PartialAttentionGradients product_backward(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
                                            const at::Tensor& v, const PartialAttention& whole,
                                            const PartialAttentionOptions& options) {

@@ -23,8 +23,9 @@ namespace tessera::kernels {
 class RecomputedActivation : public torch::CustomClassHolder {
  public:
   using NodePointer = std::decay_t<decltype(std::declval<at::Tensor>().grad_fn())>;
-  // The result that all products with the same input share. The first recompute() computes `value`, and the last one
-  // frees it. `users` counts the products that have not called recompute() yet.
+  // The recomputed result of one autograd node. All matrix products whose input is this result share it. The first
+  // recompute() computes `value`, and the last one frees it; with grad mode on, recompute() does not use `value`.
+  // `users` counts the products that have not called recompute() yet.
   struct SharedResult : torch::CustomClassHolder {
     at::Tensor value;
     int users = 0;

@@ -80,7 +80,9 @@ __device__ inline float block_max(float value, float* shared) {
   return value;
 }
 
-// Threads for a row of `steps` packs: whole warps, at most one thread per pack rounded up to a power of two.
+// Returns the number of threads for a row that takes `steps` loop steps; in each step a thread computes one Pack or one
+// element. The result is the smallest power of two that is at least `steps`, but at least one warp and at most
+// `max_threads`, which is a power of two.
 inline int threads_for(int64_t steps, int max_threads) {
   int threads = kWarp;
   while (threads < max_threads && threads < steps) threads *= 2;

@@ -73,13 +73,15 @@ __global__ void gate_backward_kernel(const T* grad, const T* gate, const T* up, 
   }
 }
 
-// Returns the number of thread blocks that gives each thread one pack. Where blocks_for() limits it, the kernels loop.
+// Returns a number of thread blocks such that each thread computes at most one pack of `pack` elements. If blocks_for()
+// limits the number of blocks, each thread of the kernels loops over several packs.
 unsigned grid_of(int64_t count, int pack) { return blocks_for((count / pack + kThreads) / kThreads); }
 
 template <class Activation, class T>
 void run_gate(const T* gate, const T* up, T* y, int64_t count, cudaStream_t stream) {
   constexpr int kPack = kWidest<T>;
-  // Packs need aligned addresses, which views of other tensors may not have.
+  // A Pack is read or written by one instruction, so its address must be aligned. A tensor that is a view of another
+  // tensor may begin at an address that is not aligned.
   if (is_packable(gate, kPack) && is_packable(up, kPack) && is_packable(y, kPack)) {
     launch(gate_kernel<Activation, kPack, T>, grid_of(count, kPack), kThreads, stream, gate, up, y, count);
   } else {

@@ -181,7 +181,8 @@ void propose_linear(const OpCall& call, Proposal& proposal) {
   proposal.output(with_last(x.sizes, weight.sizes[0]));
 }
 
-// Sharding strategies of grad [..., n], x [..., k] -> [n, k]. If the leading dims are sharded, the result is Partial.
+// Proposes the sharding strategies of linear_weight_gradient: grad [..., n], x [..., k] -> [n, k]. If a mesh dim shards
+// a leading dim of grad and x, the result is Partial on this mesh dim.
 void propose_weight_gradient(const OpCall& call, Proposal& proposal) {
   const auto &grad = call.inputs[0], &x = call.inputs[1];
   const int64_t last = x.dim() - 1;

@@ -85,8 +85,9 @@ KernelTimes in_fp32_and_native(at::ScalarType type, int64_t rows, int64_t column
       [&] { both(x, weight); });
 }
 
-// A large native product takes too long to measure on a processor without instructions for the dtype; there a small one
-// already shows the difference. With such instructions the small one measures only the cost of calls.
+// On a processor without instructions for the dtype, a large native product takes too long to measure, but a small
+// native product is already much slower there than the small product in fp32. On a processor with such instructions the
+// time of a small product is mostly the cost of the calls, so large products are compared.
 bool measure_fp32(at::ScalarType type) {
   const auto small = in_fp32_and_native(type, 128, 256);
   if (small.first * 4 < small.second) return true;
@@ -121,9 +122,10 @@ std::optional<bool> read_choice(const std::filesystem::path& file, const KernelC
   return std::nullopt;
 }
 
-// A choice that is made once per process. The first of these decides: set(), called with the choice that ranks agreed
-// on; the environment variable; the file of this machine; a measurement. call_once serialises the threads. set() may be
-// called at any time and overrides the other sources.
+// A choice between two kernels, made once per process. The first of these sources that has a value decides: set(),
+// called with the choice that the ranks agreed on; the environment variable `variable`; the choice that is stored in a
+// file of this machine; a measurement. If several threads call get(), call_once makes the others wait until one of them
+// has made the choice. set() may be called at any time and overrides the other sources.
 class KernelChoice {
  public:
   KernelChoice(const char* variable, std::string_view kind, const KernelChoiceNames& names,

@@ -163,7 +163,8 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
     return found.loss.to(wide_type(student.scalar_type())).view(leading_sizes(student));
   }
 
-  // The gradient of the student's logits is (q - p) g, with q and p the softmax of student and target.
+  // The gradient of the student's logits is (q - p) g: q is the softmax of the student, p the softmax of the target,
+  // and g the gradient of the row's loss.
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     detail::refuse_second_derivative("distributed_cross_entropy");
     const auto saved = ctx->get_saved_variables();

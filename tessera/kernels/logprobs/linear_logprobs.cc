@@ -89,9 +89,11 @@ struct LinearGradients {
   at::Tensor hidden, weight;
 };
 
-// Returns the gradients of the rows that are not ignored. Each chunk's logits are computed again and overwritten by
-// (onehot - softmax) g, which is multiplied into both gradients. hidden's gradient is all-reduced over the part's
-// group: COLLECTIVE over the group where wants_hidden is true.
+// Returns the gradients of the hidden states and of the weight, from the rows that are not ignored. The logits of each
+// chunk are computed again and overwritten by their gradient, (onehot - softmax) g (with a softcap, times its
+// derivative), where g is the gradient of the row's log-prob. Each of the two results is a product of this gradient
+// with the other operand. The gradient of the hidden states is all-reduced over the part's group: COLLECTIVE over the
+// group where wants_hidden is true.
 LinearGradients linear_backward(const HeadRows& head, const at::Tensor& weight, const at::Tensor& grad,
                                 const detail::SoftmaxSums& sums, const VocabShard& part, bool wants_hidden,
                                 bool wants_weight) {

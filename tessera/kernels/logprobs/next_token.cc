@@ -169,12 +169,13 @@ struct PackedSequences {
   int64_t tokens = 0;
   std::vector<int64_t> bounds;
   at::Tensor is_last;  // bool [tokens]: the last token of its sequence
-  at::Tensor index;    // int64 [n, width]: the token whose log-prob each result is
+  at::Tensor index;    // int64 [n, width]: the position whose logits predict the token of each result
   at::Tensor missing;  // bool [n, width]: the sequence is too short, the result is 0
 };
 
-// Result [i, j] of the caller is the log-prob at token bounds[i] + j. Sequence i has results for all its tokens but the
-// last, at most `width` of them.
+// Result [i, j] of from_parallel_logits_to_logprobs_packed_sequences() is the log-prob that the logits at position
+// bounds[i] + j of the row give to the next token. Sequence i has such results for all its positions but the last, at
+// most `width` of them.
 PackedSequences packed_sequences(const at::Tensor& cu_seqlens_padded, int64_t unpacked_seqlen, int64_t tokens) {
   const auto cu_seqlens = cu_seqlens_padded.to(at::kCPU, at::kLong).contiguous();
   const int64_t sequences = cu_seqlens.numel() - 1, width = unpacked_seqlen - 1;

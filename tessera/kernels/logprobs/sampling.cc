@@ -169,7 +169,8 @@ FilteredRows filter_rows(const at::Tensor& rows, const at::Tensor& target, const
   return found;
 }
 
-// Calls visit(first row, number of rows, range of this rank's rows) for every chunk.
+// Calls visit(first row, number of rows, own rows) for every chunk. The own rows are the range of rows of the chunk
+// that this rank filters; its offset counts from the first row of the chunk.
 template <class Visit>
 void for_chunks(const RowExchange& exchange, int64_t rows, Visit visit) {
   for (int64_t begin = 0; begin < rows; begin += exchange.max_rows()) {

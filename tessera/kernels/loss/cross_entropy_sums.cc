@@ -57,8 +57,8 @@ class CrossEntropyAccumulator {
   }
 
  private:
-  // Computes on the device the tensors that depend on labels: ignored rows, the clamped class, and the factor, which is
-  // NaN for a wrong label.
+  // Computes on the device the tensors that depend on labels: ignored_, target_, factor_ and minus_. factor_ is NaN for
+  // a label that is no class.
   void read_on_device() {
     ignored_ = labels_.eq(kIgnoredLabel).unsqueeze(1);
     if (by_rows_ || !part_.shard_groups.empty() || softcap_ > 0 || weight_.size(0) == 0) return;
@@ -69,8 +69,9 @@ class CrossEntropyAccumulator {
     minus_ = factor_.neg();
   }
 
-  // Adds a chunk by ATen's fused log_softmax. It is used when factor_ is defined: this rank has all classes, there is
-  // no softcap, and the labels are on an accelerator without Tessera's loops.
+  // Adds the loss of a chunk to loss_, and adds the chunk's gradients, with ATen's log_softmax. add_chunk() calls this
+  // function if factor_ is defined: this rank has all classes, there is no softcap, and the labels are on an
+  // accelerator but Tessera's loops do not support the device or the dtype.
   void add_whole_rows(int64_t begin, const at::Tensor& h, at::Tensor logits) {
     const auto of_rows = [&](const at::Tensor& all) { return all.narrow(0, begin, h.size(0)); };
     const auto logprobs = at::_log_softmax(logits, 1, /*half_to_float=*/false);
@@ -133,7 +134,8 @@ class CrossEntropyAccumulator {
     const auto own = place.ge(0).logical_and_(place.lt(classes)).to(wide_);
     const auto target = place.clamp_(0, std::max<int64_t>(0, classes - 1));
     // `sums` has per row: the sum of exponentials; the label's logit; on an accelerator also the number of ranks with
-    // the label's class. This number is 0 for a wrong label, and the loss is then NaN.
+    // the label's class. This number is 0 for a label that no rank has as a class. The loss of the row is then NaN, or
+    // 0 if the label is kIgnoredLabel.
     auto sums = at::zeros({ignored.defined() ? 3 : 2, rows, 1}, logits.options());
     if (ignored.defined()) sums[2].copy_(own);
     if (classes > 0) {

@@ -90,7 +90,7 @@ bool has_vector_loops(const at::Tensor& x, const at::Tensor& weight) {
          weight.scalar_type() == x.scalar_type();
 }
 
-// Returns factors_of() in fp32, contiguous.
+// Returns the result of factors_of() for the weight in fp32, contiguous.
 at::Tensor wide_factors(const at::Tensor& weight, bool one_plus) {
   return factors_of(weight.to(at::kFloat), one_plus).contiguous();
 }

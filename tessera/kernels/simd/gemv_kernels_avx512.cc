@@ -49,8 +49,8 @@ ROW_TARGET inline void store(float* to, Lanes lanes) { _mm512_storeu_ps(to, lane
 ROW_TARGET inline Lanes times(Lanes a, Lanes b) { return _mm512_mul_ps(a, b); }
 ROW_TARGET inline Lanes fma(Lanes a, Lanes b, Lanes c) { return _mm512_fmadd_ps(a, b, c); }
 ROW_TARGET inline float sum(Lanes lanes) {
-  // The halves are extracted by std::bit_cast, because GCC 12 warns that the results of its extract intrinsics are
-  // uninitialised.
+  // The lower and the upper eight numbers of `lanes` are extracted by std::bit_cast, because GCC 12 warns that the
+  // results of its extract intrinsics are uninitialised.
   const auto halves = std::bit_cast<Halves>(lanes);
   const __m256 eight = _mm256_add_ps(halves.low, halves.high);
   __m128 half = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));

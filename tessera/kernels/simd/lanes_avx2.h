@@ -28,7 +28,8 @@ inline Lanes max(Lanes a, Lanes b) { return _mm256_max_ps(a, b); }
 
 inline Mask not_numbers(Lanes values) { return _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q)); }
 inline bool any(const Mask& mask) { return _mm256_testz_si256(mask, mask) == 0; }
-// Returns a mask of the first `count` lanes: eight lanes of a table that has eight set lanes, then eight cleared lanes.
+// Returns a mask in which the first `count` lanes are set. The function loads eight lanes of `kBits`, which has eight
+// set lanes and then eight cleared lanes.
 inline Mask first_lanes(int64_t count) {
   alignas(64) static constexpr int32_t kBits[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
   const int64_t bounded = count < 0 ? 0 : count > kLanes ? kLanes : count;

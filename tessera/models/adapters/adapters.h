@@ -80,12 +80,13 @@ struct SaveAdaptersOptions {
   std::string base = {};      // base_model_name_or_path in adapter_config.json
   std::string revision = {};  // revision of a base on the Hub; empty: main
   // The pipeline-parallel mesh (1-d): its ranks together have all stages of the model. Stages without adapters are
-  // allowed. Null: this rank has the whole model. The first rank of the mesh writes.
+  // allowed. Null: this rank has the whole model. The rank that is rank 0 of the pipeline and the first rank of the
+  // parameters' mesh writes the files.
   MeshPtr pipeline = {};
 };
 // Writes the adapters to `folder`, which must not exist or must be empty. The folder appears only when it is complete.
-// COLLECTIVE over the pipeline and the meshes of the model's parameters: adapters are gathered, and rank 0 of the mesh
-// writes. An error of the writing rank is thrown on all ranks.
+// COLLECTIVE over the pipeline and the meshes of the model's parameters: adapters are gathered, and one rank writes
+// (SaveAdaptersOptions::pipeline). An error of the writing rank is thrown on all ranks.
 void save_adapters(CausalLM& model, const std::filesystem::path& folder, const SaveAdaptersOptions& options = {});
 
 // Returns the weight of an adapted Linear with its adapter merged. `whole` is the gathered base weight. COLLECTIVE over

@@ -312,7 +312,8 @@ bool Engine::advance_choice(Sequence& sequence, std::span<const float> logits, i
     const auto since_prompt = [&] { return std::span<const int64_t>(sequence.tokens).subspan(request.prompt.size()); };
     auto* constraint = request.options.constraint.get();
     if (!pending_token.has_token) {
-      // Check the logits first, because computing the mask of the constraint is expensive.
+      // Check the logits before prepare_allowed_tokens() computes the mask of the constraint: the mask is expensive,
+      // and invalid logits end the sequence anyway. choose_from_scores() checks the logits again.
       if (constraint) check_logits(logits, sequence.tokens.size());
       if (constraint && !constraint->prepare_allowed_tokens(since_prompt(), steps)) return false;
       std::vector<float> scores(logits.begin(), logits.end());

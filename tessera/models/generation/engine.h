@@ -87,7 +87,8 @@ class Engine {
   // Error kConfig unless all numbers in `options` are at least 1. With a group, the constructor, step() and the
   // destructor are COLLECTIVE, together with run_engine_follower on the other ranks.
   Engine(const std::shared_ptr<CausalLM>& model, const EngineOptions& options);
-  // For a model of which no CausalLM object is on this rank: `forward` computes the rows. The model is on `device`.
+  // For a model that has no CausalLM object for all layers on this rank, as with pipeline stages. `forward` computes
+  // the logits of each step (step_rows.h). `device` is the device of the model.
   Engine(ModelConfig config, RowsForward forward, at::Device device, const EngineOptions& options);
   ~Engine();
   Engine(const Engine&) = delete;

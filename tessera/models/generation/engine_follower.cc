@@ -50,8 +50,9 @@ void broadcast_begin(comm::Group& group, int64_t pages) { broadcast_message(grou
 void broadcast_wait(comm::Group& group) { broadcast_message(group, {kWait}); }
 void broadcast_end(comm::Group& group) { broadcast_message(group, {kEnd}); }
 
-// The message has kRows, then four lists (each as its length and its numbers), then the number of sequences, then for
-// each sequence three numbers and its list of pages.
+// The message is kRows, then the lists tokens, positions, rotary_lengths and logits_rows of `rows` (each as its length
+// and its numbers), then the number of sequences, then for each sequence first_row, rows, first_position and the list
+// of its pages.
 void broadcast_rows(comm::Group& group, const StepRows& rows) {
   std::vector<int64_t> numbers = {kRows};
   const auto add = [&](const auto& list) {

@@ -328,8 +328,9 @@ void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& mod
     if (const auto id = id_of_special(vocabulary, config, key)) mark_as_control(vocabulary, *id);
   }
   auto ends = end_tokens(dir, model_config, own, find_chat_template(dir));
-  // If the folder lists no end tokens, an end token of the type kNormal is only the default id of the model's class, so
-  // remove it.
+  // If neither generation_config.json nor config.json lists end tokens, an id in `ends` whose token has the type
+  // kNormal can only be a default id of the model's class, and the token may have another meaning in this vocabulary.
+  // Such ids are removed from `ends`.
   if (!lists_ends(dir)) {
     std::erase_if(ends, [&](int64_t end) { return vocabulary.types.at(static_cast<size_t>(end)) == kNormal; });
   }

@@ -90,8 +90,9 @@ at::Tensor first_keys(const std::vector<std::vector<DocumentRun>>& rows,
   return first_key;
 }
 
-// In float32 the kernels store documents * longest log-sums of the softmax, each document padded to the longest one. If
-// these are more than kMaxSums per token, attend() computes piece by piece instead.
+// For float32 tensors the kernels for several documents pad each document to the length of the longest one. So for each
+// head they store (number of documents) * (length of the longest document) log-sums of the softmax. If this is more
+// than kMaxSums log-sums per token, attend() computes piece by piece instead.
 constexpr int64_t kMaxSums = 8;
 
 // Returns the document lengths for flash attention; empty if the kernels would store too many log-sums (kMaxSums). With
@@ -289,9 +290,9 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& pattern_option
   if (pattern_options.cached > 0 || std::ranges::all_of(rows, plain)) return pattern;
   if (options.device().is_cpu()) pattern.first_key = first_keys(rows, pattern_options);
   if (kernels::has_flash_attention(options.device(), c10::typeMetaToScalarType(options.dtype()))) {
-    // In float32 the memory of the flash attention kernels grows with documents * longest (see kMaxSums). Fixed sizes
-    // would increase both factors, so fixed sizes are not used in float32: the document list of each batch has the
-    // sizes of that batch.
+    // In float32 the memory of the flash attention kernels grows with (number of documents) * (length of the longest
+    // one), see kMaxSums. Padding the list to pattern_options.fixed_sizes would increase both factors, so fixed_sizes
+    // is not used in float32: the document list of each batch has the sizes of that batch.
     pattern.documents =
         lengths_of_documents(rows, options, options.dtype() != at::kFloat ? pattern_options.fixed_sizes : nullptr);
   }

@@ -72,8 +72,9 @@ struct AttentionPatternOptions {
   // used. Undefined: one document per row.
   at::Tensor document_ids{};
   int64_t sliding_window = 0;  // a token sees itself and window - 1 earlier tokens; 0: all earlier ones
-  // Set under context parallelism: describes the rows that are sharded over ranks; this rank has `tokens` tokens of
-  // each row. It includes the document ids, so document_ids is not read (context_attention.h).
+  // Set under context parallelism: describes the rows, whose tokens are sharded over ranks; this rank has `tokens`
+  // tokens of each row. The ContextSequence contains the documents of the rows, so document_ids is not read
+  // (context_attention.h).
   std::shared_ptr<const ContextSequence> context{};
   // Sizes to which the lists of document lengths are padded; null: no padding. If set, the head size must be one that
   // kernels/attention/flash_attention.h supports, and softcap must be 0. Not owned. Ignored in float32.

@@ -51,7 +51,8 @@ void check_rank_infos(const ContextParallelGroup& context_parallel, const kernel
   }
 }
 
-// All-gathers three numbers per rank: rows, tokens, and the state of the document ids. int64 [ranks, 3].
+// All-gathers three numbers per rank: rows, tokens, and `ids`, which says whether the rank has document ids and whether
+// they are valid (kNoIds, kGoodIds or kWrongIds). Returns int64 [ranks, 3].
 at::Tensor all_gather_rank_infos(const ContextParallelGroup& context_parallel,
                                  const ContextSequenceOptions& sequence_options, int64_t ids) {
   const auto own = at::tensor({sequence_options.rows, sequence_options.tokens, ids}, at::kLong);

@@ -25,7 +25,8 @@ class KeyValueExchange {
   // receive_step() returned an undefined tensor. At step 0 of kAllToAll, the keys are this rank's own keys and
   // `gradient` is always defined.
   virtual void return_gradient(size_t step, const at::Tensor& gradient) = 0;
-  // Waits for all gradients and returns the gradient of kv.
+  // Waits for the transfers that return_gradient() started. Returns the gradient of `kv` (this rank's keys and values),
+  // summed over all ranks that used these keys and values.
   virtual at::Tensor finish() = 0;
 };
 

@@ -84,7 +84,8 @@ ExpertPermutation permutation_by_expert(const at::Tensor& expert_ids, int64_t ex
   const at::NoGradGuard no_grad;
   const auto flat = expert_ids.reshape({-1});
   const auto order = std::get<1>(at::sort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false));
-  // at::bincount() would make the host wait for the largest id. The last element counts the dropped choices.
+  // at::bincount() is not used, because the host would have to wait for the largest id to know the size of the result.
+  // Dropped choices have the expert id `experts`, so the last element counts them.
   const auto counts = at::zeros({experts + 1}, flat.options()).scatter_add_(0, flat, at::ones_like(flat));
   return {order, kernels::inverse_permutation(order), counts.narrow(0, 0, experts).to(at::kCPU)};
 }

@@ -18,8 +18,8 @@
 namespace tessera::nn {
 namespace {
 
-// For context parallelism. `own` are ranges of indices into this rank's shard of a sequence, and `chunks` are this
-// rank's chunks of the sequence. Returns the positions of these tokens in the unsharded sequence.
+// For context parallelism. `own` are ranges of token indices in this rank's shard of a sequence, and `chunks` are this
+// rank's chunks of the sequence. Returns the positions of the tokens in `own` in the unsharded sequence.
 tessera::IndexSpans in_whole_row(const tessera::IndexSpans& own, const std::vector<kernels::ContextChunk>& chunks) {
   tessera::IndexSpans whole;
   for (const auto& run : own) {

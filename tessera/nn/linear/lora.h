@@ -45,7 +45,8 @@ struct LoraDropout {
   std::vector<int64_t> first_row_of = {};  // per micro-batch of the current step; empty: no step is under way
 
   // Must be called before each training forward of the model, with the number of rows of its batch. Between
-  // begin_step() and end_step() it does nothing, because select_micro_batch() sets first_row.
+  // begin_step() and end_step() begin_call() does nothing: begin_step() has counted the rows of all micro-batches
+  // already, and select_micro_batch() sets first_row.
   void begin_call(int64_t rows);
   // For pipeline stages: begins a step in which several micro-batches run forward and backward in any order. `rows` has
   // the number of rows of each micro-batch. end_step() ends the step.

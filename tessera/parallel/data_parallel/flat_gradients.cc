@@ -60,8 +60,9 @@ void FlatGradients::complete() {
   }
 }
 
-// Gradients are summed over ranks and divided after the sum, because the result of a reduce-scatter is smaller than its
-// input. float16 gradients are divided by a part of `divide` here, before the sum. The flags after flags_offset_ are
+// Gradients are divided after the sum over ranks (in unpack()), because the result of a reduce-scatter has fewer
+// elements to divide than its input. The sum of float16 gradients could overflow, so close() divides them by one factor
+// of `divide` (fp16_pre_divisor) before the sum, and unpack() by the other factor. The flags after flags_offset_ are
 // not divided.
 at::Tensor FlatGradients::close(double divide) {
   const c10::NoGradGuard no_grad;

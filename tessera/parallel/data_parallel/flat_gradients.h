@@ -45,7 +45,8 @@ class FlatGradients {
     complete_ = false;
   }
   bool has(size_t index) const { return filled_[index]; }
-  // The accumulated gradient of an entry, 1-d; only for layouts with one part.
+  // The accumulated gradient of an entry, 1-d. The layout must have one part (FlatLayout::ranks is 1), because with
+  // several parts each part has only some rows of the gradient.
   at::Tensor accumulated(size_t index) const { return values_of(buffer_, index, 0); }
   // Whether `tensor` is a view of the buffer; false if the buffer is not open.
   bool holds(const at::Tensor& tensor) const { return is_open() && tensor.is_alias_of(buffer_); }
@@ -54,8 +55,9 @@ class FlatGradients {
   // false. close() divides float16 gradients by fp16_pre_divisor(divide), so that their sum stays in range. unpack()
   // divides the sum by the rest of `divide`: divide / fp16_pre_divisor(divide) for float16, `divide` for other dtypes.
   at::Tensor close(double divide);
-  // Unpacks part `rank` of the sum over ranks. Calls `callback` for each entry for which some rank had a gradient, with
-  // the divided values of its rows in that part, 1-d and of `dtype`. All values share one buffer.
+  // Unpacks part `rank` of `sum`, the sum of the ranks' buffers. Calls `callback` for each entry for which some rank
+  // had a gradient. The callback gets the rows of the entry's gradient that are in this part, after the division that
+  // close() describes, as a 1-d tensor of dtype `dtype`. All these tensors share one buffer.
   using ValuesCallback = std::function<void(size_t index, const at::Tensor& values)>;
   void unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype, const ValuesCallback& callback);
   // unpack() in three steps. allocate_values() returns the tensor for the divided values: `sum` itself if its dtype is

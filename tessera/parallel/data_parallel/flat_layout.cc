@@ -173,9 +173,10 @@ void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gra
   }
 }
 
-// _chunk_cat splits each tensor along dim 0 into one chunk per rank, pads the last chunk, and writes the chunks of all
-// tensors side by side: the layout of `parts`. Each gap, and the flags, are added to the list as a tensor with one row
-// per rank. All gaps are slices of one tensor of zeros, which is as wide as the widest gap.
+// _chunk_cat splits each tensor of a list along dim 0 into one chunk per rank, pads the last chunk, and writes the
+// chunks of all tensors side by side. This is the layout of `parts`. Between the gradients the list also has a tensor
+// of zeros for each gap of the layout, and at its end a tensor of ones for the flags of the parameters. These tensors
+// have one row per rank. All tensors of zeros are slices of `fill.zeros`, which is as wide as the widest gap.
 void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gradients, int64_t flags,
                     const at::Tensor& parts, FillConstants& fill) {
   struct ColumnBlock {
@@ -216,8 +217,8 @@ void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gra
   at::_chunk_cat_out(out, rows, 0, layout.ranks);
 }
 
-// Zeroes all bytes of each part that are outside the rows of filled entries, including the padding after the last row
-// of a chunk.
+// In the part of each rank, zeroes all bytes except the rows of the entries i for which filled[i] is true. The padding
+// after the last row of a chunk is zeroed, too.
 void zero_unfilled(const FlatLayout& layout, const at::Tensor& parts, const std::vector<bool>& filled) {
   const at::Tensor bytes = parts.device().is_cpu() ? at::Tensor() : as_bytes(parts);
   const auto zero = [&](int64_t begin, int64_t end) {

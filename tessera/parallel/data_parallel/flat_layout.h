@@ -47,17 +47,21 @@ void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, cons
 // Moves the chunks of the first parameter to the start of `gathered` without gaps, which overwrites the data between
 // the chunks. CPU only.
 void compact_first(const FlatLayout& layout, const at::TensorBase& gathered);
-// Copies a gradient of a whole parameter to its chunks in all parts of `parts`, a 1-d tensor of the layout's dtype;
-// with `accumulate`, adds it to them. Converts the dtype. Error kInternal for a gradient of another size.
+// Splits the gradient of one whole parameter, entry `index` of the layout, into one chunk per rank, and copies chunk r
+// to its place in part r of `parts`. With `accumulate` the chunks are added to the values there. `parts` is a 1-d
+// tensor of the layout's dtype that holds the parts of all ranks. Converts the dtype. Error kInternal for a gradient of
+// another size.
 void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gradient, const at::Tensor& parts,
                    bool accumulate);
-// Constants for the gaps between gradients and for the flags, in the gradients' dtype and on their device.
+// Constant tensors that pack_gradients() writes into a buffer, in the gradients' dtype and on their device: ones for
+// the flags of the parameters, zeros for the gaps between gradients.
 struct FillConstants {
   at::Tensor ones{}, zeros{};
 };
-// Copies the gradients of all entries, which share one dtype, to their chunks in all parts, writes `flags` ones at the
-// end of each part (the room that append_extra() added), and zeroes the gaps. On an accelerator this is one kernel.
-// fill: constants that the caller keeps for later calls on the same stream.
+// Copies the gradients of all entries, which share one dtype, to their chunks in the parts of all ranks (`parts`). Also
+// writes `flags` ones at the end of each part, into the room that append_extra() added, and zeroes the gaps between the
+// gradients. On an accelerator this is one kernel. fill: constants that the caller keeps for later calls on the same
+// stream.
 void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gradients, int64_t flags,
                     const at::Tensor& parts, FillConstants& fill);
 // Zeroes the padding, and the chunks of entries whose `filled` is false, in all parts.

@@ -92,8 +92,8 @@ void ReductionStages::start_copy_to_host() {
   copied_ = DeviceEvent::record_on_current(device);
 }
 
-// For a result on the device it is enough that the current stream waits. A result in host memory may be read by the CPU
-// at once, so the host waits for the copy.
+// The current stream waits for `ended_`, the end of the last stage; for a result on the device this is enough. A result
+// in host memory may be read by the CPU at once, so the host also waits for the copy to the host.
 at::Tensor ReductionStages::take_result() {
   ended_.block_current_stream();
   if (!host_.defined()) return std::exchange(output_, {});

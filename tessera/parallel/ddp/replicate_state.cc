@@ -158,9 +158,9 @@ void ReplicateState::make_buckets(const std::vector<size_t>& order, bool one_nod
         {local_tensor_of(parameter).numel() * static_cast<int64_t>(c10::elementSize(reduce_dtype_of(index))),
          parameter.scalar_type()});
   }
-  // An autograd graph that was made before the buckets were rebuilt still holds the old nodes. If the parameters are
-  // the same (params_generation_), the gradients of these nodes are packed into the new buckets. The callback of a node
-  // holds a weak pointer, so that a graph does not keep this object alive.
+  // An autograd graph that was made before the buckets were rebuilt still holds the old nodes. If `params_` has not
+  // been rebuilt since then (params_generation_ is unchanged), the gradients of the old nodes are packed into the new
+  // buckets. The callback of a node holds a weak pointer, so that a graph does not keep this object alive.
   ++buckets_generation_;
   buckets_.clear();
   nodes_.clear();
@@ -286,7 +286,8 @@ void ReplicateState::after_forward(nn::TensorRefs& outputs) {
   if (roots.empty()) forward_params_.clear();
   if (!recomputing()) {
     const auto reachable = options_.find_unused_parameters && !roots.empty() ? find_reachable_nodes(roots) : nullptr;
-    // Every output gets this hook; only the first one that a backward calls has an effect in enter_backward().
+    // Every output that requires a gradient gets the hook below. In a backward only the first of these hooks to run has
+    // an effect in enter_backward().
     for (const auto& root : roots) {
       if (!root.grad_fn()) continue;
       on_gradient_of(root, [self = shared_from_this(), reachable] {

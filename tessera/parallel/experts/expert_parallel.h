@@ -26,9 +26,9 @@
 
 namespace tessera {
 
-// Makes the mesh (ep_shard, ep) over all ranks of `stage`, a mesh with dims among (dp_replicate, dp_shard, cp, tp). Its
-// dims are flattened, and ep varies fastest. Errors kConfig where ep does not divide the number of ranks; kShape where
-// this rank is not part of the mesh. No communication.
+// Makes the mesh (ep_shard, ep) over all ranks of `stage`, a mesh with dims among (dp_replicate, dp_shard, cp, tp). The
+// ranks of `stage` are taken in row-major order and divided into rows of `ep` neighbouring ranks. Errors kConfig where
+// ep does not divide the number of ranks; kShape where this rank is not part of `stage`. No communication.
 MeshPtr make_expert_mesh(const MeshPtr& stage, int64_t ep);
 
 struct ExpertParallelOptions {

@@ -155,8 +155,8 @@ void FsdpCommSchedule::end_backward() {
     if (group->reshard_after_backward || group->is_gathering()) group->reshard();
   }
   if (streams_) streams_->free_retired();
-  // Also reduces gradients that earlier backwards without synchronisation accumulated in groups that this backward did
-  // not reach.
+  // start_reduction() is called for all groups: a group that this backward did not reach may have gradients that
+  // earlier backwards accumulated while reduction was off (ShardedParamGroup::synchronize).
   for (const auto& group : groups_) start_reduction(*group);
   if (is_last_backward_) {
     finish_reductions();

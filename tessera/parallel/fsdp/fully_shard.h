@@ -45,8 +45,9 @@ struct FullyShardOptions {
   // changes.
   bool cpu_offload = false;
   // Gathers the unsharded parameters to the same addresses each time, as CUDA graphs of the module's kernels need
-  // (layer_graphs.h). The memory of the unsharded parameters of two groups then stays allocated. On a CPU mesh nothing
-  // changes.
+  // (layer_graphs.h). The memory for unsharded parameters then stays allocated: two buffers that are shared by all
+  // groups that are freed after forward and after backward, and one buffer for each other group
+  // (fixed_address_buffers.h). On a CPU mesh nothing changes.
   bool fixed_addresses = false;
 };
 

@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-// The input of one rank to the decision.
+// The input of one rank to decide_prefetch().
 struct PrefetchVote {
   int rank = 0;
   std::optional<bool> requested;  // the value of set_prefetch; none: not called

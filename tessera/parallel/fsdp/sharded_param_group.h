@@ -52,7 +52,7 @@ class ShardedParamGroup {
   // Returns new tensors over the memory of the unsharded parameters.
   virtual std::vector<at::Tensor> unsharded_tensors() const = 0;
   // trainable() returns the parameters that require gradients, as positions in unsharded_tensors(). leaves() returns
-  // the leaf tensors that receive their gradients.
+  // the autograd leaf tensors that receive the gradients of the parameters `trainable`.
   virtual std::vector<size_t> trainable() const = 0;
   virtual std::vector<at::Tensor> leaves(const std::vector<size_t>& trainable) const = 0;
 

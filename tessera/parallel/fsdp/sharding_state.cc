@@ -34,9 +34,9 @@ void ShardingState::set_is_last_backward(bool on) {
   if (schedule_) schedule_->set_is_last_backward(on);
 }
 
-// The first module whose forward runs becomes the root of all sharded modules below it. If a module below it has a
-// schedule already, the forward of that module ran before and made it a root. That is an error, because one schedule
-// must decide the order of all gathers.
+// The first module whose forward runs becomes the root of all sharded modules below it, and they all share its
+// FsdpCommSchedule. If a module below it has a schedule_ already, the forward of that module ran before and made that
+// module a root. That is an error, because one FsdpCommSchedule must decide the order of all gathers.
 void ShardingState::lazy_init() {
   if (schedule_) return;
   std::vector<NamedState> states;

@@ -34,8 +34,9 @@ class ShardingState : public DataParallelState, public std::enable_shared_from_t
 
  protected:
   using NamedState = std::pair<std::string, ShardingState*>;
-  // lazy_init() calls it on the root before the root's first forward. Checks the states of the root and of all modules
-  // below it, which `states` lists with their paths. Returns whether to prefetch; the result is the same on all ranks.
+  // lazy_init() calls init_root() on the root before the root's first forward. init_root() checks the states of the
+  // root and of all modules below it, which `states` lists with their paths. Returns whether FsdpCommSchedule
+  // prefetches all-gathers; the result is the same on all ranks.
   virtual bool init_root(const std::vector<NamedState>& states) = 0;
   virtual bool reshards_after_forward(bool is_root, bool backward_follows) const = 0;
 

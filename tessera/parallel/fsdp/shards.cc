@@ -133,8 +133,9 @@ void FlatShards::use_sharded_params() const {
   }
 }
 
-// The flat buffer already has the layout of the all-gather's input. A copy is needed only for a cast, for offloaded
-// shards, for several dtypes, or after a replacement.
+// The flat buffer already has the layout of the all-gather's input. The shards are copied to another buffer only if
+// they must be cast or are offloaded, if the parameters have several dtypes, or if a parameter was replaced by another
+// tensor, which is not in the flat buffer.
 at::Tensor FlatShards::all_gather_input(const FlatLayout& layout, BufferPool& pool) const {
   const c10::ScalarType dtype = wire_dtype();
   const int64_t numel = layout.part_bytes / static_cast<int64_t>(c10::elementSize(dtype));

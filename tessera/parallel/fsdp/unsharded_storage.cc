@@ -48,7 +48,8 @@ void UnshardedStorage::fill(c10::DataPtr memory, int64_t bytes) {
 c10::DataPtr UnshardedStorage::free(const std::string& why) {
   if (!storage_) return {};
   auto* storage = storage_.unsafeGetStorageImpl();
-  // The byte size of the storage is not reset, because libtorch checks it when a view is made.
+  // The byte size of the storage is not set to 0 although its memory is freed, because libtorch checks the byte size
+  // when a view of the storage is made.
   c10::DataPtr memory = storage->set_data_ptr(c10::DataPtr(nullptr, device_));
   forbid_access(*storage, why);
   return memory;

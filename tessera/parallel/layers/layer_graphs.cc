@@ -79,8 +79,8 @@ at::Tensor alias_of(const at::Tensor& tensor) {
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false));
 }
 
-// A leaf of a new graph over the same memory, with a version counter of its own: later writes through the original
-// tensor do not invalidate that graph.
+// Returns a leaf of a new autograd graph. The leaf shares the memory of `tensor` but has its own version counter, so
+// later writes through `tensor` do not invalidate the new graph.
 at::Tensor leaf_alias(const at::Tensor& tensor) {
   return tensor.defined() ? alias_of(tensor).set_requires_grad(tensor.requires_grad()) : tensor;
 }

@@ -167,8 +167,9 @@ std::vector<int> check_schedule(const ScheduleTable& table, const ScheduleExtent
     raise_invalid_table(table, std::nullopt, "Schedule has incorrect number of ranks - expected {}, actual {}",
                         extent.ranks, table.ranks.size());
   }
-  // Refuses absurd sizes before memory is allocated for them. Each (stage, micro-batch) has at least two computations;
-  // the bound allows four of them in a cell (an overlap has two).
+  // Refuses numbers of stages and micro-batches that are below 1 or too large for the table, before memory is allocated
+  // for them. Each pair of a stage and a micro-batch has at least two computations, a forward and a backward. The check
+  // allows four computations in each cell of the table; a cell really holds at most two (an overlap).
   int64_t cells = 0;
   for (const auto& row : table.ranks) cells += static_cast<int64_t>(row.size());
   if (extent.stages < 1 || extent.micro_batches < 1 || int64_t{extent.stages} * extent.micro_batches > 2 * cells) {

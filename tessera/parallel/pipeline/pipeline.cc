@@ -95,8 +95,8 @@ class Pipeline::DataParallelSwitches : public detail::DataParallelHooks {
     for (const int stage : gathered_) free_after_each(stage, true);
   }
 
-  // Does not gather the layers of the stage. It only switches off that they are freed after each forward and backward.
-  // The first forward gathers them.
+  // unshard() does not gather the layers of the stage; the first forward gathers them. unshard() only switches off that
+  // the layers are freed after each forward and backward.
   void unshard(int stage) override {
     if (!keeps_gathered_) return;
     gathered_.insert(stage);

@@ -35,8 +35,9 @@ struct Schedule {
   std::vector<int> stages_of(int rank) const { return stages_of_rank(rank_of, rank); }
 };
 
-// The properties of a schedule that do not depend on its sizes. schedule_traits raises torch's Error kConfig "Unknown
-// schedule name ...", also for torch's abstract classes.
+// The properties of a schedule that do not depend on ScheduleSize. For an unknown name schedule_traits raises Error
+// kConfig with torch's message "Unknown schedule name ...". The names of torch's abstract schedule classes count as
+// unknown.
 struct ScheduleTraits {
   std::string name;
   bool one_stage_per_rank = false;  // exactly one stage per rank

@@ -51,8 +51,8 @@ void ReplicatedKeyValue::apply(nn::Module& module, const StyleContext& context) 
   distribute_adapter(module, Replicate(), context);
   redistribute_first_input(module, context, Replicate(), Replicate());
   module.register_forward_hook([path = context.path, head, head_dim](nn::Module&, nn::TensorRefs& outputs) {
-    // The gradient of each rank covers only the head that its query heads read. With the gradient placement Partial,
-    // backward sums these gradients over the ranks to the whole gradient.
+    // In backward, each rank has a gradient of `y` only for the key-value head that its query heads read. The gradient
+    // placement Partial makes backward sum the gradients of all ranks, which gives the gradient of the whole `y`.
     at::Tensor& y = first_tensor(outputs, path, "outputs");
     y = to_local(redistribute_to(y, Replicate()), Placements{Partial()}).narrow(-1, head * head_dim, head_dim);
   });

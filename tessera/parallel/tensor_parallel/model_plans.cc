@@ -47,8 +47,8 @@ ParallelPlan base_plan(const std::string& inner, bool head_norms) {
 // The differences between the families' plans.
 struct PlanShape {
   bool head_norms = false;  // q_norm and k_norm
-  // With sequence parallelism: norms whose output is gathered for the projections, the other norms of a layer, and the
-  // rotary embeddings.
+  // Names of modules to which add_sequence_parallelism() gives a style: norms whose output is all-gathered because it
+  // is the input of projections; the other norms of a layer; the rotary embeddings.
   std::vector<std::string> gathering_norms{};
   std::vector<std::string> other_norms{};
   std::vector<std::string> rotary{};

@@ -55,7 +55,8 @@ struct ChunkedTokens {
     }
     return rows.reshape({ranks, max_tokens, x.size(0), x.size(2)});
   }
-  // The inverses of all_rows and own_rows, without the padding.
+  // from_all_rows() and from_own_rows() are the inverses of all_rows() and own_rows(): they remove the padding and
+  // bring the dims back to [B, tokens, d].
   at::Tensor from_all_rows(const at::Tensor& rows) const {
     return rows.view({ranks * max_tokens, rows.size(2), rows.size(3)}).narrow(0, 0, options.tokens).transpose(0, 1);
   }

@@ -5,8 +5,8 @@
 //                      {{"mlp.up_proj", std::make_shared<ColwiseParallel>()},
 //                       {"mlp.down_proj", std::make_shared<RowwiseParallel>()}});
 //
-// COLLECTIVE over the mesh with src_data_rank, unless the parameters are on the meta device. A module belongs to one
-// rank.
+// COLLECTIVE over the mesh with src_data_rank, unless the parameters are on the meta device. If ranks are threads of
+// one process, each rank must have a module of its own.
 #pragma once
 
 #include "tessera/parallel/tensor_parallel/styles.h"

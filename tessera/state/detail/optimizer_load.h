@@ -31,7 +31,8 @@ class OptimizerLoad {
   // Sets the hyper-parameters, resets each state that has no value in the dict to its initial value, and sets
   // StateCopy::target.
   void begin();
-  // Sets the step counts.
+  // Sets the step count of each parameter to the count in the dict, and the optimizer's own step count to the largest
+  // of these.
   void finish();
 
  private:

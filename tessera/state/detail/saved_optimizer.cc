@@ -144,8 +144,9 @@ class OptimizerSelection {
 
 std::vector<StateDict> select_optimizers(const StateDict& saved, const std::vector<OptimizerNames>& optimizers,
                                          bool strict) {
-  // A flat dict has no key "state", only keys that begin with "state.". It is unflattened into the optimizers' own
-  // groups first. A dict by id is passed on unchanged.
+  // A flat dict has no key "state"; its keys begin with "state." or "param_groups.". unflattened() first turns a flat
+  // dict into a nested dict with the parameter groups of `optimizers`. A dict whose states have parameter ids as keys,
+  // and not names, is returned unchanged.
   const bool is_flat = !saved.contains("state");
   if (!is_flat && is_by_id(saved)) {
     TESSERA_CHECK(optimizers.size() == 1, ErrorKind::kShape,

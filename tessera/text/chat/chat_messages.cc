@@ -54,7 +54,8 @@ ContentForm find_content_form(const ChatTemplate& chat, const std::string& role)
   first["unread"] = kUnread;
   const auto parts = rendered_text(chat, role, Json::array({first, part(kSecond)}));
   // A template that reads only strings prints a list of parts as Python's str() does, with all keys and values of each
-  // part; the value kUnread is then in the output. A template that reads parts prints only their texts.
+  // part. So its output contains kUnread, the value of the key "unread" of the part `first`. A template that reads
+  // parts prints only the texts of the parts.
   form.reads_parts = holds(parts, kFirst) && !holds(parts, kUnread);
   form.reads_all_parts = form.reads_parts && holds(parts, kSecond);
   form.reads_text = prints_text || !form.reads_parts;

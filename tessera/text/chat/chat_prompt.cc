@@ -78,11 +78,12 @@ class ControlTokenMarker {
   bool any_ = false;
 };
 
-// Removes the marks from the text and returns the barriers for the tokenizer (EncodeOptions::barriers), sorted: the
-// position of each mark, and each character boundary between the two marks of a pair. A template may cut a text between
-// two marks, so one mark of a pair may be missing. For this case there is also a barrier after the first character
-// behind each begin mark, and one before the last character in front of each end mark. No token of several characters
-// can then start at a begin mark or end at an end mark.
+// Removes the marks that ControlTokenMarker has put around strings of the client from the rendered text. Returns the
+// barriers for the tokenizer (EncodeOptions::barriers), sorted, so that these strings do not become control tokens.
+// There is a barrier at the position of each mark, and at each character boundary between the two marks of a pair. A
+// template may cut a text between two marks, so one mark of a pair may be missing. For this case there is also a
+// barrier after the first character behind each begin mark, and one before the last character in front of each end
+// mark. No token of several characters can then start at a begin mark or end at an end mark.
 std::vector<size_t> remove_marks(std::string& text) {
   std::vector<size_t> places;
   std::string without;

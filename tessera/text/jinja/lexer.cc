@@ -284,7 +284,7 @@ class Lexer {
     return out;
   }
 
-  // The table has longer operators first, so the first match is the longest one.
+  // Reads one operator token. kOperators lists longer operators first, so the first match is the longest one.
   void operator_token(std::string& open) {
     static constexpr std::array<std::string_view, 26> kOperators = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/",
                                                                     "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",

@@ -147,8 +147,8 @@ Value raise_exception(Evaluator& evaluator, const Value&, const BoundArguments& 
   fail("the template refuses these messages: {}", evaluator.text_of(*bound[0]));
 }
 
-// strftime_now(format). The budget is charged for the largest output that the format can have, 64 bytes per byte of the
-// format.
+// strftime_now(format). Charges the Budget of the render for the largest output that the format can have, 64 bytes per
+// byte of the format.
 Value now(Evaluator& evaluator, const Value&, const BoundArguments& bound) {
   const std::string& format = text_argument(*bound[0], "strftime_now");
   if (format.size() > 1000) fail("strftime_now wants a format of at most 1000 bytes");

@@ -7,8 +7,9 @@ namespace tessera::text::jinja {
 
 SubstringSearch::SubstringSearch(std::string_view text, std::string_view needle, Budget& budget)
     : text_(text), needle_(needle) {
-  // The charge is an upper bound of the work of glibc's memmem(): for up to kCompared bytes of `needle` it may compare
-  // all of them at each position; for a longer `needle` it uses an algorithm with linear time.
+  // The bytes that are charged to the budget stand for the most work that glibc's memmem() may do. If `needle` has at
+  // most kCompared bytes, memmem() may compare all of them at each position of the text. For a longer `needle`,
+  // memmem() uses an algorithm with linear time.
   constexpr size_t kCompared = 256;
   budget.charge(needle.size() + text.size() * (1 + std::min(needle.size(), kCompared) / 32));
 }

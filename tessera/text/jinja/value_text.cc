@@ -27,8 +27,8 @@ std::string repr_of_double(double value) {
 
 namespace {
 
-// Writes one value by a recursive traversal. Each value charges the budget for the bytes written since the last charge,
-// so the output cannot become larger than the budget allows.
+// Writes one value by a recursive traversal. For each nested value, start() charges the render's Budget for the bytes
+// that were written since the last charge. It fails when the output is already larger than Budget::max_bytes.
 class ValueWriter {
  public:
   ValueWriter(Budget& budget, const JsonStyle* style) : budget_(budget), style_(style) {}

@@ -135,8 +135,9 @@ void BpeModel::find_cut_points(const TokenizerFile& file) {
   const int32_t mark_id = vocab_->find(kSpaceMark);
   if (mark_id == TokenTable::kNone) return;
   // If the file has no unknown token and lacks a byte token, a character without a token may be dropped. If such a
-  // character stands before U+2581 and is dropped, the character before it becomes the neighbour of U+2581, and
-  // `joined` would be compared with the wrong character. So words are not split for such files.
+  // character stands before U+2581 and is dropped, the character before it becomes the neighbour of U+2581.
+  // segment_end() would then search joined_before_mark_ for the dropped character instead of the new neighbour. So
+  // words are not split for such files.
   const bool all_fall_back = std::count(std::begin(fallback_ids_), std::end(fallback_ids_), TokenTable::kNone) == 0;
   if (unk_id_ == TokenTable::kNone && !all_fall_back) return;
   std::unordered_set<int32_t> respelled_tokens = {unk_id_};  // tokens that represent text other than their own spelling

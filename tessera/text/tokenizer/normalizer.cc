@@ -164,7 +164,8 @@ NormalizerStep prepend(std::string prefix) {
   };
 }
 
-// The replacement of a match has the origin of the last byte of the match.
+// Each byte of a replacement gets the origin (AlignedText::origins: a byte range of the input) of the last byte of the
+// replaced match.
 NormalizerStep replace(TextPattern pattern, std::string content) {
   return [pattern = std::move(pattern), content = std::move(content)](AlignedText& text, NormalizeScratch& scratch) {
     scratch.matches.clear();

@@ -48,7 +48,8 @@ RadixTree::RadixTree(std::vector<std::string_view> texts) {
   branches_.shrink_to_fit();
 }
 
-// `place` is the position of a byte of the branch; the result is the place after this byte.
+// `place` is the position in text_ of a byte of the branch with index `branch`. Returns the Place after this byte: the
+// next position, or ~branch (the end of the branch) if this byte is the last one of the branch.
 RadixTree::Place RadixTree::behind(int32_t branch, int32_t place) const {
   return place + 1 == branches_[static_cast<size_t>(branch)].end ? ~branch : place + 1;
 }
@@ -99,8 +100,8 @@ uint8_t RadixTree::largest_byte(Place place) const {
   return static_cast<uint8_t>(text_[static_cast<size_t>(at)]);
 }
 
-// In UTF-8 all bytes of non-ASCII characters are 0x80 or larger, so it is enough to test the largest byte that may come
-// next.
+// Returns whether a byte of a non-ASCII character may come next. In UTF-8 such bytes are 0x80 or larger and all ASCII
+// characters are smaller, so it is enough to test the largest byte that may come next.
 bool RadixTree::continues_with_non_ascii(Place place) const { return largest_byte(place) >= 0x80; }
 
 // Inside a multi-byte character all bytes that may come next are continuation bytes, 10xxxxxx; elsewhere none of them

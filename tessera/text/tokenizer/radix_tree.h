@@ -32,7 +32,7 @@ class RadixTree {
   std::bitset<256> next_bytes(Place place) const;
   // For texts in UTF-8: whether some text continues the prefix with a byte of a non-ASCII character.
   bool continues_with_non_ascii(Place place) const;
-  // Whether the prefix ends inside a multi-byte character. For texts in UTF-8.
+  // For texts in UTF-8: whether the prefix that `place` identifies ends inside a multi-byte character.
   bool is_inside_character(Place place) const;
 
   // An upper bound of the tree's memory, in bytes.

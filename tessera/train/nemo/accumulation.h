@@ -40,18 +40,20 @@ class MicrobatchFlags {
   std::vector<std::function<void(const MicrobatchFlags&)>> listeners_;
 };
 
-// A model part that prepares itself for gradient accumulation derives from this struct. The functions below are then
-// called in place of changing the settings of fully_shard.
+// A model part that prepares itself for gradient accumulation derives from this struct. For such a part the functions
+// prepare_for_grad_accumulation() and prepare_for_final_backward() below call the hook of the same name, and do not
+// change the settings of fully_shard.
 struct AccumulationHooks {
   virtual ~AccumulationHooks() = default;
   virtual void prepare_for_grad_accumulation(bool pp_enabled) = 0;
   virtual void prepare_for_final_backward(bool pp_enabled) = 0;
 };
 
-// Call before the first micro-batch. Sets the flags: optim_step false, first_microbatch true. Then, unless the schedule
-// of a pipeline does this (pp_enabled), prepares each part: calls its own hook, or for a fully sharded part sets
-// set_is_last_backward, set_reshard_after_backward and set_requires_gradient_sync to false, so that unsharded gradients
-// accumulate on this rank. Other parts are not changed.
+// Call before the first micro-batch. Sets the flags: optim_step false, first_microbatch true. Then prepares each model
+// part, unless pp_enabled says that the schedule of a pipeline does this: calls the part's
+// AccumulationHooks::prepare_for_grad_accumulation(), or for a fully sharded part without AccumulationHooks calls
+// set_is_last_backward, set_reshard_after_backward and set_requires_gradient_sync with false, so that unsharded
+// gradients accumulate on this rank. Other parts are not changed.
 void prepare_for_grad_accumulation(MicrobatchFlags& flags, const std::vector<nn::Module*>& model_parts,
                                    bool pp_enabled = false);
 // Call after the first micro-batch. Sets first_microbatch to false: values derived from the parameters may be reused.

@@ -19,7 +19,7 @@ namespace {
 constexpr size_t kStorageAlignment = 64;  // the alignment of libtorch's CPU allocator, in bytes
 
 // A mapping of the whole file. The deleter context of every storage in the file is a std::shared_ptr to this object, so
-// that the last storage that leaves the file unmaps the file.
+// the file is unmapped when the memory of the last storage is freed.
 struct MappedRegion {
   void* data = nullptr;
   size_t bytes = 0;

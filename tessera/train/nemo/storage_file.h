@@ -20,7 +20,7 @@ namespace tessera::train {
 // `storages`: CPU storages, each at most once. Error kIo leaves all storages unchanged.
 void storages_to_file(const std::vector<c10::Storage>& storages, const std::filesystem::path& folder);
 // Moves the storages that are in a file of storages_to_file() to memory; other storages are not changed. If an
-// allocation fails, the storages before it are in memory and the others still in the file.
+// allocation fails, the storages that come earlier in `storages` have been moved, and the others are still in the file.
 void storages_to_memory(const std::vector<c10::Storage>& storages);
 
 }  // namespace tessera::train

@@ -64,11 +64,12 @@ class RunFolder {
   // or "end". Errors as append().
   void append_event(int64_t step, const std::string& event_kind, const nlohmann::ordered_json& value);
 
-  // Error kConfig if model/ exists and is not as a run exported it.
+  // Checks that publish_model() may replace model/. Error kConfig if model/ exists and its content is not what a run
+  // exported (RunMark::owns).
   void check_model_replaceable() const;
   // Renames `fresh`, a folder in staging(), to model/, and removes the model that an earlier run exported. Where the
-  // file system can exchange two folders, readers see either the old or the new one at any time. Error kIo if model/ is
-  // not as a run exported it.
+  // file system can exchange two folders, readers see either the old or the new one at any time. Error kIo if model/
+  // exists and its content is not what a run exported.
   void publish_model(const std::filesystem::path& fresh);
 
  private:

@@ -218,7 +218,7 @@ void StepProfile::read_collectives() {
         found != collective_bytes_->by_call.end() || comm::is_message(signature.op) || bytes == 0;
     collectives_.push_back({call, bytes, on_training_thread});
     if (!on_training_thread) continue;
-    // A call that is still in progress counts up to the time of the record.
+    // For a call that is still in progress, the time at which the flight record was written is used as its end.
     const int64_t end = call.finished_us > 0 ? call.finished_us : record.written_us;
     in_progress.push_back({call.started_us, end});
     if (call.waiting_us > 0) {

@@ -29,8 +29,9 @@ namespace tessera::train {
 struct ProfiledSteps {
   int64_t first = 0, last = -1;  // both included; last < first: no step
 };
-// The profiled steps of a run that continues after `first_step`: three steps after three warm-up steps. A shorter run
-// has fewer of them, and its last step is then profiled.
+// The profiled steps of a run that continues after `first_step`: three steps after three warm-up steps. If fewer than
+// six steps are left, fewer steps are profiled, and if fewer than four are left, there are also fewer warm-up steps.
+// The last step of such a run is always profiled.
 ProfiledSteps profiled_steps(int64_t first_step, int64_t total_steps);
 
 struct StepProfileOptions {
@@ -83,7 +84,8 @@ class StepProfile {
   bool closed_ = false;
   int64_t ended_ = -1;    // the last step that was recorded completely; -1: none
   int64_t begun_ns_ = 0;  // steady clock at begin()
-  // comm::communication_seconds() at begin(); seconds in which at least one collective was in progress.
+  // First the value of comm::communication_seconds() at begin(), then the seconds of the profiled steps in which at
+  // least one collective of the training thread was in progress.
   double communication_seconds_at_begin_ = 0, in_progress_seconds_ = 0;
   uint64_t calls_made_ = 0;  // calls of the flight recorder at begin()
 };

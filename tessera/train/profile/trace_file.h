@@ -29,8 +29,9 @@ struct TraceMetadata {
   int64_t lost_collectives = 0;  // collectives that the flight recorder no longer had
 };
 
-// The whole file. The events of `recorder` become spans per thread; each collective becomes an asynchronous span from
-// start to finish, and a span for the time in which a thread waited for it.
+// Returns the whole text of the trace file. The events of `recorder` become spans on the row of their thread. Each
+// collective becomes an asynchronous span from its start to its end. If a thread waited for the collective, the time of
+// the wait becomes another span, on a row for waits.
 std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCollective>& collectives,
                        const TraceMetadata& metadata);
 

@@ -22,7 +22,8 @@ namespace tessera::train {
 // messages begin with `where`. Error kConfig: a mapping without path, an unknown key, a value of the wrong type, a
 // weight that is not above 0, an unknown format.
 std::string source_text(const YamlNode& mapping, const std::string& where);
-// Whether an item is the text of a mapping and not a path.
+// Whether `item`, an item of a list of data sources, is a mapping in the form that source_text() returns. Otherwise the
+// item is a path.
 bool is_source_mapping(const std::string& item);
 
 // The data source of an item. Error kConfig as source_text(), for the text of a mapping that source_text() did not

@@ -16,7 +16,8 @@
 namespace tessera::train {
 namespace {
 
-// The weight of a text in nodes, one per 64 bytes: many aliases of a long text must not grow memory either.
+// Returns as how many nodes a text counts in the limit kYamlLimitNodes, in addition to its own node: one per 64 bytes.
+// Otherwise many aliases of a long text would use much memory with few nodes.
 size_t weight_of_text(const std::string& text) { return text.size() / 64; }
 
 size_t weight_of(const YamlNode& node) {
@@ -59,8 +60,9 @@ class TreeBuilder : public YAML::EventHandler {
     const auto found = anchors_.find(anchor);
     TESSERA_CHECK(found != anchors_.end(), ErrorKind::kConfig, "[train.recipe] {}:{}: an alias inside its own anchor",
                   source_, line_of(mark));
-    // The size of the copy in nodes (`weight`) and its depth are known, so both limits are checked before the copy is
-    // made. The copied node gets the line of the alias; nodes inside it keep the lines of the anchored node.
+    // An alias is replaced by a copy of the anchored node. The number of nodes in the copy (`weight`) and its depth are
+    // known, so kYamlLimitNodes and kYamlLimitDepth are checked before the copy is made. The copied node gets the line
+    // of the alias; nodes inside it keep the lines of the anchored node.
     add_weight(found->second.weight, line_of(mark));
     check_depth(found->second.depth, line_of(mark));
     YamlNode copy = found->second.node;
@@ -176,7 +178,8 @@ YamlNode parse_yaml(std::string_view text, const std::string& source) {
                 kYamlLimitBytes);
   TESSERA_CHECK(text.find('\0') == text.npos, ErrorKind::kConfig,
                 "[train.recipe] {}: holds a NUL byte: not YAML. Is this the recipe?", source);
-  // yaml-cpp reports a second document only when it is asked for; its errors have lines from 0.
+  // yaml-cpp stops after the first document, so a second call of HandleNextDocument() finds out whether there is a
+  // second document. The lines in yaml-cpp's errors count from 0.
   std::istringstream stream{std::string(text)};
   try {
     YAML::Parser parser(stream);

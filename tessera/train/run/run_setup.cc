@@ -133,8 +133,8 @@ comm::NamedValues run_facts(const Recipe& recipe, const RunData& data, const std
   auto copy = recipe;
   for (const auto& key : recipe_keys()) {
     const auto path = key.path();
-    // Paths are not compared, because hosts may mount the same files at different paths. Hashes of data and model are
-    // compared instead; they are appended below.
+    // Paths are not compared, because hosts may mount the same files at different paths. Hashes of the data and of the
+    // model are compared instead; they are appended to `facts` after this loop.
     if (path == "model.path" || path == "model.weights" || path == "model.lora.path" || path == "data.train" ||
         path == "data.validation" || path == "data.cache" || path == "checkpoint.dir" || path == "checkpoint.resume") {
       continue;

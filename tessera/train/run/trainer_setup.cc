@@ -92,8 +92,9 @@ void Trainer::Impl::set_dropout_positions() {
     dropout->context.emplace(recipe.data.sequence_length, mesh.size(dim));
     dropout->context_rank = mesh.local_rank(dim);
   }
-  // Call n of this rank is micro-batch n % calls of step n / calls. Its first row in the global order is: the rows of
-  // earlier steps, plus this rank's offset in the global batch, plus the rows of earlier micro-batches.
+  // Forward n of this rank, counted over all steps from 0, is micro-batch n % calls of step n / calls. The index of its
+  // first row in the global order is the sum of: the rows of earlier steps, this rank's offset in the global batch, and
+  // this rank's rows in earlier micro-batches of the step.
   const int64_t batch = recipe.train.global_batch_size, rows = batch / run_mesh.data_size();
   const int64_t at_once = recipe.train.local_batch_size, calls = rows / at_once, offset = run_mesh.data_rank() * rows;
   dropout->calls = first_step * calls;
@@ -110,8 +111,9 @@ void Trainer::Impl::prepare() {
     layout = resolve_layout(recipe, world->size());
     check_layout(recipe, layout, config);
     const int64_t stage_ranks = layout.ranks_of_stage(), stage = world->rank() / stage_ranks;
-    // check_parallel_model() simulates one rank of this rank's stage, and prints warnings only for the first rank of a
-    // stage. The last rank is simulated here, so that no warnings are printed.
+    // check_parallel_model() lays out the model as one rank of this rank's stage would. It prints warnings only when
+    // that rank is the first rank of the stage. Here it simulates the last rank, so it prints no warnings;
+    // build_model() prints them later, when it lays out the real model.
     check_parallel_model(recipe, layout, config, (stage + 1) * stage_ranks - 1);
     check_parameter_groups(recipe, config);
     adapters_identity = adapter_identity(recipe);

@@ -115,8 +115,8 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
 // micro-batches before the first backward. COLLECTIVE over the group.
 at::Tensor TrainStep::compute_balance_loss(const std::vector<ModelInputs>& micro_batches) {
   if (!routers_) return {};
-  // The counter of dropout calls is reset after the additional forward, so that the forwards of the step itself draw
-  // the same masks.
+  // pipeline_.evaluate() is the additional forward. The counter of dropout calls is reset after it to the value before
+  // it, so that the forwards of the step itself draw the same dropout masks as the additional forward.
   const auto dropout = adapter_dropout(model_);
   const auto before = dropout ? *dropout : nn::LoraDropout{};
   routers_->begin();
@@ -235,8 +235,8 @@ StepSignals TrainStep::launch(const std::vector<data::Batch>& micro_batches, dou
   const auto norm =
       early_ ? early_->finish_step() : pipeline_.norm_over_stages(optim::grad_norm_tensor(pipeline_.norm_parameters()));
   std::vector<at::Tensor> numbers = {options_.is_counted ? loss : at::zeros_like(norm), norm};
-  // A flag on the device, 1 on all ranks if the loss or norm of any rank is not finite: the optimizer kernel then
-  // leaves parameters and state unchanged, and the host does not have to know.
+  // A flag on the device, 1 on all ranks if the loss or norm of any rank is not finite. The optimizer kernel reads the
+  // flag and then leaves parameters and state unchanged, so the host need not wait for the flag.
   at::Tensor found_inf;
   if (runs_ahead_ && options_.skip_nonfinite) found_inf = optim::found_inf(*group_, numbers, device_of(model_));
   if (balance.defined()) numbers.push_back(balance);

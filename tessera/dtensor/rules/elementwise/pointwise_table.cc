@@ -74,8 +74,9 @@ void add_linear_names(RuleTable& table) {
 }
 
 void add_monotone_names(RuleTable& table) {
-  // Increasing functions whose domain is all numbers. sqrt and log are not among them: the maximum may be in their
-  // domain while another rank's value is not.
+  // Increasing functions whose domain is all numbers. They can be applied to each rank's value of a Partial(max) or
+  // Partial(min) tensor before the reduction. sqrt and log are not among them: one rank's value may be outside their
+  // domain and give NaN, although the maximum over the ranks is in their domain.
   table.add({"aten::asinh", "aten::atan", "aten::ceil", "aten::erf", "aten::exp", "aten::exp2", "aten::expm1",
              "aten::floor", "aten::relu", "aten::round", "aten::sgn", "aten::sigmoid", "aten::sign", "aten::sinh",
              "aten::tanh", "aten::trunc", "aten::hardshrink", "aten::clamp_max", "aten::clamp_min"},
@@ -105,7 +106,7 @@ void add_other_names(RuleTable& table) {
              "aten::__lshift__", "aten::__rshift__", "aten::__iand__", "aten::__ior__", "aten::__ixor__",
              "aten::__ilshift__", "aten::__irshift__"},
             no_partials);
-  // Angles and hyperbolas.
+  // Trigonometric and hyperbolic functions, their inverses, and similar functions.
   table.add({"aten::acos", "aten::acosh", "aten::angle", "aten::asin", "aten::atan2", "aten::atanh", "aten::cos",
              "aten::cosh", "aten::sin", "aten::sinc", "aten::tan", "aten::hypot"},
             no_partials);

@@ -157,7 +157,8 @@ void fill_each(RandomCall& draw, const at::Tensor& values, Each each) {
 at::Tensor empty_values(const RandomCall& draw) { return at::empty(draw.region().sizes, at::kDouble); }
 
 // Returns make()'s values as the result of the operation, with the dtype and device of the result tensor. If `like` is
-// a meta tensor, make() is not called, so no stream is used.
+// a meta tensor, make() is not called. So RandomCall::key() is not called either, and the call does not count as a
+// random operation.
 template <class Make>
 void finish_as(RandomCall& draw, const at::Tensor& like, Make make) {
   const at::Tensor to = draw.result_tensor(like);

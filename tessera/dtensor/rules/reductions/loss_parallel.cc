@@ -37,8 +37,9 @@ struct ClassShards {
   comm::Group& group() const { return *mesh->group(mesh_dim); }
 };
 
-// Returns nullopt unless exactly one mesh dim shards the classes and this rank is in the mesh. Other mesh dims may
-// shard or replicate the other dims.
+// Returns the mesh dim that shards the classes of `logits`, and this rank's range of classes. Returns nullopt unless
+// exactly one mesh dim shards the classes and this rank is in the mesh. Other mesh dims may shard the other tensor dims
+// or replicate.
 std::optional<ClassShards> class_shards(const at::Tensor& logits, int64_t class_dim) {
   const auto& impl = *impl_of(logits);
   ClassShards shards{impl.mesh(), impl.placements(), class_dim, -1, 0, {}};
@@ -135,7 +136,8 @@ void cache_row_sum(const at::Tensor& gradient, const at::Tensor& sum) {
       {WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)), gradient.numel(), sum});
 }
 
-// Returns an undefined tensor if no sum is cached for this gradient.
+// Returns the sum over all classes that cached_row_sums has for this gradient, in the shape of `local`, but with size 1
+// in dim class_dim. Returns an undefined tensor if no sum is cached or the gradient was modified.
 at::Tensor find_row_sum(const at::Tensor& gradient, const at::Tensor& local, int64_t class_dim) {
   if (gradient.unsafeGetTensorImpl()->version_counter().current_version() != 0 || !local.is_contiguous()) return {};
   for (const auto& cached : cached_row_sums) {

@@ -185,8 +185,9 @@ void propose_norm(const OpCall& call, Proposal& proposal) {
   }
 }
 
-// histc(self, bins, min, max): a sharded self gives a Partial(sum) result, the counts of each rank. Only if min != max;
-// otherwise the bounds of the bins are the extremes of the global values.
+// histc(self, bins, min, max): a sharded self gives a Partial(sum) result, the counts of each rank. This needs min !=
+// max. If min == max, histc takes the bounds of the bins from the extremes of self, which must be the global ones, so
+// self is replicated.
 void propose_histogram(const OpCall& call, Proposal& proposal) {
   if (call.args[2].toScalar().toDouble() != call.args[3].toScalar().toDouble()) {
     for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) proposal.strategies.push_back({{Partial()}, {Shard(dim)}});

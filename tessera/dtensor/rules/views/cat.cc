@@ -16,7 +16,7 @@ bool keeps_value_when_promoted(const OpCall& call, const Placement& partial) {
   const auto any = [&](auto&& predicate) { return std::ranges::any_of(call.inputs, predicate); };
   if (!any([&](const TensorInput& input) { return input.tensor->scalar_type() != first; })) return true;
   // Sums over ranks of integers that are narrower than the promoted dtype `together` wrap around, but sums in
-  // `together` would not. Such an operand must therefore be reduced before the concatenation.
+  // `together` would not. So a Partial operand with such a narrower dtype must be reduced before the concatenation.
   auto together = first;
   for (const auto& input : call.inputs) together = c10::promoteTypes(together, input.tensor->scalar_type());
   const bool wraps = is_additive(partial) && any([&](const TensorInput& input) {

@@ -9,8 +9,9 @@ namespace tessera {
 
 namespace {
 
-// Gathers the elements that are in this rank's shard, which starts at `offset` along `dim` of the `in_all` global
-// indices. Elements of other shards are set to 0, so the result is Partial(sum).
+// Returns a function that runs gather on this rank's shard of self, which is sharded along `dim`. `offset` is the
+// global index at which the shard starts, and `in_all` is the global size of `dim`. Results for indices in other ranks'
+// shards are set to 0, so the result is Partial(sum).
 LocalFunction gather_own(int64_t dim, int64_t offset, int64_t in_all) {
   return [dim, offset, in_all](const LocalCall& local) {
     const at::Tensor self = local.arg(0).toTensor();

@@ -44,8 +44,8 @@ SoftmaxSums softmax_sums(const LogitRows& rows, const at::Tensor& skip, int64_t 
   return sums;
 }
 
-// The numbers are all-gathered and not all-reduced: every rank then sums them in rank order, so all ranks get the same
-// bits.
+// Functions that sum over the ranks call this all-gather and sum its result, in place of an all-reduce. Every rank then
+// adds the tensors in rank order, so all ranks get the same bits.
 at::Tensor all_gather_shards(const VocabShard& part, const at::Tensor& own) {
   if (part.size() == 1) return own.unsqueeze(0);
   std::vector<int64_t> shape = {part.size()};
@@ -66,7 +66,7 @@ MergedSoftmaxSums merge_softmax_sums(const at::Tensor& maximum, const at::Tensor
 }
 
 // A chunk contains chunk_size positions of the dim before the vocabulary, for all indices of the dims before that one.
-// The limit of 2^32 positions avoids an overflow.
+// A chunk_size above 2^32 counts as 2^32, so that the product does not overflow.
 int64_t rows_of_chunk(const char* verb, const at::Tensor& logits, int64_t chunk_size) {
   TESSERA_CHECK(chunk_size > 0, ErrorKind::kShape, "[kernels.{}] chunk_size: found {}, wanted at least 1", verb,
                 chunk_size);

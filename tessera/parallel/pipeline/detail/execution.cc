@@ -66,9 +66,10 @@ DataParallelHooks::Completes Execution::completes(const RankProgram& program, si
 }
 
 void Execution::run(const RankProgram& program, DataParallelHooks* hooks) {
-  // If an error leaves run(), aborts the process group. This is done in a destructor during stack unwinding, because
-  // then the destructors of pending messages abandon them. In a catch block these destructors would wait for peers that
-  // may never answer.
+  // If an exception leaves run(), `guard` aborts the process group and destroys the handles of pending sends. The
+  // destructor of `guard` does this, because it runs during stack unwinding: the destructor of a PendingCollective then
+  // gives up its message. In a catch block, the destructor of a PendingCollective would wait for a peer that may never
+  // answer.
   struct AbortOnError {
     StageChannel* channel;
     int unwinding = std::uncaught_exceptions();

@@ -92,8 +92,9 @@ ActionRow zbv_row(const ScheduleSize& size, int rank) {
     row.forward(1);
     input_and_weight(row, 1);
   }
-  // The end of the row: the remaining I actions of way 0 and way 1 in turn, then I and W of way 0 for each remaining
-  // micro-batch, then the W actions that are still missing.
+  // The end of the row (I: input backward, W: weight backward). Way 0 is this rank's stage on the way to the last rank,
+  // way 1 its stage on the way back. First `rank` times an I of way 0 and an I of way 1, then ranks - rank times an I
+  // and a W of way 0, then the W actions that are still missing, those of way 1 first.
   for (int i = 0; i < rank; ++i) {
     row.input(0);
     row.input(1);
@@ -115,13 +116,13 @@ ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
   const int ranks = size.ranks, behind = ranks - rank - 1;
   VRow row(ranks, rank);
   // Steps 1 and 2, the warm-up: first only forwards of way 0 (this rank's stage on the way to the last rank), then
-  // forwards of way 0 and way 1 in turn.
+  // forwards of way 0 and of way 1 (this rank's stage on the way back) in turn.
   for (int i = 0; i < 2 * behind; ++i) row.forward(0);
   for (int i = 0; i <= rank; ++i) {
     row.forward(0);
     row.forward(1);
   }
-  // Step 3: I, W and F of way 1.
+  // Step 3: an input backward (I), a weight backward (W) and a forward (F) of way 1 in turn.
   for (int i = 0; i < behind; ++i) {
     row.input(1);
     row.oldest_weight();
@@ -137,7 +138,7 @@ ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
     }
     row.overlap(1, 0);
   }
-  // Step 5: the last forwards.
+  // Step 5: the last forwards of way 1. Each of them overlaps a backward of way 0 and follows a backward of way 1.
   for (int i = 0; i < behind; ++i) {
     row.whole_backward(1);
     row.overlap(1, 0);
