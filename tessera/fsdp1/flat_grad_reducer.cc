@@ -49,7 +49,8 @@ FlatGradReducer::FlatGradReducer(const FlatParameterLayout& layout, std::shared_
 
 void FlatGradReducer::join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams) {
   pool_ = std::move(pool);
-  // Without sharding there are no all-gathers that could delay the reductions, so the reductions need no second group.
+  // With sharding the reductions use a second process group (CommStreams::second_group), so that they need not wait for
+  // all-gathers of `group_`. Without sharding there are no all-gathers, so the reductions use `group_`.
   if (options_.sharded) reduces_ = streams->second_group(group_);
   stages_.set_streams(std::move(streams));
 }

@@ -367,8 +367,8 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
   }
   double total = norm_of(parameters, groups, options.norm_type,
                          groups.ep != nullptr ? options.ep_parameters : std::vector<at::Tensor>{});
-  // The norm over all pipeline stages is the norm of the stages' norms. norm_of_sums() computes it relative to the
-  // largest of these where their powers overflow.
+  // The norm over all pipeline stages is the norm of the stages' norms. If the sum of the powers of the stages' norms
+  // overflows or loses digits, norm_of_sums() computes the sum again relative to the largest of these norms.
   if (options.pp_mesh) {
     const auto& mesh = *options.pp_mesh;
     TESSERA_CHECK(mesh.ndim() == 1, ErrorKind::kShape, "[optim.clip_grad_norm] pp_mesh: found {}, wanted one dim",

@@ -61,8 +61,9 @@ class ModelLoad {
     return incoming_ && tensor.defined() && incoming_->is_announced(tensor);
   }
 
-  // Whether the values under two names of one tensor are known to differ. For announced tensors this rank's shards are
-  // compared. Other meta tensors are not compared.
+  // Returns whether two values that the dict has under two names of one tensor are known to differ. Announced tensors
+  // (IncomingTensors) are meta tensors whose values come from other ranks later: for two of them, this rank's shards
+  // are compared. For any other meta tensor the result is false, because its values are unknown.
   bool differ(const StateValue& a, const StateValue& b) const {
     if (!a.is_tensor() || !b.is_tensor()) return false;
     if (is_announced(a.tensor()) && is_announced(b.tensor())) {

@@ -187,8 +187,8 @@ StateDict unflatten_optimizer_dict(const StateDict& flat, const std::vector<std:
   for (const auto& group : groups) names.insert(names.end(), group.begin(), group.end());
   detail::FlatKeyReader reader(names);
   std::vector<StateDict> states(names.size()), settings(names.size());
-  // One pass over the keys first collects the states and the hyper-parameters (`settings`) of each parameter. Then the
-  // parameter groups are built from them in order.
+  // One pass over the keys of `flat` first collects the states (`states`) and the hyper-parameters (`settings`) of each
+  // parameter. Then the parameter groups are built from `states` and `settings`, in the order of `groups`.
   for (const auto& [key, value] : flat) {
     TESSERA_CHECK(std::holds_alternative<std::string>(key), ErrorKind::kShape,
                   "[state.unflatten_optimizer] found the key {}, wanted text. A dict by id is not flat.",

@@ -97,8 +97,8 @@ class JsonReader {
     std::string where;
     ErrorKind kind;
   };
-  // The key or index of a value in its parent. Readers of siblings share their parents' links, so the cost of a reader
-  // does not depend on the depth of its value.
+  // The key or index of a value in its parent, and a pointer to the ParentLink of the parent. The readers of siblings
+  // share the ParentLink of their parent, so making a reader takes the same time and memory at every depth.
   struct ParentLink {
     std::shared_ptr<const ParentLink> parent;  // the parent's own link; null for the document itself
     std::string_view key;                      // points into the document

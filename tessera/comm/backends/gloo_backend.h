@@ -2,12 +2,13 @@
 //
 //   auto backend = make_gloo_backend(store, {.rank = 0, .size = 2, .loopback = true, .timeout = 5min});
 //
-// All ranks connect to all others when the group is made. Gloo can also connect two ranks lazily, at their first
-// message, but such a group cannot be destroyed safely: its event loop is stopped before its connections are closed,
-// and then spins endlessly on a connection whose peer leaves in between (after 1 of 400 killed ranks, a survivor never
-// ended). Unless all ranks are on one host, each connection is then authenticated in both directions, by a word that is
-// derived from a secret in the store. The returned back-end belongs to one rank; its abort() may be called from any
-// thread.
+// All ranks connect to all others when the group is made. Gloo can also connect two ranks lazily, at their
+// first message, but a group that connects lazily cannot be destroyed safely: its event loop is stopped before
+// its connections are closed, and then spins endlessly on a connection whose peer leaves in between (after 1 of
+// 400 killed ranks, a survivor never ended). Unless all ranks are on one host (GlooOptions::loopback), the two
+// ranks of each connection authenticate each other when the group is made: each rank sends the other a word
+// that is derived from a secret in the store. The returned back-end belongs to one rank; its abort() may be
+// called from any thread.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>

@@ -11,8 +11,8 @@ class Backend;
 
 namespace tessera::comm {
 
-// Gloo has neither ability; NCCL and HierarchicalBackend have `scatters_sums`; the shared-memory and fake back-ends
-// have `reduces`.
+// Gloo has neither `reduces` nor `scatters_sums`. NCCL and HierarchicalBackend have `scatters_sums`; the shared-memory
+// and fake back-ends have `reduces`.
 struct Capabilities {
   // Reductions have Tessera's semantics: averages are supported, half precision is summed in float32 and rounded once,
   // and reduce_scatter adds in rank order.

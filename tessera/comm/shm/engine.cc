@@ -117,9 +117,10 @@ void Engine::wait(EngineWork& work, Clock::time_point deadline) {
     }
   }
   if (driven_ || worker_registered_ || !needs_driver()) return;
-  // The thread that drove the engine last saw this thread waiting, so this thread could drive next. Therefore the other
-  // thread did not register the worker as a sleeper at the worker's bell for the remaining works. This thread's own
-  // work has ended, so this thread does not drive; it must register the worker (end_driving).
+  // Works are left, but no thread drives the engine. end_driving() of the last driving thread did not register the
+  // worker thread at the worker's bell, because a thread was waiting (`waiting_`) and was expected to drive next. This
+  // thread may be the one: its own work has ended, so it does not drive. It calls end_driving(), which registers the
+  // worker thread if no other thread waits.
   begin_driving();
   end_driving(lock);
 }

@@ -143,9 +143,10 @@ class Rounds {
   uint64_t round_;
 };
 
-// Counts the reads of other ranks' memory that are under way in one rank. A rank that aborts the group sets `broken`,
-// and frees its memory only when no count is left. A reader increments the count before it looks at `broken`: so either
-// the reader sees the abort and does not read, or the aborting rank sees the count and waits.
+// The number of reads of other ranks' memory that are under way in one rank. A rank that aborts the group sets
+// `broken`. Before it frees its memory it waits until the counts of all ranks of its process are 0
+// (Channel::await_readers). A reader increments its count before it reads `broken`: so either the reader sees the abort
+// and does not read the memory, or the aborting rank sees the count and waits.
 template <class Platform>
 struct InPlaceReaderCount {
   typename Platform::Word32 count{};

@@ -99,7 +99,8 @@ bool ready(int socket, Clock::time_point deadline, const char* operation) {
   return count > 0;
 }
 
-// A message of one byte that carries a file descriptor (SCM_RIGHTS); -1: to receive one.
+// A message of one byte that carries the file descriptor `descriptor` (SCM_RIGHTS). With descriptor -1 the object
+// carries none: recvmsg() writes a received message with its file descriptor into the object.
 struct DescriptorMessage {
   explicit DescriptorMessage(int descriptor) {
     header.msg_iov = &part;

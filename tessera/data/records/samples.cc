@@ -290,7 +290,8 @@ TokenizedSample SampleMaker::from_chat(const TrainingRecord& record) const {
                 "excluded from training, but {} marks {} of them with "
                 "{{% generation %}}.",
                 record.where, is_trained.size(), chat_template_->name(), rendered.generation_spans.size());
-  // The spans are byte ranges in ascending order; a token belongs to the span in which it begins.
+  // rendered.generation_spans are byte ranges of the rendered text, in ascending order; a token belongs to the span in
+  // which the token begins.
   size_t token = 0;
   for (size_t turn = 0; turn < rendered.generation_spans.size(); ++turn) {
     const auto& [first, last] = rendered.generation_spans[turn];

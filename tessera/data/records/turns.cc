@@ -274,10 +274,13 @@ size_t TurnFinder::behind_next_character(size_t place) const {
   return next == std::string::npos ? text_.size() : next + 1;
 }
 
-// There are three cases. If the content of the message has a mark (choose_marks()) and the template prints the mark,
-// the mark gives the end of the text. If the template prints neither the content nor tool calls of the message, the
-// turn is not found. For printed tool calls (or an empty content), the end of the turn is found by a render in which a
-// bare content replaces the message (around_bare_text), or it is the last special token before the next message.
+// There are three cases:
+// - The content of the message has a mark (choose_marks()) and the template prints this mark. Then the mark
+//   shows where the printed content ends.
+// - The template prints neither the content nor tool calls of the message. Then the turn is not found.
+// - The template prints tool calls of the message, or the content is empty. Then around_bare_text() finds the
+//   end of the turn in a render in which this message has only a text. If it is not found there, the last
+//   special token before the next message ends the turn.
 std::vector<AssistantTurn> TurnFinder::find(size_t index) const {
   const auto first = first_of(index);
   if (!first) return {};

@@ -50,7 +50,8 @@ RedistributionScope::RedistributionScope(const Request& request) {
   const bool is_watched =
       rule != nullptr || ContextValue::innermost(kLog) != nullptr || log_level() <= LogLevel::kDebug;
   if (!is_watched) return;
-  // A plain tensor counts as replicated. ExplicitRedistribution does not apply to it.
+  // A plain tensor is recorded as a tensor that is replicated on every mesh dim. ExplicitRedistribution does not forbid
+  // the redistribution of a plain tensor.
   const DTensorImpl* impl = is_dtensor_impl(*request.tensor.unsafeGetTensorImpl()) ? impl_of(request.tensor) : nullptr;
   Redistribution record{
       request.cause,

@@ -54,8 +54,9 @@ IndexSpans positions(const IndexSpans& outer, const IndexSpans& inner) {
   return found;
 }
 
-// Copies `values` into `tensor`. In each dim the part may consist of several ranges; the function calls itself for each
-// range of dim `dim`, so every combination of ranges is copied.
+// Copies `values` (the part `values_part`) to the positions of this part in `tensor` (the part `held`), beginning with
+// dim `dim`. In each dim `values_part` may have several ranges in `tensor`; the function calls itself for each range of
+// dim `dim`, so every combination of ranges is copied.
 void copy_part_into(const at::Tensor& tensor, const ShardIndices& held, const at::Tensor& values,
                     const ShardIndices& values_part, size_t dim) {
   if (dim == held.size()) {

@@ -203,7 +203,8 @@ bool is_changed_by_widening(at::ScalarType type, const Placement& placement) {
 }
 }  // namespace
 
-// A Partial placement is left out if is_changed_by_widening() is true for the dtype of any input that has it.
+// The result lacks a Partial placement if is_changed_by_widening() is true for this placement and the dtype of any
+// input that has this placement.
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call) {
   c10::SmallVector<Placement, 2> found, lost;
   for (const auto& input : call.inputs) {

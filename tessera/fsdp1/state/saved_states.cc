@@ -124,8 +124,8 @@ void check_keys_of_rank0(const Fsdp1Units& model, const RankStateMetadata& all, 
 }
 
 // Merges the ranks' states of one parameter. The first rank with elements and state is the reference; every other rank
-// with elements must have the same names, dtypes and scalars. Ranks without elements are ignored. Every rank merges the
-// same summaries, so all ranks throw or none does.
+// with elements must have the same names, dtypes and scalars. Ranks without elements are ignored. `all` is the result
+// of all_gather_state_metadata(), which is equal on all ranks, so all ranks throw or none does.
 MergedOptimState merge_parameter_state(const Fsdp1Units& model, const SavedParameter& parameter,
                                        const RankStateMetadata& all, const comm::Group& group) {
   MergedOptimState merged;

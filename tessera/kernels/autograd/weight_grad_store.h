@@ -59,8 +59,8 @@ class WeightGradStore {
   // compute the gradient.
   void add(const at::Tensor& weight, std::function<at::Tensor()> gradient);
   bool empty() const { return nodes_.empty(); }
-  // Computes all gradients, one autograd node at a time, and runs the autograd graphs behind the weights with them. The
-  // store is empty afterwards.
+  // Computes the gradients in this store, one autograd node at a time, and runs backward with them through the autograd
+  // graphs that the weights come from. The store is empty afterwards.
   void flush();
 
  private:

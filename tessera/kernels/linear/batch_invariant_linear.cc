@@ -166,8 +166,9 @@ std::vector<at::Tensor> batch_invariant_linears(const at::Tensor& rows_in,
   const float* rows = x.const_data_ptr<float>();
   const int64_t grain = std::max<int64_t>(16, kThreadWork / std::max<int64_t>(1, m * k));
   at::parallel_for(0, columns, grain, [&](int64_t begin, int64_t end) {
-    // `begin` and `end` count output columns from the first column of weight i. Subtracting the number of its columns
-    // makes them count from the first column of weight i + 1.
+    // At the start of iteration i, `begin` and `end` count output columns from the first column of weight i. The
+    // iteration subtracts the number of columns of weight i from both (`begin` stays at least 0), so that they then
+    // count from the first column of weight i + 1.
     for (size_t i = 0; i < weights.size() && begin < end; ++i) {
       const int64_t n = weights[i]->out();
       if (begin < n) multiply(rows, m, *weights[i], begin, std::min(end, n) - begin, results[i].data_ptr<float>());

@@ -91,7 +91,8 @@ at::Tensor differentiable_gated(const at::Tensor& gate, const at::Tensor& up) {
   return Gated<Activation>::apply(gate, up);
 }
 
-// If a double backward needs it, computes the gradients by differentiable operations; otherwise runs the kernel.
+// If autograd must record this backward for a double backward, differentiable operations compute the gradients;
+// otherwise the kernel computes them.
 template <class Activation>
 GatePair differentiable_gated_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
   if (torch::autograd::compute_requires_grad(grad, gate, up)) {

@@ -47,7 +47,8 @@ at::Tensor by_expert_then_rank(const at::Tensor& counts) {
 
 at::Tensor flat(const at::Tensor& mask) { return mask.defined() ? mask.reshape({-1}) : mask; }
 
-// This rank's shard of `dim`, empty where the dim is too short.
+// Returns this rank's shard of `tensor` along `dim`; the shard is empty if the dim is too short to give every rank a
+// part. Returns an undefined tensor unchanged.
 at::Tensor local_shard(const at::Tensor& tensor, int64_t dim, const DeviceMesh& mesh) {
   if (!tensor.defined()) return tensor;
   const auto range = local_range(tensor.size(dim), mesh.size(0), mesh.local_rank(0));

@@ -62,8 +62,9 @@ class ShardedParamGroup {
   // Starts the reduction and returns at once. Returns false if there are no gradients to reduce. COLLECTIVE over all
   // ranks of the mesh.
   virtual bool start_reduction() = 0;
-  // Waits for the running stage of the reduction and starts the next one. Returns false if no stage is left; grad() of
-  // the leaves is then written. Waits for a copy to host memory only if `at_end`.
+  // Waits for the running stage of the reduction and starts the next stage. Returns false if no stage is left; grad()
+  // of the leaves is then written. The last stage may be a copy of the gradients to host memory (offloading). The call
+  // waits for this copy only if `at_end` is true; otherwise it returns true while the copy is the running stage.
   virtual bool advance_reduction(bool at_end) = 0;
   virtual void drop_gradients() = 0;  // after an error
   virtual int64_t accumulated_bytes() const = 0;

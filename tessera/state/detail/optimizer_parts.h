@@ -1,4 +1,5 @@
-// Builds an optimizer's dict from its two parts by moving them. An initializer list of StateDict would copy both.
+// Builds an optimizer's dict from the values of "state" and "param_groups". Both values are moved into the dict; an
+// initializer list of StateDict would copy them.
 #pragma once
 
 #include <utility>

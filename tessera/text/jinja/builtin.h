@@ -17,7 +17,7 @@ struct Builtin {
   Value (*call)(Evaluator&, const Value& input, const BoundArguments&) = nullptr;
   std::vector<std::string_view> parameters{};
   size_t required = 0;  // the number of parameters, from the first, that need an argument
-  // The function of a builtin that binds its arguments itself; the three members above are then not used.
+  // The function of a builtin that binds its arguments itself; `call`, `parameters` and `required` are then not used.
   Value (*call_with_arguments)(Evaluator&, const Value& input, const Arguments&) = nullptr;
 };
 using BuiltinTable = std::unordered_map<std::string_view, Builtin>;

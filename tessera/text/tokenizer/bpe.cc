@@ -128,9 +128,10 @@ void BpeModel::build_unit_tables() {
 
 // SentencePiece-style files have no pre-tokenizer, so a whole line is one word, which is too long for the word cache.
 // Such a word may be split in front of U+2581 if no merge joins the symbols on both sides: the two sides are then
-// merged independently, and the ids stay the same. A merge that joins the two sides has a product in which a character
-// comes directly before U+2581; `joined` collects these characters. This holds only if symbols are spelled like the
-// text, so words are not split if a merge of the file contains the unknown token or a byte token.
+// merged independently, and the ids stay the same. If a merge joins the two sides, a character of the merge's product
+// comes directly before a U+2581 of this product. `joined` collects these characters, and a word is not split between
+// such a character and U+2581. This search needs symbols that are spelled like the text that they stand for. The
+// unknown token and byte tokens are not, so no word is split if a merge of the file contains one of them.
 void BpeModel::find_cut_points(const TokenizerFile& file) {
   const int32_t mark_id = vocab_->find(kSpaceMark);
   if (mark_id == TokenTable::kNone) return;

@@ -229,8 +229,8 @@ DimMap before_unfold(const OpCall& call) {
   return map;
 }
 
-// select_scatter(self, src, ...) and similar: src must have the placements that the view of self that it overwrites
-// would have. `map` is the DimMap from self to src.
+// select_scatter(self, src, ...) and similar operations replace the elements of a view of self by src. So src must have
+// the placements that this view of self would have. `map` is the DimMap from self to src.
 void propose_scattered(const OpCall& call, Proposal& proposal, const DimMap& map) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {

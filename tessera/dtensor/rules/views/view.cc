@@ -135,7 +135,9 @@ class ViewPlacements {
       return Shard(group->to[0]);
     }
     if (!flattens) fail_unflatten(m, group->to[0]);
-    // In the flattened dim a rank holds one piece for each combination of indices of the group's dims before `dim`.
+    // `dim` is not the first input dim of its DimGroup, and the input dims of the DimGroup are flattened into one
+    // output dim. In this output dim a rank holds one piece for each combination of its indices in those input dims of
+    // the DimGroup that come before `dim`.
     if (dim != group->from.back() && from_[dim] % all_parts != 0) fail_flatten(m);
     c10::SmallVector<int64_t, 4> outer;
     int64_t pieces = 1;

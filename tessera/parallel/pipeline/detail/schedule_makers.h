@@ -12,7 +12,8 @@ using ScheduleRows = std::vector<ActionRow>;
 // _add_bubbles_to_actions.
 ScheduleRows with_bubbles(const ScheduleRows& rows, bool one_stage_per_rank);
 
-// The rows of GPipe and LoopedBFS. last_first: backwards start with the last micro-batch.
+// Returns the rows of GPipe (last_first false) or LoopedBFS (last_first true): each rank runs all forwards and then all
+// backwards. With last_first the backwards of each stage begin with the last micro-batch.
 ScheduleRows forwards_then_backwards_rows(const ScheduleSize& size, bool last_first);
 ScheduleRows one_forward_one_backward_rows(const ScheduleSize& size);
 ScheduleRows interleaved_rows(const ScheduleSize& size, bool zero_bubble);

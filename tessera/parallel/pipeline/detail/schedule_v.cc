@@ -70,8 +70,8 @@ ActionRow zbv_row(const ScheduleSize& size, int rank) {
   const int ranks = size.ranks, micro_batches = std::max(2 * ranks - 1, size.micro_batches);
   VRow row(ranks, rank);
   const auto done = [&](int way, ActionKind kind) { return row.done(way, kind); };
-  // Warm-up: forwards of this rank's stage on way 0 until the first micro-batch comes back to its stage on way 1. Then
-  // forwards of both stages alternate.
+  // Warm-up: forwards of way 0 (this rank's stage on the way to the last rank), until the first micro-batch comes back
+  // to this rank's stage of way 1 (on the way back). Then forwards of way 1 and of way 0 in turn.
   row.add_bubbles(rank);
   for (int i = 0; i < 2 * (ranks - rank) - 1; ++i) row.forward(0);
   for (int i = 0; i < rank; ++i) {
@@ -143,8 +143,8 @@ ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
     row.whole_backward(1);
     row.overlap(1, 0);
   }
-  // Step 6: backwards of both ways in turn. In the first half they are whole backwards (B). In the second half they are
-  // I actions, whose W actions follow in steps 7 and 8.
+  // Step 6: backwards of way 1 and of way 0 in turn. In the first half of this step they are whole backwards (B). In
+  // the second half they are input backwards (I), whose weight backwards (W) follow in steps 7 and 8.
   bool split = false;
   const auto backward = [&](int way) { split ? row.input(way) : row.whole_backward(way); };
   for (int i = 0; i <= rank; ++i) {
