@@ -182,7 +182,7 @@ TEST(DistributedLogprob, TargetsOutsideTheVocabularyAreErrorsOnAllRanks) {
                   HasSubstr(fmt::format("target 2: found id {}", wrong)));
       EXPECT_THAT(
           testing::error_of([&] { kernels::distributed_logprob_with_sampling(columns, target, part, {.top_k = 3}); }),
-          HasSubstr(fmt::format("target 2: found {}", wrong)));
+          HasSubstr(fmt::format("target 2: found id {}", wrong)));
       EXPECT_THAT(
           testing::error_of([&] { kernels::gather_logits_at_global_indices(columns, target.unsqueeze(2), part); }),
           HasSubstr(fmt::format("target 2: found id {}", wrong)));
