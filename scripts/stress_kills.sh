@@ -19,7 +19,7 @@ tests='
   test_comm_dist:BrokenMessages.*
   test_comm_dist:GroupMaking.*
   test_comm_dist:ShmFault.*
-  test_comm_dist:Hold.*
+  test_comm_dist:MonitorHold.*
   test_comm_dist:Launcher.*
   test_comm_dist:Restart.*
   test_comm_dist:Rendezvous.*
