@@ -92,7 +92,7 @@ TEST(AvailableMemory, CgroupV1IsReadAtTheMountPointOfItsController) {
   EXPECT_EQ(machine.read().total_bytes(), kGiB) << "another group of a name that begins so";
 }
 
-TEST(AvailableMemory, OfThisMachineIsFound) {
+TEST(AvailableMemory, ReadsThisMachinesMemory) {
   const auto room = read_available_memory();
   EXPECT_GT(room.total_bytes(), int64_t{1} << 28);
   EXPECT_GT(room.available_bytes(), 0);

@@ -109,7 +109,7 @@ TEST(StagedFile, ConcurrentPublishesOfOnePathAreAtomic) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);
 }
 
-TEST(StagedFile, StagesWhereItIsTold) {
+TEST(StagedFile, StagesInTheGivenFolder) {
   TempFolder folder;
   std::filesystem::create_directory(folder / "staging");
   StagedFile file(folder / "a", folder / "staging");

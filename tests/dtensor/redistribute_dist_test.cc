@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using testing::on_ranks;
 using ::testing::StartsWith;
 
-TEST(LocalRange, FollowsTheChunkRuleOfUpstream) {
+TEST(LocalRange, FollowsTheChunkRuleOfPyTorch) {
   struct Row {
     int64_t n, k;
     std::vector<int64_t> sizes, offsets;
