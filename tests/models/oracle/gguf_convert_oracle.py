@@ -1,13 +1,16 @@
 """Checks conversions between Hugging Face folders and GGUF with transformers: gguf_convert_oracle.py COMMAND ARGUMENTS
 
-real GGUF DIR      Tessera has converted GGUF to the folder DIR. Its weights must equal those that transformers decodes
-from
-                   GGUF, bitwise, and its answer to a chat must be the known one.
-decoded GGUF DIR   like real, for a DIR in another dtype, without the chat. make DIR           writes DIR/VARIANT/hf for
-each variant: a tiny random model with a tokenizer. same DIR           Tessera has converted DIR/VARIANT/hf to
-DIR/VARIANT/model.gguf, and this file back to DIR/VARIANT/back.
-                   transformers must load the same weights from model.gguf, and give the same logits for back as for hf.
-                   Prints the rope_scaling of each back.
+real GGUF DIR
+    Tessera has converted GGUF to the folder DIR. Its weights must equal bitwise those that transformers decodes from
+    GGUF. Its answer to a chat must be the known answer.
+decoded GGUF DIR
+    Like real, for a DIR in another dtype, without the chat.
+make DIR
+    Writes DIR/VARIANT/hf for each variant: a tiny random model with a tokenizer.
+same DIR
+    Tessera has converted DIR/VARIANT/hf to DIR/VARIANT/model.gguf, and this file to the folder DIR/VARIANT/back.
+    transformers must load the same weights from model.gguf, and give the same logits for back as for hf. Prints the
+    rope_scaling of each back.
 """
 
 import json

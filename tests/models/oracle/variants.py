@@ -1,9 +1,9 @@
 """Writes tiny random models with transformers, and checks models that Tessera wrote.
 
 variants.py make DIR
-    Writes a folder DIR/NAME for each variant, with config.json, model.safetensors and expected.safetensors. The last file
-    has tokens [B, T] and for them: logits, loss (the sum over the next-token labels), balance (the load-balancing loss of
-    experts, or 0), the gradients of the sum of both losses ("grad:" and the parameter's name), and the greedy
+    Writes a folder DIR/NAME for each variant, with config.json, model.safetensors and expected.safetensors. The last
+    file has tokens [B, T] and for them: logits, loss (the sum over the next-token labels), balance (the load-balancing
+    loss of experts, or 0), the gradients of the sum of both losses ("grad:" and the parameter's name), and the greedy
     continuation of the first row's first tokens.
 variants.py same DIR
     Checks that transformers loads the same model from DIR/NAME/saved, which Tessera wrote from DIR/NAME, as from
