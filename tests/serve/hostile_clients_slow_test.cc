@@ -13,7 +13,7 @@
 namespace tessera::serve {
 namespace {
 
-TEST(HostileClients, SixtyFourOthersGetCompleteAnswersForAMinute) {
+TEST(HostileClients, SixtyFourNormalClientsGetCompleteResponsesForAMinute) {
   const auto folder = testing::asset("smollm2");
   const auto model = load_for_generation(folder, "int8", at::kCPU);
   const Limits limits;
