@@ -153,8 +153,8 @@ def main():
         if sys.argv[1:] != ["--check"]:
             file.write_text(text)
         elif not file.exists() or file.read_text() != text:
-            sys.exit(f"bench_table.py: {file.relative_to(ROOT)} is out of date with bench/results and bench/table.txt: run "
-                     "scripts/bench_table.py")
+            sys.exit(f"bench_table.py: {file.relative_to(ROOT)} is out of date with bench/results and "
+                     "bench/table.txt: run scripts/bench_table.py")
 
 
 if __name__ == "__main__":

@@ -148,8 +148,8 @@ TEST(Setup, WithoutAptOrRootContinuesAndListsMissingPackages) {
     const auto run = debian.run("need_packages cmake libonig-dev ninja-build; echo goes on");
     EXPECT_EQ(run.exit_code, 0) << run.err;
     EXPECT_EQ(run.out, "goes on\n");
-    EXPECT_THAT(run.err, HasSubstr("no root; going on without what 'apt-get install --no-install-recommends "
-                                   "libonig-dev ninja-build' would install"));
+    EXPECT_THAT(run.err, HasSubstr("no root; continuing without the packages of 'apt-get install "
+                                   "--no-install-recommends libonig-dev ninja-build'"));
     EXPECT_THAT(debian.calls("apt-get"), IsEmpty());
   }
 }
