@@ -7,7 +7,7 @@
 
 #include "tessera/models/generation/load.h"
 #include "tessera/serve/server.h"
-#include "tests/serve/beside_hostile_clients.h"
+#include "tests/serve/with_hostile_clients.h"
 #include "tests/support/process.h"
 
 namespace tessera::serve {

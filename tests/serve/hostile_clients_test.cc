@@ -2,8 +2,8 @@
 // model and a longer time.
 #include <gtest/gtest.h>
 
-#include "tests/serve/beside_hostile_clients.h"
 #include "tests/serve/serve_fixture.h"
+#include "tests/serve/with_hostile_clients.h"
 
 namespace tessera::serve {
 namespace {
