@@ -116,10 +116,10 @@ uplot() {  # uplot OUT: the chart library of the page of `tessera report`
   mkdir -p "$1" && tar -xzf $RAW/uplot-1.6.32.tgz -C "$1" --strip-components=1 package/LICENSE package/dist/uPlot.min.css package/dist/uPlot.iife.min.js
 }
 
-charts() {  # fetches uPlot before the build, which embeds it in the program; without it the report pages have no charts
+charts() {  # fetches uPlot before the build, which embeds it in the program; 'tessera report' needs it
   mkdir -p $RAW
-  [ -e build/assets/uplot ] || command -v npm >/dev/null || { echo "./dev: npm is missing, so uPlot is not fetched: 'tessera report' will have no charts" >&2; return 0; }
-  (make_asset uplot uplot) || echo "./dev: continuing without uPlot: 'tessera report' will have no charts" >&2
+  [ -e build/assets/uplot ] || command -v npm >/dev/null || { echo "./dev: npm is missing, so uPlot is not fetched: 'tessera report' will not work" >&2; return 0; }
+  (make_asset uplot uplot) || echo "./dev: continuing without uPlot: 'tessera report' will not work" >&2
 }
 
 small_llama() { .venv/bin/python bench/peers/small_llama.py "$1"; }  # small_llama OUT: the small model of the benchmarks
