@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# scripts/stress_kills.sh [-n TIMES] [-j AT_ONCE] [-d DELAYS] [-o FOLDER] [FILTER...] Runs each test of kills, restarts
-# and time-outs TIMES times (100), with AT_ONCE runs in parallel (12). Random delays are inserted before the system
-# calls with which ranks connect, communicate and wait (tests/support/delays/drawn_delays.cc). Prints the number of
-# failures and the time of the longest run of each test. Exits with 1 if a run failed.
+# scripts/stress_kills.sh [-n TIMES] [-j AT_ONCE] [-d DELAYS] [-o FOLDER] [FILTER...]
+#
+# Runs each test of kills, restarts and time-outs TIMES times (100), with AT_ONCE runs in parallel (12). Random delays
+# are inserted before the system calls with which ranks connect, communicate and wait
+# (tests/support/delays/drawn_delays.cc). Prints the number of failures and the time of the longest run of each test.
+# Exits with 1 if a run failed.
 #
 # FILTER    gtest filters in the form PROGRAM:FILTER, instead of the list below
 # DELAYS    how many of 1,000 calls are delayed, and the longest delay in microseconds (default "10 3000"; "0 0": none)
