@@ -18,7 +18,8 @@ void write_ours(const std::string& path) {
   for (const auto& one : behaviours_of(golden_samples())) {
     if (is_ours(theirs.at(one.op).at(one.inputs), one.behaviour)) ours[one.op][one.inputs] = one.behaviour;
   }
-  std::ofstream(path) << R"(# Tessera's behaviour on a mesh of 4 for the lines of op_table.txt in which PyTorch is no reference:
+  std::ofstream(path)
+      << R"(# Tessera's behaviour on a mesh of 4 for the lines of op_table.txt in which PyTorch is no reference:
 # PyTorch raises an error, gives wrong values, or sends more bytes and has other placements.
 # conformance_dist_test.cc compares Tessera's values with those of plain tensors.
 # 'TESSERA_SOURCE=. build/write_op_samples ours FILE' writes this file.
