@@ -25,6 +25,13 @@
 namespace tessera::bench {
 namespace {
 
+// What follows a StepCase's name in the names of its cases.
+constexpr const char* kRate = ", tokens/s";
+constexpr const char* kPeakMemory = ", peak memory per rank";
+constexpr const char* kGemmShare = ", matrix products of a step vs. peak GEMM";
+constexpr const char* kRateVsCompile = ", tokens/s vs. torch.compile";
+constexpr const char* kFigures[] = {kRate, kPeakMemory, kGemmShare, kRateVsCompile};
+
 data::Batch make_rows(int64_t first, int64_t rows, int64_t length, int64_t document_length, int64_t vocabulary) {
   const auto tokens =
       at::arange(first, first + rows * length, at::kLong).mul_(7919).remainder_(vocabulary).view({rows, length});
@@ -222,7 +229,9 @@ std::vector<std::string> launch_command(const std::string& self, int ranks, cons
 }
 
 void measure_steps(Harness& harness, const std::string& self, const StepCase& step_case) {
-  if (!harness.is_selected(step_case.name)) return;
+  const bool is_selected =
+      std::ranges::any_of(kFigures, [&](const char* figure) { return harness.is_selected(step_case.name + figure); });
+  if (!is_selected) return;
   auto arguments = step_case.peer_arguments.empty() ? step_case.arguments : step_case.peer_arguments;
   arguments.insert(arguments.begin() + 1, std::to_string(step_case.ranks));
   Peer ours(launch_command(self, step_case.ranks, step_case.arguments));
@@ -238,14 +247,14 @@ void measure_steps(Harness& harness, const std::string& self, const StepCase& st
   const auto tokens = static_cast<double>(step_case.steps * step_case.tokens);
   harness.threads = step_case.ranks;
   const auto our_rate = [&](double work) { return work / (last_ours = ours.ask(request))["seconds"].get<double>(); };
-  harness.run({.name = step_case.name + ", tokens/s",
+  harness.run({.name = step_case.name + kRate,
                .unit = "tokens/s",
                .at_least = step_case.min_speedup,
                .verified = agree,
                .ours = [&] { return our_rate(tokens); },
                .peer = [&] { return tokens / (last_peer = peer->ask(request))["seconds"].get<double>(); },
                .tuned_peer = [&] { return tokens / (last_tuned = tuned->ask(request))["seconds"].get<double>(); }});
-  harness.run({.name = step_case.name + ", peak memory per rank",
+  harness.run({.name = step_case.name + kPeakMemory,
                .unit = "MiB",
                .at_least = 1 / step_case.max_memory_ratio,
                .higher_is_better = false,
@@ -259,7 +268,7 @@ void measure_steps(Harness& harness, const std::string& self, const StepCase& st
   if (step_case.min_gemm_share >= 0) {
     Peer gemm_peak(std::vector<std::string>{self, "--peak", step_case.dtype});
     const double gigaflop = static_cast<double>(step_case.steps) * matrix_product_flops(step_case) * 1e-9;
-    harness.run({.name = step_case.name + ", matrix products of a step vs. peak GEMM",
+    harness.run({.name = step_case.name + kGemmShare,
                  .unit = "GFLOP/s",
                  .at_least = step_case.min_gemm_share,
                  .verified = [&] { return agreed; },
@@ -275,7 +284,7 @@ void measure_steps(Harness& harness, const std::string& self, const StepCase& st
     last_ours = new_ranks.ask(request);
     last_peer = compiled_peer.ask(request);
   }
-  harness.run({.name = step_case.name + ", tokens/s vs. torch.compile",
+  harness.run({.name = step_case.name + kRateVsCompile,
                .unit = "tokens/s",
                .verified = agree,
                .ours = [&] { return tokens / (last_ours = new_ranks.ask(request))["seconds"].get<double>(); },
