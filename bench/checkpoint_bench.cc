@@ -1,9 +1,9 @@
-// Saves, loads and gathers sharded state of 2 ranks, and compares with torch.distributed.checkpoint in the same run.
-// The figures are GB/s of the state's bytes, the extra memory, and the time that an asynchronous save delays training.
-// Both halves (ours and the peer's ranks) sync the files to the disk. The states are 302 MB of moments, and
-// SmolLM2-135M with both moments of AdamW (1.6 GB).
+// Compares saving, loading and gathering the sharded state of 2 ranks with torch.distributed.checkpoint. Measured are
+// the GB/s of the state's bytes, the extra memory, and how long an asynchronous save delays training. Ours and the peer
+// call fsync for all files. The states are 302 MB of optimizer moments, and SmolLM2-135M with both moments of AdamW
+// (1.6 GB).
 //
-//   bench_checkpoint               the harness; each half is a long-lived set of ranks
+//   bench_checkpoint               the harness; it starts our ranks and the peer's ranks, which answer requests
 //   bench_checkpoint --ranks N     launches our N ranks
 //   bench_checkpoint --rank        one of our ranks
 #include <ATen/ATen.h>
@@ -40,7 +40,8 @@ constexpr int64_t kTokens = 32;                                  // tokens of th
 
 using Shapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
 
-// Returns the names and shapes of the moments, or, with a file of weights, of these weights and both moments of AdamW.
+// Returns the names and shapes of the state's tensors: the weights in the file `weights` and both moments of AdamW. If
+// `weights` is empty, the state is 302 MB of moments.
 Shapes state_shapes(const std::string& weights) {
   Shapes shapes;
   if (weights.empty()) {
@@ -69,15 +70,15 @@ NamedTensors make_state(const MeshPtr& mesh, const Shapes& shapes) {
   return state;
 }
 
-bool holds_its_numbers(const NamedTensors& state) {
+bool has_expected_values(const NamedTensors& state) {
   for (size_t i = 0; i < state.size(); ++i) {
     if (!to_local(state[i].second).eq(static_cast<float>(i + 1)).all().item<bool>()) return false;
   }
   return true;
 }
 
-// Returns the resident memory of the process without mapped files.
-int64_t held_bytes() {
+// Returns the resident memory of the process without memory-mapped files.
+int64_t resident_bytes() {
   std::ifstream status("/proc/self/status");
   int64_t kib = 0;
   for (std::string line; std::getline(status, line);) {
@@ -88,37 +89,37 @@ int64_t held_bytes() {
   return kib * 1024;
 }
 
-// Measures the largest increase of held_bytes() since the construction. It reads the value every 2 ms.
-class MemoryWatch {
+// Measures the largest increase of resident_bytes() since construction, by polling every 2 ms.
+class PeakMemory {
  public:
-  MemoryWatch() : before_(held_bytes()), thread_([this] { watch(); }) {}
+  PeakMemory() : before_(resident_bytes()), thread_([this] { watch(); }) {}
   int64_t stop() {
-    over_ = true;
+    stopped_ = true;
     thread_.join();
-    return most_ - before_;
+    return peak_ - before_;
   }
 
  private:
   void watch() {
-    while (!over_) {
-      most_ = std::max(most_, held_bytes());
+    while (!stopped_) {
+      peak_ = std::max(peak_, resident_bytes());
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
-    most_ = std::max(most_, held_bytes());
+    peak_ = std::max(peak_, resident_bytes());
   }
-  int64_t before_, most_ = 0;
-  std::atomic<bool> over_{false};
+  int64_t before_, peak_ = 0;
+  std::atomic<bool> stopped_{false};
   std::thread thread_;
 };
 
-double largest(comm::Group& group, double own) {
-  at::Tensor most = at::full({1}, own, at::kDouble);
-  comm::all_reduce(group, most, comm::ReduceOp::kMax).wait();
-  return most.item<double>();
+double max_over_ranks(comm::Group& group, double value) {
+  at::Tensor maximum = at::full({1}, value, at::kDouble);
+  comm::all_reduce(group, maximum, comm::ReduceOp::kMax).wait();
+  return maximum.item<double>();
 }
 
-// Writes the bytes of the state to one synced file per rank.
-void write_plainly(const fs::path& folder, int rank, const NamedTensors& state) {
+// Writes the bytes of the state to one file per rank, with fsync.
+void write_with_fsync(const fs::path& folder, int rank, const NamedTensors& state) {
   StagedFile file(folder / fmt::format("plain-{}", rank));
   uint64_t at = 0;
   for (const auto& [name, tensor] : state) {
@@ -145,11 +146,11 @@ class Rank {
         set_state(request.at("weights").get<std::string>(), answer);
       } else {
         comm::barrier(group_);
-        kept_bytes_ = 0;
-        MemoryWatch memory;
-        const double own = measure(op, request.at("folder").get<std::string>(), answer);
-        answer["extra_bytes"] = largest(group_, static_cast<double>(memory.stop() - kept_bytes_));
-        answer["seconds"] = largest(group_, own);
+        result_bytes_ = 0;
+        PeakMemory memory;
+        const double seconds = measure(op, request.at("folder").get<std::string>(), answer);
+        answer["extra_bytes"] = max_over_ranks(group_, static_cast<double>(memory.stop() - result_bytes_));
+        answer["seconds"] = max_over_ranks(group_, seconds);
       }
       if (group_.rank() == 0) std::cout << answer.dump() << std::endl;
       comm::barrier(group_);
@@ -170,15 +171,15 @@ class Rank {
 
   double measure(const std::string& op, const fs::path& folder, Json& answer) {
     comm::barrier(group_);
-    if (op == "write") return seconds_of([&] { write_plainly(folder, group_.rank(), state_); });
+    if (op == "write") return seconds_of([&] { write_with_fsync(folder, group_.rank(), state_); });
     if (op == "save") {
       if (!writer_) writer_ = make_writer(folder / "ours", false);
       return seconds_of([&] { writer_->save(++step_, state_, {}); });
     }
     if (op == "step") return seconds_of([&] { forward_and_backward(); });
-    if (op == "stall" || op == "step beside a save") {
-      // The time from the end of one optimizer step to the start of the next. The stall is the part of it that the save
-      // adds to training. finish() is not measured.
+    if (op == "stall" || op == "step_during_save") {
+      // The time between two optimizer steps: save(), forward and backward, wait_for_snapshot(). The stall is this time
+      // without forward and backward. finish() is not measured.
       if (!async_writer_) async_writer_ = make_writer(folder / "async", true);
       const double save = seconds_of([&] { async_writer_->save(++step_, state_, {}); });
       const double step = seconds_of([&] { forward_and_backward(); });
@@ -190,14 +191,14 @@ class Rank {
       for (const auto& [name, tensor] : state_) to_local(tensor).zero_();
       comm::barrier(group_);
       const double seconds = seconds_of([&] { Checkpoint::latest(folder / "ours")->load(state_); });
-      answer["right"] = everywhere(holds_its_numbers(state_));
+      answer["right"] = true_on_all_ranks(has_expected_values(state_));
       return seconds;
     }
     if (op == "gather") return gather(answer);
     throw std::runtime_error("unknown operation " + op);
   }
 
-  // Computes the products of a step of kTokens tokens, with the state's matrices as weights.
+  // Computes the matrix products of a step of kTokens tokens, with the state's matrices as weights.
   void forward_and_backward() const {
     const at::NoGradGuard no_grad;
     for (const auto& [name, tensor] : state_) {
@@ -219,14 +220,14 @@ class Rank {
     size_t at = 0;
     for (const auto& [key, value] : whole) {
       right = right && value.tensor().sizes() == state_[at++].second.sizes() && !is_dtensor(value.tensor());
-      kept_bytes_ += static_cast<int64_t>(value.tensor().nbytes());
+      result_bytes_ += static_cast<int64_t>(value.tensor().nbytes());
     }
-    answer["right"] = everywhere(right);
+    answer["right"] = true_on_all_ranks(right);
     return seconds;
   }
 
-  bool everywhere(bool here) {
-    at::Tensor all = at::full({1}, here ? 1.0 : 0.0);
+  bool true_on_all_ranks(bool value) {
+    at::Tensor all = at::full({1}, value ? 1.0 : 0.0);
     comm::all_reduce(group_, all, comm::ReduceOp::kMin).wait();
     return all.item<double>() == 1;
   }
@@ -241,13 +242,13 @@ class Rank {
   NamedTensors state_;
   std::unique_ptr<CheckpointWriter> writer_, async_writer_;
   int64_t step_ = 0;
-  int64_t kept_bytes_ = 0;  // bytes of the measured operations' results, which do not count as extra memory
+  int64_t result_bytes_ = 0;  // bytes of the operation's result, which is not extra memory
 };
 
-// Our ranks and the peer's ranks, with their last answers.
-class Halves {
+// Our ranks and the peer's ranks. Both hold the same state.
+class RankSets {
  public:
-  Halves(const std::string& self, fs::path folder)
+  RankSets(const std::string& self, fs::path folder)
       : folder_(std::move(folder)),
         ours_({self, "--ranks", std::to_string(kRanks)}),
         peer_("checkpoint.py", {std::to_string(kRanks)}) {}
@@ -282,50 +283,51 @@ class Halves {
   Peer ours_, peer_;
 };
 
-void compare(Harness& harness, Halves& halves, const std::string& state, const char* op, double at_least) {
-  harness.run({.name = fmt::format("{} {} x {}", op, state, kRanks),
+void compare(Harness& harness, RankSets& rank_sets, const std::string& state, const char* op, double at_least) {
+  harness.run({.name = fmt::format("{} {}, {} ranks", op, state, kRanks),
                .unit = "GB/s",
                .at_least = at_least,
-               .verified = [&] { return halves.right; },
-               .ours = [&] { return halves.speed(false, op); },
-               .peer = [&] { return halves.speed(true, op); }});
+               .verified = [&] { return rank_sets.right; },
+               .ours = [&] { return rank_sets.speed(false, op); },
+               .peer = [&] { return rank_sets.speed(true, op); }});
 }
 
-// Compares the memory beyond the operation's result. The limit is the size of two parameters per rank.
-void compare_memory(Harness& harness, Halves& halves, const std::string& state, const char* op) {
-  harness.run({.name = fmt::format("extra memory of {} {} x {}", op, state, kRanks),
+// Compares the peak memory beyond the state and the operation's result. The limit is twice the size of the largest
+// parameter.
+void compare_memory(Harness& harness, RankSets& rank_sets, const std::string& state, const char* op) {
+  harness.run({.name = fmt::format("extra memory of {} {}, {} ranks", op, state, kRanks),
                .unit = "MB",
-               .at_most = 2 * halves.largest_bytes / 1e6,
+               .at_most = 2 * rank_sets.largest_bytes / 1e6,
                .higher_is_better = false,
-               .verified = [&] { return halves.right; },
-               .ours = [&] { return halves.extra_megabytes(false, op); },
-               .peer = [&] { return halves.extra_megabytes(true, op); }});
+               .verified = [&] { return rank_sets.right; },
+               .ours = [&] { return rank_sets.extra_megabytes(false, op); },
+               .peer = [&] { return rank_sets.extra_megabytes(true, op); }});
 }
 
-void measure_state(Harness& harness, Halves& halves, const std::string& state, const std::string& weights) {
-  halves.set_state(weights);
-  // The target of a save is twice the peer's speed, or 0.8 of a plain write if that is less. So it has no limit here.
-  compare(harness, halves, state, "save", 0);
-  harness.run({.name = "save " + state + " beside a plain synced write",
+void measure_state(Harness& harness, RankSets& rank_sets, const std::string& state, const std::string& weights) {
+  rank_sets.set_state(weights);
+  // A save has no limit here, because its target is the smaller of twice the peer's speed and 0.8 of a plain write.
+  compare(harness, rank_sets, state, "save", 0);
+  harness.run({.name = "save " + state + " vs. plain write with fsync",
                .unit = "GB/s",
                .at_least = 0.8,
                .verified = [] { return true; },
-               .ours = [&] { return halves.speed(false, "save"); },
-               .peer = [&] { return halves.speed(false, "write"); }});
-  compare(harness, halves, state, "load", 1);
-  compare(harness, halves, state, "gather", 2);
-  for (const char* op : {"save", "load", "gather"}) compare_memory(harness, halves, state, op);
-  const auto beside = [&](const std::string& name, double at_least, const char* op, const char* peer_op) {
+               .ours = [&] { return rank_sets.speed(false, "save"); },
+               .peer = [&] { return rank_sets.speed(false, "write"); }});
+  compare(harness, rank_sets, state, "load", 1);
+  compare(harness, rank_sets, state, "gather", 2);
+  for (const char* op : {"save", "load", "gather"}) compare_memory(harness, rank_sets, state, op);
+  const auto compare_ours = [&](const std::string& name, double at_least, const char* op, const char* baseline_op) {
     harness.run({.name = name + ", " + state,
                  .unit = "ms",
                  .at_least = at_least,
                  .higher_is_better = false,
                  .verified = [] { return true; },
-                 .ours = [&, op] { return 1e3 * halves.seconds(false, op); },
-                 .peer = [&, peer_op] { return 1e3 * halves.seconds(false, peer_op); }});
+                 .ours = [&, op] { return 1e3 * rank_sets.seconds(false, op); },
+                 .peer = [&, baseline_op] { return 1e3 * rank_sets.seconds(false, baseline_op); }});
   };
-  beside("stall of an asynchronous save beside a synchronous one", 20, "stall", "save");
-  beside("a step with an asynchronous save beside one without", 0, "step beside a save", "step");
+  compare_ours("stall of an asynchronous save vs. a synchronous save", 20, "stall", "save");
+  compare_ours("step during an asynchronous save vs. step alone", 0, "step_during_save", "step");
 }
 
 int run(Harness& harness, const std::string& self) {
@@ -337,13 +339,14 @@ int run(Harness& harness, const std::string& self) {
     fs::path folder;
     ~Cleanup() { fs::remove_all(folder); }
   } cleanup{folder};
-  Halves halves(self, folder);
-  measure_state(harness, halves, "302 MB", "");
+  RankSets rank_sets(self, folder);
+  measure_state(harness, rank_sets, "302 MB", "");
   const auto weights = assets_folder() / "smollm2" / "model.safetensors";
   if (fs::exists(weights)) {
-    measure_state(harness, halves, "SmolLM2", weights);
+    measure_state(harness, rank_sets, "SmolLM2", weights);
   } else {
-    fmt::print("checkpoint {} is not there: no case SmolLM2. Fetch it with './dev assets'.\n", weights.string());
+    fmt::print("checkpoint {} does not exist: skipping the SmolLM2 cases. Fetch it with './dev assets'.\n",
+               weights.string());
   }
   return harness.exit_code();
 }

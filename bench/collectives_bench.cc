@@ -1,8 +1,9 @@
-// Compares collectives between ranks of one host over shared memory with PyTorch over Gloo. The figures are the time of
-// a call for small messages, the bandwidth for large messages, and the bandwidth relative to the limit of the machine's
-// memory. Both halves (ours and the peer's ranks) check their results.
+// Compares collectives over shared memory between ranks of one host with PyTorch over Gloo. Measured are the time of a
+// call for small messages, the bandwidth for large messages, and the bandwidth relative to the machine's memory
+// bandwidth. Our ranks and the peer's ranks check their results.
 //
-//   bench_collectives                the harness; each half is a long-lived set of ranks
+//   bench_collectives                the harness; it starts our ranks and the peer's ranks, which answer requests until
+//                                    it ends
 //   bench_collectives --ranks N H    launches our N ranks, on H simulated hosts
 //   bench_collectives --rank H       one of our ranks
 #include <ATen/Parallel.h>
@@ -23,10 +24,10 @@
 namespace tessera::bench {
 namespace {
 
-// The tensors of a call. `count` floats are the tensor of an all_reduce, or one rank's part in the other collectives.
-// The values are zeros, which stay zeros when they are summed.
+// The tensors of a call. `part` has `count` floats: the tensor of an all_reduce, or one rank's part of the other
+// collectives. The values are zeros, so that repeated sums do not overflow.
 struct Buffers {
-  // shared: in buffers that peers read in place, as FSDP's buffers are; otherwise in ordinary memory.
+  // `shared`: allocates shared memory that other ranks read in place, as FSDP does. Otherwise ordinary memory.
   Buffers(comm::Group& group, int64_t count, bool shared)
       : part(zeros(group, count, shared)), all(zeros(group, count * group.size(), shared)) {}
   at::Tensor part, all;
@@ -48,10 +49,12 @@ void call(comm::Group& group, const std::string& op, const Buffers& buffers) {
 // Returns whether a call gives the right result, for values that differ by rank and position.
 bool verify(comm::Group& group, const std::string& op, int64_t count, bool shared) {
   const int size = group.size(), rank = group.rank();
-  const auto values = [&](int of, int64_t length) { return at::arange(length, at::kFloat).remainder(1000) + of; };
+  const auto values = [&](int source, int64_t length) {
+    return at::arange(length, at::kFloat).remainder(1000) + source;
+  };
   const auto sum_of = [&](int64_t length) {
     at::Tensor sum = values(0, length);
-    for (int of = 1; of < size; ++of) sum += values(of, length);
+    for (int source = 1; source < size; ++source) sum += values(source, length);
     return sum;
   };
   const Buffers buffers(group, count, shared);
@@ -63,8 +66,8 @@ bool verify(comm::Group& group, const std::string& op, int64_t count, bool share
   if (op == "all_gather") {
     call(group, op, buffers);
     bool same = true;
-    for (int of = 0; of < size; ++of) {
-      same = same && at::equal(buffers.all.narrow(0, of * count, count), values(of, count));
+    for (int source = 0; source < size; ++source) {
+      same = same && at::equal(buffers.all.narrow(0, source * count, count), values(source, count));
     }
     return same;
   }
@@ -76,10 +79,10 @@ bool verify(comm::Group& group, const std::string& op, int64_t count, bool share
   return true;
 }
 
-double slowest(comm::Group& group, double own) {
-  at::Tensor seconds = at::full({1}, own, at::kDouble);
-  comm::all_reduce(group, seconds, comm::ReduceOp::kMax).wait();
-  return seconds.item<double>();
+double max_over_ranks(comm::Group& group, double value) {
+  at::Tensor maximum = at::full({1}, value, at::kDouble);
+  comm::all_reduce(group, maximum, comm::ReduceOp::kMax).wait();
+  return maximum.item<double>();
 }
 
 // Returns the group of all ranks. With several hosts, rank r is on the simulated host r % hosts.
@@ -103,8 +106,8 @@ std::shared_ptr<comm::Group> group_of(comm::World& world, int hosts) {
 int rank_main(int hosts) {
   at::set_num_threads(1);
   const auto world = comm::World::connect({.timeout = std::chrono::hours(1)});
-  const auto everyone = group_of(*world, hosts);
-  comm::Group& group = *everyone;
+  const auto shared_group = group_of(*world, hosts);
+  comm::Group& group = *shared_group;
   for (;;) {
     std::string line;
     if (world->rank() == 0 && !std::getline(std::cin, line)) line = R"({"op": ""})";
@@ -125,14 +128,15 @@ int rank_main(int hosts) {
       const double seconds = seconds_of([&] {
         for (int64_t i = 0; i < calls; ++i) call(group, op, buffers);
       });
-      answer["seconds"] = slowest(group, seconds / static_cast<double>(calls));
+      answer["seconds"] = max_over_ranks(group, seconds / static_cast<double>(calls));
     }
     if (world->rank() == 0) std::cout << answer.dump() << std::endl;
   }
 }
 
-// Returns the bytes that all ranks together must read and write if each rank reduces or reads its part directly.
-double bytes_needed(const std::string& op, double bytes, double ranks) {
+// Returns the bytes that all ranks together must at least read and write: each rank reads its input directly from the
+// memory of the other ranks.
+double min_bytes_moved(const std::string& op, double bytes, double ranks) {
   if (op == "all_reduce") return ranks * (bytes + bytes / ranks + 2 * bytes * (ranks - 1) / ranks);
   if (op == "all_gather") return ranks * 2 * ranks * bytes;
   return ranks * (ranks * bytes + bytes);
@@ -148,12 +152,12 @@ struct Setting {
   std::string op;
   int64_t bytes, calls, peer_calls;
   double at_least;
-  bool shared = false;  // our tensors are in shared buffers
+  bool shared = false;  // our tensors are in shared memory
 };
 
-class Contest {
+class Comparison {
  public:
-  Contest(Harness& harness, const std::string& self, int ranks, int hosts = 1)
+  Comparison(Harness& harness, const std::string& self, int ranks, int hosts = 1)
       : harness_(harness),
         ranks_(ranks),
         hosts_(hosts),
@@ -162,55 +166,58 @@ class Contest {
     harness.threads = ranks;
   }
 
-  void latency(const Setting& what) {
-    const std::string name = name_of(what);
-    if (!harness_.wants(name)) return;
+  void latency(const Setting& setting) {
+    const std::string name = name_of(setting);
+    if (!harness_.is_selected(name)) return;
     harness_.run({.name = name,
                   .unit = "us",
-                  .at_least = what.at_least,
+                  .at_least = setting.at_least,
                   .higher_is_better = false,
-                  .verified = [&] { return right(what); },
-                  .ours = [&] { return 1e6 * seconds(ours_, what, what.calls); },
-                  .peer = [&] { return 1e6 * seconds(peer_, what, what.peer_calls); }});
+                  .verified = [&] { return right(setting); },
+                  .ours = [&] { return 1e6 * seconds(ours_, setting, setting.calls); },
+                  .peer = [&] { return 1e6 * seconds(peer_, setting, setting.peer_calls); }});
   }
 
-  void bandwidth(const Setting& what) {
-    const std::string name = name_of(what);
-    if (!harness_.wants(name)) return;
-    const auto gigabytes = [&](Peer& half, int64_t calls) {
-      return static_cast<double>(what.bytes) / seconds(half, what, calls) / 1e9;
+  void bandwidth(const Setting& setting) {
+    const std::string name = name_of(setting);
+    if (!harness_.is_selected(name)) return;
+    const auto gigabytes = [&](Peer& peer, int64_t calls) {
+      return static_cast<double>(setting.bytes) / seconds(peer, setting, calls) / 1e9;
     };
-    const bool verified = right(what);
+    const bool verified = right(setting);
     harness_.run({.name = name,
                   .unit = "GB/s",
-                  .at_least = what.at_least,
+                  .at_least = setting.at_least,
                   .verified = [&] { return verified; },
-                  .ours = [&] { return gigabytes(ours_, what.calls); },
-                  .peer = [&] { return gigabytes(peer_, what.peer_calls); }});
-    // The limit is the time to move the needed bytes at the speed at which all ranks copy memory at the same time.
-    const double needed = bytes_needed(what.op, static_cast<double>(what.bytes), ranks_);
-    harness_.run({.name = name + " of limit",
-                  .unit = "GB/s",
-                  .at_least = 0.6,
-                  .verified = [&] { return verified; },
-                  .ours = [&] { return needed / seconds(ours_, what, what.calls) / 1e9; },
-                  .peer = [&] { return 2.0 * ranks_ * what.bytes / seconds(ours_, what, "copy", what.calls) / 1e9; }});
+                  .ours = [&] { return gigabytes(ours_, setting.calls); },
+                  .peer = [&] { return gigabytes(peer_, setting.peer_calls); }});
+    // The limit is the bandwidth of memcpy when all ranks copy at the same time.
+    const double min_bytes = min_bytes_moved(setting.op, static_cast<double>(setting.bytes), ranks_);
+    harness_.run(
+        {.name = name + " vs. memory-bandwidth limit",
+         .unit = "GB/s",
+         .at_least = 0.6,
+         .verified = [&] { return verified; },
+         .ours = [&] { return min_bytes / seconds(ours_, setting, setting.calls) / 1e9; },
+         .peer = [&] { return 2.0 * ranks_ * setting.bytes / seconds(ours_, setting, "copy", setting.calls) / 1e9; }});
   }
 
  private:
-  std::string name_of(const Setting& what) const {
-    const std::string name = fmt::format("{} {} x {}", what.op, size_name(what.bytes), ranks_);
-    if (what.shared) return name + " from shared buffers";
-    return hosts_ == 1 ? name : fmt::format("{} on {} pretended hosts", name, hosts_);
+  std::string name_of(const Setting& setting) const {
+    const std::string name = fmt::format("{} {}, {} ranks", setting.op, size_name(setting.bytes), ranks_);
+    if (setting.shared) return name + ", tensors in shared memory";
+    return hosts_ == 1 ? name : fmt::format("{}, {} simulated hosts", name, hosts_);
   }
-  static double seconds(Peer& half, const Setting& what, int64_t calls) { return seconds(half, what, what.op, calls); }
-  static double seconds(Peer& half, const Setting& what, const std::string& op, int64_t calls) {
-    const Json request = {{"op", op}, {"count", what.bytes / 4}, {"calls", calls}, {"shared", what.shared}};
-    return half.ask(request)["seconds"].get<double>();
+  static double seconds(Peer& peer, const Setting& setting, int64_t calls) {
+    return seconds(peer, setting, setting.op, calls);
   }
-  bool right(const Setting& what) {
+  static double seconds(Peer& peer, const Setting& setting, const std::string& op, int64_t calls) {
+    const Json request = {{"op", op}, {"count", setting.bytes / 4}, {"calls", calls}, {"shared", setting.shared}};
+    return peer.ask(request)["seconds"].get<double>();
+  }
+  bool right(const Setting& setting) {
     const Json request = {
-        {"op", what.op}, {"count", what.bytes / 4}, {"calls", 1}, {"verify", true}, {"shared", what.shared}};
+        {"op", setting.op}, {"count", setting.bytes / 4}, {"calls", 1}, {"verify", true}, {"shared", setting.shared}};
     return ours_.ask(request)["right"].get<bool>() && peer_.ask(request)["right"].get<bool>();
   }
 
@@ -222,7 +229,7 @@ class Contest {
 int run(Harness& harness, const std::string& self) {
   constexpr int64_t kMiB = 1 << 20;
   {
-    Contest two(harness, self, 2);
+    Comparison two(harness, self, 2);
     two.latency({"all_reduce", 4, 20'000, 500, 20});
     two.latency({"all_reduce", 4096, 20'000, 200, 40});
     for (const char* op : {"all_reduce", "all_gather", "reduce_scatter"}) {
@@ -233,14 +240,14 @@ int run(Harness& harness, const std::string& self) {
     }
   }
   {
-    Contest hosts(harness, self, 4, 2);
+    Comparison hosts(harness, self, 4, 2);
     for (const int64_t bytes : {int64_t{4}, int64_t{64 * 1024}, 4 * kMiB}) {
       for (const char* op : {"all_reduce", "all_gather", "reduce_scatter"}) {
         hosts.latency({op, bytes, bytes < kMiB ? 200 : 5, bytes < kMiB ? 50 : 5, 1});
       }
     }
   }
-  Contest four(harness, self, 4);
+  Comparison four(harness, self, 4);
   four.latency({"all_reduce", 4, 5'000, 50, 10});
   four.latency({"all_reduce", 1024, 5'000, 50, 10});
   four.latency({"all_gather", 4096, 5'000, 50, 10});

@@ -1,9 +1,10 @@
-// Compares the time that a DTensor adds to an operation with that of torch.distributed.tensor. Measured are repeated
-// calls (hit) and calls with a new shape (miss), for an operation of each family, on one rank and on two. Rows are
-// sharded, no operation communicates, and tensors are tiny, so that only dispatch counts. A further case is the time of
-// a repeated slice of a mesh.
+// Compares the time that a DTensor adds to an operation with that of torch.distributed.tensor. Measured are calls with
+// cached dispatch (cache hit: the same shapes as before) and calls with new shapes (cache miss), for several kinds of
+// operations, on one rank and on two. Rows are sharded, no operation communicates, and tensors are tiny, so that the
+// time is that of dispatch. A further case is the time of a repeated slice of a DeviceMesh.
 //
-//   bench_dispatch              the harness; each half is a long-lived set of ranks that answers requests
+//   bench_dispatch              the harness; it starts our ranks and the peer's ranks, which answer requests until it
+//                               ends
 //   bench_dispatch --rank       one of our ranks, started by `tessera launch`
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -28,13 +29,13 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// An operation; peers/dispatch.py has the same list. Inputs with `whole` are replicated, the others are sharded by
+// An operation. peers/dispatch.py has the same list. Inputs with `replicated` are replicated, the others are sharded by
 // rows.
-struct Row {
+struct Operation {
   std::string name;
-  double hit_ratio, hit_us;  // smallest accepted ratio, largest accepted time
+  double hit_ratio, hit_us;  // smallest accepted ratio and largest accepted time of a cache hit
   std::function<Tensors(int64_t rows)> inputs;
-  std::vector<bool> whole;
+  std::vector<bool> replicated;
   std::function<at::Tensor(const Tensors&)> run;
   bool gradients = false;
 };
@@ -45,7 +46,7 @@ at::Tensor values(std::vector<int64_t> sizes) {
   return at::arange(count, at::kLong).mul_(7).remainder_(16).sub_(8).to(at::kFloat).div_(4).view(sizes);
 }
 
-std::vector<Row> all_rows() {
+std::vector<Operation> all_operations() {
   const auto one = [](int64_t rows) { return Tensors{values({rows, 4})}; };
   const auto two = [](int64_t rows) { return Tensors{values({rows, 4}), values({rows, 4}) + 1}; };
   const auto product = [](int64_t rows) { return Tensors{values({rows, 4}), values({4, 4}) + 1}; };
@@ -103,57 +104,58 @@ std::vector<Row> all_rows() {
   };
 }
 
-Tensors plain(const Row& row, int64_t rows) {
-  Tensors all = row.inputs(rows);
-  for (auto& tensor : all) tensor.requires_grad_(row.gradients && tensor.is_floating_point());
+Tensors plain_inputs(const Operation& operation, int64_t rows) {
+  Tensors all = operation.inputs(rows);
+  for (auto& tensor : all) tensor.requires_grad_(operation.gradients && tensor.is_floating_point());
   return all;
 }
 
-Tensors spread(const Row& row, int64_t rows, const MeshPtr& mesh) {
-  Tensors all = row.inputs(rows);
+Tensors dtensor_inputs(const Operation& operation, int64_t rows, const MeshPtr& mesh) {
+  Tensors all = operation.inputs(rows);
   for (const size_t i : c10::irange(all.size())) {
-    all[i] = distribute_tensor(all[i].requires_grad_(row.gradients && all[i].is_floating_point()), mesh,
-                               {row.whole[i] ? Replicate() : Shard(0)}, std::nullopt);
+    all[i] = distribute_tensor(all[i].requires_grad_(operation.gradients && all[i].is_floating_point()), mesh,
+                               {operation.replicated[i] ? Replicate() : Shard(0)}, std::nullopt);
   }
   return all;
 }
 
 // Returns the microseconds that a DTensor adds to one call: the median difference between blocks of DTensor calls and
 // of plain calls. The blocks alternate, so that both run under the same load of the machine.
-double added_on_hits(const Row& row, const MeshPtr& mesh, int calls) {
+double hit_overhead(const Operation& operation, const MeshPtr& mesh, int calls) {
   const int64_t rows = 2 * mesh->size();
-  const Tensors part = spread(row, rows, mesh), whole = plain(row, rows / mesh->size());
+  const Tensors sharded = dtensor_inputs(operation, rows, mesh), plain = plain_inputs(operation, rows / mesh->size());
   constexpr int kBlocks = 20;
   const auto time = [&](const Tensors& inputs) {
     return seconds_of([&] {
-      for (int i = 0; i < calls / kBlocks; ++i) row.run(inputs);
+      for (int i = 0; i < calls / kBlocks; ++i) operation.run(inputs);
     });
   };
-  row.run(part);
+  operation.run(sharded);
   std::vector<double> differences;
   for (int block = 0; block < kBlocks; ++block) {
-    const double with = time(part);
-    differences.push_back(with - time(whole));
+    const double with = time(sharded);
+    differences.push_back(with - time(plain));
   }
   return summarize(differences).median * 1e6 / (calls / kBlocks);
 }
 
-// Returns the same for calls that each have a new shape: the difference of the median calls.
-double added_on_misses(const Row& row, const MeshPtr& mesh, int calls, int64_t& rows) {
+// Returns the microseconds that a DTensor adds to one call with a new shape: the difference of the medians of DTensor
+// calls and of plain calls.
+double miss_overhead(const Operation& operation, const MeshPtr& mesh, int calls, int64_t& rows) {
   std::vector<double> with, without;
   for (int i = 0; i < calls; ++i) {
     rows += mesh->size();
-    const Tensors part = spread(row, rows, mesh), whole = plain(row, rows / mesh->size());
-    with.push_back(seconds_of([&] { row.run(part); }));
-    without.push_back(seconds_of([&] { row.run(whole); }));
+    const Tensors sharded = dtensor_inputs(operation, rows, mesh), plain = plain_inputs(operation, rows / mesh->size());
+    with.push_back(seconds_of([&] { operation.run(sharded); }));
+    without.push_back(seconds_of([&] { operation.run(plain); }));
   }
   return (summarize(with).median - summarize(without).median) * 1e6;
 }
 
-constexpr const char* kSlice = "slice of a mesh";
+constexpr const char* kSlice = "DeviceMesh slice";
 
 // Returns the microseconds of a call, as the median over blocks of calls.
-double time_of_slices(const DeviceMesh& mesh, int calls) {
+double slice_time(const DeviceMesh& mesh, int calls) {
   constexpr int kBlocks = 20;
   std::vector<double> seconds;
   for (int block = 0; block < kBlocks; ++block) {
@@ -169,28 +171,29 @@ int rank_main() {
   const auto world = comm::World::connect({});
   at::set_num_threads(1);
   const auto mesh = init_device_mesh(world, "cpu", {world->size()});
-  const auto wide = init_device_mesh(world, "cpu", {world->size(), 1}, {"rows", "columns"});
-  const auto rows = all_rows();
-  std::map<std::string, int64_t> next_rows;  // per operation, so that shapes stay small
+  const auto mesh_2d = init_device_mesh(world, "cpu", {world->size(), 1}, {"rows", "columns"});
+  const auto operations = all_operations();
+  std::map<std::string, int64_t> next_rows;  // next new number of rows, per operation, so that shapes stay small
   while (true) {
     std::string line;
     if (world->rank() == 0 && !std::getline(std::cin, line)) line = "{}";
     const Json request = Json::parse(comm::broadcast_bytes(*world->group(), line));
     if (request.empty()) return 0;
     if (request["op"] == kSlice) {
-      const double us = time_of_slices(*wide, request["calls"]);
-      const auto size = static_cast<double>(wide->slice({"rows"})->size());
+      const double us = slice_time(*mesh_2d, request["calls"]);
+      const auto size = static_cast<double>(mesh_2d->slice({"rows"})->size());
       if (world->rank() == 0) std::cout << Json{{"us", us}, {"check", size}}.dump() << std::endl;
       continue;
     }
-    const auto& row = *std::ranges::find_if(rows, [&](const Row& each) { return each.name == request["op"]; });
-    at::AutoGradMode gradients(row.gradients);
+    const auto& operation =
+        *std::ranges::find_if(operations, [&](const Operation& each) { return each.name == request["op"]; });
+    at::AutoGradMode gradients(operation.gradients);
     comm::barrier(*world->group());
     const int calls = request["calls"];
-    const double us = request["miss"]
-                          ? added_on_misses(row, mesh, calls, next_rows.try_emplace(row.name, 64).first->second)
-                          : added_on_hits(row, mesh, calls);
-    const at::Tensor result = full_tensor(row.run(spread(row, 2 * mesh->size(), mesh)));
+    const double us =
+        request["miss"] ? miss_overhead(operation, mesh, calls, next_rows.try_emplace(operation.name, 64).first->second)
+                        : hit_overhead(operation, mesh, calls);
+    const at::Tensor result = full_tensor(operation.run(dtensor_inputs(operation, 2 * mesh->size(), mesh)));
     const auto weights = at::arange(1, result.numel() + 1, at::kDouble);
     const double check = result.detach().to(at::kDouble).flatten().dot(weights).item<double>();
     if (world->rank() == 0) std::cout << Json{{"us", us}, {"check", check}}.dump() << std::endl;
@@ -202,14 +205,15 @@ void measure(Harness& harness, const std::string& self, const std::string& progr
   Peer peer("dispatch.py", {std::to_string(ranks)});
   harness.threads = ranks;
   const auto compare = [&](const std::string& op, bool miss, double at_least, double at_most) {
-    const std::string name = fmt::format("{} {}, {} rank{}", miss ? "miss" : "hit", op, ranks, ranks == 1 ? "" : "s");
-    if (!harness.wants(name)) return;
+    const std::string name =
+        fmt::format("cache {}: {}, {} rank{}", miss ? "miss" : "hit", op, ranks, ranks == 1 ? "" : "s");
+    if (!harness.is_selected(name)) return;
     Json our_answer, peer_answer;
-    const auto ask = [&](Peer& half, int calls, Json& answer) {
-      answer = half.ask({{"op", op}, {"calls", calls}, {"miss", miss}});
+    const auto ask = [&](Peer& rank_set, int calls, Json& answer) {
+      answer = rank_set.ask({{"op", op}, {"calls", calls}, {"miss", miss}});
       return answer["us"].get<double>();
     };
-    // A miss of the peer takes milliseconds. Our time would be lost in the noise unless we measure more misses.
+    // A cache miss of the peer takes milliseconds, and ours microseconds, so ours needs more calls for a precise time.
     harness.run(
         {.name = name,
          .unit = "us",
@@ -222,9 +226,9 @@ void measure(Harness& harness, const std::string& self, const std::string& progr
          .peer = [&] { return ask(peer, miss ? 20 : 20000, peer_answer); }});
   };
   for (const bool miss : {false, true}) {
-    for (const auto& row : all_rows()) {
-      const double missed_ratio = row.gradients ? row.hit_ratio : 100, missed_us = row.gradients ? 0 : 10;
-      compare(row.name, miss, miss ? missed_ratio : row.hit_ratio, miss ? missed_us : row.hit_us);
+    for (const auto& operation : all_operations()) {
+      const double miss_ratio = operation.gradients ? operation.hit_ratio : 100, miss_us = operation.gradients ? 0 : 10;
+      compare(operation.name, miss, miss ? miss_ratio : operation.hit_ratio, miss ? miss_us : operation.hit_us);
     }
   }
   compare(kSlice, /*miss=*/false, 50, 0);

@@ -1,8 +1,8 @@
 // Compares the host time of FSDP with that of PyTorch's FSDP2: the time per parameter that sharding adds to a forward
-// and backward of many small parameters, on one rank and on two. Tensors are tiny, so that neither products nor bytes
-// count. Both halves (ours and the peer's ranks) must compute the same gradient.
+// and backward of many small parameters, on one rank and on two. Tensors are tiny, so that arithmetic and communication
+// take almost no time. Our ranks and the peer's ranks must compute the same gradient.
 //
-//   bench_fsdp              the harness; each half is a long-lived set of ranks that answers requests
+//   bench_fsdp              the harness; it starts our ranks and the peer's ranks, which answer requests until it ends
 //   bench_fsdp --rank       one of our ranks, started by `tessera launch`
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -25,15 +25,15 @@ namespace tessera::bench {
 namespace {
 
 // peers/fsdp.py has the same model.
-constexpr int kBlocks = 16, kOfBlock = 8;
+constexpr int kBlocks = 16, kBlockParameters = 8;
 constexpr int64_t kWidth = 4;
 
 struct Block : nn::Callable<Block> {
-  std::vector<at::Tensor> weights = std::vector<at::Tensor>(kOfBlock);
+  std::vector<at::Tensor> weights = std::vector<at::Tensor>(kBlockParameters);
   Block() {
     const auto small =
         at::arange(kWidth * kWidth, at::kFloat).mul(7).remainder(16).sub(8).div(800).view({kWidth, kWidth});
-    for (int i = 0; i < kOfBlock; ++i) {
+    for (int i = 0; i < kBlockParameters; ++i) {
       register_parameter("weight" + std::to_string(i), weights[static_cast<size_t>(i)], at::eye(kWidth) + small);
     }
   }
@@ -79,27 +79,27 @@ int rank_main() {
     const double check = full_tensor(sharded.parameters().front().grad()).to(at::kDouble).sum().item<double>();
     for (const auto& parameter : sharded.parameters()) parameter.mutable_grad().reset();
     comm::barrier(*world->group());
-    std::vector<double> added;  // sharded and plain steps alternate, for the same load of the machine
+    std::vector<double> added;  // sharded and plain steps alternate, so that both run under the same load
     for (int i = 0; i < request["steps"].get<int>(); ++i) {
       const double with = seconds_of([&] { step(sharded, x); });
       added.push_back(with - seconds_of([&] { step(plain, x); }));
     }
-    const double us = summarize(added).median * 1e6 / (kBlocks * kOfBlock);
+    const double us = summarize(added).median * 1e6 / (kBlocks * kBlockParameters);
     if (world->rank() == 0) std::cout << Json{{"us", us}, {"check", check}}.dump() << std::endl;
   }
 }
 
 void measure(Harness& harness, const std::string& self, int ranks) {
-  const auto name = fmt::format("host time a parameter and step, {} rank{}", ranks, ranks == 1 ? "" : "s");
-  if (!harness.wants(name)) return;
+  const auto name = fmt::format("host time per parameter and step, {} rank{}", ranks, ranks == 1 ? "" : "s");
+  if (!harness.is_selected(name)) return;
   const char* program = std::getenv("TESSERA_PROGRAM");
   Peer ours({program ? program : source_folder() + "/build/tessera", "launch", "--nproc", std::to_string(ranks), "--",
              self, "--rank"});
   Peer peer("fsdp.py", {std::to_string(ranks)});
   harness.threads = ranks;
   Json our_answer, peer_answer;
-  const auto ask = [](Peer& half, int steps, Json& answer) {
-    answer = half.ask({{"steps", steps}});
+  const auto ask = [](Peer& rank_set, int steps, Json& answer) {
+    answer = rank_set.ask({{"steps", steps}});
     return answer["us"].get<double>();
   };
   harness.run({.name = name,

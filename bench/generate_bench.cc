@@ -1,7 +1,7 @@
 // Compares greedy generation with SmolLM2-135M at batch 1 and 8 with transformers: tokens/s of prompts (prefill) and of
-// new tokens (decode). Decode is also compared with the limit that the bytes of the weights and the products set on
-// this machine, which is measured in the same rounds. The tokens must be those of transformers in float32, with weights
-// rounded to our storage format.
+// new tokens (decode). Decode is also compared with its roofline limit: the rate that this machine's memory bandwidth
+// and GEMM rate allow. Both are measured in the same rounds. The tokens must equal those of transformers in float32,
+// with weights rounded to our storage format.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -28,27 +28,27 @@ struct Generated {
   Tokens tokens;
 };
 
-// Generates with a new engine, so that no pages of an earlier call are shared.
+// Generates with a new engine, so that it has no cached pages of an earlier call.
 Generated generate_all(const std::shared_ptr<CausalLM>& model, const Tokens& prompts, int64_t new_tokens) {
   const auto count = static_cast<int64_t>(prompts.size());
   Engine engine(
       model, {.pages = count * Engine::pages_for(kPromptTokens + new_tokens), .prompt_block = count * kPromptTokens});
-  Generated made{.tokens = Tokens(prompts.size())};
+  Generated generated{.tokens = Tokens(prompts.size())};
   for (size_t i = 0; i < prompts.size(); ++i) {
     engine.add({.prompt = prompts[i],
                 .options = {.max_new_tokens = new_tokens},
-                .on_token = [&to = made.tokens[i]](const NewToken& token) {
+                .on_token = [&to = generated.tokens[i]](const NewToken& token) {
                   if (token.error) throw Error(*token.error);
                   to.push_back(token.token);
                   return true;
                 }});
   }
-  made.prompt_seconds = seconds_of([&] { engine.step(); });
-  made.decode_seconds = seconds_of([&] {
+  generated.prompt_seconds = seconds_of([&] { engine.step(); });
+  generated.decode_seconds = seconds_of([&] {
     while (engine.step()) {
     }
   });
-  return made;
+  return generated;
 }
 
 // Returns prompts from the held-out text.
@@ -63,7 +63,7 @@ Tokens prompts_of(int64_t count) {
   return prompts;
 }
 
-// Returns the bytes per second that a copy on all threads reads and writes.
+// Returns the memory bandwidth in bytes per second: reads and writes of a copy on all threads.
 double copy_bandwidth() {
   constexpr int64_t kBytes = int64_t{256} << 20;
   static const at::Tensor from = at::ones({kBytes}, at::kByte), to = at::ones({kBytes}, at::kByte);
@@ -78,7 +78,8 @@ double copy_bandwidth() {
          });
 }
 
-double product_peak() {
+// Returns the FLOP/s of a large GEMM.
+double gemm_peak() {
   constexpr int64_t kSize = 1536;
   static const at::Tensor a = at::rand({kSize, kSize}), b = at::rand({kSize, kSize});
   return 2.0 * kSize * kSize * kSize * 3 / seconds_of([] {
@@ -86,12 +87,12 @@ double product_peak() {
          });
 }
 
-struct Size {
-  double products = 0;  // operations per token
-  double bytes = 0;     // bytes of the weights that a step reads
+struct DecodeCost {
+  double flops = 0;  // of the matrix products, per token
+  double bytes = 0;  // of the weights that a step reads
 };
 
-Size size_of(const ModelConfig& c, const std::string& dtype) {
+DecodeCost decode_cost(const ModelConfig& c, const std::string& dtype) {
   static const std::map<std::string, std::pair<double, double>> bytes = {// bytes per element: layers, head
                                                                          {"float32", {4, 4}},
                                                                          {"bfloat16", {2, 2}},
@@ -102,8 +103,8 @@ Size size_of(const ModelConfig& c, const std::string& dtype) {
   const double layers =
       static_cast<double>(c.num_hidden_layers) * hidden * (heads + 3 * static_cast<double>(c.intermediate_size));
   const double head = static_cast<double>(c.vocab_size) * hidden;
-  const auto [of_layer, of_head] = bytes.at(dtype);
-  return {.products = 2 * (layers + head), .bytes = layers * of_layer + head * of_head};
+  const auto [layer_bytes, head_bytes] = bytes.at(dtype);
+  return {.flops = 2 * (layers + head), .bytes = layers * layer_bytes + head * head_bytes};
 }
 
 class Comparison {
@@ -111,41 +112,41 @@ class Comparison {
   Comparison(Harness& harness, std::string dtype) : harness_(harness), dtype_(std::move(dtype)) {}
 
   void run(int64_t batch) {
-    const auto name = [&](const std::string& what) {
-      return dtype_ + ", batch " + std::to_string(batch) + ", " + what;
+    const auto name = [&](const std::string& measured) {
+      return dtype_ + ", batch " + std::to_string(batch) + ", " + measured;
     };
-    const bool prompt = harness_.wants(name("prompt")), decode = harness_.wants(name("decode")),
-               limit = harness_.wants(name("decode beside its limit"));
-    if (!prompt && !decode && !limit) return;
+    const bool prefill = harness_.is_selected(name("prefill")), decode = harness_.is_selected(name("decode")),
+               limit = harness_.is_selected(name("decode vs. roofline limit"));
+    if (!prefill && !decode && !limit) return;
     const auto prompts = prompts_of(batch);
     if (!model_) model_ = load_for_generation(folder(), dtype_ == "float32" ? "" : dtype_, at::kCPU);
-    const Json question = {{"prompts", prompts}, {"new", kNewTokens}};
-    const auto expected = Peer("generate.py", {folder(), "float32", dtype_}).ask(question)["tokens"].get<Tokens>();
+    const Json request = {{"prompts", prompts}, {"new", kNewTokens}};
+    const auto expected = Peer("generate.py", {folder(), "float32", dtype_}).ask(request)["tokens"].get<Tokens>();
     bool same = true;
     const auto ours = [&](int64_t new_tokens) {
-      auto made = generate_all(model_, prompts, new_tokens);
+      auto generated = generate_all(model_, prompts, new_tokens);
       for (size_t i = 0; i < expected.size(); ++i) {
-        same &= made.tokens[i] == std::vector(expected[i].begin(), expected[i].begin() + new_tokens);
+        same &= generated.tokens[i] == std::vector(expected[i].begin(), expected[i].begin() + new_tokens);
       }
-      return made;
+      return generated;
     };
-    const double made_after = static_cast<double>(batch * (kNewTokens - 1));
-    const auto our_decode = [&] { return made_after / ours(kNewTokens).decode_seconds; };
+    const double decoded_tokens = static_cast<double>(batch * (kNewTokens - 1));
+    const auto our_decode = [&] { return decoded_tokens / ours(kNewTokens).decode_seconds; };
     const auto verified = [&] { return same; };
     const double prompt_tokens = static_cast<double>(batch * kPromptTokens);
     harness_.threads = at::get_num_threads();
-    if (prompt || decode) start_peers();
-    const auto of_peer = [&](Peer& peer, int64_t new_tokens, const char* part, double tokens) {
-      return tokens / peer.ask({{"prompts", prompts}, {"new", new_tokens}})[part].get<double>();
+    if (prefill || decode) start_peers();
+    const auto peer_rate = [&](Peer& peer, int64_t new_tokens, const char* time_key, double tokens) {
+      return tokens / peer.ask({{"prompts", prompts}, {"new", new_tokens}})[time_key].get<double>();
     };
     const Json extra = {{"peer_is", "transformers in " + peer_dtype()}};
-    if (prompt) {
-      harness_.run({.name = name("prompt"),
+    if (prefill) {
+      harness_.run({.name = name("prefill"),
                     .unit = "tokens/s",
                     .verified = verified,
                     .ours = [&] { return prompt_tokens / ours(1).prompt_seconds; },
-                    .peer = [&] { return of_peer(*peer_, 1, "prompt_seconds", prompt_tokens); },
-                    .tuned_peer = [&] { return of_peer(*tuned_, 1, "prompt_seconds", prompt_tokens); },
+                    .peer = [&] { return peer_rate(*peer_, 1, "prompt_seconds", prompt_tokens); },
+                    .tuned_peer = [&] { return peer_rate(*tuned_, 1, "prompt_seconds", prompt_tokens); },
                     .extra = extra});
     }
     if (decode) {
@@ -154,13 +155,13 @@ class Comparison {
                     .at_least = batch == 1 ? 3.0 : 4.0,
                     .verified = verified,
                     .ours = our_decode,
-                    .peer = [&] { return of_peer(*peer_, kNewTokens, "decode_seconds", made_after); },
-                    .tuned_peer = [&] { return of_peer(*tuned_, kNewTokens, "decode_seconds", made_after); },
+                    .peer = [&] { return peer_rate(*peer_, kNewTokens, "decode_seconds", decoded_tokens); },
+                    .tuned_peer = [&] { return peer_rate(*tuned_, kNewTokens, "decode_seconds", decoded_tokens); },
                     .extra = extra});
     }
     if (!limit) return;
-    const auto size = size_of(model_->config(), dtype_);
-    harness_.run({.name = name("decode beside its limit"),
+    const auto cost = decode_cost(model_->config(), dtype_);
+    harness_.run({.name = name("decode vs. roofline limit"),
                   .unit = "tokens/s",
                   .at_least = 0.85,
                   .verified = verified,
@@ -168,9 +169,9 @@ class Comparison {
                   .peer =
                       [&] {
                         const double rows = static_cast<double>(batch);
-                        return rows / std::max(size.bytes / copy_bandwidth(), rows * size.products / product_peak());
+                        return rows / std::max(cost.bytes / copy_bandwidth(), rows * cost.flops / gemm_peak());
                       },
-                  .extra = {{"weight_bytes", size.bytes}, {"products", size.products}}});
+                  .extra = {{"weight_bytes", cost.bytes}, {"flops_per_token", cost.flops}}});
   }
 
  private:

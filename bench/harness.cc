@@ -24,7 +24,7 @@
 namespace tessera::bench {
 namespace {
 
-constexpr double kMostOthers = 0.05;  // share of a core
+constexpr double kMaxOtherLoad = 0.05;  // of one core; above it a round is disturbed
 
 // Returns the busy time of all processors of the machine, in jiffies.
 double busy_ticks() {
@@ -63,7 +63,7 @@ std::map<pid_t, ProcessTicks> all_processes() {
 }
 
 // Returns the busy time of this process and of all its descendants, in jiffies.
-double own_ticks() {
+double process_tree_ticks() {
   const auto all = all_processes();
   const pid_t self = ::getpid();
   double sum = 0;
@@ -75,25 +75,25 @@ double own_ticks() {
   return sum;
 }
 
-// Measures the processor time that other processes took since its construction.
-class Disturbance {
+// Measures the CPU time that other processes used since the construction of this object.
+class OtherLoad {
  public:
   double share_of_core() const {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-    return (busy_ticks() - own_ticks() - others_) / static_cast<double>(::sysconf(_SC_CLK_TCK)) / seconds;
+    return (busy_ticks() - process_tree_ticks() - other_ticks_) / static_cast<double>(::sysconf(_SC_CLK_TCK)) / seconds;
   }
 
  private:
-  double others_ = busy_ticks() - own_ticks();
+  double other_ticks_ = busy_ticks() - process_tree_ticks();
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace
 
-// Returns the versions of the peers' libraries, which './dev bench' reads from their Python.
+// Returns the versions of the peers' Python libraries. './dev bench' passes them in TESSERA_BENCH_VERSIONS.
 static std::string versions() {
-  const char* said = std::getenv("TESSERA_BENCH_VERSIONS");
-  return said ? said : "";
+  const char* text = std::getenv("TESSERA_BENCH_VERSIONS");
+  return text ? text : "";
 }
 
 std::string source_folder() {
@@ -110,18 +110,18 @@ std::string machine() { return processor_model() + ", " + std::to_string(usable_
 
 static std::vector<std::string> python_command(const std::string& script, const std::vector<std::string>& arguments) {
   const char* python = std::getenv("TESSERA_PYTHON");
-  std::vector<std::string> words = {python ? python : source_folder() + "/.venv/bin/python",
-                                    source_folder() + "/bench/peers/" + script};
-  words.insert(words.end(), arguments.begin(), arguments.end());
-  return words;
+  std::vector<std::string> command = {python ? python : source_folder() + "/.venv/bin/python",
+                                      source_folder() + "/bench/peers/" + script};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return command;
 }
 
 Peer::Peer(const std::string& script, const std::vector<std::string>& arguments, const Environment& environment)
     : Peer(python_command(script, arguments), environment) {}
 
-Peer::Peer(std::vector<std::string> words, const Environment& environment) {
+Peer::Peer(std::vector<std::string> command, const Environment& environment) {
   std::vector<char*> argv;
-  for (auto& word : words) argv.push_back(word.data());
+  for (auto& word : command) argv.push_back(word.data());
   argv.push_back(nullptr);
   int request[2], answer[2];
   if (::pipe2(request, O_CLOEXEC) != 0 || ::pipe2(answer, O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
@@ -138,27 +138,27 @@ Peer::Peer(std::vector<std::string> words, const Environment& environment) {
   }
   ::close(request[0]);
   ::close(answer[1]);
-  to_ = request[1];
-  from_ = answer[0];
+  request_pipe_ = request[1];
+  answer_pipe_ = answer[0];
 }
 
 Peer::~Peer() {
-  ::close(to_);  // the peer ends at the end of its input
-  ::close(from_);
+  ::close(request_pipe_);  // the peer ends at the end of its input
+  ::close(answer_pipe_);
   ::waitpid(process_, nullptr, 0);
 }
 
 Json Peer::ask(const Json& request) {
   const std::string line = request.dump() + "\n";
   for (size_t sent = 0; sent < line.size();) {
-    const ssize_t step = ::write(to_, line.data() + sent, line.size() - sent);
+    const ssize_t step = ::write(request_pipe_, line.data() + sent, line.size() - sent);
     if (step < 0 && errno == EINTR) continue;
     if (step <= 0) throw std::runtime_error("the peer does not read its request");
     sent += static_cast<size_t>(step);
   }
   for (size_t end; (end = received_.find('\n')) == std::string::npos;) {
     char buffer[1 << 16];
-    const ssize_t got = ::read(from_, buffer, sizeof buffer);
+    const ssize_t got = ::read(answer_pipe_, buffer, sizeof buffer);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) throw std::runtime_error("the peer ended without an answer");
     received_.append(buffer, static_cast<size_t>(got));
@@ -186,79 +186,82 @@ Harness::Harness(std::string bench, int argc, char** argv) : bench_(std::move(be
   for (int i = 1; i < argc; i += 2) {
     const std::string flag = argv[i];
     if (i + 1 == argc || (flag != "--json" && flag != "--rounds" && flag != "--case")) {
-      std::fprintf(stderr, "bench_%s: unknown '%s'. Usage: bench_%s [--json FILE] [--rounds N] [--case PART]\n",
+      std::fprintf(stderr,
+                   "bench_%s: unknown flag '%s', or a flag without a value. Usage: bench_%s [--json FILE] [--rounds N] "
+                   "[--case PART]\n",
                    bench_.c_str(), argv[i], bench_.c_str());
       std::exit(2);
     }
     if (flag == "--json") json_file_ = argv[i + 1];
     if (flag == "--rounds") rounds_ = std::max(1, std::atoi(argv[i + 1]));
-    if (flag == "--case") only_ = argv[i + 1];
+    if (flag == "--case") case_filter_ = argv[i + 1];
   }
 }
 
-bool Harness::wants(const std::string& name) const { return name.find(only_) != std::string::npos; }
+bool Harness::is_selected(const std::string& name) const { return name.find(case_filter_) != std::string::npos; }
 
-void Harness::run(const Case& what) {
-  if (!wants(what.name)) return;
-  std::vector<double> ours, theirs, tuned, ratios, tuned_ratios;
+void Harness::run(const Case& bench_case) {
+  if (!is_selected(bench_case.name)) return;
+  std::vector<double> ours, peer_values, tuned, ratios, tuned_ratios;
   int disturbed = 0, repeats_left = rounds_;
-  what.ours();  // warm-up
-  what.peer();
-  if (what.tuned_peer) what.tuned_peer();
-  const auto ratio_of = [&](double our, double peer) { return what.higher_is_better ? our / peer : peer / our; };
+  bench_case.ours();  // warm-up
+  bench_case.peer();
+  if (bench_case.tuned_peer) bench_case.tuned_peer();
+  const auto ratio_of = [&](double our, double peer) { return bench_case.higher_is_better ? our / peer : peer / our; };
   while (static_cast<int>(ratios.size()) < rounds_) {
-    const Disturbance others;
-    // Ours and the peer go first in turns.
+    const OtherLoad other_load;
+    // Ours and the peer alternate in running first.
     const bool peer_first = ratios.size() % 2 == 1;
-    double peer = peer_first ? what.peer() : 0;
-    const double our = what.ours();
-    if (!peer_first) peer = what.peer();
-    const double second = what.tuned_peer ? what.tuned_peer() : 0;
-    if (others.share_of_core() > kMostOthers) {
+    double peer = peer_first ? bench_case.peer() : 0;
+    const double our = bench_case.ours();
+    if (!peer_first) peer = bench_case.peer();
+    const double tuned_value = bench_case.tuned_peer ? bench_case.tuned_peer() : 0;
+    if (other_load.share_of_core() > kMaxOtherLoad) {
       if (repeats_left-- > 0) continue;
       ++disturbed;
     }
     ours.push_back(our);
-    theirs.push_back(peer);
+    peer_values.push_back(peer);
     ratios.push_back(ratio_of(our, peer));
-    if (what.tuned_peer) {
-      tuned.push_back(second);
-      tuned_ratios.push_back(ratio_of(our, second));
+    if (bench_case.tuned_peer) {
+      tuned.push_back(tuned_value);
+      tuned_ratios.push_back(ratio_of(our, tuned_value));
     }
   }
-  const Summary our = summarize(ours), peer = summarize(theirs), ratio = summarize(ratios);
+  const Summary our = summarize(ours), peer = summarize(peer_values), ratio = summarize(ratios);
   Json line = {{"bench", bench_},
-               {"case", what.name},
+               {"case", bench_case.name},
                {"ours", our.median},
                {"peer", peer.median},
-               {"unit", what.unit},
+               {"unit", bench_case.unit},
                {"ratio", ratio.median},
                {"ratio_10", ratio.low},
                {"ratio_90", ratio.high},
-               {"at_least", what.at_least},
-               {"at_most", what.at_most},
-               {"verified", what.verified()},
+               {"at_least", bench_case.at_least},
+               {"at_most", bench_case.at_most},
+               {"verified", bench_case.verified()},
                {"rounds", rounds_},
                {"disturbed_rounds", disturbed},
                {"machine", machine()},
                {"threads", threads},
                {"versions", versions()},
                {"command", command_}};
-  std::string beside;
-  if (what.tuned_peer) {
-    const Summary second = summarize(tuned), second_ratio = summarize(tuned_ratios);
-    line.update({{"tuned_peer", second.median}, {"tuned_ratio", second_ratio.median}});
-    beside = fmt::format("  tuned peer {:.3f} ratio {:.2f}", second.median, second_ratio.median);
+  std::string tuned_text;
+  if (bench_case.tuned_peer) {
+    const Summary tuned_peer = summarize(tuned), tuned_ratio = summarize(tuned_ratios);
+    line.update({{"tuned_peer", tuned_peer.median}, {"tuned_ratio", tuned_ratio.median}});
+    tuned_text = fmt::format("  tuned peer {:.3f} ratio {:.2f}", tuned_peer.median, tuned_ratio.median);
   }
-  line.update(what.extra);
-  const bool good =
-      line["verified"] && ratio.median >= what.at_least && (what.at_most == 0 || our.median <= what.at_most);
-  failed_ |= !good;
-  const std::string limit = what.at_most > 0 ? fmt::format(", at most {:g} {}", what.at_most, what.unit) : "";
+  line.update(bench_case.extra);
+  const bool passed = line["verified"] && ratio.median >= bench_case.at_least &&
+                      (bench_case.at_most == 0 || our.median <= bench_case.at_most);
+  failed_ |= !passed;
+  const std::string limit =
+      bench_case.at_most > 0 ? fmt::format(", at most {:g} {}", bench_case.at_most, bench_case.unit) : "";
   fmt::print(
-      "{:<10} {:<36} ours {:>10.3f}  peer {:>10.3f} {:<8} ratio {:>6.2f} [{:.2f}, {:.2f}]{}  wanted {:g}{}  {}{}\n",
-      bench_, what.name, our.median, peer.median, what.unit, ratio.median, ratio.low, ratio.high, beside, what.at_least,
-      limit, line["verified"] ? "verified" : "NOT VERIFIED", good ? "" : "  MISSED");
+      "{:<10} {:<36} ours {:>10.3f}  peer {:>10.3f} {:<8} ratio {:>6.2f} [{:.2f}, {:.2f}]{}  at least {:g}{}  {}{}\n",
+      bench_, bench_case.name, our.median, peer.median, bench_case.unit, ratio.median, ratio.low, ratio.high,
+      tuned_text, bench_case.at_least, limit, line["verified"] ? "verified" : "NOT VERIFIED", passed ? "" : "  FAILED");
   std::fflush(stdout);
   if (!json_file_.empty()) std::ofstream(json_file_, std::ios::app) << line.dump() << "\n";
 }

@@ -1,4 +1,5 @@
-// The harness of all benchmarks: rounds that alternate between our code and its peer, and one JSON line per case.
+// The harness of all benchmarks. A benchmark measures cases in rounds. Each round runs our code and its peer, which is
+// the program that it is compared with. The result of a case is one JSON line.
 //
 //   int main(int argc, char** argv) {
 //     return bench_main("tokenizer", [&] {
@@ -12,9 +13,9 @@
 //   }
 //
 // Flags of each benchmark: --json FILE (append the lines to FILE), --rounds N (7), --case PART (only cases whose name
-// contains PART). A ratio above 1 means that our code is better. Each figure is the median over the rounds. A round in
-// which other processes took more than 5 % of a core is repeated, at most N times in all; the rounds that stay
-// disturbed are counted in the line. Not thread-safe.
+// contains PART). A ratio above 1 means that our code is better. Each figure is the median over the rounds. A round is
+// disturbed if other processes used more than 5 % of a core during it. Disturbed rounds are repeated, at most N times
+// per case. The JSON line counts the rounds that are still disturbed. Not thread-safe.
 #pragma once
 
 #include <sys/types.h>
@@ -30,12 +31,13 @@ namespace tessera::bench {
 
 using Json = nlohmann::json;
 
-// A program that answers each JSON line with one JSON line. It runs as long as this object exists.
+// A child process that answers each JSON line on its stdin with one JSON line on its stdout. It runs as long as this
+// object exists.
 class Peer {
  public:
   using Environment = std::vector<std::pair<std::string, std::string>>;
-  // Runs the program words[0], which is searched in PATH, with the other words as arguments.
-  explicit Peer(std::vector<std::string> words, const Environment& environment = {});
+  // Runs the program command[0], which is searched in PATH, with the other elements as arguments.
+  explicit Peer(std::vector<std::string> command, const Environment& environment = {});
   // Runs a Python script of bench/peers with the interpreter in TESSERA_PYTHON, or .venv/bin/python of the source tree.
   // Throws when the script cannot start.
   Peer(const std::string& script, const std::vector<std::string>& arguments, const Environment& environment = {});
@@ -48,7 +50,7 @@ class Peer {
 
  private:
   pid_t process_ = -1;
-  int to_ = -1, from_ = -1;
+  int request_pipe_ = -1, answer_pipe_ = -1;
   std::string received_;
 };
 
@@ -62,8 +64,8 @@ struct Case {
   std::function<double()> ours;    // one measurement, in `unit`
   std::function<double()> peer;
   std::function<double()> tuned_peer =
-      nullptr;                  // the peer with special settings (allocator, threads); null: no such column
-  Json extra = Json::object();  // further fields of the line
+      nullptr;                  // the peer with tuned settings (allocator, threads); null: not measured
+  Json extra = Json::object();  // further fields of the JSON line
 };
 
 struct Summary {
@@ -81,17 +83,17 @@ double seconds_of(Work&& work) {
 class Harness {
  public:
   Harness(std::string bench, int argc, char** argv);
-  // Whether --case selects the case. Expensive checks of other cases may be skipped.
-  bool wants(const std::string& name) const;
-  // Measures the case, prints the line and appends it to the file. Processes that this process started do not count as
-  // other processes.
-  void run(const Case& what);
-  int threads = 1;  // number of threads, for the line
-  // 0, or 1 when a case was not verified or missed a limit.
+  // Whether --case selects the case. Callers use it to skip the expensive set-up of other cases.
+  bool is_selected(const std::string& name) const;
+  // Measures the case, prints the result and appends it to the file. Descendants of this process do not count as other
+  // processes.
+  void run(const Case& bench_case);
+  int threads = 1;  // number of threads, for the JSON line
+  // 0, or 1 when a case was not verified, or missed at_least or at_most.
   int exit_code() const { return failed_ ? 1 : 0; }
 
  private:
-  std::string bench_, json_file_, only_, command_;
+  std::string bench_, json_file_, case_filter_, command_;
   int rounds_ = 7;
   bool failed_ = false;
 };
@@ -103,7 +105,7 @@ int bench_main(const char* bench, const std::function<int()>& body);
 std::string machine();
 // Returns TESSERA_SOURCE, or the root of the source tree.
 std::string source_folder();
-// Returns the folder of the models and texts that './dev assets' fetched: TESSERA_ASSETS, or build/assets.
+// Returns the folder of the models and texts that './dev assets' fetches: TESSERA_ASSETS, or build/assets.
 std::filesystem::path assets_folder();
 
 }  // namespace tessera::bench

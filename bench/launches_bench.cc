@@ -1,11 +1,11 @@
-// Compares the number of kernels that one rank launches in a training step with PyTorch, by layout. The fake
-// accelerator counts our launches, and PyTorch's profiler on the CPU counts those of the same step in PyTorch. The
-// model is the small Llama with two layers. Both train on the same tokens with the same settings, and their losses must
-// agree.
+// Compares the number of kernels that one rank launches in a training step with PyTorch, by layout. The tests' fake
+// accelerator counts our launches. PyTorch's profiler on the CPU counts the launches of PyTorch's step. The model is
+// the small Llama with two layers. Ours and the peer train on the same tokens with the same settings, and their losses
+// must agree.
 //
-//   bench_launches                                             the harness; each half is a long-lived set of ranks
-//   bench_launches --rank MODEL ROWS LENGTH HOW MICRO_BATCHES  one of our ranks, started by `tessera launch`: see
-//                                                              LayoutRank
+//   bench_launches    the harness; it starts our ranks and the peer's ranks, which answer requests until it ends
+//   bench_launches --rank MODEL ROWS LENGTH LAYOUT MICRO_BATCHES
+//                     one of our ranks, started by `tessera launch`: see LayoutRank
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -26,28 +26,29 @@ std::string write_two_layers(const std::filesystem::path& folder) {
       "tie_word_embeddings": false})");
 }
 
-int serve_counted(LayoutRank asked) {
+int serve_with_launch_counts(LayoutRank options) {
   pretend::install();  // must precede the first backward
   pretend::keep_names(true);
-  asked.device = "pretend";
-  asked.kernels = [rank = std::stoi(std::getenv("LOCAL_RANK"))] {
+  options.device = "pretend";
+  options.kernel_names = [rank = std::stoi(std::getenv("LOCAL_RANK"))] {
     std::vector<std::string> names;
     for (const auto& launch : pretend::take_launches(rank)) names.push_back(launch.name);
     return names;
   };
-  return serve_layout(asked);
+  return serve_layout(options);
 }
 
-void compare(Harness& harness, const std::string& self, const std::string& model, const std::string& how,
-             const std::string& peer_how, int micro_batches, int ranks = kTrainingRanks) {
-  if (!harness.wants(how)) return;
+void compare(Harness& harness, const std::string& self, const std::string& model, const std::string& layout,
+             const std::string& peer_layout, int micro_batches, int ranks = kTrainingRanks) {
+  const auto name = layout + ", kernel launches per step";
+  if (!harness.is_selected(name)) return;
   const auto batches = std::to_string(micro_batches);
-  Peer ours(launched(self, ranks, {model, "8", "256", how, batches}));
-  Peer peer("launches.py", {model, std::to_string(ranks), "8", "256", peer_how, batches});
+  Peer ours(launch_command(self, ranks, {model, "8", "256", layout, batches}));
+  Peer peer("launches.py", {model, std::to_string(ranks), "8", "256", peer_layout, batches});
   const Json request = {{"steps", 4}};
   Json last_ours, last_peer;
   harness.threads = ranks;
-  harness.run({.name = how + " launches of a step",
+  harness.run({.name = name,
                .unit = "launches",
                .at_least = 1 / 0.6,
                .higher_is_better = false,
@@ -66,13 +67,13 @@ void compare(Harness& harness, const std::string& self, const std::string& model
 int main(int argc, char** argv) {
   using namespace tessera::bench;
   return bench_main("launches", [&] {
-    if (const auto asked = rank_asked_for(argc, argv)) return serve_counted(*asked);
+    if (const auto options = parse_layout_rank(argc, argv)) return serve_with_launch_counts(*options);
     Harness harness("launches", argc, argv);
     const tessera::ScratchFolder scratch("bench_launches");
     const auto model = write_two_layers(scratch.path());
     compare(harness, argv[0], model, "dp2", "dp", 1);
     compare(harness, argv[0], model, "dp2-graphs", "dp", 1);
-    compare(harness, argv[0], model, "rp2", "dp", 1);  // DDP is also compared with FSDP2
+    compare(harness, argv[0], model, "rp2", "dp", 1);  // DDP: its peer is also FSDP2
     compare(harness, argv[0], model, "rp2-dp2", "dp", 1, 4);
     compare(harness, argv[0], model, "cp2", "dp", 1);
     compare(harness, argv[0], model, "tp2", "tp", 1);

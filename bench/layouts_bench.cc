@@ -1,11 +1,12 @@
 // Measures training steps of one model over 2 and 4 local CPU ranks, by layout: tokens/s and peak memory per rank. The
 // peer of pipelines is torch.distributed.pipelining with the same schedule, micro-batches and layers per stage. The
-// peer of experts is transformers' Qwen3-MoE under FSDP2. The peer of the other layouts is transformers under FSDP2
-// over the same number of ranks. Both train on the same tokens with the same settings, and their losses must agree.
+// peer of expert parallelism is transformers' Qwen3-MoE under FSDP2. The peer of the other layouts is transformers
+// under FSDP2 over the same number of ranks. Ours and the peer train on the same tokens with the same settings, and
+// their losses must agree.
 //
-//   bench_layouts                                             the harness; each half is a long-lived set of ranks
-//   bench_layouts --rank MODEL ROWS LENGTH HOW MICRO_BATCHES  one of our ranks, started by `tessera launch`: see
-//                                                             LayoutRank
+//   bench_layouts     the harness; it starts our ranks and the peer's ranks, which answer requests until it ends
+//   bench_layouts --rank MODEL ROWS LENGTH LAYOUT MICRO_BATCHES
+//                     one of our ranks, started by `tessera launch`: see LayoutRank
 #include <filesystem>
 
 #include "bench/train_steps.h"
@@ -31,33 +32,33 @@ std::string write_small_moe(const std::filesystem::path& folder) {
 int main(int argc, char** argv) {
   using namespace tessera::bench;
   return bench_main("layouts", [&] {
-    if (const auto asked = rank_asked_for(argc, argv)) return serve_layout(*asked);
+    if (const auto options = parse_layout_rank(argc, argv)) return serve_layout(*options);
     Harness harness("layouts", argc, argv);
     const std::string llama = assets_folder() / "small_llama";
     const tessera::ScratchFolder scratch("bench_layouts");
     const auto moe = write_small_moe(scratch.path());
-    const auto measure = [&](const std::string& name, const std::string& model, const std::string& how,
-                             const std::string& peer, int ranks, int micro_batches, double at_least = 1) {
+    const auto measure = [&](const std::string& name, const std::string& model, const std::string& layout,
+                             const std::string& peer_layout, int ranks, int micro_batches, double at_least = 1) {
       measure_steps(harness, argv[0],
                     {.name = name,
                      .peer = "layout_step.py",
-                     .words = {model, "8", "256", how, std::to_string(micro_batches)},
-                     .peer_words = {model, "8", "256", peer, std::to_string(micro_batches)},
+                     .arguments = {model, "8", "256", layout, std::to_string(micro_batches)},
+                     .peer_arguments = {model, "8", "256", peer_layout, std::to_string(micro_batches)},
                      .steps = 2,
                      .tokens = 8 * 256,
-                     .memory_at_most = 0.5,
+                     .max_memory_ratio = 0.5,
                      .ranks = ranks,
-                     .faster_at_least = at_least});
+                     .min_speedup = at_least});
     };
     for (const std::string schedule : {"1F1B", "GPipe", "Interleaved1F1B", "ZBVZeroBubble"}) {
       measure("small Llama, pipeline of 2, " + schedule, llama, schedule, schedule, 2, 4);
     }
     measure("small Llama, pipeline of 4, 1F1B", llama, "1F1B", "1F1B", 4, 8);
-    for (const std::string how : {"tp2", "cp2", "dp2"}) {
-      measure("small Llama, " + how + ", beside FSDP2", llama, how, "dp", 2, 1);
+    for (const std::string layout : {"tp2", "cp2", "dp2"}) {
+      measure("small Llama, " + layout + " vs. FSDP2", llama, layout, "dp", 2, 1);
     }
-    for (const std::string how : {"tp2-pp2", "cp2-tp2", "dp2-pp2"}) {
-      measure("small Llama, " + how + ", beside FSDP2", llama, how, "dp", 4, 4);
+    for (const std::string layout : {"tp2-pp2", "cp2-tp2", "dp2-pp2"}) {
+      measure("small Llama, " + layout + " vs. FSDP2", llama, layout, "dp", 4, 4);
     }
     measure("small Qwen3-MoE, 2 ranks, ep2", moe, "ep2", "dp", 2, 1, 3);
     measure("small Qwen3-MoE, 2 ranks, dp2", moe, "dp2", "dp", 2, 1, 3);

@@ -1,5 +1,5 @@
-// Compares the encoding speed with the `tokenizers` library, with one thread each: one long string, and its lines one
-// by one.
+// Compares the speed of encoding with the `tokenizers` library, each on one thread. The text is encoded as one long
+// string and as separate lines.
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -39,7 +39,7 @@ struct IdHash {
 
 void compare(Harness& harness, const std::string& name, const std::filesystem::path& folder,
              const std::filesystem::path& text_file) {
-  if (!harness.wants(name + " one string") && !harness.wants(name + " lines")) return;
+  if (!harness.is_selected(name + ", one string") && !harness.is_selected(name + ", separate lines")) return;
   const auto file = folder / "tokenizer.json";
   const Tokenizer tokenizer = Tokenizer::from_json(read_file(file), file.string());
   const std::string whole = read_file(text_file).substr(0, kBytes);
@@ -61,22 +61,22 @@ void compare(Harness& harness, const std::string& name, const std::filesystem::p
     };
     IdHash ours;
     encode(&ours);
-    const Json theirs = peer.ask({{"lines", by_lines}, {"hash", true}});
-    // Our measurement lasts as long as the peer's. A shorter one would be less affected by other processes.
+    const Json peer_answer = peer.ask({{"lines", by_lines}, {"hash", true}});
+    // Our measurement is repeated until it lasts as long as the peer's, so that other processes disturb both equally.
     const double our_seconds = seconds_of([&] { encode(nullptr); });
-    const int repeats = std::clamp(static_cast<int>(theirs["seconds"].get<double>() / our_seconds), 1, 100);
+    const int repeats = std::clamp(static_cast<int>(peer_answer["seconds"].get<double>() / our_seconds), 1, 100);
     const auto measure = [&] {
       return megabytes * repeats / seconds_of([&] {
                for (int i = 0; i < repeats; ++i) encode(nullptr);
              });
     };
-    harness.run({.name = name + (by_lines ? " lines" : " one string"),
+    harness.run({.name = name + (by_lines ? ", separate lines" : ", one string"),
                  .unit = "MB/s",
                  .at_least = 3,
                  .verified =
                      [&] {
-                       return theirs["hash"].get<uint64_t>() == ours.value &&
-                              theirs["tokens"].get<uint64_t>() == ours.tokens;
+                       return peer_answer["hash"].get<uint64_t>() == ours.value &&
+                              peer_answer["tokens"].get<uint64_t>() == ours.tokens;
                      },
                  .ours = measure,
                  .peer =

@@ -1,10 +1,11 @@
 // Compares training steps on 2 local CPU ranks with PyTorch's parallelize_module and FSDP2: tokens/s and peak memory
 // per rank. The layouts are tensor parallelism, with and without sequence parallelism, and FSDP. The models are the
-// small Llama and a random Llama with SmolLM2's widths, 8 heads and 4 key-value heads. Both train on the same tokens
-// with the same settings, and their losses must agree.
+// small Llama and a random Llama with SmolLM2's widths, 8 heads and 4 key-value heads. Ours and the peer train
+// on the same tokens with the same settings, and their losses must agree.
 //
-//   bench_tp                                       the harness; each half is a long-lived set of ranks
-//   bench_tp --rank MODEL ROWS LENGTH HOW          one of our ranks, started by `tessera launch`: see LayoutRank
+//   bench_tp                                    the harness; it starts our ranks and the peer's ranks, which answer
+//                                               requests until it ends
+//   bench_tp --rank MODEL ROWS LENGTH LAYOUT    one of our ranks, started by `tessera launch`: see LayoutRank
 #include <filesystem>
 
 #include "bench/train_steps.h"
@@ -13,7 +14,8 @@
 namespace tessera::bench {
 namespace {
 
-// Writes a random Llama with SmolLM2-135M's widths and an even number of heads, which two ranks can share.
+// Writes a random Llama with SmolLM2-135M's widths and an even number of heads, so that two ranks can shard
+// them.
 std::string write_wide_llama(const std::filesystem::path& folder) {
   return write_random_model(
       folder / "wide_llama",
@@ -29,24 +31,24 @@ std::string write_wide_llama(const std::filesystem::path& folder) {
 int main(int argc, char** argv) {
   using namespace tessera::bench;
   return bench_main("tp", [&] {
-    if (const auto asked = rank_asked_for(argc, argv)) return serve_layout(*asked);
+    if (const auto options = parse_layout_rank(argc, argv)) return serve_layout(*options);
     Harness harness("tp", argc, argv);
     const std::string folder = assets_folder();
     const tessera::ScratchFolder scratch("bench_tp");
     const auto wide = write_wide_llama(scratch.path());
     const std::vector<std::pair<std::string, std::string>> layouts = {{"tp2", "tp"}, {"tp2-sp", "sp"}, {"dp2", "dp"}};
     const auto measure = [&](const std::string& name, const std::string& model, int rows, int steps, double at_least) {
-      for (const auto& [how, peer] : layouts) {
-        const auto all = std::to_string(rows);
+      for (const auto& [layout, peer_layout] : layouts) {
+        const auto row_count = std::to_string(rows);
         measure_steps(harness, argv[0],
-                      {.name = name + " " + peer,
+                      {.name = name + ", " + peer_layout,
                        .peer = "tp_step.py",
-                       .words = {model, all, "256", how},
-                       .peer_words = {model, all, "256", peer},
+                       .arguments = {model, row_count, "256", layout},
+                       .peer_arguments = {model, row_count, "256", peer_layout},
                        .steps = steps,
                        .tokens = int64_t{rows} * 256,
-                       .memory_at_most = 0.5,
-                       .faster_at_least = at_least});
+                       .max_memory_ratio = 0.5,
+                       .min_speedup = at_least});
       }
     };
     measure("small Llama", folder + "/small_llama", 8, 4, 4);

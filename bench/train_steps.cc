@@ -25,28 +25,37 @@
 namespace tessera::bench {
 namespace {
 
-data::Batch rows_from(int64_t first, int64_t rows, int64_t length, int64_t document, int64_t vocabulary) {
+// What follows a StepCase's name in the names of its cases.
+constexpr const char* kRate = ", tokens/s";
+constexpr const char* kPeakMemory = ", peak memory per rank";
+constexpr const char* kGemmShare = ", matrix products of a step vs. peak GEMM";
+constexpr const char* kRateVsCompile = ", tokens/s vs. torch.compile";
+constexpr const char* kFigures[] = {kRate, kPeakMemory, kGemmShare, kRateVsCompile};
+
+data::Batch make_rows(int64_t first, int64_t rows, int64_t length, int64_t document_length, int64_t vocabulary) {
   const auto tokens =
       at::arange(first, first + rows * length, at::kLong).mul_(7919).remainder_(vocabulary).view({rows, length});
   const auto labels = at::full_like(tokens, kIgnoredLabel);
   labels.narrow(1, 0, length - 1).copy_(tokens.narrow(1, 1, length - 1));
-  const auto places = at::arange(length, at::kLong).expand({rows, length}).contiguous();
-  if (document == 0) return data::make_batch(tokens, labels, places, at::zeros_like(tokens));
-  const auto positions = places.remainder(document);
-  labels.masked_fill_(positions.eq(document - 1), kIgnoredLabel);
-  return data::make_batch(tokens, labels, positions, places.div(document, "floor"));
+  const auto row_positions = at::arange(length, at::kLong).expand({rows, length}).contiguous();
+  if (document_length == 0) return data::make_batch(tokens, labels, row_positions, at::zeros_like(tokens));
+  const auto positions = row_positions.remainder(document_length);
+  labels.masked_fill_(positions.eq(document_length - 1), kIgnoredLabel);
+  return data::make_batch(tokens, labels, positions, row_positions.div(document_length, "floor"));
 }
 
-bool is_schedule(const std::string& how) { return how.find_first_of("0123456789") == 0 || std::isupper(how[0]) != 0; }
+bool is_schedule(const std::string& layout) {
+  return layout.find_first_of("0123456789") == 0 || std::isupper(layout[0]) != 0;
+}
 
-train::Recipe recipe_of(const std::string& how, int64_t ranks) {
+train::Recipe recipe_of_layout(const std::string& layout, int64_t ranks) {
   train::Recipe recipe;
   auto& parallel = recipe.parallel;
-  if (is_schedule(how)) {
+  if (is_schedule(layout)) {
     parallel.pp = ranks;
-    parallel.schedule = how;
+    parallel.schedule = layout;
   } else {
-    std::istringstream words(how);
+    std::istringstream words(layout);
     for (std::string word; std::getline(words, word, '-');) {
       if (word == "sp" || word == "graphs") {
         (word == "sp" ? parallel.sequence_parallel : recipe.train.layer_graphs) = true;
@@ -66,26 +75,27 @@ train::Recipe recipe_of(const std::string& how, int64_t ranks) {
   return recipe;
 }
 
-// Returns the floating-point operations of a step's matrix products: forward, and the gradients of both factors.
-// Counted are the products with weights, queries times keys, and scores times values. A token attends to the tokens
-// before it in its document.
-double products_of(const StepCase& given) {
-  const auto config = ModelConfig::from_folder(given.words[0]);
+// Returns the FLOPs of a step's matrix products: forward, and the gradients of both factors. The products are those
+// with weights, queries times keys, and scores times values. A token attends to itself and the tokens before it in its
+// document: on average `mean_keys` of them.
+double matrix_product_flops(const StepCase& step_case) {
+  const auto config = ModelConfig::from_folder(step_case.arguments[0]);
   const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
   int64_t weights = 0;
   for (const auto& parameter : model->parameters()) weights += parameter.dim() == 2 ? parameter.numel() : 0;
   if (!config.tie_word_embeddings) weights -= config.vocab_size * config.hidden_size;  // the embedding is a lookup
-  const auto tokens = static_cast<double>(given.tokens);
-  const int64_t length = given.document > 0 ? given.document : std::stoll(given.words[2]);
-  const double seen = static_cast<double>(length + 1) / 2;
+  const auto tokens = static_cast<double>(step_case.tokens);
+  const int64_t length = step_case.document_length > 0 ? step_case.document_length : std::stoll(step_case.arguments[2]);
+  const double mean_keys = static_cast<double>(length + 1) / 2;
   const auto heads = static_cast<double>(config.num_hidden_layers * config.num_attention_heads * config.head_dim);
-  return (given.only_adapters ? 4.0 : 6.0) * static_cast<double>(weights) * tokens + 6.0 * 2 * heads * seen * tokens;
+  return (step_case.only_adapters ? 4.0 : 6.0) * static_cast<double>(weights) * tokens +
+         6.0 * 2 * heads * mean_keys * tokens;
 }
 
 double largest_mebibytes(const Json& answer) {
-  double most = 0;
-  for (const auto& each : answer["peak_bytes"]) most = std::max(most, each.get<double>());
-  return most / (1 << 20);
+  double peak = 0;
+  for (const auto& bytes : answer["peak_bytes"]) peak = std::max(peak, bytes.get<double>());
+  return peak / (1 << 20);
 }
 
 }  // namespace
@@ -93,17 +103,17 @@ double largest_mebibytes(const Json& answer) {
 void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows) {
   const auto optimizer = optim::make_adamw(model, {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .weight_decay = 0.1});
   train::TrainStep step(model, *optimizer, world.group(),
-                        {.max_grad_norm = rows.early ? 0.0 : 1.0,
-                         .early_step = rows.early,
+                        {.max_grad_norm = rows.optimizer_in_backward ? 0.0 : 1.0,
+                         .early_step = rows.optimizer_in_backward,
                          .is_counted = rows.is_counted,
                          .pipeline = rows.pipeline});
-  const int64_t at_once = rows.rows / rows.micro_batches;
+  const int64_t micro_batch_rows = rows.rows / rows.micro_batches;
   const auto micro_batches = [&](int64_t first) {
     std::vector<data::Batch> batches;
     for (int64_t i = 0; i < rows.micro_batches; ++i) {
-      auto batch =
-          rows_from(first + i * at_once * rows.length, at_once, rows.length, rows.document, model.config().vocab_size);
-      batches.push_back(rows.own ? rows.own(batch) : batch);
+      auto batch = make_rows(first + i * micro_batch_rows * rows.length, micro_batch_rows, rows.length,
+                             rows.document_length, model.config().vocab_size);
+      batches.push_back(rows.local_tokens ? rows.local_tokens(batch) : batch);
     }
     return batches;
   };
@@ -114,7 +124,7 @@ void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows) {
     const auto steps = Json::parse(comm::broadcast_bytes(*world.group(), line)).at("steps").get<int64_t>();
     if (steps == 0) return;
     comm::barrier(*world.group());
-    if (rows.kernels) rows.kernels();
+    if (rows.kernel_names) rows.kernel_names();  // discards the launches before these steps
     double loss = 0;
     const double seconds = seconds_of([&] {
       for (int64_t i = 0; i < steps; ++i, ++done) {
@@ -127,36 +137,36 @@ void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows) {
       peaks.push_back(std::stoll(each));
     }
     Json answer = {{"seconds", seconds}, {"loss", loss}, {"peak_bytes", peaks}};
-    if (rows.kernels) {
-      const auto names = rows.kernels();
+    if (rows.kernel_names) {
+      const auto names = rows.kernel_names();
       answer["launches"] = static_cast<double>(names.size()) / static_cast<double>(steps);
-      std::map<std::string, int> times;
-      for (const auto& name : names) ++times[name];
-      answer["kernels"] = times;
+      std::map<std::string, int> launch_counts;
+      for (const auto& name : names) ++launch_counts[name];
+      answer["kernels"] = launch_counts;
     }
     if (world.rank() == 0) std::cout << answer.dump() << std::endl;
   }
 }
 
-std::optional<LayoutRank> rank_asked_for(int argc, char** argv) {
+std::optional<LayoutRank> parse_layout_rank(int argc, char** argv) {
   if (argc < 6 || argc > 7 || std::string(argv[1]) != "--rank") return std::nullopt;
-  LayoutRank asked{.model = argv[2], .rows = std::stoll(argv[3]), .length = std::stoll(argv[4]), .how = argv[5]};
-  if (argc == 7) asked.micro_batches = std::stoll(argv[6]);
-  return asked;
+  LayoutRank requested{.model = argv[2], .rows = std::stoll(argv[3]), .length = std::stoll(argv[4]), .layout = argv[5]};
+  if (argc == 7) requested.micro_batches = std::stoll(argv[6]);
+  return requested;
 }
 
-int serve_layout(const LayoutRank& given) {
+int serve_layout(const LayoutRank& options) {
   const auto world = comm::World::connect({});
-  const auto recipe = recipe_of(given.how, world->size());
+  const auto recipe = recipe_of_layout(options.layout, world->size());
   const auto& parallel = recipe.parallel;
-  const train::RunLayout layout{.dp_replicate = parallel.dp_replicate,
-                                .dp_shard = parallel.dp_shard,
-                                .tp = parallel.tp,
-                                .cp = parallel.cp,
-                                .pp = parallel.pp,
-                                .ep = parallel.ep};
-  const train::RunMesh run_mesh(layout, given.device, world);
-  const auto config = ModelConfig::from_folder(given.model);
+  const train::RunLayout run_layout{.dp_replicate = parallel.dp_replicate,
+                                    .dp_shard = parallel.dp_shard,
+                                    .tp = parallel.tp,
+                                    .cp = parallel.cp,
+                                    .pp = parallel.pp,
+                                    .ep = parallel.ep};
+  const train::RunMesh run_mesh(run_layout, options.device, world);
+  const auto config = ModelConfig::from_folder(options.model);
   const auto stages = train::pipeline_options(recipe, config, run_mesh.mesh());
   const auto model = make_parallel_model(config, at::kFloat,
                                          {.mesh = run_mesh.mesh(),
@@ -165,36 +175,36 @@ int serve_layout(const LayoutRank& given) {
                                           .sequence_parallel = parallel.sequence_parallel,
                                           .layer_graphs = recipe.train.layer_graphs},
                                          stages);
-  load_pretrained(*model, given.model);
+  load_pretrained(*model, options.model);
   serve_steps(*model, *world,
-              {.rows = given.rows / run_mesh.data_size(),
-               .length = given.length,
+              {.rows = options.rows / run_mesh.data_size(),
+               .length = options.length,
                .data_ranks = run_mesh.data_size(),
                .data_rank = run_mesh.data_rank(),
                .is_counted = run_mesh.is_counted(),
-               .micro_batches = std::max<int64_t>(given.micro_batches / run_mesh.data_size(), 1),
-               .own = [&](const data::Batch& batch) { return run_mesh.local_tokens(batch); },
+               .micro_batches = std::max<int64_t>(options.micro_batches / run_mesh.data_size(), 1),
+               .local_tokens = [&](const data::Batch& batch) { return run_mesh.local_tokens(batch); },
                .pipeline = stages,
-               .kernels = given.kernels});
+               .kernel_names = options.kernel_names});
   return 0;
 }
 
-void serve_peak(const std::string& dtype) {
+void serve_gemm_peak(const std::string& dtype) {
   at::set_num_threads(usable_cores());
   constexpr int64_t kSize = 2048;
   const auto type = dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
   const auto x = at::randn({kSize, kSize}).to(type), weight = at::randn({kSize, kSize}).to(type);
   const double gigaflop = 2.0 * kSize * kSize * kSize * 1e-9;
   const at::NoGradGuard no_grad;
-  const std::vector<std::function<at::Tensor()>> ways = {[&] { return at::mm(x, weight); },
-                                                         [&] { return at::linear(x, weight); },
-                                                         [&] { return tessera::kernels::linear(x, weight); }};
+  const std::vector<std::function<at::Tensor()>> gemms = {[&] { return at::mm(x, weight); },
+                                                          [&] { return at::linear(x, weight); },
+                                                          [&] { return tessera::kernels::linear(x, weight); }};
   for (std::string line; std::getline(std::cin, line);) {
-    double most = 0;
+    double best = 0;
     for (int i = 0; i < 3; ++i) {
-      for (const auto& way : ways) most = std::max(most, gigaflop / seconds_of([&] { way(); }));
+      for (const auto& gemm : gemms) best = std::max(best, gigaflop / seconds_of([&] { gemm(); }));
     }
-    std::cout << Json({{"rate", most}}).dump() << std::endl;
+    std::cout << Json({{"rate", best}}).dump() << std::endl;
   }
 }
 
@@ -205,7 +215,7 @@ std::string write_random_model(const std::filesystem::path& dir, const std::stri
   return dir;
 }
 
-std::vector<std::string> launched(const std::string& self, int ranks, const std::vector<std::string>& words) {
+std::vector<std::string> launch_command(const std::string& self, int ranks, const std::vector<std::string>& arguments) {
   const char* program = std::getenv("TESSERA_PROGRAM");
   std::vector<std::string> command = {program ? program : source_folder() + "/build/tessera",
                                       "launch",
@@ -214,70 +224,71 @@ std::vector<std::string> launched(const std::string& self, int ranks, const std:
                                       "--",
                                       self,
                                       "--rank"};
-  command.insert(command.end(), words.begin(), words.end());
+  command.insert(command.end(), arguments.begin(), arguments.end());
   return command;
 }
 
-void measure_steps(Harness& harness, const std::string& self, const StepCase& given) {
-  if (!harness.wants(given.name)) return;
-  auto arguments = given.peer_words.empty() ? given.words : given.peer_words;
-  arguments.insert(arguments.begin() + 1, std::to_string(given.ranks));
-  Peer ours(launched(self, given.ranks, given.words));
-  const Peer::Environment allocator = {
-      {"LD_PRELOAD", "libtcmalloc_minimal.so.4"}};  // the allocator that our program links
-  auto peer = std::make_unique<Peer>(given.peer, arguments);
-  auto tuned = std::make_unique<Peer>(given.peer, arguments, allocator);
-  const Json request = {{"steps", given.steps}};
-  // Warm-up. From here on ours and the peer run the same steps.
+void measure_steps(Harness& harness, const std::string& self, const StepCase& step_case) {
+  const bool is_selected =
+      std::ranges::any_of(kFigures, [&](const char* figure) { return harness.is_selected(step_case.name + figure); });
+  if (!is_selected) return;
+  auto arguments = step_case.peer_arguments.empty() ? step_case.arguments : step_case.peer_arguments;
+  arguments.insert(arguments.begin() + 1, std::to_string(step_case.ranks));
+  Peer ours(launch_command(self, step_case.ranks, step_case.arguments));
+  const Peer::Environment allocator = {{"LD_PRELOAD", "libtcmalloc_minimal.so.4"}};  // our program links this allocator
+  auto peer = std::make_unique<Peer>(step_case.peer, arguments);
+  auto tuned = std::make_unique<Peer>(step_case.peer, arguments, allocator);
+  const Json request = {{"steps", step_case.steps}};
+  // Warm-up. From now on ours and the peer run the same steps.
   Json last_ours = ours.ask(request), last_peer = peer->ask(request), last_tuned = tuned->ask(request);
   const auto agree = [&] {
-    return std::abs(last_ours["loss"].get<double>() / last_peer["loss"].get<double>() - 1) < given.loss_within;
+    return std::abs(last_ours["loss"].get<double>() / last_peer["loss"].get<double>() - 1) < step_case.loss_tolerance;
   };
-  const auto tokens = static_cast<double>(given.steps * given.tokens);
-  harness.threads = given.ranks;
+  const auto tokens = static_cast<double>(step_case.steps * step_case.tokens);
+  harness.threads = step_case.ranks;
   const auto our_rate = [&](double work) { return work / (last_ours = ours.ask(request))["seconds"].get<double>(); };
-  harness.run({.name = given.name + " tokens/s",
+  harness.run({.name = step_case.name + kRate,
                .unit = "tokens/s",
-               .at_least = given.faster_at_least,
+               .at_least = step_case.min_speedup,
                .verified = agree,
                .ours = [&] { return our_rate(tokens); },
                .peer = [&] { return tokens / (last_peer = peer->ask(request))["seconds"].get<double>(); },
                .tuned_peer = [&] { return tokens / (last_tuned = tuned->ask(request))["seconds"].get<double>(); }});
-  harness.run({.name = given.name + " peak memory a rank",
+  harness.run({.name = step_case.name + kPeakMemory,
                .unit = "MiB",
-               .at_least = 1 / given.memory_at_most,
+               .at_least = 1 / step_case.max_memory_ratio,
                .higher_is_better = false,
                .verified = agree,
                .ours = [&] { return largest_mebibytes(last_ours); },
                .peer = [&] { return largest_mebibytes(last_peer); },
                .tuned_peer = [&] { return largest_mebibytes(last_tuned); }});
-  const bool agreed = agree();  // after equally many steps; the next case runs only our steps
-  peer.reset();                 // frees memory
+  const bool agreed = agree();  // checked now, since the next case runs only our steps
+  peer.reset();                 // frees its memory
   tuned.reset();
-  if (given.peak_share >= 0) {
-    Peer peak(std::vector<std::string>{self, "--peak", given.dtype});
-    const double gigaflop = static_cast<double>(given.steps) * products_of(given) * 1e-9;
-    harness.run({.name = given.name + " products of a step, beside their peak",
+  if (step_case.min_gemm_share >= 0) {
+    Peer gemm_peak(std::vector<std::string>{self, "--peak", step_case.dtype});
+    const double gigaflop = static_cast<double>(step_case.steps) * matrix_product_flops(step_case) * 1e-9;
+    harness.run({.name = step_case.name + kGemmShare,
                  .unit = "GFLOP/s",
-                 .at_least = given.peak_share,
+                 .at_least = step_case.min_gemm_share,
                  .verified = [&] { return agreed; },
                  .ours = [&] { return our_rate(gigaflop); },
-                 .peer = [&] { return peak.ask(request)["rate"].get<double>(); }});
+                 .peer = [&] { return gemm_peak.ask(request)["rate"].get<double>(); }});
   }
-  if (!given.compiled) return;
+  if (!step_case.compare_with_compile) return;
   auto environment = allocator;
   environment.emplace_back("TESSERA_PEER_COMPILES", "1");
-  Peer compiled(given.peer, arguments, environment);
-  Peer again(launched(self, given.ranks, given.words));  // new ranks, so that both run the same steps
-  for (int i = 0; i < 2; ++i) {                          // the second request compiles no more graphs
-    last_ours = again.ask(request);
-    last_peer = compiled.ask(request);
+  Peer compiled_peer(step_case.peer, arguments, environment);
+  Peer new_ranks(launch_command(self, step_case.ranks, step_case.arguments));  // so that both start at the same step
+  for (int i = 0; i < 2; ++i) {  // warm-up, in which torch.compile compiles
+    last_ours = new_ranks.ask(request);
+    last_peer = compiled_peer.ask(request);
   }
-  harness.run({.name = given.name + " tokens/s, beside torch.compile",
+  harness.run({.name = step_case.name + kRateVsCompile,
                .unit = "tokens/s",
                .verified = agree,
-               .ours = [&] { return tokens / (last_ours = again.ask(request))["seconds"].get<double>(); },
-               .peer = [&] { return tokens / (last_peer = compiled.ask(request))["seconds"].get<double>(); }});
+               .ours = [&] { return tokens / (last_ours = new_ranks.ask(request))["seconds"].get<double>(); },
+               .peer = [&] { return tokens / (last_peer = compiled_peer.ask(request))["seconds"].get<double>(); }});
 }
 
 }  // namespace tessera::bench

@@ -1,5 +1,5 @@
-# The page of `tessera report` as strings: tessera/report/page/ and uPlot, which ./dev fetches into build/assets/uplot.
-# Without it the program builds, and the verb says what is missing.
+# Compiles the page of `tessera report` into the program: tessera/report/page/ and uPlot, which ./dev fetches into
+# build/assets/uplot. Without uPlot the program builds, but `tessera report` fails with an error that names uPlot.
 function(tessera_report_page)
   set(page ${CMAKE_SOURCE_DIR}/tessera/report/page)
   file(GLOB charts CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/build/assets/uplot/dist/uPlot.*)

@@ -1,4 +1,5 @@
-# One static library a layer. Sources are found by folder, so that adding a file needs no edit here.
+# Functions for the targets. Each layer is a static library of all sources in its folder, so a new file needs no edit
+# here.
 set(TESSERA_LAYERS "" CACHE INTERNAL "")
 
 function(tessera_options target)
@@ -7,7 +8,7 @@ function(tessera_options target)
     target_compile_options(${target} PRIVATE -Werror)
   endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # GCC 12 takes the inline storage of a moved or copied c10::SmallVector for uninitialised.
+    # GCC 12 wrongly warns that the inline storage of a moved or copied c10::SmallVector is uninitialized.
     target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
   endif()
   if(TESSERA_FUZZ)
@@ -15,19 +16,20 @@ function(tessera_options target)
     target_link_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
   endif()
   if(TESSERA_SANITIZE STREQUAL "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # Fences in libtorch's headers that TSan does not see; loops for OpenMP, which is off there.
+    # Warnings about fences in libtorch's headers, which TSan does not support, and about OpenMP pragmas, which are off
+    # under TSan.
     target_compile_options(${target} PRIVATE -Wno-tsan -Wno-unknown-pragmas)
   endif()
   if(TESSERA_SANITIZE)
     target_compile_options(${target} PRIVATE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer)
-    # The checks' data is full of addresses: as relocations they would be a third of every program.
+    # The data of the checks contains many addresses. With PIE, their relocations would be a third of every program.
     target_link_options(${target} PUBLIC -fsanitize=${TESSERA_SANITIZE} -no-pie)
   endif()
 endfunction()
 
-# Compiles the sources of TARGET in groups of about six, as every compilation first instantiates what libtorch's headers
-# left to it (3 s, before a line of ours). A file's group comes from its name, so that a new file moves no other. Groups
-# name their files from the root of the tree, so that what one checkout compiled serves another.
+# Compiles the sources of TARGET in groups of about six files, because each compilation first spends 3 s on templates of
+# libtorch's headers. A file's group is a hash of its name, so that a new file moves no other file. Groups include their
+# files by paths relative to the root of the tree, so that ccache shares them among checkouts.
 function(tessera_unity target)
   if(NOT TESSERA_UNITY)
     return()
@@ -60,12 +62,12 @@ function(tessera_unity target)
   endforeach()
   target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR})
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)  # is about headers, for which it takes the grouped files
+    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)  # GCC treats the included sources as headers
   endif()
 endfunction()
 
-# The precompiled torch header, built once and shared by every target that includes libtorch. Where TESSERA_PCH names
-# another target than tessera_pch, that one holds it as the options of its folder have it.
+# Uses the precompiled header of libtorch, which is built once and shared by all targets that include libtorch. A folder
+# with other compile options sets TESSERA_PCH to the name of its own target for the precompiled header.
 function(tessera_torch_pch target)
   set(header tessera_pch)
   if(TESSERA_PCH)
@@ -76,25 +78,25 @@ function(tessera_torch_pch target)
     target_link_libraries(${header} PUBLIC tessera_torch tessera_fmt)
     tessera_options(${header})
     target_include_directories(${header} PRIVATE ${CMAKE_SOURCE_DIR})
-    # By a name without this folder's path: what one checkout has compiled with it ccache serves to others.
+    # In angle brackets, so that the name has no path of this checkout, and ccache shares the results among checkouts.
     target_precompile_headers(${header} PRIVATE <cmake/pch.h>)
   endif()
   target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:tessera_torch>)
   target_precompile_headers(${target} REUSE_FROM ${header})
   get_target_property(type ${target} TYPE)
-  if(type STREQUAL "EXECUTABLE")  # CMake would say -fPIE, which does not fit a header compiled with -fPIC
+  if(type STREQUAL "EXECUTABLE")  # CMake would use -fPIE, which does not match a precompiled header with -fPIC
     set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
     target_compile_options(${target} PRIVATE -fPIC)
   endif()
 endfunction()
 
-# tessera_layer(NAME [PLAIN] [USES LAYERS...] [LIBRARIES TARGETS...]): the library of tessera/NAME. It links the layers that
-# it uses, and the libraries for itself alone. PLAIN layers do not see libtorch.
+# tessera_layer(NAME [PLAIN] [USES LAYERS...] [LIBRARIES TARGETS...]): the library of tessera/NAME. It links the layers
+# of USES publicly and LIBRARIES privately. PLAIN layers are compiled without libtorch.
 function(tessera_layer name)
   cmake_parse_arguments(ARG "PLAIN" "" "USES;LIBRARIES" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tessera/${name}/*.cc)
   list(FILTER sources EXCLUDE REGEX "/main\\.cc$")
-  foreach(optional NCCL CUDA PARQUET)  # where a library is absent, no_LIBRARY_*.cc stand in for LIBRARY_*.cc
+  foreach(optional NCCL CUDA PARQUET)  # without the library, no_LIBRARY_*.cc replaces LIBRARY_*.cc
     string(TOLOWER ${optional} prefix)
     if(TESSERA_WITH_${optional})
       set(prefix no_${prefix})
@@ -118,7 +120,8 @@ function(tessera_layer name)
   set(TESSERA_LAYERS ${TESSERA_LAYERS} ${name} CACHE INTERNAL "")
 endfunction()
 
-# tessera/kernels/cuda/*.cu, for nvcc: plain pointers, none of libtorch's headers. C++17 is what CMake 3.25 knows of nvcc.
+# Compiles tessera/kernels/cuda/*.cu with nvcc. They take raw pointers and include no header of libtorch. C++17 is the
+# newest standard that CMake 3.25 supports for nvcc.
 function(tessera_cuda_kernels)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tessera/kernels/cuda/*.cu)
   add_library(tessera_kernels_cuda STATIC ${sources})
@@ -135,31 +138,31 @@ function(tessera_program)
     add_executable(tessera ${CMAKE_SOURCE_DIR}/tessera/cli/main.cc)
     tessera_options(tessera)
     target_link_libraries(tessera PRIVATE tessera_cli tessera_allocator)
-    # It looks for libtorch where it was built against it, which stays; packaged (scripts/package.py), only in places that
-    # go with it: beside it, and among the packages of the Python whose pip put it there (lib64: Fedora; dist-packages:
-    # Debian's own Python).
-    set(places $ORIGIN/../lib/tessera $ORIGIN/../torch/lib $ORIGIN/../pyarrow)
+    # The run path: the libtorch of the build, and for packages (scripts/package.py) folders relative to the program:
+    # next to it, and the site-packages of the Python whose pip installed it (lib64: Fedora; dist-packages: Debian's own
+    # Python).
+    set(run_path $ORIGIN/../lib/tessera $ORIGIN/../torch/lib $ORIGIN/../pyarrow)
     foreach(minor RANGE 10 14)
       foreach(packages lib/python3.${minor}/site-packages lib64/python3.${minor}/site-packages
           lib/python3.${minor}/dist-packages)
-        list(APPEND places $ORIGIN/../${packages}/torch/lib $ORIGIN/../${packages}/pyarrow)
+        list(APPEND run_path $ORIGIN/../${packages}/torch/lib $ORIGIN/../${packages}/pyarrow)
       endforeach()
     endforeach()
-    list(PREPEND places ${TESSERA_TORCH}/lib ${TESSERA_ARROW})
+    list(PREPEND run_path ${TESSERA_TORCH}/lib ${TESSERA_ARROW})
     if(TESSERA_WITH_CUDA)
-      list(APPEND places ${CUDAToolkit_LIBRARY_DIR})
+      list(APPEND run_path ${CUDAToolkit_LIBRARY_DIR})
     endif()
-    # The same in the build folder: CMake would make room there for the longer one with empty places, which are the folder
-    # that somebody stands in.
-    set_target_properties(tessera PROPERTIES INSTALL_RPATH "${places}" BUILD_WITH_INSTALL_RPATH ON)
-    # Its places count for what the libraries beside it need in turn, which RUNPATH would not do.
+    # The program in the build folder has the same run path. Otherwise CMake would pad its run path with empty entries,
+    # which mean the current directory.
+    set_target_properties(tessera PROPERTIES INSTALL_RPATH "${run_path}" BUILD_WITH_INSTALL_RPATH ON)
+    # DT_RPATH instead of DT_RUNPATH, because it also applies to the dependencies of the libraries.
     target_link_options(tessera PRIVATE LINKER:--disable-new-dtags)
     install(TARGETS tessera RUNTIME DESTINATION bin COMPONENT program)
   endif()
 endfunction()
 
-# tessera_component(NAME LAYERS...): what find_package(tessera COMPONENTS NAME) gives, the public header tessera/NAME.h and
-# the target tessera::NAME, which links the layers whose headers that one includes.
+# tessera_component(NAME LAYERS...): a component of find_package(tessera COMPONENTS NAME). It has the public header
+# tessera/NAME.h and the target tessera::NAME, which links the layers that the header includes.
 set(TESSERA_COMPONENTS "" CACHE INTERNAL "")
 function(tessera_component name)
   add_library(tessera_component_${name} INTERFACE)

@@ -1,6 +1,6 @@
-# check_test_filter(FILTER SOURCES...): a gtest filter ("Suite.Name*:All/Other.*", after '-' what it leaves out) must match
-# tests. An error at configuration for each pattern that matches no TEST, TEST_F or TEST_P in the sources, so that a test
-# that gets another name does not silently leave the list that names it.
+# check_test_filter(FILTER SOURCES...): checks a gtest filter ("Suite.Name*:All/Other.*", with excluded tests after
+# '-'). Each pattern must match a TEST, TEST_F or TEST_P in the sources, otherwise the configuration fails. So a renamed
+# test cannot silently drop out of the filter.
 function(check_test_filter filter)
   set(tests "")
   foreach(source ${ARGN})
@@ -13,7 +13,7 @@ function(check_test_filter filter)
   endforeach()
   string(REGEX REPLACE "[:-]+" ";" patterns "${filter}")
   foreach(pattern ${patterns})
-    # INSTANCE/Suite.Test/parameter: the instance and the parameter are not in the source's name.
+    # INSTANCE/Suite.Test/PARAMETER: TEST_P in the source has neither the instance nor the parameter.
     string(REGEX REPLACE "^[^/.]*/" "" name "${pattern}")
     string(REGEX REPLACE "/.*$" "" name "${name}")
     string(REPLACE "." "\\." name "${name}")
@@ -21,7 +21,7 @@ function(check_test_filter filter)
     set(matching ${tests})
     list(FILTER matching INCLUDE REGEX "^${name}$")
     if(NOT matching)
-      message(FATAL_ERROR "The test filter '${pattern}' matches no test in its sources. Was a test given another name?")
+      message(FATAL_ERROR "The test filter '${pattern}' matches no test in its sources. Was a test renamed?")
     endif()
   endforeach()
 endfunction()

@@ -1,4 +1,5 @@
-# cmake -DOUT=FILE -DPARTS=html;css;js[;chart css;chart js;chart licence] -P embed_page.cmake
+# Writes a C++ source with the files of the report page as string literals:
+#   cmake -DOUT=FILE -DPARTS=HTML;CSS;JS[;CHART_CSS;CHART_JS;CHART_LICENCE] -P embed_page.cmake
 set(texts "")
 foreach(index RANGE 5)
   list(LENGTH PARTS count)
@@ -9,7 +10,8 @@ foreach(index RANGE 5)
   endif()
   set(part_${index} "${text}")
 endforeach()
-# One literal holds 64 KiB at least everywhere; the delimiter is in none of the files.
+# Splits the text into literals of 16,000 bytes, because the length of a literal is limited. No file contains the
+# delimiter.
 function(as_literal out text)
   string(LENGTH "${text}" length)
   set(literal "")

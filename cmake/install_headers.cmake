@@ -1,10 +1,10 @@
-# Installs the public headers tessera/NAME.h of TESSERA_COMPONENTS and the headers of ours that these include, directly or
-# through others, and no others. Run by `cmake --install`, so that it sees the headers as they are then.
+# Installs the public headers tessera/NAME.h of TESSERA_COMPONENTS and all headers of Tessera that they include,
+# directly or indirectly. `cmake --install` runs this script, so that it uses the headers of that time.
 cmake_minimum_required(VERSION 3.25)
 set(found "")
-list(TRANSFORM TESSERA_COMPONENTS REPLACE "(.+)" "tessera/\\1.h" OUTPUT_VARIABLE open)
-while(open)
-  list(POP_FRONT open header)
+list(TRANSFORM TESSERA_COMPONENTS REPLACE "(.+)" "tessera/\\1.h" OUTPUT_VARIABLE pending)
+while(pending)
+  list(POP_FRONT pending header)
   if(header IN_LIST found)
     continue()
   endif()
@@ -12,7 +12,7 @@ while(open)
   file(STRINGS "${TESSERA_SOURCE}/${header}" includes REGEX "^#include \"tessera/")
   foreach(include ${includes})
     string(REGEX REPLACE "^#include \"(.*)\".*" "\\1" include "${include}")
-    list(APPEND open ${include})
+    list(APPEND pending ${include})
   endforeach()
 endwhile()
 foreach(header ${found})

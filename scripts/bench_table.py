@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Writes the tables of measured figures from the JSON lines in bench/results. README.md and docs/performance.md have the
-rows that bench/table.txt lists; bench/results/README.md has all cases. A folder in bench/results has the cases of another
-machine.
+"""Writes the result tables of the benchmarks from the JSON lines in bench/results.
 
-    bench_table.py [--check]      --check: writes no file, and fails if a table differs from the results
+README.md and docs/performance.md have the rows that bench/table.txt lists. bench/results/README.md has all cases. A
+subfolder of bench/results has the cases of another machine.
+
+    bench_table.py [--check]      --check: writes no file, and fails if a table is out of date
 """
 import collections
 import json
@@ -22,7 +23,8 @@ def number(value):
 
 
 def read_results(folder):
-    return {file.stem: [json.loads(line) for line in file.read_text().splitlines()] for file in sorted(folder.glob("*.json"))}
+    return {file.stem: [json.loads(line) for line in file.read_text().splitlines()]
+            for file in sorted(folder.glob("*.json"))}
 
 
 def ratio_of(value):
@@ -30,13 +32,13 @@ def ratio_of(value):
 
 
 def cells(case):
-    """Our figure, the peer's figure and their ratio, with notes in brackets."""
+    """Returns our figure, the peer's figure and their ratio as text, with notes in brackets."""
     unit, tuned = case["unit"], "tuned_peer" in case
     notes = [f"tuned {case['tuned_ratio']:.2f}"] if tuned else []
     if case["ratio"] < case["at_least"]:
-        notes.append(f"wanted {case['at_least']:.3g}")
+        notes.append(f"required {case['at_least']:.3g}")
     if 0 < case["at_most"] < case["ours"]:
-        notes.append(f"wanted at most {case['at_most']:g} {unit}")
+        notes.append(f"required at most {case['at_most']:g} {unit}")
     if not case["verified"]:
         notes.append("NOT VERIFIED")
     if case["disturbed_rounds"] and unit != "launches":  # launches are counted, not timed
@@ -46,32 +48,32 @@ def cells(case):
     return f"{number(case['ours'])} {unit}", f"{peer} {unit}", ratio
 
 
-def where_of(line):
-    """Machine and library versions of a line, as text."""
+def environment_of(line):
+    """Returns the machine and the library versions of a JSON line, as text."""
     return line["machine"] + (f", {line['versions']}" if line.get("versions") else "")
 
 
-def places_of(lines):
-    return [place for place, _ in collections.Counter(map(where_of, lines)).most_common()]
+def environments_of(lines):
+    return [environment for environment, _ in collections.Counter(map(environment_of, lines)).most_common()]
 
 
 def case_of(results, bench, name):
-    """The measured case, or None if this machine has not measured it."""
+    """Returns the result of a case, or None if this machine has not measured it."""
     case = next((case for case in results.get(bench, []) if case["case"] == name), None)
-    if case is None and bench in results:  # bf16 is measured only on processors with bf16 instructions
+    if case is None and bench in results:  # expected for bf16 cases on a processor without bf16 instructions
         print(f"bench_table.py: bench/results/{bench}.json has no case '{name}'", file=sys.stderr)
     return case
 
 
 def table_lines():
-    """The lines of bench/table.txt without its comments."""
+    """Yields the lines of bench/table.txt without its comments."""
     for line in (ROOT / "bench/table.txt").read_text().splitlines():
         if not line.startswith("# "):
             yield line
 
 
 def readme_table(results):
-    rows = ["| measured | unit | Tessera | peer | ratio | the peer is |", "|---|---|---|---|---|---|"]
+    rows = ["| benchmark | unit | Tessera | peer | ratio | peer program |", "|---|---|---|---|---|---|"]
     for line in table_lines():
         fields = [field.strip() for field in line.split(" | ")]
         if fields[0] != "readme":
@@ -85,11 +87,13 @@ def readme_table(results):
 
 
 def performance_sections(results):
-    """The sections of bench/table.txt: a heading, its text, and a table with one number in a cell."""
-    head = ["| case | unit | Tessera | peer | ratio | tuned peer | ratio to it | threads |", "|---|---|---|---|---|---|---|---|"]
+    """Returns the text of docs/performance.md: the sections of bench/table.txt, each with its heading, text and
+    table."""
+    head = ["| case | unit | Tessera | peer | ratio | tuned peer | ratio to tuned peer | threads |",
+            "|---|---|---|---|---|---|---|---|"]
     parts, in_table = [], False
-    places = places_of([line for lines in results.values() for line in lines])
-    parts += ["Machines:", ""] + [f"{index + 1}. {place}" for index, place in enumerate(places)]
+    environments = environments_of([line for lines in results.values() for line in lines])
+    parts += ["Machines:", ""] + [f"{index + 1}. {environment}" for index, environment in enumerate(environments)]
     for line in table_lines():
         fields = [field.strip() for field in line.split(" | ")]
         if fields[0] == "readme":
@@ -107,8 +111,8 @@ def performance_sections(results):
             parts += head
             in_table = True
         tuned = "tuned_peer" in case
-        place = places.index(where_of(case))
-        machine = f" (machine {place + 1})" if place else ""
+        index = environments.index(environment_of(case))
+        machine = f" (machine {index + 1})" if index else ""
         title = name.removesuffix(f" {case['unit']}").removesuffix(",")
         parts.append(f"| {title}{machine} | {case['unit']} | {number(case['ours'])} | {number(case['peer'])} "
                      f"| {ratio_of(case['ratio'])} | {number(case['tuned_peer']) if tuned else ''} "
@@ -117,11 +121,13 @@ def performance_sections(results):
 
 
 def whole_table(results):
-    parts = ["# All figures\n\nWritten by `./dev bench` from the JSON lines beside it. \"Tuned\" is the peer with the allocator that "
-             "Tessera links. Brackets of a ratio: the 10 % and 90 % quantiles of its rounds.\n"]
+    parts = ["# All results\n\n`./dev bench` writes this page from the JSON files in this folder. \"Tuned\" is the peer with "
+             "tuned settings, usually with tcmalloc, which Tessera links. The brackets after a ratio have the 10 % and 90 % "
+             "quantiles over the rounds. \"Required\" is a limit that the result misses.\n"]
     for bench, lines in results.items():
-        parts.append(f"\n## {bench}\n\n`{lines[0]['command']}`, {'; '.join(places_of(lines))}\n\n"
-                     "| case | Tessera | peer | times better | threads | rounds |\n|---|---|---|---|---|---|\n")
+        parts.append(f"\n## {bench}\n\n`{lines[0]['command']}`, {'; '.join(environments_of(lines))}\n\n"
+                     "| case | Tessera | peer | ratio (above 1: Tessera is better) | threads | rounds |\n"
+                     "|---|---|---|---|---|---|\n")
         for line in lines:
             ours, peer, ratio = cells(line)
             spread = f"[{line['ratio_10']:.2f}, {line['ratio_90']:.2f}]"
@@ -130,7 +136,7 @@ def whole_table(results):
 
 
 def with_table(file, table):
-    """The text of the file with `table` between its two marks."""
+    """Returns the text of the file with `table` between the markers BEGIN and END."""
     head, rest = file.read_text().split(BEGIN)
     return head + BEGIN + "\n" + table + "\n" + END + rest.split(END)[1]
 
@@ -147,8 +153,8 @@ def main():
         if sys.argv[1:] != ["--check"]:
             file.write_text(text)
         elif not file.exists() or file.read_text() != text:
-            sys.exit(f"bench_table.py: {file.relative_to(ROOT)} is not what bench/results and bench/table.txt come to: run "
-                     "scripts/bench_table.py")
+            sys.exit(f"bench_table.py: {file.relative_to(ROOT)} is out of date with bench/results and "
+                     "bench/table.txt: run scripts/bench_table.py")
 
 
 if __name__ == "__main__":

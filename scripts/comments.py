@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Counts comments for each layer of tessera/: the share of lines with only a comment among the lines that are not blank.
+"""Prints the share of comment lines for each layer of tessera/: of the lines that are not blank, those with only a
+comment.
 
 usage: comments.py [FOLDER ...]     default: the folders of tessera/
 """
@@ -9,24 +10,24 @@ import sys
 HEADERS, SOURCES = {".h", ".cuh"}, {".cc", ".cu"}
 
 
-def counted(files):
-    """Numbers of lines that are not blank, of whole-line comments, and of files without a comment."""
-    lines = comments = silent = 0
+def count_lines(files):
+    """Returns the number of lines that are not blank, of comment lines, and of files without a comment line."""
+    lines = comments = uncommented = 0
     for file in files:
         texts = [line.strip() for line in file.read_text().splitlines()]
-        own = sum(text.startswith("//") for text in texts)
+        file_comments = sum(text.startswith("//") for text in texts)
         lines += sum(bool(text) for text in texts)
-        comments += own
-        silent += own == 0
-    return lines, comments, silent
+        comments += file_comments
+        uncommented += file_comments == 0
+    return lines, comments, uncommented
 
 
 def row(name, folder):
     cells = [name]
     for suffixes in (HEADERS, SOURCES):
         files = [file for file in folder.rglob("*") if file.suffix in suffixes]
-        lines, comments, silent = counted(files)
-        cells += [str(len(files)), f"{100 * comments / lines:.1f} %" if lines else "-", str(silent)]
+        lines, comments, uncommented = count_lines(files)
+        cells += [str(len(files)), f"{100 * comments / lines:.1f} %" if lines else "-", str(uncommented)]
     return cells
 
 
@@ -41,7 +42,7 @@ def main():
     for cells in rows:
         print("  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
                         for column, (cell, width) in enumerate(zip(cells, widths))))
-    print('"none": files without a line that is a comment')
+    print('"none": number of files without a comment line')
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-# Sourced by ./dev. Builds against libtorch for CUDA. libtorch, compiler, headers and libraries come from the Python package
-# index. Only files in build-cuda-VERSION/ are changed. The build needs no GPU.
+# Sourced by ./dev. Builds against libtorch for CUDA. libtorch, compiler, headers and libraries come from the Python
+# package index. Only files in build-cuda-VERSION/ are changed. The build needs no GPU.
 
 # cuda [TORCH_VERSION]: builds the program and the tests with the label cuda, and runs the tests; without a GPU they are
 # skipped.
@@ -30,10 +30,10 @@ fetch_cuda() {  # fetch_cuda TORCH_VERSION FOLDER
   local version=$1 folder=$2 lock=scripts/cuda-$1.lock python=$2/venv/bin/python
   if [ ! -f "$lock" ]; then
     lock=$folder/packages.lock
-    [ -f "$lock" ] || echo "./dev: no $lock for torch $version: taking what the package index has, whose hashes $lock keeps" >&2
+    [ -f "$lock" ] || echo "./dev: no lock file for torch $version: installing the versions of the package index and writing their hashes to $lock" >&2
   fi
   if [ -f "$lock" ] && cmp -s "$lock" "$folder/venv/installed.lock"; then return 0; fi
-  echo "./dev: fetching torch $version for CUDA and its toolkit: 3 GB, 5 GB on disk" >&2
+  echo "./dev: fetching torch $version for CUDA and the CUDA toolkit: 3 GB of downloads, 5 GB on disk" >&2
   [ -x "$python" ] || python3 -m venv "$folder/venv" || die "python3 -m venv failed (is python3-venv installed?)"
   if [ ! -f "$lock" ]; then  # '===' excludes CPU builds of this version
     "$python" -m pip --disable-pip-version-check install -q --dry-run --ignore-installed --report "$folder/report.json" "torch===$version" \
@@ -41,11 +41,11 @@ fetch_cuda() {  # fetch_cuda TORCH_VERSION FOLDER
     "$python" scripts/cuda_lock.py "$folder/report.json" >"$lock.new" && mv "$lock.new" "$lock"
   fi
   "$python" -m pip --disable-pip-version-check install -q --no-deps --require-hashes -r "$lock" || die "pip could not install $lock"
-  # The packages lack two things of a CUDA toolkit, which are made as links: the folder lib64, and the names of libraries
-  # without a version.
+  # The packages lack two parts of a CUDA toolkit, which are made as links: the folder lib64, and library names without
+  # a version.
   local toolkit library
   toolkit=$(echo "$folder"/venv/lib/python3*/site-packages/nvidia/cu[0-9]*)
-  [ -x "$toolkit/bin/nvcc" ] || die "$toolkit holds no bin/nvcc"
+  [ -x "$toolkit/bin/nvcc" ] || die "$toolkit has no bin/nvcc"
   ln -sfn lib "$toolkit/lib64"
   for library in "$toolkit"/lib/lib*.so.*; do ln -sf "$(basename "$library")" "${library%%.so.*}.so"; done
   cp "$lock" "$folder/venv/installed.lock"

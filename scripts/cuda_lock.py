@@ -4,8 +4,8 @@
     pip install --dry-run --ignore-installed --report a.json 'torch===2.13.0' 'cuda-toolkit[nvcc,cccl,crt,nvvm]'
     scripts/cuda_lock.py a.json [MORE.json] >scripts/cuda-2.13.0.lock
 
-Reports for other Pythons (pip's --python-version) add the hashes of torch's wheels for these Pythons. Packages that torch
-needs only in Python are left out, because the build does not run Python.
+Further reports, made with pip's --python-version, add the hashes of torch's wheels for other Python versions. Packages
+that torch needs only in Python are left out, because the build does not run Python.
 """
 import json
 import sys
@@ -21,6 +21,7 @@ for path in sys.argv[1:]:
             hashes.setdefault(f"{name}=={version}", set()).add(digest)
 names = [each.split("==")[0] for each in hashes]
 if "torch" not in names or "nvidia-cuda-nvcc" not in names or len(set(names)) != len(names):
-    sys.exit(f"cuda_lock.py: wanted torch, nvcc and one version of each; found {' '.join(sorted(hashes))}")
+    sys.exit("cuda_lock.py: expected torch, nvidia-cuda-nvcc and one version of each package; "
+             f"found {' '.join(sorted(hashes))}")
 for requirement in sorted(hashes):
     print(" \\\n    --hash=sha256:".join([requirement, *sorted(hashes[requirement])]))

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Fine-tunes a model and shows its answers before and after. './dev demo' first sets up, builds, and fetches the assets.
-# Exits with 1 unless the loss on the held-out dialogues falls by at least 10 %. An earlier run in runs/demo is continued; any
-# other folder of this name is renamed. No file is removed.
+# Fine-tunes a model and prints its answers before and after. './dev demo' first sets up, builds, and fetches the
+# assets. Exits with 1 unless the loss on the held-out dialogues falls by at least 10 %. An earlier run in runs/demo is
+# continued. A folder runs/demo that is not a run is renamed. No file is removed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tessera=${TESSERA_PROGRAM:-build/tessera}
@@ -12,8 +12,8 @@ dialogues=3
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*" | { [ -t 1 ] && [ -z "${NO_COLOR:-}" ] && cat || sed 's/\x1b\[[0-9;]*m//g'; }; }
 
-# Prints the questions (1) or the answers (2) of the first short held-out dialogues with different questions, one per line. A
-# dialogue is {"messages":[{"role":...,"content":QUESTION?},{"role":...,"content":ANSWER}]}.
+# Prints the questions (1) or the answers (2) of the first short held-out dialogues with different questions, one per
+# line. A dialogue is {"messages":[{"role":...,"content":QUESTION?},{"role":...,"content":ANSWER}]}.
 field() {  # field 1|2
   awk -F'"content":"' -v n="$1" -v most="$dialogues" '
     NF == 3 && !/\\/ && $2 ~ /\?"/ && length($0) < 220 && !seen[$2]++ { text = $(n + 1); sub(/".*/, "", text); print text; if (++count == most) exit }
@@ -42,7 +42,7 @@ for question in "${questions[@]}"; do before+=("$(answer "$base" "$question")");
 say "Training on $(wc -l <build/assets/text/dialogues.jsonl) dialogues, FSDP on 2 local ranks"
 "$tessera" train recipes/demo.yaml --nproc 2 checkpoint.dir="$run"
 
-say "Before, after the training, and what the data say, which it has not seen"
+say "Answers before and after the training, and the answer in the held-out data"
 for i in "${!questions[@]}"; do
   printf '\n  question  %s\n  before    %s\n  after     %s\n  data      %s\n' \
     "${questions[i]}" "${before[i]}" "$(answer "$run/model" "${questions[i]}")" "${data[i]}"

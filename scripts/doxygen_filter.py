@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
-"""Prints a header of ours in the form that Doxygen reads: doxygen_filter.py HEADER. Each `//` comment becomes `///`, or
-`///<` after a declaration. The first comment describes the file. Lines indented by three spaces become code examples."""
+"""Prints a header with its comments in Doxygen's syntax: doxygen_filter.py HEADER
+
+Each `//` comment becomes `///`, or `///<` after a declaration. The first comment describes the file. Lines that are
+indented by three spaces become code examples.
+"""
 import re
 import sys
 

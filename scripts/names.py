@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Reads the declarations of tessera/ with ctags and reports names that say nothing about their meaning.
+"""Reads the declarations of tessera/ with ctags and reports vague names.
 
 Rules (names_allowed.txt lists exceptions with their reasons):
-  parameter  a parameter or member is called `what`, `how`, ...: a name says what the value is
-  type       a type of a namespace is called `State`, `Part`, ...: such a name fits any of a dozen types
-  twice      two files declare a type of the same name at namespace level
+  parameter  no parameter or member is called `what`, `how`, ...: the name does not say what the value is
+  type       no type at namespace level is called `State`, `Part`, ...: such a name fits many types
+  twice      no two files declare a type of the same name at namespace level
 
 usage: names.py [FOLDER ...]     default: tessera. Exits with 1 if a name breaks a rule.
 """
@@ -21,7 +21,7 @@ TYPE_KINDS = {"class", "struct", "union", "enum"}
 
 
 def declarations(folders):
-    """One dict for each declaration: name, kind, path, line, scope, scopeKind."""
+    """Yields a dict for each declaration: name, kind, path, line, scope, scopeKind."""
     command = ["ctags", "--output-format=json", "--languages=C++", "--langmap=C++:.h.cc.cu.cuh", "--kinds-C++=+pz",
                "--fields=+nKsZ", "--recurse", "-o", "-", *folders]
     for line in subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines():
@@ -35,7 +35,7 @@ def is_of_namespace(tag):
 
 
 def allowed(path):
-    """The allowed exceptions: {(rule, name, file)}. A line of the file is `rule name file  # reason`."""
+    """Returns the exceptions {(rule, name, file)} in the file `path`. A line is `rule name file  # reason`."""
     result = set()
     for number, line in enumerate(path.read_text().splitlines(), 1):
         words, _, reason = line.partition("#")
@@ -49,7 +49,7 @@ def allowed(path):
 
 
 def findings(tags):
-    """(rule, name, file, line, advice) of each declaration that breaks a rule."""
+    """Yields (rule, name, file, line, message) for each declaration that breaks a rule."""
     files_of_type = collections.defaultdict(dict)
     for tag in tags:
         name, kind, path, line = tag["name"], tag["kind"], tag["path"], tag["line"]
@@ -58,7 +58,7 @@ def findings(tags):
         if kind in TYPE_KINDS and is_of_namespace(tag) and not name.startswith("__anon"):
             files_of_type[name].setdefault(path, line)
             if name in VAGUE_TYPES:
-                yield "type", name, path, line, f"the type `{name}` needs a name of its own, as {name} of what"
+                yield "type", name, path, line, f"the type `{name}` needs a more specific name"
     for name, files in files_of_type.items():
         if len(files) > 1:
             for path, line in files.items():
@@ -70,16 +70,16 @@ def main():
     root = pathlib.Path(__file__).resolve().parent
     exceptions = allowed(root / "names_allowed.txt")
     found, used = 0, set()
-    for rule, name, path, line, advice in findings(declarations(sys.argv[1:] or ["tessera"])):
+    for rule, name, path, line, message in findings(declarations(sys.argv[1:] or ["tessera"])):
         if (rule, name, path) in exceptions:
             used.add((rule, name, path))
             continue
         found += 1
-        print(f"{path}:{line}: [{rule}] {advice}")
+        print(f"{path}:{line}: [{rule}] {message}")
     for rule, name, path in sorted(exceptions - used):
         found += 1
         print(f"scripts/names_allowed.txt: [{rule}] {name} in {path} breaks no rule: remove the line")
-    print(f"names: {found} to mend, {len(used)} exceptions")
+    print(f"names: {found} findings, {len(used)} exceptions")
     return 1 if found else 0
 
 

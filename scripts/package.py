@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Makes the packages of a build: a wheel that requires torch, which brings libtorch, and an archive that contains libtorch.
+"""Makes the packages of a build: a wheel that requires torch's wheel with libtorch, and an archive that contains
+libtorch.
 
     scripts/package.py --build build --torch .venv/lib/python3.11/site-packages/torch --out build/package [--only wheel|archive]
 
-Neither package has Python code: the wheel puts the executable itself on the PATH, and the executable finds libtorch in the
-packages of the Python for which it was installed. docs/design/package.md explains the decisions.
+Neither package has Python code. pip installs the executable of the wheel into the folder of scripts, and the executable
+finds libtorch in the site-packages of the same Python. docs/design/package.md explains the decisions.
 """
 import argparse
 import base64
@@ -23,13 +24,14 @@ import tempfile
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# The C and C++ run-time libraries, which every Linux system that can run libtorch has.
+# C and C++ run-time libraries. Every Linux system that can run libtorch has them, so they are not packaged.
 SYSTEM = re.compile(r"^(ld-linux.*|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so\.\d+$")
-LOADED = ["libonig.so.5"]  # with dlopen
-COMPILED_IN = {"nlohmann-json": "nlohmann-json3-dev", "CLI11": "libcli11-dev"}  # headers only
-# (version of GLIBCXX, oldest glibc of the distributions with this libstdc++), as in the manylinux policies.
+DLOPENED = ["libonig.so.5"]  # loaded with dlopen, so ldd does not list them
+# Header-only libraries: {library: Debian package}. Their licences are packaged.
+HEADER_ONLY = {"nlohmann-json": "nlohmann-json3-dev", "CLI11": "libcli11-dev"}
+# (N, M): distributions with the symbol version GLIBCXX_3.4.N have at least glibc 2.M, as in the manylinux policies.
 GLIBC_OF_GLIBCXX = [(25, 28), (28, 31), (29, 34), (30, 35), (31, 38), (32, 38), (33, 39)]
-SECONDS = int(os.environ.get("SOURCE_DATE_EPOCH", "1577836800"))
+MODIFIED_AT = int(os.environ.get("SOURCE_DATE_EPOCH", "1577836800"))
 
 
 def die(text):
@@ -49,23 +51,23 @@ def run_path(path):
     return found.group(1) if found else ""
 
 
-def set_run_path(path, wanted):
-    """Replaces the run path in the file. `wanted` must not be longer than the path that the linker wrote."""
+def set_run_path(path, new_path):
+    """Replaces the run path in the file. `new_path` must not be longer than the path that the linker wrote."""
     before, data = run_path(path).encode(), pathlib.Path(path).read_bytes()
-    after = wanted.encode()
+    after = new_path.encode()
     if data.count(before + b"\0") != 1 or len(after) > len(before):
-        die(f"{path}: its run path cannot be replaced")
+        die(f"{path}: cannot replace its run path: it occurs more than once, or the new one is longer")
     pathlib.Path(path).write_bytes(data.replace(before + b"\0", after.ljust(len(before), b"\0") + b"\0"))
 
 
 class Libraries:
-    """The libraries that the program loads: name -> real path."""
+    """The libraries that the program loads, as {name: real path}: of torch, of pyarrow, and of the system."""
 
     def __init__(self, program, torch):
         found = dict(re.findall(r"(\S+) => (/.*) \(0x", output("ldd", program)))
         missing = re.findall(r"(\S+) => not found", output("ldd", program))
         if missing:
-            die(f"{program} does not find {', '.join(missing)}")
+            die(f"{program} does not find its libraries {', '.join(missing)}")
         site = pathlib.Path(torch).resolve().parent
         self.torch, self.arrow, self.system = {}, {}, {}
         for name, path in found.items():
@@ -73,21 +75,22 @@ class Libraries:
             if SYSTEM.match(name):
                 continue
             of_torch = real.is_relative_to(pathlib.Path(torch).resolve()) or real.is_relative_to(site / "nvidia")
-            where = self.torch if of_torch else self.arrow if real.parent.name == "pyarrow" else self.system
-            where[name] = real
+            origin = self.torch if of_torch else self.arrow if real.parent.name == "pyarrow" else self.system
+            origin[name] = real
         cache = output("/sbin/ldconfig", "-p")
-        for name in LOADED:
+        for name in DLOPENED:
             path = re.search(rf"^\s*{re.escape(name)} .*=> (\S+)$", cache, re.M)
             if not path:
-                die(f"{name} is not on this machine, and the program needs it")
+                die(f"the program needs {name}, which is not on this machine")
             self.system[name] = pathlib.Path(path.group(1)).resolve()
 
 
 def debian_licence(package):
-    """A package's copyright file, and the texts of licences to which it only refers by a path that exists on Debian alone."""
+    """Returns a Debian package's copyright file, with the texts of the common licences that it refers to by their
+    path."""
     path = pathlib.Path(f"/usr/share/doc/{package}/copyright")
     if not path.is_file():
-        die(f"found no licence of {package}: {path} is not there")
+        die(f"found no licence of {package}: {path} does not exist")
     text = path.read_bytes()
     word = rb"[A-Za-z0-9]+(?:-[0-9]+(?:\.[0-9]+)*)?"
     named = set(re.findall(rb"/usr/share/common-licenses/(" + word + rb")", text))
@@ -96,7 +99,7 @@ def debian_licence(package):
     for name in sorted(named):
         common = pathlib.Path("/usr/share/common-licenses", name.decode())
         if not common.is_file():
-            die(f"found no licence of {package}: {path} names {common}, which is not there")
+            die(f"found no licence of {package}: {path} names {common}, which does not exist")
         text += b"\n\n%s:\n\n" % str(common).encode() + common.read_bytes()
     return text
 
@@ -106,14 +109,14 @@ def owner(path):
         found = subprocess.run(["dpkg", "-S", candidate], capture_output=True, text=True)
         if found.returncode == 0:
             return found.stdout.split(":")[0]
-    die(f"{path}: no Debian package owns it, so that its licence is not known")
+    die(f"{path}: no Debian package owns this file, so its licence is unknown")
 
 
-def wheel_facts(folder, name):
-    """The version of an installed Python distribution, and the texts of its licences."""
+def wheel_version_and_licence(folder, name):
+    """Returns the version of an installed Python distribution and the texts of its licences."""
     infos = glob.glob(f"{pathlib.Path(folder).resolve().parent}/{name}-*.dist-info")
     if len(infos) != 1:
-        die(f"{folder}: wanted one {name}-*.dist-info beside it, found {len(infos)}. Build with the wheel's libtorch.")
+        die(f"expected one {name}-*.dist-info next to {folder}, found {len(infos)}. Use the libtorch of a wheel.")
     info = pathlib.Path(infos[0])
     version = re.search(r"^Version: (\S+)$", (info / "METADATA").read_text(), re.M).group(1)
     texts = [p for p in sorted(info.rglob("*")) if p.is_file() and re.match("(?i)licen|notice|copying", p.name)]
@@ -121,7 +124,7 @@ def wheel_facts(folder, name):
 
 
 class Tree:
-    """The files that both packages have, under one prefix: bin, lib/tessera, libexec/tessera, share."""
+    """The files of both packages, under one prefix: bin, lib/tessera, libexec/tessera, share."""
 
     def __init__(self, build, torch, stage):
         for component in ("program", "demo"):
@@ -134,7 +137,7 @@ class Tree:
         for name, path in self.libraries.system.items():
             self.put(f"lib/tessera/{name}", path.read_bytes(), 0o755)
             self.licence(owner(path), debian_licence(owner(path)))
-        for name, package in COMPILED_IN.items():
+        for name, package in HEADER_ONLY.items():
             self.licence(name, debian_licence(package))
         for recipe in sorted((ROOT / "recipes").glob("*.yaml")):
             self.put(f"share/tessera/recipes/{recipe.name}", recipe.read_bytes())
@@ -156,27 +159,28 @@ class Tree:
     def programs(self):
         return [p for p in self.files() if p.read_bytes()[:4] == b"\x7fELF"]
 
-    def check_needs(self, elsewhere):
-        """Fails unless each needed library is in the package, in a required wheel, or part of the system."""
-        here = {p.name for p in self.programs()} | set(elsewhere)
+    def check_needs(self, from_wheels):
+        """Fails unless each needed library is in the package, in a required wheel (`from_wheels`), or part of the
+        system."""
+        available = {p.name for p in self.programs()} | set(from_wheels)
         for path in self.programs():
             for name in needed(path):
-                if name not in here and not SYSTEM.match(name):
-                    die(f"{path.relative_to(self.root)} needs {name}, which is in no package")
+                if name not in available and not SYSTEM.match(name):
+                    die(f"{path.relative_to(self.root)} needs {name}, which is in no package or required wheel")
             if any(not entry.startswith("$ORIGIN") for entry in run_path(path).split(":") if entry):
-                die(f"{path.relative_to(self.root)} looks for libraries in {run_path(path)}")
+                die(f"{path.relative_to(self.root)} searches for libraries outside the package: {run_path(path)}")
 
     def glibc(self):
-        """The N of the oldest glibc 2.N that has the symbols of every file."""
+        """Returns N of the oldest glibc 2.N that has the symbols that all files need."""
         minor = 17
         for path in self.programs():
             versions = output("readelf", "-V", path)
             minor = max([minor] + [int(n) for n in re.findall(r"\bGLIBC_2\.(\d+)", versions)])
             cxx = max([0] + [int(n) for n in re.findall(r"\bGLIBCXX_3\.4\.(\d+)", versions)])
-            wanted = [glibc for most, glibc in GLIBC_OF_GLIBCXX if cxx <= most]
-            if not wanted:
-                die(f"{path.name}: needs GLIBCXX_3.4.{cxx}, whose manylinux is not known")
-            minor = max(minor, wanted[0])
+            candidates = [glibc for newest, glibc in GLIBC_OF_GLIBCXX if cxx <= newest]
+            if not candidates:
+                die(f"{path.name}: needs GLIBCXX_3.4.{cxx}; no manylinux policy with this version is known")
+            minor = max(minor, candidates[0])
         return minor
 
 
@@ -199,8 +203,8 @@ def make_wheel(tree, version, torch, arrow, out):
             records.append(f"{name},sha256={digest},{len(content)}")
         for file in tree.files():
             name = str(file.relative_to(tree.root))
-            place = f"{data}/scripts/tessera" if name == "bin/tessera" else f"{data}/data/{name}"
-            add(place, file.read_bytes(), file.stat().st_mode & 0o777)
+            path_in_wheel = f"{data}/scripts/tessera" if name == "bin/tessera" else f"{data}/data/{name}"
+            add(path_in_wheel, file.read_bytes(), file.stat().st_mode & 0o777)
         add(f"{info}/METADATA", metadata.encode())
         add(f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: tessera\nRoot-Is-Purelib: false\nTag: {tag}\n".encode())
         records.append(f"{info}/RECORD,,")
@@ -213,7 +217,7 @@ def make_wheel(tree, version, torch, arrow, out):
 
 def make_archive(tree, version, torch_licence, arrow_licence, out):
     if any("cuda" in name for name in tree.libraries.torch):
-        die("an archive is made with the CPU build of libtorch; with the one for CUDA, make the wheel (--only wheel)")
+        die("an archive needs the CPU build of libtorch; with the CUDA build, make only the wheel (--only wheel)")
     for name, path in {**tree.libraries.torch, **tree.libraries.arrow}.items():
         tree.put(f"lib/tessera/{name}", path.read_bytes(), 0o755)
     tree.licence("libtorch", torch_licence)
@@ -223,25 +227,25 @@ def make_archive(tree, version, torch_licence, arrow_licence, out):
     folder = f"tessera-{version}-linux-{platform.machine()}"
     path = out / f"{folder}.tar.gz"
 
-    def plain(member):
+    def without_owner(member):
         member.uid = member.gid = 0
         member.uname = member.gname = "root"
-        member.mtime = SECONDS
+        member.mtime = MODIFIED_AT
         return member
-    with open(f"{path}.part", "wb") as raw, gzip.GzipFile("", "wb", 3, raw, SECONDS) as packed, \
+    with open(f"{path}.part", "wb") as raw, gzip.GzipFile("", "wb", 3, raw, MODIFIED_AT) as packed, \
             tarfile.open(fileobj=packed, mode="w") as archive:
         for file in tree.files():
-            archive.add(file, f"{folder}/{file.relative_to(tree.root)}", filter=plain)
+            archive.add(file, f"{folder}/{file.relative_to(tree.root)}", filter=without_owner)
     os.rename(f"{path}.part", path)
     return path
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--build", default="build")
-    parser.add_argument("--torch", required=True)
-    parser.add_argument("--out", default="build/package")
-    parser.add_argument("--only", choices=["wheel", "archive"])
+    parser.add_argument("--build", default="build", help="CMake build folder")
+    parser.add_argument("--torch", required=True, help="folder of the torch package that the build links")
+    parser.add_argument("--out", default="build/package", help="folder for the packages")
+    parser.add_argument("--only", choices=["wheel", "archive"], help="make only this package")
     arguments = parser.parse_args()
     out = pathlib.Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -249,11 +253,11 @@ def main():
                         pathlib.Path(arguments.build, "CMakeCache.txt").read_text(), re.M).group(1)
     with tempfile.TemporaryDirectory(dir=out) as stage:
         tree = Tree(arguments.build, arguments.torch, stage)
-        torch, torch_licence = wheel_facts(arguments.torch, "torch")
+        torch, torch_licence = wheel_version_and_licence(arguments.torch, "torch")
         arrow, arrow_licence = None, b""
         if tree.libraries.arrow:
             folder = next(iter(tree.libraries.arrow.values())).parent
-            arrow, arrow_licence = wheel_facts(folder, "pyarrow")
+            arrow, arrow_licence = wheel_version_and_licence(folder, "pyarrow")
         made = []
         if arguments.only != "archive":
             made.append(make_wheel(tree, version, torch, arrow, out))

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # scripts/stress_kills.sh [-n TIMES] [-j AT_ONCE] [-d DELAYS] [-o FOLDER] [FILTER...]
-# Runs every test of kills, restarts and time-outs TIMES times (100), AT_ONCE runs in parallel (12). Random delays precede the
-# system calls with which ranks meet, communicate and wait (tests/support/delays/drawn_delays.cc). For each test it prints the
-# number of failures and the time of the longest run. Exits with 1 if a run failed.
+#
+# Runs each test of kills, restarts and time-outs TIMES times (100), with AT_ONCE runs in parallel (12). Random delays
+# are inserted before the system calls with which ranks connect, communicate and wait
+# (tests/support/delays/drawn_delays.cc). Prints the number of failures and the time of the longest run of each test.
+# Exits with 1 if a run failed.
 #
 # FILTER    gtest filters in the form PROGRAM:FILTER, instead of the list below
-# DELAYS    how many of 1,000 calls are delayed, and the longest delay in microseconds ("10 3000"; "0 0": no delays)
-# FOLDER    keeps the output of failed runs (build/stress); the file's name has the seed
+# DELAYS    how many of 1,000 calls are delayed, and the longest delay in microseconds (default "10 3000"; "0 0": none)
+# FOLDER    gets the output of failed runs (build/stress); the name of a file contains the seed
 #
 # A run that exceeds its time limit prints the stacks of all its threads.
 set -euo pipefail
@@ -19,7 +21,7 @@ tests='
   test_comm_dist:BrokenMessages.*
   test_comm_dist:GroupMaking.*
   test_comm_dist:ShmFault.*
-  test_comm_dist:Hold.*
+  test_comm_dist:MonitorHold.*
   test_comm_dist:Launcher.*
   test_comm_dist:Restart.*
   test_comm_dist:Rendezvous.*

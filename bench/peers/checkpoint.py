@@ -2,10 +2,12 @@
 
     checkpoint.py RANKS
 
-{"op": "state", "weights": FILE} comes first: the tensors of a safetensors file with both moments of AdamW, or without a FILE
-302 MB of moments; the answer is {"bytes": N}. Each further line {"op": NAME, "folder": DIR} is answered with {"seconds": S,
-"extra_bytes": B}, the time on the slowest rank and the most memory that one held beside its state and the result, and load
-and gather with {"right": BOOL} too. op is save (as DIR/theirs, synced), load (of what was saved) or gather (to rank 0's CPU).
+The first request, {"op": "state", "weights": FILE}, makes the state: the tensors of a safetensors file and both moments
+of AdamW, or 302 MB of moments if FILE is "". The answer is {"bytes": N}.
+
+Each further request is {"op": NAME, "folder": DIR}. NAME is save (writes DIR/peer, with fsync), load (reads DIR/peer)
+or gather (the full state dict on rank 0's CPU). The answer is {"seconds": S, "extra_bytes": B, "right": BOOL}: the time
+of the slowest rank, the peak memory of a rank beyond its state and the result, and whether the values are correct.
 """
 
 import json
@@ -44,40 +46,40 @@ def make_state(rank, ranks, weights):
     state = {}
     for i, (name, shape) in enumerate(state_shapes(weights).items()):
         rows = torch.arange(shape[0]).chunk(ranks)
-        part = torch.full([len(rows[rank]) if rank < len(rows) else 0, *shape[1:]], float(i + 1))
+        shard = torch.full([len(rows[rank]) if rank < len(rows) else 0, *shape[1:]], float(i + 1))
         stride = torch.empty(shape, device="meta").stride()
-        state[name] = DTensor.from_local(part, mesh, [Shard(0)], shape=torch.Size(shape), stride=stride)
+        state[name] = DTensor.from_local(shard, mesh, [Shard(0)], shape=torch.Size(shape), stride=stride)
     return state
 
 
-def held_bytes():
+def resident_bytes():
     with open("/proc/self/status") as status:
         return 1024 * sum(int(line.split()[1]) for line in status if line.startswith(("RssAnon:", "RssShmem:")))
 
 
-class MemoryWatch:
-    """How much more than at its start this process held at most, looked at every 2 ms."""
+class PeakMemory:
+    """Measures the largest increase of this process's resident memory since construction, by polling every 2 ms."""
 
     def __init__(self):
-        self.before, self.most, self.over = held_bytes(), 0, False
+        self.before, self.peak, self.stopped = resident_bytes(), 0, False
         self.thread = threading.Thread(target=self.watch)
         self.thread.start()
 
     def watch(self):
-        while not self.over:
-            self.most = max(self.most, held_bytes())
+        while not self.stopped:
+            self.peak = max(self.peak, resident_bytes())
             time.sleep(0.002)
-        self.most = max(self.most, held_bytes())
+        self.peak = max(self.peak, resident_bytes())
 
     def stop(self):
-        self.over = True
+        self.stopped = True
         self.thread.join()
-        return self.most - self.before
+        return self.peak - self.before
 
 
 def timed(action):
     dist.barrier()
-    memory = MemoryWatch()
+    memory = PeakMemory()
     begin = time.perf_counter()
     result = action()
     seconds = time.perf_counter() - begin
@@ -92,7 +94,7 @@ def make_worker(rank, ranks):
             state.clear()
             state.update(make_state(rank, ranks, request["weights"]))
             return {"bytes": sum(value.numel() * 4 for value in state.values())}
-        folder = request["folder"] + "/theirs"
+        folder = request["folder"] + "/peer"
         if request["op"] == "save":
             if rank == 0:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -112,7 +114,7 @@ def make_worker(rank, ranks):
     return work
 
 
-def joined(request, results):
+def join_results(request, results):
     if request["op"] == "state":
         return results[0]
     return {"seconds": max(r["seconds"] for r in results), "extra_bytes": max(r["extra_bytes"] for r in results),
@@ -120,4 +122,4 @@ def joined(request, results):
 
 
 if __name__ == "__main__":
-    local_ranks.serve(int(sys.argv[1]), make_worker, (), joined)
+    local_ranks.serve(int(sys.argv[1]), make_worker, (), join_results)

@@ -2,8 +2,9 @@
 
     collectives.py RANKS
 
-Answers each request line {"op": NAME, "count": FLOATS, "calls": N} with {"seconds": S}, the mean time of a call on the
-slowest rank, and with "verify": true with {"right": BOOL}. op is all_reduce, all_gather or reduce_scatter.
+A request is {"op": NAME, "count": FLOATS, "calls": N}. NAME is all_reduce, all_gather or reduce_scatter. The answer is
+{"seconds": S}, the mean time of a call on the slowest rank. With "verify": true the answer is {"right": BOOL}, whether
+a call gives the correct result.
 """
 
 import sys
@@ -57,9 +58,9 @@ def make_worker(rank, ranks):
     return work
 
 
-def joined(request, results):
+def join_results(request, results):
     return {"right": all(results)} if request.get("verify") else {"seconds": max(results)}
 
 
 if __name__ == "__main__":
-    local_ranks.serve(int(sys.argv[1]), make_worker, (), joined)
+    local_ranks.serve(int(sys.argv[1]), make_worker, (), join_results)

@@ -2,9 +2,10 @@
 
     dispatch.py RANKS
 
-Gloo. Answers each request line {"op": NAME, "calls": N, "miss": BOOL} with {"us": U, "check": C}: the microseconds that a DTensor
-adds to one call, and a weighted sum of the result. "miss" gives every call a shape that was not seen before. Of
-"slice of a mesh": those that mesh["rows"] takes, and its size.
+A request is {"op": NAME, "calls": N, "miss": BOOL}, where "miss" gives every call a new shape, so that DTensor's
+dispatch cache misses. The answer is {"us": U, "check": C}: the microseconds that a DTensor adds to one call, and a
+weighted sum of the result. For the operation "DeviceMesh slice", U is the time of mesh["rows"], and C is the size of
+the slice. The backend is Gloo.
 """
 
 import sys
@@ -55,7 +56,7 @@ def forward_backward(a, b):
     return a.grad
 
 
-# name: inputs, which of them are replicated, the operation, whether it takes gradients
+# name: (function that makes the inputs, whether each input is replicated, the operation, whether it runs backward)
 OPS = {
     "add": (two, (False, False), lambda a, b: torch.add(a, b), False),
     "relu": (one, (False,), lambda a: torch.relu(a), False),
@@ -75,14 +76,14 @@ OPS = {
 }
 
 
-def plain(op, rows):
+def plain_inputs(op, rows):
     inputs, _, _, gradients = OPS[op]
     return [x.requires_grad_(gradients and x.is_floating_point()) for x in inputs(rows)]
 
 
-def spread(op, rows, mesh):
-    placements = [Replicate() if whole else Shard(0) for whole in OPS[op][1]]
-    return [distribute_tensor(x, mesh, [p], src_data_rank=None) for x, p in zip(plain(op, rows), placements)]
+def dtensor_inputs(op, rows, mesh):
+    placements = [Replicate() if replicated else Shard(0) for replicated in OPS[op][1]]
+    return [distribute_tensor(x, mesh, [p], src_data_rank=None) for x, p in zip(plain_inputs(op, rows), placements)]
 
 
 def seconds_of(run, inputs, calls=1):
@@ -92,56 +93,56 @@ def seconds_of(run, inputs, calls=1):
     return time.perf_counter() - begin
 
 
-def added_on_hits(op, mesh, calls):
+def hit_overhead(op, mesh, calls):
     blocks, rows, run = 20, 2 * mesh.size(), OPS[op][2]
-    part, whole = spread(op, rows, mesh), plain(op, rows // mesh.size())
-    run(*part)
+    sharded, plain = dtensor_inputs(op, rows, mesh), plain_inputs(op, rows // mesh.size())
+    run(*sharded)
     each = calls // blocks
-    return median(seconds_of(run, part, each) - seconds_of(run, whole, each) for _ in range(blocks)) * 1e6 / each
+    return median(seconds_of(run, sharded, each) - seconds_of(run, plain, each) for _ in range(blocks)) * 1e6 / each
 
 
-def added_on_misses(op, mesh, calls, first):
+def miss_overhead(op, mesh, calls, first):
     with_dtensor, without = [], []
     for i in range(calls):
         rows = first + (i + 1) * mesh.size()
-        part, whole = spread(op, rows, mesh), plain(op, rows // mesh.size())
-        with_dtensor.append(seconds_of(OPS[op][2], part))
-        without.append(seconds_of(OPS[op][2], whole))
+        sharded, plain = dtensor_inputs(op, rows, mesh), plain_inputs(op, rows // mesh.size())
+        with_dtensor.append(seconds_of(OPS[op][2], sharded))
+        without.append(seconds_of(OPS[op][2], plain))
     return (median(with_dtensor) - median(without)) * 1e6
 
 
-def time_of_slices(mesh, calls):
+def slice_time(mesh, calls):
     blocks, each = 20, calls // 20
     return median(seconds_of(lambda: mesh["rows"], (), each) for _ in range(blocks)) * 1e6 / each
 
 
 def make_worker(_, ranks):
     mesh = dist.init_device_mesh("cpu", (ranks,))
-    wide = dist.init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("rows", "columns"))
-    next_rows = {}  # of each operation, so that shapes stay small
+    mesh_2d = dist.init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("rows", "columns"))
+    next_rows = {}  # next new number of rows, per operation, so that shapes stay small
 
     def work(request):
         op, calls = request["op"], request["calls"]
-        if op == "slice of a mesh":
-            return time_of_slices(wide, calls), wide["rows"].size()
+        if op == "DeviceMesh slice":
+            return slice_time(mesh_2d, calls), mesh_2d["rows"].size()
         with torch.set_grad_enabled(OPS[op][3]):
             dist.barrier()
             if request["miss"]:
                 rows = next_rows.setdefault(op, 64)
-                us = added_on_misses(op, mesh, calls, rows)
+                us = miss_overhead(op, mesh, calls, rows)
                 next_rows[op] = rows + calls * ranks
             else:
-                us = added_on_hits(op, mesh, calls)
-            result = OPS[op][2](*spread(op, 2 * ranks, mesh)).full_tensor().detach().double().flatten()
+                us = hit_overhead(op, mesh, calls)
+            result = OPS[op][2](*dtensor_inputs(op, 2 * ranks, mesh)).full_tensor().detach().double().flatten()
         return us, result.dot(torch.arange(1, result.numel() + 1, dtype=torch.float64)).item()
 
     return work
 
 
-def joined(_, results):
+def join_results(_, results):
     us, check = results[0]
     return {"us": us, "check": check}
 
 
 if __name__ == "__main__":
-    local_ranks.serve(int(sys.argv[1]), make_worker, (), joined)
+    local_ranks.serve(int(sys.argv[1]), make_worker, (), join_results)

@@ -1,9 +1,9 @@
-"""What PyTorch's FSDP2 adds to a step of many small parameters: the peer of bench/fsdp_bench.cc.
+"""Host time that PyTorch's FSDP2 adds to a step with many small parameters: the peer of bench/fsdp_bench.cc.
 
     fsdp.py RANKS
 
-Answers each request on stdin, {"steps": N}, with {"us": median microseconds that sharding adds for each parameter to a
-forward and backward, "check": the sum of the first parameter's gradient}.
+Answers each request {"steps": N} on stdin with {"us": U, "check": C}: the median microseconds per parameter that
+sharding adds to a forward and backward, and the sum of the first parameter's gradient.
 """
 
 import sys
@@ -15,14 +15,14 @@ import torch.distributed as dist
 
 import local_ranks
 
-BLOCKS, OF_BLOCK, WIDTH = 16, 8, 4
+BLOCKS, BLOCK_PARAMETERS, WIDTH = 16, 8, 4
 
 
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
         small = (torch.arange(WIDTH * WIDTH, dtype=torch.float32) * 7 % 16 - 8).div(800).view(WIDTH, WIDTH)
-        self.weights = torch.nn.ParameterList([torch.eye(WIDTH) + small for _ in range(OF_BLOCK)])
+        self.weights = torch.nn.ParameterList([torch.eye(WIDTH) + small for _ in range(BLOCK_PARAMETERS)])
 
     def forward(self, x):
         for weight in self.weights:
@@ -57,15 +57,15 @@ def make_worker(rank, ranks):
         sharded.zero_grad()
         dist.barrier()
         added = [seconds_of(step, sharded, x) - seconds_of(step, plain, x) for _ in range(request["steps"])]
-        return median(added) * 1e6 / (BLOCKS * OF_BLOCK), check
+        return median(added) * 1e6 / (BLOCKS * BLOCK_PARAMETERS), check
 
     return work
 
 
-def joined(_, results):
+def join_results(_, results):
     us, check = results[0]
     return {"us": us, "check": check}
 
 
 if __name__ == "__main__":
-    local_ranks.serve(int(sys.argv[1]), make_worker, (), joined)
+    local_ranks.serve(int(sys.argv[1]), make_worker, (), join_results)

@@ -2,11 +2,12 @@
 
     layout_step.py MODEL_DIR RANKS ROWS LENGTH SCHEDULE|dp MICRO_BATCHES
 
-Reads one request a line on stdin, {"steps": N}, and answers one line: {"seconds": S, "loss": L, "peak_bytes": [a rank]}.
-The ranks together train on ROWS x LENGTH tokens a step with AdamW (fused), clipping at 1.0, fp32. SCHEDULE is one of
-torch.distributed.pipelining (1F1B, Interleaved1F1B, ...): transformers' layers as stages, one a rank, or two where the
-schedule wants several. dp: the model under FSDP2, each rank with its share of the rows. Tokens are
-(7919 * index) modulo the vocabulary, as in the other half.
+Answers each request line {"steps": N} on stdin with the line {"seconds": S, "loss": L, "peak_bytes": [ONE PER RANK]}.
+The ranks together train on ROWS x LENGTH tokens per step in fp32, with fused AdamW and gradient clipping at 1.0.
+
+SCHEDULE is a schedule of torch.distributed.pipelining (1F1B, Interleaved1F1B, ...). The stages are transformers'
+layers: one stage per rank, or two for schedules with several stages per rank. dp is the model under FSDP2, where each
+rank has its share of the rows. Tokens are (7919 * index) modulo the vocabulary size, as in our ranks.
 """
 
 import os
@@ -18,11 +19,11 @@ import torch.distributed as dist
 
 import local_ranks
 import train_step
-from train_step import adamw, joined, peak_bytes
+from train_step import adamw, join_results, peak_bytes
 
 
 class Stage(torch.nn.Module):
-    """Layers [first, end) of a Llama, behind the embedding if they are the first and before norm and head if the last."""
+    """Layers [first, end) of a Llama. The first stage also has the embedding, and the last the norm and the head."""
 
     def __init__(self, model, first, end):
         super().__init__()
@@ -57,18 +58,19 @@ def pipeline_worker(rank, ranks, model_dir, rows, length, schedule, micro_batche
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="sdpa")
-    kind = get_schedule_class(schedule)
-    several = issubclass(kind, PipelineScheduleMulti)
+    schedule_class = get_schedule_class(schedule)
+    several = issubclass(schedule_class, PipelineScheduleMulti)
     stages = ranks * (2 if several else 1)
     count = len(model.model.layers)
     firsts = [count * stage // stages for stage in range(stages + 1)]
     v_style = schedule in ("ZBVZeroBubble", "DualPipeV")
-    own = [rank] if not several else [rank, stages - 1 - rank] if v_style else [rank, rank + ranks]
-    parts = [PipelineStage(Stage(model, firsts[s], firsts[s + 1]), s, stages, torch.device("cpu")) for s in own]
+    stage_ids = [rank] if not several else [rank, stages - 1 - rank] if v_style else [rank, rank + ranks]
+    stage_modules = [PipelineStage(Stage(model, firsts[s], firsts[s + 1]), s, stages, torch.device("cpu"))
+                     for s in stage_ids]
     vocab = model.config.vocab_size
-    parameters = [p for part in parts for p in part.submod.parameters()]
+    parameters = [p for stage_module in stage_modules for p in stage_module.submod.parameters()]
     del model
-    schedule = kind(parts if several else parts[0], micro_batches, loss_fn=loss_of)
+    schedule = schedule_class(stage_modules if several else stage_modules[0], micro_batches, loss_fn=loss_of)
     optimizer = adamw(parameters)
     step = 0
 
@@ -80,8 +82,8 @@ def pipeline_worker(rank, ranks, model_dir, rows, length, schedule, micro_batche
             first = step * rows * length
             tokens = ((torch.arange(first, first + rows * length) * 7919) % vocab).view(rows, length)
             losses = []
-            inputs = (tokens,) if 0 in own else ()
-            if stages - 1 in own:
+            inputs = (tokens,) if 0 in stage_ids else ()
+            if stages - 1 in stage_ids:
                 labels = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
                 schedule.step(*inputs, target=labels, losses=losses)
             else:
@@ -97,13 +99,13 @@ def pipeline_worker(rank, ranks, model_dir, rows, length, schedule, micro_batche
     return work
 
 
-def make_worker(rank, ranks, model_dir, rows, length, how, micro_batches):
+def make_worker(rank, ranks, model_dir, rows, length, layout, micro_batches):
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
-    if how == "dp":
+    if layout == "dp":
         return train_step.make_worker(rank, ranks, model_dir, rows // ranks, length)
-    return pipeline_worker(rank, ranks, model_dir, rows, length, how, micro_batches)
+    return pipeline_worker(rank, ranks, model_dir, rows, length, layout, micro_batches)
 
 
 if __name__ == "__main__":
-    model_dir, ranks, rows, length, how = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
-    local_ranks.serve(ranks, make_worker, (model_dir, rows, length, how, int(sys.argv[6])), joined)
+    model_dir, ranks, rows, length, layout = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
+    local_ranks.serve(ranks, make_worker, (model_dir, rows, length, layout, int(sys.argv[6])), join_results)

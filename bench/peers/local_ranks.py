@@ -1,4 +1,4 @@
-"""Gloo ranks of this machine that answer requests: what the peers of several ranks share."""
+"""Runs local Gloo ranks that answer requests. The peers with several ranks use this module."""
 
 import json
 import multiprocessing
@@ -22,10 +22,12 @@ def _rank_main(make_worker, arguments, rank, ranks, store, requests, answers):
     dist.destroy_process_group()
 
 
-def serve(ranks, make_worker, arguments, joined):
-    """Each rank calls work = make_worker(rank, ranks, *arguments), a function of a module, within a default process group
-    and on one thread, then result = work(request) for each JSON line on stdin. Prints joined(request, results by rank) as
-    one JSON line for each, until stdin ends."""
+def serve(ranks, make_worker, arguments, join_results):
+    """Answers each JSON line on stdin with one JSON line, until stdin ends.
+
+    Starts `ranks` processes with one thread each and a default process group. Each calls
+    work = make_worker(rank, ranks, *arguments) once, and work(request) for each request. The answer is
+    join_results(request, [result of each rank]). make_worker must be a function of a module, because it is pickled."""
     context = multiprocessing.get_context("spawn")
     requests, answers = [context.Queue() for _ in range(ranks)], context.Queue()
     with tempfile.TemporaryDirectory() as folder:
@@ -38,7 +40,7 @@ def serve(ranks, make_worker, arguments, joined):
             for queue in requests:
                 queue.put(request)
             results = dict(answers.get() for _ in range(ranks))
-            print(json.dumps(joined(request, [results[rank] for rank in range(ranks)])), flush=True)
+            print(json.dumps(join_results(request, [results[rank] for rank in range(ranks)])), flush=True)
         for queue in requests:
             queue.put(None)
         for process in processes:

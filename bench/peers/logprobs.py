@@ -2,9 +2,11 @@
 
     logprobs.py RANKS DTYPE
 
-Reads one request a line on stdin, {"steps": 1}, and answers one line: {"seconds", "sum", "square", "beyond_bytes"}. The
-formula is the unchunked one of NeMo RL's model_utils: logits in float32, log-softmax over the ranks, gather, and the
-softmax kept for the backward pass. Element (t, v) of the logits is ((t V + v) 7919 mod 10007) / 1000 - 5.
+Answers each request line {"steps": 1} on stdin with {"seconds", "sum", "square", "extra_bytes"}: the time, the sum of
+the log-probs, the sum of the squared gradients, and the peak memory beyond the logits and their gradient. The method is
+the unchunked one of NeMo RL's model_utils: logits in float32, log-softmax over the ranks, gather, and the softmax saved
+for backward. Element (t, v) of the logits is ((t V + v) 7919 mod 10007) / 1000 - 5, where V is the size of the
+vocabulary.
 """
 
 import sys
@@ -21,26 +23,26 @@ ROWS, LENGTH, VOCABULARY = 2, 1024, 151936
 class DistributedLogprob(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, target, start, end):
-        elsewhere = (target < start) | (target >= end)
-        place = (target - start).masked_fill(elsewhere, 0)
+        not_local = (target < start) | (target >= end)
+        column = (target - start).masked_fill(not_local, 0)
         logits = logits.float()
-        most = logits.amax(-1, keepdim=True)
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        logits = logits - most
+        maximum = logits.amax(-1, keepdim=True)
+        dist.all_reduce(maximum, dist.ReduceOp.MAX)
+        logits = logits - maximum
         total = logits.exp().sum(-1, keepdim=True)
         dist.all_reduce(total)
         logprobs = logits - total.log()
-        found = logprobs.gather(-1, place.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0)
+        found = logprobs.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill(not_local, 0)
         dist.all_reduce(found)
-        ctx.save_for_backward(logprobs.exp(), elsewhere, place)
+        ctx.save_for_backward(logprobs.exp(), not_local, column)
         return found
 
     @staticmethod
     def backward(ctx, grad):
-        softmax, elsewhere, place = ctx.saved_tensors
+        softmax, not_local, column = ctx.saved_tensors
         grad = grad.unsqueeze(-1)
         result = -softmax * grad
-        result.scatter_add_(-1, place.unsqueeze(-1), grad * (~elsewhere).unsqueeze(-1))
+        result.scatter_add_(-1, column.unsqueeze(-1), grad * (~not_local).unsqueeze(-1))
         return result, None, None, None
 
 
@@ -62,7 +64,7 @@ def make_worker(rank, ranks, dtype):
     def work(_):
         logits.grad = None
         with open("/proc/self/clear_refs", "w") as peak:
-            peak.write("5")  # it starts anew
+            peak.write("5")  # resets VmHWM, the peak
         before = memory_of("VmRSS")
         dist.barrier()
         begin = time.perf_counter()
@@ -70,17 +72,17 @@ def make_worker(rank, ranks, dtype):
         logprobs.sum().backward()
         total = logprobs.double().sum().item()
         seconds = time.perf_counter() - begin
-        beyond = memory_of("VmHWM") - before - logits.numel() * logits.itemsize
+        extra_bytes = memory_of("VmHWM") - before - logits.numel() * logits.itemsize
         square = sum(row.float().square().sum().item() for row in logits.grad.flatten(0, 1))
-        return seconds, total, square, beyond
+        return seconds, total, square, extra_bytes
 
     return work
 
 
-def joined(_, results):
+def join_results(_, results):
     return {"seconds": max(each[0] for each in results), "sum": results[0][1],
-            "square": sum(each[2] for each in results), "beyond_bytes": max(each[3] for each in results)}
+            "square": sum(each[2] for each in results), "extra_bytes": max(each[3] for each in results)}
 
 
 if __name__ == "__main__":
-    local_ranks.serve(int(sys.argv[1]), make_worker, (sys.argv[2],), joined)
+    local_ranks.serve(int(sys.argv[1]), make_worker, (sys.argv[2],), join_results)

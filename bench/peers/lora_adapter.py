@@ -1,6 +1,8 @@
-"""A PEFT adapter of all linear layers, rank 16, with values of its own in both factors: lora_adapter.py MODEL_DIR OUT_DIR.
+"""Writes a PEFT LoRA adapter of rank 16 for all linear layers, with random values in both factors.
 
-Writes it at the first line on stdin, and answers {"done": true}.
+    lora_adapter.py MODEL_DIR OUT_DIR
+
+Waits for a line on stdin, writes the adapter, and answers {"done": true}.
 """
 
 import json

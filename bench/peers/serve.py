@@ -1,12 +1,16 @@
-"""A server of a GGUF file and clients of it: both halves of bench/serve_bench.cc.
+"""Starts a server for a GGUF file and sends it requests. bench/serve_bench.cc runs it for `tessera serve` and for the
+peer.
 
     serve.py tessera MODEL.gguf DTYPE      `tessera serve` (TESSERA_PROGRAM); DTYPE: its --dtype, or "" for its default
-    serve.py llama.cpp MODEL.gguf CLIENTS  llama.cpp's server, in the wheel xllamacpp, with a slot for each of CLIENTS
+    serve.py llama.cpp MODEL.gguf CLIENTS  llama.cpp's server, from the wheel xllamacpp, with one slot per client
 
-Answers each line {"prompts": [TEXT], "new": N}: a client for each prompt asks for N greedy tokens, all at once, over
-HTTP. {"seconds": from the first request to the last answer, "delay": the mean of a client's, "texts": [TEXT]}.
-With "hostile": FILE, other clients are there meanwhile: 256 connections that send nothing, and one for each line
-{"path": PATH, "body": OBJECT} of FILE that sends this and does not read the answer.
+A request is {"prompts": [TEXT], "new": N}. One client per prompt asks for N greedy tokens over HTTP, all at the same
+time. The answer is {"seconds": from the first request to the last answer, "delay": mean latency of a client, "texts":
+[TEXT]}.
+
+With "hostile": FILE, hostile clients are connected during the request: 256 connections that send nothing, and one
+connection for each line {"path": PATH, "body": OBJECT} of FILE, which sends this HTTP request and does not read the
+response.
 """
 
 import concurrent.futures
@@ -49,8 +53,8 @@ def llama_cpp(model, clients):
     return server, int(server.listening_address.rsplit(":", 1)[1].strip("/"))
 
 
-class Hostile:
-    """Comes again whenever a connection was answered or shut."""
+class HostileClients:
+    """Opens a connection again when the server has answered or closed it."""
 
     def __init__(self, port, file):
         self.texts = [b""] * 256
@@ -59,12 +63,12 @@ class Hostile:
             body = json.dumps(request["body"]).encode()
             head = f"POST {request['path']} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             self.texts.append(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        self.port, self.ending, self.there = port, threading.Event(), threading.Event()
+        self.port, self.stopping, self.connected = port, threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self.work)
 
     def work(self):
         sockets = [None] * len(self.texts)
-        while not self.ending.is_set():
+        while not self.stopping.is_set():
             for i, text in enumerate(self.texts):
                 if sockets[i] is None or select.select([sockets[i]], [], [], 0)[0]:
                     if sockets[i] is not None:
@@ -73,18 +77,18 @@ class Hostile:
                     try:
                         sockets[i].sendall(text)
                     except OSError:
-                        pass  # refused already
-            self.there.set()
-            self.ending.wait(0.05)
+                        pass  # the server has closed the connection
+            self.connected.set()
+            self.stopping.wait(0.05)
         for each in sockets:
             each.close()
 
     def __enter__(self):
         self.thread.start()
-        self.there.wait()
+        self.connected.wait()
 
     def __exit__(self, *_):
-        self.ending.set()
+        self.stopping.set()
         self.thread.join()
 
 
@@ -103,8 +107,8 @@ def complete(port, prompt, new):
 
 def answer(line, port):
     request = json.loads(line)
-    beside = Hostile(port, request["hostile"]) if request.get("hostile") else contextlib.nullcontext()
-    with beside, concurrent.futures.ThreadPoolExecutor(len(request["prompts"])) as pool:
+    hostile_clients = HostileClients(port, request["hostile"]) if request.get("hostile") else contextlib.nullcontext()
+    with hostile_clients, concurrent.futures.ThreadPoolExecutor(len(request["prompts"])) as pool:
         begin = time.perf_counter()
         answers = list(pool.map(lambda prompt: complete(port, prompt, request["new"]), request["prompts"]))
         seconds = time.perf_counter() - begin
@@ -113,13 +117,13 @@ def answer(line, port):
 
 
 def main():
-    kind, model, how = sys.argv[1:4]
-    server, port = tessera(model, how) if kind == "tessera" else llama_cpp(model, how)
+    server_kind, model, option = sys.argv[1:4]
+    server, port = tessera(model, option) if server_kind == "tessera" else llama_cpp(model, option)
     try:
         for line in sys.stdin:
             print(json.dumps(answer(line, port)), flush=True)
     finally:
-        if kind == "tessera":
+        if server_kind == "tessera":
             server.terminate()
             server.wait()
 

@@ -1,4 +1,4 @@
-"""Writes the small Llama of all benchmarks with random weights: small_llama.py OUT_DIR."""
+"""Writes the small Llama of the benchmarks, with random weights: small_llama.py OUT_DIR."""
 
 import sys
 

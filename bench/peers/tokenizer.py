@@ -2,9 +2,9 @@
 
     tokenizer.py TOKENIZER_JSON TEXT_FILE BYTES
 
-Answers each request line {"lines": BOOL, "hash": BOOL}: encodes the first BYTES of the text, as lines or as one string, and
-says {"seconds": S}, with {"tokens", "hash"} of all ids when asked. Its fastest calls are used: the batch call without
-offsets for lines, the better of the single and the batch call for one string.
+A request is {"lines": BOOL, "hash": BOOL}. The script encodes the first BYTES of the text, as separate lines or as one
+string. The answer is {"seconds": S}, with "hash" also {"tokens": COUNT, "hash": of all ids}. The fastest functions of
+the library are used: for lines encode_batch_fast, and for one string the faster of encode and encode_batch_fast.
 """
 
 import json
@@ -15,7 +15,7 @@ import time
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["RAYON_NUM_THREADS"] = "1"
 
-from tokenizers import Tokenizer  # noqa: E402  (reads the variables above)
+from tokenizers import Tokenizer  # noqa: E402  (reads the two environment variables at import)
 
 
 def timed(call):

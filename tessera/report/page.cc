@@ -101,7 +101,7 @@ std::string page_around(std::string_view data) {
   const auto& parts = page_parts();
   TESSERA_CHECK(!parts.chart_script.empty(), ErrorKind::kConfig,
                 "[report.page] this program was built without uPlot, which draws the charts. Build it where npm can "
-                "fetch the package (./dev setup).");
+                "fetch the package (./dev build).");
   std::string page(parts.html);
   // The data is inserted last: it holds text of users, and a text such as "/*STYLE*/" in it must not be replaced.
   replace_mark(page, "/*CHART STYLE*/", parts.chart_style);

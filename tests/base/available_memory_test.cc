@@ -31,7 +31,7 @@ class Machine {
 
 const std::string kVersion2Mount = "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
 
-TEST(AvailableMemory, WithoutGroupsIsTheMachines) {
+TEST(AvailableMemory, WithoutCgroupsIsTheMachinesMemory) {
   const Machine machine;
   const auto room = machine.read();
   EXPECT_EQ(room.machine_bytes, 16 * kGiB);
@@ -40,7 +40,7 @@ TEST(AvailableMemory, WithoutGroupsIsTheMachines) {
   EXPECT_EQ(room.available_bytes(), 12 * kGiB);
 }
 
-TEST(AvailableMemory, TheLeastLimitOfAGroupAndItsParentsCounts) {
+TEST(AvailableMemory, SmallestLimitOfACgroupAndItsParentsApplies) {
   const Machine machine;
   machine.mount(kVersion2Mount, "0::/kubepods.slice/pod/box\n");
   const std::string pod = "sys/fs/cgroup/kubepods.slice/pod/";
@@ -60,7 +60,7 @@ TEST(AvailableMemory, TheLeastLimitOfAGroupAndItsParentsCounts) {
   EXPECT_EQ(machine.read().limit_bytes, 3 * kGiB) << "a limit beyond the machine's memory is none";
 }
 
-TEST(AvailableMemory, AContainerThatSeesItsOwnGroupAtTheMountPointIsLimitedByIt) {
+TEST(AvailableMemory, CgroupAtTheMountPointOfAContainerLimitsIt) {
   const Machine machine;
   for (const char* group : {"0::/\n", "0::/docker/1234\n", "0::/../..\n"}) {
     machine.mount(kVersion2Mount, group);
@@ -69,7 +69,7 @@ TEST(AvailableMemory, AContainerThatSeesItsOwnGroupAtTheMountPointIsLimitedByIt)
   }
 }
 
-TEST(AvailableMemory, GroupsOfVersion1AreReadWhereTheirControllerIsMounted) {
+TEST(AvailableMemory, CgroupV1IsReadAtTheMountPointOfItsController) {
   const Machine machine;
   const std::string mounts =
       "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
@@ -92,7 +92,7 @@ TEST(AvailableMemory, GroupsOfVersion1AreReadWhereTheirControllerIsMounted) {
   EXPECT_EQ(machine.read().total_bytes(), kGiB) << "another group of a name that begins so";
 }
 
-TEST(AvailableMemory, OfThisMachineIsFound) {
+TEST(AvailableMemory, ReadsThisMachinesMemory) {
   const auto room = read_available_memory();
   EXPECT_GT(room.total_bytes(), int64_t{1} << 28);
   EXPECT_GT(room.available_bytes(), 0);

@@ -17,7 +17,7 @@ TEST(Error, KindsMapToDocumentedExitCodes) {
   EXPECT_EQ(Error(ErrorKind::kInternal, "").exit_code(), 1);
 }
 
-TEST(Error, MemoryExhaustionIsFiveWhoeverThrowsIt) {
+TEST(Error, OutOfMemoryHasExitCodeFiveForEveryExceptionType) {
   EXPECT_EQ(exit_code_for(std::bad_alloc()), 5);
   EXPECT_EQ(exit_code_for(std::runtime_error("DefaultCPUAllocator: can't allocate memory: you tried")), 5);
   EXPECT_EQ(exit_code_for(std::runtime_error("anything else")), 1);

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-TEST(File, PublishedContentReadsBackByReadAndByMap) {
+TEST(File, PublishedContentIsReadBackByReadAndByMap) {
   testing::TempFolder folder;
   publish_file(folder / "a", "first");
   publish_file(folder / "a", "second\n");

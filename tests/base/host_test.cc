@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-TEST(Host, CoresAreThoseOfTheAffinityNotOfTheMachine) {
+TEST(Host, CoresFollowTheAffinityMask) {
   std::thread([] {  // affinity is per thread
     const std::string before = core_mask();
     cpu_set_t one;
@@ -27,7 +27,7 @@ TEST(Host, CoresAreThoseOfTheAffinityNotOfTheMachine) {
       .join();
 }
 
-TEST(Host, MasksOfUnlikeLengthAreUnited) {
+TEST(Host, UnionOfCoreMasksSupportsDifferentLengths) {
   EXPECT_EQ(union_of_core_masks("1", "0008"), "1008");
   EXPECT_EQ(union_of_core_masks("0008", "1"), "1008");
   EXPECT_EQ(union_of_core_masks("c5", "3a"), "ff");
@@ -41,7 +41,7 @@ TEST(Host, IdentitiesAreOneLine) {
   EXPECT_EQ(host_identity(), host_identity());
 }
 
-TEST(Host, ProcessorsOfOneNameAreToldApart) {
+TEST(Host, ProcessorModelIncludesFamilyAndModel) {
   std::ifstream cpuinfo("/proc/cpuinfo");
   std::string text(std::istreambuf_iterator<char>(cpuinfo), {});
   const std::string processor = processor_model();

@@ -35,7 +35,7 @@ std::string refused(const std::string& text, const JsonLimits& limits = {}) {
   return message_of([&] { parse_json(text, "[t] f", limits); });
 }
 
-TEST(ParseJson, GivesWhatNlohmannGives) {
+TEST(ParseJson, MatchesNlohmann) {
   for (const char* text :
        {"null", "7", "-7", "1.5", "\"a\\u00e9\"", "[]", "{}", "[1,[2,{\"a\":[true,false,null]}],\"x\"]",
         "{\"b\":1,\"a\":{\"d\":[{}],\"c\":\"\"},\"e\":18446744073709551615}"}) {
@@ -44,7 +44,7 @@ TEST(ParseJson, GivesWhatNlohmannGives) {
   }
 }
 
-TEST(ParseJson, LastOfEqualKeysCountsInTheFirstOnesPlace) {
+TEST(ParseJson, DuplicateKeysKeepTheLastValueAtTheFirstPosition) {
   EXPECT_EQ(parse_json(R"({"a":1,"b":2,"a":[3],"c":4,"b":5,"a":6})", "t").dump(), R"({"a":6,"b":5,"c":4})");
 }
 
@@ -59,7 +59,7 @@ TEST(ParseJson, LimitsDepthBytesAndKeys) {
   EXPECT_THAT(refused(R"({"a":{"b":1},"c":1})", {.max_keys = 2}), HasSubstr("more than 2 keys"));
 }
 
-TEST(FindJsonSyntaxError, SaysWhereATextStopsBeingJson) {
+TEST(FindJsonSyntaxError, ReportsThePositionOfTheError) {
   EXPECT_FALSE(find_json_syntax_error(R"({"a": [1, 2, {}]})"));
   const auto syntax_error = find_json_syntax_error(R"({"a": 1 "b": 2})");
   ASSERT_TRUE(syntax_error);
@@ -70,7 +70,7 @@ TEST(FindJsonSyntaxError, SaysWhereATextStopsBeingJson) {
 }
 
 // Two files have a parser of their own with limits of their own, because they store a part of the document elsewhere.
-TEST(ParseJson, IsTheOnlyWayInWhichTheLibraryReadsJson) {
+TEST(ParseJson, IsTheOnlyJsonParserUsedInTheLibrary) {
   namespace fs = std::filesystem;
   const auto root = testing::source_folder() / "tessera";
   std::set<std::string> others;
@@ -110,7 +110,7 @@ TEST(ParseJson, SyntaxErrorsNameTheByteInOneCleanLine) {
               HasSubstr("is not a JSON object, but an array of 1"));
 }
 
-TEST(ParseJson, NumbersThatNothingHoldsKeepTheirDigits) {
+TEST(ParseJson, NumbersBeyond64BitsKeepTheirDigits) {
   const JsonLimits exact{.exact_numbers = true};
   const std::string text =
       R"({"a":12345678901234567890123,"b":[-99999999999999999999,1e400,-1E+999,"1e400 \\\" 7"],"c":{"1e400":0.5},)"
@@ -137,7 +137,7 @@ TEST(ParseJson, NumbersThatNothingHoldsKeepTheirDigits) {
   }
 }
 
-TEST(JsonReader, NumbersThatNothingHoldsAreNoIntegersAndHaveTheNearestDouble) {
+TEST(JsonReader, NumbersBeyond64BitsAreNoIntegersAndReadAsTheNearestDouble) {
   const Json json = parse_json(R"({"n":12345678901234567890123,"x":1e400})", "t", {.exact_numbers = true});
   const JsonReader top(json, "t");
   EXPECT_EQ(top.number("n", 0, -1e30, 1e30), 12345678901234567890123.0);
@@ -147,7 +147,7 @@ TEST(JsonReader, NumbersThatNothingHoldsAreNoIntegersAndHaveTheNearestDouble) {
 }
 
 // The readers of the members store no copies of the path of a deeply nested value.
-TEST(JsonReader, ReadersOfManyMembersFarInsideTakeLittleMemory) {
+TEST(JsonReader, ReadersOfManyDeeplyNestedMembersUseLittleMemory) {
   Json inner = Json::object();
   auto& members = inner.get_ref<Json::object_t&>();
   for (int i = 0; i < 1000; ++i) members.push_back({std::to_string(i), 1});
@@ -161,7 +161,7 @@ TEST(JsonReader, ReadersOfManyMembersFarInsideTakeLittleMemory) {
   EXPECT_EQ(all[1].second.name().substr(0, 6), "t: aaa");
 }
 
-TEST(JsonReader, ReadsMembersAndTakesNullForAbsent) {
+TEST(JsonReader, ReadsMembersAndTreatsNullAsAbsent) {
   const Json json =
       parse_json(R"({"n":3,"x":0.5,"s":"t","b":true,"null":null,"list":[1,2],"o":{"k":[{"deep":"yes"}]}})", "t");
   const JsonReader top(json, "t");
@@ -182,7 +182,7 @@ TEST(JsonReader, ReadsMembersAndTakesNullForAbsent) {
   EXPECT_EQ(top.members().size(), 7u);
 }
 
-TEST(JsonReader, ErrorsNamePathFoundAndWanted) {
+TEST(JsonReader, ErrorsNamePathFoundAndExpectedValue) {
   const Json json =
       parse_json(R"({"n":-3,"big":18446744073709551615,"x":1.5,"s":"\u001b[31m","o":{"k":[1,"two"]}})", "t");
   const JsonReader top(json, "[t] f", ErrorKind::kConfig);

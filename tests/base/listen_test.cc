@@ -44,7 +44,7 @@ bool connects(int port) {
   return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
 }
 
-TEST(Listen, ForThisHostAtTheAddressOnly) {
+TEST(Listen, ForThisHostBindsOnlyTheGivenAddress) {
   const ListeningSocket here = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
   EXPECT_EQ(bound_to(here), "127.0.0.1");
   EXPECT_GT(here.port, 0);
@@ -73,7 +73,7 @@ int in_own_network(const std::function<void()>& body) {
 
 // Other hosts cannot reach 127.0.1.1, and this host cannot bind 192.0.2.1, which is another host's address. In both
 // cases the socket listens on all interfaces.
-TEST(Listen, ForOtherHostsANameThatLeadsToLoopbackIsEverywhere) {
+TEST(Listen, ForOtherHostsANameThatResolvesToLoopbackBindsAllInterfaces) {
   const int outcome = in_own_network([] {
     for (const char* host : {"localhost", "127.0.1.1", "192.0.2.1"}) {
       SCOPED_TRACE(host);
@@ -93,7 +93,7 @@ TEST(Listen, ForOtherHostsANameThatLeadsToLoopbackIsEverywhere) {
   EXPECT_EQ(outcome, 0);
 }
 
-TEST(Listen, SaysWhyNot) {
+TEST(Listen, ErrorsNameTheReason) {
   const ListeningSocket here = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
   const auto error_of = [](const std::string& host, int port, ListenScope reach) -> std::string {
     try {

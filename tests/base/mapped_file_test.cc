@@ -36,14 +36,14 @@ void read_behind_the_end(const std::filesystem::path& path, bool reported) {
   static_cast<void>(*last);
 }
 
-TEST(MappedFileDeathTest, AFileThatIsCutWhileItIsMappedIsNamedWithTheExitCodeOfIo) {
+TEST(MappedFileDeathTest, FileTruncatedWhileMappedIsNamedWithTheIoExitCode) {
   const testing::TempFolder folder;
   const auto path = written(folder, 100'000);
   EXPECT_EXIT(read_behind_the_end(path, true), ::testing::ExitedWithCode(3),
               "weights.safetensors: became shorter while it was read");
 }
 
-TEST(MappedFileDeathTest, OtherBusErrorsStaySignals) {
+TEST(MappedFileDeathTest, OtherBusErrorsRemainSignals) {
   EXPECT_EXIT(
       {
         report_cut_files();

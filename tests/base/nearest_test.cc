@@ -17,14 +17,14 @@ TEST(Nearest, DistanceCountsEditsAndSwaps) {
   EXPECT_EQ(edit_distance("trian", "train"), 1u);
 }
 
-TEST(Nearest, FirstOfEqualsAndEmptyWithoutCandidates) {
+TEST(Nearest, PrefersTheFirstOfEqualCandidatesAndIsEmptyWithoutCandidates) {
   constexpr std::array<std::string_view, 3> kWords{"train", "brain", "drain"};
   EXPECT_EQ(nearest("rain", kWords), "train");
   EXPECT_EQ(nearest("drian", kWords), "drain");
   EXPECT_EQ(nearest("x", {}), "");
 }
 
-TEST(Nearest, HugeWordsAreCutNotRead) {
+TEST(Nearest, HugeWordsAreTruncated) {
   const std::string huge(1 << 20, 'a');
   EXPECT_EQ(edit_distance(huge, "a"), 63u);
 }

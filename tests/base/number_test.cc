@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-TEST(ParseNumber, TakesWhatIsANumberFromEndToEnd) {
+TEST(ParseNumber, AcceptsOnlyTextThatIsEntirelyANumber) {
   EXPECT_EQ(parse_number<int64_t>("-17"), -17);
   EXPECT_EQ(parse_number<double>("1e-3"), 1e-3);
   EXPECT_EQ(parse_number<uint8_t>("255"), 255);

@@ -6,7 +6,7 @@
 namespace tessera {
 namespace {
 
-TEST(Quote, PrintableTextStaysAndTheRestIsSpelled) {
+TEST(Quote, PrintableTextIsKeptAndTheRestIsEscaped) {
   EXPECT_EQ(quote("model.layers.0"), "'model.layers.0'");
   EXPECT_EQ(quote("häl \u4f60\u597d \U0001f600 \u2581"), "'häl \u4f60\u597d \U0001f600 \u2581'");
   EXPECT_EQ(escape("a\nb\r\tc\x1b[31m\x7f"), "a\\nb\\r\\tc\\x1b[31m\\x7f");
@@ -14,7 +14,7 @@ TEST(Quote, PrintableTextStaysAndTheRestIsSpelled) {
   EXPECT_EQ(escape("\u0085\u202egpj\u200b\u2028\U000e0041"), "\\x85\\u202egpj\\u200b\\u2028\\U000e0041");
 }
 
-TEST(Quote, BytesThatAreNoUtf8AreSpelled) {
+TEST(Quote, InvalidUtf8IsEscaped) {
   EXPECT_EQ(escape("\xff"
                    "a\xc3"),
             "\\xffa\\xc3");
@@ -22,14 +22,14 @@ TEST(Quote, BytesThatAreNoUtf8AreSpelled) {
   EXPECT_EQ(escape("\xc0\x80\xe0\x80\x80\xf5\x80\x80\x80"), "\\xc0\\x80\\xe0\\x80\\x80\\xf5\\x80\\x80\\x80");
 }
 
-TEST(Quote, LongTextIsCutBetweenCharacters) {
+TEST(Quote, LongTextIsTruncatedBetweenCharacters) {
   EXPECT_EQ(quote("abcdef", 3), "'abc...'");
   EXPECT_EQ(quote("abc", 3), "'abc'");
   EXPECT_EQ(quote("ab\u00e9", 3), "'ab...'");
   EXPECT_EQ(quote(std::string(1000, 'x')), "'" + std::string(120, 'x') + "...'");
 }
 
-TEST(TerminalText, ControlCharactersAreShownAndAllElseStays) {
+TEST(TerminalText, ControlCharactersAreEscapedAndTheRestIsKept) {
   EXPECT_EQ(escape_controls("two\nlines\tof \xC3\xA4, \xF0\x9F\x98\x80\xE2\x80\x8D\xE2\x99\x82"),
             "two\nlines\tof \xC3\xA4, \xF0\x9F\x98\x80\xE2\x80\x8D\xE2\x99\x82");
   EXPECT_EQ(escape_controls("\x1b]52;c;YQ==\x07"), "\\x1b]52;c;YQ==\\x07") << "would write to the clipboard";

@@ -18,7 +18,7 @@ namespace {
 using testing::error_of;
 using testing::TempFolder;
 
-TEST(StagedFolder, AppearsWholeOnPublishAndNotBefore) {
+TEST(StagedFolder, AppearsCompleteOnPublishAndNotBefore) {
   TempFolder folder;
   std::filesystem::create_directory(folder / "empty");
   for (const auto* name : {"new", "empty", "slash/", "deep/er"}) {
@@ -31,7 +31,7 @@ TEST(StagedFolder, AppearsWholeOnPublishAndNotBefore) {
   }
 }
 
-TEST(StagedFolder, DroppedLeavesNothingAndFullDestinationIsRefused) {
+TEST(StagedFolder, DestructorRemovesItAndNonEmptyDestinationIsRefused) {
   TempFolder folder;
   {
     StagedFolder staged(folder / "gone");
@@ -43,7 +43,7 @@ TEST(StagedFolder, DroppedLeavesNothingAndFullDestinationIsRefused) {
   EXPECT_THAT(error_of(ErrorKind::kIo, [&] { StagedFolder{folder.path()}; }), ::testing::HasSubstr("exists already"));
 }
 
-TEST(StagedFolder, DestinationThatFillsUpMeanwhileIsKept) {
+TEST(StagedFolder, DestinationThatIsFilledBeforePublishIsKept) {
   TempFolder folder;
   {
     StagedFolder staged(folder / "a");
@@ -70,7 +70,7 @@ TEST(StagedFile, ReplacesTheOldFileOnlyOnPublish) {
 
 // If the name of a staged file could be guessed, another user could put a link to some file there, or another writer
 // could use it.
-TEST(StagedFile, TakesNoNameThatIsThereAlready) {
+TEST(StagedFile, DoesNotUseExistingNames) {
   TempFolder folder;
   testing::write_bytes(folder / "victim", "precious");
   const auto guessed = (folder / "a").string() + ".tmp." + std::to_string(::getpid());
@@ -88,7 +88,7 @@ TEST(StagedFile, TakesNoNameThatIsThereAlready) {
   EXPECT_EQ(read_file(folder / ("b.tmp." + std::to_string(::getpid())) / "theirs"), "x");
 }
 
-TEST(StagedFile, ManyThreadsPublishOnePathAndEachReadSeesOneOfThemWhole) {
+TEST(StagedFile, ConcurrentPublishesOfOnePathAreAtomic) {
   TempFolder folder;
   const std::string contents[] = {std::string(40000, 'a'), std::string(50000, 'b'), std::string(60000, 'c')};
   publish_file(folder / "file", contents[0]);
@@ -109,7 +109,7 @@ TEST(StagedFile, ManyThreadsPublishOnePathAndEachReadSeesOneOfThemWhole) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);
 }
 
-TEST(StagedFile, StagesWhereItIsTold) {
+TEST(StagedFile, StagesInTheGivenFolder) {
   TempFolder folder;
   std::filesystem::create_directory(folder / "staging");
   StagedFile file(folder / "a", folder / "staging");

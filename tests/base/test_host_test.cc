@@ -53,7 +53,7 @@ class HostsOfATest {
     const auto file = folder_ / "said";
     fs::remove(file);
     const auto result = run_process({(program_.parent_path() / "run_test").string(), program_.string(),
-                                     "--gtest_filter=TestHost.RunsEachTestInAProcessOfItsOwn"},
+                                     "--gtest_filter=TestHost.RunsEachTestInASeparateProcess"},
                                     {.environment = {{"HOSTED_TEST", what},
                                                      {"HOSTED_TEST_FILE", file.string()},
                                                      {"TESSERA_TEST_HOSTS", hosted ? folder_.path().string() : ""}},
@@ -70,7 +70,7 @@ class HostsOfATest {
 
 bool is_there(pid_t process) { return ::kill(process, 0) == 0; }
 
-TEST(TestHost, RunsEachTestInAProcessOfItsOwn) {
+TEST(TestHost, RunsEachTestInASeparateProcess) {
   if (const char* what = std::getenv("HOSTED_TEST")) {
     act(what);
     return;
@@ -103,7 +103,7 @@ TEST(TestHost, RunsEachTestInAProcessOfItsOwn) {
   EXPECT_FALSE(is_there(killed.process));
 }
 
-TEST(TestHost, RequestsArriveAsTheyWere) {
+TEST(TestHost, RequestsArriveUnchanged) {
   const Request request{.folder = "/a b", .words = {"program", "", "--x=1"}, .environment = {"A=", "B=c\nd"}};
   const auto read = Request::parse(request.text());
   ASSERT_TRUE(read);

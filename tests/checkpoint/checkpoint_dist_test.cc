@@ -117,7 +117,7 @@ TEST(Checkpoint, KeepsTheNewestAndNamesItInLatest) {
   EXPECT_EQ(read_file(folder / "LATEST"), "step-00000005\n");
 }
 
-TEST(Checkpoint, WhatWasPublishedLastStaysWhateverItsStep) {
+TEST(Checkpoint, PruningKeepsTheLastPublishedCheckpointWhateverItsStep) {
   TempFolder folder;
   save(folder.path(), 1, false, 12);
   save(folder.path(), 1, false, 24);
@@ -128,7 +128,7 @@ TEST(Checkpoint, WhatWasPublishedLastStaysWhateverItsStep) {
   EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"LATEST", "step-00000003", "step-00000004"}));
 }
 
-TEST(Checkpoint, AStepThatIsThereIsNotOverwritten) {
+TEST(Checkpoint, AnExistingStepIsNotOverwritten) {
   TempFolder folder;
   save(folder.path(), 1, false, 5, 1);
   save(folder.path(), 1, false, 5, 2);
@@ -140,7 +140,7 @@ TEST(Checkpoint, AStepThatIsThereIsNotOverwritten) {
   EXPECT_EQ(step.item<double>(), 1);
 }
 
-TEST(Checkpoint, PruningTouchesOnlyWhatASaveWrote) {
+TEST(Checkpoint, PruningRemovesOnlyFilesOfSaves) {
   TempFolder folder;
   std::filesystem::create_directories(folder / "step-00000001");  // a folder that no save wrote
   publish_file(folder / "step-00000001" / "theirs", "x");
@@ -154,7 +154,7 @@ TEST(Checkpoint, PruningTouchesOnlyWhatASaveWrote) {
   EXPECT_EQ(read_file(folder / "step-00000002" / "notes.txt"), "x");
 }
 
-TEST(Checkpoint, AWriterRemovesWhatKilledSavesLeftAndNothingElse) {
+TEST(Checkpoint, AWriterRemovesOnlyFilesOfKilledSaves) {
   TempFolder folder;
   for (const char* name :
        {".step-00000007.0123456789abcdef.tmp", "step-00000008.tmp", "step-mine.tmp", ".mine.0123456789abcdef.tmp"}) {
@@ -167,7 +167,7 @@ TEST(Checkpoint, AWriterRemovesWhatKilledSavesLeftAndNothingElse) {
 }
 
 // A file that is a mount point cannot be removed, not even by root.
-TEST(Checkpoint, WhatCannotBePrunedFailsNoSave) {
+TEST(Checkpoint, AFailedPruneDoesNotFailTheSave) {
   TempFolder folder;
   save(folder.path(), 1, false, 1);
   const auto busy = folder / "step-00000001" / "__0_0.distcp";
@@ -188,7 +188,7 @@ TEST(Checkpoint, WhatCannotBePrunedFailsNoSave) {
   }
 }
 
-TEST(Checkpoint, OtherShapeOrMissingTensorIsFoundBeforeAnythingChanges) {
+TEST(Checkpoint, MismatchedOrMissingTensorsAreErrorsBeforeAnyChange) {
   TempFolder folder;
   save(folder.path(), 1, false);
   const auto checkpoint = Checkpoint::latest(folder.path());
@@ -201,7 +201,7 @@ TEST(Checkpoint, OtherShapeOrMissingTensorIsFoundBeforeAnythingChanges) {
   EXPECT_TRUE(at::equal(untouched, at::zeros({3})));
 }
 
-TEST(Checkpoint, DamageIsNamed) {
+TEST(Checkpoint, ErrorsNameTheDamagedFile) {
   TempFolder folder;
   save(folder.path(), 2, false);
   const auto file = folder / "step-00000005" / "__1_0.distcp";
@@ -222,7 +222,7 @@ TEST(Checkpoint, DamageIsNamed) {
 }
 
 // When a run resumes, one rank compares each file with its hash, and all ranks get the result.
-TEST(Checkpoint, EveryRankHearsOfDamageThatOneFinds) {
+TEST(Checkpoint, DamageFoundByOneRankIsAnErrorOnAllRanks) {
   TempFolder folder;
   save(folder.path(), 4, false);
   for (const int readers : {1, 2, 3}) {
@@ -242,7 +242,7 @@ TEST(Checkpoint, EveryRankHearsOfDamageThatOneFinds) {
 }
 
 // LATEST may change, or differ on another host, before the other ranks read it. Only rank 0's LATEST is used.
-TEST(Checkpoint, OneRankReadsLatestForAll) {
+TEST(Checkpoint, Rank0ReadsLatestForAllRanks) {
   TempFolder ours, theirs;
   save(ours.path(), 1, false, 7);
   std::filesystem::copy(ours / "step-00000007", theirs / "step-00000007");
@@ -323,7 +323,7 @@ std::string complaint(const std::filesystem::path& folder) {
   }
 }
 
-TEST(Checkpoint, TruncatedAnywhereOrWithOneByteChangedItIsRefusedByName) {
+TEST(Checkpoint, TruncatedOrCorruptFilesAreRefusedByName) {
   TempFolder folder;
   save(folder.path(), 2, false);
   const auto checkpoint = folder / "step-00000005";
@@ -350,7 +350,7 @@ TEST(Checkpoint, TruncatedAnywhereOrWithOneByteChangedItIsRefusedByName) {
   EXPECT_EQ(complaint(checkpoint), "");
 }
 
-TEST(Checkpoint, FailedSaveLeavesTheOlderCheckpointAndNothingHalfWritten) {
+TEST(Checkpoint, AFailedSaveKeepsTheOlderCheckpointAndLeavesNoPartialFiles) {
   TempFolder folder;
   save(folder.path(), 2, false);
   testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
@@ -365,7 +365,7 @@ TEST(Checkpoint, FailedSaveLeavesTheOlderCheckpointAndNothingHalfWritten) {
 }
 
 // The folder is its own file system, which is first full, then read-only.
-TEST(Checkpoint, AFullDiskAndAReadOnlyOneLeaveWhatWasPublished) {
+TEST(Checkpoint, FullAndReadOnlyDisksKeepThePublishedCheckpoint) {
   TempFolder temp;
   const auto folder = temp / "disk";
   std::filesystem::create_directories(folder);
@@ -392,7 +392,7 @@ TEST(Checkpoint, AFullDiskAndAReadOnlyOneLeaveWhatWasPublished) {
   ::umount2(folder.c_str(), MNT_DETACH);
 }
 
-TEST(Checkpoint, AFailedSaveIsKnownBeforeTheNextOne) {
+TEST(Checkpoint, AFailedSaveIsReportedBeforeTheNextSave) {
   TempFolder folder;
   testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
     CheckpointWriter writer({.folder = folder.path(), .world = world, .async = true});
@@ -424,7 +424,7 @@ TEST(Checkpoint, AFailedSaveIsKnownBeforeTheNextOne) {
   EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 3);
 }
 
-TEST(Checkpoint, TwoWritersOfOneWorldKeepApart) {
+TEST(Checkpoint, TwoWritersOfOneWorldAreIndependent) {
   TempFolder good, bad;
   testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
     CheckpointWriter first({.folder = good.path(), .world = world, .async = true});
@@ -476,7 +476,7 @@ std::unique_ptr<at::ObserverContext> delay_writer(const at::RecordFunction& call
   return nullptr;
 }
 
-TEST(Checkpoint, ARankMayWriteLongerThanACollectiveMayTake) {
+TEST(Checkpoint, WritingMayTakeLongerThanTheCollectiveTimeout) {
   TempFolder folder;
   const auto callback =
       at::addGlobalCallback(at::RecordFunctionCallback(&delay_writer).scopes({at::RecordScope::FUNCTION}));
@@ -498,9 +498,9 @@ TEST(Checkpoint, ARankMayWriteLongerThanACollectiveMayTake) {
   EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 2);
 }
 
-TESSERA_RANKS_TEST(Saves, LeaveNothingInStoreOrMemory, (3)) { expect_flat(world, 25, 4096); }
+TESSERA_RANKS_TEST(Saves, DoNotGrowStoreOrMemory, (3)) { expect_no_growth(world, 25, 4096); }
 
-TEST(Checkpoint, NoLatestMeansNone) {
+TEST(Checkpoint, LatestIsEmptyWithoutALatestFile) {
   TempFolder folder;
   EXPECT_FALSE(Checkpoint::latest(folder.path()));
 }

@@ -135,7 +135,7 @@ NamedTensors all_kinds(const MeshPtr& mesh) {
           {"optim.state.x.fp8", drawn({9}, at::kFloat, 2).to(at::kFloat8_e4m3fn)}};
 }
 
-TEST(DcpOracle, TorchReadsWhatWeWriteOnOneTwoAndFourRanks) {
+TEST(DcpOracle, TorchReadsOurCheckpointsOnOneTwoAndFourRanks) {
   const TempFolder folder;
   std::vector<std::string> arguments = {"read", "", (folder / "whole").string()};
   for (const auto& [ranks, dp] : {std::pair(1, 1), std::pair(4, 2)}) {

@@ -87,7 +87,7 @@ inline void save_until_killed(const std::shared_ptr<comm::World>& world, const K
 
 // Expects that every published checkpoint is complete and has the values of its step. Returns the step that LATEST
 // names, or 0 without LATEST.
-inline int64_t expect_whole(const fs::path& folder) {
+inline int64_t expect_complete(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (!fs::exists(entry.path() / "manifest.json") || entry.path().filename().string().starts_with(".")) continue;
     const auto checkpoint = Checkpoint::open(entry.path());
@@ -184,7 +184,7 @@ inline KilledSavesCount kill_saves(int kills, unsigned seed) {
     ++count.kills;
     count.of_all += start.all;
     count.inside_saves += staged_is_left(folder, users.names());
-    const int64_t latest = expect_whole(folder);
+    const int64_t latest = expect_complete(folder);
     EXPECT_GE(latest, std::max(published, last)) << "what was published is lost";
     last = latest;
     users.expect_untouched();
@@ -197,7 +197,7 @@ inline KilledSavesCount kill_saves(int kills, unsigned seed) {
     writer.save(last + 1, state, {{"step", last + 1}});
     writer.finish();
   });
-  EXPECT_EQ(expect_whole(folder), last + 1);
+  EXPECT_EQ(expect_complete(folder), last + 1);
   users.expect_untouched();
   auto expected = users.names();
   expected.insert("LATEST");

@@ -4,7 +4,7 @@
 namespace tessera {
 namespace {
 
-TEST(KilledSaves, LeaveWhatWasPublishedWhole) {
+TEST(KilledSaves, KeepPublishedCheckpointsComplete) {
   const unsigned seed = std::random_device{}();
   const auto count = kill_saves(20, seed);
   std::printf("seed %u: %d kills, %d of all ranks, %d inside a save\n", seed, count.kills, count.of_all,

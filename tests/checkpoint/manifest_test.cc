@@ -30,7 +30,7 @@ std::string error_of(const std::string& text) {
   return "no error";
 }
 
-TEST(Manifest, IsReadAsItWasWritten) {
+TEST(Manifest, RoundTrips) {
   const auto read = Manifest::parse(manifest("__0_0.distcp"), "m");
   EXPECT_EQ(read.step, 3);
   EXPECT_EQ(read.number, 7);
@@ -41,18 +41,18 @@ TEST(Manifest, IsReadAsItWasWritten) {
   EXPECT_EQ(Manifest::parse(read.dump(), "again").dump(), read.dump());
 }
 
-TEST(Manifest, NamesStayInsideTheFolder) {
+TEST(Manifest, NamesOutsideTheFolderAreRefused) {
   for (const char* name : {"", "..", "../x", "/etc/passwd", "a/b"}) {
     EXPECT_THAT(error_of(manifest(name)), HasSubstr("leaves the folder")) << name;
   }
 }
 
-TEST(Manifest, AnotherVersionIsNoDamage) {
+TEST(Manifest, AnotherVersionIsNotReportedAsDamage) {
   EXPECT_THAT(error_of(manifest("a", 1)), AllOf(HasSubstr("format version 1, this program reads version 2"),
                                                 HasSubstr("the program that wrote it"), Not(HasSubstr("damaged"))));
 }
 
-TEST(Manifest, HostileTextIsAnErrorThatATerminalCanShow) {
+TEST(Manifest, HostileTextIsAnErrorWithEscapedCharacters) {
   EXPECT_THAT(error_of(std::string(100'000, '[')), HasSubstr("nested deeper"));
   EXPECT_THAT(error_of(R"({"format":"tessera.checkpoint","version":)" + std::string(100'000, '[')),
               HasSubstr("nested"));

@@ -25,7 +25,7 @@ inline int64_t resident_kib() {
 }
 
 // Store and memory are measured after a fifth of the saves. The remaining saves may add `allowed_kib` to this process.
-inline void expect_flat(const std::shared_ptr<comm::World>& world, int saves, int64_t allowed_kib) {
+inline void expect_no_growth(const std::shared_ptr<comm::World>& world, int saves, int64_t allowed_kib) {
   static const testing::TempFolder folder;  // processes have one folder each; only the first rank's is used
   const auto path = std::filesystem::path(comm::broadcast_bytes(*world->group(), folder.path().string()));
   CheckpointWriter writer({.folder = path, .world = world, .keep_last = 1});

@@ -31,7 +31,7 @@ CheckpointContents saved_by_two(const std::filesystem::path& folder, const Named
   return contents;
 }
 
-TEST(RankSnapshot, EachTensorIsWrittenByOneRankAndTheWorkIsShared) {
+TEST(RankSnapshot, EachTensorIsWrittenByOneRankAndTheWorkIsBalanced) {
   const testing::TempFolder folder;
   const NamedTensors tensors = {{"w", at::rand({200, 30})},
                                 {"v", at::rand({100, 60})},
@@ -48,7 +48,7 @@ TEST(RankSnapshot, EachTensorIsWrittenByOneRankAndTheWorkIsShared) {
   EXPECT_EQ(saved->find_tensor("scalar")->dtype, at::kDouble);
 }
 
-TEST(RankSnapshot, ChangedValuesAreFoundByTheirChecksumsWithoutAManifest) {
+TEST(RankSnapshot, ChecksumsDetectChangedValuesWithoutAManifest) {
   const testing::TempFolder folder;
   saved_by_two(folder.path(), {{"model.w", at::full({10}, 3.0F)}, {"model.v", at::full({10}, 5.0F)}});
   EXPECT_EQ(DcpFolder::open(folder.path())->check_records(), 0U);
@@ -104,7 +104,7 @@ TEST(RankSnapshot, TiedTensorsAndEqualObjectsAreWrittenOnce) {
   EXPECT_EQ(saved->object("optim.param_groups.b.lr").as_float(), 0.5);
 }
 
-TEST(RankSnapshot, PathsAreThoseOfTorchStateDicts) {
+TEST(RankSnapshot, PathsMatchTorchStateDicts) {
   const testing::TempFolder folder;
   const auto contents = saved_by_two(folder.path(), {{"model.layers.0.w", at::ones({1})}, {"modelling", at::ones({1})}},
                                      {{"optim.x", 1}});
@@ -114,7 +114,7 @@ TEST(RankSnapshot, PathsAreThoseOfTorchStateDicts) {
   EXPECT_EQ(*lookup.find_path("optim.x"), (DcpPath{"optim", "x"}));
 }
 
-TEST(RankSnapshot, MemoryOfASnapshotServesTheNext) {
+TEST(RankSnapshot, MemoryOfASnapshotIsReused) {
   SnapshotPool pool;
   const auto first = pool.copy(at::ones({2, 3}));
   const auto* memory = first.const_data_ptr();
@@ -126,7 +126,7 @@ TEST(RankSnapshot, MemoryOfASnapshotServesTheNext) {
   EXPECT_TRUE(second.is_contiguous());
 }
 
-TEST(ShareReport, AFailureIsAnErrorAndSoIsRubbish) {
+TEST(AddReport, RefusesFailuresAndMalformedReports) {
   CheckpointContents contents;
   try {
     add_report(contents, failure_report(3, std::runtime_error("disk \"full\"\xff")));

@@ -34,7 +34,7 @@ std::vector<at::Tensor> loaded(const Checkpoint& checkpoint) {
   return {into[0].second, into[1].second};
 }
 
-TEST(Snapshot, IsOfTheValuesAtTheSave) {
+TEST(Snapshot, HasTheValuesAtTheSave) {
   const TempFolder folder;
   on_threads(3, [&](const WorldPtr& world) {
     CheckpointWriter writer(deferred(folder, world));
@@ -57,7 +57,7 @@ TEST(Snapshot, IsOfTheValuesAtTheSave) {
   }
 }
 
-TEST(Snapshot, OfWhatChangedTooEarlyFailsTheSaveOnAllRanks) {
+TEST(Snapshot, ATensorChangedBeforeItsCopyFailsTheSaveOnAllRanks) {
   TESSERA_CPU_ONLY("a device copies in its streams' order, which save() has asked for");
   const TempFolder folder;
   on_threads(3, [&](const WorldPtr& world) {
@@ -80,7 +80,7 @@ TEST(Snapshot, OfWhatChangedTooEarlyFailsTheSaveOnAllRanks) {
   EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 4);
 }
 
-TEST(Snapshot, IsPublishedWhenEveryRankHasSaidThatNothingChanged) {
+TEST(Snapshot, IsPublishedOnlyAfterEveryRankHasCheckedForChanges) {
   const TempFolder folder;
   on_threads(2, [&](const WorldPtr& world) {
     CheckpointWriter writer(deferred(folder, world));
@@ -95,7 +95,7 @@ TEST(Snapshot, IsPublishedWhenEveryRankHasSaidThatNothingChanged) {
   });
 }
 
-TEST(Snapshot, ThatCannotBeTakenFailsTheSaveOnAllRanks) {
+TEST(Snapshot, AFailedSnapshotFailsTheSaveOnAllRanks) {
   const TempFolder folder;
   for (const bool defer : {false, true}) {
     on_threads(2, [&](const WorldPtr& world) {
@@ -127,7 +127,7 @@ NamedTensors training_tensors(SmallModel& model, optim::Optimizer& optimizer) {
   return out;
 }
 
-TEST(Snapshot, LastsUntilTheOptimizersStepOfAShardedModel) {
+TEST(Snapshot, StaysValidUntilTheOptimizerStepOfAShardedModel) {
   const TempFolder folder;
   on_threads(2, [&](const WorldPtr& world) {
     CheckpointWriter writer(deferred(folder, world));
@@ -164,7 +164,7 @@ TEST(Snapshot, LastsUntilTheOptimizersStepOfAShardedModel) {
   });
 }
 
-TEST(SnapshotGate, WaitsForTheCopyAndTellsChangesOfAnyHandle) {
+TEST(SnapshotGate, WaitsForTheCopyAndDetectsChangesThroughAnyView) {
   const auto base = at::zeros({4});
   for (const bool change : {false, true}) {
     SnapshotGate gate({{"w", base.detach()}});

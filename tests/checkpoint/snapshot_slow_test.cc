@@ -34,12 +34,12 @@ void fail_alone(const WorldPtr& world) {
   EXPECT_FALSE(std::filesystem::exists(path / "LATEST"));
 }
 
-TEST(Snapshot, OfARankThatFailsAloneEndsItsPeersLongBeforeTheTimeOut) {
+TEST(Snapshot, ARankThatFailsAloneEndsItsPeersLongBeforeTheTimeout) {
   run_ranks({.size = 3, .mode = RankMode::kProcesses, .limit_seconds = 150}, fail_alone);
 }
 
 // As a thread, the failed rank has unwound before its peers get the failure.
-TEST(Snapshot, OfAThreadThatFailsAloneEndsItsPeersLongBeforeTheTimeOut) {
+TEST(Snapshot, AThreadThatFailsAloneEndsItsPeersLongBeforeTheTimeout) {
   const TempFolder folder;
   const auto begin = std::chrono::steady_clock::now();
   const auto error = error_of(

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-TEST(BenchTables, AreThoseOfTheResults) {
+TEST(BenchTables, MatchTheResults) {
   const auto script = (testing::source_folder() / "scripts" / "bench_table.py").string();
   const auto run = testing::run_process({"python3", script, "--check"});
   EXPECT_EQ(run.exit_code, 0) << run.err;

@@ -57,7 +57,7 @@ TEST(Ckpt, ListsEveryTensorOfAFolderAndOfAGgufFile) {
               {"name": "w", "dtype": "Q8_0", "shape": [2, 32], "bytes": 68, "file": "m.gguf"}], "total_bytes": 68})"));
 }
 
-TEST(Ckpt, VerifyAcceptsGoodFilesAndNamesTheTensorThatIsNotFinite) {
+TEST(Ckpt, VerifyAcceptsValidFilesAndNamesANonFiniteTensor) {
   TempFolder good, bad;
   write_safetensors(good.path(), at::ones({4}));
   write_safetensors(bad.path(), at::full({4}, std::numeric_limits<float>::quiet_NaN()));
@@ -69,7 +69,7 @@ TEST(Ckpt, VerifyAcceptsGoodFilesAndNamesTheTensorThatIsNotFinite) {
   EXPECT_THAT(broken.err, HasSubstr("tensor 'b' holds values that are not finite"));
 }
 
-TEST(Ckpt, VerifySpellsHostileNames) {
+TEST(Ckpt, VerifyEscapesHostileNames) {
   TempFolder folder;
   const std::string name = "\x1b[31m\u202e\n" + std::string(200'000, 'n');
   SafetensorsFolderWriter writer(folder.path(), {{name, at::kFloat, {1}}});
@@ -82,7 +82,7 @@ TEST(Ckpt, VerifySpellsHostileNames) {
   EXPECT_THAT(run.err, HasSubstr("tensor '\\x1b[31m\\u202e\\nnnn"));
 }
 
-TEST(Ckpt, VerifySaysWithWhatItComparedAndWhatHadNothingToCompareWith) {
+TEST(Ckpt, VerifyReportsWhichChecksumsWereCompared) {
   TempFolder folder;
   std::filesystem::create_directory(folder / "hf");
   write_safetensors(folder / "hf", at::ones({4}));
@@ -116,7 +116,7 @@ TEST(Ckpt, VerifySaysWithWhatItComparedAndWhatHadNothingToCompareWith) {
   }
 }
 
-TEST(Ckpt, VerifyComparesAFolderWithTheModelOfItsConfig) {
+TEST(Ckpt, VerifyComparesNamesAndShapesWithTheConfig) {
   TempFolder folder;
   const auto verify = [&](const std::filesystem::path& path) {
     const auto run = run_process({program(), "ckpt", "verify", path.string()});
@@ -191,7 +191,7 @@ void write_gguf_of(const std::filesystem::path& path, uint32_t type, size_t data
   publish_file(path, text + std::string(data_bytes, '\0'));
 }
 
-TEST(Ckpt, VerifySaysWhatItCouldNotRead) {
+TEST(Ckpt, VerifyReportsTensorsThatItCouldNotRead) {
   TempFolder folder;
   write_gguf_of(folder / "m.gguf", 10, 84);  // Q2_K
   const auto run = run_process({program(), "ckpt", "verify", (folder / "m.gguf").string()});
@@ -200,7 +200,7 @@ TEST(Ckpt, VerifySaysWhatItCouldNotRead) {
                              Not(HasSubstr("all good"))));
 }
 
-TEST(Ckpt, ListingOfHostileNamesIsShortAndPlain) {
+TEST(Ckpt, ListingEscapesAndShortensHostileNames) {
   TempFolder folder;
   std::vector<SafetensorsSpec> specs;
   for (int i = 0; i < 1000; ++i) specs.push_back({"t" + std::to_string(i), at::kFloat, {1}});
@@ -214,7 +214,7 @@ TEST(Ckpt, ListingOfHostileNamesIsShortAndPlain) {
   EXPECT_THAT(run.out, AllOf(Not(HasSubstr("\x1b")), Not(HasSubstr("\u202e")), HasSubstr("\\x1b[31m\\u202ennn")));
 }
 
-TEST(Ckpt, DiffNamesWhatDiffersAndByHowMuch) {
+TEST(Ckpt, DiffReportsDifferingTensorsAndTheLargestDifference) {
   TempFolder first, second;
   write_safetensors(first.path(), at::ones({4}));
   auto other = at::ones({4});
@@ -228,7 +228,7 @@ TEST(Ckpt, DiffNamesWhatDiffersAndByHowMuch) {
   EXPECT_EQ(differ.out, "b: 1 elements differ, at most by 0.5, 0.5 of the largest\n1 tensors are equal, 1 differ\n");
 }
 
-TEST(Ckpt, HelpOfASubcommandSaysHowItIsCalledAndWhatItTakes) {
+TEST(Ckpt, SubcommandHelpShowsUsageAndArguments) {
   const auto run = run_process({program(), "ckpt", "verify", "--help"});
   EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_THAT(run.out, AllOf(HasSubstr("Usage: tessera ckpt verify [OPTIONS] PATH"), HasSubstr("a run's folder")));
@@ -252,7 +252,7 @@ void write_dcp_of_paths(const std::filesystem::path& folder, const DcpPath& firs
   std::ofstream(folder / "__0_0.distcp", std::ios::binary) << records;
 }
 
-TEST(Ckpt, ConvertRefusesPathsThatNoDictHas) {
+TEST(Ckpt, ConvertRefusesInvalidStateDictPaths) {
   const struct {
     DcpPath first, second;
     const char* message;
@@ -272,7 +272,7 @@ TEST(Ckpt, ConvertRefusesPathsThatNoDictHas) {
   }
 }
 
-TEST(Ckpt, WrongUseIsExitCodeTwoAndMissingFilesAreThree) {
+TEST(Ckpt, UsageErrorsExitWithTwoAndMissingFilesWithThree) {
   TempFolder folder;
   write_safetensors(folder.path(), at::ones({4}));
   const auto dir = folder.path().string();

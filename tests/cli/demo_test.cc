@@ -75,7 +75,7 @@ class Demo : public ::testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(Demo, ShowsThreeHeldOutAnswersBeforeAfterAndInTheData) {
+TEST_F(Demo, ShowsThreeHeldOutAnswersBeforeAndAfterTraining) {
   const auto demo = run();
   EXPECT_EQ(demo.exit_code, 0) << demo.err;
   const auto row = [](const std::string& question, const std::string& answer) {
@@ -94,13 +94,13 @@ TEST_F(Demo, ShowsThreeHeldOutAnswersBeforeAfterAndInTheData) {
                     HasSubstr("generate --model runs/demo/model --chat --prompt Who are you? ")));
 }
 
-TEST_F(Demo, FailsWhereTheLossFallsByTooLittle) {
+TEST_F(Demo, FailsIfTheLossFallsByTooLittle) {
   const auto demo = run("1.85");
   EXPECT_EQ(demo.exit_code, 1);
   EXPECT_THAT(demo.err, HasSubstr("fell by less than 10 %"));
 }
 
-TEST_F(Demo, PutsAsideWhatIsNoRun) {
+TEST_F(Demo, MovesAFolderThatIsNoRunAside) {
   write(folder_ / "runs/demo/thesis.txt", "of years");
   for (size_t time = 1; time <= 2; ++time) {  // twice in the same second
     const auto demo = run();
@@ -121,7 +121,7 @@ TEST_F(Demo, PutsAsideWhatIsNoRun) {
   }
 }
 
-TEST_F(Demo, GoesOnWithAnEarlierRun) {
+TEST_F(Demo, ContinuesAnEarlierRun) {
   write(folder_ / "runs/demo/.tessera/run.json", "{}");
   write(folder_ / "runs/demo/checkpoints/LATEST", "step-18");
   write(folder_ / "runs/demo/checkpoints/step-18/shard", "weights");

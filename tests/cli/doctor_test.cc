@@ -31,7 +31,7 @@ TEST(Doctor, JsonNamesVersionsMachineBackendsAndKernels) {
   EXPECT_TRUE(report["files"]["temp_folder_writable"].get<bool>());
 }
 
-TEST(Doctor, LinesHoldWhatTheJsonHolds) {
+TEST(Doctor, TextReportHasTheContentOfTheJson) {
   const auto run = run_process({program(), "doctor"});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   EXPECT_THAT(run.err, IsEmpty());

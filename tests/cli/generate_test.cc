@@ -57,7 +57,7 @@ TEST_F(Generate, JsonHoldsPromptTokensAndText) {
       << "one character a token, none of the token that ends the text";
 }
 
-TEST_F(Generate, ContextIsAsLongAsItIsAskedFor) {
+TEST_F(Generate, ContextLengthFollowsTheFlag) {
   const std::string full(64, 'a');
   const auto longer = run({"--prompt", full, "-c", "70", "--json"});
   ASSERT_EQ(longer.exit_code, 0) << longer.err;
@@ -86,7 +86,7 @@ TEST_F(Generate, SeedRepeatsAndTemperatureZeroIsGreedy) {
   EXPECT_EQ(run({"--prompt", "a", "--temperature", "0"}).out, run({"--prompt", "a"}).out);
 }
 
-TEST_F(Generate, ShardedOverRanksItGivesTheSameTextOnce) {
+TEST_F(Generate, ShardedOverRanksPrintsTheSameTextOnce) {
   const auto one = run({"--prompt", "the cat", "--max-new-tokens", "9", "--json"});
   for (const char* ranks : {"2", "3"}) {
     const auto several = run({"--prompt", "the cat", "--max-new-tokens", "9", "--json", "--nproc", ranks});
@@ -101,7 +101,7 @@ TEST_F(Generate, ShardedOverRanksItGivesTheSameTextOnce) {
   EXPECT_EQ(run(on_two).out, run(sample).out);
 }
 
-TEST_F(Generate, ChatPutsThePromptIntoTheTemplate) {
+TEST_F(Generate, ChatAppliesTheChatTemplate) {
   publish_file(
       dir() / "chat_template.jinja",
       "{% for m in messages %}({{ m.role }}) {{ m.content }}{% endfor %}{% if add_generation_prompt %}: {% endif %}");
@@ -110,7 +110,7 @@ TEST_F(Generate, ChatPutsThePromptIntoTheTemplate) {
   EXPECT_EQ(nlohmann::json::parse(found.out)["prompt_tokens"].size(), std::string("(user) hi: ").size());
 }
 
-TEST_F(Generate, StopEndsTheTextBeforeIt) {
+TEST_F(Generate, StopStringsEndTheTextBeforeThem) {
   const auto text = nlohmann::json::parse(run({"--prompt", "the cat", "--max-new-tokens", "20", "--json"}).out)["text"]
                         .get<std::string>();
   const auto stop = text.substr(4, 2);
@@ -123,7 +123,7 @@ TEST_F(Generate, StopEndsTheTextBeforeIt) {
       expected);
 }
 
-TEST_F(Generate, WithASchemaTheTextIsJsonThatFitsIt) {
+TEST_F(Generate, JsonSchemaConstrainsTheText) {
   publish_file(dir() / "tokenizer.json", testing::character_tokenizer("abcdefghijklmnopqrstuvwxyz {}[]\":,-1_"));
   publish_file(folder_ / "schema.json",
                R"({"type": "array", "items": {"enum": ["yes", "no", true]}, "minItems": 2, "maxItems": 4})");
@@ -155,7 +155,7 @@ TEST_F(Generate, WithASchemaTheTextIsJsonThatFitsIt) {
   EXPECT_NE(refused.err.find("schema.json: found 'pattern'"), std::string::npos) << refused.err;
 }
 
-TEST_F(Generate, ABatchIsAnsweredLineByLineInItsOrder) {
+TEST_F(Generate, BatchOutputFollowsTheOrderOfTheInputLines) {
   const auto text_of = [&](const std::string& prompt) {
     return nlohmann::json::parse(run({"--prompt", prompt, "--max-new-tokens", "9", "--json"}).out)["text"]
         .get<std::string>();
@@ -204,7 +204,7 @@ TEST_F(Generate, AChatKeepsItsHistoryUntilItIsCleared) {
   EXPECT_EQ(full.out.substr(full.out.size() - first.out.size()), first.out) << "and goes on";
 }
 
-TEST_F(Generate, TakesSamplingFromTheFolderAndSaysSo) {
+TEST_F(Generate, UsesAndReportsTheGenerationConfig) {
   publish_file(dir() / "generation_config.json", R"({"do_sample": true, "temperature": 1.5, "max_new_tokens": 7})");
   const auto found = run({"--prompt", "a"});
   EXPECT_NE(found.err.find("max_new_tokens 7, do_sample, temperature 1.5"), std::string::npos) << found.err;
@@ -215,7 +215,7 @@ TEST_F(Generate, TakesSamplingFromTheFolderAndSaysSo) {
   EXPECT_EQ(greedy.err.find("generation_config"), std::string::npos) << greedy.err;
 }
 
-TEST_F(Generate, SmallWeightsAnswerToo) {
+TEST_F(Generate, GeneratesWithLowPrecisionWeights) {
   for (const char* dtype : {"bfloat16", "int8", "int4", "float16"}) {
     const auto found = run({"--prompt", "the cat", "--max-new-tokens", "9", "--dtype", dtype});
     EXPECT_EQ(found.exit_code, 0) << found.err;
@@ -261,7 +261,7 @@ std::string shown_on_a_terminal(const std::vector<std::string>& arguments, const
   return shown;
 }
 
-TEST_F(Generate, ATerminalObeysNothingThatTheModelWrites) {
+TEST_F(Generate, OutputToATerminalEscapesControlCharacters) {
   std::string characters = "abcdef";
   for (char c = 1; c < 0x20; ++c) characters += c;
   publish_file(dir() / "tokenizer.json", testing::character_tokenizer(characters));
@@ -286,7 +286,7 @@ TEST_F(Generate, ATerminalObeysNothingThatTheModelWrites) {
   EXPECT_GT(std::ranges::count_if(piped, is_obeyed), 0) << "a file gets the text as it is";
 }
 
-TEST_F(Generate, MistakesEndWithTheirExitCodeAndOneLine) {
+TEST_F(Generate, ErrorsHaveTheirExitCodeAndOneLine) {
   const auto expect = [](const ProcessResult& result, int code, const std::string& part) {
     EXPECT_EQ(result.exit_code, code) << result.err;
     EXPECT_NE(result.err.find(part), std::string::npos) << result.err;

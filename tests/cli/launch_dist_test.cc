@@ -16,7 +16,7 @@ using testing::program;
 using testing::run_process;
 using ::testing::StartsWith;
 
-TEST(Launch, RanksInheritOutputAndTheirFailureIsTheResult) {
+TEST(Launch, RanksInheritOutputAndTheirFailureIsTheExitCode) {
   const testing::TempFolder folder;
   const std::string mark = (folder / "said").string();  // rank 1 fails after rank 0 has written
   const auto run = run_process({program(), "launch", "--nproc", "2", "--", "sh", "-c",
@@ -28,7 +28,7 @@ TEST(Launch, RanksInheritOutputAndTheirFailureIsTheResult) {
   EXPECT_EQ(run.err, "tessera: error: rank 1 of 2: ended with exit code 9\n");
 }
 
-TEST(Launch, AVerbsOwnErrorInARankIsPrintedOnce) {
+TEST(Launch, AnErrorOfAVerbInARankIsPrintedOnce) {
   const auto run = run_process({program(), "launch", "--nproc", "2", "--", program(), "doctor", "--no-such-flag"});
   EXPECT_EQ(run.exit_code, 2);
   EXPECT_THAT(run.err, StartsWith("tessera: error: rank "));
@@ -36,13 +36,13 @@ TEST(Launch, AVerbsOwnErrorInARankIsPrintedOnce) {
   EXPECT_EQ(std::ranges::count(run.err, '\n'), 1) << run.err;
 }
 
-TEST(Launch, WhatFollowsTheDashesIsTheProgramsOwn) {
+TEST(Launch, ArgumentsAfterTheDashesArePassedToTheProgram) {
   const auto run = run_process({program(), "launch", "--", "printf", "%s,", "--nproc", "--", "--help"});
   EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_EQ(run.out, "--nproc,--,--help,");
 }
 
-TEST(Launch, TorchrunsFlagsAreTakenOrToldApart) {
+TEST(Launch, TorchrunFlagsAreAcceptedOrExplained) {
   const auto run = run_process({program(), "launch", "--nproc_per_node=2", "--", "sh", "-c", "echo $WORLD_SIZE"});
   EXPECT_EQ(run.out, "2\n2\n") << run.err;
   for (const auto& [flag, advice] :
@@ -56,7 +56,7 @@ TEST(Launch, TorchrunsFlagsAreTakenOrToldApart) {
   }
 }
 
-TEST(Launch, WrongUseIsExitTwo) {
+TEST(Launch, UsageErrorsExitWithTwo) {
   for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--nproc", "2"},
                                                     {"--nproc", "2", "--"},
                                                     {"--nproc", "0", "--", "true"},
@@ -72,7 +72,7 @@ TEST(Launch, WrongUseIsExitTwo) {
   }
 }
 
-TEST(Launch, LeavesNoFiles) {
+TEST(Launch, LeavesNoTemporaryFiles) {
   const testing::TempFolder folder;
   const auto run = run_process({program(), "launch", "--nproc", "2", "--", "sh", "-c", "exit 1"},
                                {.input = "", .environment = {{"TMPDIR", folder.path().string()}}});

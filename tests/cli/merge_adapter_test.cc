@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(MergeAdapter, GivesTheModelThatTheAdapterMakes) {
+TEST(MergeAdapter, MatchesTheModelWithTheAdapter) {
   const testing::TempFolder folder;
   const auto model = testing::tiny_model();
   save_pretrained(*model, folder / "base", {});
@@ -40,7 +40,7 @@ TEST(MergeAdapter, GivesTheModelThatTheAdapterMakes) {
 }
 
 // transformers loads such a folder with the adapter. A copy without the adapter would be another model.
-TEST(MergeAdapter, AnAdapterBesideTheModelIsNotLeftOutSilently) {
+TEST(MergeAdapter, AnAdapterInTheModelFolderIsNotIgnoredSilently) {
   const testing::TempFolder folder;
   const auto model = testing::tiny_model();
   save_pretrained(*model, folder / "both", {});

@@ -16,7 +16,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(ModelNames, VerbsTakeTheNameOfAModelInTheHubsCache) {
+TEST(ModelNames, VerbsAcceptTheNameOfAModelInTheHubCache) {
   const train::TinyRun runs;
   const auto model = runs / "home/hub/models--acme--tiny";
   std::filesystem::create_directories(model / "refs");
@@ -49,7 +49,7 @@ TEST(ModelNames, VerbsTakeTheNameOfAModelInTheHubsCache) {
 }
 
 // Files that a user may share contain the model's Hub name, and no path of this machine.
-TEST(ModelNames, RunsKeepTheNameThatTheUserGave) {
+TEST(ModelNames, RunsKeepTheHubName) {
   const train::TinyRun runs;
   const auto model = runs / "home/hub/models--acme--tiny";
   std::filesystem::create_directories(model / "refs");

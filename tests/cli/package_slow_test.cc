@@ -144,7 +144,7 @@ TEST(Package, TheWheelInstalledWithPipTrainsTheDemoWithoutACompiler) {
   EXPECT_FALSE(fs::exists(temp / "venv/share/tessera/recipes/demo.yaml"));
 }
 
-TEST(Package, TheRecordOfTheWheelIsThatOfItsFiles) {
+TEST(Package, TheRecordOfTheWheelMatchesItsFiles) {
   const TempFolder temp;
   const auto wheel = package(temp / "out", "wheel");
   const auto run = run_python("tests/cli/oracle/check_wheel.py", {wheel});

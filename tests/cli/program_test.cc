@@ -39,7 +39,7 @@ TEST(Program, HelpListsEveryVerbOnStdout) {
   for (const char* absent : {"plan", "reshard"}) EXPECT_THAT(run.out, Not(HasSubstr(absent)));
 }
 
-TEST(Program, RecipesOfTheFirstStepsAreThere) {
+TEST(Program, RecipesThatTheHelpNamesExist) {
   const auto run = run_process({program(), "--help"});
   size_t recipes = 0;
   for (size_t at = run.out.find("recipes/"); at != std::string::npos; at = run.out.find("recipes/", at + 1)) {
@@ -50,7 +50,7 @@ TEST(Program, RecipesOfTheFirstStepsAreThere) {
   EXPECT_GT(recipes, 0u);
 }
 
-TEST(Program, AReportIsNotWrittenUnderAnotherKindsName) {
+TEST(Program, TheFileExtensionOfAReportMustMatchItsFormat) {
   const auto picture = run_process({program(), "report", "runs/none", "--png", "-o", "page.html"});
   expect_one_line_error(picture, 2);
   EXPECT_THAT(picture.err, HasSubstr("a name that ends in .png"));
@@ -78,7 +78,7 @@ TEST(Program, NoVerbIsAUsageErrorThatShowsTheHelp) {
   EXPECT_THAT(run.err, HasSubstr("Usage: tessera VERB"));
 }
 
-TEST(Program, VersionIsThatOfTheProject) {
+TEST(Program, PrintsTheVersionOfTheProject) {
   for (const char* word : {"--version", "version"}) {
     const auto run = run_process({program(), word});
     EXPECT_EQ(run.exit_code, 0) << run.err;
@@ -114,7 +114,7 @@ TEST(Program, HelpNamesPositionalArgumentsWithoutTheirTypes) {
                              Not(HasSubstr("REQUIRED"))));
 }
 
-TEST(Program, MemoryThatIsNotThereIsExplained) {
+TEST(Program, OutOfMemoryIsExplained) {
   EXPECT_THAT(cli::message_of(std::bad_alloc()), AllOf(HasSubstr("out of memory"), HasSubstr("smaller batches")));
   EXPECT_EQ(cli::message_of(Error(ErrorKind::kIo, "[x] y")), "[x] y");
 }
@@ -131,7 +131,7 @@ TEST(Program, WrongLogLevelIsAUsageError) {
   EXPECT_THAT(run.err, HasSubstr("'loud'"));
 }
 
-TEST(Program, ResultThatCannotBeWrittenIsAFailure) {
+TEST(Program, OutputThatCannotBeWrittenIsAFailure) {
   const auto run = run_process({"sh", "-c", program() + " --version > /dev/full"});
   expect_one_line_error(run, 3);
   EXPECT_THAT(run.err, HasSubstr("standard output"));

@@ -27,7 +27,7 @@ struct WrongRecipe {
   std::string message;
 };
 
-TEST(TrainVerb, WrongRecipesExitWithTwoAndOneLine) {
+TEST(TrainVerb, InvalidRecipesExitWithTwoAndOneLine) {
   testing::TempFolder folder;
   const std::string fine = "model: {path: m}\ndata: {train: a.txt}\n";
   std::string bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n";
@@ -78,7 +78,7 @@ TEST(TrainVerb, PrintedConfigIsTheResolvedRecipe) {
   EXPECT_EQ(second.out, first.out);
 }
 
-TEST(TrainVerb, HelpAndDocsComeFromTheTable) {
+TEST(TrainVerb, HelpAndDocsMatchTheRecipeTable) {
   const auto help = run_process({program(), "train", "--help"});
   EXPECT_EQ(help.exit_code, 0);
   EXPECT_THAT(help.out, AllOf(HasSubstr("--print-config"), HasSubstr("optimizer.lr=0.0001")));

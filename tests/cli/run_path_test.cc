@@ -31,7 +31,7 @@ std::vector<std::string> programs_in(const fs::path& folder) {
 
 // The loader resolves an empty or relative entry in the current folder of the user, where another user may have put a
 // library.
-TEST(RunPath, NoPlaceOfABuiltProgramIsEmptyOrRelative) {
+TEST(RunPath, NoEntryOfABuiltProgramIsEmptyOrRelative) {
   auto command = programs_in(fs::path(program()).parent_path());
   ASSERT_THAT(command, ::testing::Contains(program()));
   command.insert(command.begin(), {"readelf", "-d", "-W"});

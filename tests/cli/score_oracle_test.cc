@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-TEST(ScoreOracle, SmolLm2FindsHumanEvalSolutionsAsLikelyAsTransformers) {
+TEST(ScoreOracle, SmolLm2LogProbsOfHumanEvalSolutionsMatchTransformers) {
   constexpr size_t kProblems = 8;
   testing::TempFolder folder;
   const auto input = folder / "problems.jsonl", output = folder / "scores.jsonl";

@@ -82,7 +82,7 @@ const char* const kRecords = R"({"id": "x", "text": "the cat sat on a mat"})"
                              "\n"
                              R"({"id": 6, "prompt": "abc", "completion": ""})";
 
-TEST_F(Score, WritesWhatTheModelsLogitsSayInTheOrderOfTheInput) {
+TEST_F(Score, WritesTheLogProbsOfTheModelInInputOrder) {
   const auto result = run(kRecords);
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const auto found = lines_of(result.out);
@@ -111,7 +111,7 @@ TEST_F(Score, WritesWhatTheModelsLogitsSayInTheOrderOfTheInput) {
   EXPECT_THAT(result.err, HasSubstr("1 questions with an answer"));
 }
 
-TEST_F(Score, FileStandardInputAndSmallBatchesGiveTheSame) {
+TEST_F(Score, FileStandardInputAndSmallBatchesGiveTheSameScores) {
   const auto whole = lines_of(run(kRecords).out);
   const auto out = (folder_ / "out.jsonl").string();
   const auto to_file = run(kRecords, {"--output", out, "--batch-tokens", "1"});
@@ -131,7 +131,7 @@ TEST_F(Score, FileStandardInputAndSmallBatchesGiveTheSame) {
   }
 }
 
-TEST_F(Score, EveryLayoutGivesTheSame) {
+TEST_F(Score, EveryParallelLayoutGivesTheSameScores) {
   const auto alone = lines_of(run(kRecords).out);
   for (const auto& settings :
        std::vector<std::vector<std::string>>{{"--nproc", "2"},
@@ -167,14 +167,14 @@ TEST_F(Score, IdsKeepTheirDigits) {
   EXPECT_THAT(found.out, HasSubstr("{\"id\":" + id + ","));
 }
 
-TEST_F(Score, ALineOfTwoKindsIsRefused) {
+TEST_F(Score, ALineWithTextAndPromptIsRefused) {
   const auto found = run(R"({"text": "ab", "prompt": "a", "completion": "b"})");
   EXPECT_EQ(found.exit_code, 3) << found.err;
   EXPECT_THAT(found.err, HasSubstr("in.jsonl:1:2: found both 'text' and 'prompt', wanted one of them"));
   EXPECT_EQ(run(R"({"text": null, "prompt": "a", "completion": "b"})").exit_code, 0);
 }
 
-TEST_F(Score, OtherKeysStandForTheirs) {
+TEST_F(Score, KeysOfTheInputCanBeRenamed) {
   const auto result = run(R"({"task_id": "HumanEval/0", "prompt": "ab", "canonical_solution": "cd", "text": "q"})",
                           {"--id-key", "task_id", "--completion-key", "canonical_solution"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -182,7 +182,7 @@ TEST_F(Score, OtherKeysStandForTheirs) {
   expect_logprobs(lines_of(result.out)[0], expected("abcd", 2));
 }
 
-TEST_F(Score, MistakesNameFileLineAndColumn) {
+TEST_F(Score, ErrorsNameFileLineAndColumn) {
   const auto expect = [&](const std::string& input, const std::string& part, std::vector<std::string> more = {},
                           int code = 3) {
     const auto out = (folder_ / "never.jsonl").string();

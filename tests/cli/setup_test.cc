@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-TEST(Setup, WhatCannotBeFetchedIsTriedOnceAndEndsNoBuild) {
+TEST(Setup, AFailedOptionalDownloadIsTriedOnceAndFailsNoBuild) {
   const TempFolder folder;
   fs::create_directories(folder / "scripts");
   fs::create_directories(folder / "bin");
@@ -100,7 +100,7 @@ class Machine {
 
 const std::string kPip = "pip --disable-pip-version-check ";
 
-TEST(Setup, WithoutACpuWheelTheOneForCudaIsTaken) {
+TEST(Setup, WithoutACpuWheelTheCudaWheelIsUsed) {
   Machine machine;
   for (const char* tool : {"cmake", "ninja", "c++", "git", "python3"}) machine.stub(fs::path("bin") / tool);
   machine.stub(".venv/bin/pip",
@@ -121,7 +121,7 @@ TEST(Setup, WithoutACpuWheelTheOneForCudaIsTaken) {
   EXPECT_THAT(machine.calls(), IsEmpty()) << "a second time there is nothing to do";
 }
 
-TEST(Setup, WithoutAnyWheelItSaysWhatWouldDo) {
+TEST(Setup, WithoutAnyWheelTheErrorNamesAlternatives) {
   Machine machine;
   for (const char* tool : {"cmake", "ninja", "c++", "git", "python3"}) machine.stub(fs::path("bin") / tool);
   machine.stub(".venv/bin/pip", "exit 1");
@@ -131,7 +131,7 @@ TEST(Setup, WithoutAnyWheelItSaysWhatWouldDo) {
               AllOf(HasSubstr("pip found no torch"), HasSubstr("PIP_EXTRA_INDEX_URL"), HasSubstr("TESSERA_TORCH=DIR")));
 }
 
-TEST(Setup, WithoutAptOrRootItGoesOnAndListsWhatIsWanted) {
+TEST(Setup, WithoutAptOrRootContinuesAndListsMissingPackages) {
   Machine other;
   const auto fedora = other.run("need_packages cmake libonig-dev; need_packages ninja-build; echo goes on");
   EXPECT_EQ(fedora.exit_code, 0) << fedora.err;
@@ -148,13 +148,13 @@ TEST(Setup, WithoutAptOrRootItGoesOnAndListsWhatIsWanted) {
     const auto run = debian.run("need_packages cmake libonig-dev ninja-build; echo goes on");
     EXPECT_EQ(run.exit_code, 0) << run.err;
     EXPECT_EQ(run.out, "goes on\n");
-    EXPECT_THAT(run.err, HasSubstr("no root; going on without what 'apt-get install --no-install-recommends "
-                                   "libonig-dev ninja-build' would install"));
+    EXPECT_THAT(run.err, HasSubstr("no root; continuing without the packages of 'apt-get install "
+                                   "--no-install-recommends libonig-dev ninja-build'"));
     EXPECT_THAT(debian.calls("apt-get"), IsEmpty());
   }
 }
 
-TEST(Setup, SudoKeepsTheSettingsOfTheProxy) {
+TEST(Setup, SudoKeepsTheProxySettings) {
   Machine machine;
   machine.stub("bin/dpkg-query");
   machine.stub("bin/id", "echo 1000");
@@ -193,7 +193,7 @@ TEST(Setup, OtherSystemsThanLinuxAreRefused) {
   EXPECT_THAT(machine.calls("pip"), IsEmpty());
 }
 
-TEST(Setup, AnAssetOfOtherBytesIsRefusedBeforeAnythingReadsIt) {
+TEST(Setup, AnAssetWithAWrongHashIsRefusedBeforeItIsRead) {
   Machine machine;
   machine.stub("bin/npm", "echo evil >uplot-1.6.32.tgz");
   machine.stub("bin/tar");
@@ -218,7 +218,7 @@ TEST(Setup, AnAssetOfOtherBytesIsRefusedBeforeAnythingReadsIt) {
 }
 
 // The build back-end of a source package is a program. pip runs it to find the package's name.
-TEST(Setup, ASourcePackageOfOtherBytesNeverRuns) {
+TEST(Setup, ASourcePackageWithAWrongHashNeverRuns) {
   const char* python = std::getenv("TESSERA_PYTHON");
   ASSERT_TRUE(python != nullptr && fs::exists(python)) << "run the tests through ctest or './dev test'";
   Machine machine;
@@ -246,7 +246,7 @@ TEST(Setup, ASourcePackageOfOtherBytesNeverRuns) {
 }
 
 // A libtorch that CMake takes for a CUDA build: its configuration fails without a CUDA toolkit.
-TEST(Setup, WithoutACudaToolkitTheCpuPartsOfItsLibtorchAreBuiltAgainst) {
+TEST(Setup, WithoutACudaToolkitBuildsAgainstTheCpuPartsOfLibtorch) {
   const fs::path libtorch = std::getenv("TESSERA_TORCH");
   const TempFolder folder;
   const fs::path torch = folder / "torch";
@@ -277,7 +277,7 @@ TEST(Setup, WithoutACudaToolkitTheCpuPartsOfItsLibtorchAreBuiltAgainst) {
   EXPECT_EQ(run_process({build + "/user"}).exit_code, 0);
 }
 
-TEST(Setup, EveryPackageOfALockFileHasItsHash) {
+TEST(Setup, EveryPackageOfALockFileHasAHash) {
   int packages = 0;
   for (const auto& entry : fs::directory_iterator(source_folder() / "scripts")) {
     if (entry.path().extension() != ".lock") continue;

@@ -24,7 +24,7 @@ testing::ProcessResult tokenize(const std::string& input, std::vector<std::strin
   return run_process(flags, options);
 }
 
-TEST(Tokenize, LinesBecomeIdsAndIdsLines) {
+TEST(Tokenize, LinesAndIdsRoundTrip) {
   const std::string text = "In the beginning\n\n  caf\xc3\xa9 123 <|im_end|>\nno newline at the end";
   const auto ids = tokenize(text);
   ASSERT_EQ(ids.exit_code, 0) << ids.err;
@@ -36,7 +36,7 @@ TEST(Tokenize, LinesBecomeIdsAndIdsLines) {
   EXPECT_NE(tokenize(text, {"--no-special"}).out, ids.out);  // the marker is plain text
 }
 
-TEST(Tokenize, WrongIdsNameTheLine) {
+TEST(Tokenize, ErrorsOfInvalidIdsNameTheLine) {
   for (const char* wrong : {"1 2\n3 x\n", "1\n-1\n", "1\n99999999\n", "1\n99999999999999999999\n"}) {
     const auto run = tokenize(wrong, {"--decode"});
     EXPECT_EQ(run.exit_code, 3) << run.err;

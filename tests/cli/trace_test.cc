@@ -28,7 +28,7 @@ std::string record_of(int rank) {
 
 testing::ProcessResult trace(const std::string& folder) { return run_process({program(), "trace", folder}); }
 
-TEST(Trace, NamesTheCulpritAndSaysWhereEachRankIs) {
+TEST(Trace, NamesTheCulpritAndTheCallOfEachRank) {
   const TempFolder folder;
   for (const int rank : {0, 1}) publish_file(folder / comm::flight_record_name(rank), record_of(rank));
   const auto run = trace(folder.path().string());
@@ -39,7 +39,7 @@ TEST(Trace, NamesTheCulpritAndSaysWhereEachRankIs) {
   EXPECT_THAT(run.out, HasSubstr("rank 1 has made no call"));
 }
 
-TEST(Trace, AMissingRankIsAnErrorButWhatTheOthersSayIsPrinted) {
+TEST(Trace, AMissingRecordIsAnErrorButTheOtherRecordsArePrinted) {
   const TempFolder folder;
   publish_file(folder / comm::flight_record_name(0), record_of(0));
   const auto run = trace(folder.path().string());

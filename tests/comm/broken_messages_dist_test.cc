@@ -6,7 +6,7 @@ namespace {
 
 using namespace broken_messages;
 
-TEST(BrokenMessages, AreNotWaitedForInACatchBlock) {
+TEST(BrokenMessages, PendingSendDestroyedInACatchBlockDoesNotBlock) {
   expect_prompt_end({.name = "dropped",
                      .posts = post_receive,
                      .under_way = send_big,
@@ -20,7 +20,7 @@ TEST(BrokenMessages, AreNotWaitedForInACatchBlock) {
                      }});
 }
 
-TEST(BrokenMessages, ManyAreAbandonedWhileTheErrorUnwindsTheStack) {
+TEST(BrokenMessages, ManyPendingSendsAreAbandonedDuringStackUnwinding) {
   expect_prompt_end({.name = "many",
                      .posts = [](Group&) { return std::vector<PendingCollective>(); },
                      .under_way =

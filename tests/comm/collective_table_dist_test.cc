@@ -9,7 +9,7 @@ TESSERA_RANKS_TEST(CollectiveTable, EqualsAPlainComputation, (1, 2, 3, 4)) {
   table::check_table(world, "shm", {.sizes = {0, 5}, .large_types = {at::kFloat}});
   table::check_table(world, "gloo", {.sizes = {0, 5}});
 }
-TESSERA_RANKS_TEST(CollectiveTable, HoldsForEightRanks, (8)) {
+TESSERA_RANKS_TEST(CollectiveTable, EqualsAPlainComputationOnEightRanks, (8)) {
   table::check_table(world, "shm", {.sizes = {5}});
   table::check_table(world, "gloo", {.sizes = {0}, .large_types = {at::kFloat}});
 }

@@ -90,7 +90,7 @@ TESSERA_RANKS_TEST(Collectives, ReduceScatterEqualsPlainReduction, (1, 2, 3, 4))
   });
 }
 
-TESSERA_RANKS_TEST(Collectives, ReduceScatterOfManyPiecesAddsInRankOrder, (3)) {
+TESSERA_RANKS_TEST(Collectives, ReduceScatterOfManyChunksAddsInRankOrder, (3)) {
   const int size = world->size();
   const int64_t part = (1 << 17) + 1001;
   const auto input_of = [&](int rank) {
@@ -106,7 +106,7 @@ TESSERA_RANKS_TEST(Collectives, ReduceScatterOfManyPiecesAddsInRankOrder, (3)) {
   }
 }
 
-TESSERA_RANKS_TEST(Collectives, OneElementMayHaveAnyStride, (2)) {
+TESSERA_RANKS_TEST(Collectives, AllGatherAcceptsAnyStrideOfOneElement, (2)) {
   const at::Tensor own = at::full({1, 1}, world->rank() + 1.0, at::kDouble).as_strided({1, 1}, {3, 3});
   at::Tensor all = at::empty({2, 1}, at::kDouble);
   all_gather_into(*world->group(), all, own).wait();
@@ -125,7 +125,7 @@ TESSERA_RANKS_TEST(Collectives, HalfPrecisionIsSummedInFloat, (4)) {
   EXPECT_EQ(part[0].item<float>(), wanted);
 }
 
-TESSERA_RANKS_TEST(Collectives, EveryDtypeIsMoved, (1, 2, 3, 4)) {
+TESSERA_RANKS_TEST(Collectives, DataMovementSupportsEveryDtype, (1, 2, 3, 4)) {
   const int size = world->size(), rank = world->rank(), root = size - 1;
   Group& group = *world->group();
   for (const auto type : kMoved) {
@@ -183,7 +183,7 @@ TESSERA_RANKS_TEST(Collectives, SendAndReceiveInARing, (2, 4)) {
   EXPECT_TRUE(same(received, data_of((rank + size - 1) % size, {7}, at::kBFloat16)));
 }
 
-TESSERA_RANKS_TEST(Collectives, BytesOfDifferentLengths, (1, 3)) {
+TESSERA_RANKS_TEST(Collectives, AllGatherBytesAcceptsDifferentLengths, (1, 3)) {
   std::vector<std::string> wanted;
   for (int rank = 0; rank < world->size(); ++rank) {
     wanted.push_back(std::string(rank * 1000, static_cast<char>('a' + rank)));
@@ -195,7 +195,7 @@ TESSERA_RANKS_TEST(Collectives, BytesOfDifferentLengths, (1, 3)) {
             std::string("a\0b", 3));
 }
 
-TESSERA_RANKS_TEST(Collectives, TwoInFlightMayBeWaitedForOutOfOrder, (2, 4)) {
+TESSERA_RANKS_TEST(Collectives, PendingCollectivesMayBeWaitedForOutOfOrder, (2, 4)) {
   Group& group = *world->group();
   for (int round = 0; round < 5; ++round) {
     at::Tensor sum = at::full({1000}, 1.0, at::kFloat), part = at::empty({10}, at::kFloat);
@@ -212,7 +212,7 @@ TESSERA_RANKS_TEST(Collectives, TwoInFlightMayBeWaitedForOutOfOrder, (2, 4)) {
   }
 }
 
-TESSERA_RANKS_TEST(Collectives, BarrierHoldsEarlyRanks, (3)) {
+TESSERA_RANKS_TEST(Collectives, BarrierWaitsForLateRanks, (3)) {
   world->group();
   if (world->rank() == 1) {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -233,7 +233,7 @@ void overwrite_freed_groups() {
   }
 }
 
-TESSERA_RANKS_TEST(Collectives, MayOutliveTheirGroup, (2)) {
+TESSERA_RANKS_TEST(Collectives, PendingCollectivesMayOutliveTheirGroup, (2)) {
   const int size = world->size(), rank = world->rank();
   for (const std::string check : {"timeout", "always"}) {
     auto store = c10::make_intrusive<c10d::PrefixStore>("outlived " + check,
@@ -270,7 +270,7 @@ class WritesCounted : public c10d::PrefixStore {
   std::atomic<int> writes = 0;
 };
 
-TESSERA_RANKS_TEST(Collectives, MessagesThatAreComparedLeaveNothingInTheStore, (2)) {
+TESSERA_RANKS_TEST(Collectives, CheckedMessagesWriteNothingToTheStore, (2)) {
   const auto store =
       c10::make_intrusive<WritesCounted>("counted", c10::intrusive_ptr<c10d::Store>::reclaim_copy(&world->store()));
   const auto over =
@@ -295,20 +295,20 @@ TESSERA_RANKS_TEST(Collectives, MessagesThatAreComparedLeaveNothingInTheStore, (
   barrier(group);
 }
 
-TESSERA_RANKS_TEST(Collectives, DestroyingAPendingWaits, (2)) {
+TESSERA_RANKS_TEST(Collectives, DestructorOfPendingCollectiveWaits, (2)) {
   at::Tensor sum = at::full({1 << 20}, 1.0, at::kFloat);
   { PendingCollective dropped = all_reduce(*world->group(), sum); }
   EXPECT_EQ(sum[(1 << 20) - 1].item<float>(), 2.0F);
 }
 
-TESSERA_RANKS_TEST(Collectives, OutputVersionGoesUpOnce, (2)) {
+TESSERA_RANKS_TEST(Collectives, OutputVersionCounterIncreasesByOne, (2)) {
   at::Tensor output = at::zeros({2}, at::kFloat);
   const auto before = output._version();
   all_gather_into(*world->group(), output, at::ones({1}, at::kFloat)).wait();
   EXPECT_EQ(output._version(), before + 1);
 }
 
-TESSERA_RANKS_TEST(Groups, SubsetsCommunicateAlone, (4)) {
+TESSERA_RANKS_TEST(Groups, SubsetsCommunicateIndependently, (4)) {
   const int rank = world->rank();
   const std::vector<int> ranks = rank % 2 ? std::vector<int>{3, 1} : std::vector<int>{0, 2};  // in any order
   const auto group = world->new_group(ranks, "dp");
@@ -327,13 +327,13 @@ TESSERA_RANKS_TEST(Groups, SubsetsCommunicateAlone, (4)) {
   EXPECT_EQ(world->new_group({rank}, "alone")->size(), 1);
 }
 
-TESSERA_RANKS_TEST(Groups, WrongRanksAreRefused, (2)) {
+TESSERA_RANKS_TEST(Groups, NewGroupRefusesInvalidRanks, (2)) {
   EXPECT_THROW(world->new_group({0, 0, 1}, "x"), Error);
   EXPECT_THROW(world->new_group({0, 1, 2}, "x"), Error);
   EXPECT_THROW(world->new_group({1 - world->rank()}, "x"), Error);
 }
 
-TESSERA_RANKS_TEST(Collectives, WhatDoesNotFitIsAShapeErrorBeforeAnythingIsSent, (2)) {
+TESSERA_RANKS_TEST(Collectives, InvalidArgumentsAreShapeErrorsBeforeCommunication, (2)) {
   Group& group = *world->group();
   const at::Tensor two = at::ones({2}, at::kFloat), three = at::ones({3}, at::kFloat);
   const auto refused = [](const auto& call) {
@@ -418,7 +418,7 @@ TEST(ThreadRanks, ARankThatThrowsBeforeItsGroupIsMadeEndsTheOthers) {
             kPromptSeconds);
 }
 
-TEST(ThreadRanks, TheSurvivorsErrorSaysWhichCollectiveAndWhy) {
+TEST(ThreadRanks, ErrorOfSurvivorsNamesCollectiveAndCause) {
   std::string message;
   EXPECT_THROW(run_thread_ranks(2,
                                 [&](const auto& world) {
@@ -438,7 +438,7 @@ TEST(ThreadRanks, TheSurvivorsErrorSaysWhichCollectiveAndWhy) {
   EXPECT_NE(message.find("A peer has ended or has aborted the group"), std::string::npos) << message;
 }
 
-TEST(World, SingleNeedsNoPeers) {
+TEST(World, SingleRankWorldNeedsNoPeers) {
   const auto world = World::single();
   at::Tensor tensor = at::full({2}, 3.0);
   all_reduce(*world->group(), tensor, ReduceOp::kAvg).wait();

@@ -6,7 +6,7 @@
 namespace tessera::comm {
 namespace {
 
-TEST(ControlPlane, HundredRanksMeetAndWatchOverOneAnother) {
+TEST(ControlPlane, HundredRanksStayWithinStoreAndDescriptorLimits) {
   const ControlPlane found = run_control_plane(104, 8);
   EXPECT_EQ(found.ended_well, 104);
   EXPECT_LT(found.store_bytes / 104, 4096);

@@ -8,7 +8,7 @@
 namespace tessera::comm {
 namespace {
 
-TEST(ControlPlaneSlow, AThousandHostsMeetWithinTenSeconds) {
+TEST(ControlPlaneSlow, RendezvousOfAThousandHostsTakesUnderTenSeconds) {
   const char* given = std::getenv("TESSERA_TEST_RANKS");
   const int size = given ? std::atoi(given) : 8000;
   const ControlPlane found = run_control_plane(size, 8);
@@ -26,7 +26,7 @@ TEST(ControlPlaneSlow, AThousandHostsMeetWithinTenSeconds) {
 
 // One rank makes groups like those of all mesh dimensions. Neither time nor memory may grow with the square of the
 // world size.
-TEST(ControlPlaneSlow, GroupsOfAThousandHostsCostWhatTheirRanksDo) {
+TEST(ControlPlaneSlow, MemoryOfGroupsIsLinearInTheWorldSize) {
   for (const int hosts : {125, 1000}) {
     const int size = hosts * 8;
     const double before = scale::resident_bytes(), start = clock_seconds();

@@ -39,7 +39,7 @@ CoreShares shares(const HostCores& host, int ranks, PinMode mode = PinMode::kAut
   return share_cores(host, ranks, mode, environment(std::move(values)));
 }
 
-TEST(CoreShares, RanksGetWholeCoresOfOneMemoryNode) {
+TEST(CoreShares, RanksGetFullCoresOfOneNumaNode) {
   const auto found = shares(two_nodes(), 4);
   ASSERT_EQ(found.of_ranks.size(), 4u) << found.unbound_reason;
   EXPECT_THAT(found.of_ranks[0].cores, ElementsAre(0, 8, 1, 9));
@@ -49,7 +49,7 @@ TEST(CoreShares, RanksGetWholeCoresOfOneMemoryNode) {
   EXPECT_EQ(found.threads, 2);  // not 4, because two hyperthreads share a core
 }
 
-TEST(CoreShares, AreOfTheCoresThatMayBeUsed) {
+TEST(CoreShares, OnlyCoresOfTheAffinityMaskAreUsed) {
   HostCores host = two_nodes();
   std::erase_if(host.allowed, [](const LogicalCore& core) { return core.number < 2 || core.number > 7; });
   const auto found = shares(host, 2);  // as after taskset -c 2-7
@@ -60,7 +60,7 @@ TEST(CoreShares, AreOfTheCoresThatMayBeUsed) {
   EXPECT_EQ(found.threads, 3);
 }
 
-TEST(CoreShares, RanksAreNotBoundWhereThatCouldSlowThemDown) {
+TEST(CoreShares, RanksAreNotBoundWhenBindingCouldSlowThemDown) {
   EXPECT_THAT(shares(two_nodes(), 9).unbound_reason, HasSubstr("9 ranks share 8 cores"));
   EXPECT_THAT(shares(two_nodes(), 8).unbound_reason, HasSubstr("one core"));
   EXPECT_THAT(shares(two_nodes(), 1).unbound_reason, HasSubstr("all cores"));
@@ -73,7 +73,7 @@ TEST(CoreShares, RanksAreNotBoundWhereThatCouldSlowThemDown) {
   EXPECT_EQ(shares(two_nodes(), 9).threads, 1);
 }
 
-TEST(CoreShares, WhatTheUserSaysWins) {
+TEST(CoreShares, UserSettingsTakePrecedence) {
   EXPECT_THAT(shares(two_nodes(), 4, PinMode::kAuto, {{"OMP_NUM_THREADS", "8"}}).unbound_reason,
               HasSubstr("OMP_NUM_THREADS=8"));
   EXPECT_EQ(shares(two_nodes(), 4, PinMode::kAuto, {{"OMP_NUM_THREADS", "1"}}).unbound_reason, "");
@@ -85,7 +85,7 @@ TEST(CoreShares, WhatTheUserSaysWins) {
   EXPECT_THROW(parse_pin_mode("yes"), Error);
 }
 
-TEST(CoreShares, AreAtTheMemoryNodesOfTheRanksGpus) {
+TEST(CoreShares, CoresAreOnTheNumaNodesOfTheRanksGpus) {
   HostCores host = two_nodes();
   host.gpu_nodes = {1, 1, 0, 0};
   const auto found = shares(host, 4);
@@ -106,7 +106,7 @@ TEST(CoreShares, AreAtTheMemoryNodesOfTheRanksGpus) {
   }
 }
 
-TEST(CoreShares, TheTopologyIsReadFromTheKernel) {
+TEST(CoreShares, TopologyIsReadFromProcAndSys) {
   const testing::TempFolder root;
   const auto write = [&](const std::string& path, const std::string& text) {
     std::filesystem::create_directories((root / path).parent_path());

@@ -93,7 +93,7 @@ TEST(FakeWorld, NeedsNoMemoryForTensorsOnTheMetaDevice) {
   EXPECT_EQ(fake.account->of(Op::kAllGather).bytes, 1023ULL << 31);
 }
 
-TEST(FakeWorld, ChecksWhatARealOneChecks) {
+TEST(FakeWorld, ChecksArgumentsLikeARealWorld) {
   FakeRank fake(1, 4);
   EXPECT_THROW(all_gather_into(*fake.world->group(), at::empty({7}), at::empty({2})), Error);
   EXPECT_THROW(fake.world->new_group({0, 2}, "x"), Error);

@@ -37,7 +37,7 @@ void expect_all_fail(const RendezvousFlags& flags, const std::vector<std::string
 
 TEST(Faults, KilledRanksAreNamedByEverySurvivor) { expect_survivors_to_notice(20, std::random_device()()); }
 
-TEST(Faults, AKilledRankIsNoticedByRanksThatCompute) {
+TEST(Faults, RanksThatComputeDetectAKilledRank) {
   Fleet fleet(3, {}, [](const auto& world) {
     barrier(*world->group());
     Fleet::ready();
@@ -56,7 +56,7 @@ TEST(Faults, AKilledRankIsNoticedByRanksThatCompute) {
   }
 }
 
-TEST(Faults, ARankWhoseConnectionsDoNotCloseIsEnded) {
+TEST(Faults, RankWhoseConnectionsDoNotCloseIsTerminated) {
   Fleet fleet(2, {.timeout = seconds(60)}, [](const auto& world) {
     barrier(*world->group());
     Fleet::ready();
@@ -77,7 +77,7 @@ TEST(Faults, ARankWhoseConnectionsDoNotCloseIsEnded) {
               AllOf(HasSubstr("rank 1 has ended without an error message"), HasSubstr("connections do not close")));
 }
 
-TEST(Faults, AStoppedRankIsNamed) {
+TEST(Faults, StoppedRankIsNamedInTheError) {
   Fleet fleet(3, {.timeout = seconds(60)}, [](const auto& world) {
     barrier(*world->group());
     Fleet::ready();
@@ -94,7 +94,7 @@ TEST(Faults, AStoppedRankIsNamed) {
   }
 }
 
-TEST(Faults, APauseOfTheWholeWorldIsNone) {
+TEST(Faults, PauseOfAllRanksIsNoFailure) {
   Fleet fleet(3, {.timeout = seconds(60)}, [](const auto& world) {
     Group& group = *world->group();
     barrier(group);
@@ -165,7 +165,7 @@ TEST(Faults, AMismatchedMessageIsRefusedByItsReceiver) {
               AllOf(HasSubstr("send(to 1, tag 0) of float32 [4]"), HasSubstr("recv(from 0, tag 0) of float32 [5]")));
 }
 
-TEST(Faults, AtATimeoutTheRanksThatDisagreeAreNamed) {
+TEST(Faults, TimeoutErrorNamesRanksWithDifferentCalls) {
   const testing::TempFolder folder;
   expect_all_fail({.timeout = seconds(2), .trace_folder = folder.path().string()},
                   {"the ranks disagree on call 2 of group 'world'", "rank 0 calls barrier",
@@ -185,7 +185,7 @@ TEST(Faults, AtATimeoutTheRanksThatDisagreeAreNamed) {
 }
 
 // Rank 1 computes instead of the call. Its process is ended although it starts no collective.
-TEST(Faults, ARankThatSkipsACallIsNamedAndEnded) {
+TEST(Faults, RankThatSkipsACollectiveIsNamedAndTerminated) {
   const testing::TempFolder folder;
   expect_all_fail({.timeout = seconds(2), .trace_folder = folder.path().string()},
                   {"rank 1 has not made all_reduce(sum) of float32 [4] for loss (call 3 of group 'world')",
@@ -201,7 +201,7 @@ TEST(Faults, ARankThatSkipsACallIsNamedAndEnded) {
   EXPECT_EQ(diagnosis.culprit, 1);
 }
 
-TEST(Faults, RanksThatWaitForOneAnotherInTwoGroupsAreADeadlock) {
+TEST(Faults, CyclicWaitInTwoGroupsIsReportedAsDeadlock) {
   expect_all_fail({.timeout = seconds(2)}, {"wait for one another", "of group 'a'", "of group 'b'"},
                   [](const auto& world) {
                     const auto a = world->new_group({0, 1, 2}, "a"), b = world->new_group({0, 1, 2}, "b");
@@ -210,14 +210,14 @@ TEST(Faults, RanksThatWaitForOneAnotherInTwoGroupsAreADeadlock) {
                   });
 }
 
-TEST(Faults, WithoutCheckATimeoutIsAnErrorOnAllRanksAllTheSame) {
+TEST(Faults, TimeoutIsAnErrorOnAllRanksWithoutSignatureCheck) {
   expect_all_fail({.timeout = seconds(2), .check = "off"}, {"timed out after 2 s"}, [](const auto& world) {
     if (world->rank() == 1) std::this_thread::sleep_for(seconds(50));
     barrier(*world->group());
   });
 }
 
-TEST(Faults, ARankThatLeavesWhileOthersNeedItIsNamed) {
+TEST(Faults, RankThatExitsWhileOthersNeedItIsNamed) {
   Fleet fleet(3, {.timeout = seconds(10)}, [](const auto& world) {
     barrier(*world->group());
     if (world->rank() == 1) return;
@@ -230,7 +230,7 @@ TEST(Faults, ARankThatLeavesWhileOthersNeedItIsNamed) {
   }
 }
 
-TEST(Faults, ARankThatFailsOnItsOwnIsNamedByTheOthersAtOnce) {
+TEST(Faults, RankWithALocalErrorIsNamedByTheOthersAtOnce) {
   Fleet fleet(3, {.timeout = seconds(60)}, [](const auto& world) {
     Group& group = *world->group();
     barrier(group);
@@ -247,7 +247,7 @@ TEST(Faults, ARankThatFailsOnItsOwnIsNamedByTheOthersAtOnce) {
   }
 }
 
-TEST(Faults, ASignalWritesTheFlightRecordAndTheRunGoesOn) {
+TEST(Faults, SignalWritesTheFlightRecordAndTheRunContinues) {
   const testing::TempFolder folder;
   Fleet fleet(2, {.timeout = seconds(60), .trace_folder = folder.path().string()}, [](const auto& world) {
     Group& group = *world->group();
@@ -268,7 +268,7 @@ TEST(Faults, ASignalWritesTheFlightRecordAndTheRunGoesOn) {
   EXPECT_EQ(records[0].calls[0].state, CallState::kFinished);
 }
 
-TEST(Faults, ThreadRanksThatDisagreeAreNamedAtATimeout) {
+TEST(Faults, TimeoutErrorNamesThreadRankThatSkipsACollective) {
   try {
     run_thread_ranks(2,
                      [](const auto& world) {

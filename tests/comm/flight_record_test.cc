@@ -82,7 +82,7 @@ TEST(FlightRecorder, KeepsTheLastCallsWithTimesAndState) {
   EXPECT_LE(record.calls[2].waiting_us, record.written_us);
 }
 
-TEST(FlightRecorder, SummaryHoldsTheCallAskedForAndStaysSmall) {
+TEST(FlightRecorder, SummaryContainsTheRequestedCallAndStaysSmall) {
   FlightRecorder recorder(0, 3);
   recorder.add_group({.id = kWorld, .name = "world", .ranks = {0, 1, 2}});
   recorder.add_group({.id = kOther, .name = "other", .ranks = {0, 1, 2}});
@@ -101,7 +101,7 @@ TEST(FlightRecorder, SummaryHoldsTheCallAskedForAndStaysSmall) {
   EXPECT_TRUE(has(900));
 }
 
-TEST(FlightRecord, ReadsBackWhatItWrites) {
+TEST(FlightRecord, JsonRoundTripIsLossless) {
   const auto written = rank_in(2, {barrier_of(kWorld, 1), sum_of(2, "model.\"norm\"\n"), message(Op::kRecv, 2, 1)});
   const auto read = parse_flight_record(to_json(written), "x");
   EXPECT_EQ(to_json(read), to_json(written));
@@ -110,7 +110,7 @@ TEST(FlightRecord, ReadsBackWhatItWrites) {
   EXPECT_EQ(to_string(read.calls[2].signature), "recv(from 1, tag 3)");
 }
 
-TEST(FlightRecord, WhatIsCutOrChangedIsAFormatError) {
+TEST(FlightRecord, TruncatedOrChangedRecordIsAFormatError) {
   const std::string good = to_json(rank_in(1, {barrier_of(kWorld, 1), sum_of(2)}));
   const auto refused = [](const std::string& text) {
     try {
@@ -142,7 +142,7 @@ TEST(FlightRecord, WhatIsCutOrChangedIsAFormatError) {
   EXPECT_TRUE(refused("[]"));
 }
 
-TEST(FlightRecord, AFolderHoldsTheRecordsOfOneRun) {
+TEST(FlightRecord, FolderMustHoldTheRecordsOfOneRun) {
   const TempFolder folder;
   const auto refused = [&](ErrorKind kind, const std::filesystem::path& path) {
     try {
@@ -168,7 +168,7 @@ TEST(FlightRecord, AFolderHoldsTheRecordsOfOneRun) {
   EXPECT_TRUE(refused(ErrorKind::kFormat, folder.path()));
 }
 
-TEST(FlightRecord, RanksOfAGroupMayBeRuns) {
+TEST(FlightRecord, RankListsMayBeWrittenAsRanges) {
   FlightRecord record = rank_in(0, {sum_of(1)});
   record.world_size = 8000;
   std::vector<int> all(8000);
@@ -190,7 +190,7 @@ TEST(FlightRecord, RanksOfAGroupMayBeRuns) {
   }
 }
 
-TEST(FlightRecord, TheLastRunOfAFolderIsRead) {
+TEST(FlightRecord, LatestRunOfAFolderIsRead) {
   const TempFolder folder;
   publish_file(folder / flight_record_name(0), to_json(rank_in(0, {sum_of(1)})));
   EXPECT_EQ(last_records(folder.path()), folder.path());
@@ -211,7 +211,7 @@ TEST(FlightRecord, TheLastRunOfAFolderIsRead) {
 
 // A run must not change other contents of the folder: previous/, which an earlier version of Tessera wrote, and the
 // records of other runs.
-TEST(FlightRecord, ARunLeavesAloneWhatIsNotItsOwn) {
+TEST(FlightRecord, RunLeavesOtherFilesOfTheFolderUnchanged) {
   const TempFolder folder;
   std::filesystem::create_directory(folder / "previous");
   publish_file(folder / "previous" / "thesis.txt", "precious");
@@ -252,27 +252,27 @@ TEST(Diagnosis, NamesTheRankThatHasNotMadeTheCall) {
 }
 
 // Rank 0 waits for rank 1 in one group, rank 1 waits for rank 2 in another, and rank 2 waits for no rank.
-TEST(Diagnosis, FollowsTheWaitsToTheirEnd) {
+TEST(Diagnosis, FollowsChainsOfWaitingRanksToTheCulprit) {
   const auto found = diagnose({rank_in(0, {sum_of(1)}), rank_in(1, {barrier_of(kOther, 1)}), rank_in(2, {}, false)});
   EXPECT_EQ(found.cause, HangCause::kAbsent);
   EXPECT_EQ(found.culprit, 2);
   EXPECT_THAT(found.text, HasSubstr("it has made no call of this group"));
 }
 
-TEST(Diagnosis, FindsACircle) {
+TEST(Diagnosis, ReportsACyclicWaitAsDeadlock) {
   const auto found = diagnose({rank_in(0, {sum_of(1)}), rank_in(1, {barrier_of(kOther, 1)}), rank_in(2, {sum_of(1)})});
   EXPECT_EQ(found.cause, HangCause::kDeadlock);
   EXPECT_THAT(found.text, HasSubstr("ranks 0, 1 wait for one another"));
 }
 
-TEST(Diagnosis, ARankWithoutARecordIsSilentUnlessItLeft) {
+TEST(Diagnosis, RankWithoutARecordIsReportedAsSilentUnlessItExited) {
   const std::vector<FlightRecord> records = {rank_in(0, {sum_of(1)}), rank_in(1, {sum_of(1)})};
   EXPECT_EQ(diagnose(records).cause, HangCause::kSilent);
   EXPECT_EQ(diagnose(records).culprit, 2);
   EXPECT_EQ(diagnose(records, {2}).cause, HangCause::kLeft);
 }
 
-TEST(Diagnosis, AReceiverWaitsForItsSenderAlone) {
+TEST(Diagnosis, ReceiverWaitsOnlyForItsSender) {
   const auto found = diagnose({rank_in(0, {sum_of(1)}, false), rank_in(1, {sum_of(1), message(Op::kRecv, 1, 2)}),
                                rank_in(2, {sum_of(1)}, false)});
   EXPECT_EQ(found.cause, HangCause::kAbsent);
@@ -283,7 +283,7 @@ TEST(Diagnosis, AReceiverWaitsForItsSenderAlone) {
 }
 
 // A comparison of each rank with each other rank would take minutes.
-TEST(Diagnosis, ThousandsOfRanksAreLookedThrough) {
+TEST(Diagnosis, HandlesThousandsOfRanks) {
   constexpr int kRanks = 8000;
   FlightRecord waits = rank_in(0, {sum_of(1)}), computes = rank_in(0, {}, false);
   waits.world_size = computes.world_size = kRanks;
@@ -300,7 +300,7 @@ TEST(Diagnosis, ThousandsOfRanksAreLookedThrough) {
   EXPECT_EQ(found.culprit, 4321);
 }
 
-TEST(Diagnosis, SaysWhenNothingIsWrong) {
+TEST(Diagnosis, ReportsNoCauseWhenNothingIsWrong) {
   EXPECT_EQ(diagnose({rank_in(0, {sum_of(1)}, false)}).cause, HangCause::kNone);
   EXPECT_EQ(diagnose({rank_in(0, {sum_of(1)}), rank_in(1, {sum_of(1)}), rank_in(2, {sum_of(1)})}).cause,
             HangCause::kAllInside);

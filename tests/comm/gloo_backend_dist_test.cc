@@ -23,9 +23,9 @@ namespace {
 using namespace std::chrono_literals;
 
 // Connections over loopback that do not belong to the back-end. A thread opens them while the back-end is made.
-class Strangers {
+class UnrelatedConnections {
  public:
-  Strangers() {
+  UnrelatedConnections() {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -43,7 +43,7 @@ class Strangers {
       }
     });
   }
-  ~Strangers() {
+  ~UnrelatedConnections() {
     stop();
     for (const int end : ends_) ::close(end);
     ::close(listener_);
@@ -85,30 +85,30 @@ c10::intrusive_ptr<c10d::Store> part_of(World& world, const std::string& name) {
   return c10::make_intrusive<c10d::PrefixStore>(name, c10::intrusive_ptr<c10d::Store>::reclaim_copy(&world.store()));
 }
 
-TESSERA_RANKS_TEST(GlooAbort, EndsWaitsAndLeavesConnectionsAloneThatOthersOpenMeanwhile, (2, 3)) {
+TESSERA_RANKS_TEST(GlooAbort, EndsWaitsAndKeepsUnrelatedConnectionsOpen, (2, 3)) {
   const auto store = part_of(*world, "gloo_abort");
-  Strangers strangers;
-  const size_t before = strangers.count();
+  UnrelatedConnections unrelated;
+  const size_t before = unrelated.count();
   const auto backend =
       make_gloo_backend(store, {.rank = world->rank(), .size = world->size(), .loopback = true, .timeout = 60s});
-  while (strangers.count() == before && before < Strangers::kMost) {
-    std::this_thread::yield();  // the thread of `strangers` may not have run yet
+  while (unrelated.count() == before && before < UnrelatedConnections::kMost) {
+    std::this_thread::yield();  // the thread of `unrelated` may not have run yet
   }
-  strangers.stop();
+  unrelated.stop();
   backend->barrier()->wait();
   std::vector<at::Tensor> tensors = {at::ones({1})};
   c10::intrusive_ptr<c10d::Work> waits;
   if (world->rank() == 0) waits = backend->recv(tensors, 1, 0);
   barrier(*world->group());
   backend->abort();
-  EXPECT_EQ(strangers.broken(), 0U);
+  EXPECT_EQ(unrelated.broken(), 0U);
   if (waits) {
     EXPECT_ANY_THROW(waits->wait());
   }
   barrier(*world->group());
 }
 
-TESSERA_RANKS_TEST(GlooWords, RanksOfSeveralHostsKnowOneAnother, (2, 3, 4)) {
+TESSERA_RANKS_TEST(GlooAuthentication, AuthenticatesRanksOfSeveralHosts, (2, 3, 4)) {
   const auto backend = make_gloo_backend(
       part_of(*world, "words"),
       {.rank = world->rank(), .size = world->size(), .loopback = false, .other_host = "127.0.0.1", .timeout = 60s});
@@ -120,7 +120,7 @@ TESSERA_RANKS_TEST(GlooWords, RanksOfSeveralHostsKnowOneAnother, (2, 3, 4)) {
 
 // The last rank is a plain Gloo process. It knows the addresses of the other ranks and sends a message of its own,
 // without the group's secret. The other ranks must refuse it.
-TESSERA_RANKS_TEST(GlooWords, AStrangerInTheLastRanksPlaceIsNoRank, (2, 3)) {
+TESSERA_RANKS_TEST(GlooAuthentication, RefusesAProcessWithoutTheGroupSecret, (2, 3)) {
   const auto store = part_of(*world, "stranger");
   const int size = world->size(), last = size - 1;
   if (world->rank() == last) {

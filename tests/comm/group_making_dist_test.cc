@@ -30,7 +30,7 @@ void expect_others_to_name(Fleet& fleet, int size, int victim) {
 }
 
 // Rank `victim` dies before it makes the second group. The other ranks wait in the handshake for its message.
-TEST(GroupMaking, EveryRankNamesTheOneThatDiesInTheHandshake) {
+TEST(GroupMaking, EveryRankNamesTheRankThatDiesInTheHandshake) {
   for (const std::string backend : {"shm", "gloo"}) {
     for (const int victim : {0, 2}) {
       SCOPED_TRACE(fmt::format("{}, rank {} dies", backend, victim));
@@ -51,7 +51,7 @@ TEST(GroupMaking, EveryRankNamesTheOneThatDiesInTheHandshake) {
 
 // Before the watchdog runs, only a timeout shows that a rank is missing. All ranks must name the missing rank, whether
 // the store outlives rank 0 (files) or ends with it.
-TEST(GroupMaking, ARankThatDiesBetweenTheMeetingAndTheWatchIsNamedByAll) {
+TEST(GroupMaking, RankThatDiesBetweenRendezvousAndWatchdogIsNamedByAll) {
   for (const bool files : {true, false}) {
     SCOPED_TRACE(files ? "store in files" : "store in rank 0");
     const testing::TempFolder folder;

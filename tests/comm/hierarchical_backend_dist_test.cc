@@ -59,13 +59,13 @@ TESSERA_RANKS_TEST(HierarchicalBackend, EqualsAPlainComputation, (4)) {
   }
 }
 
-TESSERA_RANKS_TEST(HierarchicalBackend, TakesThreeHosts, (6)) {
+TESSERA_RANKS_TEST(HierarchicalBackend, SupportsThreeHosts, (6)) {
   const auto group = group_on_hosts(*world, {0, 1, 2, 0, 1, 2});
   ASSERT_EQ(group->backend().getBackendName(), "mixed");
   check_group(*group);
 }
 
-TESSERA_RANKS_TEST(HierarchicalBackend, RunsCallsInTheirOrderWhileTheyAreWaitedForInAnother, (4)) {
+TESSERA_RANKS_TEST(HierarchicalBackend, RunsCallsInOrderWhenWaitedForInReverse, (4)) {
   const auto group = group_on_hosts(*world, {0, 0, 1, 1});
   std::vector<at::Tensor> tensors;
   std::vector<PendingCollective> calls;
@@ -93,7 +93,7 @@ TESSERA_RANKS_TEST(HierarchicalBackend, AddsInAFixedOrder, (4)) {
   }
 }
 
-TESSERA_RANKS_TEST(HierarchicalBackend, LeavesUnevenHostsToGloo, (3)) {
+TESSERA_RANKS_TEST(HierarchicalBackend, UsesGlooForHostsWithDifferentRankCounts, (3)) {
   const auto group = group_on_hosts(*world, {0, 0, 1});
   ASSERT_EQ(group->backend().getBackendName(), "gloo");
   auto tensor = at::ones({10});
@@ -102,7 +102,7 @@ TESSERA_RANKS_TEST(HierarchicalBackend, LeavesUnevenHostsToGloo, (3)) {
 }
 
 // Rank 2 aborts the group. The other ranks must fail before the timeout.
-TEST(HierarchicalBackend, EndsOnAllRanksWhenOneBreaksOff) {
+TEST(HierarchicalBackend, AbortOnOneRankFailsAllRanks) {
   const auto begin = std::chrono::steady_clock::now();
   testing::run_ranks({.size = 4, .mode = testing::RankMode::kThreads}, [](const std::shared_ptr<World>& world) {
     const auto group = group_on_hosts(*world, {0, 0, 1, 1}, std::chrono::seconds(60));

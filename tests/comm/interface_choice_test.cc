@@ -17,7 +17,7 @@ const std::vector<InterfaceAddress> kHost = {{"lo", "127.0.0.1"},   {"lo", "::1"
                                              {"eth0", "10.0.0.7"},  {"eth0", "fd00::7"}, {"eth1", "10.1.0.7"},
                                              {"ib0", "192.168.0.7"}};
 
-TEST(Interface, WishesAreReadAsNcclReadsThem) {
+TEST(InterfaceChoice, PatternsMatchLikeNccl) {
   EXPECT_TRUE(interface_matches("eth", "eth1"));
   EXPECT_TRUE(interface_matches("ib,eth0", "eth0"));
   EXPECT_FALSE(interface_matches("ib,eth0", "eth1"));
@@ -30,7 +30,7 @@ TEST(Interface, WishesAreReadAsNcclReadsThem) {
   EXPECT_FALSE(interface_matches(",", "eth0"));
 }
 
-TEST(Interface, OfSeveralThatFitTheWayToTheOthersCounts) {
+TEST(InterfaceChoice, PrefersTheInterfaceOnTheRouteToOtherHosts) {
   EXPECT_EQ(choose_address(kHost, "eth", "10.1.0.7"), "10.1.0.7");
   EXPECT_EQ(choose_address(kHost, "ib", "10.0.0.7"), "192.168.0.7");  // the setting comes before the kernel's choice
   EXPECT_EQ(choose_address(kHost, "eth", "fd00::9"), "fd00::7");      // of the same address family
@@ -42,7 +42,7 @@ TEST(Interface, OfSeveralThatFitTheWayToTheOthersCounts) {
   EXPECT_EQ(choose_address(kHost, "wlan", "10.0.0.7"), "");
 }
 
-TEST(Interface, AWishThatNothingFitsIsAnErrorThatNamesWhatThereIs) {
+TEST(InterfaceChoice, ErrorWithoutAMatchListsTheInterfaces) {
   ::setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   EXPECT_EQ(own_address("127.0.0.1"), "127.0.0.1");
   ::setenv("GLOO_SOCKET_IFNAME", "=no-such-interface", 1);  // this variable comes before NCCL_SOCKET_IFNAME

@@ -4,7 +4,7 @@
 namespace tessera::comm {
 namespace {
 
-TEST(KilledPhases, TheSurvivorsEndWheneverARankIsKilled) {
+TEST(KilledPhases, SurvivorsExitWheneverARankIsKilled) {
   const char* rounds = std::getenv("TESSERA_TEST_KILLED_RANKS");
   expect_survivors_of_all_phases_to_end(rounds ? std::atoi(rounds) : 2, std::random_device()());
 }

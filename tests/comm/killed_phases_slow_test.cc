@@ -4,7 +4,7 @@
 namespace tessera::comm {
 namespace {
 
-TEST(KilledPhases, TheSurvivorsEndWheneverOneOfThreeHundredRanksIsKilled) {
+TEST(KilledPhases, SurvivorsExitWheneverOneOfThreeHundredRanksIsKilled) {
   expect_survivors_of_all_phases_to_end(300, std::random_device()());
 }
 

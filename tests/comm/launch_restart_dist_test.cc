@@ -56,7 +56,7 @@ int64_t count(const std::string& text, const std::string& word) {
   return found;
 }
 
-TEST(Restart, AllRanksStartAgainUntilAllEndWell) {
+TEST(Restart, AllRanksRestartUntilAllSucceed) {
   const TempFolder folder;
   const auto run = launch({"--nproc", "2", "--max-restarts", "3"},
                           "echo $TORCHELASTIC_RESTART_COUNT.$TORCHELASTIC_MAX_RESTARTS.${TORCHELASTIC_RUN_ID:+id} >> " +
@@ -70,14 +70,14 @@ TEST(Restart, AllRanksStartAgainUntilAllEndWell) {
                              Not(HasSubstr("error"))));
 }
 
-TEST(Restart, TheBudgetEndsTheRunWithTheCodeOfTheLastAttempt) {
+TEST(Restart, RunEndsWithTheLastExitCodeAfterMaxRestarts) {
   const auto run = launch({"--nproc", "2", "--max-restarts", "2"}, "exit $((RANK * (TORCHELASTIC_RESTART_COUNT + 5)))");
   EXPECT_EQ(run.code, 7);
   EXPECT_THAT(run.err, AllOf(HasSubstr("error: rank 1 of 2: ended with exit code 7"),
                              HasSubstr("2 restarts without progress, as many as --max-restarts allows")));
 }
 
-TEST(Restart, StepsThatWereNotReachedBeforeGiveRestartsBack) {
+TEST(Restart, NewStepsResetTheRestartCount) {
   const TempFolder folder;
   const std::string state = (folder / "step").string();
   const auto run = launch({"--nproc", "1", "--max-restarts", "1"},
@@ -87,7 +87,7 @@ TEST(Restart, StepsThatWereNotReachedBeforeGiveRestartsBack) {
   EXPECT_THAT(run.err, HasSubstr("restart 5: rank 0 of 1: ended with exit code 1 (after step 5)"));
 }
 
-TEST(Restart, TwoAlikeFailuresAtOneStepEndTheRun) {
+TEST(Restart, SameFailureTwiceAtOneStepEndsTheRun) {
   const auto run = launch({"--nproc", "2", "--max-restarts", "9"},
                           "test $RANK = 0 && echo 4 > $TESSERA_PROGRESS_FILE; "
                           "until grep -q 4 $TESSERA_PROGRESS_FILE; do sleep 0.02; done; exit 3");
@@ -97,14 +97,14 @@ TEST(Restart, TwoAlikeFailuresAtOneStepEndTheRun) {
                              HasSubstr("Then: rank "), Not(HasSubstr("restart 2:"))));
 }
 
-TEST(Restart, ALauncherThatIsAskedToStopStartsNothingAgain) {
+TEST(Restart, LauncherThatIsAskedToStopDoesNotRestart) {
   const auto run = launch({"--nproc", "1", "--max-restarts", "9"}, "kill -TERM $PPID; sleep 30");
   EXPECT_EQ(run.code, 128 + SIGTERM);
   EXPECT_THAT(run.err, Not(HasSubstr("restart 1")));
 }
 
 // Batch systems announce the end of a job once, by a signal.
-TEST(Restart, ANoticeBetweenTwoAttemptsIsHeard) {
+TEST(Restart, SignalBetweenTwoAttemptsStopsTheRestarts) {
   const TempFolder folder;
   const std::string mark = (folder / "begun").string();
   const auto run =
@@ -117,7 +117,7 @@ TEST(Restart, ANoticeBetweenTwoAttemptsIsHeard) {
   EXPECT_LT(count(run.err, "[launch] restart "), 30) << run.err;
 }
 
-TEST(Restart, AProgramThatFailsWhenItIsToldToStopIsNotStartedAgain) {
+TEST(Restart, ProgramThatFailsOnTheStopSignalIsNotRestarted) {
   const TempFolder folder;
   const std::string script = "echo start >> " + (folder / "starts").string() +
                              "; trap 'exit 3' USR1; kill -USR1 $PPID; while :; do sleep 0.02; done";
@@ -125,7 +125,7 @@ TEST(Restart, AProgramThatFailsWhenItIsToldToStopIsNotStartedAgain) {
   EXPECT_EQ(read_file(folder / "starts"), "start\n");
 }
 
-TEST(Restart, ALongReasonIsCut) {
+TEST(Restart, LongRestartReasonIsTruncated) {
   const TempFolder folder;
   const auto run = launch({"--nproc", "1", "--max-restarts", "1"},
                           "test $TORCHELASTIC_RESTART_COUNT = 0 || { echo ${#TESSERA_RESTART_REASON} > " +
@@ -138,7 +138,7 @@ TEST(Restart, ALongReasonIsCut) {
   EXPECT_LT(length, 8192);
 }
 
-TEST(Restart, UnderNohupAHangUpEndsNothing) {
+TEST(Restart, HangUpIsIgnoredUnderNohup) {
   const auto run = run_process({"sh", "-c",
                                 "trap '' HUP; exec " + testing::program() +
                                     " launch -- sh -c 'kill -HUP $PPID; kill -HUP $$; sleep 0.5; echo went on'"});
@@ -161,7 +161,7 @@ std::vector<Outcome> launch_hosts(int hosts, const std::vector<std::string>& fla
   return outcomes;
 }
 
-TEST(Restart, AllHostsStartAgainWhenARankOfOneFails) {
+TEST(Restart, AllHostsRestartWhenARankOfOneHostFails) {
   const TempFolder folder;
   const auto outcomes =
       launch_hosts(3, {"--max-restarts", "3", "--run-id", "hosts"},
@@ -176,7 +176,7 @@ TEST(Restart, AllHostsStartAgainWhenARankOfOneFails) {
   }
 }
 
-TEST(Restart, OneBudgetIsOfAllHosts) {
+TEST(Restart, MaxRestartsIsSharedByAllHosts) {
   const TempFolder folder;
   const auto outcomes = launch_hosts(2, {"--max-restarts", "2", "--run-id", "budget"},
                                      meet(folder.path(), 2) + "exit $((RANK * (TORCHELASTIC_RESTART_COUNT + 5)))");
@@ -186,7 +186,7 @@ TEST(Restart, OneBudgetIsOfAllHosts) {
                                      HasSubstr("2 restarts without progress, as many as --max-restarts allows")));
 }
 
-TEST(RankOutput, EachRankAndAttemptHasFilesOfItsOwn) {
+TEST(RankOutput, EachRankAndAttemptHasSeparateFiles) {
   const TempFolder folder;
   for (int time = 0; time < 2; ++time) {
     const fs::path marks = folder / fmt::format("marks-{}", time);
@@ -226,7 +226,7 @@ TEST(RankOutput, TeeShowsEveryLineWithItsRank) {
   }
 }
 
-TEST(RankOutput, ALineIsShownWhileTheRankGoesOn) {
+TEST(RankOutput, LinesAreShownWhileTheRankRuns) {
   const TempFolder folder;
   // The rank ends when its line has been shown.
   const auto run = run_process({"sh", "-c",
@@ -236,7 +236,7 @@ TEST(RankOutput, ALineIsShownWhileTheRankGoesOn) {
   EXPECT_EQ(run.out, "[rank0]: now\n") << run.err;
 }
 
-TEST(RankOutput, OnlyTheRanksAskedForAreShown) {
+TEST(RankOutput, LogRankSelectsTheShownRanks) {
   for (const bool by_variable : {false, true}) {
     const std::vector<std::string> flags = by_variable ? std::vector<std::string>{"--nproc", "3"}
                                                        : std::vector<std::string>{"--nproc", "3", "--log-rank", "0,2"};
@@ -254,7 +254,7 @@ TEST(RankOutput, OnlyTheRanksAskedForAreShown) {
   EXPECT_EQ(launch({"--log-rank", "x"}, "true").code, 2);
 }
 
-TEST(Pin, RanksAreBoundToTheirShareWhenAsked) {
+TEST(Pin, PinOnBindsRanksToDifferentCores) {
   if (usable_cores() < 2) {
     GTEST_SKIP() << "one core";
   }

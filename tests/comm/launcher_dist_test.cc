@@ -111,7 +111,7 @@ void kill_guard() {
 }
 
 // Makes a process in a session of its own whose parent ends, and which then ends itself. The launcher must reap it.
-void leave_an_orphan_to_bury() {
+void leave_an_orphan_to_reap() {
   int line[2];
   TESSERA_CHECK(::pipe(line) == 0, ErrorKind::kInternal, "[test] pipe");
   const pid_t child = ::fork();
@@ -149,7 +149,7 @@ void run_rank(const std::string& mode) {
   }
   if (mode.starts_with("guard") || mode == "orphan") {
     barrier(*world->group());
-    if (rank == 1 && mode == "orphan") leave_an_orphan_to_bury();
+    if (rank == 1 && mode == "orphan") leave_an_orphan_to_reap();
     if (rank == 1 && mode != "orphan") kill_guard();
     barrier(*world->group());
     if (mode != "guard_and_launcher") return;
@@ -240,7 +240,7 @@ struct Launched {
   }
 };
 
-TEST(Launcher, RanksMeetAndTheirEndIsClean) {
+TEST(Launcher, RanksRendezvousAndExitCleanly) {
   const Launched run("ok");
   EXPECT_EQ(run.result.exit_code, 0) << run.result.err;
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(std::stof(run.read(fmt::format("sum-{}", rank))), 3.0F);
@@ -248,7 +248,7 @@ TEST(Launcher, RanksMeetAndTheirEndIsClean) {
   EXPECT_TRUE(run.all_gone());
 }
 
-TEST(Launcher, NothingListensBeyondLoopback) {
+TEST(Launcher, RanksListenOnLoopbackOnly) {
   for (const std::string mode : {"listen-gloo", "listen-auto"}) {
     SCOPED_TRACE(mode);
     const Launched run(mode);
@@ -274,7 +274,7 @@ TEST(Launcher, AThrowingRankEndsTheOthersAndItsMessageIsPrintedOnce) {
   EXPECT_TRUE(run.all_gone());
 }
 
-TEST(Launcher, AKilledRankIs137WithAHintAtMemory) {
+TEST(Launcher, KilledRankGivesExitCode137AndAMemoryHint) {
   const Launched run("kill");
   EXPECT_EQ(run.result.exit_code, 137);
   EXPECT_THAT(run.result.err, HasSubstr("rank 1 of 3: ended by signal 9 (Killed)"));
@@ -291,7 +291,7 @@ TEST(Launcher, AStoppedRankIsKilledWithTheOthers) {
   EXPECT_TRUE(run.all_gone());
 }
 
-TEST(Launcher, AnInterruptIsPassedOn) {
+TEST(Launcher, InterruptIsForwardedToTheRanks) {
   const Launched run("interrupt");
   EXPECT_EQ(run.result.exit_code, 130);
   EXPECT_EQ(run.result.err.find("tessera: error"), std::string::npos) << run.result.err;
@@ -299,37 +299,37 @@ TEST(Launcher, AnInterruptIsPassedOn) {
   EXPECT_TRUE(run.all_gone());
 }
 
-TEST(Launcher, RanksThatStopCleanlyWhenAskedToAreSuccess) {
+TEST(Launcher, CleanExitOfRanksOnSigtermIsSuccess) {
   const Launched run("term");
   EXPECT_EQ(run.result.exit_code, 0) << run.result.err;
   EXPECT_LT(run.seconds_to_end(), kPromptSeconds);
   EXPECT_TRUE(run.all_gone());
 }
 
-TEST(Launcher, RanksWhatTheyStartedAndFilesEndWithAKilledLauncher) {
+TEST(Launcher, KilledLauncherLeavesNoProcessesOrFiles) {
   const Launched run("kill_launcher");
   EXPECT_EQ(run.result.exit_code, 137);
   EXPECT_TRUE(eventually(30, [&] { return run.all_gone(); }));
 }
 
-TEST(Launcher, AKilledHelperIsReplacedAndTheRunEndsWell) {
+TEST(Launcher, KilledGuardProcessIsReplacedAndTheRunSucceeds) {
   const Launched run("guard");
   EXPECT_EQ(run.result.exit_code, 0) << run.result.err;
   EXPECT_TRUE(run.all_gone());
 }
 
-TEST(Launcher, TheHelperInTheKilledOnesPlaceOutlivesTheLauncher) {
+TEST(Launcher, ReplacedGuardProcessCleansUpAfterAKilledLauncher) {
   const Launched run("guard_and_launcher");
   EXPECT_EQ(run.result.exit_code, 137);
   EXPECT_TRUE(eventually(30, [&] { return run.all_gone(); }));
 }
 
-TEST(Launcher, OrphansThatEndAreBuriedWhileTheRunGoesOn) {
+TEST(Launcher, LauncherReapsOrphansDuringTheRun) {
   const Launched run("orphan");
   EXPECT_EQ(run.result.exit_code, 0) << run.result.err;
 }
 
-TEST(Torchrun, IsJoinedAndShowsTheMessageOfTheRankAtFault) {
+TEST(Torchrun, RanksRendezvousAndTheRootCauseIsShown) {
   const TempFolder folder;
   for (const char* mode : {"ok", "fail"}) {
     const auto run =
@@ -350,7 +350,7 @@ TEST(Torchrun, IsJoinedAndShowsTheMessageOfTheRankAtFault) {
   EXPECT_EQ(std::stof(read_file(folder / "sum-1")), 2.0F);
 }
 
-TEST(Launcher, ReturnsTheCodeOfAnyProgramAndGivesItTorchrunsVariables) {
+TEST(Launcher, ReturnsTheExitCodeAndSetsTorchrunVariables) {
   EXPECT_EQ(launch_local_ranks({"sh", "-c", "exit $((RANK * 7))"}, {.nproc = 2}), 7);
   EXPECT_EQ(launch_local_ranks({"sh", "-c",
                                 "test $WORLD_SIZE = 4 && test $LOCAL_WORLD_SIZE = 2 && test $GROUP_RANK = 1 && "
@@ -359,14 +359,14 @@ TEST(Launcher, ReturnsTheCodeOfAnyProgramAndGivesItTorchrunsVariables) {
             0);
 }
 
-TEST(Launcher, HostsMayHaveUnlikeNumbersOfRanks) {
+TEST(Launcher, HostsMayHaveDifferentNumbersOfRanks) {
   EXPECT_EQ(launch_local_ranks(
                 {"sh", "-c", "test $WORLD_SIZE = 6 && test $LOCAL_WORLD_SIZE = 2 && test $RANK = $((4 + LOCAL_RANK))"},
                 {.nproc_of_hosts = {4, 2}, .nnodes = 2, .node_rank = 1, .master = "h:9"}),
             0);
 }
 
-TEST(Launcher, ARunOfSeveralHostsHasAName) {
+TEST(Launcher, RunOfSeveralHostsHasARunId) {
   ::unsetenv("TESSERA_RUN_ID");
   const LauncherOptions hosts = {.nproc = 1, .nnodes = 2, .node_rank = 1, .master = "h:9"};
   LauncherOptions named = hosts;
@@ -377,7 +377,7 @@ TEST(Launcher, ARunOfSeveralHostsHasAName) {
   EXPECT_EQ(launch_local_ranks({"sh", "-c", script, "secret"}, hosts), 0);
 }
 
-TEST(Launcher, CoresAreThoseThatItMayUse) {
+TEST(Launcher, CoreCountRespectsTheAffinityMask) {
   ::unsetenv("OMP_NUM_THREADS");
   cpu_set_t before, one;
   ASSERT_EQ(::sched_getaffinity(0, sizeof before, &before), 0);
@@ -390,7 +390,7 @@ TEST(Launcher, CoresAreThoseThatItMayUse) {
   ::sched_setaffinity(0, sizeof before, &before);
 }
 
-TEST(Launcher, WhatCannotBeIsRefused) {
+TEST(Launcher, RefusesInvalidOptions) {
   const auto refused = [](const std::vector<std::string>& arguments, const LauncherOptions& options) {
     try {
       launch_local_ranks(arguments, options);
@@ -410,7 +410,7 @@ TEST(Launcher, WhatCannotBeIsRefused) {
   EXPECT_TRUE(refused({"true"}, {.nproc = 2, .nnodes = 2, .node_rank = 0, .master = "h"}));
 }
 
-TEST(ErrorReport, IsReadBackAndRubbishIsNone) {
+TEST(ErrorReport, ParsesReportsAndIgnoresInvalidFiles) {
   const TempFolder folder;
   const auto text = [&](const std::string& content) {
     publish_file(folder / "e.json", content);

@@ -76,7 +76,7 @@ Signature call(uint64_t number) {
   return sign({.group = "world", .members = 1, .sequence = number, .op = Op::kBarrier});
 }
 
-TEST(Monitor, AVerdictBreaksOffThoughTheFileSystemHangs) {
+TEST(Monitor, FailureReportAbortsGroupsWhileTheFileSystemHangs) {
   HungDisk disk;
   bool broken_off = false;
   {
@@ -96,7 +96,7 @@ TEST(Monitor, AVerdictBreaksOffThoughTheFileSystemHangs) {
   }                                                             // the destructor does not hang
 }
 
-TEST(Monitor, ARecordIsOnDiskWhenTheMonitorIsGone) {
+TEST(Monitor, DestructorFinishesWritingTheRecord) {
   const testing::TempFolder folder;
   {
     Monitor monitor({.rank = 3, .size = 4, .trace_folder = folder / "a" / "b"});
@@ -177,7 +177,7 @@ std::string text_of(const std::function<void()>& action) {
   return "no error";
 }
 
-TEST(Monitor, ACallThatIsOnlyOrderedOnAStreamIsUnderWayUntilItHasRun) {
+TEST(Monitor, CallOnAStreamStaysPendingUntilTheDeviceHasRunIt) {
   Monitor monitor({.timeout = milliseconds(1)});
   std::vector<CallFailure> reported_failures;
   monitor.set_reporter(std::make_unique<SilentReporter>(reported_failures));
@@ -201,7 +201,7 @@ TEST(Monitor, ACallThatIsOnlyOrderedOnAStreamIsUnderWayUntilItHasRun) {
   EXPECT_TRUE(reported_failures[0].timed_out);
 }
 
-TEST(Monitor, ACallThatFailsOnItsDeviceIsFailedAndReported) {
+TEST(Monitor, CallThatFailsOnTheDeviceIsReported) {
   for (const bool in_error : {false, true}) {
     Monitor monitor({});
     std::vector<CallFailure> reported_failures;
@@ -230,7 +230,7 @@ TEST(Monitor, ACallThatFailsOnItsDeviceIsFailedAndReported) {
 }
 
 // Without a watchdog no thread checks calls while the ranks compute.
-TEST(Monitor, TheNextCallSaysThatOneHasFailedOnItsDevice) {
+TEST(Monitor, NextCallReportsAnEarlierFailureOnTheDevice) {
   const auto monitor = std::make_shared<Monitor>(MonitorOptions{.size = 2});
   const auto group = group_of_device(monitor);
   const auto work = c10::make_intrusive<DeviceWork>();
@@ -244,7 +244,7 @@ TEST(Monitor, TheNextCallSaysThatOneHasFailedOnItsDevice) {
                                          "device: NCCL error: remote process exited")));
 }
 
-TEST(Monitor, AWaitForACallThatHasFailedOnItsDeviceThrows) {
+TEST(Monitor, WaitThrowsForACallThatFailedOnTheDevice) {
   const auto monitor = std::make_shared<Monitor>(MonitorOptions{.size = 2});
   std::vector<CallFailure> reported_failures;
   monitor->set_reporter(std::make_unique<SilentReporter>(reported_failures));
@@ -262,7 +262,7 @@ TEST(Monitor, AWaitForACallThatHasFailedOnItsDeviceThrows) {
 
 // NCCL makes a communicator at the start of a group's first call. The start blocks until all ranks of the group take
 // part.
-TEST(Monitor, ARankThatIsAbsentFromAStartThatBlocksIsNamed) {
+TEST(Monitor, RankMissingInABlockingStartIsNamed) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::shared_ptr<Monitor>> monitors;
   for (int rank = 0; rank < 2; ++rank) {
@@ -290,7 +290,7 @@ TEST(Monitor, ARankThatIsAbsentFromAStartThatBlocksIsNamed) {
   for (const auto& monitor : monitors) monitor->leave(true);
 }
 
-TEST(Monitor, ACallThatIsRefusedAtItsStartIsNoLongerUnderWay) {
+TEST(Monitor, CallRefusedAtItsStartIsNoLongerPending) {
   const auto monitor = std::make_shared<Monitor>(MonitorOptions{.size = 2});
   const auto group = group_of_device(monitor);
   const auto start = [](c10d::Backend&) -> c10::intrusive_ptr<c10d::Work> { raise(ErrorKind::kShape, "no such op"); };
@@ -299,7 +299,7 @@ TEST(Monitor, ACallThatIsRefusedAtItsStartIsNoLongerUnderWay) {
 }
 
 // The abort of a back-end may have to wait until the start of a call returns.
-TEST(Monitor, TheWatchGoesOnWhileAStartHoldsUpTheEndOfItsGroup) {
+TEST(Monitor, FailureReportDoesNotBlockOnAnAbortThatWaitsForAStart) {
   std::atomic<bool> returned = false, broken_off = false;
   Monitor monitor({});
   monitor.set_abort_groups([&] {
@@ -315,7 +315,7 @@ TEST(Monitor, TheWatchGoesOnWhileAStartHoldsUpTheEndOfItsGroup) {
   EXPECT_TRUE(broken_off);
 }
 
-TEST(Monitor, WithoutAWatchCallsThatHaveRunAreLetGo) {
+TEST(Monitor, FinishedDeviceCallsAreReleasedWithoutAWatchdog) {
   const int before = DeviceWork::alive;
   std::string written;
   {

@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(Nccl, WhereItIsMissingTheErrorSaysWhatAndNamesTheRemedy) {
+TEST(Nccl, ErrorWithoutNcclNamesReasonAndRemedy) {
   constexpr int kRanks = 4096;  // more than any machine has GPUs
   const std::string reason = why_no_nccl(kRanks);
   ASSERT_FALSE(reason.empty());
@@ -30,7 +30,7 @@ TEST(Nccl, WhereItIsMissingTheErrorSaysWhatAndNamesTheRemedy) {
   }
 }
 
-TEST(GpuChoice, ARankThatSeesOneGpuUsesThatOne) {
+TEST(GpuChoice, RankThatSeesOneGpuUsesIt) {
   EXPECT_EQ(gpu_of(5, 8), 5);
   EXPECT_EQ(gpu_of(5, 1), 0);  // as with Slurm's --gpus-per-task=1
   EXPECT_EQ(why_too_few_gpus(1, 8, true), "");
@@ -40,7 +40,7 @@ TEST(GpuChoice, ARankThatSeesOneGpuUsesThatOne) {
   EXPECT_THAT(why_too_few_gpus(0, 1, true), HasSubstr("no GPU is visible"));
 }
 
-TEST(Nccl, AGroupForGpusIsRefusedOnAllRanksWhereThereAreNone) {
+TEST(Nccl, CudaGroupIsRefusedOnAllRanksWithoutGpus) {
   if (why_no_nccl(2).empty()) {
     GTEST_SKIP() << "this machine has two GPUs";
   }

@@ -44,7 +44,7 @@ TEST(Nccl, CollectivesOfCudaTensorsEqualPlainComputation) {
 }
 
 // The communication of pipelines (send to one rank) and of experts (uneven parts to all ranks).
-TEST(Nccl, TensorsAreSentAndExchangedInPartsOfAnySize) {
+TEST(Nccl, SendRecvAndUnevenAllToAllEqualPlainComputation) {
   if (const auto reason = why_no_nccl(kRanks); !reason.empty()) {
     GTEST_SKIP() << reason;
   }
@@ -94,7 +94,7 @@ TEST(Nccl, SecondGroupsOfTheSameRanksWork) {
 
 // Row and column groups of four ranks. Each group is split from the world's communicator in one call of all ranks, or
 // makes its own communicator.
-TEST(Nccl, GroupsOfPartsWork) {
+TEST(Nccl, GroupsOfMeshDimsWork) {
   if (const auto reason = why_no_nccl(4); !reason.empty()) {
     GTEST_SKIP() << reason;
   }

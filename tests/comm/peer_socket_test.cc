@@ -24,7 +24,7 @@ UniqueFd connected(int port) {
   return socket;
 }
 
-TEST(PeerSocket, WhatTheOtherEndDoesNotReadAtOnceArrivesWholeLater) {
+TEST(PeerSocket, UnsentFramesAreBufferedAndArriveComplete) {
   int ends[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   PeerSocket sender{UniqueFd(ends[0])}, receiver{UniqueFd(ends[1])};
@@ -45,7 +45,7 @@ TEST(PeerSocket, WhatTheOtherEndDoesNotReadAtOnceArrivesWholeLater) {
   EXPECT_FALSE(sender.has_unsent());
 }
 
-TEST(PeerSocket, OneThatNeverReadsCountsAsGoneInTheEnd) {
+TEST(PeerSocket, PeerThatNeverReadsIsTreatedAsDisconnected) {
   int ends[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   PeerSocket sender{UniqueFd(ends[0])};
@@ -59,7 +59,7 @@ TEST(PeerSocket, OneThatNeverReadsCountsAsGoneInTheEnd) {
 }
 
 // One connection after the other with a limit of 5 s each would delay the sending connection by 200 s.
-TEST(ConnectionAcceptor, WhoSaysNothingHoldsUpNobody) {
+TEST(ConnectionAcceptor, SilentConnectionsDoNotDelayOthers) {
   ListeningSocket here = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 40; ++i) silent.push_back(connected(here.port));
@@ -71,7 +71,7 @@ TEST(ConnectionAcceptor, WhoSaysNothingHoldsUpNobody) {
   EXPECT_EQ(frames.at(0).rank, 7);
 }
 
-TEST(ConnectionAcceptor, WithoutDescriptorsTheSilentOnesMakeRoom) {
+TEST(ConnectionAcceptor, SilentConnectionsAreClosedWithoutFreeDescriptors) {
   ListeningSocket here = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 30; ++i) silent.push_back(connected(here.port));

@@ -26,7 +26,7 @@ void say(int to, const std::string& text) {
   ASSERT_EQ(::write(to, text.data(), text.size()), static_cast<ssize_t>(text.size()));
 }
 
-TEST(RankOutputs, ShowAPartOfALotAndComeBackForTheRest) {
+TEST(RankOutputs, LargeOutputIsShownInSeveralCalls) {
   const testing::TempFolder folder;
   RankOutputs outputs({.tee = true}, "run");
   outputs.begin_attempt(0, folder.path());
@@ -49,7 +49,7 @@ TEST(RankOutputs, ShowAPartOfALotAndComeBackForTheRest) {
   EXPECT_TRUE(text.ends_with("[rank0]: begun\n"));
 }
 
-TEST(RankOutputs, AreShownWithoutTheKernelsNotices) {
+TEST(RankOutputs, OutputIsShownWithoutInotify) {
   const testing::TempFolder folder;
   RankOutputs outputs({.tee = true}, "run");
   {

@@ -12,17 +12,18 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// The record of one rank: its host, local rank, and `local_size` from its launcher; `cores` is a mask in hexadecimal.
-struct Said {
+// The fields of one rank's record: its host, local rank, and `local_size` from its launcher; `cores` is a mask in
+// hexadecimal.
+struct LauncherFields {
   std::string host;
   int local_rank, local_size;
   std::string cores;
   std::string address = "";
 };
 
-std::vector<RankRecord> records(const std::vector<Said>& all) {
+std::vector<RankRecord> records(const std::vector<LauncherFields>& all) {
   std::vector<RankRecord> result;
-  for (const Said& one : all) {
+  for (const LauncherFields& one : all) {
     result.push_back({.rank = static_cast<int>(result.size()),
                       .size = static_cast<int>(all.size()),
                       .local_rank = one.local_rank,
@@ -36,7 +37,7 @@ std::vector<RankRecord> records(const std::vector<Said>& all) {
   return result;
 }
 
-std::string error_of(const std::vector<Said>& all) {
+std::string error_of(const std::vector<LauncherFields>& all) {
   try {
     agree(records(all));
   } catch (const Error& error) {
@@ -46,7 +47,7 @@ std::string error_of(const std::vector<Said>& all) {
   return "none";
 }
 
-TEST(Agree, HostsWithUnlikeRanksAndCoresAreOneRecord) {
+TEST(Agree, SummarizesHostsWithDifferentRanksAndCores) {
   const RendezvousResult agreed = agree(records(
       {{"a", 0, 4, "3"}, {"a", 1, 4, "3"}, {"a", 2, 4, "3"}, {"a", 3, 4, "3"}, {"b", 0, 2, "ff"}, {"b", 1, 2, "ff"}}));
   EXPECT_EQ(agreed.hosts.count, 2);
@@ -60,7 +61,7 @@ TEST(Agree, HostsWithUnlikeRanksAndCoresAreOneRecord) {
 }
 
 // As under srun and mpirun, each rank is bound to a core of its own.
-TEST(Agree, PinnedRanksAreNotCrowded) {
+TEST(Agree, PinnedRanksHaveOneCoreEach) {
   const RendezvousResult agreed =
       agree(records({{"a", 0, 4, "1"}, {"a", 1, 4, "2"}, {"a", 2, 4, "4"}, {"a", 3, 4, "8"}}));
   EXPECT_EQ(agreed.hosts.least_cores_per_rank, 1);
@@ -69,7 +70,7 @@ TEST(Agree, PinnedRanksAreNotCrowded) {
   EXPECT_EQ(shared.hosts.least_cores_per_rank, 0);
 }
 
-TEST(Agree, WhoSharesAHostIsFoundWhereNobodySaysIt) {
+TEST(Agree, LocalRanksAreComputedWhenTheLauncherGivesNone) {
   const RendezvousResult agreed = agree(records({{"a", 0, 0, "1"}, {"b", 0, 0, "1"}, {"a", 0, 0, "2"}}));
   EXPECT_EQ(agreed.hosts.count, 2);
   EXPECT_EQ(agreed.positions[2].local_rank, 1);
@@ -88,14 +89,14 @@ TEST(Agree, LaunchersOnOneMachineShareItsCores) {
 
 // On the master's host the master's name leads to loopback. The ranks there cannot take the address of another host
 // from this name.
-TEST(Agree, RanksBehindLoopbackHearOfAnotherHost) {
+TEST(Agree, RanksOnLoopbackGetTheAddressOfAnotherHost) {
   const RendezvousResult agreed = agree(records({{"a", 0, 2, "1"}, {"a", 1, 2, "2"}, {"b", 0, 1, "1", "10.0.0.2"}}));
   EXPECT_EQ(agreed.positions[0].other_host, "10.0.0.2");
   EXPECT_EQ(agreed.positions[1].other_host, "10.0.0.2");
   EXPECT_EQ(agreed.positions[2].other_host, "");
 }
 
-TEST(Agree, WhoWasToldThatItIsAloneAndWhoWasNotAreNamed) {
+TEST(Agree, ErrorNamesRanksWithDifferentLocalSizes) {
   EXPECT_THAT(error_of({{"a", 0, 2, "1"}, {"a", 0, 1, "1"}}),
               AllOf(HasSubstr("rank 0 (process 100 on a) was started with all 2 ranks on its host"),
                     HasSubstr("rank 1 (process 101 on a) was started with 1 on its host")));
@@ -104,7 +105,7 @@ TEST(Agree, WhoWasToldThatItIsAloneAndWhoWasNotAreNamed) {
                     HasSubstr("rank 1 (process 101 on b) was started with all of them on another host")));
 }
 
-TEST(RankRecord, IsReadBackAndRubbishIsAnError) {
+TEST(RankRecord, RoundTripsAndRefusesInvalidText) {
   const RankRecord one = records({{"a", 0, 1, "f0"}})[0];
   EXPECT_EQ(RankRecord::parse(one.text()).text(), one.text());
   const std::string deep(100'000, '['), negative = one.text().replace(one.text().find("\"rank\":0"), 8, "\"rank\":-1");

@@ -59,7 +59,7 @@ TEST(NodeList, ExpandsRangesAndKeepsLeadingZeros) {
   EXPECT_THAT(expand_node_list("c[9-10]"), ElementsAre("c9", "c10"));
 }
 
-TEST(NodeList, RefusesWhatItCannotRead) {
+TEST(NodeList, RefusesInvalidLists) {
   for (const char* list :
        {"", "a,", ",a", "a[", "a]", "a[1", "a[]", "a[1-]", "a[-1]", "a[2-1]", "a[[1]]", "a[x]", "a[1-99999999]",
         "a[0-999]b[0-999]", "a[0-1][0-1][0-1][0-1][0-1]", "a[1234567890]", "a[1,]"}) {
@@ -82,7 +82,7 @@ TEST(Endpoint, HostAndPort) {
   }
 }
 
-TEST(FindMeeting, NothingSetIsASingleRank) {
+TEST(FindRendezvous, EmptyEnvironmentIsASingleRank) {
   const auto point = find_rendezvous({}, variables({}));
   EXPECT_EQ(point.info.source, "single");
   EXPECT_EQ(point.info.size, 1);
@@ -92,7 +92,7 @@ const Variables kTorchrun = {{"RANK", "3"},        {"WORLD_SIZE", "4"},
                              {"LOCAL_RANK", "1"},  {"LOCAL_WORLD_SIZE", "2"},
                              {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29400"}};
 
-TEST(FindMeeting, TorchrunWithAndWithoutItsAgentsStore) {
+TEST(FindRendezvous, TorchrunWithAndWithoutAgentStore) {
   Variables values = kTorchrun;
   auto point = find_rendezvous({}, variables(values));
   EXPECT_EQ(point.info.source, "torchrun");
@@ -108,18 +108,18 @@ TEST(FindMeeting, TorchrunWithAndWithoutItsAgentsStore) {
   EXPECT_FALSE(find_rendezvous({}, variables(values)).serve);
 }
 
-TEST(FindMeeting, OurLauncherComesBeforeTheRestAndFilesNeedNoPort) {
+TEST(FindRendezvous, TesseraLauncherTakesPrecedenceAndFilesNeedNoPort) {
   Variables values = kTorchrun;
   values["TESSERA_RENDEZVOUS"] = "file:/x";
   values["OMPI_COMM_WORLD_SIZE"] = "9";
   const auto point = find_rendezvous({}, variables(values));
   EXPECT_EQ(point.info.source, "flags");
   EXPECT_EQ(point.folder, "/x");
-  values["TORCHELASTIC_RUN_ID"] = "7";  // torchrun was started inside a rank of ours
+  values["TORCHELASTIC_RUN_ID"] = "7";  // torchrun was started inside a rank of tessera launch
   EXPECT_EQ(find_rendezvous({}, variables(values)).info.source, "torchrun");
 }
 
-TEST(FindMeeting, SlurmStep) {
+TEST(FindRendezvous, SlurmStep) {
   const Variables values = {{"SLURM_PROCID", "4"},
                             {"SLURM_STEP_NUM_TASKS", "5"},
                             {"SLURM_LOCALID", "1"},
@@ -142,11 +142,11 @@ TEST(FindMeeting, SlurmStep) {
   EXPECT_THAT(config_error(other), HasSubstr("SLURM_STEP_TASKS_PER_NODE=3,3"));
 }
 
-TEST(FindMeeting, ABatchScriptIsNoStep) {
+TEST(FindRendezvous, SlurmBatchScriptIsASingleRank) {
   EXPECT_EQ(launcher_name(variables({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}})), "single");
 }
 
-TEST(FindMeeting, OpenMpiAndHydra) {
+TEST(FindRendezvous, OpenMpiAndHydra) {
   const auto open_mpi = find_rendezvous({}, variables({{"OMPI_COMM_WORLD_RANK", "1"},
                                                        {"OMPI_COMM_WORLD_SIZE", "2"},
                                                        {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
@@ -162,7 +162,7 @@ TEST(FindMeeting, OpenMpiAndHydra) {
   EXPECT_THAT(config_error({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}), HasSubstr("MASTER_ADDR"));
 }
 
-TEST(FindMeeting, TheRunHasTheNameThatItsLauncherGives) {
+TEST(FindRendezvous, RunIdAndTokenComeFromTheLauncher) {
   Variables values = kTorchrun;
   EXPECT_EQ(find_rendezvous({}, variables(values)).run, "");
   values["TORCHELASTIC_RUN_ID"] = "none";  // torchrun's value for no name
@@ -175,7 +175,7 @@ TEST(FindMeeting, TheRunHasTheNameThatItsLauncherGives) {
   EXPECT_EQ(find_rendezvous({}, variables(values)).token, "secret");
 }
 
-TEST(FindMeeting, NamesTheVariableThatIsMissingOrWrong) {
+TEST(FindRendezvous, ErrorNamesTheMissingOrInvalidVariable) {
   EXPECT_THAT(config_error({{"RANK", "0"}}), HasSubstr("WORLD_SIZE is not set"));
   EXPECT_THAT(config_error({{"WORLD_SIZE", "2"}}), HasSubstr("RANK is not set"));
   EXPECT_THAT(config_error({{"RANK", "x"}, {"WORLD_SIZE", "2"}}), HasSubstr("RANK='x'"));
@@ -190,7 +190,7 @@ TEST(FindMeeting, NamesTheVariableThatIsMissingOrWrong) {
   EXPECT_THAT(config_error({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}}), HasSubstr("SLURM_LOCALID"));
 }
 
-TEST(FindMeeting, FlagsThatContradictTheLauncherAreRefused) {
+TEST(FindRendezvous, FlagsThatContradictTheLauncherAreRefused) {
   EXPECT_THAT(config_error(kTorchrun, {.nproc = 4}), HasSubstr("--nproc 4, but torchrun started 2"));
   EXPECT_THAT(config_error({}, {.nproc = 2}), HasSubstr("tessera launch"));
   EXPECT_THAT(config_error({}, {.nnodes = 2, .node_rank = 2}), HasSubstr("--node-rank 2"));
@@ -230,7 +230,7 @@ std::vector<std::string> meet_all(std::vector<RendezvousPoint>& points, std::chr
   return errors;
 }
 
-TEST(Meet, FindsOutWhoSharesAHost) {
+TEST(Meet, ComputesLocalRanks) {
   const testing::TempFolder folder;
   std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 3), file_rendezvous(folder, 1, 3),
                                          file_rendezvous(folder, 2, 3)};
@@ -248,13 +248,13 @@ TEST(Meet, NamesTheRanksThatDoNotArrive) {
   EXPECT_THAT(meet_all(points, std::chrono::seconds(1)), ElementsAre(wanted, wanted));
 }
 
-TEST(Meet, NamesRankZeroWhenItIsTheOneThatDoesNotArrive) {
+TEST(Meet, NamesRankZeroWhenItDoesNotArrive) {
   const testing::TempFolder folder;
   std::vector<RendezvousPoint> points = {file_rendezvous(folder, 1, 2)};
   EXPECT_THAT(meet_all(points, std::chrono::milliseconds(200))[0], HasSubstr("rank 0 of 2 did not arrive"));
 }
 
-TEST(Meet, RanksThatDisagreeOnTheSizeAllSaySo) {
+TEST(Meet, DifferentWorldSizesAreReportedOnAllRanks) {
   const testing::TempFolder folder;
   std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 4), file_rendezvous(folder, 1, 2)};
   for (const auto& error : meet_all(points, std::chrono::seconds(20))) {
@@ -262,7 +262,7 @@ TEST(Meet, RanksThatDisagreeOnTheSizeAllSaySo) {
   }
 }
 
-TEST(Meet, TwoProcessesOfOneRankAreFound) {
+TEST(Meet, TwoProcessesWithTheSameRankAreAnError) {
   const testing::TempFolder folder;
   std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 2), file_rendezvous(folder, 0, 2)};
   const auto errors = meet_all(points, std::chrono::seconds(1));
@@ -273,7 +273,7 @@ TEST(Meet, TwoProcessesOfOneRankAreFound) {
 
 // Two launchers of a run on 2 hosts, one with --nproc 2 and one with --nproc 1. The first launcher counts 4 ranks, the
 // second one 2, and both have a rank 1.
-TEST(Meet, LaunchersWithUnlikeNumbersAreAnErrorOnBothSidesAtOnce) {
+TEST(Meet, DifferentNprocOfLaunchersIsAnErrorOnAllRanks) {
   const testing::TempFolder folder;
   std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 4), file_rendezvous(folder, 1, 4),
                                          file_rendezvous(folder, 1, 2)};
@@ -283,7 +283,7 @@ TEST(Meet, LaunchersWithUnlikeNumbersAreAnErrorOnBothSidesAtOnce) {
   }
 }
 
-TEST(Meet, RanksThatWereToldUnlikeThingsOfTheirHostsAllSaySo) {
+TEST(Meet, DifferentLocalSizesAreReportedOnAllRanks) {
   const testing::TempFolder folder;
   std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 2), file_rendezvous(folder, 1, 2)};
   points[0].info.local_size = 2;
@@ -294,7 +294,7 @@ TEST(Meet, RanksThatWereToldUnlikeThingsOfTheirHostsAllSaySo) {
   }
 }
 
-TEST(Meet, AllKnowTheSameOfHosts) {
+TEST(Meet, AllRanksHaveTheSameHostSummary) {
   const testing::TempFolder folder;
   std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 3), file_rendezvous(folder, 1, 3),
                                          file_rendezvous(folder, 2, 3)};
@@ -311,7 +311,7 @@ TEST(Meet, AllKnowTheSameOfHosts) {
   }
 }
 
-TEST(Meet, TwoRunsAtOnePlaceAreToldApart) {
+TEST(Meet, TwoRunsAtOneEndpointAreDistinguished) {
   const testing::TempFolder folder;
   std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 2), file_rendezvous(folder, 1, 2)};
   points[0].run = "train a.yaml";
@@ -323,7 +323,7 @@ TEST(Meet, TwoRunsAtOnePlaceAreToldApart) {
   EXPECT_THAT(errors[0], HasSubstr("rank 1 of 2 did not arrive"));  // the rank of the other run is not counted
 }
 
-TEST(Meet, WhoDoesNotKnowTheTokenIsRefused) {
+TEST(Meet, RankWithAnotherTokenIsRefused) {
   const testing::TempFolder folder;
   std::vector<RendezvousPoint> points = {file_rendezvous(folder, 0, 2), file_rendezvous(folder, 1, 2)};
   points[0].token = "secret";
@@ -345,13 +345,13 @@ RendezvousPoint tcp_rendezvous(int port, int rank, int size) {
   return point;
 }
 
-TEST(Meet, OverTcp) {
+TEST(Meet, WorksOverTcp) {
   const int port = testing::free_port();
   std::vector<RendezvousPoint> points = {tcp_rendezvous(port, 0, 2), tcp_rendezvous(port, 1, 2)};
   EXPECT_THAT(meet_all(points, std::chrono::seconds(20)), ElementsAre("", ""));
 }
 
-TEST(Meet, APortInUseIsSaid) {
+TEST(Meet, PortInUseIsReported) {
   const testing::TakenPort port;
   RendezvousPoint point = tcp_rendezvous(port.number(), 0, 2);
   EXPECT_EQ(
@@ -361,7 +361,7 @@ TEST(Meet, APortInUseIsSaid) {
           port.number()));
 }
 
-TEST(Meet, AnAddressOfAnotherHostCannotBeServed) {
+TEST(Meet, AddressOfAnotherHostIsRefused) {
   RendezvousPoint point = tcp_rendezvous(2000, 0, 2);
   point.host = "192.0.2.1";  // an address for documentation (RFC 5737), which no host has
   EXPECT_THAT(error_of(ErrorKind::kConfig, [&] { meet(point, std::chrono::seconds(1)); }), HasSubstr("192.0.2.1:2000"));

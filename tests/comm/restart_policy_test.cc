@@ -19,14 +19,14 @@ RankFailure killed() {
       .text = "rank 1 of 4: ended by signal 9", .cause = "ended by signal 9", .exit_code = 137, .from_outside = true};
 }
 
-TEST(RestartPolicy, WithoutRestartsSaysNothing) {
+TEST(RestartPolicy, ReportsNothingWithoutRestarts) {
   RestartPolicy policy({}, "");
   const auto decision = policy.decide(killed(), {});
   EXPECT_FALSE(decision.restarts);
   EXPECT_EQ(decision.text, "");
 }
 
-TEST(RestartPolicy, AllowsSoManyWithoutProgress) {
+TEST(RestartPolicy, LimitsRestartsWithoutProgress) {
   RestartPolicy policy({.max_restarts = 2, .has_marks = true, .reports_steps = true}, "step-1");
   EXPECT_TRUE(policy.decide(killed(), {.step = 3, .mark = "step-1"}).restarts);
   const auto second = policy.decide(killed(), {.step = 4, .mark = "step-1"});  // unsaved steps are no progress
@@ -37,7 +37,7 @@ TEST(RestartPolicy, AllowsSoManyWithoutProgress) {
   EXPECT_THAT(third.text, HasSubstr("2 restarts without progress"));
 }
 
-TEST(RestartPolicy, ProgressGivesRestartsBack) {
+TEST(RestartPolicy, ProgressResetsTheRestartCount) {
   RestartPolicy policy({.max_restarts = 1, .has_marks = true, .reports_steps = true}, "");
   for (int i = 0; i < 50; ++i) {
     const auto decision = policy.decide(killed(), {.step = i, .mark = "step-" + std::to_string(i)});
@@ -47,21 +47,21 @@ TEST(RestartPolicy, ProgressGivesRestartsBack) {
   }
 }
 
-TEST(RestartPolicy, AMarkThatCannotBeReadIsNoProgress) {
+TEST(RestartPolicy, UnreadableMarkIsNoProgress) {
   RestartPolicy policy({.max_restarts = 2, .has_marks = true, .reports_steps = true}, "step-1");
   EXPECT_TRUE(policy.decide(killed(), {.step = 3, .mark = "step-1"}).restarts);
   EXPECT_EQ(policy.decide(killed(), {.step = 4, .mark = std::nullopt}).tries, 2);
   EXPECT_FALSE(policy.decide(killed(), {.step = 5, .mark = "step-1"}).restarts) << "it is what it was";
 }
 
-TEST(RestartPolicy, WithoutMarksProgressIsAStepThatWasNotReachedBefore) {
+TEST(RestartPolicy, WithoutMarksANewStepIsProgress) {
   RestartPolicy policy({.max_restarts = 1}, "");
   EXPECT_TRUE(policy.decide(killed(), {.step = 5}).restarts);
   EXPECT_TRUE(policy.decide(killed(), {.step = 6}).restarts);
   EXPECT_FALSE(policy.decide(killed(), {.step = 6}).restarts);
 }
 
-TEST(RestartPolicy, TwoAlikeFailuresAtOneStepEndTheRunWithBothNamed) {
+TEST(RestartPolicy, SameFailureTwiceAtOneStepEndsTheRunAndNamesBoth) {
   RestartPolicy policy({.max_restarts = 9, .has_marks = true, .reports_steps = true}, "");
   EXPECT_TRUE(policy.decide(own("[train] loss of step 8 is nan", 3), {.step = 7}).restarts);
   const auto decision = policy.decide(own("[train] loss of step 8 is nan", 0), {.step = 7});
@@ -71,13 +71,13 @@ TEST(RestartPolicy, TwoAlikeFailuresAtOneStepEndTheRunWithBothNamed) {
                                    HasSubstr("Then: rank 0 of 4: [train] loss of step 8 is nan")));
 }
 
-TEST(RestartPolicy, NumbersInAMessageDoNotMakeItAnotherFailure) {
+TEST(RestartPolicy, FailuresThatDifferOnlyInNumbersAreTheSame) {
   RestartPolicy policy({.max_restarts = 9, .reports_steps = true}, "");
   EXPECT_TRUE(policy.decide(own("out of memory: wanted 512 MiB"), {.step = 7}).restarts);
   EXPECT_FALSE(policy.decide(own("out of memory: wanted 640 MiB"), {.step = 7}).restarts);
 }
 
-TEST(RestartPolicy, UnlikeFailuresAndOtherStepsAreTriedAgain) {
+TEST(RestartPolicy, DifferentFailuresOrStepsAreRetried) {
   RestartPolicy policy({.max_restarts = 9, .reports_steps = true}, "");
   EXPECT_TRUE(policy.decide(own("a"), {.step = 7}).restarts);
   EXPECT_TRUE(policy.decide(own("b"), {.step = 7}).restarts);
@@ -86,7 +86,7 @@ TEST(RestartPolicy, UnlikeFailuresAndOtherStepsAreTriedAgain) {
   EXPECT_TRUE(policy.decide(killed(), {.step = 8}).restarts);  // a kill is not a defect of the program
 }
 
-TEST(RestartPolicy, BeforeItsFirstStepAProgramThatTellsStepsIsAtOnePlace) {
+TEST(RestartPolicy, SameFailureTwiceBeforeTheFirstStepEndsTheRun) {
   RestartPolicy tells({.max_restarts = 9, .reports_steps = true}, "");
   EXPECT_TRUE(tells.decide(own("no such file"), {}).restarts);
   EXPECT_THAT(tells.decide(own("no such file"), {}).text, HasSubstr("the same failure twice before its first step"));

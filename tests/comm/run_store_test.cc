@@ -39,7 +39,7 @@ struct Hub {
 
 std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
 
-TEST(RunStore, KeepsWhatItIsGiven) {
+TEST(RunStore, SupportsTheStoreOperations) {
   const Hub hub;
   const auto one = hub.connect(), other = hub.connect();
   one->set("a", bytes("1"));
@@ -65,7 +65,7 @@ TEST(RunStore, KeepsWhatItIsGiven) {
   EXPECT_EQ(hub.server->statistics().connections, 2);
 }
 
-TEST(RunStore, WhoWaitsHearsAtOnceAndAnUnheardWaitLeavesNothing) {
+TEST(RunStore, WaitsAreWokenAtOnceAndTimedOutWaitsAreRemoved) {
   const Hub hub;
   const auto one = hub.connect(), other = hub.connect();
   std::thread later([&] {
@@ -91,7 +91,7 @@ TEST(RunStore, WhoWaitsHearsAtOnceAndAnUnheardWaitLeavesNothing) {
   }
 }
 
-TEST(RunStore, WhoHasAnotherTokenOrRunIsRefusedAndBothSidesSayWhy) {
+TEST(RunStore, AnotherTokenOrRunIsRefusedWithTheReasonOnBothSides) {
   const Hub hub;
   ::testing::internal::CaptureStderr();
   try {
@@ -130,7 +130,7 @@ TEST(RunStore, WorksOverIpv6) {
 }
 
 // The server closes a connection whose first message is not a valid hello. Other connections are not delayed.
-TEST(RunStore, RubbishAndSilenceHoldUpNobody) {
+TEST(RunStore, InvalidOrSilentConnectionsDoNotDelayOthers) {
   const Hub hub;
   std::string reason;
   std::vector<PeerSocket> guests;
@@ -158,7 +158,7 @@ TEST(RunStore, RubbishAndSilenceHoldUpNobody) {
 }
 
 // Each connection announces a long hello and does not finish it.
-TEST(RunStore, WhatStrangersMakeItHoldIsBoundedAndKeepsNobodyOut) {
+TEST(RunStore, MemoryForUnauthenticatedConnectionsIsBounded) {
   const Hub hub;
   std::string reason;
   const uint32_t length = kMaxStoreHello - 1;
@@ -191,7 +191,7 @@ TEST(RunStore, WhatStrangersMakeItHoldIsBoundedAndKeepsNobodyOut) {
   EXPECT_EQ(hub.server->statistics().unauthenticated_bytes, 0);
 }
 
-TEST(RunStore, WithoutADescriptorLeftItRestsAndLaterGoesOn) {
+TEST(RunStore, WaitsWithoutFreeDescriptorsAndResumesLater) {
   const Hub hub;
   const auto known = hub.connect();
   const UniqueFd guest(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -216,7 +216,7 @@ TEST(RunStore, WithoutADescriptorLeftItRestsAndLaterGoesOn) {
   EXPECT_EQ(hub.connect()->add("n", 1), 2);
 }
 
-TEST(RunStore, AnAnswerThatIsTooLargeEndsHisConnectionWhoAskedForIt) {
+TEST(RunStore, TooLargeAnswerClosesOnlyTheConnectionOfItsCaller) {
   const Hub hub;
   const auto setter = hub.connect();
   setter->set("x", std::vector<uint8_t>(40 << 20, 1));
@@ -240,7 +240,7 @@ TEST(RunStore, AnAnswerThatIsTooLargeEndsHisConnectionWhoAskedForIt) {
   EXPECT_EQ(small, "answered");
 }
 
-TEST(RunStore, TheEndOfTheServerEndsAWait) {
+TEST(RunStore, ServerShutdownEndsAWait) {
   Hub hub;
   const auto store = hub.connect();
   std::thread later([&] {

@@ -54,7 +54,7 @@ at::Tensor data_of_all(const Group& group, int64_t count) {
   return at::cat(parts);
 }
 
-TEST(SharedBuffer, IsFoundByAnyPartOfIt) {
+TEST(SharedBuffer, IsFoundByAnyAddressInIt) {
   EXPECT_FALSE(shm::find_shared(shm::shared_buffers().allocate(1000).get(), 1000));  // too small to be shared
   const size_t bytes = 200'000;
   const c10::DataPtr memory = shm::shared_buffers().allocate(bytes), other = shm::shared_buffers().allocate(bytes);
@@ -100,7 +100,7 @@ TEST(SharedBuffer, AnotherProcessReadsIt) {
             7);
 }
 
-TEST(SharedBuffer, WhoLooksTooLateGetsAnError) {
+TEST(SharedBuffer, ViewOfAFreedBufferIsAnError) {
   c10::DataPtr memory = shm::shared_buffers().allocate(100'000);
   const auto place = shm::find_shared(memory.get(), 1);
   memory.clear();
@@ -114,7 +114,7 @@ TEST(SharedBuffer, WhoLooksTooLateGetsAnError) {
   EXPECT_EQ(look_from_child(look), 42);  // the descriptor is now another buffer's
 }
 
-TEST(SharedBuffer, GivesItsMemoryBackWhileOthersMapIt) {
+TEST(SharedBuffer, FreeReturnsMemoryWhileOthersMapIt) {
   c10::DataPtr memory = shm::shared_buffers().allocate(1 << 20);
   const auto place = shm::find_shared(memory.get(), 1);
   const shm::SharedView view(::getpid(), *place);
@@ -172,7 +172,7 @@ TESSERA_RANKS_TEST(SharedBuffers, AreReadInPlaceAndReusedWithoutMappingThemAgain
 }
 
 // Rank 1 has its tensor in ordinary memory, the other ranks have theirs in shared buffers.
-TESSERA_RANKS_TEST(SharedBuffers, OfSomeRanksOnlyAreCopied, (2, 3)) {
+TESSERA_RANKS_TEST(SharedBuffers, BuffersOnSomeRanksOnlyAreCopied, (2, 3)) {
   Group& group = *world->group();
   constexpr int64_t kCount = 500'000;
   at::Tensor own = shared_data_of(group, kCount * group.size());
@@ -189,7 +189,7 @@ TESSERA_RANKS_TEST(SharedBuffers, OfSomeRanksOnlyAreCopied, (2, 3)) {
   EXPECT_TRUE(at::equal(own, table::plainly_reduced(group.size(), own.numel(), at::kFloat, table::Red::SUM)));
 }
 
-TEST(SharedBuffers, AreOrdinaryMemoryWhereTheSystemRefuses) {
+TEST(SharedBuffers, FallBackToOrdinaryMemoryWhenTheSystemRefuses) {
   const tessera::testing::TempFolder folder;
   const std::string log = (folder.path() / "log").string();
   const auto ends = run_forked(2, 20s, [&](const std::shared_ptr<World>& world) {
@@ -209,7 +209,7 @@ TEST(SharedBuffers, AreOrdinaryMemoryWhereTheSystemRefuses) {
   EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
 }
 
-TEST(SharedBuffers, LeaveDescriptorsForOthers) {
+TEST(SharedBuffers, LeaveFileDescriptorsForOtherUses) {
   const auto ends = run_forked(1, 20s, [&](const std::shared_ptr<World>&) {
     const rlimit limit{.rlim_cur = 40, .rlim_max = 40};
     if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) throw std::runtime_error("setrlimit");
@@ -224,7 +224,7 @@ TEST(SharedBuffers, LeaveDescriptorsForOthers) {
   EXPECT_EQ(ends[0].exit_code, 0) << ends[0].message;
 }
 
-TEST(SharedBuffers, AreReadInVainWhenTheGroupBreaksOffMeanwhile) {
+TEST(SharedBuffers, InPlaceReadFailsWhenTheGroupIsAborted) {
   const std::shared_ptr<shm::SharedMemory> memory = shm::SharedMemory::create(shm::Layout(2).bytes());
   shm::initialize(*memory, 2);
   shm::ChannelOptions options{.rank = 0, .size = 2, .ranks = {0, 1}, .processes = {::getpid(), ::getpid()}};
@@ -242,7 +242,7 @@ TEST(SharedBuffers, AreReadInVainWhenTheGroupBreaksOffMeanwhile) {
   EXPECT_FALSE(reader.words(0).readers.are_there());
 }
 
-TEST(SharedBuffer, AForkedProcessThatFreesItLeavesItToItsParent) {
+TEST(SharedBuffer, FreeInAForkedProcessKeepsTheBufferOfItsParent) {
   c10::DataPtr memory = shm::shared_buffers().allocate(100'000);
   std::memset(memory.get(), 7, 100'000);
   EXPECT_EQ(look_from_child([&](pid_t) {
@@ -265,7 +265,7 @@ void hide_from_others() {
   if (!done) throw std::runtime_error("hiding");
 }
 
-TEST(SharedBuffers, AreCopiedWhereProcessesMayNotSeeOneAnother) {
+TEST(SharedBuffers, AreCopiedWhenProcessesMayNotAccessEachOther) {
   const auto ends = run_forked(2, 20s, [&](const std::shared_ptr<World>& world) {
     hide_from_others();
     Group& group = *world->group();

@@ -65,7 +65,7 @@ class Slow final : public Operation {
   std::latch &moves_, &may_end_;
 };
 
-TEST(ShmEngine, StartingACallDoesNotWaitUntilDataHasMoved) {
+TEST(ShmEngine, StartDoesNotWaitForARunningCall) {
   const Ranks ranks(1);
   const auto& engine = ranks.engines[0];
   std::latch moves(1), may_end(1);
@@ -81,7 +81,7 @@ TEST(ShmEngine, StartingACallDoesNotWaitUntilDataHasMoved) {
   EXPECT_TRUE(slow->isSuccess() && next->isSuccess());
 }
 
-TEST(ShmMessages, ASmallOneDoesNotWaitForALargeOneOfAnotherRank) {
+TEST(ShmMessages, SmallMessageDoesNotWaitForALargeOneOfAnotherRank) {
   const Ranks ranks(3);
   const at::Tensor large = at::ones({16 << 20}), small = at::ones({1});
   at::Tensor got_large = at::zeros({16 << 20}), got_small = at::zeros({1});
@@ -106,7 +106,7 @@ TEST(ShmMessages, ASmallOneDoesNotWaitForALargeOneOfAnotherRank) {
 }
 
 // The deadline of a message counts even while other messages move.
-TEST(ShmMessages, ALateOneIsNamedWhileOthersMove) {
+TEST(ShmMessages, LateMessageIsNamedWhileOthersProgress) {
   const Ranks ranks(3);
   Messages messages(*ranks.channels[0]);
   at::Tensor tensor = at::zeros({1});
@@ -131,7 +131,7 @@ std::string end_of(const c10::intrusive_ptr<CollectiveWork>& work) {
 }
 
 // Rank 1 looks like a peer that is stopped in the middle of Rounds::arrive().
-TEST(ShmEngine, ARankThatIsStoppedWhileItArrivesIsMissingAtTheDeadline) {
+TEST(ShmEngine, RankStoppedDuringArrivalIsNamedAtTheDeadline) {
   const Ranks ranks(2);
   const auto work = work_of(ranks.engines[0], barrier_of(2), 300ms);
   ranks.engines[0]->start(work);
@@ -140,7 +140,7 @@ TEST(ShmEngine, ARankThatIsStoppedWhileItArrivesIsMissingAtTheDeadline) {
 }
 
 // A wait ends at its deadline even if the words in shared memory show no missing rank.
-TEST(ShmEngine, AWaitEndsAtItsDeadlineThoughNoRankSeemsToBeMissing) {
+TEST(ShmEngine, WaitTimesOutEvenIfNoRankIsMissing) {
   const Ranks ranks(2);
   const auto work = work_of(ranks.engines[0], barrier_of(2), 300ms);
   ranks.engines[0]->start(work);

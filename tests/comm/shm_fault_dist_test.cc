@@ -23,11 +23,11 @@ namespace {
 using namespace std::chrono_literals;
 using testing_faults::run_forked;
 
-TEST(ShmFault, AKilledRankIsNamedByTheOthersWhereverItDies) {
+TEST(ShmFault, RankKilledAtARandomTimeIsNamedByTheOthers) {
   for (uint32_t seed = 0; seed < 20; ++seed) testing_faults::kill_at_random(seed);
 }
 
-TEST(ShmFault, ARankThatIsKilledWhileAllOthersSleepIsNoticed) {
+TEST(ShmFault, RankKilledWhileAllOthersSleepIsDetected) {
   testing_faults::SharedFiles files;
   const auto body = [](const std::shared_ptr<World>& world) {
     barrier(*world->group());
@@ -64,7 +64,7 @@ TEST(ShmFault, AStoppedRankIsNamedAtTheTimeout) {
   }
 }
 
-TEST(ShmFault, ARankThatLeavesIsNoticed) {
+TEST(ShmFault, RankThatExitsIsDetected) {
   const auto ends = run_forked(3, 60s, [](const std::shared_ptr<World>& world) {
     barrier(*world->group());
     if (world->rank() == 1) return;
@@ -114,7 +114,7 @@ void expect_both(const std::string& message, const std::string& one, const std::
   EXPECT_NE(message.find(other), std::string::npos) << message;
 }
 
-TESSERA_RANKS_TEST(ShmDisagreement, OfOperationsIsNamedOnEveryRank, (2, 3)) {
+TESSERA_RANKS_TEST(ShmDisagreement, DifferentOperationsAreNamedOnEveryRank, (2, 3)) {
   at::Tensor tensor = at::ones({4}), all = at::empty({4 * world->size()});
   Group& group = *world->group();
   const bool odd = world->rank() == 1;
@@ -123,13 +123,13 @@ TESSERA_RANKS_TEST(ShmDisagreement, OfOperationsIsNamedOnEveryRank, (2, 3)) {
   EXPECT_EQ(tensor.sum().item<float>(), 4.0F);  // no data was moved
 }
 
-TESSERA_RANKS_TEST(ShmDisagreement, OfSizesIsNamedOnEveryRank, (2, 3)) {
+TESSERA_RANKS_TEST(ShmDisagreement, DifferentSizesAreErrorsOnEveryRank, (2, 3)) {
   at::Tensor tensor = at::ones({world->rank() == 1 ? 300'000 : 299'999});
   error_of([&] { all_reduce(*world->group(), tensor).wait(); });
   error_of([&] { all_reduce(*world->group(), at::ones({1})).wait(); });  // later calls fail too
 }
 
-TESSERA_RANKS_TEST(ShmDisagreement, OfReductionsAndTypesIsNamedOnEveryRank, (2)) {
+TESSERA_RANKS_TEST(ShmDisagreement, DifferentReductionsAndDtypesAreErrorsOnEveryRank, (2)) {
   const auto first = world->new_group({0, 1}, "first"), second = world->new_group({0, 1}, "second");
   const bool odd = world->rank() == 1;
   at::Tensor tensor = at::ones({4});
@@ -138,7 +138,7 @@ TESSERA_RANKS_TEST(ShmDisagreement, OfReductionsAndTypesIsNamedOnEveryRank, (2))
   error_of([&] { all_reduce(*second, odd ? tensor.to(at::kInt) : tensor).wait(); });
 }
 
-TESSERA_RANKS_TEST(ShmDisagreement, OfUnevenPartsIsNamed, (2)) {
+TESSERA_RANKS_TEST(ShmDisagreement, DifferentSplitSizesAreNamed, (2)) {
   const bool odd = world->rank() == 1;
   at::Tensor input = at::ones({10}), output = at::empty({odd ? 9 : 10});
   const std::vector<int64_t> sent = {5, 5}, received = odd ? std::vector<int64_t>{4, 5} : sent;
@@ -147,7 +147,7 @@ TESSERA_RANKS_TEST(ShmDisagreement, OfUnevenPartsIsNamed, (2)) {
   expect_both(message, "rank 0 sends 20 bytes", "rank 1, which wants 16");
 }
 
-TESSERA_RANKS_TEST(ShmDisagreement, OfMessageSizesIsNamed, (2)) {
+TESSERA_RANKS_TEST(ShmDisagreement, DifferentMessageSizesAreNamed, (2)) {
   Group& group = *world->group();
   const bool sends = world->rank() == 0;
   const std::string message = error_of([&] {
@@ -157,7 +157,7 @@ TESSERA_RANKS_TEST(ShmDisagreement, OfMessageSizesIsNamed, (2)) {
   EXPECT_NE(message.find("sends 1200000 bytes with tag 0 to rank 1, which wants 12"), std::string::npos) << message;
 }
 
-TEST(ShmMemory, IsRefusedInOneLineAndGlooIsUsed) {
+TEST(ShmMemory, FallsBackToGlooWithOneLogLine) {
   const tessera::testing::TempFolder folder;
   const std::string log = (folder.path() / "stderr").string();
   const auto ends = run_forked(
@@ -182,7 +182,7 @@ TEST(ShmMemory, IsRefusedInOneLineAndGlooIsUsed) {
   EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
 }
 
-TEST(ShmMemory, ThatIsAskedForAndRefusedIsAnErrorOfTheSettings) {
+TEST(ShmMemory, RequestedButUnavailableIsAConfigError) {
   const auto ends = run_forked(2, 20s, [&](const std::shared_ptr<World>& world) {
     const rlimit limit{.rlim_cur = 64 * 1024, .rlim_max = 64 * 1024};
     if (world->rank() == 0) ::setrlimit(RLIMIT_FSIZE, &limit);
@@ -208,7 +208,7 @@ bool refuse_shared_mappings() {
   return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-TEST(ShmMemory, ARankThatCannotMapItRefusesForAll) {
+TEST(ShmMemory, MappingFailureOnOneRankIsReportedOnAllRanks) {
   const auto ends = run_forked(3, 20s, [&](const std::shared_ptr<World>& world) {
     if (world->rank() == 2 && !refuse_shared_mappings()) throw std::runtime_error("no filter");
     const auto met =
@@ -226,7 +226,7 @@ TEST(ShmMemory, ARankThatCannotMapItRefusesForAll) {
 }
 
 // Checks SharedFiles::still_held(), on which the tests with killed ranks rely.
-TEST(ShmMemory, ThatSomebodyStillHoldsIsFound) {
+TEST(ShmMemory, SharedFilesFindsMemoryStillInUse) {
   testing_faults::SharedFiles files;
   auto memory = shm::SharedMemory::create(1 << 16);
   files.see(::getpid());
@@ -237,7 +237,7 @@ TEST(ShmMemory, ThatSomebodyStillHoldsIsFound) {
 }
 
 // If the sysctl vm.memfd_noexec is 2, the kernel allows only memory that cannot be executed.
-TEST(ShmMemory, CanNeverBeRunWhereTheKernelKnowsSuchFiles) {
+TEST(ShmMemory, IsNotExecutableWhereTheKernelSupportsIt) {
   constexpr unsigned kNeverRun = 0x0008;  // MFD_NOEXEC_SEAL
   const UniqueFd known(::memfd_create("test", MFD_CLOEXEC | kNeverRun));
   const auto memory = shm::SharedMemory::create(1 << 16);
@@ -245,7 +245,7 @@ TEST(ShmMemory, CanNeverBeRunWhereTheKernelKnowsSuchFiles) {
   EXPECT_EQ((seals & 0x0020) != 0, known.get() >= 0);  // F_SEAL_EXEC
 }
 
-TEST(ShmMemory, HasNoNameAndIsTheOwnersAlone) {
+TEST(ShmMemory, IsUnnamedAndPrivateToTheUser) {
   const auto memory = shm::SharedMemory::create(1 << 16);
   struct stat status {};
   ASSERT_EQ(::fstat(memory->descriptor(), &status), 0);
@@ -255,7 +255,7 @@ TEST(ShmMemory, HasNoNameAndIsTheOwnersAlone) {
   EXPECT_NE(::ftruncate(memory->descriptor(), 100), 0);
 }
 
-TESSERA_RANKS_TEST(ShmChoice, IsMadeByTheSettings, (2)) {
+TESSERA_RANKS_TEST(ShmChoice, SettingsSelectTheBackend, (2)) {
   EXPECT_EQ(world->group()->backend().getBackendName(), "shm");
   const auto store = c10::make_intrusive<c10d::HashStore>();
   EXPECT_THROW(World::create(world->info(), store, {.backend = "carrier-pigeon"}), Error);

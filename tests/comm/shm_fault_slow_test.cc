@@ -4,7 +4,7 @@
 namespace tessera::comm {
 namespace {
 
-TEST(ShmFaultSlow, AKilledRankIsNamedByTheOthersWhereverItDies) {
+TEST(ShmFaultSlow, RankKilledAtARandomTimeIsNamedByTheOthers) {
   for (uint32_t seed = 1000; seed < 1200; ++seed) testing_faults::kill_at_random(seed);
 }
 

@@ -427,13 +427,13 @@ Search search_of(const Meeting& meeting, int preemptions = -1) {
           }};
 }
 
-TEST(ShmModel, TwoRanksMeetUnderEverySchedule) {
+TEST(ShmModel, TwoRanksCompleteTheirRoundsUnderEverySchedule) {
   for (const int looks : {0, 1}) {
     expect_right("2 ranks, 4 rounds", search_of({.ranks = 2, .rounds = 4, .looks = looks}));
   }
 }
 
-TEST(ShmModel, ThreeRanksMeetUnderEverySchedule) {
+TEST(ShmModel, ThreeRanksCompleteTheirRoundUnderEverySchedule) {
   expect_right("3 ranks, 1 round", search_of({.ranks = 3, .rounds = 1, .looks = 0}));
 }
 
@@ -446,7 +446,7 @@ TEST(ShmModel, TheRoundNumberMayWrapAround) {
   expect_right("2 ranks, wrapping", search_of({.ranks = 2, .rounds = 3, .looks = 0, .first = (uint64_t{1} << 32) - 2}));
 }
 
-TEST(ShmModel, BreakingOffEndsEveryWaitUnderEverySchedule) {
+TEST(ShmModel, AbortEndsEveryWaitUnderEverySchedule) {
   for (const int rank : {0, 1}) {
     expect_right("2 ranks, broken off", search_of({.ranks = 2, .rounds = 3, .looks = 1, .breaks_off = rank}));
   }
@@ -454,7 +454,7 @@ TEST(ShmModel, BreakingOffEndsEveryWaitUnderEverySchedule) {
   expect_right("3 ranks, broken off in round 2", search_of({.ranks = 3, .rounds = 2, .looks = 0, .breaks_off = 1}, 2));
 }
 
-TEST(ShmModel, TheSearchFindsALostWake) {
+TEST(ShmModel, TheSearchFindsALostWakeUp) {
   Search search = search_of({.ranks = 2, .rounds = 1, .looks = 0});
   search.lose_wakes = true;
   EXPECT_EQ(failure_of(search), "ranks sleep forever");
@@ -546,7 +546,7 @@ Search search_of_reads(bool waits_for_readers) {
   return {.fibers = 2, .slots = 1, .make = [=] { return std::make_unique<ReadInPlace>(waits_for_readers); }};
 }
 
-TEST(ShmModel, MemoryIsFreedWhenNobodyReadsItUnderEverySchedule) {
+TEST(ShmModel, MemoryIsFreedAfterTheLastReadUnderEverySchedule) {
   const Verdict verdict = Explorer(search_of_reads(true)).explore();
   EXPECT_EQ(verdict.failure, "");
   EXPECT_GT(verdict.ends, 1U);
@@ -613,11 +613,11 @@ Search search_of(const HandOverRules& rules) {
   return {.fibers = 3, .make = [rules] { return std::make_unique<HandOver>(rules); }};
 }
 
-TEST(ShmModel, AnEnlistedWorkerNoticesTheRoundUnderEverySchedule) {
+TEST(ShmModel, RegisteredWorkerCompletesTheRoundUnderEverySchedule) {
   expect_right("a worker", search_of(HandOverRules{}));
 }
 
-TEST(ShmModel, TheSearchFindsThatAWorkerIsForgotten) {
+TEST(ShmModel, TheSearchFindsAWorkerThatIsNeverWoken) {
   EXPECT_EQ(failure_of(search_of(HandOverRules{.looks_once_more = false})), "ranks sleep forever");
   EXPECT_EQ(failure_of(search_of(HandOverRules{.hears_of_vain_wakes = false})), "ranks sleep forever");
 }

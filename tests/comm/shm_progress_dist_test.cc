@@ -92,7 +92,7 @@ void wait_for_a_message_first(Group& group, Start start, int64_t bytes) {
   if (group.rank() == 0) send(group, token(), 1).wait();
 }
 
-TESSERA_RANKS_TEST(ShmProgress, ACallGoesOnWhileItsRankWaitsForAMessage, (2, 4)) {
+TESSERA_RANKS_TEST(ShmProgress, CollectiveProgressesWhileItsRankWaitsForAMessage, (2, 4)) {
   for (const Start start : kAll) {
     for (const int64_t kib : {1, 48, 96, 140, 200, 300, 600, 3000}) {
       wait_for_a_message_first(*world->group(), start, kib * 1024);
@@ -101,7 +101,7 @@ TESSERA_RANKS_TEST(ShmProgress, ACallGoesOnWhileItsRankWaitsForAMessage, (2, 4))
 }
 
 // With more than 16 ranks the slots have 64 KiB.
-TEST(ShmProgress, ABroadcastToManyRanksGoesOnToo) {
+TEST(ShmProgress, BroadcastAndScatterToManyRanksProgressToo) {
   tessera::testing::run_ranks({.size = 17, .mode = tessera::testing::RankMode::kThreads},
                               [](const std::shared_ptr<World>& world) {
                                 wait_for_a_message_first(*world->group(), start_broadcast, 100 * 1024);
@@ -110,7 +110,7 @@ TEST(ShmProgress, ABroadcastToManyRanksGoesOnToo) {
 }
 
 // In the next two tests rank 0 continues its call only after a message from rank 1. Rank 1 sends the message later.
-TESSERA_RANKS_TEST(ShmProgress, LookingWhetherACallHasEndedDoesNotWaitForPeers, (2)) {
+TESSERA_RANKS_TEST(ShmProgress, PollingDoesNotWaitForPeers, (2)) {
   Group& group = *world->group();
   for (const int64_t kib : {1, 96, 3000}) {
     Started started = start_all_reduce(group, kib * 1024);
@@ -143,7 +143,7 @@ TESSERA_RANKS_TEST(ShmProgress, StartingTheNextCallDoesNotWaitForPeers, (2)) {
 }
 
 // Two threads of a rank wait for different calls. The thread that drives one call drives both.
-TESSERA_RANKS_TEST(ShmProgress, ThreadsThatWaitDriveForEachOther, (2)) {
+TESSERA_RANKS_TEST(ShmProgress, WaitingThreadsProgressEachOthersCalls, (2)) {
   c10d::Backend& backend = world->group()->backend();
   const int rank = world->rank();
   for (int round = 0; round < 50; ++round) {
@@ -185,7 +185,7 @@ void end_in_any_order(std::vector<Started>& calls, std::mt19937& own) {
   }
 }
 
-TESSERA_RANKS_TEST(ShmProgress, RandomMixesOfCallsEndInAnyOrder, (2, 3)) {
+TESSERA_RANKS_TEST(ShmProgress, RandomMixesOfCallsCompleteInAnyOrder, (2, 3)) {
   Group& group = *world->group();
   constexpr uint32_t kSeed = 20;
   std::mt19937 common(kSeed), own(kSeed + 1 + static_cast<uint32_t>(group.rank()));
@@ -202,7 +202,7 @@ TESSERA_RANKS_TEST(ShmProgress, RandomMixesOfCallsEndInAnyOrder, (2, 3)) {
 }
 
 // wait(t) ends after t, even if the worker drives the call.
-TESSERA_RANKS_TEST(ShmProgress, AWaitMayBeShorterThanTheTimeoutOfTheGroup, (2)) {
+TESSERA_RANKS_TEST(ShmProgress, WaitTimeoutMayBeShorterThanTheGroupTimeout, (2)) {
   const auto fails_late = [](const char* name, World& in, const auto& start) {
     const auto group = in.new_group({0, 1}, name);
     if (in.rank() == 1) {

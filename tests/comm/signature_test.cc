@@ -20,7 +20,7 @@ SignatureFields call() {
           .subject = "model.norm"};
 }
 
-TEST(Signature, SaysWhatTheCallIs) {
+TEST(Signature, TextDescribesTheCall) {
   EXPECT_EQ(to_string(sign(call())), "all_reduce(sum) of float32 [4, 8] for model.norm");
   auto fields = call();
   fields.op = Op::kScatter;
@@ -29,7 +29,7 @@ TEST(Signature, SaysWhatTheCallIs) {
   EXPECT_EQ(to_string(sign({.group = "dp", .sequence = 1, .op = Op::kBarrier})), "barrier");
 }
 
-TEST(Signature, HashTellsEverythingApartThatMustAgree) {
+TEST(Signature, HashCoversEveryFieldThatMustAgree) {
   static const std::vector<int64_t> other_sizes = {8, 4};
   const auto differs = [](const auto& change) {
     auto fields = call();
@@ -48,7 +48,7 @@ TEST(Signature, HashTellsEverythingApartThatMustAgree) {
   EXPECT_TRUE(differs([](auto& fields) { fields.subject = "model.head"; }));
 }
 
-TEST(Signature, ASendAndItsReceiveAreOneMessage) {
+TEST(Signature, MatchingSendAndRecvHaveTheSameHash) {
   const std::vector<int64_t> sizes = {4};
   const auto send =
       sign({.group = "pp", .sequence = 1, .op = Op::kSend, .dtype = 6, .sizes = sizes, .root = 2, .tag = 5, .rank = 0});
@@ -60,7 +60,7 @@ TEST(Signature, ASendAndItsReceiveAreOneMessage) {
   EXPECT_NE(send.hash, other.hash);
 }
 
-TEST(Signature, LongNamesAndManyDimsAreCutNotRead) {
+TEST(Signature, LongNamesAndManyDimsAreTruncated) {
   auto fields = call();
   const std::string name(1000, 'x');
   const std::vector<int64_t> sizes = {1, 2, 3, 4, 5, 6, 7, 8};
@@ -72,7 +72,7 @@ TEST(Signature, LongNamesAndManyDimsAreCutNotRead) {
   EXPECT_THAT(to_string(signature), HasSubstr("[1, 2, 3, 4, 5, 6, ...]"));
 }
 
-TEST(Signature, ADisagreementNamesBothSides) {
+TEST(Signature, DisagreementErrorNamesBothSides) {
   auto fields = call();
   fields.op = Op::kBarrier;
   const std::vector<RankSignature> calls = {{0, sign(call())}, {1, sign(call())}, {2, sign(fields)}};

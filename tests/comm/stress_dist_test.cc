@@ -64,7 +64,7 @@ int run_launcher(int node, int port) {
       {.nproc = 2, .nnodes = 2, .node_rank = node, .master = "127.0.0.1:" + std::to_string(port)});
 }
 
-TEST(Rendezvous, TwoLaunchersOnOneMachineAreOneRun) {
+TEST(Rendezvous, TwoLaunchersOnOneMachineJoinOneRun) {
   const int port = free_port();
   std::fflush(nullptr);
   const pid_t second = ::fork();
@@ -75,7 +75,7 @@ TEST(Rendezvous, TwoLaunchersOnOneMachineAreOneRun) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
-TEST(Rendezvous, ABusyPortIsSaidAndEndsAllRanks) {
+TEST(Rendezvous, PortInUseIsReportedAndEndsAllRanks) {
   const int port = free_port(), listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -107,7 +107,7 @@ TEST(Rendezvous, ALateRankIsWaitedFor) {
   }
 }
 
-TEST(Rendezvous, ARankThatNeverComesIsNamedByAll) {
+TEST(Rendezvous, MissingRankIsNamedByAllRanks) {
   const double begun = clock_seconds();
   Fleet fleet(
       3, {.timeout = seconds(2)}, [](const auto&) {}, free_port(),
@@ -121,7 +121,7 @@ TEST(Rendezvous, ARankThatNeverComesIsNamedByAll) {
   }
 }
 
-TEST(Rendezvous, ASecondRunOnTheSamePortIsRefusedAndTheFirstGoesOn) {
+TEST(Rendezvous, SecondRunOnTheSamePortIsRefusedAndTheFirstContinues) {
   const int port = free_port();
   const auto body = [](const auto& world) {
     Fleet::ready();

@@ -36,7 +36,7 @@ nlohmann::json analyzed(const TempFolder& folder, int size, const std::function<
   return run.exit_code == 0 ? nlohmann::json::parse(run.out) : nlohmann::json();
 }
 
-TEST(TorchRecords, TheAnalyzerNamesTheRankThatDidNotCome) {
+TEST(TorchRecords, TheAnalyzerNamesTheMissingRank) {
   const TempFolder folder;
   const auto found = analyzed(folder, 3, [](World& world) {
     Group& group = *world.group();
@@ -70,7 +70,7 @@ TEST(TorchRecords, TheAnalyzerNamesTheRankThatDidNotCome) {
   EXPECT_EQ(missing, 1) << found;
 }
 
-TEST(TorchRecords, TheAnalyzerNamesTheCallThatDiffers) {
+TEST(TorchRecords, TheAnalyzerNamesTheMismatchedCall) {
   const TempFolder folder;
   const auto found = analyzed(
       folder, 2,

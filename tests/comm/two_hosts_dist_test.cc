@@ -87,7 +87,7 @@ class TwoHosts : public testing::TwoHostsTest {
   }
 };
 
-TEST_F(TwoHosts, AreOneRunAlsoWhenOneIsLate) {
+TEST_F(TwoHosts, JoinOneRunEvenIfOneIsLate) {
   start("sum");
   if (IsSkipped() || HasFatalFailure()) return;
   hosts_[1]->go();
@@ -99,7 +99,7 @@ TEST_F(TwoHosts, AreOneRunAlsoWhenOneIsLate) {
 
 // The master's name may lead to loopback on the master's own host: Debian maps a host's own name to 127.0.1.1, and
 // Kubeflow sets localhost for the first host. The ranks there must still find the route to the other hosts.
-TEST_F(TwoHosts, MeetThoughTheMastersNameLeadsToLoopbackOnItsHost) {
+TEST_F(TwoHosts, RendezvousWhenTheMasterNameResolvesToLoopback) {
   resolve(0, "first.invalid", "127.0.1.1");
   resolve(1, "first.invalid", "10.77.0.1");
   start("sum", {"first.invalid:29471", "first.invalid:29471"});
@@ -111,7 +111,7 @@ TEST_F(TwoHosts, MeetThoughTheMastersNameLeadsToLoopbackOnItsHost) {
 }
 
 // The interface setting applies to the other sockets only. Ranks connect to the store by the master's name.
-TEST_F(TwoHosts, MeetThoughTheWishedInterfaceIsNotWhereTheMastersNameLeads) {
+TEST_F(TwoHosts, RendezvousWhenTheInterfaceSettingDiffersFromTheMasterAddress) {
   resolve(0, "first.invalid", "127.0.1.1");
   resolve(1, "first.invalid", "10.77.0.1");
   start("sum", {"first.invalid:29471", "first.invalid:29471"}, [](int number) {
@@ -127,7 +127,7 @@ TEST_F(TwoHosts, MeetThoughTheWishedInterfaceIsNotWhereTheMastersNameLeads) {
   for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(note(rank), fmt::format("10 {} shm {} 2", rank < 2 ? 3 : 7, rank % 2));
 }
 
-TEST_F(TwoHosts, MeetThoughTheMasterCallsItselfLocalhost) {
+TEST_F(TwoHosts, RendezvousWhenTheMasterIsSetToLocalhost) {
   start("sum", {"localhost:29471", testing::kFirstHost});
   if (IsSkipped() || HasFatalFailure()) return;
   for (const auto& host : hosts_) host->go();
@@ -135,7 +135,7 @@ TEST_F(TwoHosts, MeetThoughTheMasterCallsItselfLocalhost) {
   for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(note(rank), fmt::format("10 {} shm {} 2", rank < 2 ? 3 : 7, rank % 2));
 }
 
-TEST_F(TwoHosts, AHostThatNeverComesIsNamed) {
+TEST_F(TwoHosts, RanksOfAMissingHostAreNamed) {
   start("alone");
   if (IsSkipped() || HasFatalFailure()) return;
   hosts_[0]->go();
@@ -143,7 +143,7 @@ TEST_F(TwoHosts, AHostThatNeverComesIsNamed) {
   EXPECT_THAT(hosts_[0]->said(), HasSubstr("rank 2, 3 of 4 did not arrive within 3 s at 10.77.0.1:29471"));
 }
 
-TEST_F(TwoHosts, AHostThatIsCutOffEndsTheRunOnBothSides) {
+TEST_F(TwoHosts, DisconnectedHostEndsTheRunOnBothSides) {
   ::setenv("TESSERA_SILENCE_SECONDS", "4", 1);  // the default between hosts is 60 s
   start("talk");
   if (IsSkipped() || HasFatalFailure()) return;

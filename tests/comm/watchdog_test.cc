@@ -73,7 +73,7 @@ std::string heard_when_leaving(const std::vector<std::chrono::milliseconds>& del
 }
 
 // Many watchdogs run at once, so that threads are often preempted between two steps.
-TEST(Watchdog, RanksThatLeaveInWhateverOrderAreNoDeath) {
+TEST(Watchdog, ExitOfRanksInAnyOrderIsNoFailure) {
   const OnOneCore guard;
   using std::chrono::milliseconds;
   const std::vector<std::vector<milliseconds>> orders = {
@@ -108,7 +108,7 @@ class MisledStore final : public c10d::PrefixStore {
   }
 };
 
-TEST(Watchdog, WhereOneRankCannotReachRankZeroNoneIsWatched) {
+TEST(Watchdog, NoRankIsWatchedWhenOneCannotReachRankZero) {
   const auto shared = c10::make_intrusive<c10d::HashStore>();
   std::vector<Listener> listeners(4);
   std::vector<std::string> outcomes(4);
@@ -130,7 +130,7 @@ TEST(Watchdog, WhereOneRankCannotReachRankZeroNoneIsWatched) {
   for (const auto& outcome : outcomes) EXPECT_EQ(outcome, "none");
 }
 
-TEST(WatchWords, AreReadBackAndRubbishIsAnError) {
+TEST(WatchdogMessages, RoundTripAndRefuseInvalidText) {
   const CallFailure failure{.group = 4'000'000'000, .sequence = UINT64_MAX, .text = "a \"b\"\n", .timed_out = true};
   EXPECT_EQ(to_text(parse_call_failure(to_text(failure), 3)), to_text(failure));
   const FailureReport report{.text = "rank 1 has ended", .culprit = 1, .is_consequence = true};

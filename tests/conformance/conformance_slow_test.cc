@@ -15,9 +15,9 @@ TEST_P(OnMeshOfFour, EqualsThePlainOperationForAllPlacements) { expect_equal_on_
 INSTANTIATE_TEST_SUITE_P(, OnMeshOfFour, ::testing::ValuesIn(kElementwiseGroups),
                          [](const auto& info) { return std::string(info.param); });
 
-class AtLength : public ::testing::TestWithParam<const char*> {};
+class ExtendedConformance : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(AtLength, EqualsThePlainOperation) {
+TEST_P(ExtendedConformance, EqualsThePlainOperation) {
   for (const int64_t k : {2, 3, 4}) {
     Conformance run({.mesh = {k}, .full = true});
     add_group(
@@ -28,7 +28,7 @@ TEST_P(AtLength, EqualsThePlainOperation) {
   }
 }
 
-TEST_P(AtLength, EqualsThePlainOperationForRandomPlacementsOnSeveralMeshDims) {
+TEST_P(ExtendedConformance, EqualsThePlainOperationForRandomPlacementsOnSeveralMeshDims) {
   rc::Random random(random_seed());
   for (const std::vector<int64_t>& mesh : {std::vector<int64_t>{2, 2}, {2, 3}, {2, 1, 2}}) {
     Conformance run({.mesh = mesh, .full = true});
@@ -39,7 +39,7 @@ TEST_P(AtLength, EqualsThePlainOperationForRandomPlacementsOnSeveralMeshDims) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, AtLength, ::testing::ValuesIn(kOpGroups),
+INSTANTIATE_TEST_SUITE_P(, ExtendedConformance, ::testing::ValuesIn(kOpGroups),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

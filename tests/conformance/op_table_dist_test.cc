@@ -23,7 +23,7 @@ std::optional<Behaviour> find_row(const std::map<std::string, Behaviour>& rows, 
   return row == rows.end() ? std::nullopt : std::optional(row->second);
 }
 
-TEST(OpTable, PlacementsAndBytesAreThoseOfPyTorchOrListed) {
+TEST(OpTable, PlacementsAndBytesMatchPyTorchOrAListedDifference) {
   const OpTable table = read_op_table("op_table.txt");
   OpTable ours = read_op_table("op_ours.txt");  // the entries that no operation has met
   ListedDifferences differences;

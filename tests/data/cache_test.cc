@@ -76,7 +76,7 @@ class CacheTest : public ::testing::Test {
   text::Tokenizer tokenizer_ = make_byte_tokenizer(folder_.path());
 };
 
-TEST_F(CacheTest, ASecondStartFindsWhatTheFirstMade) {
+TEST_F(CacheTest, ASecondLoadReusesTheEntryOfTheFirst) {
   const auto first = load();
   const auto made = entries();
   ASSERT_EQ(made.size(), 1u);
@@ -93,7 +93,7 @@ TEST_F(CacheTest, ASecondStartFindsWhatTheFirstMade) {
   EXPECT_EQ(tokens(*without), tokens(*first));
 }
 
-TEST_F(CacheTest, CountsOfWhatWasCutOrLeftOutAreKept) {
+TEST_F(CacheTest, StoresCountsOfTruncatedAndUnlabelledSamples) {
   write("b.jsonl", "{\"prompt\": \"" + std::string(40, 'p') + "\", \"completion\": \"c\"}\n" +
                        "{\"prompt\": \"p\", \"completion\": \"" + std::string(40, 'c') + "\"}\n");
   for (int start = 0; start < 2; ++start) {
@@ -112,7 +112,7 @@ TEST_F(CacheTest, CountsOfWhatWasCutOrLeftOutAreKept) {
   EXPECT_EQ(entries().size(), 1u);
 }
 
-TEST_F(CacheTest, TheKeyIsContentTokenizerAndSettingsNotTheName) {
+TEST_F(CacheTest, KeyDependsOnContentTokenizerAndSettingsNotTheFileName) {
   load();
   std::filesystem::copy_file(folder_ / "a.jsonl", folder_ / "b.jsonl");
   load({.sources = {(folder_ / "b.jsonl").string()}});
@@ -148,7 +148,7 @@ TEST_F(CacheTest, ContentIsHashedOnceUntilTheFileChanges) {
   EXPECT_NE(kept.content_hash(path), hash);
 }
 
-TEST_F(CacheTest, EntriesThatAreNotWholeOrOfAnotherVersionAreMadeAgain) {
+TEST_F(CacheTest, EntriesThatAreIncompleteOrOfAnotherVersionAreRebuilt) {
   const auto wanted = tokens(*load());
   const auto name = entry();
   const auto spoil = [&](const std::function<void()>& damage) {
@@ -176,7 +176,7 @@ TEST_F(CacheTest, EntriesThatAreNotWholeOrOfAnotherVersionAreMadeAgain) {
   for (const auto& left : std::filesystem::directory_iterator(cache())) EXPECT_NE(left.path().extension(), ".tmp");
 }
 
-TEST_F(CacheTest, DamageBehindTheCheckIsAnErrorWhenTheSampleIsRead) {
+TEST_F(CacheTest, CorruptSamplesAreErrorsWhenTheyAreRead) {
   load();
   {
     std::fstream file(entry() / "tokens.bin", std::ios::in | std::ios::out | std::ios::binary);
@@ -202,7 +202,7 @@ TEST_F(CacheTest, DamageBehindTheCheckIsAnErrorWhenTheSampleIsRead) {
   }
 }
 
-TEST_F(CacheTest, AFileThatChangesWhileItIsReadIsAnErrorAndKeepsNothing) {
+TEST_F(CacheTest, AFileThatChangesWhileItIsReadIsAnErrorAndLeavesNoEntry) {
   const auto path = folder_ / "a.jsonl";
   const UnchangedFiles files({path});
   files.check();
@@ -222,7 +222,7 @@ TEST_F(CacheTest, AFileThatChangesWhileItIsReadIsAnErrorAndKeepsNothing) {
   for (const auto& left : std::filesystem::directory_iterator(cache())) EXPECT_NE(left.path().extension(), ".tmp");
 }
 
-TEST_F(CacheTest, ManyProcessesMakeAnEntryOnce) {
+TEST_F(CacheTest, ConcurrentLoadsMakeAnEntryOnce) {
   std::vector<std::thread> starts;
   std::vector<std::string> fingerprints(6);
   for (auto& fingerprint : fingerprints) starts.emplace_back([&] { fingerprint = load()->fingerprint(); });
@@ -233,7 +233,7 @@ TEST_F(CacheTest, ManyProcessesMakeAnEntryOnce) {
 
 std::string key(char digit) { return std::string(32, digit); }
 
-TEST_F(CacheTest, WhatIsOldOrTooMuchGoesButNothingInUseAndNothingOfOthers) {
+TEST_F(CacheTest, PrunesOldAndExcessEntriesButNoOpenOrForeignOnes) {
   const auto first = load();
   const auto template_of_entry = entry();
   const auto make = [&](char digit, int days) {
@@ -278,7 +278,7 @@ TEST_F(CacheTest, WhatIsOldOrTooMuchGoesButNothingInUseAndNothingOfOthers) {
   EXPECT_GT(samples, 0);
 }
 
-TEST_F(CacheTest, WhereHostsShareNoLocksTheFirstEntryCounts) {
+TEST_F(CacheTest, WithoutSharedLocksTheFirstPublishedEntryIsUsed) {
   const auto wanted = tokens(*load());
   const auto name = entry();
   const auto theirs = folder_ / "theirs";
@@ -292,7 +292,7 @@ TEST_F(CacheTest, WhereHostsShareNoLocksTheFirstEntryCounts) {
   EXPECT_EQ(tokens(*load()), wanted);
 }
 
-TEST_F(CacheTest, WhatAnotherHostIsMakingIsLeftUntilItIsDead) {
+TEST_F(CacheTest, AnUnfinishedEntryOfAnotherHostIsKeptUntilItIsStale) {
   load();
   const auto name = entry();
   const auto making = cache() / ("." + name.filename().string() + ".0123456789abcdef.tmp");
@@ -310,7 +310,7 @@ TEST_F(CacheTest, WhatAnotherHostIsMakingIsLeftUntilItIsDead) {
   EXPECT_FALSE(std::filesystem::exists(making));
 }
 
-TEST_F(CacheTest, AFileThatChangesWhileRowsAreUsedIsNoticed) {
+TEST_F(CacheTest, AFileThatChangesAfterLoadingIsReported) {
   const auto set = load();
   EXPECT_EQ(set->changed_file(), std::nullopt);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -324,7 +324,7 @@ TEST_F(CacheTest, AFileThatChangesWhileRowsAreUsedIsNoticed) {
   EXPECT_EQ(set->changed_file(), folder_ / "a.jsonl");
 }
 
-TEST_F(CacheTest, TheMakingOfRowsStopsWhenItIsAskedTo) {
+TEST_F(CacheTest, StopFlagStopsTokenization) {
   const std::atomic<bool> stop{true};
   try {
     load({.sources = {}, .stop = &stop});
@@ -335,7 +335,7 @@ TEST_F(CacheTest, TheMakingOfRowsStopsWhenItIsAskedTo) {
   EXPECT_TRUE(entries().empty());
 }
 
-TEST_F(CacheTest, WhatKilledProcessesLeftGoesWhenNobodyUsesIt) {
+TEST_F(CacheTest, PrunesUnusedFilesOfKilledProcesses) {
   const auto held = load();
   const auto name = entry().filename().string();
   const auto leave = [&](const std::string& what, const std::string& maker) {
@@ -366,7 +366,7 @@ TEST_F(CacheTest, WhatKilledProcessesLeftGoesWhenNobodyUsesIt) {
   EXPECT_FALSE(tokens(*held).empty());
 }
 
-TEST_F(CacheTest, WhereLocksAreOfOneHostOnlyItsOwnOldEntriesGo) {
+TEST_F(CacheTest, WithHostLocalLocksPrunesOnlyEntriesOfThisHost) {
   load();
   const auto template_of_entry = entry();
   const timespec long_ago[] = {{1000, 0}, {1000, 0}};
@@ -393,7 +393,7 @@ TEST_F(CacheTest, WhereLocksAreOfOneHostOnlyItsOwnOldEntriesGo) {
   EXPECT_FALSE(std::filesystem::exists(template_of_entry));
 }
 
-TEST(CacheLock, IsOpenForWritingAndToldFromNoLocks) {
+TEST(CacheLock, IsOpenedForWritingAndDistinguishesBusyFromUnsupported) {
   const TempFolder folder;
   const auto path = folder / "lock";
   const UniqueFd one = open_to_lock(path, O_CREAT), other = open_to_lock(path, 0);
@@ -412,7 +412,7 @@ TEST(CacheLock, IsOpenForWritingAndToldFromNoLocks) {
   }
 }
 
-TEST_F(CacheTest, AnEntryThatCannotBeOpenedJustNowIsNotMadeAgain) {
+TEST_F(CacheTest, AnEntryThatTemporarilyCannotBeOpenedIsNotRebuilt) {
   load();
   const auto made = entries();
   const auto name = entry().filename().string();
@@ -430,7 +430,7 @@ TEST_F(CacheTest, AnEntryThatCannotBeOpenedJustNowIsNotMadeAgain) {
   EXPECT_EQ(entries(), made);
 }
 
-TEST_F(CacheTest, WhoWaitsForAnotherProcessStopsWhenAskedTo) {
+TEST_F(CacheTest, StopFlagEndsTheWaitForAnotherProcess) {
   std::filesystem::create_directories(cache());
   const UniqueFd working = open_to_lock(cache() / (key('7') + ".lock"), O_CREAT);
   ASSERT_EQ(try_lock(working), LockState::kHeld);
@@ -449,7 +449,7 @@ TEST_F(CacheTest, WhoWaitsForAnotherProcessStopsWhenAskedTo) {
   later.join();
 }
 
-TEST_F(CacheTest, AFolderInThePlaceOfAnEntryThatSomebodyHasOpenIsMovedNotRemoved) {
+TEST_F(CacheTest, ADamagedEntryThatIsOpenIsMovedNotRemoved) {
   const auto held = load();
   const auto name = entry().filename();
   { std::ofstream(cache() / name / "set.json", std::ios::app) << "damage"; }

@@ -94,7 +94,7 @@ std::vector<int64_t> row(const at::Tensor& tensor, int64_t index) {
   return {data, data + tensor.size(1)};
 }
 
-TEST_F(DatasetTest, TextFileIsOneStreamCutIntoRows) {
+TEST_F(DatasetTest, TextFileIsOneStreamSplitIntoRows) {
   const auto set = load("a.txt", "abcdefghij", 4);  // 11 tokens with EOS
   EXPECT_EQ(set->rows(), 3);
   EXPECT_EQ(set->stats().tokens, 11);
@@ -110,7 +110,7 @@ TEST_F(DatasetTest, TextFileIsOneStreamCutIntoRows) {
   EXPECT_EQ(batch.label_tokens, 8);
 }
 
-TEST_F(DatasetTest, PackedRowsKeepDocumentsApart) {
+TEST_F(DatasetTest, PackedRowsSeparateDocuments) {
   const auto set =
       load("a.jsonl", "{\"text\": \"abc\"}\n\n{\"text\": \"de\"}\n{\"text\": \"fghij\"}\n{\"text\": \"k\"}\n", 8);
   ASSERT_EQ(set->rows(), 2);  // abc+de+. has 7 tokens and fghij. 6; k. goes behind fghij. (first-fit)
@@ -130,7 +130,7 @@ TEST_F(DatasetTest, WithoutPackingEachSampleHasARow) {
 
 // Checks many samples of random lengths: no document crosses a row, every label is the next token of its document, and
 // every sample is there once.
-TEST_F(DatasetTest, PackingNeverCrossesDocumentsAndLosesNothing) {
+TEST_F(DatasetTest, PackingSplitsNoDocumentAndLosesNoSample) {
   std::string lines;
   std::multiset<std::string> wanted;
   uint32_t random = 7;
@@ -183,7 +183,7 @@ TEST_F(DatasetTest, PackingIsAFunctionOfDataSeedAndLength) {
 
 // Checkpoints store the fingerprint, so it must not change. The fingerprint is the hash of the arrays that an earlier
 // version stored; the hash of each array is the seed of the next hash.
-TEST_F(DatasetTest, FingerprintIsThatOfEarlierCheckpoints) {
+TEST_F(DatasetTest, FingerprintMatchesEarlierCheckpoints) {
   const auto path = write("a.jsonl", "{\"text\": \"abc\"}\n{\"prompt\": \"d\", \"completion\": \"e\"}\n");
   const auto set = load({.sources = {path}, .format = "jsonl", .sequence_length = 8, .shuffle = false});
   EXPECT_EQ(set->rows(), 1);
@@ -201,12 +201,12 @@ TEST_F(DatasetTest, FingerprintIsThatOfEarlierCheckpoints) {
   EXPECT_EQ(set->fingerprint(), fmt::format("{:016x}", hash));
 }
 
-TEST_F(DatasetTest, CompletionIsLearntAndPromptIsNot) {
+TEST_F(DatasetTest, CompletionTokensHaveLabelsAndPromptTokensHaveNone) {
   EXPECT_EQ(learnt(R"({"prompt": "What? ", "completion": "That."})"), "That.<eos>");
   EXPECT_EQ(learnt(R"({"prompt": "", "completion": "That."})"), "hat.<eos>");  // no token predicts the first token
 }
 
-TEST_F(DatasetTest, AssistantIsLearntWithItsEndOfTurn) {
+TEST_F(DatasetTest, AssistantTurnsHaveLabelsIncludingTheEndOfTurn) {
   EXPECT_EQ(
       learnt(
           R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}, )"
@@ -214,14 +214,14 @@ TEST_F(DatasetTest, AssistantIsLearntWithItsEndOfTurn) {
       "A<e>Bö<e>");
 }
 
-TEST_F(DatasetTest, SameContentOfUserAndAssistantIsToldApart) {
+TEST_F(DatasetTest, EqualContentOfUserAndAssistantIsDistinguished) {
   EXPECT_EQ(
       learnt(
           R"({"messages": [{"role": "user", "content": "yes"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "yes"}]})"),
       "yes<e>");
 }
 
-TEST_F(DatasetTest, GenerationBlocksSayWhatIsLearnt) {
+TEST_F(DatasetTest, GenerationBlocksSelectTheLabelTokens) {
   use_template(
       "{% for m in messages %}{% if m.role == 'assistant' %}[{% generation %}{{ m.content }}!{% endgeneration %}]{% "
       "else %}{{ m.content }}{% endif %}{% endfor %}");
@@ -231,7 +231,7 @@ TEST_F(DatasetTest, GenerationBlocksSayWhatIsLearnt) {
       "A!B!");
 }
 
-TEST_F(DatasetTest, TemplatesThatPrintTheLastTurnDifferentlyAreUnderstood) {  // as Qwen3 and Llama 3 do
+TEST_F(DatasetTest, TemplatesThatRenderTheLastTurnDifferentlyAreSupported) {  // as Qwen3 and Llama 3 do
   use_template(
       "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last and m.role == 'assistant' %}<t></t>{% endif "
       "%}{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -245,7 +245,7 @@ TEST_F(DatasetTest, TemplatesThatPrintTheLastTurnDifferentlyAreUnderstood) {  //
   EXPECT_EQ(learnt(record), "A<e>B<e>");
 }
 
-TEST_F(DatasetTest, ToolCallsOfTheAssistantAreLearnt) {
+TEST_F(DatasetTest, ToolCallsOfTheAssistantHaveLabels) {
   use_template(
       "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}<c>{{ "
       "c.name }}</c>{% endfor %}<|im_end|>\n{% endfor %}"
@@ -256,7 +256,7 @@ TEST_F(DatasetTest, ToolCallsOfTheAssistantAreLearnt) {
       "A<c>f</c><e>");
 }
 
-TEST_F(DatasetTest, OverlongSamplesAreCutDroppedOrRefused) {
+TEST_F(DatasetTest, OverlongSamplesAreTruncatedDroppedOrRefused) {
   const std::string path = write("a.jsonl", "{\"text\": \"abcdefgh\"}\n{\"text\": \"abc\"}\n");
   DataOptions options{.sources = {path}, .sequence_length = 6, .packing = false, .shuffle = false};
   const auto cut = load(options);
@@ -272,7 +272,7 @@ TEST_F(DatasetTest, OverlongSamplesAreCutDroppedOrRefused) {
               AllOf(HasSubstr("a.jsonl line 1"), HasSubstr("9 tokens"), HasSubstr("a row has 6")));
 }
 
-TEST_F(DatasetTest, SamplesWithNothingToLearnAreCountedAndLeftOut) {
+TEST_F(DatasetTest, SamplesWithoutLabelsAreCountedAndOmitted) {
   const auto path = write("a.jsonl", R"({"messages": [{"role": "user", "content": "Q"}]})"
                                      "\n{\"text\": \"ab\"}\n");
   const auto set = load({.sources = {path}, .format = "jsonl", .sequence_length = 64});
@@ -280,7 +280,7 @@ TEST_F(DatasetTest, SamplesWithNothingToLearnAreCountedAndLeftOut) {
   EXPECT_EQ(set->stats().documents, 1);
 }
 
-TEST_F(DatasetTest, AnAnswerBehindTheCutIsToldAsThat) {
+TEST_F(DatasetTest, SamplesWhoseLabelsWereTruncatedAreReported) {
   const std::string question(40, 'q');
   const auto chat = [&](const std::string& words) {
     return fmt::format(
@@ -309,7 +309,7 @@ TEST_F(DatasetTest, AnAnswerBehindTheCutIsToldAsThat) {
   EXPECT_EQ(DataStats{.documents = 3}.describe_dropped(8), "");
 }
 
-TEST_F(DatasetTest, ARowOfPaddingCountsNothing) {
+TEST_F(DatasetTest, PaddingRowsHaveNoTokensOrLabels) {
   const auto set = load("a.jsonl", "{\"text\": \"ab\"}\n", 8);
   const std::array<int64_t, 3> rows = {kPaddingRow, 0, kPaddingRow};
   const auto batch = set->rows(rows), alone = set->rows(std::span(rows).subspan(1, 1));
@@ -347,13 +347,13 @@ TEST_F(DatasetTest, CorruptLinesNameFileLineAndByte) {
   EXPECT_THAT(error("{\"text\": " + std::string(100000, '[') + "\n"), HasSubstr("nested deeper"));
 }
 
-TEST_F(DatasetTest, DeepAndWideRecordsCostNoMoreThanTheirBytes) {
+TEST_F(DatasetTest, WideRecordsTakeLinearTime) {
   std::string wide = "{\"text\": \"a\"";
   for (int i = 0; i < 300'000; ++i) wide += ", \"key " + std::to_string(i) + "\": 1";  // quadratic: minutes
   EXPECT_EQ(load({.sources = {write("wide.jsonl", wide + "}\n")}, .sequence_length = 8})->stats().tokens, 2);
 }
 
-TEST_F(DatasetTest, WhatIsNoTextIsToldByWhatItIs) {
+TEST_F(DatasetTest, ErrorsNameUnsupportedFileFormats) {
   const auto error = [&](const std::string& content, const char* name, ErrorKind kind = ErrorKind::kFormat) {
     return error_of({.sources = {write(name, content)}}, kind);
   };
@@ -400,20 +400,20 @@ TEST_F(DatasetTest, TextThatIsNotUtf8IsRefusedWithItsEncodingAndByte) {
             6);
 }
 
-TEST_F(DatasetTest, EmptyPromptAndCompletionAreASampleWithNothingToLearn) {
+TEST_F(DatasetTest, EmptyPromptAndCompletionAreASampleWithoutLabels) {
   EXPECT_THAT(
       error_of({.sources = {write("a.jsonl", "{\"prompt\": \"\", \"completion\": \"\"}\n")}}, ErrorKind::kFormat),
       HasSubstr("1 left out without anything to learn"));
 }
 
-TEST_F(DatasetTest, TokensThatTheModelDoesNotKnowAreRefusedByRecord) {
+TEST_F(DatasetTest, TokensBeyondTheVocabularyAreRefusedWithTheRecord) {
   const std::string path = write("a.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b<|im_end|>\"}\n");
   EXPECT_THAT(error_of({.sources = {path}, .vocab_size = kTurnEnd}, ErrorKind::kConfig),
               AllOf(HasSubstr("a.jsonl line 1"), HasSubstr("token 258 ('<eos>')"), HasSubstr("the model knows 257")));
   EXPECT_EQ(load({.sources = {path}, .sequence_length = 8, .vocab_size = kEos + 1})->stats().documents, 2);
 }
 
-TEST_F(DatasetTest, RefusesWhatCannotBe) {
+TEST_F(DatasetTest, RefusesInvalidOptionsAndFiles) {
   const std::string path = write("a.txt", "abc");
   EXPECT_THAT(error_of({}, ErrorKind::kConfig), HasSubstr("no files"));
   EXPECT_THAT(error_of({.sources = {path}, .format = "csv"}, ErrorKind::kConfig),

@@ -12,7 +12,7 @@
 namespace tessera::data {
 namespace {
 
-TEST(ExactNumbers, OfToolsAndTheirCallsAreRenderedAsTheyStand) {
+TEST(ExactNumbers, ToolsAndToolCallsKeepAllDigits) {
   const std::string line =
       R"({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [)"
       R"({"function": {"name": "f", "arguments": {"n": 12345678901234567890123}}},)"

@@ -106,7 +106,7 @@ class FormatsTest : public ::testing::Test {
   std::optional<text::ChatTemplate> chat_template_ = text::ChatTemplate::parse(kToolTemplate, "test.jinja");
 };
 
-TEST_F(FormatsTest, EveryExampleIsReadAndLearntAsThePageSays) {
+TEST_F(FormatsTest, EveryDocumentedExampleHasTheExpectedLabels) {
   const std::map<std::string, std::string> wanted = {
       {"messages.jsonl", "Red.<e>|Four.<e>|"},
       {"sharegpt.jsonl", "Red.<e>|Four.<e>|"},
@@ -137,12 +137,12 @@ TEST_F(FormatsTest, TheSameDataInEveryFormatGivesTheSameTokens) {
   }
 }
 
-TEST_F(FormatsTest, TrainOnInputsLearnsEverything) {
+TEST_F(FormatsTest, TrainOnInputsLabelsEveryToken) {
   const auto set = load({.sources = {(folder_ / "completions.jsonl").string()}, .train_on_inputs = true});
   EXPECT_EQ(learnt(*set), "wice two is four.<eos>|");
 }
 
-TEST_F(FormatsTest, AlpacaWithoutATemplateHasItsOwnPrompt) {
+TEST_F(FormatsTest, AlpacaWithoutAChatTemplateUsesTheAlpacaPrompt) {
   chat_template_.reset();
   const auto set = load({.sources = {(folder_ / "alpaca.json").string()}, .train_on_inputs = true});
   const auto text = learnt(*set);
@@ -181,7 +181,7 @@ TEST_F(FormatsTest, SystemAndHistoryOfAlpacaComeBeforeTheInstruction) {
                         "Response:\nC\n\n### Instruction:\nQ\n\n### Input:\nI\n\n### Response:\nA<eos>|"));
 }
 
-TEST_F(FormatsTest, PreferencePairsAreRecognisedAndRefusedHere) {
+TEST_F(FormatsTest, PreferencePairsAreRecognisedAndRefused) {
   const auto path = (folder_ / "pairs.jsonl").string();
   const auto message = error_of({.sources = {path}}, ErrorKind::kConfig);
   EXPECT_THAT(message, AllOf(HasSubstr("pairs.jsonl line 1"), HasSubstr("preference pair"),
@@ -200,7 +200,7 @@ TEST_F(FormatsTest, ColumnsAreRenamed) {
               AllOf(HasSubstr("no column 'dialog'"), HasSubstr("'dialogue'")));
 }
 
-TEST_F(FormatsTest, RenamedColumnsThatMayBeAbsentMayBeAbsent) {
+TEST_F(FormatsTest, RenamedOptionalColumnsMayBeAbsent) {
   const auto path = write(
       "asked.jsonl", "{\"ask\": \"Q\", \"with\": \"I\", \"answer\": \"A\"}\n{\"ask\": \"Q\", \"answer\": \"A\"}\n");
   const auto set = load({.sources = {path},
@@ -209,7 +209,7 @@ TEST_F(FormatsTest, RenamedColumnsThatMayBeAbsentMayBeAbsent) {
   EXPECT_EQ(learnt(*set), "user\nQ\n\nI<e>\nassistant\nA<e>\n|user\nQ<e>\nassistant\nA<e>\n|");
 }
 
-TEST_F(FormatsTest, MessagesOfNoWeightAreNotLearnt) {
+TEST_F(FormatsTest, MessagesOfWeightZeroHaveNoLabels) {
   const auto path = write("weights.jsonl",
                           R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A", )"
                           R"("weight": 0}, {"role": "user", "content": "R"}, {"role": "assistant", "content": "B"}]})");
@@ -222,7 +222,7 @@ TEST_F(FormatsTest, MessagesOfNoWeightAreNotLearnt) {
 }
 
 // A run that resumes on another day or on another host must read the same rows.
-TEST_F(FormatsTest, TheDateThatATemplatePrintsIsTheSameOnEveryDay) {
+TEST_F(FormatsTest, TemplatesSeeAConstantDate) {
   chat_template_ = text::ChatTemplate::parse(
       "{{ strftime_now('%A %d %b %Y %H') }}{% for m in messages %}|{{ m.content }}<|im_end|>{% endfor %}",
       "dated.jinja");
@@ -230,7 +230,7 @@ TEST_F(FormatsTest, TheDateThatATemplatePrintsIsTheSameOnEveryDay) {
             "riday 26 Jul 2024 12|");
 }
 
-TEST_F(FormatsTest, ContentMayBeInPartsOrNothingBesideToolCalls) {
+TEST_F(FormatsTest, ContentMayBeAListOfPartsOrMissingWithToolCalls) {
   const std::string call =
       R"("tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": "{\"city\": \"Oslo\"}"}}]})";
   const std::string rest = R"(, {"role": "tool", "content": "rain"}, {"role": "assistant", "content": "Rain."}]})";
@@ -254,7 +254,7 @@ TEST_F(FormatsTest, ContentMayBeInPartsOrNothingBesideToolCalls) {
   EXPECT_THAT(refused(R"({"role": "user", "content": ["a"]})"), HasSubstr("a part of its content is \"a\""));
 }
 
-TEST_F(FormatsTest, ShareGptKnowsToolsAndSystemsAndRefusesOtherRoles) {
+TEST_F(FormatsTest, ShareGptSupportsToolsAndSystemPromptsAndRefusesOtherRoles) {
   const auto path =
       write("functions.jsonl",
             R"({"system": "Be brief.", "conversations": [{"from": "human", "value": "Weather?"}, {"from": )"
@@ -272,7 +272,7 @@ TEST_F(FormatsTest, ShareGptKnowsToolsAndSystemsAndRefusesOtherRoles) {
       AllOf(HasSubstr("call.jsonl line 1: message 0"), HasSubstr("the function call"), HasSubstr("no valid JSON")));
 }
 
-TEST_F(FormatsTest, AFileHasOneKindOfRecords) {
+TEST_F(FormatsTest, MixedKindsOfRecordsInAFileAreRefused) {
   const auto path = write("mixed.jsonl", "{\"text\": \"ab\"}\n{\"prompt\": \"a\", \"completion\": \"b\"}\n");
   EXPECT_THAT(error_of({.sources = {path}}, ErrorKind::kFormat),
               AllOf(HasSubstr("mixed.jsonl line 2: found the keys 'prompt', 'completion'"), HasSubstr("are texts"),

@@ -21,7 +21,7 @@ namespace {
 using tessera::testing::TempFolder;
 using ::testing::HasSubstr;
 
-TEST(Permuted, IsAPermutationOfEverySize) {
+TEST(PermutedIndex, IsAPermutationOfEverySize) {
   for (const int64_t size : {1, 2, 3, 4, 5, 7, 16, 17, 63, 100, 1000, 4097}) {
     std::set<int64_t> seen;
     for (int64_t i = 0; i < size; ++i) {
@@ -33,7 +33,7 @@ TEST(Permuted, IsAPermutationOfEverySize) {
   }
 }
 
-TEST(Permuted, DependsOnSeedAndEpochAndMovesMost) {
+TEST(PermutedIndex, DependsOnSeedAndEpoch) {
   int same = 0, same_epoch = 0, same_seed = 0;
   for (int64_t i = 0; i < 1000; ++i) {
     same += permuted_index(i, 1000, 42, 0) == i;
@@ -91,7 +91,7 @@ TEST_F(LoaderTest, OrderDoesNotDependOnTheNumberOfRanks) {
   for (const int ranks : {2, 3, 4, 6, 12}) expect_equal(one, batches(set, ranks, 20, 12));
 }
 
-TEST_F(LoaderTest, EpochsFollowWithoutGapAndEachHoldsEveryRowOnce) {
+TEST_F(LoaderTest, EveryEpochHasEveryRowOnceAndBatchesSpanEpochs) {
   const auto set = make(10);
   DataLoader loader(set, 42, true);
   std::vector<int64_t> order;
@@ -122,7 +122,7 @@ TEST_F(LoaderTest, ABatchMayBeLargerThanTheDataSet) {
   EXPECT_EQ(loader.next_global_slice(8, 0, 8).tokens.size(0), 8);
 }
 
-TEST_F(LoaderTest, TheLastBatchOfARunIsPaddedToItsSizeAndMovesOnByItsRows) {
+TEST_F(LoaderTest, TheLastBatchIsPaddedAndAdvancesByItsRealRows) {
   const auto set = make(10);
   const auto whole = batches(set, 1, 3, 4);
   for (const int ranks : {1, 2, 4}) {
@@ -156,7 +156,7 @@ TEST_F(LoaderTest, TheLastBatchOfARunIsPaddedToItsSizeAndMovesOnByItsRows) {
   }
 }
 
-TEST_F(LoaderTest, ResumeGoesOnExactlyOnAnyNumberOfRanks) {
+TEST_F(LoaderTest, ResumeIsExactOnAnyNumberOfRanks) {
   const auto set = make(17);
   const auto whole = batches(set, 2, 9, 4);
   DataLoader loader(set, 42, true);

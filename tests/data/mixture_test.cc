@@ -27,7 +27,7 @@ TEST(Mixture, DrawsFromTheSourceThatIsFurthestBehind) {
   EXPECT_THAT(order, ElementsAre(0, 0, 1, 0, 0, 0, 1, 0));
 }
 
-TEST(Mixture, EachSourceHasItsShareToWithinOneRow) {
+TEST(Mixture, EachSourceKeepsItsShareOfTheDraws) {
   const std::vector<double> weights = {0.5, 7, 2.25, 1e-3};
   Mixture mixture(weights);
   std::vector<int64_t> drawn(weights.size(), 0);
@@ -40,7 +40,7 @@ TEST(Mixture, EachSourceHasItsShareToWithinOneRow) {
   }
 }
 
-TEST(Mixture, AnySampleCanBeAskedForAgain) {
+TEST(Mixture, SamplesCanBeDrawnInAnyOrder) {
   Mixture one({2, 3, 5}), other({2, 3, 5});
   std::vector<std::pair<size_t, int64_t>> order;
   for (int64_t g = 0; g < 100; ++g) order.emplace_back(one.at(g).source, one.at(g).index);
@@ -75,7 +75,7 @@ class MixtureLoaderTest : public ::testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(MixtureLoaderTest, SourcesGoThroughTheirOwnEpochsOnAnyNumberOfRanks) {
+TEST_F(MixtureLoaderTest, EachSourceHasItsOwnEpochsOnAnyNumberOfRanks) {
   const auto set = make(1, 1);
   EXPECT_EQ(set->rows(), 34);
   std::vector<std::string> order;
@@ -113,7 +113,7 @@ TEST_F(MixtureLoaderTest, SourcesGoThroughTheirOwnEpochsOnAnyNumberOfRanks) {
   EXPECT_EQ(row_text(resumed.next_global_slice(4, 0, 4), 2), order[7 * 4 + 2]);
 }
 
-TEST_F(MixtureLoaderTest, WeightsArePartOfWhatAResumedRunChecks) {
+TEST_F(MixtureLoaderTest, ResumeRefusesOtherWeights) {
   EXPECT_NE(make(1, 1)->fingerprint(), make(1, 2)->fingerprint());
   EXPECT_EQ(make(1, 2)->fingerprint(), make(1, 2)->fingerprint());
   DataLoader loader(make(1, 1), 42, true);

@@ -33,7 +33,7 @@ size_t held(const TrainingRecord& record, size_t added) {
   return most;
 }
 
-TEST(ParallelSampleMaker, HoldsFewRecordsWhereTheyAreLarge) {
+TEST(ParallelSampleMaker, BuffersFewerRecordsIfTheyAreLarge) {
   EXPECT_EQ(held({.kind = RecordKind::kText, .text = "a"}, 600), 256u);
   EXPECT_EQ(held({.kind = RecordKind::kText, .text = std::string(1 << 20, 'a')}, 12), 4u);
   EXPECT_EQ(held({.kind = RecordKind::kInstruction, .text = "a", .input = std::string(1 << 20, 'a')}, 12), 4u);

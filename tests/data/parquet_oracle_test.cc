@@ -63,14 +63,14 @@ class ParquetOracle : public ::testing::Test {
 TempFolder* ParquetOracle::folder_ = nullptr;
 nlohmann::json* ParquetOracle::facts_ = nullptr;
 
-TEST_F(ParquetOracle, NestedColumnsAreEqualInEveryCodec) {
+TEST_F(ParquetOracle, NestedColumnsMatchPyarrowInEveryCodec) {
   const auto codecs = facts_->at("codecs").get<std::vector<std::string>>();
   EXPECT_GE(codecs.size(), 5u);
   for (const auto& codec : codecs) EXPECT_EQ(expect_equal("nested_" + codec + ".parquet"), 1000u);
   EXPECT_EQ(expect_equal("pages.parquet"), 1000u);
 }
 
-TEST_F(ParquetOracle, EveryTypeIsEqual) {
+TEST_F(ParquetOracle, EveryTypeMatchesPyarrow) {
   EXPECT_EQ(expect_equal("types.parquet"), 50u);
   EXPECT_EQ(expect_equal("empty.parquet"), 0u);
 }
@@ -94,7 +94,7 @@ TEST_F(ParquetOracle, TheSameRecordsAsJsonLinesGiveTheSameTokens) {
   }
 }
 
-TEST_F(ParquetOracle, FilesThatAreNotWholeAreErrorsByName) {
+TEST_F(ParquetOracle, IncompleteFilesAreErrorsThatNameTheFile) {
   const std::string whole = read_file(*folder_ / "nested_snappy.parquet");
   const auto read_all = [&](const std::string& content) {
     std::ofstream(*folder_ / "broken.parquet", std::ios::binary) << content;

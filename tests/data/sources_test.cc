@@ -80,7 +80,7 @@ class SourcesTest : public ::testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(SourcesTest, JsonArraysAreReadRecordByRecordWithTheirPlaces) {
+TEST_F(SourcesTest, JsonArraysAreReadRecordByRecordWithPositions) {
   const auto path =
       write("a.json", "\xef\xbb\xbf [\n  {\"text\": \"a,]}\\\"\"},\n  {\"text\": \"\u00e9\"}, {\"text\": \"c\"}\n]\n");
   EXPECT_THAT(texts(path), ElementsAre("a,]}\" line 2 column 3", "\u00e9 line 3 column 3", "c line 3 column 18"));
@@ -109,7 +109,7 @@ TEST_F(SourcesTest, BrokenJsonArraysNameFileLineAndColumn) {
               HasSubstr("nested deeper"));
 }
 
-TEST_F(SourcesTest, GzipIsToldByItsBytesAndReadInMembers) {
+TEST_F(SourcesTest, GzipIsRecognisedByItsBytesAndReadInMembers) {
   const std::string one = "{\"text\": \"a\"}\n", two = "{\"text\": \"b\"}\n";
   EXPECT_THAT(texts(write("a.jsonl.gz", gzipped(one) + gzipped(two) + std::string(100, '\0'))),
               ElementsAre("a line 1", "b line 2"));
@@ -125,13 +125,13 @@ TEST_F(SourcesTest, GzipIsToldByItsBytesAndReadInMembers) {
   EXPECT_THAT(error_of(write("behind.jsonl.gz", gzipped(one) + "junk"), ErrorKind::kFormat), HasSubstr("damaged gzip"));
 }
 
-TEST_F(SourcesTest, AnInflatedRecordIsBounded) {
+TEST_F(SourcesTest, DecompressedRecordsAreLimitedInSize) {
   const auto path = write("bomb.jsonl.gz", gzipped("{\"text\": \"" + std::string(size_t{258} << 20, 'a') + "\"}\n"));
   EXPECT_LT(std::filesystem::file_size(path), size_t{1} << 20);
   EXPECT_THAT(error_of(path, ErrorKind::kFormat), AllOf(HasSubstr("line 1"), HasSubstr("within 256 MiB")));
 }
 
-TEST_F(SourcesTest, LargeTextsComeInPartsThatJoinToTheWhole) {
+TEST_F(SourcesTest, LargeTextsAreReadInPartsThatJoinToTheFullText) {
   std::string text;
   for (int line = 0; text.size() < size_t{36} << 20; ++line) text += fmt::format("line {} of \u00e9\n", line);
   std::string joined;
@@ -176,7 +176,7 @@ TEST_F(SourcesTest, FoldersGiveTheFilesOfASplit) {
   EXPECT_THAT(error_of(hub, ErrorKind::kFormat), AllOf(HasSubstr("train-00000-of-00002"), HasSubstr("is missing")));
 }
 
-TEST_F(SourcesTest, FoldersByNameOfFolderWithoutSplitsAndOfSeveralSets) {
+TEST_F(SourcesTest, FoldersWithoutSplitNamesAreReadAndSeveralSetsRefused) {
   write("by_folder/train/x.jsonl", "{\"text\": \"a\"}\n");
   write("by_folder/valid/x.jsonl", "{\"text\": \"b\"}\n");
   EXPECT_THAT(texts((folder_ / "by_folder").string()), ElementsAre("a line 1"));
@@ -231,7 +231,7 @@ struct MegatronFiles {
   }
 };
 
-TEST_F(SourcesTest, MegatronsIdsAreReadByDocumentInBothTypes) {
+TEST_F(SourcesTest, MegatronTokenIdsAreReadByDocumentInBothDtypes) {
   const auto check = [&](const auto& files, int32_t largest) {
     write("c_text_document.idx", files.index);
     write("c_text_document.bin", files.ids);
@@ -251,7 +251,7 @@ TEST_F(SourcesTest, MegatronsIdsAreReadByDocumentInBothTypes) {
   check(MegatronFiles<int32_t>({{1, 2}, {3, 200'000}, {5}}, {0, 2, 2, 3}, 4), 200'000);
 }
 
-TEST_F(SourcesTest, MegatronsPairsThatDoNotFitAreNamed) {
+TEST_F(SourcesTest, InvalidMegatronFilePairsAreRefused) {
   const MegatronFiles<uint16_t> good({{1, 2}, {3}}, {0, 1, 2}, 8);
   const auto error = [&](const std::string& index, const std::string& ids) {
     write("m.idx", index);

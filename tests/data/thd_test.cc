@@ -44,7 +44,7 @@ std::string refusal(const ThdInput& input, int64_t chunks = 1) {
   return "no error";
 }
 
-TEST(Thd, RowsBecomeOneWithCumulativeLengths) {
+TEST(Thd, RowsAreJoinedWithCumulativeSequenceLengths) {
   const auto input = two_rows();
   const auto batch = process_input_for_thd(input);
   EXPECT_TRUE(batch.input_ids.equal(input.input_ids.flatten()));
@@ -58,7 +58,7 @@ TEST(Thd, RowsBecomeOneWithCumulativeLengths) {
   EXPECT_EQ(list(thd_document_ids(batch)), (List{0, 0, 0, -1, 1, 1, 2, 2, 2, 2, 2, 2}));
 }
 
-TEST(Thd, PaddingAtTheEndAloneIsOfTheLastSequence) {
+TEST(Thd, TrailingPaddingBelongsToTheLastSequence) {
   auto input = two_rows();
   input.seq_lens = integers({{4, 2}, {3, -1000}});
   for (const auto& padded : {input.seq_lens_padded, integers({{4, 2}, {3, -1000}})}) {
@@ -72,7 +72,7 @@ TEST(Thd, PaddingAtTheEndAloneIsOfTheLastSequence) {
   }
 }
 
-TEST(Thd, WithoutLengthsTheTokenTells) {
+TEST(Thd, WithoutLengthsThePaddingTokenMarksPadding) {
   const auto batch = process_input_for_thd({.input_ids = integers({{1, 2, 0, 0}, {1, 2, 3, 4}})});
   EXPECT_EQ(list(batch.padding_mask), (List{0, 0, 1, 1, 0, 0, 0, 0}));
   EXPECT_FALSE(batch.cu_seqlens.defined());
@@ -80,7 +80,7 @@ TEST(Thd, WithoutLengthsTheTokenTells) {
   EXPECT_THAT(refusal({.input_ids = at::zeros({1, 2, 3})}), HasSubstr("without seq_lens"));
 }
 
-TEST(Thd, EmbeddingsAndPositionsOfSeveralAxesKeepTheirs) {
+TEST(Thd, EmbeddingsAndMultiAxisPositionsKeepTheirAxes) {
   auto input = two_rows();
   input.input_ids = at::arange(36.0).view({2, 6, 3});
   input.position_ids = at::arange(36).view({3, 2, 6});
@@ -91,7 +91,7 @@ TEST(Thd, EmbeddingsAndPositionsOfSeveralAxesKeepTheirs) {
   EXPECT_TRUE(chunks.batch.position_ids[1].equal(input.position_ids.select(1, 1).unsqueeze(1)));
 }
 
-TEST(Thd, ChunksAreStackedAndTheirBoundsFilledUp) {
+TEST(Thd, ChunksAreStackedAndTheirSequenceLengthsPadded) {
   const auto chunks = split_batch_into_thd_chunks(two_rows(), 2);
   EXPECT_EQ(chunks.chunks, 2);
   EXPECT_EQ(chunks.batch.input_ids.sizes(), (std::vector<int64_t>{2, 6}));
@@ -110,7 +110,7 @@ TEST(Thd, ChunksAreStackedAndTheirBoundsFilledUp) {
   EXPECT_EQ(list(plain.batch.cu_seqlens), (List{0, 3, 5, 11}));
 }
 
-TEST(Thd, WhatDoesNotFitIsAnError) {
+TEST(Thd, MismatchedShapesAreErrors) {
   EXPECT_THAT(refusal(two_rows(), 3), HasSubstr("2 rows for 3 chunks"));
   EXPECT_THAT(refusal({}), HasSubstr("wanted [B, S]"));
   const auto changed = [](auto change) {

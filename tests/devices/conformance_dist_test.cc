@@ -16,7 +16,7 @@ struct Sampled {
 
 class OnPretendMesh : public ::testing::TestWithParam<Sampled> {};
 
-TEST_P(OnPretendMesh, OperationsEqualThePlainOnesOfTheCpu) {
+TEST_P(OnPretendMesh, OperationsEqualPlainTensorsOnTheCpu) {
   rc::Random random(20261123);
   Conformance run({.mesh = {2}, .device = "pretend", .mode = GetParam().mode});
   add_group(GetParam().group, {5},

@@ -13,8 +13,8 @@ namespace tessera::testing {
 namespace {
 
 // Whether the operation is expected to fail on an accelerator.
-bool is_otherwise(const std::string& name, const std::vector<std::string>& errors) {
-  // Shards of float8 matrices that are no whole tiles are refused, on the pretend device and on CUDA.
+bool is_expected_failure(const std::string& name, const std::vector<std::string>& errors) {
+  // Shards of float8 matrices that are not multiples of a tile are refused, on the pretend device and on CUDA.
   const auto is_no_tile = [](const std::string& error) {
     return error.find("be divisible by 16") != std::string::npos;
   };
@@ -29,7 +29,7 @@ bool is_otherwise(const std::string& name, const std::vector<std::string>& error
 void expect_as_on_the_cpu(const Report& report) {
   EXPECT_GT(report.cases, 20);
   for (const auto& [name, errors] : report.failures) {
-    if (!is_otherwise(name, errors)) {
+    if (!is_expected_failure(name, errors)) {
       ADD_FAILURE() << name << ": " << errors.front();
     }
   }
@@ -41,7 +41,7 @@ const std::vector<std::string> kUnitApart = {"normal", "randn", "exponential", "
 
 class AllOnPretendMesh : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(AllOnPretendMesh, OperationsEqualThePlainOnesOfTheCpu) {
+TEST_P(AllOnPretendMesh, OperationsEqualPlainTensorsOnTheCpu) {
   for (const int64_t k : {1, 2, 3, 4}) {
     Conformance run({.mesh = {k}, .device = "pretend", .unit_apart = kUnitApart});
     add_group(GetParam(), row_counts(k),
@@ -51,7 +51,7 @@ TEST_P(AllOnPretendMesh, OperationsEqualThePlainOnesOfTheCpu) {
   }
 }
 
-TEST_P(AllOnPretendMesh, OperationsEqualThePlainOnesForRandomPlacementsOnTwoMeshDims) {
+TEST_P(AllOnPretendMesh, OperationsEqualPlainTensorsForRandomPlacementsOnTwoMeshDims) {
   rc::Random random(random_seed());
   Conformance run({.mesh = {2, 2}, .full = true, .device = "pretend", .unit_apart = kUnitApart});
   add_group(GetParam(), {9, 5, 1},
@@ -65,7 +65,7 @@ INSTANTIATE_TEST_SUITE_P(, AllOnPretendMesh, ::testing::ValuesIn(kOpGroups),
 
 class AllOnPretendMeshOfProcesses : public ::testing::TestWithParam<std::tuple<const char*, int64_t>> {};
 
-TEST_P(AllOnPretendMeshOfProcesses, OperationsEqualThePlainOnesOfTheCpu) {
+TEST_P(AllOnPretendMeshOfProcesses, OperationsEqualPlainTensorsOnTheCpu) {
   const auto& [group, ranks] = GetParam();
   rc::Random random(20261126);
   Conformance run({.mesh = {ranks}, .device = "pretend", .mode = RankMode::kProcesses, .unit_apart = kUnitApart});

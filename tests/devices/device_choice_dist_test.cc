@@ -23,7 +23,7 @@ std::string refusal(World& world, const std::string& setting) {
   return "";
 }
 
-TEST(DeviceChoice, AutoTakesTheAcceleratorOfTheLocalRank) {
+TEST(DeviceChoice, AutoSelectsTheAcceleratorOfTheLocalRank) {
   testing::run_ranks({.size = 3}, [](const WorldPtr& world) {
     EXPECT_EQ(choose_device(*world, {}), pretend_device(world->rank()));
     EXPECT_EQ(at::empty({1}, at::TensorOptions().device(c10::kPrivateUse1)).device(), pretend_device(world->rank()));
@@ -32,7 +32,7 @@ TEST(DeviceChoice, AutoTakesTheAcceleratorOfTheLocalRank) {
   });
 }
 
-TEST(DeviceChoice, TakesTheCpuWhereOneRankHasNoDevice) {
+TEST(DeviceChoice, SelectsTheCpuWhenARankHasNoDevice) {
   testing::run_ranks({.size = pretend::kDevices + 1}, [](const WorldPtr& world) {
     EXPECT_EQ(choose_device(*world, {}), c10::Device(c10::kCPU));
     EXPECT_THAT(refusal(*world, "pretend"), HasSubstr("rank 0: 9 ranks on this host, but 8 devices"));
@@ -41,7 +41,7 @@ TEST(DeviceChoice, TakesTheCpuWhereOneRankHasNoDevice) {
 
 // As under Slurm's --gpus-per-task=1, each rank sees one device, its own. Here the ranks are threads and share the
 // device.
-TEST(DeviceChoice, TheOnlyVisibleDeviceIsTheRanksOwn) {
+TEST(DeviceChoice, SelectsTheOnlyVisibleDevice) {
   ::setenv(pretend::kVisibleDevices, "1", 1);
   testing::run_ranks({.size = 3}, [](const WorldPtr& world) {
     EXPECT_EQ(choose_device(*world, {}), pretend_device(0));
@@ -56,7 +56,7 @@ TEST(DeviceChoice, TheOnlyVisibleDeviceIsTheRanksOwn) {
   ::unsetenv(pretend::kVisibleDevices);
 }
 
-TEST(DeviceChoice, ANumberIsForOneRankAHost) {
+TEST(DeviceChoice, DeviceIndexRequiresOneRankPerHost) {
   const auto alone = World::single();
   EXPECT_EQ(choose_device(*alone, {.setting = "pretend:3"}), pretend_device(3));
   EXPECT_EQ(init_device_mesh(alone, "pretend", {1})->device(), pretend_device(3));
@@ -67,7 +67,7 @@ TEST(DeviceChoice, ANumberIsForOneRankAHost) {
   });
 }
 
-TEST(DeviceChoice, RefusesWhatIsNoDevice) {
+TEST(DeviceChoice, RefusesInvalidDevices) {
   const auto alone = World::single();
   for (const char* setting : {"", "gpu", "cpu:0", "pretend:", "pretend:x", "pretend:-1", "cuda:99999999999"}) {
     EXPECT_THAT(refusal(*alone, setting), HasSubstr("[comm.device] train.device: found")) << setting;
@@ -75,14 +75,14 @@ TEST(DeviceChoice, RefusesWhatIsNoDevice) {
   EXPECT_THAT(refusal(*alone, "cuda"), HasSubstr("no device of 'cuda' is visible"));
 }
 
-TEST(DeviceChoice, SaysWhatARunWillCompute) {
+TEST(DeviceChoice, DescribesTheDeviceOfARun) {
   EXPECT_EQ(describe_device({}, 2), "pretend, 8 visible");
   EXPECT_EQ(describe_device({.setting = "cpu"}, 2), "cpu");
   EXPECT_THAT(describe_device({}, 9), HasSubstr("cpu (auto: 9 ranks"));
   EXPECT_THAT(describe_device({.setting = "cuda:1"}, 1), HasSubstr("cuda:1, not on this machine"));
 }
 
-TEST(DeviceChoice, AGroupOfADeviceWithoutABackendSaysSo) {
+TEST(DeviceChoice, GroupOfADeviceWithoutABackendIsAnError) {
   try {
     make_device_backend({.store = nullptr, .group = "dp", .device = c10::Device(c10::kXPU, 0), .host = nullptr});
     FAIL();

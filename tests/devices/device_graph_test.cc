@@ -32,7 +32,7 @@ class DeviceGraphs : public OnPretendDevice {
   std::vector<std::unique_ptr<DeviceGraph>> graphs_;
 };
 
-TEST_F(DeviceGraphs, ReplaysComputeFromWhatIsThereThen) {
+TEST_F(DeviceGraphs, ReplaysReadTheCurrentInputs) {
   const at::Tensor x = counted(6), counter = at::zeros({1}, x.options());
   at::Tensor y;
   const auto before = pretend::counters(0);
@@ -54,7 +54,7 @@ TEST_F(DeviceGraphs, ReplaysComputeFromWhatIsThereThen) {
   EXPECT_EQ(counter.item<float>(), 3);
 }
 
-TEST_F(DeviceGraphs, ForwardAndBackwardAreTwoOfThem) {
+TEST_F(DeviceGraphs, ForwardAndBackwardAreTwoGraphs) {
   const at::Tensor x = counted(4).set_requires_grad(true), gradient = at::ones({4}, x.options());
   at::Tensor y, found;
   auto& forward = captured([&] { y = x.sigmoid() * x; });
@@ -71,7 +71,7 @@ TEST_F(DeviceGraphs, ForwardAndBackwardAreTwoOfThem) {
 }
 
 // Graphs share the memory of their intermediate results. The results of two graphs have separate memory.
-TEST_F(DeviceGraphs, ShareMemoryForWhatTheyDoNotKeep) {
+TEST_F(DeviceGraphs, ShareMemoryOfIntermediateResults) {
   const at::Tensor x = counted(1 << 16);
   at::Tensor first, second;
   auto& one = captured([&] { first = (x + 1).mul(2).sub(3); });
@@ -83,7 +83,7 @@ TEST_F(DeviceGraphs, ShareMemoryForWhatTheyDoNotKeep) {
   EXPECT_TRUE(at::equal(second.cpu(), (at::arange(1 << 16, at::kFloat) - 1).mul(2).add(3)));
 }
 
-TEST_F(DeviceGraphs, WhatAGraphCannotHoldIsRefused) {
+TEST_F(DeviceGraphs, InvalidOperationsDuringCaptureAreRefused) {
   const at::Tensor x = counted(4);
   const auto refused = [&](const char* what, const std::function<void()>& work) {
     EXPECT_THAT([&] { captured(work); }, ThrowsMessage<c10::Error>(HasSubstr(what)));
@@ -106,7 +106,7 @@ TEST_F(DeviceGraphs, WhatAGraphCannotHoldIsRefused) {
   EXPECT_EQ(y.sum().item<float>(), 10);
 }
 
-TEST_F(DeviceGraphs, MemoryThatIsGoneOrNotReadyIsFound) {
+TEST_F(DeviceGraphs, FreedOrUnorderedMemoryIsDetectedAtReplay) {
   at::Tensor x = counted(512), y;
   auto& graph = captured([&] { y = x * 2; });
   const DeviceStream writes(pretend_device());
@@ -123,7 +123,7 @@ TEST_F(DeviceGraphs, MemoryThatIsGoneOrNotReadyIsFound) {
   EXPECT_THAT([&] { graph.replay(); }, ThrowsMessage<c10::Error>(HasSubstr("was freed already")));
 }
 
-TEST_F(DeviceGraphs, DevicesWithoutThemAreNamed) {
+TEST_F(DeviceGraphs, DevicesWithoutGraphsAreRefused) {
   EXPECT_FALSE(has_device_graphs(c10::DeviceType::CPU));
   EXPECT_THAT([] { make_graph_pool(c10::Device(c10::kCPU)); },
               ThrowsMessage<Error>(HasSubstr("cpu: no graphs of such devices")));

@@ -84,14 +84,14 @@ Attended attended(const Operands& of, const nn::AttentionPattern& pattern,
 
 void expect_close(const Attended& found, const Attended& wanted, const std::string& what) {
   const double within = found.out.scalar_type() == at::kFloat ? 1e-5 : 2e-2;
-  const auto alike = [&](const at::Tensor& ours, const at::Tensor& theirs, const char* which) {
+  const auto expect_near = [&](const at::Tensor& ours, const at::Tensor& theirs, const char* which) {
     const double most = std::max(1.0, theirs.abs().max().item<double>());
     EXPECT_LE((ours.cpu().to(at::kFloat) - theirs).abs().max().item<double>(), within * most) << what << ", " << which;
   };
-  alike(found.out, wanted.out, "result");
-  alike(found.q, wanted.q, "dq");
-  alike(found.k, wanted.k, "dk");
-  alike(found.v, wanted.v, "dv");
+  expect_near(found.out, wanted.out, "result");
+  expect_near(found.q, wanted.q, "dq");
+  expect_near(found.k, wanted.k, "dk");
+  expect_near(found.v, wanted.v, "dv");
 }
 
 nn::AttentionPattern pattern_of(const RowsOfDocuments& rows, const at::TensorOptions& options) {
@@ -127,7 +127,7 @@ std::vector<std::pair<int64_t, at::ScalarType>> groups_and_types() {
   return out;
 }
 
-TEST_F(FlashOnDevice, OfDocumentsAndWindowsIsTheCpusWithOneKernel) {
+TEST_F(FlashOnDevice, DocumentsAndWindowsEqualTheCpuWithOneKernel) {
   for (const auto& rows : rows_of_documents()) {
     for (const auto& [groups, type] : groups_and_types()) {
       ASSERT_TRUE(kernels::has_flash_attention(pretend_device(), type));
@@ -153,8 +153,8 @@ TEST_F(FlashOnDevice, OfDocumentsAndWindowsIsTheCpusWithOneKernel) {
   }
 }
 
-// Calls that the kernels do not support are computed piece by piece.
-TEST_F(FlashOnDevice, OtherHeadsTypesAndScoresGoOnWithoutThem) {
+// Calls that the kernels do not support are computed separately for each piece of the attention pattern.
+TEST_F(FlashOnDevice, UnsupportedHeadSizesDtypesAndSoftcapsFallBack) {
   const auto rows = rows_of_documents().front();
   for (const auto& [d, type, softcap] : {std::tuple<int64_t, at::ScalarType, double>{12, at::kBFloat16, 0},
                                          {12, at::kFloat, 0},
@@ -174,7 +174,7 @@ TEST_F(FlashOnDevice, OtherHeadsTypesAndScoresGoOnWithoutThem) {
   EXPECT_FALSE(kernels::has_flash_attention(pretend_device(), at::kDouble));
 }
 
-TEST_F(FlashOnDevice, TakesWhatSelectiveCheckpointingHasKept) {
+TEST_F(FlashOnDevice, UsesTheResultSavedBySelectiveCheckpointing) {
   const auto rows = rows_of_documents().front();
   for (const auto type : kTypes) {
     const auto there = operands(rows.ids, 2, 16).on(pretend_device(), type);
@@ -198,7 +198,7 @@ TEST_F(FlashOnDevice, TakesWhatSelectiveCheckpointingHasKept) {
 }
 
 // The ranks of a context-parallel group compute attention to parts of the keys.
-TEST_F(FlashOnDevice, PartsOfTheKeysJoinToTheWhole) {
+TEST_F(FlashOnDevice, PartialAttentionsMergeToFullAttention) {
   const auto host = operands({}, 2, 16);
   for (const auto type : kTypes) {
     const auto there = host.on(pretend_device(), type);
@@ -233,7 +233,7 @@ TEST_F(FlashOnDevice, PartsOfTheKeysJoinToTheWhole) {
   }
 }
 
-TEST(FlashOnDevices, HeadsOverTheRanksGiveTheWhole) {
+TEST(FlashOnDevices, HeadsShardedOverRanksEqualTheCpu) {
   pretend::take_faults();
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "pretend", {2});

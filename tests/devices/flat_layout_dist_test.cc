@@ -11,7 +11,7 @@ namespace {
 
 struct Drawn {
   FlatLayout layout{*rc::gen::inRange<int64_t>(1, 6)};
-  std::vector<int64_t> padded, exact;  // offsets of whole parameters: padded for an accelerator, exact for the CPU
+  std::vector<int64_t> padded, exact;  // offsets of unsharded parameters: padded for an accelerator, exact for the CPU
   int64_t padded_bytes = 0, exact_bytes = 0;
 
   explicit Drawn(bool one_type) {
@@ -27,7 +27,7 @@ struct Drawn {
   }
 };
 
-TEST(PretendFlatLayout, UnpacksWhatTheCpuUnpacks) {
+TEST(PretendFlatLayout, UnpackedParametersEqualTheCpu) {
   EXPECT_TRUE(rc::check([] {
     const Drawn drawn(*rc::gen::arbitrary<bool>());
     const auto& layout = drawn.layout;
@@ -48,7 +48,7 @@ TEST(PretendFlatLayout, UnpacksWhatTheCpuUnpacks) {
   }));
 }
 
-TEST(PretendFlatLayout, PacksWhatTheCpuPacks) {
+TEST(PretendFlatLayout, PackedGradientsEqualTheCpu) {
   EXPECT_TRUE(rc::check([] {
     const auto type = *rc::gen::element(at::kFloat, at::kBFloat16);
     FlatLayout layout(*rc::gen::inRange<int64_t>(1, 6));
@@ -98,7 +98,7 @@ std::pair<std::vector<at::Tensor>, int64_t> accumulated(const FlatLayout& layout
   return {found, launches};
 }
 
-TEST(PretendFlatLayout, AccumulatesAsTheCpuDoes) {
+TEST(PretendFlatLayout, AccumulatedGradientsEqualTheCpu) {
   EXPECT_TRUE(rc::check([] {
     FlatLayout layout(*rc::gen::inRange<int64_t>(1, 6));
     const auto count = *rc::gen::inRange<size_t>(1, 6);

@@ -34,8 +34,8 @@ TrainedLinear trained(OneProduct& model, const at::Tensor& x, const at::Tensor& 
   return {y.detach().cpu(), leaf.grad().cpu(), model.linear->weight.grad().cpu(), model.linear->bias.grad().cpu()};
 }
 
-// Sizes of whole tiles, and other sizes.
-TEST_F(Float8OnDevice, MultipliesThereAndConvertsAWeightOnceAStep) {
+// Sizes that are multiples of a tile, and other sizes.
+TEST_F(Float8OnDevice, MultipliesOnTheDeviceAndConvertsAWeightOncePerStep) {
   EXPECT_FALSE(kernels::has_float8_products(c10::kCPU));
   ASSERT_TRUE(kernels::has_float8_products(pretend_device()));
   for (const auto& [rows, in, out] :
@@ -60,14 +60,14 @@ TEST_F(Float8OnDevice, MultipliesThereAndConvertsAWeightOnceAStep) {
     EXPECT_EQ(std::ranges::count(launches, "aten::mm", &pretend::Launch::name), 0);
     EXPECT_EQ(cost.host_syncs, copies + 4) << "results that are read, nothing else";
     const auto what = fmt::format("{} x {} x {}", rows, in, out);
-    const auto alike = [&](const at::Tensor& ours, const at::Tensor& theirs) {
+    const auto expect_near = [&](const at::Tensor& ours, const at::Tensor& theirs) {
       const double most = theirs.abs().max().item<double>();
       EXPECT_LE((ours - theirs).abs().max().item<double>(), 1e-5 * most) << what;
     };
-    alike(found.y, wanted.y);
-    alike(found.x, wanted.x);
-    alike(found.weight, wanted.weight);
-    alike(found.bias, wanted.bias);
+    expect_near(found.y, wanted.y);
+    expect_near(found.x, wanted.x);
+    expect_near(found.weight, wanted.weight);
+    expect_near(found.bias, wanted.bias);
     there(there_x);
     EXPECT_EQ(steps->weight_conversions, 1);
   }

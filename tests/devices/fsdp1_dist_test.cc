@@ -127,7 +127,7 @@ TEST_F(PretendFsdp1, HybridShardingEqualsTheCpu) {
 }
 
 // Some parameters are used on some ranks only, or on none; and one forward has no backward.
-TEST_F(PretendFsdp1, ParametersThatAreNotUsedEqualTheCpus) {
+TEST_F(PretendFsdp1, UnusedParametersEqualTheCpu) {
   struct Choosing : nn::Callable<Choosing> {
     std::shared_ptr<Layer> first, second;
     at::Tensor shift, scale, idle;
@@ -178,7 +178,7 @@ TEST_F(PretendFsdp1, ParametersThatAreNotUsedEqualTheCpus) {
 
 // ---- overlap ----
 
-TEST_F(PretendFsdp1, GathersAndReductionsWaitForNothingThatComputes) {
+TEST_F(PretendFsdp1, AllGathersAndReduceScattersOverlapComputation) {
   on_threads(2, [](const WorldPtr& world) {
     for (const auto& way : {Fsdp1Way{}, Fsdp1Way{.use_orig_params = true, .precision = kHalfWide}}) {
       Wrapped each(world, way);
@@ -200,7 +200,7 @@ TEST_F(PretendFsdp1, GathersAndReductionsWaitForNothingThatComputes) {
         ASSERT_THAT(again, SizeIs(3));
         ASSERT_THAT(reductions, SizeIs(4));
         ASSERT_THAT(steps, SizeIs(3));
-        EXPECT_NE(reductions[0].stream, again[0].stream);  // communicators of their own
+        EXPECT_NE(reductions[0].stream, again[0].stream);  // separate communicators
         EXPECT_TRUE(reductions[0].comes_behind(steps[0]));
         EXPECT_FALSE(again[2].comes_behind(reductions[0])) << "ahead " << ahead;
         EXPECT_FALSE(again[2].comes_behind(steps[ahead ? 0 : 1])) << "ahead " << ahead;
@@ -212,7 +212,7 @@ TEST_F(PretendFsdp1, GathersAndReductionsWaitForNothingThatComputes) {
   });
 }
 
-TEST_F(PretendFsdp1, GathersAheadWithoutBeingAsked) {
+TEST_F(PretendFsdp1, PrefetchesByDefault) {
   on_threads(2, [](const WorldPtr& world) {
     Wrapped each(world, {});
     const auto forward = each.forward();
@@ -224,17 +224,17 @@ TEST_F(PretendFsdp1, GathersAheadWithoutBeingAsked) {
   });
 }
 
-TEST_F(PretendFsdp1, SumsOverReplicasWaitForTheirReductionAlone) {
+TEST_F(PretendFsdp1, AllReducesOverReplicasWaitForTheirReduceScatterOnly) {
   on_threads(4, [](const WorldPtr& world) {
     Wrapped each(world, {.strategy = ShardingStrategy::kHybridShard, .replicas = 2});
     each.forward();
-    expect_sums_behind_their_reductions_alone(each.backward());
+    expect_all_reduces_wait_for_their_reduce_scatter_only(each.backward());
     each.update();
   });
 }
 
-// Without sharding there are only casts, and all-reduces of whole gradients.
-TEST_F(PretendFsdp1, CastsAndSumsWithoutShardingRunBesideWhatComputes) {
+// Without sharding there are only casts, and all-reduces of full gradients.
+TEST_F(PretendFsdp1, CastsAndAllReducesWithoutShardingOverlapComputation) {
   on_threads(2, [](const WorldPtr& world) {
     Wrapped each(world, {.strategy = ShardingStrategy::kNoShard, .precision = kHalfWide});
     const auto forward = each.forward();
@@ -282,7 +282,7 @@ TEST_F(PretendFsdp1, BuffersInFlightAreBounded) {
   });
 }
 
-TEST_F(PretendFsdp1, StepsObtainNothingAndDoNotMakeTheHostWait) {
+TEST_F(PretendFsdp1, StepsAllocateNoSegmentsAndDoNotSyncTheHost) {
   on_threads(4, [](const WorldPtr& world) {
     for (const bool orig : {false, true}) {
       for (const auto& way :
@@ -302,7 +302,7 @@ TEST_F(PretendFsdp1, StepsObtainNothingAndDoNotMakeTheHostWait) {
   });
 }
 
-// ---- deliberate errors, each beside the correct code ----
+// ---- deliberate errors, each compared with the correct code ----
 
 // Gathers as FlatParamGroup does: into memory of the gather stream, at the place of the unsharded parameters.
 void gather_in_place(CommStreams& streams, const at::Tensor& shard, bool follows, bool holds, bool retires) {
@@ -320,7 +320,7 @@ void gather_in_place(CommStreams& streams, const at::Tensor& shard, bool follows
   if (retires) streams.retire(std::move(memory));
 }
 
-TEST_F(PretendFsdp1, ClippingMakesTheHostWaitOnce) {
+TEST_F(PretendFsdp1, ClippingSyncsTheHostOnce) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool use_orig_params : {false, true}) {
       Wrapped wrapped(world, {.use_orig_params = use_orig_params});
@@ -334,7 +334,7 @@ TEST_F(PretendFsdp1, ClippingMakesTheHostWaitOnce) {
   });
 }
 
-TEST_F(PretendFsdp1, ARemovedWaitOfAGatherIsFound) {
+TEST_F(PretendFsdp1, MissingWaitForAnAllGatherIsDetected) {
   CommStreams streams(pretend_device());
   const at::Tensor shard = at::arange(100, at::TensorOptions(at::kFloat).device(pretend_device()));
   for (int step = 0; step < 3; ++step) gather_in_place(streams, shard, true, true, true);
@@ -352,7 +352,7 @@ TEST_F(PretendFsdp1, ARemovedWaitOfAGatherIsFound) {
 }
 
 // The compute stream reads a sum and must wait for another stream's event first.
-TEST_F(PretendFsdp1, ARemovedWaitOfAReductionIsFound) {
+TEST_F(PretendFsdp1, MissingWaitForAReductionIsDetected) {
   on_threads(2, [](const WorldPtr& world) {
     const auto group = mesh_of(world, "pretend", 1)->group(0);
     const auto streams = std::make_shared<CommStreams>(pretend_device(world->rank()));

@@ -78,7 +78,7 @@ Tensors gradients_of(CausalLM& model) {
   return out;
 }
 
-void expect_alike(const Tensors& found, const Tensors& wanted, const std::string& where) {
+void expect_equal(const Tensors& found, const Tensors& wanted, const std::string& where) {
   ASSERT_EQ(found.size(), wanted.size());
   for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], wanted[i])) << where << ", gradient " << i;
 }
@@ -95,7 +95,7 @@ class Twins {
     const auto found = loss_of(*graphed, tokens, documents), wanted = loss_of(*plain, tokens, documents);
     EXPECT_EQ(found.item<float>(), wanted.item<float>());
     found.backward(), wanted.backward();
-    expect_alike(gradients_of(*graphed), gradients_of(*plain), "step " + std::to_string(seed));
+    expect_equal(gradients_of(*graphed), gradients_of(*plain), "step " + std::to_string(seed));
   }
   std::shared_ptr<CausalLM> graphed, plain;
 };
@@ -116,7 +116,7 @@ std::pair<int64_t, int64_t> launches_of_step(CausalLM& model, int64_t rows, int6
   return {static_cast<int64_t>(launches.size()), graphs_of(launches)};
 }
 
-TEST_F(LayerGraphs, GiveTheSameBitsWithAFewLaunches) {
+TEST_F(LayerGraphs, EqualLayersWithoutGraphsBitwiseWithFewerLaunches) {
   Twins twins;
   for (int64_t step = 0; step < 5; ++step) twins.expect_one_step(2, 8, step);
   const auto [with, graphs] = launches_of_step(*twins.graphed, 2, 8);
@@ -137,7 +137,7 @@ TEST_F(LayerGraphs, ParametersMayChangeTheirValues) {
   }
 }
 
-TEST_F(LayerGraphs, ShapesHaveGraphsOfTheirOwnUpToAFew) {
+TEST_F(LayerGraphs, EachShapeHasGraphsUpToALimit) {
   Twins twins;
   for (int64_t round = 0; round < 4; ++round) {
     for (const int64_t length : {8, 5, 6, 7, 9, 10}) twins.expect_one_step(1, length, round);
@@ -146,7 +146,7 @@ TEST_F(LayerGraphs, ShapesHaveGraphsOfTheirOwnUpToAFew) {
   EXPECT_EQ(launches_of_step(*twins.graphed, 1, 10).second, 0) << "the sixth shape";
 }
 
-TEST_F(LayerGraphs, ForwardsMayWaitForTheirBackwards) {
+TEST_F(LayerGraphs, SeveralForwardsMayPrecedeTheirBackwards) {
   Twins twins;
   for (int64_t step = 0; step < 3; ++step) twins.expect_one_step(2, 8, step);
   const auto device = testing::pretend_device();
@@ -168,14 +168,14 @@ TEST_F(LayerGraphs, ForwardsMayWaitForTheirBackwards) {
       forward();
       for (const int micro : {order[1], order[2], 3}) backward(static_cast<size_t>(micro));
     }
-    for (size_t i = 0; i < found.size(); ++i) expect_alike(found[i], wanted[i], "backward " + std::to_string(i));
+    for (size_t i = 0; i < found.size(); ++i) expect_equal(found[i], wanted[i], "backward " + std::to_string(i));
   }
   twins.expect_one_step(2, 8, 30);
 }
 
 // Each forward has its own activations. A graph that is replayed between another graph's forward and backward must not
 // overwrite them.
-TEST_F(LayerGraphs, ShapesMayTakeTurnsBeforeTheirBackwards) {
+TEST_F(LayerGraphs, ForwardsOfTwoShapesMayPrecedeTheirBackwards) {
   Twins twins;
   const auto device = testing::pretend_device();
   for (int64_t step = 0; step < 4; ++step) {
@@ -189,11 +189,11 @@ TEST_F(LayerGraphs, ShapesMayTakeTurnsBeforeTheirBackwards) {
       (model == twins.graphed.get() ? found : wanted).push_back(gradients_of(*model));
     }
   }
-  for (size_t i = 0; i < 2; ++i) expect_alike(found[i], wanted[i], "shape " + std::to_string(i));
+  for (size_t i = 0; i < 2; ++i) expect_equal(found[i], wanted[i], "shape " + std::to_string(i));
 }
 
 // A checkpoint (recompute) around the layer keeps the results of one forward.
-TEST_F(LayerGraphs, CheckpointsAroundThemAreRunKernelByKernelOrReplayed) {
+TEST_F(LayerGraphs, EqualLayersWithoutGraphsInsideActivationCheckpoints) {
   for (const bool selective : {true, false}) {
     Twins twins;
     for (auto* model : {twins.graphed.get(), twins.plain.get()}) {
@@ -211,9 +211,9 @@ TEST_F(LayerGraphs, SecondDerivativesAreRefused) {
               ThrowsMessage<Error>(HasSubstr("no second derivative")));
 }
 
-// Graphs read gathered parameters at fixed places in memory. If three layers stay gathered, the two places that layers
+// Graphs read unsharded parameters at fixed addresses. If three layers stay unsharded, the two buffers that layers
 // otherwise share are not enough.
-TEST_F(LayerGraphs, GroupsThatStayGatheredHavePlacesOfTheirOwn) {
+TEST_F(LayerGraphs, GroupsThatStayUnshardedHaveSeparateBuffers) {
   const auto config = ModelConfig::parse(
       R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32, "hidden_size": 16,
     "intermediate_size": 24, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -246,7 +246,7 @@ TEST_F(LayerGraphs, GroupsThatStayGatheredHavePlacesOfTheirOwn) {
   });
 }
 
-TEST_F(LayerGraphs, ResultsBelongToWhoeverKeepsThem) {
+TEST_F(LayerGraphs, KeptResultsAreNotOverwritten) {
   Twins twins;
   for (int64_t step = 0; step < 3; ++step) twins.expect_one_step(2, 8, step);
   const auto device = testing::pretend_device();
@@ -323,7 +323,7 @@ TEST_F(LayerGraphs, WritesBetweenForwardAndBackwardAreRefusedWhereAutogradRefuse
       ++(wanted.empty() ? taken : refused);
       if (wanted.empty()) {
         EXPECT_EQ(found, "") << named.name;
-        expect_alike(gradients_of(*twins.graphed), gradients_of(*twins.plain), named.name);
+        expect_equal(gradients_of(*twins.graphed), gradients_of(*twins.plain), named.name);
       } else {
         EXPECT_THAT(wanted, HasSubstr("modified by an inplace operation")) << named.name;
         EXPECT_THAT(found, HasSubstr("modified by an inplace operation")) << named.name;
@@ -336,7 +336,7 @@ TEST_F(LayerGraphs, WritesBetweenForwardAndBackwardAreRefusedWhereAutogradRefuse
   }
 }
 
-TEST_F(LayerGraphs, WhatIsNoTrainingOfWholeRowsRunsKernelByKernel) {
+TEST_F(LayerGraphs, PackedDocumentsAndInferenceEqualLayersWithoutGraphs) {
   Twins twins;
   for (int64_t step = 0; step < 4; ++step) twins.expect_one_step(2, 8, step);
   const auto device = testing::pretend_device();
@@ -349,7 +349,7 @@ TEST_F(LayerGraphs, WhatIsNoTrainingOfWholeRowsRunsKernelByKernel) {
 
 // The lengths of documents are read on the device. A new graph is captured if there are more documents, or a longer
 // one, than the graph has room for.
-TEST_F(LayerGraphs, DocumentsInHalfPrecisionRepeatWhateverTheirLengths) {
+TEST_F(LayerGraphs, ReplayForDocumentsOfAnyLengthsInBfloat16) {
   Twins twins(at::kBFloat16);
   const auto documents = [](int64_t length, int64_t each, int64_t padding) {
     auto ids = at::arange(2 * length, at::kLong).view({2, length}).div(each, "floor");
@@ -371,7 +371,7 @@ TEST_F(LayerGraphs, DocumentsInHalfPrecisionRepeatWhateverTheirLengths) {
 }
 
 // When the count of documents grows, graphs of smaller counts are not used any more and are dropped.
-TEST_F(LayerGraphs, ShapesThatDoNotComeAgainGiveWay) {
+TEST_F(LayerGraphs, GraphsOfUnusedShapesAreDropped) {
   Twins twins;
   for (const int64_t length : {5, 6, 7, 8}) {
     for (int64_t step = 0; step < 3; ++step) twins.expect_one_step(1, length, step);
@@ -395,7 +395,7 @@ TEST_F(LayerGraphs, ASecondBackwardIsRefused) {
 }
 
 // A graph would read a parameter at its old address, after its memory has moved.
-TEST_F(LayerGraphs, ParametersThatMoveHaveGraphsOfTheirOwn) {
+TEST_F(LayerGraphs, MovedParametersHaveNewGraphs) {
   Twins twins;
   for (int64_t step = 0; step < 3; ++step) twins.expect_one_step(2, 8, step);
   for (auto* model : {twins.graphed.get(), twins.plain.get()}) {
@@ -409,7 +409,7 @@ TEST_F(LayerGraphs, ParametersThatMoveHaveGraphsOfTheirOwn) {
 
 // The replaced weights are other rows of the same bytes. The row offset is a number on the host, so a graph contains
 // its value.
-TEST_F(LayerGraphs, PackedWeightsThatAreReplacedHaveGraphsOfTheirOwn) {
+TEST_F(LayerGraphs, ReplacedQuantizedWeightsHaveNewGraphs) {
   const auto device = testing::pretend_device();
   std::vector<std::shared_ptr<CausalLM>> models;
   for (int i = 0; i < 2; ++i) {
@@ -451,7 +451,7 @@ TEST_F(LayerGraphs, PackedWeightsThatAreReplacedHaveGraphsOfTheirOwn) {
 }
 
 // The memory on the device: activations between forward and backward, gradients, and the buffers of one pass.
-TEST_F(LayerGraphs, OfCheckpointedLayersHoldLittle) {
+TEST_F(LayerGraphs, CheckpointedLayersKeepLessMemory) {
   const auto held_by = [](bool checkpointed) {
     const auto model = make_model(ModelConfig::parse(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
     "vocab_size": 32, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4,
@@ -480,7 +480,7 @@ TEST_F(LayerGraphs, OfCheckpointedLayersHoldLittle) {
   EXPECT_LT(checkpointed, kActivations / 2);
 }
 
-TEST_F(LayerGraphs, LayersThatDependOnMoreThanShapesAreRefused) {
+TEST_F(LayerGraphs, ExpertsDropoutFloat8AndTensorParallelAreRefused) {
   testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
     const auto mesh = init_device_mesh(world, "pretend", {2}, {"tp"});
     const auto refused = [&](const ModelConfig& config, const MeshPtr& over, const char* what) {
@@ -510,7 +510,7 @@ TEST_F(LayerGraphs, LayersThatDependOnMoreThanShapesAreRefused) {
   });
 }
 
-TEST_F(LayerGraphs, WhatIsPutIntoALayerLaterIsRefusedWhenItRuns) {
+TEST_F(LayerGraphs, DropoutAndFloat8AddedLaterAreRefusedInForward) {
   const auto tokens = tokens_of(2, 8, 3, testing::pretend_device());
   const std::vector<std::pair<std::function<void(CausalLM&)>, const char*>> changes = {
       {[](CausalLM& model) { add_adapters(model, {.rank = 2, .dropout = 0.1}); }, "a layer with adapters that drop"},
@@ -524,7 +524,7 @@ TEST_F(LayerGraphs, WhatIsPutIntoALayerLaterIsRefusedWhenItRuns) {
 }
 
 // Layers have rotary angles as arguments. The dynamic kind of angles depends on the largest position.
-TEST_F(LayerGraphs, RotaryAnglesAreMadeWithoutTheHostWaiting) {
+TEST_F(LayerGraphs, RotaryAnglesNeedNoHostSync) {
   RopeConfig rope;
   rope.kind = RopeKind::kDynamic;
   rope.factor = 4;

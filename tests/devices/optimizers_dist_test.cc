@@ -67,7 +67,7 @@ const std::vector<Row>& rows() {
   return kRows;
 }
 
-void expect_alike(Model& found, Model& wanted, const std::string& where) {
+void expect_equal_parameters(Model& found, Model& wanted, const std::string& where) {
   for (const auto& [name, slot, owner] : found.named_parameters()) {
     const auto own = wanted.named_parameters();
     const auto other = std::ranges::find_if(own, [&, &key = name](const auto& each) { return each.name == key; });
@@ -75,7 +75,7 @@ void expect_alike(Model& found, Model& wanted, const std::string& where) {
   }
 }
 
-TEST_F(Optimizers, GiveTheValuesOfTheCpuWithoutTheHostWaiting) {
+TEST_F(Optimizers, EqualTheCpuWithoutHostSyncs) {
   for (const auto& [what, dtype, make] : rows()) {
     Model there(3, dtype, testing::pretend_device()), host(3, dtype, c10::kCPU);
     const auto optimizer = make(there), expected = make(host);
@@ -90,13 +90,13 @@ TEST_F(Optimizers, GiveTheValuesOfTheCpuWithoutTheHostWaiting) {
         EXPECT_EQ(spent.host_syncs, 0) << what << ": " << fmt::format("{}", pretend::take_sync_names(0));
       }
       expected->step();
-      expect_alike(there, host, fmt::format("{}, step {}", what, step));
+      expect_equal_parameters(there, host, fmt::format("{}, step {}", what, step));
     }
     pretend::keep_names(false);
   }
 }
 
-TEST_F(Optimizers, OfSeveralParametersLaunchAsOfOne) {
+TEST_F(Optimizers, LaunchesDoNotGrowWithTheNumberOfParameters) {
   const auto launches_of = [](const Row& row, size_t layers, bool may_be_left_out) {
     Model model(layers, row.dtype, testing::pretend_device());
     const auto optimizer = row.make(model);
@@ -120,7 +120,7 @@ TEST_F(Optimizers, OfSeveralParametersLaunchAsOfOne) {
 }
 
 // After a state is loaded or reset, the host's count of steps must be the state's.
-TEST_F(Optimizers, CountStepsFromTheirState) {
+TEST_F(Optimizers, StepCountFollowsALoadedOrResetState) {
   for (const auto& [what, dtype, make] : rows()) {
     Model straight(2, dtype, testing::pretend_device()), resumed(2, dtype, testing::pretend_device());
     const auto whole = make(straight), second = make(resumed);
@@ -139,7 +139,7 @@ TEST_F(Optimizers, CountStepsFromTheirState) {
       }
     }
     for (uint64_t at = 3; at < 5; ++at) step(straight, *whole, at), step(resumed, *second, at);
-    expect_alike(resumed, straight, fmt::format("{}, loaded", what));
+    expect_equal_parameters(resumed, straight, fmt::format("{}, loaded", what));
 
     Model fresh(2, dtype, testing::pretend_device());
     const auto third = make(fresh);
@@ -151,11 +151,11 @@ TEST_F(Optimizers, CountStepsFromTheirState) {
       for (const auto& name : each->parameter_names()) each->reset_state(name);
     }
     for (uint64_t at = 0; at < 2; ++at) step(fresh, *third, at), step(resumed, *second, at);
-    expect_alike(resumed, fresh, fmt::format("{}, reset", what));
+    expect_equal_parameters(resumed, fresh, fmt::format("{}, reset", what));
   }
 }
 
-TEST_F(Optimizers, With8BitMomentsOnADeviceAreRefusedWhenMade) {
+TEST_F(Optimizers, EightBitMomentsOnADeviceAreRefused) {
   struct One : nn::Module {
     at::Tensor weight;
     explicit One(int64_t columns) {

@@ -32,7 +32,7 @@ inline std::vector<pretend::Launch> launches_during(int device, const std::funct
 
 // Checks the backward of three layers and a root whose gradients are summed over replicas. Each all-reduce must wait
 // for its own reduce-scatter only.
-inline void expect_sums_behind_their_reductions_alone(const std::vector<pretend::Launch>& backward) {
+inline void expect_all_reduces_wait_for_their_reduce_scatter_only(const std::vector<pretend::Launch>& backward) {
   const auto reductions = named(backward, "reduce_scatter"), sums = named(backward, "allreduce"),
              steps = named(backward, "gelu_backward");
   ASSERT_THAT(reductions, ::testing::SizeIs(4));

@@ -52,7 +52,7 @@ struct Sharded {
   }
 };
 
-TEST_F(PretendOverlap, GathersWaitForNothingThatComputes) {
+TEST_F(PretendOverlap, AllGathersOverlapComputation) {
   on_threads(2, [](const WorldPtr& world) {
     Sharded each(world, line_on_device(world), {.mp_policy = {.param_dtype = at::kBFloat16}});
     for (const bool ahead : {true, false}) {
@@ -83,16 +83,16 @@ TEST_F(PretendOverlap, GathersWaitForNothingThatComputes) {
   });
 }
 
-TEST_F(PretendOverlap, SumsOverReplicasWaitForTheirReductionAlone) {
+TEST_F(PretendOverlap, AllReducesOverReplicasWaitForTheirReduceScatterOnly) {
   on_threads(4, [](const WorldPtr& world) {
     Sharded each(world, init_device_mesh(world, "pretend", {2, 2}, {"replicate", "shard"}));
     each.forward();
-    expect_sums_behind_their_reductions_alone(each.backward());
+    expect_all_reduces_wait_for_their_reduce_scatter_only(each.backward());
     each.update();
   });
 }
 
-TEST_F(PretendOverlap, OffloadedShardsAndGradientsAreCopiedBesideWhatComputes) {
+TEST_F(PretendOverlap, CopiesOfOffloadedShardsAndGradientsOverlapComputation) {
   on_threads(2, [](const WorldPtr& world) {
     Sharded each(world, line_on_device(world), {.cpu_offload = true});
     const auto forward = each.forward();
@@ -157,7 +157,7 @@ TEST_F(PretendOverlap, BuffersOfOffloadedGradientsAreBounded) {
   });
 }
 
-TEST_F(PretendOverlap, CheckpointsAreCopiedBesideWhatComputes) {
+TEST_F(PretendOverlap, CheckpointCopiesOverlapComputation) {
   const TempFolder folder;
   on_threads(2, [&](const WorldPtr& world) {
     Sharded each(world, line_on_device(world));
@@ -212,7 +212,7 @@ TEST_F(PretendOverlap, GroupsFollowTheSettings) {
 
 // For a mesh of all ranks, the groups of both dims, rows and columns, are split at once. For a mesh of some ranks, the
 // groups are made when they are used.
-TEST_F(PretendOverlap, GroupsOfAMeshAreSplitFromTheWorlds) {
+TEST_F(PretendOverlap, MeshGroupsAreSplitFromTheWorldGroup) {
   for (const bool on : {true, false}) {
     comm::set_device_backend_settings({.high_priority_streams = false, .split_groups = on});
     const auto before = pretend::groups_split();
@@ -234,7 +234,7 @@ TEST_F(PretendOverlap, GroupsOfAMeshAreSplitFromTheWorlds) {
   comm::set_device_backend_settings({});
 }
 
-// ---- deliberate errors, each beside the correct code ----
+// ---- deliberate errors, each compared with the correct code ----
 
 // Gathers as FsdpParamGroup does: cast on the gather stream, read by the compute stream.
 void gather_once(CommStreams& streams, const at::Tensor& shard, bool follows, bool holds, bool retires) {
@@ -249,7 +249,7 @@ void gather_once(CommStreams& streams, const at::Tensor& shard, bool follows, bo
   if (retires) streams.retire({std::exchange(gathered, {})});
 }
 
-TEST_F(PretendOverlap, ARemovedWaitIsFound) {
+TEST_F(PretendOverlap, MissingWaitIsDetected) {
   CommStreams streams(pretend_device());
   const at::Tensor shard = at::arange(100, on(0));
   gather_once(streams, shard, true, true, true);
@@ -261,7 +261,7 @@ TEST_F(PretendOverlap, ARemovedWaitIsFound) {
   pretend::take_faults();
 }
 
-TEST_F(PretendOverlap, ABufferFreedTooEarlyIsFound) {
+TEST_F(PretendOverlap, BufferFreedTooEarlyIsDetected) {
   CommStreams streams(pretend_device());
   const at::Tensor shard = at::arange(100, on(0));
   for (int step = 0; step < 3; ++step) gather_once(streams, shard, true, true, true);
@@ -272,7 +272,7 @@ TEST_F(PretendOverlap, ABufferFreedTooEarlyIsFound) {
 }
 
 // Two copies use one buffer in turn, like a pinned or double buffer.
-TEST_F(PretendOverlap, ABufferReusedTooEarlyIsFound) {
+TEST_F(PretendOverlap, BufferReusedTooEarlyIsDetected) {
   const DeviceStream copies(pretend_device());
   const at::Tensor first = pinned_empty(100, at::kFloat, pretend_device()), buffer = at::zeros({100}, on(0));
   first.fill_(1);

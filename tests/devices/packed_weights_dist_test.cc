@@ -58,7 +58,7 @@ void expect_as_on_cpu(const kernels::QuantizedWeight& weight, const std::string&
   EXPECT_TRUE(x2.grad().cpu().allclose(x.grad(), 1e-4, 1e-4)) << what;
 }
 
-TEST_F(PackedOnDevice, DecodeToTheBitsOfTheCpu) {
+TEST_F(PackedOnDevice, DecodedWeightsEqualTheCpuBitwise) {
   for (const bool twice : {false, true}) {
     for (const auto& [out, in] : {std::pair<int64_t, int64_t>{4, 64}, {7, 33}, {300, 192}}) {
       expect_as_on_cpu(kernels::QuantizedWeight::nf4(drawn_weight(out, in), {.double_quant = twice}),
@@ -72,7 +72,7 @@ TEST_F(PackedOnDevice, DecodeToTheBitsOfTheCpu) {
   }
 }
 
-TEST_F(PackedOnDevice, AreWhereTheirInputsAre) {
+TEST_F(PackedOnDevice, InputsOnAnotherDeviceAreRefused) {
   const auto weight = kernels::QuantizedWeight::nf4(drawn_weight(4, 8));
   EXPECT_THROW(kernels::quantized_linear(drawn_weight(2, 8), weight.to(pretend_device())), Error);
   EXPECT_THROW(kernels::quantized_linear(drawn_weight(2, 8).to(pretend_device()), weight), Error);

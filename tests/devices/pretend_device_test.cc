@@ -33,12 +33,12 @@ std::string error_of(const std::function<void()>& call) {
   return "";
 }
 
-TEST_F(PretendDevice, IsTheAcceleratorOfItsName) {
+TEST_F(PretendDevice, IsTheAcceleratorNamedPretend) {
   EXPECT_EQ(at::ones({2}, at::TensorOptions().device(c10::Device("pretend:3"))).device(), pretend_device(3));
   EXPECT_EQ(at::getAccelerator(), c10::kPrivateUse1);
 }
 
-TEST_F(PretendDevice, ComputesTheCpusValues) {
+TEST_F(PretendDevice, ValuesEqualTheCpu) {
   const at::Tensor a = at::randn({5, 7}), b = at::randn({7, 3});
   const at::Tensor x = a.to(pretend_device()), y = b.to(pretend_device());
   EXPECT_TRUE(at::equal(x.mm(y).cpu(), a.mm(b)));
@@ -65,7 +65,7 @@ TEST_F(PretendDevice, ViewsShareMemoryAndInPlaceOperationsWriteIt) {
   EXPECT_TRUE(at::equal(x.view(at::kInt).cpu(), wanted.view(at::kInt)));
 }
 
-TEST_F(PretendDevice, OutFormsResizeWhatTheyWrite) {
+TEST_F(PretendDevice, OutVariantsResizeTheirOutputs) {
   const at::Tensor x = counted({3, 4});
   at::Tensor small = at::empty({0}, on_device()), right = at::empty({3}, on_device());
   at::mm_out(small, x, x.t());
@@ -79,7 +79,7 @@ TEST_F(PretendDevice, OutFormsResizeWhatTheyWrite) {
   EXPECT_EQ(right.sum().item<float>(), 14);
 }
 
-TEST_F(PretendDevice, BackwardAndListsOfTensorsWork) {
+TEST_F(PretendDevice, BackwardAndForeachOperationsWork) {
   at::Tensor x = counted({4, 4}).requires_grad_(), plain = x.detach().cpu().requires_grad_();
   for (const at::Tensor& each : {x, plain}) {
     at::scaled_dot_product_attention(each.view({1, 1, 4, 4}), each.view({1, 1, 4, 4}).cos(), each.view({1, 1, 4, 4}))
@@ -93,7 +93,7 @@ TEST_F(PretendDevice, BackwardAndListsOfTensorsWork) {
   EXPECT_EQ(at::cat(list).sum().item<float>(), 15);
 }
 
-TEST_F(PretendDevice, GeneratorsAreOfTheDevice) {
+TEST_F(PretendDevice, RequiresAGeneratorOfTheDevice) {
   const auto& generator = at::globalContext().defaultGenerator(pretend_device());
   at::Generator(generator).set_current_seed(5);
   const at::Tensor drawn = at::empty({6}, on_device()).normal_();
@@ -115,13 +115,13 @@ TEST_F(PretendDevice, RefusesTensorsOfAnotherDevice) {
 }
 
 using PretendDeviceDeathTest = OnPretendDevice;
-TEST_F(PretendDeviceDeathTest, EndsHostCodeThatTouchesItsMemory) {
+TEST_F(PretendDeviceDeathTest, HostAccessToDeviceMemoryEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const at::Tensor x = counted({3});
   EXPECT_DEATH(*static_cast<volatile float*>(x.data_ptr()) = 1, "");  // sanitizers end the process in their own way
 }
 
-TEST_F(PretendDevice, FreshAndFreedMemoryIsNotANumber) {
+TEST_F(PretendDevice, FreshAndFreedMemoryIsNan) {
   constexpr int64_t kOwnSize = 70001;  // a size that no other test uses
   EXPECT_TRUE(at::empty({kOwnSize}, on_device()).isnan().all().item<bool>());
   void* const address = at::zeros({kOwnSize}, on_device()).data_ptr();
@@ -130,7 +130,7 @@ TEST_F(PretendDevice, FreshAndFreedMemoryIsNotANumber) {
   EXPECT_TRUE(again.isnan().all().item<bool>());
 }
 
-TEST_F(PretendDevice, CountsWhatAStepCosts) {
+TEST_F(PretendDevice, CountsLaunchesCopiesAndHostSyncs) {
   const at::Tensor x = counted({8, 8}), ids = at::zeros({8}, at::kLong);
   const at::Tensor pinned = at::ones({8, 8}).pin_memory();
   const auto counts = [&](const std::function<void()>& call) {
@@ -159,7 +159,7 @@ TEST_F(PretendDevice, CountsWhatAStepCosts) {
   EXPECT_EQ(counts([&] { static_cast<void>(x.mm(x)); }).segments, 0);
 }
 
-TEST_F(PretendDevice, CopiesWithoutBlockingAreThereAfterAWait) {
+TEST_F(PretendDevice, NonBlockingCopiesAreCompleteAfterAWait) {
   const at::Tensor x = counted({5});
   const at::Tensor host = at::empty({5}, at::TensorOptions().pinned_memory(true));
   host.copy_(x, /*non_blocking=*/true);
@@ -170,7 +170,7 @@ TEST_F(PretendDevice, CopiesWithoutBlockingAreThereAfterAWait) {
   EXPECT_TRUE(at::equal(host, at::arange(5, at::kFloat)));
 }
 
-// The deliberate errors, each beside the correct code.
+// Deliberate errors, each compared with the correct code.
 
 void double_on_side_stream(bool waits, bool records) {
   const c10::Stream own = c10::impl::VirtualGuardImpl(c10::kPrivateUse1).getStream(pretend_device());
@@ -188,14 +188,14 @@ void double_on_side_stream(bool waits, bool records) {
   EXPECT_EQ(y.sum().item<float>(), 9900);
 }
 
-TEST_F(PretendDevice, FindsARemovedWait) {
+TEST_F(PretendDevice, DetectsAMissingWait) {
   EXPECT_EQ(error_of([] { double_on_side_stream(true, true); }), "");
   EXPECT_THAT(error_of([] { double_on_side_stream(false, true); }), HasSubstr("nothing orders the two"));
 }
 
 // The missing wait is found after any number of launches. Memory that is used again after a free does not order the
 // rest of its stream.
-TEST_F(PretendDevice, FindsARemovedWaitAfterMuchElse) {
+TEST_F(PretendDevice, DetectsAMissingWaitAfterManyLaunches) {
   const c10::Stream own = c10::impl::VirtualGuardImpl(c10::kPrivateUse1).getStream(pretend_device());
   const c10::Stream side = side_stream();
   at::Tensor read = counted({100}), given_back = counted({100}), y;
@@ -213,14 +213,14 @@ TEST_F(PretendDevice, FindsARemovedWaitAfterMuchElse) {
   wait(own, side);
 }
 
-TEST_F(PretendDevice, FindsARemovedRecordStream) {
+TEST_F(PretendDevice, DetectsAMissingRecordStream) {
   EXPECT_EQ(error_of([] { double_on_side_stream(true, true); }), "");
   EXPECT_THAT(pretend::take_faults(), IsEmpty());
   double_on_side_stream(true, false);
   EXPECT_THAT(pretend::take_faults(), ::testing::ElementsAre(HasSubstr("Call record_stream")));
 }
 
-TEST_F(PretendDevice, FindsABufferReusedTooEarly) {
+TEST_F(PretendDevice, DetectsABufferReusedTooEarly) {
   for (const bool waits : {true, false}) {
     const c10::Stream own = c10::impl::VirtualGuardImpl(c10::kPrivateUse1).getStream(pretend_device());
     const c10::Stream side = side_stream();
@@ -241,7 +241,7 @@ TEST_F(PretendDevice, FindsABufferReusedTooEarly) {
   }
 }
 
-TEST_F(PretendDevice, FindsPinnedMemoryOverwrittenBeforeItWasCopied) {
+TEST_F(PretendDevice, DetectsPinnedMemoryOverwrittenBeforeItWasCopied) {
   const at::Tensor host = at::ones({4}, at::TensorOptions().pinned_memory(true));
   const at::Tensor x = host.to(pretend_device(), /*non_blocking=*/true);
   host.fill_(2);
@@ -249,7 +249,7 @@ TEST_F(PretendDevice, FindsPinnedMemoryOverwrittenBeforeItWasCopied) {
   EXPECT_THAT(pretend::take_faults(), ::testing::ElementsAre(HasSubstr("were overwritten")));
 }
 
-TEST_F(PretendDevice, FindsMemoryUsedAfterItWasFreed) {
+TEST_F(PretendDevice, DetectsUseAfterFree) {
   at::Tensor x = counted({70002});  // larger than the sum, which would take the block
   const at::Tensor view = x.view({2, -1});
   x.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(

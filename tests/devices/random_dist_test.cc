@@ -9,7 +9,7 @@ namespace {
 
 using WorldPtr = std::shared_ptr<comm::World>;
 
-TEST(PretendRandom, UniformDrawsAreTheCpusBits) {
+TEST(PretendRandom, UniformDrawsEqualTheCpuBitwise) {
   for (const auto& [name, draw] : uniform_draws()) {
     run_ranks({.size = 2}, [&](const WorldPtr& world) {
       const at::Tensor wanted = drawn(world, "cpu", Replicate(), draw);

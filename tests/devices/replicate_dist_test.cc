@@ -52,7 +52,7 @@ std::vector<pretend::Launch> on_stream(const std::vector<pretend::Launch>& launc
   return out;
 }
 
-TEST_F(PretendReplicate, BucketsArePackedSummedAndDividedBesideWhatComputes) {
+TEST_F(PretendReplicate, PackingAllReduceAndDivisionOfBucketsOverlapComputation) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool casts : {false, true}) {
       auto options = buckets_on(line_on_device(world));
@@ -68,7 +68,7 @@ TEST_F(PretendReplicate, BucketsArePackedSummedAndDividedBesideWhatComputes) {
       ASSERT_THAT(sums, SizeIs(4));
       ASSERT_THAT(steps, SizeIs(3));
       ASSERT_THAT(divisions, SizeIs(4));
-      // The copies into buckets run on one stream of their own. The copies of the first bucket come before the sum of
+      // The copies into buckets run on a separate stream. The copies of the first bucket come before the sum of
       // the second.
       std::vector<pretend::Launch> packs;
       for (const auto& copy : named(backward, "copy")) {
@@ -97,7 +97,7 @@ TEST_F(PretendReplicate, BucketsArePackedSummedAndDividedBesideWhatComputes) {
   });
 }
 
-TEST_F(PretendReplicate, StepsObtainNothingAndDoNotMakeTheHostWait) {
+TEST_F(PretendReplicate, StepsAllocateNoSegmentsAndDoNotSyncTheHost) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool half : {false, true}) {
       auto options = buckets_on(line_on_device(world));
@@ -113,7 +113,7 @@ TEST_F(PretendReplicate, StepsObtainNothingAndDoNotMakeTheHostWait) {
 }
 
 // When backward has reached the first layer, a deeper model keeps no more gradients outside of the buckets.
-TEST_F(PretendReplicate, GradientsBeingPackedAreBounded) {
+TEST_F(PretendReplicate, GradientsOutsideOfBucketsAreBounded) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = line_on_device(world);
     const auto bytes = [&] { return pretend::counters(world->rank()).bytes; };
@@ -214,7 +214,7 @@ TEST_F(PretendReplicate, UnusedParametersAndAccumulationEqualTheCpu) {
 }
 
 // After an exception in backward the gradients in flight are dropped, and the next step must be correct.
-TEST_F(PretendReplicate, GoesOnAfterABackwardThatFailed) {
+TEST_F(PretendReplicate, RecoversAfterAFailedBackward) {
   on_threads(2, [](const WorldPtr& world) {
     std::vector<at::Tensor> gradients[2];
     for (const bool fails : {false, true}) {
@@ -242,7 +242,7 @@ TEST_F(PretendReplicate, GoesOnAfterABackwardThatFailed) {
   });
 }
 
-// ---- deliberate errors, each beside the correct code ----
+// ---- deliberate errors, each compared with the correct code ----
 
 struct Mistake {
   bool follows = true;   // packing waits for the gradient
@@ -276,7 +276,7 @@ std::string run_bucket(const std::shared_ptr<comm::Group>& group, c10::Device de
   return error;
 }
 
-TEST_F(PretendReplicate, ARemovedWaitIsFound) {
+TEST_F(PretendReplicate, MissingWaitIsDetected) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = line_on_device(world);
     EXPECT_EQ(run_bucket(mesh->group(0), mesh->device(), {}), "");

@@ -27,7 +27,7 @@ inline Ways in_half(Ways ways, const char* name) {
 
 // Each run takes one step on one device and is resumed on the other device. The losses must be those of three steps on
 // the CPU.
-inline void expect_goes_on_on_the_cpu_and_back(const TinyRun& runs, const Ways& wanted) {
+inline void expect_resumes_on_the_cpu_and_back(const TinyRun& runs, const Ways& wanted) {
   const auto train = [&](const std::string& dir, const std::string& device, int steps) {
     auto settings = wanted.settings;
     settings.insert(settings.end(), {"train.device=" + device, fmt::format("train.steps={}", steps),

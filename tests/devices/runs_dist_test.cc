@@ -7,17 +7,17 @@ namespace {
 
 class PretendRuns : public ::testing::TestWithParam<Ways> {};
 
-TEST_P(PretendRuns, GoOnOnTheCpuAndBack) {
+TEST_P(PretendRuns, ResumeOnTheCpuAndBack) {
   const TinyRun runs;
   if (GetParam().experts) runs.have_experts(2);
-  expect_goes_on_on_the_cpu_and_back(runs, GetParam());
+  expect_resumes_on_the_cpu_and_back(runs, GetParam());
 }
 
 // The setting `auto` finds the pretend device.
-TEST(PretendRunsOfOneDeviceARank, GoOnOnTheCpuAndBack) {
+TEST(PretendRunsWithOneDevicePerRank, ResumeOnTheCpuAndBack) {
   const TinyRun runs;
   ::setenv(pretend::kVisibleDevices, "1", 1);  // for the processes that the test starts
-  expect_goes_on_on_the_cpu_and_back(runs, {.name = "", .ranks = 2, .settings = {}, .device = "auto"});
+  expect_resumes_on_the_cpu_and_back(runs, {.name = "", .ranks = 2, .settings = {}, .device = "auto"});
   ::unsetenv(pretend::kVisibleDevices);
 }
 

@@ -7,7 +7,7 @@ namespace {
 
 class PretendDemo : public ::testing::TestWithParam<Ways> {};
 
-TEST_P(PretendDemo, GoesOnOnTheCpuAndBack) {
+TEST_P(PretendDemo, ResumesOnTheCpuAndBack) {
   const TinyRun runs;
   const auto assets = testing::asset("smollm2");
   if (GetParam().experts) {
@@ -20,7 +20,7 @@ TEST_P(PretendDemo, GoesOnOnTheCpuAndBack) {
       runs.write(std::string("base/") + name, read_file(assets / name));
     }
   }
-  expect_goes_on_on_the_cpu_and_back(runs, GetParam());
+  expect_resumes_on_the_cpu_and_back(runs, GetParam());
 }
 
 // The model's nine heads are divided over three ranks.

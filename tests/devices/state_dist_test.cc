@@ -10,8 +10,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Every rank must name the same devices for all shards. A rank without a shard takes part.
-TEST(PretendState, ShardsNameTheDevicesOfTheirRanksAndLoad) {
+// Every rank must name the same devices for all shards. A rank without a shard participates.
+TEST(PretendState, ShardMetadataHasTheDevicesOfTheRanksAndLoads) {
   on_threads(4, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "pretend", {4}, {"dp"});
     const auto& group = mesh->group(0);
@@ -39,7 +39,7 @@ TEST(PretendState, ShardsNameTheDevicesOfTheirRanksAndLoad) {
   EXPECT_THAT(pretend::take_faults(), IsEmpty());
 }
 
-TEST(PretendState, OfAModelOnTwoDevicesIsRefused) {
+TEST(PretendState, ModelOnTwoDevicesIsRefused) {
   SmallModel model(2, at::kFloat);
   const auto weights = get_model_state_dict(model);
   auto& moved = model.layers[0]->own_parameters()[1];

@@ -113,7 +113,7 @@ struct StepRig {
   }
 };
 
-struct OfLayout {
+struct LayoutCase {
   const char* name;
   int ranks;
   Settings settings;
@@ -134,9 +134,9 @@ Settings with(Settings settings, const Settings& more) {
   return settings;
 }
 
-class OnPretendLayouts : public ::testing::TestWithParam<OfLayout> {};
+class OnPretendLayouts : public ::testing::TestWithParam<LayoutCase> {};
 
-TEST_P(OnPretendLayouts, StepsGiveTheLossesOfTheCpu) {
+TEST_P(OnPretendLayouts, LossesEqualTheCpu) {
   const auto& wanted = GetParam();
   const TempFolder folder;
   pretend::take_faults();
@@ -183,7 +183,7 @@ void expect_waits(const StepCost& cost, int64_t waits, bool ahead = true) {
 }
 
 // The exceptions are layouts whose message sizes depend on values, and updates on the host.
-TEST_P(OnPretendLayouts, StepsDoNotMakeTheHostWait) {
+TEST_P(OnPretendLayouts, StepsDoNotSyncTheHost) {
   const auto& wanted = GetParam();
   const TempFolder folder;
   pretend::take_faults();
@@ -207,7 +207,7 @@ TEST_P(OnPretendLayouts, StepsDoNotMakeTheHostWait) {
 // The waits are for the gradients of five groups in each of two micro-batches, and for the loss.
 constexpr int64_t kOffloadWaits = 11;
 
-OfLayout graphed(const char* name, int ranks, const Settings& settings, double tolerance = 1e-5) {
+LayoutCase graphed(const char* name, int ranks, const Settings& settings, double tolerance = 1e-5) {
   return {name, ranks, with(settings, {"train.layer_graphs=true"}), tolerance, /*one_document=*/true};
 }
 
@@ -220,20 +220,20 @@ INSTANTIATE_TEST_SUITE_P(
                       graphed("Ddp", 2, {"parallel.dp_replicate=2", "parallel.dp_shard=1"}),
                       graphed("DdpHalf", 2, with(kHalf, {"parallel.dp_replicate=2", "parallel.dp_shard=1"}), 1e-2),
                       graphed("Pp", 2, {"parallel.pp=2"}), graphed("PpHalf", 2, with(kHalf, {"parallel.pp=2"}), 1e-2),
-                      OfLayout{"FsdpOffload",
-                               2,
-                               {"parallel.cpu_offload=true", "train.layer_graphs=true"},
-                               1e-5,
-                               true,
-                               kLlama,
-                               kOffloadWaits},
+                      LayoutCase{"FsdpOffload",
+                                 2,
+                                 {"parallel.cpu_offload=true", "train.layer_graphs=true"},
+                                 1e-5,
+                                 true,
+                                 kLlama,
+                                 kOffloadWaits},
                       graphed("Lora", 2, {"model.lora.rank=2"}),
                       graphed("Qlora", 2, {"model.lora.rank=2", "lora.quantize=nf4", "lora.double_quant=true"}),
                       graphed("FsdpDeferred", 2, {"parallel.defer_gradient_sync=true"}),
                       graphed("FsdpEarlySteps", 2,
                               {"optimizer.max_grad_norm=0", "optimizer.early_step_in_backward=true"}),
-                      OfLayout{"Documents", 2, {"train.layer_graphs=true"}},
-                      OfLayout{"DocumentsHalf", 2, with(kHalf, {"train.layer_graphs=true"}), 1e-2},
+                      LayoutCase{"Documents", 2, {"train.layer_graphs=true"}},
+                      LayoutCase{"DocumentsHalf", 2, with(kHalf, {"train.layer_graphs=true"}), 1e-2},
                       graphed("Checkpointed", 2, {"parallel.activation_checkpointing=full"}),
                       graphed("Selective", 2, {"parallel.activation_checkpointing=selective"}),
                       graphed("MlpCheckpointed", 2, {"parallel.activation_checkpointing=mlp"})),
@@ -242,34 +242,35 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     , OnPretendLayouts,
     ::testing::Values(
-        OfLayout{"Alone", 1, {}}, OfLayout{"Fsdp2", 2, {}}, OfLayout{"Fsdp4", 4, {}},
-        OfLayout{"FsdpHalf", 2, kHalf, 1e-2}, OfLayout{"CpHalf", 2, with(kHalf, {"parallel.cp=2"}), 1e-2},
-        OfLayout{"TpHalf", 2, with(kHalf, {"parallel.tp=2"}), 1e-2},
-        OfLayout{"HsdpHalf", 4, with(kHalf, {"parallel.dp_replicate=2"}), 1e-2},
-        OfLayout{"DdpHalf", 2, with(kHalf, {"parallel.dp_replicate=2", "parallel.dp_shard=1"}), 1e-2},
-        OfLayout{"PpHalf", 2, with(kHalf, {"parallel.pp=2"}), 1e-2},
-        OfLayout{"LoraHalf", 2, with(kHalf, {"model.lora.rank=2"}), 1e-2},
-        OfLayout{"Ep", 2, {"parallel.ep=2"}, 1e-5, false, kExperts, 8},
-        OfLayout{"EpHalf", 2, with(kHalf, {"parallel.ep=2"}), 1e-2, false, kExperts, 8},
-        OfLayout{"Images", 2, {}, 1e-5, false, kImages}, OfLayout{"Experts", 2, {}, 1e-5, false, kExperts, 4},
-        OfLayout{"Float8", 2, {"precision.fp8=true"}, 1e-2},
-        OfLayout{"FsdpEarlySteps", 2, {"optimizer.max_grad_norm=0", "optimizer.early_step_in_backward=true"}},
-        OfLayout{"FsdpOffload", 2, {"parallel.cpu_offload=true"}, 1e-5, false, kLlama, kOffloadWaits},
-        OfLayout{"Hsdp", 4, {"parallel.dp_replicate=2"}},
-        OfLayout{"Ddp", 2, {"parallel.dp_replicate=2", "parallel.dp_shard=1"}}, OfLayout{"Tp", 2, {"parallel.tp=2"}},
-        OfLayout{"TpSequence", 4, {"parallel.tp=2", "parallel.sequence_parallel=true"}},
-        OfLayout{"Pp", 2, {"parallel.pp=2"}}, OfLayout{"Cp", 2, {"parallel.cp=2"}},
-        OfLayout{"Lora", 2, {"model.lora.rank=2"}},
-        OfLayout{"Qlora", 2, {"model.lora.rank=2", "lora.quantize=nf4", "lora.double_quant=true"}},
-        OfLayout{"QloraTp", 2, {"model.lora.rank=2", "lora.quantize=nf4", "parallel.tp=2"}},
-        OfLayout{"Checkpointed", 2, {"parallel.activation_checkpointing=full"}},
-        OfLayout{"LeavingStepsOut", 2, {"train.on_nonfinite=skip"}},
-        OfLayout{"LeavingStepsOutHalf", 2, with(kHalf, {"train.on_nonfinite=skip"}), 1e-2},
-        OfLayout{"LeavingStepsOutPp", 2, {"train.on_nonfinite=skip", "parallel.pp=2"}},
-        OfLayout{"LeavingStepsOutTp", 4, {"train.on_nonfinite=skip", "parallel.tp=2"}}),
+        LayoutCase{"Alone", 1, {}}, LayoutCase{"Fsdp2", 2, {}}, LayoutCase{"Fsdp4", 4, {}},
+        LayoutCase{"FsdpHalf", 2, kHalf, 1e-2}, LayoutCase{"CpHalf", 2, with(kHalf, {"parallel.cp=2"}), 1e-2},
+        LayoutCase{"TpHalf", 2, with(kHalf, {"parallel.tp=2"}), 1e-2},
+        LayoutCase{"HsdpHalf", 4, with(kHalf, {"parallel.dp_replicate=2"}), 1e-2},
+        LayoutCase{"DdpHalf", 2, with(kHalf, {"parallel.dp_replicate=2", "parallel.dp_shard=1"}), 1e-2},
+        LayoutCase{"PpHalf", 2, with(kHalf, {"parallel.pp=2"}), 1e-2},
+        LayoutCase{"LoraHalf", 2, with(kHalf, {"model.lora.rank=2"}), 1e-2},
+        LayoutCase{"Ep", 2, {"parallel.ep=2"}, 1e-5, false, kExperts, 8},
+        LayoutCase{"EpHalf", 2, with(kHalf, {"parallel.ep=2"}), 1e-2, false, kExperts, 8},
+        LayoutCase{"Images", 2, {}, 1e-5, false, kImages}, LayoutCase{"Experts", 2, {}, 1e-5, false, kExperts, 4},
+        LayoutCase{"Float8", 2, {"precision.fp8=true"}, 1e-2},
+        LayoutCase{"FsdpEarlySteps", 2, {"optimizer.max_grad_norm=0", "optimizer.early_step_in_backward=true"}},
+        LayoutCase{"FsdpOffload", 2, {"parallel.cpu_offload=true"}, 1e-5, false, kLlama, kOffloadWaits},
+        LayoutCase{"Hsdp", 4, {"parallel.dp_replicate=2"}},
+        LayoutCase{"Ddp", 2, {"parallel.dp_replicate=2", "parallel.dp_shard=1"}},
+        LayoutCase{"Tp", 2, {"parallel.tp=2"}},
+        LayoutCase{"TpSequence", 4, {"parallel.tp=2", "parallel.sequence_parallel=true"}},
+        LayoutCase{"Pp", 2, {"parallel.pp=2"}}, LayoutCase{"Cp", 2, {"parallel.cp=2"}},
+        LayoutCase{"Lora", 2, {"model.lora.rank=2"}},
+        LayoutCase{"Qlora", 2, {"model.lora.rank=2", "lora.quantize=nf4", "lora.double_quant=true"}},
+        LayoutCase{"QloraTp", 2, {"model.lora.rank=2", "lora.quantize=nf4", "parallel.tp=2"}},
+        LayoutCase{"Checkpointed", 2, {"parallel.activation_checkpointing=full"}},
+        LayoutCase{"SkipNonfinite", 2, {"train.on_nonfinite=skip"}},
+        LayoutCase{"SkipNonfiniteHalf", 2, with(kHalf, {"train.on_nonfinite=skip"}), 1e-2},
+        LayoutCase{"SkipNonfinitePp", 2, {"train.on_nonfinite=skip", "parallel.pp=2"}},
+        LayoutCase{"SkipNonfiniteTp", 4, {"train.on_nonfinite=skip", "parallel.tp=2"}}),
     [](const auto& info) { return info.param.name; });
 
-TEST(PretendSteps, ResultsOfAStepAreReadWhileTheNextOneRuns) {
+TEST(PretendSteps, StepResultsAreReadWhileTheNextStepRuns) {
   const TempFolder folder;
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
     StepRig late(llama_recipe(folder, "pretend", {}), world), at_once(llama_recipe(folder, "pretend", {}), world);
@@ -298,7 +299,7 @@ TEST(PretendSteps, ResultsOfAStepAreReadWhileTheNextOneRuns) {
 
 // The devices decide whether a step is left out. The next step must have the weights from before, although no host has
 // read the decision.
-TEST(PretendSteps, AStepThatIsNotFiniteIsLeftOutWhileTheNextOneRuns) {
+TEST(PretendSteps, NonFiniteStepIsSkippedWhileTheNextStepRuns) {
   const TempFolder folder;
   pretend::take_faults();
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
@@ -332,7 +333,7 @@ TEST(PretendSteps, AStepThatIsNotFiniteIsLeftOutWhileTheNextOneRuns) {
   EXPECT_THAT(pretend::take_faults(), IsEmpty());
 }
 
-TEST(PretendSteps, OptimizersThatCannotLeaveOutAStepThereWaitOnce) {
+TEST(PretendSteps, OptimizersThatCannotSkipAStepOnTheDeviceSyncTheHostOnce) {
   const TempFolder folder;
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
     StepRig rig(llama_recipe(folder, "pretend", {"train.on_nonfinite=skip", "optimizer.name=sgd"}), world);
@@ -344,7 +345,7 @@ TEST(PretendSteps, OptimizersThatCannotLeaveOutAStepThereWaitOnce) {
   pretend::keep_names(false);
 }
 
-TEST(PretendSteps, TokensThatStandForAnImageAreRefusedWhileTheyAreOnTheHost) {
+TEST(PretendSteps, ImageTokensAreRefusedOnTheHost) {
   const TempFolder folder;
   testing::run_ranks({.size = 1}, [&](const WorldPtr& world) {
     StepRig rig(recipe_of(folder, kImages, "pretend", {"train.global_batch_size=2"}), world);
@@ -355,7 +356,7 @@ TEST(PretendSteps, TokensThatStandForAnImageAreRefusedWhileTheyAreOnTheHost) {
   });
 }
 
-TEST(PretendSteps, WhatIsNotFiniteOrNoClassEndsAllRanks) {
+TEST(PretendSteps, NonFiniteLossOrInvalidLabelIsAnErrorOnAllRanks) {
   const TempFolder folder;
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
     StepRig rig(llama_recipe(folder, "pretend", {}), world);
@@ -373,7 +374,7 @@ TEST(PretendSteps, WhatIsNotFiniteOrNoClassEndsAllRanks) {
   });
 }
 
-TEST(PretendSteps, BatchesAreCopiedWhileTheStepBeforeComputes) {
+TEST(PretendSteps, BatchCopiesOverlapThePreviousStep) {
   const TempFolder folder;
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
     StepRig rig(llama_recipe(folder, "pretend", {}), world);
@@ -441,7 +442,7 @@ TEST(PretendSteps, LayersAreGraphsFromTheThirdMicroBatchOn) {
   pretend::keep_names(false);
 }
 
-TEST(PretendSteps, GraphsOfLayersAreRefusedWhereMoreThanShapesCounts) {
+TEST(PretendSteps, LayerGraphsAreRefusedWithTensorOrContextParallelFp8AndDropout) {
   const TempFolder folder;
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
     const std::vector<std::pair<Settings, std::string>> refused = {
@@ -458,7 +459,7 @@ TEST(PretendSteps, GraphsOfLayersAreRefusedWhereMoreThanShapesCounts) {
 }
 
 // The cost of a step after the first few. Lower is better; each bound is the present cost.
-TEST(PretendBudgets, StepsOfFsdpStayWithin) {
+TEST(PretendBudgets, FsdpStepStaysWithinItsLaunchBudget) {
   const TempFolder folder;
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
     StepRig rig(llama_recipe(folder, "pretend", {"train.global_batch_size=4"}), world);

@@ -34,7 +34,7 @@ void on_each_size(const RankBody& body) {
   EXPECT_THAT(pretend::take_faults(), IsEmpty());
 }
 
-TEST(PretendCollectives, EqualThoseOfTheCpu) {
+TEST(PretendCollectives, EqualTheCpu) {
   on_each_size([](const WorldPtr& world) {
     const auto mesh = line_of(world, "pretend");
     const int size = world->size(), rank = world->rank();
@@ -62,7 +62,7 @@ TEST(PretendCollectives, EqualThoseOfTheCpu) {
   });
 }
 
-TEST(PretendCollectives, AreOrderedByWaitAlone) {
+TEST(PretendCollectives, AreOrderedByWaitOnly) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = line_of(world, "pretend");
     at::Tensor sum = at::ones({5}, at::TensorOptions().device(mesh->device()));
@@ -74,7 +74,7 @@ TEST(PretendCollectives, AreOrderedByWaitAlone) {
   EXPECT_THAT(pretend::take_faults(), IsEmpty());
 }
 
-TEST(PretendMesh, NamesTheDevicesThatThereAre) {
+TEST(PretendMesh, ErrorNamesTheKnownDevices) {
   const auto world = comm::World::single();
   EXPECT_THAT(error_of([&] { init_device_mesh(world, "rocket", {1}); }), HasSubstr("wanted cpu, cuda or pretend"));
   EXPECT_EQ(init_device_mesh(world, "pretend", {1})->device(), pretend_device(0));
@@ -121,7 +121,8 @@ Trained train(const WorldPtr& world, Kind kind, const std::string& device, const
   return out;
 }
 
-// In half precision, kernels that round in other places give other last digits. AdamW turns these into whole steps.
+// In half precision, kernels that round in other places give other last digits. AdamW may turn these into differences
+// as large as an update.
 void expect_as_on_cpu(const WorldPtr& world, Kind kind, const MixedPrecisionPolicy& policy = {}) {
   const double tolerance = policy.param_dtype ? 1e-2 : 1e-5;
   const Trained wanted = train(world, kind, "cpu", policy), found = train(world, kind, "pretend", policy);
@@ -208,7 +209,7 @@ TEST(PretendDTensor, ComputesAndRedistributes) {
   });
 }
 
-TEST(PretendGradients, WhatIsNotFiniteOnOneRankIsHeardByAllWithoutAWait) {
+TEST(PretendGradients, FoundInfOfOneRankReachesAllRanksWithoutHostSync) {
   on_each_size([](const WorldPtr& world) {
     const auto mesh = line_of(world, "pretend");
     const auto there = [&](double value) { return at::full({}, value, at::device(mesh->device()).dtype(at::kDouble)); };
@@ -228,7 +229,7 @@ TEST(PretendGradients, WhatIsNotFiniteOnOneRankIsHeardByAllWithoutAWait) {
 }
 
 // The cases are shards that are empty on one of four ranks, replicas, plain parameters, and two dtypes.
-TEST(PretendGradients, NormAndClippingAreTheHostsWithoutAWait) {
+TEST(PretendGradients, NormAndClippingNeedNoHostSync) {
   on_each_size([](const WorldPtr& world) {
     const auto mesh = line_of(world, "pretend");
     const auto make = [&] {
@@ -270,7 +271,7 @@ TEST(PretendGradients, NormAndClippingAreTheHostsWithoutAWait) {
 }
 
 // Each rank routes its own rows; the last rank has no rows.
-TEST(PretendRouters, TheBalanceLossIsKnownWithoutAWait) {
+TEST(PretendRouters, BalanceLossNeedsNoHostSync) {
   on_each_size([](const WorldPtr& world) {
     const auto mesh = line_of(world, "pretend");
     const int64_t rows = world->rank() == world->size() - 1 ? 0 : 5;
@@ -300,7 +301,7 @@ TEST(PretendRouters, TheBalanceLossIsKnownWithoutAWait) {
 }
 
 // A recomputed layer must attend as in forward, although the recomputation runs on another thread.
-TEST(PretendContexts, TravelToTheThreadsThatRunBackward) {
+TEST(PretendContexts, ContextParallelIsActiveInBackwardThreads) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = line_of(world, "pretend");
     at::Tensor tokens = at::arange(16, at::TensorOptions().device(mesh->device())).view({1, 16});
@@ -339,7 +340,7 @@ HeadLoss head_loss(at::Tensor hidden, at::Tensor weight, const at::Tensor& label
   return {loss.detach(), hidden.grad(), weight.grad()};
 }
 
-TEST(PretendLoss, OfAHeadIsTheCpusWithoutAWait) {
+TEST(PretendLoss, LinearCrossEntropyEqualsTheCpuWithoutHostSync) {
   on_each_size([](const WorldPtr& world) {
     const auto mesh = line_of(world, "pretend");
     const at::Tensor hidden = at::arange(28, at::kFloat).sin().view({7, 4}), weight = at::arange(20).cos().view({5, 4});

@@ -1,4 +1,4 @@
-// Tests the verbs that run a model on the pretend device against the CPU's tokens and scores.
+// Tests the program's commands generate, score and serve on the pretend device against the CPU's tokens and scores.
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -28,7 +28,7 @@ using Arguments = std::vector<std::string>;
 
 class PretendVerbs : public ::testing::Test {
  protected:
-  // Returns the output lines of `verb` on a device.
+  // Returns the output lines of the command `verb` on a device.
   std::vector<json> lines(const std::string& verb, const std::string& device, int ranks, const Arguments& more) const {
     Arguments all = {device == "cpu" ? testing::program() : testing::pretend_program(),
                      verb,
@@ -56,7 +56,7 @@ class PretendVerbs : public ::testing::Test {
   testing::TempFolder temp_;
 };
 
-TEST_F(PretendVerbs, GenerateGivesTheCpusTokens) {
+TEST_F(PretendVerbs, GenerateGivesTheTokensOfTheCpu) {
   const Arguments batch = {"--batch", file("batch.jsonl", R"({"id": 1, "prompt": "the cat"}
 {"id": 2, "prompt": "the cat sat on a mat, and a dog"}
 {"id": 3, "prompt": "a"}
@@ -70,7 +70,7 @@ TEST_F(PretendVerbs, GenerateGivesTheCpusTokens) {
   EXPECT_EQ(one[0]["tokens"], wanted[0]["tokens"]);
 }
 
-TEST_F(PretendVerbs, ScoreGivesTheCpusLogProbs) {
+TEST_F(PretendVerbs, ScoreGivesTheLogProbsOfTheCpu) {
   const Arguments input = {"--input", file("in.jsonl", R"({"text": "the cat sat on a mat"}
 {"prompt": "ab", "choices": ["cde", "zzzzzz", "q"], "answer": 2}
 )")};
@@ -95,7 +95,7 @@ TEST_F(PretendVerbs, ScoreGivesTheCpusLogProbs) {
   }
 }
 
-TEST_F(PretendVerbs, ServeAnswersWithTheCpusText) {
+TEST_F(PretendVerbs, ServeGivesTheTextOfTheCpu) {
   const auto wanted = lines("generate", "cpu", 1, {"--prompt", "the cat", "--max-new-tokens", "12", "--json"});
   ASSERT_EQ(wanted.size(), 1);
   const auto log = (temp_ / "log").string();
@@ -126,7 +126,7 @@ TEST_F(PretendVerbs, ServeAnswersWithTheCpusText) {
   EXPECT_EQ(json::parse(reply.body)["choices"][0]["text"], wanted[0]["text"]);
 }
 
-TEST(PretendDevice, IsNamedByDoctorAndByTrainsCheck) {
+TEST(PretendDevice, IsReportedByDoctorAndByTrainCheck) {
   const auto doctor = testing::run_process({testing::pretend_program(), "doctor"});
   EXPECT_EQ(doctor.exit_code, 0) << doctor.err;
   EXPECT_THAT(doctor.out, HasSubstr("pretend, 8 visible"));
@@ -139,7 +139,7 @@ TEST(PretendDevice, IsNamedByDoctorAndByTrainsCheck) {
   EXPECT_THAT(check.out, HasSubstr("pretend, 8 visible"));
 }
 
-TEST_F(PretendVerbs, TheSchedulersThreadIsOnTheModelsDevice) {
+TEST_F(PretendVerbs, SchedulerThreadUsesTheModelsDevice) {
   const auto device = testing::pretend_device(3);
   const auto model = load_for_generation(folder_.path(), "", device);
   std::promise<c10::Device> seen;
@@ -188,7 +188,7 @@ class AllocatorWithRoom final : public c10::DeviceAllocator {
   std::atomic<bool> emptied_ = false;
 };
 
-TEST_F(PretendVerbs, CachesTakeWhatTheDeviceWithTheLeastRoomHolds) {
+TEST_F(PretendVerbs, CacheSizeFollowsTheDeviceWithTheLeastFreeMemory) {
   constexpr int64_t kMany = int64_t{1} << 40;
   const auto config = ModelConfig::from_folder(folder_.path());
   const int64_t page_bytes = Engine::page_bytes(config, /*element_bytes=*/2);  // bfloat16

@@ -28,7 +28,7 @@ bool fails_everywhere(const MeshPtr& mesh, const std::function<void()>& body) {
   return failed;
 }
 
-TEST(Agreement, KernelsThatRefuseAMatrixDoSoOnAllRanks) {
+TEST(Agreement, ErrorsOfLinalgKernelsAreRaisedOnAllRanks) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
     at::Tensor batch = at::eye(3).expand({8, 3, 3}).clone();
     const auto spread = [&] { return distribute_tensor(batch, mesh, {Shard(0), Shard(0)}); };
@@ -41,7 +41,7 @@ TEST(Agreement, KernelsThatRefuseAMatrixDoSoOnAllRanks) {
   });
 }
 
-TEST(Agreement, APlainGradientThatIsZeroOnSomeRanksIsNoZero) {
+TEST(Agreement, PlainGradientThatIsZeroOnSomeRanksOnlyIsRefused) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = distribute_tensor(at::ones({4}), mesh, {Replicate()}).requires_grad_(true);
     const auto backward = [&](double value) { return [&x, value] { (x * x).backward(at::full({4}, value)); }; };
@@ -50,7 +50,7 @@ TEST(Agreement, APlainGradientThatIsZeroOnSomeRanksIsNoZero) {
   });
 }
 
-TEST(Agreement, AnEmptyIndexWritesNothing) {
+TEST(Agreement, ScatterWithAnEmptyIndexWritesNothing) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = at::arange(12.).view({4, 3});
     const at::Tensor x = distribute_tensor(plain, mesh, {Shard(0)});
@@ -61,7 +61,7 @@ TEST(Agreement, AnEmptyIndexWritesNothing) {
   });
 }
 
-TEST(Agreement, APendingPartOutlivesItsMesh) {
+TEST(Agreement, PendingTensorMayOutliveItsMesh) {
   comm::run_thread_ranks(4, [](const std::shared_ptr<comm::World>& world) {
     at::Tensor pending;
     {

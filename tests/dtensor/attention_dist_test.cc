@@ -114,7 +114,7 @@ void check_attention(const Attention& attention, const MeshPtr& mesh, const Plac
   }
 }
 
-TEST(Attention, SamplesAndHeadsStayWhereTheyAre) {
+TEST(Attention, BatchAndHeadShardsAreKept) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     for (const auto& attention : attentions()) {
       const Differentiated wanted = differentiated(attention, plain_inputs(attention));
@@ -124,7 +124,7 @@ TEST(Attention, SamplesAndHeadsStayWhereTheyAre) {
   });
 }
 
-TEST(Attention, SamplesOverOneMeshDimAndHeadsOverTheOther) {
+TEST(Attention, BatchOverOneMeshDimAndHeadsOverTheOther) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
     for (const auto& attention : attentions()) {
       const Differentiated wanted = differentiated(attention, plain_inputs(attention));
@@ -139,7 +139,7 @@ TEST(Attention, SamplesOverOneMeshDimAndHeadsOverTheOther) {
   });
 }
 
-TEST(Attention, DropoutOfNothingIsNoDropout) {
+TEST(Attention, ZeroDropoutIsNoDropout) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor q = random_tensor({2, 2, 3, 4}, 1, false);
     const at::Tensor spread = distribute_tensor(q, mesh, {Shard(1)}, std::nullopt);
@@ -150,7 +150,7 @@ TEST(Attention, DropoutOfNothingIsNoDropout) {
 }
 
 // The plan of a kernel that this machine does not have: the placements of its results on a mesh of 2 x 2.
-class Planned : public ::testing::Test {
+class AttentionPlan : public ::testing::Test {
  protected:
   using Named = std::map<std::string, c10::IValue>;
 
@@ -209,7 +209,7 @@ class Planned : public ::testing::Test {
       {Shard(0), Shard(1)}, {Shard(1), Shard(0)}, {Shard(0), Shard(0)}, {Shard(1), Shard(1)}, {Replicate(), Shard(1)}};
 };
 
-TEST_F(Planned, ForwardKeepsSamplesAndHeads) {
+TEST_F(AttentionPlan, ForwardKeepsBatchAndHeadShards) {
   for (const auto& how : samples_and_heads) {
     const auto named = inputs(how);
     EXPECT_EQ(plan("aten::_scaled_dot_product_flash_attention", named), std::pair(cut(2, how, 7), size_t{0}));
@@ -218,7 +218,7 @@ TEST_F(Planned, ForwardKeepsSamplesAndHeads) {
   }
 }
 
-TEST_F(Planned, BackwardKeepsSamplesAndHeads) {
+TEST_F(AttentionPlan, BackwardKeepsBatchAndHeadShards) {
   for (const auto& how : samples_and_heads) {
     const auto named = saved(how);
     EXPECT_EQ(plan("aten::_scaled_dot_product_flash_attention_backward", named), std::pair(cut(3, how, 3), size_t{0}));
@@ -228,7 +228,7 @@ TEST_F(Planned, BackwardKeepsSamplesAndHeads) {
   }
 }
 
-TEST_F(Planned, ARepeatedBiasIsCutWhereItHasTheDimAndItsGradientSummedWhereNot) {
+TEST_F(AttentionPlan, BroadcastBiasIsShardedAndItsGradientIsPartial) {
   const Placements how{Shard(0), Shard(1)};
   auto named = saved(how);
   named["attn_bias"] = spread({1, 4, 8, 8}, {Replicate(), Replicate()});
@@ -237,7 +237,7 @@ TEST_F(Planned, ARepeatedBiasIsCutWhereItHasTheDimAndItsGradientSummedWhereNot) 
   EXPECT_EQ(moved, 1U);  // the mask is sliced locally
 }
 
-TEST_F(Planned, FewerHeadsOfKeysAreCutOnlyWhereTheyDivide) {
+TEST_F(AttentionPlan, KeyHeadsAreShardedOnlyWhenDivisible) {
   const char* const op = "aten::_scaled_dot_product_flash_attention";
   const Placements apart{Shard(0), Shard(1)};
   EXPECT_EQ(plan(op, inputs(apart, 2)), std::pair(cut(2, apart, 7), size_t{0}));
@@ -246,7 +246,7 @@ TEST_F(Planned, FewerHeadsOfKeysAreCutOnlyWhereTheyDivide) {
   EXPECT_GT(moved, 0U);
 }
 
-TEST_F(Planned, LengthsAndWidthsAreGathered) {
+TEST_F(AttentionPlan, SequenceAndHeadDimShardsAreGathered) {
   for (const int64_t dim : {2, 3}) {
     const auto [results, moved] = plan("aten::_scaled_dot_product_flash_attention", inputs({Replicate(), Shard(dim)}));
     EXPECT_EQ(results[0].find("S(" + std::to_string(dim)), std::string::npos) << results[0];
@@ -254,7 +254,7 @@ TEST_F(Planned, LengthsAndWidthsAreGathered) {
   }
 }
 
-TEST_F(Planned, DropoutWouldBeAlikeOnAllPartsSoNothingIsCut) {
+TEST_F(AttentionPlan, DropoutRequiresReplicatedOperands) {
   auto named = inputs({Shard(0), Shard(1)});
   named["dropout_p"] = 0.5;
   for (const char* op : {"aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention",

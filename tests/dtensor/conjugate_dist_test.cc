@@ -14,7 +14,7 @@ at::Tensor complex_values(std::vector<int64_t> sizes) {
   return at::complex(flat, flat * 2 - 3);
 }
 
-TEST(Conjugate, IsKnownToTheWhole) {
+TEST(Conjugate, ConjBitMatchesPlainTensors) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = complex_values({4, 3});
     for (const Placement& lie : {Shard(0), Shard(1), Replicate()}) {
@@ -31,7 +31,7 @@ TEST(Conjugate, IsKnownToTheWhole) {
   });
 }
 
-TEST(Conjugate, OperationsOnWhatIsStillToBeConjugated) {
+TEST(Conjugate, OperationsOnLazilyConjugatedTensorsMatchPlainTensors) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = complex_values({4, 4});
     for (const Placement& lie : {Shard(0), Shard(1), Replicate(), Partial()}) {
@@ -47,7 +47,7 @@ TEST(Conjugate, OperationsOnWhatIsStillToBeConjugated) {
   });
 }
 
-TEST(Conjugate, WritesReachTheTensorItWasTakenOf) {
+TEST(Conjugate, WritesThroughConjReachTheBase) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = complex_values({4, 3});
     const at::Tensor z = distribute_tensor(plain, mesh, {Shard(0)});
@@ -59,7 +59,7 @@ TEST(Conjugate, WritesReachTheTensorItWasTakenOf) {
   });
 }
 
-TEST(Conjugate, Gradients) {
+TEST(Conjugate, GradientsMatchPlainTensors) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = complex_values({4, 3}).requires_grad_(true);
     const at::Tensor z = distribute_tensor(plain.detach(), mesh, {Shard(0)}).requires_grad_(true);

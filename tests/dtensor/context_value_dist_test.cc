@@ -65,7 +65,7 @@ TEST(ContextValue, ScopesMayEndInAnyOrder) {
   EXPECT_EQ(c10::ThreadLocalDebugInfo::current(), nullptr);
 }
 
-TEST(ContextValue, CollectivesAndRedistributionsOfOtherThreadsAreSeen) {
+TEST(ContextValue, CollectivesAndRedistributionsOfOtherThreadsAreRecorded) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)});
     CommDebugMode seen;

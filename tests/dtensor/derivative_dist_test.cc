@@ -55,7 +55,7 @@ void check_gradients(const std::function<at::Tensor(const Tensors&)>& run, const
   });
 }
 
-TEST(DerivativeThatWrites, HasItsOperandsAndGradientsLaidOut) {
+TEST(DerivativeThatWrites, GradientsMatchPlainTensors) {
   const auto [reflectors, scales] = at::geqrf(random_tensor({3, 5, 4}, 1, false));
   check_gradients([](const Tensors& t) { return at::linalg_householder_product(t[0], t[1]); }, {reflectors, scales});
   const auto [square, taus] = at::geqrf(random_tensor({3, 3, 3}, 2, false) + 3 * at::eye(3, at::kDouble));
@@ -63,7 +63,7 @@ TEST(DerivativeThatWrites, HasItsOperandsAndGradientsLaidOut) {
                   {square, taus, random_tensor({3, 3, 5}, 3, false)});
 }
 
-TEST(DerivativeThatWrites, GathersOnceForTheOperationAndItsDerivative) {
+TEST(DerivativeThatWrites, GathersOnceForForwardAndBackward) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const auto [reflectors, scales] = at::geqrf(random_tensor({4, 5, 3}, 1, false));
     const at::Tensor input = leaf(reflectors, mesh, Shard(1));
@@ -80,7 +80,7 @@ TEST(DerivativeThatWrites, GathersOnceForTheOperationAndItsDerivative) {
   });
 }
 
-TEST(DerivativeThatFlattens, GathersWhatIsCutUnevenly) {
+TEST(DerivativeThatFlattens, GathersUnevenShards) {
   const auto [pooled, places] = at::max_pool2d_with_indices(random_tensor({3, 2, 6, 6}, 1, false), {2, 2});
   const at::Tensor indices = places;
   check_gradients(
@@ -93,7 +93,7 @@ TEST(DerivativeThatFlattens, GathersWhatIsCutUnevenly) {
       {pooled});
 }
 
-TEST(DerivativeThatFlattens, OfTheSecondOrder) {
+TEST(DerivativeThatFlattens, SecondDerivativesMatchPlainTensors) {
   const at::Tensor image = random_tensor({2, 4, 5, 3}, 1, false);
   const auto second = [](const at::Tensor& x) {
     const at::Tensor y = std::get<0>(at::native_group_norm(x, {}, {}, 2, 4, 15, 2, 1e-5));
@@ -110,7 +110,7 @@ TEST(DerivativeThatFlattens, OfTheSecondOrder) {
   });
 }
 
-TEST(DerivativeThatFlattens, OnlyBackwardGathersAndNothingIsWrittenToTheCopy) {
+TEST(DerivativeThatFlattens, OnlyBackwardGathersAndWritesToTheCopyAreRefused) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = leaf(random_tensor({3, 2}, 1, false), mesh, Shard(0));
     EXPECT_THAT(error_of([&] { x.view({6}); }),

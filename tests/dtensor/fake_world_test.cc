@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-TEST(FakeWorld, SixteenThousandRanksMakeAMeshAndMultiply) {
+TEST(FakeWorld, MeshAndMatmulWorkOnSixteenThousandRanks) {
   constexpr int kRank = 12345, kSize = 16384;
   const auto account = std::make_shared<comm::FakeCostAccount>();
   const auto world = comm::World::create_fake(kRank, kSize, account);
@@ -39,7 +39,7 @@ TEST(FakeWorld, SixteenThousandRanksMakeAMeshAndMultiply) {
 }
 
 // Six ranks on hosts of four and two ranks. All ranks must take the same links for fast ones, or their plans differ.
-TEST(FakeWorld, RanksOfUnlikeHostsChooseAlike) {
+TEST(FakeWorld, RanksOfDifferentHostsChooseTheSamePlan) {
   const at::NoGradGuard no_grad;
   std::set<std::string> choices;
   for (const int rank : {0, 3, 4, 5}) {

@@ -37,14 +37,14 @@ TEST(Pad, AllModesEqualThePlainOperation) {
   }
 }
 
-TEST(Pad, AnUnknownModeIsNamed) {
+TEST(Pad, UnknownModeIsNamedInTheError) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = spread(at::ones({4, 4}), mesh, {Shard(0)});
     EXPECT_THAT(error_of([&] { at::pad(x, {1, 1}, "mirror"); }), HasSubstr("Unrecognized padding mode mirror"));
   });
 }
 
-TEST(View, HeadsOverTwoMeshDimsComeBackFromWithinABatch) {
+TEST(View, FlattenAndUnflattenRestoreShardsOfTwoMeshDims) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
     const at::Tensor whole = at::arange(4. * 8 * 3).view({4, 8, 3});
     for (const auto& how : {Placements{Shard(1), Shard(1)}, Placements{Shard(0), Shard(1)},
@@ -61,7 +61,7 @@ TEST(View, HeadsOverTwoMeshDimsComeBackFromWithinABatch) {
   });
 }
 
-TEST(ViewInPlace, SqueezeTakesThePlaceOfItsTensor) {
+TEST(ViewInPlace, SqueezeUpdatesThePlacements) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     at::Tensor x = spread(at::arange(12.).view({4, 1, 3}), mesh, {Shard(2)});
     x.squeeze_(1);
@@ -70,7 +70,7 @@ TEST(ViewInPlace, SqueezeTakesThePlaceOfItsTensor) {
   });
 }
 
-TEST(AsStrided, OnlyToTheShapeAndStridesThatItHas) {
+TEST(AsStrided, AcceptsOnlyUnchangedShapeAndStrides) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     at::Tensor x = spread(at::ones({4, 3}), mesh, {Shard(0)}).requires_grad_();
     (at::as_strided(x, {4, 3}, {3, 1}) * 2).sum().backward();
@@ -83,7 +83,7 @@ TEST(AsStrided, OnlyToTheShapeAndStridesThatItHas) {
   });
 }
 
-TEST(GatheredView, WritesToItAreRefused) {
+TEST(GatheredView, WritesAreRefused) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = spread(at::zeros({4, 6}), mesh, {Shard(0)});
     EXPECT_THAT(error_of([&] { x.select(0, 1).fill_(1); }),
@@ -94,7 +94,7 @@ TEST(GatheredView, WritesToItAreRefused) {
   });
 }
 
-TEST(Kernel, OfAnOperationThatIsACompositeTooIsUsed) {
+TEST(CompositeOperation, KernelIsPreferredToDecomposition) {
   check_cases({2}, {{"mish", {{7, 6}}, [](const Tensors& t) { return at::mish(t[0]); }},
                     {"channel_shuffle", {{3, 4, 5}}, [](const Tensors& t) { return at::channel_shuffle(t[0], 2); }}});
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
@@ -109,7 +109,7 @@ TEST(Kernel, OfAnOperationThatIsACompositeTooIsUsed) {
   });
 }
 
-TEST(ArgMax, MovesOneValueAndOnePlaceALine) {
+TEST(ArgMax, CommunicatesOneValueAndOneIndexPerRow) {
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
     at::Tensor x = at::arange(45.).view({9, 5}).remainder(7).contiguous();
     x[3][2] = x[8][4] = 50;  // equal values: the index of the first one is the result
@@ -153,7 +153,7 @@ TEST(Convolution, ChannelsAndGroupsStaySharded) {
   });
 }
 
-TEST(Factory, EyeWritesEachRanksPart) {
+TEST(Factory, EyeOutWritesEachRanksShard) {
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
     for (const auto& how : {Placements{Shard(0)}, Placements{Shard(1)}, Placements{Replicate()}}) {
       at::Tensor out = spread(at::full({7, 5}, 3.), mesh, how);
@@ -163,7 +163,7 @@ TEST(Factory, EyeWritesEachRanksPart) {
   });
 }
 
-TEST(PartialSum, TakesAMaskOnce) {
+TEST(PartialSum, AddsAReplicatedMaskOnce) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     for (const auto type : {at::kBool, at::kInt}) {
       const at::Tensor mask = at::arange(4).remainder(2).to(type);
@@ -175,7 +175,7 @@ TEST(PartialSum, TakesAMaskOnce) {
   });
 }
 
-TEST(Unscale, EveryRankLearnsOfAnInfinity) {
+TEST(Unscale, InfinityIsFoundOnAllRanks) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     at::Tensor whole = at::ones({4, 3});
     whole[3][1] = std::numeric_limits<float>::infinity();
@@ -221,7 +221,7 @@ Tensors normalized(const at::Tensor& x, Statistics& statistics, bool legit) {
   return {out, statistics.mean, statistics.variance};
 }
 
-TEST(BatchNorm, WritesStatisticsWhereverTheyLie) {
+TEST(BatchNorm, UpdatesStatisticsOfAnyPlacement) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = testing::random_tensor({5, 4, 3}, 1, false).to(at::kFloat);
     const std::vector<Placement> of_statistics{Replicate(), Shard(0)};
@@ -248,7 +248,7 @@ TEST(BatchNorm, WritesStatisticsWhereverTheyLie) {
   });
 }
 
-TEST(BatchNorm, TrainsOnTheWholeBatchHoweverItIsCut) {
+TEST(BatchNorm, UsesTheGlobalBatchForAnyPlacement) {
   std::vector<testing::OpCase> cases;
   for (const int64_t rows : {3, 8}) {
     cases.push_back({"batch_norm " + std::to_string(rows), {{rows, 4, 3}, {4}, {4}}, [](const Tensors& t) {
@@ -262,7 +262,7 @@ TEST(BatchNorm, TrainsOnTheWholeBatchHoweverItIsCut) {
   check_cases({2}, cases);
 }
 
-TEST(BatchNorm, ImagesCutByChannelsStayWhereTheyAre) {
+TEST(BatchNorm, ChannelShardsAreKept) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = spread(testing::random_tensor({5, 4, 3}, 1, false).to(at::kFloat), mesh, {Shard(1)});
     Statistics statistics;
@@ -284,7 +284,7 @@ TEST(NoRule, TheErrorNamesOperationPlacementsAndRemedy) {
   });
 }
 
-TEST(Classes, OneHotLiesAsItsIndicesAndAllRanksRefuseWhatIsOutOfRange) {
+TEST(OneHot, KeepsPlacementsAndAllRanksRefuseInvalidIndices) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = at::tensor({1, 2, 3, 0}, at::kLong).view({2, 2});
     for (const Placement placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
@@ -304,7 +304,7 @@ TEST(Classes, OneHotLiesAsItsIndicesAndAllRanksRefuseWhatIsOutOfRange) {
   });
 }
 
-TEST(Classes, BincountOfPartsIsASumOfAsManyAsTheWholeHas) {
+TEST(Bincount, ShardsGiveAPartialOfTheGlobalLength) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = at::tensor({5, 0, 0, 2, 5}, at::kLong),
                      weights = at::tensor({0.5, 1.0, 2.0, 4.0, 8.0}, at::kDouble);
@@ -325,7 +325,7 @@ TEST(Classes, BincountOfPartsIsASumOfAsManyAsTheWholeHas) {
 // Composite operations read plain tensors that they make themselves, for example an identity matrix. Such a tensor
 // counts as replicated. A plain tensor of the caller stays an error. An operation that writes to a plain tensor of its
 // own raises an error with the name of the operation.
-TEST(MadeOfOthers, PlainTensorsMadeOnTheWayCountAsReplicated) {
+TEST(CompositeOperation, InternalPlainTensorsCountAsReplicated) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = testing::random_tensor({4, 4}, 1, false);
     const at::Tensor x = spread(plain, mesh, {Shard(0)});

@@ -132,7 +132,7 @@ TEST(LossParallel, EqualsThePlainLossOverShardedRowsAndClasses) {
   });
 }
 
-TEST(LossParallel, TakesWeightsThatAreShardedWithTheClasses) {
+TEST(LossParallel, SupportsWeightsShardedWithTheClasses) {
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
     for (const int64_t reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
       const LossCase c{.shape = {9, 10}, .reduction = reduction, .weighted = true, .ignores = true};
@@ -153,7 +153,7 @@ TEST(LossParallel, TakesWeightsThatAreShardedWithTheClasses) {
   });
 }
 
-TEST(LossParallel, GivesNaNForAMeanOverNothingAsThePlainLossDoes) {
+TEST(LossParallel, MeanOverIgnoredTargetsIsNan) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const auto logits = distribute_tensor(at::ones({2, 4}), mesh, {Shard(1)}, std::nullopt);
     const LossParallel parallel;
@@ -163,7 +163,7 @@ TEST(LossParallel, GivesNaNForAMeanOverNothingAsThePlainLossDoes) {
 }
 
 // For other uses of log_softmax the sum of the incoming gradient over the classes takes an all-reduce.
-TEST(LossParallel, DifferentiatesWhateverIsMadeOfLogSoftmax) {
+TEST(LossParallel, GradientsOfOtherUsesOfLogSoftmaxAreCorrect) {
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
     const auto whole = LossInputs({.shape = {5, 7}}).logits;
     const auto target = LossInputs({.shape = {5, 7}}).target;
@@ -183,7 +183,7 @@ TEST(LossParallel, DifferentiatesWhateverIsMadeOfLogSoftmax) {
   });
 }
 
-TEST(LossParallel, BackwardAfterTheContextIsRightToo) {
+TEST(LossParallel, BackwardAfterTheContextIsCorrect) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     for (const bool inside : {true, false}) {
       const LossCase c{.shape = {6, 9}, .weighted = true, .ignores = true};
@@ -204,7 +204,7 @@ TEST(LossParallel, BackwardAfterTheContextIsRightToo) {
   });
 }
 
-TEST(LossParallel, SmoothsLabels) {
+TEST(LossParallel, SupportsLabelSmoothing) {
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
     for (const int64_t reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
       for (const bool weighted : {false, true}) {
@@ -244,7 +244,7 @@ TEST(LossParallel, ComputesHalfPrecisionInFloat) {
   });
 }
 
-TEST(LossParallel, LeavesPlainTensorsAndOtherPlacementsOutsideAlone) {
+TEST(LossParallel, DoesNotAffectPlainTensorsOrCallsOutsideTheContext) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const LossCase c{.shape = {6, 9}};
     const LossInputs inputs(c);
@@ -260,7 +260,7 @@ TEST(LossParallel, LeavesPlainTensorsAndOtherPlacementsOutsideAlone) {
   });
 }
 
-TEST(LossParallel, SaysWhatItNeeds) {
+TEST(LossParallel, ErrorsNameTheRequirements) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const LossInputs inputs({.shape = {4, 6}});
     const LossParallel parallel;

@@ -81,7 +81,7 @@ TEST(Misuse, DimOutOfRange) {
 }
 
 // A Partial is reduced before its value is compared. Other frameworks compare the local tensor of one rank.
-TEST(Misuse, AnUnevaluatedPartialIsComparedByItsValue) {
+TEST(Misuse, PartialIsComparedByItsReducedValue) {
   comm::run_thread_ranks(4, [](std::shared_ptr<comm::World> world) {
     const auto mesh = init_device_mesh(world, "cpu", {4});
     const auto part = from_local(at::full({2}, world->rank() + 1.0), mesh, {Partial()});  // its sum is ten
@@ -137,7 +137,7 @@ TEST(Misuse, RanksOutsideTheMesh) {
   });
 }
 
-TEST(Misuse, PlainTensorsBesideDTensors) {
+TEST(Misuse, PlainTensorsMixedWithDTensors) {
   expect_error_on_every_rank(
       [](const MeshPtr& mesh) { at::add(dtensor::ones({4}, mesh), at::ones({4})); },
       AllOf(HasSubstr("aten::add.Tensor got mixed torch.Tensor and DTensor"), HasSubstr("argument 'other'"),
@@ -150,7 +150,7 @@ TEST(Misuse, PlainTensorsBesideDTensors) {
   });
 }
 
-TEST(Misuse, WhatCannotBeWrittenOrMoved) {
+TEST(Misuse, InvalidWritesAndRedistributions) {
   expect_error_on_every_rank(
       [](const MeshPtr& mesh) {
         dtensor::ones({4, 4}, mesh, {Shard(0), Replicate()})
@@ -175,7 +175,7 @@ TEST(Misuse, WhatCannotBeWrittenOrMoved) {
       HasSubstr("different reductions on one tensor"));
 }
 
-TEST(Misuse, CollectivesOfTheUser) {
+TEST(Misuse, InvalidFunctionalCollectives) {
   expect_error_on_every_rank(
       [](const MeshPtr& mesh) {
         functional::all_reduce(dtensor::ones({4}, mesh), {mesh, 0});

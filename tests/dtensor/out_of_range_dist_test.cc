@@ -56,7 +56,7 @@ TEST(OutOfRange, RaisesOnAllRanksThatHoldTheIndex) {
   });
 }
 
-TEST(OutOfRange, EndsTheOthersWhereTheIndexIsCut) {
+TEST(OutOfRange, EndsTheOtherRanksWhenTheIndexIsSharded) {
   try {
     on_ranks(2, {2}, [](const MeshPtr& mesh) {
       const at::Tensor x = distribute_tensor(at::ones({4, 3}, at::kDouble), mesh, {Replicate()});

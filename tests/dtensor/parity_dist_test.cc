@@ -22,14 +22,14 @@ at::Tensor ripples(std::vector<int64_t> sizes) {
   return (at::arange(c10::multiply_integers(sizes), at::kDouble) * 0.61 + 0.2).sin().view(sizes);
 }
 
-// Makes a plain tensor an operand beside `x`.
-at::Tensor beside(const at::Tensor& plain, const at::Tensor& x) {
+// Returns `plain` as a replicated DTensor on the mesh of `x`, or as it is if `x` is a plain tensor.
+at::Tensor on_mesh_of(const at::Tensor& plain, const at::Tensor& x) {
   if (!is_dtensor(x)) return plain;
   const MeshPtr& mesh = device_mesh(x);
   return distribute_tensor(plain, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()));
 }
 
-at::Tensor some_indices(const at::Tensor& x) { return beside(at::tensor({1, 0, 2, 1}, at::kLong), x); }
+at::Tensor some_indices(const at::Tensor& x) { return on_mesh_of(at::tensor({1, 0, 2, 1}, at::kLong), x); }
 
 c10::List<std::optional<at::Tensor>> by(const at::Tensor& index) {
   c10::List<std::optional<at::Tensor>> list;
@@ -112,12 +112,12 @@ std::vector<ParityCase> reductions_and_indices() {
       {"prod with a zero",
        {5, 3},
        [](const at::Tensor& x) {
-         return (x * beside(at::arange(15).view({5, 3}), x)).prod();
+         return (x * on_mesh_of(at::arange(15).view({5, 3}), x)).prod();
        }},
       {"prod of rows with zeros",
        {5, 3},
        [](const at::Tensor& x) {
-         return (x * beside(at::arange(15).view({5, 3}).remainder(4), x)).prod(1);
+         return (x * on_mesh_of(at::arange(15).view({5, 3}).remainder(4), x)).prod(1);
        }},
       {"take", {5, 3}, [](const at::Tensor& x) { return x.take(some_indices(x)); }},
       {"sgn of an index", {5, 3}, [](const at::Tensor& x) { return x.index(by(some_indices(x))).sgn() + x.sum(); }},
@@ -170,7 +170,7 @@ TEST(Parity, DiagonalByEinsumIsAView) {
 }
 
 // A plain gradient counts as replicated only if all ranks have the same values.
-TEST(Parity, PlainGradientsThatDifferAreRefused) {
+TEST(Parity, PlainGradientsThatDifferBetweenRanksAreRefused) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor w = distribute_tensor(ripples({4, 3}), mesh, {Shard(0)}).requires_grad_(true);
     for (const bool alike : {true, false}) {
@@ -187,8 +187,8 @@ TEST(Parity, PlainGradientsThatDifferAreRefused) {
   });
 }
 
-// The sum is exact, because one rank holds the whole value and the others hold zeros.
-TEST(Parity, WhatIsWholeBecomesASumExactly) {
+// The sum is exact, because one rank holds the full value and the others hold zeros.
+TEST(Parity, ReplicateToPartialIsExact) {
   on_ranks(3, {3}, [](const MeshPtr& mesh) {
     const at::Tensor x = ripples({7}).to(at::kFloat);
     EXPECT_TRUE(full_tensor(distribute_tensor(x, mesh, {Partial()})).equal(x));

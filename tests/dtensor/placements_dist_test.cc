@@ -259,7 +259,7 @@ TEST(Golden, CatAndStackTables) {
                 {"P", "R", "P(sum)"}});
 }
 
-TEST(InPlace, WhatIsWrittenNeverMoves) {
+TEST(InPlace, WrittenOperandIsNeverRedistributed) {
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
     at::NoGradGuard no_grad;
     auto s = tensor_of({8, 8}, "S0", mesh);
@@ -295,7 +295,7 @@ TEST(InPlace, WhatIsWrittenNeverMoves) {
   });
 }
 
-TEST(Mixed, PlainTensorsAreNamedUnlessTheyMustBeAlike) {
+TEST(MixedOperands, PlainTensorsAreErrorsUnlessReplicationIsImplicit) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const auto s = tensor_of({4, 4}, "S0", mesh);
     EXPECT_EQ(outcome([&] { return s * at::tensor(2.0F); }), "S(0)");
@@ -322,7 +322,7 @@ TEST(Mixed, PlainTensorsAreNamedUnlessTheyMustBeAlike) {
   });
 }
 
-TEST(Item, OfAPartialIsItsValue) {
+TEST(Item, ReducesAPartial) {
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
     const auto s = tensor_of({8}, "S0", mesh);
     EXPECT_EQ(s.sum().item<float>(), 36);
@@ -335,7 +335,7 @@ TEST(Item, OfAPartialIsItsValue) {
   });
 }
 
-TEST(Equal, ComparesPartsAndAgreesOnAFlag) {
+TEST(Equal, ComparesShardsAndReducesOneFlag) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = at::arange(35, at::kDouble).view({7, 5});
     const at::Tensor other = plain.clone();

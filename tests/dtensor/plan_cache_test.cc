@@ -1,4 +1,4 @@
-// Tests the cache of dispatch plans: look-ups by whole keys, its bounded size, and the calls that hit or miss.
+// Tests the cache of dispatch plans: look-ups by full keys, its bounded size, and the calls that hit or miss.
 #include "tessera/dtensor/dispatch/plan_cache.h"
 
 #include <ATen/ATen.h>
@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-class PlanCacheOfDispatch : public ::testing::Test {
+class DispatchPlanCache : public ::testing::Test {
  protected:
   void SetUp() override { PlanCache::of_this_thread() = PlanCache(); }
 
@@ -33,7 +33,7 @@ class PlanCacheOfDispatch : public ::testing::Test {
   MeshPtr mesh_ = init_device_mesh(comm::World::single(), "cpu", {1});
 };
 
-TEST(PlanCache, ComparesWholeKeysNotHashes) {
+TEST(PlanCache, ComparesFullKeysNotHashes) {
   PlanCache cache;
   const auto a = std::make_shared<const Plan>();
   const auto b = std::make_shared<const Plan>();
@@ -45,7 +45,7 @@ TEST(PlanCache, ComparesWholeKeysNotHashes) {
   EXPECT_EQ(cache.find(7, {1, 2, 3, 0}), nullptr);
 }
 
-TEST(PlanCache, StaysBoundedAndKeepsWhatIsUsed) {
+TEST(PlanCache, StaysBoundedAndKeepsUsedPlans) {
   PlanCache cache;
   const auto kept = std::make_shared<const Plan>();
   cache.insert(0, {0}, kept);
@@ -59,7 +59,7 @@ TEST(PlanCache, StaysBoundedAndKeepsWhatIsUsed) {
   EXPECT_EQ(cache.find(1, {uint64_t{1}}), nullptr);
 }
 
-TEST(PlanCache, FindsTheLastPlansByTheirWordsAlone) {
+TEST(PlanCache, FindsRecentPlansWithoutTheHash) {
   PlanCache cache;
   const auto a = std::make_shared<const Plan>(), b = std::make_shared<const Plan>();
   cache.insert(7, {1, 2, 3}, a);
@@ -77,7 +77,7 @@ TEST(PlanCache, FindsTheLastPlansByTheirWordsAlone) {
   EXPECT_EQ(*cache.find_recent({1, 2, 4}), b);
 }
 
-TEST_F(PlanCacheOfDispatch, TheSameCallHits) {
+TEST_F(DispatchPlanCache, RepeatedCallHits) {
   const auto x = tensor({4, 4});
   EXPECT_EQ(misses([&] { at::relu(x); }), 1);
   EXPECT_EQ(misses([&] {
@@ -87,7 +87,7 @@ TEST_F(PlanCacheOfDispatch, TheSameCallHits) {
             0);
 }
 
-TEST_F(PlanCacheOfDispatch, EveryArgumentIsPartOfTheKey) {
+TEST_F(DispatchPlanCache, EveryArgumentIsPartOfTheKey) {
   const auto x = tensor({4, 4});
   at::add(x, x, 1);
   EXPECT_EQ(misses([&] { at::add(x, x, 2); }), 1) << "alpha";
@@ -126,7 +126,7 @@ TEST_F(PlanCacheOfDispatch, EveryArgumentIsPartOfTheKey) {
             2);
 }
 
-TEST_F(PlanCacheOfDispatch, NewShapesLeaveItBounded) {
+TEST_F(DispatchPlanCache, NewShapesKeepTheSizeBounded) {
   for (int64_t rows = 1; rows <= static_cast<int64_t>(PlanCache::kMaxPlans) + 2000; ++rows) at::relu(tensor({rows, 1}));
   EXPECT_LE(PlanCache::of_this_thread().size(), PlanCache::kMaxPlans);
 }
@@ -138,7 +138,7 @@ int64_t resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-TEST_F(PlanCacheOfDispatch, AMillionNewShapesLeaveMemoryFlat) {
+TEST_F(DispatchPlanCache, AMillionNewShapesDoNotGrowMemory) {
   if (testing::kSanitized) {
     GTEST_SKIP() << "freed memory is kept";
   }
@@ -157,7 +157,7 @@ TEST_F(PlanCacheOfDispatch, AMillionNewShapesLeaveMemoryFlat) {
   EXPECT_LT(resident_bytes() - before, 4 << 20) << "a leak of five bytes a shape would show";
 }
 
-TEST_F(PlanCacheOfDispatch, ASliceTakenAgainHitsAgain) {
+TEST_F(DispatchPlanCache, RepeatedMeshSliceHits) {
   const auto root = init_device_mesh(mesh_->world(), "cpu", {1, 1}, {"dp", "tp"});
   const auto step = [&] { at::relu(distribute_tensor(at::ones({4}), root->slice({"tp"}), {Shard(0)}, std::nullopt)); };
   EXPECT_EQ(misses(step), 1);
@@ -165,7 +165,7 @@ TEST_F(PlanCacheOfDispatch, ASliceTakenAgainHitsAgain) {
   EXPECT_NE(root->slice({"tp"})->id(), root->id());
 }
 
-TEST_F(PlanCacheOfDispatch, CountsHitsAndMisses) {
+TEST_F(DispatchPlanCache, CountsHitsAndMisses) {
   const auto x = tensor({4, 4});
   PlanCache& cache = PlanCache::of_this_thread();
   cache = PlanCache();
@@ -175,7 +175,7 @@ TEST_F(PlanCacheOfDispatch, CountsHitsAndMisses) {
   EXPECT_EQ(cache.size(), 1);
 }
 
-TEST_F(PlanCacheOfDispatch, KeepsNoMeshAlive) {
+TEST_F(DispatchPlanCache, KeepsNoMeshAlive) {
   std::weak_ptr<const DeviceMesh> gone;
   {
     const auto mesh = init_device_mesh(mesh_->world(), "cpu", {1});

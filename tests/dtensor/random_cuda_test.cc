@@ -8,7 +8,7 @@
 namespace tessera::testing {
 namespace {
 
-TEST(RandomCuda, DrawsAreTheCpus) {
+TEST(RandomCuda, DrawsEqualTheCpu) {
   if (comm::visible_devices(c10::DeviceType::CUDA) == 0) {
     GTEST_SKIP() << "this process sees no GPU";
   }

@@ -20,7 +20,7 @@ using testing::error_of;
 using ::testing::HasSubstr;
 using testing::on_ranks;
 
-TEST(Philox, GivesTheNumbersOfItsAuthors) {
+TEST(Philox, MatchesRandom123KnownAnswers) {
   // Known answers of Random123's kat_vectors for philox4x32, 10 rounds.
   EXPECT_EQ(philox(0, 0, 0), (PhiloxBlock{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(philox(~uint64_t{0}, ~uint64_t{0}, ~uint64_t{0}),
@@ -106,9 +106,9 @@ std::vector<std::vector<at::Tensor>> reference() {
   return all;
 }
 
-class RandomOn : public ::testing::TestWithParam<std::vector<int64_t>> {};
+class RandomOnMesh : public ::testing::TestWithParam<std::vector<int64_t>> {};
 
-TEST_P(RandomOn, AnyPlacementsGiveTheBitsOfOneRank) {
+TEST_P(RandomOnMesh, AnyPlacementsGiveTheBitsOfOneRank) {
   const auto wanted = reference();
   const int ranks = static_cast<int>(c10::multiply_integers(GetParam()));
   on_ranks(ranks, GetParam(), [&](const MeshPtr& mesh) {
@@ -135,11 +135,11 @@ TEST_P(RandomOn, AnyPlacementsGiveTheBitsOfOneRank) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Meshes, RandomOn,
+INSTANTIATE_TEST_SUITE_P(Meshes, RandomOnMesh,
                          ::testing::Values(std::vector<int64_t>{2}, std::vector<int64_t>{4},
                                            std::vector<int64_t>{2, 2}));
 
-TEST(Random, DistributionsHaveTheirMoments) {
+TEST(Random, DistributionsHaveTheExpectedMoments) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     manual_seed(3, mesh);
     constexpr int64_t kCount = 200000;
@@ -195,7 +195,7 @@ TEST(Random, DistributionsHaveTheirMoments) {
   });
 }
 
-TEST(Random, VariatesHaveTheirProbabilitiesAndGradients) {
+TEST(Random, DistributionsHaveTheExpectedProbabilitiesAndGradients) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     manual_seed(3, mesh);
     constexpr int64_t kCount = 100000;
@@ -250,7 +250,7 @@ TEST(Random, TensorOperationsGiveTheBitsOfTheLoop) {
   }
 }
 
-TEST(Random, WithoutASeedTheFirstRanksCounts) {
+TEST(Random, DefaultSeedComesFromTheFirstRank) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
     CommDebugMode count;
     const at::Tensor first = dtensor::randn({6, 4}, mesh, {Shard(0), Shard(1)});
@@ -265,7 +265,7 @@ TEST(Random, WithoutASeedTheFirstRanksCounts) {
   });
 }
 
-TEST(Random, AGeneratorOfOnesOwnIsHonouredAndAdvances) {
+TEST(Random, ExplicitGeneratorIsUsedAndAdvances) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     manual_seed(1, mesh);
     const auto draw = [&](at::Generator generator) {
@@ -282,7 +282,7 @@ TEST(Random, AGeneratorOfOnesOwnIsHonouredAndAdvances) {
   });
 }
 
-TEST(Random, RanksOutsideTheMeshKeepInStep) {
+TEST(Random, RanksOutsideTheMeshKeepTheSameOffset) {
   comm::run_thread_ranks(3, [](std::shared_ptr<comm::World> world) {
     const auto pair = init_device_mesh(world, "cpu", {2});
     const auto all = init_device_mesh(world, "cpu", {3});
@@ -298,7 +298,7 @@ TEST(Random, RanksOutsideTheMeshKeepInStep) {
   });
 }
 
-TEST(Random, MetaTensorsTakeNoNumbersAndWrongUseIsNamed) {
+TEST(Random, MetaTensorsDrawNothingAndInvalidArgumentsAreErrors) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     manual_seed(5, mesh);
     at::Tensor meta = distribute_tensor(at::empty({4, 2}, at::kMeta), mesh, {Shard(0)});
@@ -315,7 +315,7 @@ TEST(Random, MetaTensorsTakeNoNumbersAndWrongUseIsNamed) {
   });
 }
 
-TEST(Random, DropoutScalesWhatItKeepsAndItsGradientHasTheSameMask) {
+TEST(Random, DropoutScalesKeptValuesAndItsGradientUsesTheSameMask) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     manual_seed(5, mesh);
     const at::Tensor x = dtensor::ones({64, 8}, mesh, {Shard(0)}, {.requires_grad = true});

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using testing::on_ranks;
 using ::testing::StartsWith;
 
-TEST(LocalRange, FollowsTheChunkRuleOfUpstream) {
+TEST(LocalRange, FollowsTheChunkRuleOfPyTorch) {
   struct Row {
     int64_t n, k;
     std::vector<int64_t> sizes, offsets;
@@ -51,13 +51,13 @@ TEST(LocalBox, NestsShardsOfOneDimFromLeftToRight) {
   });
 }
 
-TEST(Placements, ReadAsUpstreamWritesThem) {
+TEST(Placements, TextMatchesPyTorch) {
   EXPECT_EQ(to_string(Placements{Replicate(), Shard(0), StridedShard(0, 4), Partial(), NormPartial(2)}),
             "(R, S(0), _S(0, 4), P(sum), _NormP(2))");
   EXPECT_EQ(to_string(Partial(ReduceOp::kAvg)), "P(avg)");
 }
 
-TEST(StridedShard, HoldsTheElementsThatUpstreamGivesIt) {
+TEST(StridedShard, HoldsTheSameElementsAsInPyTorch) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     struct Row {
       int64_t n;
@@ -105,7 +105,7 @@ TEST(FromLocal, ComputesGlobalShapeAndStridesAndChecksGivenOnes) {
   });
 }
 
-TEST(DistributeTensor, TakesOneRanksDataOrCutsEachRanksOwn) {
+TEST(DistributeTensor, SendsFromTheSrcRankOrSlicesLocally) {
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
     for (const int64_t n : {0, 1, 3, 5, 9}) {
       const at::Tensor mine = at::arange(n * 2, at::kFloat).view({n, 2}) + 100 * mesh->rank();
@@ -129,7 +129,7 @@ TEST(DistributeTensor, TakesOneRanksDataOrCutsEachRanksOwn) {
   });
 }
 
-TEST(Redistribute, ToPartialIsForInternalUse) {
+TEST(Redistribute, ToPartialIsRefused) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const auto t = distribute_tensor(at::ones({4}), mesh, {Shard(0)});
     EXPECT_THAT(
@@ -223,7 +223,7 @@ TEST(Redistribute, FsdpOverTensorParallelGathersTheInnerShardFirst) {
   });
 }
 
-TEST(Redistribute, UsesTheCollectivesThatUpstreamPins) {
+TEST(Redistribute, UsesTheSameCollectivesAsPyTorch) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const auto shard = distribute_tensor(at::ones({4, 4}).set_requires_grad(true), mesh, {Shard(0)});
     const auto whole = distribute_tensor(at::ones({4, 4}).set_requires_grad(true), mesh, {Replicate()});
@@ -256,7 +256,7 @@ TEST(Redistribute, UsesTheCollectivesThatUpstreamPins) {
   });
 }
 
-TEST(ToLocal, GradientsLieAsAsked) {
+TEST(ToLocal, GradientsHaveTheRequestedPlacements) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const auto w = distribute_tensor(at::ones({4}).set_requires_grad(true), mesh, {Replicate()});
     (to_local(w, Placements{Partial()}) * (mesh->rank() + 1)).sum().backward();
@@ -272,7 +272,7 @@ TEST(ToLocal, GradientsLieAsAsked) {
 
 // Regression test of a failure in the long conformance tests: a tensor of one element with any stride counts as
 // contiguous, and still cannot be viewed as bytes.
-TEST(Redistribute, TakesAPartOfOneElementWithAnyStride) {
+TEST(Redistribute, AcceptsAnyStrideOfAOneElementShard) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor part = at::arange(4, at::kDouble).as_strided({1}, {3}, (*mesh->coordinate())[0]);
     const at::Tensor tensor = from_local(part, mesh, {Shard(0)}, {.shape = {{2}}, .stride = {{1}}});
@@ -281,7 +281,7 @@ TEST(Redistribute, TakesAPartOfOneElementWithAnyStride) {
   });
 }
 
-TEST(Redistribute, AnAsynchronousOneThatFailedFailsAgain) {
+TEST(Redistribute, FailedAsyncRedistributionFailsOnEveryUse) {
   int failures = 0;
   EXPECT_THROW(comm::run_thread_ranks(2,
                                       [&](const std::shared_ptr<comm::World>& world) {

@@ -148,7 +148,7 @@ void brings_gradients_back() {
   RC_ASSERT(good.load());
 }
 
-TEST(Redistribution, GradientsComeBackAsTheyLay) {
+TEST(Redistribution, GradientsHaveTheInputsPlacements) {
   few_cases();
   EXPECT_TRUE(rc::check(brings_gradients_back));
 }
@@ -162,7 +162,7 @@ struct Moved {
 
 // The mesh is 2 x 2 ranks. In every row that does not say otherwise, upstream's greedy plan takes more collectives or
 // bytes.
-TEST(Redistribution, MovesNoMoreThanItMust) {
+TEST(Redistribution, UsesMinimalCollectivesAndBytes) {
   const Placement r = Replicate(), s0 = Shard(0), s1 = Shard(1), p = Partial();
   const std::vector<Moved> rows = {
       {"nested shards to whole: one gather", {s0, s0}, {r, r}, 1, 384},
@@ -202,7 +202,7 @@ TEST(Redistribution, MovesNoMoreThanItMust) {
 
 // A strided shard is split after the shards of later mesh dims, so its step waits for their steps. In the meantime no
 // other step may split its tensor dim.
-TEST(Redistribution, ReachesShardsThatAreCutAfterLaterOnes) {
+TEST(Redistribution, ReachesStridedShards) {
   on_ranks(8, {2, 2, 2}, [](const MeshPtr& mesh) {
     const at::Tensor whole = at::arange(56, at::kDouble).view({7, 8});
     const std::vector<Placement> ways{Replicate(), Shard(0), Shard(1)};
@@ -239,7 +239,7 @@ TEST(Redistribution, NormPartialsCombineAsNorms) {
   });
 }
 
-TEST(Redistribution, AnAsynchronousResultWaitsWhenItIsNeeded) {
+TEST(Redistribution, AsyncResultWaitsOnFirstUse) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor whole = at::arange(12, at::kFloat).view({6, 2});
     const at::Tensor t = distribute_tensor(whole, mesh, {Shard(0)});
@@ -267,7 +267,7 @@ TEST(Redistribution, AnAsynchronousResultWaitsWhenItIsNeeded) {
   });
 }
 
-TEST(Redistribution, TravelsInTheDtypesAskedFor) {
+TEST(Redistribution, CommunicatesInTheRequestedDtypes) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor t = distribute_tensor(at::ones({4, 2}).set_requires_grad(true), mesh, {Shard(0)});
     CommDebugMode count;
@@ -297,7 +297,7 @@ TEST(Redistribution, IsTwiceDifferentiable) {
   });
 }
 
-TEST(Redistribution, GradientHintsOfFromLocalAndFullTensor) {
+TEST(Redistribution, GradPlacementsOfFromLocalAndFullTensorAreUsed) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor w = distribute_tensor(at::ones({4}).set_requires_grad(true), mesh, {Replicate()});
     (full_tensor(w, Placements{Partial()}) * (mesh->rank() + 1)).sum().backward();

@@ -11,7 +11,7 @@ using testing::on_ranks;
 
 double value_of(const at::Tensor& tensor) { return full_tensor(tensor).to(at::kDouble).item<double>(); }
 
-TEST(Reduction, MeanWeighsUnequalPartsOfStridedShards) {
+TEST(Reduction, MeanWeightsUnequalStridedShards) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor flat = at::arange(6, at::kDouble);
     const at::Tensor x = distribute_tensor(flat.view({2, 3}), mesh, {Shard(1)}).view({6});
@@ -21,7 +21,7 @@ TEST(Reduction, MeanWeighsUnequalPartsOfStridedShards) {
   });
 }
 
-TEST(Reduction, MeanOverEqualPartsOfStridedShardsMovesNothing) {
+TEST(Reduction, MeanOverEqualStridedShardsNeedsNoCommunication) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = distribute_tensor(at::arange(8, at::kDouble).view({2, 4}), mesh, {Shard(1)}).view({8});
     CommDebugMode moved;
@@ -52,7 +52,7 @@ TEST(Reduction, GradientOfVarianceOverStridedShardsOfTwoMeshDims) {
   });
 }
 
-TEST(Reduction, AnyIsAMaximum) {
+TEST(Reduction, AnyIsPartialMax) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = distribute_tensor(at::ones({4, 8}, at::kBool), mesh, {Shard(1)});
     EXPECT_EQ(value_of(x.any(1).sum()), 4);
@@ -69,7 +69,7 @@ TEST(Reduction, AnyIsAMaximum) {
   });
 }
 
-TEST(Reduction, ASumOfBooleansIsNotCounted) {
+TEST(Reduction, BooleanPartialIsReducedAsLogicalOr) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = from_local(at::ones({3}, at::kBool), mesh, {Partial()});
     EXPECT_EQ(value_of(x.sum()), 3);
@@ -79,7 +79,7 @@ TEST(Reduction, ASumOfBooleansIsNotCounted) {
   });
 }
 
-TEST(Reduction, ASumThatOverflowsIsReducedBeforeItIsWidened) {
+TEST(Reduction, OverflowingPartialIsReducedBeforeWidening) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = from_local(at::full({3}, 200, at::kByte), mesh, {Partial()});
     EXPECT_EQ(full_tensor(x.to(at::kLong)).max().item<int64_t>(), 144);
@@ -89,7 +89,7 @@ TEST(Reduction, ASumThatOverflowsIsReducedBeforeItIsWidened) {
   });
 }
 
-TEST(Reduction, NansumSkipsSumsThatAreNan) {
+TEST(Reduction, NansumSkipsNanOfTheReducedValue) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     at::Tensor part = at::ones({2}, at::kDouble);
     if (mesh->rank() == 0) part[0] = std::numeric_limits<double>::quiet_NaN();
@@ -97,7 +97,7 @@ TEST(Reduction, NansumSkipsSumsThatAreNan) {
   });
 }
 
-TEST(Reduction, ProductsAndConjunctionsJoinWhatIsWhole) {
+TEST(Reduction, CatOfPartialProductOrAllWithReplicateIsCorrect) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = at::arange(1, 7, at::kDouble).view({2, 3});
     const at::Tensor x = distribute_tensor(plain, mesh, {Shard(0)});

@@ -17,7 +17,7 @@ at::Tensor counted(std::vector<int64_t> sizes) {
   return at::arange(c10::multiply_integers(sizes), at::kDouble).view(sizes);
 }
 
-TEST(Strides, AreThoseOfTheWholeWhereOneRankHasOneRow) {
+TEST(Strides, MatchPlainTensorsWhenARankHasOneRow) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = counted({4, 3, 5});
     const at::Tensor x = distribute_tensor(plain, mesh, {Shard(1)});
@@ -29,7 +29,7 @@ TEST(Strides, AreThoseOfTheWholeWhereOneRankHasOneRow) {
   });
 }
 
-TEST(Strides, OfPermutedOperandsOnAllPlacements) {
+TEST(Strides, PermutedOperandsMatchPlainTensorsOnAllPlacements) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = counted({3, 2, 5});
     const auto all = [&](const at::Tensor& t) {
@@ -60,7 +60,7 @@ TEST(Strides, OfPermutedOperandsOnAllPlacements) {
 }
 
 // These operations have no kernel for meta tensors, which would give the strides of their results.
-TEST(Strides, OfPermutedOperandsWhereNoMetaKernelTells) {
+TEST(Strides, PermutedOperandsMatchPlainTensorsWithoutMetaKernels) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = counted({3, 2, 5}) / 31 + 0.01;
     const auto all = [&](const at::Tensor& given) {
@@ -105,7 +105,7 @@ TEST(Strides, OfPermutedOperandsWhereNoMetaKernelTells) {
   });
 }
 
-TEST(Strides, OfWhatAGatheredViewHolds) {
+TEST(Strides, GatheredViewHasTheLayoutOfItsLocalTensor) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = counted({4, 3, 5});
     const at::Tensor view = distribute_tensor(plain, mesh, {Shard(1)}).transpose(0, 2).narrow(1, 0, 2);
@@ -135,7 +135,7 @@ TEST(OutsideTheMesh, ResultsHaveTheDtypeOfTheOperation) {
   });
 }
 
-TEST(OutsideTheMesh, ResultsLieAsInside) {
+TEST(OutsideTheMesh, ResultsHaveTheSamePlacementsAsInside) {
   on_part_of_the_world([](const MeshPtr& mesh) {
     const at::Tensor a = distribute_tensor(counted({8, 6}), mesh, {Shard(0)});
     const at::Tensor b = distribute_tensor(counted({6, 4}), mesh, {Shard(0)});
@@ -144,7 +144,7 @@ TEST(OutsideTheMesh, ResultsLieAsInside) {
   });
 }
 
-TEST(OutsideTheMesh, RandomOperationsCountAlike) {
+TEST(OutsideTheMesh, RandomOperationsAdvanceTheSameOffset) {
   on_part_of_the_world([](const MeshPtr& mesh) {
     manual_seed(3, mesh);
     const at::Tensor x = distribute_tensor(counted({4, 6}), mesh, {Shard(0)});

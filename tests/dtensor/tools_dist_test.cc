@@ -22,7 +22,7 @@ using testing::error_of;
 using ::testing::HasSubstr;
 using testing::on_ranks;
 
-TEST(Functional, CollectivesGiveNewTensorsAndTheirGradients) {
+TEST(Functional, CollectivesReturnNewTensorsWithGradients) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
     const functional::MeshAxis axis{mesh, 1};
     const auto r = static_cast<double>(mesh->local_rank(1));
@@ -75,7 +75,7 @@ TEST(Functional, CollectivesGiveNewTensorsAndTheirGradients) {
   });
 }
 
-TEST(LocalMap, RunsOnThePartsAndWrapsTheResults) {
+TEST(LocalMap, RunsOnLocalTensorsAndWrapsTheResults) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor a = at::arange(12, at::kDouble).view({3, 4}), b = at::arange(8, at::kDouble).view({4, 2});
     const auto columns = distribute_tensor(a.clone().set_requires_grad(true), mesh, {Shard(1)});
@@ -137,7 +137,7 @@ TEST(LocalMap, RunsOnThePartsAndWrapsTheResults) {
 
 at::Tensor scale_rows(const at::Tensor& x, double by, const at::Tensor& bias) { return x * by + bias; }
 
-TEST(RegisterSharding, TellsHowAnOperationOfTheUserShards) {
+TEST(RegisterSharding, DefinesTheShardingOfACustomOperation) {
   static torch::Library library(torch::Library::FRAGMENT, "tessera_tools_test", std::nullopt, __FILE__, __LINE__);
   static const bool defined = [] {
     library.def("scale_rows(Tensor x, float by, Tensor bias) -> Tensor");
@@ -199,7 +199,7 @@ TEST(RegisterSharding, OperationWithoutRuleLookupIsAnError) {
               HasSubstr("may be registered for CompositeExplicitAutograd"));
 }
 
-TEST(RegisterSharding, GoesBeforeTheBuiltInRuleOfAnOverload) {
+TEST(RegisterSharding, OverridesTheBuiltInRuleOfAnOverload) {
   // The only acceptable sharding: all operands replicated.
   register_sharding("aten::special_xlog1py", [](const OpCall&) -> std::vector<AcceptableSharding> { return {}; });
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
@@ -271,7 +271,7 @@ TEST(RedistributionLog, NamesTheOperationAndTheArgument) {
   });
 }
 
-TEST(ExplicitRedistribution, ForbidsWhatNobodyAskedFor) {
+TEST(ExplicitRedistribution, ForbidsImplicitRedistribution) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const auto a = dtensor::ones({4, 6}, mesh, {Shard(1)}), b = dtensor::ones({4, 6}, mesh, {Shard(0)});
     const auto whole = dtensor::ones({4, 6}, mesh);
@@ -296,7 +296,7 @@ TEST(ExplicitRedistribution, ForbidsWhatNobodyAskedFor) {
   });
 }
 
-TEST(Pictures, TextHasTheGlobalShapeThePlacementsAndTheLocalValues) {
+TEST(ToString, HasGlobalShapePlacementsAndLocalValues) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const auto t = distribute_tensor(at::arange(4, at::kLong), mesh, {Shard(0)}, std::nullopt);
     CommDebugMode count;
@@ -309,7 +309,7 @@ TEST(Pictures, TextHasTheGlobalShapeThePlacementsAndTheLocalValues) {
   });
 }
 
-TEST(Pictures, VisualizeShardingShowsWhoHoldsWhat) {
+TEST(VisualizeSharding, ShowsTheRanksOfEachRegion) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
     CommDebugMode count;
     EXPECT_EQ(visualize_sharding(dtensor::ones({5, 4}, mesh, {Shard(0), Shard(1)})),

@@ -55,7 +55,7 @@ Block plain_block() {
   return block;
 }
 
-TEST(Training, ATransformerBlockOverTensorParallelParametersEqualsOneDevice) {
+TEST(Training, TensorParallelTransformerBlockEqualsOneDevice) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
     Block plain = plain_block();
     Block cut = plain_block();
@@ -154,7 +154,7 @@ TEST(Optimizer, FusedStepsEqualThePlainOnes) {
   });
 }
 
-TEST(Optimizer, ForeachNormStaysInPartsUntilItIsCombined) {
+TEST(Optimizer, ForeachNormStaysPartialUntilCombined) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     Stepped step(mesh);
     CommDebugMode count;

@@ -112,7 +112,7 @@ TEST(Uneven, ValuesAndGradientsOnTwoMeshDims) {
   });
 }
 
-TEST(Uneven, LinearLeavesActivationsWhereTheyLie) {
+TEST(Uneven, LinearKeepsThePlacementOfActivations) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor w = distribute_tensor(waves({6, 4}), mesh, {Replicate()});
     for (const int64_t dim : {0, 1}) {
@@ -125,7 +125,7 @@ TEST(Uneven, LinearLeavesActivationsWhereTheyLie) {
   });
 }
 
-TEST(Uneven, ViewsOfWhatHasNoElements) {
+TEST(Uneven, ViewsOfEmptyTensorsWork) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = distribute_tensor(at::ones({0, 4}), mesh, {Shard(1)});
     EXPECT_EQ(full_tensor(x.reshape({0}).sum()).item<double>(), 0);
@@ -144,7 +144,7 @@ TEST(Uneven, TransposesInPlace) {
   });
 }
 
-TEST(Uneven, WhatMustAliasAndCannotIsRefused) {
+TEST(Uneven, AliasingViewsOfUnevenShardsAreRefused) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = distribute_tensor(waves({3, 4}), mesh, {Shard(0)});
     EXPECT_THAT(error_of([&] { x.view({12}); }), HasSubstr("Cannot flatten unevenly sharded tensor"));

@@ -1,4 +1,4 @@
-// Tests writes to views against plain tensors: under autograd, through chains of views, and beside views that are
+// Tests writes to views against plain tensors: under autograd, through chains of views, and next to views that are
 // copies.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -112,7 +112,7 @@ std::vector<std::pair<std::string, Program>> writes_to_views() {
 
 at::Tensor loss_of(const at::Tensor& result, const at::Tensor& weights) { return (result * result * weights).sum(); }
 
-TEST(ViewWrite, GradientsAreThoseOfPlainTensors) {
+TEST(ViewWrite, GradientsMatchPlainTensors) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor weights = sevenths({6}).cos();
     for (const auto& [name, program] : writes_to_views()) {
@@ -128,7 +128,7 @@ TEST(ViewWrite, GradientsAreThoseOfPlainTensors) {
   });
 }
 
-TEST(ViewWrite, SecondDerivatives) {
+TEST(ViewWrite, SecondDerivativesMatchPlainTensors) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const auto twice = [](const Program& program, const at::Tensor& w) {
       const at::Tensor first =
@@ -143,7 +143,7 @@ TEST(ViewWrite, SecondDerivatives) {
   });
 }
 
-TEST(ViewWrite, GradientOfTheBaseStaysCutWhereTheViewAllowsIt) {
+TEST(ViewWrite, GradientOfTheBaseStaysShardedWhenTheViewAllowsIt) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor w = distribute_tensor(sevenths({4, 6}), mesh, {Shard(0)}).requires_grad_(true);
     const at::Tensor h = w * 1;
@@ -156,7 +156,7 @@ TEST(ViewWrite, GradientOfTheBaseStaysCutWhereTheViewAllowsIt) {
   });
 }
 
-TEST(ViewWrite, PlainTensorsAreLeftAlone) {
+TEST(ViewWrite, PlainTensorsAreUnaffected) {
   const at::Tensor w = sevenths({4, 6}).requires_grad_(true);
   const at::Tensor h = w * 1;
   h.select(1, 0).mul_(2);

@@ -36,7 +36,7 @@ void put(const fs::path& dir, std::initializer_list<const char*> names) {
   }
 }
 
-TEST(Companions, TemplatesAndLicencesGoWithAModel) {
+TEST(Companions, TemplatesAndLicencesAreCopiedWithTheModel) {
   TempFolder folder;
   const auto from = folder / "from", to = folder / "to";
   put(from, {"tokenizer.json", "merges.txt", "LICENSE", "License.md", "NOTICE.txt", "USE_POLICY.md", "README.md",
@@ -55,7 +55,7 @@ TEST(Companions, TemplatesAndLicencesGoWithAModel) {
 
 // A model folder may come from an untrusted source, and an export may be published. Files outside the folder must
 // therefore not be copied.
-TEST(Companions, NoLinkLeadsOutOfTheFolder) {
+TEST(Companions, LinksOutOfTheFolderAreNotCopied) {
   TempFolder folder;
   const auto from = folder / "from", to = folder / "to";
   put(folder.path(), {"secret/id", "secret/templates/x.jinja"});
@@ -78,7 +78,7 @@ TEST(Companions, NoLinkLeadsOutOfTheFolder) {
 }
 
 // The folders of the Hub's cache contain only links.
-TEST(Companions, AreCopiedOutOfTheHubsCache) {
+TEST(Companions, AreCopiedFromTheHubCache) {
   TempFolder folder;
   const auto model = folder / "models--a--b", snapshot = model / "snapshots/0123", to = folder / "to";
   put(model, {"blobs/one", "blobs/two"});

@@ -24,7 +24,7 @@ at::Tensor with_value(c10::IntArrayRef sizes, at::ScalarType dtype, int64_t plac
   return tensor.to(dtype);
 }
 
-TEST(Finite, NamesTheFirstValueThatIsNotFiniteInEachDtypeWhereverItLies) {
+TEST(Finite, FindsTheFirstNonFiniteValueInEachDtype) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kFloat8_e5m2}) {
     // Sizes below, at and above the size of a block and of a thread's share.
     for (const int64_t columns : {1, 7, 4096, 40'001}) {
@@ -53,7 +53,7 @@ TEST(Finite, TheLargestAndTheSmallestNumbersOfADtypeAreFinite) {
   EXPECT_FALSE(find_non_finite(at::empty({0, 4})));
 }
 
-TEST(Finite, LooksAtWhatTheTensorShowsAlone) {
+TEST(Finite, ChecksOnlyTheElementsOfAView) {
   auto base = at::ones({4, 6});
   base[3][5] = kNan;
   EXPECT_FALSE(find_non_finite(base.narrow(1, 0, 5)));
@@ -66,7 +66,7 @@ TEST(Finite, LooksAtWhatTheTensorShowsAlone) {
   EXPECT_EQ(describe(*find_non_finite(complex)), "(0, inf) at [1], 1 of 2 values");
 }
 
-TEST(Finite, ErrorsNameTheTensorTheIndexInTheWholeAndTheDtypeThatIsTooNarrow) {
+TEST(Finite, ErrorsNameTheTensorTheIndexAndTheNarrowDtype) {
   const auto stored = with_value({2, 3}, at::kFloat, 4, 1e6);
   EXPECT_THAT(testing::error_of(ErrorKind::kFormat,
                                 [&] {
@@ -84,7 +84,7 @@ TEST(Finite, ErrorsNameTheTensorTheIndexInTheWholeAndTheDtypeThatIsTooNarrow) {
 
 // Writes NaN, an infinity or a finite half into three blocks, at every byte in turn. Blocks count as finite exactly if
 // all their decoded values are finite.
-TEST(Finite, ScalesOfGgufBlocksDecideAsTheirDecodedValues) {
+TEST(Finite, GgufBlocksAreFiniteExactlyIfTheirDecodedValuesAre) {
   for (const auto type :
        {GgmlType::kF32, GgmlType::kF16, GgmlType::kBF16, GgmlType::kQ4_0, GgmlType::kQ4_1, GgmlType::kQ5_0,
         GgmlType::kQ5_1, GgmlType::kQ8_0, GgmlType::kQ4_K, GgmlType::kQ5_K, GgmlType::kQ6_K}) {

@@ -54,7 +54,7 @@ TEST(GgufOracle, EveryTypeDecodesBitwiseLikeTheGgufPackage) {
   }
 }
 
-TEST(GgufOracle, TheGgufPackageReadsWhatWeWriteAndQuantisesAlike) {
+TEST(GgufOracle, TheGgufPackageReadsOurFilesAndQuantisesIdentically) {
   TempFolder folder;
   const auto values = at::randn({7, 96}).mul(at::randn({7, 1}).exp());
   values[2].zero_();

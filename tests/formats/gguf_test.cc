@@ -159,7 +159,7 @@ TEST(Gguf, BadFilesAreRefusedWithTheReason) {
   }
 }
 
-TEST(Gguf, TypesThatAreOnlyListedOpenButDoNotDecode) {
+TEST(Gguf, UnsupportedTypesOpenButDoNotDecode) {
   TempFolder folder;
   write_bytes(folder / "a.gguf", header(1, 0, tensor_entry("t", {256}, 10, 0)) + std::string(200, '\0'));
   const auto file = GgufFile::open(folder / "a.gguf");
@@ -184,7 +184,7 @@ TEST(Gguf, DamagedFilesAreRefusedOrReadButNeverCrash) {
   });
 }
 
-TEST(GgufWriter, DroppedWriterLeavesNothingAndWrongTensorsAreRefused) {
+TEST(GgufWriter, DroppedWriterLeavesNoFileAndWrongTensorsAreRefused) {
   TempFolder folder;
   {
     GgufWriter writer(folder / "a.gguf");

@@ -139,7 +139,7 @@ std::vector<PadCase> all_shapes_of_pads(std::mt19937& random) {
   return out;
 }
 
-TEST(OnnxOracle, KnownPadsOfEveryModeAndRankGiveTorchsValues) {
+TEST(OnnxOracle, StaticPadsOfEveryModeAndRankMatchTorch) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
@@ -152,7 +152,7 @@ TEST(OnnxOracle, KnownPadsOfEveryModeAndRankGiveTorchsValues) {
   models.expect_all_right();
 }
 
-TEST(OnnxOracle, PadsThatTheModelIsGivenGiveTorchsValues) {
+TEST(OnnxOracle, DynamicPadsMatchTorch) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
@@ -171,7 +171,7 @@ TEST(OnnxOracle, PadsThatTheModelIsGivenGiveTorchsValues) {
   models.expect_all_right();
 }
 
-TEST(OnnxOracle, EdgesOfPadsGiveTorchsValues) {
+TEST(OnnxOracle, PadEdgeCasesMatchTorch) {
   OnnxModels models;
   const std::vector<int64_t> row{1, 3, 4};
   const std::vector<std::pair<std::string, std::vector<Pads>>> edges{
@@ -197,7 +197,7 @@ TEST(OnnxOracle, EdgesOfPadsGiveTorchsValues) {
   models.expect_all_right();
 }
 
-TEST(OnnxOracle, DtypesValuesAndOpsetsGiveTorchsValues) {
+TEST(OnnxOracle, PadDtypesValuesAndOpsetsMatchTorch) {
   OnnxModels models;
   const std::vector<int64_t> shape{2, 3, 4};
   for (const auto dtype : {at::kDouble, at::kHalf, at::kLong, at::kInt, at::kChar, at::kByte}) {
@@ -222,7 +222,7 @@ TEST(OnnxOracle, DtypesValuesAndOpsetsGiveTorchsValues) {
   models.expect_all_right();
 }
 
-TEST(OnnxOracle, InitializersOfEveryDtypeAreReadFromInsideAndBeside) {
+TEST(OnnxOracle, InlineAndExternalInitializersOfEveryDtypeAreRead) {
   OnnxModels models;
   for (const bool beside : {false, true}) {
     Graph graph;

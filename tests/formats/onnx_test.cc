@@ -46,7 +46,7 @@ struct Padded {
   Value x;
 };
 
-TEST(OnnxWire, NumbersAreVarintsAndTextHasItsLength) {
+TEST(OnnxWire, NumbersAreVarintsAndTextIsLengthPrefixed) {
   ProtobufMessage message;
   message.number(1, 300);
   message.number(16, -1);
@@ -60,7 +60,7 @@ TEST(OnnxWire, NumbersAreVarintsAndTextHasItsLength) {
             "ab"s);
 }
 
-TEST(OnnxModel, TheSmallestModelIsTheseBytes) {
+TEST(OnnxModel, SmallestModelHasTheExpectedBytes) {
   Graph graph({.name = "g"});
   graph.output(graph.input("x", {at::kFloat, {2}}), "y");
   const std::string version = tessera::version();
@@ -74,7 +74,7 @@ TEST(OnnxModel, TheSmallestModelIsTheseBytes) {
                                     "B\x04\x0a\x00\x10\x0b"s);
 }
 
-TEST(OnnxModel, ExternalDataLieAlignedBesideTheModel) {
+TEST(OnnxModel, ExternalDataAreAlignedInAFileOfTheirOwn) {
   TempFolder folder;
   Graph graph;
   const auto bytes = at::arange(10, at::kByte), floats = at::arange(6, at::kFloat).view({2, 3}).t();
@@ -114,7 +114,7 @@ TEST(OnnxModel, BadOptionsAndGraphsWithoutOutputsAreRefusedBeforeAnythingIsWritt
   error_of(ErrorKind::kIo, [&] { write_model(folder / "none" / "m.onnx", graph); });
 }
 
-TEST(OnnxGraph, NamesAreUniqueAndGivenOnesAreKept) {
+TEST(OnnxGraph, NamesAreUniqueAndUserNamesAreKept) {
   Graph graph;
   const auto x = graph.input("x", {at::kFloat, {"n", 3, {}}});
   const auto a = graph.node({.op_type = "Relu", .inputs = {x}}, graph.type(x));
@@ -134,7 +134,7 @@ TEST(OnnxGraph, NamesAreUniqueAndGivenOnesAreKept) {
   EXPECT_EQ(graph.producer_type(graph.constant(std::vector<int64_t>{1})), "Constant");
 }
 
-TEST(OnnxGraph, WhatOnnxHasNotIsRefused) {
+TEST(OnnxGraph, RefusesUnsupportedNamesDtypesAndOpsets) {
   Graph graph, other;
   const auto x = graph.input("x", {at::kFloat, {2}});
   EXPECT_THAT(error_of(ErrorKind::kConfig, [&] { graph.input("x", {}); }), HasSubstr("'x': the name is taken"));
@@ -151,14 +151,14 @@ TEST(OnnxGraph, WhatOnnxHasNotIsRefused) {
   EXPECT_TRUE(other.nodes().empty());
 }
 
-TEST(OnnxPad, PadsAreReordered) {
+TEST(OnnxPad, PadsAreReorderedForOnnx) {
   EXPECT_EQ(onnx_pads(4, {1, 2, 3, 4}), (std::vector<int64_t>{0, 0, 3, 1, 0, 0, 4, 2}));
   EXPECT_EQ(onnx_pads(1, {}), (std::vector<int64_t>{0, 0}));
   EXPECT_EQ(onnx_pads(2, {-1, 2, 3, -4}), (std::vector<int64_t>{3, -1, -4, 2}));
   error_of(ErrorKind::kShape, [] { onnx_pads(1, {1, 2, 3, 4}); });
 }
 
-TEST(OnnxPad, KnownPadsAreOneNodeWithConstantsOfTheInputsDtype) {
+TEST(OnnxPad, StaticPadsAreOneNodeWithConstantsOfTheInputDtype) {
   Padded p({2, "w"}, at::kLong);
   const auto y = pad(p.graph, p.x, {1, 2}, "constant", 2.7);
   ASSERT_EQ(operators(p.graph), std::vector<std::string>{"Pad"});
@@ -173,7 +173,7 @@ TEST(OnnxPad, KnownPadsAreOneNodeWithConstantsOfTheInputsDtype) {
   EXPECT_EQ(q.graph.type(z).to_string(), "Float(2, 3, 7)");
 }
 
-TEST(OnnxPad, GivenPadsAreTheChainOfTorchsExporter) {
+TEST(OnnxPad, DynamicPadsAreTheNodesOfTorchsExporter) {
   Padded p({2, 3, 4});
   const auto pads = p.graph.input("pads", {at::kLong, {4}});
   pad(p.graph, p.x, pads);
@@ -185,7 +185,7 @@ TEST(OnnxPad, GivenPadsAreTheChainOfTorchsExporter) {
   EXPECT_EQ(operators(q.graph), std::vector<std::string>{"Pad"});
 }
 
-TEST(OnnxPad, CircularWrapsDimAfterDimAndCropsFirst) {
+TEST(OnnxPad, CircularModePadsOneDimAtATimeAndCropsFirst) {
   Padded p({1, 2, 5, 6});
   const auto y = pad(p.graph, p.x, {-1, 0, 2, 1}, "circular");
   // Dim 2 needs two slices around the middle. Dim 3 needs one slice, which reaches the end.
@@ -196,7 +196,7 @@ TEST(OnnxPad, CircularWrapsDimAfterDimAndCropsFirst) {
   EXPECT_EQ(p.graph.type(y).to_string(), "Float(1, 2, 8, 5)");
 }
 
-TEST(OnnxPad, AnUnknownModeIsToldAsTorchTellsIt) {
+TEST(OnnxPad, UnknownModeHasTorchsErrorMessage) {
   Padded p({1, "w", 4});
   const auto y = p.graph.node({.op_type = "Relu", .inputs = {p.x}}, ValueType{at::kDouble, {2, {}}});
   EXPECT_THAT(p.error(ErrorKind::kConfig, {1, 1}, "bogus"),
@@ -211,7 +211,7 @@ TEST(OnnxPad, AnUnknownModeIsToldAsTorchTellsIt) {
                 "TorchScript graph. The containing node has kind 'onnx::Relu'.]"));
 }
 
-TEST(OnnxPad, WhatAtPadRefusesIsRefusedWithTheDimAndThePads) {
+TEST(OnnxPad, RefusesWhatAtPadRefusesAndNamesTheDimAndThePads) {
   Padded p({2, 3, 4}), scalar({});
   EXPECT_THAT(p.error(ErrorKind::kShape, {1}), HasSubstr("divisible by 2"));
   EXPECT_THAT(p.error(ErrorKind::kShape, {1, 1, 1, 1, 1, 1, 1, 1}), HasSubstr("two times the input dimension"));
@@ -234,7 +234,7 @@ TEST(OnnxPad, WhatAtPadRefusesIsRefusedWithTheDimAndThePads) {
   EXPECT_TRUE(p.graph.initializers().empty());
 }
 
-TEST(OnnxPad, GivenPadsHaveARightTypeAndNoCircularMode) {
+TEST(OnnxPad, DynamicPadsRequireAnIntegerVectorAndANonCircularMode) {
   Padded p({2, 3, 4});
   const auto reals = p.graph.input("reals", {at::kFloat, {2}}), odd = p.graph.input("odd", {at::kLong, {3}});
   const auto grid = p.graph.input("grid", {at::kLong, {1, 2}}), fine = p.graph.input("fine", {at::kLong, {2}});

@@ -15,7 +15,7 @@ using testing::TempFolder;
 
 constexpr const char* kSafetensorsScript = "tests/formats/oracle/safetensors_oracle.py";
 
-TEST(SafetensorsOracle, FilesOfTheSafetensorsPackageReadAlike) {
+TEST(SafetensorsOracle, FilesOfTheSafetensorsPackageAreReadCorrectly) {
   TempFolder folder;
   const auto run = run_python(kSafetensorsScript, {"write", folder.path().string()});
   ASSERT_EQ(run.exit_code, 0) << run.err;
@@ -29,7 +29,7 @@ TEST(SafetensorsOracle, FilesOfTheSafetensorsPackageReadAlike) {
   }
 }
 
-TEST(SafetensorsOracle, TheSafetensorsPackageReadsWhatWeWrite) {
+TEST(SafetensorsOracle, TheSafetensorsPackageReadsOurFiles) {
   TempFolder folder;
   std::vector<SafetensorsSpec> specs;
   for (const auto dtype : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kShort,

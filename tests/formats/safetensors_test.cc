@@ -57,7 +57,7 @@ TEST(Safetensors, EveryDtypeAndShapeReadsBackBitwise) {
   }
 }
 
-TEST(Safetensors, TensorsLookIntoOneMapAndOutliveTheFile) {
+TEST(Safetensors, TensorsShareOneMappingAndOutliveTheFile) {
   TempFolder folder;
   const auto a = at::randn({64, 32}), b = at::randn({16});
   SafetensorsWriter writer(folder / "m.safetensors", {{"b", at::kFloat, {16}}, {"a", at::kFloat, {64, 32}}});
@@ -94,7 +94,7 @@ TEST(Safetensors, SlicesEqualNarrowedTensorsAndBadRangesAreShapeErrors) {
   EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { file->tensor("b\n"); }), HasSubstr("no tensor 'b\\n'"));
 }
 
-TEST(Safetensors, MisalignedTensorsAreCopiedAndRight) {
+TEST(Safetensors, MisalignedTensorsAreReadCorrectly) {
   TempFolder folder;
   const std::string header = R"({"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
                              R"("f":{"dtype":"F32","shape":[2,2],"data_offsets":[1,17]}})";
@@ -179,7 +179,7 @@ TEST(Safetensors, DamagedFilesAreRefusedOrReadButNeverCrash) {
   });
 }
 
-TEST(SafetensorsWriter, DroppedOrFailedWritersLeaveNothing) {
+TEST(SafetensorsWriter, DroppedOrFailedWritersLeaveNoFile) {
   TempFolder folder;
   {
     SafetensorsWriter writer(folder / "a", {{"x", at::kFloat, {4}}});

@@ -129,7 +129,7 @@ std::optional<CoverDefect> first_defect_by_counting(const std::vector<int64_t>& 
   }
 }
 
-TEST(DcpMetadata, TheFirstDefectOfACoverIsTheOneThatCountingFinds) {
+TEST(DcpMetadata, FirstCoverDefectMatchesCountingEveryElement) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
@@ -216,7 +216,7 @@ TEST(DcpMetadata, ChunksCutAlongManyDimensionsAreCheckedOrRefusedQuickly) {
               HasSubstr("cut along 40 dimensions"));
 }
 
-TEST(DcpMetadata, EveryChunkHasItsRecordInsideTheFolder) {
+TEST(DcpMetadata, EveryChunkRequiresARecordInsideTheFolder) {
   EXPECT_THAT(check_refusal([](DcpMetadata& m) { m.storage_data.pop_back(); }),
               HasSubstr("'e': no record holds its chunk at [1]"));
   EXPECT_THAT(check_refusal([](DcpMetadata& m) { m.storage_data.erase(m.storage_data.begin() + 3); }),
@@ -238,7 +238,7 @@ TEST(DcpMetadata, EveryChunkHasItsRecordInsideTheFolder) {
               HasSubstr("a record at bytes 0 + 18446744073709551615"));
 }
 
-TEST(DcpMetadata, SizesAreSane) {
+TEST(DcpMetadata, InvalidSizesAreRefused) {
   const auto size = [](std::vector<int64_t> with) {
     return [with](DcpMetadata& m) { m.entries[0].tensor->size = with; };
   };
@@ -300,7 +300,7 @@ std::string parse_refusal(const PickleValue& root) {
   return error_of(ErrorKind::kFormat, [&] { DcpMetadata::parse(bytes, "m"); });
 }
 
-TEST(DcpMetadata, OlderFormsAreRead) {
+TEST(DcpMetadata, OlderFormatsAreRead) {
   const auto parse = [](const MetadataParts& parts) {
     return DcpMetadata::parse(pickle(metadata_value(parts), {.protocol = 2}), "m");
   };
@@ -320,7 +320,7 @@ TEST(DcpMetadata, OlderFormsAreRead) {
   EXPECT_EQ(DcpMetadata::parse(bytes, "m"), plain);
 }
 
-TEST(DcpMetadata, OtherObjectModelsAreRefused) {
+TEST(DcpMetadata, UnexpectedPickledObjectsAreRefused) {
   EXPECT_THAT(parse_refusal(PickleValue::list({})), HasSubstr("found a list of 0 values, wanted a torch.distributed"));
   EXPECT_THAT(parse_refusal(PickleValue::instance(dcp_class("Metadata"), nullptr)),
               HasSubstr("state_dict_metadata is missing"));

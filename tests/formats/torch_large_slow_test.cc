@@ -32,7 +32,7 @@ at::Tensor lazy_zeros() {
       memory, {kLargeBytes}, [](void* at) { ::munmap(at, kLargeBytes); }, at::kByte);
 }
 
-TEST(TorchLarge, FilesBeyond4GiBReadBackHereAndInTorch) {
+TEST(TorchLarge, FilesBeyond4GiBReadBackInTesseraAndTorch) {
   TempFolder folder;
   const auto large = lazy_zeros(), after = pattern(at::kFloat, {3, 4}, 1);
   large[-2].fill_(7);

@@ -81,7 +81,7 @@ PickleValue expected_objects() {
   });
 }
 
-TEST(TorchOracle, FilesOfTorchSaveReadAlike) {
+TEST(TorchOracle, FilesOfTorchSaveAreReadCorrectly) {
   TempFolder folder;
   const auto run = run_python(kTorchScript, {"save", folder.path().string()});
   ASSERT_EQ(run.exit_code, 0) << run.err;
@@ -145,7 +145,7 @@ class RecordFile {
   uint64_t end_ = 0;
 };
 
-TEST(TorchOracle, TorchReadsWhatWeWrite) {
+TEST(TorchOracle, TorchReadsOurFiles) {
   TempFolder folder;
   nlohmann::json listed = nlohmann::json::array();
   {
@@ -247,7 +247,7 @@ DcpMetadata write_our_checkpoint(const std::filesystem::path& folder) {
   return metadata;
 }
 
-TEST(TorchOracle, CheckpointsOfDcpReadBitwiseAndTheirMetadataWritesBackEqual) {
+TEST(TorchOracle, DcpCheckpointsReadBitwiseAndTheirMetadataRoundTrips) {
   TempFolder folder;
   auto run = run_python(kTorchScript, {"dcp", folder.path().string()});
   ASSERT_EQ(run.exit_code, 0) << run.err;

@@ -89,7 +89,7 @@ TEST(TorchPickle, RandomValuesReadBackTheSameInBothProtocols) {
   }
 }
 
-TEST(TorchPickle, IntegersAtTheEdgesOfTheirOpcodes) {
+TEST(TorchPickle, IntegersAtOpcodeLimitsRoundTrip) {
   std::vector<int64_t> edges{0,
                              255,
                              256,
@@ -130,7 +130,7 @@ TEST(TorchPickle, MemoReferencesAreTheSameNode) {
             7);
 }
 
-TEST(TorchPickle, WhatPythonHasKindsForHasThemHoweverItIsPickled) {
+TEST(TorchPickle, BuiltinTypesAreRecognisedInEveryPickledForm) {
   const auto set =
       read_pickle(bytes("\x80\x02"
                         "c__builtin__\nset\n]K\x01"
@@ -169,7 +169,7 @@ TEST(TorchPickle, WhatPythonHasKindsForHasThemHoweverItIsPickled) {
   EXPECT_TRUE(path.is_object("pathlib.PosixPath"));
 }
 
-TEST(TorchPickle, NamesOutsideTheListAreRefusedByName) {
+TEST(TorchPickle, GlobalsOutsideTheAllowListAreRefusedByName) {
   EXPECT_THAT(refusal_of(bytes("\x80\x02"
                                "cos\nsystem\nX\x02\x00\x00\x00ls\x85R.")),
               HasSubstr("refers to 'os.system'"));
@@ -217,7 +217,7 @@ TEST(TorchPickle, ValuesThatContainThemselvesAreRefused) {
               HasSubstr("already"));
 }
 
-TEST(TorchPickle, BombsAndDepthAreRefused) {
+TEST(TorchPickle, ReferenceBombsAndDeepNestingAreRefused) {
   std::string bomb = bytes("\x80\x02]q\x00");
   for (int i = 0; i < 60; ++i) {
     bomb += bytes("h") + static_cast<char>(i) + "h" + static_cast<char>(i) + "\x86q" + static_cast<char>(i + 1);
@@ -344,11 +344,13 @@ const std::vector<BadPickle> kBadPickles = {
 };
 
 class TorchPickleRefuses : public ::testing::TestWithParam<BadPickle> {};
-TEST_P(TorchPickleRefuses, WithItsReason) { EXPECT_THAT(refusal_of(GetParam().text), HasSubstr(GetParam().message)); }
+TEST_P(TorchPickleRefuses, MalformedPicklesWithTheReason) {
+  EXPECT_THAT(refusal_of(GetParam().text), HasSubstr(GetParam().message));
+}
 INSTANTIATE_TEST_SUITE_P(, TorchPickleRefuses, ::testing::ValuesIn(kBadPickles),
                          [](const auto& info) { return info.param.name; });
 
-TEST(TorchPickle, OneValueIsNotMadeIntoManyOfItsSize) {
+TEST(TorchPickle, RepeatedExpansionOfOneValueIsRefused) {
   // The memo has a list of 50,000 values, and sets are made from this list. The sets stay on the stack, or are popped
   // at once.
   const std::string list = bytes("\x80\x02](") + std::string(50'000, 'N') +
@@ -379,7 +381,7 @@ TEST(TorchPickle, DamagedPicklesAreReadOrRefused) {
   }
 }
 
-TEST(TorchPickle, AccessorsSayWhatTheyFound) {
+TEST(TorchPickle, AccessorErrorsNameTheFoundValue) {
   EXPECT_THAT(error_of(ErrorKind::kFormat, [] { PickleValue("a\n").as_int(); }),
               HasSubstr("found 'a\\n', wanted an int"));
   EXPECT_THAT(error_of(ErrorKind::kFormat, [] { PickleValue(true).as_int(); }), HasSubstr("found True"));

@@ -36,7 +36,7 @@ at::Tensor tensor_of(const std::string& record) {
   return info ? record_tensor(bytes_of_text(*keep), *info, keep) : at::Tensor();
 }
 
-TEST(TorchSave, EveryDtypeAndShapeReadsBackBitwiseAndItsLengthIsKnownBefore) {
+TEST(TorchSave, EveryDtypeAndShapeReadsBackBitwiseAndItsLengthIsPredicted) {
   for (const auto dtype : kSavedDtypes) {
     for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{}, {0, 3}, {5}, {2, 3, 7}, {300, 5}}) {
       const auto tensor = pattern(dtype, shape, 3);
@@ -59,7 +59,7 @@ TEST(TorchSave, EveryDtypeAndShapeReadsBackBitwiseAndItsLengthIsKnownBefore) {
   }
 }
 
-TEST(TorchSave, ChangedBytesAreNamed) {
+TEST(TorchSave, CorruptBytesFailTheCrcCheck) {
   const auto tensor = at::full({4}, 1.5F);
   StringSink out;
   write_tensor_record(tensor, out.sink());
@@ -103,7 +103,7 @@ TEST(TorchSave, ViewsAreStoredWithoutTheRestOfTheirStorage) {
   }
 }
 
-TEST(TorchSave, OneTensorAtATimeIsInMemory) {
+TEST(TorchSave, WriterHoldsOneTensorInMemoryAtATime) {
   std::vector<at::Tensor> tensors;
   TorchSaveWriter writer;
   std::vector<PickleValue> leaves;
@@ -142,7 +142,7 @@ TEST(TorchSave, ObjectsReadBackTheSame) {
   }
 }
 
-TEST(TorchSave, WholeStateDictsKeepOrderTiesAndOutliveTheirFile) {
+TEST(TorchSave, StateDictsKeepOrderAndTiesAndOutliveTheirFile) {
   TempFolder folder;
   const auto weight = pattern(at::kBFloat16, {64, 32}, 1), bias = pattern(at::kBool, {7}, 2);
   TorchSaveWriter writer;
@@ -179,7 +179,7 @@ TEST(TorchSave, WholeStateDictsKeepOrderTiesAndOutliveTheirFile) {
   EXPECT_TRUE(same_tensor(read_bool, bias));
 }
 
-TEST(TorchSave, UnalignedRecordsReadRight) {
+TEST(TorchSave, UnalignedRecordsAreReadCorrectly) {
   // In a DCP file a record may begin at any byte.
   const auto tensor = pattern(at::kFloat, {11}, 5);
   StringSink out;
@@ -190,7 +190,7 @@ TEST(TorchSave, UnalignedRecordsReadRight) {
   EXPECT_TRUE(same_tensor(record_tensor(record, *parsed.find_tensor(parsed.root()), keep), tensor));
 }
 
-TEST(TorchSave, WhatHasNoBytesIsNotSaved) {
+TEST(TorchSave, TensorsWithoutDenseBytesAreRefused) {
   TorchSaveWriter writer;
   EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { writer.add(at::Tensor()); }), HasSubstr("undefined"));
   EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { writer.add(at::empty({2}, at::device(at::kMeta))); }),
@@ -297,7 +297,7 @@ TEST(TorchSave, TensorsThatDoNotFitTheirStorageAreRefused) {
   EXPECT_THAT(tensor_refusal({.function = "_rebuild_tensor_v3"}), HasSubstr("with 6 arguments, wanted 7"));
 }
 
-TEST(TorchSave, OtherFormatsAreNamed) {
+TEST(TorchSave, ErrorsNameOtherFormats) {
   const auto refusal = [](const std::string& bytes) {
     return error_of(ErrorKind::kFormat, [&] { TorchRecord::parse(bytes_of_text(bytes), "r"); });
   };

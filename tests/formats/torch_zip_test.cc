@@ -43,7 +43,7 @@ std::string replaced(std::string bytes, const std::string& from, const std::stri
   return bytes.replace(at, from.size(), to);
 }
 
-TEST(TorchZip, ChecksumsAreThoseOfZip) {
+TEST(TorchZip, Crc32MatchesZip) {
   EXPECT_EQ(crc32(0, {}), 0U);
   EXPECT_EQ(crc32(0, bytes_of_text("123456789")), 0xCBF43926U);  // the check value of CRC-32/ISO-HDLC
   EXPECT_EQ(crc32(0, bytes_of_text("The quick brown fox jumps over the lazy dog")), 0x414FA339U);
@@ -56,7 +56,7 @@ TEST(TorchZip, ChecksumsAreThoseOfZip) {
   }
 }
 
-TEST(TorchZip, EntriesReadBackAlignedAndTheLengthIsKnownBefore) {
+TEST(TorchZip, EntriesReadBackAlignedAndTheArchiveLengthIsPredicted) {
   const NamedEntries wanted{{"archive/data.pkl", "abc"},
                             {"archive/data/0", std::string(1000, 'x')},
                             {"archive/data/1", ""},
@@ -77,7 +77,7 @@ TEST(TorchZip, EntriesReadBackAlignedAndTheLengthIsKnownBefore) {
   EXPECT_EQ(archive.find("archive/data/2"), nullptr);
 }
 
-TEST(TorchZip, ChangedDataIsNamedWhereItHasAChecksum) {
+TEST(TorchZip, CorruptDataFailsTheCrcCheck) {
   const auto bytes = zip_of({{"a/x", "abc"}, {"a/y", "defg"}});
   const auto check = [](const std::string& archive, const char* name) {
     const auto parsed = ZipArchive::parse(bytes_of_text(archive), "z");
@@ -96,7 +96,7 @@ TEST(TorchZip, ChangedDataIsNamedWhereItHasAChecksum) {
   check(replaced(changed, crc, std::string(4, '\0'), changed.find(crc) + 4), "a/y");
 }
 
-TEST(TorchZip, LengthsBeyond32BitsAreCounted) {
+TEST(TorchZip, ArchiveLengthIncludesZip64Fields) {
   const uint64_t large = uint64_t{5} << 30;
   const ZipEntrySize sizes[] = {{"a/data.pkl", 10}, {"a/data/0", large}, {"a/data/1", 1}};
   const ZipEntrySize small[] = {{"a/data.pkl", 10}, {"a/data/0", 64}, {"a/data/1", 1}};
@@ -107,7 +107,7 @@ TEST(TorchZip, LengthsBeyond32BitsAreCounted) {
   EXPECT_LE(more, 96U);
 }
 
-TEST(TorchZip, AWriterWantsWhatWasAnnounced) {
+TEST(TorchZip, WriterRequiresTheAnnouncedLength) {
   StringSink out;
   const auto sink = out.sink();
   ZipWriter writer(sink);
@@ -120,7 +120,7 @@ TEST(TorchZip, AWriterWantsWhatWasAnnounced) {
               HasSubstr("more than the announced 1"));
 }
 
-TEST(TorchZip, WhatIsCutOffOrNoArchiveIsRefused) {
+TEST(TorchZip, TruncatedAndInvalidArchivesAreRefused) {
   const auto bytes = zip_of({{"a/data.pkl", "abc"}, {"a/data/0", "defg"}});
   for (size_t size = 0; size < bytes.size(); ++size) ASSERT_NE(zip_refusal(bytes.substr(0, size)), "");
   EXPECT_THAT(zip_refusal(bytes.substr(0, bytes.size() - 1)), HasSubstr("cut off"));
@@ -143,7 +143,7 @@ TEST(TorchZip, CompressedAndEncryptedEntriesAreRefusedByName) {
   EXPECT_THAT(zip_refusal(locked), HasSubstr("'a/data.pkl' is encrypted"));
 }
 
-TEST(TorchZip, NamesStayInsideAndAreThereOnce) {
+TEST(TorchZip, NamesOutsideTheFolderAndDuplicatesAreRefused) {
   for (const auto* name : {"/abs", "../up", "a/../b", "a//b", "a/", "", ".", "a\\b", "a/\xff"}) {
     EXPECT_THAT(zip_refusal(zip_of({{name, "abc"}})), HasSubstr("the name is not a valid path inside a folder"))
         << name;

@@ -68,7 +68,7 @@ std::vector<MeshPtr> meshes_of(const WorldPtr& world) {
   return meshes;
 }
 
-TEST(ConvertFsdp, TakesModelAndOptimizerFromFsdp1ToFsdp2AndBack) {
+TEST(ConvertFsdp, ConvertsModelAndOptimizerFromFsdp1ToFsdp2AndBack) {
   for (const int size : {1, 2, 4}) {
     on_ranks(size, [](const WorldPtr& world) {
       for (const auto& mesh : meshes_of(world)) {
@@ -99,7 +99,7 @@ TEST(ConvertFsdp, TakesModelAndOptimizerFromFsdp1ToFsdp2AndBack) {
 }
 
 // The sharded dict contains ShardedTensors.
-TEST(ConvertFsdp, ShardedDictsLoadIntoFsdp2AndPlainModels) {
+TEST(ConvertFsdp, ShardedStateDictsLoadIntoFsdp2AndPlainModels) {
   for (const int size : {1, 2, 4}) {
     on_ranks(size, [](const WorldPtr& world) {
       for (const auto& mesh : meshes_of(world)) {
@@ -129,7 +129,7 @@ TEST(ConvertFsdp, ShardedDictsLoadIntoFsdp2AndPlainModels) {
   }
 }
 
-TEST(ConvertFsdp, ShardedDictsThatDoNotFitOneRankAreErrorsOfAllBeforeAnythingChanges) {
+TEST(ConvertFsdp, MismatchedShardedDictOnOneRankIsAnErrorOnAllRanksBeforeAnyChange) {
   on_ranks(3, [](const WorldPtr& world) {
     Flat flat(world, true, 1);
     Rows rows(init_device_mesh(world, "cpu", {3}, {"dp"}), 0, 8);
@@ -161,7 +161,7 @@ TEST(ConvertFsdp, ShardedDictsThatDoNotFitOneRankAreErrorsOfAllBeforeAnythingCha
   });
 }
 
-TEST(ConvertFsdp, SaysOnAllRanksWhatOnlyOneModelHas) {
+TEST(ConvertFsdp, ReportsTensorsMissingInOneModelOnAllRanks) {
   struct Other : nn::Callable<Other> {
     at::Tensor scale;
     Other() { register_parameter("scale", scale, at::ones({7})); }
@@ -190,7 +190,7 @@ struct Wide : nn::Callable<Wide> {
   at::Tensor forward(const at::Tensor& x) { return (x * a).sum() + (x * b).sum() + (x * c).sum() + (x * d).sum(); }
 };
 
-TEST(Fsdp1State, IsNeverWholeForMoreThanTwoParameters) {
+TEST(Fsdp1State, UnshardsAtMostTwoParametersAtOnce) {
   on_ranks(4, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "cpu", {4}, {"dp"});
     for (const bool original : {false, true}) {

@@ -49,7 +49,7 @@ std::string check_message(const Fsdp1Unit& unit, const UnitStates& states) {
   return "";
 }
 
-TEST(FlattenOptimState, GivesEachRankItsPaddedRangeOfTheFlatTensor) {
+TEST(FlattenOptimState, ReturnsThePaddedShardOfEachRank) {
   const at::Tensor flat = at::cat({numbers({15}, 0), numbers({5}, 100), numbers({5}, 200)});
   const auto first = flatten_optim_state(unit_of(0, false), adam_states());
   EXPECT_TRUE(first.at("exp_avg").tensor().equal(flat.narrow(0, 0, 13)));
@@ -58,7 +58,7 @@ TEST(FlattenOptimState, GivesEachRankItsPaddedRangeOfTheFlatTensor) {
   EXPECT_TRUE(second.at("exp_avg").tensor().equal(at::cat({flat.narrow(0, 13, 12), at::zeros({1})})));
 }
 
-TEST(FlattenOptimState, TakesMembersWithoutATensorStateAsZeros) {
+TEST(FlattenOptimState, FillsMissingTensorStatesWithZeros) {
   auto states = adam_states();
   for (auto& [member, state] : states) state.erase("step");
   states.erase(1);
@@ -68,7 +68,7 @@ TEST(FlattenOptimState, TakesMembersWithoutATensorStateAsZeros) {
   EXPECT_TRUE(flatten_optim_state(unit_of(1, false), {}).empty());
 }
 
-TEST(FlattenOptimState, KeepsValuesThatAreNoTensors) {
+TEST(FlattenOptimState, KeepsNonTensorValues) {
   auto states = adam_states();
   for (auto& [member, state] : states) state.set("value1", 2.74), state.set("value2", nullptr);
   const auto flat = flatten_optim_state(unit_of(0, false), states);
@@ -76,7 +76,7 @@ TEST(FlattenOptimState, KeepsValuesThatAreNoTensors) {
   EXPECT_TRUE(flat.at("value2").is_none());
 }
 
-TEST(ShardOrigParamState, CutsTheRangeOfThisRank) {
+TEST(ShardOrigParamState, ReturnsTheRangeOfThisRank) {
   const auto states = adam_states();
   const auto first = unit_of(0, true), second = unit_of(1, true);
   EXPECT_TRUE(shard_orig_param_state(first, 0, states.at(0)).at("exp_avg").tensor().equal(numbers({15}, 0)));
@@ -87,14 +87,14 @@ TEST(ShardOrigParamState, CutsTheRangeOfThisRank) {
   EXPECT_EQ(bias.at("step").tensor().item<float>(), 3);
 }
 
-TEST(ShardOrigParamState, CutsInsideAParameter) {
+TEST(ShardOrigParamState, SplitsInsideAParameter) {
   const HandMadeRank rank(1, 3);  // 15 + 1 + 5 + 3 + 5 + 1 elements: 10 per rank
   const Fsdp1Unit unit(rank.handle(kMembers, true));
   EXPECT_TRUE(shard_orig_param_state(unit, 0, adam_states().at(0)).at("exp_avg").tensor().equal(numbers({5}, 10)));
   EXPECT_TRUE(shard_orig_param_state(unit, 1, adam_states().at(1)).at("exp_avg").tensor().equal(numbers({4}, 100)));
 }
 
-TEST(ShardOrigParamState, RefusesAShapeThatPyTorchWouldCutSilently) {
+TEST(ShardOrigParamState, RefusesAStateOfAnotherShape) {
   StateDict state{{"exp_avg", at::zeros({3, 5})}};
   try {
     shard_orig_param_state(unit_of(0, true), 0, state);
@@ -105,7 +105,7 @@ TEST(ShardOrigParamState, RefusesAShapeThatPyTorchWouldCutSilently) {
   }
 }
 
-TEST(UnitStates, AreCheckedAlikeWithAndWithoutOriginalParameters) {
+TEST(CheckUnitStates, RefusesMismatchesWithAndWithoutUseOrigParams) {
   for (const bool use_orig_params : {false, true}) {
     const auto unit = unit_of(0, use_orig_params);
     EXPECT_EQ(check_message(unit, adam_states()), "");
@@ -136,7 +136,7 @@ TEST(UnitStates, AreCheckedAlikeWithAndWithoutOriginalParameters) {
   }
 }
 
-TEST(UnitStates, OfOneFlatParameterHaveOneStep) {
+TEST(CheckUnitStates, RequiresEqualScalarStatesInAFlatParameter) {
   const auto unit = unit_of(0, false);
   auto states = adam_states();
   states[1].set("step", step_of(4));
@@ -151,13 +151,13 @@ TEST(UnitStates, OfOneFlatParameterHaveOneStep) {
   EXPECT_THAT(check_message(unit, states), HasSubstr("must have state with the same value but got values {'a', 'b'}"));
 }
 
-TEST(UnitStates, OfOriginalParametersHaveTheirOwnSteps) {
+TEST(CheckUnitStates, AllowsDifferentStepsWithUseOrigParams) {
   auto states = adam_states();
   states[1].set("step", step_of(4));
   EXPECT_EQ(check_message(unit_of(0, true), states), "");
 }
 
-TEST(UnitStates, OfParametersWithoutDimsAreRefused) {
+TEST(CheckUnitStates, RefusesZeroDimParameters) {
   const HandMadeRank rank(0, 2);
   for (const bool use_orig_params : {false, true}) {
     const Fsdp1Unit unit(rank.handle({{"a", {2}}, {"scale", {}}}, use_orig_params));
@@ -166,9 +166,10 @@ TEST(UnitStates, OfParametersWithoutDimsAreRefused) {
   }
 }
 
-class FlattenDict : public ::testing::TestWithParam<bool> {
+class FlattenOptimStateDict : public ::testing::TestWithParam<bool> {
  protected:
-  FlattenDict() : rank_(0, 1), units_({rank_.handle(kMembers, GetParam(), {{"c.weight", "b.weight"}})}, names()) {}
+  FlattenOptimStateDict()
+      : rank_(0, 1), units_({rank_.handle(kMembers, GetParam(), {{"c.weight", "b.weight"}})}, names()) {}
   static std::vector<std::string> names() {
     return GetParam() ? std::vector<std::string>{"a.weight", "a.bias", "b.weight", "free"}
                       : std::vector<std::string>{"_flat_param", "free"};
@@ -187,9 +188,9 @@ class FlattenDict : public ::testing::TestWithParam<bool> {
   HandMadeRank rank_;
   Fsdp1Units units_;
 };
-INSTANTIATE_TEST_SUITE_P(, FlattenDict, ::testing::Bool());
+INSTANTIATE_TEST_SUITE_P(, FlattenOptimStateDict, ::testing::Bool());
 
-TEST_P(FlattenDict, KeysStateAndGroupsByIdsOfTheOptimizer) {
+TEST_P(FlattenOptimStateDict, KeysStateAndGroupsByParameterIds) {
   const auto dict = loaded(saved());
   const auto& states = dict.at("state").dict();
   const int64_t last = static_cast<int64_t>(names().size()) - 1;
@@ -200,7 +201,7 @@ TEST_P(FlattenDict, KeysStateAndGroupsByIdsOfTheOptimizer) {
   for (size_t i = 0; i < params.size(); ++i) EXPECT_EQ(params[i].integer(), static_cast<int64_t>(i));
 }
 
-TEST_P(FlattenDict, KeepsUserStateAndTakesOtherNamesOfSharedParameters) {
+TEST_P(FlattenOptimStateDict, KeepsUserStateAndAcceptsOtherNamesOfSharedParameters) {
   auto dict = saved();
   auto& states = dict.at("state").dict();
   states.set("c.weight", states.at("b.weight"));
@@ -212,14 +213,14 @@ TEST_P(FlattenDict, KeepsUserStateAndTakesOtherNamesOfSharedParameters) {
   EXPECT_EQ(loaded_states.size(), names().size() + 1);
 }
 
-TEST_P(FlattenDict, WorksWithoutGroupsAndWithoutState) {
+TEST_P(FlattenOptimStateDict, WorksWithoutGroupsAndWithoutState) {
   auto dict = saved();
   dict.erase("param_groups");
   EXPECT_FALSE(loaded(dict).contains("param_groups"));
   EXPECT_TRUE(loaded({{"state", StateDict{}}}).at("state").dict().empty());
 }
 
-TEST_P(FlattenDict, RefusesDictsThatAreNone) {
+TEST_P(FlattenOptimStateDict, RefusesInvalidStateDicts) {
   const auto message = [&](const StateDict& dict) {
     try {
       loaded(dict);
@@ -244,7 +245,7 @@ TEST_P(FlattenDict, RefusesDictsThatAreNone) {
 
 StateDict group_of(double lr, const StateList& params) { return {{"lr", lr}, {"params", params}}; }
 
-TEST(RekeyFlattened, GivesTheGroupsOfTheOptimizerTheSettingsOfTheirParameters) {
+TEST(RekeyFlattened, RestoresTheHyperparametersOfEachParamGroup) {
   const HandMadeRank rank(0, 1);
   const Fsdp1Units units({rank.handle(kMembers, true)}, {"a.weight", "a.bias", "b.weight"});
   StateDict states;
@@ -278,7 +279,7 @@ TEST(RekeyFlattened, GivesTheGroupsOfTheOptimizerTheSettingsOfTheirParameters) {
   }
 }
 
-TEST(RekeyFlattened, MakesOneGroupOfSavedOnesThatAreAlike) {
+TEST(RekeyFlattened, MergesSavedGroupsWithEqualHyperparameters) {
   const HandMadeRank rank(0, 1);
   const Fsdp1Units units({rank.handle(kMembers, false)}, {"_flat_param"});
   const StateList alike = {group_of(0.5, {"a.bias"}), group_of(0.5, {"b.weight", "a.weight"})};
@@ -303,7 +304,7 @@ struct PlainNet : nn::Module {
   }
 };
 
-TEST(RekeyOptimStateDict, GoesBetweenNamesAndIds) {
+TEST(RekeyOptimStateDict, ConvertsBetweenNamesAndIds) {
   PlainNet model(false);
   const std::vector<std::string> names = {"b", "w"};
   const StateDict by_id{{"state", StateDict{{0, StateDict{{"step", 1}}}, {1, StateDict{{"step", 2}}}}},

@@ -51,7 +51,7 @@ void expect_trains_as_plain(const WorldPtr& world, const Fsdp1Options& options, 
   }
 }
 
-TEST(Fsdp1, TrainsAsOneRank) {
+TEST(Fsdp1, MatchesSingleRankTraining) {
   for (const int size : {1, 2, 3, 4}) {
     on_threads(size, [](const WorldPtr& world) {
       for (const auto strategy : kStrategies) {
@@ -68,12 +68,12 @@ TEST(Fsdp1, TrainsAsOneRank) {
   }
 }
 
-TESSERA_RANKS_TEST(Fsdp1, TrainsWhereverRanksRun, (2)) {
+TESSERA_RANKS_TEST(Fsdp1, MatchesSingleRankTrainingOnThreadsAndProcesses, (2)) {
   expect_trains_as_plain(world, {.group = group_of(world)}, true, adam);
   expect_trains_as_plain(world, {.group = group_of(world), .use_orig_params = true}, true, adam);
 }
 
-TEST(Fsdp1, TrainsOverAGroupOfSomeRanks) {
+TEST(Fsdp1, TrainsOverASubgroupOfRanks) {
   on_threads(4, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"a", "b"});
     SmallModel plain, model;
@@ -85,7 +85,7 @@ TEST(Fsdp1, TrainsOverAGroupOfSomeRanks) {
   });
 }
 
-TEST(Fsdp1, GivesTheSameBitsAgain) {
+TEST(Fsdp1, TrainingIsDeterministic) {
   on_threads(3, [](const WorldPtr& world) {
     const auto trained = [&](bool use_orig_params) {
       SmallModel model;
@@ -105,7 +105,7 @@ TEST(Fsdp1, GivesTheSameBitsAgain) {
   });
 }
 
-TEST(Fsdp1, HoldsWhatItsStrategySays) {
+TEST(Fsdp1, CollectivesAndMemoryFollowTheShardingStrategy) {
   on_threads(2, [](const WorldPtr& world) {
     struct Expected {
       int64_t gathers, reductions, peak;
@@ -142,7 +142,7 @@ TEST(Fsdp1, HoldsWhatItsStrategySays) {
 }
 
 // Every choice of the micro-batches that synchronise must give the gradient of all micro-batches.
-TEST(Fsdp1, AccumulatesWithAndWithoutSynchronisation) {
+TEST(Fsdp1, AccumulatesGradientsWithAndWithoutNoSync) {
   on_threads(3, [](const WorldPtr& world) {
     for (const auto strategy : kStrategies) {
       for (const bool use_orig_params : {false, true}) {
@@ -168,9 +168,9 @@ TEST(Fsdp1, AccumulatesWithAndWithoutSynchronisation) {
   });
 }
 
-struct Twice : nn::Callable<Twice> {
+struct ReusedLayer : nn::Callable<ReusedLayer> {
   std::shared_ptr<Layer> layer;
-  Twice() {
+  ReusedLayer() {
     Values values(5);
     layer = register_module("layer", std::make_shared<Layer>(values, 6, 10));
   }
@@ -180,7 +180,7 @@ struct Twice : nn::Callable<Twice> {
 TEST(Fsdp1, AllowsAUnitToRunSeveralTimesInOneForward) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool use_orig_params : {false, true}) {
-      Twice plain, model;
+      ReusedLayer plain, model;
       wrap_fsdp1(*model.layer, {.group = group_of(world), .use_orig_params = use_orig_params});
       wrap_fsdp1(model, {.group = group_of(world), .use_orig_params = use_orig_params});
       const auto input = Values(9)({4, 6});
@@ -193,7 +193,7 @@ TEST(Fsdp1, AllowsAUnitToRunSeveralTimesInOneForward) {
   });
 }
 
-TEST(Fsdp1, GathersAgainWhatIsComputedAgain) {
+TEST(Fsdp1, AllGathersAgainForRecomputedLayers) {
   on_threads(2, [](const WorldPtr& world) {
     for (const auto& recompute : std::vector<std::vector<bool>>{{true, false, true}, {true, true, true}}) {
       Checkpointed plain({false, false, false}), model(recompute);
@@ -300,7 +300,7 @@ TEST(Fsdp1, KeepsStorageOrder) {
   });
 }
 
-TEST(Fsdp1, LeavesFrozenMembersAlone) {
+TEST(Fsdp1, DoesNotTrainFrozenParameters) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel plain(3, at::kDouble), model(3, at::kDouble);
     for (auto* each : {&plain, &model}) {
@@ -331,9 +331,9 @@ TEST(Fsdp1, LeavesFrozenMembersAlone) {
 }
 
 // A model that uses `second` on rank 0 only, or on no rank.
-struct Picky : nn::Callable<Picky> {
+struct SometimesUnused : nn::Callable<SometimesUnused> {
   at::Tensor first, second;
-  Picky() {
+  SometimesUnused() {
     Values values(5);
     register_parameter("first", first, values({5}));
     register_parameter("second", second, values({6}));
@@ -343,10 +343,10 @@ struct Picky : nn::Callable<Picky> {
   }
 };
 
-TEST(Fsdp1, TellsAMemberThatNoRankUsedFromOneThatSomeRankUsed) {
+TEST(Fsdp1, DistinguishesUnusedParametersFromParametersUsedOnSomeRanks) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool use_orig_params : {false, true}) {
-      Picky model;
+      SometimesUnused model;
       wrap_fsdp1(model, {.group = group_of(world), .use_orig_params = use_orig_params});
       model(here(at::ones({3})), false).sum().backward();
       const auto infos = flat_parameter_handles(model)[0]->shard_param_infos();
@@ -366,7 +366,7 @@ struct Scale : nn::Callable<Scale> {
   at::Tensor forward(const at::Tensor& x) { return (x * weight).sum(); }
 };
 
-TEST(Fsdp1, AveragesFloat16WithoutLeavingItsRange) {
+TEST(Fsdp1, AveragesFloat16GradientsWithoutOverflow) {
   on_threads(4, [](const WorldPtr& world) {
     for (const auto strategy : {ShardingStrategy::kFullShard, ShardingStrategy::kNoShard}) {
       for (const bool use_orig_params : {false, true}) {
@@ -379,7 +379,7 @@ TEST(Fsdp1, AveragesFloat16WithoutLeavingItsRange) {
   });
 }
 
-TEST(Fsdp1, LetsGoOfWhatItFlattened) {
+TEST(Fsdp1, FreesTheOriginalParameters) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool use_orig_params : {false, true}) {
       SmallModel model;
@@ -392,7 +392,7 @@ TEST(Fsdp1, LetsGoOfWhatItFlattened) {
   });
 }
 
-TEST(Fsdp1, SeesWritesToShardsThatStayedGathered) {
+TEST(Fsdp1, SeesWritesToShardsThatStayedUnsharded) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool use_orig_params : {false, true}) {
       SmallModel plain, model;
@@ -411,7 +411,7 @@ TEST(Fsdp1, SeesWritesToShardsThatStayedGathered) {
   });
 }
 
-TEST(Fsdp1, GoesOnAfterAForwardThatThrew) {
+TEST(Fsdp1, ContinuesAfterAnExceptionInForward) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel plain, model;
     wrap(model, {.group = group_of(world)});

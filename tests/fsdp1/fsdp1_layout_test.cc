@@ -1,4 +1,4 @@
-// Tests the layout of flat parameters (members, padding, alignment, shards) against numbers of upstream.
+// Tests the layout of flat parameters (members, padding, alignment, shards) against numbers of PyTorch.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -50,13 +50,12 @@ std::string error_of(std::vector<FlatMember> members, bool use_orig_params = fal
       [&] { FlatParameterLayout::make(std::move(members), {}, {.use_orig_params = use_orig_params}, 2); });
 }
 
-// Linear(3, 5) and Linear(5, 1, bias=False). The numbers are from state.md of upstream's spec, where they were
-// measured.
+// Linear(3, 5) and Linear(5, 1, bias=False). The expected numbers were measured with PyTorch's FSDP1.
 std::vector<FlatMember> two_linears() {
   return {{.fqn = "a.weight", .shape = {5, 3}}, {.fqn = "a.bias", .shape = {5}}, {.fqn = "b.weight", .shape = {1, 5}}};
 }
 
-TEST(FlatParameterLayout, LiesAsUpstreamWithoutOriginalParameters) {
+TEST(FlatParameterLayout, MatchesPyTorchWithoutUseOrigParams) {
   const auto layout = FlatParameterLayout::make(two_linears(), {}, {}, 2);
   EXPECT_THAT(layout.numels_with_padding(), ElementsAre(15, 5, 5));
   EXPECT_THAT(layout.is_padding(), ElementsAre(false, false, false));
@@ -69,7 +68,7 @@ TEST(FlatParameterLayout, LiesAsUpstreamWithoutOriginalParameters) {
   EXPECT_THAT(infos_of(layout, 1), ElementsAre(Info{1, 0, 2, 13, 14}, Info{1, 2, 5, 0, 4}, Info{1, 7, 5, 0, 4}));
 }
 
-TEST(FlatParameterLayout, AlignsOriginalParametersAndTheTail) {
+TEST(FlatParameterLayout, PadsForAlignmentWithUseOrigParams) {
   const auto layout = FlatParameterLayout::make(two_linears(), {}, {.use_orig_params = true}, 2);
   EXPECT_THAT(layout.numels_with_padding(), ElementsAre(15, 1, 5, 3, 5, 1));
   EXPECT_THAT(layout.is_padding(), ElementsAre(false, true, false, true, false, true));
@@ -97,7 +96,7 @@ TEST(FlatParameterLayout, AlignsTo16BytesOfTheComputeDtype) {
   EXPECT_EQ(gaps(at::kFloat, at::kBFloat16), 7);
 }
 
-TEST(FlatParameterLayout, LeavesRanksBehindTheLastChunkEmpty) {
+TEST(FlatParameterLayout, RanksAfterTheLastChunkHaveNoElements) {
   const auto layout = FlatParameterLayout::make(members_of_numels({2, 3}), {}, {}, 4);  // chunks of 2, 2, 1, 0 elements
   EXPECT_EQ(layout.sharded_numel(), 2);
   EXPECT_EQ(layout.shard_padding(2), 1);
@@ -109,7 +108,7 @@ TEST(FlatParameterLayout, LeavesRanksBehindTheLastChunkEmpty) {
   EXPECT_TRUE(layout.shard(flat, 3).equal(at::tensor({0, 0}, at::kLong)));
 }
 
-TEST(FlatParameterLayout, PlacesEmptyMembersAsUpstream) {
+TEST(FlatParameterLayout, PlacesEmptyParametersAsPyTorch) {
   const auto layout = FlatParameterLayout::make(members_of_numels({0, 2, 0, 2, 0}), {}, {}, 2);
   // An empty member at the start of a shard, or behind the last element, is in no shard.
   EXPECT_THAT(infos_of(layout, 0),
@@ -123,7 +122,7 @@ TEST(FlatParameterLayout, PlacesEmptyMembersAsUpstream) {
   EXPECT_EQ(nothing.shard(nothing.flatten({at::empty({0})}), 2).numel(), 0);
 }
 
-TEST(FlatParameterLayout, GivesBackWhatItFlattens) {
+TEST(FlatParameterLayout, UnflattenInvertsFlatten) {
   const auto transposed = at::randn({4, 3}).t();
   const auto channels_last = at::randn({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast);
   const auto scalar = at::randn({});
@@ -156,7 +155,7 @@ TEST(FlatParameterLayout, GivesBackWhatItFlattens) {
   }
 }
 
-TEST(FlatParameterLayout, NeedsGradientsWhereAnyMemberDoes) {
+TEST(FlatParameterLayout, RequiresGradIfAnyMemberDoes) {
   auto members = two_linears();
   members[0].requires_grad = members[1].requires_grad = false;
   EXPECT_TRUE(FlatParameterLayout::make(members, {}, {.use_orig_params = true}, 2).requires_grad());
@@ -164,7 +163,7 @@ TEST(FlatParameterLayout, NeedsGradientsWhereAnyMemberDoes) {
   EXPECT_FALSE(FlatParameterLayout::make(members, {}, {}, 2).requires_grad());
 }
 
-TEST(FlatParameterLayout, RefusesWhatUpstreamRefuses) {
+TEST(FlatParameterLayout, RefusesWhatPyTorchRefuses) {
   EXPECT_THAT(error_of({}), HasSubstr("Cannot construct a FlatParamHandle with an empty parameter list"));
   auto members = two_linears();
   members[1].dtype = at::kBFloat16;
@@ -192,7 +191,7 @@ TEST(FlatParameterLayout, RefusesStridesWithGapsOrOverlaps) {
   EXPECT_THAT(error_of({{.fqn = "w", .shape = {4, 1}, .contiguous = false, .strides = {1, 4}}}), IsEmpty());
 }
 
-TEST(FlatParameterLayout, RefusesTensorsThatDoNotFit) {
+TEST(FlatParameterLayout, RefusesTensorsOfOtherShapesOrDtypes) {
   const auto layout = FlatParameterLayout::make(two_linears(), {}, {}, 2);
   EXPECT_THROW(layout.flatten({at::randn({5, 3})}), Error);
   EXPECT_THROW(layout.flatten({at::randn({3, 5}), {}, {}}), Error);

@@ -51,7 +51,7 @@ NamedTensors mean_of_narrow_grads(int size, c10::ScalarType dtype, c10::ScalarTy
   return mean;
 }
 
-TEST(Fsdp1MixedPrecision, ComputesAndReducesInItsDtypes) {
+TEST(Fsdp1MixedPrecision, ComputesInParamDtypeAndReducesInReduceDtype) {
   struct Case {
     Dtype param, reduce;
     c10::ScalarType compute, sum;
@@ -116,7 +116,7 @@ TEST(Fsdp1MixedPrecision, TrainsTheFullPrecisionShards) {
   });
 }
 
-TEST(Fsdp1MixedPrecision, KeepsGradientsLowWhereAsked) {
+TEST(Fsdp1MixedPrecision, KeepLowPrecisionGradsKeepsTheGradientDtype) {
   on_threads(2, [](const WorldPtr& world) {
     for (const auto strategy : kStrategies) {
       for (const bool use_orig_params : {false, true}) {
@@ -143,15 +143,15 @@ TEST(Fsdp1MixedPrecision, KeepsGradientsLowWhereAsked) {
   });
 }
 
-struct Sees : nn::Callable<Sees> {
+struct DtypeProbe : nn::Callable<DtypeProbe> {
   at::Tensor weight, mean, count;
-  std::shared_ptr<Sees> inner;
+  std::shared_ptr<DtypeProbe> inner;
   c10::ScalarType input{}, buffer{};
-  explicit Sees(bool with_inner) {
+  explicit DtypeProbe(bool with_inner) {
     register_parameter("weight", weight, here(at::ones({4})));
     register_buffer("mean", mean, here(at::full({2}, 1.0 / 3)), /*persistent=*/true);
     register_buffer("count", count, here(at::ones({1}, at::kLong)), /*persistent=*/true);
-    if (with_inner) inner = register_module("inner", std::make_shared<Sees>(false));
+    if (with_inner) inner = register_module("inner", std::make_shared<DtypeProbe>(false));
   }
   at::Tensor forward(const at::Tensor& x) {
     input = x.scalar_type();
@@ -161,11 +161,11 @@ struct Sees : nn::Callable<Sees> {
   }
 };
 
-TEST(Fsdp1MixedPrecision, CastsInputsOfTheRootAndBuffers) {
+TEST(Fsdp1MixedPrecision, CastsForwardInputsAndBuffers) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool inner_casts : {false, true}) {
       for (const bool root_casts : {false, true}) {
-        Sees model(true);
+        DtypeProbe model(true);
         MixedPrecision mixed{.param_dtype = at::kBFloat16, .buffer_dtype = at::kHalf};
         mixed.cast_forward_inputs = inner_casts;
         wrap_fsdp1(*model.inner, {.group = group_of(world), .mixed_precision = mixed});
@@ -190,7 +190,7 @@ TEST(Fsdp1MixedPrecision, CastsInputsOfTheRootAndBuffers) {
 
 // ---- hybrid sharding ----
 
-TEST(Fsdp1Hybrid, TrainsAsOneRank) {
+TEST(Fsdp1HybridShard, MatchesSingleRankTraining) {
   on_threads(4, [](const WorldPtr& world) {
     const auto two_by_two = init_device_mesh(world, test_device_type(), {2, 2}, {"replicate", "shard"});
     const auto one_by_four = init_device_mesh(world, test_device_type(), {4, 1}, {"replicate", "shard"});
@@ -233,7 +233,7 @@ TEST(Fsdp1Hybrid, TrainsAsOneRank) {
   });
 }
 
-TEST(Fsdp1Hybrid, CostsOneReductionOfShardsMore) {
+TEST(Fsdp1HybridShard, AllGatherCountsFollowTheShardingStrategy) {
   on_threads(4, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"replicate", "shard"});
     for (const auto strategy : {ShardingStrategy::kHybridShard, ShardingStrategy::kHybridShardZero2}) {
@@ -249,7 +249,7 @@ TEST(Fsdp1Hybrid, CostsOneReductionOfShardsMore) {
 
 // ---- offloading ----
 
-TEST(Fsdp1CpuOffload, OfAModelOnTheCpuChangesNothingAndSaysSoOnce) {
+TEST(Fsdp1CpuOffload, WarnsOnceAndHasNoEffectOnCpuModels) {
   TESSERA_CPU_ONLY("is about a model on the CPU");
   ::testing::internal::CaptureStderr();
   on_threads(2, [](const WorldPtr& world) {
@@ -289,7 +289,7 @@ struct FromMeta {
   }
 };
 
-TEST(Fsdp1Meta, ParametersAreMadeUnitByUnit) {
+TEST(Fsdp1MetaDevice, InitializesParametersUnitByUnit) {
   on_threads(3, [](const WorldPtr& world) {
     for (const bool use_orig_params : {false, true}) {
       const at::TensorOptions meta = at::TensorOptions(at::kDouble).device(at::kMeta);
@@ -329,7 +329,7 @@ std::vector<std::string> names_of(nn::Module& module) {
   return names;
 }
 
-TEST(Fsdp1Summon, ShowsWholeParametersAndWritesThemBack) {
+TEST(Fsdp1SummonFullParams, YieldsFullParametersAndWritesThemBack) {
   on_threads(3, [](const WorldPtr& world) {
     for (const auto strategy : kStrategies) {
       for (const bool use_orig_params : {false, true}) {
@@ -365,7 +365,7 @@ TEST(Fsdp1Summon, ShowsWholeParametersAndWritesThemBack) {
   });
 }
 
-TEST(Fsdp1Summon, OfGradientsOfSomeUnitsAndOnTheFirstRank) {
+TEST(Fsdp1SummonFullParams, SupportsGradientsRecurseAndRank0Only) {
   on_threads(3, [](const WorldPtr& world) {
     for (const auto strategy : kStrategies) {
       SmallModel plain, model;
@@ -404,7 +404,7 @@ TEST(Fsdp1Summon, OfGradientsOfSomeUnitsAndOnTheFirstRank) {
   });
 }
 
-TEST(Fsdp1Summon, RefusesWhatItCannotDoAndAlwaysPutsTheShardsBack) {
+TEST(Fsdp1SummonFullParams, RefusesUnsupportedUseAndAlwaysRestoresTheShards) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool use_orig_params : {false, true}) {
       SmallModel model, unsharded;

@@ -178,7 +178,7 @@ std::vector<json> requests() {
   return out;
 }
 
-TEST(Fsdp1Oracle, LiesAndTrainsAsPyTorch) {
+TEST(Fsdp1Oracle, LayoutAndTrainingMatchPyTorch) {
   const int ranks = 3;
   std::string input;
   for (const auto& request : requests()) input += request.dump() + "\n";

@@ -29,7 +29,7 @@ std::vector<std::string> handle_names(nn::Module& module) {
   return names;
 }
 
-TEST(Fsdp1Units, ShowOneFlatParameterEach) {
+TEST(Fsdp1Units, ExposeOneFlatParameterEach) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model(2);
     wrap(model, {.group = group_of(world)});
@@ -54,7 +54,7 @@ TEST(Fsdp1Units, ShowOneFlatParameterEach) {
   });
 }
 
-TEST(Fsdp1Units, ShowAPieceOfEachOriginalParameter) {
+TEST(Fsdp1Units, ExposeAShardOfEachOriginalParameter) {
   on_threads(3, [](const WorldPtr& world) {
     SmallModel plain, model;
     const auto names = shown_names(plain);
@@ -103,7 +103,7 @@ TEST(Fsdp1Units, KeepShapesWithoutSharding) {
   }
 }
 
-TEST(Fsdp1Units, NamePaddingOnceAndHoldItInTheShard) {
+TEST(Fsdp1Units, KeepAlignmentPaddingInTheShard) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model;
     wrap(model, {.group = group_of(world), .use_orig_params = true});
@@ -117,7 +117,7 @@ TEST(Fsdp1Units, NamePaddingOnceAndHoldItInTheShard) {
   });
 }
 
-TEST(Fsdp1Units, WrapModulesThatShareAChildOnce) {
+TEST(Fsdp1Units, FlattenASharedChildModuleOnce) {
   on_threads(2, [](const WorldPtr& world) {
     struct Sharing : nn::Callable<Sharing> {
       std::shared_ptr<Layer> layer;
@@ -140,7 +140,7 @@ TEST(Fsdp1Units, WrapModulesThatShareAChildOnce) {
   });
 }
 
-TEST(Fsdp1Units, MayBeEmptyAroundOthers) {
+TEST(Fsdp1Units, MayHaveNoParametersAroundNestedUnits) {
   on_threads(2, [](const WorldPtr& world) {
     struct Around : nn::Callable<Around> {
       std::shared_ptr<SmallModel> inner = register_module("inner", std::make_shared<SmallModel>());
@@ -158,7 +158,7 @@ TEST(Fsdp1Units, MayBeEmptyAroundOthers) {
 }
 
 // Master weights of 16-bit parameters follow values that are written into a shard, as when a checkpoint is loaded.
-TEST(Fsdp1Units, GoOnFromWhatIsWrittenIntoTheirShards) {
+TEST(Fsdp1Units, MasterWeightsFollowValuesWrittenIntoShards) {
   on_threads(2, [](const WorldPtr& world) {
     for (const auto strategy : {ShardingStrategy::kFullShard, ShardingStrategy::kNoShard}) {
       for (const bool use_orig_params : {false, true}) {
@@ -168,7 +168,7 @@ TEST(Fsdp1Units, GoOnFromWhatIsWrittenIntoTheirShards) {
           wrap(*each, {group_of(world), strategy, use_orig_params});
           optimizers.push_back(optim::make_adamw(*each, {.lr = 1e-2}));
         }
-        const auto expect_alike_after_a_step = [&] {
+        const auto expect_equal_after_a_step = [&] {
           for (auto* each : {&model, &other}) {
             for (const auto& parameter : each->parameters()) {
               if (parameter.numel() > 0) parameter.mutable_grad() = at::full_like(parameter.detach(), 0.5);
@@ -184,7 +184,7 @@ TEST(Fsdp1Units, GoOnFromWhatIsWrittenIntoTheirShards) {
             from[i]->shard().mul_(factor);
             to[i]->shard().detach().copy_(from[i]->shard());
           }
-          for (int step = 0; step < 2; ++step) expect_alike_after_a_step();
+          for (int step = 0; step < 2; ++step) expect_equal_after_a_step();
         }
       }
     }
@@ -193,7 +193,7 @@ TEST(Fsdp1Units, GoOnFromWhatIsWrittenIntoTheirShards) {
 
 // ---- clipping ----
 
-TEST(Fsdp1ClipGradNorm, IsThatOfOneRank) {
+TEST(Fsdp1ClipGradNorm, MatchesOneRank) {
   for (const int size : {1, 3}) {
     on_threads(size, [](const WorldPtr& world) {
       for (const bool use_orig_params : {false, true}) {
@@ -217,7 +217,7 @@ TEST(Fsdp1ClipGradNorm, IsThatOfOneRank) {
   }
 }
 
-TEST(Fsdp1ClipGradNorm, SpreadsWhatIsNotFinite) {
+TEST(Fsdp1ClipGradNorm, PropagatesNonFiniteGradients) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model;
     wrap(model, {.group = group_of(world)});
@@ -243,7 +243,7 @@ struct Single : nn::Callable<Single> {
   at::Tensor forward(const at::Tensor& x) { return x * weight.sum(); }
 };
 
-TEST(Fsdp1Misuse, IsToldAlikeOnAllRanks) {
+TEST(Fsdp1Misuse, RaisesTheSameErrorOnAllRanks) {
   on_threads(3, [](const WorldPtr& world) {
     const auto error_with = [&](Fsdp1Options options, const std::function<void(SmallModel&)>& prepare) {
       SmallModel model;
@@ -271,7 +271,7 @@ TEST(Fsdp1Misuse, IsToldAlikeOnAllRanks) {
   });
 }
 
-TEST(Fsdp1Misuse, IsRefused) {
+TEST(Fsdp1Misuse, RefusesInvalidModulesAndOptions) {
   on_threads(2, [](const WorldPtr& world) {
     const Fsdp1Options options{.group = group_of(world)};
     const auto refusal = [&](const at::Tensor& value) {
@@ -304,7 +304,7 @@ TEST(Fsdp1Misuse, IsRefused) {
   });
 }
 
-TEST(Fsdp1Misuse, OfTiesAndOrderIsRefused) {
+TEST(Fsdp1Misuse, RefusesTiesAcrossUnitsAndForwardBeforeTheRoot) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool use_orig_params : {false, true}) {
       TiedToItsLayer tied;
@@ -320,7 +320,7 @@ TEST(Fsdp1Misuse, OfTiesAndOrderIsRefused) {
   });
 }
 
-TEST(Fsdp1Misuse, OfFreedOrReplacedParametersIsTold) {
+TEST(Fsdp1Misuse, RefusesUseOfFreedOrReplacedParameters) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model;
     wrap(model, {.group = group_of(world)});

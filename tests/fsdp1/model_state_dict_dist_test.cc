@@ -52,7 +52,7 @@ IncompatibleKeys load(nn::Module& net, const StateDict& dict, StateDictType type
   return load_fsdp1_state_dict(net, dict, {.strict = strict});
 }
 
-TEST(Fsdp1ModelStateDict, OfEveryTypeHasTheWeights) {
+TEST(Fsdp1ModelStateDict, EveryTypeContainsTheWeights) {
   for (const int size : {1, 2, 3, 4}) {
     on_ranks(size, [](const WorldPtr& world) {
       const auto mesh = init_device_mesh(world, "cpu", {world->size()}, {"dp"});
@@ -95,7 +95,7 @@ TEST(Fsdp1ModelStateDict, LoadsFromEveryTypeIntoAnotherWrapping) {
   }
 }
 
-TEST(Fsdp1ModelStateDict, OfLocalTypeIsTheFlatShardWithoutPadding) {
+TEST(Fsdp1ModelStateDict, LocalTypeIsTheFlatShardWithoutPadding) {
   on_ranks(2, [](const WorldPtr& world) {
     for (const bool original : {false, true}) {
       Fsdp1Net from(3), to(8);
@@ -112,7 +112,7 @@ TEST(Fsdp1ModelStateDict, OfLocalTypeIsTheFlatShardWithoutPadding) {
   });
 }
 
-TEST(Fsdp1ModelStateDict, OfRank0OnlyIsEmptyElsewhereAndComesBackFromThere) {
+TEST(Fsdp1ModelStateDict, Rank0OnlyIsEmptyOnOtherRanksAndLoadsOnAllRanks) {
   on_ranks(3, [](const WorldPtr& world) {
     const StateDictSettings rank0{.state_dict_config = FullStateDictConfig{.offload_to_cpu = true, .rank0_only = true}};
     Fsdp1Net from(3), to(8);
@@ -126,7 +126,7 @@ TEST(Fsdp1ModelStateDict, OfRank0OnlyIsEmptyElsewhereAndComesBackFromThere) {
   });
 }
 
-TEST(Fsdp1ModelStateDict, WithoutShardingIsWhole) {
+TEST(Fsdp1ModelStateDict, IsUnshardedWithNoShard) {
   on_ranks(2, [](const WorldPtr& world) {
     for (const bool original : {false, true}) {
       Fsdp1Net net(3), to(8);
@@ -142,7 +142,7 @@ TEST(Fsdp1ModelStateDict, WithoutShardingIsWhole) {
   });
 }
 
-TEST(Fsdp1ModelStateDict, HasWhatIsInNoUnit) {
+TEST(Fsdp1ModelStateDict, IncludesParametersOutsideUnits) {
   on_ranks(2, [](const WorldPtr& world) {
     Fsdp1Net from(3), to(8);
     for (auto* net : {&from, &to}) wrap_fsdp1(*net->first, {.group = world->group()});
@@ -155,7 +155,7 @@ TEST(Fsdp1ModelStateDict, HasWhatIsInNoUnit) {
   });
 }
 
-TEST(Fsdp1ModelStateDict, SaysWhatIsMissingOrDoesNotFitOnAllRanks) {
+TEST(Fsdp1ModelStateDict, ReportsMissingAndMismatchedKeysOnAllRanks) {
   on_ranks(2, [](const WorldPtr& world) {
     Fsdp1Net net;
     wrap(net, world->group(), Wrapping::kEach, false);
@@ -185,7 +185,7 @@ TEST(Fsdp1ModelStateDict, SaysWhatIsMissingOrDoesNotFitOnAllRanks) {
   });
 }
 
-TEST(Fsdp1ModelStateDict, TakesNamesOfWrappers) {
+TEST(Fsdp1ModelStateDict, AcceptsKeysWithWrapperPrefixes) {
   on_ranks(2, [](const WorldPtr& world) {
     for (const bool rank0_only : {false, true}) {
       Fsdp1Net net(8);
@@ -203,7 +203,7 @@ TEST(Fsdp1ModelStateDict, TakesNamesOfWrappers) {
   });
 }
 
-TEST(Fsdp1ModelStateDict, ComparesTheNamesOfOneParameterBitwiseAndFirst) {
+TEST(Fsdp1ModelStateDict, RequiresBitwiseEqualValuesForNamesOfOneParameter) {
   on_ranks(2, [](const WorldPtr& world) {
     for (const bool rank0_only : {false, true}) {
       Fsdp1Net net(3);
@@ -221,7 +221,7 @@ TEST(Fsdp1ModelStateDict, ComparesTheNamesOfOneParameterBitwiseAndFirst) {
   });
 }
 
-TEST(Fsdp1ModelStateDict, ARankWithAnotherTypeEndsAll) {
+TEST(Fsdp1ModelStateDict, ADifferentTypeOnOneRankIsAnErrorOnAllRanks) {
   on_ranks(2, [](const WorldPtr& world) {
     Fsdp1Net net;
     wrap(net, world->group(), Wrapping::kEach, false);

@@ -57,18 +57,18 @@ void expect_right(const StateDict& saved, const std::shared_ptr<comm::Group>& gr
   verify_osd_by_load(twin.net, *twin.optimizer, saved, *reference.optimizer, {.rtol = 1e-4, .group = group});
 }
 
-class Fsdp1OptimStateDictOf : public ::testing::TestWithParam<std::tuple<int, bool>> {
+class Fsdp1OptimStateDictLayouts : public ::testing::TestWithParam<std::tuple<int, bool>> {
  protected:
   static int ranks() { return std::get<0>(GetParam()); }
   static bool use_orig_params() { return std::get<1>(GetParam()); }
 };
-INSTANTIATE_TEST_SUITE_P(, Fsdp1OptimStateDictOf, ::testing::Combine(::testing::Values(1, 2, 3, 4), ::testing::Bool()),
-                         [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(, Fsdp1OptimStateDictLayouts,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4), ::testing::Bool()), [](const auto& info) {
                            return std::to_string(std::get<0>(info.param)) +
                                   (std::get<1>(info.param) ? "RanksOriginal" : "RanksFlat");
                          });
 
-TEST_P(Fsdp1OptimStateDictOf, EveryTypeIsThatOfOneDevice) {
+TEST_P(Fsdp1OptimStateDictLayouts, EveryTypeMatchesOneDevice) {
   on_ranks(ranks(), [](const WorldPtr& world) {
     const auto group = world->group();
     Wrapped model(group, Wrapping::kEach, use_orig_params(), 3);
@@ -79,7 +79,7 @@ TEST_P(Fsdp1OptimStateDictOf, EveryTypeIsThatOfOneDevice) {
   });
 }
 
-TEST_P(Fsdp1OptimStateDictOf, LoadsIntoAnotherWrapping) {
+TEST_P(Fsdp1OptimStateDictLayouts, LoadsIntoAnotherWrapping) {
   on_ranks(ranks(), [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "cpu", {world->size()}, {"dp"});
     Wrapped from(world->group(), Wrapping::kEach, use_orig_params(), 3);
@@ -97,7 +97,7 @@ TEST_P(Fsdp1OptimStateDictOf, LoadsIntoAnotherWrapping) {
   });
 }
 
-TEST(Fsdp1OptimStateDict, LoadsIntoHalfTheRanks) {
+TEST(Fsdp1OptimStateDict, LoadsOnHalfTheRanks) {
   on_ranks(4, [](const WorldPtr& world) {
     for (const bool original : {false, true}) {
       const auto full = Wrapped(world->group(), Wrapping::kEach, original, 3).saved();
@@ -110,7 +110,7 @@ TEST(Fsdp1OptimStateDict, LoadsIntoHalfTheRanks) {
   });
 }
 
-TEST(Fsdp1OptimStateDict, OfRank0OnlyIsEmptyElsewhereAndComesBackFromThere) {
+TEST(Fsdp1OptimStateDict, Rank0OnlyIsEmptyOnOtherRanksAndLoadsOnAllRanks) {
   on_ranks(3, [](const WorldPtr& world) {
     for (const bool original : {false, true}) {
       Wrapped trained(world->group(), Wrapping::kEach, original, 3), fresh(world->group(), Wrapping::kMiddle, original);
@@ -128,7 +128,7 @@ TEST(Fsdp1OptimStateDict, OfRank0OnlyIsEmptyElsewhereAndComesBackFromThere) {
   });
 }
 
-TEST(Fsdp1OptimStateDict, ChunksAreThoseOfTorchChunk) {
+TEST(Fsdp1OptimStateDict, ChunksMatchTorchChunk) {
   on_ranks(2, [](const WorldPtr& world) {
     for (const bool original : {false, true}) {
       Wrapped model(world->group(), Wrapping::kEach, original, 1);
@@ -148,7 +148,7 @@ TEST(Fsdp1OptimStateDict, ChunksAreThoseOfTorchChunk) {
   });
 }
 
-TEST(Fsdp1OptimStateDict, GroupsNameOriginalParameters) {
+TEST(Fsdp1OptimStateDict, ParamGroupsNameOriginalParameters) {
   on_ranks(2, [](const WorldPtr& world) {
     for (const bool original : {false, true}) {
       Wrapped model(world->group(), Wrapping::kEach, original, 1);
@@ -167,7 +167,7 @@ TEST(Fsdp1OptimStateDict, GroupsNameOriginalParameters) {
   });
 }
 
-TEST(Fsdp1OptimStateDict, OfNoStateIsEmpty) {
+TEST(Fsdp1OptimStateDict, IsEmptyWithoutState) {
   on_ranks(2, [](const WorldPtr& world) {
     for (const bool original : {false, true}) {
       Wrapped model(world->group(), Wrapping::kEach, original);
@@ -189,7 +189,7 @@ std::unique_ptr<optim::Optimizer> adam_of_groups(Fsdp1Net& net, const std::vecto
       net, {.lr = 0.05, .weight_decay = 0, .groups = {{.names = first_group}, {.names = std::move(others)}}});
 }
 
-TEST(Fsdp1OptimStateDict, FindsItsParametersInOtherGroups) {
+TEST(Fsdp1OptimStateDict, LoadsIntoOtherParamGroups) {
   on_ranks(2, [](const WorldPtr& world) {
     Fsdp1Net from(3), to(3);
     for (auto* net : {&from, &to}) wrap(*net, world->group(), Wrapping::kEach, /*use_orig_params=*/true);
@@ -207,7 +207,7 @@ TEST(Fsdp1OptimStateDict, FindsItsParametersInOtherGroups) {
   });
 }
 
-TEST(Fsdp1OptimStateDict, IsExchangedInOneOrderWhateverThatOfADict) {
+TEST(Fsdp1OptimStateDict, LoadDoesNotDependOnTheOrderOfKeys) {
   on_ranks(2, [](const WorldPtr& world) {
     Wrapped from(world->group(), Wrapping::kEach, true, 3), to(world->group(), Wrapping::kMiddle, true);
     auto saved = from.saved(StateDictType::kSharded);
@@ -223,7 +223,7 @@ TEST(Fsdp1OptimStateDict, IsExchangedInOneOrderWhateverThatOfADict) {
   });
 }
 
-TEST(Fsdp1OptimStateDict, AsksForNoStateOfWhatWasFrozenAfterWrapping) {
+TEST(Fsdp1OptimStateDict, OmitsParametersFrozenAfterWrapping) {
   on_ranks(2, [](const WorldPtr& world) {
     Fsdp1Net net, fresh;
     for (auto* each : {&net, &fresh}) {
@@ -241,7 +241,7 @@ TEST(Fsdp1OptimStateDict, AsksForNoStateOfWhatWasFrozenAfterWrapping) {
   });
 }
 
-TEST(Fsdp1OptimStateDict, TakesNamedOptimizersAndTheStateOfUsers) {
+TEST(Fsdp1OptimStateDict, AcceptsNamedOptimizersAndUserState) {
   on_ranks(2, [](const WorldPtr& world) {
     for (const bool original : {false, true}) {
       Wrapped model(world->group(), Wrapping::kEach, original, 3);
@@ -264,7 +264,7 @@ TEST(Fsdp1OptimStateDict, TakesNamedOptimizersAndTheStateOfUsers) {
   });
 }
 
-TEST(Fsdp1OptimStateDict, WithoutShardingIsWholeEverywhere) {
+TEST(Fsdp1OptimStateDict, IsUnshardedOnAllRanksWithNoShard) {
   on_ranks(2, [](const WorldPtr& world) {
     for (const bool original : {false, true}) {
       Wrapped model(world->group(), Wrapping::kEach, original, 3, ShardingStrategy::kNoShard);
@@ -280,7 +280,7 @@ TEST(Fsdp1OptimStateDict, WithoutShardingIsWholeEverywhere) {
   });
 }
 
-TEST(Fsdp1OptimStateDict, HasTheStateOfWhatIsInNoUnit) {
+TEST(Fsdp1OptimStateDict, IncludesTheStateOfParametersOutsideUnits) {
   on_ranks(2, [](const WorldPtr& world) {
     for (const bool original : {false, true}) {
       Fsdp1Net net, fresh;
@@ -313,7 +313,7 @@ TEST(Fsdp1OptimStateDict, HasTheStateOfWhatIsInNoUnit) {
   });
 }
 
-TEST(Fsdp1OptimStateDict, ErrorsOfOneRankAreThoseOfAll) {
+TEST(Fsdp1OptimStateDict, AnErrorOnOneRankIsAnErrorOnAllRanks) {
   on_ranks(3, [](const WorldPtr& world) {
     Wrapped flat(world->group(), Wrapping::kEach, false, 2), original(world->group(), Wrapping::kEach, true, 2);
     const auto save = [&](Wrapped& model, const std::function<void(StateDict&)>& change) {
@@ -365,7 +365,7 @@ TEST(Fsdp1OptimStateDict, ErrorsOfOneRankAreThoseOfAll) {
   });
 }
 
-TEST(Fsdp1OptimStateDict, ARankThatFailsToReadItsSaveEndsAll) {
+TEST(Fsdp1OptimStateDict, AnInvalidDictOnRank0IsAnErrorOnAllRanks) {
   on_ranks(2, [](const WorldPtr& world) {
     Wrapped model(world->group(), Wrapping::kEach, false, 1);
     const auto scope =
@@ -381,7 +381,7 @@ TEST(Fsdp1OptimStateDict, ARankThatFailsToReadItsSaveEndsAll) {
   });
 }
 
-TEST(Fsdp1OptimStateDict, FormerFunctionsDoTheSame) {
+TEST(Fsdp1OptimStateDict, DeprecatedFunctionsGiveTheSameResults) {
   on_ranks(2, [](const WorldPtr& world) {
     for (const bool original : {false, true}) {
       Wrapped model(world->group(), Wrapping::kEach, original, 3);
@@ -405,7 +405,7 @@ TEST(Fsdp1OptimStateDict, FormerFunctionsDoTheSame) {
   });
 }
 
-TEST(Fsdp1OptimStateDict, FrozenAndToggledParametersKeepTheirOwnSteps) {
+TEST(Fsdp1OptimStateDict, ToggledParametersKeepTheirStepCounts) {
   on_ranks(2, [](const WorldPtr& world) {
     Fsdp1Net net, twin;
     wrap(net, world->group(), Wrapping::kMiddle, /*use_orig_params=*/true);
@@ -429,7 +429,7 @@ TEST(Fsdp1OptimStateDict, FrozenAndToggledParametersKeepTheirOwnSteps) {
   });
 }
 
-TEST(StateDictTypeScope, RestoresAlsoAfterAnException) {
+TEST(StateDictTypeScope, RestoresTheTypeAfterAnException) {
   on_ranks(2, [](const WorldPtr& world) {
     Wrapped model(world->group(), Wrapping::kEach, false);
     const auto before = get_state_dict_type(model.net);

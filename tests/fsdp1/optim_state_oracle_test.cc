@@ -157,7 +157,7 @@ void expect_like_pytorch(const WorldPtr& world, const json& wanted, bool origina
   }
 }
 
-TEST(Fsdp1State, IsThatOfPyTorchOnTwoRanks) {
+TEST(Fsdp1State, MatchesPyTorchOnTwoRanks) {
   const auto run = run_python("tests/fsdp1/oracle/optim_state.py", {}, {.timeout_seconds = 300});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const auto oracle = json::parse(run.out);

@@ -20,7 +20,7 @@ StateDict weights_of(Fsdp1Net& net) {
   return out;
 }
 
-TEST(Fsdp1PrecisionState, IsOfTheFullPrecisionAndLoadsSo) {
+TEST(Fsdp1MixedPrecisionState, IsSavedAndLoadedInFullPrecision) {
   on_ranks(2, [](const WorldPtr& world) {
     for (const bool use_orig_params : {false, true}) {
       Fsdp1Net plain, model, other(9);
@@ -46,7 +46,7 @@ TEST(Fsdp1PrecisionState, IsOfTheFullPrecisionAndLoadsSo) {
   });
 }
 
-TEST(Fsdp1HybridState, IsWholeOnEveryReplica) {
+TEST(Fsdp1HybridShardState, IsFullOnEveryReplica) {
   on_ranks(4, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"replicate", "shard"});
     for (const bool use_orig_params : {false, true}) {

@@ -14,7 +14,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-TEST(Fsdp1StateDict, IsThatOfThePlainModelAndLoadsAgain) {
+TEST(Fsdp1StateDict, MatchesThePlainModelAndLoadsBack) {
   Fsdp1Net plain;
   const auto plain_optimizer = adam_of(plain);
   train(plain, *plain_optimizer, 2);
@@ -72,7 +72,7 @@ StateDict without(StateDict dict, const std::vector<std::string>& keys) {
   return dict;
 }
 
-TEST(Fsdp1StateDict, OnlyFrozenParametersMayMissWhereTheyAreIgnored) {
+TEST(Fsdp1StateDict, IgnoreFrozenParamsAllowsOnlyMissingFrozenParameters) {
   const auto weights = get_model_state_dict(*std::make_unique<Fsdp1Net>());
   for (const bool original : {false, true}) {
     on_ranks(2, [&](const WorldPtr& world) {
@@ -99,7 +99,7 @@ TEST(Fsdp1StateDict, OnlyFrozenParametersMayMissWhereTheyAreIgnored) {
   }
 }
 
-TEST(Fsdp1StateDict, TrainedParametersWithoutAStateAreErrorsWhenStrict) {
+TEST(Fsdp1StateDict, StrictRefusesMissingOptimizerStates) {
   Fsdp1Net plain;
   const auto plain_optimizer = adam_of(plain);
   train(plain, *plain_optimizer, 2);
@@ -129,7 +129,7 @@ TEST(Fsdp1StateDict, TrainedParametersWithoutAStateAreErrorsWhenStrict) {
   }
 }
 
-TEST(Fsdp1StateDict, AnErrorOfRank0EndsAll) {
+TEST(Fsdp1StateDict, AnErrorOnRank0IsAnErrorOnAllRanks) {
   Fsdp1Net plain;
   const auto plain_optimizer = adam_of(plain);
   auto flat = get_optimizer_state_dict(plain, {plain_optimizer.get()}, {.flatten_optimizer_state_dict = true});
@@ -152,7 +152,7 @@ TEST(Fsdp1StateDict, AnErrorOfRank0EndsAll) {
   });
 }
 
-TEST(Fsdp1StateDict, HasACpuCopyOnRanksWithoutAShard) {
+TEST(Fsdp1StateDict, CpuCopyIsEmptyOnRanksWithoutAShard) {
   on_ranks(2, [](const WorldPtr& world) {
     Fsdp1Net net;
     wrap(net, world->group(), Wrapping::kEach, false);

@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 
 at::Tensor range_values(const FlatRange& range) { return at::arange(range.begin, range.end, at::kFloat); }
 
-TEST(ExchangeRanges, GivesEachRankWhatItWants) {
+TEST(ExchangeRanges, GivesEachRankTheRequestedRanges) {
   on_ranks(3, [](const WorldPtr& world) {
     auto& group = *world->group();
     const auto rank = static_cast<size_t>(world->rank());
@@ -55,7 +55,7 @@ FlatTensorLayout layout_of(const std::shared_ptr<comm::Group>& group, bool conti
           .group = group};
 }
 
-TEST(StateDictValues, ComeFromBoxesOfAnyForm) {
+TEST(StateDictValues, ConvertToLocalRangesFromShardsOfAnyShape) {
   on_ranks(2, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "cpu", {2}, {"dp"});
     const at::Tensor whole = at::arange(12, at::kFloat).view({4, 3});
@@ -108,7 +108,7 @@ TEST(StateDictValues, ComeFromBoxesOfAnyForm) {
   });
 }
 
-TEST(StateDictValues, OverAMeshOfReplicasAreRowsOfItsLastDim) {
+TEST(StateDictValues, OnAHybridMeshAreShardedOverTheLastMeshDim) {
   on_ranks(4, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"replicate", "shard"});
     const at::Tensor whole = at::arange(15, at::kFloat).view({5, 3});
@@ -136,7 +136,7 @@ TEST(StateDictValues, OverAMeshOfReplicasAreRowsOfItsLastDim) {
   });
 }
 
-TEST(BroadcastState, SendsTheTreeAndThenOneTensorAtATime) {
+TEST(BroadcastState, SendsTheStructureFirstAndThenTheTensors) {
   on_ranks(3, [](const WorldPtr& world) {
     auto& group = *world->group();
     const StateDict saved{{"a", at::arange(6, at::kFloat).view({2, 3}).t()},

@@ -24,7 +24,7 @@ at::Tensor numbers(std::vector<int64_t> sizes, uint64_t seed) {
   return tensor;
 }
 
-TEST(BatchInvariantLinear, IsTheLinearOfTheSameWeights) {
+TEST(BatchInvariantLinear, EqualsAtLinear) {
   for (const int64_t in : {1, 15, 16, 37, 200}) {
     for (const int64_t rows : {1, 2, 5, 6, 7, 8, 13, 16, 40}) {
       const auto x = numbers({rows, in}, 1), weight = numbers({53, in}, 2), bias = numbers({53}, 3);
@@ -41,7 +41,7 @@ TEST(BatchInvariantLinear, IsTheLinearOfTheSameWeights) {
 }
 
 // All fp16 bit patterns are tested except infinity and NaN; subnormal numbers are included.
-TEST(BatchInvariantLinear, SixteenBitsOfFp16AreComputedAsTheValuesTheyStandFor) {
+TEST(BatchInvariantLinear, Fp16WeightsAreExactForAllBitPatterns) {
   const int64_t in = 83;
   auto bits = at::empty({1024, in}, at::kShort);
   for (int64_t i = 0; i < bits.numel(); ++i) {
@@ -62,7 +62,7 @@ TEST(BatchInvariantLinear, SixteenBitsOfFp16AreComputedAsTheValuesTheyStandFor) 
   EXPECT_EQ(kernels::InferenceWeight::of(numbers({3, 5}, 1), kernels::WeightFormat::kFloat16).values().nbytes(), 30U);
 }
 
-TEST(BatchInvariantLinear, EightBitsAreWithinHalfAStep) {
+TEST(BatchInvariantLinear, Int8ErrorIsWithinHalfAStep) {
   const auto weight = numbers({21, 70}, 4);
   weight[3].zero_();
   const auto packed = kernels::InferenceWeight::of(weight, kernels::WeightFormat::kInt8);
@@ -72,7 +72,7 @@ TEST(BatchInvariantLinear, EightBitsAreWithinHalfAStep) {
   EXPECT_EQ(packed.values().nbytes(), 21U * 70U);
 }
 
-TEST(BatchInvariantLinear, FourBitsAreWithinHalfAStepAndComputedAsTheValuesTheyStandFor) {
+TEST(BatchInvariantLinear, Int4ErrorIsWithinHalfAStepAndProductsUseTheDequantizedValues) {
   auto weight = numbers({53, 96}, 4);
   weight[3].zero_();
   weight[7].fill_(2.5);
@@ -96,7 +96,7 @@ TEST(BatchInvariantLinear, FourBitsAreWithinHalfAStepAndComputedAsTheValuesTheyS
   }
 }
 
-TEST(BatchInvariantLinear, FourBitsKeepWhatAFileOfSuchBlocksHeld) {
+TEST(BatchInvariantLinear, Int4KeepsTheValuesOfGgufQ41Blocks) {
   std::mt19937 random(8);
   const int64_t rows = 40, blocks = 5;
   std::vector<std::byte> bytes;
@@ -116,7 +116,7 @@ TEST(BatchInvariantLinear, FourBitsKeepWhatAFileOfSuchBlocksHeld) {
   EXPECT_EQ(std::memcmp(packed.values().const_data_ptr(), bytes.data(), bytes.size()), 0);
 }
 
-TEST(BatchInvariantLinear, FourBitsRefuseWhatTheyCannotHoldAndLeaveRowsOfNoWholeBlocksToEight) {
+TEST(BatchInvariantLinear, Int4RefusesOutOfRangeValuesAndUsesInt8ForPartialBlocks) {
   auto weight = numbers({4, 64}, 1);
   EXPECT_EQ(kernels::InferenceWeight::of(weight.narrow(1, 0, 40), kernels::WeightFormat::kInt4).dtype(),
             kernels::WeightFormat::kInt8);
@@ -126,7 +126,7 @@ TEST(BatchInvariantLinear, FourBitsRefuseWhatTheyCannotHoldAndLeaveRowsOfNoWhole
   }
 }
 
-TEST(BatchInvariantLinear, ARowHasTheSameBitsWhateverIsBesideIt) {
+TEST(BatchInvariantLinear, RowsHaveTheSameBitsInAnyBatch) {
   for (const auto dtype :
        {kernels::WeightFormat::kFloat32, kernels::WeightFormat::kBFloat16, kernels::WeightFormat::kFloat16,
         kernels::WeightFormat::kInt8, kernels::WeightFormat::kInt4}) {
@@ -143,7 +143,7 @@ TEST(BatchInvariantLinear, ARowHasTheSameBitsWhateverIsBesideIt) {
   }
 }
 
-TEST(BatchInvariantLinear, SeveralWeightsAreThoseOfEach) {
+TEST(BatchInvariantLinear, SeveralWeightsInOneCallEqualSeparateCalls) {
   const auto x = numbers({3, 20}, 1);
   const auto a = kernels::InferenceWeight::of(numbers({33, 20}, 2), kernels::WeightFormat::kFloat32),
              b = kernels::InferenceWeight::of(numbers({5, 20}, 3), kernels::WeightFormat::kInt8);
@@ -155,7 +155,7 @@ TEST(BatchInvariantLinear, SeveralWeightsAreThoseOfEach) {
   EXPECT_THROW(kernels::batch_invariant_linear(x.to(at::kDouble), a), Error);
 }
 
-TEST(BatchInvariantLinear, OfNoColumnsIsZeroAndOfNoRowsHasNone) {
+TEST(BatchInvariantLinear, EmptyInputsGiveZerosOrNoRows) {
   const auto weight = kernels::InferenceWeight::of(at::empty({5, 0}), kernels::WeightFormat::kFloat32);
   EXPECT_TRUE(at::equal(kernels::batch_invariant_linear(at::empty({3, 0}), weight), at::zeros({3, 5})));
   EXPECT_EQ(kernels::batch_invariant_linear(
@@ -164,7 +164,7 @@ TEST(BatchInvariantLinear, OfNoColumnsIsZeroAndOfNoRowsHasNone) {
             (at::IntArrayRef{2, 0, 5}));
 }
 
-TEST(RowGate, IsTheActivationTimesUp) {
+TEST(BatchInvariantGate, EqualsActivationTimesUp) {
   const auto gate = numbers({5, 77}, 1).mul(8), up = numbers({5, 77}, 2);
   EXPECT_LT((kernels::batch_invariant_gate(gate, up, false) - at::silu(gate) * up).abs().max().item<double>(), 2e-5);
   EXPECT_LT((kernels::batch_invariant_gate(gate, up, true) - at::gelu(gate, "tanh") * up).abs().max().item<double>(),
@@ -173,7 +173,7 @@ TEST(RowGate, IsTheActivationTimesUp) {
   EXPECT_LT((kernels::batch_invariant_gate(far, at::ones(4), false) - at::silu(far)).abs().max().item<double>(), 1e-3);
 }
 
-TEST(PagedAttention, IsTheAttentionOverTheKeysInOrder) {
+TEST(PagedAttention, EqualsAttentionOverContiguousKeys) {
   const int64_t heads = 6, kv_heads = 2, d = 20, length = 45;
   const auto q = numbers({length, heads, d}, 1), k = numbers({length, kv_heads, d}, 2),
              v = numbers({length, kv_heads, d}, 3);
@@ -213,7 +213,7 @@ TEST(PagedAttention, IsTheAttentionOverTheKeysInOrder) {
 }
 
 // A token with broken values (NaN) may be in a page that other tokens of the call attend to in part.
-TEST(PagedAttention, ValuesThatATokenDoesNotSeeDoNotEnterItsResult) {
+TEST(PagedAttention, InvisibleValuesDoNotAffectTheResult) {
   const int64_t d = 20, length = 40;
   const std::vector<int32_t> pages = {0, 1, 2};
   const auto q = numbers({length, 2, d}, 1), keys = numbers({3, 1, kernels::kPageTokens, d}, 2);
@@ -235,7 +235,7 @@ TEST(PagedAttention, ValuesThatATokenDoesNotSeeDoNotEnterItsResult) {
   }
 }
 
-TEST(GemvKernels, AllInstructionsComputeTheSameUpToRounding) {
+TEST(GemvKernels, AllInstructionSetsAgreeUpToRounding) {
   const auto x = numbers({9, 75}, 1), weight = numbers({31, 75}, 2);
   std::vector<const kernels::GemvKernels*> all = {&kernels::plain_gemv_kernels()};
 #if defined(__x86_64__)

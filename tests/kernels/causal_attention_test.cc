@@ -98,7 +98,7 @@ TEST_P(CausalAttention, EqualsMaskedAttentionOfDocumentsWindowsAndPadding) {
   }
 }
 
-TEST_P(CausalAttention, RunsItsLoopsOnWhatAModelGives) {
+TEST_P(CausalAttention, UsesItsOwnLoopsForShapesOfModels) {
   if (!kernels::has_attention_loops()) {
     GTEST_SKIP() << "no vectors here";
   }
@@ -111,7 +111,7 @@ TEST_P(CausalAttention, RunsItsLoopsOnWhatAModelGives) {
   EXPECT_FALSE(kernels::supports_causal_attention_loops(in.q.narrow(2, 0, 1), in.k, in.v));
 }
 
-TEST_P(CausalAttention, OtherDocumentsAndPaddingNeverShow) {
+TEST_P(CausalAttention, OtherDocumentsAndPaddingDoNotAffectTheResult) {
   if (!kernels::has_attention_loops()) {
     GTEST_SKIP() << "the formula multiplies what it does not see by zero";
   }
@@ -130,7 +130,7 @@ TEST_P(CausalAttention, OtherDocumentsAndPaddingNeverShow) {
   }
 }
 
-TEST_P(CausalAttention, ThreadsAndRunsGiveTheSameBits) {
+TEST_P(CausalAttention, ResultsAreBitwiseEqualForAnyNumberOfThreads) {
   const auto in = inputs_of({3, 150, 4, 2, 32}, at::kFloat);
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
@@ -141,7 +141,7 @@ TEST_P(CausalAttention, ThreadsAndRunsGiveTheSameBits) {
   for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(at::equal(one[i], three[i])) << i;
 }
 
-TEST_P(CausalAttention, NotANumberStaysOne) {
+TEST_P(CausalAttention, NanPropagates) {
   const Shape shape{1, 70, 1, 1, 16};
   auto in = inputs_of(shape, at::kFloat);
   in.k[0][0][3].fill_(std::numeric_limits<float>::quiet_NaN());
@@ -151,13 +151,13 @@ TEST_P(CausalAttention, NotANumberStaysOne) {
 }
 
 // The first query attends to one key only, which is in the first lane of a vector of several.
-TEST_P(CausalAttention, TheOnlyScoreOfAQueryMayBeNotANumber) {
+TEST_P(CausalAttention, NanInTheOnlyScoreOfAQueryPropagates) {
   auto in = inputs_of({1, 70, 1, 1, 16}, at::kFloat);
   in.k[0][0][0].fill_(std::numeric_limits<float>::quiet_NaN());
   EXPECT_TRUE(kernels::causal_attention(in.q, in.k, in.v).isnan().all().item<bool>());
 }
 
-TEST_P(CausalAttention, KeysBeforeTheFirstAndPaddingThatOthersSeeAreAsTheFormulaSays) {
+TEST_P(CausalAttention, NegativeFirstKeysAndVisiblePaddingEqualTheMaskedForm) {
   const auto in = inputs_of({1, 70, 2, 1, 16}, at::kFloat);
   const auto all = by_kernel(in, {});
   const auto before = by_kernel(in, at::full({1, 70}, -100, at::kLong));
@@ -169,7 +169,7 @@ TEST_P(CausalAttention, KeysBeforeTheFirstAndPaddingThatOthersSeeAreAsTheFormula
   for (size_t i = 0; i < wanted.size(); ++i) EXPECT_LT((got[i] - wanted[i]).abs().max().item<double>(), 1e-4) << i;
 }
 
-TEST_P(CausalAttention, TakesWhatSelectiveCheckpointingHasKept) {
+TEST_P(CausalAttention, UsesResultsKeptBySelectiveCheckpointing) {
   const auto in = inputs_of(kShapes[0], at::kFloat);
   const auto wanted = by_kernel(in, {});
   const auto kept = std::make_shared<kernels::ActivationCheckpointCache>();
@@ -183,7 +183,7 @@ TEST_P(CausalAttention, TakesWhatSelectiveCheckpointingHasKept) {
   for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::equal(got[i], wanted[i])) << i;
 }
 
-TEST_P(CausalAttention, SaysWhichShapesItWants) {
+TEST_P(CausalAttention, RefusesInvalidShapes) {
   const auto in = inputs_of(kShapes[0], at::kFloat);
   EXPECT_THROW(kernels::causal_attention(in.q, in.k.narrow(2, 0, 9), in.v.narrow(2, 0, 9)), Error);
   EXPECT_THROW(kernels::causal_attention(in.q, in.k, in.v, {.first_key = at::zeros({2, 9}, at::kLong)}), Error);

@@ -39,7 +39,7 @@ at::Tensor columns(const at::Tensor& logits, const kernels::VocabShard& part) {
   return logits.narrow(2, part.start, part.end - part.start);
 }
 
-TEST(ContextLogprobs, OfColumnsAreWholeOnEveryRankWithGradients) {
+TEST(ContextLogprobs, VocabShardsGiveFullLogprobsOnEveryRankWithGradients) {
   on_ranks(4, {4}, [](const MeshPtr& line) {
     for (const auto& [cp, tp] : {std::pair<int64_t, int64_t>{4, 1}, {2, 2}}) {
       const auto mesh = context_mesh(line, cp, tp);
@@ -70,7 +70,7 @@ TEST(ContextLogprobs, OfColumnsAreWholeOnEveryRankWithGradients) {
 }
 
 // The backward pass communicates. The caller may have dropped its reference to the group before.
-TEST(ContextLogprobs, HoldTheGroupUntilTheirBackward) {
+TEST(ContextLogprobs, KeepTheGroupAliveUntilBackward) {
   on_ranks(2, {2}, [](const MeshPtr& line) {
     const kernels::VocabShard all{.start = 0, .end = kVocabulary};
     auto group = line->world()->new_group({0, 1}, "cp of a caller");
@@ -92,7 +92,7 @@ TEST(ContextLogprobs, HoldTheGroupUntilTheirBackward) {
   });
 }
 
-TEST(ContextLogprobs, OfDTensorsFollowSeqIndex) {
+TEST(ContextLogprobs, DTensorsFollowSeqIndex) {
   on_ranks(4, {4}, [](const MeshPtr& line) {
     const auto mesh = context_mesh(line, 2, 2);
     constexpr int64_t kTokens = 12;
@@ -136,7 +136,7 @@ TEST(ContextLogprobs, OfDTensorsFollowSeqIndex) {
   });
 }
 
-TEST(ContextLogprobs, OfPackedSequencesAreCutEachOnItsOwn) {
+TEST(ContextLogprobs, PackedSequencesAreShardedSeparately) {
   on_ranks(4, {4}, [](const MeshPtr& line) {
     for (const auto& [cp, tp] : {std::pair<int64_t, int64_t>{2, 2}, {4, 1}}) {
       const auto mesh = context_mesh(line, cp, tp);
@@ -177,7 +177,7 @@ TEST(ContextLogprobs, OfPackedSequencesAreCutEachOnItsOwn) {
   });
 }
 
-TEST(ContextHelpers, CutGatherShiftAndSumAsUpstreams) {
+TEST(ContextHelpers, MatchNemo) {
   EXPECT_TRUE(kernels::get_tokens_on_this_cp_rank(at::arange(8).unsqueeze(0), 0, 2)
                   .equal(at::tensor({0, 1, 6, 7}).unsqueeze(0)));
   EXPECT_TRUE(kernels::get_tokens_on_this_cp_rank(at::arange(8).unsqueeze(0), 1, 2)

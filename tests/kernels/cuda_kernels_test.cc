@@ -48,7 +48,7 @@ void expect_all_came_to_barriers() {
 
 const std::vector<at::ScalarType> kTypes = {at::kFloat, at::kBFloat16};
 
-TEST(CudaKernels, GatesOfAnyNumberOfElements) {
+TEST(CudaKernels, GatesWorkForAnyNumberOfElements) {
   for (const auto type : kTypes) {
     for (const int64_t count : {1, 7, 8, 9, 257, 4099}) {
       for (const int64_t shift : {0, 1}) {
@@ -88,7 +88,7 @@ Tensors normed(const at::Tensor& x, const at::Tensor& factors, const at::Tensor&
   return out;
 }
 
-TEST(CudaKernels, NormsOfAnyRows) {
+TEST(CudaKernels, NormsWorkForAnyNumberOfRows) {
   for (const auto type : kTypes) {
     for (const auto& sizes : std::vector<std::vector<int64_t>>{{1, 1}, {5, 16}, {3, 33}, {2, 4104}, {300, 40}}) {
       for (const int64_t shift : {0, 1}) {
@@ -121,7 +121,7 @@ TEST(CudaKernels, NormsRoundInBf16AsTransformersDoes) {
   EXPECT_LE(found.ne(wanted).sum().item<int64_t>(), x.numel() / 1000);  // another order of a sum may change a rounding
 }
 
-TEST(CudaKernels, RotaryOfRowsWithAnglesOfTheirOwn) {
+TEST(CudaKernels, RotarySupportsDifferentAnglesPerRow) {
   for (const auto type : kTypes) {
     for (const int64_t half : {1, 3, 32, 64}) {
       for (const int64_t angle_rows : {1, 3}) {
@@ -154,7 +154,7 @@ std::vector<int64_t> rows_without_number(const at::Tensor& losses) {
   return {rows.data_ptr<int64_t>(), rows.data_ptr<int64_t>() + rows.numel()};
 }
 
-TEST(CudaKernels, CrossEntropyOfClassesThatLeaveSomethingOver) {
+TEST(CudaKernels, CrossEntropyWorksForAnyNumberOfClasses) {
   for (const int64_t classes : {1, 4, 37, 300, 5003, 5004}) {
     for (const int64_t shift : {0, 1}) {
       auto labels = at::arange(9, at::kLong).mul(41).remainder(classes);
@@ -172,7 +172,7 @@ TEST(CudaKernels, CrossEntropyOfClassesThatLeaveSomethingOver) {
   expect_all_came_to_barriers();
 }
 
-TEST(CudaKernels, RowsWithoutALabelAreZeroAndWrongLabelsNoNumbers) {
+TEST(CudaKernels, IgnoredLabelsGiveZeroAndInvalidLabelsGiveNan) {
   for (const int64_t classes : {37, 64}) {
     const auto labels = at::tensor({int64_t{3}, kIgnoredLabel, classes, int64_t{-1}}, at::kLong);
     const auto logits = random_tensor({4, classes}).contiguous();
@@ -185,7 +185,7 @@ TEST(CudaKernels, RowsWithoutALabelAreZeroAndWrongLabelsNoNumbers) {
   }
 }
 
-TEST(CudaKernels, LogitsWithoutEndAreNoNumbersOnlyWhereTheFormulaSaysSo) {
+TEST(CudaKernels, InfiniteLogitsGiveNanOnlyWhereTheFormulaDoes) {
   const float infinity = std::numeric_limits<float>::infinity();
   const auto logits = random_tensor({5, 40}).contiguous();
   logits[0][7] = -infinity;  // a masked class
@@ -198,7 +198,7 @@ TEST(CudaKernels, LogitsWithoutEndAreNoNumbersOnlyWhereTheFormulaSaysSo) {
 }
 
 // No thread reads a value that another thread writes without a barrier between them.
-TEST(CudaKernels, NeitherOrderOfThreadsNorNumberOfBlocksShows) {
+TEST(CudaKernels, ResultsDoNotDependOnThreadOrderOrNumberOfBlocks) {
   const auto run = [](unsigned order, unsigned most) {
     HostBlock::order = order;
     const auto x = random_tensor({7, 520}), grad = random_tensor({7, 520}, 2), logits = random_tensor({7, 520}, 3);

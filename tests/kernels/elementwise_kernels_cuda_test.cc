@@ -61,7 +61,7 @@ void expect_the_cpus(const Function& f, const Tensors& in, double of_bf16 = 1e-2
   }
 }
 
-TEST_F(ElementwiseKernelsCuda, GatesAreTheCpus) {
+TEST_F(ElementwiseKernelsCuda, GatesEqualTheCpu) {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {15}, {3, 37}, {130, 257}, {64, 4096}}) {
     const Tensors in = {random_tensor(shape) * 4, random_tensor(shape, 1)};
     expect_the_cpus([](const Tensors& t) { return kernels::swiglu(t[0], t[1]); }, in);
@@ -72,7 +72,7 @@ TEST_F(ElementwiseKernelsCuda, GatesAreTheCpus) {
   }
 }
 
-TEST_F(ElementwiseKernelsCuda, NormsAreTheCpus) {
+TEST_F(ElementwiseKernelsCuda, NormsEqualTheCpu) {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{1, 16}, {5, 48}, {70, 9}, {3, 41, 64}, {700, 4096}}) {
     const Tensors in = {random_tensor(shape), random_tensor({shape.back()}, 1)};
     for (const bool one_plus : {false, true}) {
@@ -82,7 +82,7 @@ TEST_F(ElementwiseKernelsCuda, NormsAreTheCpus) {
 }
 
 // Calls our loops directly, also for the sizes for which the library takes libtorch's kernel.
-TEST_F(ElementwiseKernelsCuda, NormLoopsAreTheFormulas) {
+TEST_F(ElementwiseKernelsCuda, NormLoopsEqualTheFormulas) {
   for (const auto type : kTypes) {
     for (const int64_t width : {33, 64, 4096}) {
       const auto x = random_tensor({300, width}).to(type), grad = random_tensor({300, width}, 2).to(type);
@@ -104,7 +104,7 @@ TEST_F(ElementwiseKernelsCuda, NormLoopsAreTheFormulas) {
   }
 }
 
-TEST_F(ElementwiseKernelsCuda, RotaryIsTheCpus) {
+TEST_F(ElementwiseKernelsCuda, RotaryEqualsTheCpu) {
   for (const int64_t width : {6, 32, 128}) {
     for (const int64_t rows : {1, 3}) {
       const auto angles = random_tensor({rows, 7, width / 2}, 1);
@@ -117,7 +117,7 @@ TEST_F(ElementwiseKernelsCuda, RotaryIsTheCpus) {
   }
 }
 
-TEST_F(ElementwiseKernelsCuda, CrossEntropyIsTheCpus) {
+TEST_F(ElementwiseKernelsCuda, CrossEntropyEqualsTheCpu) {
   for (const int64_t classes : {1, 37, 300, 5004}) {
     auto labels = at::arange(21, at::kLong).remainder(classes);
     labels[4] = kIgnoredLabel;
@@ -132,14 +132,14 @@ TEST_F(ElementwiseKernelsCuda, CrossEntropyIsTheCpus) {
   }
 }
 
-TEST_F(ElementwiseKernelsCuda, WrongLabelMakesTheLossNoNumber) {
+TEST_F(ElementwiseKernelsCuda, InvalidLabelGivesANanLoss) {
   const auto labels = at::tensor({int64_t{3}, int64_t{20}}, at::kLong).to(kGpu);
   const auto loss =
       kernels::linear_cross_entropy(random_tensor({2, 16}).to(kGpu), random_tensor({20, 16}, 1).to(kGpu), labels);
   EXPECT_TRUE(std::isnan(loss.item<float>()));
 }
 
-TEST_F(ElementwiseKernelsCuda, NothingIsComputedOfNothing) {
+TEST_F(ElementwiseKernelsCuda, EmptyInputsGiveEmptyResults) {
   const auto empty = at::empty({0, 64}, kGpu), weight = at::ones({64}, kGpu);
   EXPECT_EQ(kernels::swiglu(empty, empty).numel(), 0);
   EXPECT_EQ(
@@ -152,7 +152,7 @@ TEST_F(ElementwiseKernelsCuda, NothingIsComputedOfNothing) {
 }
 
 // The tensors have more elements than 32 bits count: 9 GiB each for gate and result.
-TEST_F(ElementwiseKernelsCuda, GateOfMoreElementsThan32BitsCount) {
+TEST_F(ElementwiseKernelsCuda, GateSupportsMoreElementsThan32BitsCount) {
   const int64_t count = (int64_t{1} << 32) + 4096;
   at::Tensor gate;
   try {

@@ -50,7 +50,7 @@ void expect_alike(const Function& kernel, const Function& formula, const Tensors
 class ElementwiseKernels : public testing::WithVectorLevel {};
 TESSERA_VECTOR_LEVELS(ElementwiseKernels);
 
-TEST_P(ElementwiseKernels, GatesOfAnyNumberOfElements) {
+TEST_P(ElementwiseKernels, GatesWorkForAnyNumberOfElements) {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {15}, {16}, {3, 37}, {130, 257}}) {
     const Tensors in = {random_tensor(shape) * 4, random_tensor(shape, 1)};
     expect_alike([](const Tensors& t) { return kernels::swiglu(t[0], t[1]); },
@@ -60,7 +60,7 @@ TEST_P(ElementwiseKernels, GatesOfAnyNumberOfElements) {
   }
 }
 
-TEST_P(ElementwiseKernels, GatesOfExtremes) {
+TEST_P(ElementwiseKernels, GatesOfExtremeValuesAreCorrect) {
   const auto x = at::tensor({-std::numeric_limits<float>::infinity(), -1e4F, -88.0F, 0.0F, 88.0F, 1e4F});
   const auto y = kernels::swiglu(x, at::ones_like(x));
   EXPECT_TRUE(at::equal(y.narrow(0, 3, 3), x.narrow(0, 3, 3)));
@@ -68,7 +68,7 @@ TEST_P(ElementwiseKernels, GatesOfExtremes) {
   EXPECT_TRUE(kernels::swiglu(at::full({3}, std::nan("")), at::ones({3})).isnan().all().item<bool>());
 }
 
-TEST_P(ElementwiseKernels, NormsOfEvenAndUnevenRows) {
+TEST_P(ElementwiseKernels, NormsWorkForEvenAndUnevenRows) {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{1, 16}, {5, 48}, {70, 9}, {3, 41, 64}}) {
     const Tensors in = {random_tensor(shape), random_tensor({shape.back()}, 1)};
     for (const bool one_plus : {false, true}) {
@@ -90,7 +90,7 @@ TEST_P(ElementwiseKernels, NormsRoundInBf16AsTransformersDoes) {
   EXPECT_LE(differ, x.numel() / 1000);  // another order of a sum may change a rounding
 }
 
-TEST_P(ElementwiseKernels, RotaryOfRowsWithAnglesOfTheirOwn) {
+TEST_P(ElementwiseKernels, RotarySupportsDifferentAnglesPerRow) {
   for (const int64_t width : {6, 32, 64}) {
     for (const int64_t rows : {1, 3}) {
       const auto angles = random_tensor({rows, 7, width / 2}, 1).to(at::kFloat);
@@ -106,7 +106,7 @@ TEST_P(ElementwiseKernels, RotaryOfRowsWithAnglesOfTheirOwn) {
   }
 }
 
-TEST_P(ElementwiseKernels, CrossEntropyOfClassesThatLeaveSomethingOver) {
+TEST_P(ElementwiseKernels, CrossEntropyWorksForAnyNumberOfClasses) {
   for (const int64_t classes : {1, 16, 37, 300}) {
     const auto labels = at::arange(21, at::kLong).remainder(classes);
     expect_alike(
@@ -119,7 +119,7 @@ TEST_P(ElementwiseKernels, CrossEntropyOfClassesThatLeaveSomethingOver) {
   }
 }
 
-TEST_P(ElementwiseKernels, LossOfLogitsThatAreNoNumbersIsNone) {
+TEST_P(ElementwiseKernels, NanLogitsGiveANanLoss) {
   auto hidden = random_tensor({5, 16}).to(at::kFloat);
   hidden[2][3] = std::nan("");
   const auto loss =
@@ -127,7 +127,7 @@ TEST_P(ElementwiseKernels, LossOfLogitsThatAreNoNumbersIsNone) {
   EXPECT_TRUE(std::isnan(loss.item<float>()));
 }
 
-TEST_P(ElementwiseKernels, TransposedFactorsOfProducts) {
+TEST_P(ElementwiseKernels, ProductsSupportTransposedOperands) {
   for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{{16, 16}, {48, 160}, {1040, 32}}) {
     const auto x = random_tensor({rows, columns});
     const auto part = random_tensor({rows, columns + 16}, 1).narrow(1, 3, columns);  // row stride above `columns`

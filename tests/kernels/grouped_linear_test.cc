@@ -60,7 +60,7 @@ TEST(GroupedLinear, HasSecondDerivatives) {
   for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(at::allclose(found[i], wanted[i], 1e-9, 1e-9));
 }
 
-TEST(GroupedLinear, RefusesWhatDoesNotFit) {
+TEST(GroupedLinear, RefusesInvalidShapesAndCounts) {
   const auto x = random_tensor({6, 4}), weight = random_tensor({2, 3, 4});
   EXPECT_THROW(kernels::grouped_linear(x, weight, at::tensor(std::vector<int64_t>{3, 4}, at::kLong)), Error);
   EXPECT_THROW(kernels::grouped_linear(x, weight, at::tensor(std::vector<int64_t>{8, -2}, at::kLong)), Error);
@@ -70,7 +70,7 @@ TEST(GroupedLinear, RefusesWhatDoesNotFit) {
                Error);
 }
 
-TEST(PermuteRows, TakesEachRowAsOftenAsSaid) {
+TEST(PermuteRows, CopiesEachRowTheGivenNumberOfTimes) {
   const auto order = at::tensor(std::vector<int64_t>{3, 0, 5, 1, 4, 2}, at::kLong), inverse = order.argsort();
   for (const int64_t copies : {1, 2, 3}) {
     expect_same_with_gradients([&](const auto& in) { return kernels::permute_rows(in[0], order, inverse, copies); },

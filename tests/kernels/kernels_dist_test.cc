@@ -97,8 +97,7 @@ std::vector<OpCase> row_cases() {
   return cases;
 }
 
-// cos and sin are plain tensors of one row or of all rows, or DTensors that are sharded by tokens or rows, as their
-// owner may have left them.
+// cos and sin are plain tensors of one row or of all rows, or DTensors that are sharded by tokens or rows.
 std::vector<OpCase> rotary_cases() {
   std::vector<OpCase> cases;
   for (const int64_t batch : {1, 3}) {
@@ -180,7 +179,7 @@ TEST(KernelsOnDTensors, EqualPlainOperationsOnTwoMeshDims) {
 }
 
 // In fp32 the shards are computed by the kernels' own loops and, where it is faster, by oneDNN.
-TEST(KernelsOnDTensors, FusedLoopsOfPartsGiveTheWhole) {
+TEST(KernelsOnDTensors, FusedLoopsOnShardsEqualTheFullComputation) {
   const auto narrow = [](const Tensors& t) {
     Tensors out;
     for (const auto& each : t) out.push_back(each.to(at::kFloat));
@@ -205,7 +204,7 @@ at::Tensor spread(const at::Tensor& whole, const MeshPtr& mesh, const Placements
 }
 
 // A column-parallel layer, a row-parallel layer, and the loss over sharded classes. No operand is redistributed.
-TEST(KernelsOnDTensors, TensorParallelBlockMovesNoWeightAndNoLogits) {
+TEST(KernelsOnDTensors, TensorParallelBlockCommunicatesNoWeightsAndNoLogits) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const auto x = spread(at::randn({2, 6, 8}), mesh, {Replicate()});
     const auto norm = spread(at::ones({8}), mesh, {Replicate()});
@@ -230,7 +229,7 @@ TEST(KernelsOnDTensors, TensorParallelBlockMovesNoWeightAndNoLogits) {
   });
 }
 
-TEST(LinearCrossEntropyOnDTensors, HoldsNoMoreThanAChunkOfItsOwnLogits) {
+TEST(LinearCrossEntropyOnDTensors, AllocatesAtMostOneChunkOfLogits) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     constexpr int64_t kRows = 512, kClasses = 2048;
     const auto hidden = spread(at::randn({kRows, 8}), mesh, {Replicate()});
@@ -243,7 +242,7 @@ TEST(LinearCrossEntropyOnDTensors, HoldsNoMoreThanAChunkOfItsOwnLogits) {
   });
 }
 
-TEST(LinearCrossEntropyOnDTensors, LabelThatIsWrongOnOneRankIsTheSameErrorOnAll) {
+TEST(LinearCrossEntropyOnDTensors, InvalidLabelOnOneRankIsTheSameErrorOnAllRanks) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const auto hidden = spread(at::randn({6, 8}), mesh, {Shard(0)});
     const auto head = spread(at::randn({10, 8}), mesh, {Replicate()});
@@ -255,14 +254,14 @@ TEST(LinearCrossEntropyOnDTensors, LabelThatIsWrongOnOneRankIsTheSameErrorOnAll)
   });
 }
 
-TEST(KernelsOnDTensors, SecondDerivativeThatIsMissingIsAnError) {
+TEST(KernelsOnDTensors, MissingSecondDerivativeIsAnError) {
   const auto q = at::randn({1, 2, 16, 32}).set_requires_grad(true), k = at::randn({1, 2, 16, 32});
   const auto first = torch::autograd::grad({kernels::causal_attention(q, k, k).square().sum()}, {q}, {}, true, true)[0];
   EXPECT_ANY_THROW(first.square().sum().backward());
 }
 
 // Hosts may have different processors.
-TESSERA_RANKS_TEST(VectorLevel, IsTheLeastOfAllRanks, (2)) {
+TESSERA_RANKS_TEST(VectorLevel, IsTheMinimumOverAllRanks, (2)) {
   {
     const kernels::VectorLevelGuard own(world->rank() == 0 ? kernels::max_vector_level()
                                                            : kernels::VectorLevel::kPlain);
@@ -273,7 +272,7 @@ TESSERA_RANKS_TEST(VectorLevel, IsTheLeastOfAllRanks, (2)) {
 }
 
 // Each host may have measured a different kernel as the fastest.
-TESSERA_RANKS_TEST(LinearKernel, IsThatOfTheFirstRankOnAll, (2)) {
+TESSERA_RANKS_TEST(LinearKernel, IsTheFirstRanksChoiceOnAllRanks, (2)) {
   if (!kernels::has_onednn()) {
     GTEST_SKIP() << "this libtorch has no oneDNN";
   }

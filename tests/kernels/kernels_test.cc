@@ -60,7 +60,7 @@ TEST_P(Linear, MatchesAtLinearWithGradientsForEveryShape) {
   }
 }
 
-TEST_P(Linear, TakesBatchedAndStridedInput) {
+TEST_P(Linear, SupportsBatchedAndStridedInput) {
   const Tensors inputs = {random_tensor({4, 32, 40}), random_tensor({24, 32}, 1)};
   expect_same_with_gradients([](const Tensors& t) { return tessera::kernels::linear(t[0].transpose(1, 2), t[1]); },
                              [](const Tensors& t) { return at::linear(t[0].transpose(1, 2), t[1]); }, inputs, 1e-5);
@@ -68,7 +68,7 @@ TEST_P(Linear, TakesBatchedAndStridedInput) {
 
 thread_local int plain_products = 0;
 
-TEST_P(Linear, KernelThatIsAskedForIsTheOneThatRuns) {
+TEST_P(Linear, RequestedKernelIsTheOneThatRuns) {
   const auto count = [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
     plain_products += std::string_view(call.name()) == "aten::linear";
     return nullptr;
@@ -80,7 +80,7 @@ TEST_P(Linear, KernelThatIsAskedForIsTheOneThatRuns) {
   EXPECT_EQ(plain_products, GetParam() ? 0 : 1);
 }
 
-TEST_P(Linear, TakesABiasOfAnotherTypeWhateverTheInputLiesLike) {
+TEST_P(Linear, SupportsABiasOfAnotherDtypeForAnyInputLayout) {
   for (const bool transposed : {false, true}) {
     const auto x = transposed ? random_tensor({5, 4, 3}).transpose(0, 2) : random_tensor({3, 4, 5});
     const auto weight = random_tensor({6, 5}, 1), bias = random_tensor({6}, 2).to(at::kDouble);
@@ -90,7 +90,7 @@ TEST_P(Linear, TakesABiasOfAnotherTypeWhateverTheInputLiesLike) {
   }
 }
 
-TEST_P(Linear, RefusesABiasThatIsNotOneNumberAColumn) {
+TEST_P(Linear, RefusesABiasOfTheWrongSize) {
   EXPECT_THAT(
       [] {
         tessera::kernels::linear(random_tensor({3, 4}), random_tensor({5, 4}), random_tensor({1}));
@@ -98,7 +98,7 @@ TEST_P(Linear, RefusesABiasThatIsNotOneNumberAColumn) {
       ThrowsMessage<Error>(HasSubstr("x [3, 4], weight [5, 4], bias [1]: wanted [..., in], [out, in] and [out]")));
 }
 
-TEST_P(Linear, TakesComplexNumbers) {
+TEST_P(Linear, SupportsComplexNumbers) {
   const Tensors inputs = {random_tensor({20, 24}), random_tensor({20, 24}, 1), random_tensor({18, 24}, 2),
                           random_tensor({18, 24}, 3)};
   const auto by = [](auto product) {
@@ -142,14 +142,14 @@ TEST_P(Linear, BackwardSurvivesAWeightThatIsFreedAfterForwardAndRefilled) {
   EXPECT_LT(testing::relative_error(weight.grad(), at::ones({48, 32}).mm(x.detach())), 1e-5);
 }
 
-TEST_P(Linear, ProductTakesTransposedViews) {
+TEST_P(Linear, ProductSupportsTransposedViews) {
   const auto a = random_tensor({40, 70}), b = random_tensor({40, 33}, 1);
   EXPECT_LT(testing::relative_error(kernels::product_nt(a.t(), b.t()), a.t().mm(b)), 1e-5);
   EXPECT_LT(testing::relative_error(kernels::product_nt(a.narrow(1, 8, 24).t(), b.t()), a.narrow(1, 8, 24).t().mm(b)),
             1e-5);
 }
 
-TEST(SecondDerivatives, OfNormsAndGatesAreThoseOfPlainOperations) {
+TEST(SecondDerivatives, NormsAndGatesMatchPlainOps) {
   const auto second = [](const Op& op, const Tensors& given, at::ScalarType type) {
     Tensors inputs;
     for (const auto& input : given) inputs.push_back(input.to(type, false, /*copy=*/true).set_requires_grad(true));
@@ -191,7 +191,7 @@ TEST(RmsNorm, RoundsOnceInHalfPrecision) {
   const auto x = random_tensor({9, 64}).to(at::kBFloat16), weight = random_tensor({64}, 1).to(at::kBFloat16);
   expect_same_with_gradients([](const Tensors& t) { return tessera::kernels::rms_norm(t[0], t[1], 1e-5); },
                              plain_rms_norm, {x, weight}, 2e-2);
-  // Upstream's order is tested: normalise in fp32, round, then multiply in bf16.
+  // The order of transformers is tested: normalise in fp32, round, then multiply in bf16.
   const auto wide = x.to(at::kFloat);
   const auto upstream = weight * (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5)).to(at::kBFloat16);
   EXPECT_TRUE(at::equal(tessera::kernels::rms_norm(x, weight, 1e-5), upstream));
@@ -209,7 +209,7 @@ TEST(RmsNorm, OnePlusWeightMatchesPlainOpsWithGradients) {
     expect_same_with_gradients(fused, plain_one_plus_norm, {inputs[0].to(at::kBFloat16), inputs[1].to(at::kBFloat16)},
                                2e-2);
   }
-  // Upstream's order is tested: compute all in fp32 and round at the end.
+  // The order of transformers is tested: compute all in fp32 and round at the end.
   const auto x = random_tensor({9, 64}).to(at::kBFloat16), weight = random_tensor({64}, 1).to(at::kBFloat16);
   const auto wide = x.to(at::kFloat);
   const auto upstream = (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5) * (1.0 + weight.to(at::kFloat)));
@@ -243,7 +243,7 @@ TEST(GeGlu, MatchesPlainOpsWithGradients) {
                              {random_tensor({3, 40}), random_tensor({3, 40}, 1)}, 1e-5);
 }
 
-TEST(LinearCrossEntropy, CappedLogitsMatchThePlainLossWithGradientsWhateverTheChunk) {
+TEST(LinearCrossEntropy, CappedLogitsMatchPlainLossWithGradientsForAnyChunkSize) {
   const auto labels = at::tensor(std::vector<int64_t>{3, kIgnoredLabel, 0, 49, 7, kIgnoredLabel, 21, 3, 3, 48, 12});
   const Tensors inputs = {random_tensor({11, 24}), random_tensor({50, 24}, 1)};
   for (const int64_t chunk_bytes : {1, 600, 1 << 20}) {
@@ -259,7 +259,7 @@ TEST(LinearCrossEntropy, CappedLogitsMatchThePlainLossWithGradientsWhateverTheCh
   }
 }
 
-TEST(LinearCrossEntropy, MatchesPlainLossWithGradientsWhateverTheChunk) {
+TEST(LinearCrossEntropy, MatchesPlainLossWithGradientsForAnyChunkSize) {
   const auto labels = at::tensor(std::vector<int64_t>{3, kIgnoredLabel, 0, 49, 7, kIgnoredLabel, 21, 3, 3, 48, 12});
   const Tensors inputs = {random_tensor({11, 24}), random_tensor({50, 24}, 1)};
   for (const int64_t chunk_bytes : {1, 600, 1 << 20}) {
@@ -271,7 +271,7 @@ TEST(LinearCrossEntropy, MatchesPlainLossWithGradientsWhateverTheChunk) {
   }
 }
 
-TEST(LinearCrossEntropy, AddsUpTheHeadsGradientOverItsBlocks) {
+TEST(LinearCrossEntropy, AccumulatesTheHeadsGradientOverBlocks) {
   const auto labels = at::arange(0, 20000, 1000, at::kLong);
   expect_same_with_gradients(
       [&](const Tensors& t) { return kernels::linear_cross_entropy(t[0], t[1], labels, {.chunk_bytes = 7 * 80000}); },
@@ -294,7 +294,7 @@ TEST(LinearCrossEntropy, BackwardNeedsNeitherHiddenNorWeight) {
   EXPECT_LT(testing::relative_error(weight.grad(), wanted), 1e-5);
 }
 
-TEST(LinearCrossEntropy, KeptGraphGivesTheSameGradientTwice) {
+TEST(LinearCrossEntropy, SecondBackwardOfARetainedGraphGivesTheSameGradient) {
   auto weight = random_tensor({32, 16}, 1).set_requires_grad(true),
        hidden = random_tensor({20, 16}).set_requires_grad(true);
   const auto loss = kernels::linear_cross_entropy(hidden, weight, at::arange(20, at::kLong)) / 20;
@@ -304,7 +304,7 @@ TEST(LinearCrossEntropy, KeptGraphGivesTheSameGradientTwice) {
   EXPECT_LT(testing::relative_error(weight.grad(), once * 2), 1e-6);
 }
 
-TEST(LinearCrossEntropy, AllIgnoredIsZeroWithZeroGradients) {
+TEST(LinearCrossEntropy, AllLabelsIgnoredGiveZeroLossAndGradients) {
   auto weight = random_tensor({32, 16}, 1).set_requires_grad(true),
        hidden = random_tensor({4, 16}).set_requires_grad(true);
   const auto loss = kernels::linear_cross_entropy(hidden, weight, at::full({4}, kIgnoredLabel, at::kLong));

@@ -14,7 +14,7 @@ bool yes() { return true; }
 bool no() { return false; }
 constexpr KernelChoiceNames kNames{"fast", "slow"};
 
-TEST(LinearChoice, FirstMeasurementOfAMachineIsKept) {
+TEST(LinearChoice, FirstMeasurementOfAMachineIsStored) {
   testing::TempFolder folder;
   const auto file = folder / "new" / "choice";
   EXPECT_TRUE(stored_choice(file, kNames, yes));
@@ -30,14 +30,14 @@ TEST(LinearChoice, UnreadableOrUnwritableChoiceIsMeasured) {
   EXPECT_TRUE(stored_choice(folder / "broken" / "below a file", kNames, yes));
 }
 
-TEST(LinearChoice, OneDnnMultipliesLikeAtLinear) {
+TEST(LinearChoice, OneDnnEqualsAtLinear) {
   const auto x = at::randn({33, 20}), weight = at::randn({17, 20}), bias = at::randn({17});
   EXPECT_TRUE(at::allclose(onednn_product(x, weight, bias), at::linear(x, weight, bias), 1e-5, 1e-5));
 }
 
 // Tests forward and both gradients, with a bias. The choice applies to one of the shapes; the other shape is too small
 // for a choice.
-TEST(LinearChoice, ProductsOf16BitsAreRoundedOnceEitherWay) {
+TEST(LinearChoice, HalfPrecisionProductsAreRoundedOnceWithBothKernels) {
   for (const auto type : {at::kBFloat16, at::kHalf}) {
     const bool before = fp32_is_faster_for(type);
     for (const int64_t rows : {3, 40}) {

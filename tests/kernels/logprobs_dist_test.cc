@@ -1,4 +1,4 @@
-// Tests log-probs over a sharded vocabulary against plain log_softmax, and against numbers of upstream.
+// Tests log-probs over a sharded vocabulary against plain log_softmax, and against reference values of NeMo.
 #include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -113,7 +113,7 @@ at::Tensor some_targets(int64_t classes, std::vector<int64_t> shape) {
   return target;
 }
 
-TEST(DistributedLogprob, EqualsLogSoftmaxForAnyCutAndAnyShape) {
+TEST(DistributedLogprob, EqualsLogSoftmaxForAnyVocabShardingAndShape) {
   for (const auto& shape :
        std::vector<std::vector<int64_t>>{{3, 5, 11}, {1, 1, 4}, {7, 3}, {2, 2, 3, 9}, {2, 40, 1030}}) {
     const auto logits = drawn_logits(1, shape, at::kDouble);
@@ -135,7 +135,7 @@ TEST(DistributedLogprob, EqualsLogSoftmaxForAnyCutAndAnyShape) {
   }
 }
 
-TEST(DistributedLogprob, ReadsHalvesInFloatAndGivesTheirGradientInTheirDtype) {
+TEST(DistributedLogprob, ComputesHalfPrecisionInFloatWithGradientsInTheInputDtype) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     const auto logits = drawn_logits(3, {2, 6, 50}, dtype);
     const auto target = some_targets(50, {2, 6});
@@ -155,7 +155,7 @@ TEST(DistributedLogprob, ReadsHalvesInFloatAndGivesTheirGradientInTheirDtype) {
   }
 }
 
-TEST(DistributedLogprob, IgnoredTargetsGiveNothingEvenOfBrokenRows) {
+TEST(DistributedLogprob, IgnoredTargetsGiveZeroEvenForNanRows) {
   on_worlds({2}, [](const WorldPtr& world) {
     auto logits = drawn_logits(3, {1, 4, 10});
     logits.select(1, 1).fill_(std::nan(""));
@@ -182,7 +182,7 @@ TEST(DistributedLogprob, TargetsOutsideTheVocabularyAreErrorsOnAllRanks) {
                   HasSubstr(fmt::format("target 2: found id {}", wrong)));
       EXPECT_THAT(
           testing::error_of([&] { kernels::distributed_logprob_with_sampling(columns, target, part, {.top_k = 3}); }),
-          HasSubstr(fmt::format("target 2: found {}", wrong)));
+          HasSubstr(fmt::format("target 2: found id {}", wrong)));
       EXPECT_THAT(
           testing::error_of([&] { kernels::gather_logits_at_global_indices(columns, target.unsqueeze(2), part); }),
           HasSubstr(fmt::format("target 2: found id {}", wrong)));
@@ -199,7 +199,7 @@ TEST(DistributedLogprob, TargetsOutsideTheVocabularyAreErrorsOnAllRanks) {
   });
 }
 
-TEST(DistributedLogprob, InferenceKeepsNothingAndSecondDerivativesAreRefused) {
+TEST(DistributedLogprob, InferenceHasNoGraphAndSecondDerivativesAreRefused) {
   on_worlds({2}, [](const WorldPtr& world) {
     const auto part = part_of(world, 10);
     const auto columns = columns_of(drawn_logits(3, {1, 4, 10}), part);
@@ -211,7 +211,7 @@ TEST(DistributedLogprob, InferenceKeepsNothingAndSecondDerivativesAreRefused) {
   });
 }
 
-TEST(DistributedLogprob, MasksOfMinusInfinityAndEmptyPartsAreFine) {
+TEST(DistributedLogprob, SupportsMinusInfinityAndEmptyVocabShards) {
   auto logits = drawn_logits(5, {1, 3, 8}, at::kDouble);
   logits.narrow(2, 0, 4).fill_(-kInfinity);  // all columns of one of two ranks
   const auto target = at::tensor({5, 7, 4}, at::kLong).view({1, 3});
@@ -234,7 +234,7 @@ TEST(DistributedLogprob, MasksOfMinusInfinityAndEmptyPartsAreFine) {
   });
 }
 
-TEST(DistributedGatherLogprob, AddsGradientsOfIdsThatAreThereTwice) {
+TEST(DistributedGatherLogprob, AddsGradientsOfRepeatedIds) {
   auto ids = drawn_ids(4, 11, {2, 5, 3});
   ids.select(2, 1).copy_(ids.select(2, 0));
   ids[0][0][2] = kIgnoredLabel;
@@ -252,7 +252,7 @@ TEST(DistributedGatherLogprob, AddsGradientsOfIdsThatAreThereTwice) {
   }
 }
 
-TEST(DistributedEntropy, IsTheSumOfPLogPWithItsGradient) {
+TEST(DistributedEntropy, EqualsTheSumOfPLogPWithGradients) {
   for (const int64_t chunk : {1, 2, 100}) {
     expect_same(
         drawn_logits(2, {2, 5, 11}, at::kDouble),
@@ -263,7 +263,7 @@ TEST(DistributedEntropy, IsTheSumOfPLogPWithItsGradient) {
   }
 }
 
-TEST(DistributedCrossEntropy, EqualsThePlainOneAndTrainsTheStudentOnly) {
+TEST(DistributedCrossEntropy, EqualsPlainCrossEntropyWithGradientsOfTheStudentOnly) {
   const auto teacher = drawn_logits(8, {2, 5, 11}, at::kDouble);
   expect_same(
       drawn_logits(2, {2, 5, 11}, at::kDouble),
@@ -303,7 +303,7 @@ TEST(DistributedSoftmax, KeepsDtypeAndShardAndIsDifferentiable) {
   });
 }
 
-// ---- upstream's numbers, spec nemo.md 2.14, measured with two ranks ----
+// ---- reference values of NeMo, measured with two ranks ----
 
 double gradient_norm(const at::Tensor& columns, const kernels::VocabShard& part) {
   const auto square = columns.grad().to(at::kDouble).square().sum().view({1, 1});
@@ -312,7 +312,7 @@ double gradient_norm(const at::Tensor& columns, const kernels::VocabShard& part)
   return all.sum().sqrt().item<double>();
 }
 
-TEST(DistributedLogprob, GivesUpstreamsNumbers) {
+TEST(DistributedLogprob, MatchesNemoReferenceValues) {
   on_worlds({2}, [](const WorldPtr& world) {
     const auto logits = drawn_logits(42, {4, 8, 1024});
     const auto target = drawn_ids(43, 1024, {4, 8});
@@ -337,7 +337,7 @@ TEST(DistributedLogprob, GivesUpstreamsNumbers) {
   });
 }
 
-TEST(DistributedLogprob, GivesUpstreamsNumbersForLargeLogits) {
+TEST(DistributedLogprob, MatchesNemoReferenceValuesForLargeLogits) {
   on_worlds({2}, [](const WorldPtr& world) {
     const auto logits = drawn_logits(42, {2, 3, 64}) * 100;
     const auto part = part_of(world, 64);
@@ -350,7 +350,7 @@ TEST(DistributedLogprob, GivesUpstreamsNumbersForLargeLogits) {
   });
 }
 
-TEST(DistributedGatherLogprob, GivesUpstreamsNumbers) {
+TEST(DistributedGatherLogprob, MatchesNemoReferenceValues) {
   on_worlds({2}, [](const WorldPtr& world) {
     auto generator = at::detail::createCPUGenerator(1337);
     const auto logits = at::randn({2, 16, 256}, generator, at::TensorOptions(at::kFloat));
@@ -381,7 +381,7 @@ struct SampledCase {
   double sum;
 };
 
-TEST(Sampling, GivesUpstreamsNumbers) {
+TEST(Sampling, MatchesNemoReferenceValues) {
   const auto logits = drawn_logits(42, {4, 16, 256});
   const auto target = drawn_ids(43, 256, {4, 16});
   const std::vector<SampledCase> cases = {{{.top_k = 10}, 640, 10, 2, -4.493180},
@@ -405,7 +405,7 @@ TEST(Sampling, GivesUpstreamsNumbers) {
 
 // Any number of tokens and any split of the vocabulary is tested. Forward and backward must give the same bits for
 // every chunk size.
-TEST(Sampling, EqualsFilteringTheWholeRowWhateverTheChunk) {
+TEST(Sampling, EqualsFilteringTheFullRowForAnyChunkSize) {
   const std::vector<kernels::TrainingSamplingParams> settings = {
       {.top_k = 3}, {.top_p = 0.7}, {.top_k = 4, .top_p = 0.8}, {.top_k = 0}};
   for (const auto& shape : std::vector<std::vector<int64_t>>{{3, 5, 13}, {1, 1, 7}, {2, 150, 20}}) {
@@ -463,7 +463,7 @@ TEST(Sampling, MasksInfiniteLogprobs) {
 
 // ---- top-k, gathering logits ----
 
-TEST(VocabTopk, IsExactForTiesAndSmallParts) {
+TEST(VocabTopk, IsExactForTiesAndSmallVocabShards) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
     auto logits = drawn_logits(1337, {2, 7, 9}, dtype);
     logits[0][0].fill_(0.5);  // all logits of this token are equal
@@ -487,7 +487,7 @@ TEST(VocabTopk, IsExactForTiesAndSmallParts) {
   }
 }
 
-TEST(GatherLogits, GivesLogitsAndTheGradientToTheirOwner) {
+TEST(GatherLogits, EqualsPlainGatherWithGradients) {
   auto ids = drawn_ids(4, 11, {2, 5, 3});
   ids[1][1][0] = kIgnoredLabel;
   expect_same(
@@ -504,7 +504,7 @@ TEST(GatherLogits, GivesLogitsAndTheGradientToTheirOwner) {
 
 // ---- next tokens ----
 
-TEST(NextTokenLogprobs, OfPackedSequencesNeverLookOverABoundary) {
+TEST(NextTokenLogprobs, PackedSequencesDoNotCrossBoundaries) {
   const std::vector<int64_t> lengths = {5, 1, 0, 4, 2};
   const auto logits = drawn_logits(6, {1, 14, 10}, at::kDouble);
   auto target = drawn_ids(5, 10, {1, 14});
@@ -562,7 +562,7 @@ OpCase next_token_case(int64_t rows, int64_t length, int64_t classes, bool cut_i
           }};
 }
 
-TEST(NextTokenLogprobs, OfDTensorsAreTheSameForEveryPlacement) {
+TEST(NextTokenLogprobs, DTensorsGiveTheSameResultForEveryPlacement) {
   check_cases({2, 3, 4},
               {next_token_case(3, 5, 7, false), next_token_case(2, 4, 12, true),
                next_token_case(1, 2, 3, false, {.chunk_size = 1}),
@@ -570,7 +570,7 @@ TEST(NextTokenLogprobs, OfDTensorsAreTheSameForEveryPlacement) {
   check_cases_on({2, 2}, {next_token_case(3, 5, 7, true), next_token_case(2, 4, 12, false)}, 12, 4);
 }
 
-TEST(NextTokenLogprobs, OfPlainIdsArePlainAndWholeAndMoveNoLogits) {
+TEST(NextTokenLogprobs, PlainIdsGiveAFullPlainResultWithoutMovingLogits) {
   const auto logits = drawn_logits(3, {4, 6, 10}, at::kDouble);
   const auto ids = some_targets(10, {4, 6});
   const auto wanted = plain_logprobs(logits.narrow(1, 0, 5), ids.narrow(1, 1, 5));
@@ -616,7 +616,7 @@ OpCase linear_case(std::vector<int64_t> leading, int64_t classes, kernels::Linea
   return made;
 }
 
-TEST(LinearLogprobs, EqualTheHeadsLogitsOnEveryPlacement) {
+TEST(LinearLogprobs, EqualLogprobsOfFullLogitsOnEveryPlacement) {
   const std::vector<OpCase> cases = {linear_case({7}, 6, {.chunk_bytes = 1}, false),
                                      linear_case({2, 3}, 7, {.chunk_bytes = 100}, true),
                                      linear_case({3, 2}, 3, {.softcap = 0.7}, false)};
@@ -624,7 +624,7 @@ TEST(LinearLogprobs, EqualTheHeadsLogitsOnEveryPlacement) {
   check_cases_on({2, 2}, cases, 10, 8);
 }
 
-TEST(LinearLogprobs, OfPartsAndOfOneRankAreTheSame) {
+TEST(LinearLogprobs, VocabShardsEqualOneRank) {
   const auto hidden = drawn_logits(1, {2, 6, 5}, at::kDouble), weight = drawn_logits(2, {9, 5}, at::kDouble);
   const auto ids = some_targets(9, {2, 6});
   auto h = hidden.clone().set_requires_grad(true), w = weight.clone().set_requires_grad(true);
@@ -651,7 +651,7 @@ TEST(LinearLogprobs, OfPartsAndOfOneRankAreTheSame) {
 
 // ---- memory ----
 
-TEST(DistributedLogprob, AllocatesNothingOfTokensByVocabularyButTheGradient) {
+TEST(DistributedLogprob, OnlyTheGradientAllocatesTokensByVocabulary) {
   on_worlds({2}, [](const WorldPtr& world) {
     constexpr int64_t kTokens = 512, kClasses = 4096;
     const auto part = part_of(world, kClasses);
@@ -670,7 +670,7 @@ TEST(DistributedLogprob, AllocatesNothingOfTokensByVocabularyButTheGradient) {
   });
 }
 
-TEST(LinearLogprobs, HoldNoMoreThanAChunkOfTheirOwnLogits) {
+TEST(LinearLogprobs, AllocateAtMostAFewChunksOfLogits) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     constexpr int64_t kRows = 512, kClasses = 2048, kChunk = 64 << 10;
     const auto leaf = [&](std::vector<int64_t> shape, Placement how) {

@@ -34,7 +34,7 @@ at::Tensor nf4_by_definition(const at::Tensor& weight) {
   return at::cat(blocks).view(weight.sizes());
 }
 
-TEST(QuantizedWeight, Nf4IsItsDefinitionWhateverTheShape) {
+TEST(QuantizedWeight, Nf4MatchesItsDefinitionForAnyShape) {
   for (const auto& [out, in] : {std::pair<int64_t, int64_t>{4, 64}, {3, 50}, {1, 1}, {7, 33}, {128, 192}}) {
     const auto weight = some_weight(out, in);
     const auto packed = kernels::QuantizedWeight::nf4(weight);
@@ -51,7 +51,7 @@ TEST(QuantizedWeight, Nf4IsItsDefinitionWhateverTheShape) {
   EXPECT_TRUE(kernels::QuantizedWeight::nf4(zeros).values().view({-1}).narrow(0, 64, 64).eq(0).all().item<bool>());
 }
 
-TEST(QuantizedWeight, QuantisingTwiceKeepsTheScalesInEightBits) {
+TEST(QuantizedWeight, DoubleQuantizationStoresScalesIn8Bits) {
   const auto weight = some_weight(256, 160);  // 640 blocks, which are 2.5 blocks of scales
   const auto once = kernels::QuantizedWeight::nf4(weight),
              twice = kernels::QuantizedWeight::nf4(weight, {.double_quant = true});
@@ -80,7 +80,7 @@ kernels::QuantizedWeight random_q4_k(int64_t out, int64_t in) {
   return kernels::QuantizedWeight::gguf(GgmlType::kQ4_K, bytes, in);
 }
 
-TEST(QuantizedWeight, GgufBlocksAreDecodedAsTheFilesAre) {
+TEST(QuantizedWeight, GgufBlocksAreDecodedLikeGgufFiles) {
   const auto weight = random_q4_k(6, 512);
   auto wanted = at::empty({6, 512}, at::kFloat);
   dequantize(GgmlType::kQ4_K,
@@ -91,7 +91,7 @@ TEST(QuantizedWeight, GgufBlocksAreDecodedAsTheFilesAre) {
   EXPECT_EQ(weight.size_bytes(), 6 * 2 * 144);
 }
 
-TEST(QuantizedWeight, PartsAreRowsAndColumnsOfTheWhole) {
+TEST(QuantizedWeight, PartsEqualRowsAndColumnsOfTheFullWeight) {
   for (const auto& weight :
        {kernels::QuantizedWeight::nf4(some_weight(7, 33), {.double_quant = true}), random_q4_k(6, 512)}) {
     const int64_t out = weight.out(), in = weight.in();
@@ -106,7 +106,7 @@ TEST(QuantizedWeight, PartsAreRowsAndColumnsOfTheWhole) {
   }
 }
 
-TEST(QuantizedLinear, IsTheProductWithTheDecodedWeight) {
+TEST(QuantizedLinear, EqualsLinearOfTheDequantizedWeight) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const double tolerance = dtype == at::kFloat ? 1e-4 : 3e-2;
     for (const auto& weight :
@@ -131,7 +131,7 @@ TEST(QuantizedLinear, IsTheProductWithTheDecodedWeight) {
   }
 }
 
-TEST(QuantizedLinear, HasASecondDerivativeAndTakesNoRows) {
+TEST(QuantizedLinear, HasASecondDerivativeAndSupportsEmptyInputs) {
   const auto weight = kernels::QuantizedWeight::nf4(some_weight(5, 8));
   const auto x = some_weight(3, 8).requires_grad_(), gradient = some_weight(3, 5).requires_grad_();
   const auto of_x = torch::autograd::grad({kernels::quantized_linear(x, weight)}, {x}, {gradient}, true, true)[0];
@@ -141,7 +141,7 @@ TEST(QuantizedLinear, HasASecondDerivativeAndTakesNoRows) {
   EXPECT_EQ(kernels::quantized_linear(at::empty({2, 0, 8}), weight).sizes(), (std::vector<int64_t>{2, 0, 5}));
 }
 
-TEST(QuantizedLinear, SaysWhatItDoesNotTake) {
+TEST(QuantizedLinear, RefusesInvalidInputs) {
   const auto refused = [](const std::function<void()>& call) -> std::string {
     try {
       call();

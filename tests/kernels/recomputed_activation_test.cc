@@ -47,7 +47,7 @@ void expect_equal(const Tensors& got, const Tensors& wanted) {
   for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], wanted[i])) << "gradient " << i;
 }
 
-TEST(RecomputedActivation, FactorsAreNotKeptAndGiveTheSameGradients) {
+TEST(RecomputedActivation, FactorsAreNotSavedAndGiveTheSameGradients) {
   for (const bool frozen : {false, true}) {
     const Layer layer(/*kept=*/false, frozen), usual(/*kept=*/true, frozen);
     EXPECT_EQ(layer.normed.use_count(), 1U) << "nobody else has it";
@@ -58,13 +58,13 @@ TEST(RecomputedActivation, FactorsAreNotKeptAndGiveTheSameGradients) {
   }
 }
 
-TEST(RecomputedActivation, ASecondBackwardOfTheSameGraphIsTheFirst) {
+TEST(RecomputedActivation, SecondBackwardOfTheSameGraphGivesTheSameGradients) {
   const Layer layer(/*kept=*/false);
   const auto first = layer.gradients(/*retain=*/true);
   expect_equal(layer.gradients(), first);
 }
 
-TEST(RecomputedActivation, GradientsOfGradientsGoThroughThem) {
+TEST(RecomputedActivation, SecondDerivativesAreCorrect) {
   const Layer layer(/*kept=*/false), usual(/*kept=*/true);
   const auto second = [](const Layer& of) {
     const auto first = of.gradients(/*retain=*/true, /*differentiable=*/true);
@@ -78,7 +78,7 @@ TEST(RecomputedActivation, GradientsOfGradientsGoThroughThem) {
   }
 }
 
-TEST(RecomputedActivation, OtherResultsAreKept) {
+TEST(RecomputedActivation, OtherResultsAreSaved) {
   const auto x = random_tensor({20, 16}).requires_grad_(true);
   EXPECT_EQ(kernels::recomputed_activation(x, x), nullptr);
   EXPECT_EQ(kernels::recomputed_activation(x * 2, x), nullptr);

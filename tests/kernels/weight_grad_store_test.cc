@@ -40,7 +40,7 @@ void expect_same(const std::vector<at::Tensor>& found, const std::vector<at::Ten
   }
 }
 
-TEST(WeightGradStore, ComeLaterAndAreTheSameToTheBit) {
+TEST(WeightGradStore, DeferredGradientsAreBitwiseEqual) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
     Net whole(dtype), split(dtype);
     (whole.loss() / 7).backward();
@@ -59,7 +59,7 @@ TEST(WeightGradStore, ComeLaterAndAreTheSameToTheBit) {
 }
 
 // The experts' products, of which one has no rows.
-TEST(WeightGradStore, OfGroupedProductsComeLaterToo) {
+TEST(WeightGradStore, GradientsOfGroupedLinearAreDeferredToo) {
   at::manual_seed(3);
   const auto counts = at::tensor(std::vector<int64_t>{7, 0, 13});
   const auto drawn = at::randn({20, 8}), weight = at::randn({3, 6, 8}).set_requires_grad(true);
@@ -78,7 +78,7 @@ TEST(WeightGradStore, OfGroupedProductsComeLaterToo) {
   expect_same(gradients(&later), gradients(nullptr));
 }
 
-TEST(WeightGradStore, AWeightThatIsUsedTwiceGetsBoth) {
+TEST(WeightGradStore, WeightThatIsUsedTwiceGetsBothGradients) {
   at::manual_seed(3);
   const auto x = at::randn({40, 16}), weight = at::randn({16, 16}).set_requires_grad(true);
   const auto input = x.clone().set_requires_grad(true);
@@ -97,7 +97,7 @@ TEST(WeightGradStore, AWeightThatIsUsedTwiceGetsBoth) {
   EXPECT_TRUE(at::allclose(weight.grad(), wanted, 1e-6, 1e-6));
 }
 
-TEST(WeightGradStore, AHeadsGradientIsThereAfterForward) {
+TEST(WeightGradStore, HeadGradientIsAvailableAfterForward) {
   Net whole, sooner;
   (whole.loss() / 8).backward();
   WeightGradStore now;
@@ -115,7 +115,7 @@ TEST(WeightGradStore, AHeadsGradientIsThereAfterForward) {
   expect_same(sooner.gradients(), whole.gradients());
 }
 
-TEST(WeightGradStore, NoneAreTakenOutsideOfTheirScope) {
+TEST(WeightGradStore, NothingIsDeferredOutsideItsScope) {
   WeightGradStore later;
   Net net;
   {

@@ -29,7 +29,7 @@ std::string error_of(Body body) {
   return "no error";
 }
 
-TEST(DeviceMesh, LaysRanksOutRowMajorAndSlicesByName) {
+TEST(DeviceMesh, RanksAreRowMajorAndSlicesAreByName) {
   comm::run_thread_ranks(4, [](std::shared_ptr<comm::World> world) {
     const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp", "tp"});
     EXPECT_THAT(mesh->ranks(), ElementsAre(0, 1, 2, 3));
@@ -70,7 +70,7 @@ TEST(DeviceMesh, ConcatenatesSlicesOfOneMesh) {
   });
 }
 
-TEST(DeviceMesh, FlattenMakesOneGroupThatSliceFindsAgain) {
+TEST(DeviceMesh, FlattenedDimIsFoundBySlice) {
   comm::run_thread_ranks(4, [](std::shared_ptr<comm::World> world) {
     const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp", "cp"});
     const auto flat = mesh->flatten("dp_cp");
@@ -86,7 +86,7 @@ TEST(DeviceMesh, FlattenMakesOneGroupThatSliceFindsAgain) {
   });
 }
 
-TEST(DeviceMesh, FlattenTakesNoNameOfADimOfTheRoot) {
+TEST(DeviceMesh, FlattenRefusesNamesOfRootDims) {
   comm::run_thread_ranks(4, [](std::shared_ptr<comm::World> world) {
     const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp", "tp"});
     for (const auto& name : {"dp", "tp"}) {
@@ -140,7 +140,7 @@ TEST(DeviceMesh, RanksOutsideAMeshHaveNoCoordinate) {
   });
 }
 
-TEST(DeviceMesh, EqualMeshesCompareEqualAndKeepTheirOwnIds) {
+TEST(DeviceMesh, EqualMeshesCompareEqualWithDifferentIds) {
   const auto world = comm::World::single();
   const auto a = init_device_mesh(world, "cpu", {1}, {"dp"});
   const auto b = init_device_mesh(world, "cpu", {1}, {"dp"});
@@ -151,7 +151,7 @@ TEST(DeviceMesh, EqualMeshesCompareEqualAndKeepTheirOwnIds) {
   EXPECT_FALSE(*a == *c);
 }
 
-TEST(DeviceMesh, WrongUseIsNamed) {
+TEST(DeviceMesh, InvalidArgumentsAreErrors) {
   const auto world = comm::World::single();
   EXPECT_THAT(error_of([&] { init_device_mesh(world, "cuda:0", {1}); }),
               HasSubstr("Device type with index is not supported but got cuda:0"));
@@ -181,7 +181,7 @@ TEST(DeviceMesh, WrongUseIsNamed) {
               HasSubstr("Cannot slice a DeviceMesh without mesh_dim_names!"));
 }
 
-TEST(DeviceMesh, UnflattenSplitsADimAndKeepsTheOthersGroups) {
+TEST(DeviceMesh, UnflattenSplitsADimAndKeepsOtherGroups) {
   comm::run_thread_ranks(4, [](std::shared_ptr<comm::World> world) {
     const auto flat = init_device_mesh(world, "cpu", {4}, {"dp"});
     const auto mesh = flat->unflatten("dp", {2, 2}, {"replicate", "shard"});
@@ -200,7 +200,7 @@ TEST(DeviceMesh, UnflattenSplitsADimAndKeepsTheOthersGroups) {
   });
 }
 
-TEST(DeviceMesh, AnyArrangementOfRanksWillDo) {
+TEST(DeviceMesh, SupportsAnyOrderOfRanks) {
   comm::run_thread_ranks(4, [](std::shared_ptr<comm::World> world) {
     const auto mesh = make_device_mesh(world, "cpu", {3, 1, 2, 0}, {2, 2}, {"dp", "tp"});
     const std::vector<std::vector<int64_t>> places = {{1, 1}, {0, 1}, {1, 0}, {0, 0}};
@@ -222,7 +222,7 @@ TEST(DeviceMesh, AnyArrangementOfRanksWillDo) {
   });
 }
 
-TEST(DeviceMesh, UsesGroupsThatExist) {
+TEST(DeviceMesh, MeshFromGroupsReusesTheGroups) {
   comm::run_thread_ranks(4, [](std::shared_ptr<comm::World> world) {
     const int rank = world->rank();
     const auto pair = world->new_group({rank / 2 * 2, rank / 2 * 2 + 1}, "pair");
@@ -244,7 +244,7 @@ TEST(DeviceMesh, UsesGroupsThatExist) {
   });
 }
 
-TEST(DeviceMesh, LargeWorldsCostNoGroupsUntilTheyAreUsed) {
+TEST(DeviceMesh, GroupsAreCreatedLazilyInLargeWorlds) {
   // No other rank exists, so any communication would hang.
   const auto world = comm::World::create({.rank = 4097, .size = 16384}, c10::make_intrusive<c10d::HashStore>());
   const auto mesh = init_device_mesh(world, "cpu", {8, 16, 16, 8}, {"pp", "dp", "cp", "tp"});
@@ -256,7 +256,7 @@ TEST(DeviceMesh, LargeWorldsCostNoGroupsUntilTheyAreUsed) {
   EXPECT_EQ(world->open_groups(), 0);
 }
 
-TEST(DeviceMesh, ARankHasTheGroupsItUsesOnceEach) {
+TEST(DeviceMesh, EachUsedGroupIsCreatedOnce) {
   comm::run_thread_ranks(4, [](std::shared_ptr<comm::World> world) {
     const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp", "tp"});
     EXPECT_EQ(world->open_groups(), 0);

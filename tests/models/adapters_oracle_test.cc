@@ -55,8 +55,8 @@ void disturb(CausalLM& model) {
   }
 }
 
-void expect_measured(CausalLM& model, const at::Tensor& tokens, const SafetensorsFile& answer,
-                     const std::string& prefix) {
+void expect_logits_and_gradients(CausalLM& model, const at::Tensor& tokens, const SafetensorsFile& answer,
+                                 const std::string& prefix) {
   const auto logits = model.logits({.tokens = tokens});
   EXPECT_LT((logits.cpu() - answer.tensor(prefix + ".logits")).abs().max().item<double>(), 1e-5) << prefix;
   model.loss_sum({.tokens = tokens}, testing::next_labels(tokens)).backward();
@@ -79,7 +79,7 @@ void expect_measured(CausalLM& model, const at::Tensor& tokens, const Safetensor
   EXPECT_GT(compared, 5);
 }
 
-TEST(AdaptersOracle, ChangePlacesWithPeft) {
+TEST(AdaptersOracle, EqualPeftInBothDirections) {
   const testing::TempFolder folder;
   const auto cases = adapter_cases();
   save_pretrained(*testing::tiny_model(), folder / "base", {});
@@ -108,7 +108,7 @@ TEST(AdaptersOracle, ChangePlacesWithPeft) {
   ASSERT_EQ(run.exit_code, 0) << run.err;
   for (size_t i = 0; i < cases.size(); ++i) {
     const auto answer = SafetensorsFile::open(folder / fmt::format("answer_{}.safetensors", i));
-    expect_measured(*models[i], tokens, *answer, "ours");
+    expect_logits_and_gradients(*models[i], tokens, *answer, "ours");
     const auto merged = models[i]->logits({.tokens = tokens});
     EXPECT_LT((merged.cpu() - answer->tensor("merged.logits")).abs().max().item<double>(), 2e-5) << i;
     EXPECT_GT((merged - base_model(folder / "base")->logits({.tokens = tokens})).abs().max().item<double>(), 1e-2)
@@ -118,7 +118,7 @@ TEST(AdaptersOracle, ChangePlacesWithPeft) {
     auto model = base_model(folder / "base");
     add_adapters(*model, read_adapter_config(path));
     load_adapters(*model, path);
-    expect_measured(*model, tokens, *answer, "theirs");
+    expect_logits_and_gradients(*model, tokens, *answer, "theirs");
   }
 }
 

@@ -40,7 +40,7 @@ void set_b(CausalLM& model, double value) {
   for (const auto& [path, linear] : adapted_linears(model)) linear->lora_B->weight.fill_(value);
 }
 
-TEST(Adapters, BeginAsTheModelAndAreAllThatIsTrained) {
+TEST(Adapters, StartAsTheBaseModelAndAreTheOnlyTrainableParameters) {
   const auto tokens = testing::tiny_tokens(2, 7);
   const auto wanted = testing::tiny_model()->logits({.tokens = tokens});
   for (const bool dora : {false, true}) {
@@ -55,7 +55,7 @@ TEST(Adapters, BeginAsTheModelAndAreAllThatIsTrained) {
   }
 }
 
-TEST(Adapters, AreDrawnUniformlyAsPeftDoes) {
+TEST(Adapters, AreInitialisedUniformlyAsInPeft) {
   const auto model = adapted({.rank = 16});
   const auto& a = adapted_linears(*model).front().second->lora_A->weight;
   const double bound = 1 / std::sqrt(16.0);  // 16 is the width of the inputs
@@ -98,7 +98,7 @@ TEST(Adapters, TargetsAreNamesOrPatterns) {
   }
 }
 
-TEST(Adapters, AreReadAsTheyWereSaved) {
+TEST(Adapters, SavedAdaptersLoadEqual) {
   const testing::TempFolder folder;
   const auto tokens = testing::tiny_tokens(1, 8);
   const AdapterConfig config{.rank = 3, .alpha = 5, .dora = true, .target_modules = {"o_proj", "up_proj"}};
@@ -128,13 +128,13 @@ TEST(Adapters, AreReadAsTheyWereSaved) {
   EXPECT_THAT(adapter_error([&] { save_adapters(*model, folder / "a"); }, ErrorKind::kIo), HasSubstr("a"));
 }
 
-TEST(Adapters, OfTwoLayersOnlyAreSavedByTheirPaths) {
+TEST(Adapters, TargetsInSomeLayersAreSavedAsPaths) {
   const testing::TempFolder folder;
   save_adapters(*adapted({.target_modules = {"1.self_attn.v_proj"}}), folder / "a");
   EXPECT_THAT(read_adapter_config(folder / "a").target_modules, ElementsAre("model.layers.1.self_attn.v_proj"));
 }
 
-TEST(Adapters, AreDescribedByWhereTheyAre) {
+TEST(Adapters, DescriptionNamesModulesAndLayers) {
   const auto described = [](std::vector<std::string> targets, const std::string& changes = "") {
     auto model = testing::tiny_model(changes);
     add_adapters(*model, {.target_modules = std::move(targets)});
@@ -149,7 +149,7 @@ TEST(Adapters, AreDescribedByWhereTheyAre) {
             "q_proj, k_proj, v_proj, o_proj of 2 layers; experts and router stay frozen");
 }
 
-TEST(Adapters, OfAFolderWithoutWeightsAreRefusedByBothNames) {
+TEST(Adapters, FolderWithoutWeightsIsAnError) {
   const testing::TempFolder folder;
   EXPECT_THAT(adapter_error([&] { adapter_weights_file(folder / ""); }, ErrorKind::kIo),
               HasSubstr("found neither adapter_model.safetensors nor adapter_model.bin"));
@@ -157,7 +157,7 @@ TEST(Adapters, OfAFolderWithoutWeightsAreRefusedByBothNames) {
 
 // As in PEFT, a target_modules that is a string is a regular expression of whole paths. A list holds names, and some
 // names may belong to other models.
-TEST(Adapters, TargetsOfAdapterConfigAreReadAsPeftDoes) {
+TEST(Adapters, TargetsOfAdapterConfigAreReadAsInPeft) {
   const testing::TempFolder folder;
   const auto paths = [&](const std::string& targets) {
     publish_file(folder / "adapter_config.json", R"({"peft_type": "LORA", "r": 4, "target_modules": )" + targets + "}");
@@ -181,7 +181,7 @@ TEST(Adapters, TargetsOfAdapterConfigAreReadAsPeftDoes) {
 }
 
 // A hostile adapter_config.json may hold a pattern that takes exponential time in a backtracking matcher.
-TEST(Adapters, PatternsOfTargetsEndSoon) {
+TEST(Adapters, TargetPatternsTakeBoundedTime) {
   auto model = testing::tiny_model();
   EXPECT_THAT(adapter_error([&] { add_adapters(*model, {.target_modules = {"(.+)+!"}}); }, ErrorKind::kConfig),
               HasSubstr("(.+)+!"));
@@ -190,7 +190,7 @@ TEST(Adapters, PatternsOfTargetsEndSoon) {
       HasSubstr("20000 characters, wanted 1000 at most"));
 }
 
-TEST(Adapters, OfKindsThatAreNotBuiltAreRefused) {
+TEST(Adapters, UnsupportedConfigurationsAreRefused) {
   const testing::TempFolder folder;
   const auto error_of = [&](const std::string& members, ErrorKind kind = ErrorKind::kConfig) {
     publish_file(folder / "adapter_config.json", "{" + members + "}");
@@ -214,7 +214,7 @@ TEST(Adapters, OfKindsThatAreNotBuiltAreRefused) {
   EXPECT_THAT(error_of(R"("peft_type": "LORA", "r": 2)", ErrorKind::kFormat), HasSubstr("target_modules is missing"));
 }
 
-TEST(Adapters, MergedAreTheModelThatTheyMake) {
+TEST(Adapters, MergedModelEqualsTheAdaptedModel) {
   const testing::TempFolder folder;
   const auto tokens = testing::tiny_tokens(2, 6);
   for (const bool dora : {false, true}) {
@@ -231,7 +231,7 @@ TEST(Adapters, MergedAreTheModelThatTheyMake) {
   }
 }
 
-TEST(Adapters, DropInputsByTheirPlaceInTheRun) {
+TEST(Adapters, DropoutDependsOnTheRowsIndexInTheRun) {
   const auto tokens = testing::tiny_tokens(4, 8);
   const auto loss = [&](CausalLM& model, int64_t first, int64_t count) {
     const auto rows = tokens.narrow(0, first, count);

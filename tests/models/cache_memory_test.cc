@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-TEST(CacheMemory, IsWhatIsWantedAContextAtLeastAndWhatTheMemoryHolds) {
+TEST(CacheMemory, IsAtLeastOneContextAndAtMostTheMemory) {
   constexpr int64_t kPage = 1000;
   const auto tokens = [](int64_t bytes, int64_t wanted) {
     return cache_tokens_within({.bytes = bytes, .page_bytes = kPage}, /*context=*/64, wanted);
@@ -25,7 +25,7 @@ TEST(CacheMemory, IsWhatIsWantedAContextAtLeastAndWhatTheMemoryHolds) {
   EXPECT_EQ(cache_tokens_within({.bytes = int64_t{80} << 30, .page_bytes = 1}, 64, 1000), 1000);
 }
 
-TEST(CacheMemory, OnTheCpuIsWithinTheLimitsOfItsControlGroupInFloat32) {
+TEST(CacheMemory, CpuCacheIsWithinTheCgroupLimit) {
   constexpr int64_t kGiB = int64_t{1} << 30;
   AvailableMemory memory{.machine_bytes = 512 * kGiB, .machine_available_bytes = 500 * kGiB};
   EXPECT_EQ(cache_bytes_within(memory), 128 * kGiB);
@@ -45,7 +45,7 @@ TEST(CacheMemory, OnTheCpuIsWithinTheLimitsOfItsControlGroupInFloat32) {
   EXPECT_EQ(cache_tokens(*model, 0), model->config().max_position_embeddings);
 }
 
-TEST(CacheMemory, MoreThanTheProcessMayUseIsAnError) {
+TEST(CacheMemory, CacheLargerThanTheMemoryLimitIsAnError) {
   const AvailableMemory memory{.machine_bytes = 1000, .machine_available_bytes = 700, .limit_bytes = 500};
   EXPECT_NO_THROW(check_cache_fits(memory, 5 * kernels::kPageTokens, 100));
   for (const int64_t tokens : {5 * kernels::kPageTokens + 1, int64_t{1} << 40}) {
@@ -60,7 +60,7 @@ TEST(CacheMemory, MoreThanTheProcessMayUseIsAnError) {
   }
 }
 
-TEST(CacheMemory, TheStoreOfAnEngineIsThereBeforeItsFirstStep) {
+TEST(CacheMemory, EngineAllocatesItsPagesBeforeItsFirstStep) {
   const auto model = testing::tiny_model();
   Engine engine(model, {.pages = 4});
   engine.allocate_pages();

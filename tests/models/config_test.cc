@@ -28,7 +28,7 @@ void expect_error(const std::string& text, ErrorKind kind, const std::string& pa
   }
 }
 
-TEST(ModelConfig, OldAndNewSpellingsMeanTheSame) {
+TEST(ModelConfig, OldAndNewKeysAreEquivalent) {
   const auto old_style = parse(R"("rope_theta": 5000, "rope_scaling": {"type": "linear", "factor": 2})");
   const auto new_style = parse(R"("rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0})");
   for (const auto& config : {old_style, new_style}) {
@@ -59,7 +59,7 @@ TEST(ModelConfig, AnEmptyRopeScalingCountsAsAbsent) {
   EXPECT_EQ(gemma.rope.kind, RopeKind::kLinear);
 }
 
-TEST(ModelConfig, OfTwoFilledSpellingsTheOneOfTransformersCounts) {
+TEST(ModelConfig, ConflictingKeysResolveAsInTransformers) {
   const auto both = parse(R"("rope_scaling": {"rope_type": "linear", "factor": 2}, "rope_theta": 300,
       "rope_parameters": {"rope_type": "linear", "factor": 3, "rope_theta": 500})");
   EXPECT_EQ(both.rope.factor, 2);
@@ -77,7 +77,7 @@ TEST(ModelConfig, OfTwoFilledSpellingsTheOneOfTransformersCounts) {
   EXPECT_EQ(parse(R"("torch_dtype": "float16", "dtype": "bfloat16")").dtype, at::kBFloat16);
 }
 
-TEST(ModelConfig, TheContextFollowsTheRotaryScaling) {
+TEST(ModelConfig, ContextLengthFollowsRopeScaling) {
   const auto context = [](const std::string& scaling) { return parse(R"("rope_scaling": )" + scaling).context_tokens; };
   EXPECT_EQ(context("null"), 64);
   EXPECT_EQ(context(R"({"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 40})"), 160);
@@ -92,7 +92,7 @@ TEST(ModelConfig, TheContextFollowsTheRotaryScaling) {
   EXPECT_EQ(gemma.context_tokens, 131'072) << "its max_position_embeddings is scaled already";
 }
 
-TEST(ModelConfig, RopeScalingsReadTheirKeys) {
+TEST(ModelConfig, RopeScalingKeysAreParsed) {
   const auto llama3 = parse(R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
       "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}, "rope_theta": 500000.0)");
   EXPECT_EQ(llama3.rope.kind, RopeKind::kLlama3);
@@ -115,7 +115,7 @@ TEST(ModelConfig, DefaultsAreThoseOfTheFamily) {
   EXPECT_TRUE(mistral.eos_token_ids.empty());
 }
 
-TEST(ModelConfig, WindowsAreThoseOfTheLayers) {
+TEST(ModelConfig, SlidingWindowsOfLayersFollowTheConfig) {
   const auto mistral = ModelConfig::parse(R"({"model_type": "mistral"})", "t");
   EXPECT_EQ(mistral.sliding_window_of_layer(31), 4096) << "left out, the key has a value";
   EXPECT_EQ(ModelConfig::parse(R"({"model_type": "mistral", "sliding_window": null})", "t").sliding_window_of_layer(0),
@@ -141,7 +141,7 @@ TEST(ModelConfig, WindowsAreThoseOfTheLayers) {
   EXPECT_EQ(pattern.sliding_window_of_layer(1), 0);
 }
 
-TEST(ModelConfig, Gemma3RotaryBasesInOldAndNewSpellingMeanTheSame) {
+TEST(ModelConfig, Gemma3RopeBasesInOldAndNewKeysAreEquivalent) {
   const auto old_style =
       ModelConfig::parse(R"({"model_type": "gemma3_text", "rope_theta": 5e5, "rope_local_base_freq": 300,
       "rope_scaling": {"rope_type": "linear", "factor": 8.0}})",
@@ -166,7 +166,7 @@ TEST(ModelConfig, Gemma3RotaryBasesInOldAndNewSpellingMeanTheSame) {
   EXPECT_TRUE(plain.tie_word_embeddings);
 }
 
-TEST(ModelConfig, TextConfigHoldsTheKeysOfTheModelWithImages) {
+TEST(ModelConfig, MultimodalModelReadsTextConfig) {
   const auto config =
       ModelConfig::parse(R"({"model_type": "gemma3", "eos_token_id": [1, 106], "torch_dtype": "bfloat16",
       "num_hidden_layers": 3, "text_config": {"num_hidden_layers": 2, "hidden_size": 8, "torch_dtype": "float32"}})",
@@ -183,14 +183,14 @@ TEST(ModelConfig, TextConfigHoldsTheKeysOfTheModelWithImages) {
   EXPECT_EQ(saved["num_hidden_layers"], 3);
 }
 
-TEST(ModelConfig, SavingKeepsWhatItDoesNotKnow) {
+TEST(ModelConfig, SavingKeepsUnknownKeys) {
   const auto saved = nlohmann::json::parse(parse("").to_json(at::kBFloat16));
   EXPECT_EQ(saved["house_key"], nlohmann::json::parse(R"({"kept": [1, 2.5, null]})"));
   EXPECT_EQ(saved["torch_dtype"], "bfloat16");
   EXPECT_EQ(saved["vocab_size"], 37);
 }
 
-TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
+TEST(ModelConfig, InvalidValuesReportKeyFoundAndExpected) {
   using testing::tiny_config;
   expect_error("{", ErrorKind::kFormat, "no valid JSON");
   expect_error(std::string(100'000, '['), ErrorKind::kFormat, "nested deeper");
@@ -258,7 +258,7 @@ TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
                "rope_scaling: type");
 }
 
-TEST(ModelConfig, ExpertsLieInTheLayersThatTheConfigSays) {
+TEST(ModelConfig, ExpertLayersFollowTheConfig) {
   const std::string moe = R"("architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 4, )";
   const auto layers = [&](const std::string& changes) { return parse(moe + changes).experts.layer_has_experts; };
   EXPECT_EQ(layers(R"("num_experts": 8)"), (std::vector<bool>{true, true, true, true}));

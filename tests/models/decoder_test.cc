@@ -34,7 +34,7 @@ const std::vector<std::string>& family_changes() {
   return changes;
 }
 
-TEST(Families, StepsThroughPagesGiveTheLogitsOfTheWhole) {
+TEST(Families, PagedStepsGiveTheLogitsOfTheFullSequence) {
   at::NoGradGuard no_grad;
   for (const auto& changes : family_changes()) {
     auto model = tiny_model(changes);
@@ -85,7 +85,7 @@ TEST(Families, LossSumIsTheCrossEntropyOfTheLogits) {
 }
 
 // One row of 17 has documents of 5, 1, 7 and 4 tokens. The loss of the row is the sum of the losses of the documents.
-TEST(Families, PackedRowGivesTheLossOfItsDocumentsOneByOne) {
+TEST(Families, PackedRowHasTheLossOfItsSeparateDocuments) {
   for (const auto& changes : family_changes()) {
     auto model = tiny_model(changes);
     const auto tokens = tiny_tokens(1, 17);
@@ -136,7 +136,7 @@ TEST(Families, RotaryChildrenAreCalledWithHiddenStatesAndPositions) {
   }
 }
 
-TEST(Families, ChildrenMayBeReplacedAndTheHeadsMayBeAPart) {
+TEST(Families, AttentionModuleMayBeReplacedAndComputeSomeHeads) {
   at::NoGradGuard no_grad;
   for (const auto& changes : family_changes()) {
     auto model = tiny_model(changes);
@@ -181,7 +181,7 @@ TEST(Gemma3, EmbeddingsAreScaledByAFactorRoundedToTheirDtype) {
   EXPECT_EQ(embedding(at::arange(5)).select(1, 0)[0].item<float>(), 55.5F) << "the root is 55.4256";
 }
 
-TEST(Gemma3, FreshNormsMultiplyWithOne) {
+TEST(Gemma3, InitialNormsMultiplyByOne) {
   auto model = tiny_model(tiny_gemma3_changes());
   int norms = 0;
   for (const auto& named : model->named_parameters()) {

@@ -85,13 +85,13 @@ int expect_foreign_tensors_unchanged(const fs::path& source, const fs::path& sav
     if (!map.is_unowned(name)) continue;
     ++foreign;
     const auto a = before.tensor(name).contiguous(), b = after.tensor(name).contiguous();
-    const bool alike = a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes();
-    EXPECT_TRUE(alike && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0) << name;
+    const bool same = a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes();
+    EXPECT_TRUE(same && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0) << name;
   }
   return foreign;
 }
 
-TEST(FamiliesOracle, TinyVariantsEqualTransformersThereAndBack) {
+TEST(FamiliesOracle, TinyVariantsEqualTransformersAfterLoadAndSave) {
   testing::TempFolder folder;
   const auto made = run_python(kVariants, {"make", folder.path().string()}, {.timeout_seconds = 600});
   ASSERT_EQ(made.exit_code, 0) << made.err;

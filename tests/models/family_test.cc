@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-TEST(ModelFamily, EveryRowIsFoundByItsNamesAndMakesItsModel) {
+TEST(ModelFamily, EveryFamilyIsFoundByItsNamesAndMakesItsModel) {
   std::set<std::string_view> names;
   for (const auto* family : model_families()) {
     EXPECT_TRUE(names.insert(family->architecture).second && names.insert(family->model_type).second);
@@ -57,7 +57,7 @@ TEST(ModelFamily, GgufTensorsAreTheParametersOfTheModel) {
 }
 
 // Tensor parallel plans need these names.
-TEST(ModelFamily, PlansNameChildrenThatAreThere) {
+TEST(ModelFamily, PlansNameExistingModules) {
   for (const auto* family : model_families()) {
     const auto config = ModelConfig::parse(
         testing::tiny_config(fmt::format(R"("architectures": ["{}"], "mlp_only_layers": [0])", family->architecture)),

@@ -33,7 +33,7 @@ TEST(Gemma3Slow, ConvertedTokenizerGivesTheIdsOfTheOriginal) {
   EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
 }
 
-TEST(Gemma3Slow, LogitsAndGreedyTextAreThoseOfTransformers) {
+TEST(Gemma3Slow, LogitsAndGreedyTextEqualTransformers) {
   testing::TempFolder folder;
   const auto dir = asset("gemma3");
   const auto listed = run_python("tests/models/oracle/prompts.py", {dir.string()});

@@ -29,7 +29,7 @@ std::map<int64_t, int> draws(const at::Tensor& logits, const GenerationOptions& 
   return counts;
 }
 
-TEST(ChooseToken, GreedyTakesTheFirstOfTheLargest) {
+TEST(ChooseToken, GreedyTakesTheFirstOfEqualMaxima) {
   EXPECT_EQ(choose_token(at::tensor(std::vector<float>{1, 5, 5, 2}), {}, {}), 1);
 }
 
@@ -45,7 +45,7 @@ TEST(ChooseToken, TemperatureSharpens) {
   EXPECT_NEAR(counts.at(0), 4000 * 0.25 / 0.38, 130);
 }
 
-TEST(ChooseToken, TopKAndTopPLeaveTheLikeliest) {
+TEST(ChooseToken, TopKAndTopPKeepTheMostLikelyTokens) {
   const auto logits = logits_of({0.1, 0.4, 0.2, 0.3});
   const auto two = draws(logits, {.sample = true, .top_k = 2});
   EXPECT_EQ(two.size(), 2U);
@@ -55,17 +55,15 @@ TEST(ChooseToken, TopKAndTopPLeaveTheLikeliest) {
   EXPECT_EQ(draws(logits, {.sample = true, .top_p = 1e-9}).size(), 1U) << "the likeliest always stays";
 }
 
-TEST(ChooseToken, PenaltyPushesDownWhatWasSaid) {
+TEST(ChooseToken, RepetitionPenaltyLowersEarlierTokens) {
   const std::vector<int64_t> context = {1, 1, 3};
   EXPECT_EQ(choose_token(at::tensor(std::vector<float>{2, 3, 1, -1}), context, {.repetition_penalty = 2.0}), 0);
   EXPECT_EQ(choose_token(at::tensor(std::vector<float>{-1.5, -2, -9, -1}), context, {.repetition_penalty = 2.0}), 0);
 }
 
-TEST(ChooseToken, LogitsThatAreNotNumbersAreAnError) {
-  EXPECT_THROW(choose_token(at::full({4}, std::nan("")), {}, {}), Error);
-}
+TEST(ChooseToken, NanLogitsAreAnError) { EXPECT_THROW(choose_token(at::full({4}, std::nan("")), {}, {}), Error); }
 
-TEST(Generate, GreedyIsTheArgmaxOfTheWholeSequenceAtEveryStep) {
+TEST(Generate, GreedyIsTheArgmaxOfTheFullForwardAtEveryStep) {
   at::NoGradGuard no_grad;
   auto model = tiny_model();
   std::vector<int64_t> context = {4, 9, 2, 30};
@@ -77,7 +75,7 @@ TEST(Generate, GreedyIsTheArgmaxOfTheWholeSequenceAtEveryStep) {
   EXPECT_EQ(found, std::vector<int64_t>(context.begin() + 4, context.end()));
 }
 
-TEST(Generate, SeedDecidesAndRepeats) {
+TEST(Generate, SeedDeterminesSampledTokens) {
   auto model = tiny_model();
   const std::vector<int64_t> prompt = {4, 9};
   const auto with_seed = [&](uint64_t seed) {
@@ -111,7 +109,7 @@ TEST(Generate, WrongPromptsAndOptionsAreErrors) {
   }
 }
 
-TEST(GenerationOptions, ComeFromTheFolderElseFromTheModel) {
+TEST(GenerationOptions, ComeFromTheFolderOrElseFromTheModelConfig) {
   testing::TempFolder folder;
   const auto config = ModelConfig::parse(testing::tiny_config(), "t");
   EXPECT_EQ(GenerationOptions::from_folder(folder.path(), config).stop_tokens, (std::vector<int64_t>{2, 3}));

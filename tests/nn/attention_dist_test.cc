@@ -34,7 +34,7 @@ std::vector<AttentionPatternOptions> patterns() {
           {.rows = 2, .tokens = kTokens, .document_ids = ids, .sliding_window = 3}};
 }
 
-TEST(AttentionOnDTensors, HeadsOverTheRanksGiveTheWhole) {
+TEST(AttentionOnDTensors, ShardedHeadsEqualPlainAttention) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     for (const auto& wanted_pattern : patterns()) {
       const auto angles = at::arange(static_cast<double>(kTokens * 4)).to(at::kFloat).view({1, kTokens, 4}).sin();

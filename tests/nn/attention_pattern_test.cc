@@ -83,7 +83,7 @@ TEST(AttentionPattern, EqualsTheMaskedFormWithGradients) {
 
 // A given scale and capped scores, in five forms: packed rows, padded rows, a window, plain rows, and rows behind a
 // cache.
-TEST(AttentionScoreOptions, ScaledAndCappedOnesEqualTheMaskedFormWithGradients) {
+TEST(AttentionScoreOptions, ScaleAndSoftcapEqualTheMaskedFormWithGradients) {
   for (const AttentionScoreOptions scores :
        {AttentionScoreOptions{.scale = 0.11}, AttentionScoreOptions{.scale = 0.9, .softcap = 0.7}}) {
     const auto all = layouts();
@@ -120,7 +120,7 @@ TEST(AttentionPattern, QueriesAfterCachedKeysEqualTheMaskedForm) {
   }
 }
 
-TEST(AttentionPattern, PaddingBehindOneDocumentIsPlainCausal) {
+TEST(AttentionPattern, TrailingPaddingOfOneDocumentIsPlainCausal) {
   const auto plain = [](const at::Tensor& ids, int64_t window) {
     return attention_pattern({.rows = 2, .tokens = 4, .document_ids = ids, .sliding_window = window}, at::kFloat)
         .pieces.empty();
@@ -134,7 +134,7 @@ TEST(AttentionPattern, PaddingBehindOneDocumentIsPlainCausal) {
   EXPECT_FALSE(plain({}, 3));
 }
 
-TEST(AttentionPattern, WhatCannotBeIsAnError) {
+TEST(AttentionPattern, InvalidPatternsAreErrors) {
   const auto refused = [](const AttentionPatternOptions& wanted, const char* part) {
     try {
       attention_pattern(wanted, at::kFloat);
@@ -150,7 +150,7 @@ TEST(AttentionPattern, WhatCannotBeIsAnError) {
   refused({.rows = 2, .tokens = 5, .document_ids = ids}, "wanted int64 [2, 5]");
 }
 
-TEST(AttentionPattern, NoRowNeedsMemoryQuadraticInItsLength) {
+TEST(AttentionPattern, MemoryIsNotQuadraticInTheRowLength) {
   constexpr int64_t kTokens = 8192, kQuadratic = kTokens * kTokens;
   auto packed = at::arange(kTokens, at::kLong).floor_divide_(700).unsqueeze(0);
   auto padded = packed.clone().zero_();

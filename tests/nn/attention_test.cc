@@ -72,7 +72,7 @@ TEST(Attention, GroupedHeadsMatchPlainOpsWithGradients) {
   }
 }
 
-TEST(Attention, PagesGiveWhatTheWholeSequenceGives) {
+TEST(Attention, PagedKvCacheEqualsTheFullSequence) {
   at::NoGradGuard no_grad;
   auto attention = make_attention(6, 2, false);
   const auto x = at::randn({1, 10, 24});
@@ -94,7 +94,7 @@ TEST(Attention, PagesGiveWhatTheWholeSequenceGives) {
 }
 
 // A rank of two has half of the heads. The module has no setting for the count; the sizes of the projections give it.
-TEST(Attention, TakesThePartOfTheHeadsThatItsProjectionsGive) {
+TEST(Attention, NumberOfHeadsFollowsTheShardedProjections) {
   at::NoGradGuard no_grad;
   auto attention = make_attention(6, 2, false);
   const auto x = at::randn({2, 9, 24});
@@ -113,7 +113,7 @@ TEST(Attention, TakesThePartOfTheHeadsThatItsProjectionsGive) {
   EXPECT_TRUE(at::allclose(sum, wanted, 1e-4, 1e-5));
 }
 
-TEST(Layers, OnTheMetaDeviceNothingIsAllocated) {
+TEST(Layers, MetaDeviceAllocatesNothing) {
   // A weight of 236 elements would need 128 GiB if it were allocated.
   MLP mlp(1 << 18, 1 << 18, {.bias = true}, {.dtype = at::kBFloat16, .device = at::kMeta});
   for (const auto& parameter : mlp.named_parameters()) {

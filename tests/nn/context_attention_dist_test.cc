@@ -144,7 +144,7 @@ TEST(ContextAttention, EqualsOneRankOverGloo) {
                          {.backend = "gloo"});
 }
 
-TEST(ContextAttention, TakesHeadsThatLieOverOtherRanks) {
+TEST(ContextAttention, SupportsHeadsShardedOverTensorParallelRanks) {
   on_ranks(4, {2, 2}, [](const MeshPtr& both) {
     const auto mesh = init_device_mesh(both->world(), "cpu", {2, 2}, {"cp", "tp"});
     const auto cp = mesh->slice({"cp"}), tp = mesh->slice({"tp"});
@@ -189,7 +189,7 @@ TEST(ContextAttention, EqualsOneRankInHalfPrecision) {
   });
 }
 
-TEST(ContextAttention, ScalesAndCapsScores) {
+TEST(ContextAttention, SupportsScaleAndSoftcap) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     for (const auto rotate : kMethods) {
       for (const auto& rows : rows_cases()) {
@@ -208,7 +208,7 @@ struct ReceivedBytes final : comm::CollectiveObserver {
   int64_t total = 0;
 };
 
-TEST(ContextAttention, TheRingBringsWhatIsSeenAlone) {
+TEST(ContextAttention, RingCommunicatesOnlyVisibleTokens) {
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
     constexpr int64_t kTokens = 64, kOwn = kTokens / 4, kBytes = 2 * 8 * 8;  // bytes of one token's keys and values
     const kernels::ContextLayout layout(kTokens, 4);
@@ -235,7 +235,7 @@ TEST(ContextAttention, TheRingBringsWhatIsSeenAlone) {
   });
 }
 
-TEST(ContextAttention, ResultsAreKeptBetweenTheForwardsOfACheckpoint) {
+TEST(ContextAttention, ResultsAreReusedInTheRecomputationOfACheckpoint) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const RowsCase rows{"kept", 12, packed_ids(12)};
     const kernels::ContextLayout layout(12, 2);
@@ -261,7 +261,7 @@ TEST(ContextAttention, ResultsAreKeptBetweenTheForwardsOfACheckpoint) {
   });
 }
 
-TEST(ContextAttention, WhatDoesNotFitIsAnErrorOnAllRanks) {
+TEST(ContextAttention, InvalidInputsAreErrorsOnAllRanks) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const int64_t rank = mesh->local_rank(0);
     const ContextParallelGroup how{.group = mesh->group(0)};

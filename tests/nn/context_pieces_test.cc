@@ -72,7 +72,7 @@ at::Tensor positions_of(const std::vector<kernels::ContextChunk>& chunks, int64_
   return out;
 }
 
-TEST(ContextPieces, HaveEveryPairThatTheMaskHasOnceAndNoOther) {
+TEST(ContextPieces, CoverExactlyThePairsOfTheMask) {
   int64_t masked = 0;
   for (const auto& which : sequence_cases()) {
     const auto mask = wanted_mask(which);
@@ -101,7 +101,7 @@ TEST(ContextPieces, HaveEveryPairThatTheMaskHasOnceAndNoOther) {
 }
 
 // The pieces are the products that the ranks of a ring compute: one product at each step, as in PyTorch and NeMo.
-TEST(ContextPieces, OfBalancedChunksAreOneForEachStepOfARing) {
+TEST(ContextPieces, BalancedChunksGiveOnePiecePerRingStep) {
   for (const int64_t ranks : {2, 3, 4}) {
     const kernels::ContextLayout layout(ranks * 16, ranks);
     for (int64_t rank = 0; rank < ranks; ++rank) {
@@ -124,7 +124,7 @@ TEST(ContextPieces, OfBalancedChunksAreOneForEachStepOfARing) {
   }
 }
 
-TEST(ContextPieces, TokensSeenAreTheLeastRangeThatHoldsThem) {
+TEST(ContextPieces, TokensSeenIsTheSmallestVisibleRange) {
   for (const auto& which : sequence_cases()) {
     const auto mask = wanted_mask(which);
     const kernels::ContextLayout layout(which.tokens, 3);
@@ -144,7 +144,7 @@ TEST(ContextPieces, TokensSeenAreTheLeastRangeThatHoldsThem) {
 }
 
 // With 32 documents of 1024 tokens, the area of the pieces is the sum of the documents' areas, not the area of the row.
-TEST(ContextPieces, AreaGrowsWithDocumentsAndWindowsAndNotWithTheRow) {
+TEST(ContextPieces, AreaScalesWithDocumentsAndWindowsNotWithTheRow) {
   const auto area = [](const std::vector<TokenRange>& documents, int64_t tokens, int64_t window) {
     const std::vector<kernels::ContextChunk> all = {{.begin = 0, .tokens = tokens}};
     int64_t sum = 0;
@@ -160,7 +160,7 @@ TEST(ContextPieces, AreaGrowsWithDocumentsAndWindowsAndNotWithTheRow) {
   EXPECT_EQ(area({{0, 32768}}, 32768, 0), int64_t{32768} * 32768);
 }
 
-TEST(ContextLayout, CutsInChunksOfEqualLengthAndGivesARankTheFirstAndTheLast) {
+TEST(ContextLayout, BalancedRanksGetEqualChunksFromBothEnds) {
   const auto positions = [](int64_t tokens, int64_t ranks, int64_t rank, kernels::ContextLayout::Order order) {
     const auto found = kernels::ContextLayout(tokens, ranks, order).positions(rank);
     return std::vector<int64_t>(found.const_data_ptr<int64_t>(), found.const_data_ptr<int64_t>() + found.numel());
@@ -192,7 +192,7 @@ TEST(ContextLayout, CutsInChunksOfEqualLengthAndGivesARankTheFirstAndTheLast) {
   }
 }
 
-TEST(ContextLayout, WhatCannotBeIsAnError) {
+TEST(ContextLayout, InvalidArgumentsAreErrors) {
   EXPECT_THROW(kernels::ContextLayout(4, 0), Error);
   EXPECT_THROW(kernels::ContextLayout(-1, 2), Error);
   EXPECT_THROW(kernels::ContextLayout(4, 2).chunks_of(2), Error);

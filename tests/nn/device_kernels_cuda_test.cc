@@ -36,7 +36,7 @@ std::vector<at::Tensor> attended_on(c10::Device device, at::ScalarType type, con
   return {out.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()};
 }
 
-TEST(FlashAttentionCuda, OfDocumentsAndWindowsIsTheCpus) {
+TEST(FlashAttentionCuda, DocumentsAndWindowsEqualTheCpu) {
   if (!at::hasCUDA()) {
     GTEST_SKIP() << "no CUDA device";
   }
@@ -61,7 +61,7 @@ TEST(FlashAttentionCuda, OfDocumentsAndWindowsIsTheCpus) {
 
 // The ranks of a context-parallel group compute attention to parts of the keys. The parts are joined to the whole
 // result, forward and backward.
-TEST(FlashAttentionCuda, PartsOfTheKeysJoinToTheWhole) {
+TEST(FlashAttentionCuda, KeyShardsMergeToTheFullResult) {
   if (!at::hasCUDA()) {
     GTEST_SKIP() << "no CUDA device";
   }
@@ -99,7 +99,7 @@ TEST(FlashAttentionCuda, PartsOfTheKeysJoinToTheWhole) {
   }
 }
 
-TEST(Float8Cuda, ProductsAreThoseOfTheValues) {
+TEST(Float8Cuda, ProductsEqualThoseOfTheDequantizedValues) {
   if (!at::hasCUDA()) {
     GTEST_SKIP() << "no CUDA device";
   }
@@ -120,7 +120,7 @@ TEST(Float8Cuda, ProductsAreThoseOfTheValues) {
   }
 }
 
-TEST(PackedWeightCuda, IsDecodedToTheCpusBits) {
+TEST(PackedWeightCuda, DequantizedValuesAreBitwiseEqualToTheCpu) {
   if (!at::hasCUDA()) {
     GTEST_SKIP() << "no CUDA device";
   }

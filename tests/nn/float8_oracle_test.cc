@@ -20,7 +20,7 @@ struct OneLinear : Callable<OneLinear> {
   at::Tensor forward(const at::Tensor& x) { return (*linear)(x); }
 };
 
-TEST(Float8Oracle, LinearIsTorchaosAndCastsAreTorchsBitForBit) {
+TEST(Float8Oracle, LinearMatchesTorchaoAndCastsMatchTorchBitwise) {
   const testing::TempFolder folder;
   const auto path = folder / "out.safetensors";
   const auto run = testing::run_python("tests/nn/oracle/float8_linear.py", {path.string()});

@@ -42,7 +42,7 @@ TEST(Float8, ConvertsEachWeightOnceAStep) {
   EXPECT_EQ(steps->weight_conversions, 12 + 6) << "outside training the parameters may have changed";
 }
 
-TEST(Float8, TakesNewValuesWithTheNextStepAndKeepsTheNamesAndGradients) {
+TEST(Float8, UsesNewWeightsFromTheNextStepAndKeepsNamesAndGradients) {
   TwoProducts model, plain;
   const auto names = [](Module& of) {
     std::string all;
@@ -66,7 +66,7 @@ TEST(Float8, TakesNewValuesWithTheNextStepAndKeepsTheNamesAndGradients) {
   EXPECT_FALSE(model(x).allclose(first, 0.1, 0.1));
 }
 
-TEST(Float8, KeepsZerosAndTheLargest) {
+TEST(Float8, KeepsZerosAndTheLargestValue) {
   const auto zeros = to_float8(at::zeros({3}), at::kFloat8_e4m3fn);
   EXPECT_TRUE(zeros.value().equal(at::zeros({3})));
   const auto some = to_float8(at::tensor({-7.0F, 1.0F}), at::kFloat8_e4m3fn);

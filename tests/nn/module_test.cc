@@ -34,7 +34,7 @@ std::string error_of(const std::function<void()>& body) {
   return "";
 }
 
-TEST(Module, ReplacedChildIsTheOneThatIsCalled) {
+TEST(Module, ReplacedChildIsCalled) {
   at::NoGradGuard no_grad;
   auto mlp = make_mlp();
   const auto x = at::randn({3, 4}), before = (*mlp)(x);
@@ -46,7 +46,7 @@ TEST(Module, ReplacedChildIsTheOneThatIsCalled) {
                                              "down_proj.inside.weight"}));
 }
 
-TEST(Module, ChildThatIsTakenAwayIsGone) {
+TEST(Module, ReplacingAChildByNullRemovesIt) {
   auto mlp = make_mlp();
   mlp->replace_child("down_proj", nullptr);
   EXPECT_EQ(mlp->down_proj, nullptr);
@@ -54,7 +54,7 @@ TEST(Module, ChildThatIsTakenAwayIsGone) {
   EXPECT_EQ(mlp->parameters().size(), 2U);
 }
 
-TEST(Module, ReplacementThatDoesNotFitIsAnErrorAndChangesNothing) {
+TEST(Module, InvalidReplacementIsAnErrorAndChangesNothing) {
   auto mlp = make_mlp();
   const auto down = mlp->down_proj;
   const auto norm = std::make_shared<RMSNorm>(4, NormOptions{}, ParameterOptions{});
@@ -64,7 +64,7 @@ TEST(Module, ReplacementThatDoesNotFitIsAnErrorAndChangesNothing) {
   EXPECT_EQ(mlp->named_children().back().second, down);
 }
 
-TEST(Module, HooksBehindTheCallSeeItsInputsAsForwardSawThem) {
+TEST(Module, ForwardHooksGetTheInputsThatForwardGot) {
   at::NoGradGuard no_grad;
   auto mlp = make_mlp();
   const auto x = at::randn({3, 4}), other = at::randn({3, 4}), wanted = (*mlp)(other);

@@ -39,7 +39,7 @@ at::Tensor reference(MoE& block, const at::Tensor& x, bool normalise, const std:
   return at::stack(out).view(x.sizes());
 }
 
-TEST(MoE, EqualsExpertsTokenByToken) {
+TEST(MoE, EqualsALoopOverExperts) {
   for (const bool normalise : {false, true}) {
     MoE block({.width = 6, .inner = 5, .experts = 7, .experts_per_token = 3, .normalise_top_k = normalise}, {});
     draw(block);
@@ -84,7 +84,7 @@ std::vector<bool> choices_within(const RouterOutput& routing, int64_t length, in
   return taken;
 }
 
-TEST(MoE, DropsWhatIsBeyondACapacityInTraining) {
+TEST(MoE, DropsTokensBeyondTheCapacityInTraining) {
   // 7 experts, and 3 choices for each of 9 tokens: an even share is 27 / 7.
   for (const auto& [factor, capacity] : {std::pair(0.5, 2), std::pair(1.0, 4), std::pair(7.0, 27)}) {
     MoE block({.width = 6,
@@ -124,7 +124,7 @@ TEST(MoE, DropsWhatIsBeyondACapacityInTraining) {
 }
 
 // If choices have equal weights, the choices of the first tokens are taken.
-TEST(MoE, OfEqualChoicesTheFirstAreTaken) {
+TEST(MoE, FirstTokensWinTiesWithinTheCapacity) {
   MoE block({.width = 4, .inner = 3, .experts = 5, .experts_per_token = 1, .capacity_factor = 1}, {});
   draw(block);
   const auto x = at::ones({3, 10, 4});
@@ -132,7 +132,7 @@ TEST(MoE, OfEqualChoicesTheFirstAreTaken) {
   EXPECT_TRUE(at::equal(y, at::arange(10).lt(2).expand({3, 10})));
 }
 
-TEST(MoE, OneExpertMayTakeAllAndOthersGetZeros) {
+TEST(MoE, UnusedExpertsGetZeroGradients) {
   MoE block({.width = 4, .inner = 3, .experts = 5, .experts_per_token = 1}, {});
   draw(block);
   {
@@ -148,7 +148,7 @@ TEST(MoE, OneExpertMayTakeAllAndOthersGetZeros) {
 
 // The reference is the formula of transformers' load_balancing_loss_func with an attention mask. Its derivative comes
 // from autograd.
-TEST(RouterStatistics, GiveTheLossOfTransformersWithoutPadding) {
+TEST(RouterStatistics, MatchTheLoadBalancingLossOfTransformersWithoutPadding) {
   MoE block({.width = 6, .inner = 5, .experts = 4, .experts_per_token = 2}, {});
   draw(block);
   const auto statistics = std::make_shared<RouterStatistics>(4, 0.3);
@@ -180,7 +180,7 @@ TEST(RouterStatistics, GiveTheLossOfTransformersWithoutPadding) {
 }
 
 // Two micro-batches are counted first, without gradients. Each of them then adds its share of the gradient.
-TEST(RouterStatistics, SpanMicroBatches) {
+TEST(RouterStatistics, AccumulateOverMicroBatches) {
   MoE block({.width = 6, .inner = 5, .experts = 4, .experts_per_token = 2}, {});
   draw(block);
   const auto statistics = std::make_shared<RouterStatistics>(4, 1.0);

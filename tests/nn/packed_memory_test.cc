@@ -22,7 +22,7 @@ int64_t packed_peak(int64_t tokens, int64_t window, const AttentionScoreOptions&
   });
 }
 
-TEST(PackedMemory, Of32kTokensIsTwiceThatOf16k) {
+TEST(PackedMemory, GrowsLinearlyFrom16kTo32kTokens) {
   for (const int64_t window : {0, 100}) {
     const int64_t half = packed_peak(16384, window, {}), all = packed_peak(32768, window, {});
     EXPECT_GE(half, 16384 * kHeads * kHeadSize * 4) << "the recorder sees nothing";
@@ -41,7 +41,7 @@ int64_t pairs_of(const AttentionPattern& pattern) {
   return sum;
 }
 
-TEST(PackedMemory, ScoresAreOfDocumentsAndWindowsAlone) {
+TEST(PackedMemory, ScoresAreComputedOnlyInsideDocumentsAndWindows) {
   constexpr int64_t kTokens = 32768;
   const auto documents = at::arange(kTokens, at::kLong).floor_divide_(512).unsqueeze(0);
   auto padded = documents.clone();

@@ -62,7 +62,7 @@ TEST(GradNorm, EqualsTheNormOnOneRankForRandomPlacements) {
   });
 }
 
-TEST(GradNorm, AddsPendingSumsFirst) {
+TEST(GradNorm, ReducesPartialGradientsFirst) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = line(world);
     const auto local = here(at::full({3}, world->rank() == 0 ? 5.0f : -1.0f));
@@ -110,8 +110,8 @@ TEST(GradNorm, ClipsEveryDtypeToTheNorm) {
   });
 }
 
-// For a norm that is not finite, each function must behave as upstream: spec nemo.md 1.8 and 4.2.
-TEST(GradNorm, CarriesNonFiniteGradientsAndClipsAsUpstreamDoes) {
+// For a norm that is not finite, each function must behave as in NeMo.
+TEST(GradNorm, PropagatesNonFiniteGradientsAndClipsAsUpstream) {
   for (const double bad : {kInfinity, std::nan("")}) {
     const auto made = [bad] { return with_gradient(here(at::tensor({1.0, bad, 2.0}))); };
     for (const double p : {2.0, 3.0, kInfinity}) EXPECT_FALSE(std::isfinite(optim::get_grad_norm({made()}, p)));
@@ -145,7 +145,7 @@ TEST(GradNorm, DoesNotOverflowOrVanish) {
   }
 }
 
-TEST(GradNorm, OfRankWithoutAGradientMeetsTheOthers) {
+TEST(GradNorm, RankWithoutAGradientParticipates) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = line(world);
     const auto other = with_gradient(distribute_tensor(here(at::full({2}, 3.0f)), mesh, {Shard(0)}, std::nullopt));
@@ -156,7 +156,7 @@ TEST(GradNorm, OfRankWithoutAGradientMeetsTheOthers) {
   });
 }
 
-// ---- upstream's numbers: spec nemo.md 1.9, 4.2 and 4.10 ----
+// ---- numbers of NeMo and of its tests ----
 
 struct Drawn {
   std::vector<int64_t> shape;
@@ -208,7 +208,7 @@ TEST(GradNorm, GivesUpstreamsNumbersForMixedPlacementsAndMeshes) {
 
 // The cases are those of run_clip_grad_norm_correctness.py. Nothing is clipped, so the norm is the norm of the whole
 // gradients.
-TEST(GradNorm, GivesTheNormOfWholeGradientsInEveryCaseOfUpstreamsFunctionalTest) {
+TEST(GradNorm, EqualsTheNormOfFullGradientsInUpstreamsFunctionalTestCases) {
   on_threads(4, [](const WorldPtr& world) {
     const int64_t w = world->size();
     const auto row = [&](const std::string& name) { return init_device_mesh(world, test_device_type(), {w}, {name}); };
@@ -266,7 +266,7 @@ TEST(GradNorm, GivesTheNormOfWholeGradientsInEveryCaseOfUpstreamsFunctionalTest)
   });
 }
 
-TEST(GradNorm, IsAsPreciseForHalvesAsUpstreamsTest) {
+TEST(GradNorm, Bfloat16NormHasThePrecisionOfUpstreamsTest) {
   const auto magnitudes = at::logspace(-2, 2, 65536, 10, at::TensorOptions(at::kFloat));
   const auto signs = here(at::arange(65536)).remainder(3).eq(0).to(at::kFloat) * 2 - 1;
   const std::map<at::ScalarType, std::vector<double>> wanted = {
@@ -295,7 +295,7 @@ struct TwoWeights : nn::Callable<TwoWeights> {
   }
 };
 
-TEST(GradNorm, OfModelPartsGivesUpstreamsNumbers) {
+TEST(GradNorm, NormOfModelPartsGivesUpstreamsNumbers) {
   TwoWeights one;
   EXPECT_NEAR(optim::clip_grad_norm(1.0, {&one}), 104.8808823, 1e-5);
   EXPECT_NEAR(one.weight.grad()[0][0].item<double>(), 0.0953463, 1e-6);
@@ -310,7 +310,7 @@ TEST(GradNorm, OfModelPartsGivesUpstreamsNumbers) {
   EXPECT_EQ(optim::clip_grad_norm(1.0, {&two}), 0);
 }
 
-TEST(GradNorm, AddsUpTheStagesOfAPipeline) {
+TEST(GradNorm, SumsOverPipelineStages) {
   on_threads(4, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, test_device_type(), {4}, {"pp"});
     const double own = world->rank() + 1;
@@ -326,7 +326,7 @@ TEST(GradNorm, AddsUpTheStagesOfAPipeline) {
   });
 }
 
-TEST(GradNorm, AddsUpStagesThatAreShardedBesides) {
+TEST(GradNorm, SumsOverPipelineStagesWithShardedParameters) {
   on_threads(4, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"pp", "tp"});
     const double stage = 1.0 + static_cast<double>(mesh->local_rank(0));
@@ -346,7 +346,7 @@ TEST(GradNorm, AddsUpStagesThatAreShardedBesides) {
   });
 }
 
-TEST(GradNorm, OfAnEmptyShardIsThatOfTheOthers) {
+TEST(GradNorm, EmptyShardContributesNothing) {
   on_threads(2, [](const WorldPtr& world) {
     const auto parameter = with_gradient(
         distribute_tensor(here(at::tensor({3.0f, 4.0f})).view({1, 2}), line(world), {Shard(0)}, std::nullopt));
@@ -357,7 +357,7 @@ TEST(GradNorm, OfAnEmptyShardIsThatOfTheOthers) {
   });
 }
 
-TEST(GradNorm, ByTotalNormScalesOnlyWhatIsTooLarge) {
+TEST(GradNorm, ClipByTotalNormScalesOnlyAboveTheMaximum) {
   const auto made = [] {
     return std::vector<at::Tensor>{with_gradient(here(at::tensor({3.0, 4.0}))),
                                    with_gradient(here(at::tensor({1.0, 2.0}))),
@@ -402,7 +402,7 @@ TEST(GradNorm, SumsPlainShardsOverBothGroupsAndDTensorsOverTheirMesh) {
   });
 }
 
-TEST(Optimizer, ShowsItsStateAsDTensorsOfTheParametersPlacement) {
+TEST(Optimizer, StateIsDTensorsWithTheParametersPlacements) {
   on_threads(3, [](const WorldPtr& world) {
     SmallModel model;
     shard(model, {.mesh = line(world)});

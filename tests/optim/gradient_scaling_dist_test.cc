@@ -1,4 +1,4 @@
-// Tests the scaling of gradients of pipelines and experts: spec nemo.md 4.3 to 4.5 and 4.10.
+// Tests the scaling of gradients of pipelines and experts as in NeMo AutoModel.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
@@ -59,7 +59,7 @@ struct MoeWith : nn::Callable<MoeWith>, nn::GradientMarks {
 double value_of(const at::Tensor& parameter) { return to_local(parameter.grad()).flatten()[0].item<double>(); }
 double plain_value_of(const at::Tensor& parameter) { return parameter.grad().flatten()[0].item<double>(); }
 
-TEST(GradientScaling, DividesExpertsByTheRanksWhoseTokensTheyAreOf) {
+TEST(GradientScaling, DividesExpertGradientsByTheDataParallelToExpertShardRatio) {
   on_threads(4, [](const WorldPtr& world) {
     const auto moe = init_device_mesh(world, test_device_type(), {2, 2}, {"ep_shard", "ep"});
     const auto made = [&](double gate, double expert) {
@@ -92,7 +92,7 @@ TEST(GradientScaling, DividesExpertsByTheRanksWhoseTokensTheyAreOf) {
   });
 }
 
-TEST(GradientScaling, FollowsMarksNamesAndDivisorsOfTheirOwnAndTakesFrozenGradients) {
+TEST(GradientScaling, SelectsExpertsByMarksAndNamesAndScalesFrozenGradients) {
   on_threads(2, [](const WorldPtr& world) {
     const auto moe = init_device_mesh(world, test_device_type(), {2}, {"ep"});
     const optim::ScaleAndClipOptions options{.moe_mesh = moe, .ep_axis_name = "ep", .dp_group_size = 2};
@@ -113,12 +113,13 @@ TEST(GradientScaling, FollowsMarksNamesAndDivisorsOfTheirOwnAndTakesFrozenGradie
       at::Tensor weight;
       Named() { register_parameter("mlp.experts.down_linear.weight0", weight, leaf(here(at::full({2}, 8.0)))); }
     } named;
-    scale_grads_and_clip_grad_norm(std::nullopt, {&named, &named}, options);  // a part passed twice is scaled once
+    scale_grads_and_clip_grad_norm(std::nullopt, {&named, &named},
+                                   options);  // a model part that is passed twice is scaled once
     EXPECT_EQ(plain_value_of(named.weight), 4);
   });
 }
 
-TEST(GradientScaling, LeavesGradientsWithoutLabelTokensAndRefusesBadFactorsBeforeItScales) {
+TEST(GradientScaling, SkipsScalingWithoutLabelTokensAndRefusesBadFactorsFirst) {
   MoeWith model(here(at::full({2}, 8.0)), here(at::full({2}, 8.0)));
   for (const auto tokens : {std::optional<int64_t>(0), std::optional<int64_t>()}) {
     scale_grads_and_clip_grad_norm(std::nullopt, {&model},
@@ -142,7 +143,7 @@ TEST(GradientScaling, LeavesGradientsWithoutLabelTokensAndRefusesBadFactorsBefor
   EXPECT_NEAR(plain_value_of(model.gate), 0.5, 1e-6);
 }
 
-TEST(GradientScaling, AddsUpExpertsOfEveryRankInTheNorm) {
+TEST(GradientScaling, NormSumsExpertsOfAllRanks) {
   on_threads(4, [](const WorldPtr& world) {
     const auto moe = init_device_mesh(world, test_device_type(), {2, 2}, {"ep_shard", "ep"});
     const int64_t ep = moe->local_rank(1);

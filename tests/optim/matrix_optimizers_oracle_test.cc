@@ -58,7 +58,7 @@ double largest_difference(const at::Tensor& a, const at::Tensor& b) {
   return (a.detach().to(at::kCPU, at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
 }
 
-TEST(MuonOracle, FiftyStepsAreThoseOfPyTorch) {
+TEST(MuonOracle, FiftyStepsEqualPyTorch) {
   testing::TempFolder folder;
   const json all = {
       json{{"lr", 0.02}}, json{{"lr", 0.01}, {"weight_decay", 0.3}, {"adjust_lr_fn", "match_rms_adamw"}},
@@ -93,7 +93,7 @@ TEST(MuonOracle, FiftyStepsAreThoseOfPyTorch) {
   }
 }
 
-TEST(AdamW8bitOracle, FiftyStepsAreThoseOfTorchao) {
+TEST(AdamW8bitOracle, FiftyStepsEqualTorchao) {
   TESSERA_CPU_ONLY("8-bit AdamW is refused on accelerators");
   testing::TempFolder folder;
   const json all = {json{{"lr", 0.01}}, json{{"lr", 0.02}, {"weight_decay", 0.3}, {"betas", {0.8, 0.95}}}};
@@ -130,7 +130,7 @@ TEST(AdamW8bitOracle, FiftyStepsAreThoseOfTorchao) {
   }
 }
 
-TEST(Schedule, WarmsUpStaysAndDecaysAsTransformersWsd) {
+TEST(Schedule, WsdEqualsTransformers) {
   const int64_t warmup = 4, decay = 6, total = 20, count = total + 3;
   const auto run = testing::run_python(
       "tests/optim/oracle/wsd.py",

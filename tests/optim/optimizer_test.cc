@@ -49,7 +49,7 @@ std::string error_of(Call call) {
   return "";
 }
 
-TEST(Optimizer, DecaysMatricesOnlyUnlessTheirSlotSaysNo) {
+TEST(Optimizer, WeightDecayAppliesOnlyToMatricesWithDecayEnabled) {
   Model model;
   const auto optimizer = make_adamw(model, {.lr = 0.1, .weight_decay = 0.5});
   set_gradients(model, 0);
@@ -118,7 +118,7 @@ double cpu_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-TEST(Optimizer, FindsAStateByNameHoweverManyThereAre) {
+TEST(Optimizer, StateLookupTimeDoesNotGrowWithParameters) {
   const auto seconds_each = [](int count) {
     Many model(count);
     const auto optimizer = make_sgd(model, {.momentum = 0.9});
@@ -135,7 +135,7 @@ TEST(Optimizer, FindsAStateByNameHoweverManyThereAre) {
   EXPECT_LT(seconds_each(4000), 10 * of_few) << "looking through all takes about 100 times as long";
 }
 
-TEST(Optimizer, TakesOverParametersThatWereFrozen) {
+TEST(Optimizer, UpdatesParametersThatAreUnfrozenLater) {
   Model model;
   model.parameters()[0].set_requires_grad(false);
   const auto optimizer = make_adamw(model, {.lr = 0.1, .weight_decay = 0});
@@ -151,7 +151,7 @@ TEST(Optimizer, TakesOverParametersThatWereFrozen) {
 
 // A hundred updates, each below the last digit of bfloat16, must move a parameter as far as in float32. Values that are
 // written to the parameter between steps must count.
-TEST(Optimizer, UpdatesSixteenBitParametersInFloat32UnlessTold) {
+TEST(Optimizer, UpdatesSixteenBitParametersInFloat32ByDefault) {
   const auto make = [](bool adam, Model& model, bool masters) {
     return adam ? make_adamw(model, {.lr = 1e-3, .master_weights = masters})
                 : make_sgd(model, {.lr = 1e-3, .momentum = 0.5, .master_weights = masters});
@@ -188,7 +188,7 @@ TEST(Optimizer, UpdatesSixteenBitParametersInFloat32UnlessTold) {
   }
 }
 
-TEST(Optimizer, GroupsWithoutAnLrOfTheirOwnFollowByTheirFactors) {
+TEST(Optimizer, GroupsWithoutAnLrFollowByTheirLrFactors) {
   Model model;
   const auto optimizer = make_sgd(model, {.lr = 0.1, .groups = {{{"norm"}, 2, 0}, {{}, 4, 0}, {{"spared"}, 0, 0}}});
   const auto rates = [&] {
@@ -213,7 +213,7 @@ TEST(Optimizer, GroupsWithoutAnLrOfTheirOwnFollowByTheirFactors) {
 }
 
 // A parameter that was frozen when the momentum was set must get the missing state, whatever state it had.
-TEST(Optimizer, GivesThawedParametersWhatTheyLack) {
+TEST(Optimizer, AddsMissingStateToUnfrozenParameters) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     Model model;
     for (auto& slot : model.own_parameters()) {
@@ -257,7 +257,7 @@ TEST(Optimizer, RefusesSettingsOutOfRange) {
   EXPECT_THAT(error_of([&] { optimizer->step(); }), HasSubstr("weight: the parameter was replaced"));
 }
 
-TEST(Schedule, WarmsUpFromTheFirstStepAndEndsOnTheFloor) {
+TEST(Schedule, WarmsUpFromTheFirstStepAndEndsAtTheMinimumLr) {
   const Schedule schedule({.name = "linear", .lr = 2, .warmup_steps = 4, .total_steps = 14, .min_lr_ratio = 0.1});
   EXPECT_DOUBLE_EQ(schedule.at(0), 0.5);
   EXPECT_DOUBLE_EQ(schedule.at(3), 2);
@@ -301,7 +301,7 @@ TEST(Optimizer, StochasticRoundingKeepsSmallUpdatesOnAverage) {
   EXPECT_GT(moving.weight.detach().to(at::kDouble).std().item<double>(), 1e-3) << "all went the same way";
 }
 
-TEST(Optimizer, StochasticRoundingTakesEitherNeighbourOnlyAndLeavesWhatNeedsNoRounding) {
+TEST(Optimizer, StochasticRoundingGivesANeighbourAndKeepsExactValues) {
   HalfModel model(here(at::tensor({1.0, -2.0, 0.0, 3.0e38})).to(at::kBFloat16));
   const auto optimizer = make_sgd(model, {.lr = 1, .master_weights = false, .stochastic_rounding = true});
   model.weight.mutable_grad() = here(at::tensor({0.0, 0.0, 0.0, 0.0})).to(at::kBFloat16);
@@ -324,7 +324,7 @@ TEST(Optimizer, StochasticRoundingTakesEitherNeighbourOnlyAndLeavesWhatNeedsNoRo
   EXPECT_NEAR(found.mean().item<double>(), exact.mean().item<double>(), 3e-4);
 }
 
-TEST(Optimizer, AStepIsLeftOutWhereTheGradientsAreSaidToBeInfinite) {
+TEST(Optimizer, StepIsSkippedWhenFoundInfIsSet) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     Model model, plain;
     for (Model* each : {&model, &plain}) {
@@ -350,7 +350,7 @@ TEST(Optimizer, AStepIsLeftOutWhereTheGradientsAreSaidToBeInfinite) {
   EXPECT_THAT(error_of([&] { make_sgd(model, {.lr = 0.1})->step(here(at::zeros({}))); }), HasSubstr("found_inf"));
 }
 
-TEST(Optimizer, StochasticRoundingIsRefusedWhereItHasNothingToRound) {
+TEST(Optimizer, StochasticRoundingIsRefusedWithMasterWeightsOrFloat16) {
   HalfModel bfloat(here(at::ones({2}, at::kBFloat16))), half(here(at::ones({2}, at::kHalf)));
   EXPECT_THAT(error_of([&] { make_sgd(bfloat, {.stochastic_rounding = true}); }),
               HasSubstr("found stochastic_rounding with master_weights"));
@@ -358,7 +358,7 @@ TEST(Optimizer, StochasticRoundingIsRefusedWhereItHasNothingToRound) {
               HasSubstr("stochastic_rounding for float16"));
 }
 
-TEST(Schedule, OfWsdMustHaveRoomForWarmUpAndDecay) {
+TEST(Schedule, WsdRequiresStepsForWarmUpAndDecay) {
   ScheduleOptions options{.name = "wsd", .lr = 1, .warmup_steps = 6, .total_steps = 10};
   options.decay_steps = 5;
   EXPECT_THAT(error_of([&] { Schedule schedule(options); }), HasSubstr("found 6 steps of warm-up and 5 of decay"));
@@ -370,7 +370,7 @@ TEST(Schedule, OfWsdMustHaveRoomForWarmUpAndDecay) {
   EXPECT_THAT(error_of([&] { Schedule schedule(options); }), HasSubstr("decay_type: found 'sqrt'"));
 }
 
-TEST(Optimizer, AGroupMayHaveMomentumWhereTheOthersHaveNone) {
+TEST(Optimizer, OneGroupMayHaveMomentum) {
   Model model;
   const auto optimizer =
       make_sgd(model, {.lr = 0.1, .groups = {{.names = {"norm"}, .weight_decay = 0, .settings = {{"momentum", 0.5}}}}});
@@ -382,7 +382,7 @@ TEST(Optimizer, AGroupMayHaveMomentumWhereTheOthersHaveNone) {
   EXPECT_TRUE(model.norm.allclose(here(at::full({4}, 0.75)))) << "1 - 0.1 - 0.1 * 1.5";
 }
 
-TEST(Optimizer, GroupsHaveSettingsOfTheirOwn) {
+TEST(Optimizer, GroupsHaveSeparateSettings) {
   Model model;
   const auto optimizer =
       make_muon(model, {.lr = 0.1,

@@ -1,4 +1,4 @@
-// Tests the gradients of parameters that are replicated over the ranks of tensor parallelism: spec nemo.md 4.8.
+// Tests the gradients of parameters that are replicated over the ranks of tensor parallelism, as in NeMo.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
@@ -33,7 +33,7 @@ double first(const Norm& norm) {
   return (is_dtensor(gradient) ? to_local(gradient) : gradient).flatten()[0].item<double>();
 }
 
-TEST(TpReplicas, GetTheMeanOrWhatTheirModuleIsMarkedWith) {
+TEST(TpReplicas, AreAveragedOrReducedAsTheirModuleIsMarked) {
   on_threads(4, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"dp", "tp"});
     const double own = 1.0 + static_cast<double>(mesh->local_rank(1)) + 10.0 * static_cast<double>(mesh->local_rank(0));
@@ -80,7 +80,7 @@ TEST(TpReplicas, GetTheMeanOrWhatTheirModuleIsMarkedWith) {
   });
 }
 
-TEST(TpReplicas, OfHalvesAreAddedUpInFloat32) {
+TEST(TpReplicas, Float16GradientsAreReducedInFloat32) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, test_device_type(), {2}, {"tp"});
     Norms model;
@@ -93,7 +93,7 @@ TEST(TpReplicas, OfHalvesAreAddedUpInFloat32) {
   });
 }
 
-TEST(TpReplicas, OfDTensorsAreThoseThatTheRanksDoNotDifferIn) {
+TEST(TpReplicas, OnlyDTensorsReplicatedOverTensorParallelAreReduced) {
   on_threads(4, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"dp", "tp"});
     const auto all = init_device_mesh(world, test_device_type(), {4}, {"ep"});
@@ -118,7 +118,7 @@ TEST(TpReplicas, OfDTensorsAreThoseThatTheRanksDoNotDifferIn) {
   });
 }
 
-TEST(TpReplicas, ThatAreNotAlikeAreAnErrorOnAllRanksAndLeftAlone) {
+TEST(TpReplicas, DifferentReplicasAreAnErrorOnAllRanksAndUnchanged) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, test_device_type(), {2}, {"tp"});
     Norms model;

@@ -26,7 +26,7 @@ std::vector<at::Tensor> accumulated(SmallModel& model, const comm::World& world,
   return gradients;
 }
 
-TEST(BackwardSwitches, ReductionsThatAreLeftUnderWayEndWithTheLastBackward) {
+TEST(BackwardSwitches, PendingReductionsFinishWithTheLastBackward) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool replicas : {false, true}) {
       const auto mesh =
@@ -46,7 +46,7 @@ TEST(BackwardSwitches, ReductionsThatAreLeftUnderWayEndWithTheLastBackward) {
   });
 }
 
-TEST(BackwardSwitches, OneSwitchBelowTheRootCountsForTheWholeTree) {
+TEST(BackwardSwitches, SwitchOnAChildAppliesToTheWholeFsdpTree) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model;
     shard(model, {.mesh = line(world)});
@@ -63,7 +63,7 @@ TEST(BackwardSwitches, OneSwitchBelowTheRootCountsForTheWholeTree) {
   });
 }
 
-TEST(BackwardSwitches, ParametersThatStayGatheredAreNotGatheredAgain) {
+TEST(BackwardSwitches, UnshardedParametersAreNotAllGatheredAgain) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel usual, kept;
     shard(usual, {.mesh = line(world)});
@@ -100,7 +100,7 @@ TEST(BackwardSwitches, ParametersThatStayGatheredAreNotGatheredAgain) {
   });
 }
 
-TEST(BackwardSwitches, WholeGradientsWaitForTheLastBackwardWithoutSynchronisation) {
+TEST(BackwardSwitches, UnshardedGradientsAreReducedInTheLastBackwardOnly) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model;
     shard(model, {.mesh = line(world), .reshard_after_forward = false});
@@ -120,7 +120,7 @@ TEST(BackwardSwitches, WholeGradientsWaitForTheLastBackwardWithoutSynchronisatio
   });
 }
 
-TEST(BackwardSwitches, AFailedForwardBetweenMicroBatchesLeavesAModelThatWorks) {
+TEST(BackwardSwitches, ModelWorksAfterAFailedForwardBetweenMicroBatches) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model, usual;
     shard(model, {.mesh = line(world)});
@@ -141,7 +141,7 @@ TEST(BackwardSwitches, AFailedForwardBetweenMicroBatchesLeavesAModelThatWorks) {
   });
 }
 
-TEST(BackwardSwitches, OfAModuleThatIsNotShardedAreErrors) {
+TEST(BackwardSwitches, ModuleWithoutFullyShardIsAnError) {
   SmallModel model;
   EXPECT_THAT(error_of([&] { set_is_last_backward(model, false); }), HasSubstr("Call fully_shard first"));
   EXPECT_THAT(error_of([&] { set_reshard_after_backward(model, false); }), HasSubstr("Call fully_shard first"));

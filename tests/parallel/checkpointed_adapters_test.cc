@@ -35,7 +35,7 @@ std::vector<at::Tensor> gradients_of_two_forwards(CausalLM& model) {
 }
 
 // The recomputed first forward drops the same elements as before, although a second forward has run since.
-TEST(CheckpointedAdapters, DropTheSameWhenTwoForwardsGoBackwardTogether) {
+TEST(CheckpointedAdapters, RecomputationUsesTheDropoutMasksOfItsForward) {
   const auto plain = adapted(), checkpointed = adapted();
   std::vector<nn::Module*> layers;
   for (const auto& [path, module] : checkpointed->named_modules()) {

@@ -136,10 +136,10 @@ TEST(ContextParallelModel, EqualsOneRankOnEveryLayoutFamilyAndCheckpointing) {
         on_threads(static_cast<int>(layout.ranks * layout.tensor_ranks), [&](const WorldPtr& world) {
           // Both rotation methods run for one family. The attention of the other families differs only in the
           // operations before it and in windows.
-          const bool ring_alone = family.architecture != "LlamaForCausalLM" && rows.name == "packed";
-          const bool gathers_alone = family.architecture != "LlamaForCausalLM" && !ring_alone;
+          const bool ring_only = family.architecture != "LlamaForCausalLM" && rows.name == "packed";
+          const bool gathers_only = family.architecture != "LlamaForCausalLM" && !ring_only;
           for (const std::string rotate : {"allgather", "alltoall"}) {
-            if ((rotate == "allgather" && ring_alone) || (rotate == "alltoall" && gathers_alone)) continue;
+            if ((rotate == "allgather" && ring_only) || (rotate == "alltoall" && gathers_only)) continue;
             expect_same_step(over_ranks(layout, rotate, family, rows, world), wanted,
                              fmt::format("{}, {}, {}, {}", layout.name, rotate, family.architecture, rows.name));
           }
@@ -149,7 +149,7 @@ TEST(ContextParallelModel, EqualsOneRankOnEveryLayoutFamilyAndCheckpointing) {
   }
 }
 
-TEST(ContextParallelModel, GivesTheLogitsOfItsTokens) {
+TEST(ContextParallelModel, LogitsEqualOneRank) {
   const auto rows = packed_context_rows();
   const auto wanted = random_model(config_of(tested_families()[0]))->logits(rows.inputs).detach();
   on_threads(3, [&](const WorldPtr& world) {
@@ -184,7 +184,7 @@ int64_t peak_of_ranks(int ranks, int64_t tokens, const std::string& rotate) {
   return *std::ranges::max_element(found);
 }
 
-TEST(ContextParallelModel, FourRanksHaveFourTimesTheLengthInTheSameMemory) {
+TEST(ContextParallelModel, FourRanksTakeFourTimesTheTokensInTheSameMemory) {
   constexpr int64_t kOwn = 256;
   const double one = static_cast<double>(peak_of_ranks(1, kOwn, "alltoall"));
   const double same = static_cast<double>(peak_of_ranks(1, 4 * kOwn, "alltoall"));
@@ -197,7 +197,7 @@ TEST(ContextParallelModel, FourRanksHaveFourTimesTheLengthInTheSameMemory) {
   EXPECT_LE(gathered, 1.3 * one);
 }
 
-TEST(ContextParallelModel, WhatCannotBeIsAnError) {
+TEST(ContextParallelModel, InvalidMeshesAndInputsAreErrors) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, test_device_type(), {2, 1}, {"cp", "tp"});
     const auto model = random_model(config_of(tested_families()[0]));

@@ -23,7 +23,7 @@ at::Tensor floats(const nlohmann::json& numbers, std::vector<int64_t> sizes) {
   return here(at::tensor(numbers.get<std::vector<float>>()).view(sizes));
 }
 
-TEST(ContextParallelOracle, CutsAndMergesAsPyTorch) {
+TEST(ContextParallelOracle, ShardsAndMergesAsPyTorch) {
   const auto oracle = context_oracle();
   EXPECT_GE(oracle["layouts"].size(), 15U);
   for (const auto& each : oracle["layouts"]) {

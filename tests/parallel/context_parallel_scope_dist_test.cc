@@ -20,7 +20,7 @@ MeshPtr context_line(const WorldPtr& world) {
   return init_device_mesh(world, test_device_type(), {world->size()}, {"cp"});
 }
 
-TEST(ContextParallelScope, AttentionIsThatOfTheWholeSequenceAndBuffersComeBack) {
+TEST(ContextParallelScope, AttentionEqualsTheFullSequenceAndBuffersAreRestored) {
   for (const int ranks : {2, 3}) {
     on_threads(ranks, [ranks](const WorldPtr& world) {
       const auto mesh = context_line(world);
@@ -63,7 +63,7 @@ TEST(ContextParallelScope, AttentionIsThatOfTheWholeSequenceAndBuffersComeBack) 
   }
 }
 
-TEST(ContextParallelScope, AttentionThatIsNotCausalNeedsContiguousParts) {
+TEST(ContextParallelScope, NonCausalAttentionRequiresContiguousShards) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = context_line(world);
     const auto attend_all = [&](int64_t tokens) {
@@ -79,7 +79,7 @@ TEST(ContextParallelScope, AttentionThatIsNotCausalNeedsContiguousParts) {
 }
 
 // Some layers have windows. Positions are not passed; the model uses the positions of the whole sequence.
-TEST(ContextParallelScope, AModelInsideGivesTheLogitsOfItsTokens) {
+TEST(ContextParallelScope, ModelLogitsEqualOneRank) {
   const auto tokens = here(at::arange(24, at::kLong)).mul_(7).remainder_(37).view({2, 12});
   for (const auto& family : {all_families(4, 2)[0], all_families(4, 2)[4]}) {
     const auto wanted = random_model(config_of(family))->logits({.tokens = tokens}).detach();
@@ -96,7 +96,7 @@ TEST(ContextParallelScope, AModelInsideGivesTheLogitsOfItsTokens) {
 }
 
 // Layers are recomputed after the scope has ended. Their attention must still run over the ranks.
-TEST(ContextParallelScope, ACheckpointedModelGoesBackBehindTheScope) {
+TEST(ContextParallelScope, BackwardOfACheckpointedModelWorksAfterTheScope) {
   const auto family = all_families(4, 2)[4];
   const auto tokens = here(at::arange(24, at::kLong)).mul_(7).remainder_(37).view({2, 12}),
              labels = tokens.add(3).fmod(37);
@@ -127,7 +127,7 @@ TEST(ContextParallelScope, ACheckpointedModelGoesBackBehindTheScope) {
   });
 }
 
-TEST(ContextParallelScope, AGraphThatSavedABufferNoticesItsChange) {
+TEST(ContextParallelScope, BackwardDetectsThatASavedBufferWasRestored) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = context_line(world);
     const auto buffer = here(at::arange(8.0)), x = here(at::ones({4})).set_requires_grad(true);
@@ -140,7 +140,7 @@ TEST(ContextParallelScope, AGraphThatSavedABufferNoticesItsChange) {
   });
 }
 
-TEST(ContextParallelScope, WhatCannotBeIsAnErrorBeforeAnythingChanges) {
+TEST(ContextParallelScope, InvalidArgumentsAreErrorsBeforeBuffersChange) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = context_line(world);
     const auto tokens = here(at::arange(8)).view({1, 8}), other = here(at::zeros({1, 8}));

@@ -63,7 +63,7 @@ using Apply = std::function<void(SmallModel&)>;
 
 // Runs steps of AdamW with uneven rows per rank, and compares gradients and parameters after every step. The steps run
 // in float64, because Adam magnifies the rounding of gradients that are close to zero.
-void train_beside_plain(const WorldPtr& world, const Apply& apply) {
+void expect_trains_like_one_process(const WorldPtr& world, const Apply& apply) {
   SmallModel plain(3, at::kDouble), model(3, at::kDouble);
   apply(model);
   set_gradient_divide_factor(model, 1);
@@ -83,15 +83,15 @@ void train_beside_plain(const WorldPtr& world, const Apply& apply) {
 }
 
 TESSERA_RANKS_TEST(FullyShard, TrainsLikeOneProcess, (1, 2, 3, 4)) {
-  train_beside_plain(world, [&](SmallModel& model) { named("FullyShard").apply(model, world); });
+  expect_trains_like_one_process(world, [&](SmallModel& model) { named("FullyShard").apply(model, world); });
 }
 TESSERA_RANKS_TEST(Replicate, TrainsLikeOneProcess, (1, 2, 3)) {
-  train_beside_plain(world, [&](SmallModel& model) { named("Replicate").apply(model, world); });
+  expect_trains_like_one_process(world, [&](SmallModel& model) { named("Replicate").apply(model, world); });
 }
 
 TEST_P(DataParallelStrategy, TrainsLikeOneProcess) {
   on_threads(2, [&](const WorldPtr& world) {
-    train_beside_plain(world, [&](SmallModel& model) { strategy.apply(model, world); });
+    expect_trains_like_one_process(world, [&](SmallModel& model) { strategy.apply(model, world); });
   });
 }
 
@@ -99,7 +99,7 @@ TEST(FullyShard, ReplicatesOverTheFirstDimOfA2dMesh) {
   for (const auto& shape : {std::vector<int64_t>{2, 2}, {1, 4}, {4, 1}}) {
     on_threads(4, [&](const WorldPtr& world) {
       const auto mesh = init_device_mesh(world, test_device_type(), shape, {"replicate", "shard"});
-      train_beside_plain(world, [&](SmallModel& model) {
+      expect_trains_like_one_process(world, [&](SmallModel& model) {
         shard(model, {.mesh = mesh});
         EXPECT_EQ(to_string(placements(model.norm)), "(R, S(0))");
       });
@@ -107,7 +107,7 @@ TEST(FullyShard, ReplicatesOverTheFirstDimOfA2dMesh) {
   }
 }
 
-TEST_P(DataParallelStrategy, AveragesOverTheRanksUnlessTold) {
+TEST_P(DataParallelStrategy, AveragesGradientsOverTheRanksByDefault) {
   on_threads(3, [&](const WorldPtr& world) {
     SmallModel summed, averaged;
     for (auto* model : {&summed, &averaged}) strategy.apply(*model, world);
@@ -186,7 +186,7 @@ TEST_P(DataParallelStrategy, GivesUnusedParametersNoGradientUnlessSomeRankUsedTh
   });
 }
 
-TEST_P(DataParallelStrategy, TakesOverParametersThatALoadReplaced) {
+TEST_P(DataParallelStrategy, TrainsParametersThatALoadReplaced) {
   on_threads(2, [&](const WorldPtr& world) {
     SmallModel plain, model(3, at::kFloat, /*seed=*/99);
     strategy.apply(model, world);
@@ -207,7 +207,7 @@ TEST_P(DataParallelStrategy, TakesOverParametersThatALoadReplaced) {
   });
 }
 
-TEST_P(DataParallelStrategy, StartsAfreshAfterAnException) {
+TEST_P(DataParallelStrategy, RecoversAfterAnException) {
   on_threads(2, [&](const WorldPtr& world) {
     SmallModel clean, model;
     for (auto* each : {&clean, &model}) strategy.apply(*each, world);
@@ -265,7 +265,7 @@ TEST(DataParallel, ReplicatesTensorParallelParametersOverTheOtherMeshDim) {
   });
 }
 
-TEST(DataParallel, FollowsTheMesh) {
+TEST(DataParallel, MeshDimsSelectFsdpHsdpOrDdp) {
   on_threads(4, [](const WorldPtr& world) {
     struct Case {
       std::vector<int64_t> shape;

@@ -58,7 +58,7 @@ DistributeModuleOptions tensor_parallel() {
                           const MeshPtr&) { *outputs[0] = full_tensor(*outputs[0]); }};
 }
 
-TEST(DistributeModule, PartitionsReplicatesTheRestAndWrapsTheCall) {
+TEST(DistributeModule, PartitionsAndReplicatesParametersAndCallsInputAndOutputFn) {
   on_two_ranks([](const MeshPtr& mesh) {
     Net plain(1);
     Net net(mesh->rank() + 1.0);  // the first rank's values are used
@@ -85,7 +85,7 @@ TEST(DistributeModule, PartitionsReplicatesTheRestAndWrapsTheCall) {
   });
 }
 
-TEST(DistributeModule, WithoutAPartitionEverythingIsReplicatedAndKeepsItsFlags) {
+TEST(DistributeModule, WithoutPartitionFnReplicatesAllAndKeepsRequiresGrad) {
   on_two_ranks([](const MeshPtr& mesh) {
     Net net(mesh->rank() + 1.0);
     net.down->weight.set_requires_grad(false);

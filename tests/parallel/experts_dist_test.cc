@@ -82,7 +82,7 @@ void send_all_to_one_expert(CausalLM& model) {
 
 // Outcome with the load-balance loss. The load of all ranks is known between forward and backward.
 StepOutcome balanced_outcome(CausalLM& model, int64_t rows, int64_t length, int64_t part, int64_t parts,
-                             comm::Group* world, int64_t alike, const at::Tensor& document_ids) {
+                             comm::Group* world, int64_t ranks_with_same_rows, const at::Tensor& document_ids) {
   auto generator = at::detail::createCPUGenerator(9);
   const auto text = here(at::randint(0, 37, {rows, length + 1}, generator, at::kLong));
   const auto take = [&](const at::Tensor& all) {
@@ -106,7 +106,7 @@ StepOutcome balanced_outcome(CausalLM& model, int64_t rows, int64_t length, int6
   statistics->end();
   const auto sum = loss.detach().to(at::kDouble).cpu().reshape({1}).clone();
   if (world != nullptr) comm::all_reduce(*world, sum).wait();
-  out.loss += sum.item<double>() / static_cast<double>(alike);
+  out.loss += sum.item<double>() / static_cast<double>(ranks_with_same_rows);
   out.norm = optim::get_grad_norm(model.parameters());
   for (const auto& named : model.named_parameters()) out.gradients[named.name] = whole(named.slot->parameter.grad());
   return out;
@@ -141,7 +141,7 @@ TEST(ExpertParallel, EqualsOneRankWithLayersThatHaveNoExperts) {
 }
 
 // The second step prefetches. The groups of the experts differ from the groups of the layers around them.
-TEST(ExpertParallel, GathersAhead) {
+TEST(ExpertParallel, EqualsOneRankWithPrefetch) {
   const auto family = experts_with();
   const auto wanted = one_rank_outcome(family, kRows, kLength);
   const auto& layout = kLayouts[3];
@@ -150,14 +150,14 @@ TEST(ExpertParallel, GathersAhead) {
     set_prefetch(*model, true);
     for (int step = 0; step < 2; ++step) {
       model->zero_grad();
-      const auto found =
-          step_outcome(*model, kRows, kLength, world->rank(), layout.parts(), world->group().get(), /*alike=*/1);
+      const auto found = step_outcome(*model, kRows, kLength, world->rank(), layout.parts(), world->group().get(),
+                                      /*ranks_with_same_rows=*/1);
       expect_same_step(found, wanted, fmt::format("step {}", step));
     }
   });
 }
 
-TEST(ExpertParallel, RecomputesExpertsThatAreUnitsOfTheirOwn) {
+TEST(ExpertParallel, EqualsOneRankWithActivationCheckpointing) {
   const auto family = experts_with();
   const auto wanted = one_rank_outcome(family, kRows, kLength);
   for (const size_t index : {size_t{3}, size_t{11}}) {
@@ -195,7 +195,7 @@ TEST(ExpertParallel, OneRankMayGetAllTokens) {
   }
 }
 
-TEST(ExpertParallel, DropsTheSameTokensWhereRanksHaveWholeSequences) {
+TEST(ExpertParallel, DropsTheTokensOfOneRankAndRefusesTensorParallel) {
   const auto family = experts_with();
   auto config = config_of(family);
   config.experts.capacity_factor = 0.5;
@@ -210,15 +210,15 @@ TEST(ExpertParallel, DropsTheSameTokensWhereRanksHaveWholeSequences) {
       }
       for (const auto how : {ActivationCheckpointing::kNone, ActivationCheckpointing::kFull}) {
         const auto model = parallel_model(config, layout, world, how);
-        const auto found =
-            step_outcome(*model, kRows, kLength, world->rank(), layout.parts(), world->group().get(), /*alike=*/1);
+        const auto found = step_outcome(*model, kRows, kLength, world->rank(), layout.parts(), world->group().get(),
+                                        /*ranks_with_same_rows=*/1);
         expect_same_step(found, wanted, layout.name);
       }
     });
   }
 }
 
-TEST(ExpertParallel, LoadBalanceLossIsThatOfAllTokensThatAreReal) {
+TEST(ExpertParallel, LoadBalanceLossCountsAllNonPaddingTokens) {
   const auto family = experts_with(R"(, "output_router_logits": true, "router_aux_loss_coef": 0.7)");
   auto ids = here(at::zeros({kRows, kLength}, at::kLong));
   ids.narrow(1, 3, 2).fill_(1);
@@ -323,7 +323,7 @@ TEST(ExpertParallel, ComputesInBFloat16) {
   }
 }
 
-TEST(ExpertParallel, OnlyTokensOfExpertsElsewhereMove) {
+TEST(ExpertParallel, AllToAllSendsOnlyTokensOfRemoteExperts) {
   on_threads(4, [](const WorldPtr& world) {
     nn::MoE block({.width = 16, .inner = 8, .experts = 8, .experts_per_token = 3}, {.device = test_device()});
     {
@@ -363,25 +363,25 @@ TEST(ExpertParallel, OnlyTokensOfExpertsElsewhereMove) {
 }
 
 // Experts have another mesh than the other parameters. Each element counts once.
-TEST(ExpertParallel, ParametersLieOverTheirMeshes) {
+TEST(ExpertParallel, ExpertAndDenseParametersHaveDifferentMeshes) {
   on_threads(4, [](const WorldPtr& world) {
     const ExpertLayout layout{"", 1, 2, 2, 2};
     const auto model = parallel_model(config_of(experts_with()), layout, world, ActivationCheckpointing::kNone);
-    std::map<std::string, std::string> lies;
+    std::map<std::string, std::string> shown;
     for (const auto& named : model->named_parameters()) {
-      lies[named.name] =
+      shown[named.name] =
           to_string(placements(named.slot->parameter)) + " " + device_mesh(named.slot->parameter)->to_string();
     }
     const std::string experts = "DeviceMesh((ep_shard=2, ep=2), '" + test_device_type() + "')",
                       dense = "DeviceMesh((dp_shard=2, tp=2), '" + test_device_type() + "')";
-    EXPECT_EQ(lies["model.layers.0.mlp.experts.gate_up_proj"], "(_S(0, 2), S(0)) " + experts);
-    EXPECT_EQ(lies["model.layers.1.mlp.experts.down_proj"], "(_S(0, 2), S(0)) " + experts);
-    EXPECT_EQ(lies["model.layers.0.mlp.gate.weight"], "(S(0), R) " + dense);
-    EXPECT_EQ(lies["model.layers.0.self_attn.q_proj.weight"], "(_S(0, 2), S(0)) " + dense);
+    EXPECT_EQ(shown["model.layers.0.mlp.experts.gate_up_proj"], "(_S(0, 2), S(0)) " + experts);
+    EXPECT_EQ(shown["model.layers.1.mlp.experts.down_proj"], "(_S(0, 2), S(0)) " + experts);
+    EXPECT_EQ(shown["model.layers.0.mlp.gate.weight"], "(S(0), R) " + dense);
+    EXPECT_EQ(shown["model.layers.0.self_attn.q_proj.weight"], "(_S(0, 2), S(0)) " + dense);
   });
 }
 
-TEST(ExpertParallel, LoadsItsExpertsAndSavesTheSameFolder) {
+TEST(ExpertParallel, LoadsAndSavesTheSameFolder) {
   const TempFolder folder;
   const auto one = random_model(config_of(experts_with()));
   save_pretrained(*one, folder / "one", {});
@@ -403,7 +403,7 @@ TEST(ExpertParallel, LoadsItsExpertsAndSavesTheSameFolder) {
   }
 }
 
-TEST(ExpertParallel, RefusesBeforeAnyParameterChanges) {
+TEST(ExpertParallel, RefusesInvalidOptionsBeforeAnyParameterChanges) {
   on_threads(4, [](const WorldPtr& world) {
     const auto refusal = [&](const TinyFamily& family, const ExpertLayout& layout) {
       const auto model = make_model(config_of(family), {.device = at::kMeta});

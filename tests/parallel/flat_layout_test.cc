@@ -62,7 +62,7 @@ TEST(FlatLayout, PacksEachRanksRowsAndZeroesTheRest) {
   }));
 }
 
-TEST(FlatLayout, UnpacksWhatTheRanksHold) {
+TEST(FlatLayout, UnpacksTheShardsOfAllRanks) {
   EXPECT_TRUE(rc::check([] {
     const auto drawn = random_case(at::kBFloat16);
     const auto& layout = drawn.layout;
@@ -97,7 +97,7 @@ TEST(FlatLayout, OffsetsInElementsDoNotDependOnTheDtype) {
   EXPECT_EQ(wide.entries[1].rows_on(2), 0);
 }
 
-TEST(BufferPool, HandsTheSameMemoryOutAgain) {
+TEST(BufferPool, ReusesFreedMemory) {
   BufferPool pool;
   std::set<const void*> first, second;
   {

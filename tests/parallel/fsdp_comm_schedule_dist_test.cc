@@ -13,15 +13,15 @@ using ::testing::HasSubstr;
 
 // ---- prefetch ----
 
-// Sets a rank's knowledge of the hosts, which may differ from the knowledge of the other ranks.
-void know_of_cores(const WorldPtr& world, int least_per_rank) {
+// Sets the number of cores per rank that this rank knows. Other ranks may know another number.
+void set_known_cores(const WorldPtr& world, int least_per_rank) {
   const_cast<comm::WorldInfo&>(world->info()).hosts.least_cores_per_rank = least_per_rank;
 }
 
-TEST(Prefetch, IsDecidedAlikeByRanksOfUnlikeHosts) {
+TEST(Prefetch, IsTheSameOnRanksOfDifferentHosts) {
   TESSERA_CPU_ONLY("accelerators gather ahead whatever the cores");
   on_threads(2, [](const WorldPtr& world) {
-    know_of_cores(world, world->rank() == 0 ? 1 : 0);
+    set_known_cores(world, world->rank() == 0 ? 1 : 0);
     SmallModel plain, model(3);
     shard(model, {.mesh = line(world)});
     set_gradient_divide_factor(model, 1);
@@ -37,7 +37,7 @@ TEST(Prefetch, IsDecidedAlikeByRanksOfUnlikeHosts) {
 TEST(Prefetch, IsDecidedOverBothDimsOfAMesh) {
   TESSERA_CPU_ONLY("accelerators gather ahead whatever the cores");
   on_threads(4, [](const WorldPtr& world) {
-    know_of_cores(world, world->rank() == 3 ? 0 : 1);
+    set_known_cores(world, world->rank() == 3 ? 0 : 1);
     SmallModel model;
     shard(model, {.mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"replicate", "shard"})});
     for (int step = 0; step < 2; ++step) rank_backward(model, *world, step);
@@ -45,7 +45,7 @@ TEST(Prefetch, IsDecidedOverBothDimsOfAMesh) {
   });
 }
 
-TEST(Prefetch, RefusesWishesThatDiffer) {
+TEST(Prefetch, RefusesDifferentSettingsOnRanks) {
   on_threads(3, [](const WorldPtr& world) {
     SmallModel model;
     shard(model, {.mesh = line(world)});
@@ -70,7 +70,7 @@ std::pair<int64_t, int64_t> gathers_of_a_step(Checkpointed& model) {
   }
 }
 
-TEST(Prefetch, FollowsTheOrderOfLayersThatAreComputedAgain) {
+TEST(Prefetch, FollowsTheOrderOfRecomputedLayers) {
   on_threads(2, [](const WorldPtr& world) {
     for (const auto& recompute : std::vector<std::vector<bool>>{{true, false, false}, {true, true, true}}) {
       Checkpointed plain({false, false, false}), model(recompute);
@@ -88,14 +88,14 @@ TEST(Prefetch, FollowsTheOrderOfLayersThatAreComputedAgain) {
   });
 }
 
-// ---- newest values ----
+// ---- updated values ----
 
 at::Tensor evaluate(SmallModel& model) {
   at::NoGradGuard no_grad;
   return model(tokens_of(50));
 }
 
-TEST(FullyShard, EvaluatesBetweenStepsWithTheNewestParameters) {
+TEST(FullyShard, ForwardBetweenStepsUsesUpdatedParameters) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool adam : {true, false}) {
       for (const bool keep : {true, false}) {
@@ -123,7 +123,7 @@ TEST(FullyShard, EvaluatesBetweenStepsWithTheNewestParameters) {
 }
 
 // The root stays gathered after a forward without a backward.
-TEST(FullyShard, UsesTheNewestParametersAfterAForwardWithoutBackward) {
+TEST(FullyShard, UsesUpdatedParametersAfterAForwardWithoutBackward) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel plain(3, at::kDouble), model(3, at::kDouble);
     shard(model, {.mesh = line(world)});
@@ -140,7 +140,7 @@ TEST(FullyShard, UsesTheNewestParametersAfterAForwardWithoutBackward) {
   });
 }
 
-TEST(FullyShard, GathersAnewWhenShardsChangedWhileUnsharded) {
+TEST(FullyShard, AllGathersAgainWhenShardsChangedWhileUnsharded) {
   const std::vector<std::pair<std::string, std::function<void(SmallModel&, const WorldPtr&)>>> changes = {
       {"local parts",
        [](SmallModel& model, const WorldPtr&) {

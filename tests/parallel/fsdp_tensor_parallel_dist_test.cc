@@ -94,17 +94,17 @@ TEST(FullyShardTensorParallel, TrainsAsOneRank) {
   }
 }
 
-TEST(FullyShardTensorParallel, SaysHowParametersLie) {
+TEST(FullyShardTensorParallel, ParametersHavePlacementsOnBothMeshDims) {
   on_threads(4, [](const WorldPtr& world) {
     const Layout layout{1, 2, 2};
     const auto mesh = layout.mesh(world);
     Stack stack({}), plain({});
     shard(stack, layout, mesh, {});
-    const auto lies = [&](const at::Tensor& tensor) { return placements(tensor); };
-    EXPECT_EQ(lies(stack.embed_tokens->weight), (Placements{StridedShard(0, 2), Shard(0)}));
-    EXPECT_EQ(lies(stack.blocks[0]->mlp->down_proj->weight), (Placements{Shard(0), Shard(1)}));
-    EXPECT_EQ(lies(stack.blocks[0]->mlp->down_proj->bias), (Placements{Shard(0), Replicate()}));
-    EXPECT_EQ(lies(stack.norm->weight), (Placements{Shard(0), Replicate()}));
+    const auto placements_of = [&](const at::Tensor& tensor) { return placements(tensor); };
+    EXPECT_EQ(placements_of(stack.embed_tokens->weight), (Placements{StridedShard(0, 2), Shard(0)}));
+    EXPECT_EQ(placements_of(stack.blocks[0]->mlp->down_proj->weight), (Placements{Shard(0), Shard(1)}));
+    EXPECT_EQ(placements_of(stack.blocks[0]->mlp->down_proj->bias), (Placements{Shard(0), Replicate()}));
+    EXPECT_EQ(placements_of(stack.norm->weight), (Placements{Shard(0), Replicate()}));
     EXPECT_EQ(*device_mesh(stack.norm->weight), *mesh);
     // 11 rows over tp: 6 and 5; over dp: 3 and 3, 3 and 2.
     EXPECT_EQ(to_local(stack.embed_tokens->weight).size(0), world->rank() == 3 ? 2 : 3);
@@ -113,7 +113,7 @@ TEST(FullyShardTensorParallel, SaysHowParametersLie) {
   });
 }
 
-TEST(FullyShardTensorParallel, StandsInTheModulesAsBefore) {
+TEST(FullyShardTensorParallel, ForwardSeesTensorParallelDTensors) {
   on_threads(4, [](const WorldPtr& world) {
     const Layout layout{1, 2, 2};
     const auto mesh = layout.mesh(world);
@@ -198,7 +198,7 @@ TEST(FullyShardTensorParallel, StartsOnTheMetaDevice) {
   });
 }
 
-TEST(FullyShardTensorParallel, RefusesMeshesThatAreNotOfOne) {
+TEST(FullyShardTensorParallel, RefusesMeshesThatAreNotSlicesOfOneMesh) {
   on_threads(4, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"dp", "tp"});
     const auto other = init_device_mesh(world, test_device_type(), {2, 2}, {"dp", "tp"});

@@ -22,7 +22,7 @@ TEST(FullyShard, KeepsShardsOfTorchChunkSizes) {
   });
 }
 
-TEST(FullyShard, LeavesShardsInTheModuleBetweenForwards) {
+TEST(FullyShard, ModuleHasShardedParametersBetweenForwards) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model;
     shard(model, {.mesh = line(world)});
@@ -48,7 +48,7 @@ struct TwoLayers : nn::Callable<TwoLayers> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
 };
 
-TEST(FullyShard, CommunicatesPerStepAsFsdp2) {
+TEST(FullyShard, HasTheCollectivesPerStepOfFsdp2) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool keep : {false, true}) {
       TwoLayers model;
@@ -69,7 +69,7 @@ TEST(FullyShard, CommunicatesPerStepAsFsdp2) {
   });
 }
 
-TEST(FullyShard, HoldsAtMostTwoGroupsAndTheRoot) {
+TEST(FullyShard, KeepsAtMostTwoGroupsAndTheRootUnsharded) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool prefetch : {false, true}) {
       SmallModel model(6);
@@ -97,7 +97,7 @@ std::vector<at::Tensor> parameters_after_training(const std::shared_ptr<comm::Wo
   return whole_parameters(model);
 }
 
-TEST(FullyShard, GivesTheSameBitsAgainAndWithoutPrefetch) {
+TEST(FullyShard, IsBitwiseReproducibleWithAndWithoutPrefetch) {
   on_threads(3, [](const WorldPtr& world) {
     const auto mesh = line(world);
     const auto first = parameters_after_training(world, true, {.mesh = mesh});
@@ -173,7 +173,7 @@ TEST(FullyShard, LeavesFrozenParametersWithoutGradients) {
   });
 }
 
-TEST(FullyShard, FreesFrozenGroupsInBackwardToo) {
+TEST(FullyShard, ReshardsFrozenGroupsInBackward) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model(6);
     for (auto& layer : model.layers) layer->set_requires_grad(false);
@@ -186,7 +186,7 @@ TEST(FullyShard, FreesFrozenGroupsInBackwardToo) {
   });
 }
 
-TEST(FullyShard, UnshardsAndReshardsByHand) {
+TEST(FullyShard, UnshardsAndReshardsManually) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel plain, model;
     shard(model, {.mesh = line(world)});
@@ -203,7 +203,7 @@ TEST(FullyShard, UnshardsAndReshardsByHand) {
   });
 }
 
-TEST(FullyShard, WaitsForAMetaModelToBeMaterialised) {
+TEST(FullyShard, RefusesForwardUntilAMetaModelIsMaterialised) {
   on_threads(3, [](const WorldPtr& world) {
     SmallModel plain, sharded(3, at::TensorOptions(at::kFloat).device(at::kMeta));
     shard(sharded, {.mesh = line(world)});
@@ -229,7 +229,7 @@ TEST(FullyShard, WaitsForAMetaModelToBeMaterialised) {
   });
 }
 
-TEST(FullyShard, RefusesAParameterThatALoadReplacedWhole) {
+TEST(FullyShard, RefusesAParameterReplacedByAnUnshardedTensor) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model;
     shard(model, {.mesh = line(world)});
@@ -248,7 +248,7 @@ struct Leaky : nn::Callable<Leaky> {
   at::Tensor forward(const at::Tensor& x) { return (*layer)(x); }
 };
 
-TEST(FullyShard, NamesTheModuleWhoseFreedParametersBackwardReads) {
+TEST(FullyShard, ReportsTheModuleWhoseFreedParametersBackwardReads) {
   on_threads(2, [](const WorldPtr& world) {
     Leaky model;
     fully_shard(*model.layer, {.mesh = line(world)});
@@ -263,7 +263,7 @@ TEST(FullyShard, NamesTheModuleWhoseFreedParametersBackwardReads) {
   });
 }
 
-TEST(FullyShard, RefusesWhatItCannotShard) {
+TEST(FullyShard, RefusesInvalidParametersAndMeshes) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = line(world);
     const auto shard_one = [&](at::Tensor value) {
@@ -293,7 +293,7 @@ TEST(FullyShard, RefusesWhatItCannotShard) {
   });
 }
 
-TEST(FullyShard, RefusesTiesAcrossGroupsAndChildrenBeforeTheRoot) {
+TEST(FullyShard, RefusesTiesAcrossGroupsAndChildForwardsBeforeTheRoot) {
   on_threads(2, [](const WorldPtr& world) {
     TiedToItsLayer tied;
     const auto mesh = line(world);

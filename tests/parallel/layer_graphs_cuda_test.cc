@@ -45,7 +45,7 @@ std::vector<at::Tensor> trained(const std::shared_ptr<comm::World>& world, Setti
   return out;
 }
 
-TEST(LayerGraphsCuda, GiveTheBitsOfTrainingWithoutThem) {
+TEST(LayerGraphsCuda, TrainBitwiseAsWithoutGraphs) {
   const int gpus = comm::visible_devices(c10::DeviceType::CUDA);
   if (gpus == 0) {
     GTEST_SKIP() << "this process sees no GPU";

@@ -65,7 +65,7 @@ TEST(MixedPrecision, ComputesAndReducesInTheGivenTypes) {
   }
 }
 
-TEST(MixedPrecision, AccumulatesUnsharedGradientsInTheReduceType) {
+TEST(MixedPrecision, AccumulatesUnshardedGradientsInTheReduceDtype) {
   on_threads(2, [](const WorldPtr& world) {
     const int micro_batches = 4;
     SmallModel model;
@@ -134,7 +134,7 @@ TEST(MixedPrecision, DividesHalfPrecisionSumsInTwoSteps) {
   });
 }
 
-TEST(MixedPrecision, GathersMixedStoredTypesAsBytes) {
+TEST(MixedPrecision, AllGathersMixedParameterDtypesAsBytes) {
   on_threads(3, [](const WorldPtr& world) {
     struct Quantised : nn::Callable<Quantised> {
       at::Tensor codes, scale, weight;

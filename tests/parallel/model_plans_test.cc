@@ -34,7 +34,7 @@ std::vector<std::string> unmatched(CausalLM& model, const ParallelPlan& plan) {
   return out;
 }
 
-TEST(ModelPlans, EveryFamilyHasOneWhosePatternsItMatches) {
+TEST(ModelPlans, EveryFamilyMatchesThePatternsOfItsPlan) {
   for (const auto& family : all_families()) {
     const auto model = on_meta(family);
     for (const bool sequences : {false, true}) {
@@ -62,7 +62,7 @@ TEST(ModelPlans, EveryFamilyHasOneWhosePatternsItMatches) {
   EXPECT_EQ(PARALLIZE_FUNCTIONS().size(), model_families().size());
 }
 
-TEST(ModelPlans, SayWhatNeMosDo) {
+TEST(ModelPlans, EqualNeMosPlans) {
   const auto model = on_meta({"LlamaForCausalLM"});
   const auto style_of = [&](bool sequences, const std::string& pattern) {
     const auto plan = PARALLIZE_FUNCTIONS().at("LlamaForCausalLM")(*model, sequences);
@@ -97,7 +97,7 @@ TEST(TranslateParallelStyle, KnowsTransformersNames) {
               AllOf(HasSubstr("Unknown parallel style: local_rowwise"), HasSubstr("colwise_rep")));
 }
 
-TEST(HfTpPlan, TakesTheClassAndTheConfiguration) {
+TEST(HfTpPlan, CombinesThePlansOfClassAndConfig) {
   const auto plan = get_hf_tp_plan(*on_meta({"Qwen3ForCausalLM"}));
   EXPECT_EQ(plan.find("lm_head")->describe(), "ColwiseParallel(R -> S(-1))") << "logits stay sharded";
   EXPECT_EQ(plan.find("model.embed_tokens")->describe(), "RowwiseParallel(R -> R, local)");
@@ -116,7 +116,7 @@ TEST(HfTpPlan, TakesTheClassAndTheConfiguration) {
 }
 
 // The plan that transformers 5 has for Qwen3-MoE.
-TEST(HfTpPlan, LeavesOutWhatItSaysOfExperts) {
+TEST(HfTpPlan, OmitsExpertEntries) {
   TinyFamily moe{"Qwen3MoeForCausalLM"};
   moe.more = R"(, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "base_model_tp_plan": {
       "layers.*.self_attn.q_proj": "colwise", "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
@@ -143,7 +143,7 @@ TEST(PlanChoice, ReadsFiles) {
   EXPECT_EQ(resolved.plan.find("model.layers.*.mlp.up_proj")->describe(), "ColwiseParallel(R -> S(-1), local)");
 }
 
-TEST(PlanChoice, NamesTheThreeFormsInEveryRefusal) {
+TEST(PlanChoice, EveryErrorNamesTheThreeForms) {
   const auto model = on_meta({"LlamaForCausalLM"});
   const auto refusal = [&](const PlanChoice& choice) { return error_of([&] { resolve_plan(*model, choice, false); }); };
   const auto forms = AllOf(HasSubstr("ParallelPlan (a map"), HasSubstr("YAML file"), HasSubstr("function"));
@@ -162,7 +162,7 @@ TEST(PlanChoice, NamesTheThreeFormsInEveryRefusal) {
   EXPECT_THAT(error_of([] { parse_plan("a: {style: colwise_rep, input: R}", "p"); }), HasSubstr("takes no layouts"));
 }
 
-TEST(ParallelPlan, KeepsTheOrderInWhichPatternsCame) {
+TEST(ParallelPlan, KeepsInsertionOrder) {
   ParallelPlan plan{{"a", translate_parallel_style("colwise")}, {"b", translate_parallel_style("rowwise")}};
   plan.update({{"c", translate_parallel_style("rowwise")}, {"a", translate_parallel_style("rowwise")}});
   std::vector<std::string> patterns;

@@ -74,7 +74,7 @@ struct StepOutcome {
 
 // The mean loss of `rows` rows and its gradients. This rank computes part `part` of `parts` of the rows.
 inline StepOutcome step_outcome(CausalLM& model, int64_t rows, int64_t length, int64_t part, int64_t parts,
-                                comm::Group* world, int64_t alike) {
+                                comm::Group* world, int64_t ranks_with_same_rows) {
   auto generator = at::detail::createCPUGenerator(9);
   const auto text = here(at::randint(0, 37, {rows, length + 1}, generator, at::kLong));
   const auto own = text.tensor_split(parts, 0)[static_cast<size_t>(part)];
@@ -87,7 +87,7 @@ inline StepOutcome step_outcome(CausalLM& model, int64_t rows, int64_t length, i
   StepOutcome out;
   const auto sum = loss.detach().to(at::kDouble).cpu().reshape({1}).clone();
   if (world != nullptr) comm::all_reduce(*world, sum).wait();
-  out.loss = sum.item<double>() / static_cast<double>(alike);
+  out.loss = sum.item<double>() / static_cast<double>(ranks_with_same_rows);
   out.norm = optim::get_grad_norm(model.parameters());
   for (const auto& named : model.named_parameters()) out.gradients[named.name] = whole(named.slot->parameter.grad());
   return out;

@@ -19,7 +19,7 @@ TEST(ParallelizeModel, EqualsOneRankOnEveryLayoutFamilyAndCheckpointing) {
   expect_layouts_equal_one_rank(kRows, kLength);
 }
 
-TEST(ParallelizeModel, RanksShareTheKeyValueHeadsThatAreFewer) {
+TEST(ParallelizeModel, ReplicatesKeyValueHeadsWhenThereAreFewerThanRanks) {
   for (const int64_t kv_heads : {1, 2}) {
     const auto families = all_families(/*heads=*/4, kv_heads);
     std::vector<StepOutcome> wanted;
@@ -37,26 +37,26 @@ TEST(ParallelizeModel, RanksShareTheKeyValueHeadsThatAreFewer) {
   }
 }
 
-TEST(ParallelizeModel, ParametersLieOverAllDimsOfTheMesh) {
+TEST(ParallelizeModel, ParametersHavePlacementsOnAllMeshDims) {
   on_threads(4, [](const WorldPtr& world) {
     const ModelLayout layout{"dp 2 x tp 2", 1, 2, 2};
     const auto model = random_model(config_of(all_families()[0]), ParallelizeModelOptions{.mesh = layout.mesh(world)});
-    std::map<std::string, std::string> lies;
+    std::map<std::string, std::string> shown;
     for (const auto& named : model->named_parameters()) {
-      lies[named.name] = to_string(placements(named.slot->parameter));
+      shown[named.name] = to_string(placements(named.slot->parameter));
       EXPECT_EQ(device_mesh(named.slot->parameter)->to_string(),
                 "DeviceMesh((dp_shard=2, tp=2), '" + test_device_type() + "')");
     }
-    EXPECT_EQ(lies["model.embed_tokens.weight"], "(_S(0, 2), S(0))");
-    EXPECT_EQ(lies["lm_head.weight"], "(_S(0, 2), S(0))");
-    EXPECT_EQ(lies["model.norm.weight"], "(S(0), R)");
-    EXPECT_EQ(lies["model.layers.1.self_attn.q_proj.bias"], "(_S(0, 2), S(0))");
-    EXPECT_EQ(lies["model.layers.1.self_attn.o_proj.weight"], "(S(0), S(1))");
-    EXPECT_EQ(lies["model.layers.0.mlp.down_proj.bias"], "(S(0), R)");
+    EXPECT_EQ(shown["model.embed_tokens.weight"], "(_S(0, 2), S(0))");
+    EXPECT_EQ(shown["lm_head.weight"], "(_S(0, 2), S(0))");
+    EXPECT_EQ(shown["model.norm.weight"], "(S(0), R)");
+    EXPECT_EQ(shown["model.layers.1.self_attn.q_proj.bias"], "(_S(0, 2), S(0))");
+    EXPECT_EQ(shown["model.layers.1.self_attn.o_proj.weight"], "(S(0), S(1))");
+    EXPECT_EQ(shown["model.layers.0.mlp.down_proj.bias"], "(S(0), R)");
   });
 }
 
-TEST(ParallelizeModel, BlocksCommunicateAsTheirPlanSays) {
+TEST(ParallelizeModel, CollectivesFollowThePlan) {
   on_threads(2, [](const WorldPtr& world) {
     const auto tally = [&](bool sequences) {
       const ModelLayout layout{"tp 2", 1, 1, 2};
@@ -78,7 +78,7 @@ TEST(ParallelizeModel, BlocksCommunicateAsTheirPlanSays) {
   });
 }
 
-TEST(ParallelizeModel, OverlapsProductsAndTheirCollectives) {
+TEST(ParallelizeModel, AsyncTensorParallelEqualsOneRankAndGathersInChunks) {
   for (const int64_t shards : {1, 2}) {
     on_threads(static_cast<int>(2 * shards), [shards](const WorldPtr& world) {
       for (const size_t index : {size_t{0}, size_t{3}, size_t{4}}) {
@@ -93,8 +93,8 @@ TEST(ParallelizeModel, OverlapsProductsAndTheirCollectives) {
               config,
               ParallelizeModelOptions{.mesh = mesh, .sequence_parallel = true, .async_tensor_parallel = overlapped});
           CommDebugMode comm;
-          const auto found =
-              step_outcome(*model, kRows, kLength, world->rank() / 2, shards, world->group().get(), /*alike=*/2);
+          const auto found = step_outcome(*model, kRows, kLength, world->rank() / 2, shards, world->group().get(),
+                                          /*ranks_with_same_rows=*/2);
           gathers[overlapped] = comm.all_gathers();
           expect_same_step(found, wanted, family.architecture);
         }
@@ -104,7 +104,7 @@ TEST(ParallelizeModel, OverlapsProductsAndTheirCollectives) {
   }
 }
 
-TEST(ParallelizeModel, RefusesBeforeAnyParameterChanges) {
+TEST(ParallelizeModel, RefusesInvalidOptionsBeforeAnyParameterChanges) {
   on_threads(4, [](const WorldPtr& world) {
     const auto mesh = ModelLayout{"tp 4", 1, 1, 4}.mesh(world);
     const auto refusal = [&](const TinyFamily& family, ParallelizeModelOptions options) {
@@ -134,7 +134,7 @@ TEST(ParallelizeModel, RefusesBeforeAnyParameterChanges) {
 }
 
 // The text that `call` writes to stderr.
-std::string said_by(const std::function<void()>& call) {
+std::string stderr_of(const std::function<void()>& call) {
   ::testing::internal::CaptureStderr();
   call();
   return ::testing::internal::GetCapturedStderr();
@@ -146,8 +146,8 @@ size_t count_of(const std::string& part, const std::string& text) {
   return count;
 }
 
-std::string said_while_made_parallel(const TinyFamily& family, int ranks, const ParallelizeModelOptions& options) {
-  return said_by([&] {
+std::string stderr_of_parallelize_model(const TinyFamily& family, int ranks, const ParallelizeModelOptions& options) {
+  return stderr_of([&] {
     on_threads(ranks, [&](const WorldPtr& world) {
       auto own = options;
       own.mesh = init_device_mesh(world, test_device_type(), {ranks}, {"tp"});
@@ -156,23 +156,23 @@ std::string said_while_made_parallel(const TinyFamily& family, int ranks, const 
   });
 }
 
-TEST(ParallelizeModel, WarnsOfAUsersLinesThatFitNothingButNotOfItsOwn) {
+TEST(ParallelizeModel, WarnsOfUnmatchedPatternsInUserPlansOnly) {
   ASSERT_LE(log_level(), LogLevel::kWarning);
   for (const auto& family : all_families()) {  // Qwen2's plan names norms that only Qwen3 has
     for (const bool sequences : {false, true}) {
-      EXPECT_EQ(said_while_made_parallel(family, 2, {.sequence_parallel = sequences}), "") << family.architecture;
+      EXPECT_EQ(stderr_of_parallelize_model(family, 2, {.sequence_parallel = sequences}), "") << family.architecture;
     }
-    EXPECT_EQ(said_while_made_parallel(family, 2, {.plan = HfPlan{}}), "") << family.architecture;
+    EXPECT_EQ(stderr_of_parallelize_model(family, 2, {.plan = HfPlan{}}), "") << family.architecture;
   }
   const auto own = parse_plan("model.layers.*.mlp.up_proj: colwise_rep\nmodel.layers.*.experts: colwise\n", "own.yaml");
-  const auto said = said_while_made_parallel({"LlamaForCausalLM"}, 2, {.plan = own});
+  const auto said = stderr_of_parallelize_model({"LlamaForCausalLM"}, 2, {.plan = own});
   EXPECT_EQ(count_of("'model.layers.*.experts' matches no module", said), 1U) << said;
   EXPECT_EQ(count_of("warning: ", said), 1U) << "from one rank, of one line: " << said;
 }
 
 TEST(ParallelizeModel, WarnsOnceThatSequenceParallelismNeedsTensorParallelism) {
-  EXPECT_EQ(said_while_made_parallel({"LlamaForCausalLM"}, 1, {}), "");
-  const auto said = said_by([] {
+  EXPECT_EQ(stderr_of_parallelize_model({"LlamaForCausalLM"}, 1, {}), "");
+  const auto said = stderr_of([] {
     on_threads(2, [](const WorldPtr& world) {
       parallelize_model(
           *make_model(config_of({"LlamaForCausalLM"}), {.device = at::kMeta}),
@@ -183,7 +183,7 @@ TEST(ParallelizeModel, WarnsOnceThatSequenceParallelismNeedsTensorParallelism) {
   EXPECT_THAT(said, HasSubstr("sequence_parallel has no effect, because tp is 1"));
 }
 
-TEST(ParallelizeModel, TakesPlansOfAllForms) {
+TEST(ParallelizeModel, AcceptsPlansInAllForms) {
   on_threads(2, [](const WorldPtr& world) {
     const ModelLayout layout{"tp 2", 1, 1, 2};
     const TinyFamily family{"Qwen3ForCausalLM"};
@@ -239,7 +239,7 @@ TEST(ParallelizeModel, GeneratesAsOneRank) {
   });
 }
 
-TEST(ActivationCheckpointing, IsParsedAndAppliedOnce) {
+TEST(ActivationCheckpointing, IsParsedAndRefusedOnInvalidModules) {
   EXPECT_EQ(parse_activation_checkpointing("true"), ActivationCheckpointing::kMlp);
   EXPECT_EQ(parse_activation_checkpointing("full"), ActivationCheckpointing::kFull);
   EXPECT_THAT(error_of([] { parse_activation_checkpointing("most"); }), HasSubstr("none, mlp"));
@@ -262,7 +262,7 @@ struct CountedLayer : nn::Callable<CountedLayer> {
   }
 };
 
-TEST(ActivationCheckpointing, RunsForwardAgainInBackwardAlone) {
+TEST(ActivationCheckpointing, RecomputesForwardInBackwardOnly) {
   Values values(3), same(3);
   CountedLayer plain(values), checkpointed(same);
   checkpoint_activations(checkpointed);

@@ -53,7 +53,7 @@ TEST(Pipeline, EveryScheduleTrainsAsOneRankOn2) { expect_trains(2); }
 TEST(Pipeline, EveryScheduleTrainsAsOneRankOn3) { expect_trains(3); }
 TEST(Pipeline, EveryScheduleTrainsAsOneRankOn4) { expect_trains(4); }
 
-TEST(Pipeline, TiedEmbeddingsStayEqualToTheBit) {
+TEST(Pipeline, TiedEmbeddingsStayBitwiseEqual) {
   const auto changes = layers(5, R"("tie_word_embeddings": true)");
   const auto batches = documents(4);
   const auto wanted = trained_whole(changes, batches);
@@ -79,7 +79,7 @@ TEST(Pipeline, TiedEmbeddingsStayEqualToTheBit) {
   });
 }
 
-TEST(Pipeline, LayersLieAsTheListSays) {
+TEST(Pipeline, LayersOfStagesOptionAssignsLayers) {
   const auto changes = layers(4);
   const auto batches = documents(3);
   const auto wanted = trained_whole(changes, batches);
@@ -153,7 +153,7 @@ void expect_composes(const Composition& with, const std::vector<Case>& cases) {
 }
 
 // Several micro-batches run forward before the first backward, but only one gradient of the head is kept.
-TEST(Pipeline, TheHeadsGradientIsNotKeptForEachMicroBatch) {
+TEST(Pipeline, KeepsOneHeadGradientForAllMicroBatches) {
   const auto changes = layers(2);
   const auto batches = documents(5);
   on_threads(2, [&](const WorldPtr& world) {
@@ -183,7 +183,7 @@ TEST(Pipeline, FullyShardedStagesTrainAsOneRank) {
   expect_composes({.dim = "dp_shard", .tied = true}, {{"GPipe", 1}});
 }
 
-TEST(Pipeline, LayersStayGatheredFromUnshardToReshard) {
+TEST(Pipeline, LayersStayUnshardedFromUnshardToReshard) {
   const auto changes = layers(5);
   const auto batches = documents(8, 8);
   on_threads(4, [&](const WorldPtr& world) {
@@ -240,7 +240,7 @@ TEST(Pipeline, RunsOverGlooToo) {
 }
 
 // The input of a stage is freed with its micro-batch's backward.
-TEST(Pipeline, HoldsNoMoreInputsThanTheTableSays) {
+TEST(Pipeline, KeepsNoMoreInputsThanTheScheduleTable) {
   const auto changes = layers(4);
   const auto batches = documents(8);
   on_threads(4, [&](const WorldPtr& world) {
@@ -285,7 +285,7 @@ TEST(Pipeline, WhenARankDiesAllEndWithAnError) {
   for (const int rank : {0, 2}) EXPECT_THAT(errors[rank], HasSubstr("rank")) << rank;
 }
 
-TEST(Pipeline, WhatCannotBeRunIsRefusedBeforeAnythingIsSent) {
+TEST(Pipeline, InvalidStepsAreRefusedBeforeCommunication) {
   const auto changes = layers(4);
   on_threads(2, [&](const WorldPtr& world) {
     PipelineRig rig(changes, {.mesh = stages_mesh(world)});
@@ -309,7 +309,7 @@ TEST(Pipeline, WhatCannotBeRunIsRefusedBeforeAnythingIsSent) {
   });
 }
 
-TEST(Pipeline, ATableFromAFileRuns) {
+TEST(Pipeline, RunsAScheduleTableFromCsv) {
   const auto changes = layers(4);
   const auto batches = documents(2);
   const auto wanted = trained_whole(changes, batches);
@@ -327,7 +327,7 @@ TEST(Pipeline, ATableFromAFileRuns) {
 }
 
 // The executor with one stage gives the gradients of plain accumulation, with equal bits.
-TEST(Pipeline, OneRankIsPlainAccumulation) {
+TEST(Pipeline, OneStageEqualsGradientAccumulationBitwise) {
   const auto batches = documents(4);
   const auto wanted = trained_whole("", batches);
   auto model = tiny_model();

@@ -59,7 +59,7 @@ void expect_generates_as_one_rank(const GenerationCase& which) {
   });
 }
 
-TEST(PipelineGenerate, TokenByTokenAsOneRank) {
+TEST(PipelineGenerate, GeneratesTheTokensOfOneRank) {
   for (const auto& which :
        std::vector<GenerationCase>{{{{"pp", 2}}},
                                    {{{"pp", 4}}},
@@ -70,7 +70,7 @@ TEST(PipelineGenerate, TokenByTokenAsOneRank) {
   }
 }
 
-TEST(PipelineGenerate, WithOtherDimsAsOneRank) {
+TEST(PipelineGenerate, GeneratesTheTokensOfOneRankWithOtherMeshDims) {
   for (const auto& which : std::vector<GenerationCase>{
            {{{"pp", 2}, {"dp_shard", 2}}},
            {{{"pp", 2}, {"dp_shard", 2}}, "DualPipeV", 2},
@@ -89,7 +89,7 @@ TEST(PipelineGenerate, WithOtherDimsAsOneRank) {
 
 // A stop ends generation on all ranks in the same step. An invalid prompt is an error on all ranks before any data is
 // sent.
-TEST(PipelineGenerate, EndsAlikeOnAllRanks) {
+TEST(PipelineGenerate, StopsAndFailsOnAllRanks) {
   const auto changes = layers(2);
   const auto whole = generate(*tiny_model(changes), kPrompt, kOptions);
   const GenerationOptions stops{.max_new_tokens = 14, .stop_tokens = {whole[3]}};

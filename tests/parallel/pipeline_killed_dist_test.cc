@@ -15,14 +15,14 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-struct Moment {
+struct KillTiming {
   std::chrono::microseconds after = std::chrono::milliseconds(50);  // from ready() to SIGKILL
   // The rank before the victim is stopped (SIGSTOP) for this time, then the victim is killed. The stopped rank then
   // reads the victim's last messages after the victim's end.
   std::chrono::microseconds unheard{0};
 };
 
-void expect_all_name_the_killed(const std::string& backend, int victim, const Moment& moment = {}) {
+void expect_others_report_the_killed_rank(const std::string& backend, int victim, const KillTiming& timing = {}) {
   constexpr int kRanks = 3;
   comm::Fleet fleet(kRanks, {.backend = backend, .timeout = std::chrono::seconds(60)}, [](const WorldPtr& world) {
     const auto batches = documents(6, 8);
@@ -32,11 +32,11 @@ void expect_all_name_the_killed(const std::string& backend, int victim, const Mo
     for (;;) rig.pipeline->step(here(batches));
   });
   ASSERT_TRUE(fleet.await_ready());
-  std::this_thread::sleep_for(moment.after);
-  const bool stops = moment.unheard.count() > 0;
+  std::this_thread::sleep_for(timing.after);
+  const bool stops = timing.unheard.count() > 0;
   const int before = (victim + kRanks - 1) % kRanks;
   if (stops) fleet.send(before, SIGSTOP);
-  std::this_thread::sleep_for(moment.unheard);
+  std::this_thread::sleep_for(timing.unheard);
   const double killed = comm::clock_seconds();
   fleet.send(victim, SIGKILL);
   if (stops) {
@@ -59,23 +59,23 @@ void expect_all_name_the_killed(const std::string& backend, int victim, const Mo
 
 // The killed rank is a middle rank or an end. When an end is killed, the other end gets the failure from a rank that
 // fails itself.
-TEST(PipelineKilled, EveryOtherRankNamesIt) {
-  expect_all_name_the_killed("gloo", 1);
-  expect_all_name_the_killed("shm", 2);
+TEST(PipelineKilled, EveryOtherRankReportsTheKilledRank) {
+  expect_others_report_the_killed_rank("gloo", 1);
+  expect_others_report_the_killed_rank("shm", 2);
 }
 
 // If a rank is killed while a message to it begins, Gloo's wait for that message does not return.
-TEST(PipelineKilled, EveryOtherRankNamesItWheneverThatIs) {
+TEST(PipelineKilled, EveryOtherRankReportsARankKilledAtARandomTime) {
   const char* count = std::getenv("TESSERA_TEST_KILLED_RANKS");
   const unsigned seed = std::random_device()();
   std::mt19937 random(seed);
   for (int round = 0; round < (count ? std::atoi(count) : 1); ++round) {
     const int victim = static_cast<int>(random() % 3);
-    const Moment moment{.after = std::chrono::microseconds(random() % 100'000),
-                        .unheard = std::chrono::microseconds(random() % 4 == 0 ? 0 : random() % 20'000)};
+    const KillTiming timing{.after = std::chrono::microseconds(random() % 100'000),
+                            .unheard = std::chrono::microseconds(random() % 4 == 0 ? 0 : random() % 20'000)};
     SCOPED_TRACE(fmt::format("seed {}, round {}: rank {} after {} us, unheard for {} us", seed, round, victim,
-                             moment.after.count(), moment.unheard.count()));
-    expect_all_name_the_killed("gloo", victim, moment);
+                             timing.after.count(), timing.unheard.count()));
+    expect_others_report_the_killed_rank("gloo", victim, timing);
     if (HasFailure()) return;
   }
 }

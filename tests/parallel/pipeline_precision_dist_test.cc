@@ -17,7 +17,7 @@ ParallelizeModelOptions in_half(const MeshPtr& mesh) { return {.mesh = mesh, .mp
 // One of this rank's layers.
 DecoderLayer& some_layer(CausalLM& model) { return dynamic_cast<DecoderLayer&>(*model.blocks().front()); }
 
-TEST(PipelinePrecision, ReplicasAreCastOnceAStepWhateverIsInFlight) {
+TEST(PipelinePrecision, ReplicatedParametersAreCastOncePerStep) {
   on_threads(4, [&](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"pp", "dp_replicate"});
     PipelineRig rig(layers(2), {.mesh = mesh, .schedule = "GPipe"}, in_half(mesh));
@@ -50,7 +50,7 @@ TEST(PipelinePrecision, ReplicasAreCastOnceAStepWhateverIsInFlight) {
   });
 }
 
-TEST(PipelinePrecision, HiddenStatesTravelAsTheyWereComputed) {
+TEST(PipelinePrecision, HiddenStatesAreSentInTheComputeDtype) {
   const auto changes = layers(4);
   const auto batches = documents(4, 8);
   for (const char* dim : {"dp_shard", "dp_replicate"}) {

@@ -69,7 +69,7 @@ void expect_multi(const Schedule& ours, const json& theirs) {
   EXPECT_NO_THROW(check_lowered(lowered, ours.rank_of, ours.micro_batches));
 }
 
-TEST(PipelineSchedules, TablesAreThoseOfPyTorch) {
+TEST(PipelineSchedules, TablesEqualPyTorch) {
   const auto run = testing::run_python("tests/parallel/oracle/pipeline_schedules.py", {});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const auto cases = json::parse(run.out);

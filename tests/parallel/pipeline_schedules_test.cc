@@ -71,7 +71,7 @@ const std::vector<Golden> kGolden = {
      {"0F0 0F1 0F2 3F0 3I0 3W0 3F1 (0F3;3B1) (3F2;0B0) 3B2 (3F3;0B1) 3B3 0I2 0W2 0I3 0W3",
       "1F0 2F0 1F1 2F1 1F2 2B0 (2F2;1B0) (1F3;2B1) (2F3;1B1) 2B2 1B2 2I3 1I3 2W3 1W3"}}};
 
-TEST(PipelineSchedule, OrdersAreTheGoldenOnes) {
+TEST(PipelineSchedule, TablesEqualTheGoldenTables) {
   for (const auto& [name, size, rows] : kGolden) {
     const auto schedule = make_schedule(name, size);
     ASSERT_EQ(schedule.table.ranks.size(), rows.size());
@@ -84,7 +84,7 @@ TEST(PipelineSchedule, OrdersAreTheGoldenOnes) {
   }
 }
 
-TEST(PipelineSchedule, LoweringAddsWhatTheGoldenOnesHave) {
+TEST(PipelineSchedule, LoweredTablesEqualTheGoldenTables) {
   const auto lowered = lower(make_schedule("interleaved1f1b", {2, 2, 2}));
   EXPECT_EQ(
       lowered.ranks[0],
@@ -98,13 +98,13 @@ TEST(PipelineSchedule, LoweringAddsWhatTheGoldenOnesHave) {
   EXPECT_NO_THROW(check_lowered(lowered, {0, 1, 0, 1}, 2));
 }
 
-TEST(PipelineSchedule, NeighboursOnOneRankSendNothing) {
+TEST(PipelineSchedule, NeighbouringStagesOnOneRankSendNothing) {
   const auto lowered = lower(make_schedule("ZBVZeroBubble", {1, 2, 3}));
   for (const auto& cell : lowered.ranks[0]) EXPECT_THAT(cell->text(), ::testing::Not(HasSubstr("SEND")));
   EXPECT_EQ(make_schedule("dualpipev", {3, 2, 6}).rank_of, (std::vector<int>{0, 1, 2, 2, 1, 0}));
 }
 
-TEST(PipelineSchedule, ForwardAloneEndsOnEveryPlacement) {
+TEST(PipelineSchedule, ForwardOnlyTableCompletesForEveryStageAssignment) {
   for (const char* name : {"GPipe", "LoopedBFS", "ZBVZeroBubble"}) {
     const auto schedule = make_schedule(name, {3, std::string(name) == "GPipe" ? 1 : 2, 5});
     const auto lowered = lower_forward(schedule.rank_of, schedule.ranks(), schedule.micro_batches);
@@ -117,7 +117,7 @@ TEST(PipelineSchedule, ForwardAloneEndsOnEveryPlacement) {
   }
 }
 
-TEST(PipelineAction, TextIsReadAsItIsWritten) {
+TEST(PipelineAction, TextRoundTrips) {
   for (const char* text : {"1F0", "2I1", "0W3", "0B3", "1UNSHARD", "3RESHARD", "0REDUCE_GRAD", "2SEND_B2", "1RECV_F1",
                            "12RECV_B345", "(0F3;3B1)OVERLAP_F_B"}) {
     const auto action = Action::parse(std::string("  ") + text + " ");
@@ -136,7 +136,7 @@ TEST(PipelineAction, TextIsReadAsItIsWritten) {
               HasSubstr("Invalid computation type 'B'"));
 }
 
-TEST(PipelineTable, CsvHasBubblesAndComesBack) {
+TEST(PipelineTable, CsvRoundTripsWithBubbles) {
   for (const auto& [name, size, rows] : kGolden) {
     const auto table = make_schedule(name, size).table;
     EXPECT_EQ(ScheduleTable::from_csv(table.to_csv(), "x"), table);
@@ -159,7 +159,7 @@ TEST(PipelineTable, PrintsStepsDownAndRanksAcross) {
             "Step 3: 0B0           \n");
 }
 
-TEST(PipelineCheck, WhatCannotBeRunIsRefused) {
+TEST(PipelineCheck, InvalidSchedulesAreRefused) {
   const auto refused = [](const std::vector<std::string>& rows, int stages, int micro_batches) {
     ScheduleTable table;
     for (const auto& row : rows) table.ranks.push_back(row_of(row));
@@ -189,7 +189,7 @@ TEST(PipelineCheck, WhatCannotBeRunIsRefused) {
               HasSubstr("expected 2, actual 1"));
 }
 
-TEST(PipelineCheck, LoweredTablesThatWaitForEverAreRefused) {
+TEST(PipelineCheck, LoweredTablesThatDeadlockAreRefused) {
   const auto refused = [](const std::vector<std::string>& rows) {
     ScheduleTable table;
     for (const auto& row : rows) table.ranks.push_back(row_of(row));
@@ -219,7 +219,7 @@ TEST(PipelineSchedule, NamesAndSizesAreChecked) {
   EXPECT_THAT(refused("LoopedBFS", {2, 2, 0}), HasSubstr("0 micro-batches"));
 }
 
-TEST(PipelineSimulation, BubblesAndWhatIsHeldAreThoseOfTheBooks) {
+TEST(PipelineSimulation, BubbleAndHeldMicroBatchesFollowTheFormulas) {
   // For GPipe and 1F1B the bubble is (p - 1) / (n + p - 1) of the time, for every cost of forward and backward.
   for (const char* name : {"GPipe", "1F1B"}) {
     const auto told = simulate(make_schedule(name, {4, 1, 8}));
@@ -235,7 +235,7 @@ TEST(PipelineSimulation, BubblesAndWhatIsHeldAreThoseOfTheBooks) {
   EXPECT_LT(simulate(make_schedule("InterleavedZeroBubble", {4, 2, 16})).bubble_share, interleaved.bubble_share);
 }
 
-TEST(PipelineStages, LayersAreSplitByTheRule) {
+TEST(PipelineStages, LayersAreSplitEvenly) {
   EXPECT_THAT(split_layers(32, 4), ElementsAre(8, 8, 8, 8));
   EXPECT_THAT(split_layers(10, 4), ElementsAre(3, 3, 2, 2));
   const auto plan = plan_stages(10, {0, 1, 1, 0});
@@ -251,7 +251,7 @@ TEST(PipelineStages, LayersAreSplitByTheRule) {
   EXPECT_THAT(refused([] { plan_stages(5, {0, 1, 2}, {2, 0, 3}); }), HasSubstr("stage 1 has 0"));
 }
 
-TEST(PipelineStages, StagesOfARankFollowFromLayersOfAStage) {
+TEST(PipelineStages, StagesPerRankFollowFromLayersPerStage) {
   const auto one = schedule_traits("1f1b"), several = schedule_traits("interleaved1f1b");
   EXPECT_EQ(stages_per_rank(one, 32, 4), 1);
   EXPECT_EQ(stages_per_rank(several, 32, 4), 2);

@@ -11,21 +11,21 @@
 namespace tessera {
 namespace {
 
-std::vector<PrefetchVote> votes_of(std::vector<std::optional<bool>> wishes, std::vector<bool> cores) {
+std::vector<PrefetchVote> votes_of(std::vector<std::optional<bool>> requested, std::vector<bool> cores) {
   std::vector<PrefetchVote> votes;
-  for (size_t i = 0; i < wishes.size(); ++i) {
-    votes.push_back({.rank = static_cast<int>(i), .requested = wishes[i], .core_for_each = cores[i]});
+  for (size_t i = 0; i < requested.size(); ++i) {
+    votes.push_back({.rank = static_cast<int>(i), .requested = requested[i], .core_for_each = cores[i]});
   }
   return votes;
 }
 
-TEST(PrefetchChoice, WantsACoreForEachRankWhereNobodyAsked) {
+TEST(PrefetchChoice, DefaultRequiresACoreForEachRank) {
   EXPECT_TRUE(decide_prefetch(votes_of({{}, {}}, {true, true})));
   EXPECT_FALSE(decide_prefetch(votes_of({{}, {}}, {true, false})));  // ranks differ in their hosts: off
   EXPECT_FALSE(decide_prefetch(votes_of({{}, {}}, {false, false})));
 }
 
-TEST(PrefetchChoice, GoesByWhatAllAskedFor) {
+TEST(PrefetchChoice, FollowsTheSettingOfAllRanks) {
   EXPECT_TRUE(decide_prefetch(votes_of({true, true}, {false, false})));
   EXPECT_FALSE(decide_prefetch(votes_of({false, false}, {true, true})));
   EXPECT_THROW(decide_prefetch(votes_of({true, {}}, {true, true})), Error);
@@ -33,7 +33,7 @@ TEST(PrefetchChoice, GoesByWhatAllAskedFor) {
 }
 
 // The decision uses the values that the world agreed on at rendezvous. A rank's view of its own host is not used.
-TEST(PrefetchChoice, IsThatOfTheWorldsHosts) {
+TEST(PrefetchChoice, UsesTheHostSummaryOfTheWorld) {
   for (const int scarcest : {0, 1}) {
     const comm::WorldInfo info{
         .cores_per_rank = 8,

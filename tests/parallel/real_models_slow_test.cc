@@ -38,9 +38,9 @@ void expect_shared(const std::filesystem::path& folder, int ranks, const Paralle
 // larger. Steps are therefore compared in float64, where an error of a layout is visible. 97 tokens are not divisible
 // by any number of ranks.
 
-// SmolLM2 has 9 heads and 3 key-value heads. The test takes 8 GiB: two models with gradients, and one whole gradient at
+// SmolLM2 has 9 heads and 3 key-value heads. The test takes 8 GiB: two models with gradients, and one full gradient at
 // a time.
-TEST(SmolLM2, ThreeRanksShareItsHeads) {
+TEST(SmolLM2, TensorParallelOnThreeRanksEqualsOneRank) {
   const auto folder = asset("smollm2");
   const auto wanted = outcome_of(from_pretrained(folder, at::kDouble));
   expect_same_step(outcome_of(from_pretrained(folder, at::kFloat)), wanted, "one rank");
@@ -55,7 +55,7 @@ TEST(SmolLM2, ThreeRanksShareItsHeads) {
 }
 
 // Gemma-3 has 4 heads, one key-value head, which both ranks have, and a vocabulary of 262,144. The test takes 17 GiB.
-TEST(Gemma3, TwoRanksShareItsHeadsAndHaveItsKeyValueHead) {
+TEST(Gemma3, TensorParallelOnTwoRanksEqualsOneRank) {
   const auto folder = asset("gemma3");
   const auto wanted = outcome_of(from_pretrained(folder, at::kDouble));
   for (const bool sequences : {false, true}) {

@@ -1,4 +1,4 @@
-// Test of an activation that backward recomputes with a norm, when the norm's own FSDP group is already freed.
+// Test of an activation that backward recomputes with a norm, when the FSDP group of the norm is already resharded.
 #include <gtest/gtest.h>
 
 #include "tessera/kernels/linear/linear.h"
@@ -33,7 +33,7 @@ struct Both : nn::Callable<Both> {
   at::Tensor forward(const at::Tensor& x) { return (*product)((*norm)(x)); }
 };
 
-TEST(RecomputedActivation, OfANormInAGroupOfItsOwnAreKept) {
+TEST(RecomputedActivation, NormInASeparateFsdpGroupHasCorrectGradients) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool apart : {true, false}) {
       Both sharded, plain;

@@ -22,7 +22,7 @@ ReplicateOptions small_buckets(const WorldPtr& world, int64_t bytes = 600) {
 
 // ---- buckets ----
 
-TEST(BucketPlan, ClosesABucketThatHoldsItsLimit) {
+TEST(BucketPlan, ClosesABucketAtItsLimit) {
   using Plan = std::vector<std::vector<size_t>>;
   EXPECT_EQ(assign_buckets({{10, at::kFloat}, {10, at::kFloat}, {30, at::kFloat}, {5, at::kFloat}}, 10, 40),
             (Plan{{0}, {1, 2}, {3}}));
@@ -93,7 +93,7 @@ struct BackToFront : nn::Callable<BackToFront> {
   at::Tensor forward(const at::Tensor& x) { return (*third)((*second)((*first)(x))); }
 };
 
-TEST(Replicate, LearnsTheOrderOfUse) {
+TEST(Replicate, RebuildsBucketsInTheOrderOfUse) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool learn : {true, false}) {
       BackToFront plain(at::kDouble), model(at::kDouble);
@@ -119,7 +119,7 @@ TEST(Replicate, LearnsTheOrderOfUse) {
   });
 }
 
-TEST(Replicate, TakesGradientsOfAForwardFromBeforeTheBucketsChanged) {
+TEST(Replicate, AcceptsBackwardOfAForwardBeforeBucketsWereRebuilt) {
   on_threads(2, [](const WorldPtr& world) {
     BackToFront plain, model;
     replicate(model, small_buckets(world, 1000));
@@ -133,7 +133,7 @@ TEST(Replicate, TakesGradientsOfAForwardFromBeforeTheBucketsChanged) {
   });
 }
 
-TEST(Replicate, GivesTheSameBitsInEveryRun) {
+TEST(Replicate, IsBitwiseReproducible) {
   on_threads(3, [](const WorldPtr& world) {
     const auto train = [&](const ReplicateOptions& options) {
       SmallModel model;
@@ -185,7 +185,7 @@ TEST(Replicate, AccumulatesWithAndWithoutSynchronisation) {
   });
 }
 
-TEST(Replicate, ShowsAndForgetsWhatAccumulatesAsLeavesDo) {
+TEST(Replicate, NoSyncGradientsAreLocalAndZeroGradClearsThem) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel plain, alone, model;
     replicate(model, small_buckets(world));
@@ -221,7 +221,7 @@ struct Skipping : nn::Callable<Skipping> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
 };
 
-TEST(Replicate, OverlapsBehindUnusedParametersWhenItKnowsThem) {
+TEST(Replicate, OverlapsReductionsWhenUnusedParametersAreKnown) {
   on_threads(2, [](const WorldPtr& world) {
     const auto overlapped = [&](bool find_unused, bool static_graph) {
       Skipping model;
@@ -247,7 +247,7 @@ TEST(Replicate, OverlapsBehindUnusedParametersWhenItKnowsThem) {
   });
 }
 
-TEST(Replicate, LeavesFrozenParametersWithoutGradientsAndSeesThemThaw) {
+TEST(Replicate, FrozenParametersHaveNoGradientsUntilUnfrozen) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel plain, model;
     replicate(model, small_buckets(world));
@@ -267,7 +267,7 @@ TEST(Replicate, LeavesFrozenParametersWithoutGradientsAndSeesThemThaw) {
 
 // ---- recomputation inside backward ----
 
-TEST(Replicate, TakesGradientsFromReentrantCheckpointsOfAStaticGraph) {
+TEST(Replicate, SupportsReentrantCheckpointsWithAStaticGraph) {
   on_threads(2, [](const WorldPtr& world) {
     Checkpointed plain({false, false, false}), model({true, true, true});
     replicate(model, {.mesh = line(world), .bucket_bytes = 700, .first_bucket_bytes = 700, .static_graph = true});
@@ -285,7 +285,7 @@ TEST(Replicate, TakesGradientsFromReentrantCheckpointsOfAStaticGraph) {
   });
 }
 
-TEST(Replicate, NamesAParameterWhoseGradientComesTooLate) {
+TEST(Replicate, ReportsAGradientAfterItsBucketWasReduced) {
   on_threads(2, [](const WorldPtr& world) {
     Checkpointed model({true, true, true});
     // One bucket spans two layers, so each checkpoint adds a part of the bucket.
@@ -330,7 +330,7 @@ TEST(Replicate, ReducesEachDtypeInItsOwnBuckets) {
   });
 }
 
-TEST(Replicate, ComputesAndReducesAsThePolicySays) {
+TEST(Replicate, ComputesAndReducesInTheDtypesOfThePolicy) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool wide : {true, false}) {
       SmallModel low(3, at::kBFloat16), model;
@@ -372,7 +372,7 @@ TEST(Replicate, DividesHalfPrecisionBeforeItOverflows) {
 
 // ---- start, changes, errors ----
 
-TEST(Replicate, StartsFromTheFirstRank) {
+TEST(Replicate, BroadcastsParametersAndBuffersOfTheFirstRank) {
   on_threads(3, [](const WorldPtr& world) {
     struct WithBuffer : nn::Callable<WithBuffer> {
       at::Tensor weight, seen;
@@ -403,7 +403,7 @@ TEST(Replicate, StartsFromTheFirstRank) {
   });
 }
 
-TEST(Replicate, ShowsParametersBetweenForwardsAndKeepsThem) {
+TEST(Replicate, ModuleKeepsItsParametersBetweenForwards) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model;
     const auto before = model.parameters();
@@ -420,7 +420,7 @@ TEST(Replicate, ShowsParametersBetweenForwardsAndKeepsThem) {
   });
 }
 
-TEST(Replicate, SaysWhichParameterDiffersBetweenRanks) {
+TEST(Replicate, ReportsTheParameterThatDiffersBetweenRanks) {
   on_threads(2, [](const WorldPtr& world) {
     struct Sized : nn::Callable<Sized> {
       at::Tensor first, weight;
@@ -438,7 +438,7 @@ TEST(Replicate, SaysWhichParameterDiffersBetweenRanks) {
   });
 }
 
-TEST(Replicate, RefusesWhatItCannotReplicate) {
+TEST(Replicate, RefusesInvalidMeshesAndModules) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = line(world);
     SmallModel model, sharded, unfilled(1, at::TensorOptions(at::kFloat).device(at::kMeta));

@@ -132,7 +132,7 @@ inline std::vector<at::Tensor> whole_parameters(nn::Module& module) {
   for (const auto& parameter : module.parameters()) out.push_back(whole(parameter).clone());
   return out;
 }
-// Whole gradients of all parameters; undefined for a parameter without a gradient.
+// Full gradients of all parameters; undefined for a parameter without a gradient.
 inline std::vector<at::Tensor> whole_gradients(nn::Module& module) {
   std::vector<at::Tensor> out;
   for (const auto& parameter : module.parameters()) {

@@ -103,7 +103,7 @@ inline std::pair<at::Tensor, at::Tensor> rows_of_text(int64_t step, int64_t rows
   return {text.narrow(1, 0, length).contiguous(), text.narrow(1, 1, length).contiguous()};
 }
 
-// Whole gradients, in the order of the parameters of `like`.
+// Full gradients, in the order of the parameters of `like`.
 inline std::vector<at::Tensor> gradients_by_name(nn::Module& module, nn::Module& like) {
   std::vector<at::Tensor> out;
   auto all = module.named_parameters();

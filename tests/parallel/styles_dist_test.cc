@@ -48,8 +48,8 @@ std::shared_ptr<nn::Linear> linear(int64_t in, int64_t out, bool bias = true) {
   return made;
 }
 
-// Outputs that stay DTensors are compared whole, so the gradient of the output is whole, too.
-TEST(Styles, ColumnAndRowWiseLinearsEqualThePlainOne) {
+// Outputs that stay DTensors are compared as full tensors, so the gradient of the output is a full tensor, too.
+TEST(Styles, ColwiseAndRowwiseLinearEqualThePlainModule) {
   for (const int ranks : {2, 3, 4}) {
     on_threads(ranks, [](const WorldPtr& world) {
       const auto mesh = tensor_line(world);
@@ -70,7 +70,7 @@ TEST(Styles, ColumnAndRowWiseLinearsEqualThePlainOne) {
   }
 }
 
-TEST(Styles, LocalPartsOfUnevenWidthGoFromColumnsToRows) {
+TEST(Styles, UnevenLocalShardsPassFromColwiseToRowwise) {
   for (const int ranks : {2, 3, 4}) {
     on_threads(ranks, [](const WorldPtr& world) {
       auto plain =
@@ -91,7 +91,7 @@ TEST(Styles, LocalPartsOfUnevenWidthGoFromColumnsToRows) {
   }
 }
 
-TEST(Styles, EmbeddingsByRowsAndByColumnsEqualThePlainOne) {
+TEST(Styles, RowwiseAndColwiseEmbeddingEqualThePlainModule) {
   for (const int ranks : {2, 3, 4}) {
     on_threads(ranks, [](const WorldPtr& world) {
       const auto make = [] {
@@ -147,7 +147,7 @@ TEST(Styles, SequenceParallelNormSumsTheGradientOfItsWeight) {
   }
 }
 
-TEST(Styles, NormsOfHeadsSeeThisRanksHeads) {
+TEST(Styles, QKNormParallelUsesTheHeadsOfTheRank) {
   for (const int ranks : {2, 4}) {
     on_threads(ranks, [](const WorldPtr& world) {
       const auto mesh = tensor_line(world);
@@ -168,7 +168,7 @@ TEST(Styles, NormsOfHeadsSeeThisRanksHeads) {
   }
 }
 
-TEST(Styles, OneKeyValueHeadServesTheRanksOfItsQueries) {
+TEST(Styles, ReplicatedKeyValueEqualsThePlainModule) {
   for (const int64_t kv_heads : {1, 2}) {
     on_threads(4, [kv_heads](const WorldPtr& world) {
       const int64_t head_dim = 3;
@@ -202,7 +202,7 @@ struct Angles : nn::Callable<Angles> {
   }
 };
 
-TEST(Styles, RotaryAnglesAreThoseOfAllTokens) {
+TEST(Styles, RotaryEmbedParallelGivesTheAnglesOfAllTokens) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = tensor_line(world);
     Angles plain, parallel, distributed;
@@ -223,7 +223,7 @@ TEST(Styles, RotaryAnglesAreThoseOfAllTokens) {
   });
 }
 
-TEST(Styles, InputsAndOutputsArePrepared) {
+TEST(Styles, PrepareModuleInputOutputRedistributes) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = tensor_line(world);
     Block block(6, 10, false);
@@ -273,7 +273,7 @@ TEST(ParallelizeModule, EqualsOneRankWithAndWithoutSequenceParallelism) {
   }
 }
 
-TEST(ParallelizeModule, SequenceParallelBlocksGatherOnceAndScatterOnce) {
+TEST(ParallelizeModule, SequenceParallelBlockAllGathersAndReduceScattersOnce) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = tensor_line(world);
     Stack stack({.inner = 8, .blocks = 1, .bias = false});
@@ -288,7 +288,7 @@ TEST(ParallelizeModule, SequenceParallelBlocksGatherOnceAndScatterOnce) {
   });
 }
 
-TEST(ParallelizeModule, RefusesWhatDoesNotFit) {
+TEST(ParallelizeModule, RefusesInvalidPlans) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = tensor_line(world);
     const auto refusal = [&](const ParallelPlan& plan, bool tied = false) {
@@ -332,7 +332,7 @@ TEST(ParallelizeModule, FindsModulesByPattern) {
 }
 
 // The option decides whose values are used.
-TEST(ParallelizeModule, TakesTheFirstRanksValuesOrItsOwn) {
+TEST(ParallelizeModule, SrcDataRankSelectsTheValues) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = tensor_line(world);
     for (const bool own : {false, true}) {

@@ -60,7 +60,7 @@ TEST_F(LivePageTest, ServesTheRunFromBeforeItsFirstStepUntilItIsDestroyed) {
   EXPECT_EQ(get(port, "/"), "refused");
 }
 
-TEST_F(LivePageTest, SaysWhatIsWrongWithARunAndGoesOnWhenItIsMended) {
+TEST_F(LivePageTest, ShowsErrorsOfARunAndContinuesWhenFixed) {
   add_step(1);
   const auto port = static_cast<uint16_t>(free_port());
   const LivePage page(port, folder_ / "run");
@@ -72,7 +72,7 @@ TEST_F(LivePageTest, SaysWhatIsWrongWithARunAndGoesOnWhenItIsMended) {
   EXPECT_THAT(told_soon(port, "\"step\":[1,2]"), ::testing::Not(HasSubstr("cannot be read")));
 }
 
-TEST_F(LivePageTest, GivesNothingElseAndNobodyElse) {
+TEST_F(LivePageTest, ServesOnlyItsOwnPathsAndClients) {
   const auto port = static_cast<uint16_t>(free_port());
   const LivePage page(port, folder_ / "run");
   EXPECT_THAT(get(port, "/metrics.jsonl"), StartsWith("HTTP/1.1 404"));
@@ -89,7 +89,7 @@ TEST_F(LivePageTest, GivesNothingElseAndNobodyElse) {
   EXPECT_NE(::connect(elsewhere.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
 }
 
-TEST_F(LivePageTest, APortInUseIsAnErrorThatSaysSo) {
+TEST_F(LivePageTest, PortInUseIsAnError) {
   const testing::TakenPort taken;
   const auto port = static_cast<uint16_t>(taken.number());
   try {
@@ -101,7 +101,7 @@ TEST_F(LivePageTest, APortInUseIsAnErrorThatSaysSo) {
   }
 }
 
-TEST_F(LivePageTest, GrowsInABrowserWithoutBeingLoadedAgain) {
+TEST_F(LivePageTest, UpdatesInABrowserWithoutReloading) {
   if (testing::run_process({"sh", "-c", "command -v chromium"}).exit_code != 0) {
     GTEST_SKIP() << "no chromium in PATH";
   }

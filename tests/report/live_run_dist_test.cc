@@ -23,7 +23,7 @@ size_t rows_told(const std::string& answer) {
   return at == answer.npos ? 0 : static_cast<size_t>(std::atoll(answer.c_str() + at + 7));
 }
 
-TEST(LiveRun, ThePageGrowsWithTheRunAndEndsWithIt) {
+TEST(LiveRun, ThePageUpdatesDuringTheRunAndEndsWithIt) {
   const TinyRun runs;
   const int port = free_port();
   auto run = std::async(std::launch::async, [&] {

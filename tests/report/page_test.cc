@@ -61,7 +61,7 @@ RunHistory made_up(const std::string& name, double offset, int64_t count = 60) {
   return run;
 }
 
-TEST(Page, HoldsWhatItNeedsAndNothingThatEscapes) {
+TEST(Page, IsSelfContainedAndEscapesItsData) {
   auto run = made_up("demo", 1);
   const auto page = render_page({run});
   EXPECT_THAT(page, AllOf(HasSubstr("Permission is hereby granted"), HasSubstr("uPlot"), Not(HasSubstr("/*DATA*/"))));
@@ -74,7 +74,7 @@ TEST(Page, HoldsWhatItNeedsAndNothingThatEscapes) {
   EXPECT_EQ(data["runs"][1]["name"], "runs/demo");  // because both have the same name
 }
 
-TEST(Page, ShowsEveryPointAndTellsValuesToPointerAndKeyboard) {
+TEST(Page, ShowsEveryPointAndValuesForPointerAndKeyboard) {
   if (!has_browser()) {
     GTEST_SKIP() << "no chromium in PATH";
   }
@@ -112,7 +112,7 @@ setTimeout(() => {
                           "sample Once &lt;/script&gt; upon", "text step 3: careful"));
 }
 
-TEST(Page, LaysRunsOverEachOther) {
+TEST(Page, OverlaysRuns) {
   if (!has_browser()) {
     GTEST_SKIP() << "no chromium in PATH";
   }
@@ -132,7 +132,7 @@ setTimeout(() => tell(`still ${chart('loss').dataset.points} ${inked('loss', '--
                                  "still 120 true"));
 }
 
-TEST(Page, SaysWhereRunsDifferInNoSetting) {
+TEST(Page, ReportsRunsWithoutDifferentSettings) {
   if (!has_browser()) {
     GTEST_SKIP() << "no chromium in PATH";
   }
@@ -143,7 +143,7 @@ tell([...document.querySelectorAll('#differences-table tbody tr')].map((row) => 
 }
 
 // Each value is shown with a piece of its line. The colour shows the run, the dashes show the part.
-TEST(Page, TellsPartsOfSeveralRunsByTheirLines) {
+TEST(Page, DistinguishesRunsByColourAndPartsByDashes) {
   if (!has_browser()) {
     GTEST_SKIP() << "no chromium in PATH";
   }
@@ -156,7 +156,7 @@ tell(`pieces ${pieces.length} ${new Set(pieces).size} ${pieces.filter((text) => 
   EXPECT_THAT(lines, ElementsAre("pieces 4 4 2"));
 }
 
-TEST(Page, ShowsWhereTheTimeOfProfiledStepsWent) {
+TEST(Page, ShowsTheTimeBreakdownOfProfiledSteps) {
   if (!has_browser()) {
     GTEST_SKIP() << "no chromium in PATH";
   }
@@ -192,7 +192,7 @@ TEST(Page, FitsAPhone) {
   EXPECT_THAT(lines, ElementsAre("true"));
 }
 
-TEST(Page, BecomesAPictureThatIsReplacedOnlyByAnother) {
+TEST(Page, ImageFileIsReplacedOnlyByAnotherImage) {
   if (!has_browser()) {
     GTEST_SKIP() << "no chromium in PATH";
   }
@@ -210,14 +210,14 @@ TEST(Page, BecomesAPictureThatIsReplacedOnlyByAnother) {
   EXPECT_EQ(read_file(temp / "report.png"), picture);
 }
 
-TEST(Page, TakesARunWithoutNorms) {
+TEST(Page, SupportsARunWithoutGradNorms) {
   const testing::TempFolder temp;
   std::ofstream(temp / "metrics.jsonl") << "{\"step\":1,\"loss\":1}\n";
   const auto data = nlohmann::json::parse(page_data({read_run(temp.path())}));
   EXPECT_EQ(data["runs"][0]["steps"], nlohmann::json({{"step", {1}}, {"loss", {1.0}}}));
 }
 
-TEST(ReportFile, LeavesWhatIsNoReportAlone) {
+TEST(ReportFile, DoesNotOverwriteOtherFiles) {
   const testing::TempFolder temp;
   std::ofstream(temp / "notes.md") << "Tessera report of last week";
   EXPECT_THROW(check_report_path(temp / "notes.md"), Error);

@@ -11,7 +11,7 @@ namespace {
 using ::testing::ElementsAre;
 using train::TinyRun;
 
-TEST(RealRuns, TheReportOfThreeShowsEachStepOfEach) {
+TEST(RealRuns, ReportOfThreeRunsShowsEveryStep) {
   if (!has_browser()) {
     GTEST_SKIP() << "no chromium in PATH";
   }

@@ -48,7 +48,7 @@ TEST_F(RunFollowerTest, ReadsEachLineOnce) {
   EXPECT_THAT(whole.notes, ElementsAre("1 lines of events.jsonl could not be read"));
 }
 
-TEST_F(RunFollowerTest, BeginsAnewWhenAResumedRunHasDroppedLines) {
+TEST_F(RunFollowerTest, RestartsWhenAResumedRunHasDroppedLines) {
   append("metrics.jsonl", line(1, 5) + line(2, 4) + line(3, 3));
   append("events.jsonl", "{\"step\":1,\"warning\":\"careful\"}\n");
   RunFollower follower(folder_ / "run", {});
@@ -64,7 +64,7 @@ TEST_F(RunFollowerTest, BeginsAnewWhenAResumedRunHasDroppedLines) {
   EXPECT_THAT(follower.history().steps.columns.at("loss"), ElementsAre(5, 9, 9, 9));
 }
 
-TEST_F(RunFollowerTest, KeepsALimitedPartOfALongRunWithItsSpikesAndScores) {
+TEST_F(RunFollowerTest, DownsamplesALongRunButKeepsSpikesAndScores) {
   RunFollower follower(folder_ / "run", {.rows = 1000, .events = 5}), all(folder_ / "run", {});
   std::string lines, events;
   constexpr int64_t kSteps = 40'000;
@@ -100,7 +100,7 @@ TEST_F(RunFollowerTest, KeepsALimitedPartOfALongRunWithItsSpikesAndScores) {
   EXPECT_EQ(run.warnings.back().text, "at 40000");
 }
 
-TEST_F(RunFollowerTest, ALineWithoutAnEndTakesNoMemory) {
+TEST_F(RunFollowerTest, UnterminatedLineUsesNoMemory) {
   append("metrics.jsonl", line(1, 5));
   RunFollower follower(folder_ / "run", {});
   append("metrics.jsonl", std::string(GrowingLines::kLongestLine + 100, 'x'));

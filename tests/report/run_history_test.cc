@@ -35,7 +35,7 @@ std::string error_of(const std::filesystem::path& folder) {
   return "";
 }
 
-TEST(RunHistory, SortsWhatTheLinesTell) {
+TEST(RunHistory, ParsesMetricsEventsAndRecipe) {
   const testing::TempFolder temp;
   write(temp / "demo/recipe.yaml",
         "model:\n  path: \"m\"\ntrain: {steps: 3, seed: 1}\ndata: {train: [a, b]}\nlora: null\n");
@@ -78,7 +78,7 @@ no line
               ElementsAre("2 lines of metrics.jsonl could not be read", "1 lines of events.jsonl could not be read"));
 }
 
-TEST(RunHistory, TellsARunAtWorkFromOneThatWasKilled) {
+TEST(RunHistory, DistinguishesRunningFromKilledRuns) {
   const testing::TempFolder temp;
   write(temp / "run/metrics.jsonl", "{\"step\":1,\"loss\":1}\n");
   write(temp / "run/events.jsonl", "{\"step\":0,\"session\":{}}\n{\"step\":1,\"end\":\"asked to stop\"}\n");
@@ -96,7 +96,7 @@ TEST(RunHistory, TellsARunAtWorkFromOneThatWasKilled) {
   EXPECT_THAT(read_run(temp / "run").state, HasSubstr("not running"));
 }
 
-TEST(RunHistory, SaysWhyARunEndedEarlyUntilItGoesOn) {
+TEST(RunHistory, ReportsEarlyStopUntilTheRunContinues) {
   const testing::TempFolder temp;
   const std::string metrics = "{\"step\":2,\"loss\":1}\n{\"step\":2,\"early_stop\":\"no better\"}\n";
   write(temp / "run/metrics.jsonl", metrics);
@@ -106,7 +106,7 @@ TEST(RunHistory, SaysWhyARunEndedEarlyUntilItGoesOn) {
   EXPECT_EQ(read_run(temp / "run").state, "done");
 }
 
-TEST(RunHistory, KeepsOnlyWhatIsDrawn) {
+TEST(RunHistory, KeepsOnlyPlottedValues) {
   const testing::TempFolder temp;
   std::string wide = "{\"step\":1,\"loss\":{\"a\":1},\"mine\":[";
   for (int i = 0; i < 1000; ++i) wide += "1,";
@@ -119,7 +119,7 @@ TEST(RunHistory, KeepsOnlyWhatIsDrawn) {
   EXPECT_TRUE(run.grad_norm_z.empty());
 }
 
-TEST(RunHistory, TakesTheLastProfileThatIsWhole) {
+TEST(RunHistory, UsesTheLastCompleteProfile) {
   const testing::TempFolder temp;
   write(temp / "run/metrics.jsonl", "{\"step\":9,\"loss\":1}\n");
   const std::string rank =
@@ -148,7 +148,7 @@ TEST(RunHistory, TakesTheLastProfileThatIsWhole) {
   EXPECT_EQ(run.profile["collectives"][0].at("bytes"), 64);
 }
 
-TEST(RunHistory, RefusesWhatIsNoRun) {
+TEST(RunHistory, RefusesFoldersThatAreNoRun) {
   const testing::TempFolder temp;
   EXPECT_THAT(error_of(temp / "nowhere"), HasSubstr("nowhere: found no folder"));
   write(temp / "other/notes.txt", "mine");
@@ -166,7 +166,7 @@ TEST(RunHistory, FindsTheSettingsThatDiffer) {
   EXPECT_TRUE(differing_settings({read_run(temp / "a")}).empty());
 }
 
-TEST(RunHistory, ThinsOutButKeepsSpikesAndEnds) {
+TEST(RunHistory, DownsamplingKeepsSpikesAndEnds) {
   MetricRows rows_of_steps({});
   for (int64_t step = 0; step < 10000; ++step) {
     double loss = 2 + 0.001 * static_cast<double>(step % 7);

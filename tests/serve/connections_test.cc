@@ -27,7 +27,7 @@ struct Pair {
   }
 };
 
-TEST(Connections, AnAnswerThatTheClientDoesNotReadIsCutOff) {
+TEST(Connections, AResponseThatTheClientDoesNotReadIsCutOff) {
   const Pair pair;
   Connections connections({.read_seconds = 0.1, .request_seconds = 1.9});
   const auto begin = std::chrono::steady_clock::now();
@@ -39,7 +39,7 @@ TEST(Connections, AnAnswerThatTheClientDoesNotReadIsCutOff) {
   connections.closed(&pair);
 }
 
-TEST(Connections, TheFirstHeaderHasATimeOfItsOwn) {
+TEST(Connections, TheFirstHeaderHasItsOwnTimeout) {
   const Pair silent, idle;
   Connections connections({.header_seconds = 0.1, .read_seconds = 1000});
   connections.opened(&silent, silent.server.get(), "");
@@ -51,7 +51,7 @@ TEST(Connections, TheFirstHeaderHasATimeOfItsOwn) {
   EXPECT_FALSE(idle.is_shut());
 }
 
-TEST(Connections, SilentConnectionsMakeRoomAndAnswersAreNeverCutOff) {
+TEST(Connections, SilentConnectionsAreClosedForNewOnesButResponsesAreNeverCutOff) {
   std::vector<Pair> pairs(4);
   Connections connections({.connections = 3, .header_seconds = 1000, .read_seconds = 1000});
   const auto open = [&](size_t i) {
@@ -92,7 +92,7 @@ TEST(Connections, SilentConnectionsMakeRoomAndAnswersAreNeverCutOff) {
   EXPECT_FALSE(pairs[0].is_shut() || fifth.is_shut() || seventh.is_shut());
 }
 
-TEST(Connections, AnAddressHasALimitOfItsOwn) {
+TEST(Connections, EachAddressHasItsOwnLimit) {
   std::vector<Pair> pairs(4);
   Connections connections({.connections = 100, .address_connections = 2, .header_seconds = 1000});
   for (size_t i = 0; i < 4; ++i) connections.opened(&pairs[i], pairs[i].server.get(), i < 3 ? "10.0.0.1" : "10.0.0.2");
@@ -143,7 +143,7 @@ TEST_F(Serve, SilentConnectionsDoNotBlockNewClients) {
   }
 }
 
-TEST_F(Serve, AHeaderThatDoesNotComeInItsTimeEndsTheConnection) {
+TEST_F(Serve, AnIncompleteHeaderTimesOut) {
   start({.header_seconds = 0.5, .read_seconds = 1000});
   const auto silent = testing::connect_to(port_), begun = testing::connect_to(port_);
   testing::send_all(begun.get(), "GET /health HTTP/1.1\r\nHo");

@@ -6,7 +6,7 @@
 namespace tessera::serve {
 namespace {
 
-TEST_F(Serve, AtTheDeadlineAnAnswerHasTheTextGeneratedSoFar) {
+TEST_F(Serve, AtTheDeadlineAResponseHasTheTextGeneratedSoFar) {
   start({.request_seconds = 1});
   StepGate gate(*rows_);
   const auto text = greedy("the cat", 20);
@@ -74,7 +74,7 @@ std::string request_text(const nlohmann::json& body, const std::string& version 
 }
 
 // The client behaves like `printf 'POST ...' | nc -N`.
-TEST_F(Serve, AClientThatClosesItsSendingSideIsAnswered) {
+TEST_F(Serve, AClientThatClosesItsSendingSideGetsAResponse) {
   start();
   StepGate gate(*rows_);
   auto body = ask("the cat", 12);
@@ -102,7 +102,7 @@ TEST_F(Serve, AClientThatClosesItsSendingSideIsAnswered) {
   }
 }
 
-TEST_F(Serve, AClientThatLeavesWhileItsRequestWaitsFreesItsPlace) {
+TEST_F(Serve, AClientThatDisconnectsWhileQueuedFreesItsPlace) {
   start({.sequences = 1});
   StepGate gate(*rows_);
   auto body = ask("the cat", 12);

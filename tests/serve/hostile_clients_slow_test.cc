@@ -7,13 +7,13 @@
 
 #include "tessera/models/generation/load.h"
 #include "tessera/serve/server.h"
-#include "tests/serve/beside_hostile_clients.h"
+#include "tests/serve/with_hostile_clients.h"
 #include "tests/support/process.h"
 
 namespace tessera::serve {
 namespace {
 
-TEST(HostileClients, SixtyFourOthersGetCompleteAnswersForAMinute) {
+TEST(HostileClients, SixtyFourNormalClientsGetCompleteResponsesForAMinute) {
   const auto folder = testing::asset("smollm2");
   const auto model = load_for_generation(folder, "int8", at::kCPU);
   const Limits limits;

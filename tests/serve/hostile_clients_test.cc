@@ -2,13 +2,13 @@
 // model and a longer time.
 #include <gtest/gtest.h>
 
-#include "tests/serve/beside_hostile_clients.h"
 #include "tests/serve/serve_fixture.h"
+#include "tests/serve/with_hostile_clients.h"
 
 namespace tessera::serve {
 namespace {
 
-TEST_F(Serve, ClientsAmongHostileClientsGetCompleteAnswers) {
+TEST_F(Serve, NormalClientsGetCompleteResponsesDespiteHostileClients) {
   start({}, "", R"("max_position_embeddings": 512)", kJsonCharacters);
   std::vector<std::string> prompts, expected;
   for (size_t i = 0; i < 16; ++i) prompts.push_back(kJsonCharacters.substr(i, 3 + i % 5));

@@ -52,7 +52,7 @@ std::string refusal_of(const testing::HostileRequest& request, const ServedModel
   }
 }
 
-TEST(HostileRequests, AreRefusedByALimitOrTakeNoMoreMemoryThanIsStated) {
+TEST(HostileRequests, AreRefusedOrStayWithinTheMemoryLimit) {
   const auto served = served_without_model();
   refusal_of(all_requests().at(9), served);  // makes the objects that exist once
   const int64_t before = testing::heap_bytes();

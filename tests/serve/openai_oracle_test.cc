@@ -15,9 +15,9 @@ void expect_served(const std::vector<std::string>& flags) {
   EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
 }
 
-TEST(OpenAiClient, ReadsWhatIsServedAndManyAtOnceGetTheTokensOfGenerate) { expect_served({}); }
+TEST(OpenAiClient, ReadsResponsesAndConcurrentClientsGetTheTokensOfGenerate) { expect_served({}); }
 
-TEST(OpenAiClient, ReadsWhatTwoRanksServe) { expect_served({"--nproc", "2"}); }
+TEST(OpenAiClient, ReadsResponsesOfTwoRanks) { expect_served({"--nproc", "2"}); }
 
 }  // namespace
 }  // namespace tessera::serve

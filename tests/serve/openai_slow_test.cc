@@ -7,7 +7,7 @@
 namespace tessera::serve {
 namespace {
 
-TEST(ManyClients, SixtyFourForAMinuteGetNoWrongByte) {
+TEST(ManyClients, SixtyFourForAMinuteGetCorrectResponses) {
   const testing::TinyFolder folder;
   for (const auto& model : {folder.path().string(), testing::asset("smollm2").string()}) {
     const auto run = testing::run_python("tests/serve/oracle/openai_oracle.py", {testing::program(), model, "64", "60"},

@@ -119,7 +119,7 @@ TEST_F(Serve, InAStreamOnlyTheLastChunkHasUsageNumbers) {
 }
 
 // The texts have two calls, with text between and after them.
-TEST(Responses, WithoutParallelToolCallsAnAnswerEndsWithItsFirstOne) {
+TEST(Responses, WithoutParallelToolCallsAResponseEndsAfterTheFirstCall) {
   const testing::TempFolder folder;
   const ServedModel served{
       .name = "bytes", .config = {}, .defaults = {}, .tokenizer = data::make_byte_tokenizer(folder.path()), .chat = {}};
@@ -179,7 +179,7 @@ TEST_F(Serve, ParallelToolCallsIsRead) {
   expect_error(post(body, "/v1/chat/completions"), 400, "parallel_tool_calls");
 }
 
-TEST_F(Serve, AStoppedChoiceFreesItsPlaceWhileOthersRun) {
+TEST_F(Serve, AStoppedChoiceFreesItsSequenceWhileOthersRun) {
   start({}, "", kLongContext);
   StepGate gate(*rows_);
   auto body = ask("a", 3000);

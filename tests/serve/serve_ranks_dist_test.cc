@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(ServeRanks, ARankThatDiesEndsAll) {
+TEST(ServeRanks, ARankThatDiesEndsAllRanks) {
   const testing::TinyFolder folder;
   const testing::TempFolder temp;
   const auto run = testing::run_process(

@@ -23,7 +23,7 @@ namespace {
 
 using testing::http;
 
-TEST_F(Serve, GreedyCompletionsAreThoseOfGenerateWithUsageAndReason) {
+TEST_F(Serve, GreedyCompletionsMatchGenerateAndHaveUsageAndFinishReason) {
   start();
   const auto found = answer(ask("the cat", 20));
   EXPECT_EQ(found["object"], "text_completion");
@@ -38,7 +38,7 @@ TEST_F(Serve, GreedyCompletionsAreThoseOfGenerateWithUsageAndReason) {
       << "token ids";
 }
 
-TEST_F(Serve, ChatsGoThroughTheTemplateAndStream) {
+TEST_F(Serve, ChatsUseTheTemplateAndStream) {
   start();
   nlohmann::json body = {
       {"model", "tiny"}, {"messages", {{{"role", "user"}, {"content", "hi"}}}}, {"max_tokens", 9}, {"temperature", 0}};
@@ -74,7 +74,7 @@ TEST_F(Serve, StopStringsEndTheTextBeforeThem) {
   EXPECT_EQ(found["choices"][0]["finish_reason"], "stop");
 }
 
-TEST_F(Serve, SeedsRepeatAndLogProbsAreGiven) {
+TEST_F(Serve, SeedsAreReproducibleAndLogProbsAreReturned) {
   start();
   auto body = ask("a", 12);
   body["temperature"] = 1.4;
@@ -93,7 +93,7 @@ TEST_F(Serve, SeedsRepeatAndLogProbsAreGiven) {
   EXPECT_NE(answer(body)["choices"][0]["text"], found["choices"][0]["text"]);
 }
 
-TEST_F(Serve, BiasesAreAddedToTheScoresOfTokens) {
+TEST_F(Serve, LogitBiasesAreAddedToTheLogits) {
   start();
   auto body = ask("the cat", 6);
   body["logit_bias"] = {{"3", 100}};
@@ -114,7 +114,7 @@ nlohmann::json with_schema(nlohmann::json ask, const nlohmann::json& schema) {
   return ask;
 }
 
-TEST_F(Serve, AnswersHaveTheFormThatIsAskedFor) {
+TEST_F(Serve, ResponsesFollowTheResponseFormat) {
   start({}, "", R"("max_position_embeddings": 512)", kJsonCharacters);
   const nlohmann::json schema = {{"type", "object"},
                                  {"properties",
@@ -152,7 +152,7 @@ TEST_F(Serve, AnswersHaveTheFormThatIsAskedFor) {
 }
 
 // llama.cpp and Together accept the same key.
-TEST_F(Serve, TheSchemaOfAJsonObjectIsKept) {
+TEST_F(Serve, JsonObjectFormatFollowsItsSchema) {
   start({}, "", R"("max_position_embeddings": 512)", kJsonCharacters);
   auto body = ask("the cat", 60);
   body["response_format"] = {{"type", "json_object"}, {"schema", {{"const", {{"a", "b"}}}}}};
@@ -173,7 +173,7 @@ TEST_F(Serve, TheSchemaOfAJsonObjectIsKept) {
 }
 
 // A tokenizer may have more tokens than the model has embedding rows.
-TEST_F(Serve, ATokenWithoutARowInTheModelIsRefusedByItsName) {
+TEST_F(Serve, ATokenWithoutAnEmbeddingRowIsRefusedByItsName) {
   start({}, "", "", kCharacters + "$");
   const std::string wanted = "holds token 37 ('$'), the model knows 37 tokens";
   expect_error(post(ask("the $ cat", 3)), 400, "prompt: " + wanted);
@@ -198,7 +198,7 @@ TEST_F(Serve, APromptThatFillsTheContextIsScored) {
   expect_error(post(body), 400, "maximum context length is 32 tokens");
 }
 
-TEST_F(Serve, AToolThatMustBeCalledIs) {
+TEST_F(Serve, RequiredToolsAreCalled) {
   start({}, "", R"("max_position_embeddings": 512)", kJsonCharacters);
   const auto tool = [](const char* name, const nlohmann::json& parameters) {
     return nlohmann::json{{"type", "function"}, {"function", {{"name", name}, {"parameters", parameters}}}};
@@ -332,7 +332,7 @@ TEST_F(Serve, TheCreatingThreadKeepsNoOpenMpWorkers) {
   EXPECT_EQ(threads(), wanted);
 }
 
-TEST_F(Serve, SeveralChoicesAndPromptsAreWhatEachWouldBeAlone) {
+TEST_F(Serve, SeveralChoicesAndPromptsMatchSingleRequests) {
   start({.choices = 6});
   auto body = ask("the cat", 9);
   body["prompt"] = {"the cat", "a dog", "on"};
@@ -384,7 +384,7 @@ TEST_F(Serve, SeveralChoicesAndPromptsAreWhatEachWouldBeAlone) {
   expect_error(post(body), 400, "2 prompts, this server allows at most 6 choices");
 }
 
-TEST_F(Serve, MoreChoicesThanPlacesAreRefused) {
+TEST_F(Serve, MoreChoicesThanSequencesAndQueueHoldAreRefused) {
   start({.sequences = 1, .queue = 1});
   auto body = ask("a", 2);
   body["n"] = 3;
@@ -463,7 +463,7 @@ TEST(Responses, ToolCallsHaveOpenAisFormat) {
   EXPECT_EQ(chunks.back()["choices"][0]["finish_reason"], "tool_calls");
 }
 
-TEST_F(Serve, ManyClientsAtOnceGetWhatEachWouldGetAlone) {
+TEST_F(Serve, ConcurrentClientsGetTheSameTextAsAlone) {
   start();
   std::vector<std::string> expected, found(24);
   for (int i = 0; i < 24; ++i) expected.push_back(greedy(kCharacters.substr(i % 20, 1 + i % 13), 20 + i % 7));
@@ -501,7 +501,7 @@ TEST_F(Serve, ModelsAndHealthAreReported) {
   EXPECT_EQ(post(body).status, 404);
 }
 
-TEST_F(Serve, WrongRequestsGetOpenAisErrors) {
+TEST_F(Serve, InvalidRequestsGetOpenAisErrors) {
   start();
   const auto changed = [](nlohmann::json body, const char* key, nlohmann::json value) {
     body[key] = std::move(value);
@@ -584,7 +584,7 @@ TEST_F(Serve, WrongRequestsGetOpenAisErrors) {
   EXPECT_EQ(answer(unnamed)["model"], "tiny") << "there is but one";
 }
 
-TEST_F(Serve, LimitsAreKept) {
+TEST_F(Serve, RequestLimitsAreEnforced) {
   start({.body_bytes = 1000, .header_bytes = 4096, .header_seconds = 1, .read_seconds = 1});
   expect_error(http(port_, "POST", "/v1/completions", std::string(1001, ' ')), 413, "1001 bytes");
   const auto chunked = testing::connect_to(port_);
@@ -639,7 +639,7 @@ TEST_F(Serve, WithoutATokenABrowserPageIsRefused) {
   expect_error(testing::parse_reply(testing::read_all(socket.get())), 403, "localhost");
 }
 
-TEST_F(Serve, AFullQueueIsRefusedAndAClientThatLeavesFreesItsPlace) {
+TEST_F(Serve, AFullQueueRefusesRequestsAndADisconnectedClientFreesItsPlace) {
   start({.sequences = 1, .queue = 1}, "", kLongContext);
   auto body = ask("a", 4000);
   body["ignore_eos"] = true;
@@ -661,7 +661,7 @@ TEST_F(Serve, AFullQueueIsRefusedAndAClientThatLeavesFreesItsPlace) {
   EXPECT_EQ(post(ask("a", 2)).status, 200);
 }
 
-TEST_F(Serve, AClientThatSentMoreBeforeItLeftFreesItsPlaceToo) {
+TEST_F(Serve, ADisconnectedClientWithUnreadDataFreesItsPlace) {
   start({}, "", kLongContext);
   auto body = ask("a", 4000);
   body["ignore_eos"] = true;

@@ -26,7 +26,7 @@ ServedModel byte_served(const testing::TempFolder& folder) {
       .name = "bytes", .config = {}, .defaults = {}, .tokenizer = data::make_byte_tokenizer(folder.path()), .chat = {}};
 }
 
-TEST(TokenEntries, PartsOfCharactersAndImpossibleTokensAreJson) {
+TEST(TokenEntries, PartialCharactersAndInfiniteLogProbsAreValidJson) {
   const testing::TempFolder folder;
   const auto served = byte_served(folder);
   const double never = -std::numeric_limits<double>::infinity();
@@ -65,7 +65,7 @@ Json entries_of(const std::string& bytes, const std::vector<std::string>& pieces
   return all;
 }
 
-TEST(TokenEntries, JoinToTheContent) {
+TEST(TokenEntries, BytesJoinToTheContent) {
   const testing::TempFolder folder;
   const auto tokenizer = data::make_byte_tokenizer(folder.path());
   EXPECT_EQ(joined_bytes(entries_of("hello", {"h", "e", "l", "l", "o"}, tokenizer)), "hello");
@@ -86,7 +86,7 @@ TEST(TokenEntries, JoinToTheContent) {
   EXPECT_EQ(entries[0]["logprob"], -1.0) << "that of 'a'";
 }
 
-TEST(TokenEntries, ACutTokenHasAnEntryWithItsPart) {
+TEST(TokenEntries, ATruncatedTokenHasAnEntryForItsVisiblePart) {
   auto file = nlohmann::json::parse(testing::character_tokenizer("abc"));
   file["model"]["vocab"]["abc"] = 3;
   file["added_tokens"] = nlohmann::json::array();
@@ -109,7 +109,7 @@ TEST(TokenEntries, ACutTokenHasAnEntryWithItsPart) {
   EXPECT_EQ(entries.finish(tokenizer), Json::array()) << "an end token";
 }
 
-TEST(TokenEntries, PlacesAreCountedInCharacters) {
+TEST(TokenEntries, TextOffsetsAreCountedInCharacters) {
   const testing::TempFolder folder;
   const auto tokenizer = data::make_byte_tokenizer(folder.path());
   TextOffsets offsets(tokenizer);
@@ -128,7 +128,7 @@ TEST(TokenEntries, PlacesAreCountedInCharacters) {
   EXPECT_EQ(prompt["top_logprobs"][2], Json({{"x", -0.5}, {"bytes:\\xa4", -2.0}}));
 }
 
-TEST_F(Serve, TheSampledTokenIsAlwaysAmongTheTopOnesAndOffsetsAreThoseOfTheText) {
+TEST_F(Serve, TopLogProbsContainTheSampledTokenAndOffsetsMatchTheText) {
   start();
   auto body = ask("the cat", 12);
   body["temperature"] = 2;
@@ -201,7 +201,7 @@ TEST_F(Serve, BytesOfAChatsLogProbsJoinToItsContent) {
 }
 
 // Calls are not part of the content, so their tokens have no entries.
-TEST(TokenEntries, ToolCallsHaveNone) {
+TEST(TokenEntries, ToolCallsHaveNoEntries) {
   const testing::TempFolder folder;
   const auto served = byte_served(folder);
   const CompletionRequest request{.choices = {{.prompt = {1}}}, .prompt_tokens = 1, .tools = {"f"}, .log_probs = 0};

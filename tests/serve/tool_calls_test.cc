@@ -27,7 +27,7 @@ std::string read(const std::string& message) {
   return found;
 }
 
-TEST(ToolCalls, BetweenTags) {
+TEST(ToolCalls, ReadsCallsBetweenTags) {
   EXPECT_EQ(read(R"(<tool_call>
 {"name": "f", "arguments": {"x": [1, "a"]}}
 </tool_call>)"),
@@ -64,7 +64,7 @@ TEST(ToolCalls, OutputThatIsNoCallIsText) {
   }
 }
 
-TEST(ToolCalls, TextComesAsSoonAsItIsCertain) {
+TEST(ToolCalls, TextIsReleasedAsSoonAsItIsNoCall) {
   ToolCallReader reader({});
   EXPECT_EQ(reader.push("Hello").text, "Hello");
   EXPECT_EQ(reader.push(" <b> <").text, " <b>");

@@ -19,7 +19,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(CpuStateDict, CopiesLocalPartsAndNeverAliases) {
+TEST(CpuStateDict, CopiesLocalTensorsWithoutAliasing) {
   const auto weight = drawn({3, 2}, 1), turned = weight.t(), step = at::full({}, 7.0);
   const auto dict = get_cpu_state_dict(
       std::vector<std::pair<std::string, at::Tensor>>{{"w", weight}, {"t", turned}, {"step", step}, {"w", weight * 2}});
@@ -46,7 +46,7 @@ TEST(CpuStateDict, CopiesLocalPartsAndNeverAliases) {
               HasSubstr("'m': on the meta device"));
 }
 
-TEST(CpuStateDict, ToCpuAndToLocalPassPlainValuesOn) {
+TEST(CpuStateDict, ToCpuAndToLocalReturnPlainValuesUnchanged) {
   const auto weight = drawn({3}, 1);
   EXPECT_TRUE(to_cpu(weight).tensor().is_same(weight));
   EXPECT_TRUE(to_local_if_dtensor(weight).is_same(weight));
@@ -54,7 +54,7 @@ TEST(CpuStateDict, ToCpuAndToLocalPassPlainValuesOn) {
   EXPECT_TRUE(to_cpu(nullptr).is_none());
 }
 
-TEST(CopyStateDict, WritesIntoItsCompanion) {
+TEST(CopyStateDict, WritesIntoTheCompanionStateDict) {
   const StateDict source{{"w", drawn({4, 2}, 1)},
                          {"n", StateDict{{"s", at::full({}, 3.0)}, {"l", StateList{5, drawn({2}, 2)}}}},
                          {"e", at::zeros({0, 3})}};

@@ -48,7 +48,7 @@ ShardMetadata box(std::vector<int64_t> offsets, std::vector<int64_t> sizes) {
   return {std::move(offsets), std::move(sizes), ""};
 }
 
-TEST(ShardedTensor, ChunksAsTorchDoes) {
+TEST(ShardedTensor, ChunksMatchTorch) {
   with_threads(3, [](const WorldPtr& world) {
     for (const int64_t rows : {7, 4, 1, 0}) {
       const auto whole = counted({rows, 2});
@@ -66,7 +66,7 @@ TEST(ShardedTensor, ChunksAsTorchDoes) {
   });
 }
 
-TEST(ShardedTensor, GathersAnyBoxes) {
+TEST(ShardedTensor, AllGathersShardsOfAnyShape) {
   with_threads(2, [](const WorldPtr& world) {
     const auto whole = counted({4, 6});
     // Rank 0 has two boxes. Rank 1 has two other boxes and an empty one.
@@ -83,7 +83,7 @@ TEST(ShardedTensor, GathersAnyBoxes) {
   });
 }
 
-TEST(ShardedTensor, FaultyBoxesAreErrorsOnAllRanks) {
+TEST(ShardedTensor, InvalidShardsAreErrorsOnAllRanks) {
   with_threads(2, [](const WorldPtr& world) {
     const auto whole = counted({4, 6});
     const auto error_of = [&](const std::vector<std::vector<ShardMetadata>>& boxes) {
@@ -106,7 +106,7 @@ TEST(ShardedTensor, FaultyBoxesAreErrorsOnAllRanks) {
   });
 }
 
-TEST(ShardedTensor, WithoutAGroupOrDimsIsRefused) {
+TEST(ShardedTensor, RefusesAMissingGroupAndTensorsWithoutDims) {
   EXPECT_THAT(thrown_by([] { chunk_sharded_tensor(at::zeros({2}), nullptr); }), HasSubstr("found no group"));
   EXPECT_THAT(thrown_by([] { all_gather_sharded_tensor({}); }), HasSubstr("the tensor has no group"));
   StateDict local;
@@ -124,7 +124,7 @@ TEST(ShardedTensor, WithoutAGroupOrDimsIsRefused) {
   });
 }
 
-TEST(GatherStateDict, MakesEveryDistributedValueWhole) {
+TEST(GatherStateDict, GathersEveryDistributedValue) {
   with_threads(4, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp", "tp"});
     const auto one = counted({5, 6}), two = counted({3, 7});
@@ -188,7 +188,7 @@ TEST(IterateStateDict, CallsTheFunctionOfEachKindOfLeafInOrder) {
   });
 }
 
-TEST(CpuStateDict, KeepsShardsAndGathersWhatGoesToTheCpu) {
+TEST(CpuStateDict, KeepsShardsAndToCpuGathersThem) {
   with_threads(2, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "cpu", {2}, {"dp"});
     const auto whole = counted({3, 2});
@@ -208,7 +208,7 @@ TEST(CpuStateDict, KeepsShardsAndGathersWhatGoesToTheCpu) {
 
 // The shards of a whole tensor, from rank 0 or from a copy on each rank, must equal those of distribute_tensor. The
 // test covers every pair of placements, with uneven and empty sizes.
-TEST(BroadcastStateDict, CutsAnyPlacement) {
+TEST(BroadcastStateDict, ShardsForAnyPlacement) {
   const std::vector<Placement> each = {Replicate(), Shard(0), Shard(1), StridedShard(0, 2), StridedShard(1, 3)};
   with_threads(4, [&](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"a", "b"});
@@ -231,7 +231,7 @@ TEST(BroadcastStateDict, CutsAnyPlacement) {
   });
 }
 
-TEST(BroadcastStateDict, FollowsRankZero) {
+TEST(BroadcastStateDict, LoadsTheValuesOfRankZero) {
   with_threads(3, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "cpu", {3}, {"dp"});
     const auto whole = counted({4, 2});

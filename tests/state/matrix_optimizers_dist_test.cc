@@ -18,7 +18,7 @@ at::Tensor drawn(size_t index, int64_t number) {
   return at::randn(kShapes[index], generator);
 }
 
-struct Lay {
+struct ShardLayout {
   const char* name;
   std::vector<int64_t> mesh;  // empty for plain tensors
   Placements matrix, vector;
@@ -28,38 +28,39 @@ struct Lay {
 struct Weights : nn::Callable<Weights> {
   std::vector<at::Tensor> weights;
   MeshPtr mesh;
-  Weights(const Lay& lay, const WorldPtr& world) : weights(kShapes.size()) {
-    if (!lay.mesh.empty()) {
-      mesh =
-          init_device_mesh(world, "cpu", lay.mesh,
-                           lay.mesh.size() == 1 ? std::vector<std::string>{"a"} : std::vector<std::string>{"a", "b"});
+  Weights(const ShardLayout& layout, const WorldPtr& world) : weights(kShapes.size()) {
+    if (!layout.mesh.empty()) {
+      mesh = init_device_mesh(
+          world, "cpu", layout.mesh,
+          layout.mesh.size() == 1 ? std::vector<std::string>{"a"} : std::vector<std::string>{"a", "b"});
     }
     for (size_t i = 0; i < kShapes.size(); ++i) {
-      register_parameter(fmt::format("w{}", i), weights[i], laid(drawn(i, 0).to(lay.dtype), lay));
+      register_parameter(fmt::format("w{}", i), weights[i], distributed(drawn(i, 0).to(layout.dtype), layout));
     }
   }
-  at::Tensor laid(const at::Tensor& whole, const Lay& lay) const {
-    return mesh ? distribute_tensor(whole, mesh, whole.dim() == 2 ? lay.matrix : lay.vector, std::nullopt) : whole;
+  at::Tensor distributed(const at::Tensor& whole, const ShardLayout& layout) const {
+    return mesh ? distribute_tensor(whole, mesh, whole.dim() == 2 ? layout.matrix : layout.vector, std::nullopt)
+                : whole;
   }
-  std::vector<at::Tensor> wholes() {
+  std::vector<at::Tensor> full_weights() {
     std::vector<at::Tensor> out;
     for (const auto& parameter : parameters()) {
       out.push_back(mesh ? full_tensor(parameter.detach()) : parameter.detach().clone());
     }
     return out;
   }
-  void take_step(optim::Optimizer& optimizer, const Lay& lay, int64_t number) {
+  void take_step(optim::Optimizer& optimizer, const ShardLayout& layout, int64_t number) {
     const auto own = parameters();
     for (size_t i = 0; i < own.size(); ++i) {
       if (i == 1 && number == 2) continue;  // no gradient in this step
-      own[i].mutable_grad() = laid(drawn(i, number).to(lay.dtype), lay);
+      own[i].mutable_grad() = distributed(drawn(i, number).to(layout.dtype), layout);
     }
     optimizer.step();
     optimizer.zero_grad();
   }
 };
 
-std::vector<Lay> lays(at::ScalarType dtype = at::kFloat) {
+std::vector<ShardLayout> shard_layouts(at::ScalarType dtype = at::kFloat) {
   return {{"plain", {}, {}, {}, dtype},
           {"rows", {3}, {Shard(0)}, {Shard(0)}, dtype},
           {"columns", {2}, {Shard(1)}, {Replicate()}, dtype},
@@ -67,9 +68,9 @@ std::vector<Lay> lays(at::ScalarType dtype = at::kFloat) {
           {"rows and columns", {2, 2}, {Shard(0), Shard(1)}, {Shard(0), Replicate()}, dtype}};
 }
 
-int ranks_of(const Lay& lay) {
+int ranks_of(const ShardLayout& layout) {
   int ranks = 1;
-  for (const int64_t size : lay.mesh) ranks *= static_cast<int>(size);
+  for (const int64_t size : layout.mesh) ranks *= static_cast<int>(size);
   return ranks;
 }
 
@@ -77,8 +78,8 @@ using Make = std::function<std::unique_ptr<optim::Optimizer>(nn::Module&)>;
 
 // Runs 4 steps. After the third step the optimizer's state goes through a checkpoint's state dict into another
 // optimizer.
-std::vector<at::Tensor> run(const Lay& lay, const WorldPtr& world, const Make& make, bool through_state) {
-  Weights model(lay, world);
+std::vector<at::Tensor> run(const ShardLayout& layout, const WorldPtr& world, const Make& make, bool through_state) {
+  Weights model(layout, world);
   auto optimizer = make(model);
   for (int64_t step = 1; step <= 4; ++step) {
     if (step == 4 && through_state) {
@@ -86,31 +87,31 @@ std::vector<at::Tensor> run(const Lay& lay, const WorldPtr& world, const Make& m
       optimizer = make(model);
       set_optimizer_state_dict(model, {optimizer.get()}, saved, {.full_state_dict = true});
     }
-    model.take_step(*optimizer, lay, step);
+    model.take_step(*optimizer, layout, step);
   }
-  return model.wholes();
+  return model.full_weights();
 }
 
 void expect_same_everywhere(const Make& make, double tolerance, at::ScalarType dtype = at::kFloat) {
   std::vector<at::Tensor> wanted;
-  for (const auto& lay : lays(dtype)) {
-    on_threads(ranks_of(lay), [&](const WorldPtr& world) {
-      const auto found = run(lay, world, make, false), resumed = run(lay, world, make, true);
-      if (lay.mesh.empty()) wanted = found;
+  for (const auto& layout : shard_layouts(dtype)) {
+    on_threads(ranks_of(layout), [&](const WorldPtr& world) {
+      const auto found = run(layout, world, make, false), resumed = run(layout, world, make, true);
+      if (layout.mesh.empty()) wanted = found;
       for (size_t i = 0; i < found.size(); ++i) {
-        EXPECT_TRUE(found[i].allclose(wanted[i], 0, tolerance)) << lay.name << ", weight " << i;
-        EXPECT_TRUE(resumed[i].equal(found[i])) << lay.name << ", weight " << i << " after a resume";
+        EXPECT_TRUE(found[i].allclose(wanted[i], 0, tolerance)) << layout.name << ", weight " << i;
+        EXPECT_TRUE(resumed[i].equal(found[i])) << layout.name << ", weight " << i << " after a resume";
         EXPECT_FALSE(found[i].allclose(drawn(i, 0).to(dtype), 0, 1e-2)) << "nothing moved";
       }
     });
   }
 }
 
-TEST(MuonLayouts, GiveTheNumbersOfOneRank) {
+TEST(MuonLayouts, MatchOneRank) {
   expect_same_everywhere([](nn::Module& model) { return optim::make_muon(model, {.lr = 0.02}); }, 1e-6);
 }
 
-TEST(MuonLayouts, RoundStochasticallyAlikeAndKeepMasters) {
+TEST(MuonLayouts, StochasticRoundingAndMasterWeightsMatchOneRank) {
   expect_same_everywhere(
       [](nn::Module& model) {
         return optim::make_muon(model, {.lr = 0.02, .master_weights = false, .stochastic_rounding = true, .seed = 7});
@@ -119,15 +120,15 @@ TEST(MuonLayouts, RoundStochasticallyAlikeAndKeepMasters) {
   expect_same_everywhere([](nn::Module& model) { return optim::make_muon(model, {.lr = 0.02}); }, 0, at::kBFloat16);
 }
 
-TEST(AdamW8bitLayouts, GiveTheNumbersOfOneRank) {
+TEST(AdamW8bitLayouts, MatchOneRank) {
   expect_same_everywhere([](nn::Module& model) { return optim::make_adamw8bit(model, {{.lr = 0.02}}); }, 0);
   expect_same_everywhere([](nn::Module& model) { return optim::make_adamw8bit(model, {{.lr = 0.02}}); }, 0,
                          at::kBFloat16);
 }
 
-TEST(AdamW8bitLayouts, StateOfOneGoesOnAsAnother) {
+TEST(AdamW8bitLayouts, StateOfOneRankLoadsIntoEveryLayout) {
   const Make make = [](nn::Module& model) { return optim::make_adamw8bit(model, {{.lr = 0.02}}); };
-  const auto all = lays();
+  const auto all = shard_layouts();
   const auto wanted = [&] {
     std::vector<at::Tensor> out;
     on_threads(1, [&](const WorldPtr& world) { out = run(all[0], world, make, false); });
@@ -141,15 +142,17 @@ TEST(AdamW8bitLayouts, StateOfOneGoesOnAsAnother) {
     weights = get_model_state_dict(model, {.full_state_dict = true});
     state = get_optimizer_state_dict(model, {optimizer.get()}, {.full_state_dict = true});
   });
-  for (const auto& lay : all) {
-    on_threads(ranks_of(lay), [&](const WorldPtr& world) {
-      Weights model(lay, world);
+  for (const auto& layout : all) {
+    on_threads(ranks_of(layout), [&](const WorldPtr& world) {
+      Weights model(layout, world);
       const auto optimizer = make(model);
       set_model_state_dict(model, weights, {.full_state_dict = true});
       set_optimizer_state_dict(model, {optimizer.get()}, state, {.full_state_dict = true});
-      model.take_step(*optimizer, lay, 4);
-      const auto found = model.wholes();
-      for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i].equal(wanted[i])) << lay.name << ", weight " << i;
+      model.take_step(*optimizer, layout, 4);
+      const auto found = model.full_weights();
+      for (size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(found[i].equal(wanted[i])) << layout.name << ", weight " << i;
+      }
     });
   }
 }
@@ -157,11 +160,11 @@ TEST(AdamW8bitLayouts, StateOfOneGoesOnAsAnother) {
 // A parameter that was trained and is frozen now still has its moments. An optimizer whose model begins with this
 // parameter frozen must load them.
 TEST(AdamW8bitLayouts, LoadTheStateOfAFrozenParameter) {
-  for (const auto& lay : lays()) {
-    on_threads(ranks_of(lay), [&](const WorldPtr& world) {
-      Weights trained(lay, world), resumed(lay, world);
+  for (const auto& layout : shard_layouts()) {
+    on_threads(ranks_of(layout), [&](const WorldPtr& world) {
+      Weights trained(layout, world), resumed(layout, world);
       const auto first = optim::make_adamw8bit(trained, {{.lr = 0.02}});
-      trained.take_step(*first, lay, 1);
+      trained.take_step(*first, layout, 1);
       for (auto* model : {&trained, &resumed}) model->weights[1].set_requires_grad(false);
       const auto second = optim::make_adamw8bit(resumed, {{.lr = 0.02}});
       EXPECT_EQ(second->state("w1").count("exp_avg_scale"), 0u) << "none before it is loaded";
@@ -170,9 +173,9 @@ TEST(AdamW8bitLayouts, LoadTheStateOfAFrozenParameter) {
         set_optimizer_state_dict(resumed, {second.get()}, get_optimizer_state_dict(trained, {first.get()}, options),
                                  options);
         const auto wanted = first->state("w1"), found = second->state("w1");
-        ASSERT_EQ(found.size(), wanted.size()) << lay.name;
+        ASSERT_EQ(found.size(), wanted.size()) << layout.name;
         for (const auto& [name, value] : wanted) {
-          EXPECT_TRUE(local_tensor_of(found.at(name)).equal(local_tensor_of(value))) << lay.name << " " << name;
+          EXPECT_TRUE(local_tensor_of(found.at(name)).equal(local_tensor_of(value))) << layout.name << " " << name;
         }
       }
       auto wrong = get_optimizer_state_dict(trained, {first.get()}, {.full_state_dict = true});
@@ -184,9 +187,9 @@ TEST(AdamW8bitLayouts, LoadTheStateOfAFrozenParameter) {
   }
 }
 
-TEST(AdamW8bit, MomentsTakeAQuarterOfTheMemoryAndAreOfLargeTensorsOnly) {
+TEST(AdamW8bit, OnlyMomentsOfLargeTensorsAreQuantizedToAQuarterOfTheMemory) {
   on_threads(1, [&](const WorldPtr& world) {
-    Weights model(lays()[0], world);
+    Weights model(shard_layouts()[0], world);
     const auto optimizer = optim::make_adamw8bit(model, {});
     const auto large = optimizer->state("w1"), small = optimizer->state("w0");
     int64_t bytes = 0;

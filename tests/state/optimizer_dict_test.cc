@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 StateDict& group(StateDict& dict, size_t index) { return dict.at("param_groups").list()[index].dict(); }
 StateDict& state(StateDict& dict, int64_t id) { return dict.at("state").dict().at(id).dict(); }
 
-TEST(OptimizerDict, LooksAsTorchOptims) {
+TEST(OptimizerDict, HasTheFormatOfTorchOptim) {
   AffineNet net;
   const auto optimizer = make_adamw(net, {.lr = 0.1, .weight_decay = 0.2});
   train(net, *optimizer, 2);
@@ -44,7 +44,7 @@ TEST(OptimizerDict, LooksAsTorchOptims) {
               ElementsAre("a.weight", "b.weight", "c.weight", "a.bias", "b.bias"));
 }
 
-TEST(OptimizerDict, GoesOnTraining) {
+TEST(OptimizerDict, TrainingContinuesAfterLoading) {
   for (const bool adam : {true, false}) {
     AffineNet straight, resumed;
     const auto make = [&](AffineNet& net, double lr) {
@@ -64,7 +64,7 @@ TEST(OptimizerDict, GoesOnTraining) {
   }
 }
 
-TEST(OptimizerDict, ResetsStatesThatTheDictLacks) {
+TEST(OptimizerDict, ResetsStatesMissingInTheDict) {
   AffineNet net;
   const auto optimizer = make_adamw(net, {.weight_decay = 0});
   train(net, *optimizer, 2);
@@ -79,7 +79,7 @@ TEST(OptimizerDict, ResetsStatesThatTheDictLacks) {
   EXPECT_EQ(optimizer->state("a.weight").at("step").item<float>(), 2);
 }
 
-TEST(OptimizerDict, TakesMomentumWithoutStepsForOneThatIsUnderWay) {
+TEST(OptimizerDict, LoadsMomentumBuffersWithoutStepAsStarted) {
   AffineNet straight, resumed;
   const optim::SgdOptions options{.lr = 0.1, .momentum = 0.9, .dampening = 0.5};
   const auto first = make_sgd(straight, options), second = make_sgd(resumed, options);
@@ -123,7 +123,7 @@ void train_narrow(AffineNet& net, optim::Optimizer& optimizer, uint64_t seed) {
   optimizer.step();
 }
 
-TEST(OptimizerDict, TakesBackItsOwnStatesThatWereEdited) {
+TEST(OptimizerDict, LoadsItsStateDictAfterEdits) {
   AffineNet net;
   narrow(net);
   const auto adam = make_adamw(net, {.lr = 1e-3});
@@ -162,7 +162,7 @@ TEST(OptimizerDict, TakesBackItsOwnStatesThatWereEdited) {
   EXPECT_TRUE(sgd->state("a.weight").at("momentum_buffer").equal(at::zeros({4, 3})));
 }
 
-TEST(OptimizerDict, CarriesMastersOrMakesThemOfTheParameters) {
+TEST(OptimizerDict, LoadsMasterWeightsOrMakesThemFromTheParameters) {
   AffineNet straight, resumed, bare;
   for (auto* net : {&straight, &resumed, &bare}) narrow(*net);
   const auto first = make_adamw(straight, {.lr = 1e-3}), second = make_adamw(resumed, {}), third = make_adamw(bare, {});
@@ -182,7 +182,7 @@ TEST(OptimizerDict, CarriesMastersOrMakesThemOfTheParameters) {
   EXPECT_TRUE(third->state("a.weight").at("master").equal(bare.a->weight.to(at::kFloat)));
 }
 
-TEST(OptimizerDict, ChangesNothingUnlessEverythingFits) {
+TEST(OptimizerDict, ChangesNothingIfAnyValueIsInvalid) {
   AffineNet net;
   const auto optimizer = make_adamw(net, {.lr = 0.1, .weight_decay = 0});
   train(net, *optimizer, 1);
@@ -235,7 +235,7 @@ TEST(OptimizerDict, ChangesNothingUnlessEverythingFits) {
               HasSubstr("found 'a.bias' as number 0"));
 }
 
-TEST(OptimizerDict, HyperparametersHoldForEachGroup) {
+TEST(OptimizerDict, HyperparametersAreLoadedPerGroup) {
   AffineNet net;
   const auto optimizer = make_sgd(net, {.lr = 0.1, .groups = {{.names = {"a.weight"}, .lr_factor = 2}, {.names = {}}}});
   auto dict = optimizer_state_dict(*optimizer);
@@ -265,7 +265,7 @@ TEST(OptimizerDict, HyperparametersHoldForEachGroup) {
   EXPECT_TRUE(net.a->bias.detach().allclose(bias_before - 1));
 }
 
-TEST(OptimizerDict, MomentumThatIsLoadedHasItsBuffer) {
+TEST(OptimizerDict, LoadingMomentumAddsItsBuffer) {
   AffineNet net;
   const auto optimizer = make_sgd(net, {.lr = 0.1});
   train(net, *optimizer, 2);

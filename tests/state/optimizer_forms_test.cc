@@ -72,7 +72,7 @@ TEST(OptimizerForms, FlatKeysNameParameterAndHyperparameter) {
   EXPECT_TRUE(same_values(named.at("param_groups").list()[1], StateDict{{"params", StateList{}}}));
 }
 
-TEST(OptimizerForms, RefuseWhatWouldLoseValues) {
+TEST(OptimizerForms, RefuseInputsThatWouldLoseValues) {
   auto named = named_dict({{"a", "b"}});
   auto flat = flatten_optimizer_dict(named);
   flat.set("param_groups.b.lr", 0.125);

@@ -20,13 +20,13 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // A layout of a model over the ranks of its world; HSDP takes 4 ranks.
-struct Way {
+struct ParallelLayout {
   const char* name;
   int ranks;
   std::function<void(SmallModel&, const WorldPtr&)> apply;
 };
-const std::vector<Way>& ways() {
-  static const std::vector<Way> all = {
+const std::vector<ParallelLayout>& parallel_layouts() {
+  static const std::vector<ParallelLayout> all = {
       {"plain", 1, [](SmallModel&, const WorldPtr&) {}},
       {"DDP", 2, [](SmallModel& model, const WorldPtr& world) { replicate(model, {.mesh = line(world)}); }},
       {"FSDP", 3, [](SmallModel& model, const WorldPtr& world) { shard(model, {.mesh = line(world)}); }},
@@ -49,8 +49,8 @@ struct Trained {
   std::unique_ptr<optim::Optimizer> optimizer;
   std::shared_ptr<comm::World> world;
 
-  Trained(const Way& way, const WorldPtr& of, uint64_t seed) : model(2, at::kDouble, seed), world(of) {
-    way.apply(model, world);
+  Trained(const ParallelLayout& layout, const WorldPtr& of, uint64_t seed) : model(2, at::kDouble, seed), world(of) {
+    layout.apply(model, world);
     make_optimizer(0.01);
   }
   void make_optimizer(double lr) {
@@ -98,7 +98,7 @@ struct Reference {
 };
 const Reference& reference() {
   static const Reference once = [] {
-    Trained plain(ways()[0], comm::World::single(), 7);
+    Trained plain(parallel_layouts()[0], comm::World::single(), 7);
     plain.step(0);
     plain.step(1);
     Reference out{.after_two = copy_of_both(plain.get()), .after_three = {}};
@@ -109,12 +109,12 @@ const Reference& reference() {
   return once;
 }
 
-TEST(ParallelStateDict, EveryLayoutGivesTheSame) {
+TEST(ParallelStateDict, EveryLayoutGivesTheSameStateDict) {
   reference();
-  for (const auto& way : ways()) {
-    SCOPED_TRACE(way.name);
-    on_threads(way.ranks, [&](const WorldPtr& world) {
-      Trained trained(way, world, 7);
+  for (const auto& layout : parallel_layouts()) {
+    SCOPED_TRACE(layout.name);
+    on_threads(layout.ranks, [&](const WorldPtr& world) {
+      Trained trained(layout, world, 7);
       trained.step(0);
       trained.step(1);
       const auto whole = trained.get({.full_state_dict = true});
@@ -135,13 +135,13 @@ TEST(ParallelStateDict, EveryLayoutGivesTheSame) {
 
 // The whole values come from all ranks or from rank 0, by name or flat. The next step must equal the step of one
 // process. The target was trained with other values before, so that every value must be replaced.
-TEST(ParallelStateDict, EveryLayoutGoesOnFromWholeValues) {
+TEST(ParallelStateDict, EveryLayoutContinuesFromAFullStateDict) {
   reference();
-  for (const auto& way : ways()) {
+  for (const auto& layout : parallel_layouts()) {
     for (const bool broadcast : {false, true}) {
-      SCOPED_TRACE(std::string(way.name) + (broadcast ? ", broadcast" : ""));
-      on_threads(way.ranks, [&](const WorldPtr& world) {
-        Trained trained(way, world, 23);
+      SCOPED_TRACE(std::string(layout.name) + (broadcast ? ", broadcast" : ""));
+      on_threads(layout.ranks, [&](const WorldPtr& world) {
+        Trained trained(layout, world, 23);
         trained.step(5);
         auto given = reference().after_two;
         if (broadcast) given.optimizer = flatten_optimizer_dict(given.optimizer);
@@ -158,11 +158,11 @@ TEST(ParallelStateDict, EveryLayoutGoesOnFromWholeValues) {
   }
 }
 
-TEST(ParallelStateDict, ShardsAreNotGatheredAndLoadAgain) {
-  for (const auto& way : ways()) {
-    SCOPED_TRACE(way.name);
-    on_threads(way.ranks, [&](const WorldPtr& world) {
-      Trained from(way, world, 7), to(way, world, 23);
+TEST(ParallelStateDict, ShardedStateDictsAreNotGatheredAndRoundTrip) {
+  for (const auto& layout : parallel_layouts()) {
+    SCOPED_TRACE(layout.name);
+    on_threads(layout.ranks, [&](const WorldPtr& world) {
+      Trained from(layout, world, 7), to(layout, world, 23);
       from.step(0);
       for (const bool flat : {false, true}) {
         const StateDictOptions options{.cpu_offload = flat, .flatten_optimizer_state_dict = flat};
@@ -183,7 +183,7 @@ TEST(ParallelStateDict, ShardsAreNotGatheredAndLoadAgain) {
 
 TEST(ParallelStateDict, ValuesOfAnotherLayoutAreErrors) {
   on_threads(2, [](const WorldPtr& world) {
-    Trained sharded(ways()[2], world, 7), plain(ways()[1], world, 7);
+    Trained sharded(parallel_layouts()[2], world, 7), plain(parallel_layouts()[1], world, 7);
     const auto parts = sharded.get();
     EXPECT_THAT(error_of([&] { plain.set(parts); }), HasSubstr("wanted a plain tensor. Gather it first"));
     const auto mesh = init_device_mesh(world, "cpu", {1, 2}, {"replicate", "shard"});
@@ -195,7 +195,7 @@ TEST(ParallelStateDict, ValuesOfAnotherLayoutAreErrors) {
 }
 
 // If a rank cannot load a value of rank 0, every rank gets its error.
-TEST(ParallelStateDict, NobodyWaitsForARankThatRefuses) {
+TEST(ParallelStateDict, AnErrorOfOneRankIsRaisedOnAllRanks) {
   reference();
   on_threads(3, [](const WorldPtr& world) {
     SmallModel model(world->rank() == 1 ? 1 : 2, at::kDouble);
@@ -211,7 +211,7 @@ TEST(ParallelStateDict, NobodyWaitsForARankThatRefuses) {
   });
 }
 
-TEST(ParallelStateDict, FillsModelsOnTheMetaDevice) {
+TEST(ParallelStateDict, LoadsIntoModelsOnTheMetaDevice) {
   reference();
   on_threads(3, [](const WorldPtr& world) {
     for (const bool broadcast : {false, true}) {
@@ -231,7 +231,7 @@ TEST(ParallelStateDict, FillsModelsOnTheMetaDevice) {
   });
 }
 
-TEST(ParallelStateDict, FrozenParametersMayStayBehind) {
+TEST(ParallelStateDict, FrozenParametersMayBeIgnored) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel from(2), to(2, at::kFloat, 23);
     for (auto* model : {&from, &to}) {
@@ -255,7 +255,7 @@ TEST(ParallelStateDict, FrozenParametersMayStayBehind) {
 }
 
 // Tensor parallelism with FSDP, and with HSDP, gives strided shards.
-TEST(ParallelStateDict, ReachesTensorParallelModels) {
+TEST(ParallelStateDict, SupportsTensorParallelModels) {
   Stack plain({.tied = true});
   const auto plain_optimizer = optim::make_adamw(plain, {.lr = 0.1});
   train(plain, *plain_optimizer, 2);

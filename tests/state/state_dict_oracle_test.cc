@@ -72,13 +72,13 @@ Json show(const StateValue& value) {
 
 // Expects the same keys and kinds of values, and nearly equal tensors and numbers. Our SGD counts its steps; PyTorch's
 // has no such value.
-void expect_alike(const Json& ours, const Json& theirs, const std::string& path, bool sgd) {
+void expect_close(const Json& ours, const Json& theirs, const std::string& path, bool sgd) {
   SCOPED_TRACE(path);
   if (theirs.is_object()) {
     ASSERT_TRUE(ours.is_object());
     for (const auto& [key, value] : theirs.items()) {
       ASSERT_TRUE(ours.contains(key)) << key;
-      expect_alike(ours[key], value, path + "/" + key, sgd);
+      expect_close(ours[key], value, path + "/" + key, sgd);
     }
     for (const auto& [key, value] : ours.items()) {
       const bool is_step = key == "step" || key.ends_with(".step");
@@ -86,7 +86,7 @@ void expect_alike(const Json& ours, const Json& theirs, const std::string& path,
     }
   } else if (theirs.is_array()) {
     ASSERT_EQ(ours.size(), theirs.size());
-    for (size_t i = 0; i < ours.size(); ++i) expect_alike(ours[i], theirs[i], path + "/" + std::to_string(i), sgd);
+    for (size_t i = 0; i < ours.size(); ++i) expect_close(ours[i], theirs[i], path + "/" + std::to_string(i), sgd);
   } else if (theirs.is_number_float()) {
     ASSERT_TRUE(ours.is_number());
     EXPECT_NEAR(ours.get<double>(), theirs.get<double>(), 1e-6 * std::max(1.0, std::abs(theirs.get<double>())));
@@ -140,13 +140,13 @@ constexpr std::array kForms = {"ids", "names", "flat"};
 void expect_forms_of_pytorch(bool adam, const Json& run, Json& to_resume) {
   Twin straight(adam, run["start"]);
   straight.steps(run["gradients"], 0, 3);
-  expect_alike(straight.weights(), run["weights"], "weights", false);
+  expect_close(straight.weights(), run["weights"], "weights", false);
   for (const std::string form : kForms) {
-    expect_alike(straight.form(form), run[form], form, !adam);
+    expect_close(straight.form(form), run[form], form, !adam);
     Twin twin(adam, run["weights"]);
     twin.load(run[form]);
     twin.steps(run["gradients"], 3, 5);
-    expect_alike(twin.weights(), run["end"], "resumed from " + form, false);
+    expect_close(twin.weights(), run["end"], "resumed from " + form, false);
     to_resume.push_back({{"optimizer", adam ? "adamw" : "sgd"},
                          {"form", form},
                          {"weights", straight.weights()},
@@ -155,14 +155,14 @@ void expect_forms_of_pytorch(bool adam, const Json& run, Json& to_resume) {
   }
 }
 
-TEST(StateDictOracle, FormsAreThoseOfPyTorchWhichGoesOnFromOurs) {
+TEST(StateDictOracle, FormsMatchPyTorchAndPyTorchResumesFromOurs) {
   const auto runs = state_dicts_oracle({"train"});
   Json to_resume = Json::array();
   for (const bool adam : {true, false}) expect_forms_of_pytorch(adam, runs[adam ? "adamw" : "sgd"], to_resume);
   const auto ends = state_dicts_oracle({"resume"}, to_resume.dump());
   ASSERT_EQ(ends.size(), 6u);
   for (size_t i = 0; i < ends.size(); ++i) {
-    expect_alike(ends[i], runs[i < 3 ? "adamw" : "sgd"]["end"], std::string("PyTorch from our ") + kForms[i % 3],
+    expect_close(ends[i], runs[i < 3 ? "adamw" : "sgd"]["end"], std::string("PyTorch from our ") + kForms[i % 3],
                  false);
   }
 }

@@ -61,7 +61,7 @@ TEST(FlattenStateDict, RefusesTwoValuesOfOneKeyAndContradictoryPaths) {
   EXPECT_THAT(thrown_by([&] { unflatten_state_dict(flat); }), HasSubstr("no path"));
 }
 
-TEST(Similarity, GoesByStructureDtypeAndSize) {
+TEST(CheckStateDictSimilarity, ComparesStructureDtypeAndSize) {
   const StateDict one{{"w", at::zeros({2, 3})}, {"l", StateList{1, "x"}}};
   EXPECT_TRUE(check_state_dict_similarity(one, {{"l", StateList{7, "y"}}, {"w", at::ones({2, 3})}}));
   EXPECT_FALSE(check_state_dict_similarity(one, {{"w", at::zeros({3, 2})}, {"l", StateList{1, "x"}}}));

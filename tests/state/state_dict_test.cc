@@ -33,7 +33,7 @@ TEST(ModelStateDict, HoldsParametersAndPersistentBuffers) {
   EXPECT_FALSE(dict.at("a.weight").tensor().requires_grad());
 }
 
-TEST(ModelStateDict, LoadsWhatItGave) {
+TEST(ModelStateDict, RoundTrips) {
   AffineNet from(1), to(2);
   const auto keys = set_model_state_dict(to, copy_of(get_model_state_dict(from)));
   EXPECT_THAT(keys.missing_keys, IsEmpty());
@@ -42,7 +42,7 @@ TEST(ModelStateDict, LoadsWhatItGave) {
   EXPECT_TRUE(to.a->weight.requires_grad());
 }
 
-TEST(ModelStateDict, TakesNamesOfPythonsWrappers) {
+TEST(ModelStateDict, AcceptsKeysWithPrefixesOfPythonWrappers) {
   AffineNet from(1), to(2);
   StateDict wrapped;
   for (const auto& [key, value] : get_model_state_dict(from)) {
@@ -54,7 +54,7 @@ TEST(ModelStateDict, TakesNamesOfPythonsWrappers) {
   EXPECT_TRUE(same_parameters(from, to));
 }
 
-TEST(ModelStateDict, StrictMeansTheSameKeys) {
+TEST(ModelStateDict, StrictRequiresTheSameKeys) {
   AffineNet net;
   auto dict = copy_of(get_model_state_dict(net));
   dict.erase("b.bias");
@@ -69,7 +69,7 @@ TEST(ModelStateDict, StrictMeansTheSameKeys) {
   EXPECT_TRUE(net.a->weight.detach().equal(at::full({4, 3}, 3.0)));
 }
 
-TEST(ModelStateDict, ChangesNothingUnlessEverythingFits) {
+TEST(ModelStateDict, ChangesNothingIfAnyValueIsInvalid) {
   AffineNet net;
   const auto before = copy_of(get_model_state_dict(net));
   auto dict = copy_of(before);
@@ -84,7 +84,7 @@ TEST(ModelStateDict, ChangesNothingUnlessEverythingFits) {
   EXPECT_TRUE(same_values(get_model_state_dict(net), before));
 }
 
-TEST(ModelStateDict, LeavesFrozenParametersOutWhenAsked) {
+TEST(ModelStateDict, IgnoreFrozenParamsOmitsFrozenParameters) {
   AffineNet net(1), other(2);
   net.c->weight.set_requires_grad(false);
   net.c->own_parameters()[0].parameter.set_requires_grad(false);
@@ -106,7 +106,7 @@ struct TiedNet : nn::Callable<TiedNet> {
   }
 };
 
-TEST(ModelStateDict, SharedParametersHaveAllTheirNames) {
+TEST(ModelStateDict, SharedParametersAppearUnderAllNames) {
   TiedNet from(1), to(2);
   auto dict = copy_of(get_model_state_dict(from));
   EXPECT_THAT(keys_of(dict), ElementsAre("in.weight", "in.bias", "out.weight"));
@@ -118,7 +118,7 @@ TEST(ModelStateDict, SharedParametersHaveAllTheirNames) {
   EXPECT_THAT(thrown_by([&] { set_model_state_dict(to, dict); }), HasSubstr("are one tensor of the model"));
 }
 
-TEST(ModelStateDict, RenamesAndPicksSubmodules) {
+TEST(ModelStateDict, RenamesKeysAndSelectsSubmodules) {
   AffineNet from(1), to(2);
   const StateDictOptions renamed{.fqn_modifier = [](const std::string& name) { return "student." + name; }};
   const auto dict = get_model_state_dict(from, renamed);
@@ -134,7 +134,7 @@ TEST(ModelStateDict, RenamesAndPicksSubmodules) {
 
 // Parameters on the meta device get memory and values. Buffers that no dict holds stay on the meta device and get no
 // undefined values.
-TEST(ModelStateDict, FillsTheMetaDevice) {
+TEST(ModelStateDict, LoadsIntoParametersOnTheMetaDevice) {
   AffineNet from(1), to(2);
   for (auto* layer : {to.a.get(), to.b.get(), to.c.get()}) {
     for (auto& slot : layer->own_parameters()) {
@@ -153,7 +153,7 @@ TEST(ModelStateDict, FillsTheMetaDevice) {
   EXPECT_TRUE(to.scratch.is_meta());
 }
 
-TEST(OptimizerStateDict, IsByNameOrFlat) {
+TEST(OptimizerStateDict, IsKeyedByNameOrFlattened) {
   AffineNet net;
   const auto optimizer = make_adamw(net, {.lr = 0.1, .weight_decay = 0});
   const auto dict = get_optimizer_state_dict(net, {optimizer.get()});
@@ -164,7 +164,7 @@ TEST(OptimizerStateDict, IsByNameOrFlat) {
   EXPECT_EQ(flat.at("param_groups.c.weight.lr").number(), 0.1);
 }
 
-TEST(OptimizerStateDict, EveryFormGoesOnTraining) {
+TEST(OptimizerStateDict, TrainingContinuesFromEveryForm) {
   for (const bool adam : {true, false}) {
     AffineNet straight;
     const auto make = [&](AffineNet& net) {
@@ -194,7 +194,7 @@ TEST(OptimizerStateDict, EveryFormGoesOnTraining) {
   }
 }
 
-TEST(OptimizerStateDict, SpansSeveralOptimizersOfParts) {
+TEST(OptimizerStateDict, MergesSeveralOptimizersOfSubmodules) {
   AffineNet straight, resumed(5);
   const auto make = [](AffineNet& net) {
     std::vector<std::unique_ptr<optim::Optimizer>> out;
@@ -288,7 +288,7 @@ TEST(OptimizerStateDict, GroupsAreMatchedByTheirParameters) {
   EXPECT_DOUBLE_EQ(lr_of(*split, 1), 0.3);
 }
 
-TEST(OptimizerStateDict, OneEmptyGroupMatchesOne) {
+TEST(OptimizerStateDict, AnEmptyGroupMatchesAnEmptyGroup) {
   AffineNet net;
   const auto with = make_adamw(net, {.lr = 0.1, .weight_decay = 0, .groups = {{.names = {}, .lr_factor = 5}}});
   const auto without = make_adamw(net, {.weight_decay = 0});
@@ -303,7 +303,7 @@ TEST(OptimizerStateDict, OneEmptyGroupMatchesOne) {
       HasSubstr("exactly one param group with zero parameters"));
 }
 
-TEST(OptimizerStateDict, StrictWantsAStateOfEveryTrainedParameter) {
+TEST(OptimizerStateDict, StrictRequiresAStateOfEveryTrainedParameter) {
   AffineNet net;
   net.c->own_parameters()[0].parameter.set_requires_grad(false);
   const auto optimizer = make_adamw(net, {.weight_decay = 0});

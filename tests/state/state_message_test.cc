@@ -16,14 +16,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(StateMessage, CarriesAnyValue) {
+TEST(StateMessage, RoundTripsAnyValue) {
   EXPECT_TRUE(rc::check([] {
     const auto value = drawn_value(3);
     RC_ASSERT(same_values(decode_state(encode_state(value)), value));
   }));
 }
 
-TEST(StateMessage, AnnouncesTensorsWithDimsAndSendsOthersByValue) {
+TEST(StateMessage, SendsOnlyShapesOfTensorsWithDims) {
   const auto message = encode_state(StateDict{{"w", drawn({3, 1}, 4).to(at::kBFloat16)}, {"step", at::full({}, 7.0)}},
                                     TensorsInMessage::kShapes);
   const auto read = decode_state(message).dict();
@@ -35,7 +35,7 @@ TEST(StateMessage, AnnouncesTensorsWithDimsAndSendsOthersByValue) {
 
 // A message that is truncated anywhere, or has one byte changed, gives an Error or a value, and never allocates much
 // memory.
-TEST(StateMessage, ReadsNothingBeyondWhatIsThere) {
+TEST(StateMessage, RefusesTruncatedAndCorruptMessages) {
   const auto bytes = encode_state(StateDict{
       {"a", StateList{1, drawn({2, 2}, 1), StateTuple{{"text", 2.5}}}}, {int64_t{5}, StateBytes{"xyz"}}, {"b", true}});
   for (size_t size = 0; size < bytes.size(); ++size) {
@@ -58,7 +58,7 @@ TEST(StateMessage, ReadsNothingBeyondWhatIsThere) {
   EXPECT_GT(refused, 100);
 }
 
-TEST(StateMessage, RefusesWhatItCannotCarry) {
+TEST(StateMessage, RefusesUnsupportedValues) {
   EXPECT_THAT(thrown_by([] { encode_state(at::Tensor()); }), HasSubstr("an undefined tensor"));
   EXPECT_THAT(thrown_by([] { encode_state(at::ones({2}, at::kMeta)); }), HasSubstr("meta device"));
   EXPECT_THAT(thrown_by([] { encode_state(std::shared_ptr<ShardedTensor>()); }), HasSubstr("ShardedTensor"));
@@ -71,7 +71,7 @@ TEST(StateMessage, RefusesWhatItCannotCarry) {
   EXPECT_THAT(thrown_by([&] { decode_state(deeper); }), HasSubstr("deep"));
 }
 
-TEST(StateMessage, RefusesTensorsThatAreNone) {
+TEST(StateMessage, RefusesInvalidTensors) {
   const auto read = [](const PickleValue& id) {
     return thrown_by([&] { decode_state(pickle(PickleValue::persistent(id), {.protocol = 4})); });
   };

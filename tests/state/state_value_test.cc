@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(StateValue, WrongKeysAndTypesAreNamed) {
+TEST(StateValue, ErrorsNameWrongKeysAndTypes) {
   const StateDict dict{{"lr", 0.5}, {int64_t{3}, StateList{1}}};
   EXPECT_THAT(thrown_by([&] { dict.at("betas"); }), HasSubstr("no key 'betas' among the 2 of this dict"));
   EXPECT_THAT(thrown_by([&] { dict.at(int64_t{4}); }), HasSubstr("no key '4'"));

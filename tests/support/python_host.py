@@ -1,10 +1,13 @@
-"""Runs scripts for a test that needs several: what they import is imported once, then each is a fork.
+"""Runs Python scripts for tests. It imports the modules that the scripts import once, and runs each script in a fork.
 
-Reads a JSON object a line on standard input, {"script", "arguments", "input", "out", "err", "seconds"}: the script's
-path and words, the files of its standard streams, and after how long it is killed. Answers each with a line, the exit
-code, 128 + n where signal n ended it. Ends with its input.
+    python_host.py [SOCKET]
 
-With the path of a socket it is there for all tests: each connection is one request and its answer.
+Without SOCKET it reads requests on standard input, one JSON object per line, and ends at the end of the input. A
+request is {"script", "arguments", "input", "out", "err", "seconds"}: the script's path and arguments, the files for its
+standard streams, and the time after which it is killed. The answer is a line with the exit code, or 128 + n if signal n
+ended the script.
+
+With SOCKET it listens on this Unix socket and serves all tests. Each connection is one request and its answer.
 """
 import ast
 import json
@@ -21,8 +24,9 @@ import time
 IMPORTED = set()
 
 
-def import_what_it_imports(script):
-    """Of other packages; what lies beside the script is its own. torch.optim brings torch._dynamo, at its first step."""
+def preload_imports(script):
+    """Imports the packages that the script imports, except modules in the script's own folder. With torch.optim it also
+    imports torch._dynamo, which an optimizer imports at its first step."""
     text = script.read_text()
     for node in ast.parse(text + ("\nimport torch._dynamo" if "torch.optim" in text else "")).body:
         if not isinstance(node, (ast.Import, ast.ImportFrom)) or getattr(node, "level", 0):
@@ -36,11 +40,11 @@ def import_what_it_imports(script):
         try:
             exec(statement, {})
         except ImportError:
-            pass  # the script prints its error itself
+            pass  # the script raises the same error and prints it
 
 
 def run(request):
-    """In the fork."""
+    """Runs the script in the forked process and ends the process."""
     for number, (name, flags) in enumerate([("input", os.O_RDONLY), ("out", os.O_WRONLY), ("err", os.O_WRONLY)]):
         os.dup2(os.open(request[name], flags), number)
     sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), open(1, "w", closefd=False), open(2, "w", closefd=False)
@@ -62,21 +66,21 @@ def run(request):
 
 
 class Script:
-    """One that is asked for in a line of JSON; where it leads a group, what it starts is killed with it."""
+    """A running script. With `leads_group` it is a process group, so that its children are killed with it."""
 
     def __init__(self, line, leads_group):
         request = json.loads(line)
-        import_what_it_imports(pathlib.Path(request["script"]))
+        preload_imports(pathlib.Path(request["script"]))
         self.deadline = time.monotonic() + request["seconds"]
         self.child = os.fork()
         if leads_group:
-            os.setpgid(self.child, self.child)  # in the fork: its own group
+            os.setpgid(self.child, self.child)  # both processes call this, so that the group exists for both
         if self.child == 0:
             run(request)
         self.kill = os.killpg if leads_group else os.kill
 
     def answer(self):
-        """Its exit code as a line, None while it runs. Kills it where its time is over."""
+        """Returns the exit code as a line, or None while the script runs. Kills the script when its time is over."""
         done, status = os.waitpid(self.child, os.WNOHANG)
         if done:
             code = os.waitstatus_to_exitcode(status)
@@ -92,35 +96,35 @@ class Script:
 
 
 class Client:
-    """Who asks over a connection, and the script that runs for it."""
+    """A connection, and the script that runs for it."""
 
     def __init__(self, connection):
         self.connection, self.text, self.script = connection, b"", None
 
-    def hear(self):
-        """False when it is gone."""
-        heard = self.connection.recv(1 << 16)
-        self.text += heard
+    def receive(self):
+        """Reads from the connection. Returns False when the client has closed it."""
+        received = self.connection.recv(1 << 16)
+        self.text += received
         if self.script is None and self.text.endswith(b"\n"):
             self.script = Script(self.text, leads_group=True)
-        return bool(heard)
+        return bool(received)
 
 
 def serve(path, idle=20):
-    """Several tests at once, each with a connection of its own, until nobody has asked for `idle` seconds."""
+    """Serves several clients at the same time. Returns after `idle` seconds without a client."""
     listener = socket.socket(socket.AF_UNIX)
     if os.path.exists(path):
         os.unlink(path)
     listener.bind(path)
     listener.listen(64)
-    clients, asked = {}, time.monotonic()
-    while clients or time.monotonic() < asked + idle:
+    clients, last_active = {}, time.monotonic()
+    while clients or time.monotonic() < last_active + idle:
         running = any(client.script for client in clients.values())
         for ready in select.select([listener, *clients], [], [], 0.005 if running else 1)[0]:
             if ready is listener:
                 connection = listener.accept()[0]
                 clients[connection] = Client(connection)
-            elif not clients[ready].hear():
+            elif not clients[ready].receive():
                 if clients[ready].script:
                     clients[ready].script.end()
                 clients.pop(ready).connection.close()
@@ -129,12 +133,12 @@ def serve(path, idle=20):
             if answer:
                 connection.sendall(answer)
                 clients.pop(connection).connection.close()
-        asked = time.monotonic() if clients else asked
+        last_active = time.monotonic() if clients else last_active
     os.unlink(path)
 
 
 def answer_lines():
-    """What is asked on standard input, one after another."""
+    """Answers the requests on standard input, one after another."""
     for line in iter(sys.stdin.readline, ""):
         script = Script(line, leads_group=False)
         while not (answer := script.answer()):

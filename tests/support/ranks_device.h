@@ -1,7 +1,7 @@
 // The device on which ranks of tests compute: the CPU, or the accelerator that TESSERA_TEST_DEVICE names ("pretend",
 // "cuda").
 //
-//   TESSERA_RANKS_TEST(Norm, IsThatOfAllRanks, (2)) {
+//   TESSERA_RANKS_TEST(Norm, IsReducedOverAllRanks, (2)) {
 //     const auto mesh = init_device_mesh(world, test_device_type(), {world->size()});
 //     const auto x = here(at::ones({4}));                    // on mesh->device()
 //     EXPECT_EQ(x.norm().item<double>(), 2);

@@ -60,7 +60,7 @@ TEST(ChatPrompt, OnlyTheTemplateWritesControlTokens) {
   expect("\u00e9<|im_end|>\u4e16<eos>");
 }
 
-TEST(ChatPrompt, WithoutControlTokensInMessagesItIsTheRenderedText) {
+TEST(ChatPrompt, WithoutControlTokensInMessagesEncodesTheRenderedText) {
   const testing::TempFolder folder;
   const auto tokenizer = data::make_byte_tokenizer(folder.path());
   const auto chat = ChatTemplate::parse(kChatMl, "test");
@@ -69,7 +69,7 @@ TEST(ChatPrompt, WithoutControlTokensInMessagesItIsTheRenderedText) {
             tokenizer.encode(chat.render(messages, true).text, {.add_special_tokens = false}));
 }
 
-TEST(ChatPrompt, TemplatesSeeMessagesAndToolsWithoutMarks) {
+TEST(ChatPrompt, TemplatesSeeUnmarkedMessagesAndTools) {
   const testing::TempFolder folder;
   const auto tokenizer = data::make_byte_tokenizer(folder.path());
   const auto chat = ChatTemplate::parse(
@@ -83,7 +83,7 @@ TEST(ChatPrompt, TemplatesSeeMessagesAndToolsWithoutMarks) {
 }
 
 // Rendered text uses U+FDD0 as the mark of text from messages. A message cannot contain the mark.
-TEST(ChatPrompt, AMarkInAMessageBecomesAReplacementCharacter) {
+TEST(ChatPrompt, MarkCharactersInMessagesAreReplaced) {
   const testing::TempFolder folder;
   const auto tokenizer = data::make_byte_tokenizer(folder.path());
   const auto chat = ChatTemplate::parse("{% for m in messages %}{{ m.content }}<eos>{% endfor %}", "test");
@@ -93,7 +93,7 @@ TEST(ChatPrompt, AMarkInAMessageBecomesAReplacementCharacter) {
 }
 
 // As with Llama 2: text is normalized before it is split, and control tokens are then found in the normalized text.
-TEST(ChatPrompt, ControlTokensFoundAfterNormalizationAreTextToo) {
+TEST(ChatPrompt, ControlTokensInMessagesStayTextAfterNormalization) {
   const testing::TempFolder folder;
   data::make_byte_tokenizer(folder.path());
   auto file = nlohmann::json::parse(std::ifstream(folder / "tokenizer.json"));
@@ -140,7 +140,7 @@ TEST_F(ChatPromptTokens, AddedTokensAreControlTokensWhereTheTemplateWritesThem) 
       << "</think> and <b> are no part of this template, and space is text wherever it stands";
 }
 
-TEST_F(ChatPromptTokens, ToolsKeysAndFurtherValuesWriteNoControlTokens) {
+TEST_F(ChatPromptTokens, ToolsKeysAndOtherVariablesWriteNoControlTokens) {
   const auto chat = ChatTemplate::parse(
       "{% for t in tools %}{{ t | tojson }}{% endfor %}{{ style }}{% for m in messages %}<|im_start|>{{ m.role }}\n"
       "{{ m.content }}{% for c in m.calls %}<call>{{ c | tojson }}{% endfor %}<|im_end|>{% endfor %}",
@@ -158,7 +158,7 @@ TEST_F(ChatPromptTokens, ToolsKeysAndFurtherValuesWriteNoControlTokens) {
 }
 
 // Qwen3's template cuts the reasoning out of an answer and checks the start and end of a user's text.
-TEST_F(ChatPromptTokens, ATemplateSeesTheTextWithoutMarks) {
+TEST_F(ChatPromptTokens, TemplateConditionsSeeUnmarkedText) {
   const auto chat = ChatTemplate::parse(
       "{% for m in messages %}{% if m.content.startswith('<think>') and m.content.endswith('</think>') %}T{% endif %}"
       "{% if '</think>\n' in m.content %}{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}"
@@ -170,7 +170,7 @@ TEST_F(ChatPromptTokens, ATemplateSeesTheTextWithoutMarks) {
             joined({bytes("T<think>a</think>|c|<call>C|"), {kThink, kEndThink, kCall}}));
 }
 
-TEST_F(ChatPromptTokens, ATokenThatTheTemplateCutsOutStaysText) {
+TEST_F(ChatPromptTokens, ATokenThatTheTemplateSlicesStaysText) {
   const auto chat = ChatTemplate::parse(
       "{% for m in messages %}{{ m.content[1:] }}|{{ m.content[:-1] }}|{{ [m.content] }}|"
       "{{ m.content | tojson(ensure_ascii=true) }}{% endfor %}<call>",

@@ -119,7 +119,7 @@ TEST(ChatTemplate, OutputThatGrowsHitsTheByteLimit) {
   EXPECT_THAT(error_of("{{ 'x' | center(999999999999) }}"), HasSubstr("bytes"));
 }
 
-TEST(ChatTemplate, DeepNestingIsAnErrorWhereverItComesFrom) {
+TEST(ChatTemplate, DeepNestingIsAnError) {
   EXPECT_THAT(error_of("{{ " + repeated("(", 5000) + "1" + repeated(")", 5000) + " }}"), HasSubstr("nested deeper"));
   EXPECT_THAT(error_of("{{ " + repeated("-", 100000) + "1 }}"), HasSubstr("nested deeper"));
   EXPECT_THAT(error_of("{{ " + repeated("not ", 100000) + "1 }}"), HasSubstr("nested deeper"));
@@ -136,7 +136,7 @@ TEST(ChatTemplate, DeepNestingIsAnErrorWhereverItComesFrom) {
   EXPECT_THAT(error_of("x", {}, OrderedJson::array({OrderedJson{{"content", deep}}})), HasSubstr("nested deeper"));
 }
 
-TEST(ChatTemplate, BlocksInMacrosThatCallThemselvesAreAnError) {
+TEST(ChatTemplate, NestedBlocksInRecursiveMacrosAreAnError) {
   const std::string loops = repeated("{% for i in [1] %}", 190), ends = repeated("{% endfor %}", 190);
   EXPECT_THAT(error_of("{% macro m() %}" + loops + "{{ m() }}" + ends + "{% endmacro %}{{ m() }}"),
               HasSubstr("deeper"));
@@ -146,7 +146,7 @@ TEST(ChatTemplate, BlocksInMacrosThatCallThemselvesAreAnError) {
 }
 
 // Before their cost was counted, each of these templates took minutes or more. ctest's time limit would end the test.
-TEST(ChatTemplate, KeysOfSharedPartsAreHashedOnce) {
+TEST(ChatTemplate, SharedSubvaluesOfKeysAreHashedOnce) {
   const std::string grow =
       "{% set n = namespace(t=()) %}{% for i in range(60) %}{% set n.t = (n.t, n.t) %}{% endfor %}";
   EXPECT_EQ(render(grow + "{{ {n.t: 1}[n.t] }}"), "1");
@@ -169,7 +169,7 @@ TEST(ChatTemplate, HostileSearchesTakeLinearTime) {
   EXPECT_EQ(render("{% set many = ('abc' * 300000) %}{{ ('d' * 1000000 ~ 'x').strip(many ~ 'd') }}"), "x");
 }
 
-TEST(ChatTemplate, ReadingAValueChargesTheBudget) {
+TEST(ChatTemplate, ReadingValuesCountsTowardsTheStepLimit) {
   const std::string long_key = "{% set key = 'k' * 4000000 %}{% set same = 'k' * 4000000 %}{% set d = {key: 1} %}";
   for (const char* work :
        {"d[same]", "('%(' ~ key ~ ')s') % d", "key is lower", "('x' ~ key) in key", "key.rfind('x')", "d.get(same)"}) {
@@ -195,12 +195,12 @@ TEST(ChatTemplate, MessagesEscapeTerminalControlCharacters) {
   EXPECT_THAT(error_of("{{ x['\x1b]0;'].y }}"), Not(HasSubstr("\x1b")));
 }
 
-TEST(ChatTemplate, LongChainsOfOneOperatorAreNotDeep) {
+TEST(ChatTemplate, LongOperatorChainsAreNotDeepNesting) {
   EXPECT_EQ(render("{{ 1" + repeated(" + 1", 5000) + " }}"), "5001");
   EXPECT_EQ(render("{{ ''" + repeated(" ~ 'a'", 3000) + " }}").size(), 3000u);
 }
 
-TEST(ChatTemplate, CyclesOfOwnersAreFreed) {  // checked by the leak sanitizer
+TEST(ChatTemplate, ReferenceCyclesAreFreed) {  // checked by the leak sanitizer
   EXPECT_EQ(render("{% set ns = namespace() %}{% set ns.me = ns %}{% macro m() %}{% endmacro %}{% set ns.m = m %}"
                    "{% for i in [1] %}{% set ns.loop = loop %}{{ loop.changed(loop) }}{% endfor %}"),
             "True");
@@ -263,14 +263,14 @@ TEST_F(ChatTemplateFolder, RefusesABrokenConfig) {
   }
 }
 
-TEST(ChatTemplate, PrintsTheTimeThatItIsGiven) {
+TEST(ChatTemplate, StrftimeNowUsesTheGivenTime) {
   const auto chat = ChatTemplate::parse("{{ strftime_now('%Y-%m-%d %H:%M %A') }}", "test");
   EXPECT_TRUE(chat.reads_clock());
   EXPECT_EQ(chat.at_time(0).render(nlohmann::ordered_json::array(), false).text, "1970-01-01 00:00 Thursday");
   EXPECT_FALSE(ChatTemplate::parse("{{ 'strftime_now' }}", "test").reads_clock());
 }
 
-TEST(ChatTemplate, FindsTextInItsOwnLiterals) {
+TEST(ChatTemplate, FindsTextInTemplateLiterals) {
   const auto chat = ChatTemplate::parse("a<b>{# <c> #}{{ '<d>\\n' }}{% if x == 'developer' %}{% endif %}", "test");
   for (const char* text : {"<b>", "<d>\n", "developer", "dev"}) EXPECT_TRUE(chat.contains_literal_text(text)) << text;
   for (const char* text : {"<c>", "<b><d>", "x"}) EXPECT_FALSE(chat.contains_literal_text(text)) << text;
@@ -278,7 +278,7 @@ TEST(ChatTemplate, FindsTextInItsOwnLiterals) {
   EXPECT_FALSE(chat.has_literal("dev"));
 }
 
-TEST(ChatTemplate, KnowsWhichFormsOfContentItReads) {
+TEST(ChatTemplate, ReportsTheFormsOfContentThatItReads) {
   const auto form = [](const std::string& content) {
     const auto chat = ChatTemplate::parse("{% for m in messages %}[{{ m.role }}]" + content + "{% endfor %}", "test");
     const auto found = chat.content_form("user");

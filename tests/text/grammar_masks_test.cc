@@ -22,9 +22,9 @@ namespace {
 using ::testing::HasSubstr;
 
 // A vocabulary of tokens of one to four characters from JSON texts.
-class Masks : public ::testing::Test {
+class GrammarMasksTest : public ::testing::Test {
  protected:
-  Masks() {
+  GrammarMasksTest() {
     std::mt19937_64 draw(7);
     const std::string letters = "{}[]\",:0123 truefalsn-\\";
     nlohmann::json vocabulary;
@@ -51,7 +51,7 @@ class Masks : public ::testing::Test {
   std::optional<Tokenizer> tokenizer_;
 };
 
-TEST_F(Masks, EqualTheChecksOfEachTokenAlone) {
+TEST_F(GrammarMasksTest, MasksMatchCheckingEachToken) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const auto grammar = schema_grammar(R"({"type": "array", "items": {"anyOf": [{"type": "string", "maxLength": 4},
                                           {"type": "integer"}, {"type": "boolean"}, {"const": "<call>"}]}})");
@@ -92,7 +92,7 @@ TEST_F(Masks, EqualTheChecksOfEachTokenAlone) {
   EXPECT_GT(wholes, 3);
 }
 
-TEST_F(Masks, StopTokensAreAllowedAtWholeTextsAndDeadEndsAreErrors) {
+TEST_F(GrammarMasksTest, StopTokensAreAllowedAtCompleteTextsAndDeadEndsAreErrors) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const auto numbers = std::make_shared<GrammarMasks>(schema_grammar(R"({"type": "integer"})"), vocabulary);
   const auto id = [&](const char* token) { return int64_t{*tokenizer_->token_to_id(token)}; };
@@ -110,7 +110,7 @@ TEST_F(Masks, StopTokensAreAllowedAtWholeTextsAndDeadEndsAreErrors) {
 }
 
 // A sequence keeps its position when the states of its grammar are dropped.
-TEST_F(Masks, DropStatesAndKeepTheSequencesPositions) {
+TEST_F(GrammarMasksTest, DroppingStatesKeepsSequencePositions) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const auto masks =
       std::make_shared<GrammarMasks>(schema_grammar(R"({"type": "string", "maxLength": 200000})"), vocabulary);
@@ -136,7 +136,7 @@ std::string lengths(int count) {
   return schema + "]}";
 }
 
-TEST_F(Masks, InSlicesEqualThoseInOneCall) {
+TEST_F(GrammarMasksTest, MasksMadeInSlicesMatchMasksMadeInOneCall) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const auto grammar = schema_grammar(lengths(20));
   TokenConstraint whole(std::make_shared<GrammarMasks>(grammar, vocabulary), {2000});
@@ -154,7 +154,7 @@ TEST_F(Masks, InSlicesEqualThoseInOneCall) {
   }
 }
 
-TEST_F(Masks, StepsAreLimitedAndFewForSimpleGrammars) {
+TEST_F(GrammarMasksTest, StepsAreLimitedAndFewForSimpleGrammars) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const std::vector<int64_t> quote = {*tokenizer_->token_to_id("\"")};
   TokenConstraint simple(
@@ -172,7 +172,7 @@ TEST_F(Masks, StepsAreLimitedAndFewForSimpleGrammars) {
 }
 
 // The counted memory must be near the memory in use. Each grammar stays within its share beside the others.
-TEST_F(Masks, MemoryIsCountedTrulyAndStaysWithinItsShare) {
+TEST_F(GrammarMasksTest, MemoryIsCountedAccuratelyAndLimitedPerGrammar) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const auto memory = std::make_shared<GrammarMemory>(size_t{12} << 20);
   const auto grammar = schema_grammar(lengths(150));

@@ -15,7 +15,7 @@
 namespace tessera::text {
 namespace {
 
-TEST(Grammar, FollowsAllReadingsAtOnce) {
+TEST(Grammar, FollowsAllAlternativesAtOnce) {
   // a^n b^n, or any number of a and then c. Only the end of a text shows which alternative it follows.
   GrammarStates states(grammar_of([](auto& build) {
     const auto even = build.forward();
@@ -33,7 +33,7 @@ TEST(Grammar, CountsRepetitionsWithinBounds) {
 }
 
 // Repetitions of the empty text must end. A part that begins with itself is an error.
-TEST(Grammar, RepetitionsOfTheEmptyTextEnd) {
+TEST(Grammar, RepetitionsOfTheEmptyTextTerminate) {
   EXPECT_THROW(grammar_of([](auto& build) {
                  const auto self = build.forward();
                  build.define(self, build.choice({self, build.sequence({self})}));
@@ -55,7 +55,7 @@ TEST(Grammar, RepetitionsOfTheEmptyTextEnd) {
                Error);
 }
 
-TEST(JsonGrammar, TakesObjectsOfJsonAndNothingElse) {
+TEST(JsonGrammar, AcceptsExactlyJsonObjects) {
   GrammarStates states(grammar_of([](auto& build) { return JsonParts(build).any_object(); }));
   for (const char* text :
        {"{}", "{ }", R"({"a":1})", R"({"a": -0.5e+3, "b": [true, false, null, "x\n\u00e9\ud83d\ude00", {}, []]})",
@@ -88,7 +88,7 @@ TEST(JsonGrammar, TakesObjectsOfJsonAndNothingElse) {
   }
 }
 
-TEST(JsonGrammar, DrawnTextsAreValidJson) {
+TEST(JsonGrammar, RandomTextsAreValidJson) {
   GrammarStates states(grammar_of([](auto& build) { return JsonParts(build).any_value(); }));
   std::mt19937_64 draw(1);
   int whole = 0;

@@ -14,7 +14,7 @@
 namespace tessera::text {
 namespace {
 
-TEST(JsonSchemaOracle, PydanticTakesTheGrammarsTextsAndTheGrammarItsInstances) {
+TEST(JsonSchemaOracle, PydanticAcceptsGrammarTextsAndTheGrammarAcceptsInstances) {
   constexpr int kModels = 400, kTexts = 25;
   const auto seed = std::to_string(std::random_device()());
   const auto drawn = testing::run_python("tests/text/oracle/schema_oracle.py", {"draw", seed, std::to_string(kModels)});

@@ -219,7 +219,7 @@ TEST(JsonSchema, AlternativesWithoutAFiniteValueAreLeftOut) {
 }
 
 // The random schemas have values with null, closed tuples, integers beyond 64 bits, and parts without a finite value.
-TEST(JsonSchema, DrawnTextsAreValidUnderTheirSchemaAndNoneIsStuck) {
+TEST(JsonSchema, RandomTextsAreValidUnderTheirSchemaAndHaveNoDeadEnds) {
   const auto seed = std::random_device()();
   std::mt19937_64 draw(seed);
   int whole = 0;

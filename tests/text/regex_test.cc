@@ -34,7 +34,7 @@ std::string error_of(const std::string& pattern, const std::string& text) {
   return "no error";
 }
 
-TEST(Regex, IsOnigurumasSyntax) {
+TEST(Regex, FollowsOnigurumasSyntax) {
   EXPECT_EQ(matches("\\s+", "a\u180eb\u0085\u3000c"), (Words{"\u0085\u3000"}));  // U+180E is no white space
   EXPECT_EQ(matches("[^\\s\\S]|\\S+", "a b"), (Words{"a", "b"}));
   EXPECT_EQ(matches("\\p{N}{1,3}+", "12345678x"), (Words{"12345678"}));  // + repeats, it is not possessive
@@ -46,7 +46,7 @@ TEST(Regex, IsOnigurumasSyntax) {
   EXPECT_EQ(matches("[]a]+", "x]a"), (Words{"]a"}));
 }
 
-TEST(Regex, ReadsWhatPcreReadsDifferently) {
+TEST(Regex, FollowsOnigurumaWherePcreDiffers) {
   EXPECT_EQ(matches("^a{,1}b", "ab"), (Words{"ab"}));                 // PCRE2 before 10.43: the text "a{,1}"
   EXPECT_EQ(matches("(?m:aa.)", "aa\naab"), (Words{"aa\n", "aab"}));  // m means that a dot matches a newline
   EXPECT_EQ(matches("[a-d&&[^b]]+", "abcd"), (Words{"a", "cd"}));     // intersection, class in a class
@@ -66,7 +66,7 @@ TEST(Regex, ErrorsNameAnInvalidPattern) {
 
 // A match at one character stays below the limit of a single match. The matches over the whole text must be limited
 // too.
-TEST(Regex, StepsAreLimitedOverAWholeText) {
+TEST(Regex, StepsAreLimitedOverTheFullText) {
   EXPECT_THAT(error_of("(?:.*){3}X|.", std::string(4000, 'a')), HasSubstr("stopped on a text of 4000 bytes"));
   EXPECT_THAT(error_of("(a+)+(a+)+(a+)+[bc]d", std::string(5000, 'a') + " d"),
               HasSubstr("stopped on a text of 5002 bytes"));
@@ -91,7 +91,7 @@ TEST(Regex, DoesNotReplacePosixRegcomp) {
   ::regfree(&posix);
 }
 
-TEST(Regex, ManyThreadsShareOne) {
+TEST(Regex, ThreadsCanShareARegex) {
   const Regex regex("\\p{L}+|\\p{N}{1,3}", "test");
   std::vector<size_t> counts(4);
   std::vector<std::thread> threads;

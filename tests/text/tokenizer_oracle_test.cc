@@ -237,7 +237,7 @@ const std::vector<std::string>& tricky_texts() {
   return texts;
 }
 
-TEST(TokenizerOracle, EveryComponentAgreesOnHandMadeFiles) {
+TEST(TokenizerOracle, EveryComponentMatchesOnHandMadeFiles) {
   const auto split = [](Json pattern, const std::string& behavior, bool invert = false) {
     return Json{{"type", "Split"}, {"pattern", pattern}, {"behavior", behavior}, {"invert", invert}};
   };
@@ -417,7 +417,7 @@ TEST(TokenizerOracle, EveryComponentAgreesOnHandMadeFiles) {
   }
 }
 
-TEST(TokenizerOracle, PunctuationIsTheSameOfEveryCharacter) {
+TEST(TokenizerOracle, PunctuationMatchesForEveryCharacter) {
   std::vector<std::string> texts(1);
   for (uint32_t code = 0x20; code < 0x20000; ++code) {
     if (code >= 0xD800 && code < 0xE000) continue;

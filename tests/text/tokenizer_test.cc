@@ -179,8 +179,7 @@ TEST(Tokenizer, IgnoredAddTokenKeysAreWarnedAboutOnce) {
   }
 }
 
-// A token that the config names is special, and is found in a text as a whole, even if tokenizer.json says otherwise
-// (found by trial 59a).
+// A token that the config names is special, and is found in a text as one token, even if tokenizer.json says otherwise.
 TEST(Tokenizer, TokensThatTheConfigNamesAreSpecial) {
   const auto tokenizer_of = [](const Json& added, const char* config) {
     testing::TempFolder folder;
@@ -252,7 +251,7 @@ TEST(Tokenizer, TokensThatTheConfigAddsGetTheNextFreeIds) {
   EXPECT_EQ(thrice.encode("<foo> ab"), (Ids{next, 6}));
 }
 
-TEST(Tokenizer, IdsBeyondTheRowsOfTheModelAreAnErrorThatNamesTheToken) {
+TEST(Tokenizer, IdsBeyondTheEmbeddingRowsAreAnErrorThatNamesTheToken) {
   const auto tokenizer = load(character_file());
   const auto last = static_cast<TokenId>(tokenizer.vocab_size()) - 1;
   EXPECT_NO_THROW(check_embedding_rows(tokenizer, Ids{6, last}, last + 1, "a.jsonl"));
@@ -281,7 +280,7 @@ TEST(Tokenizer, FolderWithoutTheFileIsAnIoErrorThatNamesIt) {
   }
 }
 
-TEST(StreamDecoder, PiecesAreCompleteAndJoinToTheWholeText) {
+TEST(StreamDecoder, PiecesAreCompleteUtf8AndJoinToTheFullText) {
   const auto tokenizer = load(character_file());
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {
@@ -303,7 +302,7 @@ TEST(StreamDecoder, PiecesAreCompleteAndJoinToTheWholeText) {
   }
 }
 
-TEST(StreamDecoder, HoldsACharacterUntilItsLastByteAndGivesUpAtTheEnd) {
+TEST(StreamDecoder, BuffersIncompleteCharactersUntilTheirLastByteOrTheEnd) {
   const auto tokenizer = load(character_file());
   StreamDecoder stream(tokenizer);
   EXPECT_EQ(stream.push(100 + 0xC3), "");
@@ -477,7 +476,7 @@ TEST(Tokenizer, EveryHostileFileIsAFormatErrorThatNamesTheCause) {
   }
 }
 
-TEST(Tokenizer, CatastrophicPatternEndsInAnError) {
+TEST(Tokenizer, CatastrophicRegexIsAnError) {
   auto file = character_file();
   file["pre_tokenizer"] = {
       {"type", "Split"}, {"pattern", {{"Regex", "(a+)+(a+)+(a+)+[bc]d"}}}, {"behavior", "Isolated"}, {"invert", false}};
@@ -492,14 +491,14 @@ TEST(Tokenizer, CatastrophicPatternEndsInAnError) {
   }
 }
 
-TEST(Tokenizer, GrowingReplacementIsRefusedBeforeItIsMade) {
+TEST(Tokenizer, OversizedReplacementIsRefusedBeforeItIsMade) {
   auto file = character_file();
   file["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(1 << 20, 'b')}};
   const auto tokenizer = load(file);
   EXPECT_THROW(tokenizer.encode(std::string(1 << 13, 'a')), Error);
 }
 
-TEST(Tokenizer, GrowingDecoderIsRefusedBeforeItsTextIsMade) {
+TEST(Tokenizer, OversizedDecodedTextIsRefusedBeforeItIsMade) {
   auto file = character_file();
   file["model"]["vocab"][std::string(60'000, 'a')] = 50;
   file["decoder"] = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(1 << 20, 'b')}};

@@ -58,7 +58,7 @@ class RandomText {
   std::vector<std::string> known_;
 };
 
-TEST(WordSplitter, CutsAsItsRegularExpressionDoes) {
+TEST(WordSplitter, SplitsAsItsRegularExpression) {
   const uint32_t seed = std::random_device{}();
   RandomText texts(seed);
   const std::vector<WordPattern> kinds = {WordPattern::kGpt2, WordPattern::kLlama3, WordPattern::kQwen2};
@@ -76,7 +76,7 @@ TEST(WordSplitter, CutsAsItsRegularExpressionDoes) {
   }
 }
 
-TEST(WordSplitter, KnowsOnlyTheExactPatterns) {
+TEST(WordSplitter, RecognisesOnlyTheExactPatterns) {
   EXPECT_EQ(known_pattern(pattern_text(WordPattern::kLlama3)), WordPattern::kLlama3);
   EXPECT_EQ(known_pattern("\\s+"), std::nullopt);
 }

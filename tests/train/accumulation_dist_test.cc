@@ -45,7 +45,7 @@ TEST(Accumulation, ReducesOnceAStepAndGivesTheGradientOfAllMicroBatches) {
 }
 
 // Ranks are threads of one process here, so the flags must be separate for each thread.
-TEST(Accumulation, FlagsBelongToTheRank) {
+TEST(Accumulation, FlagsAreSeparateForEachRank) {
   on_threads(2, [](const WorldPtr& world) {
     MicrobatchFlags flags;
     EXPECT_FALSE(flags.optim_step() || flags.first_microbatch().has_value());
@@ -72,7 +72,7 @@ struct OwnHooks : nn::Callable<OwnHooks>, AccumulationHooks {
   void prepare_for_final_backward(bool pp_enabled) override { calls.push_back(pp_enabled ? "F" : "f"); }
 };
 
-TEST(Accumulation, CallsAPartsOwnHookAndLeavesPipelinesAlone) {
+TEST(Accumulation, CallsModelPartHooksUnlessPipelineIsEnabled) {
   OwnHooks own;
   SmallModel neither;
   MicrobatchFlags flags;
@@ -87,7 +87,7 @@ TEST(Accumulation, CallsAPartsOwnHookAndLeavesPipelinesAlone) {
   EXPECT_EQ(own.calls.size(), 2U);
 }
 
-TEST(Accumulation, AShardedModelWorksAfterItsShardsLayInAFile) {
+TEST(Accumulation, ShardedModelTrainsIdenticallyAfterOffloadToAFile) {
   TESSERA_CPU_ONLY("is about a model on the CPU");
   TempFolder folder;
   on_threads(2, [&](const WorldPtr& world) {

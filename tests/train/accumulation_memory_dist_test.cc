@@ -115,7 +115,7 @@ class MemoryOfRank {
 struct StepMemory {
   int64_t peak = 0;    // of a step after the first step
   int64_t shards = 0;  // bytes of this rank's gradients
-  int64_t layer = 0;   // bytes of the largest layer's whole gradients
+  int64_t layer = 0;   // bytes of the largest layer's unsharded gradients
 };
 
 constexpr int64_t kRowLength = 8;
@@ -165,8 +165,8 @@ void on_ranks(int64_t count, const testing::RankBody& body) {
 
 // Between micro-batches a rank holds its shards of the gradients. With one micro-batch these shards exist only after
 // backward. Buffers are counted, too, also buffers that wait for reuse. About two layers of buffers may differ, because
-// a collective may free its input early or late. Whole gradients would need much more memory.
-TEST_F(AccumulationMemory, OfEightMicroBatchesIsThatOfOne) {
+// a collective may free its input early or late. Unsharded gradients would need much more memory.
+TEST_F(AccumulationMemory, PeakDoesNotGrowWithMicroBatches) {
   for (const auto& layout :
        {RunLayout{.dp_shard = 4}, RunLayout{.dp_shard = 2, .tp = 2}, RunLayout{.dp_replicate = 2, .dp_shard = 2}}) {
     on_ranks(4, [&](const std::shared_ptr<comm::World>& world) {
@@ -188,7 +188,7 @@ TEST_F(AccumulationMemory, OfEightMicroBatchesIsThatOfOne) {
 }
 
 // Only the gradients of a few layers exist at the same time.
-TEST_F(AccumulationMemory, OfUpdatesInBackwardHoldsNoGradientsOfTheWholeModel) {
+TEST_F(AccumulationMemory, UpdatesInBackwardDoNotHoldAllGradients) {
   for (const auto& layout : {RunLayout{}, RunLayout{.dp_shard = 2}}) {
     on_ranks(layout.dp_shard, [&](const std::shared_ptr<comm::World>& world) {
       const auto usual = memory_of_a_step(world, layout, 2, {.max_grad_norm = 0}),

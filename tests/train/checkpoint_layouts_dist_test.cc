@@ -64,7 +64,7 @@ struct State {
 
 at::Tensor local_of(const at::Tensor& tensor) { return is_dtensor(tensor) ? to_local(tensor) : tensor; }
 
-// This rank's shard of the tensor `name`. The whole tensor has the same values on every layout, and all its elements
+// This rank's shard of the tensor `name`. The full tensor has the same values on every layout, and all its elements
 // differ.
 at::Tensor wanted_part(const std::string& name, const at::Tensor& tensor) {
   const auto first = static_cast<double>(std::hash<std::string>()(name) % 97);
@@ -74,7 +74,7 @@ at::Tensor wanted_part(const std::string& name, const at::Tensor& tensor) {
   return to_local(distribute_tensor(whole, device_mesh(tensor), placements(tensor), std::nullopt));
 }
 
-TEST(CheckpointLayouts, ModelAndOptimizerAreBitwiseTheSameOnEveryOther) {
+TEST(CheckpointLayouts, StateLoadsBitwiseOnEveryOtherLayout) {
   for (const auto& first : kLayouts) {
     const testing::TempFolder folder;
     testing::run_ranks({.size = ranks_of(first)}, [&](const std::shared_ptr<comm::World>& world) {

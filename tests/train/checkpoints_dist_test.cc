@@ -25,7 +25,7 @@ testing::ProcessResult ckpt(std::vector<std::string> arguments) {
   return testing::run_process(arguments);
 }
 
-TEST(RunCheckpoints, GoingBackPutsLaterStepsAside) {
+TEST(RunCheckpoints, ResumeFromAnEarlierStepArchivesLaterCheckpoints) {
   const TinyRun runs;
   ASSERT_ENDS_WELL(runs.train("a", 2, {"checkpoint.keep_last=9"}));
   const auto straight = runs.weights("a");
@@ -52,7 +52,7 @@ TEST(RunCheckpoints, GoingBackPutsLaterStepsAside) {
   EXPECT_FALSE(fs::exists(runs / "a/previous/002"));
 }
 
-TEST(RunCheckpoints, AReshardedOneGoesOnInAnotherRun) {
+TEST(RunCheckpoints, ReshardedCheckpointResumesInAnotherRun) {
   const TinyRun runs;
   ASSERT_ENDS_WELL(runs.train("straight", 2, {}));
   ASSERT_ENDS_WELL(runs.train("short", 2, {"train.steps=4"}));
@@ -82,7 +82,7 @@ TEST(RunCheckpoints, AReshardedOneGoesOnInAnotherRun) {
   EXPECT_TRUE(fs::is_directory(runs / "other/checkpoints/step-00000006"));
 }
 
-TEST(RunCheckpoints, AreWhatAnotherRunStartsFromInEveryFormat) {
+TEST(RunCheckpoints, AnotherRunStartsFromEveryFormat) {
   const TinyRun runs;
   ASSERT_ENDS_WELL(runs.train("first", 2, {"train.steps=2"}));
   const auto checkpoint = (runs / "first/checkpoints/step-00000002").string();

@@ -34,7 +34,7 @@ class ClusterExample : public ::testing::Test {
   const TinyRun runs_;
 };
 
-TEST_F(ClusterExample, TrainsOverSeveralHostsWithTheBitsOfOne) {
+TEST_F(ClusterExample, TrainsOnTwoHostsBitwiseAsOnOne) {
   const std::vector<std::string> train = {testing::program(), "train", (runs_ / "recipe.yaml").string(),
                                           "comm.backend=gloo"};
   auto apart = train, together = train;
@@ -48,7 +48,7 @@ TEST_F(ClusterExample, TrainsOverSeveralHostsWithTheBitsOfOne) {
   EXPECT_TRUE(runs_.weights("apart") == runs_.weights("together"));
 }
 
-TEST_F(ClusterExample, ALostRankStartsAllHostsAgainAndAWrongProgramNone) {
+TEST_F(ClusterExample, RestartsAllHostsAfterALostRankButNotAfterAUsageError) {
   const std::string mark = (runs_ / "mark").string();
   const auto again = start(
       {"-r", "2"}, {"sh", "-c", "test $RANK = 0 || test -e " + mark + " || { touch " + mark + "; kill -KILL $$; }"});
@@ -62,7 +62,7 @@ TEST_F(ClusterExample, ALostRankStartsAllHostsAgainAndAWrongProgramNone) {
 
 // When the script is asked to stop, or is killed, the launchers on the hosts stop, their ranks may save, and no
 // launcher starts the run again.
-TEST_F(ClusterExample, ItsEndIsTheEndOfTheLaunchersOnTheHosts) {
+TEST_F(ClusterExample, StoppingTheScriptStopsTheLaunchersOnAllHosts) {
   for (const std::string signal : {"TERM", "KILL"}) {
     SCOPED_TRACE(signal);
     const std::string place = (runs_ / signal).string();
@@ -89,7 +89,7 @@ TEST_F(ClusterExample, ItsEndIsTheEndOfTheLaunchersOnTheHosts) {
 }
 
 // Runs the script of a pod. A program in place of tessera writes how the run ended.
-TEST_F(ClusterExample, APodThatWasDrainedIsNoFinishedOne) {
+TEST_F(ClusterExample, DrainedPodIsNotReportedAsFinished) {
   const auto yaml = (testing::source_folder() / "examples/cluster/jobset.yaml").string();
   runs_.write("tessera",
               "#!/bin/sh\necho \"{\\\"step\\\":3,\\\"end\\\":\\\"$END\\\"}\" >> \"$RUN/events.jsonl\"\nexit $CODE\n");

@@ -22,7 +22,7 @@ size_t count_of(const std::string& text, const std::string& part) {
   return count;
 }
 
-TEST(DataOfRuns, AMixtureGoesOnWhereItStoppedOnAnotherNumberOfRanks) {
+TEST(RunData, MixtureResumesOnAnotherNumberOfRanks) {
   const TinyRun runs;
   runs.write("other.json", R"([{"text": "A record of another kind of file, an array."}, {"text": "And one more."}])");
   const auto mixture = fmt::format("data.train=[{{path: {}, weight: 2}}, {{path: {}, weight: 1}}]",
@@ -49,7 +49,7 @@ TEST(DataOfRuns, AMixtureGoesOnWhereItStoppedOnAnotherNumberOfRanks) {
   EXPECT_THAT(other.err, HasSubstr("the data differ from the data of the checkpoint"));
 }
 
-TEST(DataOfRuns, OneRankTokenizesAndOthersRead) {
+TEST(RunData, OneRankTokenizesAndOthersRead) {
   const TinyRun runs;
   const auto cache = "data.cache=" + (runs / "cache").string();
   const auto kept = runs.train("kept", 3, {cache, "train.steps=2"});
@@ -70,7 +70,7 @@ TEST(DataOfRuns, OneRankTokenizesAndOthersRead) {
   EXPECT_THAT(broken.err, HasSubstr("broken.jsonl line 2: 'text' is number"));
 }
 
-TEST(DataOfRuns, AFileThatChangesMeanwhileIsToldOnceAndChangesNothing) {
+TEST(RunData, FileChangedDuringARunIsReportedOnceAndNotReread) {
   const TinyRun runs;
   const auto undisturbed = runs.train("undisturbed", 1, {"train.steps=30", "checkpoint.every=10"});
   ASSERT_EQ(undisturbed.exit_code, 0) << undisturbed.err;

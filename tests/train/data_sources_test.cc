@@ -62,7 +62,7 @@ TEST(DataSources, AnItemMayBeAMapping) {
   EXPECT_EQ(parse_columns(parse_recipe(yaml, "r.yaml", pairs).data.columns).size(), 2u);
 }
 
-TEST(DataSources, HomeIsMeantInMappingsToo) {
+TEST(DataSources, TildeIsExpandedInMappings) {
   ::setenv("HOME", "/home/me", 1);
   const auto recipe = parse_recipe(recipe_with("  train: [{path: ~/x, weight: 1}, '~/y']\n  cache: ~/c\n"), "r.yaml");
   EXPECT_EQ(parse_source(recipe.data.train[0]).path, "/home/me/x");
@@ -71,7 +71,7 @@ TEST(DataSources, HomeIsMeantInMappingsToo) {
   EXPECT_EQ(recipe.data.cache, "/home/me/c");
 }
 
-TEST(DataSources, WhatCannotBeIsNamedWithItsPlace) {
+TEST(DataSources, InvalidSourcesAreReported) {
   EXPECT_THAT(recipe_error(recipe_with("  train: [{weight: 1}]\n")), HasSubstr("r.yaml:3: a data source has no path"));
   EXPECT_THAT(recipe_error(recipe_with("  train: [{path: a, wieght: 1}]\n")), HasSubstr("found 'wieght', wanted path"));
   for (const char* weight : {"0", "-1", "nan", "1e400", "x", "[1]"}) {

@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(EarlyStopping, EndsAfterSoManyLossesThatAreNoBetter) {
+TEST(EarlyStopping, StopsAfterPatienceValidationsWithoutImprovement) {
   EarlyStopping stopping({.patience = 2, .min_delta = 0.1});
   int64_t step = 0;
   for (const double loss : {3.0, 2.8, 2.75, 2.5, 2.45}) {
@@ -25,7 +25,7 @@ TEST(EarlyStopping, EndsAfterSoManyLossesThatAreNoBetter) {
   EXPECT_THAT(stopping.reason(), HasSubstr("has not fallen below 2.5000 (after step 4) by more than 0.1 in 2"));
 }
 
-TEST(EarlyStopping, NeverEndsWithoutPatienceAndGoesOnFromItsState) {
+TEST(EarlyStopping, NeverStopsWithoutPatienceAndRestoresItsState) {
   EarlyStopping off({}), on({.patience = 2});
   for (int step = 0; step < 5; ++step) off.add_validation(step, 1);
   EXPECT_FALSE(off.is_over());
@@ -41,7 +41,7 @@ TEST(EarlyStopping, NeverEndsWithoutPatienceAndGoesOnFromItsState) {
   }
 }
 
-TEST(EarlyStopping, LossesThatAreNotFiniteAreNoBetter) {
+TEST(EarlyStopping, NonFiniteLossesAreNoImprovement) {
   EarlyStopping stopping({.patience = 2});
   stopping.add_validation(1, std::numeric_limits<double>::quiet_NaN());
   stopping.add_validation(2, 5);

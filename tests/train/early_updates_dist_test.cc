@@ -78,9 +78,9 @@ struct Rig {
   }
 };
 
-class EarlyUpdatesOf : public ::testing::TestWithParam<Kind> {};
+class EarlyUpdatesParity : public ::testing::TestWithParam<Kind> {};
 
-TEST_P(EarlyUpdatesOf, AreTheBitsOfUpdatesAfterBackward) {
+TEST_P(EarlyUpdatesParity, EqualsUpdatesAfterBackwardBitwise) {
   const auto& kind = GetParam();
   const auto& layout = kind.layout;
   const auto ranks = static_cast<int>(layout.dp_replicate * layout.dp_shard * layout.tp * layout.cp);
@@ -101,7 +101,7 @@ TEST_P(EarlyUpdatesOf, AreTheBitsOfUpdatesAfterBackward) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Layouts, EarlyUpdatesOf,
+    Layouts, EarlyUpdatesParity,
     ::testing::Values(Kind{"one", {}}, Kind{"fsdp", {.dp_shard = 2}},
                       Kind{.name = "fsdp_sgd", .layout = {.dp_shard = 2}, .sgd = true},
                       Kind{.name = "fsdp_deferred", .layout = {.dp_shard = 2}, .defer = true},
@@ -112,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Kind{"tp_fsdp", {.dp_shard = 2, .tp = 2}}, Kind{"cp", {.cp = 2}}),
     [](const auto& info) { return info.param.name; });
 
-TEST(EarlyUpdates, AreRefusedBesideWhatNeedsAllGradients) {
+TEST(EarlyUpdates, AreRefusedWithSettingsThatNeedAllGradients) {
   testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
     Rig rig(world, {"fsdp", {.dp_shard = 2}}, false);
     const auto refused = [&](const StepOptions& options) {
@@ -124,7 +124,7 @@ TEST(EarlyUpdates, AreRefusedBesideWhatNeedsAllGradients) {
   });
 }
 
-TEST(EarlyUpdates, OfMuonAreAnError) {
+TEST(EarlyUpdates, AreRefusedWithMuon) {
   TESSERA_CPU_ONLY("NCCL keeps what an error leaves under way, the pretend device does not");
   testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
     Rig rig(world, {"fsdp", {.dp_shard = 2}}, false);
@@ -136,7 +136,7 @@ TEST(EarlyUpdates, OfMuonAreAnError) {
 }
 
 // A gradient that arrives after its parameter's update would be lost, or used with a later optimizer state.
-TEST(EarlyUpdates, OfOneParameterTwiceInAStepAreAnError) {
+TEST(EarlyUpdates, SecondUpdateOfAParameterInAStepIsAnError) {
   testing::run_ranks({.size = 1}, [&](const std::shared_ptr<comm::World>& world) {
     Rig rig(world, {"one", {}}, false);
     const auto parameter = rig.model->parameters().front();
@@ -154,7 +154,7 @@ TEST(EarlyUpdates, OfOneParameterTwiceInAStepAreAnError) {
   });
 }
 
-TEST(EarlyUpdates, RecipesThatCannotHaveThemAreToldSo) {
+TEST(EarlyUpdates, IncompatibleRecipesAreRefused) {
   const auto error_with = [](std::vector<std::string> overrides) {
     overrides.emplace_back("optimizer.early_step_in_backward=true");
     return error_of([&] { parse_recipe("model: {path: m}\ndata: {train: [d]}\n", "r.yaml", overrides); });

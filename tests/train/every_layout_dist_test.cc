@@ -202,7 +202,7 @@ const LayoutOutcome& one_rank(const LayoutCase& which) {
   return out;
 }
 
-void expect_as_one_rank(const LayoutCase& which) {
+void expect_equals_one_rank(const LayoutCase& which) {
   SCOPED_TRACE(which.text());
   const auto& wanted = one_rank(which);
   testing::run_ranks({.size = which.ranks()}, [&](const std::shared_ptr<comm::World>& world) {
@@ -283,11 +283,11 @@ TEST_P(EveryLayout, EqualsOneRank) {
   const auto& [architecture, share] = GetParam();
   const auto all = all_layouts(architecture);
   ASSERT_GE(all.size(), 60u);
-  for (size_t i = share; i < all.size() && !HasFatalFailure(); i += kShares) expect_as_one_rank(all[i]);
+  for (size_t i = share; i < all.size() && !HasFatalFailure(); i += kShares) expect_equals_one_rank(all[i]);
 }
 
 // Frozen parameters have no gradient. A stage may have no adapters.
-TEST_P(EveryLayout, OfAdaptersEqualsOneRank) {
+TEST_P(EveryLayout, AdaptersEqualOneRank) {
   const auto& [architecture, share] = GetParam();
   const auto all = all_layouts(architecture);
   const auto kind =
@@ -296,7 +296,7 @@ TEST_P(EveryLayout, OfAdaptersEqualsOneRank) {
     auto which = all[i];
     which.balance = false;
     which.adapters = kind;
-    expect_as_one_rank(which);
+    expect_equals_one_rank(which);
   }
   const auto& gradients = one_rank({.architecture = architecture, .layout = {}, .adapters = kind}).gradients;
   size_t learnt = 0;
@@ -315,7 +315,7 @@ INSTANTIATE_TEST_SUITE_P(, EveryLayout,
                            return fmt::format("{}{}", std::get<0>(info.param), std::get<1>(info.param));
                          });
 
-TEST(IllegalLayouts, AreToldBeforeAnyWeightIsRead) {
+TEST(CheckLayout, RefusesInvalidLayouts) {
   const auto why = [](const std::string& architecture, const RunLayout& layout, Recipe recipe = {}) -> std::string {
     auto config = tiny_of(architecture);
     config.experts.capacity_factor = recipe.model.expert_capacity_factor;

@@ -72,7 +72,7 @@ TEST(FamiliesRun, ExpertsDropTheSameTokensOnEveryLayout) {
   EXPECT_NE(runs.metrics("one")[0]["loss"], runs.metrics("all")[0]["loss"]) << "some are dropped";
 }
 
-TEST(FamiliesRun, AModelWithImagesTrainsItsTextTowerAndKeepsTheRest) {
+TEST(FamiliesRun, MultimodalModelTrainsItsTextModelAndKeepsOtherTensors) {
   const TinyRun runs;
   const auto base = runs / "base";
   runs.write("base/config.json",

@@ -20,7 +20,7 @@ struct OneMlp : nn::Callable<OneMlp> {
   at::Tensor forward(const at::Tensor& x) { return (*mlp)(x); }
 };
 
-TEST(Float8Accumulation, ConvertsEachWeightOnceAStepWhateverTheMicroBatches) {
+TEST(Float8Accumulation, ConvertsEachWeightOncePerStep) {
   OneMlp model;
   const auto steps = nn::convert_to_float8(model);
   MicrobatchFlags flags;

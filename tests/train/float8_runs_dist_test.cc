@@ -9,7 +9,7 @@
 namespace tessera::train {
 namespace {
 
-TEST(Float8Runs, TrainAlikeWhereMicroBatchesAre) {
+TEST(Float8Runs, LayoutsWithEqualMicroBatchesHaveEqualLosses) {
   const TinyRun runs;
   const auto train = [&](const std::string& dir, int ranks, std::vector<std::string> more) {
     more.insert(more.end(), {"train.steps=3", "checkpoint.every=0", "checkpoint.export=never"});
@@ -31,7 +31,7 @@ TEST(Float8Runs, TrainAlikeWhereMicroBatchesAre) {
   }
 }
 
-TEST(Float8Runs, AreRefusedWhereLinearsAreOfAnotherKind) {
+TEST(Float8Runs, AreRefusedWithTensorParallelAndLora) {
   const auto why = [](const RunLayout& layout, const Recipe& recipe) -> std::string {
     try {
       check_layout(recipe, layout,

@@ -42,7 +42,7 @@ class TwoLaunchers {
   std::vector<std::unique_ptr<Processes>> hosts_;
 };
 
-TEST(HostRestarts, ARankKilledOnOneHostChangesNoBit) {
+TEST(HostRestarts, RankKilledOnOneHostDoesNotChangeTheResult) {
   const TinyRun runs;
   std::filesystem::create_directory(runs / "tmp");
   {

@@ -90,7 +90,7 @@ class Processes {
   std::optional<int> code_;
 };
 
-inline bool save_under_way(const std::filesystem::path& checkpoints) {
+inline bool is_saving(const std::filesystem::path& checkpoints) {
   std::error_code failed;
   for (std::filesystem::directory_iterator entry(checkpoints, failed), end; !failed && entry != end;
        entry.increment(failed)) {
@@ -105,8 +105,8 @@ struct KillCount {
 };
 
 // Waits for the start of a new save, or for a random time. Returns false if the program ended first.
-inline bool await_moment(Processes& processes, bool inside, const std::filesystem::path& checkpoints,
-                         std::mt19937& random) {
+inline bool await_kill_time(Processes& processes, bool inside, const std::filesystem::path& checkpoints,
+                            std::mt19937& random) {
   const auto start = std::chrono::steady_clock::now();
   if (!inside) {
     const auto delay = std::chrono::milliseconds(random() % 2500);
@@ -117,10 +117,10 @@ inline bool await_moment(Processes& processes, bool inside, const std::filesyste
     return true;
   }
   for (auto saves = 1 + random() % 3; saves > 0; --saves) {
-    while (save_under_way(checkpoints) && saves > 1) {
+    while (is_saving(checkpoints) && saves > 1) {
       if (processes.ended()) return false;
     }
-    while (!save_under_way(checkpoints)) {
+    while (!is_saving(checkpoints)) {
       if (processes.ended()) return false;
     }
   }
@@ -128,7 +128,7 @@ inline bool await_moment(Processes& processes, bool inside, const std::filesyste
   return true;
 }
 
-inline void expect_nothing_left(const TinyRun& runs, const std::string& dir, size_t most_in_checkpoints = 3) {
+inline void expect_no_files_left(const TinyRun& runs, const std::string& dir, size_t most_in_checkpoints = 3) {
   namespace fs = std::filesystem;
   std::set<std::string> names, checkpoints;
   for (const auto& entry : fs::directory_iterator(runs / dir)) names.insert(entry.path().filename());
@@ -169,12 +169,12 @@ inline KillCount kill_and_resume(int kills, unsigned seed, int steps) {
       Processes processes(runs.command(dir, ranks, more), runs / "tmp", runs / "log");
       const bool inside = count.inside_saves * 2 <= count.kills;
       std::string victim = "nobody";
-      if (count.kills < kills && await_moment(processes, inside, runs / dir / "checkpoints", random)) {
+      if (count.kills < kills && await_kill_time(processes, inside, runs / dir / "checkpoints", random)) {
         const auto alive = processes.alive();
         if (!alive.empty()) {
           auto chosen = alive.begin();
           std::advance(chosen, random() % alive.size());
-          const bool saving = save_under_way(runs / dir / "checkpoints");
+          const bool saving = is_saving(runs / dir / "checkpoints");
           if (::kill(chosen->first, SIGKILL) == 0) {
             victim = chosen->second;
             ++count.kills;
@@ -193,7 +193,7 @@ inline KillCount kill_and_resume(int kills, unsigned seed, int steps) {
     const auto steps_done = runs.metrics(dir);
     EXPECT_EQ(steps_done.size(), static_cast<size_t>(steps));
     EXPECT_TRUE(runs.weights(dir) == expected[ranks]) << "seed " << seed << ", run " << number;
-    expect_nothing_left(runs, dir);
+    expect_no_files_left(runs, dir);
     if (::testing::Test::HasFailure()) return count;
     std::filesystem::remove_all(runs / dir);
   }

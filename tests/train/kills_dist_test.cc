@@ -4,7 +4,7 @@
 namespace tessera::train {
 namespace {
 
-TEST(Kills, ARunThatIsKilledAnywhereResumesToTheSameBits) {
+TEST(Kills, RunKilledAtARandomTimeResumesBitwise) {
   const unsigned seed = std::random_device{}();
   const auto count = kill_and_resume(5, seed, 6);
   std::printf("seed %u: %d kills, %d inside a save\n", seed, count.kills, count.inside_saves);

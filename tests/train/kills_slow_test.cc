@@ -4,7 +4,7 @@
 namespace tessera::train {
 namespace {
 
-TEST(Kills, TwoHundredOfThem) {
+TEST(Kills, RunsKilledTwoHundredTimesResumeBitwise) {
   const char* text = std::getenv("TESSERA_KILLS");
   const unsigned seed = std::random_device{}();
   const auto count = kill_and_resume(text ? std::atoi(text) : 200, seed, 12);

@@ -32,7 +32,7 @@ struct Start {
   std::string log;
 };
 
-TEST(LargeData, ASecondStartCostsWhatThatOfAFewLinesDoesAndMemoryStaysFlat) {
+TEST(LargeData, SecondStartTimeAndMemoryDoNotDependOnDataSize) {
   const TinyRun runs;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) {
     std::filesystem::copy_file(testing::asset("smollm2") / name, runs / "base" / name,

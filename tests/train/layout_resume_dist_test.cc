@@ -6,7 +6,7 @@
 namespace tessera::train {
 namespace {
 
-struct GoesOn {
+struct ResumeLayout {
   std::string name;
   int ranks;
   std::vector<std::string> layout;
@@ -23,8 +23,8 @@ void expect_same_model(const TinyRun& runs, const std::string& found, const std:
 }
 
 // Trains three steps on `first`, then three more steps there and on each layout of `others`.
-void expect_runs_go_on(const TinyRun& runs, const GoesOn& first, std::vector<GoesOn> others) {
-  const auto train = [&](const GoesOn& which, const std::string& dir, int steps) {
+void expect_runs_resume(const TinyRun& runs, const ResumeLayout& first, std::vector<ResumeLayout> others) {
+  const auto train = [&](const ResumeLayout& which, const std::string& dir, int steps) {
     auto settings = which.layout;
     settings.push_back(fmt::format("train.steps={}", steps));
     settings.emplace_back("checkpoint.every=3");
@@ -45,27 +45,28 @@ void expect_runs_go_on(const TinyRun& runs, const GoesOn& first, std::vector<Goe
   }
 }
 
-TEST(LayoutResume, APipelinesLlamaGoesOnOnOtherLayouts) {
+TEST(LayoutResume, PipelinedLlamaResumesOnOtherLayouts) {
   const TinyRun runs;
   runs.write("base/config.json", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 260,
       "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
       "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.1, "torch_dtype": "float32",
       "rms_norm_eps": 1e-05, "tie_word_embeddings": true, "bos_token_id": 258, "eos_token_id": 258})");
-  expect_runs_go_on(runs, {"pp 2 x cp 2", 4, {"parallel.pp=2", "parallel.cp=2"}},
-                    {{"one", 1, {}},
-                     {"tp 2 x dp 2", 4, {"parallel.tp=2"}},
-                     {"cp 2", 2, {"parallel.cp=2", "parallel.cp_rotate_method=alltoall"}},
-                     {"pp 2, V schedule", 2, {"parallel.pp=2", "parallel.schedule=DualPipeV", "parallel.dp_shard=1"}}});
+  expect_runs_resume(
+      runs, {"pp 2 x cp 2", 4, {"parallel.pp=2", "parallel.cp=2"}},
+      {{"one", 1, {}},
+       {"tp 2 x dp 2", 4, {"parallel.tp=2"}},
+       {"cp 2", 2, {"parallel.cp=2", "parallel.cp_rotate_method=alltoall"}},
+       {"pp 2, V schedule", 2, {"parallel.pp=2", "parallel.schedule=DualPipeV", "parallel.dp_shard=1"}}});
 }
 
-TEST(LayoutResume, ExpertsGoOnOnOtherLayouts) {
+TEST(LayoutResume, ExpertsResumeOnOtherLayouts) {
   const TinyRun runs;
   runs.have_experts(4, {{"output_router_logits", true}, {"router_aux_loss_coef", 0.01}});
-  expect_runs_go_on(runs, {"ep 2 x pp 2", 4, {"parallel.pp=2", "parallel.ep=2"}},
-                    {{"one", 1, {}},
-                     {"ep 4", 4, {"parallel.ep=4", "train.local_batch_size=1"}},
-                     {"tp 2 x ep 2", 2, {"parallel.tp=2", "parallel.ep=2"}},
-                     {"cp 2 x ep 2", 2, {"parallel.cp=2", "parallel.ep=2"}}});
+  expect_runs_resume(runs, {"ep 2 x pp 2", 4, {"parallel.pp=2", "parallel.ep=2"}},
+                     {{"one", 1, {}},
+                      {"ep 4", 4, {"parallel.ep=4", "train.local_batch_size=1"}},
+                      {"tp 2 x ep 2", 2, {"parallel.tp=2", "parallel.ep=2"}},
+                      {"cp 2 x ep 2", 2, {"parallel.cp=2", "parallel.ep=2"}}});
 }
 
 }  // namespace

@@ -80,7 +80,7 @@ std::vector<std::string> with(std::vector<std::string> overrides, const std::vec
 // Two hosts with two ranks each, started by `tessera launch`, are compared with one host with four ranks.
 class TwoHosts : public testing::TwoHostsTest {};
 
-TEST_F(TwoHosts, TrainAsOneDoes) {
+TEST_F(TwoHosts, TrainAsOneHost) {
   const auto recipe = layouts_recipe(folder_);
   start([&](int number) {
     std::vector<std::string> command = {program(),
@@ -114,7 +114,7 @@ TEST_F(TwoHosts, TrainAsOneDoes) {
   expect_close(folder_ / "two", folder_ / "one");
 }
 
-TEST(Layouts, ReplicatedRanksTrainAsShardedOnesDo) {
+TEST(Layouts, ReplicatedAndShardedRunsHaveEqualLosses) {
   TempFolder folder;
   const auto recipe = layouts_recipe(folder);
   const auto sharded = train(recipe, folder / "sharded", 2, {});
@@ -133,7 +133,7 @@ TEST(Layouts, ReplicatedRanksTrainAsShardedOnesDo) {
   EXPECT_TRUE(read_file(folder / "again/model/model.safetensors") == read_file(folder / "3/model/model.safetensors"));
 }
 
-TEST(Layouts, AReplicatedRunGoesOnBitwiseEqualAndAShardedOneGoesOnFromIt) {
+TEST(Layouts, ReplicatedRunResumesBitwiseAndAsAShardedRun) {
   TempFolder folder;
   const auto recipe = layouts_recipe(folder);
   for (const bool replicas : {true, false}) {
@@ -173,7 +173,7 @@ TEST(Layouts, AFailedSaveEndsTheRunAtTheNextStep) {
   EXPECT_TRUE(std::filesystem::is_empty(folder / "run" / "checkpoints"));
 }
 
-TEST(Layouts, SamplesWhileItTrainsAndLeavesTheTrainingAlone) {
+TEST(Layouts, SamplingDuringTrainingDoesNotChangeTheModel) {
   TempFolder folder;
   const auto recipe = layouts_recipe(folder);
   const auto plain = train(recipe, folder / "plain", 2, {"train.steps=4"});

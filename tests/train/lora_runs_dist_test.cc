@@ -33,8 +33,8 @@ const NamedLayout kShardedPair = {"fsdp", 2, {}},
                   kSequenceFour = {"tp-sequences", 4, {"parallel.tp=2", "parallel.sequence_parallel=true"}};
 
 // Runs one rank and all layouts, and compares their steps.
-void expect_layouts_alike(const TinyRun& runs, const Words& settings, const std::vector<NamedLayout>& layouts,
-                          double tolerance = 1e-5) {
+void expect_layouts_equal_one_rank(const TinyRun& runs, const Words& settings, const std::vector<NamedLayout>& layouts,
+                                   double tolerance = 1e-5) {
   const auto one = runs.train("one", 1, settings);
   ASSERT_EQ(one.exit_code, 0) << one.err;
   EXPECT_LT(runs.metrics("one").back()["loss"], 0.97 * runs.metrics("one").front()["loss"].get<double>());
@@ -55,18 +55,18 @@ void expect_layouts_alike(const TinyRun& runs, const Words& settings, const std:
 const Words kLora = {"lora.rank=4",       "lora.alpha=16",      "train.steps=20",
                      "optimizer.lr=0.01", "checkpoint.every=0", "checkpoint.export=never"};
 
-TEST(LoraRuns, TrainAlikeOnShardsAndTensorParallel) {
+TEST(LoraRuns, FsdpAndTensorParallelEqualOneRank) {
   const TinyRun runs;
-  expect_layouts_alike(runs, kLora, {kShardedPair, kTensorPair});
+  expect_layouts_equal_one_rank(runs, kLora, {kShardedPair, kTensorPair});
 }
 
-TEST(LoraRuns, WithDoraAndDropoutTrainAlikeOnReplicasAndSequences) {
+TEST(LoraRuns, DoraWithDropoutEqualsOneRankOnDdpHsdpAndSequenceParallel) {
   const TinyRun runs;
-  expect_layouts_alike(runs, joined(kLora, {"lora.dora=true", "lora.dropout=0.2", "train.steps=6"}),
-                       {kReplicatedPair, kHybridFour, kSequenceFour});
+  expect_layouts_equal_one_rank(runs, joined(kLora, {"lora.dora=true", "lora.dropout=0.2", "train.steps=6"}),
+                                {kReplicatedPair, kHybridFour, kSequenceFour});
 }
 
-TEST(LoraRuns, GoOnAsAnotherLayoutAndExportTheirAdapters) {
+TEST(LoraRuns, ResumeOnAnotherLayoutAndExportAdapters) {
   const TinyRun runs;
   const Words settings = {"lora.rank=2", "lora.target_modules=[q_proj, down_proj]", "lora.dropout=0.1",
                           "checkpoint.every=2"};
@@ -85,7 +85,7 @@ TEST(LoraRuns, GoOnAsAnotherLayoutAndExportTheirAdapters) {
   EXPECT_TRUE(std::filesystem::exists(runs / "run/model/adapter_config.json"));
   EXPECT_TRUE(std::filesystem::exists(runs / "run/model/tokenizer.json"));
 
-  // Another run starts from the adapter of the first run. The merged adapter is a whole model.
+  // Another run starts from the adapter of the first run. The merged adapter is a complete model.
   const auto from = runs.train("from", 1,
                                {"lora.path=" + (runs / "run/model").string(), "lora.merge=true", "train.steps=1",
                                 "checkpoint.every=0", "schedule.warmup_steps=0"});
@@ -113,21 +113,22 @@ const NamedLayout kInterleavedPair = {"interleaved",
                   kReplicatedStages = {
                       "stages-ddp", 4, {"parallel.pp=2", "parallel.dp_replicate=2", "parallel.dp_shard=1"}};
 
-TEST(LoraRuns, WithDropoutTrainAlikeOnPipelines) {
+TEST(LoraRuns, DropoutOnPipelinesEqualsOneRank) {
   const TinyRun runs;
   runs.write("base/config.json", kDeepModel);
-  expect_layouts_alike(runs, joined(kLora, {"lora.dropout=0.2", "train.steps=6", "schedule.warmup_steps=0"}),
-                       {kInterleavedPair, kZeroBubbleFour, kReplicatedStages});
+  expect_layouts_equal_one_rank(runs, joined(kLora, {"lora.dropout=0.2", "train.steps=6", "schedule.warmup_steps=0"}),
+                                {kInterleavedPair, kZeroBubbleFour, kReplicatedStages});
 }
 
-TEST(LoraRuns, WithDropoutTrainAlikeOnPartsOfRows) {
+TEST(LoraRuns, DropoutWithContextParallelEqualsOneRank) {
   const TinyRun runs;
-  expect_layouts_alike(runs,
-                       joined(kLora, {"lora.dropout=0.2", "lora.dora=true", "train.steps=6", "schedule.warmup_steps=0",
-                                      "data.sequence_length=45"}),
-                       {{"cp", 2, {"parallel.cp=2"}},
-                        {"cp-sequences", 4, {"parallel.cp=2", "parallel.tp=2", "parallel.sequence_parallel=true"}},
-                        {"cp-stages", 4, {"parallel.cp=2", "parallel.pp=2"}}});
+  expect_layouts_equal_one_rank(
+      runs,
+      joined(kLora, {"lora.dropout=0.2", "lora.dora=true", "train.steps=6", "schedule.warmup_steps=0",
+                     "data.sequence_length=45"}),
+      {{"cp", 2, {"parallel.cp=2"}},
+       {"cp-sequences", 4, {"parallel.cp=2", "parallel.tp=2", "parallel.sequence_parallel=true"}},
+       {"cp-stages", 4, {"parallel.cp=2", "parallel.pp=2"}}});
 }
 
 std::map<std::string, at::Tensor> adapters_of(const TinyRun& runs, const std::string& run) {
@@ -137,7 +138,7 @@ std::map<std::string, at::Tensor> adapters_of(const TinyRun& runs, const std::st
   return out;
 }
 
-TEST(LoraRuns, OfPipelinesGoOnWithoutAndExportOneFolder) {
+TEST(LoraRuns, PipelinesResumeWithoutPipelineAndExportOneFolder) {
   const TinyRun runs;
   runs.write("base/config.json", kDeepModel);
   // The first two stages have no adapter.
@@ -178,16 +179,16 @@ TEST(LoraRuns, OfPipelinesGoOnWithoutAndExportOneFolder) {
   }
 }
 
-TEST(LoraRuns, OverAPackedBaseTrainAlikeAndGoOnAsAnotherLayout) {
+TEST(LoraRuns, QuantizedBaseEqualsOneRankAndResumesOnAnotherLayout) {
   const TinyRun runs;
   runs.write("base/config.json", kDeepModel);
   const Words packed =
       joined(kLora, {"lora.quantize=nf4", "lora.double_quant=true", "train.steps=6", "schedule.warmup_steps=0"});
-  expect_layouts_alike(runs, packed,
-                       {kShardedPair,
-                        kSequenceFour,
-                        {"stages-fsdp", 4, {"parallel.pp=2"}},
-                        {"parts", 4, {"parallel.cp=2", "parallel.dp_replicate=2"}}});
+  expect_layouts_equal_one_rank(runs, packed,
+                                {kShardedPair,
+                                 kSequenceFour,
+                                 {"stages-fsdp", 4, {"parallel.pp=2"}},
+                                 {"parts", 4, {"parallel.cp=2", "parallel.dp_replicate=2"}}});
   const auto plain = runs.train("plain", 1, joined(kLora, {"train.steps=1", "schedule.warmup_steps=0"}));
   ASSERT_EQ(plain.exit_code, 0) << plain.err;
   const double loss = runs.metrics("plain")[0]["loss"], rounded = runs.metrics("one")[0]["loss"];
@@ -219,18 +220,18 @@ Words matrix_optimizer(const std::string& name) {
           "schedule.decay_steps=2", "schedule.decay_type=linear"};
 }
 
-TEST(MatrixOptimizerRuns, TrainAlikeOnEveryLayout) {
+TEST(MatrixOptimizerRuns, EveryLayoutEqualsOneRank) {
   const TinyRun muon, adamw8bit;
   for (const auto* runs : {&muon, &adamw8bit}) runs->write("base/config.json", kWideModel);
   // Muon rounds gradients to bfloat16, so a float32 rounding error may change the result of this rounding. An update
   // may then differ by 2^-8 of itself, and a loss by 2^-8 of its decrease.
-  expect_layouts_alike(muon, matrix_optimizer("muon"), {kShardedPair, kSequenceFour}, 1e-3);
+  expect_layouts_equal_one_rank(muon, matrix_optimizer("muon"), {kShardedPair, kSequenceFour}, 1e-3);
   EXPECT_NEAR(muon.metrics("one")[3]["lr"].get<double>(), 0.0055, 1e-9) << "half way to a tenth";
   if (testing::on_accelerator()) return;  // accelerators have no 8-bit moments yet
-  expect_layouts_alike(adamw8bit, matrix_optimizer("adamw8bit"), {kHybridFour, kTensorPair}, 2e-5);
+  expect_layouts_equal_one_rank(adamw8bit, matrix_optimizer("adamw8bit"), {kHybridFour, kTensorPair}, 2e-5);
 }
 
-TEST(EarlyStoppingRuns, EndWithTheirModelAndStayEnded) {
+TEST(EarlyStoppingRuns, ExportTheModelAndStayStopped) {
   const TinyRun runs;
   const Words settings = {"data.validation=[" + (runs / "held-out.jsonl").string() + "]",
                           "train.validate_every=1",

@@ -43,7 +43,7 @@ MeasuredRun measured_run(const testing::TempFolder& folder, const std::string& n
   return out;
 }
 
-TEST(LoraMemory, OfSmolLm2IsAtMostHalfOfTheFullRun) {
+TEST(LoraMemory, IsAtMostHalfOfFullFineTuning) {
   const testing::TempFolder folder;
   const auto full = measured_run(folder, "full", {}), lora = measured_run(folder, "lora", {"model.lora.rank=8"});
   EXPECT_LE(2 * lora.memory_bytes, full.memory_bytes) << lora.memory_bytes << " of " << full.memory_bytes << " bytes";
@@ -52,7 +52,7 @@ TEST(LoraMemory, OfSmolLm2IsAtMostHalfOfTheFullRun) {
 }
 
 // The linears have 106 of 135 million parameters: 425 MB in float32, 55 MB in NF4.
-TEST(LoraMemory, OfAPackedSmolLm2IsLessByWhatItsLinearsTookUp) {
+TEST(LoraMemory, Nf4BaseSavesMostOfTheLinearWeights) {
   const testing::TempFolder folder;
   const auto lora = measured_run(folder, "lora", {"model.lora.rank=8"});
   const auto packed =

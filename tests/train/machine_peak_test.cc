@@ -23,7 +23,7 @@ TEST(MachinePeak, IsTheRateOfTheFastestCall) {
 
 // Compares with another measurement of a product on this machine. The factor of 30 is generous, but a wrong unit is a
 // larger error.
-TEST(MachinePeak, IsMeasuredOnceAndIsTheSpeedOfAProduct) {
+TEST(MachinePeak, IsMeasuredOnceAndMatchesAMatmul) {
   const double peak = matmul_peak(c10::kFloat);
   EXPECT_EQ(matmul_peak(c10::kFloat), peak);
   const auto a = at::ones({1024, 1024}), b = at::ones({1024, 1024});
@@ -38,7 +38,7 @@ TEST(MachinePeak, IsMeasuredOnceAndIsTheSpeedOfAProduct) {
   EXPECT_LT(ratio, 30);
 }
 
-TEST(MachinePeak, FlopsOfATokenAreThoseOfItsWeightsAndAttention) {
+TEST(MachinePeak, FlopsPerTokenCountWeightsAndAttention) {
   ModelConfig config;  // the small Llama of the benchmarks
   config.vocab_size = 8192;
   config.hidden_size = 256;

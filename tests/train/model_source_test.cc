@@ -18,7 +18,7 @@ Recipe recipe_of(const std::string& name, const std::string& path) {
   return recipe;
 }
 
-TEST(ModelSource, AModelOfTheHubIsCalledByItsNameAndRevision) {
+TEST(ModelSource, HubModelIsNamedByRepositoryAndRevision) {
   const auto recipe = recipe_of("acme/tiny@v2", "/cache/models--acme--tiny/snapshots/0123abc");
   EXPECT_EQ(public_model_name(recipe).name, "acme/tiny");
   EXPECT_EQ(public_model_name(recipe).revision, "v2");
@@ -31,7 +31,7 @@ TEST(ModelSource, AModelOfTheHubIsCalledByItsNameAndRevision) {
 }
 
 // The name is not the folder in the user's cache that holds the config and a link to the file.
-TEST(ModelSource, AGgufFileIsCalledByThePathThatTheUserGave) {
+TEST(ModelSource, GgufFileIsNamedByTheGivenPath) {
   const auto recipe = recipe_of("models/m@q8.gguf", "/cache/tessera/models/1/m-0123");
   EXPECT_EQ(public_model_name(recipe).name, "models/m@q8.gguf");
   EXPECT_EQ(public_model_name(recipe).revision, "");
@@ -39,7 +39,7 @@ TEST(ModelSource, AGgufFileIsCalledByThePathThatTheUserGave) {
   EXPECT_THAT(to_yaml(recipe), HasSubstr("models/m@q8.gguf"));
 }
 
-TEST(ModelSource, AFolderIsItsOwnName) {
+TEST(ModelSource, FolderIsNamedByItsPath) {
   const auto recipe = recipe_of("", "models/tiny");
   EXPECT_EQ(public_model_name(recipe).name, "models/tiny");
   EXPECT_EQ(base_model_reference(recipe), (std::filesystem::current_path() / "models/tiny").string());

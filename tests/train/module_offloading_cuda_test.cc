@@ -17,7 +17,7 @@ struct Scaled : nn::Callable<Scaled> {
   at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight) * scale[0]; }
 };
 
-TEST(ModuleOffloadingCuda, MovesThereAndBackWithItsHandles) {
+TEST(ModuleOffloadingCuda, MovesToTheGpuAndBackAndKeepsHandles) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   Scaled model;
   const auto weight = model.weight, scale = model.scale;

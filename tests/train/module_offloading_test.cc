@@ -33,7 +33,7 @@ struct Halves : nn::Callable<Halves> {
 c10::Device kCpu = c10::kCPU;
 
 // True if the memory at `data` belongs to a removed file that this process has mapped.
-bool lies_in_a_file(const void* data) {
+bool is_in_mapped_file(const void* data) {
   std::ifstream maps("/proc/self/maps");
   const auto address = reinterpret_cast<uintptr_t>(data);
   for (std::string line; std::getline(maps, line);) {
@@ -44,7 +44,7 @@ bool lies_in_a_file(const void* data) {
   return false;
 }
 
-TEST(ModuleOffloading, LeavesMemoryAsItWasBefore) {
+TEST(ModuleOffloading, ResidentMemoryIsFreedAfterTheScope) {
   if (testing::kSanitized) GTEST_SKIP() << "freed memory is kept";
   TempFolder folder;
   Halves model(4096, 8192);  // 128 MiB
@@ -58,10 +58,10 @@ TEST(ModuleOffloading, LeavesMemoryAsItWasBefore) {
     {
       ScopedModuleOffloading here(model, true, places);
       EXPECT_GT(resident_bytes(), mark + (int64_t{120} << 20));
-      EXPECT_FALSE(lies_in_a_file(model.weight.const_data_ptr()));
+      EXPECT_FALSE(is_in_mapped_file(model.weight.const_data_ptr()));
     }
     EXPECT_NEAR(static_cast<double>(resident_bytes()), static_cast<double>(mark), 0.02 * static_cast<double>(mark));
-    EXPECT_TRUE(lies_in_a_file(model.weight.const_data_ptr()));
+    EXPECT_TRUE(is_in_mapped_file(model.weight.const_data_ptr()));
   }
   EXPECT_EQ(model.weight.sum().item<double>(), sum);
 }
@@ -79,8 +79,8 @@ TEST(ModuleOffloading, KeepsHandlesValuesTiesViewsAndGradients) {
     loss.backward();
   }
   EXPECT_TRUE(model.weight.is_same(handle) && model.twin.is_same(handle));
-  EXPECT_TRUE(lies_in_a_file(handle.const_data_ptr()) && lies_in_a_file(handle.grad().const_data_ptr()) &&
-              lies_in_a_file(model.scale.const_data_ptr()));
+  EXPECT_TRUE(is_in_mapped_file(handle.const_data_ptr()) && is_in_mapped_file(handle.grad().const_data_ptr()) &&
+              is_in_mapped_file(model.scale.const_data_ptr()));
   EXPECT_EQ(view.const_data_ptr(), handle[1].const_data_ptr());
   EXPECT_TRUE(handle.grad().equal(at::full({4, 8}, 4.0)));
   // The idle model can be read and written.
@@ -88,31 +88,31 @@ TEST(ModuleOffloading, KeepsHandlesValuesTiesViewsAndGradients) {
   EXPECT_TRUE(model(x).sum().equal((wanted + 1).sum() * 4));
   {
     ScopedModuleOffloading here(model, true, {.device = kCpu, .idle_folder = folder.path()});
-    EXPECT_FALSE(lies_in_a_file(handle.const_data_ptr()));
+    EXPECT_FALSE(is_in_mapped_file(handle.const_data_ptr()));
     EXPECT_TRUE(view.equal((wanted + 1).narrow(0, 1, 2)));
   }
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-TEST(ModuleOffloading, GoesHomeAfterAnExceptionWhichGoesOn) {
+TEST(ModuleOffloading, MovesBackAfterAnExceptionAndPropagatesIt) {
   TempFolder folder;
   Halves model;
   const auto raised = [&](bool enabled) {
     try {
       ScopedModuleOffloading here(model, enabled, {.device = kCpu, .idle_folder = folder.path()});
-      EXPECT_FALSE(lies_in_a_file(model.weight.const_data_ptr()));
+      EXPECT_FALSE(is_in_mapped_file(model.weight.const_data_ptr()));
       throw std::out_of_range("of the body");
     } catch (const std::out_of_range& error) {
       return std::string(error.what());
     }
   };
   EXPECT_EQ(raised(false), "of the body");
-  EXPECT_FALSE(lies_in_a_file(model.weight.const_data_ptr()));
+  EXPECT_FALSE(is_in_mapped_file(model.weight.const_data_ptr()));
   EXPECT_EQ(raised(true), "of the body");
-  EXPECT_TRUE(lies_in_a_file(model.weight.const_data_ptr()));
+  EXPECT_TRUE(is_in_mapped_file(model.weight.const_data_ptr()));
 }
 
-TEST(ModuleOffloading, SaysWhatItLacks) {
+TEST(ModuleOffloading, ReportsAMissingFolderOrAccelerator) {
   TempFolder folder;
   Halves model;
   const auto nowhere = folder / "none";
@@ -135,7 +135,7 @@ TEST(ModuleOffloading, SaysWhatItLacks) {
   ScopedModuleOffloading off(model);  // disabled: needs no accelerator
 }
 
-TEST(ModuleOffloading, WhatHasNoValuesCannotMove) {
+TEST(ModuleOffloading, MetaTensorsCannotMove) {
   struct Empty : nn::Callable<Empty> {
     at::Tensor weight;
     Empty() { register_parameter("weight", weight, at::empty({2}, at::device(at::kMeta))); }

@@ -8,7 +8,7 @@
 namespace tessera::train {
 namespace {
 
-TEST(Outliers, NothingIsSaidBeforeThereAreEnoughValues) {
+TEST(Outliers, NoScoreBeforeTheMinimumCount) {
   OutlierDetector detector(8, 4);
   for (const double value : {1.0, 2.0, 3.0, 4.0}) EXPECT_TRUE(std::isnan(detector.add(value)));
   EXPECT_FALSE(std::isnan(detector.add(5)));
@@ -22,13 +22,13 @@ TEST(Outliers, ZScoreIsAgainstTheWindowBeforeTheValue) {
   EXPECT_DOUBLE_EQ(detector.add(3.5 + std::sqrt(4.75)), 1);
 }
 
-TEST(Outliers, SmallChangesOnALargeValueAreSeen) {
+TEST(Outliers, SmallChangesOfALargeValueAreDetected) {
   OutlierDetector detector(128, 16);
   for (int i = 0; i < 100000; ++i) detector.add(1e8 + (i % 2 ? 1e-3 : -1e-3));
   EXPECT_NEAR(detector.add(1e8 + 1e-2), 10, 0.5);
 }
 
-TEST(Outliers, NonFiniteValuesAreOutliersAndStayOut) {
+TEST(Outliers, NonFiniteValuesAreOutliersAndNotInTheWindow) {
   OutlierDetector detector(4, 2);
   detector.add(1);
   detector.add(3);

@@ -8,7 +8,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(PipelineRuns, CheckTellsWhatRanksWaitForAndRefusalsComeBeforeTheWeights) {
+TEST(PipelineRuns, CheckReportsTheBubbleAndErrorsPrecedeWeightLoading) {
   const TinyRun runs;
   auto check = runs.command("checked", 2, {"parallel.pp=2", "train.local_batch_size=1"});
   check.emplace_back("--check");

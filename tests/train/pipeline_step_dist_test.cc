@@ -42,7 +42,7 @@ Steps run_steps(CausalLM& model, const std::shared_ptr<comm::Group>& group, Step
   return out;
 }
 
-void expect_alike(const Steps& found, const Steps& wanted, const std::string& what) {
+void expect_same_steps(const Steps& found, const Steps& wanted, const std::string& what) {
   for (size_t i = 0; i < wanted.results.size(); ++i) {
     const auto &a = found.results[i], &b = wanted.results[i];
     EXPECT_NEAR(a.loss, b.loss, 1e-5 * b.loss) << what << " step " << i;
@@ -80,7 +80,7 @@ TEST(PipelineStep, TrainsAndValidatesAsOneRank) {
       std::vector<ModelInputs> own;
       for (size_t i = static_cast<size_t>(mesh->local_rank(1)); i < inputs.size(); i += 2) own.push_back(inputs[i]);
       const StepOptions how{.defer_gradient_sync = each.defer_gradient_sync, .pipeline = options};
-      expect_alike(run_steps(*rig.model, world->group(), how, own), wanted, each.schedule);
+      expect_same_steps(run_steps(*rig.model, world->group(), how, own), wanted, each.schedule);
     });
   }
 }

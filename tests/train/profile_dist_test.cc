@@ -45,7 +45,7 @@ void expect_nested(const nlohmann::json& events) {
   }
 }
 
-TEST(ProfileOfRuns, EachRankTracesStepsWithModulesOperationsAndCollectives) {
+TEST(RunProfile, EachRankTracesStepsWithModulesOperationsAndCollectives) {
   const TinyRun runs;
   const auto run = runs.train("traced", 2, {"train.profile=true", "parallel.dp_shard=2", "train.steps=8"});
   ASSERT_EQ(run.exit_code, 0) << run.err;
@@ -101,7 +101,7 @@ TEST(ProfileOfRuns, EachRankTracesStepsWithModulesOperationsAndCollectives) {
   EXPECT_THAT(read_file(runs / "report.html"), HasSubstr("model.layers.*.mlp"));
 }
 
-TEST(ProfileOfRuns, IsTheRunThatItWouldBeAndShortRunsHaveOneToo) {
+TEST(RunProfile, DoesNotChangeTheRunAndWorksForShortRuns) {
   const TinyRun runs;
   const auto plain = runs.train("plain", 1, {"train.steps=2"});
   const auto traced = runs.train("traced", 1, {"train.steps=2", "train.profile=true"});
@@ -118,7 +118,7 @@ TEST(ProfileOfRuns, IsTheRunThatItWouldBeAndShortRunsHaveOneToo) {
   EXPECT_EQ(trace(runs, "again", 0)["otherData"]["first_step"], 9);
 }
 
-TEST(ProfileOfRuns, ThatIsCutOffKeepsTheStepsThatThereWereAndSaysSo) {
+TEST(RunProfile, CutOffProfileKeepsItsStepsAndIsReported) {
   const TinyRun runs;
   std::vector<std::string> settings = {"data.validation=[" + (runs / "held-out.jsonl").string() + "]",
                                        "train.validate_every=1",
@@ -146,7 +146,7 @@ TEST(ProfileOfRuns, ThatIsCutOffKeepsTheStepsThatThereWereAndSaysSo) {
   EXPECT_THAT(none.err, HasSubstr("[train.profile] nothing was traced: the run ended before step 4"));
 }
 
-TEST(TraceFile, AHostWhoseNameIsNoTextStillHasATrace) {
+TEST(TraceFile, AcceptsAHostNameThatIsNotUtf8) {
   const TraceRecorder recorder;
   const auto json = nlohmann::json::parse(trace_json(recorder, {}, {.rank = 2, .host = "h\xff"}));
   EXPECT_EQ(json["otherData"]["rank"], 2);

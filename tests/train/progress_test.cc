@@ -35,7 +35,7 @@ struct Shown {
   }
 };
 
-TEST(Progress, PlainLineSaysEverythingOfAStep) {
+TEST(Progress, PlainLineShowsAllMetricsOfAStep) {
   Shown shown({.total_steps = 100});
   shown.progress.step(kMetrics);
   EXPECT_THAT(shown.writes, ElementsAre("step   7/100  loss 2.3457  norm 1.250  lr 1.00e-04  1234 tok/s  512 MiB  "
@@ -66,11 +66,11 @@ TEST(Progress, OutliersAreFlaggedAndShownBetweenLines) {
               HasSubstr("\x1b[31m1.250 (z +5.2!)\x1b[0m"));
 }
 
-TEST(Progress, SkippedStepSaysSo) {
+TEST(Progress, SkippedStepIsMarked) {
   EXPECT_THAT(format_step({.step = 1, .skipped = true}, {.total_steps = 1}, 0), EndsWith("SKIPPED: not finite"));
 }
 
-TEST(Progress, TerminalHasABarUnderTheLinesThatGoesAtTheEnd) {
+TEST(Progress, TerminalBarIsErasedAtTheEnd) {
   Shown shown({.total_steps = 10, .terminal = true, .columns = 40});
   shown.progress.step({.step = 5, .seconds = 1});
   ASSERT_EQ(shown.writes.size(), 1u);
@@ -82,14 +82,14 @@ TEST(Progress, TerminalHasABarUnderTheLinesThatGoesAtTheEnd) {
   EXPECT_EQ(shown.writes[1], "\r\x1b[Kdone\n");
 }
 
-TEST(Progress, ResumedRunCountsFromWhereItWas) {
+TEST(Progress, ResumedRunCountsFromItsFirstStep) {
   Shown shown({.total_steps = 100, .first_step = 50, .terminal = true});
   shown.progress.validation(50, 2.5);
   EXPECT_THAT(shown.writes[0], HasSubstr("step  50/100  validation loss 2.5000\n"));
   EXPECT_THAT(shown.writes[0], HasSubstr(" 50%"));
 }
 
-TEST(Progress, DurationsReadWell) {
+TEST(Progress, DurationsAreFormatted) {
   EXPECT_EQ(format_duration(0.4), "0:00");
   EXPECT_EQ(format_duration(65), "1:05");
   EXPECT_EQ(format_duration(3723), "1:02:03");

@@ -18,7 +18,7 @@ Recipe parsed_recipe(const std::string& more) {
   return parse_recipe("model: {path: m}\ndata: {train: d}\n" + more, "r.yaml");
 }
 
-TEST(RecipeNotes, SettingsWithoutEffectAreToldInOneLine) {
+TEST(RecipeNotes, SettingsWithoutEffectAreReportedInOneLine) {
   EXPECT_THAT(recipe_notes(parsed_recipe(""), 100, 100), IsEmpty());
   EXPECT_THAT(recipe_notes(parsed_recipe("optimizer: {momentum: 0.9, ns_steps: 5}\nschedule: {name: constant, "
                                          "min_lr_ratio: 0.5}\ncheckpoint: {keep_best: 3}"),
@@ -44,7 +44,7 @@ TEST(RecipeNotes, SettingsWithoutEffectAreToldInOneLine) {
 }
 
 // With train.epochs the number of steps is known only after the data is loaded.
-TEST(RecipeNotes, AWarmUpLongerThanTheRunIsCutAndTold) {
+TEST(RecipeNotes, WarmUpLongerThanTheRunIsCutAndReported) {
   const auto recipe = parsed_recipe("train: {epochs: 1, global_batch_size: 4}\nschedule: {name: linear}");
   EXPECT_THAT(recipe_notes(recipe, 10, 3),
               ElementsAre("[train.schedule] schedule.warmup_steps: 10 in a run of 3 steps: the warm-up is cut to 3."));
@@ -56,14 +56,14 @@ TEST(RecipeNotes, AWarmUpLongerThanTheRunIsCutAndTold) {
   EXPECT_DOUBLE_EQ(build_schedule(falls, 12).at(7), falls.optimizer.lr);
 }
 
-TEST(RecipeNotes, AStepOfMoreRowsThanThereAreIsTold) {
+TEST(RecipeNotes, StepWithMoreRowsThanTheDataIsReported) {
   EXPECT_THAT(recipe_notes(parsed_recipe(""), 3, 100),
               ElementsAre("[train.data] data.train: 3 rows, but a step takes 8 (train.global_batch_size): a step has "
                           "some rows more than once."));
   EXPECT_THAT(recipe_notes(parsed_recipe("train: {epochs: 20}"), 3, 100), IsEmpty()) << "the last step is short";
 }
 
-TEST(TotalRows, OfEpochsAreWholePasses) {
+TEST(StepsForRows, RoundsUp) {
   const auto recipe = parsed_recipe("train: {epochs: 3, global_batch_size: 4}");
   EXPECT_EQ(steps_for_rows(recipe, 0), 0);
   EXPECT_EQ(steps_for_rows(recipe, 8), 2);

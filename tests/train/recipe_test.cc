@@ -55,7 +55,7 @@ TEST(RecipeSchema, EveryKeyAndAliasIsDeclaredOnceAndItsDefaultIsAcceptable) {
   }
 }
 
-TEST(RecipeSchema, SectionsAndKeysStandInOneOrder) {
+TEST(RecipeSchema, SectionsAndKeysHaveTheSameOrder) {
   std::vector<std::string> sections, of_keys;
   for (const auto& section : recipe_sections()) sections.push_back(section.name);
   for (const auto& key : recipe_keys()) {
@@ -64,7 +64,7 @@ TEST(RecipeSchema, SectionsAndKeysStandInOneOrder) {
   EXPECT_EQ(sections, of_keys);
 }
 
-TEST(Recipe, ExampleOfTheContractIsRead) {
+TEST(Recipe, FullExampleHasTheDefaults) {
   const Recipe recipe = parse(R"(
 model:      {path: DIR, dtype: float32, init: pretrained, lora: null}        # init: pretrained | random (config.json only)
 data:       {train: [PATH], validation: [PATH], format: auto, sequence_length: 512, packing: true, overlong: truncate}
@@ -86,7 +86,7 @@ comm:       {backend: auto, timeout_seconds: 300, check: timeout}            # a
   EXPECT_EQ(to_yaml(recipe), to_yaml(defaults));
 }
 
-TEST(Recipe, DefaultsComeWithTheRecipesName) {
+TEST(Recipe, CheckpointDirDefaultsToTheRecipesName) {
   const Recipe recipe = parse_recipe(kMinimal, "recipes/smollm2-dialogues.yaml");
   EXPECT_EQ(recipe.checkpoint.dir, "runs/smollm2-dialogues");
   EXPECT_THAT(recipe.data.train, ElementsAre("a.txt"));
@@ -167,7 +167,7 @@ TEST(Recipe, UnknownKeyNamesTheNearest) {
               HasSubstr("my.yaml:4: log.every: found a mapping, wanted integer >= 0."));
 }
 
-TEST(Recipe, WrongTypeOrRangeSaysWhatWasFoundAndWanted) {
+TEST(Recipe, WrongTypeOrRangeReportsFoundAndExpected) {
   const std::pair<const char*, const char*> cases[] = {
       {"optimizer: {lr: fast}", "my.yaml:3: optimizer.lr: found 'fast', wanted number >= 0"},
       {"optimizer: {lr: -1}", "found '-1', wanted number >= 0"},
@@ -199,7 +199,7 @@ TEST(Recipe, WrongTypeOrRangeSaysWhatWasFoundAndWanted) {
   for (const auto& [yaml, message] : cases) EXPECT_THAT(error_with(yaml), HasSubstr(message)) << yaml;
 }
 
-TEST(Recipe, AdaptersAreAMappingOrNull) {
+TEST(Recipe, LoraKeysAreParsedAndValidated) {
   const Recipe recipe = parse(kMinimal, {"model.lora.rank=4", "lora.target_modules=[q_proj]", "peft.alpha=32"});
   EXPECT_EQ(recipe.lora.rank, 4);
   EXPECT_EQ(recipe.lora.alpha, 32);
@@ -217,7 +217,7 @@ TEST(Recipe, AdaptersAreAMappingOrNull) {
   EXPECT_THAT(error_with("lora: {rnk: 3}"), HasSubstr("unknown key 'lora.rnk'"));
 }
 
-TEST(Recipe, GroupsAndSchedulesThatCannotBeAreErrors) {
+TEST(Recipe, InvalidGroupsAndSchedulesAreErrors) {
   EXPECT_THAT(error_of(kMinimal, {"optimizer.groups=[\"*.bias\"]"}),
               HasSubstr("wanted a pattern of names and settings"));
   EXPECT_THAT(error_of(kMinimal, {"optimizer.groups=[\"*.bias lr=fast\"]"}), HasSubstr("lr: found 'fast'"));
@@ -269,7 +269,7 @@ TEST(Recipe, MissingFileAndFolderAreConfigErrors) {
   }
 }
 
-TEST(RecipeLayout, MinusOneIsWhatIsLeft) {
+TEST(RecipeLayout, MinusOneIsTheRemainingRanks) {
   const Recipe recipe = parse(kMinimal, {"parallel.dp_replicate=2", "train.global_batch_size=24"});
   const RunLayout layout = resolve_layout(recipe, 6);
   EXPECT_EQ(layout.dp_shard, 3);

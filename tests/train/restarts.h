@@ -6,7 +6,7 @@
 
 namespace tessera::train {
 
-inline void expect_run_to_outlive_kills(int kills, int most_a_run, unsigned seed, int steps) {
+inline void expect_run_survives_kills(int kills, int most_a_run, unsigned seed, int steps) {
   std::mt19937 random(seed);
   const TinyRun runs;
   std::filesystem::create_directory(runs / "tmp");
@@ -28,7 +28,7 @@ inline void expect_run_to_outlive_kills(int kills, int most_a_run, unsigned seed
     Processes processes(command, runs / "tmp", runs / "log");
     int of_this_run = 0;
     while (of_this_run < most_a_run && killed < kills) {
-      if (!await_moment(processes, random() % 2 == 0, runs / dir / "checkpoints", random)) break;
+      if (!await_kill_time(processes, random() % 2 == 0, runs / dir / "checkpoints", random)) break;
       auto alive = processes.alive();
       std::erase_if(alive, [](const auto& one) { return one.second != "rank"; });
       if (alive.empty()) continue;
@@ -45,7 +45,7 @@ inline void expect_run_to_outlive_kills(int kills, int most_a_run, unsigned seed
     EXPECT_TRUE(runs.weights(dir) == expected[ranks]) << log;
     EXPECT_EQ(log.find("tessera: error"), log.npos) << log;
     // LATEST and two checkpoints, and a third checkpoint if the last kill was between the last save and its pruning.
-    expect_nothing_left(runs, dir, 4);
+    expect_no_files_left(runs, dir, 4);
     if (::testing::Test::HasFailure()) return;
     std::filesystem::remove_all(runs / dir);
   }

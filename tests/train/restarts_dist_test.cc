@@ -17,10 +17,10 @@ std::vector<nlohmann::json> restarts_of(const TinyRun& runs, const std::string& 
   return found;
 }
 
-TEST(Restarts, ARunOutlivesKilledRanksWithTheSameBits) { expect_run_to_outlive_kills(3, 3, std::random_device{}(), 6); }
+TEST(Restarts, RunSurvivesKilledRanksBitwise) { expect_run_survives_kills(3, 3, std::random_device{}(), 6); }
 
 // One rank is killed at a known place. The log, the events and the report must contain the reason.
-TEST(Restarts, TheReasonIsInTheLogAndAmongTheEvents) {
+TEST(Restarts, ReasonIsInLogAndEvents) {
   const TinyRun runs;
   std::filesystem::create_directory(runs / "tmp");
   auto command = runs.command("a", 2, {"checkpoint.every=1", "train.steps=60"});
@@ -49,7 +49,7 @@ TEST(Restarts, TheReasonIsInTheLogAndAmongTheEvents) {
 }
 
 // A recipe that always fails is tried twice, not --max-restarts times.
-TEST(Restarts, TwoAlikeFailuresBeforeTheFirstStepEndTheRun) {
+TEST(Restarts, SameFailureTwiceBeforeTheFirstStepEndsTheRun) {
   const TinyRun runs;
   const auto run = runs.train("a", 2, {"data.train=[" + (runs / "none.jsonl").string() + "]", "--max-restarts", "9"});
   EXPECT_NE(run.exit_code, 0);
@@ -58,7 +58,7 @@ TEST(Restarts, TwoAlikeFailuresBeforeTheFirstStepEndTheRun) {
 }
 
 // Under srun, torchrun or 'tessera launch' the flag has no effect, so a user must not rely on it.
-TEST(Restarts, AFlagThatHasNoEffectIsTold) {
+TEST(Restarts, FlagWithoutEffectIsReported) {
   const TinyRun runs;
   auto command = runs.command("a", 1, {"train.steps=2"});
   command.insert(command.end(), {"--max-restarts", "3"});

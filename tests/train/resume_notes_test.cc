@@ -33,7 +33,7 @@ TEST(ResumeNotes, NameEverySettingThatChangedWithBothValues) {
               ElementsAre("[train.resume] settings changed since: train.steps 60 (was 40)"));
 }
 
-TEST(ResumeNotes, ARunWithAllStepsDoneIsTold) {
+TEST(ResumeNotes, RunWithAllStepsDoneIsReported) {
   const auto saved = to_yaml(resumed_recipe({}));
   EXPECT_THAT(resume_notes(saved, resumed_recipe({}), 20, 40), IsEmpty());
   EXPECT_THAT(
@@ -51,7 +51,7 @@ TEST(ResumeNotes, ARecipeOfAnotherVersionIsNotCompared) {
 }
 
 // A later run with the same recipe has the same name, also if the cache is in another place.
-TEST(ResumeNotes, AModelIsComparedByTheNameThatTheUserGave) {
+TEST(ResumeNotes, ModelIsComparedByItsGivenName) {
   auto recipe = resumed_recipe({"model.path=acme/tiny"});
   const auto saved = to_yaml(recipe);
   recipe.model.name = recipe.model.path;

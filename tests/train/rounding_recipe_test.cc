@@ -13,7 +13,7 @@ Recipe rounding_recipe(const std::vector<std::string>& overrides) {
   return parse_recipe("model: {path: m}\ndata: {train: [d]}\n", "r.yaml", overrides);
 }
 
-TEST(StochasticRoundingRecipe, SaysWhatARunKeeps) {
+TEST(StochasticRoundingRecipe, IsDescribed) {
   const auto recipe = rounding_recipe(
       {"model.dtype=bfloat16", "optimizer.master_weights=false", "optimizer.stochastic_rounding=true", "train.seed=7"});
   EXPECT_TRUE(recipe.optimizer.stochastic_rounding);
@@ -22,7 +22,7 @@ TEST(StochasticRoundingRecipe, SaysWhatARunKeeps) {
   EXPECT_FALSE(rounding_recipe({}).optimizer.stochastic_rounding);
 }
 
-TEST(StochasticRoundingRecipe, IsRefusedWhereNothingIsRounded) {
+TEST(StochasticRoundingRecipe, IsRefusedUnlessParametersAreBfloat16WithoutMasterWeights) {
   const std::vector<std::vector<std::string>> wrong = {
       {"optimizer.stochastic_rounding=true"},
       {"optimizer.stochastic_rounding=true", "model.dtype=bfloat16"},

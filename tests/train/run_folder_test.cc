@@ -31,7 +31,7 @@ std::vector<nlohmann::json> lines_of(const std::filesystem::path& file) {
 
 StepMetrics metrics_of(int64_t step) { return {.step = step, .loss = 2.5, .tokens = 64}; }
 
-TEST(RunFolder, SecondRunIsToldWhoHoldsTheFolder) {
+TEST(RunFolder, SecondRunReportsTheLockHolder) {
   testing::TempFolder temp;
   const RunFolder first(temp / "run");
   try {
@@ -46,7 +46,7 @@ TEST(RunFolder, SecondRunIsToldWhoHoldsTheFolder) {
   }
 }
 
-TEST(RunFolder, LockEndsWithTheRunHoweverItEnds) {
+TEST(RunFolder, LockIsReleasedWhenTheProcessEnds) {
   testing::TempFolder temp;
   { const RunFolder first(temp / "run"); }
   const pid_t child = ::fork();
@@ -60,7 +60,7 @@ TEST(RunFolder, LockEndsWithTheRunHoweverItEnds) {
   EXPECT_NO_THROW(RunFolder(temp / "run"));
 }
 
-TEST(RunFolder, FolderThatCannotBeIsAnIoError) {
+TEST(RunFolder, FolderThatCannotBeCreatedIsAnIoError) {
   testing::TempFolder temp;
   publish_file(temp / "file", "x");
   for (const auto& path : {temp / "file", temp / "file" / "run"}) {
@@ -83,7 +83,7 @@ TEST(RunFolder, RecipeInTheFolderReadsBack) {
   EXPECT_EQ(again.checkpoint.dir, "runs/my");
 }
 
-TEST(RunFolder, MetricsHaveTheFieldsOfTheContract) {
+TEST(RunFolder, MetricsHaveTheDocumentedFields) {
   testing::TempFolder temp;
   RunFolder folder(temp / "run");
   folder.open_history(0);
@@ -107,7 +107,7 @@ TEST(RunFolder, MetricsHaveTheFieldsOfTheContract) {
   EXPECT_TRUE(lines[2]["grad_norm"].is_null());
 }
 
-TEST(RunFolder, ResumeDropsLaterTornAndForeignLines) {
+TEST(RunFolder, ResumeDropsLaterTruncatedAndInvalidLines) {
   testing::TempFolder temp;
   const auto file = temp / "run" / "metrics.jsonl";
   RunFolder folder(temp / "run");
@@ -122,7 +122,7 @@ TEST(RunFolder, ResumeDropsLaterTornAndForeignLines) {
   EXPECT_EQ(lines[3].at("loss"), 2.5);
 }
 
-TEST(RunFolder, StartFromStepZeroPutsEarlierMetricsAside) {
+TEST(RunFolder, StartFromStepZeroArchivesEarlierMetrics) {
   testing::TempFolder temp;
   const std::string earlier = "{\"step\":0,\"validation_loss\":3}\n{\"step\":1,\"loss\":3}\n";
   RunFolder folder(temp / "run");
@@ -148,7 +148,7 @@ std::string refusal(const std::filesystem::path& path, ErrorKind kind) {
   return "";
 }
 
-TEST(RunFolder, WhatNoRunWroteIsNotTouched) {
+TEST(RunFolder, FilesThatNoRunWroteAreNotChanged) {
   for (const char* name :
        {"recipe.yaml", "metrics.jsonl", "model/config.json", "checkpoints/step-00000001/manifest.json",
         "tensorboard/events", "previous/001/a", ".tessera/theirs"}) {
@@ -173,7 +173,7 @@ TEST(RunFolder, WhatNoRunWroteIsNotTouched) {
   }
 }
 
-TEST(RunFolder, OtherFilesAndEmptyFoldersAreNotInTheWay) {
+TEST(RunFolder, OtherFilesAndEmptyFoldersAreAccepted) {
   testing::TempFolder temp;
   publish_file(temp / "log.txt", "x");
   std::filesystem::create_directory(temp / "checkpoints");
@@ -182,7 +182,7 @@ TEST(RunFolder, OtherFilesAndEmptyFoldersAreNotInTheWay) {
   EXPECT_EQ(read_file(temp / "log.txt"), "x");
 }
 
-TEST(RunFolder, AnEarlierHistoryIsPutAsideWhole) {
+TEST(RunFolder, EarlierHistoryIsArchivedCompletely) {
   testing::TempFolder temp;
   RunFolder folder(temp / "run");
   EXPECT_TRUE(folder.archive_history().empty());
@@ -202,7 +202,7 @@ TEST(RunFolder, AnEarlierHistoryIsPutAsideWhole) {
   EXPECT_TRUE(folder.archive_history().empty());
 }
 
-TEST(RunFolder, ARecipeThatSomebodyChangedIsLeftAlone) {
+TEST(RunFolder, EditedRecipeIsNotOverwritten) {
   testing::TempFolder temp;
   const auto recipe = parse_recipe("model: {path: m}\ndata: {train: a.txt}\ntrain: {steps: 17}", "my.yaml");
   const auto changed = parse_recipe("model: {path: m}\ndata: {train: a.txt}\ntrain: {steps: 18}", "my.yaml");
@@ -227,7 +227,7 @@ std::filesystem::path staged_model(const RunFolder& folder, const std::string& c
   return fresh;
 }
 
-TEST(RunFolder, OnlyAModelThatARunExportedIsReplaced) {
+TEST(RunFolder, OnlyAnUnchangedExportedModelIsReplaced) {
   testing::TempFolder temp;
   const auto config = temp / "run" / "model" / "config.json";
   {
@@ -258,7 +258,7 @@ TEST(RunFolder, OnlyAModelThatARunExportedIsReplaced) {
 
 // A run may be killed between the note of a new model's fingerprint and the rename. The folder then has the old or the
 // new model.
-TEST(RunFolder, AnExportThatWasCutOffIsGoneOnWith) {
+TEST(RunFolder, InterruptedExportIsRecovered) {
   testing::TempFolder temp;
   {
     RunFolder folder(temp / "run");
@@ -273,7 +273,7 @@ TEST(RunFolder, AnExportThatWasCutOffIsGoneOnWith) {
   EXPECT_EQ(read_file(temp / "run" / "model" / "config.json"), "third");
 }
 
-TEST(RunFolder, LineThatDoesNotFitLeavesTheFileWhole) {
+TEST(RunFolder, FailedAppendLeavesTheFileUnchanged) {
   testing::TempFolder temp;
   const pid_t child = ::fork();
   if (child == 0) {  // the limit on file size holds for the whole process

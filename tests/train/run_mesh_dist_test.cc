@@ -81,7 +81,7 @@ Found train_two_steps(const RunLayout& layout, int ranks, const std::filesystem:
   return found;
 }
 
-TEST(RunMeshRanks, ThoseThatRepeatOthersRowsChangeNothing) {
+TEST(RunMeshRanks, RanksWithTheSameRowsAreCountedOnce) {
   const testing::TempFolder plain_folder, twin_folder;
   const auto plain = train_two_steps({.dp_shard = 2}, 2, plain_folder.path());
   const auto twins = train_two_steps({.dp_shard = 2, .tp = 2}, 4, twin_folder.path());
@@ -107,7 +107,7 @@ TEST(RunMeshRanks, ThoseThatRepeatOthersRowsChangeNothing) {
   });
 }
 
-TEST(RunMeshRanks, AllHearWhatOneSignals) {
+TEST(RunMeshRanks, SignalOfOneRankReachesAllRanks) {
   testing::run_ranks({.size = 4}, [&](const std::shared_ptr<comm::World>& world) {
     PlacedRun run({.dp_shard = 2, .tp = 2}, world);
     const auto stopped = run.run(0, {.stop = world->rank() == 1});  // signal of the second tensor-parallel rank

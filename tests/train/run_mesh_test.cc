@@ -16,7 +16,7 @@ RunMesh place_of(int rank, const RunLayout& layout) {
           comm::World::create_fake(rank, static_cast<int>(size), std::make_shared<comm::FakeCostAccount>())};
 }
 
-TEST(RunMesh, RanksOfOneModelReadTheSameAndOthersReadDifferently) {
+TEST(RunMesh, OnlyDataParallelCoordinatesSelectTheRows) {
   const RunLayout layout{.dp_replicate = 2, .dp_shard = 2, .tp = 2, .cp = 3, .pp = 2, .ep = 1};
   std::map<std::vector<int64_t>, std::set<int64_t>> by_place;  // key: coordinates on the dp dims
   for (int rank = 0; rank < 48; ++rank) {
@@ -40,7 +40,7 @@ TEST(RunMesh, RanksOfOneModelReadTheSameAndOthersReadDifferently) {
   EXPECT_EQ(all, (std::set<int64_t>{0, 1, 2, 3}));
 }
 
-TEST(RunMesh, WithDataParallelRanksAloneEverybodyReadsHisRank) {
+TEST(RunMesh, DataRankIsTheRankWithDataParallelOnly) {
   for (const auto& layout : {RunLayout{.dp_replicate = 1, .dp_shard = 4},
                              {.dp_replicate = 4, .dp_shard = 1},
                              {.dp_replicate = 2, .dp_shard = 2}}) {

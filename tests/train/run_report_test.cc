@@ -91,7 +91,7 @@ TEST(RunReport, WritesRecipeMetricsAndEvents) {
   EXPECT_EQ(events[4], nlohmann::json({{"step", 1}, {"end", "done"}}));
 }
 
-TEST(RunReport, WhatTheRecipeSwitchesOffIsNotWritten) {
+TEST(RunReport, DisabledOutputsAreNotWritten) {
   testing::TempFolder temp;
   RunFolder folder(temp / "run");
   RunReport report(recipe_with({"log.tensorboard=false", "log.jsonl=false"}), folder, small_config(),

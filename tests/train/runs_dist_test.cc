@@ -24,7 +24,7 @@ std::set<std::string> names_in(const fs::path& folder) {
 
 #define ASSERT_RUNS(run) ASSERT_EQ((run).exit_code, 0) << (run).err
 
-TEST(Runs, StartingAnewPutsTheEarlierHistoryAsideAndKeepsItsOwn) {
+TEST(Runs, FreshStartArchivesTheEarlierHistory) {
   const TinyRun runs;
   const auto first = runs.train("a", 2, {"train.steps=12"});
   ASSERT_RUNS(first);
@@ -45,7 +45,7 @@ TEST(Runs, StartingAnewPutsTheEarlierHistoryAsideAndKeepsItsOwn) {
   EXPECT_EQ(runs.metrics("a").size(), 6u);
 }
 
-TEST(Runs, AForeignHistoryIsRefused) {
+TEST(Runs, HistoryOfAnotherModelIsRefused) {
   const TinyRun runs;
   ASSERT_RUNS(runs.train("a", 1, {"train.steps=2"}));
   auto config = read_file(runs / "base/config.json");
@@ -60,7 +60,7 @@ TEST(Runs, AForeignHistoryIsRefused) {
   EXPECT_EQ(runs.metrics("a").size(), 2u);
 }
 
-TEST(Runs, AUsersFilesInTheFolderAreLeftAlone) {
+TEST(Runs, UsersFilesInTheFolderAreNotChanged) {
   const TinyRun runs;
   // A folder with the user's own model and recipe, as with 'checkpoint: {dir: .}'.
   fs::create_directory(runs / "mine");
@@ -89,7 +89,7 @@ TEST(Runs, AUsersFilesInTheFolderAreLeftAlone) {
   EXPECT_EQ(read_file(runs / "a/model/notes.txt"), "x");
 }
 
-TEST(Runs, ADamagedCheckpointIsNotTrainedOn) {
+TEST(Runs, DamagedCheckpointIsRefused) {
   const TinyRun runs;
   ASSERT_RUNS(runs.train("a", 2, {}));
   const auto file = runs / "a/checkpoints/step-00000006/__1_0.distcp";
@@ -112,7 +112,7 @@ TEST(Runs, ADamagedCheckpointIsNotTrainedOn) {
   EXPECT_EQ(none.exit_code, 2) << none.err;
 }
 
-TEST(Runs, GoOnOnAnotherNumberOfRanks) {
+TEST(Runs, ResumeOnAnotherNumberOfRanks) {
   const TinyRun runs;
   ASSERT_RUNS(runs.train("straight", 2, {"train.steps=9"}));
   for (const auto& [from, to] : {std::pair{2, 3}, {3, 1}, {1, 2}}) {
@@ -131,7 +131,7 @@ TEST(Runs, GoOnOnAnotherNumberOfRanks) {
 }
 
 // A run that resumes with other kernels is equal only up to rounding, and its output must contain a warning.
-TEST(Runs, GoingOnWithOtherKernelsIsTold) {
+TEST(Runs, ResumeWithOtherKernelsIsReported) {
   TinyRun runs;
   const auto plain = testing::run_process(runs.command("a", 1, {"train.steps=2"}),
                                           {.environment = {{"TESSERA_ROW_KERNELS", "plain"}}});
@@ -147,7 +147,7 @@ TEST(Runs, GoingOnWithOtherKernelsIsTold) {
 }
 
 // Each rank has its own recipe or data, as on hosts whose copies differ.
-TEST(Runs, RanksThatDifferAreToldApart) {
+TEST(Runs, DifferentRecipesAndDataOfRanksAreReported) {
   const TinyRun runs;
   fs::create_directories(runs / "host0");
   fs::create_directories(runs / "host1");
@@ -178,7 +178,7 @@ TEST(Runs, RanksThatDifferAreToldApart) {
   EXPECT_FALSE(fs::exists(runs / "a/.tessera"));
 }
 
-TEST(Runs, OtherLayoutsAndHalfPrecisionTrainAlike) {
+TEST(Runs, HsdpAndBfloat16HaveTheLossesOfFsdp) {
   const TinyRun runs;
   ASSERT_RUNS(runs.train("plain", 2, {}));
   ASSERT_RUNS(runs.train("hsdp", 4, {"parallel.dp_replicate=2", "parallel.dp_shard=2", "train.local_batch_size=1"}));
@@ -203,7 +203,7 @@ TEST(Runs, OtherLayoutsAndHalfPrecisionTrainAlike) {
   EXPECT_NEAR(runs.metrics("hsdp")[7]["loss"].get<double>(), runs.metrics("plain")[7]["loss"].get<double>(), 1e-4);
 }
 
-TEST(Runs, KeepBestRanksEachCheckpointByTheLossOfItsOwnStep) {
+TEST(Runs, KeepBestUsesTheValidationLossOfEachCheckpointsStep) {
   const TinyRun runs;
   // The learning rate is so large that the loss rises. Validation is due at steps 3 and 6 only.
   ASSERT_RUNS(runs.train("a", 2,
@@ -238,7 +238,7 @@ TEST(Runs, KeepBestRanksEachCheckpointByTheLossOfItsOwnStep) {
   }
 }
 
-TEST(Runs, ZeroSwitchesSavingAndValidatingOff) {
+TEST(Runs, ZeroDisablesCheckpointsAndValidation) {
   const TinyRun runs;
   ASSERT_RUNS(runs.train("a", 1, {"data.validation=" + (runs / "held-out.jsonl").string(), "checkpoint.every=0"}));
   EXPECT_TRUE(runs.metrics("a", "validation_loss").empty());

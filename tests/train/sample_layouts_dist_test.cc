@@ -20,7 +20,7 @@ std::vector<std::string> samples_of(const TinyRun& runs, const std::string& dir,
   return found;
 }
 
-TEST(SampleLayouts, PipelinesAndContextParallelRunsPrintWhatOneRankDoes) {
+TEST(SampleLayouts, PipelineAndContextParallelPrintTheSamplesOfOneRank) {
   const TinyRun runs;
   const auto wanted = samples_of(runs, "one", 1, {});
   ASSERT_EQ(wanted.size(), 2u);

@@ -65,7 +65,7 @@ std::vector<at::Tensor> whole_parameters(nn::Module& model) {
   return values;
 }
 
-TEST(ShardedRun, GathersItsShardsAsTheyLie) {
+TEST(ShardedRun, AllGathersFromTheFlatBuffer) {
   const TempFolder folder;
   const auto recipe = sharded_recipe(folder);
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
@@ -89,7 +89,7 @@ TEST(ShardedRun, GathersItsShardsAsTheyLie) {
   });
 }
 
-TEST(ShardedRun, KeepsNoWholeGradientsBetweenMicroBatchesUnlessTold) {
+TEST(ShardedRun, KeepsNoUnshardedGradientsBetweenMicroBatchesUnlessDeferred) {
   const TempFolder folder;
   const auto recipe = sharded_recipe(folder);
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
@@ -117,7 +117,7 @@ TEST(ShardedRun, KeepsNoWholeGradientsBetweenMicroBatchesUnlessTold) {
   });
 }
 
-TEST(ShardedRun, KeepsABfloat16ModelInFloat32WhileItTrains) {
+TEST(ShardedRun, KeepsFloat32ParametersOfABfloat16Model) {
   const TempFolder folder;
   const auto recipe = sharded_recipe(folder, {"model.dtype=bfloat16", "precision.param=bfloat16"});
   const auto rounding = sharded_recipe(folder, {"model.dtype=bfloat16", "optimizer.master_weights=false"});

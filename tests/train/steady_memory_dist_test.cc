@@ -51,7 +51,7 @@ std::map<pid_t, Growth> growth_of(const TinyRun& runs, const std::string& dir, i
   return found;
 }
 
-TEST(SteadyMemory, NothingIsObtainedAfterTheThirdStep) {
+TEST(SteadyMemory, NoMemoryIsMappedAfterTheThirdStep) {
   TESSERA_CPU_ONLY("is about the host's memory; tests/devices counts an accelerator's");
   if (testing::kSanitized) GTEST_SKIP() << "a sanitizer's own allocator keeps what was freed";
   const TinyRun runs;

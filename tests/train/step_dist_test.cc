@@ -64,7 +64,7 @@ void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor
   for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << "tensor " << i;
 }
 
-TEST(TrainStep, WhatIsNotFiniteIsLeftOutOrIsAnErrorAndChangesNothing) {
+TEST(TrainStep, NonFiniteStepIsSkippedOrAnErrorAndChangesNothing) {
   for (const int ranks : {1, 2}) {
     for (const bool skip : {true, false}) {
       // On an accelerator the update is done before the host reads that the loss is not finite.

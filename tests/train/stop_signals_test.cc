@@ -10,7 +10,7 @@ namespace {
 
 // The exit code of a process under StopSignals. The process gets `terms_of_parent` SIGTERM from its parent, then sends
 // itself `own_terms` SIGTERM and `own_usr1s` SIGUSR1. The result is 0 if all signals were one request.
-int ends_with(int terms_of_parent, int own_terms, int own_usr1s) {
+int exit_code_after(int terms_of_parent, int own_terms, int own_usr1s) {
   int told[2], ready[2];
   if (::pipe(told) != 0 || ::pipe(ready) != 0) return -1;
   const pid_t child = ::fork();
@@ -37,20 +37,20 @@ int ends_with(int terms_of_parent, int own_terms, int own_usr1s) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-TEST(StopSignals, TheFirstAsksAndASecondEnds) {
-  EXPECT_EQ(ends_with(0, 1, 0), 0);
-  EXPECT_EQ(ends_with(1, 0, 0), 0);
-  EXPECT_EQ(ends_with(0, 2, 0), 128 + SIGTERM) << "however soon it comes";
-  EXPECT_EQ(ends_with(2, 0, 0), 128 + SIGTERM);
-  EXPECT_EQ(ends_with(0, 1, 1), 128 + SIGUSR1);
+TEST(StopSignals, FirstRequestsAStopAndSecondEndsTheProcess) {
+  EXPECT_EQ(exit_code_after(0, 1, 0), 0);
+  EXPECT_EQ(exit_code_after(1, 0, 0), 0);
+  EXPECT_EQ(exit_code_after(0, 2, 0), 128 + SIGTERM) << "however soon it comes";
+  EXPECT_EQ(exit_code_after(2, 0, 0), 128 + SIGTERM);
+  EXPECT_EQ(exit_code_after(0, 1, 1), 128 + SIGUSR1);
 }
 
-TEST(StopSignals, TheLaunchersAndOneFromElsewhereAreOne) {
-  EXPECT_EQ(ends_with(1, 1, 0), 0);
-  EXPECT_EQ(ends_with(1, 1, 1), 128 + SIGUSR1);
+TEST(StopSignals, LaunchersSignalAndAnotherCountAsOne) {
+  EXPECT_EQ(exit_code_after(1, 1, 0), 0);
+  EXPECT_EQ(exit_code_after(1, 1, 1), 128 + SIGUSR1);
 }
 
-TEST(StopSignals, HandlersOfBeforeComeBack) {
+TEST(StopSignals, EarlierHandlersAreRestored) {
   const auto handler = +[](int) {};
   const auto before = ::signal(SIGTERM, handler);
   { const StopSignals signals; }

@@ -9,7 +9,7 @@
 namespace tessera::train {
 namespace {
 
-TEST(TailPadding, CountsWhatFollowsTheLastLabelOfEachRow) {
+TEST(TailPadding, CountsTokensAfterTheLastLabelOfEachRow) {
   const auto rows = at::tensor({5, -100, 7, -100, -100, -100, 2, 3, -100, -100, -100, 1}, at::kLong).view({3, 4});
   EXPECT_EQ(count_tail_padding(rows), 1 + 0 + 0);
   EXPECT_EQ(count_tail_padding(at::tensor({9, 0, 0, 0, 0, 0}, at::kLong).view({2, 3}), 0), 5);
@@ -20,7 +20,7 @@ TEST(TailPadding, CountsWhatFollowsTheLastLabelOfEachRow) {
   EXPECT_THROW(count_tail_padding(at::ones({4}, at::kLong)), Error);
 }
 
-TEST(TailPadding, IsWhatCountingFindsInRandomBatches) {
+TEST(TailPadding, EqualsADirectCountOnRandomBatches) {
   at::manual_seed(0);
   for (int round = 0; round < 10; ++round) {
     const int64_t rows = at::randint(1, 5, {1}).item<int64_t>(), length = at::randint(1, 10, {1}).item<int64_t>();

@@ -16,7 +16,7 @@ struct TensorParallelRun {
 };
 
 // 47 tokens per row are not divisible by any number of ranks.
-TEST(TensorParallelRuns, TrainAsOneRankDoes) {
+TEST(TensorParallelRuns, TrainAsOneRank) {
   const TinyRun runs;
   const std::vector<std::string> common = {"checkpoint.every=0", "train.steps=4", "data.sequence_length=47"};
   const auto run = [&](const TensorParallelRun& each) {
@@ -59,7 +59,7 @@ TEST(TensorParallelRuns, ResumeOnAnotherLayout) {
   }
 }
 
-TEST(TensorParallelRuns, AreRefusedBeforeTheyStart) {
+TEST(TensorParallelRuns, InvalidSettingsAreRefusedBeforeTheStart) {
   const TinyRun runs;
   runs.write("base/model.safetensors", "no weights, as whoever reads them finds");
   const auto read = runs.train("read", 2, {"model.init=pretrained", "parallel.tp=2"});
@@ -86,7 +86,7 @@ TEST(TensorParallelRuns, AreRefusedBeforeTheyStart) {
   EXPECT_THAT(refusal(2, {"parallel.tp=2", own_plan}), HasSubstr("no pattern of the plan (decoder.layers.*"));
 }
 
-TEST(TensorParallelRuns, TakeAPlanFileAndSayWhatDoesNothing) {
+TEST(TensorParallelRuns, AcceptAPlanFileAndReportSettingsWithoutEffect) {
   const TinyRun runs;
   runs.write("plan.yaml",
              "model.layers.*.mlp.gate_proj: colwise\nmodel.layers.*.mlp.up_proj: colwise\n"

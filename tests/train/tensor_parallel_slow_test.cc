@@ -74,7 +74,7 @@ class TwentySteps : public ::testing::TestWithParam<size_t> {
   TinyRun runs_;
 };
 
-TEST_P(TwentySteps, AreThoseOfOneRankWithAndWithoutCheckpointing) {
+TEST_P(TwentySteps, EqualOneRankWithAndWithoutActivationCheckpointing) {
   ASSERT_NO_FATAL_FAILURE(train_one_rank());
   const std::vector<std::string> kinds = {"full", "selective", "mlp"};  // one kind for each layout, in turn
   for (size_t i = 0; i < layouts().size(); ++i) {
@@ -89,7 +89,7 @@ TEST_P(TwentySteps, AreThoseOfOneRankWithAndWithoutCheckpointing) {
 
 // Each layout trains the first half, and the next layout of the list trains the second half. One rank is in the list,
 // too.
-TEST_P(TwentySteps, GoOnOnAnotherLayout) {
+TEST_P(TwentySteps, ResumeOnAnotherLayout) {
   ASSERT_NO_FATAL_FAILURE(train_one_rank());
   auto ring = layouts();
   ring.push_back({"one", 1, {}});

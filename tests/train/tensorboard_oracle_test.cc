@@ -18,7 +18,7 @@ nlohmann::json read_events(const std::filesystem::path& folder) {
   return nlohmann::json::parse(run.out);
 }
 
-TEST(TensorBoard, ItsOwnReaderFindsScalarsAndTexts) {
+TEST(TensorBoard, TensorBoardsReaderFindsScalarsAndTexts) {
   testing::TempFolder folder;
   const std::string text = "# recipe\n" + std::string(100000, 'x') + "\xc3\xa4";
   {
@@ -41,7 +41,7 @@ TEST(TensorBoard, ItsOwnReaderFindsScalarsAndTexts) {
   EXPECT_NEAR(found["wall_time"].get<double>(), now, 120);
 }
 
-TEST(TensorBoard, ResumedSessionReplacesTheStepsItDoesAgain) {
+TEST(TensorBoard, ResumedSessionReplacesRepeatedSteps) {
   testing::TempFolder folder;
   {
     TensorBoardWriter events(folder.path());

@@ -7,7 +7,7 @@
 namespace tessera::train {
 namespace {
 
-TEST(TrainCuda, GivesTheCpusLossesAndGoesOnThere) {
+TEST(TrainCuda, LossesEqualTheCpuAndRunsResumeOnTheCpu) {
   const int gpus = comm::visible_devices(c10::DeviceType::CUDA);
   if (gpus == 0) GTEST_SKIP() << "this process sees no GPU";
   const TinyRun runs;

@@ -135,7 +135,7 @@ TEST(Training, TwentyStepsOfATinyLlamaAgreeOnOneToFourRanksAndWithPyTorch) {
   }
 }
 
-TEST(Training, PyTorchGoesOnFromACheckpointOfARun) {
+TEST(Training, PyTorchResumesFromACheckpoint) {
   TempFolder folder;
   const auto recipe = write_recipe(folder, {.model = tiny_model(folder), .steps = 8});
   const auto ours = run_tessera(recipe, folder / "run", 3, {"checkpoint.every=4", "checkpoint.keep_last=9"});
@@ -155,7 +155,7 @@ TEST(Training, TwoStepsOfSmolLM2AgreeOnTwoRanksAndWithPyTorch) {
   expect_close(run_tessera(recipe, folder / "one", 1, {"schedule.warmup_steps=0"}), two, "1 rank against 2");
 }
 
-TEST(Training, TwoRunsOfOneLayoutAndAnInterruptedOneAreBitwiseEqual) {
+TEST(Training, RepeatedAndInterruptedRunsAreBitwiseEqual) {
   TempFolder folder;
   const auto recipe = write_recipe(folder, {.model = tiny_model(folder), .steps = 30, .global_batch_size = 4});
   const auto first = run_tessera(recipe, folder / "first", 2);

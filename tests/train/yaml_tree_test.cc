@@ -37,7 +37,7 @@ TEST(YamlTree, KeepsOrderLinesAndQuotes) {
   EXPECT_EQ(parse_yaml("# nothing\n", "x.yaml").kind, YamlNode::Kind::kNull);
 }
 
-TEST(YamlTree, AliasIsACopyWithItsOwnLine) {
+TEST(YamlTree, AliasIsACopyWithTheLineOfItsUse) {
   const YamlNode root = parse_yaml("a: &x [1, 2]\nb: *x\n", "x.yaml");
   ASSERT_EQ(root.entries[1].second.items.size(), 2u);
   EXPECT_EQ(root.entries[1].second.items[1].text, "2");
@@ -74,7 +74,7 @@ TEST(YamlTree, DeepNestingIsRefusedInEveryStyle) {
   EXPECT_THAT(error_of(chain), HasSubstr("nested deeper than 16"));
 }
 
-TEST(YamlTree, WhatARecipeNeverHoldsIsRefused) {
+TEST(YamlTree, UnsupportedYamlIsRefused) {
   EXPECT_THAT(error_of("a: 1\na: 2\n"), HasSubstr("x.yaml:2: key 'a' twice"));
   EXPECT_THAT(error_of("a: &x [*x]\n"), HasSubstr("x.yaml:1"));
   EXPECT_THAT(error_of("a: *nowhere\n"), HasSubstr("x.yaml:1: not YAML"));

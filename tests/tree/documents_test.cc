@@ -103,7 +103,7 @@ TEST(Documents, LinksLeadToFilesAndHeadings) {
               ElementsAre(HasSubstr("c.cc leads to no file"), HasSubstr("#gone leads to no heading")));
 }
 
-TEST(Documents, ReadmesExampleIsThatOfAProgram) {
+TEST(Documents, ReadmeExampleIsPartOfAProgram) {
   const auto page = read_file(source_folder() / "README.md");
   const auto program = read_file(source_folder() / "examples/custom_loop/main.cc");
   EXPECT_THAT(page, HasSubstr("fully_shard("));

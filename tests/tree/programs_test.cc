@@ -12,7 +12,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 // libtorch exports such functions, too, from another libstdc++ than the program's (cmake/TesseraDependencies.cmake).
-TEST(Programs, CallNoFunctionOfStdWithoutAVersion) {
+TEST(Programs, ImportNoUnversionedStdFunctions) {
   for (const auto& path : {program(), pretend_program()}) {
     const auto run = run_process({"nm", "--dynamic", "--undefined-only", "--demangle", path});
     ASSERT_EQ(run.exit_code, 0) << run.err;

@@ -180,7 +180,7 @@ std::vector<std::string> namespace_faults(const SourceTree& tree) {
   return faults;
 }
 
-std::vector<std::string> door_faults(const SourceTree& tree) {
+std::vector<std::string> public_header_faults(const SourceTree& tree) {
   std::vector<std::string> faults;
   for (const auto& [from, to] : includes_of(tree)) {
     if (from.starts_with("tessera/") || layer_of(to).empty()) continue;

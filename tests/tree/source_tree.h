@@ -39,7 +39,7 @@ std::vector<std::string> detail_faults(const SourceTree& tree);
 // namespace of another layer than the file's.
 std::vector<std::string> namespace_faults(const SourceTree& tree);
 // A file outside tessera/ (an example, a user's program) includes another header of ours than tessera/*.h.
-std::vector<std::string> door_faults(const SourceTree& tree);
+std::vector<std::string> public_header_faults(const SourceTree& tree);
 // The body of an `if`, `else`, `for` or `while` stands on its own line without braces; or the body has braces, although
 // it is one statement that fits on the line.
 std::vector<std::string> brace_faults(const SourceTree& tree);

@@ -25,13 +25,13 @@ const std::map<std::string, std::set<std::string>>& our_layers() {
   return layers;
 }
 
-TEST(SourceTree, IsRead) {
+TEST(SourceTree, FilesAndLayersAreRead) {
   EXPECT_GT(our_tree().size(), 1000U);
   EXPECT_EQ(our_layers().size(), 19U);
   EXPECT_THAT(our_layers().at("data"), ElementsAre("base", "data", "text"));
 }
 
-TEST(SourceTree, LayersIncludeWhatTheyUse) {
+TEST(SourceTree, LayersIncludeOnlyDeclaredLayers) {
   EXPECT_THAT(layer_faults(our_tree(), our_layers()), IsEmpty());
   EXPECT_THAT(layer_faults({{"tessera/data/a.cc", "#include \"tessera/nn/module.h\"\n"}}, our_layers()),
               ElementsAre(HasSubstr("layer data does not use layer nn")));
@@ -41,7 +41,7 @@ TEST(SourceTree, LayersIncludeWhatTheyUse) {
               ElementsAre(HasSubstr("layer new does not use layer base")));
 }
 
-TEST(SourceTree, RoomsIncludeNoRoomThatIncludesThem) {
+TEST(SourceTree, FoldersOfALayerDoNotIncludeEachOtherInCycles) {
   EXPECT_THAT(room_faults(our_tree()), IsEmpty());
   EXPECT_THAT(room_faults({{"tessera/nn/a/x.h", "#include \"tessera/nn/b/y.h\"\n"},
                            {"tessera/nn/b/y.cc", "#include \"tessera/nn/c/z.h\"\n"},
@@ -49,7 +49,7 @@ TEST(SourceTree, RoomsIncludeNoRoomThatIncludesThem) {
               ElementsAre(HasSubstr("tessera/nn/c/z.cc includes tessera/nn/a/detail/x.h")));
 }
 
-TEST(SourceTree, DetailIsIncludedByItsOwnRoomAlone) {
+TEST(SourceTree, DetailHeadersAreIncludedOnlyByTheirOwnFolder) {
   EXPECT_THAT(detail_faults(our_tree()), IsEmpty());
   EXPECT_THAT(detail_faults({{"tessera/nn/a.cc", "#include \"tessera/mesh/detail/cuda_graphs.h\"\n"}}),
               ElementsAre(HasSubstr("which is for tessera/mesh alone")));
@@ -65,13 +65,13 @@ TEST(SourceTree, NamespacesFollowFolders) {
               ElementsAre(HasSubstr("expected tessera::detail")));
 }
 
-TEST(SourceTree, ExamplesIncludePublicHeadersAlone) {
-  EXPECT_THAT(door_faults(read_tree(source_folder(), {"examples"}, {".cc", ".h"})), IsEmpty());
-  EXPECT_THAT(door_faults({{"examples/a/main.cc", "#include <tessera/base/error.h>\n"}}),
+TEST(SourceTree, ExamplesIncludeOnlyPublicHeaders) {
+  EXPECT_THAT(public_header_faults(read_tree(source_folder(), {"examples"}, {".cc", ".h"})), IsEmpty());
+  EXPECT_THAT(public_header_faults({{"examples/a/main.cc", "#include <tessera/base/error.h>\n"}}),
               ElementsAre(HasSubstr("which may move")));
 }
 
-TEST(SourceTree, BracesAreOfOneStyle) {
+TEST(SourceTree, BracesFollowTheStyle) {
   EXPECT_THAT(brace_faults(read_tree(source_folder(), {"tessera", "tests", "bench", "examples"}, {".h", ".cc"})),
               IsEmpty());
   EXPECT_THAT(brace_faults({{"a.cc", "  if (a)\n    b();\n  c();\n"}}), ElementsAre(HasSubstr("a.cc:1: a body")));

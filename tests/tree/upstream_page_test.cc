@@ -71,7 +71,7 @@ class UpstreamPage : public ::testing::Test {
   std::map<fs::path, std::set<fs::path>> included_;
 };
 
-TEST_F(UpstreamPage, NamesHeadersTestsAndExamplesThatAreThere) {
+TEST_F(UpstreamPage, RowsNameExistingHeadersTestsAndExamples) {
   const fs::path root = testing::source_folder();
   const auto rows = matches(read_file(root / "docs/upstream.md"), "\n\\|[^\n]*\\.h`[^\n]*");
   EXPECT_GE(rows.size(), 250u);

@@ -66,7 +66,7 @@ std::shared_ptr<CausalLM> with_adapter(const std::filesystem::path& folder) {
   return model;
 }
 
-TEST(AdapterFilesOracle, TargetsAndWeightsAreWhatPeftReads) {
+TEST(AdapterFilesOracle, TargetModulesAndWeightsMatchPeft) {
   const testing::TempFolder folder;
   save_pretrained(*testing::tiny_model(), folder / "base", {});
   const auto run = testing::run_python("tests/trials/oracle/peft_targets.py", {(folder / "").string(), kTargets.dump()},

@@ -97,7 +97,7 @@ std::string conversation(const std::vector<std::string>& messages) {
   return fmt::format("[{}]", fmt::join(messages, ", "));
 }
 
-TEST_F(ChatSamplesTest, ToolCallsOfQwen3AreLearntInEveryPlace) {
+TEST_F(ChatSamplesTest, Qwen3ToolCallsHaveLabelsInEveryPosition) {
   use_template_file("Qwen-Qwen3-0.6B");
   const std::string rains = "<think>\n\n</think>\n\nIt rains.<|im_end|>";
   EXPECT_THAT(learnt(chat(conversation({user("w?"), call(), tool("rain"), assistant("It rains.")}))),
@@ -124,7 +124,7 @@ TEST_F(ChatSamplesTest, ToolCallsOfQwen3AreLearntInEveryPlace) {
   EXPECT_THAT(warnings_, IsEmpty());
 }
 
-TEST_F(ChatSamplesTest, FunctionCallsOfShareGptAreLearntOnQwen3) {
+TEST_F(ChatSamplesTest, ShareGptFunctionCallsHaveLabelsWithQwen3) {
   use_template_file("Qwen-Qwen3-0.6B");
   EXPECT_THAT(
       learnt(chat(
@@ -133,7 +133,7 @@ TEST_F(ChatSamplesTest, FunctionCallsOfShareGptAreLearntOnQwen3) {
       ElementsAre(kCalled, "<think>\n\n</think>\n\nWet.<|im_end|>"));
 }
 
-TEST_F(ChatSamplesTest, ToolsThatAreListedAtTheLastUserAreNoneOfATurn) {
+TEST_F(ChatSamplesTest, ToolListsAtTheLastUserMessageHaveNoLabels) {
   use_template_file("mistralai-Mistral-Nemo-Instruct-2407");
   add_tokens({"</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
               "[/TOOL_RESULTS]"});
@@ -151,7 +151,7 @@ TEST_F(ChatSamplesTest, ToolsThatAreListedAtTheLastUserAreNoneOfATurn) {
 
 // The template refuses the first half of the conversation. The calls must therefore be found in the text of the whole
 // conversation.
-TEST_F(ChatSamplesTest, ATemplateThatWantsAUserIsUnderstoodWhereTheCallIsBeforeIt) {
+TEST_F(ChatSamplesTest, TemplatesThatRequireAUserSupportCallsBeforeTheUser) {
   use_template(
       "{% set ns = namespace(user=false) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.user = true %}{% "
       "endif %}"
@@ -164,14 +164,14 @@ TEST_F(ChatSamplesTest, ATemplateThatWantsAUserIsUnderstoodWhereTheCallIsBeforeI
               ElementsAre("<call>f<|im_end|>", "A<|im_end|>"));
 }
 
-TEST_F(ChatSamplesTest, TheWordsOfOthersAreNotLearntWhereTheyAreThoseOfTheAssistant) {
+TEST_F(ChatSamplesTest, EqualTextsOfUserToolAndAssistantAreDistinguished) {
   use_template_file("Qwen-Qwen3-0.6B");
   EXPECT_THAT(learnt(chat(conversation({user("It rains."), call(), tool("It rains."), assistant("It rains.")}))),
               ElementsAre(kCalled, "<think>\n\n</think>\n\nIt rains.<|im_end|>"));
 }
 
 // Gemma 4 prints the text of a message with calls after the results of the calls.
-TEST_F(ChatSamplesTest, ATextThatIsPrintedBehindTheResultsIsLearntAndTheResultsAreNot) {
+TEST_F(ChatSamplesTest, TextRenderedAfterToolResultsHasLabelsAndTheResultsHaveNone) {
   add_tokens({"<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|\"|>"});
   use_template_file("google-gemma-4-31B-it");
   const std::string two =
@@ -188,7 +188,7 @@ TEST_F(ChatSamplesTest, ATextThatIsPrintedBehindTheResultsIsLearntAndTheResultsA
   EXPECT_THAT(all, ::testing::Not(HasSubstr("rain")));
 }
 
-TEST_F(ChatSamplesTest, AnAnswerBeforeAnyQuestionIsLearntWithoutTheSystemPromptInFrontOfIt) {
+TEST_F(ChatSamplesTest, AFirstAssistantMessageHasLabelsWithoutTheSystemPrompt) {
   use_template(
       "{% if messages %}Be kind.{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>"
       "{% endfor %}{% if add_generation_prompt and messages %}<|im_start|>assistant\n{% endif %}");
@@ -196,7 +196,7 @@ TEST_F(ChatSamplesTest, AnAnswerBeforeAnyQuestionIsLearntWithoutTheSystemPromptI
               ElementsAre("Hi<|im_end|>", "b<|im_end|>"));
 }
 
-TEST_F(ChatSamplesTest, CallsThatTheTemplateDoesNotPrintAreTold) {
+TEST_F(ChatSamplesTest, ToolCallsThatTheTemplateDoesNotPrintAreWarnedAbout) {
   use_template(
       "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
       "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
@@ -211,7 +211,7 @@ const char* kRoleTokens =
     "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}";
 
-TEST_F(ChatSamplesTest, AnEndOfTurnThatTheNextTurnPrintsIsLearnt) {
+TEST_F(ChatSamplesTest, AnEndOfTurnThatTheNextTurnPrintsHasALabel) {
   add_tokens({"<|user|>", "<|assistant|>", "<|observation|>"});
   const auto record = chat(conversation({user("a"), assistant("one"), user("b"), assistant("two")}));
   const SampleOptions ends = {.end_tokens = {259, 261}};
@@ -228,7 +228,7 @@ TEST_F(ChatSamplesTest, AnEndOfTurnThatTheNextTurnPrintsIsLearnt) {
 }
 
 // GLM's own template: a call ends with <|observation|>, an answer with <|user|>.
-TEST_F(ChatSamplesTest, TurnsOfGlmEndWithTheTokenOfWhoSpeaksNext) {
+TEST_F(ChatSamplesTest, GlmTurnsEndWithTheRoleTokenOfTheNextTurn) {
   add_tokens({"<|user|>", "<|assistant|>", "<|observation|>"});
   use_template_file("GLM-4.6");
   const SampleOptions ends = {.end_tokens = {259, 261}};
@@ -246,7 +246,7 @@ const char* kInParts =
     R"([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, {"role": "assistant", "content": [{"type": "text", "text": "Yo"}]}])";
 const char* kInTexts = R"([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}])";
 
-TEST_F(ChatSamplesTest, ATemplateForPartsGetsParts) {
+TEST_F(ChatSamplesTest, TemplatesThatReadContentPartsGetParts) {
   use_template(
       "{% for m in messages %}[{{ m.role }}]{{ m.content[0].text }}{% endfor %}{% if add_generation_prompt "
       "%}[assistant]{% endif %}");
@@ -265,7 +265,7 @@ TEST_F(ChatSamplesTest, ATemplateForPartsGetsParts) {
       "[user]Hi");
 }
 
-TEST_F(ChatSamplesTest, ATemplateForBothGetsWhatTheRecordHas) {
+TEST_F(ChatSamplesTest, TemplatesThatReadTextAndPartsGetTheFormOfTheRecord) {
   use_template(
       "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}S:{{ m.content }}{% else %}{% for part in "
       "m.content %}"
@@ -278,7 +278,7 @@ TEST_F(ChatSamplesTest, ATemplateForBothGetsWhatTheRecordHas) {
       ElementsAre("ab<eos>"));
 }
 
-TEST_F(ChatSamplesTest, ATemplateForTextsGetsThePartsJoined) {
+TEST_F(ChatSamplesTest, TemplatesThatReadTextGetTheJoinedParts) {
   use_template(
       "{% for m in messages %}[{{ m.role }}]{{ m.content + '<eos>' }}{% endfor %}{% if add_generation_prompt "
       "%}[assistant]{% endif %}");
@@ -288,7 +288,7 @@ TEST_F(ChatSamplesTest, ATemplateForTextsGetsThePartsJoined) {
       ElementsAre("c d<eos>"));
 }
 
-TEST_F(ChatSamplesTest, DevelopersAreSystemsWhereTheTemplateHasNone) {
+TEST_F(ChatSamplesTest, DeveloperMessagesBecomeSystemMessagesIfTheTemplateHasNone) {
   const std::string messages = R"([{"role": "developer", "content": "D"}, {"role": "user", "content": "U"}])";
   use_template("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}");
   EXPECT_EQ(fmt::format("{}", fmt::join(tokens_of(chat(messages)), "")), "[system]D[user]U");
@@ -303,7 +303,7 @@ const char* kAddsBos =
     R"("pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}], )"
     R"("special_tokens": {"<s>": {"id": "<s>", "ids": [259], "tokens": ["<s>"]}}})";
 
-TEST_F(ChatSamplesTest, ATextThatSpellsItsBosHasOne) {
+TEST_F(ChatSamplesTest, TextsThatBeginWithBosGetNoSecondBos) {
   std::ofstream(folder_ / "tokenizer_config.json") << R"({"eos_token": "<eos>", "bos_token": "<s>"})";
   add_tokens({"<s>"}, Json::parse(kAddsBos));
   const auto text = [](const char* text) { return TrainingRecord{.kind = RecordKind::kText, .text = text}; };
@@ -324,7 +324,7 @@ TEST_F(ChatSamplesTest, ATextThatSpellsItsBosHasOne) {
   EXPECT_THAT(tokens_of(pair("", "<s>b")), ElementsAre("<s>", "b", "<eos>"));
 }
 
-TEST_F(ChatSamplesTest, ATokenizerThatAddsNoBosLeavesTheTextsOwn) {
+TEST_F(ChatSamplesTest, TokenizersThatAddNoBosKeepTheBosOfTheText) {
   std::ofstream(folder_ / "tokenizer_config.json") << R"({"eos_token": "<eos>", "bos_token": "<s>"})";
   add_tokens({"<s>"});
   EXPECT_THAT(tokens_of({.kind = RecordKind::kText, .text = "<s><s>a"}), ElementsAre("<s>", "<s>", "a", "<eos>"));
@@ -333,7 +333,7 @@ TEST_F(ChatSamplesTest, ATokenizerThatAddsNoBosLeavesTheTextsOwn) {
 
 // ---- EOS ----
 
-TEST_F(ChatSamplesTest, AnEosThatOnlyTheMapNamesEndsTexts) {
+TEST_F(ChatSamplesTest, TheEosOfSpecialTokensMapEndsTexts) {
   const TrainingRecord text{.kind = RecordKind::kText, .text = "a"};
   std::ofstream(folder_ / "tokenizer_config.json") << "{}";
   add_tokens({});

@@ -9,7 +9,7 @@
 namespace tessera::trials {
 namespace {
 
-TEST(ChatShapes, DrawnChatsAreRenderedAndLearntAsTheTemplatesHaveIt) {
+TEST(ChatShapes, RandomChatsMatchTransformersAndHaveTheExpectedLabels) {
   const uint64_t seed = std::random_device{}();
   RecordProperty("seed", std::to_string(seed));
   std::printf("[   SEED   ] %llu\n", static_cast<unsigned long long>(seed));

@@ -8,7 +8,7 @@
 namespace tessera::trials {
 namespace {
 
-TEST(ChatShapes, FourteenThousandDrawnChatsAreRenderedAndLearntAsTheTemplatesHaveIt) {
+TEST(ChatShapes, FourteenThousandRandomChatsMatchTransformersAndHaveTheExpectedLabels) {
   const uint64_t seed = std::random_device{}();
   RecordProperty("seed", std::to_string(seed));
   std::printf("[   SEED   ] %llu\n", static_cast<unsigned long long>(seed));

@@ -6,7 +6,7 @@
 namespace tessera {
 namespace {
 
-TEST(ConfigSpellings, GiveTheValuesOfTransformersOrAnErrorThatNamesTheKey) {
+TEST(ConfigSpellings, MatchTransformersOrGiveAnErrorThatNamesTheKey) {
   const auto counts = testing::check_config_spellings(std::random_device()(), 300, 200);
   EXPECT_GT(counts.equal, 80);
 }

@@ -4,7 +4,7 @@
 namespace tessera {
 namespace {
 
-TEST(ConfigSpellings, ManyGiveTheValuesOfTransformersOrAnErrorThatNamesTheKey) {
+TEST(ConfigSpellings, ManyMatchTransformersOrGiveAnErrorThatNamesTheKey) {
   const auto counts = testing::check_config_spellings(41, 20'000, 2500);
   EXPECT_GT(counts.equal, 5000);
   for (const auto& key : testing::documented_keys("What transformers takes and Tessera refuses")) {

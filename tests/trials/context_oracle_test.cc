@@ -25,7 +25,7 @@ GenerationRequest request_into(Tokens& made, const Tokens& prompt, int64_t count
           }};
 }
 
-TEST(DynamicRope, ContinuesAsTransformersBeyondTheContextAloneAndBesideOthers) {
+TEST(DynamicRope, MatchesTransformersBeyondTheContextAloneAndInABatch) {
   const testing::TempFolder folder;
   const auto run = testing::run_python("tests/trials/oracle/dynamic_rope.py", {folder.path().string()});
   ASSERT_EQ(run.exit_code, 0) << run.err;

@@ -37,7 +37,7 @@ std::vector<json> ask_llama_cpp(const std::vector<json>& questions) {
 }
 
 // GGUF files as other converters have written them, and GGUF files of our converter.
-TEST(EndTokensOracle, ChatsOfGgufFilesEndWhereLlamaCppEndsThem) {
+TEST(EndTokensOracle, GgufChatsEndWhereLlamaCppEndsThem) {
   TempFolder folder;
   std::vector<fs::path> files;
   for (const int32_t type : {1, 3, 4}) {
@@ -73,8 +73,8 @@ TEST(EndTokensOracle, ChatsOfGgufFilesEndWhereLlamaCppEndsThem) {
   }
 }
 
-// users.md 17: a byte-level vocabulary without the name of a pre-tokenizer.
-TEST(EndTokensOracle, WithoutAPreTokenizerTextIsCutAsLlamaCppCutsIt) {
+// A byte-level vocabulary without the name of a pre-tokenizer.
+TEST(EndTokensOracle, WithoutAPreTokenizerTextIsSplitAsInLlamaCpp) {
   TempFolder folder;
   const std::vector<std::string> merges = {"1 2", "12 3", "123 4", ". .", ".. .", "' s", "d s", "\u0120 x", "! x"};
   const std::vector<std::string> texts = {
@@ -105,8 +105,8 @@ TEST(EndTokensOracle, WithoutAPreTokenizerTextIsCutAsLlamaCppCutsIt) {
   }
 }
 
-// users.md 2: a base model, whose generation_config.json lists only the end of a document, is trained on a chat.
-TEST(EndTokensOracle, AModelThatWasTaughtAChatStopsByItselfInEveryProgram) {
+// A base model, whose generation_config.json lists only the end of a document, is trained on a chat.
+TEST(EndTokensOracle, AModelTrainedOnAChatStopsByItselfInEveryProgram) {
   TempFolder folder;
   const auto base = folder / "base";
   fs::create_directories(base);

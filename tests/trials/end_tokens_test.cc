@@ -1,4 +1,4 @@
-// Tests of where a model's texts end if its files disagree (trials 59a, 59b and 59c of public reports).
+// Tests of the end tokens of a model whose files disagree, as in public bug reports.
 #include "tessera/models/config/end_tokens.h"
 
 #include <gmock/gmock.h>
@@ -45,7 +45,7 @@ std::optional<text::TokenId> turn_end_of(const std::string& chat, const text::To
   return text::turn_end_token(text::ChatTemplate::parse(chat, "test"), tokenizer);
 }
 
-TEST(TurnEnd, IsTheTokenBehindWhatTheAssistantSays) {
+TEST(TurnEnd, IsTheTokenAfterTheAssistantsText) {
   TempFolder folder;
   testing::write_chain_folder(folder.path());
   const auto tokenizer = text::Tokenizer::from_folder(folder.path());
@@ -117,7 +117,7 @@ TEST(TurnEnd, IsFoundInTheTemplatesOfKnownModels) {
   }
 }
 
-TEST(EndTokens, AreThoseOfAllFilesOfTheFolder) {
+TEST(EndTokens, ComeFromAllFilesOfTheFolder) {
   TempFolder folder;
   const auto ends_of = [&](const ChainFolder& of) {
     const auto dir = folder / "model";
@@ -133,7 +133,7 @@ TEST(EndTokens, AreThoseOfAllFilesOfTheFolder) {
   EXPECT_THAT(ends_of({.chat_template = "{% broken"}), ElementsAre(kChainEos)) << "the template is not needed here";
 }
 
-TEST(EndTokens, AreWrittenBesideTheOtherSettings) {
+TEST(EndTokens, AreWrittenWithoutChangingOtherSettings) {
   TempFolder folder;
   const auto dir = folder / "model";
   testing::write_chain_folder(dir, {.generation_config = R"({"do_sample": true, "eos_token_id": 257, "top_k": 20})"});
@@ -151,7 +151,7 @@ TEST(EndTokens, AreWrittenBesideTheOtherSettings) {
   EXPECT_EQ(json::parse(read_file(dir / "generation_config.json")), json::parse(R"({"eos_token_id": 260})"));
 }
 
-TEST(EndTokens, AChatStopsAtTheEndOfItsTemplate) {
+TEST(EndTokens, AChatStopsAtTheEndOfTurnOfItsTemplate) {
   TempFolder folder;
   testing::write_chain_folder(folder / "unlisted");
   expect_stops(folder / "unlisted", /*warns=*/true);
@@ -159,8 +159,8 @@ TEST(EndTokens, AChatStopsAtTheEndOfItsTemplate) {
   expect_stops(folder / "listed");
 }
 
-// Trial 59a. Some converted models have such files.
-TEST(EndTokens, AnEndThatNoFileCallsSpecialIsNoText) {
+// Some converted models have such files.
+TEST(EndTokens, AnEndTokenThatIsNotMarkedSpecialIsNotPartOfTheText) {
   TempFolder folder;
   const auto change = [](bool as_added) {
     return [=](nlohmann::ordered_json& tokenizer) {
@@ -188,7 +188,7 @@ TEST(EndTokens, AnEndThatNoFileCallsSpecialIsNoText) {
   }
 }
 
-TEST(EndTokens, AnEndIsNoTextOfAStreamWhereverItComes) {
+TEST(EndTokens, AreNotPartOfTheTextOfAStream) {
   TempFolder folder;
   testing::write_chain_folder(folder.path());
   const auto tokenizer = text::Tokenizer::from_folder(folder.path());
@@ -198,8 +198,7 @@ TEST(EndTokens, AnEndIsNoTextOfAStreamWhereverItComes) {
   EXPECT_EQ(ignoring.push('a') + ignoring.push('c') + ignoring.finish(), "ac");
 }
 
-// Trials 59a and 59c.
-TEST(EndTokens, OfAGgufFileAreFoundByTheirTextsToo) {
+TEST(EndTokens, OfAGgufFileAreAlsoFoundByTheirText) {
   TempFolder folder;
   for (const int32_t type : {1, 3, 4}) {
     for (const auto eos :
@@ -221,8 +220,7 @@ TEST(EndTokens, OfAGgufFileAreFoundByTheirTextsToo) {
   EXPECT_THAT(run.err, HasSubstr("texts end at '<|im_end|>' (260), too, which no key of the file lists"));
 }
 
-// Trial 59b.
-TEST(EndTokens, SurviveConversionThereAndBackTwice) {
+TEST(EndTokens, SurviveTwoRoundTripConversions) {
   struct Case {
     ChainFolder folder;
     std::vector<int64_t> ends;

@@ -1,4 +1,4 @@
-// Tests of the files that are exported with a model, with the commands of a user (users.md 12 and 32).
+// Tests of the files that are exported with a model, with the commands of a user.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using testing::TempFolder;
 
-TEST(Exports, OfAModelWithALinkHoldNothingOfThisMachine) {
+TEST(Exports, OmitFilesThatLinkOutOfTheModelFolder) {
   TempFolder folder;
   const auto model = folder / "model";
   testing::write_chain_folder(model);

@@ -52,7 +52,7 @@ at::Tensor logits_of(CausalLM& model) {
   return model.logits({.tokens = testing::tiny_tokens(1, 9)});
 }
 
-TEST(ModelFolder, AHeadThatDiffersFromTheEmbeddingsItIsTiedToIsRefused) {
+TEST(ModelFolder, ATiedHeadThatDiffersFromTheEmbeddingsIsRefused) {
   const testing::TempFolder folder;
   const auto model = tiny_model(R"("tie_word_embeddings": true)");
   save_pretrained(*model, folder / "m", {});
@@ -71,7 +71,7 @@ TEST(ModelFolder, AHeadThatDiffersFromTheEmbeddingsItIsTiedToIsRefused) {
   EXPECT_THAT(error_of(load, ErrorKind::kFormat), names);
 }
 
-TEST(ModelFolder, AHeadThatEqualsTheEmbeddingsItIsTiedToLoads) {
+TEST(ModelFolder, ATiedHeadThatEqualsTheEmbeddingsLoads) {
   const testing::TempFolder folder;
   const auto model = tiny_model(R"("tie_word_embeddings": true)");
   save_pretrained(*model, folder / "m", {});
@@ -80,7 +80,7 @@ TEST(ModelFolder, AHeadThatEqualsTheEmbeddingsItIsTiedToLoads) {
   EXPECT_TRUE(at::equal(logits_of(*from_pretrained(folder / "m")), logits_of(*model)));
 }
 
-TEST(ModelFolder, AStrayFileBesideShardsIsReadWithAWarningThatNamesBoth) {
+TEST(ModelFolder, ASingleFileNextToShardsIsReadWithAWarningThatNamesBoth) {
   const testing::TempFolder folder;
   const auto single = tiny_model(""), sharded = tiny_model("", 6);
   save_pretrained(*sharded, folder / "m", {}, {.max_shard_bytes = 4000});
@@ -94,7 +94,7 @@ TEST(ModelFolder, AStrayFileBesideShardsIsReadWithAWarningThatNamesBoth) {
   EXPECT_THAT(warnings.take_warnings(), IsEmpty()) << "told once";
 }
 
-TEST(ModelFolder, AnIndexOfTheSingleFileItselfIsNoReasonToWarn) {
+TEST(ModelFolder, AnIndexOfTheSingleFileItselfGivesNoWarning) {
   const testing::TempFolder folder;
   save_pretrained(*tiny_model(), folder / "m", {});
   publish_file(folder / "m" / "model.safetensors.index.json",
@@ -104,7 +104,7 @@ TEST(ModelFolder, AnIndexOfTheSingleFileItselfIsNoReasonToWarn) {
   EXPECT_THAT(warnings.take_warnings(), IsEmpty());
 }
 
-TEST(ModelFolder, AnAdapterBesideAWholeModelIsRefusedUntilItIsMerged) {
+TEST(ModelFolder, AnAdapterInAModelFolderIsRefusedUntilItIsMerged) {
   const testing::TempFolder folder;
   const auto model = tiny_model();
   save_pretrained(*model, folder / "m", {});
@@ -133,7 +133,7 @@ TEST(ModelFolder, AnAdapterBesideAWholeModelIsRefusedUntilItIsMerged) {
 }
 
 // transformers saves its base models (such as LlamaModel) without base_model_prefix.
-TEST(ModelFolder, NamesWithoutTheBaseModelsPrefixLoad) {
+TEST(ModelFolder, TensorNamesWithoutTheBaseModelPrefixLoad) {
   const std::string experts =
       R"("architectures": ["Qwen3MoeForCausalLM"], "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 6)";
   for (const auto& changes : {std::string(R"("tie_word_embeddings": true)"), std::string(), experts}) {
@@ -165,7 +165,7 @@ TEST(ModelFolder, NamesWithoutTheBaseModelsPrefixLoad) {
   }
 }
 
-TEST(ModelFolder, TensorsThatTheModelHasNoPlaceForAreNamedInOneWarning) {
+TEST(ModelFolder, UnexpectedTensorsAreNamedInOneWarning) {
   const testing::TempFolder folder;
   const auto model = tiny_model();
   save_pretrained(*model, folder / "m", {});
@@ -185,7 +185,7 @@ TEST(ModelFolder, TensorsThatTheModelHasNoPlaceForAreNamedInOneWarning) {
               HasSubstr("model.norm.weight is missing"));
 }
 
-TEST(ModelFolder, AFolderWithoutTokenizerJsonSaysWhatItHoldsInItsPlace) {
+TEST(ModelFolder, TheErrorOfAMissingTokenizerJsonNamesOtherTokenizerFiles) {
   for (const char* name : {"tekken.json", "tokenizer.model", "tiktoken.model", "vocab.json"}) {
     const testing::TempFolder folder;
     publish_file(folder / name, "x");

@@ -41,7 +41,7 @@ Words joined(Words words, const Words& more) {
   return words;
 }
 
-TEST(NonfiniteRuns, EndWithCodeOneAndOneMessageThatNamesTheStep) {
+TEST(NonfiniteRuns, ExitWithOneAndOneMessageThatNamesTheStep) {
   const TinyRun runs;
   for (const auto& layout : kLayouts) {
     SCOPED_TRACE(fmt::format("{} {}", layout.ranks, fmt::join(layout.settings, " ")));
@@ -62,7 +62,7 @@ Words validating(const TinyRun& runs, const Words& more) {
       more);
 }
 
-TEST(NonfiniteRuns, EndAtAValidationLossThatIsNotFinite) {
+TEST(NonfiniteRuns, EndAtANonFiniteValidationLoss) {
   const TinyRun runs;
   const auto run = runs.train("run", 2, validating(runs, {"train.steps=2"}));
   EXPECT_EQ(run.exit_code, 1) << run.err;
@@ -71,7 +71,7 @@ TEST(NonfiniteRuns, EndAtAValidationLossThatIsNotFinite) {
   EXPECT_TRUE(runs.metrics("run", "validation_loss").back()["validation_loss"].is_null());
 }
 
-TEST(NonfiniteRuns, SkipStepsAndGoOnAfterValidationsWhereTheyAreToldTo) {
+TEST(NonfiniteRuns, SkipNonFiniteStepsAndContinueIfConfigured) {
   const TinyRun runs;
   const auto run = runs.train("run", 2, validating(runs, {"train.on_nonfinite=skip", "train.steps=3"}));
   EXPECT_EQ(run.exit_code, 0) << run.err;
@@ -101,7 +101,7 @@ std::string spoil_moments(const std::filesystem::path& from, const std::filesyst
   return spoilt;
 }
 
-TEST(NonfiniteRuns, ResumeFromNoOptimizerStateThatIsNotFinite) {
+TEST(NonfiniteRuns, RefuseToResumeFromANonFiniteOptimizerState) {
   const TinyRun runs;
   const auto first = runs.train("run", 1, {"train.steps=2", "checkpoint.export=never"});
   ASSERT_EQ(first.exit_code, 0) << first.err;
@@ -128,7 +128,7 @@ class NonfiniteRanks : public ::testing::Test {
   testing::TempFolder folder_;
 };
 
-TEST_F(NonfiniteRanks, AWeightOfOneRankIsNamedOnceByAll) {
+TEST_F(NonfiniteRanks, ANonFiniteWeightOfOneRankIsReportedOnce) {
   testing::write_model(*testing::tiny_model(testing::untied()), folder_ / "good");
   const std::string name = "model.layers.1.mlp.down_proj.weight";
   testing::write_changed(folder_ / "good", folder_ / "bad",
@@ -145,7 +145,7 @@ TEST_F(NonfiniteRanks, AWeightOfOneRankIsNamedOnceByAll) {
   }
 }
 
-TEST_F(NonfiniteRanks, LogitsThatOverflowEndAllWithOneMessage) {
+TEST_F(NonfiniteRanks, OverflowingLogitsEndAllRanksWithOneMessage) {
   testing::write_model(*testing::overflowing_model(), folder_ / "model");
   const auto model = (folder_ / "model").string();
   publish_file(folder_ / "in.jsonl", R"({"text": "abcdef"})"

@@ -34,19 +34,19 @@ std::shared_ptr<CausalLM> in_rows(std::shared_ptr<CausalLM> model) {
   return model;
 }
 
-struct Told {
+struct Outcome {
   std::vector<int64_t> tokens;
   std::optional<Finish> finish;
   std::string error;
 };
 
-GenerationRequest request_into(Told& told, std::vector<int64_t> prompt,
+GenerationRequest request_into(Outcome& outcome, std::vector<int64_t> prompt,
                                GenerationOptions options = {.max_new_tokens = 20}) {
-  return {.prompt = std::move(prompt), .options = std::move(options), .on_token = [&told](const NewToken& made) {
-            EXPECT_FALSE(told.finish) << "nothing comes behind the last one";
-            if (made.error) told.error = made.error->what();
-            if (!made.error) told.tokens.push_back(made.token);
-            told.finish = made.finish;
+  return {.prompt = std::move(prompt), .options = std::move(options), .on_token = [&outcome](const NewToken& made) {
+            EXPECT_FALSE(outcome.finish) << "nothing comes behind the last one";
+            if (made.error) outcome.error = made.error->what();
+            if (!made.error) outcome.tokens.push_back(made.token);
+            outcome.finish = made.finish;
             return true;
           }};
 }
@@ -63,10 +63,10 @@ GenerationOptions without_overflow(int64_t count) {
   return {.max_new_tokens = count, .logit_bias = {{kOverflowingToken, -100}}};
 }
 
-TEST(NonfiniteLogits, EndTheirSequenceAndLeaveTheOthersOfTheBatchAsAlone) {
+TEST(NonfiniteLogits, EndTheirSequenceAndDoNotChangeOthersOfTheBatch) {
   const auto model = in_rows(testing::overflowing_model());
   constexpr int kSequences = 6;
-  std::vector<Told> alone(kSequences), together(kSequences);
+  std::vector<Outcome> alone(kSequences), together(kSequences);
   for (int i = 0; i < kSequences; ++i) {
     Engine engine(model, {.pages = 40});
     engine.add(request_into(alone[i], prompt_of(i, 3 + 9 * i), without_overflow(30)));
@@ -76,7 +76,7 @@ TEST(NonfiniteLogits, EndTheirSequenceAndLeaveTheOthersOfTheBatchAsAlone) {
   }
   // There are few pages, so that other sequences get the pages with NaN while they run.
   Engine engine(model, {.pages = 24, .max_sequences = 4, .prompt_block = 7});
-  std::vector<Told> spoilt(kSequences);
+  std::vector<Outcome> spoilt(kSequences);
   for (int i = 0; i < kSequences; ++i) {
     auto prompt = prompt_of(i + 20, 5 + 11 * i);
     prompt[static_cast<size_t>(2 * i)] = kOverflowingToken;
@@ -94,28 +94,29 @@ TEST(NonfiniteLogits, EndTheirSequenceAndLeaveTheOthersOfTheBatchAsAlone) {
   EXPECT_EQ(engine.counts().pages_in_use, 0);
 }
 
-TEST(NonfiniteLogits, OfScoredPromptsNameThePositionOfTheToken) {
+TEST(NonfiniteLogits, ErrorsOfScoredPromptsNameThePosition) {
   const auto model = in_rows(testing::overflowing_model());
   for (const int64_t block : {3, 64}) {
     Engine engine(model, {.pages = 24, .prompt_block = block});
-    Told told, other;
+    Outcome outcome, other;
     auto prompt = prompt_of(1, 20);
     prompt[8] = kOverflowingToken;
-    auto request = request_into(told, prompt, without_overflow(4));
+    auto request = request_into(outcome, prompt, without_overflow(4));
     request.log_probs = 2;
     request.prompt_log_probs = true;
     engine.add(std::move(request));
     engine.add(request_into(other, prompt_of(2, 9), without_overflow(4)));
     while (engine.step()) {
     }
-    EXPECT_EQ(told.finish, Finish::kError);
-    EXPECT_THAT(told.error, HasSubstr("position 9: the logit of token 0 is nan")) << "behind the token that overflows";
+    EXPECT_EQ(outcome.finish, Finish::kError);
+    EXPECT_THAT(outcome.error, HasSubstr("position 9: the logit of token 0 is nan"))
+        << "behind the token that overflows";
     EXPECT_EQ(other.tokens.size(), 4U) << other.error;
     EXPECT_EQ(engine.counts().pages_in_use, 0);
   }
 }
 
-TEST(NonfiniteLogits, GiveNoTokenWhateverChoosesAmongThem) {
+TEST(NonfiniteLogits, AreErrorsForEverySamplingMethod) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
   const std::vector<int64_t> context = {1, 2, 3, 4};
   const std::vector<GenerationOptions> choices = {{},
@@ -162,7 +163,7 @@ class NonfiniteVerbs : public ::testing::Test {
   testing::TempFolder folder_;
 };
 
-TEST_F(NonfiniteVerbs, GenerateEndsWithCodeOneAndThePosition) {
+TEST_F(NonfiniteVerbs, GenerateExitsWithOneAndNamesThePosition) {
   const auto model = dir().string();
   publish_file(folder_ / "schema.json", R"({"type": "object", "properties": {"a": {"type": "string"}}})");
   publish_file(folder_ / "batch.jsonl", R"({"id": 1, "prompt": "abc"})"
@@ -187,7 +188,7 @@ TEST_F(NonfiniteVerbs, GenerateEndsWithCodeOneAndThePosition) {
   EXPECT_THAT(batch.err, HasSubstr("position 3: the logit of token 0 is nan"));
 }
 
-TEST_F(NonfiniteVerbs, ScoreEndsWithCodeOneAndTheRecordAndTokenAndLeavesNoFile) {
+TEST_F(NonfiniteVerbs, ScoreExitsWithOneNamesRecordAndTokenAndLeavesNoFile) {
   const auto score = [&](const std::string& input) {
     publish_file(folder_ / "in.jsonl", input);
     return run({"score", "--model", dir().string(), "--input", (folder_ / "in.jsonl").string(), "--output",
@@ -209,7 +210,7 @@ TEST_F(NonfiniteVerbs, ScoreEndsWithCodeOneAndTheRecordAndTokenAndLeavesNoFile) 
   EXPECT_EQ(text.out + choices.out, "");
 }
 
-TEST(NonfiniteServe, AnswersFiveHundredForThatRequestAloneAndLivesOn) {
+TEST(NonfiniteServe, OnlyTheAffectedRequestsGetStatus500) {
   at::set_num_threads(1);
   const auto model = testing::overflowing_model();
   serve::ServedModel served{

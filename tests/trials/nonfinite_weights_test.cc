@@ -85,7 +85,7 @@ class NonfiniteWeights : public ::testing::Test {
   int folders_ = 0;
 };
 
-TEST_F(NonfiniteWeights, OfEachTensorOfAModelAreNamedByEveryReader) {
+TEST_F(NonfiniteWeights, AreReportedForEachTensorByEveryReader) {
   const auto files = TensorFiles::open(good());
   ASSERT_EQ(files->tensors().size(), 21U);
   for (const auto& [name, stored] : files->tensors()) {
@@ -94,7 +94,7 @@ TEST_F(NonfiniteWeights, OfEachTensorOfAModelAreNamedByEveryReader) {
   }
 }
 
-TEST_F(NonfiniteWeights, OfEachDtypeAndInShardsAreNamed) {
+TEST_F(NonfiniteWeights, AreReportedInEachDtypeAndInShards) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
     for (const double value : {kNan, kInfinity, -kInfinity}) {
       SCOPED_TRACE(fmt::format("{} in {}", value, c10::toString(dtype)));
@@ -107,7 +107,7 @@ TEST_F(NonfiniteWeights, OfEachDtypeAndInShardsAreNamed) {
   expect_named(shards, kDown, "nan");
 }
 
-TEST_F(NonfiniteWeights, ThatOverflowInTheDtypeThatIsAskedForAreNamed) {
+TEST_F(NonfiniteWeights, OverflowInTheRequestedDtypeIsReported) {
   const auto large = changed(spoil(kDown, 1e6));
   const auto says = AllOf(HasSubstr("tensor '" + kDown + "' holds 1000000 at [31, 63], beyond the range of float16"),
                           HasSubstr("Take bfloat16"));
@@ -148,7 +148,7 @@ void spoil_gguf(const fs::path& path, const std::string& name) {
   publish_file(path, bytes);
 }
 
-TEST_F(NonfiniteWeights, OfGgufFilesAreNamedWhetherDecodedOrKeptPacked) {
+TEST_F(NonfiniteWeights, AreReportedInGgufFilesThatAreDecodedOrKeptQuantized) {
   const std::string name = "blk.1.ffn_down.weight";
   const auto says = HasSubstr("tensor '" + name + "' holds values that are not finite: nan at [0, ");
   for (const std::string dtype : {"f32", "f16", "bf16", "q8_0"}) {
@@ -175,7 +175,7 @@ TEST_F(NonfiniteWeights, OfGgufFilesAreNamedWhetherDecodedOrKeptPacked) {
   }
 }
 
-TEST_F(NonfiniteWeights, OfABaseThatIsPackedAreNamed) {
+TEST_F(NonfiniteWeights, AreReportedInAQuantizedBaseModel) {
   const auto path = changed(spoil(kDown, kNan));
   const auto load = [&] {
     const auto model = make_model(ModelConfig::from_folder(path), {.device = at::kMeta});
@@ -188,7 +188,7 @@ TEST_F(NonfiniteWeights, OfABaseThatIsPackedAreNamed) {
   }
 }
 
-TEST_F(NonfiniteWeights, OfDistributedCheckpointsAndOptimizerStatesAreNamed) {
+TEST_F(NonfiniteWeights, AreReportedInDistributedCheckpointsAndOptimizerStates) {
   const auto spoilt = [&](const std::string& name) {
     const auto path = changed([&](const std::string& each, const at::Tensor& value) {
       return each == name ? at::full_like(value, kNan) : value;
@@ -230,7 +230,7 @@ void spoil_adapters(const fs::path& path, const std::string& name) {
   writer.finish();
 }
 
-TEST_F(NonfiniteWeights, OfAdaptersAreNamedByLoadersMergesAndVerify) {
+TEST_F(NonfiniteWeights, AreReportedInAdaptersByLoadersMergesAndVerify) {
   const auto model = from_pretrained(good());
   add_adapters(*model, {.rank = 2, .target_modules = {"q_proj"}});
   init_adapters(*model, 3);
@@ -270,7 +270,7 @@ TEST_F(NonfiniteWeights, AreNeverSaved) {
   EXPECT_FALSE(fs::exists(folder_ / "saved"));
 }
 
-TEST_F(NonfiniteWeights, EndEveryVerbWithCodeThreeAndTheTensorsName) {
+TEST_F(NonfiniteWeights, EveryVerbExitsWithThreeAndNamesTheTensor) {
   const auto path = changed(spoil(kDown, kNan, at::kBFloat16)).string();
   publish_file(folder_ / "in.jsonl", R"({"text": "a text of some tokens"})"
                                      "\n");

@@ -41,7 +41,7 @@ class OneBos : public ::testing::Test {
   ModelConfig config_;
 };
 
-TEST_F(OneBos, DocumentsHaveIt) {
+TEST_F(OneBos, DocumentsHaveOneBos) {
   const auto ids = [&](const char* text) { return text::encode_document(*tokenizer_, text).ids; };
   EXPECT_THAT(ids("a"), ElementsAre(kBos, 'a'));
   EXPECT_THAT(ids("<|im_start|>a"), ElementsAre(kBos, 'a'));
@@ -52,7 +52,7 @@ TEST_F(OneBos, DocumentsHaveIt) {
   EXPECT_FALSE(text::encode_document(*tokenizer_, "a<|im_start|>").begins_with_bos);
 }
 
-TEST_F(OneBos, ScoredTextsHaveIt) {
+TEST_F(OneBos, ScoredTextsHaveOneBos) {
   const auto records = cli::read_score_records(
       "{\"text\": \"<|im_start|>ab\"}\n{\"prompt\": \"<|im_start|>a\", \"completion\": \"<|im_start|>b\"}\n", "test",
       {}, *tokenizer_, config_);
@@ -61,7 +61,7 @@ TEST_F(OneBos, ScoredTextsHaveIt) {
   EXPECT_EQ(records[1].sequences[0].first, 2u);
 }
 
-TEST_F(OneBos, PromptsOfCompletionsHaveIt) {
+TEST_F(OneBos, PromptsOfCompletionsHaveOneBos) {
   const serve::ServedModel served{
       .name = "tiny", .config = config_, .defaults = {}, .tokenizer = *tokenizer_, .chat = {}, .cache_tokens = 100};
   const auto request =

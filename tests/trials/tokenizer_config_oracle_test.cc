@@ -130,7 +130,7 @@ std::vector<TokenizerFiles> fixed_files() {
   return all;
 }
 
-TEST(TokenizerConfigOracle, SpecialTokensAndTheirFlagsAreThoseOfTransformers) {
+TEST(TokenizerConfigOracle, SpecialTokensAndTheirFlagsMatchTransformers) {
   const uint64_t seed = drawn_seed();
   SCOPED_TRACE(fmt::format("TESSERA_SEED={}", seed));
   auto all = fixed_files();

@@ -27,7 +27,7 @@ constexpr const char* kShareGpt =
     R"({"conversations": [{"from": "human", "value": "Oslo?"}, {"from": "function_call", "value": "{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}"}, {"from": "observation", "value": "rain"}, {"from": "gpt", "value": "Rain."}]}
 )";
 
-TEST(ToolTraining, ARunOnToolCallsOfQwen3Trains) {
+TEST(ToolTraining, TrainsOnQwen3ToolCalls) {
   const testing::TempFolder folder;
   const auto write = [&](const std::string& name, const std::string& content) {
     std::filesystem::create_directories((folder / name).parent_path());

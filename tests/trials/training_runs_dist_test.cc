@@ -28,9 +28,9 @@ size_t count_of(const std::string& text, const std::string& part) {
 #define ASSERT_RUNS(run) ASSERT_EQ((run).exit_code, 0) << (run).err
 
 // Ten rows of different lengths, in steps of four rows.
-class WholeEpochs : public ::testing::Test {
+class FullEpochs : public ::testing::Test {
  protected:
-  WholeEpochs() {
+  FullEpochs() {
     std::string lines;
     for (int row = 0; row < 10; ++row) {
       const std::string text(static_cast<size_t>(5 + row * row % 17), static_cast<char>('a' + row));
@@ -54,7 +54,7 @@ class WholeEpochs : public ::testing::Test {
   int64_t tokens_ = 0;
 };
 
-TEST_F(WholeEpochs, EveryRowCountsOnceOnEveryLayout) {
+TEST_F(FullEpochs, EveryRowCountsOnceOnEveryLayout) {
   ASSERT_RUNS(train("one", 1));
   ASSERT_EQ(runs_.metrics("one").size(), 3u);
   EXPECT_EQ(tokens_of("one"), tokens_);
@@ -70,7 +70,7 @@ TEST_F(WholeEpochs, EveryRowCountsOnceOnEveryLayout) {
 
 // With a learning rate of zero, steps are comparable whatever the earlier steps were. Routers count only real tokens,
 // not padding.
-TEST_F(WholeEpochs, AShortStepIsThatOfABatchOfItsRows) {
+TEST_F(FullEpochs, APartialStepMatchesABatchOfItsRows) {
   runs_.have_experts(2, {{"output_router_logits", true}, {"router_aux_loss_coef", 0.1}});
   ASSERT_RUNS(train("four", 1, {"optimizer.lr=0"}));
   ASSERT_RUNS(train("two", 1, {"optimizer.lr=0", "train.global_batch_size=2"}));
@@ -86,7 +86,7 @@ TEST_F(WholeEpochs, AShortStepIsThatOfABatchOfItsRows) {
   }
 }
 
-TEST_F(WholeEpochs, ARunGoesOnInTheMidstAndWithMoreEpochs) {
+TEST_F(FullEpochs, RunsResumeWithinAnEpochAndWithMoreEpochs) {
   ASSERT_RUNS(train("whole", 1));
   const auto from = "checkpoint.resume=" + (runs_ / "whole/checkpoints/step-00000002").string();
   ASSERT_RUNS(train("resumed", 1, {from}));
@@ -107,7 +107,7 @@ TEST_F(WholeEpochs, ARunGoesOnInTheMidstAndWithMoreEpochs) {
   EXPECT_EQ(runs_.metrics("whole").size(), 6u);
 }
 
-TEST_F(WholeEpochs, ACheckTellsTheLastStep) {
+TEST_F(FullEpochs, CheckReportsThePartialLastStep) {
   const auto check = train("none", 1, {"--check", "schedule.warmup_steps=10", "schedule.min_lr_ratio=0.5"});
   ASSERT_RUNS(check);
   EXPECT_THAT(check.out, HasSubstr("run         3 steps, the last one of 2 rows, 1.00 epochs"));
@@ -115,7 +115,7 @@ TEST_F(WholeEpochs, ACheckTellsTheLastStep) {
                                HasSubstr("without effect: schedule.min_lr_ratio 0.5 (with schedule.name constant)")));
 }
 
-TEST(RunsTell, WhatWasCutOrLeftOutOnceAtEveryStart) {
+TEST(RunReports, TruncatedAndOmittedSamplesOnceAtEveryStart) {
   const TinyRun runs;
   const std::string longer(60, 'x');
   std::string lines;
@@ -142,7 +142,7 @@ TEST(RunsTell, WhatWasCutOrLeftOutOnceAtEveryStart) {
   EXPECT_THAT(dropped.err, HasSubstr("of 4 samples: 2 longer than data.sequence_length 48 dropped\n"));
 }
 
-TEST(RunsTell, WhichModulesHaveAdapters) {
+TEST(RunReports, ModulesThatHaveAdapters) {
   const TinyRun runs;
   runs.have_experts(2);
   const Words settings = {"lora.rank=2", "train.steps=2", "checkpoint.export=never"};

@@ -195,7 +195,7 @@ at::Tensor linear_logprobs_of_mesh(const at::Tensor& hidden, const at::Tensor& w
   // Every rank has all targets, so a wrong one is an error on all ranks before the collectives of the forward.
   const auto ids = is_dtensor(target) ? full_tensor(target) : target;
   const int64_t wrong = first_wrong_label(ids, weight.size(0));
-  TESSERA_CHECK(wrong < 0, ErrorKind::kShape, "[kernels.{}] target {}: found {}, wanted one of the {} classes or {}",
+  TESSERA_CHECK(wrong < 0, ErrorKind::kShape, "[kernels.{}] target {}: found id {}, wanted one of the {} ids, or {}",
                 kLinearVerb, wrong, ids.flatten()[wrong].item<int64_t>(), weight.size(0), kIgnoredLabel);
   const auto own = LinearLogprobsFunction::apply(to_local(redistribute(hidden, layout.hidden)),
                                                  to_local(redistribute(weight, layout.weight), layout.weight_gradient),

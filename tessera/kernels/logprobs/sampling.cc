@@ -148,7 +148,7 @@ void check_columns(const RowExchange& exchange, const at::Tensor& target) {
   const int64_t at = first_wrong_label(target, exchange.vocabulary());
   if (at < 0) return;
   raise(ErrorKind::kShape,
-        "[kernels.distributed_logprob_with_sampling] target {}: found {}, wanted one of the {} ids, or {}", at,
+        "[kernels.distributed_logprob_with_sampling] target {}: found id {}, wanted one of the {} ids, or {}", at,
         target[at].item<int64_t>(), exchange.vocabulary(), kIgnoredLabel);
 }
 

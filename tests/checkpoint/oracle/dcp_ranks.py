@@ -1,10 +1,15 @@
-"""PyTorch's side of checkpoints that both read: dcp_ranks.py VERB RANKS ARGUMENTS, on gloo ranks of this machine.
+"""Writes and reads distributed checkpoints with PyTorch on local Gloo ranks.
 
-write DIR KIND...     trains a small model a step under each KIND (fsdp2, fsdp1, fsdp1_mesh, tp, fsdp_tp, hsdp), saves it with
-                      AdamW's state as DIR/KIND, and every tensor whole as DIR/KIND.safetensors; fsdp2 also without
-                      collectives as fsdp2_alone, the model as safetensors shards in fsdp2_shards and with torch.save
-read WHOLE FOLDER...  loads every tensor of WHOLE.safetensors from each FOLDER, sharded over the ranks on dim 0 and on the
-                      last dim, replicated, and plain, and compares bitwise
+    dcp_ranks.py write RANKS DIR KIND...
+    dcp_ranks.py read RANKS FULL FOLDER...
+
+write: for each KIND (fsdp2, fsdp1, fsdp1_mesh, tp, fsdp_tp, hsdp) trains a small model for one step. It saves the model
+with AdamW's state as the distributed checkpoint DIR/KIND, every full tensor in DIR/KIND.safetensors, and the model with
+torch.save in DIR/KIND.pt. For fsdp2 it also saves the checkpoint without collectives in DIR/fsdp2_alone, and the model
+as sharded safetensors files in DIR/fsdp2_shards.
+
+read: loads every tensor of FULL.safetensors from the checkpoint in each FOLDER and compares it bitwise. The targets are
+sharded over the ranks on dim 0, sharded on the last dim, replicated, and plain tensors.
 """
 
 import os
@@ -50,7 +55,7 @@ class Model(torch.nn.Module):
         return self.head(x) * self.scale.float()
 
 
-def parallelized(kind, model, ranks):
+def parallelize(kind, model, ranks):
     if kind in ("tp", "fsdp_tp"):
         shape = (1, ranks) if kind == "tp" else (ranks // 2, 2)
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
@@ -63,26 +68,26 @@ def parallelized(kind, model, ranks):
     else:
         mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",))
     if kind.startswith("fsdp1"):
-        more = {"device_mesh": mesh} if kind == "fsdp1_mesh" else {}
+        mesh_options = {"device_mesh": mesh} if kind == "fsdp1_mesh" else {}
         cpu = torch.device("cpu")
         for i, block in enumerate(model.blocks):
-            model.blocks[i] = FullyShardedDataParallel(block, device_id=cpu, use_orig_params=True, **more)
-        return FullyShardedDataParallel(model, device_id=cpu, use_orig_params=True, **more)
+            model.blocks[i] = FullyShardedDataParallel(block, device_id=cpu, use_orig_params=True, **mesh_options)
+        return FullyShardedDataParallel(model, device_id=cpu, use_orig_params=True, **mesh_options)
     dp = mesh["dp"] if kind == "fsdp_tp" else mesh
     for block in model.blocks:
         fully_shard(block, mesh=dp)
     return fully_shard(model, mesh=dp)
 
 
-def flattened(state, prefix=""):
+def flatten(state, prefix=""):
     for key, value in state.items():
         if isinstance(value, dict):
-            yield from flattened(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 
 
-def whole(value):
+def full_tensor(value):
     if isinstance(value, DTensor):
         value = value.full_tensor()
     elif hasattr(value, "local_shards"):
@@ -99,7 +104,7 @@ def write(ranks, folder, *kinds):
 
 def write_kind(ranks, kind, folder):
     torch.manual_seed(3)
-    model = parallelized(kind, Model(), ranks)
+    model = parallelize(kind, Model(), ranks)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.8, 0.95))
     torch.manual_seed(4)
     model(torch.randn(4, 5)).pow(2).sum().backward()
@@ -111,7 +116,7 @@ def write_kind(ranks, kind, folder):
     if kind == "fsdp2":  # other ways to save the same state
         dcp.save(state, checkpoint_id=folder + "_alone", use_collectives=False)
         dcp.save(model_state, storage_writer=HuggingFaceStorageWriter(folder + "_shards", save_distributed=True))
-    tensors = {name: whole(value) for name, value in flattened(state)
+    tensors = {name: full_tensor(value) for name, value in flatten(state)
                if isinstance(value, torch.Tensor) or hasattr(value, "local_shards")}
     if dist.get_rank() == 0:
         save_file(tensors, folder + ".safetensors")
@@ -119,27 +124,27 @@ def write_kind(ranks, kind, folder):
         torch.save({"epoch": 3, "model": model_tensors, "lists": [(torch.ones(2), 5)]}, folder + ".pt")
 
 
-def read(ranks, whole_path, *folders):
-    wanted = load_file(whole_path + ".safetensors")
+def read(ranks, full_path, *folders):
+    expected = load_file(full_path + ".safetensors")
     mesh = init_device_mesh("cpu", (ranks,))
     for folder in folders:
-        read_folder(mesh, folder, wanted)
+        read_folder(mesh, folder, expected)
         if dist.get_rank() == 0:
-            print(len(wanted), "tensors equal")
+            print(len(expected), "tensors equal")
 
 
-def read_folder(mesh, folder, wanted):
-    for how in ([Shard(0)], [Shard(-1)], [Replicate()], None):
-        def laid(value):
-            if how is None:
+def read_folder(mesh, folder, expected):
+    for placements in ([Shard(0)], [Shard(-1)], [Replicate()], None):
+        def distributed(value):
+            if placements is None:
                 return value
-            return distribute_tensor(value, mesh, how if value.ndim > 0 else [Replicate()], src_data_rank=None)
+            return distribute_tensor(value, mesh, placements if value.ndim > 0 else [Replicate()], src_data_rank=None)
 
-        state = {name: laid(torch.zeros_like(value)) for name, value in wanted.items()}
+        state = {name: distributed(torch.zeros_like(value)) for name, value in expected.items()}
         dcp.load(state, checkpoint_id=folder)
-        for name, value in wanted.items():
+        for name, value in expected.items():
             assert state[name].dtype == value.dtype and state[name].shape == value.shape, name
-            assert torch.equal(local_bytes(state[name]), local_bytes(laid(value))), (name, how)
+            assert torch.equal(local_bytes(state[name]), local_bytes(distributed(value))), (name, placements)
 
 
 def local_bytes(value):

@@ -1,5 +1,8 @@
-"""A wheel as the packaging tools see it: name, tags and metadata agree, RECORD has every file with its hash and size, and
-the glibc that the tag promises is enough for every program in it.  check_wheel.py WHEEL"""
+"""Checks a wheel with Python's packaging tools: check_wheel.py WHEEL
+
+Its name, tags and metadata must agree. RECORD must have every file with its hash and size. No program in it may need a
+newer glibc than the tag names, or search for libraries outside its own folders.
+"""
 import base64
 import csv
 import hashlib
@@ -30,8 +33,8 @@ for file, (digest, size) in rows.items():
     if file.endswith("/RECORD"):
         continue
     content = wheel.read(file)
-    wanted = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-    assert digest == f"sha256={wanted}" and int(size) == len(content), file
+    expected = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    assert digest == f"sha256={expected}" and int(size) == len(content), file
     if content[:4] != b"\x7fELF":
         continue
     with tempfile.NamedTemporaryFile() as program:
@@ -40,6 +43,6 @@ for file, (digest, size) in rows.items():
         versions = subprocess.run(["readelf", "-V", program.name], capture_output=True, text=True, check=True).stdout
         dynamic = subprocess.run(["readelf", "-d", program.name], capture_output=True, text=True, check=True).stdout
     assert max([0] + [int(n) for n in re.findall(r"\bGLIBC_2\.(\d+)", versions)]) <= glibc, file
-    for places in re.findall(r"(?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic):
-        assert all(place.startswith("$ORIGIN/") for place in places.split(":")), (file, places)
+    for paths in re.findall(r"(?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic):
+        assert all(path.startswith("$ORIGIN/") for path in paths.split(":")), (file, paths)
 print("ok")

@@ -1,6 +1,8 @@
-"""What PyTorch's flight-record analyzer says of a folder of records: its words, and the table that it makes of them.
+"""Runs PyTorch's flight-recorder analyzer (fr_trace) on a folder of flight records.
 
-usage: analyze_records.py FOLDER
+    analyze_records.py FOLDER
+
+Prints the analyzer's log on stderr, and the groups, collectives and number of calls that it found as JSON on stdout.
 """
 
 import json

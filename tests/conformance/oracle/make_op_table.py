@@ -1,10 +1,11 @@
-"""Writes op_table.txt: the placements and bytes of PyTorch's DTensor for each operation and placements of its tensors.
+"""Writes op_table.txt: what PyTorch's DTensor does for each operation and each choice of input placements. A line has
+the placements of the results and the bytes that a rank receives.
 
     build/write_op_samples golden samples.json
     .venv/bin/python tests/conformance/oracle/make_op_table.py samples.json > tests/conformance/op_table.txt
 
 The script runs on a fake process group of 4 with fake tensors, so that nothing is computed. It then simulates the four
-ranks with the values of the samples, to find wrong results of PyTorch. Operations with equal behaviour share a block.
+ranks with the values of the samples, to find wrong results of PyTorch. Operations with equal outcomes share a block.
 """
 import gc
 import multiprocessing
@@ -31,15 +32,16 @@ RANKS = 4
 original = redistribute.redistribute_local_tensor
 
 
-class Moved:
-    """Bytes that a rank receives from the others with the best algorithm."""
+class Traffic:
+    """Bytes that a rank receives from the others, if each collective uses the best algorithm."""
     total = 0
-    counts = False
-    inside = False
+    is_counting = False
+    in_redistribution = False
 
 
-def step_bytes(now, then, local, shape):
-    """Bytes that the first rank receives. Reduce-scatters to uneven shards and gathers of them are padded."""
+def redistribution_bytes(now, then, local, shape):
+    """Returns the bytes that rank 0 receives in a redistribution. For uneven shards, reduce-scatter and all-gather are
+    padded."""
     local_bytes = local.numel() * local.element_size()
     if now.is_replicate() or then.is_partial() or local_bytes == 0:
         return 0
@@ -50,19 +52,19 @@ def step_bytes(now, then, local, shape):
         return local_bytes // shape[then.dim] * largest * (RANKS - 1)
     if then.is_replicate():
         return local_bytes * (RANKS - 1)
-    kept = local_bytes // shape[then.dim] * largest  # the shard of another dim
-    return kept * (shape[now.dim] - local.size(now.dim)) // local.size(now.dim)
+    new_shard = local_bytes // shape[then.dim] * largest  # after an all-to-all to a shard of another dim
+    return new_shard * (shape[now.dim] - local.size(now.dim)) // local.size(now.dim)
 
 
 def counting(local, current, target, **options):
-    if Moved.counts and current.placements != target.placements:
+    if Traffic.is_counting and current.placements != target.placements:
         (now,), (then,) = current.placements, target.placements
-        Moved.total += step_bytes(now, then, local, current.shape)
-    Moved.inside = True
+        Traffic.total += redistribution_bytes(now, then, local, current.shape)
+    Traffic.in_redistribution = True
     try:
         return original(local, current, target, **options)
     finally:
-        Moved.inside = False
+        Traffic.in_redistribution = False
 
 
 for module in (api, dispatch, redistribute):
@@ -71,28 +73,28 @@ type(_mesh_resources).num_devices_per_host = staticmethod(lambda device_type: RA
 
 
 class OtherCollectives(TorchDispatchMode):
-    """Counts the collectives that operations start on their own, beside redistributions."""
+    """Counts the collectives that operations start themselves, in addition to redistributions."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if DTensor in types:
-            return NotImplemented  # the operation is decomposed first
-        if not Moved.inside and func.namespace in ("_c10d_functional", "c10d"):
+            return NotImplemented  # lets DTensor decompose the operation first
+        if not Traffic.in_redistribution and func.namespace in ("_c10d_functional", "c10d"):
             name = func._schema.name.split("::")[1]
             inputs = args[1] if name in ("allgather_", "_allgather_base_") else args[0]
             size = sum(one.numel() * one.element_size() for one in reader.flat_tensors(inputs))
             if name.startswith(("all_gather", "allgather", "_allgather")):
-                Moved.total += size * (RANKS - 1)
+                Traffic.total += size * (RANKS - 1)
             elif name.startswith(("all_reduce", "allreduce")):
-                Moved.total += 2 * size * (RANKS - 1) // RANKS
+                Traffic.total += 2 * size * (RANKS - 1) // RANKS
             elif name.startswith(("reduce_scatter", "_reduce_scatter", "all_to_all", "alltoall")):
-                Moved.total += size * (RANKS - 1) // RANKS
+                Traffic.total += size * (RANKS - 1) // RANKS
             elif name.startswith("recv"):
-                Moved.total += size
+                Traffic.total += size
         return func(*args, **(kwargs or {}))
 
 
 def add_outs(sample, named):
-    """Arguments for the out= tensors, with the placements of the results of the form without out=."""
+    """Adds arguments for the out= tensors. Their placements are those of the results of the functional variant."""
     if "functional" in sample:
         results = reader.flat_tensors(reader.call(reader.find_op(sample["functional"]), named))
         for name, result in zip(sample["outs"], results):
@@ -103,38 +105,38 @@ def add_outs(sample, named):
                 named[name] = torch.zeros_like(result)
 
 
-def observed(sample, placements, mesh):
-    """The placements of the results, and the bytes."""
+def result_placements(sample, placements, mesh):
+    """Runs the operation and returns the placements of its results. Sets Traffic.total."""
     named = reader.arguments(sample, placements, lambda described, placement: reader.place_empty(described, mesh, placement))
     add_outs(sample, named)
-    Moved.total, Moved.counts = 0, True
+    Traffic.total, Traffic.is_counting = 0, True
     try:
         with OtherCollectives():
             result = reader.call(reader.find_op(sample["op"]), named)
     finally:
-        Moved.counts = False
+        Traffic.is_counting = False
     tensors = [] if result is None else reader.flat_tensors(result)
     return [reader.text_of(one.placements[0]) if isinstance(one, DTensor) else "-" for one in tensors]
 
 
-def behaviour(sample, placements, mesh):
-    """ "S(0) R 128", or "error"."""
+def outcome_of(sample, placements, mesh):
+    """Returns the placements of the results and the bytes, such as "S(0) R 128", or "error"."""
     try:
         with torch.no_grad():
             try:
                 with FakeTensorMode():
-                    outputs = observed(sample, placements, mesh)
+                    outputs = result_placements(sample, placements, mesh)
             except (DataDependentOutputException, UnsupportedFakeTensorException, DynamicOutputShapeException):
-                outputs = observed(sample, placements, mesh)  # with memory; the fake group leaves its values undefined
-        return " ".join(outputs + [str(Moved.total)])
+                outputs = result_placements(sample, placements, mesh)  # with real tensors; their values are undefined
+        return " ".join(outputs + [str(Traffic.total)])
     except Exception as error:
         if "--why" in sys.argv:
             print(f"{sample['op']} {placements}: {type(error).__name__} {str(error)[:300]}", file=sys.stderr)
         return "error"
 
 
-def on_all_ranks(whole, placement, rank, size):
-    return LocalTensor({r: reader.part(whole, placement, r, size) for r in range(size)})
+def on_all_ranks(full, placement, rank, size):
+    return LocalTensor({r: reader.local_tensor(full, placement, r, size) for r in range(size)})
 
 
 def plain_results(sample):
@@ -142,11 +144,12 @@ def plain_results(sample):
     plain = reader.arguments(sample, sample["placements"][0], lambda described, placement: reader.tensor_of(described).clone())
     with torch.no_grad():
         add_outs(sample, plain)
-        return results_and(op, reader.call(op, plain), plain)
+        return all_results(op, reader.call(op, plain), plain)
 
 
-def is_wrong(sample, placements, mesh, wanted):
-    """Whether a rank has another value than the plain operation, or raises an error when it has values."""
+def is_wrong(sample, placements, mesh, expected):
+    """Returns whether a rank gets a value that differs from the plain operation, or raises an error with real
+    values."""
     if all(placement == "R" for placement in placements):
         return False
     op = reader.find_op(sample["op"])
@@ -157,31 +160,31 @@ def is_wrong(sample, placements, mesh, wanted):
                     described, mesh, placement, on_all_ranks))
                 add_outs(sample, named)
                 found = [one.full_tensor() if isinstance(one, DTensor) else one
-                         for one in results_and(op, reader.call(op, named), named)]
+                         for one in all_results(op, reader.call(op, named), named)]
         except Exception as error:
             if "--why" in sys.argv:
                 print(f"values of {sample['op']} {placements}: {type(error).__name__} {str(error)[:300]}", file=sys.stderr)
             if "MaskBuffer" in str(error) or isinstance(error, NotImplementedError):
                 return False  # not supported with simulated ranks
             return isinstance(error, RuntimeError) or "must be equal for all ranks" in str(error)
-    return not all(equal(one, other, sample["tolerance"]) for one, other in zip(found, wanted, strict=True))
+    return not all(equal(one, other, sample["tolerance"]) for one, other in zip(found, expected, strict=True))
 
 
-def results_and(op, results, named):
-    """The results of an operation: the tensors that it returns, and the arguments that it writes."""
+def all_results(op, results, named):
+    """Returns all results of an operation: the tensors that it returns, and the arguments that it writes."""
     if results is None:
         results = []
     written = [argument.name for argument in op._schema.arguments if argument.alias_info and argument.alias_info.is_write]
     return reader.flat_tensors([results, [named[name] for name in written if name in named]])
 
 
-def equal(found, wanted, tolerance):
-    if found is None or wanted is None:
-        return found is wanted
+def equal(found, expected, tolerance):
+    if found is None or expected is None:
+        return found is expected
     parts = found._local_tensors.values() if isinstance(found, LocalTensor) else [found]
     tolerance = max(tolerance, 1e-7)
-    return all(one.shape == wanted.shape and one.dtype == wanted.dtype and torch.allclose(one, wanted, tolerance, tolerance, equal_nan=True)
-               for one in parts)
+    return all(one.shape == expected.shape and one.dtype == expected.dtype
+               and torch.allclose(one, expected, tolerance, tolerance, equal_nan=True) for one in parts)
 
 
 def start():
@@ -194,12 +197,12 @@ def start():
 
 def lines_of(sample):
     lines = []
-    wanted = plain_results(sample) if sample["values"] else None
+    expected = plain_results(sample) if sample["values"] else None
     for placements in sample["placements"]:
-        seen = behaviour(sample, placements, mesh)
-        if seen != "error" and sample["values"] and is_wrong(sample, placements, mesh, wanted):
-            seen = "wrong"
-        lines.append(f"{' '.join(placements)} -> {seen}")
+        outcome = outcome_of(sample, placements, mesh)
+        if outcome != "error" and sample["values"] and is_wrong(sample, placements, mesh, expected):
+            outcome = "wrong"
+        lines.append(f"{' '.join(placements)} -> {outcome}")
     return tuple(lines)
 
 
@@ -212,8 +215,8 @@ def main():
             if sys.stderr.isatty():
                 print(f"\r{i + 1} of {len(all_samples)}", end="", file=sys.stderr)
     print("# What PyTorch", torch.__version__.split("+")[0], "does on a mesh of 4: placements of the tensor arguments ->")
-    print("# placements of the results, bytes that come to a rank, 'error', or 'wrong' where a value is. Made by")
-    print("# oracle/make_op_table.py. 'ops' lists those alike.")
+    print("# placements of the results and bytes that a rank receives, or 'error', or 'wrong' for wrong values.")
+    print("# oracle/make_op_table.py writes this file. 'ops' lists operations with equal lines.")
     for lines, ops in blocks.items():
         print("\nops", " ".join(ops))
         print("\n".join(lines))

@@ -1,4 +1,4 @@
-"""Reads the samples that write_op_samples writes: operations, their arguments, and placements to try."""
+"""Reads the samples that write_op_samples writes: operations, their arguments, and input placements to test."""
 import json
 
 import torch
@@ -41,54 +41,54 @@ def tensor_of(described):
 
 
 def place_empty(described, mesh, placement):
-    """A DTensor of the right shapes, without defined values."""
+    """Makes a DTensor with the correct global and local shapes. Its values are not those of the sample."""
     shape = torch.Size(described["shape"])
     strides = torch.empty(shape, device="meta").stride()
-    cut = Replicate() if placement.is_partial() else placement
-    local_shape, _ = compute_local_shape_and_global_offset(shape, mesh, [cut])
+    shape_placement = Replicate() if placement.is_partial() else placement
+    local_shape, _ = compute_local_shape_and_global_offset(shape, mesh, [shape_placement])
     local = torch.zeros(local_shape, dtype=DTYPES[described["dtype"]])
     return DTensor.from_local(local, mesh, [placement], run_check=False, shape=shape, stride=strides)
 
 
-def share(whole, op, rank, size):
-    """This rank's share of a Partial tensor. The shares of the ranks differ."""
-    if not (whole.is_floating_point() or whole.is_complex()):
-        return whole - 3 * (size - 1) if rank == 0 else torch.full_like(whole, 3)
+def partial_value(full, op, rank, size):
+    """Returns this rank's local value of a Partial tensor. The values of the ranks differ, and reduce to `full`."""
+    if not (full.is_floating_point() or full.is_complex()):
+        return full - 3 * (size - 1) if rank == 0 else torch.full_like(full, 3)
     weight = 1 + 0.25 * (size // 2) - 0.5 * ((size - 1) // 2) if rank == 0 else (-0.25 if rank % 2 else 0.5)
     if op == "sum":
-        return whole * weight
+        return full * weight
     if op == "avg":
-        return whole * (weight * size)
-    below = ((torch.arange(whole.numel()) + rank) % size).to(whole.dtype).reshape(whole.shape) * 0.5
-    return whole - below if op == "max" else whole + below
+        return full * (weight * size)
+    below = ((torch.arange(full.numel()) + rank) % size).to(full.dtype).reshape(full.shape) * 0.5
+    return full - below if op == "max" else full + below
 
 
-def part(whole, placement, rank, size):
-    """This rank's local tensor."""
+def local_tensor(full, placement, rank, size):
+    """Returns this rank's local tensor."""
     if placement.is_partial():
-        return share(whole, placement.reduce_op, rank, size)
+        return partial_value(full, placement.reduce_op, rank, size)
     if not placement.is_shard():
-        return whole.clone()
-    extent = whole.size(placement.dim)
+        return full.clone()
+    extent = full.size(placement.dim)
     each = -(-extent // size)
     begin = min(each * rank, extent)
-    return whole.narrow(placement.dim, begin, min(each, extent - begin)).clone(memory_format=torch.contiguous_format)
+    return full.narrow(placement.dim, begin, min(each, extent - begin)).clone(memory_format=torch.contiguous_format)
 
 
-def place(described, mesh, placement, part_of=part):
-    """A DTensor with the given values."""
-    whole = tensor_of(described)
-    local = part_of(whole, placement, mesh.get_local_rank(), mesh.size())
-    return DTensor.from_local(local, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
+def place(described, mesh, placement, make_local=local_tensor):
+    """Makes a DTensor with the values of the sample."""
+    full = tensor_of(described)
+    local = make_local(full, placement, mesh.get_local_rank(), mesh.size())
+    return DTensor.from_local(local, mesh, [placement], run_check=False, shape=full.shape, stride=full.stride())
 
 
 def arguments(sample, placements, make):
-    """The arguments by name. `make(described, placement)` makes each tensor, with the next of `placements`."""
-    rest = iter(placements)
+    """Returns the arguments by name. `make(described, placement)` makes each tensor, with the next of `placements`."""
+    remaining = iter(placements)
 
     def value(described):
         if isinstance(described, dict) and "tensor" in described:
-            return make(described["tensor"], parse(next(rest)))
+            return make(described["tensor"], parse(next(remaining)))
         if isinstance(described, dict) and "list" in described:
             return [value(one) for one in described["list"]]
         if isinstance(described, dict) and "dtype" in described:

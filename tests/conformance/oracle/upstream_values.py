@@ -1,8 +1,9 @@
-"""Computes the values of PyTorch's DTensor on two gloo ranks for the given samples.
+"""Computes the results of PyTorch's DTensor on two Gloo ranks for the samples of write_op_samples.
 
     upstream_values.py samples.json results.json
 
-results.json has for each sample and placements the full tensors, flat, or null if DTensor raises.
+results.json has an entry for each sample and choice of placements: the values of the full tensors, flattened, or null
+if DTensor raises an error.
 """
 import datetime
 import json
@@ -22,12 +23,13 @@ import samples as reader
 
 def values(sample, placements, mesh):
     try:
-        named = reader.arguments(sample, placements, lambda described, how: reader.place(described, mesh, how))
+        named = reader.arguments(sample, placements,
+                                 lambda described, placement: reader.place(described, mesh, placement))
         tensors = reader.flat_tensors(reader.call(reader.find_op(sample["op"]), named))
-        whole = [one.full_tensor() if isinstance(one, DTensor) else one for one in tensors]
-    except Exception:  # an operation or placements that upstream refuses, on both ranks
+        full_tensors = [one.full_tensor() if isinstance(one, DTensor) else one for one in tensors]
+    except Exception:  # PyTorch does not support these placements; both ranks raise
         return None
-    return [numbers(one) for one in whole if one is not None]
+    return [numbers(one) for one in full_tensors if one is not None]
 
 
 def numbers(tensor):

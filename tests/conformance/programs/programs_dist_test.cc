@@ -26,7 +26,7 @@ INSTANTIATE_TEST_SUITE_P(, DrawnPrograms, ::testing::ValuesIn(program_meshes()),
                          [](const auto& info) { return mesh_name(info.param); });
 
 // Tests the comparison itself: a wrong value, an error that plain tensors do not raise, and an error that is a refusal.
-TEST(RanksSession, TellsWhatIsWrong) {
+TEST(RanksSession, ReportsTheKindOfFailure) {
   RanksSession ranks({2});
   const auto trial_of = [](const std::string& steps) {
     return std::make_shared<Trial>(*make_trial(parse_program("mesh 2\nvalues 4\n" + steps)));

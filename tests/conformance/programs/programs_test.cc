@@ -28,9 +28,9 @@ const char* const kText =
     "backward %4 (P(sum), R), %6 (R, R)\n"
     "twice\n";
 
-TEST(ProgramText, SaysWhatWasRead) { EXPECT_EQ(to_text(parse_program(kText)), kText); }
+TEST(ProgramText, RoundTripsThroughTheParser) { EXPECT_EQ(to_text(parse_program(kText)), kText); }
 
-TEST(ProgramText, NamesTheLineThatItCannotRead) {
+TEST(ProgramText, ParseErrorNamesTheLine) {
   EXPECT_THROW(
       try { parse_program("mesh 2\n%0 = input f64 [2 uniform (R)\n"); } catch (const std::runtime_error& error) {
         EXPECT_THAT(error.what(), ::testing::HasSubstr("input f64 [2 uniform"));
@@ -39,7 +39,7 @@ TEST(ProgramText, NamesTheLineThatItCannotRead) {
       std::runtime_error);
 }
 
-TEST(ProgramText, OfDrawnProgramsReadsBack) {
+TEST(ProgramText, DrawnProgramsRoundTrip) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     const std::string text = to_text(draw_program(seed, {2, 2}).program);
     EXPECT_EQ(to_text(parse_program(text)), text);
@@ -51,7 +51,7 @@ TEST(DrawnPrograms, AreTheSameForTheSameSeed) {
   EXPECT_NE(to_text(draw_program(5, {3}).program), to_text(draw_program(6, {3}).program));
 }
 
-TEST(DrawnPrograms, HoldMoreThan200OperationsAndAllKindsOfOperands) {
+TEST(DrawnPrograms, CoverMoreThan200OperationsAndAllKindsOfOperands) {
   std::set<std::string> operations, placements;
   int64_t backward = 0, twice = 0, calls = 0;
   constexpr int kPrograms = 600;
@@ -82,7 +82,7 @@ bool is_sound_text(const std::string& text) {
   return is_sound(program, run_plain(program, Twin::kClean));
 }
 
-TEST(Soundness, RefusesWhatRoundingDecides) {
+TEST(Soundness, RefusesResultsDecidedByRounding) {
   const auto sound = [](const std::string& steps) { return is_sound_text("mesh 2\nvalues 3\n" + steps); };
   EXPECT_TRUE(sound("%0 = input f64 [6] uniform -2 2 (R)\n%1 = floor(%0)\n"));
   // sin(x)/sin(x) is 1 except for its last bits.
@@ -91,13 +91,13 @@ TEST(Soundness, RefusesWhatRoundingDecides) {
   EXPECT_FALSE(sound("%0 = input bf16 [6] uniform 1 2 (R)\n%1 = sin(%0)\n"));
 }
 
-TEST(Soundness, RefusesWhatTheSignOfAZeroDecides) {
+TEST(Soundness, RefusesResultsDecidedByTheSignOfAZero) {
   EXPECT_FALSE(
       is_sound_text("mesh 2\nvalues 3\n%0 = input f64 [40] uniform -2 2 (R)\n%1 = mul.Scalar(%0, 0)\n%2 = "
                     "copysign.Tensor(%0, %1)\n"));
 }
 
-TEST(Soundness, RefusesWhatTheSignOfAZeroDecidesHoweverFarTheZeroCame) {
+TEST(Soundness, RefusesResultsDecidedByTheSignOfAZeroOfAnyEarlierStep) {
   const auto sound = [](const std::string& steps) { return is_sound_text("mesh 2\nvalues 3\n" + steps); };
   for (const std::string type : {"f64", "bf16"}) {
     std::string steps = "%0 = input " + type + " [1] uniform 1 2 (R)\n%1 = mul.Scalar(%0, 0)\n";
@@ -112,7 +112,7 @@ TEST(Soundness, RefusesWhatTheSignOfAZeroDecidesHoweverFarTheZeroCame) {
       sound("%0 = input c128 [4] uniform 1 2 (R)\n%1 = conj(%0)\n%2 = zero_(%1)\n%3 = imag(%2)\n%4 = signbit(%3)\n"));
 }
 
-TEST(Soundness, RefusesNarrowZerosOfWhatMayBeRounded) {
+TEST(Soundness, RefusesLowPrecisionZerosOfRoundedValues) {
   const auto sound = [](const std::string& type) {
     const Program program =
         parse_program("mesh 3\nvalues 3\n%0 = input " + type + " [9] distinct (R)\n%1 = mean(%0)\n");
@@ -124,7 +124,7 @@ TEST(Soundness, RefusesNarrowZerosOfWhatMayBeRounded) {
   EXPECT_TRUE(sound("f64"));
 }
 
-TEST(PlainTensors, RefuseWhatIsRoundedInANarrowTypeAndGivenInAWideOne) {
+TEST(PlainTensors, RefuseResultsRoundedInALowerPrecisionThanTheirDtype) {
   const auto run = [](const std::string& steps) {
     run_plain(parse_program("mesh 2\nvalues 3\n%0 = input f16 [1] uniform 1 2 (R)\n"
                             "%1 = input f64 [1] uniform 1 2 (R)\n" +
@@ -136,7 +136,7 @@ TEST(PlainTensors, RefuseWhatIsRoundedInANarrowTypeAndGivenInAWideOne) {
   EXPECT_NO_THROW(run("%2 = add.Tensor(%0, %1)\n"));
 }
 
-TEST(PlainTensors, RefuseSecondDerivativesThatNobodyHasBehindViewsWithoutElements) {
+TEST(PlainTensors, RefuseMissingSecondDerivativesBehindEmptyViews) {
   const auto run = [](const std::string& rows, const std::string& last, const std::string& rest) {
     run_plain(parse_program("mesh 2\nvalues 3\n%0 = input f64 [" + rows +
                             ", 3] uniform -2 2 (R) grad\n%1 = mul.Scalar(%0, 2)\n%2 = t(%1)\n%3 = relu6_(%2)\n"
@@ -149,7 +149,7 @@ TEST(PlainTensors, RefuseSecondDerivativesThatNobodyHasBehindViewsWithoutElement
   EXPECT_NO_THROW(run("0", "sin", "twice\n"));
 }
 
-TEST(PlainTensors, RefuseNarrowSumsAndQuotientsOfWhichSharesRound) {
+TEST(PlainTensors, RefuseLowPrecisionSumsAndQuotientsWhosePartialsRound) {
   const auto run = [](const std::string& steps) {
     run_plain(parse_program("mesh 2\nvalues 3\n%0 = input bf16 [64] uniform -2 2 (R)\n"
                             "%1 = input bf16 [2] uniform -2 2 (R)\n%2 = input f64 [64] uniform -2 2 (R)\n" +
@@ -170,7 +170,7 @@ TEST(PlainTensors, RefuseNarrowSumsAndQuotientsOfWhichSharesRound) {
 }
 
 // A share that overflows to infinity times a share that underflows to zero is NaN.
-TEST(PlainTensors, RefuseNarrowProductsOfWhichSharesLeaveTheRange) {
+TEST(PlainTensors, RefuseLowPrecisionProductsWhosePartialsOverflow) {
   const auto run = [](const std::string& type, const std::string& from_to) {
     run_plain(parse_program(fmt::format("mesh 2\nvalues 3\n%0 = input {} [2, 20] uniform {} (R)\n"
                                         "%1 = triu(%0, 0)\n%2 = prod(%1)\n",
@@ -184,7 +184,7 @@ TEST(PlainTensors, RefuseNarrowProductsOfWhichSharesLeaveTheRange) {
   EXPECT_NO_THROW(run("f64", "2 2"));
 }
 
-TEST(Soundness, RefusesNarrowGradientsThatAreDividedAmongThreeEqualElements) {
+TEST(Soundness, RefusesLowPrecisionGradientsDividedAmongThreeEqualElements) {
   const auto run = [](const std::string& type, int equal) {
     run_plain(parse_program(fmt::format("mesh 2\nvalues 3\n%0 = input {} [{}] uniform 1 1 (R) grad\n%1 = min(%0)\n"
                                         "backward %1 (P(sum))\n",
@@ -197,7 +197,7 @@ TEST(Soundness, RefusesNarrowGradientsThatAreDividedAmongThreeEqualElements) {
 }
 
 // The terms cancel exactly for the whole, but not if one term is rounded in shares.
-TEST(PlainTensors, RefuseNarrowGradientsOfWhichTermsAreRoundedBeforeTheyCancel) {
+TEST(PlainTensors, RefuseLowPrecisionGradientsWhoseTermsRoundBeforeTheyCancel) {
   const auto run = [](const std::string& type, bool grad, const std::string& step) {
     run_plain(parse_program("mesh 2 3\nvalues 749828\n%0 = input " + type + " [6, 3] uniform -2 2 (P(sum), R)" +
                             (grad ? " grad" : "") + "\n%1 = input f32 [6, 3] uniform -2 2 (R, R)\n%2 = " + step + "\n"),
@@ -212,7 +212,7 @@ TEST(PlainTensors, RefuseNarrowGradientsOfWhichTermsAreRoundedBeforeTheyCancel) 
 }
 
 // The cross product of a vector with itself is zero, but not if its two products are rounded in shares.
-TEST(PlainTensors, RefuseNarrowCrossProductsThatAreRoundedBeforeTheyCancel) {
+TEST(PlainTensors, RefuseLowPrecisionCrossProductsThatRoundBeforeTheyCancel) {
   const auto run = [](const std::string& type, const std::string& operand) {
     run_plain(parse_program("mesh 4\nvalues 198930\n%0 = input " + type + " [4, 4] uniform -2 2 (P(sum))\n%2 = input " +
                             type + " [4, 3] uniform -2 2 (R)\n%3 = tensordot(%0, %2, [1], [0])\n%7 = linalg_cross(" +
@@ -224,7 +224,7 @@ TEST(PlainTensors, RefuseNarrowCrossProductsThatAreRoundedBeforeTheyCancel) {
   EXPECT_NO_THROW(run("f32", "%3"));
 }
 
-TEST(PlainTensors, RefuseTheDerivativeOfADeviationThatIsRounding) {
+TEST(PlainTensors, RefuseDerivativesOfAStdThatIsOnlyRoundingError) {
   const auto run = [](bool grad, const std::string& step) {
     run_plain(parse_program("mesh 2 3\nvalues 786890\n%13 = input f64 [4, 1, 4] uniform 0.1 4.1 (P(sum), R)" +
                             std::string(grad ? " grad" : "") + "\n%14 = " + step +
@@ -236,7 +236,7 @@ TEST(PlainTensors, RefuseTheDerivativeOfADeviationThatIsRounding) {
   EXPECT_NO_THROW(run(true, "sin(%13)"));
 }
 
-TEST(PlainTensors, RefuseToAskWhetherWhatIsRoundingIsZero) {
+TEST(PlainTensors, RefuseZeroTestsOfRoundingErrors) {
   const auto run = [](const std::string& scale, const std::string& step) {
     run_plain(parse_program("mesh 2\nvalues 7\n%0 = input f64 [3] uniform 1 2 (R)\n%1 = mul.Scalar(%0, " + scale +
                             ")\n%2 = " + step + "\n"),
@@ -251,7 +251,7 @@ TEST(PlainTensors, RefuseToAskWhetherWhatIsRoundingIsZero) {
   EXPECT_NO_THROW(run("1e-14", "to.dtype(%1, f32)"));
 }
 
-TEST(PlainTensors, RefuseWhatLibtorchsKernelsRoundInDifferentWays) {
+TEST(PlainTensors, RefuseOperationsThatLibtorchKernelsRoundDifferently) {
   const auto run = [](const std::string& type) {
     run_plain(parse_program("mesh 2\nvalues 7\n%0 = input " + type + " [3] uniform 0 0 (R)\n%1 = special_i0e(%0)\n"),
               Twin::kClean);
@@ -261,7 +261,7 @@ TEST(PlainTensors, RefuseWhatLibtorchsKernelsRoundInDifferentWays) {
 }
 
 // A program that continues without a refused step.
-TEST(PlainTensors, RefuseToShardDimsThatATensorHasNot) {
+TEST(PlainTensors, RefuseToShardMissingDims) {
   const auto run = [](const std::string& size) {
     run_plain(parse_program("mesh 2\nvalues 402660\n%0 = input f64 " + size +
                             " uniform -2 2 (R)\n%19 = redistribute(%0, (S(1)))\n"),
@@ -271,7 +271,7 @@ TEST(PlainTensors, RefuseToShardDimsThatATensorHasNot) {
   EXPECT_NO_THROW(run("[8, 1]"));
 }
 
-TEST(Soundness, RefusesNarrowSharesThatAreScaled) {
+TEST(Soundness, RefusesScaledLowPrecisionPartials) {
   const auto sound = [](const std::string& type, const std::string& step) {
     return is_sound_text("mesh 2 2 2\nvalues 101099\n%2 = input " + type +
                          " [3, 4] uniform -2 2 (R, S(1), S(1))\n%3 = trace(%2)\n%8 = " + step + "\n");
@@ -282,7 +282,7 @@ TEST(Soundness, RefusesNarrowSharesThatAreScaled) {
 }
 
 // The result is 0 because the weight is 0. The shares of the weight may give a sum that is not 0.
-TEST(Soundness, RefusesTheSignOfWhatANormsWeightMakesZero) {
+TEST(Soundness, RefusesTheSignOfAZeroFromANormWeight) {
   const auto sound = [](const std::string& steps) {
     return is_sound_text(
         "mesh 4 2\nvalues 313986\n%0 = input f64 [4, 4, 5] uniform -2 2 (R, P(sum))\n"
@@ -294,7 +294,7 @@ TEST(Soundness, RefusesTheSignOfWhatANormsWeightMakesZero) {
 }
 
 // The value is 0 as a whole. Its shares are divided and rounded, and may give a sum that is not 0.
-TEST(Soundness, RefusesToAskWhetherAZeroIsOneWhoseSharesAreDivided) {
+TEST(Soundness, RefusesZeroTestsOfValuesWithDividedPartials) {
   const auto sound = [](const std::string& step, const std::string& last) {
     return is_sound_text("mesh 4 2\nvalues 733722\n%0 = input f64 [3, 7, 3] distinct (S(1), P(sum))\n%1 = sum(%0)\n" +
                          fmt::format("%2 = input f64 [] uniform 0.2 4.2 (R, R)\n%3 = {}\n", step) + last);
@@ -306,7 +306,7 @@ TEST(Soundness, RefusesToAskWhetherAZeroIsOneWhoseSharesAreDivided) {
   EXPECT_TRUE(sound("mul.Scalar(%1, 0.5)", "%5 = logical_and(%3, %2)\n"));
 }
 
-TEST(PlainTensors, RefuseTheDerivativeOfSincBesideZero) {
+TEST(PlainTensors, RefuseTheDerivativeOfSincNearZero) {
   const auto run = [](const std::string& scale, Twin twin) {
     run_plain(parse_program("mesh 2\nvalues 7\n%0 = input f64 [3] uniform 1 2 (R) grad\n%1 = mul.Scalar(%0, " + scale +
                             ")\n%2 = sinc(%1)\nbackward %2 (R)\n"),
@@ -317,7 +317,7 @@ TEST(PlainTensors, RefuseTheDerivativeOfSincBesideZero) {
   EXPECT_NO_THROW(run("0", Twin::kClean)) << "exactly";
 }
 
-TEST(Soundness, RefusesNarrowQuotientsOfWhichSharesRound) {
+TEST(Soundness, RefusesLowPrecisionQuotientsWhosePartialsRound) {
   const auto sound = [](const std::string& step) {
     return is_sound_text("mesh 2 2\nvalues 560859\n%2 = input bf16 [2, 6] uniform 0.1 4.1 (R, P(sum))\n" + step);
   };
@@ -325,7 +325,7 @@ TEST(Soundness, RefusesNarrowQuotientsOfWhichSharesRound) {
   EXPECT_TRUE(sound("%4 = true_divide_.Scalar(%2, 2.0)\n"));
 }
 
-TEST(PlainTensors, RefuseNarrowSecondGradientsOfWhichSharesRound) {
+TEST(PlainTensors, RefuseLowPrecisionSecondGradientsWhosePartialsRound) {
   const auto sound = [](const std::string& type) {
     return is_sound_text(
         fmt::format("mesh 3\nvalues 505581\n%0 = input f32 [5, 2] uniform -2 2 (R) grad\n"
@@ -338,7 +338,7 @@ TEST(PlainTensors, RefuseNarrowSecondGradientsOfWhichSharesRound) {
   EXPECT_TRUE(sound("f64"));
 }
 
-TEST(Soundness, RefusesNarrowGradientsOfWhichSharesRound) {
+TEST(Soundness, RefusesLowPrecisionGradientsWhosePartialsRound) {
   const auto sound = [](const std::string& type, int size) {
     return is_sound_text(
         fmt::format("mesh 8\nvalues 301723\n%3 = input {0} [] uniform 0.3 4.3 (R) grad\n"
@@ -351,7 +351,7 @@ TEST(Soundness, RefusesNarrowGradientsOfWhichSharesRound) {
 }
 
 // A sum over seven rows is zero. Each rank's share of the sum is multiplied in products that round.
-TEST(Soundness, RefusesNarrowGradientsOfWhichTheSharesOfRanksRound) {
+TEST(Soundness, RefusesLowPrecisionGradientsWhosePartialsRoundInLaterProducts) {
   const auto sound = [](const std::string& type) {
     return is_sound_text(
         fmt::format("mesh 8\nvalues 170747\n%0 = input {0} [7, 4] uniform -2 2 (R) grad\n"
@@ -363,7 +363,7 @@ TEST(Soundness, RefusesNarrowGradientsOfWhichTheSharesOfRanksRound) {
   EXPECT_TRUE(sound("f64"));
 }
 
-TEST(SecondDerivatives, MayBeLackedWhereOnlyZerosFlow) {
+TEST(SecondDerivatives, MayBeMissingWhereOnlyZerosFlow) {
   const auto in_vain = [](const std::string& step) {
     return depends_in_vain(parse_program("mesh 2\nvalues 3\n%0 = input f64 [4] uniform 1 2 (R) grad\n"
                                          "%1 = mul.Tensor(%0, %0)\n" +
@@ -374,7 +374,7 @@ TEST(SecondDerivatives, MayBeLackedWhereOnlyZerosFlow) {
   EXPECT_TRUE(in_vain("%2 = zero_(%1)\n"));
 }
 
-TEST(PlainTensors, RefuseWhatPyTorchLeavesOpen) {
+TEST(PlainTensors, RefuseUndefinedBehaviourOfPyTorch) {
   const auto run = [](const std::string& steps) {
     run_plain(parse_program("mesh 2\nvalues 3\n%0 = input f64 [4, 4] uniform -2 2 (R)\n" + steps), Twin::kClean);
   };
@@ -397,7 +397,7 @@ TEST(PlainTensors, RefuseWhatPyTorchLeavesOpen) {
                std::runtime_error);
 }
 
-TEST(Refusals, AreToldByTheWholeText) {
+TEST(Refusals, AreRecognizedByTheFullErrorText) {
   Step write, view, other;
   write.op = "add_.Tensor";
   view.op = "view";
@@ -415,7 +415,7 @@ TEST(Refusals, AreToldByTheWholeText) {
   EXPECT_FALSE(matches("xab c", "a{}c"));
 }
 
-TEST(Shrinking, TakesOutWhatNeedsAStep) {
+TEST(Shrinking, RemovesAStepWithItsDependents) {
   const Program program = parse_program(
       "mesh 2\nvalues 1\n%0 = input f64 [4] uniform -2 2 (R) grad\n%1 = exp(%0)\n%2 = sin(%1)\n%3 = cos(%0)\n"
       "backward %2 (R), %3 (R)\n");
@@ -428,7 +428,7 @@ TEST(Shrinking, TakesOutWhatNeedsAStep) {
   EXPECT_THAT(to_text(*bypassed), ::testing::HasSubstr("%2 = sin(%0)"));
 }
 
-TEST(Shrinking, KeepsWhatShows) {
+TEST(Shrinking, KeepsTheFailure) {
   const Program program = draw_program(12, {2}).program;
   const auto calls_of = [](const Program& p, const std::string& op) {
     return std::ranges::count_if(p.steps, [&](const Step& s) { return s.op == op; });

@@ -18,10 +18,11 @@ void write_ours(const std::string& path) {
   for (const auto& one : behaviours_of(golden_samples())) {
     if (is_ours(theirs.at(one.op).at(one.inputs), one.behaviour)) ours[one.op][one.inputs] = one.behaviour;
   }
-  std::ofstream(path) << R"(# What this library does on a mesh of 4 where op_table.txt, of PyTorch,
-# is no example: there it raises, a value is wrong, or it moves more bytes to end with other placements.
-# conformance_dist_test.cc compares the values with those of plain tensors. Made by
-# 'TESSERA_SOURCE=. build/write_op_samples ours FILE'.
+  std::ofstream(path)
+      << R"(# Tessera's behaviour on a mesh of 4 for the lines of op_table.txt in which PyTorch is no reference:
+# PyTorch raises an error, gives wrong values, or sends more bytes and has other placements.
+# conformance_dist_test.cc compares Tessera's values with those of plain tensors.
+# 'TESSERA_SOURCE=. build/write_op_samples ours FILE' writes this file.
 )" << to_text(ours);
 }
 

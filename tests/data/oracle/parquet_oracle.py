@@ -1,4 +1,5 @@
-"""Writes Parquet files into a folder, each with what pyarrow reads from it as JSON lines beside it."""
+"""Writes Parquet files into a folder: parquet_oracle.py FOLDER. For each FILE it also writes FILE.jsonl, the rows that
+pyarrow reads from FILE as JSON lines."""
 import json
 import sys
 from pathlib import Path
@@ -83,7 +84,7 @@ write(
     ),
 )
 write("empty.parquet", nested.slice(0, 0))
-# Records as data sets have them, for comparison with the same records as JSON lines.
+# Records in the formats of common data sets. The test compares them with the same records as JSON lines.
 sets = {
     "messages": [{"messages": [{"role": "user", "content": f"Q{i}"}, {"role": "assistant", "content": f"A{i}"}]}
                  for i in range(20)],

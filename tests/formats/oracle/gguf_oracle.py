@@ -1,8 +1,9 @@
-"""The gguf package's view of GGUF files.
+"""Compares Tessera with the gguf package.
 
-blocks DIR: writes DIR/blocks.gguf with random blocks of every type that we decode, and DIR/wanted.safetensors with what
-            the gguf package decodes them to.
-check DIR:  reads DIR/ours.gguf, written by us from DIR/source.safetensors, and compares with the package's own encoding.
+    gguf_oracle.py blocks DIR   writes DIR/blocks.gguf, with random blocks of every type that Tessera decodes, and
+                                DIR/wanted.safetensors, with the values that the gguf package decodes from them
+    gguf_oracle.py check DIR    reads DIR/ours.gguf, which Tessera wrote from DIR/source.safetensors, and compares it
+                                with the package's encoding
 """
 
 import sys

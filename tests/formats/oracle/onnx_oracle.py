@@ -1,5 +1,5 @@
-"""DIR: checks, loads and runs every model of DIR/models.json; DIR/tensors.safetensors holds what goes in ("NAME/INPUT")
-and what must come out ("NAME//wanted")."""
+"""Checks, loads and runs every ONNX model of DIR/models.json: onnx_oracle.py DIR. DIR/tensors.safetensors has the
+inputs ("NAME/INPUT") and the expected outputs ("NAME//expected")."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 from safetensors import safe_open
 
-# Initializers of every dtype, whose values are 0 and 1 in turn.
+# Expected dtypes of the initializers. Their values alternate between 0 and 1.
 DTYPES = {
     "Double": np.float64, "Half": np.float16, "Long": np.int64, "Int": np.int32, "Short": np.int16, "Char": np.int8,
     "Byte": np.uint8, "Bool": np.bool_, "UInt16": np.uint16, "UInt32": np.uint32, "UInt64": np.uint64,
@@ -27,23 +27,23 @@ def check_file(path):
         ours = stream.read()
     model = onnx.ModelProto()
     model.ParseFromString(ours)
-    assert model.SerializeToString(deterministic=True) == ours, "protobuf writes other bytes"
-    # The sizes in our model are equal to the sizes that onnx infers, where onnx infers them.
-    said = {value.name: dims(value) for value in [*model.graph.value_info, *model.graph.output]}
-    bare = onnx.ModelProto()
-    bare.CopyFrom(model)
-    del bare.graph.value_info[:]
-    for value in bare.graph.output:
+    assert model.SerializeToString(deterministic=True) == ours, "protobuf serializes the model to other bytes"
+    # The sizes in our model must equal those that onnx infers, except where onnx infers none.
+    declared = {value.name: dims(value) for value in [*model.graph.value_info, *model.graph.output]}
+    without_shapes = onnx.ModelProto()
+    without_shapes.CopyFrom(model)
+    del without_shapes.graph.value_info[:]
+    for value in without_shapes.graph.output:
         value.type.tensor_type.ClearField("shape")
-    inferred = onnx.shape_inference.infer_shapes(bare, strict_mode=True, data_prop=True).graph
+    inferred = onnx.shape_inference.infer_shapes(without_shapes, strict_mode=True, data_prop=True).graph
     for value in [*inferred.value_info, *inferred.output]:
         if value.type.tensor_type.HasField("shape"):
-            theirs = dims(value)
-            assert len(theirs) == len(said[value.name]), (value.name, theirs, said[value.name])
-            for a, b in zip(theirs, said[value.name]):
-                assert a is None or b is None or a == b, (value.name, theirs, said[value.name])
+            inferred_dims = dims(value)
+            assert len(inferred_dims) == len(declared[value.name]), (value.name, inferred_dims, declared[value.name])
+            for a, b in zip(inferred_dims, declared[value.name]):
+                assert a is None or b is None or a == b, (value.name, inferred_dims, declared[value.name])
     for node in model.graph.node:
-        assert node.output[0] in said, node.output
+        assert node.output[0] in declared, node.output
     return model
 
 
@@ -76,20 +76,20 @@ def check(folder):
                 inputs = {name: tensors.get_tensor(f"{entry['name']}/{name}") for name in entry["inputs"]}
                 if not entry["runs"]:
                     try:
-                        got = run(path, inputs)
+                        actual = run(path, inputs)
                     except Exception as error:
                         assert "onnxruntime" in type(error).__module__, error
                         continue
-                    raise AssertionError(f"ran, with a result of {got.shape}")
-                wanted = tensors.get_tensor(entry["name"] + "//wanted")
-                got = run(path, inputs)
-                assert got.dtype == wanted.dtype and got.shape == wanted.shape, (got.dtype, got.shape, wanted.shape)
+                    raise AssertionError(f"ran, with a result of {actual.shape}")
+                expected = tensors.get_tensor(entry["name"] + "//expected")
+                actual = run(path, inputs)
+                assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), (actual.dtype, actual.shape)
                 if "MatMul" in [node.op_type for node in model.graph.node]:
-                    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+                    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
                 else:
-                    np.testing.assert_array_equal(got, wanted)
-                for size, said in zip(got.shape, dims(model.graph.output[0])):
-                    assert said in (None, size), (got.shape, dims(model.graph.output[0]))
+                    np.testing.assert_array_equal(actual, expected)
+                for size, declared in zip(actual.shape, dims(model.graph.output[0])):
+                    assert declared in (None, size), (actual.shape, dims(model.graph.output[0]))
             except Exception as error:
                 raise AssertionError(f"{entry['name']}: {error}") from error
     print(f"{len(models)} models right")

@@ -1,4 +1,8 @@
-"""write DIR: DIR/theirs.safetensors with a tensor of every dtype that holds i % 2. check DIR: reads our sharded folder."""
+"""Writes and reads files with the safetensors package.
+
+    safetensors_oracle.py write DIR   writes DIR/theirs.safetensors, with a tensor of every dtype; element i is i % 2
+    safetensors_oracle.py check DIR   reads the sharded files that Tessera wrote to DIR and compares the same values
+"""
 
 import json
 import sys
@@ -14,12 +18,12 @@ DTYPES = {
 }
 
 
-def wanted(dtype):
+def expected(dtype):
     return (torch.arange(15) % 2).reshape(3, 5).to(dtype)
 
 
 def write(folder):
-    tensors = {name: wanted(dtype) for name, dtype in DTYPES.items()}
+    tensors = {name: expected(dtype) for name, dtype in DTYPES.items()}
     save_file(tensors, folder + "/theirs.safetensors", metadata={"format": "pt"})
 
 
@@ -33,7 +37,7 @@ def check(folder):
         with safe_open(folder + "/" + file, framework="pt") as opened:
             assert opened.metadata() == {"format": "pt"}
             tensor = opened.get_tensor(name)
-            assert tensor.dtype == DTYPES[name] and torch.equal(tensor.float(), wanted(DTYPES[name]).float()), name
+            assert tensor.dtype == DTYPES[name] and torch.equal(tensor.float(), expected(DTYPES[name]).float()), name
     print(f"{len(DTYPES)} tensors equal")
 
 

@@ -1,11 +1,12 @@
-"""Python torch's view of the files of torch.save and of DCP.
+"""Writes and reads files of torch.save and of torch.distributed.checkpoint (DCP): torch_oracle.py COMMAND DIR
 
-save DIR:    DIR/protocol{2,3,4,5}.pt with everything that we read; DIR/hostile/*.pt, which we must refuse.
-check DIR:   reads DIR/records.bin (records listed in DIR/records.json) and DIR/model.pt, written by us.
-dcp DIR:     two ranks save DIR/ck; DIR/whole.pt has the same values in one piece.
-dcp_read DIR: reads the checkpoint DIR/ours, written by us, and compares its values; compares the metadata of DIR/ck with
-             DIR/again, which we read and wrote.
-large DIR:   reads DIR/large.pt, whose first tensor has more than 4 GiB.
+    save       writes DIR/protocol{2,3,4,5}.pt and DIR/stream.pt, with everything that Tessera reads, and
+               DIR/hostile/*.pt, which Tessera must refuse
+    check      reads DIR/records.bin (records records in DIR/records.json) and DIR/model.pt, which Tessera wrote
+    dcp        saves the checkpoint DIR/ck on two ranks, and the same values as full tensors in DIR/whole.pt
+    dcp_read   reads the checkpoint DIR/ours, which Tessera wrote, and compares its values; also compares the metadata
+               of DIR/ck with DIR/again, which Tessera wrote after it had read DIR/ck
+    large      reads DIR/large.pt, whose first tensor has more than 4 GiB
 """
 
 import json
@@ -30,7 +31,7 @@ def name_of(dtype):
 
 
 def pattern(dtype, shape, seed):
-    """The twin of pattern() in torch_pattern.h."""
+    """Returns the same values as pattern() in torch_pattern.h."""
     count = math.prod(shape) * dtype.itemsize
     data = (torch.arange(count) * 37 + seed).remainder(2 if dtype == torch.bool else 251).to(torch.uint8)
     return data.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
@@ -55,11 +56,11 @@ def objects():
 
 
 def tensors():
-    made = {}
+    result = {}
     for dtype in DTYPES:
         for shape in ((2, 3), (), (0, 4)):
-            made[f"{name_of(dtype)}.{len(shape)}.{math.prod(shape)}"] = pattern(dtype, shape, 3)
-    return made
+            result[f"{name_of(dtype)}.{len(shape)}.{math.prod(shape)}"] = pattern(dtype, shape, 3)
+    return result
 
 
 def save(folder):
@@ -78,10 +79,10 @@ def save(folder):
 
     class Evil:
         def __init__(self, function, *args):
-            self.made_by = function, args
+            self.reduction = function, args
 
         def __reduce__(self):
-            return self.made_by
+            return self.reduction
 
     hostile = {
         "system": Evil(os.system, "true"), "eval": Evil(eval, "1"), "getattr": Evil(getattr, 1, "real"),
@@ -104,27 +105,27 @@ def load(stream):
 def check(folder):
     import io
     with open(folder + "/records.json") as stream:
-        listed = json.load(stream)
+        records = json.load(stream)
     with open(folder + "/records.bin", "rb") as stream:
         data = stream.read()
     end = 0
-    for record in listed:
+    for record in records:
         assert record["offset"] == end
         end += record["length"]
         value = load(io.BytesIO(data[record["offset"]:end]))
         if "dtype" in record:
-            wanted = pattern(getattr(torch, record["dtype"]), record["shape"], record["seed"])
-            assert same(value, wanted), record
+            expected = pattern(getattr(torch, record["dtype"]), record["shape"], record["seed"])
+            assert same(value, expected), record
             assert value.requires_grad == record["grad"] and value.is_contiguous(), record
-            if record["shape"]:  # our record is about as long as torch's own
-                own = io.BytesIO()
-                torch.save(wanted, own)
-                assert abs(len(own.getvalue()) - record["length"]) <= 64, (record, len(own.getvalue()))
+            if record["shape"]:  # our record must be about as long as PyTorch's
+                written = io.BytesIO()
+                torch.save(expected, written)
+                assert abs(len(written.getvalue()) - record["length"]) <= 64, (record, len(written.getvalue()))
         else:
-            wanted = {"lr": 0.1, "betas": (0.9, 0.95), "fused": None, "params": [0, 1, 70000], "maximize": False,
+            expected = {"lr": 0.1, "betas": (0.9, 0.95), "fused": None, "params": [0, 1, 70000], "maximize": False,
                       "name": "Gr\u00f6\u00dfe", "raw": b"\x00\xff", "big": -(2**63), "set": {1, 2}, 3: "three", "none": b"",
                       "ordered": OrderedDict(a=1)}[record["object"]]
-            assert value == wanted and type(value) is type(wanted), (record, value)
+            assert value == expected and type(value) is type(expected), (record, value)
     assert end == len(data)
     model = load(folder + "/model.pt")
     assert list(model) == ["w", "tied", "nested"] and model["w"].requires_grad and not model["tied"].requires_grad
@@ -132,7 +133,7 @@ def check(folder):
     assert model["w"].data_ptr() == model["tied"].data_ptr()
     assert same(model["nested"]["b"][0], pattern(torch.float8_e4m3fn, (3,), 2)) and model["nested"]["b"][1] == 7
     assert same(torch.load(folder + "/model.pt", weights_only=True, mmap=True)["w"], model["w"])
-    print(f"{len(listed)} records equal")
+    print(f"{len(records)} records equal")
 
 
 def whole_values():

@@ -1,17 +1,18 @@
 """Wraps models with PyTorch's FullyShardedDataParallel on RANKS local ranks.
 
-The script prints for each JSON line on stdin a JSON line, a list of every rank's answer.
-
     fsdp1.py RANKS
+
+Answers each JSON line on stdin with a JSON line, the list of the answers of all ranks.
 
 Request: {"use_orig_params": bool, "strategy": "FULL_SHARD" | "SHARD_GRAD_OP" | "NO_SHARD", "steps": n,
 "param_dtype": NAME | null, "reduce_dtype": NAME | null,
 "units": [{"nested": bool, "parameters": [{"shape": [...], "order": [...], "frozen": bool,
 "like": [unit, index] | null}]}]}
 
-A unit is a module of parameters. "order" permutes their dims from their order in memory; "like" shares an earlier one.
-Element i of parameter p of unit u, in memory order, is sin(i + 10 p + 100 u). The loss is the sum over parameters of
-(p * (start of p + 0.5)).sum() ** 2. Each step is one of AdamW (lr 0.01, weight decay 0.1).
+A unit is a module with parameters. "nested" wraps the unit itself with FSDP. "order" lists the dims of a parameter from
+the outermost to the innermost in memory. "like" makes the parameter shared with an earlier one. In memory order,
+element i of parameter p of unit u is sin(i + 10 p + 100 u). The loss is the sum over parameters of
+(p * (initial p + 0.5)).sum() ** 2. A step is a step of AdamW (lr 0.01, weight decay 0.1).
 
 Answer of a rank: [{"fqns", "shared", "numels_with_padding", "is_padding", "infos", "padding", "shard", "requires_grad"}
 of each unit with parameters].
@@ -48,18 +49,18 @@ def build(units):
                 other, index = parameter["like"]
                 value = getattr(getattr(model, f"u{other}") if other != u else unit, f"p{index}")
             else:
-                lying = [parameter["shape"][d] for d in parameter["order"]]
-                numel = torch.Size(lying).numel()
-                data = torch.sin(torch.arange(numel, dtype=torch.float64) + 10 * p + 100 * u).float().view(lying)
-                back = [parameter["order"].index(d) for d in range(len(lying))]
-                value = nn.Parameter(data.permute(back), requires_grad=not parameter["frozen"])
+                memory_shape = [parameter["shape"][d] for d in parameter["order"]]
+                numel = torch.Size(memory_shape).numel()
+                data = torch.sin(torch.arange(numel, dtype=torch.float64) + 10 * p + 100 * u).float().view(memory_shape)
+                inverse_order = [parameter["order"].index(d) for d in range(len(memory_shape))]
+                value = nn.Parameter(data.permute(inverse_order), requires_grad=not parameter["frozen"])
             unit.register_parameter(f"p{p}", value)
             start[f"u{u}"][f"p{p}"] = value.detach().clone()
         model.add_module(f"u{u}", unit)
     return model, start
 
 
-def described(module):
+def describe(module):
     handle = module._handle
     flat = handle.flat_param
     return {"fqns": list(flat._fqns),
@@ -95,7 +96,7 @@ def make_worker(rank, ranks):
             model(start).backward()
             optimizer.step()
             optimizer.zero_grad()
-        return [described(module) for module in FullyShardedDataParallel.fsdp_modules(model) if module._handle]
+        return [describe(module) for module in FullyShardedDataParallel.fsdp_modules(model) if module._handle]
 
     return work
 

@@ -1,9 +1,10 @@
-"""Trains a model with Adam under PyTorch's FullyShardedDataParallel on two gloo ranks on the CPU and prints its state.
+"""Trains a model with Adam under PyTorch's FullyShardedDataParallel on two Gloo CPU ranks, and prints its state dicts.
 
     optim_state.py
 
-Prints one JSON object: the initial values of the model, and for use_orig_params false and true, after three steps, the
-full state dicts, each rank's chunks of the sharded ones, and the dicts that each rank loads back.
+Prints a JSON list with one object per rank. For use_orig_params=False ("flat") and True ("original") it has the initial
+weights, and after three steps the full state dicts, this rank's chunks of the sharded state dicts, and the state dict
+that optim_state_dict_to_load() returns.
 """
 
 import json
@@ -73,7 +74,7 @@ def run(rank, folder):
         torch.manual_seed(5)
         net = Net()
         net.frozen.requires_grad_(False)
-        if original:  # a frozen parameter in a unit with trained ones
+        if original:  # a unit with frozen and trainable parameters
             net.middle.bias.requires_grad_(False)
             net.empty.requires_grad_(False)
         start = {n: listed(p) for n, p in net.named_parameters()}
@@ -87,10 +88,10 @@ def run(rank, folder):
             (net(x) - 0.3 * step).pow(2).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-        # With offload_to_cpu, the default, all states of a unit on the CPU share one buffer with the values of the last
-        # state.
-        in_place = FullOptimStateDictConfig(offload_to_cpu=False)
-        with FSDP.state_dict_type(net, StateDictType.FULL_STATE_DICT, FullStateDictConfig(), in_place):
+        # Not with offload_to_cpu, the default: on the CPU all states of a unit would share one buffer, which has the
+        # values of the last state.
+        optim_config = FullOptimStateDictConfig(offload_to_cpu=False)
+        with FSDP.state_dict_type(net, StateDictType.FULL_STATE_DICT, FullStateDictConfig(), optim_config):
             full = FSDP.optim_state_dict(net, optimizer)
             loaded = FSDP.optim_state_dict_to_load(net, optimizer, full)
         weights = {n: listed(v) for n, v in net.state_dict().items()}

@@ -1,5 +1,5 @@
-"""Writes the seeds of tests/fuzz/corpus/{safetensors,gguf,gguf_folder}: small files, most of them valid. Run it from the
-root of the source tree."""
+"""Writes the seeds of tests/fuzz/corpus/{safetensors,gguf,gguf_folder}: small files, most of them valid. Run it from
+the root of the source tree."""
 
 import shutil
 
@@ -30,7 +30,7 @@ writer.close()
 
 
 def write_model(path, tokenizer, architecture="llama"):
-    """A model of one layer whose tokenizer is byte-level ("gpt2") or SentencePiece ("llama")."""
+    """Writes a model with one layer. Its tokenizer is byte-level ("gpt2") or SentencePiece ("llama")."""
     hidden, ff, head, vocab = 32, 32, 16, 8
     out = gguf.GGUFWriter(path, architecture)
     out.add_block_count(1)

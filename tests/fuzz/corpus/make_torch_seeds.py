@@ -1,5 +1,5 @@
-"""Writes the seeds of tests/fuzz/corpus/{pickle,zip,dcp_metadata}: small files of Python torch, and some that must be
-refused. Run it from the root of the source tree."""
+"""Writes the seeds of tests/fuzz/corpus/{pickle,zip,dcp_metadata}: small files that PyTorch writes, and some that
+Tessera must refuse. Run it from the root of the source tree."""
 
 import io
 import os

@@ -1,7 +1,7 @@
-"""Greedy continuations and logits by transformers: generate.py MODEL_DIR REQUEST.json.
+"""Prints the greedy continuations of prompts by transformers: generate.py MODEL_DIR REQUEST.json
 
-REQUEST: {"prompts": [[ids], ...], "max_new_tokens": N}. Prints one JSON object: {"continuations": [[ids], ...]}; with
-"logits_to": PATH in the request the logits of the first prompt are written there as safetensors.
+REQUEST is {"prompts": [[ID]], "max_new_tokens": N}. Prints {"continuations": [[ID]]}. With "logits_to": PATH in the
+request it also writes the logits of the first prompt to PATH, as safetensors.
 """
 
 import json
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-torch.set_num_threads(1)  # on a busy machine several threads wait for one another longer than they compute
+torch.set_num_threads(1)  # with several threads on a busy machine, waiting takes longer than computing
 directory, request_path = sys.argv[1:]
 request = json.load(open(request_path))
 model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()

@@ -1,10 +1,16 @@
-"""transformers' view of converted models.
+"""Checks conversions between Hugging Face folders and GGUF with transformers: gguf_convert_oracle.py COMMAND ARGUMENTS
 
-real GGUF DIR: DIR, converted by us from GGUF, holds what transformers itself decodes from GGUF, bit by bit, and answers.
-decoded GGUF DIR: the same for a DIR of another dtype, without the answer.
-make DIR: DIR/VARIANT/hf for each variant, a tiny random folder with a tokenizer.
-same DIR: transformers reads DIR/VARIANT/model.gguf, converted by us, and DIR/VARIANT/back, converted back, with the
-          logits of DIR/VARIANT/hf. Prints the rope_scaling of each folder that came back.
+real GGUF DIR
+    Tessera has converted GGUF to the folder DIR. Its weights must equal bitwise those that transformers decodes from
+    GGUF. Its answer to a chat must be the known answer.
+decoded GGUF DIR
+    Like real, for a DIR in another dtype, without the chat.
+make DIR
+    Writes DIR/VARIANT/hf for each variant: a tiny random model with a tokenizer.
+same DIR
+    Tessera has converted DIR/VARIANT/hf to DIR/VARIANT/model.gguf, and this file to the folder DIR/VARIANT/back.
+    transformers must load the same weights from model.gguf, and give the same logits for back as for hf. Prints the
+    rope_scaling of each back.
 """
 
 import json
@@ -58,19 +64,19 @@ FAMILIES = [(VARIANTS, LlamaConfig, LlamaForCausalLM), (QWEN2S, Qwen2Config, Qwe
             ({name: {**GEMMA3, **changes} for name, changes in GEMMA3S.items()}, Gemma3TextConfig, Gemma3ForCausalLM)]
 
 
-def by_transformers(gguf):
+def load_gguf(gguf):
     folder, name = os.path.split(gguf)
     return AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
 
 
 def real(gguf, folder):
     ours = AutoModelForCausalLM.from_pretrained(folder)
-    theirs = by_transformers(gguf).state_dict()
+    theirs = load_gguf(gguf).state_dict()
     assert ours.dtype == torch.float32 and sorted(ours.state_dict()) == sorted(theirs)
     for name, tensor in ours.state_dict().items():
         assert torch.equal(tensor, theirs[name]), name
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    # The ids below are the ids that the model's authors publish for this chat.
+    # The ids below are those that the model's authors publish for this chat.
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     assert prompt["input_ids"][0, :3].tolist() == [1, 9690, 198] and prompt["input_ids"][0, -3:].tolist() == [520, 9531, 198]
@@ -80,7 +86,7 @@ def real(gguf, folder):
 
 
 def decoded(gguf, folder):
-    ours, theirs = AutoModelForCausalLM.from_pretrained(folder).state_dict(), by_transformers(gguf).state_dict()
+    ours, theirs = AutoModelForCausalLM.from_pretrained(folder).state_dict(), load_gguf(gguf).state_dict()
     assert sorted(ours) == sorted(theirs)
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name].to(tensor.dtype)), name
@@ -101,7 +107,7 @@ def make(parent, changes, config_class, model_class):
     model = model_class(config_class(**{**dict(
         vocab_size=272, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         bos_token_id=259, eos_token_id=260, initializer_range=0.2), **changes}))
-    for parameter in model.parameters():  # norms and biases are random, too
+    for parameter in model.parameters():  # also norms and biases, which are constant in a new model
         torch.nn.init.normal_(parameter, std=0.2)
     model.save_pretrained(folder)
 
@@ -109,15 +115,15 @@ def make(parent, changes, config_class, model_class):
 def same(parent, changes, config_class, model_class):
     folder, gguf, back = parent + "/hf", parent + "/model.gguf", parent + "/back"
     ids = torch.randint(0, 272, (2, 100), generator=torch.Generator().manual_seed(3))
-    wanted = AutoModelForCausalLM.from_pretrained(folder).eval()
+    original = AutoModelForCausalLM.from_pretrained(folder).eval()
     returned = AutoModelForCausalLM.from_pretrained(back).eval()
     assert returned.dtype == torch.float32
     with torch.no_grad():
-        logits = wanted(ids).logits
+        logits = original(ids).logits
         assert logits.std() > 0.1
         torch.testing.assert_close(returned(ids).logits, logits, rtol=2e-5, atol=2e-5)
-    loaded = by_transformers(gguf).state_dict()
-    for name, tensor in wanted.state_dict().items():
+    loaded = load_gguf(gguf).state_dict()
+    for name, tensor in original.state_dict().items():
         if name not in loaded:  # transformers' GGUF reader does not support biases in Llama models
             assert model_class is LlamaForCausalLM and name.endswith(".bias"), name
         elif model_class is Gemma3ForCausalLM and "norm" in name:  # GGUF stores these weights plus 1, in fp32

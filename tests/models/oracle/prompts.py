@@ -1,4 +1,5 @@
-"""Prints the ids of five prompts by the tokenizer of a folder, as a JSON list of lists: prompts.py MODEL_DIR."""
+"""Prints the token ids of five prompts as a JSON list of lists: prompts.py MODEL_DIR. The `tokenizers` library encodes
+them with MODEL_DIR/tokenizer.json."""
 
 import json
 import sys

@@ -1,9 +1,11 @@
-"""NF4 as bitsandbytes makes it, and a Llama in GGUF with blocks of Q4_K, Q6_K and Q8_0 as the gguf package decodes them.
+"""Writes NF4 weights of bitsandbytes, and a tiny Llama in GGUF with random blocks.
 
     quantized_weights.py FOLDER
 
-nf4.safetensors: NAME.weight, .packed, .absmax and .values; NAME.twice.absmax and .values with nested scales.
-model.gguf, and folder/ with config.json and the decoded values.
+FOLDER/nf4.safetensors has weights (NAME.weight) and what bitsandbytes makes of them: NAME.packed, NAME.absmax and the
+dequantized NAME.values; with nested quantization of the scales NAME.twice.absmax and NAME.twice.values.
+FOLDER/model.gguf is the Llama with blocks of Q4_K, Q6_K and Q8_0. FOLDER/folder is the same model as a Hugging Face
+folder, with the values that the gguf package decodes.
 """
 
 import json
@@ -22,7 +24,8 @@ out = {}
 
 
 def decoded(packed, state, absmax, shape):
-    """What dequantize_4bit gives where a row is whole blocks; of others it is 30 % off on CPUs with AVX-512."""
+    """Dequantizes NF4. bitsandbytes' dequantize_4bit gives the same values if each row consists of whole blocks; for
+    other rows its values are up to 30 % wrong on CPUs with AVX-512."""
     codes = packed.flatten()
     codes = torch.stack([codes >> 4, codes & 15], 1).flatten().long()
     scales = absmax.repeat_interleave(state.blocksize)[: codes.numel()]
@@ -68,7 +71,7 @@ def add(ours, theirs, kind, rows, columns, heads=0):
     data = blocks(kind, rows, columns)
     writer.add_tensor(ours, data, raw_dtype=kind)
     decoded = gguf.quants.dequantize(data, kind).reshape(rows, columns)
-    if heads:  # GGUF alternates the rows of the two halves of a head
+    if heads:  # GGUF interleaves the rows of the two halves of a head
         decoded = decoded.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
     values[theirs] = torch.from_numpy(np.ascontiguousarray(decoded))
 

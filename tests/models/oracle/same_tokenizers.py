@@ -1,4 +1,5 @@
-"""Whether the tokenizer.json of two folders give the same ids: same_tokenizers.py DIR DIR."""
+"""Checks that the tokenizer.json files of two folders give the same ids and the same decoded texts:
+same_tokenizers.py DIR DIR"""
 
 import sys
 from pathlib import Path
@@ -23,9 +24,9 @@ TEXTS = [
 first, second = (Tokenizer.from_file(str(Path(folder) / "tokenizer.json")) for folder in sys.argv[1:])
 wrong = 0
 for text in TEXTS:
-    found, wanted = first.encode(text).ids, second.encode(text).ids
-    if found != wanted or first.decode(found, False) != second.decode(wanted, False):
+    found, expected = first.encode(text).ids, second.encode(text).ids
+    if found != expected or first.decode(found, False) != second.decode(expected, False):
         wrong += 1
-        print(f"{text!r}: found {found}, wanted {wanted}")
+        print(f"{text!r}: found {found}, expected {expected}")
 print(f"{len(TEXTS)} texts, {wrong} wrong")
 sys.exit(wrong != 0)

@@ -1,10 +1,13 @@
-"""Tiny random models of transformers.
+"""Writes tiny random models with transformers, and checks models that Tessera wrote.
 
-variants.py make DIR: each variant a folder DIR/NAME with config.json, model.safetensors and expected.safetensors: tokens
-    [B, T], their logits, loss (the sum over the next-token labels), balance (what experts' load adds to it, or 0), gradients of
-    both together ("grad:" and the parameter's name), and the
-    greedy continuation of the first row's first tokens.
-variants.py same DIR: DIR/NAME/saved, written by us from DIR/NAME, gives transformers the same model. Prints their number.
+variants.py make DIR
+    Writes a folder DIR/NAME for each variant, with config.json, model.safetensors and expected.safetensors. The last
+    file has tokens [B, T] and for them: logits, loss (the sum over the next-token labels), balance (the load-balancing
+    loss of experts, or 0), the gradients of the sum of both losses ("grad:" and the parameter's name), and the greedy
+    continuation of the first row's first tokens.
+variants.py same DIR
+    Checks that transformers loads the same model from DIR/NAME/saved, which Tessera wrote from DIR/NAME, as from
+    DIR/NAME. Prints the number of models.
 """
 
 import sys
@@ -139,7 +142,7 @@ def continue_greedily(model, tokens):
 
 
 def write(folder, model):
-    # Biases and norms of new models are constant. Constant values would hide mistakes, so they are made random.
+    # Biases and norms of new models are constant. Constant values would hide errors, so they are made random.
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -174,8 +177,9 @@ def make(out):
 def load(folder):
     images = AutoConfig.from_pretrained(folder).architectures == ["Gemma3ForConditionalGeneration"]
     kind = Gemma3ForConditionalGeneration if images else AutoModelForCausalLM
-    model, notes = kind.from_pretrained(folder, output_loading_info=True)
-    assert not notes["missing_keys"] and not notes["unexpected_keys"] and not notes["mismatched_keys"], (folder, notes)
+    model, loading_info = kind.from_pretrained(folder, output_loading_info=True)
+    for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not loading_info[key], (folder, loading_info)
     return model
 
 
@@ -186,11 +190,11 @@ def settings(model):
 def same(out):
     folders = sorted(path for path in out.iterdir() if path.is_dir())
     for folder in folders:
-        wanted, found = load(folder), load(folder / "saved")
-        assert type(wanted) is type(found) and settings(wanted) == settings(found), folder
+        original, found = load(folder), load(folder / "saved")
+        assert type(original) is type(found) and settings(original) == settings(found), folder
         found = found.state_dict()
-        assert list(found) == list(wanted.state_dict()), folder
-        for name, tensor in wanted.state_dict().items():
+        assert list(found) == list(original.state_dict()), folder
+        for name, tensor in original.state_dict().items():
             assert tensor.dtype == found[name].dtype and torch.equal(tensor, found[name]), (folder, name)
     print(len(folders))
 

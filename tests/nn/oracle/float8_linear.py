@@ -2,8 +2,9 @@
 
     float8_linear.py OUTPUT
 
-OUTPUT has for float32 and bfloat16 the inputs DTYPE.x, .weight, .bias, .grad_y, and the results .y, .grad_x,
-.grad_weight, .grad_bias. It also has cast.values, their float8_e4m3fn and float8_e5m2 as bytes, and the scales.
+OUTPUT is a safetensors file. For DTYPE float32 and bfloat16 it has the inputs DTYPE.x, DTYPE.weight, DTYPE.bias and
+DTYPE.grad_y, and the results DTYPE.y, DTYPE.grad_x, DTYPE.grad_weight and DTYPE.grad_bias. For the casts it has
+cast.values, and for F8 float8_e4m3fn and float8_e5m2 the bytes cast.F8 and the scale cast.F8.scale.
 """
 
 import sys

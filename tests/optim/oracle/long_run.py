@@ -2,9 +2,10 @@
 
     long_run.py muon|adamw8bit LIST_OF_OPTIONS_JSON STEPS OUTPUT_FOLDER
 
-The output is NUMBER.safetensors for each entry of the list: start.NAME, gradient.STEP.NAME and end.NAME of each weight;
-state.NAME.KEY of the optimizer after the last step, where 8-bit states are their codes and scales. torchao compiles its
-update; here the update runs uncompiled, so that roundings are those of the operations in their order.
+For entry N of the list the script writes N.safetensors. For each weight the file has start.NAME, gradient.STEP.NAME and
+end.NAME, and the optimizer's state after the last step as state.NAME.KEY; an 8-bit state is stored as its codes and
+scales. The actual gradient of a step is gradient.STEP.NAME plus half the weight. torchao compiles its update with
+torch.compile. Here the update runs uncompiled, so that each operation rounds on its own.
 """
 
 import json
@@ -32,7 +33,7 @@ def run(name, options, steps, output):
     optimizer = make(name, list(weights.values()), options)
     for step in range(steps):
         for k, w in weights.items():
-            # The gradient depends on the weight, so that an error would grow from step to step.
+            # The gradient depends on the weight, so that a wrong step changes the later steps.
             drawn = torch.randn(w.shape, generator=generator)
             w.grad = drawn + 0.5 * w.detach()
             out[f"gradient.{step}.{k}"] = drawn

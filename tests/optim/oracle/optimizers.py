@@ -2,8 +2,9 @@
 
     optimizers.py adamw|sgd OPTIONS_JSON
 
-Two weights of 3x4 and a bias of 4 take five steps with drawn gradients; the second weight has no gradient in steps 1
-and 3. Weights decay, the bias does not. OPTIONS_JSON has the optimizer's keyword arguments.
+Two 3x4 weights and a bias of size 4 take five steps with random gradients. The second weight has no gradient in steps 1
+and 3 (counted from 0). Weight decay applies to the weights and not to the bias. OPTIONS_JSON has the optimizer's
+keyword arguments.
 """
 
 import json

@@ -2,7 +2,8 @@
 
     schedules.py WARMUP TOTAL MIN_LR_RATIO COUNT
 
-Keys cosine, linear, constant; COUNT rates each, for steps 0, 1, ... with a base rate of 1.
+The keys are cosine, linear and constant. Each value is a list of the learning rates of steps 0 to COUNT - 1, for a base
+learning rate of 1.
 """
 
 import json
@@ -26,9 +27,9 @@ def rates(make, count):
 
 def main():
     warmup, total, count = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[4])
-    floor = float(sys.argv[3])
+    min_lr_ratio = float(sys.argv[3])
     print(json.dumps({
-        "cosine": rates(lambda o: get_cosine_with_min_lr_schedule_with_warmup(o, warmup, total, min_lr_rate=floor), count),
+        "cosine": rates(lambda o: get_cosine_with_min_lr_schedule_with_warmup(o, warmup, total, min_lr_rate=min_lr_ratio), count),
         "linear": rates(lambda o: get_linear_schedule_with_warmup(o, warmup, total), count),
         "constant": rates(lambda o: get_constant_schedule_with_warmup(o, warmup), count),
     }))

@@ -1,8 +1,8 @@
-"""Assigns random tensors to buckets as PyTorch's DDP does; prints a JSON list of cases.
+"""Assigns random tensors to buckets with the function that PyTorch's DDP uses, and prints a JSON list of cases.
 
     bucket_assignment.py SEED COUNT
 
-Each case: {"items": [[bytes, dtype], ...], "first_limit": n, "limit": n, "buckets": [[position, ...], ...]}
+A case is {"items": [[bytes, dtype], ...], "first_limit": n, "limit": n, "buckets": [[position, ...], ...]}
 """
 
 import json

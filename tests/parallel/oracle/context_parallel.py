@@ -1,11 +1,12 @@
-"""How PyTorch's context parallelism cuts sequences and merges partial attention; prints JSON.
+"""Prints how PyTorch's context parallelism shards sequences and merges partial attention results, as JSON.
 
     context_parallel.py SEED
 
-{"layouts": [{"tokens", "ranks", "order": [position, ...]}, ...],       rank by rank, where 2 * ranks divides the tokens
- "merges": [{"tokens", "parts": [{"out", "log_sums", "second_half"}, ...], "out", "log_sums"}, ...]}
+The output is {"layouts": [{"tokens", "ranks", "order": [POSITION]}],
+               "merges": [{"tokens", "parts": [{"out", "log_sums", "second_half"}], "out", "log_sums"}]}
 
-Merges are of one row, one head and heads of size 3; a part of the second half has half the tokens.
+"order" has the positions of rank 0's tokens, then those of rank 1, and so on. "tokens" is a multiple of 2 * ranks. The
+merges have one row and one head of size 3. A part with "second_half" has only the second half of the tokens.
 """
 
 import json

@@ -1,8 +1,9 @@
-"""The tables of torch.distributed.pipelining's schedules, computed and lowered; prints a JSON list of cases.
+"""Prints the action tables of torch.distributed.pipelining's schedules as a JSON list of cases.
 
-Each case: {"name": schedule, "ranks": P, "stages_per_rank": L, "micro_batches": n, "table": [line, ...], "lowered":
-[line, ...], "merged": [line, ...]}, a line of CSV a rank; no lowered and merged ones of large tables, which take long. Or
-{..., "error": message}.
+A case is {"name": SCHEDULE, "ranks": P, "stages_per_rank": L, "micro_batches": N, "table": [LINE], "lowered": [LINE],
+"merged": [LINE]}. Each table has a line of CSV per rank. "table" has the computations, "lowered" the table with
+communication actions, and "merged" the table with adjacent backward actions merged. Large tables have no "lowered" and
+"merged", because they take long to compute. If PyTorch refuses the case, it has "error": MESSAGE instead of tables.
 """
 
 import copy
@@ -13,7 +14,7 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 
 
 class Stage(_PipelineStageBase):
-    """As much of a stage as a schedule asks when it makes its table."""
+    """The part of a stage that a schedule reads when it makes its table."""
 
     def __init__(self, index, count, rank, ranks):
         self.stage_index, self.num_stages, self.group_rank, self.group_size = index, count, rank, ranks
@@ -28,7 +29,7 @@ class Stage(_PipelineStageBase):
     def _create_grad_recv_info(self, *args, **kwargs): ...
 
 
-# the cases of test_pipeline_order, then further cases
+# The cases of PyTorch's test_pipeline_order, and further cases: (stages per rank, micro-batches, ranks).
 FLEX = [
     (2, 2, 2), (2, 4, 4), (2, 8, 2), (2, 8, 4), (2, 8, 8), (4, 4, 4), (4, 8, 4), (4, 8, 8), (4, 16, 4), (4, 32, 4),
     (4, 64, 4), (4, 16, 16), (4, 32, 32), (4, 128, 64), (3, 2, 2), (3, 8, 2), (3, 12, 4), (4, 6, 3), (4, 10, 5),
@@ -46,7 +47,7 @@ SINGLE = {"GPipe": [(1, n, p) for n, p in ((1, 1), (4, 2), (3, 4), (8, 4))],
           "1F1B": [(1, n, p) for n, p in ((1, 1), (2, 2), (4, 2), (4, 4), (9, 4), (8, 3), (1, 2))]}
 
 
-LARGE = 600  # actions forward
+LARGE = 600  # number of forward actions above which a table is not lowered
 
 
 def texts(rows):
@@ -66,19 +67,19 @@ schedules._PipelineScheduleRuntime._prepare_schedule_with_comms = lower_small
 
 def case(name, local, n, ranks):
     out = {"name": name, "ranks": ranks, "stages_per_rank": local, "micro_batches": n}
-    kind = schedules.get_schedule_class(name)
+    schedule_class = schedules.get_schedule_class(name)
     stages = [Stage(i * ranks, local * ranks, 0, ranks) for i in range(local)]
     try:
-        made = kind(stages[0] if local == 1 and name in SINGLE else stages, n, loss_fn=lambda *_: None)
+        schedule = schedule_class(stages[0] if local == 1 and name in SINGLE else stages, n, loss_fn=lambda *_: None)
     except ValueError as error:
         return out | {"error": str(error)}
     if name in SINGLE:
-        return out | {"table": texts(made._get_pipeline_order())}
-    out["table"] = texts(made.pipeline_order)
+        return out | {"table": texts(schedule._get_pipeline_order())}
+    out["table"] = texts(schedule.pipeline_order)
     if local * ranks * n > LARGE:
         return out
-    merged = {rank: schedules._merge_bw(copy.deepcopy(made.pipeline_order[rank])) for rank in made.pipeline_order}
-    return out | {"lowered": texts(made.pipeline_order_with_comms), "merged": texts(merged)}
+    merged = {rank: schedules._merge_bw(copy.deepcopy(schedule.pipeline_order[rank])) for rank in schedule.pipeline_order}
+    return out | {"lowered": texts(schedule.pipeline_order_with_comms), "merged": texts(merged)}
 
 
 def main():

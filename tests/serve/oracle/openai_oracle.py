@@ -1,5 +1,10 @@
-# Compares `tessera serve` through the official OpenAI client and curl with the text of `tessera generate`.
-#   openai_oracle.py PROGRAM MODEL CLIENTS SECONDS [FLAGS OF SERVE]
+"""Sends requests to `tessera serve` with the official OpenAI client and curl. The texts must equal those of
+`tessera generate`.
+
+    openai_oracle.py PROGRAM MODEL CLIENTS SECONDS [SERVE_FLAG...]
+
+One of the checks sends requests from CLIENTS clients at the same time, for SECONDS seconds.
+"""
 import atexit
 import json
 import os
@@ -22,7 +27,7 @@ name = os.path.basename(model)
 
 def start(*more, expect=None):
     server = subprocess.Popen([program, "serve", model, "--port", "0", *sys.argv[5:], *more], stderr=subprocess.PIPE, text=True)
-    atexit.register(server.kill)  # for failures of this script
+    atexit.register(server.kill)  # if this script fails
     if expect is not None:
         _, err = server.communicate(timeout=120)
         assert server.returncode == expect, (server.returncode, err)
@@ -32,7 +37,7 @@ def start(*more, expect=None):
             url = line.split(" at ")[1].split()[0]
             threading.Thread(target=lambda: [None for _ in server.stderr], daemon=True).start()
             return server, url
-    raise AssertionError("the server ended")
+    raise AssertionError("the server ended without printing its address")
 
 
 def stop(server):
@@ -54,14 +59,14 @@ def answers(verb, rows, *flags):
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-def of_generate(prompts, most):
+def generate_texts(prompts, max_new_tokens):
     rows = answers("generate", [{"id": i, "prompt": p} for i, p in enumerate(prompts)],
-                   "--batch", "-", "--max-new-tokens", str(most), "--temperature", "0")
+                   "--batch", "-", "--max-new-tokens", str(max_new_tokens), "--temperature", "0")
     assert [row["id"] for row in rows] == list(range(len(prompts)))
     return [row["text"] for row in rows]
 
 
-def of_score(texts):
+def score_texts(texts):
     rows = [{"id": i, "text": text} for i, text in enumerate(texts)]
     return [row["logprobs"] for row in answers("score", rows, "--input", "-", "--output", "-")]
 
@@ -72,50 +77,50 @@ def id_of(text):
     return run.stdout.strip()
 
 
-def refused(status, call):
+def expect_refusal(status, call):
     try:
         call()
     except openai.APIStatusError as error:
         assert error.status_code == status, (error.status_code, error.message)
         assert error.body["message"] and error.body["type"], error.body
         return error
-    raise AssertionError("it was taken")
+    raise AssertionError("the server accepted a request that it must refuse")
 
 
 class Answer(pydantic.BaseModel):
-    form: typing.Literal["yes", "no"]  # without the letters c and d, at which this model stops
+    form: typing.Literal["yes", "no"]  # values without the letters c and d, because they are stop tokens of this model
     flags: typing.Annotated[list[bool], pydantic.Field(max_length=3)]
 
 
-# Response formats and tools: the client makes them from a pydantic model, and reads the answers back.
-def forms(client):
+# Response formats and tools. The client makes them from a pydantic model and parses the answers.
+def check_structured_output(client):
     messages = [{"role": "user", "content": "the cat"}]
     for seed in range(4):
-        how = {"model": name, "messages": messages, "max_tokens": 200, "seed": seed}
-        done = client.chat.completions.parse(**how, response_format=Answer)
+        options = {"model": name, "messages": messages, "max_tokens": 200, "seed": seed}
+        done = client.chat.completions.parse(**options, response_format=Answer)
         assert isinstance(done.choices[0].message.parsed, Answer), done
-        with client.chat.completions.stream(**how, response_format=Answer) as stream:
+        with client.chat.completions.stream(**options, response_format=Answer) as stream:
             assert isinstance(stream.get_final_completion().choices[0].message.parsed, Answer)
         tool = openai.pydantic_function_tool(Answer, name="answer")
         if name != "tiny":
-            assert "does not support tools" in refused(400, lambda: client.chat.completions.parse(**how, tools=[tool])).message
+            assert "does not support tools" in expect_refusal(400, lambda: client.chat.completions.parse(**options, tools=[tool])).message
             continue
         for choice in ("required", {"type": "function", "function": {"name": "answer"}}):
-            done = client.chat.completions.parse(**how, tools=[tool], tool_choice=choice)
+            done = client.chat.completions.parse(**options, tools=[tool], tool_choice=choice)
             assert done.choices[0].finish_reason == "tool_calls", done
             call = done.choices[0].message.tool_calls[0].function
             assert call.name == "answer" and isinstance(call.parsed_arguments, Answer), call
-            one = client.chat.completions.create(**how, tools=[tool], tool_choice=choice, parallel_tool_calls=False)
+            one = client.chat.completions.create(**options, tools=[tool], tool_choice=choice, parallel_tool_calls=False)
             assert len(one.choices[0].message.tool_calls) == 1, one
-    refused(400, lambda: client.chat.completions.create(model=name, messages=messages, response_format={
+    expect_refusal(400, lambda: client.chat.completions.create(model=name, messages=messages, response_format={
         "type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "string", "pattern": "a+"}}}))
-    refused(400, lambda: client.chat.completions.create(model=name, messages=messages, tool_choice="required"))
+    expect_refusal(400, lambda: client.chat.completions.create(model=name, messages=messages, tool_choice="required"))
 
 
-def one_client(client):
+def check_one_client(client):
     assert [m.id for m in client.models.list()] == [name]
     assert client.models.retrieve(name).id == name
-    expected = of_generate(["the cat"], 24)[0]
+    expected = generate_texts(["the cat"], 24)[0]
     done = client.completions.create(model=name, prompt="the cat", max_tokens=24, temperature=0, logprobs=2)
     assert done.choices[0].text == expected, (done.choices[0].text, expected)
     assert done.choices[0].finish_reason in ("length", "stop")
@@ -139,7 +144,7 @@ def one_client(client):
     nothing = {key: None for key in ("reasoning_effort", "function_call", "web_search_options", "verbosity", "parallel_tool_calls")}
     same = client.chat.completions.create(model=name, messages=messages, max_tokens=12, temperature=0, extra_body=nothing)
     assert same.choices[0].message == chat.choices[0].message, same
-    assert "verbosity" in refused(400, lambda: client.chat.completions.create(model=name, messages=messages, verbosity="low")).message
+    assert "verbosity" in expect_refusal(400, lambda: client.chat.completions.create(model=name, messages=messages, verbosity="low")).message
     called_by_path = client.completions.create(model=model, prompt="the cat", max_tokens=24, temperature=0)
     assert (called_by_path.choices[0].text, called_by_path.model) == (expected, name)
     for likeliest in (0, 1, 5):
@@ -148,40 +153,40 @@ def one_client(client):
         for token, logprob, top, offset in list(zip(found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset, strict=True))[1:]:
             assert top[token] == logprob and likeliest <= len(top) <= likeliest + 1, (token, top)
             assert drawn.choices[0].text[offset:].startswith(token) or token not in drawn.choices[0].text, (token, offset)
-    again = [client.chat.completions.create(model=name, messages=messages, max_tokens=12, seed=s, temperature=1.5).choices[0].message.content
+    sampled = [client.chat.completions.create(model=name, messages=messages, max_tokens=12, seed=s, temperature=1.5).choices[0].message.content
              for s in (1, 1, 2)]
-    assert again[0] == again[1]
-    refused(404, lambda: client.completions.create(model="other", prompt="a"))
+    assert sampled[0] == sampled[1]
+    expect_refusal(404, lambda: client.completions.create(model="other", prompt="a"))
     both = client.completions.create(model=name, prompt=["the cat", "a mat"], n=2, max_tokens=24, temperature=0)
     assert [c.index for c in both.choices] == [0, 1, 2, 3]
-    assert [c.text for c in both.choices] == [t for t in of_generate(["the cat", "a mat"], 24) for _ in range(2)]
+    assert [c.text for c in both.choices] == [t for t in generate_texts(["the cat", "a mat"], 24) for _ in range(2)]
     texts = ["", ""]
     for part in client.chat.completions.create(model=name, messages=messages, n=2, max_tokens=12, temperature=0, stream=True):
         for choice in part.choices:
             texts[choice.index] += choice.delta.content or ""
     assert texts == [chat.choices[0].message.content] * 2, texts
-    refused(400, lambda: client.completions.create(model=name, prompt="a", n=1000))
-    only = client.completions.create(model=name, prompt="the cat", max_tokens=5, temperature=0, logit_bias={id_of("e"): 100})
-    assert only.choices[0].text == "eeeee", only.choices[0].text
-    refused(400, lambda: client.completions.create(model=name, prompt="a", logit_bias={"1": 101}))
+    expect_refusal(400, lambda: client.completions.create(model=name, prompt="a", n=1000))
+    biased = client.completions.create(model=name, prompt="the cat", max_tokens=5, temperature=0, logit_bias={id_of("e"): 100})
+    assert biased.choices[0].text == "eeeee", biased.choices[0].text
+    expect_refusal(400, lambda: client.completions.create(model=name, prompt="a", logit_bias={"1": 101}))
     with_prompt = client.completions.create(model=name, prompt="the cat", max_tokens=24, temperature=0, echo=True)
     assert with_prompt.choices[0].text == "the cat" + expected
     scored = client.completions.create(model=name, prompt=["the cat", "a mat"], max_tokens=0, temperature=0, echo=True, logprobs=1)
-    for choice, prompt, wanted in zip(scored.choices, ["the cat", "a mat"], of_score(["the cat", "a mat"])):
+    for choice, prompt, expected_logprobs in zip(scored.choices, ["the cat", "a mat"], score_texts(["the cat", "a mat"])):
         found = choice.logprobs
         assert choice.text == "".join(found.tokens) == prompt and choice.finish_reason == "length", choice
         assert found.token_logprobs[0] is None and found.top_logprobs[0] is None
-        assert all(abs(a - b) < 1e-3 for a, b in zip(found.token_logprobs[1:], wanted, strict=True)), (found, wanted)
+        assert all(abs(a - b) < 1e-3 for a, b in zip(found.token_logprobs[1:], expected_logprobs, strict=True)), (found, expected_logprobs)
     assert scored.usage.completion_tokens == 0
     assert scored.usage.prompt_tokens == sum(len(choice.logprobs.tokens) for choice in scored.choices)
-    refused(400, lambda: client.completions.create(model=name, prompt="a", max_tokens=10**9))
-    too_long = refused(400, lambda: client.completions.create(model=name, prompt="a " * 20000))
+    expect_refusal(400, lambda: client.completions.create(model=name, prompt="a", max_tokens=10**9))
+    too_long = expect_refusal(400, lambda: client.completions.create(model=name, prompt="a " * 20000))
     assert too_long.code == "context_length_exceeded", too_long.body
 
 
-def many_clients(url):
+def check_many_clients(url):
     prompts = [prompt_of(i) for i in range(clients)]
-    expected = of_generate(prompts, 20)
+    expected = generate_texts(prompts, 20)
     wrong, count, end = [], [0], time.time() + seconds
 
     def work(i):
@@ -212,30 +217,30 @@ def curl(url, *more):
 
 
 server, url = start()
-one_client(openai.OpenAI(base_url=url, api_key="none", max_retries=0))
-forms(openai.OpenAI(base_url=url, api_key="none", max_retries=0))
-many_clients(url)
+check_one_client(openai.OpenAI(base_url=url, api_key="none", max_retries=0))
+check_structured_output(openai.OpenAI(base_url=url, api_key="none", max_retries=0))
+check_many_clients(url)
 root = url.removesuffix("/v1")
 status, body = curl(root + "/health")
 assert status == 200 and json.loads(body)["running"] == 0, body
-ask = json.dumps({"model": name, "prompt": "the cat", "max_tokens": 3, "temperature": 0})
-status, body = curl(url + "/completions", "-H", "Content-Type: application/json", "-d", ask)
+request_body = json.dumps({"model": name, "prompt": "the cat", "max_tokens": 3, "temperature": 0})
+status, body = curl(url + "/completions", "-H", "Content-Type: application/json", "-d", request_body)
 assert status == 200 and json.loads(body)["usage"]["completion_tokens"] == 3, body
 status, body = curl(url + "/completions", "-H", "Content-Type: application/json", "--data-binary", "@" + program)
 assert status == 413 and json.loads(body)["error"]["message"], (status, body)
 port = url.split(":")[2].split("/")[0]
-taken = subprocess.run([program, "serve", "--model", model, "--port", port], capture_output=True, text=True, timeout=120)
-assert taken.returncode == 4 and port in taken.stderr, taken
+port_in_use = subprocess.run([program, "serve", "--model", model, "--port", port], capture_output=True, text=True, timeout=120)
+assert port_in_use.returncode == 4 and port in port_in_use.stderr, port_in_use
 stop(server)
 
 too_large = start("--cache-tokens", str(2**38), expect=2)
 assert "Give fewer --cache-tokens" in too_large, too_large
 err = start("--host", "0.0.0.0", expect=2)
 assert "--token-file" in err, err
-token_file = tempfile.NamedTemporaryFile("w", suffix=".token")  # readable only by its owner, as the server requires
+token_file = tempfile.NamedTemporaryFile("w", suffix=".token")  # only its owner can read it, as the server requires
 token_file.write("0123456789abcdef0123\n")
 token_file.flush()
 server, url = start("--token-file", token_file.name)
 assert openai.OpenAI(base_url=url, api_key="0123456789abcdef0123").models.list().data[0].id == name
-refused(401, lambda: openai.OpenAI(base_url=url, api_key="0123456789abcdef0124", max_retries=0).models.list())
+expect_refusal(401, lambda: openai.OpenAI(base_url=url, api_key="0123456789abcdef0124", max_retries=0).models.list())
 stop(server)

@@ -1,12 +1,13 @@
 """Runs torch.optim and torch.distributed.checkpoint.state_dict on a tiny module and prints one JSON object.
 
-    state_dicts.py train      for adamw and sgd each: three steps with drawn gradients, the state in all forms (ids,
-                              names, flat), then two more steps
+    state_dicts.py train      for adamw and sgd: takes three steps with random gradients, prints the optimizer state in
+                              three forms (parameter ids, parameter names, flattened), and takes two more steps
     state_dicts.py resume     reads a list of {"optimizer", "form", "weights", "gradients", "state"} from standard
-                              input; prints for each entry the weights after `state` is loaded and the steps are taken
+                              input. For each entry it loads the weights and the state, takes a step for each of the
+                              gradients, and prints the resulting weights
 
-Modules a, b and c are those of AffineNet in tests/state/values.h; c is frozen. Tensors are {"shape", "values"}, tuples
-{"tuple"}.
+Modules a, b and c are those of AffineNet in tests/state/values.h; c is frozen. In JSON, tensors are {"shape", "values"}
+and tuples are {"tuple"}.
 """
 
 import json
@@ -88,20 +89,20 @@ def train(name):
     return out
 
 
-def resume(given):
+def resume(entry):
     net = Net()
-    net.load_state_dict(read(given["weights"]))
-    optimizer = make(given["optimizer"], net)
-    state, form = read(given["state"]), given["form"]
+    net.load_state_dict(read(entry["weights"]))
+    optimizer = make(entry["optimizer"], net)
+    state, form = read(entry["state"]), entry["form"]
     if form == "ids":
         optimizer.load_state_dict(state)
     else:
         set_optimizer_state_dict(net, optimizer, state, options=FLAT if form == "flat" else None)
-    steps(net, optimizer, given["gradients"])
+    steps(net, optimizer, entry["gradients"])
     return show(net.state_dict())
 
 
 if sys.argv[1] == "train":
     print(json.dumps({name: train(name) for name in OPTIONS}))
 else:
-    print(json.dumps([resume(given) for given in json.load(sys.stdin)]))
+    print(json.dumps([resume(entry) for entry in json.load(sys.stdin)]))

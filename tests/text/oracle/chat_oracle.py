@@ -1,7 +1,8 @@
-"""Renders chat cases with transformers' own code: chat_oracle.py OUT.json CASES.json NAME=TEMPLATE_FILE ...
+"""Renders chats with the code of transformers: chat_oracle.py OUT.json CASES.json NAME=TEMPLATE_FILE ...
 
-OUT.json: {"NAME": {"CASE/prompt": {"text": ..., "spans": [[first, last], ...]} or {"error": ...}}}; spans count bytes.
-A template that Jinja2 cannot compile has the one entry {"syntax_error": ...}.
+OUT.json has {NAME: {"CASE/PROMPT": RENDERED}}, where PROMPT is 1 with add_generation_prompt and 0 without. RENDERED is
+{"text", "spans": [[BEGIN, END]]} or {"error"}. The spans are those of assistant tokens, in bytes. If Jinja2 cannot
+compile a template, NAME has {"syntax_error"} instead.
 """
 import json
 import sys
@@ -32,16 +33,16 @@ def bytes_at(text, characters):
 
 def render(template, case, prompt):
     values = dict(EXTRA, **case.get("extra", {}))
-    tracked = "{% generation" in template or "{%- generation" in template
+    has_spans = "{% generation" in template or "{%- generation" in template
     try:
         rendered, spans = chat_template_utils.render_jinja_template(
             conversations=[case["messages"]], tools=TOOLS if case.get("tools") else None, chat_template=template,
-            add_generation_prompt=prompt, return_assistant_tokens_mask=tracked, **values)
+            add_generation_prompt=prompt, return_assistant_tokens_mask=has_spans, **values)
         text = rendered[0]
         text.encode()
     except Exception as error:  # a template can raise any exception
         return {"error": f"{type(error).__name__}: {error}"}
-    return {"text": text, "spans": [[bytes_at(text, a), bytes_at(text, b)] for a, b in (spans[0] if tracked else [])]}
+    return {"text": text, "spans": [[bytes_at(text, a), bytes_at(text, b)] for a, b in (spans[0] if has_spans else [])]}
 
 
 def main():

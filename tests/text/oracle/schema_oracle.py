@@ -1,8 +1,8 @@
-"""What pydantic makes of JSON schemas: the oracle of json_schema_oracle_test.cc.
+"""Makes JSON schemas and validates JSON texts with pydantic, for json_schema_oracle_test.cc.
 
-  schema_oracle.py draw SEED COUNT       models of drawn fields: [{"schema", "instances": [TEXT, ...]}, ...]
-  schema_oracle.py check SEED COUNT      reads [[TEXT, ...], ...], texts for each of the same models, and prints those
-                                         that the model does not take: [[number, TEXT, why], ...]
+  schema_oracle.py draw SEED COUNT       prints COUNT random models: [{"schema", "instances": [TEXT]}]
+  schema_oracle.py check SEED COUNT      reads [[TEXT]], a list of texts for each of the same models, and prints the
+                                         texts that the model refuses: [[MODEL_INDEX, TEXT, ERROR]]
 """
 import datetime
 import enum
@@ -15,12 +15,12 @@ import uuid
 import pydantic
 
 
-def drawn_string(draw, least, most):
-    return "".join(draw.choice("ab Z09_\"\\/\n\t\u00e9\u20ac\U0001f600{}[]:,") for _ in range(draw.randint(least, most)))
+def random_string(draw, minimum, maximum):
+    return "".join(draw.choice("ab Z09_\"\\/\n\t\u00e9\u20ac\U0001f600{}[]:,") for _ in range(draw.randint(minimum, maximum)))
 
 
-class Drawer:
-    """Draws types, each with a function that draws one of its values."""
+class TypeGenerator:
+    """Makes random types, each with a function that returns a random value of the type."""
 
     def __init__(self, draw):
         self.draw, self.names = draw, 0
@@ -40,18 +40,18 @@ class Drawer:
         return int, lambda: self.draw.randint(-10 ** self.draw.randint(0, 17), 10 ** self.draw.randint(0, 17))
 
     def a_bounded(self, depth):
-        least = self.draw.randint(-300, 300)
-        most = least + self.draw.choice([0, 1, 7, 90, 1000])
-        field = pydantic.Field(ge=least, le=most) if self.draw.random() < 0.5 else pydantic.Field(gt=least - 1, lt=most + 1)
-        return typing.Annotated[int, field], lambda: self.draw.randint(least, most)
+        minimum = self.draw.randint(-300, 300)
+        maximum = minimum + self.draw.choice([0, 1, 7, 90, 1000])
+        field = pydantic.Field(ge=minimum, le=maximum) if self.draw.random() < 0.5 else pydantic.Field(gt=minimum - 1, lt=maximum + 1)
+        return typing.Annotated[int, field], lambda: self.draw.randint(minimum, maximum)
 
     def a_float(self, depth):
         if self.draw.random() < 0.5:
-            least = self.draw.randint(-20, 20)
-            most = least + self.draw.choice([1, 2, 30])
-            closed = self.draw.random() < 0.5
-            field = pydantic.Field(ge=least, le=most) if closed else pydantic.Field(gt=least, lt=most)
-            inside = [least + 0.5, least + 0.125] + ([least, most] if closed else [])
+            minimum = self.draw.randint(-20, 20)
+            maximum = minimum + self.draw.choice([1, 2, 30])
+            inclusive = self.draw.random() < 0.5
+            field = pydantic.Field(ge=minimum, le=maximum) if inclusive else pydantic.Field(gt=minimum, lt=maximum)
+            inside = [minimum + 0.5, minimum + 0.125] + ([minimum, maximum] if inclusive else [])
             return typing.Annotated[float, field], lambda: self.draw.choice(inside)
         return float, lambda: self.draw.choice([0.5, -3.0, 2, 1.25e-7, 6e20])
 
@@ -63,10 +63,10 @@ class Drawer:
 
     def a_string(self, depth):
         if self.draw.random() < 0.5:
-            return str, lambda: drawn_string(self.draw, 0, 12)
-        least = self.draw.randint(0, 3)
-        most = least + self.draw.randint(0, 4)
-        return typing.Annotated[str, pydantic.Field(min_length=least, max_length=most)], lambda: drawn_string(self.draw, least, most)
+            return str, lambda: random_string(self.draw, 0, 12)
+        minimum = self.draw.randint(0, 3)
+        maximum = minimum + self.draw.randint(0, 4)
+        return typing.Annotated[str, pydantic.Field(min_length=minimum, max_length=maximum)], lambda: random_string(self.draw, minimum, maximum)
 
     def a_literal(self, depth):
         values = tuple(dict.fromkeys([self.draw.choice(["x", "y\"z", "\u00e9", 3, -4]) for _ in range(3)]))
@@ -101,10 +101,10 @@ class Drawer:
         kind, value = self.type(depth - 1)
         if self.draw.random() < 0.5:
             return list[kind], lambda: [value() for _ in range(self.draw.randint(0, 3))]
-        least = self.draw.randint(0, 2)
-        most = least + self.draw.randint(0, 2)
-        return typing.Annotated[list[kind], pydantic.Field(min_length=least, max_length=most)], lambda: [
-            value() for _ in range(self.draw.randint(least, most))]
+        minimum = self.draw.randint(0, 2)
+        maximum = minimum + self.draw.randint(0, 2)
+        return typing.Annotated[list[kind], pydantic.Field(min_length=minimum, max_length=maximum)], lambda: [
+            value() for _ in range(self.draw.randint(minimum, maximum))]
 
     def a_tuple(self, depth):
         parts = [self.type(depth - 1) for _ in range(self.draw.randint(1, 3))]
@@ -112,7 +112,7 @@ class Drawer:
 
     def a_dict(self, depth):
         kind, value = self.type(depth - 1)
-        return dict[str, kind], lambda: {drawn_string(self.draw, 0, 4): value() for _ in range(self.draw.randint(0, 3))}
+        return dict[str, kind], lambda: {random_string(self.draw, 0, 4): value() for _ in range(self.draw.randint(0, 3))}
 
     def a_optional(self, depth):
         kind, value = self.type(depth - 1)
@@ -126,15 +126,15 @@ class Drawer:
         fields, values = {}, []
         for name in self.draw.sample(["id", "na me", "\u00e9", "q\"", "list", "sub", "x"], self.draw.randint(0, 4)):
             kind, value = self.type(depth - 1)
-            needed = self.draw.random() < 0.6
+            required = self.draw.random() < 0.6
             key = f"f{len(fields)}"
-            fields[key] = (kind, pydantic.Field(... if needed else None, alias=name))
-            values.append((name, needed, value))
+            fields[key] = (kind, pydantic.Field(... if required else None, alias=name))
+            values.append((name, required, value))
         extra = self.draw.choice(["forbid", "ignore"])
         model = pydantic.create_model(self.name(), __config__=pydantic.ConfigDict(extra=extra), **fields)
 
         def instance():
-            return {name: value() for name, needed, value in values if needed or self.draw.random() < 0.5}
+            return {name: value() for name, required, value in values if required or self.draw.random() < 0.5}
 
         return model, instance
 
@@ -157,13 +157,14 @@ class Drawer:
 
 def models(seed, count):
     for number in range(count):
-        drawer = Drawer(random.Random(f"{seed} {number}"))
-        kind, value = drawer.a_model(3)
+        generator = TypeGenerator(random.Random(f"{seed} {number}"))
+        kind, value = generator.a_model(3)
         yield pydantic.TypeAdapter(kind), value
 
 
 def close_tuples(draw, schema):
-    """Some tuples as other generators of schemas close them: by items, with and without minItems."""
+    """Rewrites some tuples as other schema generators write them: "items": false instead of, or in addition to,
+    maxItems."""
     if isinstance(schema, list):
         return [close_tuples(draw, each) for each in schema]
     if not isinstance(schema, dict):
@@ -176,7 +177,7 @@ def close_tuples(draw, schema):
     return schema
 
 
-def spell(draw, value):
+def dump_json(draw, value):
     form = draw.choice([{"separators": (",", ":")}, {"separators": (", ", ": ")}, {"indent": 2}])
     return json.dumps(value, ensure_ascii=False, **form)
 
@@ -187,8 +188,8 @@ def draw_models(seed, count):
     for adapter, value in models(seed, count):
         texts = []
         for _ in range(8):
-            text = spell(draw, value())
-            adapter.validate_json(text)  # finds mistakes of this script
+            text = dump_json(draw, value())
+            adapter.validate_json(text)  # detects errors of this script
             texts.append(text)
         out.append({"schema": close_tuples(draw, adapter.json_schema()), "instances": texts})
     json.dump(out, sys.stdout)

@@ -1,6 +1,6 @@
 """Renders one-line templates with transformers' Jinja2: snippet_oracle.py OUT.json SNIPPETS.txt
 
-A line is a template; OUT.json lists {"text": ...} or {"error": ...} for each.
+Each line of SNIPPETS.txt is a template. OUT.json has a list with {"text"} or {"error"} for each.
 """
 import json
 import sys

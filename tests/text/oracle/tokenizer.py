@@ -1,12 +1,12 @@
-"""What the `tokenizers` library makes of texts: the oracle of tokenizer_oracle_test.cc.
+"""Encodes and decodes texts with the `tokenizers` library, for tokenizer_oracle_test.cc.
 
-Reads a JSON array of requests from standard input and writes one JSON array of answers:
-  request  {"file": PATH} or {"json": TEXT}; "texts": [...]; "random": {"seed", "count", "length"} adds texts made here;
-           "add_special", "parse_special": booleans
-  answer   [{"text", "ids", "offsets" (bytes of the UTF-8 text), "decoded", "decoded_all"}, ...]
-           or {"error": MESSAGE} when the library refuses the file
-Random texts hold only characters that all the libraries involved know: of Unicode 14, and, where the library has older
-tables (marks and compatibility characters, Unicode 9), what those agree on with Python's.
+Reads a JSON array of requests from standard input and writes a JSON array of answers:
+  request  {"file": PATH} or {"json": TEXT}, with "texts": [TEXT], "add_special": BOOL and "parse_special": BOOL.
+           "random": {"seed", "count", "length"} adds random texts.
+  answer   [{"text", "ids", "offsets" (bytes of the UTF-8 text), "decoded" (without special tokens), "decoded_all"}],
+           or {"error": MESSAGE} if the library refuses the file
+Random texts have only characters that Python's Unicode tables and the library's tables treat in the same way. The
+library's tables of combining marks and compatibility characters are those of Unicode 9.
 """
 import functools
 import itertools
@@ -28,11 +28,11 @@ PIECES = ["'s", "'LL", "'\u017f", " ", "  ", "\n", "\r\n", "\t", "\n\n", "12", "
 def known_characters():
     strip, nfkd = normalizers.StripAccents(), normalizers.NFKD()
 
-    def agreed(c):
+    def is_treated_alike(c):
         return ((strip.normalize_str("x" + c) == "x") == (unicodedata.category(c)[0] == "M")
                 and nfkd.normalize_str(c) == unicodedata.normalize("NFKD", c))
 
-    return [c for c in map(chr, range(0x30000)) if unicodedata.category(c) not in ("Cn", "Cs") and agreed(c)]
+    return [c for c in map(chr, range(0x30000)) if unicodedata.category(c) not in ("Cn", "Cs") and is_treated_alike(c)]
 
 
 @functools.cache
@@ -64,16 +64,17 @@ BYTES = sorted({*range(33, 127), *range(0xA1, 0xAD), *range(0xAE, 0x100)})
 BYTE_ALPHABET = {b: chr(b) for b in BYTES} | {b: chr(256 + i) for i, b in enumerate(sorted({*range(256)} - {*BYTES}))}
 
 
-def offsets_where_text_is_lost(tokenizer, text, tokens):
-    """Byte offsets of tokens that spell what the vocabulary has of the text; None where it has all of it.
+def offsets_with_dropped_characters(tokenizer, text, tokens):
+    """Returns the byte offsets of the tokens if the library drops characters that the vocabulary lacks, otherwise None.
 
-    The library counts a word's tokens as if they stood side by side, also over a character between them that it lost.
+    The library's own offsets are wrong in this case: it counts as if the tokens of a word were adjacent, also if it has
+    dropped a character between them.
     """
     byte_level = "ByteLevel" in str(tokenizer.pre_tokenizer)
     units, at = [], 0
     for c in text:
-        place = [at, at := at + len(c.encode())]
-        units += [(unit, place) for unit in (map(BYTE_ALPHABET.get, c.encode()) if byte_level else c)]
+        span = [at, at := at + len(c.encode())]
+        units += [(unit, span) for unit in (map(BYTE_ALPHABET.get, c.encode()) if byte_level else c)]
     kept = [unit for unit in units if tokenizer.token_to_id(unit[0]) is not None]
     if len(kept) == len(units) or "".join(c for c, _ in kept) != "".join(tokens):
         return None
@@ -97,7 +98,7 @@ def answer(request):
     rows = []
     for text in texts:
         encoding = tokenizer.encode(text, add_special_tokens=request.get("add_special", True))
-        offsets = (offsets_where_text_is_lost(tokenizer, text, encoding.tokens)
+        offsets = (offsets_with_dropped_characters(tokenizer, text, encoding.tokens)
                    or byte_offsets(text, encoding.offsets))
         rows.append({"text": text, "ids": encoding.ids, "offsets": offsets,
                      "decoded": tokenizer.decode(encoding.ids, skip_special_tokens=True),

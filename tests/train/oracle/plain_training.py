@@ -1,12 +1,14 @@
-"""Trains a Hugging Face model in plain PyTorch on the batches that Tessera trained on, and prints one JSON object a step.
+"""Trains a Hugging Face model with plain PyTorch on the batches of a Tessera run, and prints one JSON object per step.
 
     plain_training.py MODEL_DIR BATCHES.safetensors OPTIONS.json [CHECKPOINT STEP]
 
-With a CHECKPOINT, the distributed checkpoint of a run after STEP, it goes on from there with the steps after it.
+CHECKPOINT is the distributed checkpoint that a run saved after STEP. With it, training continues from there with step
+STEP + 1.
 
-BATCHES holds tokens, labels, positions and document_ids, each [steps, rows, T]; labels are aligned with tokens' next
-token and -100 where there is none. OPTIONS: lr (a list, one a step), betas, eps, weight_decay, max_grad_norm. The loss of a step is the
-sum over label tokens divided by their number; norms and biases do not decay.
+BATCHES has tokens, labels, positions and document_ids, each [steps, rows, T]. The label of a token is the next token,
+or -100 if it is not a label. OPTIONS has lr (a list with one value per step), betas, eps, weight_decay and
+max_grad_norm. The loss of a step is the sum over the labels divided by their number. Weight decay does not apply to
+norms and biases.
 """
 
 import json
@@ -27,8 +29,8 @@ def block_causal_mask(document_ids):
 
 
 def clip_by_exact_norm(parameters, max_norm):
-    """clip_grad_norm_ with the squares summed in float64: in float32, as torch sums them on CPU, the norm of a gradient of
-    28 million elements is off by 1e-4 to 2e-3."""
+    """Like clip_grad_norm_, with the squares summed in float64. PyTorch sums them in float32 on the CPU, and for a
+    gradient of 28 million elements the relative error of the norm is 1e-4 to 2e-3."""
     grads = [p.grad for p in parameters if p.grad is not None]
     norm = torch.sqrt(sum(g.double().pow(2).sum() for g in grads))
     scale = min(1.0, max_norm / (norm.item() + 1e-6))

@@ -1,4 +1,4 @@
-"""Prints what TensorBoard's own reader finds in a folder of event files, as one JSON object."""
+"""Prints the contents of a folder of event files, read by TensorBoard, as one JSON object: read_events.py FOLDER"""
 import json
 import sys
 

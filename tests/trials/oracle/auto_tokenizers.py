@@ -1,7 +1,8 @@
-"""What transformers' AutoTokenizer makes of texts: auto_tokenizers.py, a line of JSON for each folder on standard input.
+"""Encodes texts with transformers' AutoTokenizer. Answers each JSON line on standard input with a JSON line.
 
-{"folder": DIR, "texts": [TEXT]}: {"ids": [[ID]], "plain": [[ID]], "decoded": [TEXT], "named": {"bos", "eos", "pad"}}.
-`plain` is without what the tokenizer adds; `decoded` is of `plain`, without special tokens.
+A request is {"folder": DIR, "texts": [TEXT]}. The answer is {"ids": [[ID]], "plain": [[ID]], "decoded": [TEXT],
+"named": {"bos", "eos", "pad"}}. "plain" has the ids without added special tokens. "decoded" has the decoded "plain"
+without special tokens.
 """
 
 import json
@@ -12,13 +13,13 @@ from transformers.utils import logging
 
 logging.set_verbosity_error()
 for line in sys.stdin:
-    asked = json.loads(line)
-    tokenizer = AutoTokenizer.from_pretrained(asked["folder"])
-    plain = [tokenizer.encode(text, add_special_tokens=False) for text in asked["texts"]]
+    request = json.loads(line)
+    tokenizer = AutoTokenizer.from_pretrained(request["folder"])
+    plain = [tokenizer.encode(text, add_special_tokens=False) for text in request["texts"]]
     print(
         json.dumps(
             {
-                "ids": [tokenizer.encode(text) for text in asked["texts"]],
+                "ids": [tokenizer.encode(text) for text in request["texts"]],
                 "plain": plain,
                 "decoded": [tokenizer.decode(ids, skip_special_tokens=True) for ids in plain],
                 "named": {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id},

@@ -1,6 +1,8 @@
-"""What `tessera serve` and transformers' generate answer to a chat, with the settings of the folder alone.
+"""Sends a chat message to `tessera serve` and to transformers' generate(), with the model folder's settings.
 
-chat_in_programs.py PROGRAM DIR MESSAGE: {"serve": {"text", "finish"}, "transformers": {"tokens", "text"}}.
+    chat_in_programs.py PROGRAM DIR MESSAGE
+
+Prints {"serve": {"text", "finish"}, "transformers": {"tokens", "text"}}.
 """
 
 import http.client
@@ -28,12 +30,12 @@ finally:
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-made = model.generate(**prompt, max_new_tokens=30, do_sample=False)[0, prompt["input_ids"].shape[1] :].tolist()
+generated = model.generate(**prompt, max_new_tokens=30, do_sample=False)[0, prompt["input_ids"].shape[1] :].tolist()
 print(
     json.dumps(
         {
             "serve": {"text": choice["message"]["content"], "finish": choice["finish_reason"]},
-            "transformers": {"tokens": made, "text": tokenizer.decode(made, skip_special_tokens=True)},
+            "transformers": {"tokens": generated, "text": tokenizer.decode(generated, skip_special_tokens=True)},
         }
     )
 )

@@ -1,9 +1,12 @@
-"""Chats of many shapes, rendered with transformers' own code: chat_shapes.py OUT.json SEED CASES_EACH NAME=TEMPLATE_FILE ...
+"""Makes random chats and renders them with the code of transformers.
 
-OUT.json: {"NAME": [{"messages", "tools"?, "extra", "0": RENDERED, "1": RENDERED, "turns": [...]}]}. RENDERED, without and with a
-generation prompt, is {"text": ..., "spans": [[first, last], ...]} or {"error": ...}; places count bytes. "turns" has for each
-message of the assistant its [first, last) in the text where the conversation up to it is a prefix of the whole, else null.
-Every text of a message holds words that no other has: w and the message's number, e.g. w3n0, w3n1.
+    chat_shapes.py OUT.json SEED CASES_PER_TEMPLATE NAME=TEMPLATE_FILE ...
+
+OUT.json has {NAME: [{"messages", "tools" (optional), "extra", "0": RENDERED, "1": RENDERED, "turns"}]}. "0" is rendered
+without a generation prompt, and "1" with it. RENDERED is {"text", "spans": [[BEGIN, END]]} or {"error"}. All positions
+are in bytes. "turns" has an entry for each assistant message: its [BEGIN, END) in the text of "0", or null if the
+rendered conversation up to this message is not a prefix of the whole text. Words of a message contain the message's
+number, such as w3n17e, so that no other message has them.
 """
 import json
 import random
@@ -21,14 +24,14 @@ TOOLS = [
                                       "parameters": {"type": "object", "properties": {}}}}]
 
 
-class Shape:
-    """One conversation, drawn."""
+class ChatGenerator:
+    """Makes one random chat."""
 
     def __init__(self, rng):
         self.rng = rng
         self.messages = []
         self.calls = 0
-        self.parts = rng.choice([0, 0, 0.4])  # share of the contents that are lists of parts
+        self.parts_share = rng.choice([0, 0, 0.4])  # share of message contents that are lists of parts
 
     def words(self):
         rng, number = self.rng, len(self.messages)
@@ -39,12 +42,12 @@ class Shape:
         rng = self.rng
         if rng.random() < empty:
             return rng.choice(["", "", " \n"])
-        if rng.random() < self.parts:
+        if rng.random() < self.parts_share:
             return [{"type": "text", "text": self.words()} for _ in range(rng.choice([1, 1, 2, 3]))]
         return self.words()
 
-    def add(self, role, content, **more):
-        message = {"role": role, "content": content, **more}
+    def add(self, role, content, **fields):
+        message = {"role": role, "content": content, **fields}
         if self.rng.random() < 0.05:
             message["name"] = "bob"
         self.messages.append(message)
@@ -59,17 +62,17 @@ class Shape:
                 "function": {"name": rng.choice(["get_weather", "now"]), "arguments": arguments}}
 
     def assistant(self, calls):
-        rng, more = self.rng, {}
+        rng, fields = self.rng, {}
         if rng.random() < 0.3:
-            more[rng.choice(["reasoning_content", "reasoning_content", "reasoning", "thinking"])] = self.words()
+            fields[rng.choice(["reasoning_content", "reasoning_content", "reasoning", "thinking"])] = self.words()
         content = self.content()
         if calls:
-            more["tool_calls"] = [self.call() for _ in range(rng.choice([1, 1, 1, 2]))]
+            fields["tool_calls"] = [self.call() for _ in range(rng.choice([1, 1, 1, 2]))]
             content = rng.choice(["", "", None, content])
         elif rng.random() < 0.08:
             content = f"<think>\n{self.words()}\n</think>\n\n{self.words()}"
-        self.add("assistant", content, **more)
-        for call in more.get("tool_calls", []):
+        self.add("assistant", content, **fields)
+        for call in fields.get("tool_calls", []):
             self.results.append(call)
 
     def round(self, last):
@@ -83,10 +86,10 @@ class Shape:
             if last and rng.random() < 0.15:
                 return
             for call in self.results:
-                more = {"tool_call_id": call["id"]}
+                fields = {"tool_call_id": call["id"]}
                 if rng.random() < 0.7:
-                    more["name"] = call["function"]["name"]
-                self.messages.append({"role": "tool", "content": self.content(), **more})
+                    fields["name"] = call["function"]["name"]
+                self.messages.append({"role": "tool", "content": self.content(), **fields})
             if last and rng.random() < 0.1:
                 return
         if last and rng.random() < 0.15:
@@ -114,29 +117,29 @@ class Shape:
         return case
 
 
-def rendered(template, case, messages, prompt):
-    tracked = "{% generation" in template or "{%- generation" in template
+def render(template, case, messages, prompt):
+    has_spans = "{% generation" in template or "{%- generation" in template
     try:
         texts, spans = chat_template_utils.render_jinja_template(
             conversations=[messages], tools=case.get("tools"), chat_template=template, add_generation_prompt=prompt,
-            return_assistant_tokens_mask=tracked, **case["extra"])
+            return_assistant_tokens_mask=has_spans, **case["extra"])
         text = texts[0]
         text.encode()
     except Exception as error:  # a template can raise any exception
         return {"error": f"{type(error).__name__}: {error}"}
-    places = [[len(text[:at].encode()) for at in span] for span in (spans[0] if tracked else [])]
-    return {"text": text, "spans": places}
+    byte_spans = [[len(text[:at].encode()) for at in span] for span in (spans[0] if has_spans else [])]
+    return {"text": text, "spans": byte_spans}
 
 
-def turns_of(template, case, whole):
+def turns_of(template, case, full_text):
     turns = []
     for i, message in enumerate(case["messages"]):
         if message["role"] != "assistant":
             continue
-        before = rendered(template, case, case["messages"][:i], True).get("text")
-        up_to = rendered(template, case, case["messages"][:i + 1], False).get("text")
-        fits = before is not None and up_to is not None and whole.startswith(up_to) and up_to.startswith(before)
-        turns.append([len(before.encode()), len(up_to.encode())] if fits else None)
+        before = render(template, case, case["messages"][:i], True).get("text")
+        up_to = render(template, case, case["messages"][:i + 1], False).get("text")
+        is_prefix = before is not None and up_to is not None and full_text.startswith(up_to) and up_to.startswith(before)
+        turns.append([len(before.encode()), len(up_to.encode())] if is_prefix else None)
     return turns
 
 
@@ -149,9 +152,9 @@ def main():
         rng = random.Random(f"{seed}/{name}")
         result[name] = []
         for _ in range(int(count)):
-            case = Shape(rng).draw()
+            case = ChatGenerator(rng).draw()
             for prompt in (0, 1):
-                case[str(prompt)] = rendered(template, case, case["messages"], bool(prompt))
+                case[str(prompt)] = render(template, case, case["messages"], bool(prompt))
             if "text" in case["0"]:
                 case["turns"] = turns_of(template, case, case["0"]["text"])
             result[name].append(case)

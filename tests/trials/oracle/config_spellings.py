@@ -1,12 +1,15 @@
-"""Spellings of config.json over all families, and what transformers makes of each.
+"""Makes random variants of config.json for all model families, and loads them with transformers.
 
-config_spellings.py DIR SEED COUNT [CASES]: draws COUNT configurations of tiny models, reads further ones from the file CASES
-(lines of {"weights", "config"}), and writes
-    DIR/WEIGHTS/            folders of transformers with the weights that the cases load
-    DIR/cases.jsonl         a line a case: {"weights", "config" (a text), and "row" and "dtype" (may be empty), or
-                            "error"}
-    DIR/expected.safetensors   tokens [1, T]; logprobs [rows, T, V]
-A spelling that transformers refuses, loads without some weights or turns into logits that are no numbers has an "error".
+    config_spellings.py DIR SEED COUNT [CASES]
+
+Makes COUNT configurations of tiny models and reads further ones from the file CASES (lines of {"weights", "config"}).
+Writes:
+    DIR/WEIGHTS/               model folders with the weights that the cases load
+    DIR/cases.jsonl            a line per case: {"weights", "config" (a string)}, with "row" (of logprobs) and
+                               "dtype" (may be empty), or with "error"
+    DIR/expected.safetensors   tokens [1, T] and logprobs [rows, T, V]
+A case has an "error" if transformers refuses the configuration, does not find all weights, or gives logits that are not
+finite.
 """
 
 import copy
@@ -70,14 +73,14 @@ def write_weights(out):
             model.save_pretrained(out / f"{family}-{name}")
 
 
-# The drawing of random configurations.
+# Random configurations.
 
 WRONG = [None, DROP, "x", [], {}, True, -1, 0, 1.5]
 ROPE_TYPES = ["default", "linear", "dynamic", "yarn", "llama3"] * 4 + ["longrope", "su", "mrope", "proportional", None, 7]
 
 
 class Draws(random.Random):
-    """Random choices of one case; `care` is the share of values that are likely to be right."""
+    """Random choices of one case. `care` is the share of values that are chosen from likely valid ones."""
     care = 0.9
 
 
@@ -94,7 +97,7 @@ def seldom(rng, usual, *others):
 
 
 def draw_rope(rng):
-    """The object of rotary settings, whole most of the time."""
+    """Returns a dict of RoPE settings, most of the time with all required keys."""
     kind = rng.choice(ROPE_TYPES)
     out = {}
     for key in rng.choice([["rope_type"], ["rope_type"], ["type"], ["rope_type", "type"], []]):
@@ -272,7 +275,7 @@ def draw_case(rng):
 
 class Oracle:
     def __init__(self, out):
-        self.out, self.rows, self.known = out, [], {}
+        self.out, self.rows, self.row_of_config = out, [], {}
         self.tokens = torch.randint(3, 64, (1, LENGTH), generator=torch.Generator().manual_seed(7))
 
     def run(self, case):
@@ -286,10 +289,10 @@ class Oracle:
             if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
                 raise ValueError(f"dtype {dtype}")
             key = json.dumps([case["weights"], type(config).__name__, config.to_dict(), config.__dict__], sort_keys=True, default=str)
-            if key not in self.known:
-                self.known[key] = self.logprobs(case["weights"], config)
-            return {"row": self.known[key], "dtype": str(dtype or "").removeprefix("torch.")}
-        except Exception as error:  # any exception of transformers is a refusal
+            if key not in self.row_of_config:
+                self.row_of_config[key] = self.logprobs(case["weights"], config)
+            return {"row": self.row_of_config[key], "dtype": str(dtype or "").removeprefix("torch.")}
+        except Exception as error:  # any exception of transformers means that it refuses the case
             return {"error": f"{type(error).__name__}: {error}"[:200]}
 
     @torch.no_grad()
@@ -306,15 +309,15 @@ class Oracle:
         logits = model(self.tokens, use_cache=False, return_dict=True, **({"softcap": cap} if cap else {})).logits
         values = torch.log_softmax(logits.double(), -1).float()[0]
         if not torch.isfinite(values).all():
-            raise ValueError("logits that are no numbers")
+            raise ValueError("logits that are not finite")
         self.rows.append(values)
         return len(self.rows) - 1
 
 
-def main(out, seed, count, kept):
+def main(out, seed, count, cases_file):
     write_weights(out)
     rng = Draws(seed)
-    cases = [json.loads(line) for line in Path(kept).read_text().splitlines() if line.strip()] if kept else []
+    cases = [json.loads(line) for line in Path(cases_file).read_text().splitlines() if line.strip()] if cases_file else []
     cases += [draw_case(rng) for _ in range(count)]
     oracle = Oracle(out)
     with open(out / "cases.jsonl", "w") as file:

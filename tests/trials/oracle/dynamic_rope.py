@@ -1,7 +1,7 @@
-"""Greedy continuations of transformers with rotary embeddings of the dynamic kind, beyond max_position_embeddings.
+"""Generates with dynamic RoPE scaling beyond max_position_embeddings in transformers: dynamic_rope.py DIR
 
-dynamic_rope.py DIR: writes a tiny Llama to DIR/model and to DIR/continuations.json a list of {"prompt", "tokens"}: with a
-key-value cache, each by a model that has seen nothing else.
+Writes a tiny Llama to DIR/model, and to DIR/continuations.json a list of {"prompt", "tokens"} with its greedy
+continuations. They use the KV cache. The model is loaded again for each prompt, because dynamic RoPE keeps state.
 """
 
 import json
@@ -23,6 +23,6 @@ results = []
 for length in (5, 31, 32, 33, 50):
     prompt = [(7 * i * i + 3 * i + length) % 64 + 3 for i in range(length)]
     model = AutoModelForCausalLM.from_pretrained(out / "model").eval()
-    made = model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False, use_cache=True, pad_token_id=0)
-    results.append({"prompt": prompt, "tokens": made[0, length:].tolist()})
+    generated = model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False, use_cache=True, pad_token_id=0)
+    results.append({"prompt": prompt, "tokens": generated[0, length:].tolist()})
 (out / "continuations.json").write_text(json.dumps(results))

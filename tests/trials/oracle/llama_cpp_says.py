@@ -1,7 +1,9 @@
-"""What llama.cpp's server says to GGUF files: llama_cpp_says.py, with lines of JSON on standard input.
+"""Loads GGUF files in llama.cpp's server. Answers each JSON line on standard input with a JSON line.
 
-{"model": FILE, "chat": TEXT}: {"text", "finish"} of a greedy answer of at most 20 tokens.
-{"model": FILE, "texts": [TEXT]}: {"ids": [[ID]]} of each, special tokens parsed, none added.
+{"model": FILE, "chat": TEXT} is answered with {"text", "finish"}: a greedy answer of at most 20 tokens.
+
+{"model": FILE, "texts": [TEXT]} is answered with {"ids": [[ID]]}: the ids of each text. Special tokens in the text are
+parsed, and none are added.
 """
 
 import http.client
@@ -31,13 +33,13 @@ def post(server, path, body):
 
 
 for line in sys.stdin:
-    asked = json.loads(line)
-    server = serve(asked["model"])
-    if "chat" in asked:
-        body = {"messages": [{"role": "user", "content": asked["chat"]}], "max_tokens": 20, "temperature": 0}
+    request = json.loads(line)
+    server = serve(request["model"])
+    if "chat" in request:
+        body = {"messages": [{"role": "user", "content": request["chat"]}], "max_tokens": 20, "temperature": 0}
         choice = post(server, "/v1/chat/completions", body)["choices"][0]
         print(json.dumps({"text": choice["message"]["content"], "finish": choice["finish_reason"]}), flush=True)
     else:
-        ids = [post(server, "/tokenize", {"content": text, "add_special": False, "parse_special": True})["tokens"] for text in asked["texts"]]
+        ids = [post(server, "/tokenize", {"content": text, "add_special": False, "parse_special": True})["tokens"] for text in request["texts"]]
         print(json.dumps({"ids": ids}), flush=True)
     del server

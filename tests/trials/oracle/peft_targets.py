@@ -1,10 +1,11 @@
-"""Which modules PEFT adapts for each value of target_modules, and an adapter in every file that PEFT reads.
+"""Finds the modules that PEFT adapts for values of target_modules, and writes an adapter in all file formats of PEFT.
 
     peft_targets.py FOLDER CASES_JSON
 
-FOLDER has base, a Hugging Face folder. CASES_JSON: values of target_modules. Writes targets.json, a list of modules for
-each of them, null where PEFT refuses; and the folders safe (adapter_model.safetensors), zip (adapter_model.bin) and legacy
-(adapter_model.bin as torch.save wrote it before 1.6), the same adapter.
+FOLDER/base is the base model. CASES_JSON is a list of values of target_modules. FOLDER/targets.json gets a list of
+modules for each value, or null if PEFT refuses the value. The script also writes one adapter to three folders: safe
+(adapter_model.safetensors), zip (adapter_model.bin) and legacy (adapter_model.bin in the format of torch.save before
+1.6).
 """
 
 import json

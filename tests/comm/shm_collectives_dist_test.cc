@@ -38,7 +38,7 @@ TESSERA_RANKS_TEST(ShmSums, AreInRankOrderAndRoundedOnce, (2, 3, 4)) {
   }
 }
 
-TESSERA_RANKS_TEST(ShmSums, NanAndInfinityAreKept, (3)) {
+TESSERA_RANKS_TEST(ShmSums, NanAndInfinityPropagate, (3)) {
   c10d::Backend& backend = world->group()->backend();
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -59,7 +59,7 @@ TESSERA_RANKS_TEST(ShmSums, NanAndInfinityAreKept, (3)) {
   }
 }
 
-TESSERA_RANKS_TEST(ShmForms, CoalescedAndAsynchronous, (2, 4)) {
+TESSERA_RANKS_TEST(ShmCollectives, CoalescedAndAsynchronousCallsWork, (2, 4)) {
   c10d::Backend& backend = world->group()->backend();
   const int rank = world->rank(), size = world->size();
   for (const int64_t count : {int64_t{3}, int64_t{400'000}}) {
@@ -93,7 +93,7 @@ TESSERA_RANKS_TEST(ShmForms, CoalescedAndAsynchronous, (2, 4)) {
   }
 }
 
-TESSERA_RANKS_TEST(ShmForms, PollingCompletesWithoutWaiting, (2)) {
+TESSERA_RANKS_TEST(ShmCollectives, PollingCompletesWithoutWaiting, (2)) {
   c10d::Backend& backend = world->group()->backend();
   for (const int64_t count : {int64_t{1}, int64_t{1'000'000}}) {
     std::vector<at::Tensor> tensors = {at::ones({count})};
@@ -103,7 +103,7 @@ TESSERA_RANKS_TEST(ShmForms, PollingCompletesWithoutWaiting, (2)) {
   }
 }
 
-TESSERA_RANKS_TEST(ShmForms, ReceivesFromAnyone, (3)) {
+TESSERA_RANKS_TEST(ShmCollectives, RecvFromAnySourceWorks, (3)) {
   c10d::Backend& backend = world->group()->backend();
   if (world->rank() > 0) {
     std::vector<at::Tensor> sent = {at::full({4}, static_cast<float>(world->rank()))};
@@ -122,7 +122,7 @@ TESSERA_RANKS_TEST(ShmForms, ReceivesFromAnyone, (3)) {
 }
 
 // A rank may destroy its group after its last call. Ranks that still wait for the end of the same call must not fail.
-TESSERA_RANKS_TEST(ShmForms, AGroupMayEndRightAfterItsLastCall, (2, 4)) {
+TESSERA_RANKS_TEST(ShmCollectives, GroupMayBeDestroyedRightAfterItsLastCall, (2, 4)) {
   const int rank = world->rank(), size = world->size();
   std::vector<int> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -142,7 +142,7 @@ TESSERA_RANKS_TEST(ShmForms, AGroupMayEndRightAfterItsLastCall, (2, 4)) {
   }
 }
 
-TESSERA_RANKS_TEST(ShmForms, ManyGroupsAtOnce, (4)) {
+TESSERA_RANKS_TEST(ShmCollectives, ManyGroupsRunConcurrently, (4)) {
   std::vector<std::shared_ptr<Group>> groups;
   for (int i = 0; i < 6; ++i) groups.push_back(world->new_group({0, 1, 2, 3}, "many"));
   std::vector<at::Tensor> tensors;

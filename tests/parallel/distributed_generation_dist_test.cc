@@ -42,7 +42,7 @@ std::vector<std::vector<int64_t>> tokens_of(Engine& engine) {
 
 const EngineOptions kFewPages{.pages = 9, .max_sequences = 4, .prompt_block = 16};
 
-TEST(SharedGeneration, GivesTheTokensOfOneRank) {
+TEST(DistributedGeneration, GeneratesTheTokensOfOneRank) {
   for (const auto& family : all_families(4, 2)) {
     Engine one(random_model(config_of(family)), kFewPages);
     const auto wanted = tokens_of(one);
@@ -66,7 +66,7 @@ TEST(SharedGeneration, GivesTheTokensOfOneRank) {
 }
 
 // An error that ends a step on one rank ends the engine on all ranks.
-TEST(SharedGeneration, AnErrorEndsAllRanks) {
+TEST(DistributedGeneration, ErrorOfOneStepEndsAllRanks) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, test_device_type(), {2}, {"tp"});
     const auto model = random_model(config_of({"LlamaForCausalLM"}), ParallelizeModelOptions{.mesh = mesh});
@@ -85,7 +85,7 @@ TEST(SharedGeneration, AnErrorEndsAllRanks) {
 }
 
 // The callback runs on the first rank only. Its exception is thrown on all ranks, and the group can be used again.
-TEST(SharedGeneration, WhatTheCallbackOfGenerateThrowsAllRanksThrow) {
+TEST(DistributedGeneration, ExceptionOfTheCallbackIsThrownOnAllRanks) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, test_device_type(), {2}, {"tp"});
     const auto model = random_model(config_of({"LlamaForCausalLM"}), ParallelizeModelOptions{.mesh = mesh});

@@ -46,7 +46,7 @@ NamedTensors spread_over(const MeshPtr& mesh, double factor) {
 // World size, and the number of ranks along dp.
 constexpr std::pair<int, int> kLayouts[] = {{1, 1}, {2, 1}, {2, 2}, {3, 3}, {4, 1}, {4, 2}, {4, 4}};
 
-TEST(CheckpointPlaces, EachElementIsWrittenOnceAndReadWhereverItIsWanted) {
+TEST(CheckpointShards, EachElementIsWrittenOnceAndLoadsIntoEveryLayout) {
   for (const auto& [writers, writers_dp] : kLayouts) {
     const testing::TempFolder folder;
     testing::run_ranks({.size = writers}, [&, ranks = writers, dp = writers_dp](const WorldOfRanks& world) {
@@ -76,7 +76,7 @@ TEST(CheckpointPlaces, EachElementIsWrittenOnceAndReadWhereverItIsWanted) {
 
 // Every rank names these tensors, but only some of the ranks hold each: a tensor on two meshes, on one mesh with the
 // lowest rank, on one mesh without the lowest rank.
-TEST(CheckpointPlaces, OfAMeshOfSomeRanksTheOneWithTheLowestRankWrites) {
+TEST(CheckpointShards, OfSeveralSubmeshesTheOneWithTheLowestRankWrites) {
   const testing::TempFolder folder;
   const auto on_some = [](const WorldOfRanks& world, double factor) {
     const auto all = init_device_mesh(world, test_device_type(), {2, 2}, {"a", "b"});
@@ -119,7 +119,7 @@ NamedTensors of_stage(const WorldOfRanks& world, double factor) {
           {name("plain"), numbered({3}, first + 20) * factor}};
 }
 
-TEST(CheckpointPlaces, PipelineStagesSaveTheirOwnTensors) {
+TEST(CheckpointShards, PipelineStagesSaveTheirOwnTensors) {
   const testing::TempFolder folder;
   testing::run_ranks({.size = 4}, [&](const WorldOfRanks& world) {
     CheckpointWriter writer({.folder = folder.path(), .world = world, .stage_ranks = stage_of(world->rank())});
@@ -156,7 +156,7 @@ std::string why_not_saved(const std::filesystem::path& folder,
   return message;
 }
 
-TEST(CheckpointPlaces, WhatCouldNotBeLoadedIsNotPublished) {
+TEST(CheckpointShards, IncompleteOrInconsistentTensorsAreNotPublished) {
   const testing::TempFolder folder;
   // If all ranks are treated as one stage, no rank writes the second stage's tensor.
   const auto missing = why_not_saved(folder.path(), [](const auto& world) { return of_stage(world, 1); });

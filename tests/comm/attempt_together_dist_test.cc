@@ -22,7 +22,7 @@ std::pair<ErrorKind, std::string> error_of(const std::function<void()>& action) 
   return {ErrorKind::kInternal, ""};
 }
 
-TESSERA_RANKS_TEST(Agreement, WhatOneRankThrowsAllThrow, (1, 3)) {
+TESSERA_RANKS_TEST(AttemptTogether, ErrorOfOneRankIsThrownOnAllRanks, (1, 3)) {
   Group& group = *world->group();
   int done = 0;
   attempt_together(group, [&] { ++done; });
@@ -48,7 +48,7 @@ TESSERA_RANKS_TEST(Agreement, WhatOneRankThrowsAllThrow, (1, 3)) {
   attempt_together(group, [] {});  // the group is still usable
 }
 
-TESSERA_RANKS_TEST(Agreement, FactsThatDifferAreNamedWithBothSides, (3)) {
+TESSERA_RANKS_TEST(CheckSame, ErrorNamesDifferentValuesAndTheirRanks, (3)) {
   Group& group = *world->group();
   const bool odd = world->rank() == 2;
   check_same(group, {{"seed", "1"}, {"data", "abc"}}, "");

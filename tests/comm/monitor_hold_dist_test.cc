@@ -10,7 +10,7 @@
 namespace tessera::comm {
 namespace {
 
-TEST(Hold, WorkThatNeedsNoPeerIsFinishedBeforeTheProcessIsEnded) {
+TEST(MonitorHold, HeldWorkIsFinishedBeforeTheProcessIsTerminated) {
   const testing::TempFolder folder;
   Fleet fleet(3, {}, [&](const auto& world) {
     barrier(*world->group());

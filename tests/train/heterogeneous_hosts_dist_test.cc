@@ -95,7 +95,7 @@ void redistribute_everything(const std::shared_ptr<comm::World>& world) {
 }
 
 // Not a test by itself: the code that each rank of a host runs.
-TEST(DISABLED_RankOfAnUnlikeHost, Main) {
+TEST(DISABLED_HeterogeneousHostRank, Main) {
   int code = 0;
   try {
     const auto world = comm::World::connect({.timeout = std::chrono::seconds(60), .check = "always"});
@@ -114,7 +114,7 @@ TEST(DISABLED_RankOfAnUnlikeHost, Main) {
   std::_Exit(code);
 }
 
-class UnlikeHosts : public testing::TwoHostsTest {
+class HeterogeneousHosts : public testing::TwoHostsTest {
  protected:
   // Runs `arguments` in all ranks of both hosts.
   void run(const std::vector<std::string>& arguments) {
@@ -167,7 +167,7 @@ log: {{tensorboard: false}}
   }
 
   // Trains on both hosts and on one host, and compares the results.
-  void expect_the_numbers_of_one_host(const std::vector<std::string>& parallel) {
+  void expect_results_of_one_host(const std::vector<std::string>& parallel) {
     const auto recipe = write_recipe();
     const auto command = [&](const fs::path& dir) {
       std::vector<std::string> words = {program(), "train", recipe.string(), "checkpoint.dir=" + dir.string()};
@@ -191,19 +191,19 @@ log: {{tensorboard: false}}
   }
 };
 
-TEST_F(UnlikeHosts, RedistributeAlike) {
+TEST_F(HeterogeneousHosts, RedistributeKeepsValues) {
   run({fs::read_symlink("/proc/self/exe").string(), "--gtest_also_run_disabled_tests",
-       "--gtest_filter=DISABLED_RankOfAnUnlikeHost.Main", "--gtest_brief=1"});
+       "--gtest_filter=DISABLED_HeterogeneousHostRank.Main", "--gtest_brief=1"});
   if (IsSkipped() || HasFatalFailure()) return;
   for (int rank = 0; rank < kRanks; ++rank) {
     EXPECT_THAT(hosts_[rank < 4 ? 0 : 1]->said(), HasSubstr(fmt::format("rank {} is done", rank)));
   }
 }
 
-TEST_F(UnlikeHosts, ShardedTheyTrainAsOneDoes) { expect_the_numbers_of_one_host({}); }
+TEST_F(HeterogeneousHosts, FsdpTrainsAsOneHost) { expect_results_of_one_host({}); }
 
-TEST_F(UnlikeHosts, WithReplicasOfShardsTheyTrainAsOneDoes) {
-  expect_the_numbers_of_one_host({"parallel.dp_replicate=2", "parallel.dp_shard=3"});
+TEST_F(HeterogeneousHosts, HsdpTrainsAsOneHost) {
+  expect_results_of_one_host({"parallel.dp_replicate=2", "parallel.dp_shard=3"});
 }
 
 }  // namespace
