@@ -109,10 +109,9 @@ World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions
                                                             .ends_process = options_.ends_process});
 }
 
-// Without a failure, the rank whose process runs the store waits in leave_store() for the other ranks, because they
-// need the store while they still make groups. After a failure or an abort, leave_store() returns at once, and
-// destroy_groups() destroys the groups while the watchdog still runs. monitor->leave() comes last, because it ends the
-// watchdog.
+// Without a failure, the rank whose process runs the store waits in leave_store() for the other ranks, which need the
+// store while they make groups. After a failure or an abort, leave_store() returns at once, and destroy_groups() runs
+// while the watchdog still does: monitor->leave(), which ends the watchdog, comes last.
 World::~World() {
   const bool failed = std::uncaught_exceptions() > 0;
   if (failed) impl_->monitor->report_own_failure();

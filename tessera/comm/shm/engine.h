@@ -69,6 +69,10 @@ class Engine {
   using Lock = std::unique_lock<std::mutex>;
   struct DriverWait;
 
+  // A peer's death or a deadline does not wake the futex. So a thread that drives the engine, and the worker while it
+  // is registered at its bell, sleep for at most kSlice at a time and then check for both.
+  static constexpr std::chrono::nanoseconds kSlice = std::chrono::milliseconds(100);
+
   // The caller of these functions must hold `mutex_`. `driven_` is true from begin_driving() to end_driving().
   void begin_driving();
   void advance_started_work(Lock& lock);

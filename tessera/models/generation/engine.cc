@@ -1,77 +1,14 @@
 #include "tessera/models/generation/engine.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/models/generation/engine_follower.h"
-#include "tessera/models/generation/logits_check.h"
-#include "tessera/text/grammar/token_constraint.h"
+#include "tessera/models/generation/engine_impl.h"
 
 namespace tessera {
-
-// The token that is being chosen for a sequence.
-struct PendingToken {
-  NewToken new_token{};
-  // True: the token is chosen, but it is not known yet whether the constraint is complete, because the mask for the
-  // following token is not ready.
-  bool has_token = false;
-  std::vector<float> logits{};  // kept while the choice waits for a mask
-};
-
-struct Engine::Sequence {
-  int64_t id = 0;
-  GenerationRequest request{};
-  std::vector<int64_t> tokens{};  // the prompt and the generated tokens
-  int64_t max_tokens = 0;         // length at which the sequence ends
-  std::vector<int32_t> pages{};
-  int64_t computed_tokens = 0;                         // tokens whose keys and values are in pages
-  int64_t published_pages = 0;                         // number of published pages
-  PagePool::PrefixId prefix = PagePool::kEmptyPrefix;  // the prefix that ends with the published pages
-  std::vector<TokenLogProbs> scores{};          // log-probs of the prompt's tokens from the second on, if requested
-  int64_t scored = 0;                           // number of computed scores
-  std::optional<PendingToken> pending_token{};  // while it is set, nothing else is computed for the sequence
-
-  int64_t to_score() const {
-    return request.log_probs && request.prompt_log_probs ? static_cast<int64_t>(request.prompt.size()) - 1 : 0;
-  }
-  int64_t pending() const { return static_cast<int64_t>(tokens.size()) - computed_tokens; }
-  std::span<const int64_t> page_tokens(int64_t page) const {
-    return std::span(tokens).subspan(static_cast<size_t>(page * kernels::kPageTokens), kernels::kPageTokens);
-  }
-};
-
-struct Engine::EngineStep {
-  struct SequenceRows {
-    Sequence* sequence;
-    int64_t rows;
-
-    int64_t first() const { return sequence->computed_tokens; }
-    int64_t end() const { return sequence->computed_tokens + rows; }
-    // Returns the positions whose logits are needed: each position that predicts a prompt token whose log-prob was
-    // requested, and the position that predicts the next new token.
-    std::vector<int64_t> logits_positions() const {
-      std::vector<int64_t> positions;
-      const int64_t scored_end = std::min(end(), sequence->to_score());
-      for (int64_t at = std::max(first(), sequence->scored); at < scored_end; ++at) positions.push_back(at);
-      if (rows == sequence->pending()) positions.push_back(end() - 1);
-      return positions;
-    }
-  };
-  std::vector<SequenceRows> parts{};
-};
-
-// The logits at one position. They give the log-prob of the next prompt token, or they are used to choose a new token.
-struct Engine::LogitsRow {
-  Sequence* sequence;
-  size_t position;
-  bool chooses;
-  bool chosen = false;
-  std::optional<Error> error{};  // set when the logits give no score
-};
 
 Engine::Engine(const std::shared_ptr<CausalLM>& model, const EngineOptions& options)
     : Engine(
@@ -297,136 +234,6 @@ void Engine::publish_full_pages(Sequence& sequence) {
   for (; (sequence.published_pages + 1) * kernels::kPageTokens <= end; ++sequence.published_pages) {
     sequence.prefix = pages_.publish(sequence.pages[static_cast<size_t>(sequence.published_pages)], sequence.prefix,
                                      sequence.page_tokens(sequence.published_pages));
-  }
-}
-
-// Phase 1 computes the mask of allowed tokens and chooses the next token. Phase 2 computes another mask to check
-// whether the constraint is complete. Each phase may have to wait for its mask; pending_token.has_token is true after
-// phase 1, so that a later call continues with phase 2. Errors end this sequence only.
-bool Engine::advance_choice(Sequence& sequence, std::span<const float> logits, int64_t mask_steps) {
-  const auto& request = sequence.request;
-  auto& pending_token = *sequence.pending_token;
-  auto& new_token = pending_token.new_token;
-  const auto steps = static_cast<uint64_t>(mask_steps);
-  try {
-    const auto since_prompt = [&] { return std::span<const int64_t>(sequence.tokens).subspan(request.prompt.size()); };
-    auto* constraint = request.options.constraint.get();
-    if (!pending_token.has_token) {
-      // Check the logits before prepare_allowed_tokens() computes the mask of the constraint: the mask is expensive,
-      // and invalid logits end the sequence anyway. choose_from_scores() checks the logits again.
-      if (constraint) check_logits(logits, sequence.tokens.size());
-      if (constraint && !constraint->prepare_allowed_tokens(since_prompt(), steps)) return false;
-      std::vector<float> scores(logits.begin(), logits.end());
-      new_token.token = choose_from_scores(scores, {sequence.tokens, request.prompt.size()}, request.options);
-      if (request.log_probs) new_token.log_probs = log_probs_of(logits, new_token.token, *request.log_probs);
-      sequence.tokens.push_back(new_token.token);
-      pending_token.has_token = true;
-    }
-    const SamplingContext context{sequence.tokens, request.prompt.size()};
-    const auto& stops = request.options.stop_tokens;
-    const bool is_stop = std::ranges::find(stops, new_token.token) != stops.end();
-    if (constraint && !is_stop && !constraint->prepare_complete(since_prompt(), steps)) return false;
-    if (is_ended(context, request.options)) {
-      new_token.finish = Finish::kStop;
-    } else if (static_cast<int64_t>(sequence.tokens.size()) >= sequence.max_tokens) {
-      new_token.finish = Finish::kLength;
-    }
-  } catch (const std::exception& error) {
-    new_token.finish = Finish::kError;
-    new_token.error = as_error(error);
-  }
-  return true;
-}
-
-// Passes the new token to the callback, and ends the sequence after its last token.
-void Engine::emit_token(Sequence& sequence) {
-  auto new_token = std::move(sequence.pending_token->new_token);
-  const bool first =
-      sequence.tokens.size() == sequence.request.prompt.size() + (sequence.pending_token->has_token ? 1 : 0);
-  if (first) new_token.prompt_log_probs = std::move(sequence.scores);
-  if (new_token.finish != Finish::kError) ++counts_.new_tokens;
-  sequence.pending_token.reset();
-  const bool goes_on = !sequence.request.on_token || sequence.request.on_token(new_token);
-  if (new_token.finish || !goes_on) cancel(sequence.id);
-}
-
-// Calls advance_choice() for one sequence that waits for a token mask. The waiting sequences take turns by ascending
-// id: the next one has the smallest id above last_advanced_, or the smallest id of all if there is none.
-void Engine::advance_waiting_mask() {
-  Sequence* next = nullptr;
-  for (const auto& sequence : running_) {
-    if (!sequence->pending_token) continue;
-    const auto turn = [&](const Sequence& of) { return std::pair(of.id <= last_advanced_, of.id); };
-    if (!next || turn(*sequence) < turn(*next)) next = sequence.get();
-  }
-  if (!next) return;
-  last_advanced_ = next->id;
-  if (advance_choice(*next, next->pending_token->logits, options_.mask_steps)) emit_token(*next);
-}
-
-// Several threads call this at the same time for different rows of logits. There is no data race: rows of one sequence
-// write different elements of `scores`, and only one row per sequence chooses a token.
-void Engine::use_logits_row(LogitsRow& logits_row, std::span<const float> logits, int64_t mask_steps) const {
-  auto& sequence = *logits_row.sequence;
-  const auto& request = sequence.request;
-  if (!logits_row.chooses) {
-    try {
-      check_logits(logits, logits_row.position + 1);
-      sequence.scores[logits_row.position] =
-          log_probs_of(logits, request.prompt[logits_row.position + 1], *request.log_probs);
-    } catch (const std::exception& error) {
-      logits_row.error = as_error(error);  // stored per row: other rows of the sequence are read on other threads
-    }
-    return;
-  }
-  sequence.pending_token.emplace();
-  logits_row.chosen = advance_choice(sequence, logits, mask_steps);
-  if (!logits_row.chosen) sequence.pending_token->logits.assign(logits.begin(), logits.end());
-}
-
-void Engine::finish_step(const EngineStep& step, const at::Tensor& logits) {
-  std::vector<LogitsRow> logits_rows;  // for each row of the logits
-  for (const auto& part : step.parts) {
-    auto& sequence = *part.sequence;
-    for (const int64_t position : part.logits_positions()) {
-      const auto at = static_cast<size_t>(position);
-      logits_rows.push_back({.sequence = &sequence, .position = at, .chooses = at + 1 == sequence.tokens.size()});
-    }
-    if (part.rows > 1) counts_.prompt_tokens += part.rows;
-    sequence.computed_tokens += part.rows;
-    sequence.scored = std::max(sequence.scored, std::min(sequence.computed_tokens, sequence.to_score()));
-    publish_full_pages(sequence);
-  }
-  ++counts_.steps;
-  const auto vocabulary = static_cast<size_t>(logits.size(1));
-  const float* all = logits.const_data_ptr<float>();
-  const int64_t share = std::max<int64_t>(1, 16384 / logits.size(1));
-  // Up to four masks may each take options_.mask_steps steps in this engine step. More than four masks share four times
-  // mask_steps. A sequence whose mask needs more steps waits.
-  constexpr int64_t kFew = 4;
-  const auto masks = std::ranges::count_if(logits_rows, [](const LogitsRow& logits_row) {
-    return logits_row.chooses && logits_row.sequence->request.options.constraint;
-  });
-  const int64_t mask_steps = std::max<int64_t>(1, options_.mask_steps * kFew / std::max<int64_t>(masks, kFew));
-  at::parallel_for(0, static_cast<int64_t>(logits_rows.size()), share, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const auto row = static_cast<size_t>(i);
-      use_logits_row(logits_rows[row], {all + row * vocabulary, vocabulary}, mask_steps);
-    }
-  });
-  // Callbacks run on this thread, in row order. An error ends the row's sequence, whose other rows are then skipped.
-  std::set<const Sequence*> ended;  // ended and freed
-  for (auto& logits_row : logits_rows) {
-    if (ended.contains(logits_row.sequence)) continue;
-    if (logits_row.error) {
-      auto& pending_token = logits_row.sequence->pending_token.emplace();
-      pending_token.new_token.finish = Finish::kError;
-      pending_token.new_token.error = logits_row.error;
-      ended.insert(logits_row.sequence);
-      emit_token(*logits_row.sequence);
-    } else if (logits_row.chosen) {
-      emit_token(*logits_row.sequence);
-    }
   }
 }
 
