@@ -15,7 +15,6 @@ namespace tessera::comm {
 namespace {
 
 using table::Red;
-using table::same;
 
 // The value of these sums depends on the order. The terms must be added in rank order in float32 and rounded once.
 TESSERA_RANKS_TEST(ShmSums, AreInRankOrderAndRoundedOnce, (2, 3, 4)) {
@@ -33,7 +32,7 @@ TESSERA_RANKS_TEST(ShmSums, AreInRankOrderAndRoundedOnce, (2, 3, 4)) {
       wanted = wanted.to(type);
       std::vector<at::Tensor> tensors = {parts[world->rank()].clone()};
       backend.allreduce(tensors)->wait();
-      EXPECT_TRUE(same(tensors[0], wanted)) << c10::toString(type) << " x " << count;
+      EXPECT_TRUE(table::same(tensors[0], wanted)) << c10::toString(type) << " x " << count;
     }
   }
 }
