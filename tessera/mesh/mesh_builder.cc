@@ -141,9 +141,10 @@ MeshPtr DeviceMeshBuilder::make_submesh(const DeviceMesh& from, const std::vecto
 
 namespace {
 
-// Returns the dims of mesh `all` that `dims` consist of, in the order of `dims`. Returns nullopt if `all` lacks one of
-// their names, or if an entry of `dims` has other ranks than the dims of `all` with these names. On a rank outside the
-// mesh only the number of ranks is compared.
+// Each entry of `dims` is one dim or a flattened dim, which consists of several (NamedDim::dims). Returns the indices
+// in mesh `all` of the dims of all entries, in the order of `dims`. Returns nullopt if `all` lacks a dim of an entry,
+// or if an entry has other ranks than its dims have in `all`. A rank outside the mesh does not have the ranks of an
+// entry and compares only their number.
 std::optional<std::vector<int64_t>> find_dims(const DeviceMesh& all,
                                               const std::vector<DeviceMeshBuilder::NamedDim>& dims) {
   std::vector<int64_t> within;

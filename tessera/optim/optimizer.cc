@@ -127,7 +127,8 @@ void Optimizer::make_groups(const std::vector<Hyperparameters>& kinds, const std
       groups_[by_kind[kind]].entries.push_back(entry);
     }
   }
-  // The parameters that no group of the options names form one group for each pair of kind and default weight decay.
+  // The parameters that are in no group of the options get groups here: parameters of the same kind (UpdateKinds) with
+  // the same default weight decay form one group.
   std::map<std::pair<size_t, double>, size_t> by_decay;
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (grouped[i]) continue;

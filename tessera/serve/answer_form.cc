@@ -72,8 +72,9 @@ std::shared_ptr<text::GrammarMasks> AnswerForms::find_kept_form(const std::strin
   return at->second;
 }
 
-// Drops kept forms, the least recently used first, until at most kMaxKeptForms are left and all forms together take at
-// most half of kMostBytes. A dropped form that a sequence still uses stays in memory until the sequence ends.
+// Removes forms from recent_forms_, the least recently used first, until it has at most kMaxKeptForms and the forms in
+// memory take at most half of kMostBytes. The forms in memory include removed ones that a sequence still uses; these
+// are freed when the sequence ends. So recent_forms_ may become empty before the limit is reached.
 void AnswerForms::make_room() {
   while (!recent_forms_.empty() && (recent_forms_.size() > kMaxKeptForms || memory_->bytes() > kMostBytes / 2)) {
     recent_forms_.pop_back();

@@ -87,8 +87,9 @@ void broadcast_state_dict(const StateDict& full, StateDict& local, const Broadca
       }
     }
   }
-  // On rank 0 the received values are the caller's own tensors, so a plain target gets a copy. On the other ranks they
-  // are new tensors that the target may keep.
+  // On rank 0 `values` may share memory with a tensor of `full`, which the caller keeps. So on rank 0 a tensor of
+  // `local` that is not a DTensor gets a copy of `values`. On the other ranks `values` is a new tensor, which `local`
+  // may keep.
   const bool is_source = options.group->rank() == 0;
   incoming->receive_each(options.device, [&](const at::Tensor& announced, const at::Tensor& values) {
     const auto found = keys.find(announced.unsafeGetTensorImpl());

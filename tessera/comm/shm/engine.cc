@@ -12,9 +12,10 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-// Spin time before the futex wait. A sleep and a wake-up cost at least 5 us on each side, and a piece of a large
-// message takes about 50 us, so a thread that waits for a work spins longer than that. The worker spins less, to leave
-// the core to computation.
+// How long a thread spins before it sleeps on the futex. A sleep and its wake-up cost at least 5 us on each side, and a
+// piece of a large message takes about 50 us. A thread in Work::wait() therefore spins for more than 50 us, so that it
+// does not sleep between two pieces. The engine's worker thread spins for a shorter time, to leave the core to
+// computation.
 constexpr microseconds kCallerSpin{100}, kWorkerSpin{10};
 // With more ranks than cores, another rank may need this core to make progress, so a thread that drives the engine
 // yields instead of spinning. It stops yielding after kYields yields and then sleeps (the worker stops driving
@@ -126,7 +127,7 @@ void Engine::shut_down() {
   channel_->unmap_all_buffers();
 }
 
-// ---- driving ----
+// ---- driving the engine (see the top of engine.h) ----
 
 void Engine::begin_driving() {
   driven_ = true;

@@ -41,8 +41,8 @@ void Operation::post(Channel& channel) {
   channel.arrive();
 }
 
-// Computes the InPlaceMode from the heads of all slots. Every rank reads the same heads in the same round, so the mode
-// is the same on all ranks.
+// Computes the InPlaceMode from the SlotHead that each rank has written to its slot for this round. All ranks read the
+// same SlotHeads, so the mode is the same on all ranks.
 Operation::InPlaceMode Operation::in_place(Channel& channel, size_t fits) const {
   bool some = false, all = true;
   for (int rank = 0; rank < size_; ++rank) {

@@ -34,7 +34,7 @@ class WatchdogHub final : public WatchdogLoop {
   ~WatchdogHub() override { leave(false); }
   // Informs all connected ranks that all ranks are connected.
   void confirm_all() { send_to_all({WatchdogFrameKind::kHello, 0}); }
-  // Informs all connected ranks that there will be no watch.
+  // Informs all connected ranks that the run continues without a watchdog.
   void dismiss_all() { send_to_all({WatchdogFrameKind::kBye, 0}); }
   // Informs all connected ranks why the watch cannot begin; each of them throws the error.
   void refuse_all(const std::string& why);

@@ -39,8 +39,8 @@ class TurnFinder {
   TurnFinder(const text::ChatTemplate& chat, const nlohmann::ordered_json& messages,
              const nlohmann::ordered_json& extra, const std::string& text);
 
-  // The turn of an assistant message: two parts if the template prints its text apart from its calls. Empty when the
-  // turn cannot be found in the rendered text.
+  // Returns the byte ranges that the turn of assistant message `index` occupies in the rendered text: one range, or two
+  // if the template prints the message's text apart from its tool calls. Empty when the turn cannot be found.
   std::vector<AssistantTurn> find(size_t index) const;
   // The text that the template prints after the last message only if another message follows. Empty when it cannot be
   // found.

@@ -25,8 +25,9 @@ using PlacementsPtr = c10::intrusive_ptr<SharedPlacements>;
 PlacementsPtr make_shared_placements(const Placements& placements);
 uint64_t pack_placement(const Placement& placement);
 
-// Provides the local tensor of a DTensor when it is used: the result of a running collective, or a view of a gathered
-// copy that may be outdated. Copies of a DTensor share the object.
+// Provides the local tensor of a DTensor at each use. The local tensor is the result of a collective, which may still
+// be running, or a view of a gathered copy, which is gathered again if the viewed tensor was written since the last
+// use. Copies of a DTensor share this object.
 class LazyLocalTensor {
  public:
   virtual ~LazyLocalTensor() = default;

@@ -95,7 +95,8 @@ class TorchSaveFile {
   // the map alive and is READ ONLY (a write into it ends the process). Tensors that share a storage in the file share
   // memory here.
   at::Tensor tensor(const TorchTensorInfo& info) const;
-  // Compares the checksum of the tensor's storage, as check_storage_crc() does.
+  // Reads the whole storage of the tensor and compares its CRC-32 with the one in the file, if the file has one
+  // (check_storage_crc). Error kFormat if they differ.
   void check_crc(const TorchTensorInfo& info) const;
 
  private:

@@ -99,8 +99,8 @@ StateValue fetch_local_value(const StateValue& value, const std::string&) { retu
 
 const StateDict kNoStates;
 
-// Sorts the states of a dict by unit and member, and checks them. The checks need only shapes and scalars, so they run
-// on every rank before tensors are sent.
+// Groups the states of a dict by FSDP1 unit and by member (original parameter) of the unit, and checks them. The checks
+// need only shapes and scalars, so they run on every rank before tensors are sent.
 class CheckedUnitStates {
  public:
   CheckedUnitStates(const Fsdp1Units& model, const StateDict& states, bool partial_units)

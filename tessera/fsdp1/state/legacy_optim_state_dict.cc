@@ -26,8 +26,9 @@ StateDict legacy_load(const StateDict& dict, nn::Module& model, const optim::Opt
   const auto units = Fsdp1Units::of(model);
   comm::Group& group = options.group ? *options.group : *units.group();
   const auto flat = flatten_optim_state_dict(units, dict, {.rank0_only = rank0_only, .group = options.group});
-  // If optim_input gave names other than the optimizer's, all of them form one parameter group, as when a list of
-  // parameters is passed to torch.optim.
+  // `names` are the optimizer's own parameter names, or the names that the caller passed as optim_input. If they equal
+  // the optimizer's, its parameter groups are kept. Otherwise all of `names` form one parameter group, as when a list
+  // of parameters is passed to a torch.optim optimizer.
   const bool is_own = names == optimizer_parameter_names(optimizer);
   const auto groups = is_own ? parameter_group_names(optimizer) : ParameterGroupNames(1, names);
   StateDict result;

@@ -49,9 +49,11 @@ struct MergedOptimStates {
 // Combines the states of all ranks. COLLECTIVE over the group; throws the same Error kShape on all ranks.
 MergedOptimStates merge_states_of_ranks(const Fsdp1Units& model, const LocalOptimStates& local, comm::Group& group);
 
-// Returns this rank's elements of a member in state `name`, 1-d in storage order; empty when this rank has no elements.
-// `index` is the index of the member in the parameter; `state` is this rank's state of the parameter, or null. The
-// result is a view of the state where possible.
+// Returns this rank's elements of one optimizer state tensor (such as exp_avg) of an original parameter, 1-d in storage
+// order; empty when this rank has no elements. `parameter` is the parameter in named_parameters(); it may be a flat
+// parameter, and `index` is the position of the original parameter among those of which it consists. `state` is this
+// rank's optimizer state of `parameter`, or null, and `name` is the key of the tensor in `state`. `dtype` is the dtype
+// of an empty result. The result is a view of the tensor in `state` where possible.
 at::Tensor local_state_range(const Fsdp1Units& model, const Fsdp1Units::Parameter& parameter, size_t index,
                              const StateDict* state, const std::string& name, c10::ScalarType dtype);
 

@@ -59,7 +59,7 @@ struct Fsdp1Unit {
   at::Tensor member_shard(const at::Tensor& shard, size_t member) const;
   // Returns all names of a member, as paths from the root module. Its FQN is the first.
   std::vector<std::string> names(size_t member) const;
-  // Returns for each member whether it requires a gradient now.
+  // Returns for each member (original parameter) of the unit whether it requires a gradient now.
   std::vector<bool> trained() const;
 
   std::shared_ptr<FlatParameterHandle> handle;

@@ -41,8 +41,8 @@ at::Tensor allgather_cp_sharded_tensor(const at::Tensor& tensor, const std::shar
   return detail::balanced_layout("allgather_cp_sharded_tensor", lengths).unshard(group, tensor, seq_dim);
 }
 
-// All-gathers the whole sequence and keeps this rank's contiguous part. The backward is a reduce-scatter, which gives
-// each rank the gradient of its balanced shard.
+// All-gathers the shards of all ranks into the whole sequence and keeps this rank's contiguous part. The backward is a
+// reduce-scatter, which gives each rank the gradient of the shard that it passed (in ContextLayout's order kBalanced).
 at::Tensor cp_load_balanced_to_contiguous(const at::Tensor& tensor, const std::shared_ptr<comm::Group>& group,
                                           int64_t seq_dim) {
   if (is_single_rank(group)) return tensor;

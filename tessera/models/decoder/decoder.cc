@@ -101,7 +101,8 @@ DecoderModel::DecoderModel(const ModelConfig& config, const DecoderParts& parts,
 }
 
 DecoderModel::Sequence DecoderModel::context_parallel_sequence(const ModelInputs& inputs) const {
-  // In a paged step every rank computes the tokens of all sequences, so tokens are not sharded over the group.
+  // In a paged step (with a paged KV cache) every rank computes the tokens of all sequences, so the tokens are not
+  // sharded over the context-parallel group.
   if (!context_ || inputs.paged != nullptr) return nullptr;
   TESSERA_CHECK(
       inputs.logits_to_keep == 0, ErrorKind::kConfig,

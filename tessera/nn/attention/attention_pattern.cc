@@ -163,8 +163,9 @@ at::Tensor scaled_dot_product(const at::Tensor& q, const at::Tensor& k, const at
                                           /*enable_gqa=*/q.size(1) != k.size(1));
 }
 
-// Concatenates all rows of the batch into one row and splits this row into the pattern's pieces. split_with_sizes is
-// used because its backward is one concatenation.
+// Concatenates all rows of the batch into one row and splits this row into the pieces of the pattern
+// (AttentionPattern::Piece: a document, a part of a long document, or padding). split_with_sizes is used because its
+// backward is one concatenation.
 std::vector<at::Tensor> split_into_pieces(const at::Tensor& tensor, const Pieces& pieces) {
   auto flat = tensor;
   if (tensor.size(0) != 1) {

@@ -20,7 +20,7 @@ struct PrefetchVote {
   int rank = 0;
   std::optional<bool> requested;  // the value of set_prefetch; none: not called
   // Whether a mesh of this rank has accelerators, or every host has at least one CPU core for each of its ranks
-  // (Hosts::least_cores_per_rank).
+  // (HostSummary::least_cores_per_rank).
   bool core_for_each = false;
   auto operator<=>(const PrefetchVote&) const = default;
 };

@@ -175,7 +175,8 @@ Recipe parse_recipe(std::string_view yaml, const std::string& source, std::span<
 
 // A recipe for a verb that runs a model without training: `settings` may set keys of the sections parallel and comm;
 // all other sections have their defaults. Rules of a training run are not checked; the verb checks the layouts that it
-// supports. Error kConfig for a setting of another section, and for a single setting as read_recipe().
+// supports. Error kConfig for a setting of another section and, as in read_recipe(), for an unknown key and for a value
+// of the wrong type or range.
 Recipe parse_layout_settings(std::span<const std::string> settings, const std::string& verb);
 
 // The parallel section for a given world size: every -1 is replaced, and the derived numbers are computed.

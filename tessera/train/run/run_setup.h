@@ -90,8 +90,9 @@ std::shared_ptr<CausalLM> lay_out_model(const Recipe& recipe, const ModelConfig&
 // lay_out_model().
 void check_parallel_model(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config, int64_t rank);
 
-// lay_out_model() on the device of the mesh, with its parameters read or drawn. Each rank reads only its own shards.
-// COLLECTIVE over the mesh.
+// Makes the model with lay_out_model(), allocates it on the device of the mesh, and fills its parameters: from the
+// weight files, or with random values if model.init is "random"; adapters are loaded from lora.path or initialised.
+// Each rank reads only its own shards. COLLECTIVE over the mesh.
 std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh);
 
 // One line about the dtypes of parameters and optimizer state, for runs whose model.dtype is not float32.
