@@ -185,8 +185,9 @@ std::string failure_report(int rank, const std::exception& error) {
 
 namespace {
 
-// Adds one tensor of a rank's report. All ranks that report a tensor must agree on dtype and shape; the chunks of all
-// ranks are collected. A dtype is sent as its number in c10::ScalarType, as all ranks run the same program.
+// Adds one tensor of a rank's report to `contents`. All ranks that report a tensor must agree on its dtype and shape;
+// its entry in `contents` collects the chunks of all these ranks. A dtype is sent as its number in c10::ScalarType, as
+// all ranks run the same program.
 void add_tensor(CheckpointContents& contents, const std::string& file, const JsonReader& report) {
   const std::string name = report.string("name");
   const auto dtype = report.at("dtype").as_unsigned();

@@ -97,8 +97,9 @@ Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
   return opened;
 }
 
-// If there is a manifest, the hashes of the files are compared, which cover all bytes of the tensors. Of the records,
-// only the pickles are then parsed.
+// If there is a manifest, the hash of each file is compared with the hash in the manifest. These hashes cover all bytes
+// of the tensors, so check_records() then checks only the pickles of the records. Without a manifest it also checks the
+// checksums of the tensors' values.
 size_t Checkpoint::verify() const {
   for (size_t file = 0; manifest_ && file < manifest_->files.size(); ++file) verify_file(file);
   const auto unknown = contents_->check_records(manifest_ ? DcpFolder::Check::kPickles : DcpFolder::Check::kValues);

@@ -72,8 +72,9 @@ bool WriterAssignment::assign(const at::TensorBase& tensor, size_t position) {
   return covers_all_holders(tensor, holders_) ? assign_shards(tensor) : is_chosen_replica(tensor, position);
 }
 
-// Greedy balance: the holder with the fewest bytes so far writes the tensor (ties: the lowest rank). All holders call
-// this for the same tensors in the same order, so their tables stay equal without communication.
+// Greedy balance: the holder with the fewest bytes so far (bytes_) writes the tensor; of several, the lowest rank.
+// Returns whether that is this rank. All holders call this function for the same tensors in the same order, so bytes_
+// stays equal on all of them without communication.
 bool WriterAssignment::assign_replicated(int64_t bytes) {
   const auto least = std::ranges::min_element(bytes_, [](const auto& a, const auto& b) { return a.second < b.second; });
   least->second += bytes;

@@ -27,9 +27,10 @@ namespace tessera {
 // message lists the DTensors of this rank whose mesh does not consist of exactly these ranks, each with the lowest rank
 // of its mesh.
 std::string partial_mesh_claims(const NamedTensors& tensors, const std::vector<int>& holders);
-// Chooses a mesh for each DTensor that a holder lists in `claims`; ranks of this mesh write the DTensor. `claims` has
-// the results of partial_mesh_claims() on all ranks of the world. ChosenMeshes maps the DTensor's position in the
-// `tensors` of partial_mesh_claims() to the lowest rank of the chosen mesh.
+// Chooses, for each DTensor that a rank of `holders` lists in its message, the mesh whose ranks write the DTensor.
+// `claims` has one message for each rank of the world: the results of partial_mesh_claims(). In ChosenMeshes the key is
+// the DTensor's position in the `tensors` of partial_mesh_claims(), and the value is the lowest rank of the chosen
+// mesh.
 using ChosenMeshes = std::map<size_t, int>;
 ChosenMeshes choose_meshes(const std::vector<std::string>& claims, const std::vector<int>& holders);
 

@@ -47,8 +47,8 @@ std::string one_line(std::string text) {
   return text;
 }
 
-// "--port N [8000]", and positional arguments by their name alone; CLI11 would print "--port INT:INT in [0 -
-// 65535]=8000" and "PATH TEXT REQUIRED".
+// Prints an option as "--port N [8000]", and a positional argument as its name alone. CLI11's own formatter would print
+// "--port INT:INT in [0 - 65535]=8000" and "PATH TEXT REQUIRED".
 class HelpFormatter : public CLI::Formatter {
  public:
   std::string make_option_opts(const CLI::Option* option) const override {

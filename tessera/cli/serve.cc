@@ -161,7 +161,8 @@ class ShutdownSignals {
   void serve() { state_->serving = true; }
   // Waits for the first signal and returns its number, or throws the error that was passed to end().
   int wait() { return state_->first.get_future().get(); }
-  // A function that ends wait() with an error. Only the first of all signals and calls has an effect.
+  // Returns a function that ends wait() with an error. The function has no effect if a signal or an earlier call of
+  // such a function has ended wait() already.
   std::function<void(std::exception_ptr)> end() const {
     return [state = state_](const std::exception_ptr& error) {
       if (!state->ended.exchange(true)) state->first.set_exception(error);

@@ -133,7 +133,8 @@ struct AllToAll : Function<AllToAll> {
         .wait();
     return output;
   }
-  // Sends each row's gradient back to the rank that sent the row, so the two lists of splits are exchanged.
+  // Sends each row's gradient back to the rank that sent the row. So the input_splits of forward are the output splits
+  // of this all-to-all, and the output_splits of forward are its input splits.
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     return {all_to_all(gradients[0], axis_of(ctx), ctx->saved_data["input_splits"].toIntVector(),
                        ctx->saved_data["output_splits"].toIntVector()),

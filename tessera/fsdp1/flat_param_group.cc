@@ -219,7 +219,8 @@ void FlatParamGroup::start_unshard() {
   count(1, unsharded_bytes());
   if (!has_unsharded_storage()) return;
   gathered_version_ = version();
-  // The gather stream waits for the writes to the shard.
+  // If the shard was written since the gather stream last waited, the gather stream waits for the current stream, so
+  // that the all-gather reads the new values.
   if (gathered_version_ != ordered_version_) streams_->gather.wait_current_stream();
   ordered_version_ = gathered_version_;
   const auto on_gather_stream = streams_->gather.make_current();

@@ -76,8 +76,9 @@ void FlatParamGroup::gather_full_params(const SummonMode& mode) {
   swap_full_in();
 }
 
-// Without use_orig_params the flat parameter's slot is removed and the original slots return to their places, in
-// ascending order of their indices.
+// Puts the whole original parameters into the modules. Without use_orig_params the slot of the flat parameter is
+// removed from its module, and the slots of the original parameters (removed_slots_) are inserted again. In each module
+// they are inserted in ascending order of their indices, so every slot gets its old index.
 void FlatParamGroup::swap_full_in() {
   if (layout_.use_orig_params()) {
     for (size_t i = 0; i < members_.size(); ++i) {

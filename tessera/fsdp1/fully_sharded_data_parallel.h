@@ -62,7 +62,8 @@ struct Fsdp1Options {
   // passes as `group` and `replicate_group` the two groups that contain this rank.
   std::shared_ptr<comm::Group> replicate_group = {};
   // Called for each module of this unit (nested units excluded) with own parameters or buffers on the meta device,
-  // outermost first. It replaces them by real tensors (Module::set_parameter), with equal values on all replicas.
+  // outermost first. The function must replace these parameters and buffers by real tensors (Module::set_parameter),
+  // with equal values on all replicas.
   std::function<void(nn::Module&)> param_init_fn = {};
 };
 

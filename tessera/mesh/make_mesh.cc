@@ -81,8 +81,9 @@ MeshPtr make_device_mesh(const std::shared_ptr<comm::World>& world, const std::s
   return DeviceMeshBuilder::make_root(world, type, shape, dim_names, ranks);
 }
 
-// make_device_mesh() makes the mesh. Then set_group() stores the given process group of each dim, so that none is
-// created later, and checks that its ranks are those along the dim that have this rank's other coordinates.
+// make_device_mesh() makes the mesh. Then set_group() stores the given process group of each dim, so that the mesh
+// creates no group for the dim later. set_group() raises an error if the group of a dim does not consist of the ranks
+// that differ from this rank only in their coordinate on that dim.
 MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<std::shared_ptr<comm::Group>>& groups, const std::vector<int>& ranks,
                          const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names) {

@@ -168,9 +168,11 @@ std::vector<DeviceMesh::RootMeshState::MeshLayout> DeviceMeshBuilder::layouts_of
   return mesh.root_state_->layouts;
 }
 
-// Looks for a layout of the root mesh (its shape, or one that unflatten() added) that has all dims of which the
-// requested `dims` consist. The ranks of the submesh are taken from this layout. The requested dims must have the order
-// of the layout, and no dim of the layout may occur in two of them.
+// A dim that flatten() made stands for the dims that were flattened (NamedDim::dims). This function takes the first
+// layout of the root mesh (its shape, or one that unflatten() added) that has the dims for which the requested `dims`
+// stand, and takes the ranks of the submesh from this layout. The requested dims must have the order of the layout, and
+// no dim of the layout may belong to two requested dims. For a single requested dim, the ranks of this dim are used
+// without a layout.
 MeshPtr DeviceMeshBuilder::slice_flattened(const DeviceMesh& from, const std::vector<NamedDim>& dims) {
   if (dims.size() == 1) return make_submesh(from, dims, dims[0].slot->ranks);
   std::vector<std::string> names;

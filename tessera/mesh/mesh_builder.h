@@ -68,7 +68,7 @@ struct DeviceMeshBuilder {
   // The ranks that have this rank's coordinate on all dims except `dims`, in row-major order of `dims`. On a rank
   // outside the mesh, 0 takes the place of its coordinates.
   static std::vector<int> ranks_over(const DeviceMesh& mesh, const std::vector<int64_t>& dims);
-  // Adds a GroupSlot for each dim, with the ranks along the dim that have this rank's other coordinates.
+  // Adds a GroupSlot for each mesh dim. Its ranks are those that have this rank's coordinates on all other mesh dims.
   static void add_slots(DeviceMesh& mesh);
   // Makes the groups of the mesh dims by splitting the world's communicator (ncclCommSplit). Does so only if the mesh
   // has accelerators and contains all ranks of the world, and device_backend_settings().split_groups is true.

@@ -25,7 +25,7 @@ enum class ReplicaReduction {
 struct GradientMarks {
   virtual ~GradientMarks() = default;
   // The parameters are experts that only this rank of the expert-parallel mesh dim has (_nemo_ep_local_expert_params).
-  // Not needed for a DTensor whose mesh has that dim.
+  // A parameter that is a DTensor on a mesh with that dim does not need this mark.
   bool ep_local_experts = false;
   // All tensor-parallel ranks send the same tokens to the experts, so optim::get_expert_tp_replication_factor() returns
   // the tensor-parallel size (_nemo_moe_tp_requires_replica_sync).

@@ -119,8 +119,8 @@ class Module {
   // A module has at most one wrapper. An empty function removes the wrapper.
   void set_forward_wrapper(ForwardWrapper wrapper) { wrapper_ = std::move(wrapper); }
   const ForwardWrapper& forward_wrapper() const { return wrapper_; }
-  // A module has at most one ForwardReplay; an empty function removes it. It has no effect on modules whose forward
-  // does not return exactly one tensor.
+  // A module has at most one ForwardReplay; an empty function removes the ForwardReplay. A ForwardReplay has no effect
+  // on modules whose forward does not return exactly one tensor.
   void set_forward_replay(ForwardReplay replay) { replay_ = std::move(replay); }
   const ForwardReplay& forward_replay() const { return replay_; }
 

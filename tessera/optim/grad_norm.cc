@@ -62,8 +62,9 @@ void sum_over_group(comm::Group& group, const SquaresOnDevice& squares, at::Tens
   value = all.sum();
 }
 
-// The gradients that this rank adds to the norm, sorted by the mesh over whose dims their sums must be reduced; `plain`
-// is for plain tensors. Counted is a list of gradients, or a sum computed from such a list.
+// The gradients that this rank adds to the norm, grouped by mesh, because their sums are reduced over dims of this
+// mesh. `plain` and `plain_experts` are for plain tensors. Counted is a list of gradients, or a sum computed from such
+// a list.
 template <class Counted>
 struct SumsByMesh {
   struct OnMesh {
@@ -394,7 +395,8 @@ double clip_grad_norm(std::optional<double> max_grad_norm, const std::vector<nn:
   if (!max_grad_norm) return 0;
   TESSERA_CHECK(!options.pp_enabled || !options.pp_axis_name.empty(), ErrorKind::kConfig,
                 "[optim.clip_grad_norm] pp_axis_name must be provided when pp_enabled is true");
-  // The sums of local experts are also reduced over the expert-parallel ranks if there are several.
+  // If there are several expert-parallel ranks, the norm's sums over the gradients of local experts (experts that only
+  // one of these ranks holds) are also reduced over these ranks.
   const auto& moe = options.moe_mesh;
   const bool over_experts = moe && moe->has_dim(options.ep_axis_name) && moe->coordinate() &&
                             moe->size(moe->dim_of(options.ep_axis_name)) > 1;

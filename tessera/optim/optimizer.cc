@@ -93,8 +93,9 @@ Hyperparameters with_own_settings(Hyperparameters settings, const ParameterGroup
 
 }  // namespace
 
-// A group of the options whose parameters are of two kinds (UpdateKinds) becomes two groups, because each kind has
-// other settings. The groups of the options come before the groups of the remaining parameters.
+// If the parameters of one entry of `groups` are of two kinds (UpdateKinds), the entry becomes two parameter groups,
+// because each kind has other settings. Parameters that no entry names form further groups, which come after the groups
+// of all entries.
 void Optimizer::make_groups(const std::vector<Hyperparameters>& kinds, const std::vector<size_t>& kind_of_entry,
                             const std::vector<ParameterGroup>& groups) {
   const auto add = [&](Hyperparameters settings, double lr_factor, double decay) {

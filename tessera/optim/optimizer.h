@@ -116,7 +116,8 @@ class Optimizer {
   // stay unchanged, except for updates that step_early() has made. The host does not wait for its value, so steps()
   // counts the step in any case. Error kConfig for an optimizer without takes_found_inf().
   void step(const at::Tensor& found_inf = {});
-  // True for AdamW without stochastic rounding, whose kernel reads found_inf on the device.
+  // Whether step() accepts found_inf. True only for AdamW without stochastic rounding, because its kernel reads
+  // found_inf on the device.
   bool takes_found_inf() const { return kernel_takes_found_inf() && !precision_.stochastic_rounding; }
   // Updates those of `parameters` that have a gradient, before the step() that ends the current step. The result is
   // bitwise that of a single step(). The caller may then free these gradients before the other gradients exist. Errors

@@ -44,8 +44,8 @@ GrowingLines::OpenFile GrowingLines::open() const {
   return found;
 }
 
-// A file that was replaced by rename has another inode; one that was cut is shorter, or differs in its tail if it has
-// grown again since.
+// A file that another file has replaced by rename has another inode. A file that was cut is shorter than offset_; if it
+// has grown again since, its bytes before offset_ differ from tail_.
 bool GrowingLines::is_continued() const {
   if (offset_ == 0) return true;
   const OpenFile now = open();

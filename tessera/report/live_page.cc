@@ -67,7 +67,7 @@ struct LivePage::Server {
   RunFollower follower;
   RunHistory last_history;        // the last history that could be read
   bool priority_lowered = false;  // the thread has lowered its priority
-  // Sizes and times of the files that `data` is made from.
+  // Sizes and modification times of the files that `data` was made from.
   std::vector<std::pair<uintmax_t, fs::file_time_type>> data_file_states;
   std::shared_ptr<const std::string> data;  // data.json
   Clock::time_point next{};                 // no refresh before this time

@@ -32,8 +32,8 @@ void MetricRows::thin_out() {
     if (columns_.contains("grad_norm")) row->second.grad_norm_z = grad_norms_.add(value(row->second, "grad_norm"));
     last_scored_step_ = row->first;
   }
-  // Returns the row's value in a column. A value that is not finite is returned as infinity, so that the row counts as
-  // the largest of its range and is not dropped.
+  // Returns the row's value in a column, or infinity if the value is not finite. thin_out() keeps the row with the
+  // largest value of each range of steps, so it keeps the first row of the range whose value is not finite.
   const auto value_or_infinity = [&](const Row& row, const char* column) {
     const double found = value(row, column);
     return std::isfinite(found) ? found : std::numeric_limits<double>::infinity();

@@ -35,8 +35,8 @@ PartId format_part(text::JsonParts& json, const JsonReader& format) {
   return text::JsonSchema(json, format.at("json_schema").at("schema")).value();
 }
 
-// The arguments of a function. Without "parameters" the object is empty, as in OpenAI's API; an empty schema allows any
-// object.
+// Returns the grammar of the arguments in a call of `function`. If the function has no "parameters", the arguments must
+// be the empty object {}, as in OpenAI's API. If "parameters" is an empty schema, any object is allowed.
 PartId arguments_part(text::JsonParts& json, const JsonReader& function) {
   const auto parameters = function.find("parameters");
   if (!parameters || parameters->is_null()) return json.braces(json.builder().literal(""));

@@ -59,8 +59,8 @@ class Connections {
     Clock::time_point since{};  // begin of the stage
     bool is_shut = false;       // shut down, but not closed yet
   };
-  // Both functions consider only the connections from the client address `address`, or all connections if `address` is
-  // null.
+  // count_open() and shut_down_silent_connection() consider only the connections from the client address `address`, or
+  // all connections if `address` is null.
   int64_t count_open(const std::string* address) const;
   bool shut_down_silent_connection(const std::string* address);
   std::chrono::duration<double> time_for(ConnectionStage stage) const;

@@ -63,8 +63,8 @@ Json Response::log_probs_of(Choice& choice, const AnswerPiece& piece, const std:
   return entries.empty() ? Json() : Json({{"content", std::move(entries)}});
 }
 
-// Puts the echoed prompt and its log-probs in front of the first piece. With no_new_tokens the generated token is
-// dropped.
+// Puts the echoed prompt in front of `text`, and its log-probs in front of `log_probs`, if `piece` is the first piece
+// of the choice. With no_new_tokens_ the text and the log-probs of the generated token are dropped.
 void Response::echo(Choice& choice, const AnswerPiece& piece, std::string& text, Json& log_probs) {
   if (no_new_tokens_) text.clear();
   const auto prompt_text = std::exchange(choice.echoed, {});

@@ -27,7 +27,8 @@ class Response {
 
   // The first chunks of a stream: for a chat the role of each choice, for a completion none.
   std::vector<Json> first_chunks() const;
-  // Adds a piece; a piece of a finished choice is ignored. For a stream it returns the chunk to send, if there is one.
+  // Adds a piece of the answer to its choice. A piece of a choice that is finished already is ignored. For a stream,
+  // returns the chunk to send, or nullopt when there is nothing to send. Without a stream, returns nullopt.
   std::optional<Json> add(const AnswerPiece& piece);
   bool is_finished(size_t choice) const { return choices_[choice].finish.has_value(); }
   bool done() const;  // all choices are finished

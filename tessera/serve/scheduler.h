@@ -67,9 +67,9 @@ class AnswerQueue {
 
 class Scheduler {
  public:
-  // With `failed`, for a model that several ranks hold, an error of the engine ends the scheduler: `failed` is called
-  // with the error on the engine's thread, and no further request is accepted. Without it only the current requests
-  // fail.
+  // `failed` is meant for a model that several ranks hold. If `failed` is given, an error of the engine ends the
+  // scheduler: `failed` is called with the error on the engine's thread, and no further request is accepted. If
+  // `failed` is empty, an error of the engine only makes the current requests fail.
   Scheduler(std::shared_ptr<CausalLM> model, const EngineOptions& options, const Limits& limits,
             std::function<void(std::exception_ptr)> failed = {});
   // Cancels all requests.

@@ -104,9 +104,9 @@ void ContentEntries::add(int64_t token, TokenLogProbs log_probs, const text::Tok
 }
 
 // waiting_ has the tokens of the answer whose entries were not returned yet. The content consists of the bytes of these
-// tokens in their order, without the bytes of tool calls and trimmed whitespace. So `content`, the next piece of the
-// content, is looked up in the joined bytes that these tokens have left. The first match is used, and the bytes before
-// the match are dropped, because no later piece can contain them.
+// tokens in their order, without the bytes of tool calls and trimmed whitespace. Therefore `content`, the next piece of
+// the content, is looked up in the joined PendingToken::left of these tokens, the bytes that may still come. The first
+// match is used, and the bytes before the match are dropped, because no later piece can contain them.
 Json ContentEntries::take(std::string_view content, const text::Tokenizer& tokenizer) {
   Json entries = Json::array();
   if (content.empty()) return entries;
@@ -122,8 +122,9 @@ Json ContentEntries::take(std::string_view content, const text::Tokenizer& token
   std::string bytes;
   for (const auto& token : waiting_) bytes += token.left;
   const auto place = bytes.find(content);
-  // The content has U+FFFD in place of bytes that are not UTF-8, so `content` may not occur in `bytes`, the bytes that
-  // the tokens in waiting_ have left. Then all of these bytes are taken as the bytes of `content`.
+  // `bytes` are the bytes of the tokens in waiting_ that no earlier call has matched or dropped. The content has U+FFFD
+  // in place of bytes that are not UTF-8, so `bytes` may not contain `content`. Then all of `bytes` are taken as the
+  // bytes of `content`.
   size_t skipped = place == bytes.npos ? 0 : place, needed = place == bytes.npos ? bytes.size() : content.size();
   size_t released = 0;
   for (auto& token : waiting_) {

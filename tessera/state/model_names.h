@@ -60,8 +60,8 @@ c10::Device device_of(const ModelTensorNames& model, const comm::Group* group, s
 // Errors kConfig: broadcast_from_rank0 without full_state_dict, and keep_submodule_prefixes = false without exactly one
 // submodule.
 void check_options(const StateDictOptions& options);
-// Applies the options full_state_dict and cpu_offload to a dict. COLLECTIVE in the same cases as gather_state_dict and
-// group_of.
+// Applies the options full_state_dict and cpu_offload to a dict. With full_state_dict this function calls
+// gather_state_dict(), and with both options also group_of(); it is COLLECTIVE where these functions are.
 StateDict gather_or_offload(const StateDict& state_dict, const ModelTensorNames& model,
                             const StateDictOptions& options);
 

@@ -60,7 +60,8 @@ void check_names(const StateDict& group, const std::vector<std::string>& params)
 // Id of a saved parameter -> position of the parameter in this optimizer.
 using PositionsById = std::unordered_map<int64_t, size_t>;
 
-// Matches parameters by position, as torch.optim does. Without `param_groups` an id is the position itself.
+// Matches the ids in a saved dict to this optimizer's parameters by position, as torch.optim does. In a dict without
+// `param_groups` the id of a parameter is its position.
 PositionsById match_ids(const StateDict& state_dict, const std::vector<optim::ParamGroup>& groups) {
   PositionsById ids;
   size_t position = 0;

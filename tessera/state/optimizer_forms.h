@@ -24,7 +24,8 @@
 namespace tessera {
 
 // `names` are the names of the parameters over all groups, in order. Keys of `state` that are in no group are kept.
-// Errors: a different number of names, a name that occurs twice, an id that is in two groups.
+// Errors: `names` has more or fewer entries than the groups have parameters, a name occurs twice, or an id is in two
+// groups.
 StateDict optimizer_dict_to_names(const StateDict& by_id, const std::vector<std::string>& names);
 
 // Replaces each name by its position over all groups. Keys of `state` that are in no group are kept.

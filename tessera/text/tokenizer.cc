@@ -124,7 +124,8 @@ struct Tokenizer::TokenizerData {
   };
 };
 
-// Fills the tables by id. Added tokens come last, because they replace a vocabulary token that has the same id.
+// Fills `tokens` and `token_flags`, which are indexed by token id. Added tokens are written last, because an added
+// token replaces a vocabulary token that has the same id.
 void Tokenizer::TokenizerData::fill_tokens() {
   TokenId largest = -1;
   for (const auto& [token, id] : model.vocab().tokens()) largest = std::max(largest, id);
@@ -220,9 +221,10 @@ void Tokenizer::TokenizerData::EncodeCall::split_added_tokens(const AddedMatcher
   }
 }
 
-// Normalizes a part of the text between raw added tokens. `origins` has the input range of each byte of `text`.
-// Normalization may change the length of the text, so afterwards `text` and `origins` refer to the normalized text and
-// to its own array of input ranges.
+// Normalizes a part of the text that is between tokens of AddedTokens::raw(), which are cut out before. Then cuts out
+// the tokens of AddedTokens::normalized(). `origins` has the input range of each byte of `text`. Normalization may
+// change the length of the text, so afterwards `text` and `origins` refer to the normalized text and to the array of
+// input ranges of that text.
 void Tokenizer::TokenizerData::EncodeCall::part(std::string_view text, const Span* origins, bool at_start) {
   if (!state_.normalizer.empty()) {
     AlignedText& normalized = scratch_.normalized;

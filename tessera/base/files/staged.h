@@ -57,7 +57,8 @@ class StagedFolder {
 
   // The folder to write into until publish().
   const std::filesystem::path& path() const { return staged_; }
-  // Makes the folder visible under DIR. Error kIo.
+  // Renames the folder path() to the constructor's argument `dir`, so that all its files appear under this name at
+  // once. Error kIo.
   void publish();
 
  private:

@@ -82,9 +82,9 @@ GroupMounts find_group_mounts(const fs::path& root) {
   return mounts;
 }
 
-// Applies the limits of the group in `folder` and of its parents, up to the mount point. The limit that leaves the
-// fewest bytes decides how much a process may still use. Page cache that no process maps can be reclaimed, so it does
-// not count as used.
+// Applies the memory limits of the control group (cgroup) in `folder` and of its parent control groups, up to the mount
+// point. The limit that leaves the fewest bytes decides how much memory a process may still use. Page cache that is not
+// shared memory and that no process maps can be reclaimed, so it does not count as used.
 void apply_group_limits(const GroupMount& mount, fs::path folder, const GroupFiles& files, AvailableMemory& memory) {
   while (true) {
     const auto limit = number_in(folder / files.limit);

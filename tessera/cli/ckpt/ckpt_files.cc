@@ -56,9 +56,9 @@ void verify_gguf(const fs::path& path, VerifiedFiles& result) {
   }
 }
 
-// Compares names and shapes with those of the model of config.json. Returns the reason if there is no model to compare
-// with. An error that keeps the model from loading is a fault of the verified files and not of the command line, so
-// kConfig becomes kFormat.
+// Compares the names and shapes of the folder's tensors with those of the model that the folder's config.json
+// describes. If there is no model to compare with, returns the reason, else an empty text. An error that keeps the
+// model from loading is a fault of the verified files and not of the command line, so kConfig becomes kFormat.
 std::string compare_with_model(const fs::path& path) {
   try {
     return check_folder(path);

@@ -21,7 +21,7 @@ struct GenerateFlags {
   std::vector<std::string> stop;
   bool chat = false, json = false;
   int64_t nproc = 1, context_tokens = 0;
-  // An empty flag leaves the value of generation_config.json.
+  // If a flag was not given, its member is nullopt and the value of generation_config.json applies.
   std::optional<double> temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   std::optional<int64_t> top_k, max_new_tokens;
   std::optional<uint64_t> seed;

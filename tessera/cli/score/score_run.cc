@@ -90,8 +90,9 @@ std::vector<double> ScoreRun::forward(const std::vector<const ScoreSequence*>& s
 }
 
 // Round r computes the batches r * data_ranks to r * data_ranks + data_ranks - 1, one per data parallel rank. Several
-// ranks have the results of a batch; one of them sends them in an all-gather of all ranks. All ranks look at all
-// results, so that they agree on the first wrong value; rank 0 keeps them.
+// ranks have the log-probs of a batch; one of these ranks sends them in an all-gather of all ranks. Every rank checks
+// the log-probs of all batches, so that all ranks agree on the first one that is not finite. Only rank 0 keeps the
+// log-probs.
 ScoreRun::Scores ScoreRun::score(const std::vector<const ScoreSequence*>& sequences) {
   const c10::NoGradGuard no_grad;
   model_.train(false);

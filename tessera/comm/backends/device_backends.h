@@ -56,8 +56,9 @@ using DeviceBackendMaker = std::function<c10::intrusive_ptr<c10d::Backend>(const
 
 // Registers the maker for a device type. A later registration replaces an earlier one.
 void register_device_backend(c10::DeviceType type, DeviceBackendMaker maker);
-// Makes a back-end with the present settings. COLLECTIVE over the ranks that share the request's store. Error kConfig
-// when no maker is registered for the device's type.
+// Calls the maker that is registered for the device's type and returns its back-end. request.high_priority_streams is
+// overwritten by the value in device_backend_settings(). COLLECTIVE over the ranks that share the request's store.
+// Error kConfig when no maker is registered for the device's type.
 c10::intrusive_ptr<c10d::Backend> make_device_backend(DeviceBackendRequest request);
 
 // Parses "cpu", "cuda" or the name under which the accelerator was registered; nullopt for other names.

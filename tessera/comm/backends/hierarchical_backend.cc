@@ -25,8 +25,8 @@ class StagedWork final : public c10d::Work {
  public:
   StagedWork(int rank, c10d::OpType type, uint64_t sequence, Tensors results, std::function<void()> stages)
       : Work(rank, type), sequence_(sequence), results_(std::move(results)), stages_(std::move(stages)) {}
-  // Runs the stages and completes the work, with the exception of a stage if one has thrown. Returns true when no stage
-  // has thrown.
+  // Runs the stages and completes the work. If a stage throws, the work is completed with this exception. Returns true
+  // when no stage has thrown.
   bool run() noexcept {
     const auto stages = std::move(stages_);
     try {
@@ -56,7 +56,7 @@ ReduceOp reduce_op_of(const c10d::ReduceOp& op) {
 
 }  // namespace
 
-// ---- hosts and places ----
+// ---- HostMap: the hosts, and each rank's place on its host ----
 
 HostMap::HostMap(const std::vector<int>& host_of) : host_of_(host_of) {
   for (int rank = 0; rank < static_cast<int>(host_of.size()); ++rank) {

@@ -95,8 +95,10 @@ class CollectiveStart {
   PendingCollective finished();
 
  private:
-  // Notifies observers, finds the back-end, compares signatures, and marks a device's call as begun in the monitor.
-  // Returns false for a receive whose signature PendingCollective::wait() has to compare before the receive can begin.
+  // Notifies observers and finds the back-end. A back-end that compares signatures itself is given the signature; for
+  // other back-ends, this function compares the ranks' signatures under comm.check: always. For a call on an
+  // accelerator, also tells the monitor that the call begins (Monitor::before_device_start). Returns false for a
+  // receive whose signature PendingCollective::wait() has to compare before the receive can begin.
   bool prepare();
   std::function<WorkPtr()> awaiting_sender(std::function<WorkPtr()> begin) const;
   PendingCollective started();

@@ -52,9 +52,11 @@ ContextValue::ContextValue(const ContextKey& kind, void* value) : frame_(std::ma
   frame_->own = ThreadLocalDebugInfo::current().get();
 }
 
-// Removes the frames at the top of the list whose scopes have ended. A frame below a living scope only loses its value
-// here, and is removed once all frames above it have been removed. libtorch's earlier state is restored only while our
-// entry is libtorch's top entry: other code may have pushed an entry after ours.
+// Ends this scope. If an inner scope still exists, the frame of this scope only loses its value here, and is removed
+// once the frames of all inner scopes have been removed. Otherwise this frame is removed, and with it the frames around
+// it whose scopes have ended already. A frame is removed by restoring libtorch's debug info from before the frame. This
+// is done only while the entry of the frame is the newest in libtorch's debug info, because other code may have pushed
+// an entry after it.
 ContextValue::~ContextValue() {
   frame_->value = nullptr;
   for (;;) {

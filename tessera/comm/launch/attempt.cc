@@ -159,8 +159,8 @@ class Supervisor {
     return set;
   }
 
-  // Starts the guard process (OrphanGuard). When a guard was killed, this starts another one, which watches the ranks
-  // that still run.
+  // Starts a guard process (OrphanGuard) for the ranks that still run. restart_guard_and_reap() calls this function
+  // again when the guard process was killed.
   void begin_guard() {
     guard_.emplace(folder_.path());
     for (const auto& rank : ranks_) {

@@ -43,9 +43,10 @@ struct LauncherOptions {
   // After a signal that was passed on to the ranks: time from the end of the first rank to SIGKILL of the other ranks.
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);
   int max_restarts = 0;  // restarts without progress in between; equal on all hosts, which restart together
-  // Called between attempts. Returns a name of the last checkpoint, which must change with every save; "" when there is
-  // no checkpoint, nullopt when the name cannot be read now. Null: a step that no earlier attempt has finished counts
-  // as progress (reported_steps.h).
+  // Returns the name of the run's last checkpoint; "" when there is no checkpoint, nullopt when the name cannot be read
+  // now. The launcher calls this function at the start and after each failed attempt. The attempt has made progress if
+  // the name has changed, so the name must change with every save. If this function is null, an attempt has made
+  // progress if it has finished a step that no earlier attempt has finished (reported_steps.h).
   std::function<std::optional<std::string>()> last_checkpoint_name = nullptr;
   bool reports_steps = false;  // the program reports every finished step, so no report means no finished step
   bool stops_on_usr1 = false;  // SIGUSR1 asks the program to end, so there is no restart after it

@@ -147,8 +147,9 @@ JointRestartDecision LauncherRendezvous::decide_as_host_zero(int attempt, const 
   return common;
 }
 
-// On hosts other than 0: the counterpart of decide_as_host_zero(). Connecting is tried again until the deadline,
-// because host 0's launcher may still wait for its ranks to end.
+// Runs on hosts other than 0. Sends this host's AttemptResult to the store of host 0's launcher, and returns the
+// decision that decide_as_host_zero() stores there. Connecting is tried again until the deadline, because host 0's
+// launcher may still wait for its ranks to end.
 JointRestartDecision LauncherRendezvous::receive_decision(int attempt, const AttemptResult& own,
                                                           const SignalQueue& signals) const {
   const auto deadline = Clock::now() + kPatience;

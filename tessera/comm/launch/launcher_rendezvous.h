@@ -24,7 +24,8 @@ struct JointRestartDecision {
   int exit_code = 0;  // of the rank that failed first; 0: all ranks of all hosts have ended with 0
 };
 
-// Decides about a restart, given the failure that caused the others. Called on host 0 only.
+// Decides whether all ranks are started again. `failure` is the failure that caused those of the other ranks, and
+// `step` is the last finished step that rank 0 has reported. The function is called on host 0 only.
 using DecideRestart = std::function<RestartDecision(const RankFailure& failure, std::optional<int64_t> step)>;
 
 class LauncherRendezvous {

@@ -160,7 +160,8 @@ void RankOutputs::finish() {
   }
 }
 
-// Reads the last 4 KiB, drops the first line if it is cut, then all but the last 20 lines.
+// Reads the last 4 KiB of the file with the rank's stderr. If the file is longer than that, the first line read may be
+// cut and is dropped. Returns at most the last 20 lines.
 std::string RankOutputs::last_stderr_lines(int rank) const {
   const auto found = std::ranges::find_if(
       streams_, [&](const RankStream& stream) { return stream.rank == rank && stream.to == STDERR_FILENO; });

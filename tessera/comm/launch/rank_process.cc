@@ -62,8 +62,9 @@ void kill_descendants(const std::filesystem::path& folder) {
   }
 }
 
-// The guard process. It reads process group numbers from its socket until kDismissed arrives or the socket ends. The
-// end of the socket means that the launcher died: the kernel closes it however the launcher dies.
+// The guard process. It reads the ids of POSIX process groups from its socket until it reads kDismissed or the end of
+// the stream. After kDismissed it exits. The end of the stream means that the launcher died, because the kernel closes
+// the launcher's end of the socket however the launcher dies; the guard process then kills these process groups.
 [[noreturn]] void run_guard(int line, const std::filesystem::path& folder) {
   ::setsid();  // the terminal's signals do not reach a process of another session
   ::prctl(PR_SET_NAME, "tessera-guard");
@@ -165,7 +166,8 @@ bool OrphanGuard::has_ended() {
 }
 
 void OrphanGuard::watch(pid_t group) {
-  // This is a socket, not a pipe: after the guard was killed, a write to a pipe would raise SIGPIPE in the launcher.
+  // The launcher writes to the guard process through a socket and not through a pipe. If the guard was killed, a write
+  // to a pipe would raise SIGPIPE in the launcher; send() with MSG_NOSIGNAL does not.
   [[maybe_unused]] const auto ignored = ::send(line_.get(), &group, sizeof group, MSG_NOSIGNAL);
 }
 

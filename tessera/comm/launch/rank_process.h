@@ -23,7 +23,7 @@ class OrphanGuard {
   OrphanGuard& operator=(const OrphanGuard&) = delete;
   void watch(pid_t group);
   pid_t pid() const { return pid_; }
-  // Whether the guard process has been killed.
+  // Whether the guard process has ended. It ends early only when it is killed.
   bool has_ended();
 
  private:

@@ -17,7 +17,7 @@ namespace tessera::comm {
 
 // Reports a finished step to the launcher: one write of 20 bytes to a file in memory or the page cache. Does nothing
 // without a launcher. Failures of the write are ignored, because the launcher uses the step only to decide about
-// restarts and in their messages (RestartPolicy).
+// restarts and in the messages about restarts (RestartPolicy).
 void report_step(int64_t step) noexcept;
 // Returns the step that report_step() last wrote to `file`; nullopt when there is no file or it holds no step.
 std::optional<int64_t> read_reported_step(const std::filesystem::path& file);

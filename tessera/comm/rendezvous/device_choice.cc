@@ -65,8 +65,9 @@ std::string why_not_here(const RequestedDevice& requested, const DeviceRequest& 
   return fmt::format("{} ranks on this host, but {} devices", ranks_on_host, visible);
 }
 
-// Returns the reason of the first rank that has one, after "rank N: "; empty when no rank has a reason. COLLECTIVE over
-// the world.
+// `own` is the reason why this rank cannot use the accelerator; empty when it can. Returns the reason of the first rank
+// that has one, after "rank N: " if there are several ranks; empty when no rank has a reason. COLLECTIVE over the
+// world.
 std::string first_reason(World& world, const std::string& own) {
   if (world.size() == 1) return own;
   const auto all = all_gather_bytes(*world.group(), own);

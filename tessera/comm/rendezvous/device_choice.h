@@ -28,8 +28,8 @@ struct DeviceRequest {
 // the setting is unknown, or some rank lacks the device.
 c10::Device choose_device(World& world, const DeviceRequest& request);
 
-// Describes the device that a run with `ranks_on_host` ranks on this host would use: "cuda, 2 visible", or
-// "cpu (auto: this libtorch has no accelerator)". No communication. Error kConfig: the setting is unknown.
+// Describes the device that a run with `ranks_on_host` ranks on this host would use: "cuda, 2 visible", or "cpu (auto:
+// this libtorch has no accelerator)". No communication. Error kConfig: request.setting names no known device.
 std::string describe_device(const DeviceRequest& request, int ranks_on_host);
 
 }  // namespace tessera::comm

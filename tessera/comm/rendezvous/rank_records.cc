@@ -127,8 +127,8 @@ RendezvousResult agree(const std::vector<RankRecord>& records) {
     host.ranks.push_back(one.rank);
     host.cores = union_of_core_masks(host.cores, one.cores);
   }
-  // A rank that was started as if all ranks shared its host uses loopback, so all ranks must be on its host and must
-  // have been started with the same local_size.
+  // If the local_size of a rank is the number of all ranks, this rank takes all ranks to be on its host and uses
+  // loopback. So all ranks must be on its host and must have been started with the same local_size.
   const auto alone = std::ranges::find_if(records, [&](const RankRecord& a) { return a.local_size == size; });
   if (alone != records.end()) {
     for (const RankRecord& one : records) {

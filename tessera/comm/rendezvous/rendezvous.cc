@@ -212,8 +212,9 @@ std::string RendezvousPoint::place() const {
 
 namespace {
 
-// Whether Tessera's launcher started this process directly. A torchrun that runs inside a rank sets another
-// TORCHELASTIC_RUN_ID for its own ranks, while TESSERA_LAUNCH_ID is inherited unchanged.
+// Whether Tessera's launcher started this process directly, and not a torchrun that runs inside a rank. The launcher
+// sets TORCHELASTIC_RUN_ID and TESSERA_LAUNCH_ID to one value. Such a torchrun sets another TORCHELASTIC_RUN_ID for its
+// own ranks, while they inherit TESSERA_LAUNCH_ID unchanged.
 bool started_by_tessera_launcher(const Environment& environment) {
   if (!environment("TESSERA_RENDEZVOUS")) return false;
   const auto run = environment("TORCHELASTIC_RUN_ID");

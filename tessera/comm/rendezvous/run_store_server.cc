@@ -135,7 +135,8 @@ class RunStoreServer::ServerLoop {
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
           close_silent_connections(/*all=*/true);
           // No descriptor is left for a connection. The connections in the backlog keep the listener readable, so every
-          // epoll_wait() would return at once. Therefore the listener is removed from epoll until the next sweep.
+          // epoll_wait() would return at once. Therefore the listener is removed from epoll, until run() next calls
+          // close_silent_connections() and adds it again (about every kSweep).
           listens_ = ::epoll_ctl(poll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr) != 0;
         }
         return;

@@ -61,8 +61,10 @@ struct World::Impl {
   std::vector<c10::intrusive_ptr<c10d::Backend>> aborted_backends;  // back-ends that abort() has aborted
   bool serves_store = false;                                        // this rank's process runs the store of all ranks
   int fake_local_size = 1;
-  // The first back-end of an accelerator for each list of ranks. The communicators of later back-ends of these ranks
-  // are split from its communicator. It is kept as long as the world, so that all ranks agree on whether it exists.
+  // For each device type and list of ranks: the first back-end that was made for an accelerator. With
+  // device_backend_settings().split_groups, later back-ends of these ranks split their communicators from the
+  // communicator of this back-end; new_group_by_split() splits from the back-end of all ranks of the world. The map
+  // keeps each back-end until destroy_groups(), so a back-end to split from exists on all ranks or on none.
   std::map<std::pair<c10::DeviceType, std::vector<int>>, c10::intrusive_ptr<c10d::Backend>> split_parents;
   bool reports_leaving = false;  // ranks report to the store when they leave (leave_store)
 
@@ -110,8 +112,9 @@ World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions
 }
 
 // Without a failure, the rank whose process runs the store waits in leave_store() for the other ranks, which need the
-// store while they make groups. After a failure or an abort, leave_store() returns at once, and destroy_groups() runs
-// while the watchdog still does: monitor->leave(), which ends the watchdog, comes last.
+// store while they make groups. After a failure or an abort, leave_store() returns at once, and the destructor calls
+// destroy_groups(). The watchdog still runs during destroy_groups(), because monitor->leave(), which ends the watchdog,
+// is called last.
 World::~World() {
   const bool failed = std::uncaught_exceptions() > 0;
   if (failed) impl_->monitor->report_own_failure();
@@ -387,7 +390,8 @@ std::shared_ptr<Group> World::make_group(const std::vector<int>& ranks, const st
   c10::intrusive_ptr<c10d::Backend> backend, accelerator;
   const bool for_cuda = device == c10::DeviceType::CUDA || options_.backend == "nccl";
   const auto type = for_cuda ? c10::DeviceType::CUDA : device;
-  // Without an accelerator's back-end, CUDA tensors go through the group's own back-end.
+  // Whether the group gets a second back-end, for tensors of the accelerator. A fake world has no second back-end. With
+  // comm.backend=gloo there is none for CUDA, so CUDA tensors go through `backend`.
   const bool accelerated = type != c10::DeviceType::CPU && !impl_->account && !(for_cuda && options_.backend == "gloo");
   const bool splits = device_backend_settings().split_groups;
   const auto make_accelerator = [&] {

@@ -86,7 +86,7 @@ class ShmBackend final : public c10d::Backend, public ComparesSignatures, public
     Tensors results = {};  // Work::result()
   };
   WorkPtr start(std::unique_ptr<Operation> operation, WorkOptions options);
-  // Adds the work to the coalesced works, if startCoalescing() was called; returns it.
+  // Returns `work`. If startCoalescing() was called, also adds `work` to coalesced_, the works of the coalesced call.
   WorkPtr keep(WorkPtr work);
   WorkPtr start_message(c10d::OpType type, Tensors& tensors, int peer, int tag);
   // Runs `start_all` as one coalesced call.

@@ -64,7 +64,8 @@ class Channel {
   // unmap_all_buffers() unmaps all buffers; it is called after the last collective or a failure.
   void unmap_freed_buffers();
   void unmap_all_buffers() { views_.clear(); }
-  // Whether other processes read shared buffers in place.
+  // Whether other processes can read this rank's shared buffers in place: every rank may open the shared buffers of all
+  // others (ChannelOptions::views), and not all ranks are in this process.
   bool shares_buffers() const { return options_.views && !same_process_; }
 
   SlotView own_slot() { return slot_at(rank(), rounds_.next()); }

@@ -170,9 +170,10 @@ void Engine::complete_ended_works() {
   if (waiting_ > 0) changed_.notify_all();
 }
 
-// The waiting strategy of a driving thread (a Waiter of rounds.h): spins, or yields when ranks outnumber cores, and
-// then sleeps in slices, with a check for deaths and deadlines after each. The worker (`sleeps` false) does not sleep
-// here but gives up driving after its spin time.
+// How a thread that drives the engine waits (a Waiter of rounds.h). The thread first spins, or yields when ranks
+// outnumber cores. Then it sleeps for at most kSlice at a time. Before each sleep it checks for deadlines and for ranks
+// that have left, and after a full kSlice also for dead ranks. The worker thread (`sleeps` false) does not sleep here:
+// it stops driving the engine after its spin time.
 struct Engine::DriverWait {
   Engine& engine;
   bool sleeps;

@@ -116,8 +116,8 @@ class Engine {
 
   std::atomic<bool> has_new_work_{false};  // tells the driver that a work was started or a deadline has changed
 
-  // These members are used by the driving thread without the lock; while no thread drives, they are guarded by the
-  // lock.
+  // The members from here on are used by the thread that drives the engine, without `mutex_`. While no thread drives,
+  // they are guarded by `mutex_`.
   c10::intrusive_ptr<CollectiveWork> front_;  // the collective under way
   bool front_is_posted_ = false;              // its first slot has been written
   Messages messages_;

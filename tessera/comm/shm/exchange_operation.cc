@@ -89,7 +89,8 @@ class ExchangeOperation final : public Operation {
     return read_pieces(channel, longest, way == InPlaceMode::kSome);
   }
 
-  // Compares the sizes of all pairs, not only this rank's own, so that every rank throws the same error.
+  // Checks for each pair of ranks that one rank sends as many bytes as the other rank expects. Every rank checks all
+  // pairs, not only the pairs with itself, so every rank throws the same error.
   void compare_sizes(Channel& channel) const {
     for (int from = 0; from < size_; ++from) {
       for (int to = 0; to < size_; ++to) {
@@ -103,9 +104,9 @@ class ExchangeOperation final : public Operation {
     }
   }
 
-  // Sends the messages piece by piece through the slots. `write_first`: some ranks have not written the first piece,
-  // because they offered their messages for reading in place (Channel::show()), which other ranks could not do. All
-  // ranks then write the first piece in an additional round.
+  // Sends the messages piece by piece through the slots. `write_first`: some ranks have not written their first piece,
+  // because they offered their messages for reading in place (Channel::show()), but other ranks could not offer their
+  // messages. All ranks then write the first piece in an additional round.
   StepCoroutine read_pieces(Channel& channel, size_t longest, bool write_first) {
     const size_t region_bytes = region(channel);
     const int rank = channel.rank();

@@ -198,8 +198,8 @@ class Handshake {
     store_.set("shm/offer", offer);
   }
 
-  // Ranks other than 0: maps the shared memory of rank 0 and sets shm/took/R to the outcome: kYes, kViews, or kNo with
-  // the reason.
+  // Called by ranks other than 0. Maps the shared memory of rank 0 and sets the key shm/took/R of the store (R: this
+  // rank) to the outcome: kYes, kViews, or kNo with the reason.
   void fetch(const MemoryOffer& offer) {
     std::string outcome = may_view_all(offer.processes) ? kViews : kYes;
     try {

@@ -88,8 +88,10 @@ bool Messages::move(std::vector<EndedWork>& ended) {
   return moved;
 }
 
-// Advances the first send to a rank. A send ends when the caller may reuse the memory of its message: for a message in
-// chunks when the last chunk is in the ring, for a message that is read in place when the receiver has taken its chunk.
+// Advances the first of the unfinished sends to rank `to`. A send ends when the caller may reuse the memory of the
+// message. A message that is sent in chunks ends when its last chunk is in the ring. A message that is read in place is
+// one chunk that holds only the message's address; its send ends when the receiver has copied the message and removed
+// this chunk from the ring.
 bool Messages::advance_send(int to, std::vector<EndedWork>& ended) {
   if (sends_[to].empty()) return false;
   MessageWork& message = *sends_[to].front();
@@ -168,8 +170,8 @@ bool Messages::begin_message(int from, const ChunkHead& head, std::vector<EndedW
   return true;
 }
 
-// Copies the chunk, or up to 1 MiB of a message that is read in place; returns whether all of the chunk has been
-// copied.
+// Copies the chunk that `head` describes from rank `from` into the message that is arriving. If the message is read in
+// place, one call copies at most 1 MiB. Returns whether the whole chunk has been copied.
 bool Messages::copy_chunk(int from, const ChunkHead& head, const std::byte* data) {
   IncomingMessage& arriving = arriving_[from];
   std::byte* target = arriving.message ? arriving.message->data_ : arriving.aside->data.data();

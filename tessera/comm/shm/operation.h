@@ -53,8 +53,8 @@ class Operation {
   virtual StepCoroutine run(Channel& channel) = 0;
   // Returns whether messages of more than `fits` bytes are read in place (kAll) or in pieces (kNone, kSome). May be
   // called after the first round; the result is equal on every rank. kSome: some ranks have set SlotHead::direct and so
-  // have not written their first piece to the slot, but another rank has such a message and could not set
-  // SlotHead::direct.
+  // have not written their first piece to the slot, but another rank sends a message of more than `fits` bytes and has
+  // not set SlotHead::direct.
   enum class InPlaceMode { kNone, kSome, kAll };
   InPlaceMode in_place(Channel& channel, size_t fits) const;
 

@@ -31,8 +31,9 @@ class Reduction : public Operation {
     const size_t begin = std::min(count, each * part);
     return {begin, part == size_ - 1 ? count - begin : std::min(count, begin + each) - begin};
   }
-  // Fills the slot of the first round. If this rank's data are more than `fits` bytes and can be shown in place
-  // (show()), they are shown; otherwise the first piece is written.
+  // Fills the slot of the first round. If this rank's data are larger than `fits` bytes and the other ranks can read
+  // them in place, show() writes the addresses of the data to the slot's table. Otherwise write_piece() writes the
+  // first piece of the data to the slot.
   void start(Channel& channel, const SlotView& slot, size_t fits) {
     slot.head->longest = slot.head->outgoing = bytes_;
     slot.head->direct = bytes_ > fits && show(channel, slot);
@@ -44,7 +45,8 @@ class Reduction : public Operation {
   // Writes to the slot the data that other ranks need of the piece that begins with element `begin`.
   virtual void write_piece(const Channel& channel, const SlotView& slot, size_t begin) const = 0;
 
-  // Returns, by rank, the address of the data that each rank has shown to this rank; for this rank itself, `own`.
+  // Returns for each rank the address at which this rank reads that rank's data: the place that show() on that rank has
+  // written to its slot's table for this rank, as Channel::look() maps it. For this rank itself the address is `own`.
   std::vector<const std::byte*> shown_to(Channel& channel, const std::byte* own) const {
     std::vector<const std::byte*> places;
     for (int rank = 0; rank < size_; ++rank) {

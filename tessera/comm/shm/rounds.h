@@ -159,7 +159,8 @@ struct InPlaceReaderCount {
     count.fetch_add(static_cast<uint32_t>(-1));
     return false;
   }
-  // Returns false when the group has been aborted: the data that were read since enter() may be invalid.
+  // Must be called after the read that enter() has announced. Returns false when the group has been aborted; then the
+  // data that were read since enter() may be invalid.
   bool leave(const typename Platform::Word32& broken) {
     count.fetch_add(static_cast<uint32_t>(-1));
     return broken.load() == 0;

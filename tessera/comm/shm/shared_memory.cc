@@ -23,8 +23,9 @@ using std::chrono::milliseconds;
 
 [[noreturn]] void fail(const char* operation) { raise(ErrorKind::kIo, "{}: {}", operation, std::strerror(errno)); }
 
-// Blocks SIGXFSZ in a scope, so that a file size limit (RLIMIT_FSIZE) is an error of the call and not the end of the
-// process. A SIGXFSZ that is pending at the end of the scope is discarded.
+// While an object of this class exists, SIGXFSZ is blocked on its thread: a call such as fallocate() that exceeds the
+// file size limit (RLIMIT_FSIZE) then fails with an error, and the signal does not end the process. The destructor
+// discards a SIGXFSZ that is pending.
 class WithoutFileSizeSignal {
  public:
   WithoutFileSizeSignal() {

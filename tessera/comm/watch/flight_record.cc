@@ -98,8 +98,9 @@ std::string runs_of(const std::vector<int>& ranks) {
   return text;
 }
 
-// The inverse of runs_of(). The text may come from a faulty peer: every number must be a rank of the world, and the
-// number of ranks is bounded, so memory is bounded.
+// The inverse of runs_of(): returns the ranks that the text of `field` encodes. This text may come from a faulty peer,
+// so every number must be a rank of the world. The number of ranks is bounded, too, so that a faulty text cannot use up
+// the memory.
 std::vector<int> ranks_of_runs(const JsonReader& field, int world_size) {
   const std::string runs = field.as_string();
   std::string_view text = runs;

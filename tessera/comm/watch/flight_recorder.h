@@ -30,7 +30,8 @@ class FlightRecorder {
   uint64_t start(const Signature& signature);
   // Sets state and time of a call. Does nothing for a call that has left the ring buffer.
   void mark(uint64_t ticket, CallState state);
-  // Sets the state back to kStarted, as if the rank had not waited in the call yet.
+  // Sets the state of a call back to kStarted and clears the time at which the rank began to wait in the call. Does
+  // nothing for a call that has left the ring buffer.
   void unmark_wait(uint64_t ticket);
   std::optional<Signature> signature(uint64_t ticket) const;
   // Start of the longest wait that is going on; nullopt when the rank waits in no call.

@@ -59,8 +59,9 @@ WorkEnd end_state_of(c10d::Work& work) noexcept {
 
 }  // namespace
 
-// The handler only increments a counter, which is safe in a signal handler. Each monitor's tick() compares the counter
-// with the value that it has seen last, and writes the record.
+// Installs a handler for SIGUSR2, unless this signal already has another action than the default. The handler only
+// increments the counter `signals`, which is safe in a signal handler. Monitor::tick() writes the flight record when
+// the counter has changed since the last tick().
 void write_records_on_signal() {
   struct sigaction now {};
   if (::sigaction(SIGUSR2, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) return;

@@ -87,9 +87,10 @@ class Monitor final : public FailureListener {
   uint64_t start(const Signature& signature) { return recorder_.start(signature); }
   // Registers the work of a started call as under way.
   void track_work(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work);
-  // To be called before and after the start of a device's call. Between the two calls the state of the device's call is
-  // CallState::kWaiting, because the start may block this rank. before_device_start() throws Error kComm when an
-  // earlier call is known to have failed on the device. An empty `work` means that there is nothing to wait for.
+  // To be called before and after the start of a collective or message on a device. Between the two calls the state of
+  // this collective or message is CallState::kWaiting, because its start may block this rank. before_device_start()
+  // throws Error kComm when an earlier collective or message is known to have failed on the device. An empty `work`
+  // means that the back-end returned no work, so that there is nothing to wait for.
   void before_device_start(uint64_t ticket, const Signature& signature);
   void after_device_start(uint64_t ticket, c10::intrusive_ptr<c10d::Work> work);
   // Called when the back-end has refused a call: the call then no longer counts as under way.

@@ -58,8 +58,9 @@ const char* state_of(CallState state) {
   return state == CallState::kFinished ? "completed" : state == CallState::kStarted ? "scheduled" : "started";
 }
 
-// One entry of c10d's flight recorder. The signature holds the tensor whose size agrees on all ranks: the input of an
-// all-gather, the output of a reduce-scatter. The other tensor is `ranks` times as large.
+// Makes one entry of c10d's flight recorder. The signature has the sizes of the tensor whose sizes agree on all ranks:
+// for an all-gather the input, for a reduce-scatter the output. The other tensor of these two collectives is `ranks`
+// times as large.
 PickleValue entry_of(const FlightCall& call, const FlightGroup& group, const std::string& name, int rank, int64_t id) {
   const Signature& signature = call.signature;
   const auto ranks = static_cast<int64_t>(group.ranks.size());

@@ -23,9 +23,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* kKey = "watchdog";
 constexpr const char* kNoWatch = "none";
-// A counter that decides whether there is a watch. Rank 0 adds kAllThere when all ranks are connected; a rank that
-// cannot reach rank 0 adds 1. add() is atomic and returns the sum, so exactly one of them is first, and the first one
-// decides.
+// Key of a counter in the store that decides whether the run has a watchdog. Rank 0 adds kAllThere when all ranks have
+// connected to it; this means yes. A rank that cannot reach rank 0 adds 1; this means no. add() is atomic and returns
+// the sum, so exactly one rank adds first, and the first addition decides.
 constexpr const char* kDecision = "decision";
 constexpr int64_t kAllThere = 1 << 20;
 constexpr const char* kUnreachable = "unreachable";  // key: message of the rank that cannot reach rank 0
@@ -99,8 +99,10 @@ bool await_ranks(c10d::Store& store, ConnectionAcceptor& reception, const Watchd
   return store.add(kDecision, kAllThere) == kAllThere;
 }
 
-// Starts the watchdog of rank 0. Order: listen; publish the WatchdogEndpoint in the store; collect all connections;
-// decide; confirm to all ranks. The listener is closed on return.
+// Starts the watchdog of rank 0, in these steps: listens; publishes the WatchdogEndpoint in the store; collects the
+// connections of all other ranks; decides through the store's counter kDecision that the watchdog is used; confirms
+// this to all ranks. Returns null if no watchdog is used, because rank 0 cannot listen or a rank cannot reach rank 0.
+// The listening socket is closed on return.
 std::unique_ptr<WatchdogLoop> start_hub(c10d::Store& store, const WatchdogOptions& options, FailureListener& listener,
                                         PeerDeadline deadline) {
   auto hub = std::make_unique<WatchdogHub>(options.silence, options.compare, listener);
@@ -165,8 +167,8 @@ PeerSocket reach_hub(c10d::Store& store, const WatchdogEndpoint& endpoint, const
       fmt::format("rank {} cannot reach rank 0 at port {} ({})", options.rank, endpoint.port, tried);
   store.set(kUnreachable, why);
   // Adds 1 to the counter kDecision. If add() returns kAllThere + 1, rank 0 had added kAllThere first and so decided
-  // that there is a watch. Rank 0 has then received this rank's hello, but the answer of rank 0 came too late for this
-  // rank. The hub watches this rank and would report it as dead, so this rank must fail.
+  // that the watchdog is used. Rank 0 has then received this rank's hello, but the answer of rank 0 came too late for
+  // this rank. Rank 0 now watches this rank and would report it as dead, so this rank must fail.
   TESSERA_CHECK(store.add(kDecision, 1) != kAllThere + 1, ErrorKind::kComm, "[comm.watchdog] {}", why);
   return PeerSocket();
 }

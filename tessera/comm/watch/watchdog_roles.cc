@@ -96,8 +96,9 @@ void WatchdogHub::on_tick() {
   const auto waited = Clock::now() - search_->begun;
   const bool complete = !compare_ || search_->answers.size() == peers() + 1;
   if (!complete && waited < kRecordsTimeout) return;
-  // A connection usually breaks because a rank ends. That rank's end or error explains more than the records of the
-  // others, so it is given time to arrive.
+  // If a collective fails without a time-out, its connection usually broke because a rank ended. The end or the error
+  // of that rank explains more than the flight records of the other ranks. So that this news can arrive, the hub makes
+  // no report from the flight records before kRankEndTimeout has passed.
   if (!search_->failure.timed_out && waited < kRankEndTimeout) return;
   std::vector<FlightRecord> records;
   for (const auto& [rank, record] : search_->answers) records.push_back(record);

@@ -36,7 +36,8 @@ class WatchdogHub final : public WatchdogLoop {
   void confirm_all() { send_to_all({WatchdogFrameKind::kHello, 0}); }
   // Informs all connected ranks that the run continues without a watchdog.
   void dismiss_all() { send_to_all({WatchdogFrameKind::kBye, 0}); }
-  // Informs all connected ranks why the watch cannot begin; each of them throws the error.
+  // Sends all connected ranks the reason why the watchdog cannot start. Each of these ranks throws an Error with the
+  // text `why`.
   void refuse_all(const std::string& why);
 
  private:

@@ -119,9 +119,9 @@ const char* split_where(Holds holds) {
   return nullptr;
 }
 
-// The split of a file: "train", "validation" or "test", or the NAME of its shards NAME-00000-of-00010 if this is
-// another word, or "" without a split. The name of the file is tested first, then the names of its folders from the
-// innermost to the outermost; the first name with a split decides.
+// Returns the split of a file: "train", "validation" or "test"; the NAME of a shard NAME-00000-of-00010 if NAME is none
+// of the words in kSplits; or "" if no split is found. The name of the file is tested first, then the names of the
+// folders above it, from the innermost to the outermost. The first name from which a split follows decides.
 std::string split_of(const fs::path& path, const fs::path& root) {
   const auto shard = shard_of(stem_of(path));
   std::vector<std::string> names = {shard ? shard->stem : stem_of(path)};

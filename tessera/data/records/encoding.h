@@ -11,9 +11,9 @@
 
 namespace tessera::data {
 
-// `offset` is the position of `content` in the file; UTF-16 is looked for only at offset 0. Error kFormat names the
-// file, the encoding that it seems to have, and the first byte that is not UTF-8 or is zero. A byte order mark of UTF-8
-// is accepted.
+// Error kFormat if `content` is not UTF-8 text. The message names the file and the encoding or file type that it seems
+// to have; for an encoding also the first byte that is wrong. `offset` is the position of `content` in the file. Other
+// file types (such as zip), UTF-16 and UTF-32 are looked for only at offset 0. A byte order mark of UTF-8 is accepted.
 void check_encoding(std::string_view content, const std::filesystem::path& path, uint64_t offset = 0);
 
 }  // namespace tessera::data

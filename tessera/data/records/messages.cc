@@ -43,7 +43,8 @@ void check_parts(const Json& parts, const std::string& name, const std::string& 
   }
 }
 
-// With tool calls, OpenAI's API has a null content or no content; templates expect an empty text.
+// In OpenAI's API a message with tool calls may have a null content or no content. Templates expect text, so
+// check_content() then sets an empty text.
 void check_content(Json& message, const std::string& name, const std::string& where) {
   const auto content = message.find("content");
   const bool absent = content == message.end() || content->is_null();

@@ -42,7 +42,8 @@ bool has_columns(const Json& row, const RecordFormat& kind) {
   return std::ranges::all_of(kind.columns, [&](const char* column) { return has(row, column); });
 }
 
-// The first kind whose columns the row has, among the kinds that `format` allows.
+// Returns the first kind of record, among the kinds that `format` allows, all of whose columns the row has. Returns
+// null when there is none.
 const RecordFormat* kind_of(const Json& row, const std::string& format) {
   for (const auto& kind : record_formats()) {
     // "jsonl" and "auto" allow any kind; "chat" and "sharegpt" allow both forms of a conversation.

@@ -20,8 +20,8 @@ class TextFileReader {
  public:
   explicit TextFileReader(const std::filesystem::path& path) : path_(path), bytes_(ByteStream::open(path)) {}
 
-  // Appends about 1 MiB; false when nothing is left. Error kFormat names the first byte (of the inflated text) that is
-  // not UTF-8, and the encoding that the file seems to have.
+  // Appends the next part of the (inflated) text, about 1 MiB, to `text`. Returns false when nothing is left. Error
+  // kFormat names the first byte of the inflated text that is not UTF-8, and the encoding that the file seems to have.
   bool read_more(std::string& text);
   const std::filesystem::path& path() const { return path_; }
 

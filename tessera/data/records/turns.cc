@@ -22,7 +22,7 @@ std::string mark_of(size_t message) {
   return mark;
 }
 
-// Removes marks of mark_of(); other noncharacters of the text stay.
+// Removes all marks that mark_of() can make from `text`. Noncharacters that are not part of such a mark stay.
 std::string without_marks(std::string_view text) {
   static const std::string begin = mark_of(0).substr(0, 3);
   const size_t bytes = mark_of(0).size();
@@ -218,10 +218,12 @@ std::optional<TurnFinder::CommonPrefix> TurnFinder::common_end(size_t count, boo
   return CommonPrefix{same, same == plain.size()};
 }
 
-// Two positions in text_ around the content of message `index`: the end of the header before the content, and the start
-// of the text that ends the turn after it. To find them, the conversation is rendered with a message whose content is
-// only a mark (no tool calls, no reasoning). The first position is npos if text_ does not begin with the text before
-// this mark, the second is npos if text_ does not end with the text after it.
+// Returns two positions in text_ around the content of message `index`: the end of the header before the content, and
+// the start of the text that ends the turn after the content. To find them, the conversation is rendered with a message
+// whose content is only a mark (no tool calls, no reasoning). The first position is npos if text_ does not begin with
+// the text before this mark; for message 0 it is instead the end of their common prefix. The second position is npos if
+// text_ does not end with the text after the mark. Returns nullopt if the render fails or does not have the mark
+// exactly once.
 std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t index) const {
   const std::string mark = mark_of(messages_.size());
   Json bare = messages_;
@@ -233,9 +235,9 @@ std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t ind
   if (at == std::string::npos || other->find(mark, at + 1) != std::string::npos) return std::nullopt;
   const std::string_view before = std::string_view(*other).substr(0, at),
                          after = std::string_view(*other).substr(at + mark.size());
-  // `before` is the text before the mark. For message 0 the end of the common prefix of `before` and text_ is taken as
-  // the end of the header, even if this prefix is shorter than `before`: there is no earlier message that could be the
-  // reason why the two renders differ.
+  // The first returned position is the end of `before` in text_ if text_ begins with `before`. For message 0 it is
+  // always the end of the common prefix of `before` and text_, even if this prefix is shorter than `before`: there is
+  // no earlier message that could be the reason why the two renders (text_ and `*other`) differ.
   const size_t same = common_prefix(before, text_);
   return std::pair{same == before.size() || index == 0 ? same : std::string::npos,
                    text_.ends_with(after) ? text_.size() - after.size() : std::string::npos};
@@ -297,10 +299,11 @@ std::vector<AssistantTurn> TurnFinder::find(size_t index) const {
     return {{.first = *first, .text_end = text_end, .limit = limit_behind(text_end)}};
   }
   if (!calls && !is_blank(messages_[index])) return {};  // the template does not print the text
-  // around_bare_text() finds the end of the turn in a render in which this message has a text and no tool calls. It is
-  // not called if the message has tool calls and the template prints the conversation up to this message in the same
-  // way whether or not more messages follow: `end` is then the end of what the template prints for this message. The
-  // template is assumed to end a turn with the same text after a plain text as after tool calls.
+  // around_bare_text() finds the end of the turn in a render in which this message has a text and no tool calls. The
+  // template is assumed to print the same text at the end of a turn with tool calls as at the end of a turn with only a
+  // text. around_bare_text() is not called if the template prints tool calls of this message and the render of the
+  // messages up to this one is also the beginning of the render of all messages (end->all). `end` is then the end of
+  // what the template prints for this message.
   const auto bare = calls && end && end->all ? std::nullopt : around_bare_text(index);
   size_t next_mark = text_.size();  // position of the next message that has a printed mark
   for (size_t next = index + 1; next < messages_.size() && next_mark == text_.size(); ++next) {

@@ -245,7 +245,8 @@ void UnchangedFiles::check() const {
   }
 }
 
-// Compares size and time of modification only: another owner, mode or link count is no change of the contents.
+// Compares only the size and the modification time of each file with those that were recorded: a file with another
+// owner, mode or link count does not count as changed. A file that cannot be read counts as changed.
 std::optional<fs::path> UnchangedFiles::changed() const {
   for (size_t i = 0; i < files_.size(); ++i) {
     try {
@@ -273,8 +274,9 @@ fs::path DataCache::folder_of(const std::string& setting) {
   return {};
 }
 
-// Reading all data to hash it at each start would be slow, so hashes are remembered in files/HASH_OF_PATH.json,
-// together with the file's place, size and times. A hash is used again only if all of these are unchanged.
+// To read and hash all data files at each start would be slow. So the hash of a data file is stored in
+// files/HASH_OF_PATH.json, together with the data file's path, device, inode, size and times. A stored hash is used
+// only if all of these are unchanged.
 std::string DataCache::content_hash(const fs::path& file) const {
   const auto before = read_file_stamp(file);
   std::error_code unknown;

@@ -52,8 +52,8 @@ class UnchangedFiles {
   explicit UnchangedFiles(std::vector<std::filesystem::path> files);
   // Error kConfig if a file has changed since the constructor; the message names the first such file.
   void check() const;
-  // The first file that was written to or deleted since the constructor. A new owner, mode or hard link of a file does
-  // not count.
+  // Returns the first of the files that was written to or deleted after the constructor stored its FileStamp; nullopt
+  // if there is none. A new owner, mode or hard link of a file does not count.
   std::optional<std::filesystem::path> changed() const;
 
  private:

@@ -21,8 +21,8 @@ UniqueFd open_to_lock(const std::filesystem::path& path, int flags) {
 LockState try_lock(const UniqueFd& file) {
   while (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) return LockState::kBusy;
-    // On NFS, flock(LOCK_EX) fails with EBADF for a file that is open for reading only. Every error other than
-    // EWOULDBLOCK and EINTR therefore means kNoLocks.
+    // All errors other than EWOULDBLOCK and EINTR mean kNoLocks. One of them is EBADF: on NFS, flock(LOCK_EX) fails
+    // with it for a file that is open for reading only.
     if (errno != EINTR) return LockState::kNoLocks;
   }
   return LockState::kHeld;

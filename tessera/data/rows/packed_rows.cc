@@ -315,7 +315,8 @@ void PackedRows::read_at(const UniqueFd& file, const char* name, uint64_t offset
   }
 }
 
-// Every number from the files is checked before it is used as a position or size, and each sample's hash is compared.
+// Every number that is read from the files is checked before it is used as a position or size. The hash of each
+// sample's tokens is compared with SampleEntry::hash.
 void PackedRows::read(int64_t row, const std::function<void(std::span<const PackedToken>)>& visit) const {
   uint64_t bounds[2] = {};
   read_at(bounds_file_, kBoundsName, static_cast<uint64_t>(row) * sizeof(uint64_t), bounds, sizeof(bounds));

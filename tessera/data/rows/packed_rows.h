@@ -33,8 +33,9 @@ struct DataStats {
   int64_t unlabelled = 0;    // samples left out because they have no label
   int64_t cut_away = 0;      // unlabelled samples that had labels before they were cut
 
-  // E.g. "3 cut to data.sequence_length 512, 2 longer than data.sequence_length 512 dropped, 1 left out without
-  // anything to learn"; empty when no sample was cut or left out.
+  // Returns a text about the samples that were cut or left out, such as "3 cut to data.sequence_length 512, 2 longer
+  // than data.sequence_length 512 dropped, 1 left out without anything to learn". Returns an empty text when no sample
+  // was cut or left out.
   std::string describe_dropped(int64_t sequence_length) const;
 };
 
@@ -99,9 +100,10 @@ inline constexpr const char* kMakerName = "maker";
 
 class PackedRows {
  public:
-  // Null for a folder without a complete entry of this version and key; `failure_reason` then receives the reason.
-  // Error kIo when the files exist and cannot be opened or read: too many open files, another user's files, a broken
-  // disk.
+  // Opens the cache entry in `folder`. Returns null if the folder has no complete entry of the format version that this
+  // program reads with this `key`, or if another process is removing or replacing the entry. `failure_reason` then
+  // receives the reason; it is empty when the folder does not exist. Error kIo when the files of the entry exist and
+  // cannot be opened or read: too many open files, another user's files, a broken disk.
   static std::shared_ptr<const PackedRows> open(const std::filesystem::path& folder, const std::string& key,
                                                 std::string* failure_reason = nullptr);
 

@@ -155,8 +155,9 @@ class StrategyChooser {
           call_.describe(), fixed.empty() ? "as shown" : fixed, m);
   }
 
-  // Finds, for each mesh dim, a strategy whose input placements are the present ones. If several match, the last one is
-  // used, as in PyTorch.
+  // Finds, for each mesh dim, a strategy whose input placements equal the placements that the inputs of the call have
+  // on this mesh dim. If several strategies match, the last one is used, as in PyTorch. Returns false if no strategy
+  // matches on some mesh dim.
   bool find_exact_match(Picks& picks) const {
     for (int64_t m = 0; m < ndim_; ++m) {
       const auto& list = per_dim_[m];

@@ -83,7 +83,8 @@ at::Tensor without_partial(const at::Tensor& tensor) {
   return redistribute(tensor, partial_to_replicated(placements(tensor)));
 }
 
-// mvlgamma(partial, p). PyTorch's derivative of mvlgamma adds at::arange(p), which would be a plain tensor.
+// mvlgamma(partial, p). PyTorch's derivative of mvlgamma adds at::arange(p), which would be a plain tensor. So mvlgamma
+// is computed as a sum of lgamma() calls, which autograd differentiates one by one.
 at::Tensor log_multigamma(const at::Tensor& partial, int64_t p) {
   const at::Tensor self = without_partial(partial);
   at::Tensor sum = self.lgamma();
@@ -113,7 +114,8 @@ at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shap
   return std::get<0>(fused_rms_norm(input, C10_AS_INTARRAYREF_SLOW(normalized_shape), weight, eps));
 }
 
-// PyTorch's _pad_circular copies slices into at::empty(), which would be a plain tensor.
+// PyTorch's _pad_circular copies slices into at::empty(), which would be a plain tensor. This function joins the slices
+// by at::cat(), so the result is a DTensor like `self`.
 at::Tensor pad_circular(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
   const auto pad = C10_AS_INTARRAYREF_SLOW(symbolic);
   at::Tensor padded = self;

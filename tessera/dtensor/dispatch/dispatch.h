@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-// Runs a call that has no handler: finds or makes its plan and runs it. Dispatch must be below autograd.
+// Runs a call that has no handler: finds or makes its plan and runs it. The caller must hold an
+// at::AutoDispatchBelowADInplaceOrView, so that the operations of the plan are not recorded by autograd.
 void dispatch_by_rule(const OpInfo& op, c10::DispatchKeySet keys, Stack& stack);
 
 // Whether this thread runs a backward pass. Callers then accept calls that are errors in forward, because the user

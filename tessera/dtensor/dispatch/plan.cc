@@ -13,15 +13,17 @@ namespace tessera {
 
 namespace {
 
-// Checks a plain tensor among DTensors, which is used as if it were Replicate. Error kShape except in two cases. The
-// operation only reads the tensor, and the tensor has one element or an ImplicitReplication object exists. Or the
-// tensor may have been made by PyTorch itself (see below), and its values are equal on all ranks.
+// Checks a plain tensor among DTensors. It may be used as if it were Replicate in two cases: the operation only reads
+// it, and it has one element or an ImplicitReplication object exists; or PyTorch itself may have made it
+// (`may_be_made`), and its values are equal on all ranks. In all other cases raises Error kShape.
 void check_plain(const OpInfo& op, const DeviceMesh& mesh, const at::Tensor& tensor, int arg, int element) {
   const bool read = !op.args[arg].is_written;
   const auto* operation = AllowInternalPlainTensors::operation();
-  // In a backward the autograd engine makes plain zeros for undefined gradients, and derivative formulas make plain
-  // ones, ranges and zeros. Composite operations make such plain tensors, too. But a plain tensor may also come from
-  // the user and differ between ranks, so all ranks compare a hash of its values. COLLECTIVE over the mesh.
+  // In a backward, the autograd engine makes plain tensors of zeros for undefined gradients, and derivative formulas
+  // call operations such as at::ones, at::arange and at::zeros, which make plain tensors. Composite operations make
+  // such plain tensors, too. They have the same values on all ranks and are accepted as replicated. But a plain tensor
+  // may also come from the user and differ between ranks, so all ranks compare a hash of its values. COLLECTIVE over
+  // the mesh.
   const bool may_be_made = in_backward() || (read && operation != nullptr);
   const bool may = (read && (tensor.numel() == 1 || implicit_replication_enabled())) ||
                    (may_be_made && is_equal_on_all_ranks(tensor, mesh, op.name));

@@ -113,8 +113,8 @@ struct Proposal {
   // false: the operation fails on a local tensor without elements, so placements that leave a rank without elements are
   // not chosen.
   bool supports_empty_shards = true;
-  // Returns whether the result is correct with these placements; if not, they are not chosen. Must return true if all
-  // inputs are replicated. Null: every choice is legal.
+  // Returns whether the result of the call is correct with the placements of the PlacementChoice. A choice for which
+  // is_legal returns false is not used. Must return true if all inputs are replicated. Null: every choice is legal.
   std::function<bool(const OpCall&, const PlacementChoice&)> is_legal;
   // true: the call raises an error if an input would have to be redistributed. View operations set this, because a view
   // must share the input's memory.

@@ -113,8 +113,9 @@ void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::Arra
   }
 }
 
-// Replaces the arguments by the results of a rank outside the mesh, which computes nothing: empty tensors. For outputs
-// that are arguments (in-place, out=) it pushes a placeholder that wrap_outputs() replaces.
+// Removes the operation's arguments from `stack` and pushes the results for a rank outside the mesh. Such a rank
+// computes nothing, so its results are empty tensors. For outputs that are arguments (in-place, out=) the function
+// pushes a placeholder that wrap_outputs() replaces.
 void push_empty_results(const OpInfo& op, const Plan& plan, const DeviceMesh& mesh, Stack& stack) {
   torch::jit::drop(stack, op.args.size());
   for (const OutputPlan& output : plan.outputs) {

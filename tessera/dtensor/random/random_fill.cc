@@ -57,8 +57,8 @@ class ContiguousRanges {
   }
 
  private:
-  // Returns the global linear index of the row's first element, for offset 0 in the dim of row_spans_. `row` is the
-  // linear local index over the outer dims.
+  // Returns the global linear index that the first element of row `row` has if its index in the dim of row_spans_ is 0.
+  // `row` is the linear index of the row over the outer dims of the local tensor.
   int64_t global_start(int64_t row) const {
     int64_t start = 0;
     int64_t stride = global_row_;

@@ -70,7 +70,7 @@ struct PendingStep {
   comm::PendingCollective work;
   std::function<at::Tensor()> finish;
   bool pending = false;
-  // Waits for the collective `work` and returns the result of the step.
+  // Waits for the collective `work`. Returns `value`, the local tensor after this step.
   at::Tensor wait_and_finish();
 };
 

@@ -15,7 +15,8 @@ using MeshDims = c10::SmallVector<int64_t, 2>;
 using Coordinate = c10::SmallVector<int64_t, 4>;
 using ShardIndices = c10::SmallVector<IndexSpans, 6>;  // for each tensor dim: the global indices of the part
 
-// The parts of the tensor that this rank and the other ranks of the group hold before and after a step.
+// The parts of a tensor that this rank and the other ranks of the step's group hold before and after one
+// RedistributeStep.
 struct TransferPlan {
   ShardIndices held_part;    // part of this rank before the step
   ShardIndices needed_part;  // part of this rank after the step
@@ -45,7 +46,8 @@ ShardIndices intersection(const ShardIndices& a, const ShardIndices& b);
 // Returns the elements of part `needed` from a tensor that holds part `held`, which must contain `needed`. The result
 // is a view if the elements are one range of `tensor` in each dim.
 at::Tensor slice_part(const at::Tensor& tensor, const ShardIndices& held, const ShardIndices& needed);
-// Writes `values`, which holds part `values_part`, to the positions of that part in `tensor`, which holds part `held`.
+// `tensor` holds the part `held` of a whole tensor, and `values` holds the part `values_part` of the same whole tensor.
+// Writes `values` to the positions of values_part in `tensor`.
 void copy_part_into(const at::Tensor& tensor, const ShardIndices& held, const at::Tensor& values,
                     const ShardIndices& values_part);
 // Returns the dim along which the concatenation of the parts gives the whole tensor; nullopt when there is none.

@@ -223,7 +223,8 @@ void handle_fused_functional(const OpInfo& op, c10::DispatchKeySet keys, Stack* 
 }
 
 // _native_batch_norm_legit_functional(input, weight, bias, running_mean, running_var, ...): redistributes running_mean
-// and running_var to the same placements, then decomposes the operation.
+// and running_var to common placements (Replicate on each mesh dim on which one is Partial or the two differ), then
+// decomposes the operation.
 void handle_batch_norm_functional(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
   c10::IValue& mean = arguments_of(op, *stack)[3];
   c10::IValue& variance = arguments_of(op, *stack)[4];

@@ -152,9 +152,11 @@ std::optional<PlacementChoice> zip_positions(const Rule& rule, const OpCall& cal
 
 }  // namespace
 
-// Each position of the lists first chooses its placements independently (zip_positions() with `whole_singles` false).
-// If two positions need different placements of a tensor that is not in a list, zip_positions() is called again with
-// `whole_singles` true, and all tensors that are not in a list are replicated.
+// Makes a rule for an operation on tensor lists from `rule`, the rule of the operation on single tensors. First, the
+// placements at each position of the lists are chosen independently of the other positions (zip_positions() with
+// `whole_singles` false). If two positions need different placements of a tensor argument that is not a list,
+// zip_positions() is called again with `whole_singles` true, and all tensor arguments that are not lists are
+// replicated.
 Rule zip_rule(Rule rule) {
   return [rule = std::move(rule)](const OpCall& call, Proposal& proposal) {
     proposal.choice = zip_positions(rule, call, /*whole_singles=*/false, proposal.outputs);
@@ -203,8 +205,8 @@ bool is_changed_by_widening(at::ScalarType type, const Placement& placement) {
 }
 }  // namespace
 
-// The result lacks a Partial placement if is_changed_by_widening() is true for this placement and the dtype of any
-// input that has this placement.
+// Returns the Partial placements that the inputs have. A Partial placement is left out if is_changed_by_widening() is
+// true for it and the dtype of any input that has it.
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call) {
   c10::SmallVector<Placement, 2> found, lost;
   for (const auto& input : call.inputs) {

@@ -61,7 +61,8 @@ void replace_rule(const std::string& name, Rule rule);
 // each position, it is replicated.
 Rule zip_rule(Rule rule);
 
-// Whether the handler calls dispatch_by_rule() for some calls, so that a rule for the operation is used.
+// Returns whether `handler` calls dispatch_by_rule() for some calls. Only in this case is a rule that is registered for
+// the handler's operation ever used.
 bool dispatches_by_rule(Handler handler);
 // Defined in view_write.cc.
 void handle_new_empty_strided(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);

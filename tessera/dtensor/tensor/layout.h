@@ -43,7 +43,8 @@ using IndexSpans = c10::SmallVector<IndexSpan, 2>;
 int64_t length(const IndexSpans& spans);
 // Returns the mesh coordinate of the rank at `position` in mesh.ranks(); the last mesh dim varies fastest.
 std::vector<int64_t> coordinate_at(const DeviceMesh& mesh, int64_t position);
-// Returns the indices that rank i of k holds if the indices `whole` are sharded: one chunk of each of `pieces` pieces.
+// Returns those of the indices `whole` that rank i of k ranks holds under sharding: `whole` is divided into `pieces`
+// pieces, each piece into k chunks, and the rank holds chunk i of each piece.
 IndexSpans shard_index_spans(const IndexSpans& whole, int64_t k, int64_t i, int32_t pieces);
 // Returns the indices of tensor dim `dim`, which has n elements, that the rank at mesh coordinate `coordinate` holds.
 // Empty if the rank holds none.

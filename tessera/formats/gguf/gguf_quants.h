@@ -37,7 +37,7 @@ struct GgmlTypeInfo {
   bool decodes;  // dequantize() supports the type
 };
 
-// Null for an unknown type number.
+// Returns the description of the type with number `type`; null if the number is unknown.
 const GgmlTypeInfo* ggml_type_info(uint32_t type) noexcept;
 
 // values.size() must be a multiple of block_elements, and blocks.size() the bytes of that number of blocks. Error

@@ -44,7 +44,8 @@ PadMode parse_mode(const Graph& graph, Value input, std::string_view mode) {
         producer == "Param" ? "prim" : "onnx", producer);
 }
 
-// Checks the number of pads against the rank by the rules of at::pad. Error kShape.
+// Checks by the rules of at::pad that `count`, the number of pads, fits the input's number of dims and the padding
+// mode. Error kShape.
 void check_count(const PadCall& call, int64_t count) {
   const int64_t rank = call.rank();
   TESSERA_CHECK(count % 2 == 0, ErrorKind::kShape,
@@ -170,8 +171,8 @@ Value pad_node(const PadCall& call, Value pads, const at::Tensor& fill, ValueTyp
   return call.graph.node(std::move(node), std::move(type));
 }
 
-// For a reflect or replicate whose pads are constants and include a negative pad. Adds a Pad node with the positive
-// pads, then a Slice node that cuts off the negative pads.
+// For padding with mode reflect or replicate whose pads are constants and include a negative pad. Adds a Pad node with
+// the positive pads, then a Slice node that cuts off the elements of the negative pads.
 Value pad_and_crop(const PadCall& call, const PadsByDim& sides, ValueType type) {
   PadsByDim grown = sides;
   std::vector<int64_t> starts, ends, axes;

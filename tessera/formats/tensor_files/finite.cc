@@ -69,7 +69,8 @@ std::string format_value(const at::Tensor& value) {
   return fmt::format("({}, {})", format_value(number.real()), format_value(number.imag()));
 }
 
-// The index of a flat position in row-major order.
+// Converts `place`, the position of an element when the tensor is flattened in row-major order, to the element's index:
+// one number for each dim.
 std::vector<int64_t> index_of(int64_t place, c10::IntArrayRef sizes) {
   std::vector<int64_t> index(sizes.size());
   for (size_t dim = sizes.size(); dim-- > 0; place /= sizes[dim]) index[dim] = place % sizes[dim];

@@ -89,8 +89,9 @@ class ShardedSafetensors : public TensorFiles {
     std::shared_ptr<const SafetensorsFile> file;
   };
 
-  // File names contain the rank but not the number of ranks. A missing rank in the middle is found here; missing last
-  // ranks are found only if a tensor has a gap.
+  // The names of the shard files contain the rank but not the number of ranks. This function finds that the files of a
+  // rank are missing if files of a higher rank exist. If the files of the last ranks are missing, this is found only if
+  // a tensor then has a gap.
   void check_numbers(const std::set<fs::path>& names) const {
     std::set<std::string> ranks;  // "00001" of shard-00001-model-...
     for (const auto& name : names) ranks.insert(name.filename().string().substr(6, 5));

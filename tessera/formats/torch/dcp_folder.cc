@@ -171,8 +171,9 @@ at::Tensor DcpFolder::chunk(const std::string& name, const DcpTensor& tensor, co
   return record_tensor(found.bytes, chunk_info(found, name, tensor, chunk), found.file);
 }
 
-// Parses the chunk's record, and with Check::kValues compares the checksum of its values. Returns whether the values
-// have a checksum.
+// Parses the record of the chunk. With Check::kValues also compares the CRC-32 of the chunk's values with the checksum
+// in the record, if there is one; Error kFormat when they differ. Returns whether the record has a checksum of the
+// values; true for a chunk without elements.
 bool DcpFolder::check_chunk(const std::string& name, const DcpTensor& tensor, const DcpChunk& chunk,
                             Check check_kind) const {
   const auto found = record(lookup_.storage(name, chunk.offsets));

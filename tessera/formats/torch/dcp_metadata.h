@@ -115,7 +115,7 @@ class DcpLookup {
   const DcpEntry& at(std::string_view name) const;
   const DcpStorageInfo& storage(std::string_view name, const std::vector<int64_t>& offset) const;
   const DcpStorageInfo& storage(std::string_view name) const;
-  // The number of records with different names or offsets.
+  // The number of records; records with the same name and the same offset count as one.
   size_t storage_size() const { return storage_.size(); }
 
  private:

@@ -48,8 +48,9 @@ class TorchRecordReader {
     return unpickle(archive_.data(*entry), where_);
   }
 
-  // Collects the tensors of the tree by the identity of their node. A node is visited once, so shared nodes cost no
-  // extra time and recursion is bounded by the unpickler's depth limit.
+  // Adds all tensors at and below `value` to `found`. The key of a tensor is the identity of its pickle node
+  // (PickleValue::identity()). Each node is visited once, so shared nodes cost no extra time. The depth of the
+  // recursion is bounded, because the unpickler limits how deep values are nested.
   void find_tensors(const PickleValue& value, std::unordered_map<const void*, TorchTensorInfo>& found) {
     if (!value.identity() || !seen_.insert(value.identity()).second) return;
     switch (value.kind()) {

@@ -64,7 +64,8 @@ class TorchRecord {
   // The saved object. A tensor in its tree is an object of torch._utils; find_tensor() returns its dtype, shape and
   // position.
   const PickleValue& root() const { return root_; }
-  // Returns null when `value` is not a tensor of this record.
+  // Returns the dtype, shape and position of the tensor `value`, an object in the tree of root(). Returns null when
+  // `value` is not a tensor in this tree.
   const TorchTensorInfo* find_tensor(const PickleValue& value) const;
   size_t tensor_count() const { return tensors_.size(); }
 
@@ -73,7 +74,8 @@ class TorchRecord {
   std::unordered_map<const void*, TorchTensorInfo> tensors_;
 };
 
-// Reads the whole storage of a tensor and compares its checksum, if the storage has one. Error kFormat.
+// Reads the whole storage of a tensor and compares its CRC-32 with info.storage_crc, the CRC-32 in the file. If
+// info.storage_crc is 0, the file has none and nothing is compared. Error kFormat if the two differ.
 void check_storage_crc(std::span<const std::byte> record, const TorchTensorInfo& info, const std::string& where);
 
 // Returns the tensor that `info` describes in the bytes of `record`. The result is a READ-ONLY view of `record` where

@@ -50,8 +50,9 @@ uint64_t object_record_bytes(const PickleValue& object);
 // Writes one object with any number of tensors in it. A writer is used by one thread and for one call of write().
 class TorchSaveWriter {
  public:
-  // Returns the placeholder of the tensor for use in the tree, any number of times. The writer holds the tensor until
-  // it is destroyed; the tensor must not change before write().
+  // Returns a placeholder of the tensor, which may occur any number of times in `root`, the argument of write(). The
+  // writer holds the tensor's storage until the writer is destroyed. The tensor must not change until write() has
+  // returned.
   PickleValue add(const at::Tensor& tensor, const TensorRecordOptions& options = {});
   // Writes the file, with `root` as the object that torch.load returns, to `sink`. Returns the length of the file in
   // bytes.

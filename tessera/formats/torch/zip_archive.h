@@ -3,10 +3,10 @@
 //   const auto archive = ZipArchive::parse(bytes, "model.pt");
 //   if (const ZipEntry* entry = archive.find("archive/data.pkl")) unpickle(archive.data(*entry), ...);
 //
-// parse() checks the directory and the headers of all entries. Error kFormat for archives that are cut off, compressed
-// or encrypted entries, names that occur twice or lead out of a folder, overlapping entries, and headers that disagree.
-// It reads no data; only check_crc() compares checksums. ZIP64 is supported. The bytes must outlive the archive.
-// Thread-safe.
+// parse() checks the directory and the headers of all entries, but does not read the data of the entries; only
+// check_crc() compares checksums. Error kFormat for archives that are cut off, compressed or encrypted entries,
+// names that occur twice or lead out of a folder, overlapping entries, and local headers that disagree with the
+// directory. ZIP64 is supported. The bytes must outlive the archive. Thread-safe.
 #pragma once
 
 #include <cstddef>

@@ -27,8 +27,9 @@ uint16_t zip_flags(uint64_t size) {
 
 }  // namespace
 
-// Sizes and checksum are 0 in the local header and are written after the data (data descriptor), so the data is passed
-// only once. Only the ZIP64 extra field of the local header has the sizes. The padding extra field moves the data to a
+// The checksum is 0 in the local header and is written after the data (data descriptor), so the data is passed only
+// once. The sizes are 0 too and are written after the data; a ZIP64 entry has kZip32Max in place of 0, and its sizes
+// are also in the ZIP64 extra field of the local header. The padding extra field moves the start of the data to a
 // multiple of 64 bytes.
 std::string ZipWriter::local_header(const std::string& name, uint64_t size, uint64_t position) {
   const bool zip64 = size >= detail::kZip32Max;

@@ -53,8 +53,9 @@ bool covers_once(std::vector<FlatRange> ranges, int64_t numel);
 // no rank has; error kShape for a piece of another size.
 at::Tensor all_to_all_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have,
                              const std::vector<FlatRange>& want, std::string_view subject);
-// Returns all `numel` elements on every rank. The result is the only buffer of `numel` elements that a rank allocates.
-// COLLECTIVE over the group. Errors as all_to_all_ranges.
+// Returns all `numel` elements of the flattened tensor on every rank. `piece` and `have` are those of
+// all_to_all_ranges. The result is the only buffer of `numel` elements that a rank allocates. COLLECTIVE over the
+// group. Errors as all_to_all_ranges.
 at::Tensor all_gather_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have,
                              int64_t numel, std::string_view subject);
 

@@ -174,7 +174,8 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b, c10::ScalarType dtype) 
   return a.to(dtype).view(at::kByte).equal(b.to(dtype).view(at::kByte));
 }
 
-// The form and the tensors of the model's state dict under the present state_dict_type.
+// For the present state_dict_type of the model: the form of the values in the model's state dict, and the tensors that
+// belong into this dict.
 struct ModelStateDictPlan {
   StateDictForm form;
   std::vector<StateDictTensor> tensors;

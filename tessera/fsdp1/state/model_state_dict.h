@@ -18,11 +18,12 @@
 
 namespace tessera {
 
-// Returns copies, on the device of the model or, with offload_to_cpu, on the CPU. LOCAL_STATE_DICT has one
-// "_flat_param" per unit: a ShardedTensor over the flat parameter whose local shard is this rank's shard without
-// padding. Without sharding, the sharded and local types give whole tensors and a warning. ignore_frozen_params leaves
-// out parameters that need no gradient. Errors: kShape for a tensor without dims that must be sharded; kConfig for the
-// local type with a device mesh, and for the local type of a model in which only some units are sharded.
+// The returned dict has copies of the tensors, on the device of the model or, with offload_to_cpu, on the CPU. With
+// LOCAL_STATE_DICT it has one "_flat_param" per unit: a ShardedTensor over the flat parameter whose local shard is this
+// rank's shard without padding. Without sharding, LOCAL_STATE_DICT and SHARDED_STATE_DICT give whole tensors and a
+// warning. ignore_frozen_params leaves out parameters that need no gradient. Errors: kShape for a tensor without dims
+// that must be sharded; kConfig for LOCAL_STATE_DICT with a device mesh, or of a model in which only some units are
+// sharded.
 StateDict fsdp1_state_dict(nn::Module& model, bool ignore_frozen_params = false);
 
 struct Fsdp1LoadOptions {

@@ -44,8 +44,9 @@ class SavedGroups {
     }
   }
 
-  // Returns the hyper-parameters of the saved groups of these parameters, which must be equal; an empty dict when the
-  // parameters were in no saved group. A flat parameter can come from several saved groups, one per member.
+  // Returns the hyper-parameters of the saved groups that contained `parameters`; an empty dict when the parameters
+  // were in no saved group. A flat parameter can come from several saved groups, one per member. Error kShape unless
+  // these groups have equal hyper-parameters.
   StateDict settings_of(const std::vector<std::string>& parameters) const {
     if (parameters.empty()) return settings_of_empty();
     const GroupMembership* first = nullptr;

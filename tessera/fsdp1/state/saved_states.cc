@@ -245,7 +245,7 @@ LocalOptimStates find_local_optim_states(const Fsdp1Units& model, const std::vec
   }
   for (const auto& [id, entry] : by_id) {
     local.entries.push_back(entry);
-    local.by_parameter[entry.first] = entry.second;  // the last one, as in gather_summaries
+    local.by_parameter[entry.first] = entry.second;  // the last one, as in all_gather_state_metadata
   }
   return local;
 }

@@ -46,7 +46,9 @@ struct MergedOptimStates {
   std::vector<const Fsdp1Units::Parameter*> parameters;
   std::map<const Fsdp1Units::Parameter*, MergedOptimState> states;  // for parameters in FSDP units
 };
-// Combines the states of all ranks. COLLECTIVE over the group; throws the same Error kShape on all ranks.
+// Combines the names, dtypes and scalars of the optimizer states of all ranks; elements of tensors with dims are not
+// exchanged. COLLECTIVE over the group. Error kShape when the states of the ranks do not fit together. All ranks throw
+// the same error; only a rank whose model lacks a parameter of another rank may throw alone.
 MergedOptimStates merge_states_of_ranks(const Fsdp1Units& model, const LocalOptimStates& local, comm::Group& group);
 
 // Returns this rank's elements of one optimizer state tensor (such as exp_avg) of an original parameter, 1-d in storage

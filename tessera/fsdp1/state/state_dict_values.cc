@@ -87,8 +87,9 @@ std::optional<std::vector<FlatRange>> sharded_ranges(const ShardedTensor& tensor
   return covers_once(ranges, layout.numel()) ? std::optional(ranges) : std::nullopt;
 }
 
-// Returns this rank's elements under `layout` (all elements without sharding). `local` has this rank's elements now,
-// and `have` lists the range that each rank has now.
+// Redistributes a flattened tensor. Returns the elements that this rank has under `layout`; without sharding, all
+// elements. `local` has the elements that this rank has before the call, and `have` has the range of each rank before
+// the call.
 at::Tensor redistribute_range(const FlatTensorLayout& layout, const at::Tensor& local,
                               const std::vector<FlatRange>& have) {
   if (!layout.sharded) return all_gather_ranges(*layout.group, local, have, layout.numel(), layout.name);
@@ -217,8 +218,9 @@ at::Tensor to_layout_of(const FlatTensorLayout& layout, const at::Tensor& piece,
   return to_local(distribute_tensor(whole, device_mesh(like), placements(like), /*src_data_rank=*/std::nullopt));
 }
 
-// A value whose shards are ranges is exchanged from rank to rank. Any other value is gathered whole and this rank's
-// range is taken from it. Every rank takes the same branch, because the branches depend on metadata only.
+// If the shard of each rank is one range of the flattened tensor, the ranks send each other only the elements that are
+// needed. Any other value is gathered whole, and this rank's range is taken from the whole tensor. Every rank takes the
+// same branch, because the branches depend on metadata only.
 at::Tensor to_local_range(const FlatTensorLayout& layout, const StateValue& value) {
   if (value.is_sharded()) {
     const auto& tensor = *value.sharded();

@@ -37,8 +37,9 @@ struct StateDictForm {
   ValueOptions values;
   bool rank0_only = false;
 };
-// Returns the form that the settings ask for. `config` is the part of the settings for weights or for optimizer states.
-// When no unit is sharded, values are whole; for the sharded types there is then a warning that begins with `where`.
+// Returns the StateDictForm for `settings`. `config` is the part of the settings for weights or for optimizer states.
+// When no unit of the model is sharded, all values are whole tensors; if settings.type is not kFull, a warning that
+// begins with `where` is then logged.
 template <class Config>
 StateDictForm state_dict_form(const StateDictSettings& settings, const Config& config, const Fsdp1Units& model,
                               const char* where) {
@@ -91,8 +92,9 @@ void check_local_shards(const std::string& name, const StateValue& value);
 // layout, and for numbers the value.
 std::string describe_value(const StateValue& value);
 
-// Convert between a whole tensor and the 1-d tensor of its elements in the storage order of the layout. The result of
-// to_logical_order is contiguous. The results are views where possible.
+// These functions convert between a whole tensor and the 1-d tensor of its elements in storage order, which is the
+// order of layout.strides. to_logical_order returns a contiguous tensor of layout.shape. The results are views where
+// possible.
 at::Tensor to_storage_order(const FlatTensorLayout& layout, const at::Tensor& whole);
 at::Tensor to_logical_order(const FlatTensorLayout& layout, const at::Tensor& flat);
 

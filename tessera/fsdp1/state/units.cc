@@ -24,8 +24,8 @@ FlatTensorLayout replicated_layout(const std::string& name, const at::Tensor& te
           .device = tensor.device()};
 }
 
-// The members' layouts are computed from layout() alone, for every rank of the group. Without sharding every range is
-// the whole member.
+// Computes the layout of each member (original parameter) for every rank of the group, without communication: layout()
+// has the ranges of all ranks. Without sharding, the range of every rank is the whole member.
 Fsdp1Unit::Fsdp1Unit(std::shared_ptr<FlatParameterHandle> of) : handle(std::move(of)) {
   const auto& group = handle->group();
   const auto ranks = static_cast<size_t>(group->size()), own = static_cast<size_t>(group->rank());
@@ -120,8 +120,9 @@ const StateValue* Fsdp1Units::Parameter::find_in(const StateDict& states) const 
   return nullptr;
 }
 
-// Every name of named_parameters() is either in a unit or outside all units. With use_orig_params a unit has one
-// parameter per member, otherwise one parameter for all members. Aliases are added last and never replace an FQN.
+// Makes one Parameter for each name of named_parameters(). With use_orig_params each member of a unit is a Parameter of
+// its own; otherwise all members of a unit are one Parameter with several FQNs. A Parameter without a unit is outside
+// all units. Aliases are added to by_fqn_ last and never replace an FQN.
 Fsdp1Units::Fsdp1Units(const std::vector<std::shared_ptr<FlatParameterHandle>>& handles,
                        const std::vector<std::string>& names, const Aliases& aliases) {
   TESSERA_CHECK(!handles.empty(), ErrorKind::kConfig,

@@ -97,7 +97,7 @@ class Fsdp1Units {
   bool use_orig_params() const { return units_[0].layout().use_orig_params(); }
   const std::shared_ptr<comm::Group>& group() const { return units_[0].handle->group(); }
   bool any_sharded() const { return std::ranges::any_of(units_, &Fsdp1Unit::sharded); }
-  // Returns nullptr for an unknown name.
+  // Finds a parameter by Parameter::name; nullptr if no parameter has this name.
   const Parameter* find(const std::string& name) const;
   // Finds a parameter by FQN or by a further name of a shared parameter.
   const Parameter* find_fqn(const std::string& fqn) const;

@@ -31,8 +31,9 @@ struct TokenSpan {
   int64_t row, begin, tokens;
 };
 
-// Splits each row into spans, from the last token to the first. `least` is the first key that any token of the current
-// span sees. Token t begins a span if `least` is not before t. Neighbouring padding tokens form one span.
+// Splits each row into spans, from the last token to the first. A span is a run of tokens that see no keys before the
+// span. `least` is the first key that any token of the current span sees, so token t can begin the span if `least` is
+// not before t. Neighbouring padding tokens form one span.
 std::vector<TokenSpan> spans_of(const at::Tensor& first_key, int64_t rows, int64_t tokens) {
   std::vector<TokenSpan> spans;
   for (int64_t row = 0; row < rows; ++row) {

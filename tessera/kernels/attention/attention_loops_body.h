@@ -54,9 +54,10 @@ void zero_tokens(const HeadStrides<T>& heads, const TokenSpan& span, int64_t hea
   for (int64_t t = 0; t < span.tokens; ++t) std::fill_n(heads.at(span, head) + t * heads.token, width, T(0.0F));
 }
 
-// The forward of one span and one group of heads. For each block of queries the loop goes over the visible blocks of
-// keys and accumulates exp(score) V (`sums`), the maxima (`running_max`) and the sums of exponentials (`total`). The
-// division by `total` at the end gives the softmax, so only one [kBlock, kBlock] block of scores exists at a time.
+// The forward of one TokenSpan and one group of heads, i.e. the query heads that share a key and value head. For each
+// block of queries the loop goes over the visible blocks of keys and accumulates exp(score) V (`sums`), the maxima
+// (`running_max`) and the sums of exponentials (`total`). The division by `total` at the end gives the softmax, so only
+// one [kBlock, kBlock] block of scores exists at a time.
 template <class T>
 void forward_unit(const LoopPlan& plan, const TokenSpan& span, int64_t group, const HeadStrides<const T>& q,
                   const HeadStrides<const T>& k, const HeadStrides<const T>& v, const HeadStrides<T>& result,
@@ -138,10 +139,10 @@ void differentiate_row(const float* probs, float* grad_probs, const Seen& visibl
   }
 }
 
-// The backward of one span and one group of heads. For each block of queries: the first pass over the visible keys
-// recomputes the weights P (`probs`) and their gradients dP = dO V^T (`grad_probs`), and the mean sum(P dP); the second
-// pass makes dS = P (dP - mean) scale and adds P^T dO to dV, dS^T Q to dK and dS K to dQ. All heads of the group run in
-// one call, so dK and dV are summed in a fixed order.
+// The backward of one TokenSpan and one group of heads, i.e. the query heads that share a key and value head. For each
+// block of queries: the first pass over the visible keys recomputes the weights P (`probs`) and their gradients dP = dO
+// V^T (`grad_probs`), and the mean sum(P dP); the second pass makes dS = P (dP - mean) scale and adds P^T dO to dV,
+// dS^T Q to dK and dS K to dQ. All heads of the group run in one call, so dK and dV are summed in a fixed order.
 template <class T>
 void backward_unit(const LoopPlan& plan, const TokenSpan& span, int64_t group, const BackwardTensors<T>& call) {
   const int64_t n = span.tokens, d = plan.width, first_head = group * plan.heads_of_group();

@@ -86,7 +86,7 @@ AttentionGradients gradients_by_formula(const at::Tensor& grad, const at::Tensor
       with_tokens_outside(sum_heads(probs.transpose(2, 3).matmul(g), /*dim=*/1, v.size(1)), v.scalar_type())};
 }
 
-// ---- operations ----
+// ---- the operations tessera::causal_attention and tessera::causal_attention_backward ----
 
 AttentionResult causal_attention_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                     const FirstKey& first_key, double scale) {

@@ -161,8 +161,8 @@ void PartialAttentionMerger::begin() {
 }
 
 // If no earlier part overlaps the region of the new part, the new part is copied. Otherwise the earlier result and the
-// new part are weighted by their sums of exponentials. A query that no earlier part has added has log sums of minus
-// infinity, so its new part gets weight 1.
+// new part are weighted by their sums of exponentials. For a query that no earlier part contains, log_sums_ is minus
+// infinity, so the new part gets weight 1.
 void PartialAttentionMerger::add(const PartialAttention& part, int64_t row, int64_t query) {
   const auto wide = wide_type(queries_.scalar_type());
   const MergedRegion region{row, part.out.size(0), query, part.out.size(2)};

@@ -49,9 +49,10 @@ class RecomputedActivation : public torch::CustomClassHolder {
   RecomputeSource source_;
 };
 
-// Returns the object that recomputes `result` in the backward of its product with `weight`. Returns null where another
-// kernel made `result`, where it is not on the CPU, or where it depends on a parameter of another fully_shard group
-// than the weight: that parameter may be freed while the product's backward runs.
+// Returns the object that recomputes `result` in the backward of its product with `weight`. Returns null where `result`
+// was not made by RMS norm or a gated activation, where `result` is not on the CPU, or where `result` depends on a
+// parameter of another fully_shard group than the weight: that parameter may be freed while the product's backward
+// runs.
 c10::intrusive_ptr<RecomputedActivation> recomputed_activation(const at::Tensor& result, const at::Tensor& weight);
 
 // There is one function per kernel. Each function returns the RecomputeSource of `node` if this kernel made the node,

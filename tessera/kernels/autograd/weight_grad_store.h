@@ -1,5 +1,7 @@
-// Stores weight gradients that are not computed in backward but later, in the idle time of a pipeline (the W step of
-// zero-bubble schedules), or earlier, in the forward of a loss, which then need not keep the gradient of its head.
+// Stores gradients of weights that are computed at another time than in backward:
+// - later, in the idle time of a pipeline (the W step of zero-bubble schedules);
+// - or earlier, in the forward of a loss. The loss puts the gradient of its head's weight into the store, so it
+//   need not keep this gradient until backward.
 //
 //   WeightGradStore store;
 //   {
@@ -7,12 +9,12 @@
 //     y = model(x);
 //     y.backward(g);          // gradients of inputs, norms, biases
 //   }
-//   store.flush();            // of the weights of linear() and grouped_linear()
+//   store.flush();            // gradients of the weights of linear() and grouped_linear()
 //
-// The gradients have the values of an ordinary backward and go through the graph behind each weight, so that sharded
-// and replicated parameters get them as usual. Gradients of other products, and of modules that are recomputed in
-// backward, are computed in backward as usual. An object belongs to one rank. flush() is COLLECTIVE in the same way as
-// an ordinary backward would be.
+// The gradients have the values of an ordinary backward and go through the graph behind each weight, so that
+// sharded and replicated parameters get them as usual. Gradients of other products, and of modules that are
+// recomputed in backward, are computed in backward as usual. An object belongs to one rank. flush() is COLLECTIVE
+// in the same way as an ordinary backward would be.
 #pragma once
 
 #include <ATen/core/Tensor.h>

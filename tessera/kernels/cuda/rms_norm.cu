@@ -36,7 +36,8 @@ __global__ void norm_kernel(const T* x, const float* factors, float eps, bool ro
 }
 
 // With g = grad, f = factors and n = x * inverse_rms: grad_x = inverse_rms * (g f - n mean(g f n)). Each thread block
-// adds g n to its row of `partial`. One thread adds to an element of that row, so no atomics are needed.
+// adds g n to its own row of `partial`. Each element of this row is updated by only one thread of the block, so no
+// atomics are needed.
 template <int kPack, class T>
 __global__ void norm_backward_kernel(const T* grad, const T* x, const float* factors, const float* inverse_rms,
                                      T* grad_x, float* partial, int64_t rows, int64_t width) {

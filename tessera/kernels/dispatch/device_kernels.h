@@ -24,9 +24,9 @@ class DeviceKernels {
   DeviceKernels(std::initializer_list<const char*> operations);
   // Returns whether all operations have a kernel for this device type (never for CPU and meta).
   bool are_registered_for(c10::Device device) const;
-  // Returns whether are_registered_for() is true and the chip supports the kernels. Only a call can find that out:
-  // `attempt` must call them, and if it throws c10::Error, the result is false and the error is logged. `attempt` runs
-  // once per device and dtype.
+  // Returns whether are_registered_for() is true and the kernels work on the chip. Only a call of the kernels shows
+  // whether they work. So `attempt` must call them; if it throws c10::Error, the result is false and the error is
+  // logged. `attempt` runs once per device and dtype.
   bool work_on(c10::Device device, at::ScalarType dtype, const std::function<void()>& attempt);
 
  private:

@@ -147,8 +147,8 @@ struct WeightGradient : torch::autograd::Function<WeightGradient> {
   }
 };
 
-// Plain tensors and DTensors use the same autograd node, LinearFunction. libtorch's own node saves x or a copy of x,
-// depending on the strides of x.
+// Plain tensors and DTensors use the same autograd node, LinearFunction. libtorch's own node is used for neither:
+// depending on the strides of x, it saves x or a copy of x.
 at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
   if (torch::autograd::compute_requires_grad(x, weight, bias)) {
     return LinearFunction::apply(x, weight, bias, std::nullopt);

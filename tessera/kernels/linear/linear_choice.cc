@@ -63,8 +63,8 @@ KernelTimes best_of(const char* description, First&& first, Second&& second) {
   return best;
 }
 
-// The first kernel is chosen only if it is faster by this factor. Two kernels of nearly equal speed then give the
-// second one in every run.
+// Of the two kernels that best_of() times, the first is chosen only if it is faster than the second by this factor. If
+// both are nearly equally fast, every run thus chooses the second, although the measured times vary.
 constexpr double kMinSpeedup = 1.1;
 
 bool measure_onednn() {

@@ -23,7 +23,7 @@ at::Tensor get_tokens_on_this_cp_rank(const at::Tensor& input, int64_t cp_rank, 
 
 // All-gathers the shards into the whole tensor, in the order of the sequence. The gradient of a shard is the sum of all
 // ranks' gradients of the whole tensor: where all ranks compute the same loss, it is `size` times the loss's gradient.
-// Error kShape where the shard sizes are not those of a balanced sequence.
+// Error kShape if no sequence length gives shards of these sizes in ContextLayout::Order::kBalanced.
 at::Tensor allgather_cp_sharded_tensor(const at::Tensor& tensor, const std::shared_ptr<comm::Group>& group,
                                        int64_t seq_dim = 1);
 

@@ -152,7 +152,8 @@ void check_columns(const RowExchange& exchange, const at::Tensor& target) {
         target[at].item<int64_t>(), exchange.vocabulary(), kIgnoredLabel);
 }
 
-// This rank's filtered rows of a chunk, and the columns of their targets.
+// The rows of a chunk that this rank filters (RowExchange::own_rows), with the logits after top-k and top-p, and the
+// column of each row's target.
 struct FilteredRows {
   at::Tensor logits;         // [rows, V]
   at::Tensor target_column;  // [rows, 1]: the target's column, 0 where it is ignored

@@ -29,8 +29,9 @@ struct Candidate {
   }
 };
 
-// Finds the first k candidates of a row. The heap's front is the last of the k kept so far, so one comparison with it
-// rejects most elements.
+// Stores the first k candidates of a row, in the order of Candidate::operator<, in `best`. While the row is read,
+// `best` is a heap with the last of the kept candidates at its front, so most elements of the row are rejected by one
+// comparison with the front.
 template <class T>
 void top_of_row(const T* row, int64_t columns, int64_t start, int64_t k, std::vector<Candidate>& best) {
   best.clear();

@@ -46,8 +46,9 @@ class CrossEntropyAccumulator {
 
   CrossEntropySums run(int64_t chunk_bytes) {
     const int64_t count = labels_.size(0);
-    // The number of tensors of a chunk in memory at once: the logits, and with a softcap its derivative, or with
-    // factor_ the log-probs.
+    // The number of tensors of a chunk's size that are in memory at once. One tensor holds the logits. With a softcap
+    // there is a second tensor, the derivative of the softcap; if factor_ is defined, the second tensor holds the
+    // log-probs.
     const int64_t tensors = softcap_ > 0 || factor_.defined() ? 2 : 1;
     const int64_t row_bytes =
         std::max<int64_t>(1, part_.max_classes) * static_cast<int64_t>(c10::elementSize(wide_)) * tensors;

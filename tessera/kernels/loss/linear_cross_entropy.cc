@@ -72,7 +72,7 @@ Triple with_gradients(const at::Tensor& hidden, const at::Tensor& weight, const 
   return {sums.loss, sums.grad_hidden, sums.grad_weight};
 }
 
-// ---- shards ----
+// ---- the loss of sharded inputs ----
 
 std::vector<int64_t> mesh_dims_that_cut(const Placements& placements) {
   std::vector<int64_t> dims;
@@ -154,8 +154,9 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto [loss, grad_hidden, grad_weight] =
         call_with_gradients(hidden, weight, labels, wants_hidden, wants_weight, chunk_bytes, softcap);
-    // The gradients are in saved_data and not in save_for_backward(), so that backward may overwrite them. FSDP does
-    // not free their storage, because they are results of this function.
+    // The gradients are stored in saved_data and not by save_for_backward(), so that backward() may scale them in
+    // place. FSDP may free the storage of unsharded parameters between forward and backward; the gradients are new
+    // tensors and not parameters, so FSDP does not free their storage.
     ctx->saved_data["grad_hidden"] = grad_hidden;
     auto* const grad_store = kernels::WeightGradStore::current();
     const bool stores_gradient = grad_store != nullptr && grad_store->loss_factor && grad_weight.defined();

@@ -80,7 +80,8 @@ inline Lanes rounded(Lanes x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_
 inline Lanes power_of_two(__m256i exponent) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(exponent, _mm256_set1_epi32(127)), 23));
 }
-// Multiplies in two steps. The first one is exact, so a result below the smallest normal number is rounded only once.
+// times_power_of_two() multiplies x by two powers of two, one after the other. The first product is exact, so a result
+// below the smallest normal number is rounded only once.
 inline Lanes times_power_of_two(Lanes x, Lanes power) {
   const __m256i whole = _mm256_cvtps_epi32(power), half = _mm256_srai_epi32(whole, 1);
   return mul(mul(x, power_of_two(half)), power_of_two(_mm256_sub_epi32(whole, half)));

@@ -86,8 +86,9 @@ void collect_linears(nn::Module& module, const std::string& path, std::vector<Li
   }
 }
 
-// Returns every Linear that some entry of target_modules names. An entry that names no Linear is an error. A list from
-// PEFT's file may contain names of other models; it must only name at least one Linear of this model.
+// Returns every Linear that at least one entry of target_modules names. An entry that names no Linear of this model is
+// an error. Exception: a list of names from PEFT's file (TargetSyntax::kPeftNames) may also contain names of other
+// models; it is enough that one of its entries names a Linear of this model.
 std::vector<LinearSlot> find_target_linears(CausalLM& model, const AdapterConfig& config) {
   std::vector<LinearSlot> all, targeted;
   collect_linears(model, "", all);

@@ -95,8 +95,8 @@ RopeFrequencies rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64
 
 namespace {
 
-// Returns the frequencies of the rope type "dynamic" for the largest of these positions, on `device`. For positions on
-// an accelerator they are computed on the accelerator, so the host does not wait for it.
+// Returns, on `device`, the frequencies of the rope type "dynamic" for the largest position in `positions`. If
+// `positions` is on an accelerator, the frequencies are computed there, so the host does not wait for the accelerator.
 RopeFrequencies dynamic_frequencies(const RopeConfig& rope, int64_t head_dim, int64_t max_position_embeddings,
                                     const at::Tensor& positions, c10::Device device) {
   if (positions.numel() > 0 && !is_dtensor(positions) && at::accelerator::isAccelerator(positions.device().type())) {

@@ -197,7 +197,8 @@ Engine::EngineStep Engine::plan_step() {
       if (rows == 0) continue;
       budget -= rows;
     }
-    // False: no page was free and `sequence` itself was preempted. It was the last of running_, so the loop ends.
+    // reserve_pages() returns false when no page was free and `sequence` itself was preempted. `sequence` was then the
+    // last of running_, so the loop ends.
     if (!reserve_pages(sequence, sequence.computed_tokens + rows)) break;
     step.parts.push_back({&sequence, rows});
   }

@@ -125,7 +125,8 @@ void Engine::finish_step(const EngineStep& step, const at::Tensor& logits) {
       use_logits_row(logits_rows[row], {all + row * vocabulary, vocabulary}, mask_steps);
     }
   });
-  // Callbacks run on this thread, in row order. An error ends the row's sequence, whose other rows are then skipped.
+  // The sequences' callbacks (on_token) run on the thread that called finish_step(), in the order of the rows. If a row
+  // has an error, its sequence ends, and later rows of this sequence are skipped.
   std::set<const Sequence*> ended;  // ended and freed
   for (auto& logits_row : logits_rows) {
     if (ended.contains(logits_row.sequence)) continue;

@@ -84,9 +84,9 @@ struct RowAttention : nn::Attention {
   RowLinear q, k, v, o;
 };
 
-// Takes the angles from a table, because at::cos may round the same number differently at different indices of a
-// tensor. The table grows in blocks that always begin and end at the same positions, so a position always has the same
-// angles.
+// Takes the rotary angles of a position (cos and sin) from a table, because at::cos may round the same number
+// differently at different indices of a tensor. The table grows in blocks that always begin and end at the same
+// positions, so a position always has the same angles.
 struct RowAngles : RotaryEmbedding {
   RowAngles(const RopeConfig& rope, const ModelConfig& config)
       : RotaryEmbedding(rope, config.head_dim, config.max_position_embeddings),
@@ -98,8 +98,9 @@ struct RowAngles : RotaryEmbedding {
       return forward_by_lengths(x, positions, at::full_like(positions, needed_positions));
     }
     for (int64_t known = cos.defined() ? cos.size(0) : 0; known < needed_positions; known = cos.size(0)) {
-      // One block of the table ends at max_position_embeddings. If a block went beyond this position, the rope type
-      // "dynamic" would compute all angles of the block differently, as for a longer sequence.
+      // The table of angles grows by blocks of positions. One block ends exactly at max_position_embeddings. If a block
+      // went beyond this position, the rope type "dynamic" would compute all angles of the block differently, as for a
+      // longer sequence.
       const int64_t end = known < max_positions ? std::min(known + kBlock, max_positions) : known + kBlock;
       const auto block = RotaryEmbedding::forward(x, at::arange(known, end, at::kLong).unsqueeze(0));
       cos = known == 0 ? block.cos[0] : at::cat({cos, block.cos[0]});

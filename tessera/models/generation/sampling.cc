@@ -29,7 +29,7 @@ bool before(const TokenCandidate& a, const TokenCandidate& b) {
   return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
 }
 
-// Returns the tokens after the prompt.
+// Returns the tokens of the sequence that follow its prompt.
 std::span<const int64_t> generated_tokens(const SamplingContext& context) {
   return context.tokens.subspan(std::min(context.prompt_tokens, context.tokens.size()));
 }

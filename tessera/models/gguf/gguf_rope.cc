@@ -126,8 +126,9 @@ std::vector<float> llama3_divisors(const RopeConfig& rope, int64_t head_dim) {
   return divisors;
 }
 
-// The largest divisor is `factor`. low_freq_factor and high_freq_factor are assumed to be 1 and 4, as in every released
-// model. original_max_position_embeddings is found by trying values.
+// Finds the llama3 settings that give `divisors`. `factor` is the largest divisor. low_freq_factor and high_freq_factor
+// are assumed to be 1 and 4, as in every released model. original_max_position_embeddings is found by trying values.
+// Returns nullopt when no tried value gives the divisors.
 std::optional<RopeConfig> recover_llama3_scaling(const std::vector<float>& divisors, double theta) {
   if (divisors.empty()) return std::nullopt;
   RopeConfig scaling;

@@ -34,8 +34,9 @@ const std::vector<PreTokenizerKind>& pre_tokenizer_kinds() {
   return kinds;
 }
 
-// kEnds is llama.cpp's list of tokens that end a text (llama-vocab.cpp), without </s> and <eos>. In a file these two
-// tokens are always either the eos_token_id, or ordinary tokens for HTML tags.
+// kEnds is llama.cpp's list of tokens that end a text (llama-vocab.cpp), without </s> and <eos>. These two are left out
+// because in a file each of them is either the token of eos_token_id, which gguf_end_tokens() adds by its id, or an
+// ordinary token for an HTML tag.
 bool is_known_end(std::string_view token) {
   static constexpr std::array<std::string_view, 18> kEnds = {
       "<|im_end|>",      "<|eot_id|>",

@@ -146,7 +146,7 @@ HfVocabulary read_vocabulary(const json& tokenizer, const std::string& where, in
   return result;
 }
 
-// Adds the tokens that only tokenizer_config.json lists to the vocabulary.
+// Adds to `vocabulary` the tokens that tokenizer_config.json lists but tokenizer.json does not.
 void add_config_tokens(HfVocabulary& vocabulary, const text::Tokenizer& tokenizer, const std::string& unk,
                        bool sentence_piece) {
   for (size_t id = 0; id < tokenizer.vocab_size(); ++id) {
@@ -234,7 +234,8 @@ std::string chat_template(const std::filesystem::path& dir, const json& config) 
   return "";
 }
 
-// Returns the id of the token under this key of tokenizer_config.json.
+// Returns the id of the token that `config`, the JSON of tokenizer_config.json, has under `key`. Returns nullopt when
+// there is no such key, or when the vocabulary does not have the token.
 std::optional<int64_t> id_of_special(const HfVocabulary& vocabulary, const json& config, const char* key) {
   const auto found = vocabulary.ids.find(special_token(config, key));
   return found == vocabulary.ids.end() ? std::nullopt : std::optional(found->second);

@@ -19,7 +19,7 @@ using json = nlohmann::ordered_json;
 
 constexpr std::string_view kSpaceMark = "\u2581";  // SentencePiece's mark for a space
 
-// The tokenizer of a GGUF file; its values are checked.
+// The tokenizer of a GGUF file, as read_vocabulary() has read and checked it.
 struct GgufVocabulary {
   std::string where;
   bool byte_level = false;
@@ -304,8 +304,8 @@ void write_tokenizer_files(const GgufFile& file, const std::filesystem::path& di
   json special = json::object();
   for (const auto& [name, id] : {std::pair("bos_token", vocabulary.bos), std::pair("eos_token", vocabulary.eos),
                                  std::pair("unk_token", vocabulary.unk), std::pair("pad_token", vocabulary.pad)}) {
-    // Some files name an ordinary token as the padding token. If special_tokens_map.json listed it, tokenizers would
-    // treat it as special everywhere.
+    // Some files name an ordinary token as the padding token. Such a token is not added to `special`, because programs
+    // that read special_tokens_map.json would treat it as a special token everywhere.
     const bool is_text = id && vocabulary.types[*id] == kNormal;
     if (id && !is_text) special[name] = vocabulary.tokens[*id];
   }

@@ -22,7 +22,7 @@ namespace {
 
 using PieceKind = ContextPiece::Kind;
 
-// ---- the sequence ----
+// ---- ContextSequence: the tokens and documents of all ranks ----
 
 // The state of a rank's document ids. All ranks exchange these states, so that wrong ids on one rank are an error on
 // all ranks.

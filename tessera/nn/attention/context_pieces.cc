@@ -90,7 +90,8 @@ bool extend(int64_t& begin, int64_t& count, int64_t other, int64_t others) {
   return true;
 }
 
-// Merges two full pieces with the same queries or the same keys if the result is one full piece.
+// Merges `other` into `piece` if both are kFull pieces (every query sees every key), have the same queries or the same
+// keys, and their union is one kFull piece. Returns whether the pieces were merged.
 bool join(ContextPiece& piece, const ContextPiece& other) {
   if (piece.kind != ContextPiece::Kind::kFull || other.kind != ContextPiece::Kind::kFull) return false;
   const bool same_queries = piece.query == other.query && piece.queries == other.queries;
@@ -113,7 +114,8 @@ void join_neighbours(Pieces& pieces) {
   }
 }
 
-// Merges the causal pieces of [0, n) and [n, m) and the full piece between them into the causal piece of [0, m).
+// Merges three pieces into the causal piece of the tokens [0, m): the causal pieces of [0, n) and of [n, m), and the
+// full piece with the queries [n, m) and the keys [0, n).
 void join_triangles(Pieces& pieces) {
   const auto causal_piece = [&](auto&& fits) {
     return std::ranges::find_if(

@@ -43,10 +43,10 @@ class PagedBatch {
   // are the rows whose logits are requested.
   PagedBatch(PagedKVCache& store, std::vector<kernels::PagedSequence> sequences, std::vector<int64_t> logit_rows);
 
-  // Writes keys and values [1, N, kv_heads, head_dim] into their pages. Returns the attention of the queries
-  // [1, N, heads, head_dim] over all tokens that they see, in the queries' shape. If they are DTensors, heads are
-  // sharded, and each rank's pages hold only the rank's heads. Error kShape: keys of another shape or dtype than the
-  // layer's pages, or DTensors that shard another dim than the heads.
+  // Writes keys and values [1, N, kv_heads, head_dim] into their pages. Returns the attention of the queries [1, N,
+  // heads, head_dim] over all tokens that the queries see, in the queries' shape. If queries, keys and values are
+  // DTensors, their heads are sharded, and each rank's pages hold only the rank's heads. Error kShape: keys of another
+  // shape or dtype than the layer's pages, or DTensors that shard another dim than the heads.
   at::Tensor attend(int64_t layer, const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                     int64_t window, const AttentionScoreOptions& scores);
   // Returns the rows logit_rows of hidden [1, N, width].

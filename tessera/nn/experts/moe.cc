@@ -56,10 +56,11 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& counts) {
 
 namespace {
 
-// Returns routing.experts, with the value `experts` in place of choices that exceed an expert's capacity in a sequence.
-// The choices are sorted into groups by (sequence, expert), within a group by descending weight. A choice's position in
-// its group is its index minus the index of the group's first choice. Choices at positions >= capacity are dropped.
-// Choices of padding tokens get weight -1 and are therefore last in their group.
+// Returns a copy of routing.experts in which each dropped choice has the value `experts` (the number of experts, which
+// is no expert's id). A choice is dropped when it exceeds the expert's capacity in its sequence. The choices are sorted
+// into groups by (sequence, expert), within a group by descending weight. A choice's position in its group is its index
+// minus the index of the group's first choice. Choices at positions >= capacity are dropped. Choices of padding tokens
+// get weight -1 and are therefore last in their group.
 at::Tensor drop_beyond_capacity(const RouterOutput& routing, int64_t length, int64_t experts, int64_t capacity,
                                 const at::Tensor& real) {
   const at::NoGradGuard no_grad;

@@ -80,8 +80,8 @@ at::Tensor RouterStatistics::gradient() const {
   return (totals_.narrow(0, 0, experts_) * scale).to(at::kFloat);
 }
 
-// If autograd runs a backward on this thread, it recomputes this forward (activation checkpointing), which was counted
-// before.
+// Counts nothing while autograd runs a backward on this thread. Such a call comes from the recomputation of a forward
+// (activation checkpointing), and the first run of this forward was counted already.
 void RouterStatistics::count(const at::Tensor& probabilities, const at::Tensor& chosen, const at::Tensor& mask) {
   if (mode_ != Mode::kCounting || torch::autograd::get_current_graph_task_id() != -1) return;
   const at::NoGradGuard no_grad;

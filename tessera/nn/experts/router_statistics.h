@@ -42,8 +42,8 @@ class RouterStatistics {
   // Stores the sums over all ranks and stops counting. Error kShape unless `sums` is [2 experts + 1].
   void finish(const at::Tensor& sums);
   void end() { mode_ = Mode::kOff; }
-  // Returns the loss times the coefficient: float64 [], on the device of the sums given to finish(); 0 if no row was
-  // counted. Error kInternal before finish().
+  // Returns the load-balance loss, multiplied by `coefficient`: float64 [], on the device of the sums given to
+  // finish(); 0 if no row was counted. Error kInternal before finish().
   at::Tensor loss() const;
   int64_t experts() const { return experts_; }
 

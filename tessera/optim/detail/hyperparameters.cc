@@ -104,8 +104,11 @@ std::vector<std::vector<std::string>> Optimizer::check_hyperparameters(
   return names;
 }
 
-// Returns the new lr(): lr / lr_factor of the first group that is given an lr and has an lr_factor above 0. This group
-// keeps its lr_factor, so a learning-rate schedule continues unchanged.
+// Returns the new lr(). has_lr[i] says whether the caller of set_hyperparameters() gave an lr for group i. The
+// candidates are the groups with a given lr and an lr_factor above 0. The first candidate whose lr is not 0 decides:
+// the result is lr / lr_factor. This group keeps its lr_factor, so a learning-rate schedule continues unchanged. If all
+// candidates have lr 0, the result is 0; without candidates it is the present lr(). Instead of a result of 0, the first
+// given lr other than 0 is returned, if there is one.
 double Optimizer::fitted_lr(const std::vector<SettingsGroup>& groups, const std::vector<bool>& has_lr) const {
   double base = lr_;
   bool is_fitted = false;

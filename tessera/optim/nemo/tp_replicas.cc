@@ -199,7 +199,8 @@ void synchronize_tp_replica_gradients(const std::vector<nn::Module*>& model_part
   if (device_mesh->size(dim) == 1 || !device_mesh->coordinate()) return;
   auto& group = *device_mesh->group(dim);
   const c10::NoGradGuard no_grad;
-  // The check communicates before any gradient changes, so that an error leaves all gradients as they were.
+  // check_equal_on_ranks() compares the replicas of all ranks before any gradient changes, so that an error leaves all
+  // gradients as they were.
   const auto replicas = replicas_of(model_parts, group, options);
   check_equal_on_ranks(group, replicas);
   for (const auto& bucket : buckets_of(replicas, group, options.bucket_bytes)) reduce(group, bucket);

@@ -36,8 +36,8 @@ class FlatGradients {
   // Adds the gradient of an entry to the buffer. `gradient` is the gradient of the whole parameter, of any floating
   // dtype.
   void add(size_t index, const at::Tensor& gradient);
-  // Adds the gradients of all entries; an undefined tensor means no gradient. Frees each gradient when it has been
-  // copied.
+  // Adds the gradients of all entries to the buffer. `gradients` has one tensor per entry; an undefined tensor means
+  // that the entry has no gradient. Each gradient is freed when it has been copied to the buffer.
   void add_all(std::vector<at::Tensor>&& gradients);
   // Discards the gradient of an entry.
   void forget(size_t index) {

@@ -35,7 +35,8 @@ struct FlatLayout {
   explicit FlatLayout(int64_t ranks) : ranks(ranks) {}
   // Adds a parameter to the layout: one chunk of its rows at the end of the part of each rank.
   void append(int64_t rows, int64_t row_numel, int64_t itemsize);
-  // Adds room for `numel` elements at the end of each part. Returns the offset of this room inside a part, in bytes.
+  // Adds room for `numel` elements at the end of each rank's part of the buffer. Returns the offset of this room inside
+  // a part, in bytes.
   int64_t append_extra(int64_t numel, int64_t itemsize);
 };
 

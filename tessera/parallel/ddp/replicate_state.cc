@@ -208,8 +208,8 @@ std::vector<bool> ReplicateState::unused_nodes() const {
 
 // ---- backward ----
 
-// Runs at the start of backward. Nodes that will receive no gradients in this backward are finished at once, so that
-// their buckets are reduced before the end of backward.
+// Runs at the start of backward. Each BucketNode whose parameters will receive no gradients in this backward is
+// finished at once, so that its bucket can be reduced before the end of backward.
 void ReplicateState::enter_backward() {
   if (in_backward_) return;
   in_backward_ = true;

@@ -82,8 +82,8 @@ at::Tensor AllToAllExchange::forward_local_rows(nn::MoE& block, const at::Tensor
   return nn::unpermute_and_combine(run_experts(block, sorted, order.counts), order, routing.weights);
 }
 
-// x [B, T, width] and the result are DTensors Shard(1). The mask is for whole sequences, so this rank's tokens are
-// selected from it.
+// x [B, T, width] and the result are DTensors Shard(1). `mask` has a value for every token of the whole sequences, so
+// the function selects the values of this rank's tokens from `mask`.
 at::Tensor AllToAllExchange::forward_sequence_shard(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const {
   const auto here = to_local(x);
   const auto own = mask.defined() ? local_shard(mask, 1, *replicas_) : mask;

@@ -31,7 +31,8 @@ class FsdpCommSchedule : public std::enable_shared_from_this<FsdpCommSchedule> {
  public:
   // `prefetch` must be equal on all ranks.
   explicit FsdpCommSchedule(bool prefetch) : prefetch_(prefetch) {}
-  // COLLECTIVE over the group's ranks (ShardedParamGroup::join).
+  // Adds a group to the groups that this object schedules. COLLECTIVE over the group's ranks, because it calls
+  // ShardedParamGroup::join().
   void add(const std::shared_ptr<ShardedParamGroup>& group);
 
   // Call before the root's forward. Reshards groups that stayed gathered although their shards have changed. COLLECTIVE
@@ -50,7 +51,8 @@ class FsdpCommSchedule : public std::enable_shared_from_this<FsdpCommSchedule> {
   void reduce_accumulated();
 
   void set_prefetch(bool on) { prefetch_ = on; }
-  // false: a backward does not wait for its reductions at its end. The next backward with true waits for all of them.
+  // With false, a backward starts its reductions but does not wait for them at its end. The next backward that runs
+  // with true waits for all reductions.
   void set_is_last_backward(bool on) { is_last_backward_ = on; }
   FsdpStats& stats() { return stats_; }
 

@@ -52,8 +52,10 @@ class FsdpParamGroup : public ShardedParamGroup {
   bool advance_reduction(bool at_end) override;
   void drop_gradients() override;
   int64_t accumulated_bytes() const override { return flat_gradients_.bytes(); }
-  // From the next gather on, the unsharded parameters are stored at a fixed address in a buffer from `buffers`. Groups
-  // whose parameters are freed after forward and backward share buffers in turn; other groups have their own buffer.
+  // From the next gather on, the unsharded parameters are stored at a fixed address in a buffer from `buffers`. A group
+  // whose parameters are freed after forward and after backward uses one of two shared buffers, which are assigned to
+  // such groups alternately. Every other group has a buffer of its own. No effect when the unsharded parameters are the
+  // shards themselves.
   void use_fixed_buffer(const std::shared_ptr<FixedAddressBuffers>& buffers);
   void set_frees_after_forward(bool on) { frees_after_forward_ = on; }
   // Sets a function that is called after a reduction, with the parameters of the group whose gradients have been

@@ -93,8 +93,8 @@ void FsdpParamGroup::set_gradients(const at::Tensor& sum) {
   const c10::NoGradGuard no_grad;
   const c10::ScalarType dtype = params()[gradient_params_[0]].dtype;
   const int64_t rank = mesh()->local_rank(mesh()->ndim() - 1);
-  // If grad() is undefined, it becomes a view of the reduced buffer, without a copy. All other gradients are added to
-  // grad() by one foreach operation.
+  // If a parameter's grad() is undefined, it is set to a view of the reduced buffer `sum`, without a copy. The reduced
+  // gradients of all other parameters are added to their grad() by one foreach operation.
   std::vector<at::Tensor> earlier, more;
   flat_gradients_.unpack(sum, rank, dtype, [&](size_t index, const at::Tensor& values) {
     auto& param = params()[gradient_params_[index]];

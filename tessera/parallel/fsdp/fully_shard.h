@@ -114,8 +114,8 @@ struct FsdpStats {
   int64_t unsharded_bytes = 0;        // bytes of unsharded parameters now
   int64_t accumulated_bytes = 0;      // bytes of unsharded gradients that accumulate without synchronisation, now
 };
-// The statistics, summed over all FSDP root modules at or below `root`. Error kShape if no module at or below it is
-// sharded.
+// Returns the FsdpStats, summed over all FSDP root modules at or below `root`. Error kShape if no module at or below
+// `root` is sharded.
 FsdpStats fsdp_stats(nn::Module& root);
 void reset_fsdp_stats(nn::Module& root);
 

@@ -32,7 +32,8 @@ class FlatShards {
   const MeshPtr& mesh() const { return mesh_; }
   comm::Group& group() const { return *mesh_->group(shard_dim_); }  // the ranks of the gather
   int64_t ranks() const { return layout_.ranks; }
-  // Positions of the parameters that require gradients. Error kShape when their stored dtypes differ.
+  // Indices in params() of the parameters that require gradients. Error kShape when the stored dtypes of these
+  // parameters differ.
   std::vector<size_t> trainable() const;
 
   bool on_host() const { return on_host_; }
@@ -51,8 +52,9 @@ class FlatShards {
   bool is_in_flat_buffer() const { return flat_; }
   // The dtype of the gathered buffer; kByte if the parameters' dtypes differ.
   c10::ScalarType wire_dtype() const { return uniform_ ? params_[0].gather_dtype : c10::kByte; }
-  // This rank's input of an all-gather with `layout`, in the gathered dtypes: the flat buffer itself if no cast or copy
-  // is needed.
+  // Returns this rank's input of an all-gather with `layout`. The shard of each parameter is converted to the
+  // parameter's gather_dtype. The result shares the memory of the flat buffer of the shards if no cast or copy is
+  // needed.
   at::Tensor all_gather_input(const FlatLayout& layout, BufferPool& pool) const;
   // Copies the shards to `part`, at the offsets of `layout` and converted to the gathered dtypes.
   void copy_to(const at::Tensor& part, const FlatLayout& layout) const;

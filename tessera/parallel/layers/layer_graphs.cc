@@ -36,8 +36,9 @@ using Tensors = std::vector<at::Tensor>;
 // Number of eager backwards before a layer is captured. Libraries such as cuBLAS initialise themselves in the eager
 // runs; initialisation must not happen during a capture.
 constexpr int64_t kWarmUps = 2;
-// Number of recording keys (batch shapes) per layer; calls with further keys run eagerly, because each key holds
-// memory. A key that was not used for kDropAfterCalls calls is dropped.
+// The largest number of recording keys (batch shapes) for which a layer keeps a RecordingPool at the same time. Calls
+// with further keys run eagerly, because the recorded graphs of each key hold memory. A key is dropped when more than
+// kDropAfterCalls calls of the layer in succession have not used it.
 constexpr size_t kMaxRecordingKeys = 4;
 constexpr int64_t kDropAfterCalls = 64;
 
@@ -51,7 +52,8 @@ struct SharedGraphState {
   bool has_logged_eager = false;  // the message about eager calls has been logged
 };
 
-// Copies each tensor of `from` to the tensor of `to`, with one foreach operation per dtype.
+// Copies each tensor of `from` to the tensor at the same index in `to`, with one foreach operation per dtype. Undefined
+// tensors of `to` are skipped.
 void copy_all(const Tensors& to, const Tensors& from) {
   std::map<c10::ScalarType, std::pair<Tensors, Tensors>> by_type;
   for (size_t i = 0; i < to.size(); ++i) {
@@ -209,7 +211,8 @@ class Recording {
     for (const auto& each : gradients) gradients_.push_back(alias_of(each));
   }
 
-  // retain_graph keeps the autograd graph, and with it the activations that the forward graph writes at each replay.
+  // retain_graph keeps the autograd graph and the activations that it has saved. Their memory must stay allocated,
+  // because the forward graph writes the activations and the backward graph reads them at each replay.
   Tensors differentiate() const {
     const kernels::WeightGradStore::Scope all_at_once(nullptr);
     return torch::autograd::grad({output_}, tensors_requiring_grad(input_leaves_, parameter_leaves_),

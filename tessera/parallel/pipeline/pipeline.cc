@@ -95,8 +95,8 @@ class Pipeline::DataParallelSwitches : public detail::DataParallelHooks {
     for (const int stage : gathered_) free_after_each(stage, true);
   }
 
-  // unshard() does not gather the layers of the stage; the first forward gathers them. unshard() only switches off that
-  // the layers are freed after each forward and backward.
+  // unshard() does not gather the layers of the stage; the first forward gathers them. unshard() only keeps them
+  // gathered after each forward and backward.
   void unshard(int stage) override {
     if (!keeps_gathered_) return;
     gathered_.insert(stage);
@@ -210,7 +210,8 @@ const detail::RankProgram& Pipeline::program(int micro_batches, bool with_gradie
   const auto table =
       with_gradients ? lower(schedule(micro_batches)) : lower_forward(plan_.rank_of, ranks_, micro_batches);
   check_lowered(table, plan_.rank_of, micro_batches);
-  // replicate() reduces a bucket within one backward, so it needs B instead of I and W.
+  // replicate() (DDP) reduces a bucket of gradients within one backward. So a model with replicate() runs each backward
+  // as one action B, and not as two actions I (gradients of inputs) and W (gradients of weights).
   const bool splits = replicate_state(model_) == nullptr;
   program = std::make_unique<detail::RankProgram>(table.ranks.at(static_cast<size_t>(rank_)), splits);
   return *program;
@@ -274,7 +275,8 @@ std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const G
   DistributedForward source{.device = is_dtensor(parameter) ? device_mesh(parameter)->device() : parameter.device(),
                             .group = group};
   if (group != nullptr && group->size() > 1) {
-    // The leader samples, so it must have the logits. It is the first rank of the group that has the last stage.
+    // The leader samples, so it must have the logits: of the ranks that have the last stage, the leader is the first
+    // one in the group.
     const auto has_logits = comm::all_gather_bytes(*group, has_last_stage() ? "1" : "");
     source.leader = static_cast<int>(std::ranges::find_if(has_logits, [](const auto& each) { return !each.empty(); }) -
                                      has_logits.begin());

@@ -30,8 +30,9 @@ struct StagePlan {
 // Splits the layers evenly: layers / stages for each stage, and one more for each of the first (layers mod stages)
 // stages. Error kConfig: fewer than one stage, or more stages than layers.
 std::vector<int64_t> split_layers(int64_t layers, int stages);
-// Makes a plan from an explicit list of layers per stage; an empty list means split_layers. Error kConfig: a list of
-// another length or sum, a stage without layers that is neither the first nor the last.
+// Makes a plan from an explicit list of layers per stage; an empty list means split_layers. Error kConfig: the list
+// does not have one entry per stage, its sum is not `layers`, or a stage that is neither the first nor the last has no
+// layers.
 StagePlan plan_stages(int64_t layers, const std::vector<int>& rank_of,
                       const std::vector<int64_t>& layers_of_stages = {});
 

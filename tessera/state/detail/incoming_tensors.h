@@ -25,9 +25,10 @@ class IncomingTensors {
   // Broadcasts the structure of rank 0's dict; `full` is read on rank 0 only. COLLECTIVE over the group. Error kShape
   // on all ranks for a value that a message cannot hold (encode_state) and for a meta tensor.
   static std::unique_ptr<IncomingTensors> of_first_rank(const StateDict& full, comm::Group& group);
-  // Replaces each ShardedTensor of the dict, also in dicts inside it, by an announced tensor. Returns null when there
-  // is no ShardedTensor. COLLECTIVE over the group of the ShardedTensors. Error kConfig on all ranks when the ranks'
-  // ShardedTensors differ in name, dtype, size or ranks.
+  // Makes an IncomingTensors that receives the ShardedTensors of the dict from the shards of all ranks. Its message()
+  // is the dict with an announced tensor in place of each ShardedTensor that has a process group, also in dicts inside
+  // the dict. Returns null when there is no such ShardedTensor. COLLECTIVE over the group of the ShardedTensors. Error
+  // kConfig on all ranks when the ranks' ShardedTensors differ in name, dtype, size or ranks.
   static std::unique_ptr<IncomingTensors> of_shards(const StateDict& state_dict);
 
   // The group whose ranks load the dict together.
@@ -35,8 +36,9 @@ class IncomingTensors {
   const StateDict& message() const { return message_; }
   // Returns whether `tensor` is one of the meta tensors in message() whose values come from other ranks.
   bool is_announced(const at::Tensor& tensor) const { return position_.contains(tensor.unsafeGetTensorImpl()); }
-  // Returns whether this rank's shards of two announced tensors differ. This is known before the values are received;
-  // false for tensors from rank 0, which have no shards.
+  // Returns true if `a` and `b` are announced for two ShardedTensors and this rank's shards of them differ. The shards
+  // are compared before any values are received. Returns false for tensors whose values come from rank 0, because this
+  // rank has no shards of them to compare.
   bool are_known_to_differ(const at::Tensor& a, const at::Tensor& b) const;
   // Calls `take` with each announced tensor and its values. The values are on `device`, or, for a ShardedTensor, on the
   // device of its shards. COLLECTIVE over group(), and for a ShardedTensor over the tensor's own group; all ranks use
@@ -62,9 +64,10 @@ class IncomingTensors {
 };
 
 // Plans a load of the dict. With a `group` the tensors come from its rank 0, and without one from the shards of the
-// dict's ShardedTensors. Calls `plan` with the dict, in which the tensors that are received later are announced
-// tensors, and with the IncomingTensors `incoming`, which is null when the dict on this rank has all values. COLLECTIVE
-// over the ranks that load: an exception of `plan` on one rank is thrown on all ranks. Returns `incoming`.
+// dict's ShardedTensors. Calls `plan` with two arguments. The first is the dict, which has a meta tensor (an announced
+// tensor) in place of each tensor whose values are received later. The second is the IncomingTensors `incoming`, which
+// is null when the dict on this rank has all values. COLLECTIVE over the ranks that load: an exception of `plan` on one
+// rank is thrown on all ranks. Returns `incoming`.
 using PlanLoad = std::function<void(const StateDict& values, const IncomingTensors* incoming)>;
 std::unique_ptr<IncomingTensors> plan_load(const StateDict& state_dict, comm::Group* group, const PlanLoad& plan);
 

@@ -36,9 +36,10 @@ StateDict unflattened(const StateDict& flat, const std::vector<OptimizerNames>& 
   return unflatten_optimizer_dict(flat, names);
 }
 
-// Selects the state of single optimizers from a saved dict by name. The groups of the saved run need not be the groups
-// here: states are found by name, and the hyper-parameters of a group are taken from the saved groups of its
-// parameters, which must agree.
+// Selects the state of one optimizer at a time from a saved dict whose keys are parameter names. The parameter groups
+// of the saved run may differ from the optimizer's groups: the state of a parameter is found by its name, and the
+// hyper-parameters of a group are taken from the saved groups of the group's parameters, which must have equal
+// hyper-parameters.
 class OptimizerSelection {
  public:
   struct Rules {

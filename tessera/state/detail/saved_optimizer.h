@@ -19,10 +19,10 @@ struct OptimizerNames {
   std::vector<GroupNames> groups;
   bool is_stateless = false;  // whether the optimizer needs no saved state for any parameter
 };
-// Returns one dict for each optimizer. The dict is by id and has the optimizer's parameter groups, as
-// load_optimizer_state_dict requires. `saved` may be by id when there is only one optimizer; it is then returned
-// unchanged. With `strict`, each parameter whose wants_state is true must have a saved state. The time is linear in the
-// size of the dict and of the groups. Errors kShape: see set_optimizer_state_dict.
+// Returns one dict for each optimizer. The dict is by id (its states have parameter ids as keys) and has the parameter
+// groups of the optimizer, as load_optimizer_state_dict requires. When there is only one optimizer, `saved` may be by
+// id; `saved` is then returned unchanged. With `strict`, each parameter whose wants_state is true must have a saved
+// state. The time is linear in the size of `saved` and of the groups. Errors kShape: see set_optimizer_state_dict.
 std::vector<StateDict> select_optimizers(const StateDict& saved, const std::vector<OptimizerNames>& optimizers,
                                          bool strict);
 

@@ -230,8 +230,8 @@ ChatTemplate ChatTemplate::at_time(std::time_t seconds) const {
 bool ChatTemplate::marks_generation() const { return state_->tree.has_generation; }
 
 ContentForm ChatTemplate::content_form(const std::string& role) const {
-  // All unknown roles share one entry, because a client may send any number of different role names and the map must
-  // not grow with them.
+  // All unknown roles share one entry of content_forms, because a client may send any number of different role names,
+  // and content_forms must not grow with their number.
   const bool known = role == "system" || role == "user" || role == "assistant" || role == "tool";
   const std::lock_guard lock(state_->content_forms_mutex);
   const auto [form, added] = state_->content_forms.try_emplace(known ? role : "other");
@@ -248,8 +248,8 @@ bool ChatTemplate::contains_literal_text(std::string_view text) const {
          (state_->with_tools && state_->with_tools->literals.find(text) != std::string::npos);
 }
 
-// `literals` has each literal between two null characters, so the search with null characters finds only whole
-// literals.
+// `literals` has each literal between two null characters. The search is for `text` between two null characters, so it
+// finds only whole literals.
 bool ChatTemplate::has_literal(std::string_view text) const {
   return contains_literal_text(fmt::format("{0}{1}{0}", '\0', text));
 }

@@ -20,7 +20,8 @@ Grammar::PartId GrammarBuilder::add(const Grammar::Node& node) {
   return static_cast<PartId>(grammar_.nodes.size() - 1);
 }
 
-// Equal sets are stored once, and bytes() returns the same part for equal sets.
+// Returns the index of `set` in grammar_.sets, where equal sets are stored once. bytes() returns the same part for
+// equal sets.
 int32_t GrammarBuilder::set_of(const ByteSet& set) {
   const auto [at, fresh] = sets_.try_emplace(set, static_cast<int32_t>(grammar_.sets.size()));
   if (fresh) {

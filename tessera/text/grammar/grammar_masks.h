@@ -65,10 +65,11 @@ class GrammarMasks {
     bool accepts = false, ends = false;       // accepts: the text is whole. ends: no byte may follow
   };
   enum class ResultKind { kPlace, kMask };  // kPlace: a MaskResult without mask
-  // Reads the tokens `generated_tokens` of the sequence and, for kMask, computes the mask. Takes at most about `steps`
-  // steps. Returns nullopt when more steps are needed; the next call then continues the work. Error kConfig for a token
-  // that the grammar does not allow, when the cursor has used `most_steps`, and when the states of the grammar need too
-  // much memory.
+  // Reads the tokens of `generated_tokens` that the cursor has not read yet. With ResultKind::kMask then also computes
+  // the mask of the tokens that may come next. One call takes about `steps` steps at most (GrammarStates::steps()).
+  // Returns nullopt when more steps are needed; the next call then continues the work. Error kConfig for a token that
+  // the grammar does not allow, when the calls for one result have taken `most_steps` steps (see the constructor), and
+  // when the states of the grammar need too much memory.
   std::optional<MaskResult> advance_and_mask(GrammarCursor& cursor, std::span<const int64_t> generated_tokens,
                                              ResultKind result_kind, uint64_t steps);
 

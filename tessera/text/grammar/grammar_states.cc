@@ -28,8 +28,8 @@ void HashIdTable::put(const Slot& slot) {
   slots_[at] = slot;
 }
 
-// The table doubles before it is more than two thirds full. A slot has the hash of its object, so doubling does not
-// need the objects, which the caller owns.
+// The number of slots doubles before more than two thirds of them are used. Each slot holds the hash of its object, so
+// HashIdTable can double without the objects, which the caller owns.
 void HashIdTable::add(uint64_t hash, int32_t id) {
   if (++used_ * 3 > slots_.size() * 2) {
     std::vector<Slot> before(std::max<size_t>(16, slots_.size() * 2));
@@ -117,10 +117,11 @@ void GrammarStates::read() {
   }
 }
 
-// Expands one item by one level: an item that expects a byte goes to byte_items_; for any other item, the items of its
-// children or its tail are pushed. The item of the last child of a sequence, or of the last round of a repeat, gets the
-// tail of its parent as its tail (like a tail call), so stacks stay short. The rounds of a repeat without maximum are
-// counted only up to its minimum, so the number of items is finite.
+// Expands one item by one level. An item that can read a byte is added to byte_items_. The items that the item leads to
+// without reading a byte (items of its children, or its tail where it may end) are pushed to pending_. The item of the
+// last child of a sequence, or of the last round of a repeat, gets the tail of its parent as its tail (like a tail
+// call), so the chains of tails stay short. The rounds of a repeat without maximum are counted only up to its minimum,
+// so the number of items is finite.
 void GrammarStates::expand_item(Item of) {
   using NodeKind = Grammar::NodeKind;
   const auto [part, at, tail, seen] = items_[static_cast<size_t>(of)];

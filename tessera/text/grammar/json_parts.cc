@@ -186,8 +186,9 @@ JsonParts::PartId JsonParts::one_of(const std::vector<std::string>& texts) {
   return build_.one_of({texts.begin(), texts.end()});
 }
 
-// The keys that this part accepts have no escape sequences, so they cannot equal a name with a character that must be
-// escaped. Names with such a character therefore need not be excluded and are not added to `texts`.
+// The returned part accepts only keys without escape sequences, so no key that it accepts equals a name with a
+// character that must be escaped. Names with such a character therefore need not be excluded and are not added to
+// `texts`.
 JsonParts::PartId JsonParts::key_none_of(const std::vector<std::string>& names) {
   const auto plain = plain_ascii();
   const auto needs_escape = [&](char c) {

@@ -150,8 +150,8 @@ Value Evaluator::call_loop(const Value& value, const Arguments& arguments) {
 
 Value Evaluator::loop_attribute(const Value& value, const std::string& name) {
   auto& loop = value.get<LoopState>();
-  // An item that the loop's condition rejects does not count, so the length is known only after all items have been
-  // read. After the loop has ended, no items are read: loop.scope is null then.
+  // An item that the loop's condition rejects is not part of loop.length. Therefore loop.length is known only after all
+  // items have been read. After the loop has ended, loop.scope is null and no items are read.
   const auto length = [&] {
     Value next;
     while (loop.scope && read_next_item(loop, next)) loop.pending.push_back(std::move(next));

@@ -168,9 +168,9 @@ void Evaluator::execute_generation(const Statement& statement) {
   emit(text);
 }
 
-// Assigns to a name in the current scope, to an attribute of a namespace, or by unpacking to several targets. The depth
-// is checked before the value is stored, because a namespace can be stored in itself: its depth then grows with each
-// assignment.
+// Assigns to a name in the current scope, to an attribute of a namespace, or by unpacking to several targets. The
+// nesting depth of a value is checked before the value is stored in a namespace. A namespace can be stored in itself,
+// and then its depth grows with each assignment.
 void Evaluator::assign(const AssignmentTarget& target, Value value) {
   if (!target.attribute.empty()) {
     Value* space = scope_->find(target.name, budget_);

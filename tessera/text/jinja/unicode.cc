@@ -11,7 +11,7 @@ bool is_ascii_only(std::string_view text) {
   return std::ranges::all_of(text, [](char c) { return static_cast<unsigned char>(c) < 0x80; });
 }
 
-// The code is the byte's value when no UTF-8 character starts at `at`.
+// If no valid UTF-8 character starts at `at`, the result is one byte long and its code is the value of this byte.
 CodePoint code_point_at(std::string_view text, size_t at) {
   if (const size_t length = utf8_character(text.substr(at)); length > 0) {
     return {static_cast<int32_t>(decode_utf8(text.data() + at).code), length};

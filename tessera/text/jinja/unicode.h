@@ -31,7 +31,8 @@ void for_each_code_point(std::string_view text, Visit visit) {
   }
 }
 
-// True when at least one character is Wanted and no character is Other, as in str.islower and str.isupper.
+// Returns whether the function Wanted is true for at least one code point and the function Other for none, as
+// str.islower and str.isupper do for lower and upper case.
 template <bool (*Wanted)(int32_t), bool (*Other)(int32_t)>
 bool is_cased(std::string_view text) {
   bool any = false, other = false;

@@ -116,8 +116,8 @@ constexpr size_t kIndexedFrom = 8;  // a dict with fewer entries has no index an
 constexpr size_t kAbsent = ~size_t{0};
 }  // namespace
 
-// Entries with an equal hash are compared with equal(), which charges the budget. This limits templates that make many
-// keys with the same hash.
+// Entries with an equal hash are compared with equal(), and each comparison is charged to `budget`, the limits of the
+// render. So a template that makes many keys with the same hash fails when the budget is used up.
 size_t Dict::position(const Value& key, size_t hash, Budget& budget) const {
   if (entries.size() < kIndexedFrom) {
     for (size_t i = 0; i < entries.size(); ++i) {
@@ -233,7 +233,7 @@ bool less_integers(const Value& left, const Value& right) {
 }  // namespace
 
 // Python's ==. Values of different kinds are never equal, except numbers. The same object is equal to itself without a
-// comparison of its items. Each comparison charges the budget.
+// comparison of its items. Each comparison is charged to `budget`, the limits of the render.
 bool equal(const Value& left, const Value& right, Budget& budget) {
   budget.charge(0);
   if (left.is_number() && right.is_number()) return equal_numbers(left, right);

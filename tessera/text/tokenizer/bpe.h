@@ -44,7 +44,8 @@ class BpeModel {
   // Appends the ids of `word`. The caller guarantees that `readable` bytes from word.data() on may be read; the lookup
   // in the word cache is faster when these are at least WordCache::kMaxBytes.
   void encode(std::string_view word, size_t readable, BpeScratch& scratch, std::vector<int32_t>& ids) const;
-  // Encodes `word` to symbols with lengths, for offsets. The result is in scratch.symbols and scratch.dropped_bytes.
+  // Encodes `word` to symbols. A symbol has an id and the number of bytes that it covers, from which the caller
+  // computes offsets. The result is in scratch.symbols and scratch.dropped_bytes.
   void encode_symbols(std::string_view word, BpeScratch& scratch) const;
 
   const TokenTable& vocab() const { return *vocab_; }
@@ -62,7 +63,8 @@ class BpeModel {
   void build_unit_tables();
   void find_cut_points(const TokenizerFile& file);
 
-  // Returns rank << 32 | product id of the merge, or kNoMerge.
+  // Returns (rank << 32 | id of the product) of the merge of the tokens `left` and `right`; kNoMerge if they have no
+  // merge.
   uint64_t merge_of(int32_t left, int32_t right) const {
     const uint64_t pair = uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
     for (size_t slot = (pair * 0x9E3779B97F4A7C15u) >> merge_shift_;; slot = (slot + 1) & merge_mask_) {

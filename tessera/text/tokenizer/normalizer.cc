@@ -76,9 +76,10 @@ class UnicodeForm {
     uint32_t sources;  // input characters that it replaces: 1 for the first part of a decomposition, 0 for the others
   };
 
-  // Decomposes, orders and composes one cluster. Origins follow the `tokenizers` library: an output character that
-  // replaces n > 0 input characters has the origin of the first of these; an output character that replaces none has
-  // the origin of the previous input character.
+  // Decomposes, orders and composes the characters of one cluster (see operator()). Each output character gets an
+  // origin, which is a byte range of the tokenizer's input. Origins follow the `tokenizers` library: an output
+  // character that replaces n > 0 input characters has the origin of the first of these; an output character that
+  // replaces none has the origin of the previous input character.
   void normalize_cluster(const AlignedText& text, size_t begin, size_t end, std::vector<DecomposedCharacter>& parts,
                          AlignedText& out) const {
     parts.clear();

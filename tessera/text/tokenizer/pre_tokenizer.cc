@@ -39,7 +39,7 @@ void append_pieces(Behavior behavior, bool invert, Span piece, const std::vector
     if (is_match && behavior == Behavior::kRemoved) return;
     bool joins = false;
     if (behavior == Behavior::kMergedWithPrevious) joins = is_match && !previous_match;
-    // A match is joined with the piece after it, unless this piece is a match, too.
+    // With kMergedWithNext a match is joined with the text after the match, unless another match follows at once.
     if (behavior == Behavior::kMergedWithNext) joins = !is_match && previous_match;
     if (behavior == Behavior::kContiguous) joins = is_match == previous_match;
     if (joins && pieces.size() > first) {
@@ -157,9 +157,9 @@ PreTokenizerStep spell_bytes() {
   });
 }
 
-// Whether Metaspace prepends its replacement character to the piece. "first" prepends it only to the piece at the
-// beginning of the input: with origins, this is a piece whose origin begins at input position 0; without origins, the
-// first piece of a text with at_input_start.
+// Returns whether Metaspace prepends its replacement character to `piece`. PrependScheme::kFirst prepends the character
+// only to the piece at the beginning of the input. If PreTokens::origins is set, this is a piece whose first byte comes
+// from input position 0. Otherwise it is the first piece of the text, provided that PreTokens::at_input_start is true.
 bool prepends(PrependScheme scheme, const PreTokens& tokens, Span piece) {
   if (scheme != PrependScheme::kFirst) return scheme == PrependScheme::kAlways;
   if (tokens.origins) return tokens.origins[piece.begin].begin == 0;

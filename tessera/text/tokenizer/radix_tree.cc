@@ -10,9 +10,9 @@ size_t RadixTree::max_tree_bytes(const std::vector<std::string_view>& texts) {
   return bytes;
 }
 
-// Builds the branches in breadth-first order, so that children are next to each other and `begin` ascends. In sorted
-// order the texts of a branch are a contiguous group, and the common prefix of a group is that of its first and its
-// last text.
+// Builds the branches in breadth-first order. So the children of a branch are next to each other in branches_, and
+// branches_ is sorted by `begin`. The texts are sorted first: then the texts below a branch are a contiguous group, and
+// the common prefix of a group is that of its first and its last text.
 RadixTree::RadixTree(std::vector<std::string_view> texts) {
   std::ranges::sort(texts);
   texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
@@ -54,8 +54,10 @@ RadixTree::Place RadixTree::behind(int32_t branch, int32_t place) const {
   return place + 1 == branches_[static_cast<size_t>(branch)].end ? ~branch : place + 1;
 }
 
-// Inside a branch only one byte can follow, and a binary search over `begin` finds the branch of the position. At the
-// end of a branch a binary search over the first bytes of the children finds the child.
+// Returns the Place after `byte`. If `place` is inside a branch (>= 0), only the byte at this position of text_ can
+// follow, and a binary search over Branch::begin finds the branch that contains the position. If `place` is the end of
+// a branch (< 0), a binary search over the first bytes of the branch's children finds the child that begins with
+// `byte`.
 RadixTree::Place RadixTree::next(Place place, uint8_t byte) const {
   const auto byte_at = [&](int32_t at) { return static_cast<uint8_t>(text_[static_cast<size_t>(at)]); };
   if (place >= 0) {

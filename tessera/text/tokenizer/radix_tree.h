@@ -49,7 +49,8 @@ class RadixTree {
   Place behind(int32_t branch, int32_t place) const;
   uint8_t largest_byte(Place place) const;  // the largest byte that continues the prefix; 0 when none does
 
-  // A place >= 0 is the position in text_ of the next byte of the prefix; a place < 0 is the end of branch ~place.
+  // If a place is >= 0, its prefix ends inside a branch, and the place is the position in text_ of the byte that
+  // follows the prefix. If a place is < 0, its prefix ends at the end of branch ~place.
   std::string text_;
   std::vector<Branch> branches_;  // sorted by `begin`; the first one is the root
 };

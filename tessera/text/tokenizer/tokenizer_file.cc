@@ -86,7 +86,7 @@ class TokenizerJsonHandler {
  private:
   enum class Mode { kNone, kVocab, kMerges, kMergePair, kSkip };
 
-  // Whether the next value is root.model.NAME.
+  // Whether the next value is that of the key `name` in the object "model" of the root.
   bool at_member(std::string_view name) const {
     return mode_ == Mode::kNone && model_open_ && depth_ == 2 && key_ == name;
   }

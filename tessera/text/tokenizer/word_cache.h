@@ -35,8 +35,9 @@ class WordCache {
 
   WordCache() : entries_(std::make_unique<Entry[]>(kEntries)) {}
 
-  // word.size() must be 1 .. kMaxBytes. The caller guarantees that `readable` bytes from word.data() on may be read;
-  // with at least kMaxBytes the word is copied with one copy of fixed size and then masked, which is faster.
+  // word.size() must be 1 .. kMaxBytes. The caller guarantees that `readable` bytes from word.data() on may be read. If
+  // `readable` is at least kMaxBytes, key_of() copies kMaxBytes bytes, whatever the size of the word, and then clears
+  // the bytes behind the word. This is faster than a copy of variable size.
   static Key key_of(std::string_view word, size_t readable) {
     Key key{};
     auto* bytes = reinterpret_cast<char*>(&key);

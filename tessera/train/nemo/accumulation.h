@@ -30,7 +30,7 @@ class MicrobatchFlags {
   // Whether the next micro-batch is the first of its step, so that values derived from the parameters must be computed
   // again. Unset before the first step.
   std::optional<bool> first_microbatch() const { return first_microbatch_; }
-  // Registers a listener that is called after each change of the flags.
+  // Registers a listener. Every set() calls it after optim_step() and first_microbatch() have their new values.
   void on_change(std::function<void(const MicrobatchFlags&)> listener) { listeners_.push_back(std::move(listener)); }
   void set(bool optim_step, std::optional<bool> first_microbatch);
 
@@ -56,7 +56,8 @@ struct AccumulationHooks {
 // gradients accumulate on this rank. Other parts are not changed.
 void prepare_for_grad_accumulation(MicrobatchFlags& flags, const std::vector<nn::Module*>& model_parts,
                                    bool pp_enabled = false);
-// Call after the first micro-batch. Sets first_microbatch to false: values derived from the parameters may be reused.
+// Call after the first micro-batch. Sets first_microbatch to false: listeners then know that values which they derived
+// from the parameters in the first micro-batch (float8 weights, for example) are still valid.
 void prepare_after_first_microbatch(MicrobatchFlags& flags);
 // Call before the last backward. Sets optim_step to true. Then, unless pp_enabled, prepares each model part like
 // prepare_for_grad_accumulation(), but calls the part's hook prepare_for_final_backward(), or for a fully sharded part

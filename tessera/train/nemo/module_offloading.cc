@@ -78,7 +78,8 @@ void move_to_device(nn::Module& model, c10::Device device) {
   visit_tensors_of(model, [&](const std::string&, at::Tensor& tensor) {
     if (!is_dtensor(tensor) && !is_at(tensor, device)) tensor.set_data(tensor.detach().to(device));
   });
-  // Quantized linears keep their packed weights outside of parameters and buffers.
+  // Quantized linears keep their packed weights outside of parameters and buffers, so visit_tensors_of() does not move
+  // these weights; they are moved here.
   for (const auto& [name, packed] : nn::packed_weights(model)) {
     packed->device = device;
     if (packed->weight.defined()) packed->set_weight(packed->weight);

@@ -38,7 +38,8 @@ class ScopedModuleOffloading {
   // moved back as far as possible. Error kConfig when there is no accelerator and no device is given; else as
   // move_to_device(). `model` must outlive the object.
   explicit ScopedModuleOffloading(nn::Module& model, bool enabled = false, OffloadLocations locations = {});
-  // Moves the model back unless close() was called; an error is logged.
+  // Calls close(), which moves the model back unless close() was called before. An error of close() is logged and not
+  // thrown.
   ~ScopedModuleOffloading();
   ScopedModuleOffloading(const ScopedModuleOffloading&) = delete;
   ScopedModuleOffloading& operator=(const ScopedModuleOffloading&) = delete;

@@ -3,8 +3,8 @@
 //   OutlierDetector losses;
 //   double z = losses.add(loss);      // deviations from the mean of the last 128 values; NaN for the first 16
 //
-// Corresponds to the outlier detector of llm.c, which prints z-scores of loss and gradient norm, but starts after
-// `min_values` values instead of a full window. Not thread-safe.
+// Corresponds to the outlier detector of llm.c, which prints z-scores of loss and gradient norm. OutlierDetector
+// gives z-scores after `min_values` values; llm.c waits for a full window. Not thread-safe.
 #pragma once
 
 #include <cstddef>

@@ -33,7 +33,8 @@ constexpr const char* kEventsName = "events.jsonl";
 constexpr size_t kMaxRanksListed = 64;  // a line of metrics lists the seconds of single ranks up to this world size
 constexpr const char* kModelName = "model";
 
-// "pid 71 on host a", as the holder of the lock wrote it. The file may hold any bytes; only its first line is used.
+// Returns the text that the holder of the lock wrote into the lock file `lock`, such as "pid 71 on host a"; "unknown"
+// if there is none. The lock file may hold any bytes; only its first line is used.
 std::string holder_of(int lock) {
   char text[300] = {};
   const ssize_t got = ::pread(lock, text, sizeof text - 1, 0);
@@ -51,8 +52,8 @@ auto on_disk(const char* message_prefix, Action&& action) {
   }
 }
 
-// Creates the folder and reads its mark. The folder is created first: if there is a file at its path, the error then
-// says so, instead of saying that the mark cannot be read.
+// Creates the folder and reads the run's mark in it (.tessera/run.json, RunMark). The folder is created first: if there
+// is a file at its path, the error then says so, instead of saying that the mark cannot be read.
 RunMark make_folder_and_read_mark(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path, error);
@@ -132,7 +133,8 @@ fs::path RunFolder::archive_history() {
                            "recipe.resolved.yaml", "model"}) {
     const auto status = fs::symlink_status(path_ / name);
     if (!fs::exists(status) || (fs::is_directory(status) && fs::is_empty(path_ / name))) continue;
-    // recipe.yaml and model/ are names that a user may use, too: only what a run wrote is moved.
+    // Users may have files or folders of their own with the names recipe.yaml, recipe.resolved.yaml and model. So these
+    // are moved to the archive only if a run wrote their present content (RunMark::owns).
     const std::string_view ours_if_unchanged = name;
     const bool shared = ours_if_unchanged.starts_with("recipe") || ours_if_unchanged == "model";
     if (shared && !mark_.owns(name)) continue;
@@ -203,7 +205,9 @@ void RunFolder::check_model_replaceable() const {
         model.string());
 }
 
-// Like replace_own_file() for a folder: add_fingerprint(), exchange or rename, keep_current_fingerprint().
+// Does for the folder model/ what replace_own_file() does for a file: adds the fingerprint of `fresh` to the run's
+// mark, moves `fresh` to model/ (by an exchange of the two folders or by renames), and then removes the old fingerprint
+// from the mark.
 void RunFolder::publish_model(const fs::path& fresh) {
   const auto model = path_ / kModelName;
   const bool replaces = fs::exists(fs::symlink_status(model));

@@ -53,8 +53,8 @@ class RunFolder {
   void write_recipe(const Recipe& recipe);
 
   // Opens metrics.jsonl and events.jsonl for appending. With `resumed_step` above 0, drops lines of later steps, lines
-  // without a step and an incomplete last line. With 0, moves both files to previous/NNN. Error kIo leaves a file
-  // unchanged.
+  // without a step and an incomplete last line. With 0, moves both files, unless they are empty, to previous/NNN. Error
+  // kIo; a file from which the lines could not be dropped is unchanged.
   void open_history(int64_t resumed_step);
   // Append one line to metrics.jsonl. Error kIo (full disk) leaves the file unchanged. Need open_history().
   void append(const StepMetrics& metrics);

@@ -75,7 +75,8 @@ void RunReport::write_warnings(int64_t step) {
   for (const auto& text : warnings_->take_warnings()) folder_.append_event(step, "warning", text);
 }
 
-// z-scores are computed from the steps of this session only; they are shown on stderr and not stored.
+// The z-scores of loss and gradient norm are computed from the steps of this session only. They are shown on stderr and
+// not stored.
 void RunReport::step(StepMetrics metrics, const StepResult& result) {
   const int64_t step = metrics.step;
   metrics.loss = result.loss;

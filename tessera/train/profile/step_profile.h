@@ -84,8 +84,9 @@ class StepProfile {
   bool closed_ = false;
   int64_t ended_ = -1;    // the last step that was recorded completely; -1: none
   int64_t begun_ns_ = 0;  // steady clock at begin()
-  // First the value of comm::communication_seconds() at begin(), then the seconds of the profiled steps in which at
-  // least one collective of the training thread was in progress.
+  // communication_seconds_at_begin_ is the value of comm::communication_seconds() at begin(). in_progress_seconds_ is
+  // the time, summed over the profiled steps, during which at least one collective of the training thread was in
+  // progress.
   double communication_seconds_at_begin_ = 0, in_progress_seconds_ = 0;
   uint64_t calls_made_ = 0;  // calls of the flight recorder at begin()
 };

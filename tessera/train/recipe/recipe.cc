@@ -66,7 +66,8 @@ class RecipeReader {
     read_mapping(root, "");
   }
 
-  // Applies "section.key=value". The value is YAML, except for a text field, which takes the words as they are.
+  // Applies an override "section.key=value". The value is parsed as YAML. If the key's field is text and the value does
+  // not begin with a quote, the value is used unchanged.
   void override_with(const std::string& text) {
     const size_t equals = text.find('=');
     TESSERA_CHECK(equals != text.npos && equals > 0, ErrorKind::kConfig,

@@ -179,7 +179,8 @@ Recipe parse_recipe(std::string_view yaml, const std::string& source, std::span<
 // of the wrong type or range.
 Recipe parse_layout_settings(std::span<const std::string> settings, const std::string& verb);
 
-// The parallel section for a given world size: every -1 is replaced, and the derived numbers are computed.
+// The parallel section of a recipe for a given world size: every -1 is replaced, and data_parallel and micro_batches
+// are computed.
 struct RunLayout {
   int64_t dp_replicate = 1, dp_shard = 1, tp = 1, cp = 1, pp = 1, ep = 1;
   int64_t data_parallel = 1;  // dp_replicate * dp_shard: ranks that read different sequences
@@ -192,8 +193,9 @@ struct RunLayout {
 // Replaces the dim that is -1, if there is one, by `ranks` divided by the product of the other dims. Returns false and
 // replaces nothing if two dims are -1 or the dims do not multiply to `ranks`.
 bool fit_to_ranks(std::initializer_list<int64_t*> dims, int64_t ranks);
-// Lays the dims out over `world_size` ranks; micro_batches stays 1. Error messages begin with `where`. Error kConfig:
-// dims that do not multiply to the world size, or an ep that does not divide the ranks of a pipeline stage.
+// Returns the RunLayout of the sizes in `dims` for `world_size` ranks. A size of -1 is computed from the other sizes,
+// and micro_batches keeps its default 1. Error messages begin with `where`. Error kConfig: sizes that do not multiply
+// to the world size, more than one size of -1, or an ep that does not divide the number of ranks of a pipeline stage.
 RunLayout fit_layout(const ParallelSection& dims, int64_t world_size, const std::string& where);
 // fit_layout() for a training run, with the number of micro-batches. Error kConfig as fit_layout(), and if
 // train.global_batch_size is not a multiple of data_parallel * train.local_batch_size.

@@ -51,7 +51,8 @@ Recipe with_model_as_named(Recipe recipe) {
   return recipe;
 }
 
-// Values come from format_value(), which read_recipe() reads back exactly; comments do not matter for reading.
+// The values are printed by format_value(), and read_recipe() reads them back exactly. read_recipe() ignores the
+// comments.
 std::string to_yaml(const Recipe& recipe_with_paths) {
   const Recipe recipe = with_model_as_named(recipe_with_paths);
   std::string out;

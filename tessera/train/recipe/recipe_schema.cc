@@ -8,8 +8,8 @@
 namespace tessera::train {
 namespace {
 
-// ">= 1", "> 0", "in [0, 1)"; empty for an unbounded range. Maxima from 1e6 on only guard against overflow and are not
-// worth a reader's attention.
+// Returns the range as text: ">= 1", "> 0" or "in [0, 1)"; empty for a range without a lower bound. A maximum of 1e6 or
+// more is left out of the text: it only guards against overflow and is not worth a reader's attention.
 std::string range_words(const ValueRange& range) {
   const bool low = std::isfinite(range.minimum);
   const bool high = std::isfinite(range.maximum) && range.maximum < 1e6;

@@ -16,8 +16,8 @@
 namespace tessera::train {
 namespace {
 
-// Returns as how many nodes a text counts in the limit kYamlLimitNodes, in addition to its own node: one per 64 bytes.
-// Otherwise many aliases of a long text would use much memory with few nodes.
+// Returns what a text adds to the node count that kYamlLimitNodes limits: one per 64 bytes, in addition to one for the
+// node that has the text. Without this, many aliases of a long text would use much memory but count as few nodes.
 size_t weight_of_text(const std::string& text) { return text.size() / 64; }
 
 size_t weight_of(const YamlNode& node) {

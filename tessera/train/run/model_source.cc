@@ -18,7 +18,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The value of base_model_reference() that a checkpoint of a run stores; empty for other weights.
+// Returns the base_model_reference() that a training run stored in its checkpoint `weights`. Returns an empty string if
+// `weights` is anything else, such as a model folder, or has no such entry.
 std::string recorded_base_model(const fs::path& weights) {
   if (!fs::is_directory(weights) || !DcpFolder::is_dcp_folder(weights)) return {};
   const auto checkpoint = Checkpoint::open(weights);
@@ -55,10 +56,10 @@ PublicModelName public_model_name(const Recipe& recipe) {
 }
 
 void resolve_model_source(Recipe& recipe) {
-  // 1. model.weights that is a run's folder becomes its newest checkpoint.
-  // 2. model.path becomes the folder of a Hub name or of a GGUF file. A GGUF file also holds the weights.
-  // 3. If that folder has no config.json but weights, it is a checkpoint of a run: they become model.weights, and
-  //    model.path becomes the base that the checkpoint records.
+  // 1. If model.weights is a run's folder, it is replaced by the newest checkpoint of the run.
+  // 2. If model.path is a Hub name or a GGUF file, it is replaced by a folder. A GGUF file also holds the weights.
+  // 3. If the folder model.path has weights but no config.json, it is a checkpoint of a run. Then model.weights
+  //    becomes this checkpoint, and model.path becomes the base model that the checkpoint records.
   auto &path = recipe.model.path, &weights = recipe.model.weights;
   if (!weights.empty()) weights = CheckpointFolder::resolve_latest(weights).string();
   const auto resolve = [&](const std::string& name_or_path) {

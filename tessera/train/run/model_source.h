@@ -12,12 +12,12 @@
 
 namespace tessera::train {
 
-// Resolves both keys in place:
+// Resolves the keys model.path and model.weights of the recipe in place:
 // - model.path that is a name in the Hub's cache or a GGUF file becomes its folder; the given name is kept in
-//   model.name.
+//   model.name. The GGUF file also becomes model.weights if model.weights is empty.
 // - A folder of a run, or of its checkpoints, becomes the checkpoint that LATEST names.
-// - model.path that is a checkpoint of a run becomes model.weights, and model.path becomes the model that this run
-//   started from.
+// - model.path that is a checkpoint of a run becomes model.weights, and model.path becomes the model that this
+//   run started from.
 // Error kConfig for weights that do not record their model; kFormat for a damaged checkpoint; else errors as
 // resolve_model_path().
 void resolve_model_source(Recipe& recipe);

@@ -55,8 +55,8 @@ void check_layers_of_stages(const ParallelSection& parallel, const RunLayout& la
 
 void check_micro_batches(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config) {
   const auto reason = error_message_of([&] { schedule_of(recipe, layout, config, layout.micro_batches); });
-  // Every schedule supports 2 * pp micro-batches. If the schedule cannot be made with this number either, the number of
-  // micro-batches is not the reason.
+  // Every schedule supports 2 * pp micro-batches. If the schedule cannot be made with 2 * pp micro-batches either, the
+  // error has another reason than the number of micro-batches, and this function does not raise it.
   if (reason.empty() || !error_message_of([&] { schedule_of(recipe, layout, config, 2 * layout.pp); }).empty()) return;
   raise(ErrorKind::kConfig,
         "[train.layout] parallel.schedule: {} A step has {} micro-batches: train.global_batch_size {} over {} "

@@ -325,8 +325,9 @@ TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer) {
   return out;
 }
 
-// Each name is saved by the first stage that holds it: all stages exchange their names, and a stage drops the names of
-// earlier stages.
+// Returns the tensors and objects of `state` that this pipeline stage saves. A name that several stages have is saved
+// by the first of these stages: all stages exchange their names, and each stage drops the names that earlier stages
+// have.
 TrainingState tensors_saved_by_stage(const TrainingState& state, comm::Group& pipeline) {
   std::vector<std::string> names;
   for (const auto& [name, tensor] : state.tensors) names.push_back(name);

@@ -106,7 +106,7 @@ void Trainer::Impl::sample(int64_t step) {
   model->train(false);
   auto tokens = step_runner->pipeline().generate(prompt, options, &run_mesh.world_group());
   model->train(was_training);
-  // The end token itself is not part of the text.
+  // If the generated tokens end with a stop token, this token is removed, because it is not part of the sample's text.
   const auto& stops = options.stop_tokens;
   const bool has_end = !tokens.empty() && std::ranges::find(stops, tokens.back()) != stops.end();
   if (has_end) tokens.pop_back();

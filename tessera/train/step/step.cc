@@ -125,9 +125,9 @@ at::Tensor TrainStep::compute_balance_loss(const std::vector<ModelInputs>& micro
   return reduce_router_statistics(*routers_, *group_, device_of(model_));
 }
 
-// One all-gather before the step: token counts, which the loss is divided by; flags; and a wrong label, if there is
-// one. Every rank then sees the same rows and takes the same decision: go on, return without a step, or throw.
-// COLLECTIVE over the group.
+// One all-gather before the step. Each rank sends its token counts (the loss is divided by the sum of label tokens),
+// its StepSignals, and a wrong label of its batches, if there is one. Every rank then sees the numbers of all ranks and
+// takes the same decision: go on, return without a step, or throw. COLLECTIVE over the group.
 void TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals,
                                 StepResult& result) {
   const int64_t classes = model_.config().vocab_size;
@@ -197,7 +197,8 @@ void TrainStep::gather_result(LaunchedStep& step) {
   if (routers_) result.balance_loss = numbers[2];
   if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
   if (!runs_ahead_) optimizer_.zero_grad();
-  // The number of this step. When launch() runs ahead, the optimizer has already counted this step and later ones.
+  // The number of this step. When launch() runs ahead, optimizer_.steps() already counts this step and the
+  // pending_steps() steps that were launched after it. Otherwise optimizer_.steps() does not count this step yet.
   const int64_t number = runs_ahead_ ? optimizer_.steps() - pending_steps() : optimizer_.steps() + 1;
   TESSERA_CHECK(
       options_.skip_nonfinite, ErrorKind::kInternal,

@@ -13,9 +13,11 @@ namespace {
 // sharded.
 using DimMap = c10::SmallVector<int64_t, 6>;
 
-// Proposes for each dim with map[dim] >= 0 a shard of this dim in the input and of dim map[dim] in the results. For
-// each Partial placement p with passes(p) it proposes p for input and results: all p if the operation only moves values
-// or inserts zeros, is_additive if it adds values.
+// Proposes strategies in which the first input and the results are sharded alike: for each dim of the input that is
+// sharded and has map[dim] >= 0, Shard(dim) for the input and Shard(map[dim]) for the results. Also proposes p for the
+// input and the results for each of their possible Partial placements p (partials_among()) for which passes(p) is true.
+// `passes` is passes_all if the operation only moves values or inserts zeros, and is_additive if the operation adds
+// values.
 void propose_mapped(const OpCall& call, Proposal& proposal, const DimMap& map,
                     bool (*passes)(const Placement&) = passes_all) {
   const TensorInput& self = call.inputs[0];

@@ -135,9 +135,9 @@ class ViewPlacements {
       return Shard(group->to[0]);
     }
     if (!flattens) fail_unflatten(m, group->to[0]);
-    // `dim` is not the first input dim of its DimGroup, and the input dims of the DimGroup are flattened into one
-    // output dim. In this output dim a rank holds one piece for each combination of its indices in those input dims of
-    // the DimGroup that come before `dim`.
+    // In this case `dim` is not the first input dim of its DimGroup, and all input dims of the DimGroup are flattened
+    // into one output dim. A rank then holds several pieces of the output dim: one piece for each combination of the
+    // indices that it has in the input dims of the DimGroup before `dim`.
     if (dim != group->from.back() && from_[dim] % all_parts != 0) fail_flatten(m);
     c10::SmallVector<int64_t, 4> outer;
     int64_t pieces = 1;

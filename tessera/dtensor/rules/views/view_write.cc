@@ -37,8 +37,9 @@ bool keeps_dim(const at::TensorGeometry& view, const at::TensorGeometry& base, i
 
 }  // namespace
 
-// new_empty_strided(self, size, stride, ...). Called by CopySlices, it returns a tensor that is not sharded along the
-// dims that the view changes, so that the view and the write need no communication. Other calls use the rule.
+// new_empty_strided(self, size, stride, ...). When the autograd node CopySlices calls it, the result is not sharded
+// along the dims that the view changes, so that the view and the write need no communication. All other calls use the
+// sharding rule of new_empty_strided.
 void handle_new_empty_strided(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto node = torch::autograd::get_current_node();
   const auto* write = dynamic_cast<const torch::autograd::CopySlices*>(node.get());

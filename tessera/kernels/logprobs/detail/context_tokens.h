@@ -11,7 +11,8 @@ namespace tessera::kernels::detail {
 
 // All-gathers `own`, the number of tokens on this rank. COLLECTIVE over the group.
 std::vector<int64_t> tokens_of_ranks(comm::Group& group, int64_t own, const at::Device& device);
-// The balanced layout whose ranks hold these numbers of tokens. Error kShape on all ranks where no layout fits.
+// Returns the balanced ContextLayout in which rank r holds tokens_of_ranks[r] tokens. Error kShape on all ranks when
+// there is no such layout.
 ContextLayout balanced_layout(const char* verb, const std::vector<int64_t>& tokens_of_ranks);
 
 }  // namespace tessera::kernels::detail

@@ -29,7 +29,8 @@ struct RankProgram {
 class DataParallelHooks {
  public:
   // Says which gradients of this rank are complete after an action. `all`: the gradients of all parameters. `all` is
-  // also true for one forward: that of the stage and micro-batch whose backward completes all gradients.
+  // also true for the forward of the stage and micro-batch whose backward completes all gradients, because replicate()
+  // reads in forward whether to synchronise.
   struct Completes {
     bool all = false;
     bool stage = false;  // the gradients of the action's stage

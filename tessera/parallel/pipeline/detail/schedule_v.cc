@@ -84,7 +84,8 @@ ActionRow zbv_row(const ScheduleSize& size, int rank) {
     row.forward(1);
     input_and_weight(row, 1);
   }
-  // Steady state: F, I and W of the stage on way 0, then of the stage on way 1.
+  // Steady state: F (forward), I (input backward) and W (weight backward) of way 0, this rank's stage on the way to the
+  // last rank; then F, I and W of way 1, its stage on the way back.
   while (done(1, ActionKind::kForward) < done(0, ActionKind::kForward) ||
          done(0, ActionKind::kForward) < micro_batches) {
     if (done(0, ActionKind::kForward) < micro_batches) row.forward(0);
@@ -92,9 +93,10 @@ ActionRow zbv_row(const ScheduleSize& size, int rank) {
     row.forward(1);
     input_and_weight(row, 1);
   }
-  // The end of the row (I: input backward, W: weight backward). Way 0 is this rank's stage on the way to the last rank,
-  // way 1 its stage on the way back. First `rank` times an I of way 0 and an I of way 1, then ranks - rank times an I
-  // and a W of way 0, then the W actions that are still missing, those of way 1 first.
+  // The end of this rank's row, after all forwards. I is an input backward, W a weight backward. Way 0 is this rank's
+  // stage on the way to the last rank, way 1 its stage on the way back. The row gets `rank` times an I of way 0 and an
+  // I of way 1, then ranks - rank times an I and a W of way 0, then the W actions that are still missing, those of way
+  // 1 first.
   for (int i = 0; i < rank; ++i) {
     row.input(0);
     row.input(1);
@@ -122,13 +124,15 @@ ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
     row.forward(0);
     row.forward(1);
   }
-  // Step 3: an input backward (I), a weight backward (W) and a forward (F) of way 1 in turn.
+  // Step 3: in turn an input backward (I), a weight backward (W) and a forward (F), all on way 1 (this rank's stage on
+  // the way back from the last to the first rank).
   for (int i = 0; i < behind; ++i) {
     row.input(1);
     row.oldest_weight();
     row.forward(1);
   }
-  // Step 4, the steady state: a forward of the stage on one way overlaps a backward of the stage on the other way.
+  // Step 4, the steady state: in turn a forward of way 0 (this rank's stage on the way to the last rank) overlaps a
+  // backward of way 1 (its stage on the way back), and a forward of way 1 overlaps a backward of way 0.
   for (int i = 0; i < size.micro_batches - 2 * ranks + rank + 1; ++i) {
     if (i == 0 && behind == 0) {  // an overlap would make the bubble larger here
       row.forward(0);
@@ -154,7 +158,8 @@ ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
     split = split || (half && rank % 2 == 0);
     backward(0);
   }
-  // Steps 7 and 8: the W actions that remain. In step 7 each W is followed by one of the last I actions of way 0.
+  // Steps 7 and 8: the W actions (weight backwards) that remain. In step 7 each W is followed by one of the last I
+  // actions (input backwards) of way 0, which is this rank's stage on the way to the last rank.
   for (int i = 0; i < behind; ++i) {
     row.oldest_weight();
     backward(0);

@@ -107,8 +107,9 @@ at::Tensor StageChannel::local_tensor_for_send(const at::Tensor& tensor, const H
 
 void StageChannel::send_forward(const Address& to, const at::Tensor& hidden, c10::IntArrayRef tokens) {
   const c10::NoGradGuard no_grad;
-  // The first hidden state of a token shape is preceded by its header. The sender's sent_forms_ and the receiver's
-  // received_forms_ have the same keys, so both ranks know whether a header is sent.
+  // Before the first hidden state for a receiving stage and sizes `tokens`, the sender sends a header message with the
+  // HiddenStateForm. The sender's sent_forms_ and the receiver's received_forms_ have the same keys, so both ranks know
+  // whether a header is sent.
   const auto [known, fresh] = sent_forms_.try_emplace({to.stage, tokens.vec()});
   if (fresh) {
     known->second = form_of(hidden);
@@ -141,7 +142,8 @@ void StageChannel::send_backward(const Address& to, const at::Tensor& gradient, 
 }
 
 PendingHiddenState StageChannel::receive_backward(const Address& from, c10::IntArrayRef tokens) {
-  // This rank sent the hidden state to stage from.stage + 1. The gradient has the same HiddenStateForm.
+  // The gradient belongs to the hidden state that this rank sent to stage from.stage + 1, and it has the same
+  // HiddenStateForm.
   const auto& form = sent_forms_.at({from.stage + 1, tokens.vec()});
   auto part = at::empty(form.local, at::TensorOptions(form.dtype).device(device_));
   auto pending = comm::recv(*group_, part, from.rank, tag_of(from, kBackwardMessage));

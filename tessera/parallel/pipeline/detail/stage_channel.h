@@ -50,8 +50,9 @@ class StageChannel {
   // alive until the receiver has read it. tokens: the sizes of the micro-batch's tokens.
   void send_forward(const Address& to, const at::Tensor& hidden, c10::IntArrayRef tokens);
   PendingHiddenState receive_forward(const Address& from, c10::IntArrayRef tokens);
-  // Send and receive the gradient of a hidden state, in the opposite direction. The hidden state must have been
-  // exchanged before. Error kShape for a gradient of another form than the hidden state.
+  // Send and receive the gradient of a hidden state: from the rank that received the hidden state to the rank that sent
+  // it. The hidden state must have been sent and received before. send_backward() throws Error kShape if the gradient
+  // differs from the hidden state in dtype or local sizes, or if only one of the two is a DTensor.
   void send_backward(const Address& to, const at::Tensor& gradient, c10::IntArrayRef tokens);
   PendingHiddenState receive_backward(const Address& from, c10::IntArrayRef tokens);
   int rank() const { return group_->rank(); }
@@ -71,8 +72,8 @@ class StageChannel {
   std::shared_ptr<comm::Group> group_;
   MeshPtr tensor_parallel_;
   c10::Device device_;
-  // The forms of the hidden states that this rank sends and receives. The key of both maps is the receiving stage and
-  // the sizes of the micro-batch's tokens.
+  // The HiddenStateForm (dtype, sizes, placement) of each hidden state that this rank sends or receives. The key in
+  // both maps consists of the receiving stage and the sizes of the micro-batch's tokens.
   std::map<std::pair<int, std::vector<int64_t>>, HiddenStateForm> sent_forms_, received_forms_;
   std::list<comm::PendingCollective> sends_;
 };
