@@ -61,10 +61,9 @@ struct World::Impl {
   std::vector<c10::intrusive_ptr<c10d::Backend>> aborted_backends;  // back-ends that abort() has aborted
   bool serves_store = false;                                        // this rank's process runs the store of all ranks
   int fake_local_size = 1;
-  // For each device type and list of ranks: the first back-end that was made for an accelerator. With
-  // device_backend_settings().split_groups, later back-ends of these ranks split their communicators from the
-  // communicator of this back-end; new_group_by_split() splits from the back-end of all ranks of the world. The map
-  // keeps each back-end until destroy_groups(), so a back-end to split from exists on all ranks or on none.
+  // For each device type and list of ranks: the first back-end for an accelerator. With split_groups, later back-ends
+  // of these ranks split their communicators from it; new_group_by_split() splits from that of all ranks of the world.
+  // The map keeps each one until destroy_groups(), so a back-end to split from exists on all ranks or on none.
   std::map<std::pair<c10::DeviceType, std::vector<int>>, c10::intrusive_ptr<c10d::Backend>> split_parents;
   bool reports_leaving = false;  // ranks report to the store when they leave (leave_store)
 
@@ -112,9 +111,8 @@ World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions
 }
 
 // Without a failure, the rank whose process runs the store waits in leave_store() for the other ranks, which need the
-// store while they make groups. After a failure or an abort, leave_store() returns at once, and the destructor calls
-// destroy_groups(). The watchdog still runs during destroy_groups(), because monitor->leave(), which ends the watchdog,
-// is called last.
+// store while they make groups. After a failure or an abort, leave_store() returns at once, and destroy_groups() is
+// called. The watchdog still runs then, because monitor->leave(), which ends it, is called last.
 World::~World() {
   const bool failed = std::uncaught_exceptions() > 0;
   if (failed) impl_->monitor->report_own_failure();

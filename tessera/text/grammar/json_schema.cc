@@ -70,8 +70,7 @@ bool is_of_type(const Json& value, const std::string& type) {
   return type == "array" ? value.is_array() : value.is_object();
 }
 
-// The keys that a schema with "const" or "enum" may have. The grammar accepts only those values of "const" or "enum"
-// that satisfy the schema's other keys, such as "type" or "maximum".
+// The keys that may stand beside "const" or "enum". Only listed values that satisfy these keys are in the grammar.
 const std::set<std::string>& keys_allowed_with_values() {
   static const std::set<std::string> keys = {
       "type", "const", "enum", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"};
