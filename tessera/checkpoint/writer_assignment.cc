@@ -94,9 +94,9 @@ bool WriterAssignment::is_chosen_replica(const at::TensorBase& tensor, size_t po
   return true;
 }
 
-// Selects the writer of each shard like assign_replicated(), but only among the ranks that hold the shard. Returns
-// whether this rank is the writer of a shard. `part` is the index of a shard: its mesh coordinates in the sharded mesh
-// dims, counted in row-major order.
+// Selects one writer for each shard of `tensor`: like assign_replicated(), but only among the ranks that hold the
+// shard. Returns whether this rank is the writer of the shard that it holds. In the body, `part` is the index of a
+// shard: its mesh coordinates in the sharded mesh dims, counted in row-major order.
 bool WriterAssignment::assign_shards(const at::TensorBase& tensor) {
   const auto& mesh = *device_mesh(tensor);
   const auto& ranks = mesh.ranks();

@@ -10,8 +10,9 @@
 
 namespace tessera {
 
-// Copies the companion files that `from` has. A symbolic link that leads out of `from` is skipped with a warning that
-// names it. Error kIo.
+// Copies the files listed at the top of this header (tokenizer, chat templates, licences, ...) from the folder `from`
+// to the same relative paths in `to`. A file that `from` lacks is skipped. A symbolic link that leads out of `from` is
+// skipped with a warning that names it. Error kIo when a file cannot be read or written.
 void copy_companions(const std::filesystem::path& from, const std::filesystem::path& to);
 // Copies the files that copy_companions() copies, and config.json. Error kFormat when config.json is a symbolic link
 // that leads out of `from`.

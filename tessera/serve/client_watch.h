@@ -17,7 +17,9 @@ class ClientWatch {
  public:
   explicit ClientWatch(int socket) : socket_(socket) {}
 
-  // True when the connection is gone. `probe` is called at most once per ClientWatch.
+  // True when the connection is gone. The first call that finds only the client's sending side closed calls `probe`,
+  // which sends bytes to the client, and returns false. Later calls do not call `probe` again: they return true once
+  // the client's TCP reset has come.
   template <class Probe>
   bool is_gone(const Probe& probe) {
     // poll() is used instead of recv(): recv() would first return bytes that the client has already sent for its next

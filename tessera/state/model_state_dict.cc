@@ -61,9 +61,11 @@ class ModelLoad {
     return incoming_ && tensor.defined() && incoming_->is_announced(tensor);
   }
 
-  // Returns whether two values that the dict has under two names of one tensor are known to differ. Announced tensors
-  // (IncomingTensors) are meta tensors whose values come from other ranks later: for two of them, this rank's shards
-  // are compared. For any other meta tensor the result is false, because its values are unknown.
+  // Returns whether two values that the dict has under two names of one tensor are known to differ. An announced tensor
+  // (IncomingTensors) is a meta tensor in place of a value that is received from other ranks later. Two announced
+  // tensors that stand for ShardedTensors differ if this rank's shards of these ShardedTensors differ. In all other
+  // cases with a meta tensor the result is false, because its values are unknown. It is also false if one of the two is
+  // not a tensor.
   bool differ(const StateValue& a, const StateValue& b) const {
     if (!a.is_tensor() || !b.is_tensor()) return false;
     if (is_announced(a.tensor()) && is_announced(b.tensor())) {

@@ -238,8 +238,9 @@ bool Engine::drive(Lock& lock, bool sleeps, const Until& until) {
   return moved;
 }
 
-// Begins to drive the engine, calls look() once, and ends driving. look() must not wait. `lock` holds `mutex_` of the
-// engine; it is released while look() runs.
+// Makes this thread the one that drives the engine (see the top of engine.h), calls look() once, and then stops
+// driving. look() makes steps of the engine and must not wait. `lock` holds the engine's `mutex_`, which is released
+// while look() runs.
 template <class Look>
 void Engine::drive_once(Lock& lock, const Look& look) {
   begin_driving();

@@ -215,8 +215,8 @@ class Handshake {
   }
 
   // Rank 0: sends the descriptor of the shared memory to the other processes and reads the outcomes of all other ranks
-  // (shm/took/R). Returns the text for shm/verdict: kYes or kViews if every rank has mapped the memory, otherwise the
-  // reason of a failure.
+  // (shm/took/R). Returns the text for shm/verdict: kNo with the reason if sending failed or a rank has not mapped the
+  // memory; otherwise kViews if every rank may also open the shared buffers of the others, else kYes.
   std::string decide_for_all() {
     std::string trouble;
     try {

@@ -42,7 +42,8 @@ class Reduction : public Operation {
   // Writes to the slot's table the places of this rank's data that the other ranks read in place (Channel::show).
   // Returns false when the data cannot be read in place.
   virtual bool show(const Channel& channel, const SlotView& slot) const = 0;
-  // Writes to the slot the data that other ranks need of the piece that begins with element `begin`.
+  // Takes the piece of this rank's data that begins with element `begin`, and copies to `slot`, this rank's own slot,
+  // what the other ranks need of this piece.
   virtual void write_piece(const Channel& channel, const SlotView& slot, size_t begin) const = 0;
 
   // Returns for each rank the address at which this rank reads that rank's data: the place that show() on that rank has

@@ -45,8 +45,9 @@ std::string get_text(c10d::Store& store, const char* key) {
   }
 }
 
-// The text in the store by which ranks find rank 0's watchdog and recognise each other: "PORT TOKEN ANSWER ADDRESS
-// ...".
+// What rank 0 writes to the store so that the other ranks find its watchdog. The text is "PORT TOKEN ANSWER ADDRESS
+// ...", with one or more addresses. A rank that connects sends the random word TOKEN, and rank 0 replies with the
+// random word ANSWER, so each side knows that the other belongs to this run.
 struct WatchdogEndpoint {
   int port = 0;
   std::string token, answer;  // random words: the first frame of a rank, and rank 0's answer

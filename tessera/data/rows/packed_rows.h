@@ -95,7 +95,8 @@ class PackedRowsWriter {
   int64_t rows_ = 0;
 };
 
-// The file of an entry with the name of the host that made it. Its time of modification is the entry's last use.
+// The name of a file in the folder of each cache entry. The file contains the name of the host that made the entry. The
+// file's modification time is the time of the entry's last use.
 inline constexpr const char* kMakerName = "maker";
 
 class PackedRows {

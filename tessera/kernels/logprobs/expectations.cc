@@ -59,9 +59,11 @@ struct RowEntropies {
   SoftmaxSums sums;
 };
 
-// Each rank sends three numbers per row: the maximum m, s = sum e^(x - m) and w = sum (x - m) e^(x - m). With the
-// maximum M over all ranks, sum (x - M) e^(x - M) is the sum over ranks of (w + (m - M) s) e^(m - M). With S the sum of
-// all e^(x - M), sum p log p is this sum divided by S, minus log S. COLLECTIVE over the part's group.
+// Returns the sum of p log p of each row and the sums of its softmax, with p the softmax of the logits x. Each rank
+// sends three numbers per row: the maximum m, s = sum e^(x - m) and w = sum (x - m) e^(x - m), over its own columns.
+// With the maximum M over all ranks, sum (x - M) e^(x - M) is the sum over ranks of (w + (m - M) s) e^(m - M). With S
+// the sum of all e^(x - M), sum p log p is this sum divided by S, minus log S. COLLECTIVE over `part.group`, the ranks
+// that share the vocabulary.
 RowEntropies entropy_of_rows(const at::Tensor& logits, const VocabShard& part, int64_t max_rows) {
   const LogitRows rows(logits);
   const auto options = rows.options.dtype(at::kDouble);

@@ -63,8 +63,8 @@ struct RowMlp : nn::MLP {
   bool gelu;
 };
 
-// q, k and v read the same input, so one call computes the three products. q_norm and k_norm are the modules of the
-// converted Attention.
+// q, k and v read the same input, so one call computes the three products. q_norm and k_norm, if the layer has them,
+// are the same module objects as in `from`, the Attention that this module replaces.
 struct RowAttention : nn::Attention {
   RowAttention(const nn::Attention& from, kernels::WeightFormat dtype)
       : Attention(from.options(), kMetaOptions),

@@ -136,8 +136,8 @@ std::optional<RopeConfig> recover_llama3_scaling(const std::vector<float>& divis
   scaling.theta = theta;
   scaling.factor = *std::ranges::max_element(divisors);
   const auto head_dim = static_cast<int64_t>(divisors.size()) * 2;
-  // The context length 8192 is tried first, because it is the value of every released model. For a small head_dim
-  // several context lengths can give the same divisors.
+  // For a small head_dim several context lengths can give the same divisors of the frequencies. Therefore 8192 is tried
+  // first: it is the original context length of every released model with llama3 scaling.
   for (const int64_t context : {8192, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16384, 32768, 65536, 131072}) {
     scaling.original_max_position_embeddings = context;
     const auto tried = llama3_divisors(scaling, head_dim);

@@ -96,8 +96,9 @@ void FlatGradients::write_values(const at::Tensor& sum, const at::Tensor& values
 void FlatGradients::deliver_values(const at::Tensor& sum, const at::Tensor& values, int64_t rank,
                                    const ValuesCallback& callback) const {
   const c10::NoGradGuard no_grad;
-  // A parameter with a gradient on this rank counts as used on all ranks. The reduced flags are read only if this rank
-  // has an entry without a gradient, because reading them makes the host wait for the device.
+  // `sum` also holds one flag per entry (parameter) of the layout, which is above 0 if any rank had a gradient for the
+  // entry. To read the flags makes the host wait for the device, so they are read only if this rank has an entry
+  // without a gradient. An entry with a gradient on this rank needs no flag: it counts as used on all ranks.
   at::Tensor flags;
   if (std::ranges::find(filled_, false) != filled_.end()) {
     flags = sum.narrow(0, flags_offset_, static_cast<int64_t>(filled_.size())).to(c10::kCPU, c10::kFloat);

@@ -36,8 +36,9 @@ struct RenderedChat {
   std::vector<std::pair<size_t, size_t>> generation_spans;  // byte ranges [first, last) of {% generation %} blocks
 };
 
-// The forms of a message's content that a template prints: a string, or a list of parts
-// ([{"type": "text", "text": ...}, ...]). With reads_parts alone the template prints only the first part.
+// The forms of a message's content that a template prints. reads_text: a string. reads_parts: a list of parts
+// ([{"type": "text", "text": ...}, ...]). reads_all_parts: all parts of the list. If reads_parts is true and
+// reads_all_parts is false, the template prints only the first part.
 struct ContentForm {
   bool reads_text = true, reads_parts = false, reads_all_parts = false;
 };

@@ -80,7 +80,9 @@ class ConfigTokenCollector {
     token.special = true;
     tokens_.push_back(std::move(token));
   }
-  // Adds a token of the list of additional special tokens, unless one of the files lists the same text with its flags.
+  // Adds a token of the list "extra_special_tokens" or "additional_special_tokens". Does nothing when known_ has the
+  // token's text: the text is then already listed with flags in "added_tokens_decoder", or without this key in
+  // tokenizer.json.
   void add_listed(const ConfigToken& named) {
     if (!known_.contains(named.token.content)) add(named);
   }

@@ -26,8 +26,8 @@ std::string source_text(const YamlNode& mapping, const std::string& where);
 // item is a path.
 bool is_source_mapping(const std::string& item);
 
-// The data source of an item. Error kConfig as source_text(), for the text of a mapping that source_text() did not
-// make.
+// Parses `item`, an item of data.train or data.validation: a path, or a mapping in the form that source_text() returns.
+// Error kConfig if the text of a mapping has a mistake; a text that source_text() returned has none.
 data::DataSource parse_source(const std::string& item);
 // Returns `item` with its path replaced by `path`; the options of the item are kept.
 std::string with_path(const std::string& item, const std::string& path);

@@ -244,7 +244,8 @@ StepSignals TrainStep::launch(const std::vector<data::Batch>& micro_batches, dou
   copy_numbers_to_host(std::move(numbers), step);
   if (!runs_ahead_) gather_result(step);
   if (!step.result.skipped) {
-    // Clipping takes the norm from the device when launch() runs ahead; otherwise the number that the host has read.
+    // If runs_ahead() is true, the host has not read the norm yet, so clipping uses the norm tensor on the device.
+    // Otherwise clipping uses the norm that gather_result() put into the result.
     const auto parameters = model_.parameters();
     if (options_.max_grad_norm > 0 && runs_ahead_) {
       optim::clip_grad_by_total_norm_(parameters, options_.max_grad_norm, norm);

@@ -14,8 +14,10 @@ bool keeps_order(at::ScalarType from, at::ScalarType to) {
   return from == to || (integers && (from == at::kBool || c10::elementSize(to) > c10::elementSize(from)));
 }
 
-// A Partial(max) or Partial(min) operand gives a result with this placement if the conversion keeps the order of
-// values. A Partial(sum) or Partial(avg) operand does so if the conversion does not round the summands.
+// The rule of _to_copy and of conj. A strategy in which a Partial operand gives a result of the same placement converts
+// the dtype before the reduction. It is proposed if the dtype stays the same. If the dtype changes to one other than
+// bool, it is proposed for Partial(max) and Partial(min) if the conversion of the dtype keeps the order of values, and
+// for other Partial operands if the conversion does not round the ranks' values.
 void propose_conversion(const OpCall& call, Proposal& proposal) {
   const int arg = call.arg_named("dtype");
   const auto from = call.inputs[0].tensor->scalar_type();

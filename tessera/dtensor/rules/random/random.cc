@@ -224,8 +224,10 @@ Rule like(RandomKernel kernel) {
   };
 }
 
-// Whether the call uses one stream of random numbers and is counted as a random operation, also on ranks outside the
-// mesh. A call with a `generator` argument is not counted, because the generator has its own state.
+// Whether the call takes its random numbers from the stream that the seed and the count of random operations select.
+// Each such call increments the count, after manual_seed() also on ranks outside the mesh, so that the count stays
+// equal on all ranks. False for a call with a `generator` argument, which takes its numbers from the generator instead,
+// and for a call that draws no numbers, such as dropout outside training.
 bool takes_random_stream(const OpCall& call) {
   if (call.has(call.arg_named("generator"))) return false;
   if (const int training = call.arg_named("training"); training >= 0) {  // rrelu_with_noise

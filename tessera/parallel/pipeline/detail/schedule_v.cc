@@ -147,8 +147,9 @@ ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
     row.whole_backward(1);
     row.overlap(1, 0);
   }
-  // Step 6: backwards of way 1 and of way 0 in turn. In the first half of this step they are whole backwards (B). In
-  // the second half they are input backwards (I), whose weight backwards (W) follow in steps 7 and 8.
+  // Step 6: in turn a backward of way 1 (this rank's stage on the way back from the last to the first rank) and a
+  // backward of way 0 (its stage on the way to the last rank). In the first half of this step they are whole backwards
+  // (B). In the second half they are input backwards (I), whose weight backwards (W) follow in steps 7 and 8.
   bool split = false;
   const auto backward = [&](int way) { split ? row.input(way) : row.whole_backward(way); };
   for (int i = 0; i <= rank; ++i) {
