@@ -1,6 +1,6 @@
 // Decides whether a launcher restarts its ranks after a rank has failed. No processes, no files. Internal to comm.
 //
-//   RestartPolicy policy(3);
+//   RestartPolicy policy({.max_restarts = 3, .has_marks = true, .reports_steps = true}, "");
 //   const auto decision = policy.decide(failure, {.step = 37, .mark = "step-00000030"});
 //   if (decision.restarts) log_warning("{}", decision.text); else std::fputs(decision.text ...);
 //

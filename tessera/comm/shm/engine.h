@@ -73,7 +73,8 @@ class Engine {
   // is registered at its bell, sleep for at most kSlice at a time and then check for both.
   static constexpr std::chrono::nanoseconds kSlice = std::chrono::milliseconds(100);
 
-  // The caller of these functions must hold `mutex_`. `driven_` is true from begin_driving() to end_driving().
+  // The caller of these functions, except work(), must hold `mutex_`. `driven_` is true from begin_driving() to
+  // end_driving().
   void begin_driving();
   void advance_started_work(Lock& lock);
   template <class Until>

@@ -97,9 +97,10 @@ class Monitor final : public FailureListener {
   void untrack(uint64_t ticket);
   void wait(uint64_t ticket) { recorder_.mark(ticket, CallState::kWaiting); }
   void finish(uint64_t ticket);
-  // To be called for a collective on a device when Work::wait() has ordered the current stream after it. The call
-  // counts as under way until its end is observed: by tick(), when a flight record is made, or by before_device_start()
-  // when search_at_size_ or more calls are under way. Rethrows the error when the call has failed already.
+  // To be called for a collective or message on a device when Work::wait() has ordered the current stream after it. The
+  // call counts as under way until its end is observed: by tick(), when a flight record is made, or by
+  // before_device_start() when search_at_size_ or more calls are under way. Rethrows the error when the call has failed
+  // already.
   void detach_to_device(uint64_t ticket);
   // Reports a failed call to the peers and waits up to 4 s for the common failure report; nullopt when none comes.
   // Writes the flight record.

@@ -122,7 +122,7 @@ struct GgufMap {
   bool has_post_norms = false;      // the tensors post_attention_norm and post_ffw_norm exist
   bool norms_plus_one = false;      // norm weights are stored with 1 added
   bool experts = false;             // every layer has ffn_gate_inp, ffn_gate_exps, ffn_up_exps and ffn_down_exps
-  bool windows = false;             // set_keys writes which layers have a sliding window; false: a file cannot
+  bool windows = false;             // set_keys writes which layers have a window; false: a file cannot express this
   // set_keys writes to a GGUF file the metadata that only this family has. read_keys reads this metadata and adds it to
   // the config.json that is made from the GGUF file. Errors kConfig, kFormat.
   void (*set_keys)(const ModelConfig& config, const std::string& where, GgufWriter& writer) = nullptr;

@@ -84,8 +84,9 @@ struct DecoderModel : nn::Callable<DecoderModel> {
   virtual at::Tensor forward(const ModelInputs& inputs);  // [B, T, hidden]
   // Sets context parallelism for later calls (apply_context_parallel). The inputs of forward are then this rank's shard
   // of each row, in the layout of kernels::ContextLayout. If positions are undefined, forward uses the shard's
-  // positions in the unsharded row. forward is COLLECTIVE over the group and throws kConfig for logits_to_keep. A paged
-  // step is not sharded: its inputs are equal on all ranks, and each rank computes all tokens.
+  // positions in the unsharded row. forward is COLLECTIVE over the group and throws kConfig for logits_to_keep. Neither
+  // is so in a paged step, which is not sharded: its inputs are whole rows, equal on all ranks, and each rank computes
+  // all tokens.
   void set_context_parallelism(nn::ContextParallelGroup parallelism) { context_ = std::move(parallelism); }
   // Pads the document lists of later calls to fixed sizes (nn::FixedDocumentSizes), if the device's attention kernels
   // read document lengths. The shapes are then equal in all batches, so that layers can be captured as CUDA graphs

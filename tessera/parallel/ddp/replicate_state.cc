@@ -167,8 +167,8 @@ void ReplicateState::after_forward(nn::TensorRefs& outputs) {
   if (roots.empty()) forward_params_.clear();
   if (!recomputing()) {
     const auto reachable = options_.find_unused_parameters && !roots.empty() ? find_reachable_nodes(roots) : nullptr;
-    // Every output that requires a gradient gets the hook below. In a backward only the first of these hooks to run has
-    // an effect in enter_backward().
+    // Every output that has a grad_fn gets the hook below. In a backward only the first of these hooks to run has an
+    // effect in enter_backward().
     for (const auto& root : roots) {
       if (!root.grad_fn()) continue;
       on_gradient_of(root, [self = shared_from_this(), reachable] {

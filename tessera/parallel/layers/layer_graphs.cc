@@ -37,8 +37,8 @@ using Tensors = std::vector<at::Tensor>;
 // runs; initialisation must not happen during a capture.
 constexpr int64_t kWarmUps = 2;
 // The largest number of recording keys (batch shapes) for which a layer keeps a RecordingPool at the same time. Calls
-// with further keys run eagerly, because the recorded graphs of each key hold memory. A key is dropped when more than
-// kDropAfterCalls calls of the layer in succession have not used it.
+// with further keys run eagerly, because the recorded graphs of each key hold memory. A key is dropped after
+// kDropAfterCalls calls of the layer in succession that did not use it.
 constexpr size_t kMaxRecordingKeys = 4;
 constexpr int64_t kDropAfterCalls = 64;
 

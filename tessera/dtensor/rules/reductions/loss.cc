@@ -1,5 +1,5 @@
-// Sharding rules of the negative log-likelihood loss with a sharded batch dim. loss_parallel.cc has the loss for a
-// sharded class dim.
+// Sharding rules of the negative log-likelihood loss with sharded batch or spatial dims. loss_parallel.cc has the loss
+// for a sharded class dim.
 #include <ATen/ATen.h>
 #include <ATen/core/Reduction.h>
 
