@@ -67,10 +67,10 @@ void check_placements(const NamedTensors& tensors);
 // Selects the chunks of tensors and the objects that this rank writes. The chunks are views of `tensors`.
 RankSnapshot plan_snapshot(const NamedTensors& tensors, const NamedObjects& objects, WriterAssignment assignment);
 enum class SnapshotCopyMode { kAll, kOnlyUndeferrable };
-// Replaces views by copies. kOnlyUndeferrable copies only two kinds of tensors: tensors of an accelerator, because
-// their copy must be ordered after the work on the caller's stream, and tensors made in inference mode, because
-// SnapshotGate cannot detect their changes. The writer thread can copy all others later. Copies of an accelerator's
-// tensors are only launched; `copies` waits for them.
+// Replaces each chunk of `snapshot` that is a view of the caller's tensor by a copy. kOnlyUndeferrable copies only the
+// chunks of two kinds of tensors: tensors of an accelerator, because their copy must be ordered after the work on the
+// caller's stream, and tensors made in inference mode, because SnapshotGate cannot detect their changes. The writer
+// thread can copy all others later. Copies of an accelerator's tensors are only launched; `copies` waits for them.
 void copy_snapshot(RankSnapshot& snapshot, SnapshotPool& pool, DeviceCopies& copies,
                    SnapshotCopyMode mode = SnapshotCopyMode::kAll);
 // Returns the memory of the copies to the pool.

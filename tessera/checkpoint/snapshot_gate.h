@@ -29,10 +29,12 @@ class SnapshotGate {
 
   // The writer thread calls this when its copies are made or have failed. It may be called several times.
   void mark_copied();
-  // Waits for mark_copied(), then compares the version counters. The owner's thread calls this; only the first call has
-  // an effect.
+  // Waits for mark_copied(), then compares the version counter of each tensor with its value at construction. If they
+  // differ, the tensor was changed too early, and wait_for_check() returns a message. The owner's thread calls this
+  // function; only the first call has an effect.
   void wait_and_check();
-  // Waits for wait_and_check(). Returns "", or a message that names the tensor that was changed too early.
+  // The writer thread calls this. Waits until the owner's thread has finished wait_and_check(). Returns "", or a
+  // message that names a tensor that was changed before it was copied.
   std::string wait_for_check();
 
  private:

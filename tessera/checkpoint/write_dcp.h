@@ -33,8 +33,8 @@ void write_dcp(const TensorFiles& from, const std::filesystem::path& dir, const 
 
 // Writes a copy of the checkpoint `from` that is divided into the files of `ranks` ranks. All tensors and objects are
 // copied. If there is a manifest, it is copied, and a run can resume from the copy (checkpoint.resume); otherwise the
-// config and tokenizer files of the model are copied. Error kFormat for a damaged source; the hashes of the source are
-// compared if it has them.
+// config and tokenizer files of the model are copied. Before anything is copied, Checkpoint::verify() checks the
+// source: Error kFormat for damaged data.
 void reshard(const std::filesystem::path& from, const std::filesystem::path& dir, int ranks);
 
 }  // namespace tessera

@@ -85,8 +85,9 @@ std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int
   const bool launches = nproc > 1 || flags.max_restarts > 0 || !flags.log_dir.empty() || flags.tee;
   if (is_launched_rank()) warn_ignored_restarts(flags.max_restarts);
   if (!launches || is_launched_rank()) return std::nullopt;
-  // When the run has written a new checkpoint, the launcher counts its restarts from 0 again, up to max_restarts. A
-  // folder that cannot be read now counts as one without a new checkpoint, and is no error.
+  // When the run has written a new checkpoint, the launcher counts its restarts from 0 again, up to max_restarts. If
+  // the folder of checkpoints cannot be read at this moment, this is no error, and the launcher assumes that there is
+  // no new checkpoint.
   options.last_checkpoint_name = [checkpoints]() -> std::optional<std::string> {
     try {
       return CheckpointFolder::latest_name(checkpoints).value_or("");

@@ -39,8 +39,9 @@ class FlatGradReducer {
   // Keeps a reference to `layout`, which must outlive the reducer.
   FlatGradReducer(const FlatParameterLayout& layout, std::shared_ptr<comm::Group> group, c10::Device device,
                   Options options);
-  // Sets the buffer pool and the CommStreams, which all units below one root module share. COLLECTIVE over the group
-  // when `streams` has not made the second group for reduce-scatters yet.
+  // Sets the buffer pool and the CommStreams, which all units below one root module share. With sharding, the
+  // reductions use CommStreams::second_group() of the reducer's group. join() is COLLECTIVE over the group if that call
+  // makes the second group, which happens only on an accelerator.
   void join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams);
 
   // Allocates the gradient buffer, filled with zeros, unless it exists.

@@ -158,7 +158,7 @@ at::Tensor FlatParameterLayout::flatten(const std::vector<at::Tensor>& tensors) 
                 "[fsdp1.flatten] found {} tensors, wanted one for each of {} parameters", tensors.size(),
                 members_.size());
   auto options = at::TensorOptions().dtype(dtype_).device(members_[0].device);
-  // The result has the dtype and device of the first defined tensor.
+  // The flat tensor gets the dtype and device of the first defined tensor in `tensors`.
   for (size_t i = tensors.size(); i-- > 0;) {
     if (tensors[i].defined()) options = at::TensorOptions().dtype(tensors[i].dtype()).device(tensors[i].device());
   }

@@ -220,8 +220,9 @@ void DeviceMeshBuilder::set_group(const DeviceMesh& mesh, int64_t dim, const std
   mesh.slots_[dim]->group = group;
 }
 
-// Creates the group at the first call. The slot's mutex makes this happen once, also if several meshes share the slot.
-// A group over all ranks of the world in order is the world's own group.
+// Returns the process group of `slot`, and creates the group at the first call. GroupSlot::mutex ensures that the group
+// is created only once, also if several meshes share the GroupSlot. For all ranks of the world in order, the world's
+// own group is used.
 const std::shared_ptr<comm::Group>& DeviceMeshBuilder::group_of(const DeviceMesh& mesh,
                                                                 const std::shared_ptr<DeviceMesh::GroupSlot>& slot) {
   TESSERA_CHECK(mesh.coordinate_.has_value(), ErrorKind::kShape,

@@ -73,7 +73,7 @@ Embedding::Embedding(int64_t rows, int64_t width, const ParameterOptions& option
 at::Tensor Embedding::forward(const at::Tensor& ids) {
   const auto rows = at::embedding(weight, ids, embedding_.padding_id);
   if (embedding_.scale == 1) return rows;
-  // scalar_tensor() rounds the scale to the weight's dtype.
+  // scalar_tensor() rounds EmbeddingOptions::scale to the weight's dtype before the rows are multiplied by it.
   return rows * at::scalar_tensor(embedding_.scale, weight.scalar_type()).item();
 }
 

@@ -169,7 +169,7 @@ auto sum_of_all(const Gradients& gradients, const ShardGroups& groups, const Pow
 
 // Returns the accelerator that holds all trainable parameters. Returns nullopt if a parameter is on the CPU, is on
 // another device than the others, or has 64 bits per element. Parameters without a gradient are examined, too, so that
-// all ranks decide the same.
+// the result does not depend on which parameters have a gradient on this rank.
 std::optional<c10::Device> accelerator_of(const std::vector<at::Tensor>& parameters) {
   std::optional<c10::Device> found;
   for (const auto& parameter : parameters) {

@@ -284,8 +284,8 @@ void Optimizer::step_early(const std::vector<at::Tensor>& parameters) {
       !communicates(), ErrorKind::kConfig,
       "[optim.step_early] found an optimizer whose updates communicate, wanted one whose ranks can update alone. Use "
       "AdamW or SGD, or call step() only.");
-  // update() sets ParameterEntry::updated for the parameters that are updated here. If one of them has a further
-  // gradient at the next step(), step() raises an error; otherwise step() clears ParameterEntry::updated.
+  // update() sets ParameterEntry::updated for the parameters that step_early() updates. If one of them has a gradient
+  // again at the next step(), step() raises an error; otherwise step() clears ParameterEntry::updated.
   std::unordered_set<const c10::TensorImpl*> asked;
   for (const auto& parameter : parameters) asked.insert(parameter.unsafeGetTensorImpl());
   std::vector<ParameterEntry*> ready;
@@ -316,7 +316,9 @@ void Optimizer::update(const std::vector<ParameterEntry*>& entries) {
                   entry.name, is_dtensor(gradient) ? to_string(placements(gradient)) : "a plain tensor",
                   is_dtensor(parameter) ? to_string(placements(parameter)) : "a plain tensor");
     make_state(entry);  // for a parameter that was frozen when the others got their state
-    // One fused or foreach call updates all entries of one dtype, device and group.
+    // Parameters are collected in batches of one dtype, device and parameter group, so that one fused or foreach call
+    // updates many parameters. narrow_batches has the parameters that update_in_float32() updates, `batches` has all
+    // others.
     const bool narrow = entry.state.contains(kMaster) || (precision_.stochastic_rounding && is_narrow(entry.local));
     auto& among = narrow ? narrow_batches : batches;
     const Key key{entry.local.scalar_type(), entry.local.device(), entry.group};

@@ -9,7 +9,8 @@
 namespace tessera::serve {
 namespace {
 
-// A connection younger than this is not yet late with its header.
+// The age up to which the first header of a new connection counts as on time. shut_down_silent_connection() prefers
+// connections whose first header is late.
 constexpr std::chrono::milliseconds kJustConnected{500};
 
 }  // namespace

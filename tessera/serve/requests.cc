@@ -222,8 +222,9 @@ std::string read_tool_choice(const JsonReader& top, const std::set<std::string>&
   return "required";
 }
 
-// The prompt tokens of a chat. `prompt_tools` receives the names of the tools in the prompt. `form` receives the tools
-// if the answer must be a tool call, or may be one instead of the response format. The chat is rendered with and
+// Returns the prompt tokens of a chat. `prompt_tools` receives the names of the tools in the prompt. `form` receives
+// the tools in two cases: the answer must be a tool call (`form` then loses its response format), or the request has a
+// response format, and the answer may be a tool call instead of a text in this format. The chat is rendered with and
 // without tools: equal texts show that the template ignores tools, which is an error. Tool calls are expected between
 // <tool_call> tags if the text rendered with tools mentions this tag.
 std::vector<int64_t> chat_prompt(const JsonReader& top, const ServedModel& served, std::set<std::string>& prompt_tools,

@@ -78,9 +78,10 @@ std::optional<int> rank_known_by(const StateDict& state_dict) {
   return rank;
 }
 
-// Walks a nested dict once. Each leaf goes through its function on every rank, because the function may be a
-// collective; only then does `keeps_result` decide whether this rank stores the result. If there is a companion dict
-// (IterateOptions::companion), it is walked in parallel, by the same keys and positions.
+// Walks a nested dict once. Each tensor is passed to the member of LeafFunctions for its type. This happens on every
+// rank, because the function may be a collective; only then does `keeps_result` decide whether this rank stores the
+// result. If there is a companion dict (IterateOptions::companion), it is walked in parallel, by the same keys and
+// positions.
 class StateDictWalk {
  public:
   StateDictWalk(const LeafFunctions& functions, const IterateOptions& options, bool keeps_result)

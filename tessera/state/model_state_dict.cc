@@ -48,8 +48,8 @@ class ModelLoad {
   const IncompatibleKeys& keys() const { return keys_; }
   bool fills_meta() const { return fills_meta_; }
 
-  // Call this after the model's tensors on the meta device were allocated: the targets are the tensors that the model
-  // has now.
+  // Returns a TensorCopy (source and target) for each value that is loaded. Call this after the model's tensors on the
+  // meta device were allocated, because the targets are the tensors that the model has at the time of this call.
   std::vector<detail::TensorCopy> copies() const {
     std::vector<detail::TensorCopy> out;
     for (const auto& [entry, source] : sources_) out.push_back({source, entry->tensor().detach()});

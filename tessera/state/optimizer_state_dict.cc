@@ -116,8 +116,9 @@ void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimi
   };
   const auto incoming = detail::plan_load(optimizer_state_dict, group.get(), plan);
   std::vector<detail::TensorCopy> copies;
-  // begin() needs no communication. The tensors of all optimizers are then loaded in one pass, because all ranks must
-  // receive the tensors in the same order, that of the broadcast dict.
+  // OptimizerLoad::begin() needs no communication, so it is called for one optimizer after another. load_copies() then
+  // loads the tensors of all optimizers in one pass, because all ranks must receive the tensors in the same order, that
+  // of the broadcast dict.
   for (auto& load : loads) {
     load.begin();
     for (const auto& copy : load.copies()) copies.push_back({copy.source, copy.target});

@@ -25,6 +25,7 @@
 
 namespace tessera {
 
+// "get:" says what an option does in the get_..._state_dict functions, "set:" what it does in the set_ functions.
 struct StateDictOptions {
   // get: returns whole tensors instead of shards. set: the values are whole tensors, on every rank, or on rank 0 only
   // with broadcast_from_rank0.
@@ -45,10 +46,10 @@ struct StateDictOptions {
   // get: returns only the tensors of these modules of the model. Deprecated in PyTorch. With keep_submodule_prefixes =
   // false there must be exactly one module.
   std::vector<nn::Module*> submodules = {};
-  // The group of two options: with cpu_offload and full_state_dict only its rank 0 gets the values; with
-  // broadcast_from_rank0 its rank 0 has the values. Default: all ranks in the world of the model's first DTensor. For a
-  // model without DTensors there is no default: broadcast_from_rank0 needs a group, and with cpu_offload and without a
-  // group every rank gets the values.
+  // The group that two options use. With cpu_offload and full_state_dict only rank 0 of the group gets the values. With
+  // broadcast_from_rank0 rank 0 of the group has the values. Default: all ranks in the world of the model's first
+  // DTensor. For a model without DTensors there is no default: broadcast_from_rank0 then needs a group, and with
+  // cpu_offload every rank gets the values if no group is given.
   std::shared_ptr<comm::Group> group = {};
 };
 

@@ -64,8 +64,9 @@ void write_text(const char* text) {
   [[maybe_unused]] const auto ignored = ::write(STDERR_FILENO, text, std::strlen(text));
 }
 
-// Ends the process if the fault is in one of our maps. Otherwise restores the default action and returns: the faulting
-// read runs again, and the default action ends the process. Only functions that are safe in signal handlers are called.
+// The handler of SIGBUS. Ends the process with a message if the faulting address is in a file that MappedFile has
+// mapped. Otherwise restores the default action and returns: the faulting read runs again, and the default action ends
+// the process. The handler calls only functions that are safe in signal handlers.
 void on_bus_error(int signal, siginfo_t* info, void* /*context*/) {
   const char* path = path_at(static_cast<const std::byte*>(info->si_addr));
   if (path == nullptr) {

@@ -18,8 +18,8 @@ struct AvailableMemory {
   int64_t machine_available_bytes = 0;  // free, or used by the file cache
   // The lowest limit of the control groups of this process; nullopt if no group has a limit.
   std::optional<int64_t> limit_bytes{};
-  // The bytes that are left below a limit of these control groups: the lowest number over all their limits. File cache
-  // that no process maps counts as left.
+  // The smallest number of bytes that any limit of the control groups of this process leaves; nullopt if no group has a
+  // limit. File cache that is not shared memory and that no process maps counts as free.
   std::optional<int64_t> limit_available_bytes{};
 
   int64_t total_bytes() const;      // the machine's memory, or the limit if that is lower

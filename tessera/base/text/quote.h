@@ -22,8 +22,9 @@ std::string escape(std::string_view text, size_t limit_bytes = kQuotedBytes);
 // escape() between single quotes.
 std::string quote(std::string_view text, size_t limit_bytes = kQuotedBytes);
 
-// Writes control characters (C0, DEL and C1) except \n and \t, and bytes that are not UTF-8, as \x1b; all other text
-// stays unchanged. `mark` is written before the two hexadecimal digits; JSON needs "\\u00".
+// Replaces control characters (C0, DEL and C1) except \n and \t, and bytes that are not UTF-8, by `mark` and two
+// hexadecimal digits: \x1b with the default `mark`. All other text stays unchanged. In a JSON text `mark` must be
+// "\\u00".
 std::string escape_controls(std::string_view text, std::string_view mark = "\\x");
 
 }  // namespace tessera

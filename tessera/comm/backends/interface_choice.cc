@@ -52,8 +52,9 @@ std::string choose_address(const std::vector<InterfaceAddress>& interfaces, std:
     return found == fitting.end() ? "" : found->address;
   };
   std::string found = taken([&](const InterfaceAddress& one) { return one.address == kernel_address; });
-  // Tries addresses that are not loopback first, then loopback. Among each of these, tries addresses of the same family
-  // as `kernel_address` first (IPv4 if `kernel_address` is empty).
+  // If no fitting interface has the address `kernel_address`, the first other address is taken in this order: addresses
+  // that are not loopback, then loopback. Within each of these two groups, addresses of the same family as
+  // `kernel_address` come first (IPv4 if `kernel_address` is empty).
   const bool ipv6 = is_ipv6(kernel_address);
   for (const bool loopback : {false, true}) {
     for (const bool other_family : {false, true}) {

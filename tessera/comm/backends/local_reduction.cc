@@ -39,7 +39,7 @@ const char* reducible_types(ReduceOp op) {
                               : "float32, float64, bfloat16, float16, int32, int64, int8 or uint8";
 }
 
-// Returns false for a conjugated view, because at::view_as_real() refuses it.
+// A conjugated view cannot be reduced as a real tensor, because at::view_as_real() refuses it.
 bool reduces_as_real(const at::Tensor& tensor, ReduceOp op) {
   return tensor.is_complex() && !tensor.is_conj() && (op == ReduceOp::kSum || op == ReduceOp::kAvg);
 }

@@ -84,8 +84,8 @@ std::string first_reason(World& world, const std::string& own) {
 c10::Device choose_device(World& world, const DeviceRequest& request) {
   const RequestedDevice requested = parse_requested_device(request);
   const int local_size = world.info().local_size;
-  // With "auto", a rank whose libtorch has no accelerator also calls first_reason(), which is COLLECTIVE, because the
-  // libtorch of another host may have an accelerator.
+  // With "auto", a rank for which parse_requested_device() chose the CPU must call first_reason(), too. first_reason()
+  // is COLLECTIVE, and a rank on another host, whose libtorch has an accelerator, also calls it.
   const bool none_here = requested.is_auto && requested.type == c10::DeviceType::CPU;
   std::string reason = none_here ? "no accelerator" : why_not_here(requested, request, local_size);
   if (requested.is_auto || requested.type != c10::DeviceType::CPU) reason = first_reason(world, reason);

@@ -70,7 +70,9 @@ class RunStore final : public c10d::Store {
 
  private:
   using Clock = std::chrono::steady_clock;
-  // Connects and sends the hello. Returns false and the reason when no store answers.
+  // Connects to the server of the store, sends the request kHello and waits for the answer. Returns true when the
+  // server accepts this client; returns false and sets `reason` when no server answers. Throws RunStoreRefusal when the
+  // server refuses this client.
   bool try_connect(Clock::time_point deadline, std::string& reason);
   // Sends a request that is answered at once; returns the answer without its length.
   std::string ask(std::string frame);

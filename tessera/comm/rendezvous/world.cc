@@ -343,8 +343,9 @@ namespace {
   throw Error(ErrorKind::kComm, message);
 }
 
-// Makes the communicator of a new group with a first collective. NCCL forbids a split while the parent communicator is
-// in use, so the device is synchronized before the collective.
+// Runs a barrier as the first collective of a new group, because NCCL makes the group's communicator in the first
+// collective, by a split of the parent communicator. NCCL forbids a split while the parent communicator is in use, so
+// the device is synchronized before the barrier.
 void make_communicator(Group& group, c10::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
   barrier(group, device);

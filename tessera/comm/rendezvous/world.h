@@ -66,8 +66,9 @@ struct WorldOptions {
 
 class World {
  public:
-  // Finds out what started this process (rendezvous.h gives the order), meets the other ranks, and returns once all
-  // ranks have arrived. COLLECTIVE over all ranks. Error kComm after the timeout, kConfig for contradictory settings.
+  // Finds out which launcher started this process (rendezvous.h lists the launchers in the order in which they are
+  // looked for), meets the other ranks, and returns once all ranks have arrived. COLLECTIVE over all ranks. Error kComm
+  // after the timeout, kConfig for contradictory settings.
   static std::shared_ptr<World> connect(const RendezvousFlags& flags);
   // Makes a world of this rank over a given store; used by connect() and for thread ranks. COLLECTIVE over all ranks,
   // unless the ranks are threads.

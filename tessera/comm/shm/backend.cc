@@ -158,7 +158,8 @@ ShmBackend::WorkPtr ShmBackend::keep(WorkPtr work) {
   return work;
 }
 
-// An announced signature belongs to exactly one collective, so it is taken and cleared here.
+// The signature that announce() has stored in announced_ belongs only to the next collective. So start() passes it to
+// `operation` and clears announced_.
 ShmBackend::WorkPtr ShmBackend::start(std::unique_ptr<Operation> operation, WorkOptions options) {
   operation->set_signature(std::exchange(announced_, Signature()));
   const auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_ : options.timeout;

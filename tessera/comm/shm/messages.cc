@@ -170,8 +170,9 @@ bool Messages::begin_message(int from, const ChunkHead& head, std::vector<EndedW
   return true;
 }
 
-// Copies the chunk that `head` describes from rank `from` into the message that is arriving. If the message is read in
-// place, one call copies at most 1 MiB. Returns whether the whole chunk has been copied.
+// Copies the chunk that `head` describes from rank `from` into the message that is arriving. If head.address is set,
+// the chunk is read at this address in the sender's memory, and one call copies at most 1 MiB. Otherwise `data` holds
+// the chunk. Returns whether the whole chunk has been copied.
 bool Messages::copy_chunk(int from, const ChunkHead& head, const std::byte* data) {
   IncomingMessage& arriving = arriving_[from];
   std::byte* target = arriving.message ? arriving.message->data_ : arriving.aside->data.data();

@@ -56,8 +56,8 @@ class Reduction : public Operation {
     }
     return places;
   }
-  // Reduces all elements, block by block, from the addresses that shown_to() returns. `own`: address of this rank's own
-  // data.
+  // Reduces the data of all ranks into `out`, block by block. The data of each rank are read at the address that
+  // shown_to() returns for this rank. `own` is the address of this rank's own data.
   StepCoroutine reduce_in_place(Channel& channel, std::byte* out, const std::byte* own) {
     const auto places = shown_to(channel, own);
     for (size_t begin = 0; begin < count_; begin += kPartInCache / element_) {

@@ -31,8 +31,9 @@ struct EventCount {
   typename Platform::Word32 count{};
   typename Platform::Word32 sleepers{};
 
-  // Costs one load when there is no sleeper. A sleeper registers before it looks at the state, and the ringing thread
-  // changes the state before it looks for sleepers: so the sleeper sees the change, or the ringer sees the sleeper.
+  // Wakes the sleepers. If there is no sleeper, the call costs one load. A sleeper calls register_sleeper() before it
+  // reads the shared state that it waits for. The thread that calls ring() changes this state before ring() reads
+  // `sleepers`. So either the sleeper sees the change, or ring() sees the sleeper.
   void ring() {
     if (sleepers.load() != 0) ring_unconditionally();
   }

@@ -106,9 +106,10 @@ class HangDiagnoser {
     return found == last_.end() ? nullptr : found->second;
   }
 
-  // Whether `rank` has made the call with this signature. A rank makes its calls in order. So `rank` has made a
-  // collective if the number of its last collective in the group is not smaller. For a message, the matching call of
-  // `rank` has the same hash and the opposite operation: a receive for a send, a send for a receive.
+  // Whether `rank` has made the call with this signature. A rank makes its collectives of a group in order. So `rank`
+  // has made a collective if the sequence number of its last collective in the group is at least that of `signature`.
+  // For a message, the matching call of `rank` has the same hash and the opposite operation: a receive for a send, a
+  // send for a receive.
   bool has_made(int rank, const Signature& signature) const {
     if (!is_message(signature.op)) {
       const FlightCall* last = last_collective(rank, signature.members);

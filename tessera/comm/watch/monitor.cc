@@ -110,8 +110,8 @@ void Monitor::track_work(uint64_t ticket, const Signature& signature, c10::intru
       {ticket, signature.members, signature.sequence, Clock::now(), std::move(work), false, is_message(signature.op)});
 }
 
-// The call enters `in_flight_` without a work, so that tick() finds it overdue even when its start never returns: the
-// first collective of an NCCL group waits there for all ranks.
+// Adds the call to `in_flight_` before the back-end starts the call, with a null Work. tick() then finds the call
+// overdue even when the start never returns: the start of the first collective of an NCCL group waits for all ranks.
 void Monitor::before_device_start(uint64_t ticket, const Signature& signature) {
   {
     const std::lock_guard lock(in_flight_mutex_);
@@ -377,8 +377,9 @@ void Monitor::report_overdue() {
   report(failure);
 }
 
-// Ends the process in the three cases that monitor.h describes. Times count from the failure report, or from the start
-// of the wait when that is later.
+// Ends the process in the three cases that monitor.h describes. The limit kGrace counts from the failure report. The
+// limit for a destruction or for a wait counts from the failure report, or from the start of the destruction or of the
+// wait if this was later.
 void Monitor::end_process_when_due() {
   std::optional<FailureReport> report;
   const char* why = nullptr;

@@ -112,7 +112,8 @@ class Monitor final : public FailureListener {
   // Returns the failure report, if it has arrived. This call does not count as throwing the error: a rank that makes no
   // other call is still ended after kGrace (if MonitorOptions::ends_process is set).
   std::optional<FailureReport> failure_report();
-  // As fail(), when this rank knows the reason: sends `message` to the other ranks.
+  // Like fail(), but sends `message`, the reason of the failure, to the other ranks and does not wait for a failure
+  // report.
   void fail_with(uint64_t ticket, const std::string& message);
   // While the returned handle lives, the limits after which the process is ended are kLongestHold: for work that must
   // not be cut off and needs no peer, such as publishing a checkpoint.

@@ -164,8 +164,9 @@ void ConnectionAcceptor::accept_connection() {
   }
 }
 
-// Polls the listener and all silent connections at once, so that none of them delays another one. Returns at the first
-// connection that has sent a whole frame.
+// Polls the listener and all connections in `pending_` (those that have not sent a whole frame yet) at once, so that a
+// connection that sends nothing does not delay the others. Returns when the first of these connections has sent a whole
+// frame.
 std::pair<PeerSocket, std::vector<WatchdogFrame>> ConnectionAcceptor::next(PeerDeadline deadline) {
   for (;;) {
     const auto now = Clock::now();

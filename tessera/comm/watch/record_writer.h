@@ -28,7 +28,8 @@ class RecordWriter {
   RecordWriter(const RecordWriter&) = delete;
   RecordWriter& operator=(const RecordWriter&) = delete;
 
-  // Starts to write `text` and returns at once. While a write is under way, only the latest further text is kept.
+  // Starts to write `text` and returns at once. If a write is under way, `text` is written after it; a newer text
+  // replaces one that is still waiting.
   void write(std::string text);
   // Waits until no text is left to write. Returns false if this takes longer than `limit`.
   bool await(std::chrono::milliseconds limit);

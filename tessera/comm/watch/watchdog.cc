@@ -33,7 +33,8 @@ constexpr const char* kUnreachable = "unreachable";  // key: message of the rank
 constexpr milliseconds kAttempt{3000};      // limit to connect to one address of rank 0 and receive its answer
 constexpr milliseconds kReach{20000};       // limit for all attempts, and at most half of the timeout
 constexpr milliseconds kPollInterval{250};  // interval between checks of kDecision
-// Added to the deadline of ranks other than 0, since rank 0's deadline may have started later.
+// Ranks other than 0 wait this much beyond their own deadline for the second frame of rank 0: rank 0 may have called
+// start_watchdog() later and then has a later deadline.
 constexpr milliseconds kDeadlineMargin{2000};
 
 std::string get_text(c10d::Store& store, const char* key) {

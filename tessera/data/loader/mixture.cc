@@ -10,8 +10,9 @@ Mixture::Mixture(std::vector<double> weights) : shares_(std::move(weights)), dra
   for (double& share : shares_) share /= sum;
 }
 
-// All draws after the last queried sample are replayed, so queries in ascending order are cheap. last_ is the draw of
-// the last queried sample: it is returned when the same sample is queried again, because drawn_ already counts it.
+// Makes the draws from the one after the last queried sample to `sample`, so queries in ascending order are cheap. A
+// query of an earlier sample makes all draws again from sample 0. last_ is the draw of the last queried sample: it is
+// returned when the same sample is queried again, because drawn_ already counts it.
 Mixture::DrawnSample Mixture::at(int64_t sample) {
   if (sample + 1 < next_) {
     next_ = 0;

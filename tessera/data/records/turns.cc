@@ -235,9 +235,10 @@ std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t ind
   if (at == std::string::npos || other->find(mark, at + 1) != std::string::npos) return std::nullopt;
   const std::string_view before = std::string_view(*other).substr(0, at),
                          after = std::string_view(*other).substr(at + mark.size());
-  // The first returned position is the end of `before` in text_ if text_ begins with `before`. For message 0 it is
-  // always the end of the common prefix of `before` and text_, even if this prefix is shorter than `before`: there is
-  // no earlier message that could be the reason why the two renders (text_ and `*other`) differ.
+  // The first returned position is the end of `before` in text_ if text_ begins with `before`, otherwise npos. For
+  // message 0 it is always the end of the common prefix of `before` and text_, even if this prefix is shorter than
+  // `before`: no message precedes message 0, so an earlier message cannot be the reason why the two renders (text_ and
+  // `*other`) differ.
   const size_t same = common_prefix(before, text_);
   return std::pair{same == before.size() || index == 0 ? same : std::string::npos,
                    text_.ends_with(after) ? text_.size() - after.size() : std::string::npos};
@@ -301,8 +302,8 @@ std::vector<AssistantTurn> TurnFinder::find(size_t index) const {
   if (!calls && !is_blank(messages_[index])) return {};  // the template does not print the text
   // around_bare_text() finds the end of the turn in a render in which this message has a text and no tool calls. The
   // template is assumed to print the same text at the end of a turn with tool calls as at the end of a turn with only a
-  // text. around_bare_text() is not called if the template prints tool calls of this message and the render of the
-  // messages up to this one is also the beginning of the render of all messages (end->all). `end` is then the end of
+  // text. around_bare_text() is not needed if the template prints tool calls of this message and the render of all
+  // messages begins with the render of the messages up to this one (end->all). In this case end->place is the end of
   // what the template prints for this message.
   const auto bare = calls && end && end->all ? std::nullopt : around_bare_text(index);
   size_t next_mark = text_.size();  // position of the next message that has a printed mark

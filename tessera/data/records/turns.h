@@ -49,8 +49,8 @@ class TurnFinder {
   bool drops_calls(size_t index) const { return drops_calls_[index]; }
 
  private:
-  // Returns the text of `rendered` after the mark of `message`, with all marks removed; nullopt when `rendered` does
-  // not have this mark.
+  // Returns the text of `rendered` after the mark that choose_marks() has chosen for the message with index `message`,
+  // with all marks removed; nullopt when `rendered` does not have this mark.
   std::optional<std::string> behind_mark(const std::string& rendered, size_t message) const;
   std::optional<std::string> render_marked(size_t count, bool prompt, std::optional<size_t> one) const;
   std::optional<std::string> behind_in_whole(size_t message) const;

@@ -53,7 +53,7 @@ class CommDebugMode final : private comm::CollectiveObserver {
   const std::map<std::string, CommCounts>& by_module() const { return by_module_; }
   // All counts as text, one line for each module and kind. For counts by operation see RedistributionLog::by_cause().
   std::string table() const;
-  // The same counts as JSON: {"Global": {"all_gather": {"count": 1, "bytes": 96}}, "modules": {"layers.0": {...}}}.
+  // All counts as JSON: {"Global": {"all_gather": {"count": 1, "bytes": 96}}, "modules": {"layers.0": {...}}}.
   std::string json() const;
 
   // Adds `name` to this thread's list of running modules. ModuleTrace calls this function from module hooks.

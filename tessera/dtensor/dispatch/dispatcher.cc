@@ -32,10 +32,10 @@ bool has_rule(const OpInfo& op) {
   return true;  // make_plan raises the error for a missing rule
 }
 
-// Changes the arguments that the operation writes to Replicate DTensors: redistributes each and stores the result in
-// the same tensor object. This is for derivative formulas that write to a tensor that they have made: the user cannot
-// redistribute this tensor before the write. Views and parameters are left unchanged. Returns false if no argument was
-// redistributed. COLLECTIVE over the mesh.
+// Redistributes the DTensor arguments that the operation modifies, so that they are Replicate on every mesh dim, and
+// stores each result in the same tensor object. This is for derivative formulas that modify a tensor that they have
+// made: the user cannot redistribute this tensor before the formula modifies it. Views and parameters are left
+// unchanged. Returns false if no argument was redistributed. COLLECTIVE over the mesh.
 bool replicate_written_args(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   bool moved = false;
   for (const int arg : op.tensor_args) {

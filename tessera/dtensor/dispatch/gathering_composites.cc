@@ -40,8 +40,9 @@ Bases bases_of(c10::ArrayRef<c10::IValue> args) {
   return bases;
 }
 
-// Clones a result that is a view of a gathered copy, because the dispatch refuses writes to such a view. A view whose
-// base is one of `bases`, the base tensors of the arguments, is not cloned, so a write to it raises an error.
+// Clones a result that is a view of a gathered copy, because the dispatch refuses writes to such a view. The result is
+// not cloned if its base is one of `bases`, the base tensors of the arguments. On plain tensors such a result shares
+// memory with an argument, which a clone would not do; so it stays a view, and a write to it raises an error.
 void clone_temporary_view(c10::IValue& result, const Bases& bases) {
   if (!result.isTensor() || !is_gathered_view(result.toTensor()) || !result.toTensor().is_view()) return;
   const at::TensorBase& base = result.toTensor()._base();

@@ -23,8 +23,10 @@ namespace {
 class ContiguousRanges {
  public:
   explicit ContiguousRanges(const ShardRegion& region) : region_(region), ndim_(region.sizes.size()) {
-    // The trailing dims that are not sharded have inner_ elements, which are consecutive. The dim before them consists
-    // of row_spans_. A "row" is all local elements with the same index in the dims before that one.
+    // The trailing dims that are not sharded have inner_ elements together, which are consecutive. row_spans_ has the
+    // ranges of indices that this rank has in the dim before the trailing dims, the last sharded dim. A "row" is all
+    // local elements with the same index in the dims before the last sharded dim. If no dim is sharded, the whole
+    // tensor is one row.
     size_t dim = ndim_;
     while (dim > 0 && region.sizes[dim - 1] == region.global[dim - 1]) inner_ *= region.global[--dim];
     outer_dims_ = dim == 0 ? 0 : dim - 1;
@@ -33,8 +35,9 @@ class ContiguousRanges {
     global_row_ = dim == 0 ? inner_ : region.global[dim - 1] * inner_;
   }
 
-  // Calls visit(local, global, count) for each range of the local elements [begin, end), in ascending order. `local`
-  // and `global` are the linear indices of the range's first element.
+  // Splits the local elements [begin, end) into ranges that are also consecutive in the global tensor, and calls
+  // visit(local, global, count) for each range in ascending order. `local` and `global` are the linear indices of the
+  // range's first element in the local and in the global tensor; `count` is the number of elements.
   template <class Visit>
   void visit(int64_t begin, int64_t end, Visit visit) const {
     while (begin < end) {
@@ -57,8 +60,9 @@ class ContiguousRanges {
   }
 
  private:
-  // Returns the global linear index that the first element of row `row` has if its index in the dim of row_spans_ is 0.
-  // `row` is the linear index of the row over the outer dims of the local tensor.
+  // Returns the global linear index of the element that has the global indices of row `row` in the outer dims (the
+  // first outer_dims_ dims) and index 0 in all other dims. `row` is the linear index of the row over the outer dims of
+  // the local tensor.
   int64_t global_start(int64_t row) const {
     int64_t start = 0;
     int64_t stride = global_row_;

@@ -20,8 +20,8 @@ using ShardIndices = c10::SmallVector<IndexSpans, 6>;  // for each tensor dim: t
 struct TransferPlan {
   ShardIndices held_part;    // part of this rank before the step
   ShardIndices needed_part;  // part of this rank after the step
-  // Parts of all ranks of the step's group, in group order, before and after the step. Empty unless TransferRequest
-  // requests them.
+  // The parts that all ranks of the step's group hold before and after the step, in group order. parts_before is empty
+  // unless TransferRequest::needs_parts_before is true, and parts_after unless needs_parts_after is true.
   std::vector<ShardIndices> parts_before;
   std::vector<ShardIndices> parts_after;
   std::vector<bool> exchanges_with;  // for each member: whether this rank exchanges elements with it
@@ -52,7 +52,8 @@ void copy_part_into(const at::Tensor& tensor, const ShardIndices& held, const at
                     const ShardIndices& values_part);
 // Returns the dim along which the concatenation of the parts gives the whole tensor; nullopt when there is none.
 std::optional<int64_t> concat_dim(const ShardIndices& whole, const std::vector<ShardIndices>& parts);
-// Whether the contiguous local tensors of the parts, one after the other in memory, are the contiguous whole tensor.
+// Whether `whole` is the concatenation of `parts` in memory: the contiguous local tensors of the parts, stored one
+// after the other, have the same memory layout as the contiguous tensor of `whole`.
 bool is_contiguous_concat(const ShardIndices& whole, const std::vector<ShardIndices>& parts);
 
 }  // namespace tessera

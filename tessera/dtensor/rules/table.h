@@ -100,8 +100,8 @@ inline Strategy same_placement(const OpCall& call, const Placement& p) {
 // Whether p is Partial(avg, max or min). If all ranks have the same value, these reductions give this value.
 inline bool is_idempotent(const Placement& p) { return p.is_partial(ReduceOp::kAvg) || is_extreme(p); }
 inline bool passes_all(const Placement&) { return true; }
-// Returns the strategy in which the output and input `input` have placement p. The other inputs, of `count` in all, are
-// replicated.
+// Returns the strategy of an operation with `count` inputs and one output in which the output and input number `input`
+// have placement p, and the other inputs are replicated.
 Strategy pass_through(const Placement& p, size_t input, size_t count);
 // Adds to `proposal` the strategy pass_through(p, input, ...) for each p in partials_among(call) for which passes(p) is
 // true.

@@ -266,8 +266,8 @@ at::Tensor GgufFile::tensor(std::string_view name) const {
                 "Q4_K, Q5_K and Q6_K can). Requantise the file with llama.cpp.",
                 path().string(), quote(name), type->name);
   const auto bytes = file_->bytes().subspan(info.begin, info.end - info.begin);
-  // A view needs an address that is aligned for the largest plain dtype (4 bytes); an unaligned F32, F16 or BF16 tensor
-  // is decoded into new memory, as float32.
+  // An F32, F16 or BF16 tensor is returned as a view of the mapped file if its address is a multiple of 4, the size in
+  // bytes of the largest of these dtypes. Otherwise it is decoded into new memory, as float32.
   const bool aligned = reinterpret_cast<uintptr_t>(bytes.data()) % 4 == 0;
   if (const auto dtype = plain_dtype(info.type); dtype && aligned) {
     return at::from_blob(

@@ -82,7 +82,8 @@ std::vector<MemberCopy> plan_member_copies(nn::Module& fsdp1, const Fsdp1Units& 
   return found;
 }
 
-// The states of one member in FSDP2's optimizer. The names are checked against the states of FSDP1's optimizer.
+// The states of one member in FSDP2's optimizer. plan_state_copies() has checked that FSDP1's optimizer has states of
+// the same names for the member.
 struct MemberStateCopy {
   const Fsdp1Units::Parameter* parameter;
   size_t index;  // of the member in the parameter

@@ -36,8 +36,8 @@ void check_covered(const std::vector<FlatRange>& have, const std::vector<FlatRan
   }
 }
 
-// Whether the ranges begin in the order of the ranks. The parts that a rank receives are then already in the order of
-// their elements.
+// `ranges` has one range per rank. Returns whether the begins of the ranges that are not empty ascend with the rank. If
+// so, the parts that a rank receives from the other ranks are already in the order of their elements.
 bool in_order_of_ranks(const std::vector<FlatRange>& ranges) {
   int64_t reached = 0;
   for (const auto& range : ranges) {

@@ -1,11 +1,11 @@
-// The earlier names of optim_state_dict and optim_state_dict_to_load, for programs that were written for them. They
-// ignore the model's state_dict_type and log a deprecation warning.
+// The earlier names of optim_state_dict and optim_state_dict_to_load, for programs that were written with these
+// names. The functions of this file ignore the model's state_dict_type and log a deprecation warning.
 //
 //   StateDict full = full_optim_state_dict(*model, *optimizer);                     // {} on ranks other than 0
 //   load_optimizer_state_dict(*optimizer, scatter_full_optim_state_dict(full, *model, *optimizer));
 //
-// Each function is COLLECTIVE over the FSDP group, or over the given group. Errors are those of the functions that
-// replace them.
+// Each function is COLLECTIVE over the FSDP group, or over the given group. Errors are those of the functions
+// that replace them.
 #pragma once
 
 #include <memory>

@@ -24,7 +24,8 @@ OptimizerKeys keys_of_optimizer(const ParameterGroupNames& groups, bool by_name)
   return keys;
 }
 
-// The saved parameter groups, found by the parameters that were in them.
+// The saved parameter groups of an optimizer's state dict. settings_of() finds the groups that contained given
+// parameters.
 class SavedGroups {
  public:
   SavedGroups(const StateList& groups, const Fsdp1Units& model, const OptimizerKeys& keys) : groups_(groups) {
@@ -83,8 +84,8 @@ class SavedGroups {
   }
 
   const StateList& groups_;
-  // The saved groups of each parameter of the optimizer, by its name. The members of one flat parameter may come from
-  // several groups.
+  // For the name of each parameter of the optimizer: the saved groups that contained this parameter. A flat parameter
+  // can be in several saved groups, because its original parameters can come from different groups.
   std::unordered_map<std::string, std::vector<GroupMembership>> memberships_;
   std::vector<size_t> empty_;
 };

@@ -23,9 +23,10 @@ at::Tensor whole_of_ranges(const FlatTensorLayout& layout, const at::Tensor& pie
   return all_gather_ranges(*layout.group, piece, layout.ranges, layout.numel(), layout.name);
 }
 
-// Returns the elements want[rank] in logical (row-major) order. `piece` is this rank's range in storage order. When
-// both orders are equal, the elements are exchanged directly. Otherwise a range of one order is not a range of the
-// other, and the tensor is gathered whole.
+// Returns this rank's range of the tensor in logical (row-major) order. `want` has the range of each rank in this
+// order. `piece` has this rank's range in storage order, or the whole tensor if the layout is not sharded. When both
+// orders are equal, the ranks of a sharded layout exchange the elements directly. Otherwise a range of one order is not
+// a range of the other, so every rank gathers the whole tensor and takes its range.
 at::Tensor to_logical_range(const FlatTensorLayout& layout, const at::Tensor& piece,
                             const std::vector<FlatRange>& want) {
   if (layout.contiguous && layout.sharded) {
@@ -218,9 +219,10 @@ at::Tensor to_layout_of(const FlatTensorLayout& layout, const at::Tensor& piece,
   return to_local(distribute_tensor(whole, device_mesh(like), placements(like), /*src_data_rank=*/std::nullopt));
 }
 
-// If the shard of each rank is one range of the flattened tensor, the ranks send each other only the elements that are
-// needed. Any other value is gathered whole, and this rank's range is taken from the whole tensor. Every rank takes the
-// same branch, because the branches depend on metadata only.
+// If the value is a ShardedTensor or a DTensor and the shard of each rank is one range of the flattened tensor, the
+// ranks send each other only the elements that the receiving rank needs. Otherwise the value is gathered whole (a plain
+// tensor is whole already), and this rank's range is taken from the whole tensor. Every rank takes the same branch,
+// because the branches depend on metadata only.
 at::Tensor to_local_range(const FlatTensorLayout& layout, const StateValue& value) {
   if (value.is_sharded()) {
     const auto& tensor = *value.sharded();

@@ -36,8 +36,10 @@ bool has_tensors(const StateValue& value) {
   return any_leaf(value, [](const StateValue& leaf) { return leaf.is_tensor() || leaf.is_sharded(); });
 }
 
-// Checks one state (such as exp_avg) of the members of a unit that have it. Members without the state, or with None,
-// count as missing.
+// Checks that the values of one optimizer state (such as exp_avg) of the members of a unit fit together. All values
+// must have the same StateValueKind. Tensors must have the same dtype, and each must have the shape of its member.
+// Without use_orig_params, values of the other kinds must be equal, and no member may lack the state. A member with the
+// value None counts as a member that lacks the state.
 class UnitStateCheck {
  public:
   UnitStateCheck(const Fsdp1Unit& unit, const UnitStates& states, std::string name)

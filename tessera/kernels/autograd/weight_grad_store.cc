@@ -35,8 +35,9 @@ void WeightGradStore::add(const at::Tensor& weight, std::function<at::Tensor()> 
   found->gradients.push_back(std::move(gradient));
 }
 
-// Calls execute() once per autograd node with all gradients of the node, so that an FSDP group reduces them together.
-// Each function is released as soon as it has run, so that the tensors that it holds are freed early.
+// Calls execute() of autograd's engine once per autograd node with all gradients of the node, so that an FSDP group
+// reduces them together. Each function that computes a gradient is released as soon as it has run, so that the tensors
+// that it holds are freed early.
 void WeightGradStore::flush() {
   auto nodes = std::exchange(nodes_, {});
   for (auto& node : nodes) {

@@ -48,9 +48,9 @@ class WeightGradStore {
   };
   static WeightGradStore* current();  // null: no scope is in force
 
-  // The factor that the loss will be multiplied by before its backward. If set, a loss in the scope computes the
-  // gradient of its head in forward, multiplies it by this factor and adds it to this store. Nullopt: backward computes
-  // it.
+  // The factor by which the caller will multiply the loss before backward. If it is set, a fused loss
+  // (linear_cross_entropy) whose forward runs in the scope computes the gradient of the head's weight in forward,
+  // multiplies it by this factor and adds it to this store. Nullopt: backward computes that gradient.
   std::optional<double> loss_factor{};
   // Whether the backward of linear() and grouped_linear() in the scope adds the weight's gradient to this store.
   bool stores_weight_gradients = true;

@@ -22,7 +22,8 @@ namespace tessera::kernels {
 class DeviceKernels {
  public:
   DeviceKernels(std::initializer_list<const char*> operations);
-  // Returns whether all operations have a kernel for this device type (never for CPU and meta).
+  // Returns whether all operations that were given to the constructor have a kernel for this device type. Always false
+  // for CPU and meta.
   bool are_registered_for(c10::Device device) const;
   // Returns whether are_registered_for() is true and the kernels work on the chip. Only a call of the kernels shows
   // whether they work. So `attempt` must call them; if it throws c10::Error, the result is false and the error is

@@ -49,8 +49,9 @@ class LinearKernelGuard {
 struct KernelChoiceNames {
   std::string_view yes, no;
 };
-// Returns the choice stored in `file`. If there is none, measures and stores the result; if another process stores its
-// choice first, returns that one. In a folder that cannot be written the result is returned without being stored.
+// Reads from `file` which of the two kernels is used, and returns true for names.yes. If the file does not exist, calls
+// measure() and stores its result in the file. If another process stores its result first, that result is returned. If
+// the folder cannot be written, the result of measure() is returned without being stored.
 bool stored_choice(const std::filesystem::path& file, const KernelChoiceNames& names,
                    const std::function<bool()>& measure);
 

@@ -32,8 +32,8 @@ at::Tensor get_tokens_on_this_cp_rank(const at::Tensor& input, int64_t cp_rank, 
   return ContextLayout(input.size(seq_dim), cp_size).shard(input, seq_dim, cp_rank);
 }
 
-// The layout follows from the shard sizes of all ranks, so sequences of any length are supported, and wrong sizes are
-// an error on all ranks.
+// All-gathers the shard sizes first, because the layout follows from the sizes of all ranks. So sequences of any length
+// are supported, and sizes that fit no balanced layout are an error on all ranks.
 at::Tensor allgather_cp_sharded_tensor(const at::Tensor& tensor, const std::shared_ptr<comm::Group>& group,
                                        int64_t seq_dim) {
   if (is_single_rank(group)) return tensor;
@@ -64,8 +64,8 @@ at::Tensor cp_shift_next(const at::Tensor& x, const std::shared_ptr<comm::Group>
       x.dim() >= 1 && x.size(-1) > 0 && !x.requires_grad(), ErrorKind::kShape,
       "[kernels.cp_shift_next] found a shard {}{}, wanted [..., L] of at least one token, without a gradient.",
       c10::str(x.sizes()), x.requires_grad() ? " that needs a gradient" : "");
-  // Each rank all-gathers the first element of every rank's shard: the first element of rank r + 1 follows the last
-  // element of rank r.
+  // In the sequence, the last element of this rank's shard is followed by the first element of the next rank's shard.
+  // So each rank all-gathers the first elements of all shards.
   const auto first = x.select(-1, 0).contiguous();
   at::Tensor behind = at::full_like(first, fill);
   if (!is_single_rank(group)) {

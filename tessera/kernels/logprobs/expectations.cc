@@ -33,7 +33,8 @@ struct SoftmaxTerms {
         log_sum(as_rows(sums.sum.log()).to(wide)) {}
 };
 
-// Returns a tensor of the logits' shape and dtype. `compute` writes the values of a tile into the tile's scratch.
+// Returns a tensor of the logits' shape and dtype, which is computed in tiles of rows. `compute` gets one tile at a
+// time and writes the tile's part of the result into RowTile::scratch.
 at::Tensor computed_by_tiles(const at::Tensor& logits, const LogitRows& rows,
                              const std::function<void(const RowTile&)>& compute,
                              int64_t max_rows = std::numeric_limits<int64_t>::max()) {
@@ -59,11 +60,11 @@ struct RowEntropies {
   SoftmaxSums sums;
 };
 
-// Returns the sum of p log p of each row and the sums of its softmax, with p the softmax of the logits x. Each rank
-// sends three numbers per row: the maximum m, s = sum e^(x - m) and w = sum (x - m) e^(x - m), over its own columns.
-// With the maximum M over all ranks, sum (x - M) e^(x - M) is the sum over ranks of (w + (m - M) s) e^(m - M). With S
-// the sum of all e^(x - M), sum p log p is this sum divided by S, minus log S. COLLECTIVE over `part.group`, the ranks
-// that share the vocabulary.
+// Returns for each row of logits x the sum of p log p, where p is the softmax of x, and the SoftmaxSums of the row: the
+// maximum M of x and the sum S of e^(x - M). Each rank sends three numbers per row, computed over its own columns: the
+// maximum m, s = sum e^(x - m) and w = sum (x - m) e^(x - m). Over all columns, sum (x - M) e^(x - M) is the sum over
+// ranks of (w + (m - M) s) e^(m - M). This number divided by S, minus log S, is the sum of p log p. COLLECTIVE over
+// `part.group`, the ranks that share the vocabulary.
 RowEntropies entropy_of_rows(const at::Tensor& logits, const VocabShard& part, int64_t max_rows) {
   const LogitRows rows(logits);
   const auto options = rows.options.dtype(at::kDouble);

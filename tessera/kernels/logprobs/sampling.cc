@@ -52,7 +52,7 @@ at::Tensor kept_tokens(const at::Tensor& rows, const TrainingSamplingParams& sam
   return at::zeros_like(kept).scatter_(1, order, kept);
 }
 
-// ---- exchange of columns for rows ----
+// ---- exchange of logits between column shards and row shards ----
 
 // The exchange of logits between column shards and row shards, in chunks of rows. A chunk [count, own columns] on every
 // rank becomes [own rows, V] on every rank by one all-to-all; all_to_all_to_columns is the inverse. All ranks compute

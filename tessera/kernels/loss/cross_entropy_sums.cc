@@ -99,7 +99,9 @@ class CrossEntropyAccumulator {
 
   bool wants_gradient() const { return grad_hidden_.defined() || grad_weight_.defined(); }
 
-  // Adds the gradients of `rows` rows. h and g may end with padding rows, which are zero.
+  // Writes the gradients of the hidden states' rows [begin, begin + rows) to grad_hidden_, and adds the contribution of
+  // these rows to grad_weight_. h has the hidden states of the rows, and g the gradients of their logits. Both may end
+  // with padding rows, which are zero.
   void add_gradients(int64_t begin, int64_t rows, const at::Tensor& h, const at::Tensor& g) const {
     if (grad_hidden_.defined()) {
       const auto grad = product_nt(g.to(weight_.scalar_type()), weight_.t());

@@ -178,8 +178,8 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   }
 };
 
-// If a double backward needs it, recomputes inverse_rms from x and computes the gradients by differentiable operations;
-// otherwise runs the kernel.
+// If grad, x or weight requires a gradient (in a double backward), recomputes inverse_rms from x and computes the
+// gradients by differentiable operations; otherwise runs the kernel.
 Pair differentiable_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                                       const at::Tensor& inverse_rms, bool one_plus) {
   if (!torch::autograd::compute_requires_grad(grad, x, weight)) {

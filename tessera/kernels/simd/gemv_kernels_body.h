@@ -222,8 +222,9 @@ ROW_TARGET void products(const float* x, int64_t m, int64_t x_stride, const Weig
   }
 }
 
-// Each tile decodes the Q4 blocks of its columns, which takes more time than reading them. The tile sizes are the
-// fastest ones that fit into registers.
+// A tile is a block of rows and columns of y. Each tile decodes the Q4 blocks of its columns again, and decoding takes
+// more time than reading the blocks. Of the tile sizes whose sums fit into registers, those given by kQ4Rows,
+// kQ4Columns and kQ4Wide are the fastest.
 ROW_TARGET void q4_products(const float* x, int64_t m, int64_t x_stride, const Q4Block* weight, const float* scales,
                             int64_t n, int64_t k, float* y, int64_t y_stride) {
   if (m >= kWidenRows) return widened_products(x, m, x_stride, weight, scales, n, k, y, y_stride);

@@ -54,7 +54,8 @@ struct ConfigKeys {
   int64_t intermediate_size = 0;
   int64_t num_hidden_layers = 32;
   int64_t num_attention_heads = 32;
-  // Default of num_key_value_heads; num_attention_heads if that is smaller. 0: the default is num_attention_heads.
+  // The default of num_key_value_heads is the smaller of this number and num_attention_heads. 0: the default is
+  // num_attention_heads.
   int64_t max_key_value_heads = 0;
   int64_t head_dim = 0;  // 0: hidden_size / num_attention_heads
   int64_t max_position_embeddings = 0;

@@ -32,9 +32,10 @@ nn::MoEOptions moe_options(const ModelConfig& config) {
           .capacity_factor = config.experts.capacity_factor};
 }
 
-// With plain causal attention the kernels depend on no numbers besides tensor shapes. With padded document lists
-// (nn::FixedDocumentSizes) they depend only on the longest document. Without padding they also depend on document
-// lengths, which change from batch to batch, so the call cannot be replayed.
+// With plain causal attention the kernels of a layer depend on no numbers besides tensor shapes. With padded document
+// lists (nn::FixedDocumentSizes) the kernels depend only on the length of the longest document. With document lists
+// that are not padded the kernels also depend on the lengths of all documents. These change from batch to batch, so a
+// call of the layer cannot be replayed from a CUDA graph, and the result is nullopt.
 std::optional<std::vector<int64_t>> LayerContext::read_numbers() const {
   if (paged || pattern.context || nn::ContextParallelGuard::current()) return std::nullopt;
   if (pattern.pieces.empty()) return std::vector<int64_t>{};
@@ -210,8 +211,9 @@ void check_stage(const DecoderModel& model, const nn::Head* head, const ModelInp
 
 }  // namespace
 
-// The head gets only the rows that the result needs: labels and targets are processed in chunks by the head, a paged
-// step selects its rows, and logits_to_keep keeps the last tokens.
+// The head gets only the rows of the hidden states that the result needs: in a paged step the rows that
+// select_logit_rows() returns, with logits_to_keep the rows of the last tokens. With labels or targets the head gets
+// all rows, and processes them in chunks.
 at::Tensor run_decoder(DecoderModel& model, nn::Head* head_of_model, const ModelInputs& inputs) {
   TESSERA_CHECK(inputs.tokens.defined() && inputs.tokens.dim() == 2 && inputs.tokens.scalar_type() == at::kLong &&
                     inputs.tokens.numel() > 0,

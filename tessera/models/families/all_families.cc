@@ -24,8 +24,9 @@ const ModelFamily* first_family(Matches matches) {
 }  // namespace
 
 std::vector<std::string> WeightMap::names_of(const std::string& parameter) const {
-  // Loading uses the first of these names that the folder has, and saving uses the first name by default. So the
-  // family's names in files come first, then the model's own name, then the name without prefix.
+  // Loading uses the first of the returned names for which the folder has a tensor, and saving uses the first returned
+  // name by default. So the order is: names with the family's prefixes in files (WeightMap::prefixes), the model's own
+  // name, the name without the prefix "model.".
   std::vector<std::string> names;
   for (const auto& [ours, theirs] : prefixes) {
     if (parameter.starts_with(ours)) names.push_back(std::string(theirs) + parameter.substr(ours.size()));

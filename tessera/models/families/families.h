@@ -14,7 +14,7 @@ const ModelFamily& qwen3_moe_family();
 
 // Makes a DecoderForCausalLM of DecoderLayers with the attention options of the config.
 std::shared_ptr<CausalLM> make_llama(const ModelConfig& config, const nn::ParameterOptions& options);
-// Returns base_model_tp_plan of LlamaConfig and others.
+// Returns base_model_tp_plan of transformers' LlamaConfig; MistralConfig and Qwen2Config have the same plan.
 std::vector<PlanKeys::Style> llama_layer_styles();
 // Returns llama_layer_styles() with transformers' styles of q_norm and k_norm added.
 std::vector<PlanKeys::Style> normed_layer_styles();

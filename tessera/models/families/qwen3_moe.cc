@@ -59,8 +59,8 @@ void read_expert_keys(const JsonReader& in, const JsonReader& /*top*/, ModelConf
   if (std::ranges::none_of(experts.layer_has_experts, [](bool has) { return has; })) experts.num_experts = 0;
 }
 
-// llama.cpp's Qwen3-MoE has experts in every layer and always normalises the router weights of a token's experts to sum
-// to 1.
+// Writes the expert settings. llama.cpp's Qwen3-MoE has experts in every layer and always normalises the router weights
+// of a token's experts to sum to 1. Error kConfig if the model does not do the same.
 void set_expert_keys(const ModelConfig& config, const std::string& where, GgufWriter& writer) {
   const auto& experts = config.experts;
   const bool everywhere =

@@ -135,7 +135,8 @@ int64_t Engine::shareable_tokens(const Sequence& sequence) const {
 // computed, because its logits are needed. Pages can be added only while the computed tokens fill whole pages that are
 // all published; only then is the sequence's PrefixId known.
 void Engine::reuse_prefix_pages(Sequence& sequence) {
-  // Tokens whose log-probs are requested must be computed, because pages do not contain logits.
+  // While requested log-probs of prompt tokens are still missing, no page is reused: log-probs are computed from
+  // logits, and pages contain only keys and values.
   if (sequence.scored < sequence.to_score()) return;
   while (sequence.computed_tokens % kernels::kPageTokens == 0 && sequence.pending() > kernels::kPageTokens &&
          sequence.computed_tokens + kernels::kPageTokens <= shareable_tokens(sequence) &&

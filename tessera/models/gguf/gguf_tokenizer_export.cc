@@ -103,8 +103,8 @@ void add_added_token(HfVocabulary& vocabulary, const json& token, const std::str
                 "[gguf] {}: an added token has no id or content", vocabulary.where);
   const auto& id = token["id"];
   if (id.is_number_unsigned()) vocabulary.listed.insert(id.get<int64_t>());
-  // A token without embedding row cannot be an input of the model. An example is Gemma's image token in a model without
-  // images.
+  // A token without embedding row cannot be an input of the model, so it is left out. An example is Gemma's image token
+  // in a model without images.
   if (id.is_number_unsigned() && id.get<uint64_t>() >= vocabulary.tokens.size()) {
     log_warning("[gguf] {}: token {} has the id {} beyond the model's {} rows and is left out", vocabulary.where,
                 quote(text), id.dump(), vocabulary.tokens.size());

@@ -82,7 +82,7 @@ void read_merges(const GgufFile& file, GgufVocabulary& vocabulary) {
   TESSERA_CHECK(merges, ErrorKind::kFormat, "[gguf] {}: the tokenizer has no tokenizer.ggml.merges", vocabulary.where);
   for (const auto& merge : *merges) {
     // A merge is the string "left right". Byte-level tokens contain no space, and `left` is not empty, so the search
-    // starts at byte 1.
+    // for the space between the two tokens starts at byte 1.
     const auto space = merge.find(' ', 1);
     const auto left = merge.substr(0, space);
     const auto right = space == std::string::npos ? std::string() : merge.substr(space + 1);

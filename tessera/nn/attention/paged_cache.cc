@@ -100,7 +100,8 @@ at::Tensor PagedBatch::attend(int64_t layer, const at::Tensor& queries, const at
       .unsqueeze(0);
 }
 
-// Copies pages and slots to the device. They are the same in every layer, so only the first layer copies.
+// Copies pages_, slots_ and the page numbers of each sequence to the device. They are the same in every layer, so only
+// the call of the first layer copies them.
 void PagedBatch::copy_indices_to(at::Device device) {
   if (!sequence_pages_.empty()) return;
   pages_ = pages_.to(device);

@@ -155,7 +155,8 @@ void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gra
     }
     return copy_segments(segments);
   }
-  // One strided copy writes all full chunks, and a second copy writes the shorter last chunk.
+  // The rows of `source` are split into chunks for the ranks. One strided copy (or addition) writes all chunks of full
+  // size, and a second one writes the last chunk if it is shorter.
   const auto put = [accumulate](const at::Tensor& to, const at::Tensor& from) {
     accumulate ? to.add_(from) : to.copy_(from);
   };

@@ -11,8 +11,8 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// A torch::autograd::Node, not a torch::autograd::Function: apply() of a Node owns the gradients, so the callback can
-// free each gradient as soon as it has been packed.
+// A torch::autograd::Node, not a torch::autograd::Function: apply() of a Node owns the gradients and passes them on to
+// `callback`, so `callback` can free each gradient as soon as the gradient has been packed into a buffer.
 struct GatheredParameters : torch::autograd::Node {
   using Node::Node;
   GradientCallback callback;

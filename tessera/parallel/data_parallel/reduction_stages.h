@@ -36,9 +36,10 @@ class ReductionStages {
   // Starts the first stage on `parts`. The stage waits for everything launched so far on this thread's current stream
   // and on the stream `reduce`. `subject` names the gradients in errors. COLLECTIVE over route.group.
   void start(ReductionRoute route, at::Tensor parts, BufferPool& pool, const std::string& subject);
-  // Waits for the running stage and starts the next one. Returns false when no stage is left. The host waits for a copy
-  // to host memory only with `at_end`. Without `at_end` the compute stream waits for this copy, and the copied device
-  // buffer is freed. COLLECTIVE over the replicas.
+  // Waits for the running stage and starts the next one. Returns false when no stage is left. The last stage may be a
+  // copy of the result to host memory. While this copy is the running stage, advance() without `at_end` makes the
+  // compute stream wait for the copy, frees the copied device buffer, and returns true. With `at_end` it returns false;
+  // the host then waits for the copy in take_result(). COLLECTIVE over the replicas.
   bool advance(const std::string& subject, bool at_end);
   bool in_flight() const { return stage_ != Stage::kIdle; }
   // Returns the result; call it after advance() has returned false. The current stream of this thread, or the stream

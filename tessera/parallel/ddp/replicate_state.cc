@@ -127,7 +127,8 @@ at::Tensor ReplicateState::forward_param(size_t param, bool keeps) {
   auto& known = casts_[param];
   const CastParameter now{{}, local.const_data_ptr(), local._version()};
   if (known.value.defined() && known.data == now.data && known.version == now.version) return known.value.detach();
-  // With fixed_addresses a new cast overwrites the old one in place, unless some forward still uses the old one.
+  // With fixed_addresses a cast that is kept is written into the memory of the parameter's previous cast, unless some
+  // forward still uses the previous cast.
   const bool again =
       keeps && options_.fixed_addresses && known.value.defined() && known.value.storage().use_count() == 1;
   const auto cast = again ? known.value.copy_(parameter.detach()) : parameter.detach().to(dtype);
@@ -228,8 +229,9 @@ void ReplicateState::finish_node(BucketNode& node) {
   --outstanding_nodes_[node.bucket];
 }
 
-// Node `index` calls this function with all its gradients. Without static_graph the first run completes the node; with
-// static_graph it completes after the learned number of runs, because reentrant checkpoints run a node several times.
+// Node `index` calls this function with all its gradients, each time the node runs. Without static_graph the node is
+// done after its first run in a backward. With static_graph it is done after learned_runs runs, the number of its runs
+// in an earlier backward, because reentrant checkpoints run a node several times.
 void ReplicateState::receive_gradients(size_t index, std::vector<at::Tensor>&& gradients) {
   enter_backward();
   auto& node = nodes_[index];

@@ -35,8 +35,9 @@ class FsdpCommSchedule : public std::enable_shared_from_this<FsdpCommSchedule> {
   // ShardedParamGroup::join().
   void add(const std::shared_ptr<ShardedParamGroup>& group);
 
-  // Call before the root's forward. Reshards groups that stayed gathered although their shards have changed. COLLECTIVE
-  // over the shard dim of each group that stayed gathered. All ranks have the same gathered groups.
+  // Call before the root's forward. Reshards each group that has stayed gathered if any rank's shards of the group were
+  // written or replaced since the gather, because the gathered parameters are then out of date. COLLECTIVE over the
+  // shard dim of each group that has stayed gathered; these are the same groups on all ranks.
   void begin_forward();
   void end_forward();  // call after the root's forward; frees prefetched groups that were not used
   void before_forward(ShardedParamGroup& group);
@@ -51,8 +52,8 @@ class FsdpCommSchedule : public std::enable_shared_from_this<FsdpCommSchedule> {
   void reduce_accumulated();
 
   void set_prefetch(bool on) { prefetch_ = on; }
-  // With false, a backward starts its reductions but does not wait for them at its end. The next backward that runs
-  // with true waits for all reductions.
+  // After set_is_last_backward(false) a backward starts its reductions but does not wait for them at its end. After
+  // set_is_last_backward(true) the next backward waits for all reductions.
   void set_is_last_backward(bool on) { is_last_backward_ = on; }
   FsdpStats& stats() { return stats_; }
 

@@ -41,8 +41,8 @@ struct GatherPlan {
 GatherPlan plan_gather(std::vector<ShardedParam>& params, const DeviceMesh& mesh, const MixedPrecisionPolicy& policy,
                        bool shards_on_host = false);
 
-// Copies the gathered buffer to the unsharded parameters in `whole`, for the plans that need a copy. With kCompact
-// `gathered` must be a view of `whole`.
+// Copies the gathered buffer to the storage `whole` of the unsharded parameters, if the plan's method is kUnpack or
+// kCompact; otherwise does nothing. For kCompact, `gathered` must be a view of `whole`.
 void copy_to_unsharded(const GatherPlan& plan, const at::TensorBase& gathered, const UnshardedStorage& whole,
                        BufferPool& pool);
 

@@ -238,8 +238,8 @@ struct RecordingPool {
   std::vector<std::unique_ptr<Recording>> idle;
 };
 
-// Ends the lease of a recording. A captured recording becomes idle again; a recording that was never captured is
-// destroyed.
+// The deleter of a Lease, called when the lease of a Recording ends. A captured Recording goes back to the idle list of
+// its RecordingPool; a Recording that was never captured is destroyed.
 struct ReturnToIdle {
   std::shared_ptr<RecordingPool> recordings;
   void operator()(Recording* recording) const {
@@ -346,7 +346,8 @@ class LayerGraphs {
     return result;
   }
 
-  // Takes an idle recording, or makes one.
+  // Returns a Lease of an idle Recording of the RecordingPool, or of a new Recording if none is idle. A leased
+  // Recording is not in the idle list.
   Lease lease(const std::shared_ptr<RecordingPool>& recordings, const nn::Module& module, const nn::ForwardCall& call) {
     auto& idle = recordings->idle;
     if (idle.empty()) idle.push_back(std::make_unique<Recording>(shared_, module, call));

@@ -35,7 +35,7 @@ struct RecordingKey {
 // Returns the key of the recording that can be replayed for `call`. call.numbers must be set.
 RecordingKey recording_key(const nn::Module& module, const nn::ForwardCall& call, const LayerSnapshot& layer);
 
-// Data pointers; null for an undefined tensor.
+// Returns the data pointer of each tensor; null for an undefined tensor.
 std::vector<const void*> addresses(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera

@@ -26,8 +26,8 @@ class IncomingTensors {
   // on all ranks for a value that a message cannot hold (encode_state) and for a meta tensor.
   static std::unique_ptr<IncomingTensors> of_first_rank(const StateDict& full, comm::Group& group);
   // Makes an IncomingTensors that receives the ShardedTensors of the dict from the shards of all ranks. Its message()
-  // is the dict with an announced tensor in place of each ShardedTensor that has a process group, also in dicts inside
-  // the dict. Returns null when there is no such ShardedTensor. COLLECTIVE over the group of the ShardedTensors. Error
+  // is the dict with a meta tensor in place of each ShardedTensor that has a process group, also in dicts inside the
+  // dict. Returns null when there is no such ShardedTensor. COLLECTIVE over the group of the ShardedTensors. Error
   // kConfig on all ranks when the ranks' ShardedTensors differ in name, dtype, size or ranks.
   static std::unique_ptr<IncomingTensors> of_shards(const StateDict& state_dict);
 
@@ -36,13 +36,14 @@ class IncomingTensors {
   const StateDict& message() const { return message_; }
   // Returns whether `tensor` is one of the meta tensors in message() whose values come from other ranks.
   bool is_announced(const at::Tensor& tensor) const { return position_.contains(tensor.unsafeGetTensorImpl()); }
-  // Returns true if `a` and `b` are announced for two ShardedTensors and this rank's shards of them differ. The shards
-  // are compared before any values are received. Returns false for tensors whose values come from rank 0, because this
-  // rank has no shards of them to compare.
+  // `a` and `b` are meta tensors in message(). Returns true if both stand for ShardedTensors and this rank's shards of
+  // the two ShardedTensors differ. The shards are compared before any values are received. Returns false for tensors
+  // whose values come from rank 0, because this rank has no shards of them to compare.
   bool are_known_to_differ(const at::Tensor& a, const at::Tensor& b) const;
-  // Calls `take` with each announced tensor and its values. The values are on `device`, or, for a ShardedTensor, on the
-  // device of its shards. COLLECTIVE over group(), and for a ShardedTensor over the tensor's own group; all ranks use
-  // the same order of tensors.
+  // Receives the values of the announced tensors (is_announced()), one tensor at a time, and calls `take` with each
+  // announced tensor and its values. The values are on `device`, or, for a ShardedTensor, on the device of its shards.
+  // COLLECTIVE over group(), and for a ShardedTensor over the tensor's own group; all ranks use the same order of
+  // tensors.
   void receive_each(c10::Device device,
                     const std::function<void(const at::Tensor& announced, const at::Tensor& values)>& take) const;
 

@@ -112,8 +112,8 @@ void GrammarBuilder::define(PartId forward, PartId as) {
 }
 
 // Finds the parts that have at least one finite text (the productive symbols of the grammar) as a fixpoint: a part is
-// productive if the children that it needs are. Except for forward parts, children have smaller indices than their
-// parents, so a few passes suffice.
+// productive if the children that it needs are. Children have smaller indices than their parents, except for the child
+// of a kForward part, which define() sets later. So a few passes suffice.
 std::vector<bool> GrammarBuilder::find_productive_parts() const {
   using NodeKind = Grammar::NodeKind;
   const auto& nodes = grammar_.nodes;

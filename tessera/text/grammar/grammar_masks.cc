@@ -70,8 +70,8 @@ void GrammarMasks::drop_unused_states() {
 }
 
 // Reads the tokens that the cursor has not read yet, and updates the cursor's state. Returns false when the step budget
-// is used up before all tokens are read. If the cursor has read more tokens than are given, the text is another one,
-// and the cursor starts at the beginning.
+// is used up before all tokens are read. If the cursor has read more tokens than `generated_tokens` has, then
+// `generated_tokens` belongs to another text, and the cursor is first reset to the start of the grammar.
 bool GrammarMasks::advance(GrammarCursor& cursor, std::span<const int64_t> generated_tokens, StepBudget& budget) {
   if (cursor.tokens_ > generated_tokens.size()) {
     cursor.state_ = states_.start();

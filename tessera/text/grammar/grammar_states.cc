@@ -312,8 +312,8 @@ void GrammarStates::keep(std::span<int32_t* const> states) {
   for (size_t i = 0; i < items.size(); ++i) {
     if (moved[i] != kNothing) moved[i] = item(items[i].part, items[i].at, new_item(items[i].tail));
   }
-  // Creates each kept state again from its items. The items need no expansion: a state stores only items that expect a
-  // byte, and these do not expand further.
+  // Creates each state in `kept` again from its items. The items need no expansion: a state stores only items that
+  // expect a byte, and such items do not expand further.
   for (auto* state : kept) {
     if (*state == kDead) continue;
     const auto& data = before[static_cast<size_t>(*state)];

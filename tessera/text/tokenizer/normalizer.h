@@ -27,7 +27,8 @@ struct NormalizeScratch {
   AlignedText other;
   std::vector<Span> matches;
 
-  // Returns `other` as an empty text, into which a step writes its result for `text`.
+  // Clears `other`, copies text.tracked to it, and returns it. A NormalizerStep then writes the normalized text into
+  // `other`.
   AlignedText& begin_other(const AlignedText& text) {
     other.clear();
     other.tracked = text.tracked;

@@ -28,7 +28,9 @@ struct ProgressOptions {
   std::function<void(std::string_view)> write = {};
 };
 
-// Options for the stderr of this process: `terminal` unless TERM is dumb, `colour` unless NO_COLOR is set, `columns`.
+// Returns the options for the stderr of this process. `terminal` is true if stderr is a terminal and TERM is not
+// "dumb". `colour` is true if `terminal` is true and NO_COLOR is empty or not set. `columns` is the width of the
+// terminal if it is known.
 ProgressOptions progress_for_stderr();
 
 class Progress {

@@ -1,5 +1,6 @@
-// The mark of a run's folder, .tessera/run.json. It also stores fingerprints of files whose names a user may want to
-// use (recipe.yaml, model/), so that a run replaces only its own files. docs/format/run.md.
+// The mark of a run's folder: the file .tessera/run.json, which shows that the folder belongs to a run. The
+// mark also stores fingerprints of files whose names a user may want to use (recipe.yaml, model/), so that a run
+// replaces such a file only if a run wrote it. See docs/format/run.md.
 //
 //   RunMark mark(dir);                                // reads .tessera/run.json
 //   mark.check_names_unused();                        // no file of a user has a name that a run writes
@@ -53,8 +54,8 @@ class RunMark {
 std::filesystem::path private_folder(const std::filesystem::path& dir);
 
 // A hash of a file, or of the names and files of a folder; "" if `path` does not exist. For a file above 16 MiB the
-// hash covers the size and 66 blocks of 4 KiB: both ends and 64 blocks between. Links in a folder are not followed.
-// Error kIo.
+// hash covers the size and 67 blocks of 4 KiB: 66 at equal distances from the start, and the last one. Links in a
+// folder are not followed. Error kIo.
 std::string fingerprint_of(const std::filesystem::path& path);
 
 }  // namespace tessera::train

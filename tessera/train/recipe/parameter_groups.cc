@@ -83,10 +83,11 @@ std::vector<optim::ParameterGroup> parameter_groups(const std::vector<std::strin
     TESSERA_CHECK(!setting.lr || lr > 0, ErrorKind::kConfig,
                   "[train.recipe] optimizer.groups: {}: found an lr with optimizer.lr 0, wanted optimizer.lr above 0.",
                   quote(text));
-    // A text of optimizer.groups becomes up to two parameter groups, because a parameter group has one weight decay:
-    // one for the matched parameters that decay by default, and one for those that do not (ParameterSlot::decay is
-    // false, as for norms and biases). The lr of a group is stored as a factor of the optimizer's lr, so that both
-    // follow the schedule; this is why a group cannot set lr when the optimizer's lr is 0.
+    // One entry of the list optimizer.groups becomes up to two parameter groups, because a parameter group has one
+    // weight decay: one group for the matched parameters that decay by default, and one for those that do not
+    // (ParameterSlot::decay is false, as for norms and biases). The lr of a group is stored as a factor of the
+    // optimizer's lr, so that both follow the schedule; this is why an entry cannot set lr when the optimizer's lr is
+    // 0.
     optim::ParameterGroup decayed{.names = {},
                                   .lr_factor = setting.lr ? *setting.lr / lr : 1,
                                   .weight_decay = setting.weight_decay.value_or(weight_decay),

@@ -31,9 +31,10 @@ GroupSetting parse_group_setting(const std::string& text);
 // How parameter_groups() treats a group without parameters: as an error, or as absent. In a pipeline stage a group may
 // be empty because its parameters belong to other stages.
 enum class EmptyGroups { kError, kLeftOut };
-// The groups of an optimizer that has `lr` and `weight_decay`, from the items of optimizer.groups. A parameter whose
-// slot excludes decay (norms, biases) has no weight decay, unless its group sets one. Error kConfig for a pattern that
-// matches no trained parameter outside earlier groups, and for a group's lr when `lr` is 0.
+// Makes the parameter groups of an optimizer from `texts`, the items of optimizer.groups. `lr` and `weight_decay` are
+// the optimizer's own settings. A parameter whose ParameterSlot::decay is false (norms, biases) has no weight decay,
+// unless its item sets weight_decay. Error kConfig if an item sets lr while `lr` is 0; with EmptyGroups::kError also if
+// a pattern matches no trained parameter except those of earlier items.
 std::vector<optim::ParameterGroup> parameter_groups(const std::vector<std::string>& texts, nn::Module& model, double lr,
                                                     double weight_decay, EmptyGroups empty = EmptyGroups::kError);
 

@@ -13,7 +13,8 @@ namespace tessera::train {
 
 // The recipe as YAML: every key with its value and a comment. read_recipe() reads this text back to the same recipe.
 std::string to_yaml(const Recipe& recipe);
-// The recipe with model.path as the user wrote it, where resolve_model_source() replaced it (ModelSection::name).
+// Returns the recipe with the model name that the user gave (ModelSection::name) as model.path. Without such a name the
+// recipe is returned unchanged.
 Recipe with_model_as_named(Recipe recipe);
 
 // The last part of `tessera train --help`: all keys.

@@ -27,8 +27,8 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 // Launches step `step`, and then reports the step before it. On an accelerator the host reads the batch of a step while
 // the device still computes the previous step, and reads the result of the previous step while the device computes this
-// one. A failed asynchronous save of any rank reaches all ranks through the flags of launch(), so that all ranks throw
-// in the same step.
+// one. Each rank passes StepSignals::failed to launch() when its asynchronous save has failed. launch() returns
+// `failed` on all ranks if any rank has set it, so all ranks throw in the same step.
 void Trainer::Impl::train_step(int64_t step) {
   if (profile) profile->begin(step);
   const auto start = Clock::now();
@@ -116,8 +116,8 @@ void Trainer::Impl::sample(int64_t step) {
   if (report) report->sample(step, text_of(prompt), text_of(tokens));
 }
 
-// The callback before an update: an asynchronous save copies the tensors in the background (defer_copy), and the update
-// must not change them before the copy is complete.
+// StepOptions::before_update: waits for the copies of a running save. With defer_copy, save() returns before the
+// tensors are copied, and an update of the parameters must not change the tensors before the copies are complete.
 void Trainer::Impl::wait_for_snapshot() {
   const TraceSpan span(recorder(), "waiting for a save");
   const auto start = Clock::now();

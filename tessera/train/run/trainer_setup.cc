@@ -92,9 +92,10 @@ void Trainer::Impl::set_dropout_positions() {
     dropout->context.emplace(recipe.data.sequence_length, mesh.size(dim));
     dropout->context_rank = mesh.local_rank(dim);
   }
-  // Forward n of this rank, counted over all steps from 0, is micro-batch n % calls of step n / calls. The index of its
-  // first row in the global order is the sum of: the rows of earlier steps, this rank's offset in the global batch, and
-  // this rank's rows in earlier micro-batches of the step.
+  // `calls` is the number of micro-batches of this rank in a step. Forward n of this rank, counted over all steps from
+  // 0, is micro-batch n % calls of step n / calls. The index of its first row in the global order is the sum of: the
+  // rows of earlier steps, this rank's offset in the global batch, and this rank's rows in earlier micro-batches of the
+  // step.
   const int64_t batch = recipe.train.global_batch_size, rows = batch / run_mesh.data_size();
   const int64_t at_once = recipe.train.local_batch_size, calls = rows / at_once, offset = run_mesh.data_rank() * rows;
   dropout->calls = first_step * calls;
@@ -237,8 +238,8 @@ void Trainer::Impl::resume() {
   if (!checkpoint) return;
   first_step = checkpoint->step();
   optimizer->set_step(first_step);
-  // With epochs, the number of steps is computed again from the rows that are left: earlier steps may have had another
-  // global_batch_size.
+  // With train.epochs, a resumed run computes its number of steps again, from the rows that are left, because the steps
+  // before the checkpoint may have had another global_batch_size.
   if (recipe.train.epochs) {
     comm::attempt_together(group, [&] { plan_steps(first_step + steps_for_rows(recipe, loader->samples_left())); });
   }

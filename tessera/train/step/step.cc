@@ -115,8 +115,9 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
 // micro-batches before the first backward. COLLECTIVE over the group.
 at::Tensor TrainStep::compute_balance_loss(const std::vector<ModelInputs>& micro_batches) {
   if (!routers_) return {};
-  // pipeline_.evaluate() is the additional forward. The counter of dropout calls is reset after it to the value before
-  // it, so that the forwards of the step itself draw the same dropout masks as the additional forward.
+  // The additional forward is the call of pipeline_.evaluate(). It advances the counters of the LoraDropout, so the
+  // LoraDropout is reset afterwards to its value from before the call. The forwards of the step itself then draw the
+  // same dropout masks as the additional forward.
   const auto dropout = adapter_dropout(model_);
   const auto before = dropout ? *dropout : nn::LoraDropout{};
   routers_->begin();

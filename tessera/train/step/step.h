@@ -52,8 +52,8 @@ struct StepOptions {
   // and the group supports tensors of the device.
   bool skip_nonfinite = false;
   // For a fully sharded model: the parameters of an FSDP group are updated during backward, as soon as their gradients
-  // are reduced, and the gradients are then freed. The result has the same bits. Requires max_grad_norm 0, an optimizer
-  // with local updates, a pipeline of one stage, and skip_nonfinite false.
+  // are reduced, and the gradients are then freed. The updated parameters have the same bits as without early_step.
+  // Requires max_grad_norm 0, an optimizer with local updates, a pipeline of one stage, and skip_nonfinite false.
   bool early_step = false;
   // For a sharded model: how gradients of several micro-batches are accumulated. false: in the shards; gradients are
   // reduced after each micro-batch, and memory holds only gradient shards. true: unsharded on every rank; gradients are

@@ -102,7 +102,7 @@ void add_other_names(RuleTable& table) {
              "aten::isinf", "aten::isnan", "aten::isneginf", "aten::isposinf", "aten::signbit", "aten::logical_and",
              "aten::logical_not", "aten::logical_or", "aten::logical_xor", "aten::where"},
             no_partials);
-  // Bits of integers.
+  // Bitwise operations on integers, and bit shifts.
   table.add({"aten::bitwise_and", "aten::bitwise_not", "aten::bitwise_or", "aten::bitwise_xor",
              "aten::bitwise_left_shift", "aten::bitwise_right_shift", "aten::__and__", "aten::__or__", "aten::__xor__",
              "aten::__lshift__", "aten::__rshift__", "aten::__iand__", "aten::__ior__", "aten::__ixor__",

@@ -65,7 +65,7 @@ ExtentBounds part_extents(int64_t n, int64_t dim, const DeviceMesh& mesh, c10::A
   return all;
 }
 
-// Whether the shards of all reduced dims satisfy `needs`.
+// Whether the shards of all reduced dims meet the ShardRequirement `needs`, which is kNonEmpty or kEqual.
 bool meets_requirement(const OpCall& call, const Placements& placements, const std::vector<bool>& reduced,
                        ShardRequirement needs) {
   const ShardSplits splits = shard_splits_of(*call.mesh, placements);
