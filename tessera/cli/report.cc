@@ -22,7 +22,8 @@ int picture_height(const std::vector<report::RunHistory>& runs) {
   return 1760 + 80 * static_cast<int>(runs.size()) + 32 * static_cast<int>(report::differing_settings(runs).size());
 }
 
-// Rewrites `--png FILE.png` and `--png=FILE` to `--png -o FILE`, because CLI11 has no flag with an optional value.
+// Rewrites `--png FILE.png` to `--png -o FILE.png`, and `--png=FILE` to `--png -o FILE`, because CLI11 has no flag with
+// an optional value.
 std::vector<std::string> expand_png_flag(VerbArguments args) {
   constexpr std::string_view kFlag = "--png", kGiven = "--png=";
   std::vector<std::string> words;

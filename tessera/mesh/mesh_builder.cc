@@ -193,8 +193,9 @@ MeshPtr DeviceMeshBuilder::slice_flattened(const DeviceMesh& from, const std::ve
         from.to_string(), quoted_names(names));
 }
 
-// Takes the first layout of the root that contains the dims of both meshes. The dims of the result have the order of
-// this layout.
+// Searches the layouts of the root mesh (RootMeshState::layouts: the shape of the root mesh and the shapes that
+// unflatten() added) for the first one that contains the dims of both meshes. The result has these dims, in the order
+// of this layout.
 MeshPtr DeviceMeshBuilder::concatenate(const DeviceMesh& first, const DeviceMesh& second) {
   if (first.root_state_ != second.root_state_ || first.dim_names_.empty() || second.dim_names_.empty()) return nullptr;
   std::vector<NamedDim> dims;

@@ -209,8 +209,8 @@ class Optimizer {
   // Calls check() for each group and makes the optimizer state that the settings of the group need. The constructor of
   // a derived class must call set_up_groups() last.
   void set_up_groups(const char* verb);
-  // Updates `value` of each element of `updates`. All these tensors have one dtype, device and group. The `step` of
-  // each entry already counts this update.
+  // Updates `value` of each element of `updates`. All these tensors have one dtype, one device and one parameter group,
+  // whose settings are `group`. The `step` of each entry already counts this update.
   virtual void apply(const std::vector<ParameterUpdate>& updates, const SettingsGroup& group) = 0;
   // Error kConfig for settings that apply() does not support; `verb` names the caller in the message.
   virtual void check(const Hyperparameters& settings, const char* verb) const = 0;

@@ -9,7 +9,7 @@
 namespace tessera::serve {
 namespace {
 
-// A random id of nine letters and digits, the form that Mistral's templates require.
+// A random id for a tool call: nine letters and digits, the form that Mistral's templates require.
 std::string call_id() {
   constexpr std::string_view kLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
   std::random_device random;

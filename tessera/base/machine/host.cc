@@ -77,8 +77,8 @@ std::string processor_model() {
   return details.empty() ? name : fmt::format("{} ({})", name, details);
 }
 
-// A mask has one hexadecimal digit for 4 cores. sched_getaffinity() fails if the cpu_set_t is smaller than the kernel's
-// set of cores, so larger cpu_set_t are tried one after the other.
+// One hexadecimal digit of the returned mask stands for 4 cores. sched_getaffinity() fails if its cpu_set_t is smaller
+// than the kernel's set of cores. The needed size is not known, so the function tries larger and larger sets.
 std::string core_mask() {
   for (int cores = 1024; cores <= 1 << 20; cores *= 2) {  // the kernel rejects a set that is too small
     const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(cores), [](cpu_set_t* one) { CPU_FREE(one); });

@@ -28,7 +28,7 @@ class ContextValue {
   ContextValue(const ContextValue&) = delete;
   ContextValue& operator=(const ContextValue&) = delete;
 
-  // Returns the value of the innermost scope of this kind, null when there is none.
+  // Returns the value of the innermost scope that was made with the key `kind`, null when there is none.
   static void* innermost(const ContextKey& kind) noexcept;
   // Calls `visit` with the value of each scope of this kind, innermost first.
   static void for_each(const ContextKey& kind, const std::function<void(void*)>& visit);

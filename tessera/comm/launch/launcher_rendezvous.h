@@ -31,8 +31,9 @@ using DecideRestart = std::function<RestartDecision(const RankFailure& failure, 
 class LauncherRendezvous {
  public:
   LauncherRendezvous(const LauncherOptions& options, std::string id);
-  // COLLECTIVE over the launchers. No host restarts when a launcher does not connect within five minutes, or when a
-  // launcher has been asked to stop.
+  // Decides after the attempt `attempt` whether the ranks of all hosts are started again. `own` is the result of this
+  // host's ranks; `decide` is called on host 0 only. No host starts its ranks again if a launcher does not connect
+  // within five minutes, or was asked to stop before it sent its result. COLLECTIVE over the launchers.
   JointRestartDecision meet(int attempt, const AttemptResult& own, const DecideRestart& decide,
                             const SignalQueue& signals) const;
 

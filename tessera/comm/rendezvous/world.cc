@@ -210,7 +210,8 @@ std::string folder_of_records(c10d::Store& store, const WorldInfo& info, const s
   return (std::filesystem::path(folder) / name).string();
 }
 
-// Fills in the hosts without communication: assumes that every host has as many ranks and cores as this one.
+// Sets info.hosts and info.cores_per_rank without communication. Assumes that every host has as many ranks and as many
+// cores as this host.
 void assume_hosts(WorldInfo& info) {
   const int local_size = std::max(1, info.local_size);
   info.cores_per_rank = usable_cores() / local_size;

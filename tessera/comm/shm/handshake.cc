@@ -94,8 +94,8 @@ std::vector<int> hosts_of(const std::vector<RankIdentity>& ranks) {
   return hosts;
 }
 
-// Beginnings of the texts in shm/offer, shm/took and shm/verdict. kViews instead of kYes: this rank (in shm/took) or
-// every rank (in shm/verdict) may also open the shared buffers of the others.
+// How the texts of shm/offer, shm/took and shm/verdict begin. kViews says the same as kYes and, in addition, that this
+// rank (in shm/took) or every rank (in shm/verdict) may open the shared buffers of the other ranks.
 constexpr const char* kYes = "yes\n";
 constexpr const char* kViews = "yes\nviews";
 constexpr const char* kElsewhere = "elsewhere\n";

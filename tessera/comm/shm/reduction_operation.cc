@@ -46,8 +46,9 @@ class Reduction : public Operation {
   // what the other ranks need of this piece.
   virtual void write_piece(const Channel& channel, const SlotView& slot, size_t begin) const = 0;
 
-  // Returns for each rank the address at which this rank reads that rank's data: the place that show() on that rank has
-  // written to its slot's table for this rank, as Channel::look() maps it. For this rank itself the address is `own`.
+  // Returns for each rank r the address at which this rank reads the data of rank r. show() on rank r has written the
+  // place of these data to the table of rank r's slot, into the entry for this rank. Channel::look() maps the place to
+  // an address. For this rank itself the address is `own`.
   std::vector<const std::byte*> shown_to(Channel& channel, const std::byte* own) const {
     std::vector<const std::byte*> places;
     for (int rank = 0; rank < size_; ++rank) {

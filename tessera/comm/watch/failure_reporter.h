@@ -39,7 +39,9 @@ FailureReport parse_failure_report(const std::string& text);
 // Throws the failure report with the prefix `before`: PeerFailed for a consequence, otherwise Error kComm.
 [[noreturn]] void throw_failure_report(const FailureReport& report, const std::string& before);
 
-// The interface of one rank that its FailureReporter calls, from other threads.
+// The functions of a rank that a FailureReporter calls, for example to deliver the failure report to the rank.
+// WatchdogLoop calls them from its own thread; ThreadFailureReporter calls them for all ranks of the process from the
+// thread that called report_call_failure(). An implementation must be thread-safe.
 class FailureListener {
  public:
   virtual ~FailureListener() = default;

@@ -144,8 +144,9 @@ ConnectionAcceptor::ConnectionAcceptor(UniqueFd listener) : listener_(std::move(
   ::fcntl(listener_.get(), F_SETFL, ::fcntl(listener_.get(), F_GETFL) | O_NONBLOCK);
 }
 
-// Accepts one connection. When descriptors run out, the oldest silent connection is closed and accept() is tried again;
-// if there is none, accepting pauses for 50 ms, since poll() would report the listener without end.
+// Accepts one connection. When the process has no descriptor left, closes the oldest connection in `pending_` (one that
+// has not sent a whole frame yet) and tries accept() again. If pending_ is empty, accepting pauses for 50 ms, because
+// poll() would report the listener again and again.
 void ConnectionAcceptor::accept_connection() {
   for (;;) {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));

@@ -219,11 +219,12 @@ std::optional<TurnFinder::CommonPrefix> TurnFinder::common_end(size_t count, boo
 }
 
 // Returns two positions in text_ around the content of message `index`: the end of the header before the content, and
-// the start of the text that ends the turn after the content. To find them, the conversation is rendered with a message
-// whose content is only a mark (no tool calls, no reasoning). The first position is npos if text_ does not begin with
-// the text before this mark; for message 0 it is instead the end of their common prefix. The second position is npos if
-// text_ does not end with the text after the mark. Returns nullopt if the render fails or does not have the mark
-// exactly once.
+// the start of the text that ends the turn after the content. To find them, the conversation is rendered again, with a
+// message `index` whose content is only a mark (no tool calls, no reasoning). The first position is the length of the
+// rendered text before the mark, or npos if text_ does not begin with this rendered text. For message 0 the first
+// position is never npos: it is the length of the longest common prefix of text_ and the rendered text before the mark.
+// The second position is npos if text_ does not end with the rendered text after the mark. Returns nullopt if the
+// render fails or does not have the mark exactly once.
 std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t index) const {
   const std::string mark = mark_of(messages_.size());
   Json bare = messages_;

@@ -176,7 +176,8 @@ std::string first_names(const std::vector<SourceFiles>& sources) {
   return paths.front().string() + (paths.size() > 1 ? ", ..." : "");
 }
 
-// Reads, tokenizes and packs all files. The description has one line for each file, with its recognised format.
+// Reads, tokenizes and packs all files, and writes the packed rows to `folder`. The description that is stored with the
+// rows has one line for each file: its path, its container format and the kind of its records.
 void write_rows(const DataOptions& options, const std::vector<SourceFiles>& sources, const std::string& key,
                 int64_t padding, const SampleMaker& maker, const std::filesystem::path& folder) {
   PackedRowsWriter writer(folder, {.sequence_length = options.sequence_length,

@@ -164,8 +164,9 @@ class RedistributePlanner {
     gather_shard(m);
   }
 
-  // Gathers the shards of the same tensor dim that are inside the shard on mesh dim m, innermost first, then that
-  // shard.
+  // Gathers the shards of mesh dim m, so that m becomes Replicate. Other mesh dims may split the same tensor dim inside
+  // of the split on m, which means that they divide its chunks. These mesh dims are gathered first, from the innermost
+  // one outwards.
   void gather_shard(int64_t m) {
     const int64_t dim = now_[m].dim;
     const size_t outside = outer_mesh_dims(splits_, dim, m).size();

@@ -54,9 +54,10 @@ IndexSpans positions(const IndexSpans& outer, const IndexSpans& inner) {
   return found;
 }
 
-// Copies `values` (the part `values_part`) to the positions of this part in `tensor` (the part `held`), beginning with
-// dim `dim`. In each dim `values_part` may have several ranges in `tensor`; the function calls itself for each range of
-// dim `dim`, so every combination of ranges is copied.
+// `tensor` holds the part `held` of a whole tensor, and `values` holds the part `values_part` of the same whole tensor.
+// Copies `values` to the positions of `values_part` in `tensor`; on the dims before `dim` both tensors are narrowed
+// already. Along a dim the positions may form several ranges. The function calls itself with the next dim for each
+// range of dim `dim`, so every combination of ranges is copied.
 void copy_part_into(const at::Tensor& tensor, const ShardIndices& held, const at::Tensor& values,
                     const ShardIndices& values_part, size_t dim) {
   if (dim == held.size()) {

@@ -8,11 +8,12 @@
 //   const auto record = TorchRecord::parse(bytes, "__0_0.distcp at byte 1577");   // one record of a DCP file
 //   if (const auto* info = record.find_tensor(record.root())) read(info->begin(), info->nbytes());
 //
-// No code of a file is executed, and names outside the fixed list are rejected (unpickler.h). parse() checks that every
-// tensor is inside its storage and compares the pickle's checksum; it reads only the pickle and the zip directory.
-// Error kFormat for an invalid file, compressed entries, the format of torch before 1.6, big-endian files, and sparse,
-// quantised or lazily conjugated tensors. Thread-safe after parse(). No communication. docs/format/torch.md describes
-// the format.
+// No code of a file is executed, and names outside the fixed list are rejected (unpickler.h). parse() checks
+// that every tensor is inside its storage, and compares the CRC-32 of the pickle with the one in the zip
+// directory, if the directory has one. It reads only the pickle and the zip directory. Error kFormat for an
+// invalid file, compressed entries, the format of torch before 1.6, big-endian files, and sparse, quantised or
+// lazily conjugated tensors. Thread-safe after parse(). No communication. docs/format/torch.md describes the
+// format.
 #pragma once
 
 #include <c10/core/ScalarType.h>

@@ -102,8 +102,9 @@ void Unpickler::new_object() {
 }
 
 // The opcode BUILD sets the state of an instance, at most once. An OrderedDict keeps its state as the last part of its
-// node, after the keys and values. attach_child() marks the node of the state as sealed (part of another node). If the
-// node of the target is sealed after attach_child(), the state is the target itself, which is an error.
+// node, after the keys and values. open_container() rejects an OrderedDict whose node is sealed (already part of
+// another value), and attach_child() seals the node of the state. So if the node of the OrderedDict is sealed after
+// attach_child(), the OrderedDict is its own state, which is an error.
 void Unpickler::build() {
   auto state = pop();
   const auto target = top();

@@ -55,7 +55,9 @@ struct Fsdp1Unit {
   const FlatTensorLayout& member_layout(size_t member) const { return member_layouts[member]; }
   // The layout of the whole flat parameter as a 1-d tensor of unpadded_numel() elements.
   FlatTensorLayout flat_layout() const;
-  // Returns a view of a member's piece in a tensor with the layout of the shard.
+  // `shard`: a 1-d tensor with the layout of this rank's shard of the flat parameter, for example an optimizer state.
+  // Returns a view of the elements of `shard` that belong to a member (original parameter) of the unit; the view is
+  // empty if this rank has no elements of the member.
   at::Tensor member_shard(const at::Tensor& shard, size_t member) const;
   // Returns all names of a member, as paths from the root module. Its FQN is the first.
   std::vector<std::string> names(size_t member) const;

@@ -63,7 +63,9 @@ void encode_nf4(const float* values, int64_t count, float largest, uint8_t* pack
   }
 }
 
-// Quantizes values in blocks of 256 with the dynamic map. Returns the codes and each block's largest absolute value.
+// Quantizes values to 8 bits in blocks of 256. Each value is divided by the largest absolute value of its block; its
+// code is the index of the nearest value in the table of 8-bit dynamic quantization (kernels/linear/dynamic_map.h).
+// Returns the codes and each block's largest absolute value.
 std::pair<at::Tensor, at::Tensor> to_8_bits(const at::Tensor& values) {
   const int64_t count = values.numel(), blocks = blocks_of(count, kNestedBlock);
   const at::Tensor& map = scale_map();

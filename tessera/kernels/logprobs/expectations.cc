@@ -86,8 +86,8 @@ RowEntropies entropy_of_rows(const at::Tensor& logits, const VocabShard& part, i
   const auto maximum = all.select(2, 0), sum = all.select(2, 1), weighted = all.select(2, 2);
   const auto merged = detail::merge_softmax_sums(maximum, sum);
   const auto shift = detail::finite_max(maximum).sub(detail::finite_max(merged.all.maximum));
-  // On a rank that has no finite logits of a row, the sums s and w of the row are 0. `shift` is multiplied by s, so
-  // this rank's value of `shift` does not matter.
+  // On a rank whose logits of a row are all -infinity, or that has no columns, `sum` and `weighted` are 0 for the row.
+  // `shift` is only used as a factor of `sum`, so the value that it has for this rank does not matter.
   const auto total = weighted.add(shift.mul(sum)).mul(merged.factors).sum(0);
   return {total.div(merged.all.sum).sub(merged.all.sum.log()), merged.all};
 }

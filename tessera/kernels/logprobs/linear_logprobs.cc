@@ -90,10 +90,11 @@ struct LinearGradients {
 };
 
 // Returns the gradients of the hidden states and of the weight, from the rows that are not ignored. The logits of each
-// chunk are computed again and overwritten by their gradient, (onehot - softmax) g (with a softcap, times its
-// derivative), where g is the gradient of the row's log-prob. Each of the two results is a product of this gradient
-// with the other operand. The gradient of the hidden states is all-reduced over the part's group: COLLECTIVE over the
-// group where wants_hidden is true.
+// chunk are computed again and overwritten by their gradient, (onehot - softmax) g (with a softcap, times the
+// derivative of the softcap), where g is the gradient of the row's log-prob. The gradient of the hidden states is the
+// product of the logits' gradient with the weight; the gradient of the weight is its product with the hidden states. If
+// wants_hidden is true, the gradient of the hidden states is summed over the ranks of part.group, each of which has
+// other columns of the vocabulary: COLLECTIVE over part.group.
 LinearGradients linear_backward(const HeadRows& head, const at::Tensor& weight, const at::Tensor& grad,
                                 const detail::SoftmaxSums& sums, const VocabShard& part, bool wants_hidden,
                                 bool wants_weight) {

@@ -90,7 +90,8 @@ bool has_vector_loops(const at::Tensor& x, const at::Tensor& weight) {
          weight.scalar_type() == x.scalar_type();
 }
 
-// Returns the result of factors_of() for the weight in fp32, contiguous.
+// Returns the factors by which the normed rows are multiplied (weight, or 1 + weight) as a contiguous fp32 tensor. The
+// weight is converted to fp32 before 1 is added, so that the sum is not rounded to 16 bits.
 at::Tensor wide_factors(const at::Tensor& weight, bool one_plus) {
   return factors_of(weight.to(at::kFloat), one_plus).contiguous();
 }

@@ -97,7 +97,8 @@ std::vector<std::string> stored_names(const SafetensorsFolder& folder, const Mod
   return names_of_experts(tensor, tensor.hf_name);
 }
 
-// Reads the value of one tensor of the GGUF file from the folder. For stacked experts that is the stack of one layer.
+// Returns the value of one tensor of the GGUF file that is being written, read from the Hugging Face folder. If the
+// GGUF tensor holds the experts of a layer, the value is the stack of these experts, [experts, rows, columns].
 at::Tensor folder_value(const SafetensorsFolder& folder, const ModelConfig& config, const GgufTensor& tensor) {
   std::vector<at::Tensor> parts;
   const auto names = stored_names(folder, config, tensor);

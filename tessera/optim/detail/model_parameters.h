@@ -20,9 +20,9 @@ struct ModelParameter {
   std::optional<double> owner_divisor{};  // from its module's GradientMarks::grad_divisors
 };
 
-// Returns the parameters part by part, in the order of named_parameters(). Error kConfig when
-// GradientMarks::grad_divisors has a divisor of 0, or when two modules that share a parameter have different divisors
-// for it.
+// Returns the parameters of all model parts: those of the first part, then those of the second, and so on, each part in
+// the order of named_parameters(). Error kConfig when GradientMarks::grad_divisors has a divisor of 0, or when two
+// modules that share a parameter have different divisors for it.
 std::vector<ModelParameter> model_parameters(const std::vector<nn::Module*>& parts);
 
 }  // namespace tessera::optim::detail

@@ -26,10 +26,10 @@ void FlatGradients::add(size_t index, const at::Tensor& gradient) {
   complete_ = false;
 }
 
-// On an accelerator all gradients, padding and flags are written by one packing kernel, if every gradient is defined.
-// From the second micro-batch on they are packed into a scratch buffer, which is then added to buffer_. That needs a
-// complete buffer_: an entry that was never written holds arbitrary memory. In every other case the entries are added
-// one by one.
+// On an accelerator, if every gradient is defined, one packing kernel writes all gradients, the padding and the flags.
+// It writes them into buffer_ if buffer_ has no gradient yet, otherwise into a scratch buffer, which is then added to
+// buffer_. This addition reads all of buffer_, so complete_ must be true: memory of buffer_ that was never written
+// holds arbitrary values. In every other case the gradients are added one by one.
 void FlatGradients::add_all(std::vector<at::Tensor>&& gradients) {
   const c10::NoGradGuard no_grad;
   const auto is_there = [](const at::Tensor& gradient) { return gradient.defined(); };

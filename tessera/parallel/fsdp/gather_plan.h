@@ -15,8 +15,8 @@ namespace tessera {
 enum class UnshardMethod {
   // There is one rank, no cast and no offloading, so forward reads the shards themselves.
   kAlias,
-  // The group has only one parameter; or there is only one rank, and its shards are cast or offloaded. The gathered
-  // buffer then has the layout of the unsharded parameters and serves as their storage.
+  // Chosen with several ranks if the group has only one parameter, and with one rank if a parameter is cast or
+  // offloaded. The gathered buffer then has the layout of the unsharded parameters and serves as their storage.
   kInPlace,
   // One parameter (an embedding) is at least three quarters of the group: the all-gather writes to the storage of the
   // unsharded parameters, where the chunks of the largest parameter are moved together and the other parameters are

@@ -26,8 +26,8 @@ struct PrefetchVote {
 };
 
 // Returns the value that all ranks have passed to set_prefetch(). If no rank has called set_prefetch(), returns the
-// default: true if core_for_each is true for every rank. Error kShape, which names two ranks, when the ranks have
-// passed different values.
+// default: true if every rank has accelerators or enough CPU cores (PrefetchVote::core_for_each). Error kShape, which
+// names two ranks, when the ranks have passed different values or only some of them have called set_prefetch().
 bool decide_prefetch(const std::vector<PrefetchVote>& votes);
 
 // Exchanges the votes of all ranks of `meshes` and returns decide_prefetch() of them. COLLECTIVE over each mesh, in

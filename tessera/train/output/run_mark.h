@@ -38,7 +38,8 @@ class RunMark {
   // Stores one more fingerprint for `name`: if the content of `name` has this fingerprint, owns() returns true. Error
   // kIo.
   void add_fingerprint(const std::string& name, const std::string& fingerprint);
-  // Drops all fingerprints of `name` except that of its present content; drops all if `name` does not exist. Error kIo.
+  // Removes the stored fingerprints of the file or folder `name`, except the fingerprint of its present content.
+  // Removes all of them if `name` does not exist. Error kIo.
   void keep_current_fingerprint(const std::string& name);
 
  private:

@@ -61,7 +61,8 @@ class TraceRecorder {
   std::string name(uint32_t id) const;
   int64_t dropped() const;  // events that were not kept because of max_events; the totals count them
   std::map<std::string, TraceTotals> operations() const { return by_name(operations_); }
-  // Totals of forward and backward by innermost module.
+  // Calls and self time of modules, by module name. The self time of a module includes that of the operations, in
+  // forward and backward, whose innermost module it is. A backward operation has the module of its forward operation.
   std::map<std::string, TraceTotals> modules() const { return by_name(modules_); }
 
  private:

@@ -102,9 +102,10 @@ class TrainStep {
   // the error for a loss or norm that is not finite. COLLECTIVE over the group.
   StepSignals launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals = {});
   // Returns the result of the oldest launched step whose result was not returned yet. Error kInternal if there is no
-  // such step, and for a loss or norm that is not finite unless such steps are skipped. After this error the model is
-  // unchanged; but where launch() runs ahead, and with early_step, the model holds values that are not finite.
-  // COLLECTIVE over the group.
+  // such step. If runs_ahead() is true, a loss or norm that is not finite is an Error kInternal, too, unless
+  // StepOptions::skip_nonfinite is set; the step has then updated the model already, which may hold values that are not
+  // finite. If runs_ahead() is false, launch() has thrown this error before the update, and the model is unchanged,
+  // except with early_step, which updates during backward. COLLECTIVE over the group.
   StepResult read_step_result();
   // Number of launched steps whose result was not returned yet.
   int pending_steps() const { return static_cast<int>(launched_.size()); }

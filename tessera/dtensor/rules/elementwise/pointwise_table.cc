@@ -134,8 +134,8 @@ void add_other_names(RuleTable& table) {
   table.add({"aten::addcdiv", "aten::addcmul", "aten::clamp", "aten::clone", "aten::contiguous", "aten::lerp",
              "aten::nan_to_num", "aten::rsub"},
             no_partials);
-  // All ranks fill in the same value. So the result may be Partial with the reductions for which is_idempotent() is
-  // true: the average, maximum or minimum of equal values is the value.
+  // fill writes the same value on all ranks. So the result may be Partial with the reductions for which is_idempotent()
+  // is true: the average, maximum or minimum of equal values is the value.
   table.add("aten::fill", [](const OpCall& call, Proposal& proposal) {
     propose_pointwise(call, proposal, PartialRule::kNone);
     add_pass_through(call, proposal, 0, is_idempotent);

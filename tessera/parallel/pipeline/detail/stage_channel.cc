@@ -107,8 +107,9 @@ at::Tensor StageChannel::local_tensor_for_send(const at::Tensor& tensor, const H
 
 void StageChannel::send_forward(const Address& to, const at::Tensor& hidden, c10::IntArrayRef tokens) {
   const c10::NoGradGuard no_grad;
-  // Before the first hidden state for a receiving stage and sizes `tokens`, the sender sends a header message with the
-  // HiddenStateForm. The sender's sent_forms_ and the receiver's received_forms_ have the same keys, so both ranks know
+  // `tokens` are the sizes of the micro-batch's tokens. For each pair of receiving stage and token sizes, the sender
+  // sends a header message with the HiddenStateForm before the first hidden state. These pairs are the keys of
+  // sent_forms_ on the sender and of received_forms_ on the receiver. Both maps have the same keys, so both ranks know
   // whether a header is sent.
   const auto [known, fresh] = sent_forms_.try_emplace({to.stage, tokens.vec()});
   if (fresh) {
@@ -142,8 +143,8 @@ void StageChannel::send_backward(const Address& to, const at::Tensor& gradient, 
 }
 
 PendingHiddenState StageChannel::receive_backward(const Address& from, c10::IntArrayRef tokens) {
-  // The gradient belongs to the hidden state that this rank sent to stage from.stage + 1, and it has the same
-  // HiddenStateForm.
+  // The gradient that is received here is that of the hidden state that this rank sent to stage from.stage + 1, so it
+  // has the HiddenStateForm of that hidden state.
   const auto& form = sent_forms_.at({from.stage + 1, tokens.vec()});
   auto part = at::empty(form.local, at::TensorOptions(form.dtype).device(device_));
   auto pending = comm::recv(*group_, part, from.rank, tag_of(from, kBackwardMessage));
