@@ -27,7 +27,7 @@ struct PrefetchVote {
 
 // Returns the value that all ranks have passed to set_prefetch(). If no rank has called set_prefetch(), returns the
 // default: true if core_for_each is true for every rank. Error kShape, which names two ranks, when the ranks have
-// passed different values.
+// passed different values or only some ranks have called set_prefetch().
 bool decide_prefetch(const std::vector<PrefetchVote>& votes);
 
 // Exchanges the votes of all ranks of `meshes` and returns decide_prefetch() of them. COLLECTIVE over each mesh, in
