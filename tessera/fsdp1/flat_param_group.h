@@ -54,8 +54,8 @@ class FlatParamGroup : public ShardedParamGroup {
   const FlatParameterLayout& layout() const { return layout_; }
   const std::shared_ptr<comm::Group>& group() const { return group_; }
   bool sharded() const { return options_.sharded; }
-  // The shard and all_leaves() share one version counter of autograd, so an in-place write to either is seen through
-  // both.
+  // The shard and all_leaves() share one version counter of autograd. A write to either, such as a load, increments it,
+  // and optimizers read it to notice that other code has written a parameter.
   const at::Tensor& shard() const { return shard_; }
   std::vector<ShardParamInfo> param_infos() const;  // the pieces of the members on this rank
   // The tensors that the optimizer sees: one piece per member with use_orig_params, otherwise the flat parameter.

@@ -46,7 +46,7 @@ class Sgd : public Optimizer {
   }
 
   // Multiplies the momentum buffers by momentum, adds the directions (gradients plus weight decay) and returns the
-  // buffers.
+  // buffers. After the first step the directions are multiplied by 1 - dampening before they are added.
   static std::vector<at::Tensor> with_momentum(const std::vector<ParameterUpdate>& updates,
                                                const std::vector<at::Tensor>& directions, double momentum,
                                                double dampening) {

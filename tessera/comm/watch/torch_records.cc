@@ -19,7 +19,8 @@ constexpr const char* kPrefix = "tessera_trace_rank_";
 using Sizes = std::vector<int64_t>;
 
 // The name of an operation in the form that PyTorch's analyzer (torchfrtrace) reads: a back-end's name, a colon and
-// c10d's name of the operation. The analyzer accepts any back-end's name.
+// c10d's name of the operation. The analyzer requires the name of a back-end that it knows, such as gloo or nccl, and
+// treats all of these in the same way.
 std::string operation(const FlightCall& call, int position) {
   const Signature& signature = call.signature;
   switch (signature.op) {

@@ -23,8 +23,8 @@ void check_piece(const at::Tensor& piece, const FlatRange& range, std::string_vi
                 fmt::join(piece.sizes(), "x"), range.numel(), range.begin);
 }
 
-// Error kShape unless the ranges in `have` together contain every element of each range in `want`. All ranks check
-// equal arguments, so all ranks throw or none does.
+// Error kShape unless the ranges in `have` together contain each element of each range in `want` exactly once. Only the
+// number of elements is compared. All ranks check equal arguments, so all ranks throw or none does.
 void check_covered(const std::vector<FlatRange>& have, const std::vector<FlatRange>& want, std::string_view subject) {
   for (size_t rank = 0; rank < want.size(); ++rank) {
     int64_t found = 0;

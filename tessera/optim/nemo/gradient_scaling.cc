@@ -19,7 +19,9 @@ struct Divisors {
 
 // FSDP has already divided the gradients by dp_group_size. Dividing them here by num_label_tokens / dp_group_size makes
 // the product of both divisors num_label_tokens. FSDP has divided the gradients of experts only by the size of the dim
-// ep_shard; dividing them here by dp_group_size / ep_shard as well gives them the scale of the other gradients.
+// ep_shard; dividing them here by dp_group_size / ep_shard as well gives them the scale of the other gradients. They
+// are also divided by expert_tp_replication_factor, the number of tensor-parallel ranks that send the same tokens to
+// the experts.
 Divisors divisors_of(const ScaleAndClipOptions& options) {
   Divisors out;
   if (options.pp_enabled && options.num_label_tokens && options.dp_group_size.value_or(0) != 0) {

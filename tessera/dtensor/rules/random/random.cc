@@ -180,9 +180,9 @@ void rrelu_with_noise(RandomCall& draw) {
   draw.finish(writes ? draw.result_tensor(self).copy_(values) : values);
 }
 
-// Without replacement each category i draws an exponential time with rate odds[i]; the sample is the num_samples
-// categories with the smallest times. With replacement each sample draws a uniform number and finds its category by a
-// binary search in the cumulative sums of the odds.
+// Without replacement, and for a single sample, each category i draws an exponential time with rate odds[i]; the sample
+// is the num_samples categories with the smallest times. With replacement each of several samples draws a uniform
+// number and finds its category by a binary search in the cumulative sums of the odds.
 void multinomial(RandomCall& draw) {
   const at::Tensor odds = draw.tensor("self");
   const int64_t count = draw.value("num_samples").toInt();
